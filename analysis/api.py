@@ -25,7 +25,10 @@ class Results(Tables):
         return f"<Results: {counted(len(self.runs), 'run')} of {configurations} on {places}{problems}>"
 
     def summary(self) -> pd.DataFrame:
-        """A row per configuration and place, the fastest of each model first: `analysis.summary.throughput.COLUMNS`."""
+        """A row per configuration and place, the fastest of each model first.
+
+        Columns: `analysis.summary.throughput.COLUMNS`.
+        """
         from analysis.summary.throughput import summarize  # noqa: PLC0415 - only for who asks, here and below
 
         return summarize(self.runs)
@@ -38,19 +41,25 @@ class Results(Tables):
         baseline: str | None = None,
         all_pairs: bool = False,
     ) -> pd.DataFrame:
-        """A row per pair of values of `by`, by default the first fact in which runs differ: see `compare.ratios`."""
+        """A row per pair of values of `by`; None: the first fact in which otherwise equal runs differ.
+
+        Parameters and errors: see `analysis.compare.ratios.compare`.
+        """
         from analysis.compare.ratios import compare  # noqa: PLC0415
 
         return compare(self, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed)
 
     def roofline(self) -> pd.DataFrame:
-        """A row per configuration and source of its FLOP and bytes: see `analysis.roofline.points.points`."""
+        """A row per configuration, place and source of FLOP and bytes: see `analysis.roofline.points.points`."""
         from analysis.roofline.points import points  # noqa: PLC0415
 
         return points(self)
 
     def variance(self, part: str = "between") -> pd.DataFrame:
-        """A table of `analyze variance`: `between`, `within` or `causes`; `UsageError` for another `part`."""
+        """A table of `analyze variance`; `part`: `between`, `within`, `machines` or `causes`.
+
+        Raises `UsageError` for another `part`.
+        """
         from analysis.variance.tables import TABLES, table  # noqa: PLC0415
 
         if part not in TABLES:
@@ -58,7 +67,7 @@ class Results(Tables):
         return table(self, part)
 
     def audit(self) -> pd.DataFrame:
-        """A row per finding, errors first: `analysis.audit.Finding`; empty if nothing was found."""
+        """A row per finding, errors first; columns: the fields of `analysis.audit.Finding`. Empty without findings."""
         from analysis.audit import as_frame, audit  # noqa: PLC0415
 
         return as_frame(audit(self))

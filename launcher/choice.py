@@ -12,8 +12,8 @@ class Command:
     """Description of `launch <backend>`. `noun`: word for the backend's machines; `sent_to`: the receiver of a request.
 
     `one_machine`: the options name one machine, while other backends' options name a kind of machine, of which there
-    may be several. `is_fresh`: machines are created for the launch: they have no folder of the user, and get their
-    image from a registry.
+    may be several. `is_fresh`: machines are created for the launch, so they have no folder of the user, and they get
+    their image from a registry.
     """
 
     help: str

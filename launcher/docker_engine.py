@@ -1,4 +1,4 @@
-"""Client for a Docker engine; its failures become errors of ours.
+"""Client for a Docker engine; the engine's failures become `ToolError`s.
 
 Only `connect` imports the SDK. Images and containers are named by id or tag; sizes are bytes.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import docker
 
 DEFAULT_SOCKET = Path("/var/run/docker.sock")
-# The first engine with everything that a run needs; https://docs.docker.com/engine/release-notes/20.10.
+# First version of the engine with everything that a run needs; https://docs.docker.com/engine/release-notes/20.10.
 MIN_VERSION = (20, 10)
 ASK_LIMIT_S = 60
 # An engine uses the kernel's names for its own machine, and other names for images.
@@ -147,7 +147,7 @@ class Engine:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether containers can be given NVIDIA GPUs, by the toolkit's runtime or by the hook that --gpus uses."""
+        """Whether containers can get NVIDIA GPUs, by the runtime of NVIDIA's toolkit or by the hook for `--gpus`."""
         return "nvidia" in self.runtimes or shutil.which("nvidia-container-runtime-hook") is not None
 
     @property
@@ -159,7 +159,7 @@ class Engine:
         return "0:0" if self.rootless or not hasattr(os, "getuid") else f"{os.getuid()}:{os.getgid()}"
 
     def free_bytes(self) -> int | None:
-        """Free space where images are stored; None for an engine on another machine."""
+        """Free bytes on the disk with the engine's images; None for an engine on another machine."""
         try:
             return shutil.disk_usage(self.root_folder).free
         except OSError:
@@ -205,7 +205,7 @@ class Engine:
         """
         with translated(f"cannot look up '{name}'", "log in with `docker login`, or try from a machine with a network"):
             listed = self._client.images.get_registry_data(name).attrs.get("Platforms") or ()
-        # An index also lists attestations, which have no platform, or an unknown one.
+        # A registry also lists attestations of an image, which have no platform or an unknown platform.
         pairs = ((item.get("os"), item.get("architecture")) for item in listed)
         return frozenset(
             f"{system}/{machine}" for system, machine in pairs if {system, machine}.isdisjoint(NO_PLATFORM)
@@ -261,7 +261,7 @@ class Engine:
                 # Attach before the start, so that no line is lost.
                 stream = created.attach(stdout=True, stderr=True, stream=True, demux=True)
                 # Standard input closes when this process ends, even by SIGKILL. The trainer then ends cleanly.
-                with suppress(Exception):  # impossible over some kinds of connection
+                with suppress(Exception):  # some kinds of connection cannot attach to standard input
                     lifeline = created.attach_socket(params={"stdin": 1, "stream": 1})
                 created.start()
             yield Running(created, stream)
@@ -431,7 +431,7 @@ def _creation(container: Container) -> dict[str, Any]:
 
 
 def _tied(container: Container) -> dict[str, Any]:
-    """Arguments for the SDK, not shown to users: standard input stays open, and the trainer ends when it closes."""
+    """Arguments for the SDK that are not shown to users: standard input is open, and its end ends the trainer."""
     return {"stdin_open": True, "environment": {**container.environment, **container.variables, LIFELINE: "stdin"}}
 
 

@@ -38,7 +38,10 @@ def require(
     version: Callable[[], str | None] = torchvision_version,
     installed: Callable[[], list[str]] = installed,
 ) -> None:
-    """Raise `UsageError` for an unknown model: not in our list, nor in the torchvision here if its version differs."""
+    """Raise `UsageError` for an unknown model.
+
+    Our list has the models of one torchvision version. Models of another version installed here are known too.
+    """
     if name in classifiers.NAMES:
         return
     known = installed() if version() not in (None, classifiers.VERSION) else []

@@ -46,7 +46,7 @@ def parse_duration_s(text: str, flag: str) -> int:
 
 
 def limit_s(text: str) -> int:
-    """Seconds of `--max-run-time`."""
+    """Parse the value of `--max-run-time` into seconds."""
     return parse_duration_s(text, "--max-run-time")
 
 

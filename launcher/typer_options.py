@@ -70,7 +70,7 @@ def _device_switch(device: Device) -> inspect.Parameter:
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """Parameter that is None unless the user typed it. Values stay text, which `Option.parse` checks."""
+    """Parameter for an option; None unless the user typed the option. Values stay text, which `Option.parse` checks."""
     if option.kind is bool:
         info = typer.Option(f"{option.flag}/{option.off_flag}", help=option.help, show_default=False)
         return _keyword(option.name, Annotated[bool | None, info])
@@ -86,7 +86,7 @@ def _keyword(name: str, annotation: Any, default: object = None) -> inspect.Para
 
 
 def signed(command: Callable[..., Any], parameters: Iterable[inspect.Parameter]) -> Callable[..., Any]:
-    """Give `command` the signature from which the command line is made, and return it."""
+    """Give `command` the signature from which its command line is made; returns `command`."""
     listed = list(parameters)
     command.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined] # how PEP 362 states a signature
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in listed}

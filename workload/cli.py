@@ -1,14 +1,15 @@
 """Command line of the trainer. Large packages are imported only by the commands that need them.
 
-stdout carries only results: `train` prints the bundle's folder as soon as it exists, the others their table or JSON.
+stdout carries only results: `train` prints the bundle's folder once it exists; other commands print tables or JSON.
 """
 
 import argparse
+import gc
 import json
 import os
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -77,7 +78,7 @@ GPU_TRUTH_EXAMPLES = """examples:
   python -m workload gpu-truth -o truth --part counters --again  repeat one part
   analyze gpu-truth truth                                        claim, expected, found, verdict
 """
-# Default time limit for collecting all evidence about a GPU, in seconds of GPU time.
+# Default of `gpu-truth --max-seconds`: seconds of wall time after which the command ends.
 GPU_TRUTH_S = 1500.0
 Command = Callable[[argparse.Namespace, Timeline], int]
 TRAINER_PACKAGES = ("torch", "torchvision", "numpy", "psutil")
@@ -92,7 +93,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command and return its exit code; the only place that prints an error."""
+    """Run one command and return its exit code. Only this function prints errors."""
     timeline = Timeline()
     log.to_stderr()
     try:
@@ -113,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line; `script_words` are the words after `--`, the user's own script and its arguments.
+    """Parse the command line; the result's `script_words` are the words after `--`: a user's script and its arguments.
 
     Raises `UsageError` if the line is not valid.
     """
@@ -301,8 +302,12 @@ def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Ti
     """
     folder: Path | None = None
     try:
-        from workload.run import train  # noqa: PLC0415 - imports torch, which takes seconds
+        from workload.environment.host_sections import SectionsBeside  # noqa: PLC0415 - needs psutil
 
+        # The facts are collected while torch is imported.
+        beside = SectionsBeside()
+        with _without_collections():
+            from workload.run import train  # noqa: PLC0415 - imports torch, which takes seconds
         raise_if_interrupted()
         timeline.enter("prepare")
         job = train.prepare(resolved, context)
@@ -311,7 +316,7 @@ def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Ti
         folder = bundle.create(output, job.run_id(timeline.started_at))
         print(folder, flush=True)
         with bundle.guarded_writes(folder), log.to_file(folder / bundle.LOG):
-            train.execute(job, folder, timeline)
+            train.execute(job, folder, timeline, beside)
     except Exception as error:
         failure = pending_interruption() or resource_errors.explain(error, "before its first step") or error
         with interruption_deferred():
@@ -319,7 +324,24 @@ def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Ti
         if failure is error:
             raise
         raise failure from error
+    finally:
+        # Otherwise libraries would report the frozen objects as leaked when Python exits.
+        gc.unfreeze()
     return ExitCode.DONE
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Import modules without garbage collections, and leave the modules out of later ones.
+
+    The modules live as long as the process. Of the time to import torch and torchvision, collections take a quarter.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _close_broken(spec: RunSpec, context: Context, output: Path, folder: Path | None, failure: Exception) -> None:
@@ -376,7 +398,7 @@ def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
     chosen = device.choose(Device(parsed.device))
     precisions = [Precision(each) for each in parsed.precision or Precision]
     if chosen is Device.CPU:
-        with suppress(UsageError):  # the table shows a precision with this error as unavailable
+        with suppress(UsageError):  # the table then shows the precision as unavailable
             for dtype in {ceilings.DTYPES[precision] for precision in precisions}:
                 if note := instructions.hold_back(dtype):
                     log.LOGGER.info("note       %s", note)

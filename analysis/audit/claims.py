@@ -1,7 +1,7 @@
 """Audit of published figures, one per row of a CSV, against the model's work and the device's peaks.
 
-Only the columns `name`, `device_name` and `model` are required; a rule skips rows that lack its columns. Names of
-columns contain the unit, as in all our tables: `flop_per_s`, `step_s`; `efficiency` is a fraction.
+Only the columns `name`, `device_name` and `model` are required; a rule skips rows without the figures that the rule
+compares. Names of columns contain the unit, for example `step_s`; `efficiency` is a fraction.
 """
 
 import csv
@@ -33,7 +33,10 @@ INTENSITY_WITHIN = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """Published figures. `efficiency`: fraction of `peak_flop_per_s`; `estimated_step_s`: published FLOP over peak."""
+    """Published figures of one row. `efficiency`: fraction of `peak_flop_per_s`.
+
+    `estimated_step_s`: published estimate of the step time, which should be `flop_per_step` / `peak_flop_per_s`.
+    """
 
     name: str
     device_name: str
@@ -53,13 +56,13 @@ class Claim:
 
     @property
     def flop_per_image(self) -> float | None:
-        """FLOP per image by the published FLOP/s (or efficiency x peak) over images/s; None if one is missing."""
+        """Published FLOP/s (or efficiency x peak) divided by images/s; None if a figure is missing."""
         rate = self.flop_per_s or (self.efficiency or 0.0) * (self.peak_flop_per_s or 0.0)
         return rate / self.images_per_s if rate and self.images_per_s else None
 
     @property
     def model_flop_per_image(self) -> float | None:
-        """Training FLOP per image by the model's formulas; None if model or image size is not in the table."""
+        """Training FLOP per image by the model's formulas; None if the model is unknown at this image size."""
         work = model_work.find(self.model, self.image_size or IMAGENET_IMAGE_SIZE)
         return work.train_flop_per_image if work else None
 
@@ -73,7 +76,7 @@ REQUIRED = ("name", "device_name", "model")
 
 
 def read(path: Path) -> list[Claim]:
-    """Read the rows of a CSV. Raises `UsageError` for an unreadable file, column or cell."""
+    """Read the rows of a CSV. Raises `UsageError` for an unreadable file, a wrong column or a wrong cell."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -123,7 +126,10 @@ def _number(path: Path, line: int, name: str, value: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRule:
-    """A rule on published figures, with the fields of `Rule`. `check`: the figure that breaks the rule, or None."""
+    """A rule on published figures, with the fields of `Rule`.
+
+    `check`: function that returns the figure that breaks the rule, as text, or None.
+    """
 
     name: str
     severity: Severity
@@ -164,7 +170,10 @@ def mac_as_flop(claim: Claim) -> str | None:
 
 
 def _corrected(claim: Claim, model: float) -> str:
-    """Text on the efficiency by the model's FLOP and the device's own peak; empty if rate or peak is unknown."""
+    """Text on the correct efficiency: `model` (FLOP per image) x images/s, divided by the device's peak.
+
+    Empty if images/s or peak is unknown.
+    """
     peak = claim.peak
     if peak is None or not claim.images_per_s:
         return ""

@@ -1,4 +1,4 @@
-"""Rules on FLOP, bytes and roofs: the counts, and the limits that they are divided by."""
+"""Rules on counts of FLOP and bytes, and on the roofs with which the counts are compared."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ FLOP_PER_MAC_FROM, FLOP_PER_MAC_TO = 1.5, 2.5
 TRAIN_OVER_FORWARD_FROM, TRAIN_OVER_FORWARD_TO = 2.0, 4.1
 # No run exceeds a vendor's peak.
 OVER_PEAK = 1.0
-# ncu empties the caches before each kernel, so the sum has reads that an unprofiled step does not make.
+# ncu empties the caches before each kernel, so it counts reads that an unprofiled step does not make.
 OVER_BANDWIDTH = 1.25
 # Matrix products reach 80 to 90 % of a peak, copies 77 to 92 %. Less than half means another device or a busy device.
 CEILING_FROM, CEILING_TO = 0.5, 1.03
@@ -64,7 +64,7 @@ def above_roof(case: Case) -> str | None:
 
 
 def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
-    """Known roofs of a run: name, attained fraction, and largest possible fraction of each roof."""
+    """A row per known roof of a run: the roof's name, the attained fraction, and the largest plausible fraction."""
     peak = _peak(case)
     if rate := flop_per_s(case):
         if ceiling := case["ceiling_flop_per_s"]:
@@ -85,7 +85,8 @@ def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
 def flop_per_s(case: Case) -> float | None:
     """FLOP/s of the median step, by the model's formulas, or by counters if the formulas are unknown; else None.
 
-    An import uses its wall time if known, because a timer that does not wait for its GPU may show any rate.
+    For an imported run, FLOP per image x images/s if known, because a timer that does not wait for the GPU may show any
+    step time.
     """
     rate, per_image = case["images_per_s"], case["train_flop_per_image"]
     if case["imported"] and rate and per_image:
@@ -95,7 +96,7 @@ def flop_per_s(case: Case) -> float | None:
 
 
 def _dram_bytes_per_s(case: Case) -> float | None:
-    """DRAM bytes/s of the median step, from counters only, because the model gives an interval."""
+    """DRAM bytes/s of the median step, from counters only, because the model's formulas give no single number."""
     moved, step_s = case["counted_dram_bytes_per_step"], case["step_median_s"]
     return moved / step_s if moved and step_s else None
 
@@ -105,7 +106,7 @@ def _peak(case: Case, precision: str | None = None) -> peaks.Peak | None:
 
 
 def wrong_peak(evidence: AuditEvidence) -> Iterator[Hit]:
-    """Measured ceilings above the peak of the named device, or far below it."""
+    """Measured ceilings above the vendor's peak of the run's device, or far below this peak."""
     by_id = {case.run_id: case for case in evidence.cases}
     for row in rows(evidence.results.ceilings):
         case, best = by_id.get(row["run_id"]), row["best_per_s"] or row["median_per_s"]
@@ -134,7 +135,7 @@ def odd_utilisation(case: Case) -> str | None:
 
 
 def too_slow(case: Case) -> str | None:
-    """Text on a rate too low for the GPU of the label, judged without other runs; else None."""
+    """Text on FLOP/s too low for the GPU `device_name` (if unknown: for the slowest GPU of peaks.toml); else None."""
     work, step_s = case["train_flop_per_step"], _step_s(case)
     gpu = peaks.find_gpu(case["device_name"])
     if not work or not step_s or (gpu is None and (case["device_type"] != Device.CUDA or case["device_name"])):
@@ -187,7 +188,7 @@ def _signs_of_tf32(case: Case, kernels: pd.DataFrame | None) -> Iterator[str]:
 def tensor_flop_missing(case: Case, kernels: pd.DataFrame | None) -> str | None:
     """Text on FLOP of tensor cores that were not counted; None if none are missing.
 
-    Imported profiles are judged by their launches, profiles of this program by their record.
+    An imported profile is judged by its kernel launches, a profile of our own by run.json.
     """
     if kernels is not None and case["imported"]:
         return _missing_in_import(case, kernels)
@@ -212,7 +213,7 @@ def _missing_in_import(case: Case, kernels: pd.DataFrame) -> str | None:
     if case["precision"] in {None, Precision.FP32} or counted.empty or not has_tensor_cores:
         return None
     if counted["flop_tensor"].notna().all() or counted["flop_tensor"].gt(0).any():
-        # Tensor FLOP were counted. If the count is 0, the label is wrong, or no layer is a matrix product.
+        # Tensor FLOP were counted. A count of 0 means that the precision is wrong, or no layer is a matrix product.
         return None
     return f"{case['precision']}, but the file has no count of work on tensor cores"
 
@@ -271,7 +272,10 @@ def unverified(case: Case) -> str | None:
 
 
 def no_backward(case: Case, kernels: pd.DataFrame | None) -> str | None:
-    """Text on a profile without backward kernels, judged by ranges (our runs) or kernel names (imports); else None."""
+    """Text on a profile without backward kernels; else None.
+
+    In our own runs, the profile has a range for the backward pass; imported profiles are judged by kernel names.
+    """
     if case["backward_kernels"] is not None:
         return None if case["backward_kernels"] else "no kernels in the backward range, or too little work in them"
     if kernels is None or any(is_backward(str(name)) for name in kernels["name"].unique()):

@@ -16,8 +16,8 @@ MODEL = re.compile(
     r"(resnet|vgg|densenet|alexnet|googlenet|squeezenet|mobilenet|efficientnet|convnext|vit|swin|inception)[-_]?(\d*)",
     re.IGNORECASE,
 )
-# Models whose name contains a letter and a number, for example `vit_b_16` and `efficientnet_b0`.
-VARIANT = re.compile(r"(vit|efficientnet|swin)([-_]?v2)?[-_]?[a-z]{1,5}[-_]?\d+", re.IGNORECASE)
+# Names of models that look like a batch size, such as `vit_b_16`, `efficientnet_b0`: removed before BATCH is searched.
+LIKE_A_BATCH = re.compile(r"(vit|efficientnet|swin)([-_]?v2)?[-_]?[a-z]{1,5}[-_]?\d+", re.IGNORECASE)
 BATCH = re.compile(r"(?<![a-z])(?:b|bs|batch)[-_]?(\d+)(?![0-9])", re.IGNORECASE)
 # NVIDIA, developer.nvidia.com/cuda-gpus and /cuda-legacy-gpus, read 2026-11.
 COMPUTE_CAPABILITY = {
@@ -81,7 +81,7 @@ def _device_labels(case: Case) -> Iterator[str]:
 def _labels(case: Case) -> Iterator[tuple[str, str]]:
     imported = case.record.imported
     options, labels = (imported.given, imported.labels) if imported else (None, None)
-    # The import has compared these labels already.
+    # If the import found contradictions, another rule reports them: leave out --gpu and the file's label.
     is_compared = bool(imported and imported.contradictions)
     for source, text in (
         ("the file", case["imported_file"]),
@@ -101,7 +101,7 @@ def _configuration_labels(case: Case) -> Iterator[str]:
     if models and own and not any(_may_be_one(*pair) for pair in itertools.product(models, own)):
         named = ", ".join(sorted(f"{family}{size}" for family, size in models))
         yield f"the file '{name}' names {named}, the run is of '{case['model']}'"
-    batches = {int(number) for number in BATCH.findall(VARIANT.sub("", name))}
+    batches = {int(number) for number in BATCH.findall(LIKE_A_BATCH.sub("", name))}
     if batches and case["batch_size"] not in batches:
         numbers = ", ".join(map(str, sorted(batches)))
         yield f"the file '{name}' names batch size {numbers}, the run has {case['batch_size']}"
@@ -116,7 +116,7 @@ _EACH_LABEL = each_case(labels_disagree)
 
 
 def labels(evidence: AuditEvidence) -> Iterator[Hit]:
-    """Labels that contradict the device, and places that stand for several devices."""
+    """Labels that contradict the device, and names of places that occur with several devices."""
     yield from _EACH_LABEL(evidence)
     places: dict[str, dict[str, list[str]]] = {}
     for case in evidence.cases:
@@ -163,7 +163,10 @@ def dirty_commit(case: Case) -> str | None:
 
 
 def old_price(case: Case) -> str | None:
-    """Text on a price without date or too old for the run, else None: the run's own price, or that of prices.toml."""
+    """Text on a price that has no date or is too old for the run; else None.
+
+    The price is the one that the run recorded, else the list price of prices.toml.
+    """
     cost = case.record.cost
     usd_per_h, read = case["usd_per_h"], cost.price_date if cost else None
     if not usd_per_h:

@@ -102,7 +102,7 @@ def _span_s(case: Case) -> float | None:
 
 
 def other_parts(case: Case) -> str | None:
-    """Text on the steps whose parts do not add up to the step time: their number, and the first one; else None."""
+    """Text on steps whose forward, backward and optimizer times do not add up to the step time; else None."""
     forward_s, backward_s, optimizer_s = (case.steps[name] for name in ("forward_s", "backward_s", "optimizer_s"))
     parts = forward_s + backward_s + optimizer_s
     off = np.abs(parts - case.steps["step_s"]) > ROUNDING_S + DIGITS * case.steps["step_s"]
@@ -116,7 +116,10 @@ def other_parts(case: Case) -> str | None:
 
 
 def clock_set_back(case: Case) -> str | None:
-    """Text on time stamps that decrease, else None. Only imported logs have any: loading refuses other such bundles."""
+    """Text on time stamps that decrease, else None.
+
+    Only imported logs can have decreasing time stamps: loading refuses other bundles that contain them.
+    """
     back = np.flatnonzero(np.diff(case.steps["ended_at_s"]) < 0)
     if not back.size:
         return None

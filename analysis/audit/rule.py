@@ -82,7 +82,7 @@ class AuditEvidence:
 
     @cached_property
     def kernels(self) -> Mapping[str, pd.DataFrame]:
-        """Profiled launches by run id, without those of our calibration; empty if no run has a profile by ncu."""
+        """Profiled launches by run id, without those that calibrate the counters; empty without a profile by ncu."""
         if not self.results.runs["profile_status"].isin(WITH_KERNELS).any():
             return {}
         table = self.results.kernels
@@ -96,7 +96,7 @@ class AuditEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """A place where a rule is broken. `cure` and `severity` replace those of the rule if they are given.
+    """Violation of a rule. `cure` and `severity` replace those of the rule if they are given.
 
     `subject`: ids of the runs; a check that is made by `each_case`, `each_profile` or `each_group` leaves it empty.
     """

@@ -29,7 +29,7 @@ EXPLAINED_WITHIN = 0.02
 # Longest time that our hooks take between two steps of a script; benchmarks/script_overhead.py measured 30 to 250 us
 # per step on a busy machine.
 HOOKS_S = 250e-6
-# Half width of a 95 % t interval: 12.7 standard errors from two runs, 4.3 from three.
+# Two runs are too few: the half width of a 95 % t interval is 12.7 standard errors from two runs, 4.3 from three.
 LEAST_RUNS = 3
 # A change of 1 % decides between machines; `steady_state` tolerates as much.
 CHANGE = TOLERANCE
@@ -150,7 +150,7 @@ def _stamp_resolution(case: Case) -> float:
 def time_outside(case: Case) -> str | Hit | None:
     """Text on wall time outside of steps and data waits; else None.
 
-    Between short steps of a script, our hooks take this time.
+    In a user's script with short steps, our measuring hooks take this time between the steps.
     """
     explained, steps = case["explained_fraction"], case.step_s.size
     if explained is None or abs(explained - 1) <= EXPLAINED_WITHIN:
@@ -219,7 +219,10 @@ def unseen(case: Case) -> str | None:
 
 
 def scattered(case: Case) -> str | None:
-    """Text on widely scattered step times, else None; by time stamps if there are enough, as the timer may be wrong."""
+    """Text on widely scattered step times; else None.
+
+    Step times are computed from time stamps if there are enough, because the timer may be wrong.
+    """
     stamps = case.interval_s
     steps = stamps[np.isfinite(stamps)]
     steps = case.step_s[np.isfinite(case.step_s)] if steps.size < LEAST_STEPS else steps
@@ -261,7 +264,7 @@ def runs_apart(group: Sequence[Case]) -> str | None:
 
 
 def broken_off(case: Case) -> str | None:
-    """Text on a run of ours that ended before its last planned step; else None."""
+    """Text on a run, not imported, that ended before its last planned step; else None."""
     planned, done = case["iterations"], int(case.is_measured.sum())
     if case["imported"]:
         return None
@@ -298,7 +301,10 @@ def incomplete_series(evidence: AuditEvidence) -> Iterator[Hit]:
 
 
 def _same_series(case: Case, other: Case) -> bool:
-    """Whether two logs should have equally many rows; the batch size counts, because it sets the steps per epoch."""
+    """Whether two logs should have equally many rows: place, device, model, precision and batch size are equal.
+
+    The batch size matters because it determines the number of steps per epoch.
+    """
     return all(case[fact] == other[fact] for fact in ("place", "model", "device_name", "batch_size", "precision"))
 
 

@@ -84,7 +84,7 @@ def run_fetch(
         again = shlex.join(["analyze", "fetch", str(place), "-o", str(output), "--incomplete"])
         raise NothingToDoError(
             f"no complete run below {place}; {counted(len(report.outcomes), 'run')} without MANIFEST.json",
-            hint=f"wait until it has ended, or {again}",
+            hint=f"wait until the other fetch has ended, or {again}",
         )
     return ExitCode.DONE
 
@@ -98,7 +98,7 @@ def render(report: "FetchReport") -> str:
         (each.state.value, each.run_id, f"{each.files} files, {size(each.bytes)}" if each.files else "", each.reason)
         for each in shown
     ]
-    # Quoted as in Python, because a name may contain control sequences for a terminal.
+    # `ascii` quotes the name, because the name may contain control sequences for a terminal.
     rows += [("refused", ascii(each.name), "", each.reason) for each in report.refused]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     lines = [

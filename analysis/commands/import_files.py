@@ -112,7 +112,10 @@ def _import(file: Path, user: "UserFacts", output: Path) -> None:
 
 
 def _notes(folders: Sequence[Path]) -> list[str]:
-    """Sentences on omissions and decisions in the bundles of one file; with the number of runs if there are several."""
+    """Sentences on omissions and decisions in the bundles of one file.
+
+    If the file has several runs, each sentence ends with the number of runs to which it applies.
+    """
     from workload.contract import bundle
 
     notes: dict[str, int] = {}

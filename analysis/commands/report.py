@@ -52,7 +52,7 @@ def example(
     figures: FiguresOption = None,
     markdown: MarkdownOption = None,
     open_page: Annotated[
-        bool, typer.Option("--open", help="open it in a browser, on a terminal", show_default=False)
+        bool, typer.Option("--open", help="open the page in a browser if this is a terminal", show_default=False)
     ] = False,
 ) -> int:
     """The finished report over bundles that come with the package: small models on a CPU."""

@@ -108,7 +108,7 @@ def roofline(
 
 
 def _marked(points: "pd.DataFrame") -> "pd.Series[str]":
-    """The limit of each step; `(lower bound)` if there is none because the step's FLOP are only a lower bound."""
+    """The limit of each step; `(lower bound)` where the limit is unknown and the step's FLOP are only a lower bound."""
     return points["bound"].where(~points["flop_is_lower_bound"] | points["bound"].notna(), "(lower bound)")
 
 
@@ -119,7 +119,10 @@ def _titled(tables: Mapping[str, tuple["pd.DataFrame", tuple[Column, ...]]], *, 
 
 
 def _roofs_of_run_precisions(results: "Tables") -> "pd.DataFrame":
-    """Roofs of the precisions in which runs trained, though a machine measures all; sources without web addresses."""
+    """Roofs of the precisions in which runs trained, with `ridge` (FLOP/byte); `source` lacks its web address.
+
+    A machine also measures the roofs of other precisions, which are left out.
+    """
     from analysis.roofline.roofs import roofs
 
     table = roofs(results)

@@ -56,7 +56,7 @@ def variance(
     if within(loaded).empty or (of_steps and all(frame.empty for frame in of_steps)):
         raise NothingToDoError(
             f"no variance to show: {first.nothing} among {counted(len(loaded.runs), 'run')}",
-            hint="analyze summary shows how they ended",
+            hint="analyze summary shows how the runs ended",
         )
     match output_format:
         case TableFormat.TABLE:

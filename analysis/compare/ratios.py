@@ -37,7 +37,7 @@ from workload.contract.text import counted, digits_beside_one, percent, plain
 
 # If the whole interval of the ratio is closer to 1 than this, the verdict names no winner, even if one is certain.
 SAME_WITHIN = 0.001
-# Facts that the note names if the sides differ in them too, because they may explain the difference.
+# Facts that the column `note` names if both sides also differ in them, because they may explain the difference.
 NOTED = (*SOFTWARE, "cudnn")
 
 COLUMNS = (
@@ -83,12 +83,12 @@ def compare(
 ) -> pd.DataFrame:
     """A row per pair of values of `by`, columns as in `COLUMNS`: `ratio` is images/s of the right side over the left.
 
-    If `by` is an option that varies within the blocks of a sweep, rows averaged over the `combinations` of the other
-    options come first.
+    If `by` is an option that varies within the blocks of a sweep, the first rows are averages over combinations of the
+    other options; column `combinations`: their number.
 
     `by`: the compared fact; None: the first fact in which otherwise equal runs differ (column `by` names this fact).
-    `baseline`: the value that all others are compared with, on the left. Without it all pairs are compared; with more
-    than six values and without `all_pairs`, the value with the most runs is compared with each other value.
+    `baseline`: the value, on the left, with which all other values are compared. Without a baseline, all pairs are
+    compared; with more than six values and without `all_pairs`, the value with the most runs is the baseline.
     `allow_mixed`: facts in which runs of one side may differ; runs that differ in other facts make separate pairs (see
     `analysis.compare.pairing`).
 
@@ -147,9 +147,9 @@ def compare_sides(pair: Pair, designs: Designs) -> Comparison:
 
 
 def _confirmed(every: Comparison, without_busy: Callable[[], Comparison | None], runs: Sequence[Case]) -> Comparison:
-    """The comparison `every`; without interval and p-value if the runs on an idle machine have no or another winner.
+    """The comparison `every`, without interval and p-value if the runs on idle machines do not confirm the winner.
 
-    `without_busy`: compares only the runs on an idle machine; None if a side has none.
+    `without_busy`: function that compares only the runs on idle machines; returns None if a side has no such run.
     """
     busy = sum(map(is_busy, runs))
     if not busy:
@@ -354,9 +354,9 @@ def _also_different(pair: Pair, by: str) -> Iterator[str]:
 def effects(pairing: Pairing) -> pd.DataFrame:
     """A row for each pair of values of an option that varies within blocks: the mean effect over the other options.
 
-    The mean is over combinations of the other options that ran with all values of the compared one, with equal weights.
-    There is no row for fewer than two such combinations. The verdict ends with the interaction: whether the effect
-    depends on the combination.
+    The mean is over combinations of the other options that ran with all values of the compared option, with equal
+    weights. There is no row for fewer than two such combinations. The verdict ends with the interaction: whether the
+    effect depends on the combination.
     """
     designs = Designs(pairing)
     families = _families(pairing) if pairing.by in CONFIGURATION else []

@@ -13,7 +13,7 @@ from workload.contract.errors import UsageError
 # Dots per logical pixel: a width of 640 becomes 1280, which is sharp on paper at 16 cm.
 SCALE = 2.0
 TITLE_CHARACTERS = 78
-# Legend: pixels of a symbol with its margin, pixels per character, maximum number of columns; page.js has the same.
+# Legend: pixels of a symbol with its margin, pixels per character, most columns; page.js has the same numbers.
 ENTRY, CHARACTER, MOST_COLUMNS = 40, 7, 4
 
 

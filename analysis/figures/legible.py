@@ -21,10 +21,10 @@ Pair = tuple[str, str]
 def legible(material: Material) -> tuple[Material, str]:
     """Material with at most `MOST_ENVIRONMENTS` environments, and a sentence for captions on the others.
 
-    Machines with the same device are merged into one environment named after the device. For each task, it has the
-    rows of a single machine: among the machines with the most configurations, the one with the middle
-    throughput. Figures are not averaged. If all machines have the same device, the fastest environments are kept. The
-    sentence is empty if no environment is left out.
+    Machines with the same device are merged into one environment named after the device. For each task, the merged
+    environment has the rows of a single machine: among the machines with the most configurations, the machine with the
+    middle throughput. Figures are not averaged. If all machines have the same device, the fastest environments are
+    kept. The sentence is empty if no environment is left out.
     """
     count = len(material.environments)
     if count <= MOST_ENVIRONMENTS:
@@ -45,7 +45,7 @@ def legible(material: Material) -> tuple[Material, str]:
 
 
 def _devices(material: Material) -> dict[str, str]:
-    """Name of each environment's device, with the number of its machines."""
+    """Name of each environment's device, followed by the number of machines with this device if there are several."""
     rows = material.every.drop_duplicates("env")
     facts = rows[["device_name", "threads"]].astype(object)
     facts = facts.where(facts.notna(), None)
@@ -63,7 +63,7 @@ def _of_one_device(material: Material, device_of: Mapping[str, str]) -> dict[Pai
 
 
 def _by_device(material: Material, device_of: Mapping[str, str]) -> dict[Pair, str]:
-    """Pairs to keep, with the name of their device: for each device and task, the environment of one machine."""
+    """Pairs (environment, task) to keep, with the device's name: one machine's environment for each device and task."""
     rows: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for table in (material.measured, material.points, material.kernel_points):
         rates = table["images_per_s"] if table is material.measured else [0.0] * len(table)
@@ -111,7 +111,7 @@ def _reduced(material: Material, kept: Mapping[Pair, str]) -> Material:
 
 
 def _renamed(table: pd.DataFrame, kept: Mapping[Pair, str]) -> pd.DataFrame:
-    """Rows of the kept pairs, with the device's name as environment."""
+    """Rows of the pairs (environment, task) in `kept`; column `env` becomes the pair's name in `kept`."""
     if table.empty:
         return table
     names = [kept.get(pair) for pair in zip(table["env"], table["task"], strict=True)]

@@ -55,12 +55,16 @@ MEDIANS = ("train_flop_per_image", "train_flop_per_step", "usd_per_h", "peak_mem
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """Tables for figures, each with `env`, `task` (model, and facts that make its images another task) and `variant`.
+    """Tables for figures. Their columns of names: `env`: place, with device or threads if these differ there.
 
-    `every`: all runs. `measured`: one row per group of poolable runs, `MEASURED_COLUMNS`. `runs`: the runs in
-    `measured`, with their row number as `line`. `failed`: configurations of which no run completed. The other
-    tables are those of the folders `roofline`, `kernels` and `summary`. `unit`: what throughput counts; the word
-    `units` if the runs count different things. `environments` and `tasks`: all names, in the order of the figures.
+    `task`: model, with image size and data set if they differ; `variant`: precision and the other settings that differ,
+    without the batch size; `series`: task and variant, and the software if only this distinguishes two rows.
+
+    `every`: all runs. `measured`: one row per group of poolable runs, columns as in `MEASURED_COLUMNS`. `runs`: the
+    runs in `measured`; column `line` is the row number there. `failed`: configurations of which no run completed.
+    `points` and `roofs` are tables of `analysis.roofline`, `kernel_points` of `analysis.kernels`, `costs` of
+    `analysis.summary`; `roofs` has only `env`. `unit`: what throughput counts; the word `units` if the runs count
+    different things. `environments`, `tasks` and `variants`: all names, in the order of the figures.
     """
 
     every: pd.DataFrame
@@ -107,7 +111,10 @@ def make(
     kernel_points: MakeTable | None = None,
     costs: MakeTable | None = None,
 ) -> Material:
-    """Make the material from results, and from functions that make the other tables from results."""
+    """Make the material from results.
+
+    The other parameters are functions that make the table of the same name; without its function, a table is empty.
+    """
     every = named(results.runs)
     groups = group(measured(every))
     rows = [_row(pool) for pool in groups]
@@ -138,9 +145,10 @@ def make(
 def _split(
     results: Tables, every: pd.DataFrame, make_table: MakeTable | None, keys: Sequence[str], names: Sequence[str]
 ) -> pd.DataFrame:
-    """The table that `make_table` makes, with `names` as columns, looked up by its columns `keys`.
+    """The table that `make_table` makes, with added columns `names`, copied from a run of `every` with equal `keys`.
 
-    If runs of one key have different names, the table is made once for each set of names.
+    If runs in `every` with equal `keys` have different `names`, the table is made in parts, each from a part of the
+    runs (see `_rounds`).
     """
     if make_table is None:
         return pd.DataFrame()
@@ -182,7 +190,7 @@ def _tuples(table: pd.DataFrame, columns: Sequence[str]) -> list[tuple[Any, ...]
 
 
 def by_speed(every: pd.DataFrame, table: pd.DataFrame, column: str) -> list[str]:
-    """Names in a column, fastest first; names without a throughput come last, sorted by name."""
+    """Names in `column` of `every`, fastest first by `images_per_s` of `table`; names without throughput come last."""
     # 0 instead of NaN, which has no order: the result would depend on the order of a set.
     best = table.groupby(column)["images_per_s"].max().fillna(0.0) if len(table) else pd.Series(dtype=float)
     return sorted(set(every[column]), key=lambda name: (-float(best.get(name, 0.0)), name))

@@ -102,9 +102,10 @@ def _step_ranges(rows: pd.DataFrame) -> str:
 
 
 def fixed_configuration(material: Material) -> pd.DataFrame | None:
-    """Runs of the configuration that is repeated in the most environments (if several: the one with the most runs).
+    """Runs of the configuration that is repeated in the most environments; None if no configuration is repeated.
 
-    A repeated configuration has at least two runs in an environment. None if no configuration is repeated.
+    Among several such configurations, the one with the most runs is chosen. A repeated configuration has at least two
+    runs in an environment.
     """
     runs = material.runs[material.runs["images_per_s"].notna()]
     best: tuple[tuple[int, int], pd.DataFrame] | None = None
@@ -382,7 +383,7 @@ def drawable(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def usable_roofs(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
-    """Roofs with a rate whose precision occurs among the points."""
+    """Roofs that have FLOP/s, and the precision of at least one point."""
     if roofs.empty or points.empty:
         return roofs.iloc[:0]
     usable = roofs[(roofs["flop_per_s"] > 0) & roofs["precision"].isin(list(points["precision"].dropna()))]
@@ -396,7 +397,7 @@ def _one_roof_each(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for env, roofs_of_env in roofs.groupby("env", sort=False):
         precisions = points.loc[points["env"] == env, "precision"].value_counts()
-        rank = {name: place for place, name in enumerate(precisions.index)}
+        rank = {name: index for index, name in enumerate(precisions.index)}
         kept = roofs_of_env[roofs_of_env["precision"].isin(list(rank))]
         if len(kept):
             order = [(str(row["kind"]) != "measured", rank[row["precision"]]) for row in kept.to_dict("records")]
@@ -434,7 +435,7 @@ def _first(items: Sequence[T], noun: str) -> tuple[Sequence[T], str]:
 
 
 def _shared(table: pd.DataFrame, *fields: str) -> str:
-    """Values of these fields that all rows share, to begin a caption; the legend names only values that vary."""
+    """Beginning of a caption: values in the columns `fields` that all rows share; the legend names other values."""
     names = [labels.shown(table[field].iloc[0]) for field in fields if len(set(table[field])) == 1]
     return f"{', '.join(names)}. " if names else ""
 
@@ -452,13 +453,13 @@ def _devices(table: pd.DataFrame) -> str:
 
 
 def _with_devices(env: str, table: pd.DataFrame) -> str:
-    """The environment's name, with devices that it does not mention: pictures are also shown outside the report."""
+    """The environment's name, with its devices if the name lacks them: figures are also shown outside the report."""
     devices = dict.fromkeys(labels.shown(name) for name in table["device_name"].dropna())
     return ", ".join([env, *(name for name in devices if name not in env)])
 
 
 def _listed(parts: Sequence[str], total: int) -> str:
-    """The first parts of a text, and the number of further ones."""
+    """Text of the `parts`, and the number of further parts up to `total`: `a; b; and 3 more`."""
     return "; ".join([*parts, *([f"and {total - len(parts)} more"] if total > len(parts) else [])])
 
 

@@ -15,8 +15,8 @@ from workload.contract.text import LARGE_PREFIXES, printable, seconds, si
 # Any Altair chart; Altair's methods are not typed well enough for a narrower type.
 Drawing: TypeAlias = Any
 
-# Okabe and Ito, "Color Universal Design" (2008), with luminance moved to 0.13..0.30: contrast of 3:1 with white and
-# with the page's dark ground, as WCAG 2.2 (1.4.11) requires of graphics. No figure relies on colour alone.
+# Okabe and Ito, "Color Universal Design" (2008), with luminance changed to 0.13..0.30: contrast of 3:1 with white and
+# with the page's dark background, as WCAG 2.2 (1.4.11) requires of graphics. No figure relies on colour alone.
 COLOURS = ("#0077bb", "#d1550b", "#00936b", "#b8579a", "#a67c00", "#7a6fd0", "#8a6a55", "#5b8a9a")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
@@ -42,7 +42,7 @@ ARROW_SIZE = 55
 AXIS_CHARACTERS, LEGEND_CHARACTERS = 20, 40
 # Beyond these decimals or this size, an exponent is easier to read.
 MOST_DECIMALS, MOST_PLAIN = 6, 1e7
-# Points at one place of an axis: factor between neighbours, and between the first and the last.
+# Factors that separate points of equal value: between neighbours, and at most between the first and the last.
 DODGE, MOST_DODGE = 1.05, 1.4
 # Columns that a tooltip shows with their unit, `227 GFLOP/s`.
 UNITS = dict.fromkeys(("flop_per_s", "flop_per_s_low", "flop_per_s_high"), "FLOP/s")
@@ -167,7 +167,7 @@ def shape(
 
 
 def dash(field: str, drawn: Iterable[str], order: Sequence[str], title: str) -> alt.StrokeDash:
-    """Encode `field` as the dashes of lines; with the same title as the points' shapes, both share one legend."""
+    """Encode `field` as the dashes of lines. If the points' shapes have the same `title`, both share one legend."""
     return alt.StrokeDash(f"{field}:N", title=title, **_range(drawn, _repeated(DASHES, order), WITHOUT_RIM))
 
 
@@ -305,7 +305,7 @@ def log_axis(low: float, high: float, *, unit: str | None = None) -> tuple[alt.S
 
 
 def number_format(values: Sequence[float]) -> str:
-    """The d3 format that shows each of these ticks in full: 0.2 instead of 200m, 800 instead of 0.8k."""
+    """The d3 format that shows the ticks at `values` in full: 0.2 instead of 200m, 800 instead of 0.8k."""
     sizes = [abs(value) for value in values if value]
     if not sizes:
         return "~f"
@@ -345,7 +345,7 @@ def is_wide(values: pd.Series) -> bool:
 def dodged(names: Sequence[str]) -> dict[str, float]:
     """A factor near 1 for each name: shifts its points on a logarithmic axis, so that intervals do not overlap."""
     step = min(DODGE, MOST_DODGE ** (1 / max(1, len(names) - 1)))
-    return {name: step ** (place - (len(names) - 1) / 2) for place, name in enumerate(names)}
+    return {name: step ** (index - (len(names) - 1) / 2) for index, name in enumerate(names)}
 
 
 # --- intervals
@@ -389,7 +389,7 @@ def has_bars(table: pd.DataFrame, field: str) -> bool:
 
 
 def is_cut(table: pd.DataFrame, field: str) -> bool:
-    """Whether an interval is longer than the frame."""
+    """Whether any interval is longer than the frame."""
     drawn = with_bars(table, field)
     return "cut_low" in drawn and bool(drawn[["cut_low", "cut_high"]].notna().any(axis=None))
 

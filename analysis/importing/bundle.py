@@ -14,9 +14,11 @@ from workload.contract.profile_record import ProfileResult
 from workload.contract.record import GivenByUser, Imported, Record, Spec, Status, Timing
 from workload.contract.spec import Precision
 
-# Larger batch sizes are a mistake: the biggest ever published have five digits.
+# Larger batch sizes are a mistake: the largest batch sizes ever published have five digits.
 MAX_BATCH_SIZE = 10**7
-MAX_EDGE = 10**5
+# As generous: no profile has so many steps.
+MAX_PROFILE_STEPS = 10**7
+MAX_EDGE_PIXELS = 10**5
 MAX_NAME = 200
 
 
@@ -36,15 +38,15 @@ class UserFacts:
     device: int | None = None
 
     def checked(self) -> "UserFacts":
-        """This object; `UsageError` if a value breaks its rule."""
+        """Return this object; `UsageError` if the value of a field is impossible."""
         for name in ("model", "gpu", "driver", "torch", "dataset"):
             text = getattr(self, name)
             if text is not None and not (text.strip() and len(text) <= MAX_NAME):
                 raise UsageError(f"--{name} must be a name; got '{text[:80]}'", hint=f"--{name} NAME")
         for name, limit in (
             ("batch_size", MAX_BATCH_SIZE),
-            ("profile_steps", MAX_BATCH_SIZE),
-            ("image_size", MAX_EDGE),
+            ("profile_steps", MAX_PROFILE_STEPS),
+            ("image_size", MAX_EDGE_PIXELS),
         ):
             number, flag = getattr(self, name), "--" + name.replace("_", "-")
             if number is not None and not 1 <= number <= limit:
@@ -57,8 +59,8 @@ class UserFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Known facts about an imported run."""
+class ImportedFacts:
+    """Facts about an imported run, from the file and from the user; None if unknown."""
 
     model: str
     batch_size: int
@@ -79,7 +81,7 @@ class File:
     sha256: str
 
     def described(self, kind: str, user: UserFacts) -> Imported:
-        """The first fields of section `imported` in run.json."""
+        """Section `imported` of run.json, as far as known from the file, its `kind` and the user's facts."""
         return Imported(
             file=self.path.name,
             bytes=len(self.content),
@@ -91,7 +93,7 @@ class File:
 
 
 def require_model_and_batch(path: Path, model: str | None, batch_size: int | None) -> tuple[str, int]:
-    """Model and batch size; `UsageError`, which names the options, if one is missing."""
+    """Model and batch size; if either is missing, `UsageError` names the option that gives the missing value."""
     if model is not None and batch_size is not None:
         return model, batch_size
     missing = {"the model": "--model resnet50"} if model is None else {}
@@ -103,7 +105,7 @@ def require_model_and_batch(path: Path, model: str | None, batch_size: int | Non
 
 
 def notes_on_peaks(device_name: str | None) -> list[str]:
-    """Note, if the file names a device whose peak rates are unknown; else an empty list."""
+    """A note if the file names a device whose peak rates are unknown; else an empty list."""
     if device_name is None or any(device_name in gpu.names for gpu in peaks.gpus()):
         return []
     return [f"the file names the device '{device_name}', whose peaks are not known: it has no roof"]
@@ -119,7 +121,7 @@ def parsed_precision(label: str, subject: str) -> str:
 
 
 def new_record(
-    facts: Facts, user: UserFacts, imported: Imported, *, started_at: datetime | None, measured: int | None
+    facts: ImportedFacts, user: UserFacts, imported: Imported, *, started_at: datetime | None, measured: int | None
 ) -> Record:
     """The content of run.json without figures; `measured`: number of measured steps.
 
@@ -163,7 +165,7 @@ def iso(moment: datetime | None) -> str | None:
 
 
 def _slug(name: str) -> str:
-    """A name as part of a folder's name; the record has the full name."""
+    """A model's name for the run id: hyphens replace all characters except letters, digits, dots and underscores."""
     return re.sub(r"[^a-zA-Z0-9_.]+", "-", name).strip("-.")[:60] or "unnamed"
 
 

@@ -1,4 +1,4 @@
-"""Convert other programs' measurements into bundles with the facts in the file or given by the user, and no others.
+"""Convert other programs' measurements into bundles. Every fact in a bundle is from the file or from the user.
 
 An imported bundle is an ordinary sealed bundle. Its run.json has a section `imported`: the file, its sha256, and the
 meaning of each column. Every fact that is not stated is None. The bundle contains the file itself.
@@ -26,12 +26,12 @@ LOOKED_AT_BYTES = 1 << 20
 def import_file(path: Path, user: UserFacts, *, output: Path) -> list[Path]:
     """Make a bundle of each run in a file, all or none; returns their folders.
 
-    Raises `UsageError` for a file that cannot be understood or lacks required facts, `NothingToDoError` for one that
+    Raises `UsageError` for a file that cannot be understood or lacks required facts, `NothingToDoError` for a file that
     `output` already contains.
     """
     file = _read(path)
     _refuse_again(file, output)
-    # These modules load pandas, and each is loaded once a file was found to be of its kind.
+    # Modules that load pandas are imported here, and only for a file of the kind that they read.
     if text := _trace(file):
         from analysis.importing import trace  # noqa: PLC0415
 

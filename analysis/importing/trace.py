@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from analysis.importing.bundle import Facts, File, UserFacts, new_record, notes_on_peaks, require_model_and_batch, seal
+from analysis.importing.bundle import (
+    File,
+    ImportedFacts,
+    UserFacts,
+    new_record,
+    notes_on_peaks,
+    require_model_and_batch,
+    seal,
+)
 from analysis.kernels.operators import LISTED_FILE, WORK_FILE
 from analysis.loading.gpu_names import can_name, gpus_named
 from analysis.readers.logs.iteration_log import LONGEST_ITERATION_S
@@ -33,11 +41,9 @@ METHOD = (
     "far as a trace tells tensors apart, upper = each operator from and to memory"
 )
 TOP = 5
-# Most unattributed operators that are listed by name; further ones count only in the total share.
+# Largest number of unattributed operators that are listed by name; further operators count only in the total share.
 MOST_UNATTRIBUTED = 20
 SHOWN_UNATTRIBUTED = 3
-# Most characters of a kernel's name: template arguments follow, and the table has the whole name.
-SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +78,7 @@ def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
     traced = _read(decoded, user, str(file.path))
     attribution, device_name = traced.attribution, traced.device_name
     model, batch_size = require_model_and_batch(file.path, user.model, user.batch_size or attribution.model.batch_size)
-    facts = Facts(
+    facts = ImportedFacts(
         model=model,
         batch_size=batch_size,
         precision=user.precision.lower() if user.precision else _precision(attribution),
@@ -89,7 +95,7 @@ def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
     if attribution.has_work and attribution.model.passes % attribution.steps.number == 0:
         contradictions += against_model.trace_contradictions(
             record.spec,
-            # Activation checkpointing repeats FLOP that the model does not have.
+            # Subtract the FLOP of the forward passes that activation checkpointing repeats: they are no model FLOP.
             (sum(attribution.flop_by_op.values()) - attribution.recomputed_flop) / attribution.steps.number,
             attribution.model,
             passes_per_step=traced.passes_per_step,
@@ -227,7 +233,7 @@ def _profile(traced: _Traced) -> ProfileResult:
         rows="kernels" if attribution.is_on_gpu else "operators",
         calls_per_step=calls / steps,
         step_s=list(attribution.step_s),
-        # If the host ran ahead of the GPU, its marks do not measure the step.
+        # If the host ran ahead of the GPU, the times between the host's step marks are not the times of steps.
         wall_s_per_step=None if _host_ran_ahead(attribution) else _wall_s(attribution),
         busy_s_per_step=attribution.busy_s / steps,
         time_s_per_step=total_s / steps,
@@ -279,7 +285,7 @@ def _complexity(attribution: Attribution) -> ComplexityRecord:
 
 
 def _precision(attribution: Attribution) -> Precision | None:
-    """The precision of most FLOP; None if no ceilings are measured in it."""
+    """The precision in which most FLOP were computed; None for a precision in which no ceilings are measured."""
     by_precision = attribution.flop_by_precision
     name = max(by_precision, key=lambda name: by_precision[name], default=None)
     return Precision(name) if name in set(Precision) and by_precision[name or ""] else None
@@ -298,6 +304,7 @@ def _notes(attribution: Attribution) -> Iterable[str]:
         return
     unattributed = attribution.unattributed
     if share := sum(unattributed.values()):
+        # The beginning of a kernel's name is enough: the table has the whole name, with its template arguments.
         named = ", ".join(
             f"{name[:60]} {percent(part)}" for name, part in list(unattributed.items())[:SHOWN_UNATTRIBUTED]
         )
@@ -319,7 +326,7 @@ def _listed_csv(attribution: Attribution) -> bytes:
 
 
 def _operators_csv(attribution: Attribution) -> bytes:
-    """The table of operators, summed over all steps; an empty cell is unknown."""
+    """The table of operators, summed over all steps; an empty cell means that the value is unknown."""
     return _csv(
         OPERATOR_COLUMNS,
         (

@@ -1,7 +1,7 @@
 """Sum the kernels of profiles by family or name: shares of a step's time, and use of memory. Pure.
 
-Times are the profiler's: kernels run one by one, at its clocks. They show which kernels matter, but not the duration of
-a step.
+Times are the profiler's: kernels run one by one, at the profiler's clocks. Such times show which kernels matter, but
+not the duration of a step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +23,8 @@ _SUMS = ("duration_s", "flop", "flop_tensor", "dram_bytes", "l2_bytes", "l1_byte
 _WEIGHTED = ("sm_percent", "memory_percent", "dram_percent")
 # Name of the row for a whole profile.
 ALL = "all"
+# Note on a row whose FLOP lack some operations.
+LOWER_BOUND = "FLOP are a lower bound"
 
 COLUMNS = (
     "launches",
@@ -55,8 +57,8 @@ def kind_of_l2_bytes(kernels: pd.DataFrame) -> str | None:
 def in_steps(kernels: pd.DataFrame) -> tuple[pd.DataFrame, int | None]:
     """The launches of training steps, and the number of steps.
 
-    Our own profiles also contain matrix products of known size, for calibration, which are left out. A profile without
-    our marks is returned whole, with None as the number of steps.
+    Our own profiles mark each step by a range. They also contain matrix products of known size, for calibration, which
+    are left out. A profile without ranges of steps is returned whole, with None as the number of steps.
     """
     texts = kernels["range"].astype("category")
     steps = [vocabulary.step_of(str(mark).partition("/")[0]) for mark in texts.cat.categories]
@@ -71,8 +73,8 @@ def in_steps(kernels: pd.DataFrame) -> tuple[pd.DataFrame, int | None]:
 def breakdown(kernels: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Sums by combination of `keys`, longest first; without keys, a single row. Columns: `COLUMNS`.
 
-    A sum is NaN if any launch lacks the counter, because it would be too low. Intensity is the sum of FLOP divided by
-    the sum of bytes (of DRAM, L2, L1), NaN if no byte was moved.
+    A sum is NaN if any launch lacks the counter, because the sum would be too low. Intensity is the sum of FLOP divided
+    by the sum of bytes (of DRAM, L2, L1), NaN if no byte was moved.
     """
     table = pd.DataFrame(
         {name: kernels[name] for name in _SUMS}
@@ -113,7 +115,7 @@ def per_step(rows: pd.DataFrame, steps: int | None) -> pd.DataFrame:
 
 
 def _quotient(dividend: "pd.Series[float]", divisor: "pd.Series[float]") -> "pd.Series[float]":
-    """Quotient, NaN instead of infinite."""
+    """Quotient; NaN where the divisor is not positive."""
     return dividend / divisor.where(divisor > 0)
 
 

@@ -60,10 +60,11 @@ WORKERS: Mapping[str, tuple[str, ...]] = {
 
 
 def operators(results: Tables, *, with_attributed: bool = True) -> tuple[pd.DataFrame, list[Problem]]:
-    """Time per operator: a row per group of poolable runs and operator, longest first, then `all`; and unread files.
+    """Table of the time per operator, and a problem for each file that cannot be read.
 
-    `launches`, `duration_s` (own time) and `flop` are per step. FLOP are those of the formulas, if one operator does
-    all the arithmetic of a kind; NaN for other operators. On a GPU the names are those of kernels. With
+    A row per group of poolable runs and operator, longest first, then the group's total, named `all`. `launches`,
+    `duration_s` (own time) and `flop` are per step. `flop`: by the model's formulas, known only if this operator alone
+    does all arithmetic of a kind, for example all convolutions. On a GPU, `name` is that of a kernel. With
     `with_attributed` False, imported traces are left out, because `attributed` shows them.
     """
     problems: list[Problem] = []
@@ -78,11 +79,12 @@ def operators(results: Tables, *, with_attributed: bool = True) -> tuple[pd.Data
 
 
 def attributed(results: Tables, keys: Sequence[str]) -> tuple[pd.DataFrame, list[Problem]]:
-    """Work of operators in imported traces: a row per group of runs and `keys`, then `all`; and unread files.
+    """Table of the work of operators in imported traces, and a problem for each file that cannot be read.
 
-    `keys`: family, name, or both. `duration_s` is the operator's own time on a CPU, on a GPU the time of the kernels
-    that it launched. `flop` and `bytes_*` are modelled, per step, and None if an operator of the row has none. `note`
-    says what the row lacks.
+    A row per group of runs and value of `keys` (family, name, or both), then the group's total, named `all`.
+    `duration_s`: on a CPU the own time of the operators, on a GPU the time of the kernels that they launched. `flop`
+    and `bytes_*` are modelled, per step; None if unknown for all operators of the row. `note`: which share of the time
+    has no FLOP and bytes, and why.
     """
     problems: list[Problem] = []
     rows: list[dict[str, Any]] = []
@@ -116,7 +118,7 @@ def _profiles(
 
 
 def _read_work(path: Path) -> pd.DataFrame:
-    """The table of an imported trace; `ValueError` for any other file."""
+    """The table of an imported trace. Raises `ValueError` if a row has no name, family, calls or seconds."""
     table = pd.read_csv(path, dtype={"name": str, "family": str, "lack": str}, keep_default_na=False, na_values=[""])
     for name in ("calls", "total_s", "flop", "bytes_lower", "bytes_upper"):
         table[name] = pd.to_numeric(table[name])
@@ -126,7 +128,7 @@ def _read_work(path: Path) -> pd.DataFrame:
 
 
 def _summed(pool: Group, table: pd.DataFrame, keys: Sequence[str], steps: float) -> list[dict[str, Any]]:
-    """Rows by `keys`, longest first, then a row for the whole."""
+    """Rows by `keys`, longest first, then a row for all operators."""
     total_s = float(table["total_s"].sum())
     parts = [
         dict(zip(keys, values if isinstance(values, tuple) else (values,), strict=True))
@@ -216,7 +218,10 @@ def _row(name: str, calls: float, self_s: float, share: float, flop: Mapping[str
 
 
 def read(path: Path) -> list[tuple[str, float, float]]:
-    """Name, calls and own seconds of each row of a profile's table; `BundleError` for any other file."""
+    """Name, calls and own seconds of each operator or kernel in a profile's table.
+
+    Raises `BundleError` if a row lacks one of the three.
+    """
     with path.open(newline="", encoding="utf-8", errors="replace") as text:
         rows = []
         for row in csv.DictReader(text):
@@ -250,6 +255,9 @@ def _flop_by_kind(record: Record) -> dict[str, float]:
 
 
 def _flop_by_operator(flop: Mapping[str, float], names: Sequence[str] | Mapping[str, float]) -> dict[str, float]:
-    """FLOP by operator, for each kind of FLOP that a single operator computes; the shares of several are unknown."""
+    """FLOP by operator. `flop`: FLOP by kind of arithmetic; `names`: operators of the profile.
+
+    A kind that several operators compute is left out, because the share of each operator is unknown.
+    """
     present = {kind: [name for name in workers if name in names] for kind, workers in WORKERS.items()}
     return {present[kind][0]: value for kind, value in flop.items() if len(present.get(kind, ())) == 1}

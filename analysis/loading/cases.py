@@ -67,7 +67,7 @@ class Case:
 
     @property
     def block(self) -> tuple[str, float, str] | None:
-        """Job, number and host of the run's block; a block on several hosts counts as several. None if unknown."""
+        """Job, number and host of the run's block; None if unknown. A block on several hosts counts once per host."""
         job, block, host = self.facts["job_name"], self.facts["block"], self.host
         return None if job is None or block is None or host is None else (str(job), float(block), host)
 

@@ -1,4 +1,4 @@
-"""Groups of runs that repeat the same measurement, by user's choices, place, and facts that must not differ. Pure."""
+"""Groups of runs that repeat one measurement: the user's choices, the place, the software and the work agree. Pure."""
 
 import bisect
 import itertools
@@ -39,7 +39,7 @@ CONFIGURATION = (
     "optimizer",
     "workers",
 )
-# For a user's own script, these are counted. They differ between repeats if batches differ in length.
+# A user's script does not state these facts: they are counted in its steps, so repeats may differ slightly.
 COUNTED = ("batch_size", "grad_accumulation")
 # Facts of the device; the threads of a CPU run decide its ceilings.
 DEVICE = ("place", "device_type", "device_name", "threads")
@@ -57,7 +57,7 @@ SOFTWARE = (
     "script_sha256",
     "packages_sha256",
 )
-# Facts that name a row of a table; if rows of one name differ in other facts, their notes contain those facts.
+# Facts that name a row of a table. If two rows have the same name, their notes list the other facts that differ.
 NAMED = ("place", "device_name", "model", "batch_size", "precision")
 # Facts that determine the work of a step: larger images are more work.
 WORK_NAMED = (*NAMED, "image_size")
@@ -93,7 +93,8 @@ DETAILS = tuple(
     if name not in NAMED
 )
 
-# `DETAILS` as figures instead of facts, for tables whose notes contain these facts.
+# The same columns for tables that already print these facts as notes. As figures instead of facts, they are only in
+# JSON, CSV and wide tables.
 DATA_DETAILS = tuple(replace(column, role=Role.FIGURE) for column in DETAILS)
 
 
@@ -141,7 +142,7 @@ class Group:
         return over_blocks(blocks) if len(blocks) >= FIRST_LOOK else over_runs(self.known("images_per_s"))
 
     def _by_block(self) -> list[float]:
-        """Images per second in the order of blocks; empty if not all runs are of different blocks of one sweep."""
+        """Images per second in the order of blocks; empty unless each run is a different block of the same sweep."""
         measured_runs = self.runs[pd.to_numeric(self.runs["images_per_s"], errors="coerce") > 0]
         blocks = pd.to_numeric(measured_runs["block"], errors="coerce")
         if len(set(measured_runs["job_name"])) != 1 or blocks.isna().any() or blocks.duplicated().any():
@@ -175,9 +176,10 @@ class Group:
 
 
 def with_usual_batch(runs: pd.DataFrame) -> pd.DataFrame:
-    """Set the counted batch of runs of one script to its most frequent value; changes `runs` in place.
+    """Set the batch size and gradient accumulation of each script's runs to their most frequent values, in place.
 
-    Runs of one script have the same arguments, files and unit.
+    Both are counted while a script runs, and may differ between repeats. Runs of one script have the same arguments,
+    files and unit.
     """
     scripts = runs[runs["script"].notna()]
     for _, same in scripts.groupby(["script", "script_sha256", "unit"], dropna=False):
@@ -226,7 +228,7 @@ def group(runs: pd.DataFrame) -> list[Group]:
 
 
 def _works(flop_per_step: Sequence[float | None]) -> list[str | None]:
-    """A name for the work of each run, such as its FLOP, if the runs' own FLOP per step show that their work differs.
+    """A name for the work of each run, such as `1.6 TFLOP a step`; None for a run with unknown FLOP.
 
     All names are None if the FLOP agree within the tolerance for counters, formulas and recomputation.
     """
@@ -275,7 +277,7 @@ def shown(column: str, value: Any) -> str:
 
 
 def needs_no_digest(facts: Mapping[str, Any]) -> bool:
-    """Whether the image digest is absent because the run had no container, so that the digest is not unknown."""
+    """Whether the image digest is absent because the run had no container; False if the digest is unknown."""
     return bool(facts["runtime"] == "process" and facts["image_digest"] is None)
 
 

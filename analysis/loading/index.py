@@ -1,6 +1,6 @@
 """Reader of a results folder.
 
-From 50 bundles on, it keeps an index, `.analysis/bundles.parquet`, to read them faster the next time.
+From 50 bundles on, the reader keeps an index, `.analysis/bundles.parquet`, to read the bundles faster the next time.
 
 The index has a row per bundle, with everything that the tables need. A row is valid as long as its source files keep
 size, modification time and inode; only `verify` detects a change that preserves all three. The index is a cache. It is
@@ -82,7 +82,10 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Folder of a complete or incomplete bundle. `name`: path relative to the root; `fingerprint`: its files' state."""
+    """Folder of a complete or incomplete bundle. `name`: path relative to the root.
+
+    `fingerprint`: size, modification time and inode of the bundle's files.
+    """
 
     folder: str
     name: bytes
@@ -111,7 +114,11 @@ def _with_paths(table: pa.Table, root: Path) -> pa.Table:
 
 
 def _updated(kept: pa.Table | None, candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
-    """The rows of `candidates` in order, and problems; `kept` itself if nothing has changed."""
+    """The rows of all `candidates` in order of their paths, and problems with those that were read.
+
+    `kept`: the table of the old index. Rows of unchanged bundles are taken from `kept`; if no bundle has changed,
+    `kept` itself is returned.
+    """
     known: dict[tuple[bytes, str], int] = {}
     if kept is not None:
         keys = zip(kept[NAME].to_pylist(), kept[FINGERPRINT].to_pylist(), strict=True)
@@ -120,7 +127,7 @@ def _updated(kept: pa.Table | None, candidates: Sequence[Candidate]) -> tuple[pa
     if kept is not None and rows == list(range(kept.num_rows)):
         return kept, []
     fresh, problems = read([each for each, row in zip(candidates, rows, strict=True) if row is None])
-    # State the type, because an empty array, as for a folder of incomplete bundles only, would be of type null.
+    # State the type, because an empty array would be of type null.
     valid_rows = pa.array([row for row in rows if row is not None], pa.int64())
     reused = SCHEMA.empty_table() if kept is None else kept.take(valid_rows)
     table = pa.concat_tables([reused, fresh])
@@ -155,7 +162,10 @@ def find(root: str) -> tuple[list[Candidate], list[Problem]]:
 
 
 def _fingerprint(folder: str) -> str | None:
-    """Size, time and inode of each source; None if there is neither a manifest nor a run.json."""
+    """Size, modification time and inode of each file from which the folder's row is made, as text.
+
+    None if the folder has neither a manifest nor a run.json.
+    """
     parts = [_state(f"{folder}/{name}") for name in SOURCES]
     if parts[0] == parts[1] == "-":
         return None
@@ -192,7 +202,7 @@ def _children(folder: str, visited: set[str]) -> tuple[list[str], bool]:
 
 
 def _foreign(with_other_files: Sequence[str], candidates: Sequence[Candidate], root: str) -> Iterator[Problem]:
-    """Problems for the topmost folders with files in them and no bundle below."""
+    """A problem for each folder with files and without a bundle below; sub-folders of such a folder are left out."""
     above_bundles = {root}
     for each in candidates:
         folder = os.path.dirname(each.folder)  # noqa: PTH120 - as above
@@ -214,7 +224,7 @@ def _foreign(with_other_files: Sequence[str], candidates: Sequence[Candidate], r
 
 
 def read(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
-    """Verify and read bundles; one that is incomplete, damaged, foreign or too new is a problem instead of a row."""
+    """Verify and read bundles; a bundle that is incomplete, damaged, foreign or too new gives a problem, and no row."""
     chunks = [candidates[begin : begin + CHUNK] for begin in range(0, len(candidates), CHUNK)]
     is_shared = len(candidates) >= FEWEST_SHARED
     parts = share(_read_chunk, chunks) if is_shared else list(map(_read_chunk, chunks))
@@ -254,7 +264,7 @@ def _read_chunk(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem
 
 
 def _refused(rows: Sequence[RunRow], steps: ParsedFiles) -> list[str | None]:
-    """Why the steps of each run cannot be used, None if they can; otherwise no figure of the run can be trusted."""
+    """For each run, the reason why its steps, and therefore its figures, cannot be trusted; None for a valid run."""
     impossible = refusals(
         steps.lists,
         imported=[row.cells["imported"] for row in rows],

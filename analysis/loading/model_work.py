@@ -124,9 +124,9 @@ def at_all_sizes(model: str) -> tuple[ModelWork, ...]:
 
 
 def image_size_of(spec: Spec) -> tuple[int | None, bool]:
-    """Edge of a run's images in pixels, and whether it was stated; else the model's usual size, None if unknown.
+    """Edge of a run's images in pixels (None if unknown), and whether the edge was stated.
 
-    The size also counts as stated if it follows from the data set.
+    An edge that follows from the data set counts as stated; the model's usual edge does not.
     """
     if spec.image_size:
         return int(spec.image_size), True
@@ -138,7 +138,7 @@ def image_size_of(spec: Spec) -> tuple[int | None, bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownWork:
-    """The work of a run of a known model. `assumption`: an unstated fact on which it rests, None if all were stated."""
+    """The work of a run of a known model. `assumption`: unstated fact on which the work rests, if any."""
 
     complexity: ComplexityRecord
     assumption: str | None

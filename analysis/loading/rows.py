@@ -43,5 +43,5 @@ def frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataF
 
 
 def joined(parts: Iterable[str | None]) -> str | None:
-    """Texts of a note, separated by semicolons; None if there is none."""
+    """Text from the parts of a note, separated by semicolons; None if there are no parts."""
     return "; ".join(part for part in parts if part) or None

@@ -39,7 +39,7 @@ RUN_COLUMNS: Mapping[str, Kind] = {
     **DERIVED,
     "notes": Kind.TEXTS,
 }
-# Each column with its section, its name in the section and its type; and the sections that hold columns.
+# `CELLS`: each column with its section, its name in the section and its type. `SECTIONS`: sections that hold columns.
 CELLS = tuple((str(leaf.column), leaf.names[:-1], leaf.names[-1], leaf.kind) for leaf in contract.COLUMNS)
 SECTIONS = tuple(dict.fromkeys(names for _, names, _, _ in CELLS))
 # Columns that every completed run of ours has measured.
@@ -100,7 +100,10 @@ def row_of(document: Mapping[str, Any]) -> RunRow:
 
 
 def _verdict(run: Record) -> Verdict | None:
-    """The limit by the current rule, else as stored: older versions had another rule, and no rule for imported runs."""
+    """The run's limit by the current rule, else the limit that is stored in run.json.
+
+    The current rule comes first, because older versions had another rule, and no rule for imported runs.
+    """
     found, stored = verdict.from_record(run), run.bound
     # Older runs lack waits for a CPU: only the stored sentence says that other processes used the CPU.
     busy = stored.busy if stored else None
@@ -176,7 +179,7 @@ def _rate(rate: MeasuredRate) -> dict[str, Any]:
 
 
 def _float(value: float | None) -> float | None:
-    """A number as float: JSON's integers are unbounded, Arrow's are not."""
+    """Convert a number to float, because an integer in JSON may be too large for Arrow."""
     return None if value is None else float(value)
 
 

@@ -1,6 +1,6 @@
-"""Parse steps.csv and telemetry.csv into typed Arrow tables, and find rows of steps.csv that cannot be.
+"""Parse steps.csv and telemetry.csv into typed Arrow tables, and find impossible rows of steps.csv.
 
-An empty cell is absent.
+An empty cell means that the value is absent.
 """
 
 import itertools
@@ -24,7 +24,7 @@ MASK = "clock_event_reasons"
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesFile:
-    """A file of a bundle, and the types in which its columns are parsed; masks become floats in the tables."""
+    """A file of a bundle, and the types in which its columns are parsed; the tables have the types of `kept_type`."""
 
     file: str
     types: Mapping[str, pa.DataType]
@@ -43,7 +43,7 @@ class SeriesFile:
 
 
 def kept_type(read_as: pa.DataType) -> pa.DataType:
-    """The type in which a column is kept: a mask becomes a float, which is wide enough, with NaN for absent."""
+    """The type of a parsed column in the tables: float for a bit mask, with NaN for an absent value; else unchanged."""
     return pa.float64() if read_as == pa.uint64() else read_as
 
 
@@ -62,7 +62,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedFiles:
-    """The rows of several files in one list array, a list per file, and remarks on unreadable parts per file."""
+    """Contents of several files. `lists`: a list of rows per file; `remarks`: remarks on unreadable parts, per file."""
 
     lists: pa.ListArray
     remarks: Sequence[Sequence[str]]
@@ -137,9 +137,10 @@ def _whole_lines(content: bytes | None) -> bytes | None:
 
 
 def _read(layout: SeriesFile, data: bytes, *, on_ragged: Callable[[int], None] | None = None) -> pa.Table:
-    """Parse CSV; `on_ragged` gets the number of each row of another length, which is skipped.
+    """Parse CSV. A ragged row has more or fewer cells than the header.
 
-    Raises `ArrowException` for a cell of another type and, without `on_ragged`, for a row of another length.
+    Ragged rows are skipped, and `on_ragged` gets the number of each; without `on_ragged`, a ragged row raises
+    `ArrowException`. A cell of another type always raises `ArrowException`.
     """
 
     def skip(row: csv.InvalidRow) -> str:
@@ -170,7 +171,7 @@ def _lists(layout: SeriesFile, table: pa.Table, counts: Sequence[int]) -> pa.Lis
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat.cast(layout.struct))
 
 
-# --- rows of steps.csv that cannot be
+# --- impossible rows of steps.csv
 #
 # A bundle with an impossible row is refused, because all of its figures are in doubt. All runs of an index are checked
 # at once, because there may be ten thousand. Imported logs were written by other programs: they may lack cells, and
@@ -191,7 +192,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepRows:
-    """Rows of several steps.csv, concatenated; `run`: number of each row's file, `imported`: whether it is imported."""
+    """Rows of several steps.csv, concatenated; `run`: index of each row's file, `imported`: mask of imported rows."""
 
     table: pa.Table
     run: npt.NDArray[np.intp]
@@ -244,13 +245,13 @@ def _whole_steps(rows: StepRows) -> Mask:
 
 
 def _no_time_stamp(rows: StepRows) -> Mask:
-    """Rows with a time stamp out of range: below 0, except in an imported log, whose clock may have been set back."""
+    """Mask of rows with a time stamp out of range; imported logs may go below 0, as their clock may be set back."""
     of_a_log, of_ours = rows.outside("ended_at_s", -LONGEST_S, LONGEST_S), rows.outside("ended_at_s", 0, LONGEST_S)
     return np.where(rows.imported, of_a_log, of_ours)
 
 
 def _clock_stands(rows: StepRows) -> Mask:
-    """Reversed or repeated time stamps in runs of ours; a step below the clock's precision may repeat a stamp."""
+    """Mask of rows of our own runs whose time stamp is reversed, or repeated after a step that the clock resolves."""
     took, ended = rows.numbers["step_s"], rows.numbers["ended_at_s"]
     advanced = rows.since("ended_at_s")
     repeated = (advanced == 0) & (took > CLOCK_DIGITS * ended + ROUNDING_S)
@@ -259,7 +260,7 @@ def _clock_stands(rows: StepRows) -> Mask:
 
 
 def _longer_than_there_was(rows: StepRows) -> Mask:
-    """Rows whose step and wait for data take longer than the time since the previous step ended."""
+    """Mask of rows whose step and wait for data take longer than the time since the previous step ended."""
     took = rows.numbers["step_s"] + rows.numbers["data_s"]
     room = ROOM * rows.since("ended_at_s") + CLOCK_DIGITS * rows.numbers["ended_at_s"] + ROUNDING_S
     return (took > room) & ~rows.imported

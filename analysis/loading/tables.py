@@ -101,7 +101,10 @@ def load_folders(folders: Sequence[Path], *, verify: bool = False) -> Tables:
 
 def _require_folder(folder: Path) -> Path:
     if not folder.exists():
-        raise UsageError(f"results folder '{folder}' does not exist", hint="name a folder of bundles, as results")
+        raise UsageError(
+            f"results folder '{folder}' does not exist",
+            hint="name a folder that contains bundles, for example: results",
+        )
     if not folder.is_dir():
         raise UsageError(
             f"'{folder}' is a file, not a folder of bundles", hint=f"if it is the log of a run: analyze import {folder}"

@@ -33,9 +33,9 @@ class RunFigures:
 class ForeignTable:
     """Cells under a header, each row with its line number in the file.
 
-    `cut`: rows left out because the file breaks off in them. `wall_s`, `iterations`: if the log has running means, the
-    seconds of all rows after the first together, and the number of iterations that each row represents. `figures`:
-    figures of a log that has no rows.
+    `cut`: rows left out because the file breaks off in them. `iterations`: number of iterations that each row of a log
+    represents. `wall_s`: seconds of all rows after the first together, if the log has running means. `figures`: figures
+    of a log that has no rows.
     """
 
     kind: str
@@ -103,9 +103,10 @@ def read(text: str, *, file: str, is_header: Callable[[Sequence[str]], bool]) ->
 
 
 def plain_numbers(cells: Iterable[str], *, file: str) -> Callable[[str], str]:
-    """A function that rewrites a file's numbers with a decimal point and without thousands marks, from all its `cells`.
+    """A function that rewrites the text of a number with a decimal point and without thousands marks.
 
-    Raises `UsageError` if commas can be decimal marks as well as thousands marks.
+    `cells`: all cells of the file, which show whether its commas are decimal marks or thousands marks. Raises
+    `UsageError` if they can be both.
     """
     with_comma = {cell.strip() for cell in cells if "," in cell}
     if not with_comma:
@@ -132,16 +133,16 @@ def plain_numbers(cells: Iterable[str], *, file: str) -> Callable[[str], str]:
 
 # --- repetitions: a text that was appended to itself, and rows that are repeated further down
 
-# Number of measured digits whose agreement is no coincidence: ten times with three digits.
+# Number of measured digits whose agreement is no coincidence, for example 10 step times of 3 digits each.
 _SURE_DIGITS = 30
-# Number of distances between equal rows that are tried, most frequent first.
+# Number of distances between equal rows that are tried, the most frequent distance first.
 _MOST_LAGS = 5
-# Rows that occur more often than this say little about the distance.
+# Rows that occur more often than this are ignored in the search for the distance at which rows repeat.
 _RARE = 4
 
 
 def without_second_half(text: str) -> tuple[str, bool]:
-    """The text without its second half if both halves are equal line by line, and whether they were."""
+    """The text without its second half if both halves have equal lines; and whether the halves are equal."""
     lines = text.splitlines(keepends=True)
     half, odd = divmod(len(lines), 2)
     if odd or half < 2 or [line.rstrip() for line in lines[:half]] != [line.rstrip() for line in lines[half:]]:  # noqa: PLR2004
@@ -150,9 +151,9 @@ def without_second_half(text: str) -> tuple[str, bool]:
 
 
 def repeated_rows(rows: Sequence[Hashable], measured: Sequence[str]) -> list[int]:
-    """Indices of rows that repeat a sequence of earlier rows, if that is no coincidence.
+    """Indices of rows that repeat a sequence of earlier rows, if too many digits agree for a coincidence.
 
-    `measured`: the figures of each row that differ between runs. Rows with all figures alike prove nothing.
+    `measured`: text of each row's figures that differ between runs. Rows with equal figures are counted once.
     """
     places: dict[Hashable, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):

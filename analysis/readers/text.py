@@ -75,7 +75,7 @@ def decode(content: bytes) -> Decoded:
 
 
 def _utf16(head: bytes) -> str | None:
-    """UTF-16 variant of a text without a byte order mark, recognized by the zeros in its ASCII; None for others."""
+    """UTF-16 variant of a text without a byte order mark, recognized by zero bytes; None for any other text."""
     for name, characters, zeros in (("utf-16-le", head[::2], head[1::2]), ("utf-16-be", head[1::2], head[::2])):
         is_mostly_ascii = zeros.count(0) > UTF16_ZEROS * max(len(zeros), 1)
         if is_mostly_ascii and min(characters, default=0) >= FIRST_OF_TEXT:
@@ -98,8 +98,8 @@ def _unpacked(content: bytes) -> tuple[bytes, str | None]:
         if total >= MOST_BYTES:
             return b"".join(parts), f"the gzip file unpacks to more than {MOST_BYTES >> 30} GiB: the rest was left out"
         if not member.eof:
-            # Drop the incomplete last line, which may end within a number. UTF-16 keeps a part, which is refused if
-            # invalid.
+            # Drop the incomplete last line, which may end within a number. A part of the line may remain in UTF-16,
+            # and is refused later if it is invalid.
             lines, newline, _ = b"".join(parts).rpartition(b"\n")
             return lines + newline, "the gzip file ends too early: its beginning was read"
         rest = member.unused_data
@@ -123,7 +123,7 @@ _MAGIC = (
     (b"%PDF", "a PDF document", "import the data from which it was made"),
     (b"\x89PNG", "a picture", "import the data from which it was drawn"),
     (b"\xff\xd8\xff", "a picture", "import the data from which it was drawn"),
-    (b"PAR1", "a Parquet file", "write it as CSV: pandas.read_parquet(FILE).to_csv(…)"),
+    (b"PAR1", "a Parquet file", "write the table as CSV: pandas.read_parquet(FILE).to_csv(…)"),
 )
 _SUFFIXES = {
     ".nsys-rep": ("a report of Nsight Systems", _NSYS),
@@ -145,7 +145,7 @@ _TEXTS = (
     (r"\bms/step\b|\d+s \d+ms/step", "output of Keras", "log a row per step, with its time"),
     (r"Epoch\s*:?\s*\[?\d+", "a training log without the time of an iteration", "log the time of each iteration"),
     (r"(?m)^(?:import|from|def|class) \w+", "a program", "import what it printed"),
-    (r"\A\s*[\[{]", "a JSON document", "write it as CSV, with a row per iteration"),
+    (r"\A\s*[\[{]", "a JSON document", "write the log as CSV, with a row per iteration"),
 )  # fmt: skip
 
 

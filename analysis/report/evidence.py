@@ -119,12 +119,12 @@ class ReportEvidence:
 
     @cached_property
     def listed_alone(self) -> pd.DataFrame:
-        """Operators of runs without attributed kernels."""
+        """Time per operator of profiled runs, without imported traces, which are in `attributed`."""
         return operators.operators(self.results, with_attributed=False)[0]
 
     @cached_property
     def attributed(self) -> tuple[pd.DataFrame, list[Problem]]:
-        """Work of operators in imported traces, and problems."""
+        """Work of operators in imported traces, and problems with unreadable files."""
         return operators.attributed(self.results, ("family", "name"))
 
     @cached_property

@@ -17,7 +17,7 @@ The words of tables, messages and reports, each with one meaning everywhere. Wri
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """A term with its meaning; `in_report`: the report explains it in its last section."""
+    """A term with its meaning; `in_report`: the last section of the report explains this term."""
 
     word: str
     meaning: str

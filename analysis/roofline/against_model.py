@@ -26,7 +26,7 @@ CLASSES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class _Claim:
-    """Counted FLOP of a profile, and the work that the user claims for it; `steps` is None if not given.
+    """Counted FLOP of a profile, and the model, batch size and steps that the user named; `steps`: None if not named.
 
     `is_input_known`: batch size and image size are those of the profile's own first input.
     """
@@ -53,7 +53,8 @@ class _Claim:
 def contradiction(spec: Spec, kernels: "pd.DataFrame", *, steps: float | None, is_partial: bool) -> str | None:
     """A sentence if counted FLOP and those of the named model differ by more than kernels explain, with likely causes.
 
-    None if they agree, if either is unknown, or if too few FLOP are known to be a lower bound.
+    None if both agree, if either is unknown, or if the counted FLOP are too low because the count is known to be
+    incomplete.
     """
     size, _ = model_work.image_size_of(spec)
     work = model_work.find(spec.model, size)
@@ -119,8 +120,9 @@ def _other_model(model: "TracedModel", named: ModelWork) -> str | None:
     owners = sorted({work.model for work in model_work.table().values() if work.parameters == parameters})
     if owners:
         return f"the trace's {model.parameters} parameters are those of {' or '.join(owners)}"
-    # A trace of compiled code contains only gradients, and none of frozen layers.
-    is_whole = model.weights is not None and model.weights == model.parameters
+    # In a trace of compiled code only gradients show which weights there are, and frozen layers have none: then the
+    # trace does not show the whole model.
+    is_whole = model.parameters_in_modules is not None and model.parameters_in_modules == model.parameters
     ratio = parameters / named.parameters
     if ratio <= MODEL_RATIO_TO and (ratio >= MODEL_RATIO_FROM or not is_whole):
         return None

@@ -11,7 +11,6 @@ from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
 if TYPE_CHECKING:
     import pandas as pd
 
-LOWER_BOUND = "FLOP are a lower bound"
 TENSOR = "tensor operations that are not counted"
 PARTLY = "some operations of a number type were not counted"
 PARTIAL = "the profile is partial"
@@ -20,7 +19,7 @@ NO_BACKWARD = "no kernels of a backward pass, so a part of a step"
 
 
 def uncounted_operations(kernels: "pd.DataFrame") -> str | None:
-    """Operations that were not counted in a profile whose other operations were; None if all were counted."""
+    """Text on operations of counted kernels that the counters missed; None if no such operation is known."""
     is_counted = kernels["flop"].notna()
     if (is_counted & kernels["hides_tensor_flop"]).any():
         return TENSOR

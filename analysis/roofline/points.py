@@ -1,8 +1,9 @@
-"""Training steps below the roofs of their devices, the limit of each step, and what moves it. Pure.
+"""Training steps below the roofs of their devices, their limits, and effects of batch size and precision. Pure.
 
 Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52 (2009): a step of intensity I
-(FLOP per byte of DRAM) reaches at most min(FLOP/s of the device, I x bytes/s of its memory). The time of a step always
-comes from the run without a profiler; the profiled run's counters give only FLOP and bytes.
+(FLOP per byte of DRAM) reaches at most min(FLOP/s of the device, I x bytes/s of its memory). The time of a step comes
+from the run without a profiler, and counters give only FLOP and bytes. If only a profiler timed the step, a note says
+so.
 """
 
 import math
@@ -16,13 +17,13 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.kernels.breakdown import kernel_rows
+from analysis.kernels.breakdown import LOWER_BOUND, kernel_rows
 from analysis.loading import units
 from analysis.loading.configurations import CONFIGURATION, DEVICE, PLACE, UNNAMED, WORK_NAMED, Group, completed, group
 from analysis.loading.rows import frame, joined, names_of
 from analysis.loading.tables import Tables
 from analysis.readers.ncu.families import is_backward
-from analysis.roofline.lower_bound import LOWER_BOUND, TENSOR, counted_over_model, model_warning, reasons
+from analysis.roofline.lower_bound import TENSOR, counted_over_model, model_warning, reasons
 from analysis.roofline.roofs import DeviceRoofs, Roof, Work, device_of, intensity, range_note, refuted_ceilings, roof_of
 from analysis.statistics.intervals import over_runs
 from workload.contract.peaks import Peak
@@ -44,13 +45,13 @@ class WorkSource(StrEnum):
 
     COUNTERS = "counters"
     MODELLED = "modelled"
-    # Counters divided by the profiler's own time, if the step was not timed without the profiler.
+    # Counters, divided by the profiler's own time because only the profiler timed the kernels.
     PROFILER = "under the profiler"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PointRow:
-    """A row of `points`, without the facts in `UNNAMED`."""
+    """A row of the table `points`, without further facts that distinguish groups of runs (`UNNAMED`)."""
 
     place: str | None
     device_name: str | None
@@ -90,12 +91,12 @@ POINT_COLUMNS = names_of(PointRow)
 def points(results: Tables) -> pd.DataFrame:
     """Training steps in the roofline plane: a row per group of runs that may be pooled, and source of FLOP and bytes.
 
-    `flop_per_s`: FLOP of a step divided by the median over runs of their median unprofiled step time, with its 95 %
-    interval over runs; NaN if no step was timed. Modelled bytes are an interval, and so is the intensity:
-    `intensity_low` and `intensity_high`, with the point between them; counted bytes are one figure. A profile without
-    another timing is a point over its own time. FLOP that are a lower bound have neither a bound nor a share of a roof.
-    `roof`: kind of the roof behind `roof_flop_per_s`, the measured one, or the vendor's if none was measured.
-    `fraction_of_peak` is of the vendor's FLOP/s.
+    `flop_per_s`: FLOP of a step divided by the step time (median over runs of each run's median step), with a 95 %
+    interval over runs; NaN if no step was timed. Steps timed only by a profiler have the profiler's time. Counted bytes
+    are one number. Modelled bytes are an interval, and so is the intensity: the point lies between `intensity_low` and
+    `intensity_high`. If the FLOP are a lower bound, the fractions of roofs are unknown, and `bound` (the limit) is
+    known only if waits or an idle device limit the step. `roof`: kind of the roof that gives `roof_flop_per_s`, the
+    measured roof, or the vendor's if none was measured. `fraction_of_peak`: fraction of the vendor's peak FLOP/s.
     """
     return frame([{**pool.facts, **vars(row)} for pool, row in point_rows(results)], (*POINT_COLUMNS, *UNNAMED))
 
@@ -158,7 +159,7 @@ def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
 
 
 def _step_times(pool: Group) -> list[float]:
-    """Seconds of a step by run: the median step, or from images over wall time if a table of rates has no steps."""
+    """Seconds of a step by run: the median step; for an import without steps, batch size divided by images/s."""
     steps = [step_s for step_s in pool.known("step_median_s") if step_s > 0]
     if steps or not pool["imported"]:
         return steps
@@ -183,7 +184,7 @@ def _lower_bounds(pool: Group, has_backward: bool | None = None, counted: float 
 
 
 def _profile(results: Tables, pool: Group) -> _Measurement | None:
-    """The kernels of a profile as one measurement over their own time; None if no kernels can be read."""
+    """The kernels of a profile as one measurement, timed by the profiler; None if no kernels can be read."""
     launches = results.kernels.groupby("run_id", sort=False).indices
     profiled = [run_id for run_id in pool.runs["run_id"] if run_id in launches]
     if not profiled:
@@ -232,7 +233,7 @@ def _point(pool: Group, measurement: _Measurement, device: DeviceRoofs, refuted:
     # Divide by the median time, as run.json does: for an even number of runs, the median of rates differs.
     rate = work.flop / step_s if work.flop is not None and step_s else None
     flop_per_byte = intensity(work.flop, work.moved(step_s, roof))
-    # The intensity and the share of a roof of a lower bound are unknown.
+    # If the FLOP are a lower bound, so is the intensity, and the share of a roof is unknown.
     limit = roof.at(flop_per_byte) if roof and flop_per_byte is not None and is_complete else None
     verdict = _verdict(pool, measurement, roof, step_s)
     row = PointRow(
@@ -270,7 +271,7 @@ def _point(pool: Group, measurement: _Measurement, device: DeviceRoofs, refuted:
 
 
 def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: float | None) -> Verdict:
-    """The limit of a group of runs: the rule for a single run, applied to the medians."""
+    """The limit of a group of runs, by the same rule as for a single run, applied to medians over the runs."""
     work, is_complete = measurement.work, not measurement.lower_bounds
     has_bytes = not measurement.is_traced or _share_without_bytes(pool) <= MOST_UNATTRIBUTED
     figures = Figures(
@@ -380,7 +381,7 @@ def _lacks_gaps(pool: Group) -> bool:
 
 
 def _traced_lower_bounds(pool: Group) -> tuple[str, ...]:
-    """Why a trace's FLOP are incomplete, if they are: operators without a formula may compute too."""
+    """Reasons why a trace's FLOP are incomplete, or empty: operators without a formula may execute FLOP, too."""
     share = pool.median("uncounted_share") or 0.0
     return (f"{percent(share)} of the time is unattributed",) if share > MOST_UNATTRIBUTED else ()
 
@@ -415,7 +416,7 @@ def _traced_notes(pool: Group, flop: float | None, bound: str | None) -> Iterato
 
 @dataclass(frozen=True, kw_only=True)
 class ShiftRow:
-    """A row of `shifts`."""
+    """A row of the table `shifts`: two groups of runs that differ only in `changed` (batch size or precision)."""
 
     place: str | None
     device_name: str | None
@@ -436,8 +437,8 @@ class ShiftRow:
 def shifts(results: Tables) -> pd.DataFrame:
     """Effect of batch size and precision on a step: a row per pair of neighbouring values, all else being equal.
 
-    `changed` is `batch_size` or `precision`, from `left` to `right`; `at`: value of the other one. Ratios are
-    right by left. A lower bound of FLOP is compared with nothing.
+    `changed`: `batch_size` or `precision`, with its values `left` and `right`; `at`: the unchanged value of the other
+    of these two columns. Ratios are right divided by left. Rows whose FLOP are a lower bound are left out.
     """
     rows = [{**pool.facts, **vars(row)} for pool, row in point_rows(results)]
     pairs = [pair for changed in ("batch_size", "precision") for pair in _pairs(rows, changed)]

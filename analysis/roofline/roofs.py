@@ -65,7 +65,7 @@ def intensity(flop: float | None, moved_bytes: float | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RoofRow:
-    """A row of `roofs`."""
+    """A row of the table `roofs`: one roof of a device. `kind`: measured, or the vendor's peak."""
 
     place: str | None
     device_name: str | None
@@ -84,7 +84,7 @@ def roofs(results: Tables) -> pd.DataFrame:
 
     `flop_per_s` and `bytes_per_s` are medians over the `measurements`; `bytes_per_s` is the copy rate. A run that
     reused the ceilings of an earlier run adds no measurement. Vendors' figures are from peaks.toml; a device without a
-    known peak has no such row.
+    known peak has only measured rows.
     """
     rows = list[RoofRow]()
     for values, runs in completed(results.runs).groupby(list(DEVICE), dropna=False, sort=False):
@@ -147,10 +147,10 @@ class DeviceRoofs:
 
 
 def refuted_ceilings(runs: pd.DataFrame) -> dict[float, float]:
-    """Ceilings of CPUs that a run has exceeded, with the largest factor.
+    """Measured ceilings of CPUs (FLOP/s) that runs have exceeded, with the largest attained fraction of each ceiling.
 
-    Other work used the CPUs while such a ceiling was measured; current versions then measure again. Ceilings of
-    GPUs are not refuted, because a GPU's kernels may execute fewer FLOP than modelled.
+    Other work used the CPUs while such a ceiling was measured; current versions of this program then measure again.
+    Ceilings of GPUs are not refuted, because a GPU's kernels may execute fewer FLOP than modelled.
     """
     cpu = runs[(runs["device_type"] == "cpu") & (runs["ceiling_flop_per_s"] > 0) & (runs["step_median_s"] > 0)]
     shares = cpu["train_flop_per_step"] / cpu["step_median_s"] / cpu["ceiling_flop_per_s"]
@@ -162,7 +162,7 @@ def refuted_ceilings(runs: pd.DataFrame) -> dict[float, float]:
 
 
 def device_of(results: Tables, keys: Mapping[str, Any], runs: pd.DataFrame) -> DeviceRoofs:
-    """The device of these runs, from the record of the first: in one place, devices of one name are alike."""
+    """The device of these runs, from run.json of the first run: devices with one name in one place are alike."""
     name = keys["device_name"]
     device = DeviceFacts()
     if name is not None and keys["device_type"] == "cuda":

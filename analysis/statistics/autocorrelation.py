@@ -47,9 +47,10 @@ def effective_n(values: npt.ArrayLike, *, robust: bool = True) -> EffectiveN:
 
 
 def integrated_time(correlations: Floats) -> float:
-    """1 + 2 x the sum of the correlations at lags 1, 2, ..., by Geyer's rule; at least 1 and at most n.
+    """1 + 2 x the sum of the correlations at lags 1, 2, ...; at least 1 and at most n.
 
-    An alternating series could be worth more than n steps, but the estimate is too uncertain to claim this.
+    Geyer's estimator (see `effective_n`) ends the sum before correlations that are noise. An alternating series could
+    be worth more than n steps, but the estimate is too uncertain to claim this.
     """
     pairs = correlations[: correlations.size // 2 * 2].reshape(-1, 2).sum(axis=1)
     positive = pairs > 0
@@ -59,7 +60,7 @@ def integrated_time(correlations: Floats) -> float:
 
 
 def acf(series: Floats) -> Floats:
-    """Autocorrelation at all lags, shape (n,): the usual biased, positive definite estimate, by Fourier transform."""
+    """Autocorrelation at all lags, shape (n,): the biased, positive definite estimate, by Fourier transform."""
     centred = series - series.mean()
     # Padded to twice the length, because the transform treats a series as periodic.
     spectrum = np.fft.rfft(centred, 2 * series.size)
@@ -73,7 +74,7 @@ def normal_scores(series: Floats) -> Floats:
 
 
 def too_short(steps: int) -> str | None:
-    """Reason why this number of steps gives no interval; None if it is enough."""
+    """Reason why this number of steps gives no interval; None if there are enough steps."""
     if steps >= LEAST_FOR_INTERVAL:
         return None
     return (
@@ -95,8 +96,8 @@ def cautious_time(scores: Floats, *, trend: bool = False) -> float:
 def unbiased_lag1(rho: float, *, n: float, runs: int = 1, trend: bool = False) -> float:
     """Bias-corrected lag-1 correlation; 0 if the estimate is noise at the 5 % level.
 
-    `rho`: the usual estimate from series of `n` steps, mean over `runs`. Subtracting the mean biases it by
-    -(1 + 4 rho) / n, subtracting a trend line (`trend`) by -(2 + 5 rho) / n: Kendall, Biometrika 41 (1954); Shaman &
+    `rho`: biased estimate from series of `n` steps, mean over `runs` series. Subtracting the mean changes the estimate
+    by -(1 + 4 rho) / n, subtracting a trend line (`trend`) by -(2 + 5 rho) / n: Kendall, Biometrika 41 (1954); Shaman &
     Stine, JASA 83 (1988). One rho / n of each bias comes from the divisor n.
     """
     if rho < 1.645 / np.sqrt(n * runs):
@@ -113,8 +114,8 @@ def share_explained(values: npt.ArrayLike, covariate: npt.ArrayLike, *, level: f
 
     With ranks, a few slow steps do not matter, and 1 / clock explains as much as the clock. Two slow waves correlate by
     chance, so the interval counts effective pairs: n / (1 + 2 x sum of the products of both autocorrelations)
-    (Bartlett, JRSS 98, 1935). Fisher's z with the standard error of Bonett & Wright, Psychometrika 65 (2000). Raises
-    `ValueError` if the shapes differ or are not 1-D.
+    (Bartlett, JRSS 98, 1935). The interval uses Fisher's z with the standard error of Bonett & Wright, Psychometrika 65
+    (2000). Raises `ValueError` if the shapes differ or are not 1-D.
     """
     first, second = (np.atleast_1d(np.asarray(side, dtype=np.float64)) for side in (values, covariate))
     if first.shape != second.shape or first.ndim != 1:

@@ -93,9 +93,9 @@ class WithinBlocks:
 class Comparison:
     """Result of a comparison. `ratio`: other / baseline of the geometric means over runs; above 1 the other is slower.
 
-    `hedges_g` is computed from logarithms of run medians. `reasons`: why figures are absent, and the assumptions of the
-    others. Interval and p-value are None if `difference` is. `within_blocks`: None if runs were not paired. `busy`: how
-    many of the runs were on a busy machine, in words.
+    `hedges_g` is computed from logarithms of run medians. `reasons`: why figures are absent, and what the present
+    figures assume. Interval and p-value are None if `difference` is None. `within_blocks`: None if runs were not
+    paired. `busy`: how many of the runs were on a busy machine, in words.
     """
 
     ratio: float | None
@@ -119,8 +119,8 @@ class Comparison:
 def compare(baseline: Runs, other: Runs, *, level: float = LEVEL) -> Comparison:
     """Compare runs by the median of their positive figures (step times, or one figure per run).
 
-    `level`: confidence level of the interval. For several comparisons, ask `difference` for an interval at the level of
-    its test.
+    `level`: confidence level of the interval. For several comparisons, call `difference.interval` with the level that
+    `holm_levels` gives for each.
     """
     first, second = (np.log([np.median(run) for run in positive(side)]) for side in (baseline, other))
     difference, reason = _difference(first, second)
@@ -233,7 +233,7 @@ Blocks = Mapping[Hashable, npt.ArrayLike]
 
 
 def shared_blocks(baseline: Blocks, other: Blocks) -> list[Hashable]:
-    """Blocks with a usable figure of both configurations, in the order of the baseline."""
+    """Blocks with a positive finite figure of both configurations, in the order of the baseline."""
     return [block for block in baseline if block in other and _logs(baseline[block]).size and _logs(other[block]).size]
 
 
@@ -279,7 +279,7 @@ def _ratio(logarithm: float) -> float:
 
 
 def _contrast(baseline: Blocks, other: Blocks) -> Contrast:
-    """Logarithm of other over baseline, from these runs alone."""
+    """Logarithm of the ratio `other` / `baseline`, from the runs of both alone."""
     runs = [
         Run(figure=float(figure), configuration=name, block=block)
         for name, side in enumerate((baseline, other))
@@ -335,8 +335,8 @@ def holm_levels(p_values: npt.ArrayLike, *, alpha: float) -> Floats:
     """Confidence level at which Holm's procedure tests each p-value.
 
     An interval at this level excludes "no difference" if and only if the adjusted p-value is below `alpha`. The k-th
-    smallest of m p-values is compared with alpha / (m - k + 1). The first that is not below its limit sets the limit of
-    all larger ones.
+    smallest of m p-values is compared with alpha / (m - k + 1). The first p-value that is not below its limit sets the
+    limit of all larger p-values.
     """
     return _tested(p_values, lambda tested: _holm_levels(tested, alpha))
 

@@ -71,10 +71,10 @@ class _Parts:
 def variance_split(runs: Runs, *, level: float = LEVEL) -> VarianceSplit:
     """Split the variance of step times into within and between runs; outliers and steps of 0 s or less are dropped.
 
-    The model is one-way random effects of logarithms, for runs of unequal length with autocorrelated steps. Unweighted
-    means (Thomas & Hultquist, Annals of Statistics 6, 1978) with each run's effective n instead of n, so that slow
-    waves within runs do not count as differences between runs. Interval of `between`: Williams (1962) and Tukey; of
-    `icc`: Searle, Linear Models, 1971, section 9.9. Negative estimates are set to 0.
+    The model is one-way random effects of logarithms, for runs of unequal length with autocorrelated steps. The method
+    is unweighted means (Thomas & Hultquist, Annals of Statistics 6, 1978) with each run's effective n instead of n, so
+    that slow waves within runs do not count as differences between runs. Interval of `between`: Williams (1962) and
+    Tukey; of `icc`: Searle, Linear Models, 1971, section 9.9. Negative estimates are set to 0.
     """
     usable = [steps[steps > 0] for steps, _ in map(finite, runs)]
     kept = [np.asarray(np.log(steps[~outliers(steps)]), dtype=np.float64) for steps in usable]
@@ -133,7 +133,10 @@ def _pooled_lag1(series: list[Floats]) -> float:
 
 
 def _effective(n: int, rho: float) -> float:
-    """Effective n: variance of one step / variance of the mean of n; at least 1.5, to leave a spread within the run."""
+    """Effective n of an autoregression: variance of one step divided by the variance of the mean of `n` steps.
+
+    At least 1.5, because 1 would leave no degree of freedom within the run. `rho`: lag-1 correlation.
+    """
     lags = np.arange(1, n)
     return max(n / (1 + 2 * float((1 - lags / n) @ rho**lags)), 1.5)
 
@@ -216,10 +219,10 @@ def _icc(parts: _Parts, *, level: float) -> Estimate:
 def differ(figures: npt.ArrayLike, steps: Sequence[npt.ArrayLike]) -> float | None:
     """p-value of the hypothesis that runs have one speed, by analysis of variance of the logarithms of their figures.
 
-    `figures`: images over wall time of each run, which is a mean over all steps, also slow ones. Its variance is that
-    of the steps over the effective number of steps. The model of the steps is one first-order autoregression for
-    all runs, because 20 steps are too few to estimate one per run. None if a run has too few steps, or steps that do
-    not vary. Scheffe, The Analysis of Variance, 1959, chapter 3.
+    `figures`: images over wall time of each run, which is a mean over all steps, also slow ones. The variance of a
+    figure is the variance of the run's steps divided by their effective number. The model of the steps is one
+    first-order autoregression for all runs, because 20 steps are too few to estimate one per run. None if a run has too
+    few steps, or steps that do not vary. Scheffe, The Analysis of Variance, 1959, chapter 3.
     """
     logarithms = np.log(np.asarray(figures, dtype=np.float64))
     series = [kept for kept, _ in map(finite, steps)]
@@ -238,7 +241,8 @@ def differ(figures: npt.ArrayLike, steps: Sequence[npt.ArrayLike]) -> float | No
 def _shared_time(series: Sequence[Floats]) -> float:
     """Number of steps worth one independent step, from the upper limit of the runs' lag-1 correlation.
 
-    Estimates from 20 steps are too low for slow noise, and the rest would be reported as a difference between runs.
+    Estimates from 20 steps are too low for slow noise: unexplained noise would be reported as a difference between
+    runs.
     """
     shortest = min(run.size for run in series)
     correlations = np.mean([acf(run)[:shortest] for run in series], axis=0)

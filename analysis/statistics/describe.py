@@ -22,10 +22,10 @@ class Summary:
 
 
 def summarize(values: npt.ArrayLike) -> Summary:
-    """Summarize values. Robust CoV = 1.4826 x median absolute deviation / median, which one slow step does not change.
+    """Summarize values. Robust CoV (coefficient of variation) = 1.4826 x median absolute deviation / median.
 
-    The standard deviation of the plain CoV has the divisor n - 1; percentiles are interpolated as in numpy and pandas
-    (Hyndman & Fan 1996, type 7).
+    One slow step hardly changes the robust CoV. The standard deviation of the plain CoV has the divisor n - 1;
+    percentiles are interpolated as in numpy and pandas (Hyndman & Fan 1996, type 7).
     """
     kept, _ = finite(values)
     if not kept.size:

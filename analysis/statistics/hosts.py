@@ -1,8 +1,8 @@
 """Variance of runs on one host, between hosts and between zones; and the effect of the position in a block.
 
-One model for a whole matrix: the logarithm of a run's figure = its configuration + its zone + its host + the run. The
-effect of a host is variance between hosts if it is the same for all configurations, and between runs if only one
-configuration has it.
+One model for a whole matrix: the logarithm of a run's figure = its configuration + its zone + its host + the run. If a
+host slows all configurations equally, the effect is variance between hosts; an effect on a single configuration is
+variance between runs.
 """
 
 from collections.abc import Hashable, Sequence
@@ -34,7 +34,7 @@ class PlacedRun:
     """A run's positive figure and its place of measurement; unknown fields are None.
 
     `noise`: variance of the figure's logarithm, estimated from the run's steps, with `noise_degrees` of freedom.
-    `position`: position of the run in its block; the smallest of all runs is the first.
+    `position`: position of the run in its block, counted from the smallest position of all runs.
     """
 
     figure: float
@@ -49,7 +49,7 @@ class PlacedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSplit:
-    """Standard deviations of logarithms, which are fractions of the figure: 0.006 = 0.6 %; a reason if unknown."""
+    """Standard deviations of logarithms, which are fractions of the figure: 0.006 = 0.6 %; reasons if unknown."""
 
     runs: int
     hosts: int
@@ -72,9 +72,10 @@ class _Stratum:
 def machine_split(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> MachineSplit:
     """Variance between runs, hosts and zones by ANOVA for unbalanced data; runs without a known host are left out.
 
-    Configurations are fixed effects, zones and the hosts in them random effects. Sequential sums of squares with their
-    expectations: Henderson's method 3 (Biometrics 9, 1953); Searle, Casella & McCulloch, Variance Components, 1992,
-    chapter 5. Intervals by `above_noise`; if the noise is a sum of mean squares, Satterthwaite's degrees of freedom.
+    Configurations are fixed effects, zones and the hosts in them random effects. The method is Henderson's method 3,
+    sequential sums of squares with their expectations (Biometrics 9, 1953; Searle, Casella & McCulloch, Variance
+    Components, 1992, chapter 5). `above_noise` gives the intervals; a noise that is a sum of mean squares has
+    Satterthwaite's degrees of freedom.
     """
     known = [run for run in runs if run.host is not None and _is_usable(run)]
     hosts, zones = {(run.zone, run.host) for run in known}, {run.zone for run in known}
@@ -101,7 +102,10 @@ def _satterthwaite(parts: Sequence[tuple[float, float]]) -> float:
 
 
 def _strata(runs: Sequence[PlacedRun]) -> tuple[_Stratum | None, _Stratum | None, _Stratum | None]:
-    """Strata of zones (after configurations), hosts (after both) and residuals; None without a degree of freedom."""
+    """Strata of zones, hosts and residuals; None for a stratum without a degree of freedom.
+
+    Each stratum is the variation that the earlier ones leave, in the order configurations, zones, hosts, residuals.
+    """
     logs = np.log([run.figure for run in runs])
     columns = [
         _indicators([run.configuration for run in runs]),

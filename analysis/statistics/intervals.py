@@ -52,10 +52,11 @@ def over_runs(figures: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
 
 
 def over_blocks(figures: Sequence[float]) -> Estimate:
-    """Geometric mean of one figure per block, in the order of the blocks, with the interval of `--until`.
+    """Geometric mean of one figure per block, in the order of the blocks, with its interval.
 
-    The interval is valid although `--until` also tested the figures after fewer blocks, and allows for correlated
-    blocks. Raises `ValueError` for fewer blocks than the first test needs.
+    The launcher's option `--until` decides with this interval when a sweep ends. The interval is valid although
+    `--until` also tested the figures after fewer blocks, and allows for correlated blocks. Raises `ValueError` for
+    fewer blocks than the first test needs.
     """
     look = interval_at_look(single_contrast(figures), target=1.0)
     if look.blocks < FIRST_LOOK:
@@ -67,7 +68,7 @@ def over_blocks(figures: Sequence[float]) -> Estimate:
 
 
 def no_spread(figures: Floats) -> str | None:
-    """Reason why these figures, one per run, give no interval; None if they do."""
+    """Reason why these figures, one per run, give no interval; None if they give one."""
     if figures.size == 1:
         return "one run: no interval"
     if figures.size < LEAST_REPLICATES:

@@ -28,9 +28,9 @@ LEAST_CONSISTENCY = 0.9
 class Period:
     """A pattern: steps `phase`, `phase + period`, ... (from 0) take `ratio` times as long as the others, by medians.
 
-    `found`: chance produces such a pattern in fewer than 1 of 1000 series (`p_value`, corrected for all tested periods
-    and phases), and 9 of 10 pairs (such a step, another step) have the same order of times (`consistency`). If False,
-    the fields describe the best candidate.
+    `found`: chance produces such a pattern in fewer than 1 of 1000 series, and `consistency` is at least 0.9. If False,
+    the fields describe the best candidate. `p_value`: corrected for all tested periods and phases. `consistency`: each
+    step of the pattern is compared with each other step; share of these pairs whose times have the same order.
     """
 
     n: int

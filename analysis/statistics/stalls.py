@@ -12,8 +12,8 @@ from analysis.statistics.samples import LEAST_FOR_SPREAD, Floats, Mask, finite, 
 OUTLIER_STDEVS = 5.0
 # A stall is an outlier above 1.5 x the median, which is more than the noise of a clock.
 STALL_RATIO = 1.5
-# Two or more outliers need a smaller ratio than one. If 3 % of the steps are outliers by nature, fewer than 1 in 200
-# runs of 20 steps have two steps above this ratio that together cost 1 % of the throughput.
+# Two or more outliers need a smaller ratio than a single outlier. If 3 % of the steps are outliers by nature, fewer
+# than 1 in 200 runs of 20 steps have two steps above this ratio that together cost 1 % of the throughput.
 REPEATED, REPEATED_RATIO = 2, 1.2
 # If more than 1 of 10 steps are slow, they are the run's normal behaviour.
 MOST_SHARE = 0.1
@@ -57,9 +57,9 @@ class Stalls:
 
 
 def stalls(series: Floats, *, repeated: bool = False) -> Stalls:
-    """Steps above 1.5 x the median and 5 robust standard deviations, if they are at most 1 of 10.
+    """Outliers (see `outliers`) above 1.5 x the median, if at most 1 of 10 steps is such an outlier.
 
-    `repeated`: find two or more steps above 1.2 x the median instead.
+    `repeated`: find two or more outliers above 1.2 x the median instead.
     """
     n = series.size
     median = float(median_of(series)) if n else 0.0

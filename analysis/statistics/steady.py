@@ -1,4 +1,4 @@
-"""Detects the end of the warm-up, and whether the rest is steady: the rule of `variance`, `audit` and `causes`."""
+"""Detects the end of the warm-up, and whether the rest is steady. Used by `analyze variance` and `analyze audit`."""
 
 from dataclasses import dataclass
 
@@ -57,9 +57,9 @@ class Change:
 class SteadyState:
     """Whether a run is steady after its first `warmup_steps`, which are slower. `steady`: None if it cannot be judged.
 
-    `drift`: of the steps after the warm-up. `change` or `drifts` (never both): why the run is not steady. `visible`:
-    smallest change of a fifth of the steps that would be found 9 times out of 10, as a share of the median. `stalls`
-    are separate: a run with stalls may be steady between them.
+    `drift`: trend of the steps after the warm-up. `change` or `drifts` (never both): why the run is not steady.
+    `visible`: smallest change of a fifth of the steps that would be found 9 times out of 10, as a share of the median.
+    `stalls` are separate: a run with stalls may be steady between them.
     """
 
     n: int
@@ -81,7 +81,10 @@ class SteadyState:
 
     @property
     def slow_steps(self) -> Mask | None:
-        """Mask of the slow steps of a run that is not steady, or of its warm-up; of the slower half for a drift."""
+        """Mask of the slow steps; None if no step is slow.
+
+        Slow are the steps on the slower side of a change; for a drift, the slower half of the run; else the warm-up.
+        """
         steps = np.arange(self.n)
         if self.change:
             inside = (steps >= self.change.start) & (steps < self.change.stop)
@@ -150,8 +153,9 @@ def _warmup(series: Floats, *, tolerance: float) -> tuple[int, Scan | None]:
 def _first_steps(series: Floats, *, tolerance: float) -> int:
     """Number of slow first steps: consecutive stalls, else one or two steps that are slower than the rest, else 0.
 
-    Slower: above the median of the rest by more than 5 robust standard deviations of the rest, twice the distance of
-    its farthest step from the median, and the fraction `tolerance` of the median.
+    A first step is slower if it exceeds the median of the rest by more than each of three limits: 5 robust standard
+    deviations of the rest, twice the largest distance of its steps from the median, and the fraction `tolerance` of the
+    median.
     """
     slow = stalls(series).mask
     if slow.any() and slow[0]:

@@ -49,9 +49,9 @@ class Drift:
 def drift(values: npt.ArrayLike, *, level: float = LEVEL) -> Drift:
     """Median of the slopes between all pairs of steps (Theil 1950, Sen 1968), which tolerates up to 29 % outliers.
 
-    Sen's interval from Kendall's S, whose variance is multiplied by n / effective n of the residuals (as in Hamed &
-    Rao, Journal of Hydrology 204, 1998), with Student's t and effective n - 2 degrees of freedom. Fewer than 100 steps
-    give no interval, because their correlation is unknown.
+    The interval is Sen's, from Kendall's S and Student's t with effective n - 2 degrees of freedom. The variance of S
+    is multiplied by n / effective n of the residuals, as in Hamed & Rao, Journal of Hydrology 204 (1998). Fewer than
+    100 steps give no interval, because their correlation is unknown.
     """
     series, reason = ordered(values, least=LEAST_STEPS)
     n = series.size

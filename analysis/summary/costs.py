@@ -1,7 +1,8 @@
 """Cost of images: price per hour over images per hour, and the cheapest way to train each model. Pure.
 
-The price is that of the VM with its GPUs alone, as recorded by the run. For a run without one, it is the list price of
-workload/contract/prices.toml, if machine type, GPU and region are listed. A machine of one's own has no price here.
+The price is that of the VM with its GPUs alone, as recorded by the run. For a run without a recorded price,
+workload/contract/prices.toml gives the list price, if machine type, GPU and region are listed. Users' own machines have
+no price.
 """
 
 from collections import defaultdict
@@ -66,7 +67,8 @@ def costs(results: Tables) -> pd.DataFrame:
 
     `usd_per_million_images` follows from the median images/s over runs, and its interval from that of the rate: the
     price is taken as exact. `usd_per_epoch` is one pass over ImageNet's 1,281,167 training images. `cheapest` marks the
-    lowest price per image of each model, image size and data set. `price` is `run` or the list and its date.
+    lowest price per image of each model, image size and data set. `price`: source of the price, `run` or `list of` a
+    date.
     """
     rows = [row for pool in group(measured(results.runs)) for row in _rows(pool)]
     best: dict[tuple[Any, ...], float] = defaultdict(lambda: float("inf"))
@@ -137,7 +139,7 @@ def _row(pool: Group, spot: bool | None) -> dict[str, Any]:
 
 
 def _price(pool: Group, spot: bool | None) -> tuple[HourlyPrice | None, str | None]:
-    """The price of a group of runs, and a remark on the price; each is None if there is none."""
+    """The price of a group of runs (None if unknown), and a remark on the price (None if not needed)."""
     recorded = pool.known("usd_per_h")
     if recorded:
         spread = max(recorded) - min(recorded)

@@ -26,10 +26,10 @@ LEAST_SAMPLES = 8
 # Probability of a false cause per run, divided among the covariates.
 FALSE_CAUSES = 0.01
 # If the level of the step times changes, a covariate is a cause if it explains at least this share of the change.
-LEAST_ALONG = 0.5
+LEAST_SHARE_OF_CHANGE = 0.5
 # Least number of samples on either side of a change of level.
 LEAST_SAMPLES_APART = 2
-# Least share of the variation that is reported; a smaller one is not, however certain.
+# Least share of the variation that a cause must explain; a smaller share is not reported, however certain.
 LEAST_SHARE = 0.1
 # Least share of samples with a lowered clock: a single sample of one second does not characterize a run.
 LEAST_CLOCK_LOWERED = 0.05
@@ -37,8 +37,8 @@ LEAST_CLOCK_LOWERED = 0.05
 LEAST_TIME_SHARE = 0.02
 # If a run waits for data for a larger share of its time, the remainder is too short to judge.
 MOST_WAITS = 0.9
-# On a full GPU, a bigger batch gives as many images/s or more; spilling into system memory takes 10 to 45 times as
-# long.
+# A batch whose images/s are below this ratio to those of a smaller batch has spilled into system memory. A bigger batch
+# that fits into the GPU's memory gives as many images/s or more; a step that spills takes 10 to 45 times as long.
 SPILL_RATIO = 0.5
 # Boards whose power limit (W, from the data sheet) reduces the clock under any steady load, which is no fault.
 CAPPED_BY_DESIGN = {"T4": 70, "L4": 72}
@@ -158,7 +158,7 @@ def of_run(case: Case) -> Iterator[Cause]:
 
 
 def clock_reasons(case: Case) -> dict[Reason, float]:
-    """Reasons that held the GPU's clock down, with their share of the samples in the measured region, if not rare."""
+    """Reasons that lowered the GPU's clock, with their share of the samples of measured steps; without rare reasons."""
     _, masks = case.samples("clock_event_reasons")
     if not masks.size:
         return {}
@@ -202,9 +202,10 @@ def _followed(case: Case, covariate: Covariate) -> Iterator[Cause]:
 
 
 def _moved_along(case: Case, covariate: Covariate, at: Floats, values: Floats, slow_steps: Mask) -> Iterator[Cause]:
-    """A clock that is lower during the slow steps of a run whose speed changed; the audit reports the change of speed.
+    """The cause that a clock is lower during the slow steps of a run whose speed changed.
 
-    A correlation cannot show this cause: two levels count as two independent pairs, however many steps there are.
+    The audit reports the change of speed itself. A correlation cannot show this cause: two levels count as two
+    independent pairs, however many steps there are.
     """
     ends = case.measured("ended_at_s")
     slow = slow_steps[np.minimum(np.searchsorted(ends, at), ends.size - 1)]
@@ -212,7 +213,7 @@ def _moved_along(case: Case, covariate: Covariate, at: Floats, values: Floats, s
         return
     low, high = float(np.median(values[slow])), float(np.median(values[~slow]))
     slower = float(np.log(np.median(case.step_s[slow_steps]) / np.median(case.step_s[~slow_steps])))
-    if not 0 < low < high or np.log(high / low) < LEAST_ALONG * slower:
+    if not 0 < low < high or np.log(high / low) < LEAST_SHARE_OF_CHANGE * slower:
         return
     yield Cause(
         cause=covariate.cause,
@@ -345,7 +346,7 @@ def cgroup_throttled(case: Case) -> float | None:
 
 
 def _retries(case: Case) -> Iterator[Cause]:
-    """Retries of the caching allocator: memory was full, so it freed its cache, and the GPU waited each time."""
+    """Cause: the caching allocator retried. Memory was full, so it freed its cache, and the GPU waited each time."""
     memory = case.record.memory if case["device_type"] == Device.CUDA else None
     if memory and (retries := memory.allocator_retries):
         yield Cause(

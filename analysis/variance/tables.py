@@ -36,7 +36,7 @@ from workload.contract.tables import Column, Role
 
 
 def _with_interval(column: Column) -> tuple[Column, Column, Column]:
-    """The column of a figure, and those of the ends of its interval."""
+    """Three columns: a figure, the lower and the upper end of its interval."""
     low, high = (replace(column, name=f"{column.name}_{end}", heading=end) for end in ("low", "high"))
     return column, low, high
 
@@ -111,7 +111,7 @@ MACHINE_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class VarianceTable:
-    """A table of `analyze variance`; `nothing`: message if it has no row."""
+    """A table of `analyze variance`; `nothing`: message if the table has no row."""
 
     make: Callable[[Tables], pd.DataFrame]
     columns: Sequence[Column]
@@ -220,8 +220,8 @@ def machines(results: Tables) -> pd.DataFrame:
     """A row per place and software, over all configurations, columns as in `MACHINE_COLUMNS`; only runs on known hosts.
 
     `cov_*`: standard deviation of the logarithm of images/s, so a fraction. `first_ratio`: throughput of the first run
-    of a block over that of later ones. `place_ratio`: factor from each later position (not location) in the block
-    to the next.
+    of a block over that of later ones. `place_ratio`: factor of throughput from one position in the block to the next,
+    beginning at the second position.
     """
     wanted = set(measured(results.runs)["run_id"])
     groups: dict[tuple[Any, ...], list[Case]] = defaultdict(list)

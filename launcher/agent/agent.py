@@ -1,7 +1,7 @@
-"""Work of a rented machine on its request: do the runs, upload the bundles, and report the result.
+"""Work of a rented machine for a launch: do the requested runs, upload their bundles, and report the result.
 
-A second start for the same launch saves what the first start has left. In a launch with several runs, the second start
-then does the missing runs, if there is time.
+A second start for the same launch uploads the bundles that the first start has left. In a launch with several runs, the
+second start then does the missing runs, if there is time.
 """
 
 import sys
@@ -66,7 +66,7 @@ SAVING_S = 600.0
 class Agent:
     """Does one launch on this machine; `root`: folder at which the machine's file system is mounted.
 
-    `is_lost`: whether another agent has taken over the launch, which ends the work of this one.
+    `is_lost`: returns whether another agent has taken over the launch; if so, this agent stops.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Agent:
             is_lost=is_lost,
             on_lost=lambda: self.stop.ask(Why.TAKEN_OVER),
         )
-        # Costs begin when the machine is requested. If the cloud does not tell that time, count from the boot.
+        # Costs begin when the machine is requested or, if the cloud does not tell the time of the request, at the boot.
         self._created_s = host.created_s()
         booted_s = epoch_s(self.home.phases().get(LaunchPhase.BOOTED)) or now()
         self.costs = CostShares(min(self._created_s or booted_s, booted_s))
@@ -117,7 +117,7 @@ class Agent:
             self.stop.close()
             ended = self._explained(ended)
             if self.heartbeats.is_lost:
-                # The launch's records belong to the other agent now, but the bundles measured here are still uploaded.
+                # Another agent now writes the launch's records; this agent only uploads the bundles measured here.
                 return self._result(self._guarded(lambda: self._deliver_all(ended)))
             # A preempted launch that is started again is not over: it then does the missing runs.
             was_preempted = self.stop.why is Why.PREEMPTED and ended.exit_code != ExitCode.DONE
@@ -208,12 +208,12 @@ class Agent:
             is_profiled = LaunchPhase.PROFILE_STARTED in self.home.phases()
             self.heartbeats.enter(LaunchPhase.PROFILE_ENDED if is_profiled else LaunchPhase.RUN_ENDED)
         for delivery in deliveries:
-            with suppress(RooflaunchError):  # the error was printed, and missing bundles are uploaded again at the end
+            with suppress(RooflaunchError):  # `deliver` has printed the error; the bundle is tried again at the end
                 delivery.result()
         return self._end_of(task, outcomes)
 
     def _workplace(self) -> Workplace:
-        """Folder, data and variables of the script, after its files and data were copied to this machine."""
+        """Copy the script's files and data to this machine. Returns the script's folder, data and variables."""
         workplace = script_files.unpack(self.request, self.store, self.home.path)
         data = str(self.request.script.get("data", ""))
         if is_bucket(data):
@@ -240,7 +240,10 @@ class Agent:
         return done
 
     def _broken_off(self) -> Counter[str]:
-        """Number of attempts here by run_key, except those that completed, ran out of memory, or were preempted."""
+        """Number of failed or interrupted attempts on this machine, by run_key.
+
+        Attempts that ran out of memory or were preempted do not count.
+        """
         keys = Counter[str]()
         for folder in self.delivery.folders:
             with suppress(BundleError):
@@ -256,7 +259,7 @@ class Agent:
         if not outcome.was_started:
             return []
         folders = self.delivery.folders
-        if outcome.bundle and outcome.bundle.path not in folders:  # made for a trainer that ended too early
+        if outcome.bundle and outcome.bundle.path not in folders:  # made here: the trainer ended without a bundle
             folders.append(outcome.bundle.path)
         own = folders[self._settled :]
         self._settled = len(folders)
@@ -267,7 +270,7 @@ class Agent:
         return [uploads.submit(self.delivery.deliver, folder, outcome.why) for folder in own]
 
     def _with_trainer_error(self, outcome: Outcome) -> Outcome:
-        """Outcome with the error and hint that the trainer printed, which tell more than its exit code."""
+        """Outcome with the error and hint that the trainer printed, which tell more than the trainer's exit code."""
         if not outcome.was_started or outcome.end is End.COMPLETED or outcome.hint:
             return outcome
         messages = {"error": outcome.why, "hint": "launch logs RUN", **self._trainer_messages}
@@ -276,8 +279,8 @@ class Agent:
     def _end_of(self, task: Task, outcomes: Sequence[Outcome]) -> WorkEnd:
         """End of the whole task: exit code 0 if no run is missing.
 
-        Otherwise with error and hint of the first missing run that was started or, if none was, of the first missing
-        run. In a sweep, a run that ran out of memory is not missing.
+        If runs are missing, error and hint are those of the first missing run that was started or, if no missing run
+        was started, of the first missing run. In a sweep, a run that ran out of memory is not missing.
         """
         settled = {End.COMPLETED, End.SKIPPED, *([End.OUT_OF_MEMORY] if task.job else [])}
         # A completed run may have been interrupted during its profile.
@@ -364,7 +367,7 @@ class Agent:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """While the context lasts, stop the run in time if the machine is taken away, or before it is deleted."""
+        """Context in which the run is stopped in time if the machine is being taken away, or is about to be deleted."""
         threading.Thread(target=self._await_preemption, daemon=True).start()
         timer = threading.Timer(max(0.0, self._deadline_s() - self.now()), self.stop.ask, [Why.TIMED_OUT])
         timer.daemon = True

@@ -31,7 +31,7 @@ class CostShares:
         self._lock = threading.Lock()
 
     def charge(self, folder: Path, now_s: float) -> None:
-        """Charge a run for the time since the last charge of any run; for the first charge, since `began_s`."""
+        """Charge a run for the time since the previous charge of any run; for the first charge, since costs began."""
         with self._lock:
             charged_s = now_s - self._billed_to_s
             from_s, _, seconds = self._shares.get(folder, (self._billed_to_s, 0.0, 0.0))
@@ -49,8 +49,8 @@ class CostShares:
     def cost(self, folder: Path, price: Price | None, now_s: float) -> Cost:
         """Cost of a run, for its run.json. A run that was not charged before is charged now.
 
-        `usd` is None if the price is unknown. `billed_s` is less than the time from `billed_from` to `billed_to` if
-        another run was charged in between.
+        In the returned `Cost`, `usd` is None if the price is unknown. `billed_s` is less than the time from
+        `billed_from` to `billed_to` if another run was charged in between.
         """
         if folder not in self._shares:
             self.charge(folder, now_s)
@@ -118,8 +118,8 @@ class Delivery:
     def deliver(self, folder: Path, why_ended: str = "") -> None:
         """Close a bundle and upload it, once.
 
-        `why_ended`: error that run.json gets if the trainer left the bundle open, or if a preemption or the time limit
-        ended this last run.
+        `why_ended`: error for run.json if the trainer left the bundle open, or if the run was the machine's last and a
+        preemption or the time limit ended it.
         """
         # At the end, the upload of an earlier run's bundle may still be under way.
         with self._sending:

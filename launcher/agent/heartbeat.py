@@ -12,7 +12,7 @@ from workload.contract.errors import RooflaunchError, ToolError
 from workload.storage.store import Patience, Store
 
 HEARTBEAT_EVERY_S = 15.0
-# Cloud Storage takes one write a second of the same object.
+# Cloud Storage accepts one write per second to the same object.
 HEARTBEAT_PAUSE_S = 1.0
 
 
@@ -57,7 +57,7 @@ class HeartbeatWriter:
         if not self.is_lost and self._is_taken_over():
             self.is_lost = True
             self._on_lost()
-        if self.is_lost:  # the heartbeat belongs to the other agent now
+        if self.is_lost:  # another agent writes the heartbeat now
             return
         at = iso(self._now())
         heartbeat = Heartbeat(
@@ -72,7 +72,7 @@ class HeartbeatWriter:
             self._store.with_patience(Patience()).write(records.status_object(self._name), heartbeat.to_bytes())
 
     def _report(self, name: str, value: str) -> None:
-        with suppress(ToolError):  # a project may, for example, switch off guest attributes
+        with suppress(ToolError):  # a report may fail: a project may switch off guest attributes
             self._host.report(name, value)
 
     @contextmanager

@@ -44,7 +44,7 @@ class WorkEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Home:
-    """Folder of one launch."""
+    """Folder of one launch on its machine."""
 
     path: Path
 

@@ -45,12 +45,12 @@ class HostFacts(Protocol):
         """Whether the machine is being taken away."""
         return False
 
-    def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
+    def await_preemption(self, wait: Callable[[float], bool]) -> bool:
         """Wait until the machine is taken away, and return True; False if the waiting was ended before.
 
-        `is_over`: waits for a number of seconds, and returns whether to end the waiting.
+        `wait`: waits this many seconds, and returns whether the run is over.
         """
-        del is_over
+        del wait
         return False
 
     def comes_back(self) -> bool:
@@ -59,7 +59,7 @@ class HostFacts(Protocol):
 
     def report(self, name: str, value: str) -> None:
         """Publish a value, such as the current phase, at the provider. Raises `ToolError` if that fails."""
-        del name, value  # the heartbeat in the store has the phase too
+        del name, value  # by default not published: the heartbeat in the store has the phase
 
     def facts(self, request: Request) -> Mapping[str, Any]:
         """Facts that replace or extend the section `cloud` of the run's record; {} if there are none."""

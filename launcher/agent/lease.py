@@ -52,7 +52,7 @@ def take(
     """Return the lease once no other agent works on the launch; None if the launch has its result.
 
     `after_end`: take the lease even if the launch has a result, to upload bundles that an agent has left behind.
-    `wait`: waits for a number of seconds and returns whether this process was told to stop, which raises
+    `wait`: waits for a number of seconds and returns whether this process was told to stop. If so, `take` raises
     `InterruptedRunError`.
     """
     queue = _Queue(store, name, now)
@@ -131,7 +131,10 @@ def _has_ended(held: LeaseRecord, own: LeaseRecord) -> bool:
 
 
 def _started(process: int) -> str:
-    """Start time of a process in kernel ticks; empty once the process has ended. Needed because numbers are reused."""
+    """Start time of a process in kernel ticks; empty once the process has ended.
+
+    The time tells apart processes that had the same number one after the other.
+    """
     try:
         words = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

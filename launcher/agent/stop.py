@@ -7,7 +7,7 @@ from enum import StrEnum
 from launcher.machine.watcher import Trainer
 
 PRESS_EVERY_S = 2.0
-# Time for the trainer to finish its step and seal its bundle, of the 30 s between the notice and the end of a spot VM.
+# Time for the trainer to finish its step and to seal its bundle. A spot VM ends 30 s after the notice of its end.
 SEAL_S = 12.0
 
 
@@ -23,8 +23,8 @@ class Why(StrEnum):
 class Stop:
     """Sends SIGTERM to the trainer repeatedly, and finally SIGKILL.
 
-    Repeatedly, because the trainer is process 1 of its container, which ignores signals until it has installed
-    handlers.
+    The trainer is process 1 of its container. Such a process ignores SIGTERM until it has installed a handler, so a
+    single SIGTERM could be lost.
     """
 
     def __init__(self, *, press_every_s: float = PRESS_EVERY_S, seal_s: float = SEAL_S) -> None:

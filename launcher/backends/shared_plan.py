@@ -1,4 +1,4 @@
-"""Parts of a plan for backends without a price list: rows on the runs, and the price per hour that the user gives."""
+"""Parts of a plan for backends without a price list: rows about the runs, and the user's own price per hour."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -11,7 +11,7 @@ from workload.contract.spec import RunSpec
 
 
 def run_rows(request: Request) -> Iterator[tuple[str, str]]:
-    """Rows of a plan's text: which runs, the source of each option, and the files of a script."""
+    """Rows of a plan's text: the runs, the source of each option, and the files of a script."""
     spec = RunSpec.from_json(request.spec)
     times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, each in its own process"
     runs = f"{request.work}, each in its own process" if request.task else f"{spec.title}, on {spec.where}; {times}"
@@ -21,18 +21,18 @@ def run_rows(request: Request) -> Iterator[tuple[str, str]]:
 
 
 def cost_text(usd_per_h: float | None) -> str:
-    """Text on the price that the user gave."""
+    """Text on the price that the user gave; `not counted` without a price."""
     return f"{usd_per_h:g} USD per hour, as you said" if usd_per_h else "not counted"
 
 
 def require_price(usd_per_h: float | None) -> None:
-    """Raise `UsageError` for a `--usd-per-h` that is no price."""
+    """Raise `UsageError` if the value of `--usd-per-h` is below 0, above a million, or NaN."""
     if usd_per_h is not None and not 0 <= usd_per_h <= 1e6:  # noqa: PLR2004 - nobody pays that
         raise UsageError(f"--usd-per-h must be a price in USD; got {usd_per_h}", hint="--usd-per-h 0.80")
 
 
 def prices_of(usd_per_h: float | None, regions: Iterable[str], now: datetime) -> dict[str, dict[str, Any]]:
-    """User's price per hour by region, as in a request; {} if none is given."""
+    """Field `prices` of a request: the user's price per hour for each region; {} without a price."""
     if usd_per_h is None:
         return {}
     price = asdict(Price(usd_per_h=usd_per_h, source="--usd-per-h", read=f"{now:%Y-%m-%d}"))

@@ -37,7 +37,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-# \b keeps the lines as they are.
+# \b keeps the line breaks of the help text.
 LOCAL_EXAMPLES = """\b
 Examples:
   launch local -- train.py --lr 0.1

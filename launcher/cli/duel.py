@@ -34,10 +34,13 @@ Exit codes: 11 B is slower than A, 12 faster, by --same-within or more; 0 the sa
 
 
 class DuelCommand(ScriptCommand):
-    """Command `duel`, whose line may end in `-- A --- B` (each: run options or a script), or in one script for both."""
+    """Command `duel`. Its line may end in `-- A --- B`, where A and B are each run options or a script.
+
+    If commits or images are compared, the line may end in `--` and one script for both sides.
+    """
 
     example = "-- train.py --lr 0.1 --- train.py --lr 0.2"
-    # The few options apply to our trainer and to scripts alike, so the help has one list.
+    # All options apply to our trainer and to scripts, so the help has one list without headings.
     format_options = TyperCommand.format_options
 
 

@@ -30,8 +30,9 @@ CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_
 class Code:
     """Part of a repository that a side runs.
 
-    `path`: path below the repository's root, empty for the whole repository. `main`: parts of the path of a file that a
-    commit must have; with `anywhere`, below any folder. `name`, `hint`: texts for an error if the file is missing.
+    `path`: path below the repository's root, empty for the whole repository. `main`: paths of files; a commit must have
+    at least one of these files, below the root or, with `anywhere`, below any folder. `name`, `hint`: texts for an
+    error if every file is missing.
     """
 
     path: str
@@ -77,7 +78,7 @@ def code_of_script(words: Sequence[str], where: Path) -> Code:
     """Code to export for a script: the whole repository of the folder `where`. Raises `UsageError` or `ToolError`."""
     example = "launch duel --commit main HEAD -- train.py"
     root = _root(where, f"cd to the script's repository, then {example}")
-    if not words[0].endswith(".py"):  # a script's file may be gone from the working tree
+    if not words[0].endswith(".py"):  # a script's file may exist only in the commits
         main_file(words, where, example=example, python=f"this Python, {sys.executable}")
     hint = f"a commit that has the file; git log --oneline -- {script_name(words)}"
     if words[0] == "-m":
@@ -134,7 +135,7 @@ def _has(root: Path, tree: str, code: Code) -> bool:
 
 
 def _linked(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
-    """Link the files that git ignores in the user's folder into each copy, except caches and virtual environments.
+    """Link the files of `root` that git ignores into each of `folders`, except caches and virtual environments.
 
     Returns the names of the links.
     """
@@ -161,7 +162,7 @@ def _root(where: Path, hint: str) -> Path:
 
 
 def _commit(root: Path, name: str) -> tuple[str, str, str]:
-    """Tree (as a name for git), hash and label of the commit that the user calls `name`."""
+    """(tree, commit, label) of the commit that the user calls `name`; tree and commit are hashes."""
     known = _git(root, "for-each-ref", "--format=%(refname:short)").split()
     hint = did_you_mean(name, known, after=" ") + "git fetch brings others"
     unknown = UsageError(f"{root} has no commit '{name}'", hint=hint)
@@ -171,7 +172,10 @@ def _commit(root: Path, name: str) -> tuple[str, str, str]:
 
 
 def _working_tree(root: Path, index: Path, code: Code) -> tuple[str, str, str]:
-    """Tree, hash and label of the working tree: with changed and new files, without those that git ignores."""
+    """(tree, commit, label) of the working tree without ignored files; tree and commit are hashes.
+
+    `-dirty` is added to the commit's hash if the working tree differs from the commit.
+    """
     _require_small(root, code)
     _git(root, "read-tree", "HEAD", index=index)
     _git(root, "add", "--all", "--", code.path or ".", index=index)
@@ -195,7 +199,7 @@ def _require_small(root: Path, code: Code) -> None:
 
 
 def _git(root: Path, *words: str, index: Path | None = None, refused: UsageError | None = None) -> str:
-    """Output of git. Raises `refused` if given, else a `ToolError` with git's message."""
+    """Output of git. If git fails, raises `refused` or, without `refused`, a `ToolError` with git's message."""
     environment = {**os.environ, **({"GIT_INDEX_FILE": str(index)} if index else {})}
     try:
         done = subprocess.run(["git", *words], cwd=root, env=environment, capture_output=True, text=True, check=False)

@@ -72,7 +72,10 @@ class Limits:
     max_segments: int | None = None
 
     def warning(self, run_s: float) -> str | None:
-        """Warning if the fewest runs that can decide do not fit into the time; `run_s`: seconds that a run measures."""
+        """Warning if the fewest runs that can decide the duel do not fit into the time; else None.
+
+        `run_s`: seconds that a run measures.
+        """
         runs = SEGMENTS * LEAST_QUADRUPLES
         if runs * run_s <= self.max_time_s:
             return None
@@ -84,7 +87,7 @@ class Limits:
         )
 
     def ended(self, segments: int, elapsed_s: float) -> str | None:
-        """Reason to stop after so many segments and seconds; None if another quadruple may run."""
+        """Reason to stop after this number of segments and seconds; None if another quadruple may run."""
         quadruples = segments // SEGMENTS
         if self.max_segments is not None and segments + SEGMENTS > self.max_segments:
             return f"the limit of {self.max_segments} segments was reached"
@@ -99,7 +102,7 @@ class Limits:
 
 
 def make_limits(*, same_within: str, max_time: str, max_segments: int | None) -> Limits:
-    """Parse the options of the command. Raises `UsageError`."""
+    """Parse the options of `launch duel` that set its limits. Raises `UsageError` for an invalid value."""
     number = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%", same_within.strip())
     margin = float(number[1]) / 100 if number else 0.0
     if not LEAST_MARGIN <= margin <= MOST_MARGIN:
@@ -226,7 +229,10 @@ def comparison_of(segments: Sequence[Measured]) -> Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Outcome of a duel. `wall`: the verdict by wall times; `interrupted`: set if the user ended the duel."""
+    """Outcome of a duel. `state` is judged by the median step times, `wall` by the wall times.
+
+    `interrupted`: the error if the user ended the duel, else None.
+    """
 
     name: str
     state: DuelState
@@ -237,7 +243,7 @@ class Outcome:
 
     @property
     def comparison(self) -> Comparison:
-        """How the sides were compared."""
+        """Figure by which the sides were compared."""
         return comparison_of(self.segments)
 
 
@@ -246,7 +252,7 @@ class OutOfTimeError(Exception):
 
 
 class Measure(Protocol):
-    """Runs one segment of a side."""
+    """Function that runs one segment of a side and returns the measured times."""
 
     def __call__(self, side: Side, *, name: str, position: int, left_s: float, tell: Tell) -> Measured:
         """Run a segment. Raises the error of a side that failed, or `InterruptedRunError` if the user ended it.
@@ -266,7 +272,7 @@ def fight(
 ) -> Outcome:
     """Run segments until the duel is decided. Raises the error of a side that fails.
 
-    The digits of `name` are the seed of the order; they are random by default.
+    The digits of `name` are the seed of the random order of A and B. By default, the digits are random too.
     """
     measure, name, began_s = measure or run_segment, name or f"duel-{secrets.token_hex(3)}", now()
     segments: list[Measured] = []
@@ -342,8 +348,8 @@ class _Relay:
 
     def __init__(self) -> None:
         self.lines, self.signals = deque[str](maxlen=LAST_LINES), list[int]()
-        self.is_out_of_time = False
         self._trainers: list[Trainer] = []
+        self._end_signals: list[int] = []
         self.watcher = Watcher(
             # Lines come from another thread; a deque is thread-safe.
             on_message=self.lines.append,
@@ -352,6 +358,11 @@ class _Relay:
             on_ended=self._trainers.clear,
         )
 
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether the time is used up."""
+        return bool(self._end_signals)
+
     def stop(self, number: int, _: object) -> None:
         """Handle a signal from the user: pass it on, or kill the trainer after repeated signals."""
         self.signals.append(number)
@@ -359,8 +370,8 @@ class _Relay:
         self._signal(signal.SIGKILL if impatient else number)
 
     def end(self, number: int) -> None:
-        """End the trainer by this signal because the time is used up."""
-        self.is_out_of_time = True
+        """Send signal `number` to the trainer because the time is used up."""
+        self._end_signals.append(number)
         self._signal(number)
 
     def _signal(self, number: int) -> None:
@@ -369,31 +380,28 @@ class _Relay:
 
     def _begin(self, trainer: Trainer) -> None:
         self._trainers.append(trainer)
-        # Handle signals, or the end of the time, that came while the trainer was starting.
-        if self.signals:
-            trainer.send_signal(self.signals[0])
-        elif self.is_out_of_time:
-            trainer.send_signal(signal.SIGTERM)
+        # Send the signals that came while the trainer was starting.
+        for number in self.signals[:1] or self._end_signals:
+            trainer.send_signal(number)
 
 
 @contextmanager
 def _relay(left_s: float) -> Iterator[_Relay]:
     """Relay that sends its trainer SIGTERM after `left_s` seconds, and SIGKILL `UNTIL_KILLED_S` seconds later."""
-    relay = _Relay()
-    after_s = max(0.0, left_s)
-    timers = [
-        threading.Timer(after_s, relay.end, [signal.SIGTERM]),
-        threading.Timer(after_s + UNTIL_KILLED_S, relay.end, [signal.SIGKILL]),
-    ]
-    for timer in timers:
-        timer.daemon = True
-        timer.start()
+    relay, has_ended = _Relay(), threading.Event()
+
+    def end_in_time() -> None:
+        for wait_s, number in ((max(0.0, left_s), signal.SIGTERM), (UNTIL_KILLED_S, signal.SIGKILL)):
+            if has_ended.wait(wait_s):
+                return
+            relay.end(number)
+
+    threading.Thread(target=end_in_time, daemon=True).start()
     try:
         with handled_by(relay.stop):
             yield relay
     finally:
-        for timer in timers:
-            timer.cancel()
+        has_ended.set()
 
 
 def _failed(side: Side, position: int, outcome: LocalOutcome, lines: deque[str]) -> RooflaunchError:

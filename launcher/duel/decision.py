@@ -1,4 +1,4 @@
-"""Rule of a duel: is variant B slower than A by a margin or more, faster, or the same within the margin? Pure.
+"""Decision rule of a duel: variant B is slower than A by a margin or more, faster, or the same within the margin.
 
 Segments come in quadruples, ABBA or BAAB, in random order (`order`). Each quadruple gives one difference of logarithms,
 from which every steady drift cancels. If both variants are the same program, the random order alone decides the sign of
@@ -47,14 +47,15 @@ STAKES = (0.25, 0.5, 1.0, 2.0)
 # Larger differences count as this many spreads, so that other work that starts or ends within a quadruple cannot
 # decide.
 LARGEST = 1.5
-# A quadruple's difference has the spread of one segment; the median difference of two segments is 0.95 of this spread.
+# The difference of a quadruple has the spread of one segment. The median absolute difference of two segments is 0.95
+# times this spread.
 MEDIAN_TO_SPREAD = 1 / 0.9539
 # Lower limit of the spread, for segments that differ by less than the clock's resolution; it keeps stakes finite.
 LEAST_SPREAD = 1e-4
 # With 5 quadruples, differences of equal size all have one sign by chance in 6 % of duels.
 LEAST_QUADRUPLES = 6
 # Inverse variance of the mixture of effects, in spreads: best for effects of about 2 spreads, for which a few
-# quadruples suffice. With 0.1 or 1, equally many quadruples are needed.
+# quadruples suffice. With 0.1 or 1, the same number of quadruples is needed.
 PRIOR = 0.3
 LOG_2 = log(2.0)
 # Fewest differences from which the spread, and the number of quadruples needed, are estimated.
@@ -82,7 +83,7 @@ class DuelVerdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A segment: consecutive steps of one variant. `seconds`: their median step; `position` counts segments from 0.
+    """A segment: consecutive steps of one variant. `seconds`: median of the steps; `position` counts segments from 0.
 
     `is_busy`: other processes used the machine meanwhile.
     """
@@ -128,7 +129,7 @@ class DuelState:
 
     @property
     def reason(self) -> str:
-        """Figures that explain the verdict, or why none was reached, and how busy the machine was."""
+        """Text with the figures that explain the verdict, or why none was reached, and how busy the machine was."""
         return self._verdict_text + self._busy_text
 
     @property

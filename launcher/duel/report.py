@@ -26,14 +26,14 @@ EQUAL = "both sides are the same program: this duel shows how small a difference
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Plan of a duel."""
+    """Plan of a duel, to be shown before the first segment runs. `output`: folder for the bundles."""
 
     pair: Pair
     limits: Limits
     output: Path
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for `--dry-run --format json`."""
+        """Plan as JSON values, for `--dry-run --format json`."""
         sides = {name: self.pair.side(name) for name in VARIANTS}
         return {
             **{name: {"label": side.label, **side.plan.to_json()} for name, side in sides.items()},
@@ -80,7 +80,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Result of a duel."""
+    """Plan of a duel with its outcome, to be shown at the end. `output`: folder of the bundles."""
 
     pair: Pair
     limits: Limits
@@ -125,7 +125,7 @@ class Result:
         return notes
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Result as JSON values."""
         outcome = self.outcome
         segments = [
             {
@@ -217,7 +217,7 @@ class Result:
                 return f"B is {self.verdict} by {margin} or more"
 
     def _opening_rows(self) -> list[tuple[str, str]]:
-        """Sentences before the verdict, with labels: that the sides are equal, or that their steps differ in work."""
+        """Rows (label, sentence) above the verdict if the sides are equal, or if their steps differ in work."""
         different = self.outcome.comparison.text
         rows = [("note", EQUAL)] if self.pair.are_equal else []
         return [*rows, ("compared", different)] if different else rows
@@ -265,7 +265,7 @@ def require_writable(summary: Path | None) -> None:
 
 
 def append(summary: Path, markdown: str) -> None:
-    """Append the Markdown to the summary file."""
+    """Append `markdown` to the file `summary`, which a CI service shows with the job."""
     with summary.open("a", encoding="utf-8") as file:
         file.write(markdown)
 

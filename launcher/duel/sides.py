@@ -43,10 +43,10 @@ SEGMENT_S = GPU_MIN_SECONDS
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Command line. `shared`: run options of both sides; `words`: all after `--`; `data`: folder of a script's data.
+    """Command line of a duel. `shared`: run options of both sides. `data`: folder of a script's data.
 
-    The words are options of one side or a script with its arguments, A's and B's separated by `---`. For commits and
-    images, the words are one script for both sides.
+    `words`: everything after `--`: the words of A, `---`, and the words of B, where each side has run options, or a
+    script with its arguments. If commits or images are compared, `words` is one script for both sides.
     """
 
     shared: Mapping[str, object]
@@ -97,7 +97,7 @@ def prepared(request: Request, environment: Mapping[str, str]) -> Iterator[Pair]
 
     Raises `UsageError` or `ToolError`.
     """
-    # With commits or images, the words are one script for both sides, not a side of their own.
+    # If commits or images are compared, the words are one script for both sides.
     is_shared = is_script(request.words) and SEPARATOR not in request.words and bool(request.commits or request.images)
     named_kinds = (bool(request.words) and not is_shared, request.commits is not None, request.images is not None)
     if sum(named_kinds) == 0:
@@ -205,7 +205,7 @@ def _pair_of_script_commits(request: Request, environment: Mapping[str, str], ex
 
 
 def _relative_words(words: Sequence[str]) -> tuple[str, ...]:
-    """Command-line words, with the script's path relative to the working folder, as in every copy of the repository."""
+    """Command-line words with the script's path relative to the working folder, so that every copy can use the path."""
     if words[0] == "-m" or not Path(words[0]).is_absolute():
         return tuple(words)
     return (os.path.relpath(Path(words[0]).resolve(), Path.cwd().resolve()), *words[1:])
@@ -226,7 +226,10 @@ def _facts(words: Sequence[str], data: str, exports: Exports) -> Iterator[tuple[
 
 
 def _imports(root: Path, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variable PYTHONPATH for a copy, or none. Paths in the repository, as of editable installs, lead to the copy."""
+    """Environment variable PYTHONPATH for the copy `folder` of the repository `root`; {} if PYTHONPATH would be empty.
+
+    Paths inside the repository, for example of editable installs, are replaced by paths inside the copy.
+    """
     ours = Path(scripts.__file__).parents[2]
     python_path = list(filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
     # The first entry is the folder of the program that runs now.

@@ -24,6 +24,8 @@ from workload.contract.text import printable, printable_lines
 LAST_LINES = 15
 # PyTorch with CUDA is 6 GB in an image, and the builder needs twice the disk space of a layer while committing it.
 NEEDED_BYTES = 14 * 10**9
+# After a change of our code only the small last layers are built: an earlier image of the flavour has the others.
+REBUILD_NEEDED_BYTES = 2 * 10**9
 STEP_WIDTH = 100
 # Purpose of a step of docker/Dockerfile, by the start of its command. A test covers each step that takes time.
 PURPOSES = (
@@ -75,11 +77,11 @@ class Built:
     architecture: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values by field name."""
+        """Result as JSON values, by field name."""
         return asdict(self)
 
     def text(self) -> str:
-        """Text with a line per fact."""
+        """Result as text, with a line for each fact."""
         base = (
             self.base_digest or "no digest: the image that the tag names on the day of the build (launch build --pin)"
         )
@@ -109,7 +111,8 @@ def build(engine: Engine, recipe: Recipe, *, network: str | None = None, cached:
     began_s = time.monotonic()
     existing = engine.image(recipe.tag) if cached else None
     if existing is None:
-        _require_space(engine)
+        earlier = engine.images({contents.FLAVOUR_LABEL: recipe.flavour.name}) if cached else []
+        _require_space(engine, REBUILD_NEEDED_BYTES if earlier else NEEDED_BYTES)
         image_id = logged(recipe.tag, _events(engine, recipe, network=network, cached=cached))
         image = engine.image(image_id)
         if image is None:
@@ -139,7 +142,7 @@ def logged(tag: str, events: Iterator[EngineEvent]) -> str:
 
 
 def existing(recipe: Recipe, image: Image) -> Built:
-    """Result for an image for this code that the engine already has."""
+    """Result for `image`, which the engine already has for this code, so that no build is needed."""
     flavour, base, digest = recipe.flavour.name, recipe.base, recipe.base_digest
     return built_of(image, flavour=flavour, tag=image.name, base=base, base_digest=digest)
 
@@ -232,11 +235,11 @@ def _opened(path: Path) -> TextIO:
         ) from error
 
 
-def _require_space(engine: Engine) -> None:
+def _require_space(engine: Engine, needed_bytes: int) -> None:
     free = engine.free_bytes()
-    if free is not None and free < NEEDED_BYTES:
+    if free is not None and free < needed_bytes:
         raise ToolError(
-            f"{free / 1e9:.1f} GB are free in {engine.root_folder}; a build needs {NEEDED_BYTES / 1e9:.0f} GB",
+            f"{free / 1e9:.1f} GB are free in {engine.root_folder}; a build needs {needed_bytes / 1e9:.0f} GB",
             hint="docker image prune, or docker system prune",
         )
 
@@ -247,7 +250,7 @@ def _events(engine: Engine, recipe: Recipe, *, network: str | None, cached: bool
         dockerfile=contents.DOCKERFILE,
         tag=recipe.tag,
         build_args=recipe.build_args(),
-        labels={contents.INPUTS_LABEL: recipe.inputs},
+        labels={contents.INPUTS_LABEL: recipe.inputs_hash},
         network=network,
         cached=cached,
         platform=recipe.platform,
@@ -299,8 +302,9 @@ def _shortened(command: str) -> str:
 
 
 def require_apptainer(path: Path) -> str:
-    """Path of Apptainer's program, called singularity in older versions. Call it before a build, which takes minutes.
+    """Path of Apptainer's program, which older versions call singularity.
 
+    A build takes minutes, so call this function before the build.
     Raises `UsageError` for a file that would not be a `.sif` or has no folder, `ToolError` without the program.
     """
     if path.suffix != ".sif":

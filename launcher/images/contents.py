@@ -75,7 +75,7 @@ class Flavour:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Versions that decide the content of the image, independently of its base and of the mirror."""
+        """Versions and hashes that, apart from the base image, decide the content of the image."""
         return {
             "TORCH_VERSION": self.torch,
             "TORCHVISION_VERSION": self.torchvision,
@@ -86,7 +86,7 @@ class Flavour:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All inputs of a build. The same recipe gives the same image, so the tag is a hash of the inputs.
+    """All inputs of a build. The same recipe gives the same image, so the tag contains a hash of all inputs.
 
     `files`: content by name inside the build context. `base_id`: the local image that `base` stands for, if any.
     `commit`: commit of the files. `platform`: `linux/amd64`, or empty for the engine's own.
@@ -102,8 +102,8 @@ class Recipe:
     files: Mapping[str, bytes] = field(repr=False)
 
     @cached_property
-    def inputs(self) -> str:
-        """Hash of our files and the versions; an image for this code has this hash as a label."""
+    def inputs_hash(self) -> str:
+        """Hash of our files and the versions, without base, index and commit: the label of an image for this code."""
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in self.files.items()}
         return _hash(*_pairs(hashes), *_pairs(self.flavour.versions))
 
@@ -111,11 +111,11 @@ class Recipe:
     def tag(self) -> str:
         """Name of the image, as `rooflaunch:cpu-0123456789ab`."""
         source = (self.base, self.base_digest, self.base_id, self.index, self.flavour.ncu_url or "")
-        content = _hash(self.inputs, *source, self.commit, *filter(None, [self.platform]))
+        content = _hash(self.inputs_hash, *source, self.commit, *filter(None, [self.platform]))
         return f"{REPOSITORY}:{self.flavour.name}-{content[:HASH_DIGITS]}"
 
     def build_args(self) -> dict[str, str]:
-        """Arguments of the Dockerfile."""
+        """Values of the Dockerfile's build arguments, by name."""
         return {
             **self.flavour.versions,
             "BASE_IMAGE": f"{self.base}@{self.base_digest}" if self.base_digest else self.base,
@@ -144,14 +144,14 @@ def tar_of(files: Mapping[str, bytes]) -> bytes:
 
 
 def load_flavours(path: Path | None = None) -> dict[str, Flavour]:
-    """Rows of images.toml by name. Raises `ToolError` if the installation lacks the file."""
+    """Flavours in images.toml, by name. Raises `ToolError` if the installation lacks the file."""
     table = tomllib.loads((path or table_path()).read_text(encoding="utf-8"))
     rows = {name: {**row, "capabilities": tuple(row["capabilities"])} for name, row in table.items()}
     return {name: Flavour(name=name, **row) for name, row in rows.items()}
 
 
 def require_flavour(name: str) -> Flavour:
-    """Row with this name. Raises `UsageError` if there is none."""
+    """Flavour with this name, from images.toml. Raises `UsageError` for an unknown name."""
     known = load_flavours()
     if name not in known:
         raise UsageError(f"flavour must be one of {', '.join(known)}; got '{name}'", hint="--flavour cpu")
@@ -187,7 +187,7 @@ def make_recipe(
     commit: str = "",
     platform: str = "",
 ) -> Recipe:
-    """Recipe of a flavour with this installation's code; `base` and `index` replace those of the row."""
+    """Recipe of a flavour with this installation's code; `base` and `index` replace those of the flavour."""
     return Recipe(
         flavour=flavour,
         base=base or flavour.base,
@@ -208,9 +208,9 @@ def write_digest(path: Path, flavour: str, digest: str) -> None:
 
 
 def current_commit() -> str:
-    """Last commit of the files of an image, with `-dirty` if they have changed.
+    """Last commit that changed the files of an image, with `-dirty` if the files have changed since.
 
-    Without a checkout, the wheel's commit.
+    An installed wheel has no git history, so the commit is the one from which the wheel was built.
     """
     root = _root()
     if not (root / ".git").exists():

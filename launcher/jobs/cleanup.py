@@ -1,4 +1,4 @@
-"""End launches: those named to `launch down`, or with `launch reap` all that are stopped or past their limit.
+"""End launches: `launch down` ends the named launches, `launch reap` all that are stopped or past their limit.
 
 A machine counts as gone only if a later query confirms this. Machines are removed only if the place itself lists them
 as ours; we store no list of machines.
@@ -30,7 +30,7 @@ from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 from workload.storage.store import Store
 
 AT_A_TIME = 8
-# A machine that a launcher requested just before it was killed is listed within this time.
+# A launcher may be killed just after requesting a machine: the machine is listed within this time.
 SUBMITTING_S = 60.0
 
 
@@ -100,8 +100,9 @@ def _this_boot() -> str:
 
 
 def erase_variables(store: Store, machines: Machines, *, down: Collection[str] = ()) -> list[str]:
-    """Erase the variables of every launch that is over; return the launches' names. Errors of the store are ignored.
+    """Erase the stored environment variables (`--env`) of every launch that is over; return the launches' names.
 
+    Errors of the store are ignored.
     A launch without a machine is over once its launcher can no longer be requesting a machine. `down`: names of
     launches that a user ended, which are over as soon as they have no machine.
     """
@@ -120,7 +121,7 @@ def erase_variables(store: Store, machines: Machines, *, down: Collection[str] =
 
 
 def _may_live(store: Store, name: str, listing: Listing[Machine], now_s: float, *, is_down: bool) -> bool:
-    """Whether a launch may still read its variables."""
+    """Whether a launch may still read its stored environment variables."""
     machine = next((machine for machine in listing if machine.name == name), None)
     seen = launches.read_records(store, name, machine)
     if seen.result is not None:

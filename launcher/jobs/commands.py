@@ -1,4 +1,4 @@
-"""`launch <backend>`, and `status`, `logs`, `down` and `reap` for its launches, for every backend."""
+"""Work of the commands `launch <backend>`, and `launch status`, `logs`, `down` and `reap`, for every backend."""
 
 import json
 import os
@@ -47,7 +47,7 @@ from workload.storage.store import Store, UnreachableError
 class Ports:
     """Functions by which a command reaches backend, clock and terminal; a test replaces them.
 
-    `now`: this computer's clock, which may be hours off. Questions about a place use the place's own clock.
+    `now`: this computer's clock, which may be hours off; ages and limits of machines use their place's own clock.
     """
 
     backend: Callable[[str], Backend]
@@ -381,7 +381,7 @@ def _chosen(
 
 
 def _erase_variables(store: Store | None, machines: Machines, *, down: Sequence[str] = ()) -> None:
-    """Erase the variables of launches that are over, and print the names of those launches."""
+    """Erase the stored environment variables of launches that are over, and print the names of these launches."""
     for name in cleanup.erase_variables(store, machines, down=down) if store is not None else ():
         print(f"erased the variables (--env) of '{name}', which has no {machines.noun}", file=sys.stderr)
 
@@ -430,7 +430,10 @@ def _confirm_all(ports: Ports, chosen: Sequence[Machine], machines: Machines) ->
 
 @_hints_name_the_place
 def reap(place: Place, *, dry_run: bool, output_format: Format) -> int:
-    """Carry out `launch reap`."""
+    """End and delete all leftovers of launches at a place, print them, and return the exit code.
+
+    `dry_run`: only print them.
+    """
     connected = _connect(place)
     machines = connected.machines()
     leftovers = machines.leftovers()

@@ -82,7 +82,7 @@ class LaunchState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """Records and machine of one launch; None if absent or unreadable (`problems` tells why).
+    """Records and machine of one launch; a record is None if absent, or if unreadable for a reason in `problems`.
 
     `noun`: the backend's word for a machine of a launch, such as VM or job.
     """
@@ -126,7 +126,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Launch with its state. `why`: reason or progress, for people. `liveness`: None if a record cannot be read."""
+    """Launch with its state. `why`: reason for the state, or progress. `liveness`: None if a record cannot be read."""
 
     seen: Seen
     state: LaunchState
@@ -140,7 +140,7 @@ class Launch:
         return self.cost.usd if self.cost else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Launch as JSON values."""
         seen, request = self.seen, self.seen.request
         return {
             "name": seen.name,
@@ -208,7 +208,7 @@ def _observed(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> Ob
         boot_limit_s=boot_limit_s(request) if request else inf,
         over_limit_s=over_limit_s,
         may_restart=machine is not None and machine.may_start_again(now_s),
-        # If the zone is unknown, no place can be asked.
+        # The place can tell of a preemption only if the zone is known.
         was_preempted=lambda: request is not None and bool(seen.zone) and was_preempted(),
     )
 
@@ -380,7 +380,7 @@ def _judged(session: Session, listing: Listing[Machine], seen: Seen, now_s: floa
     def was_preempted() -> bool:
         try:
             return any(machine.preempted for machine in session.machines.look({seen.name: (seen.zone,)}))
-        except UnreachableError:  # the state of the other launches is still known
+        except UnreachableError:  # no error, because other launches can still be judged
             return False
 
     return judge(seen, now_s, was_preempted=was_preempted)
@@ -389,7 +389,7 @@ def _judged(session: Session, listing: Listing[Machine], seen: Seen, now_s: floa
 def unlisted(listing: Listing[Machine], seen: Seen) -> list[str]:
     """Zones that may have the launch's VM, but are missing in the listing."""
     requested = seen.request.zones if seen.request else listing.unreachable
-    return [zone for zone in ([seen.zone] if seen.zone else requested) if listing.lacks(zone)]
+    return [zone for zone in ([seen.zone] if seen.zone else requested) if listing.may_have_more(zone)]
 
 
 def read_records(store: Store, name: str, machine: Machine | None) -> Seen:
@@ -445,9 +445,10 @@ def find(word: str, names: Sequence[str], store: Store | None) -> str:
 
 
 def _owner_of_run(run_id: str, names: Sequence[str], store: Store) -> str | None:
-    """Name of the launch that made a run: from the run's record, else of an earlier launch that lists the run.
+    """Name of the launch that made a run, from the run's record; None if no launch is found.
 
-    None if no launch is found. A run that is not in the bucket costs only one request.
+    If the record names no launch, the launches that began before the run are searched for the run. A run that is not in
+    the bucket costs only one request.
     """
     began = RUN_STAMP.match(run_id)
     if began is None or not RUN_ID.fullmatch(run_id) or not any(store.objects(f"{RUNS}{run_id}/{bundle.RECORD}")):

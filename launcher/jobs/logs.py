@@ -13,7 +13,7 @@ from workload.contract.errors import NothingToDoError
 from workload.storage.store import MAX_TEXT_BYTES
 
 EVERY_S = 5.0
-# Most parts of a machine's output to read at once; a serial port keeps 1 MB.
+# Largest number of parts of a machine's output that are read at once; a serial port keeps 1 MB.
 MAX_PARTS = 64
 # Polls without new output after which to ask whether the machine still exists.
 QUIET_POLLS = 3

@@ -76,8 +76,9 @@ class LeftRunningError(InterruptedRunError):
 class LaunchOutcome:
     """Outcome of a launch with its fetched bundles. After several attempts: the last outcome, with all bundles.
 
-    `calls`: number of requests to place and store, by kind. `usd`: cost of the machine from its request (`billed_from`)
-    to the end of waiting (`billed_to`), when it was gone or its end could not be confirmed; both times are ISO 8601.
+    `calls`: number of requests to the place and to the store, by kind. `usd`: cost of the machine from its request
+    (`billed_from`) to the end of the waiting for its end (`billed_to`), both in ISO 8601. The waiting also ends if the
+    machine's end cannot be confirmed.
     """
 
     exit_code: int
@@ -95,7 +96,7 @@ class LaunchOutcome:
     error: RooflaunchError | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, with the run.json of every bundle and its folder as `path`."""
+        """Outcome as JSON values; a bundle is given as its run.json, with the bundle's folder as `path`."""
         return {
             "name": self.name,
             "exit_code": self.exit_code,
@@ -210,7 +211,7 @@ class Launcher:
         self._session.on_event(Event(kind=EventKind.PHASE, text=LaunchPhase.REQUESTED, at_s=launched_s))
 
     def send_script_files(self, plan: Plan) -> None:
-        """Send the files and variables of a script. Call it after `record`, so that no variables lack a request."""
+        """Send a script's files and environment variables. Call `record` first, so that no variables lack a request."""
         if self._script_files:
             self._script_files.send(self._store, plan.request.name, launcher=cleanup.this_process())
 
@@ -233,7 +234,7 @@ class Launcher:
             raise
 
     def _give_up(self, plan: Plan, code: int, error: str) -> bool:
-        """Remove any machine that was created before `error`, then write `error` into the store as the result.
+        """Remove any machine of a launch that failed, then write the exit code and `error` as the launch's result.
 
         Returns False, and writes nothing, if a machine may still exist.
         """
@@ -249,7 +250,7 @@ class Launcher:
         return are_gone
 
     def _collected(self, outcome: LaunchOutcome, ended: WatchedLaunch, machine: Machine) -> LaunchOutcome:
-        """Outcome with the fetched bundles. Waits until the machine is gone, and sets an error if that fails."""
+        """Fetch the bundles, and wait until the machine is gone. Returns the outcome with the bundles and any error."""
         error = ended.error or _error_of(ended.result, outcome.name)
         if ended.result is None and ended.is_gone:
             settle(self._session, ended, str(error))
@@ -286,7 +287,7 @@ class Launcher:
     def _fetch(self, ended: WatchedLaunch) -> tuple[Bundle, ...]:
         """Fetch the launch's complete bundles.
 
-        Raises if fetching fails, or if a launch with a result has incomplete bundles only.
+        Raises an error if a bundle cannot be fetched, or if a launch with a result has only incomplete bundles.
         """
         bundles, missing = [], []
         for run_id in ended.announced_runs:

@@ -27,7 +27,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """An event to show. `at_s`: seconds since 1970 if the event has a time of its own."""
+    """An event to show. `at_s`: time of the event in seconds since 1970; None for the time of showing."""
 
     kind: EventKind
     text: str

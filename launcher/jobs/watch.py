@@ -32,7 +32,7 @@ from workload.contract.errors import RooflaunchError, RunFailedError, ToolError
 from workload.contract.text import counted, duration
 from workload.storage.names import why_unsafe
 
-# (seconds after the start up to which, seconds between polls): most changes happen soon after the start.
+# (seconds since the start, seconds between polls until then): most changes happen soon after the start.
 SCHEDULE = ((120.0, 5.0), (600.0, 10.0))
 LATER_EVERY_S = 30.0
 # Longest pause between polls that are not answered.
@@ -47,7 +47,7 @@ RESTART_S = 15 * 60.0
 
 
 def interval_s(elapsed_s: float) -> float:
-    """Seconds to wait before the next poll."""
+    """Seconds to wait before the next poll; `elapsed_s`: seconds since the launch was submitted."""
     return next((every for until, every in SCHEDULE if elapsed_s < until), LATER_EVERY_S)
 
 
@@ -56,7 +56,7 @@ class WatchedLaunch:
     """A launch as of its last poll. Times are in seconds since 1970 by the clock of the machine's place."""
 
     request: Request
-    # Where the launch's machine may be.
+    # Zones in which the launch's machine may be.
     zones: tuple[str, ...] = ()
     # Whether this process submitted the launch; if so, the machine has existed.
     is_ours: bool = True
@@ -112,7 +112,7 @@ class WatchedLaunch:
         return [run_id for run_id in (source.runs if source else ()) if not why_unsafe(run_id) and "/" not in run_id]
 
     def changed(self, versions: Mapping[str, str]) -> dict[str, str]:
-        """Version by object name of each record of the launch that is new or was changed since its last reading.
+        """Records of the launch that are new or have changed since they were last read, as version by object name.
 
         `versions`: version by object name as the store lists them.
         """
@@ -202,7 +202,7 @@ class Watch:
         self._is_in_grace = False
 
     def pause_s(self, elapsed_s: float) -> float:
-        """Seconds to wait before the next poll; `elapsed_s`: since the newest launch was submitted."""
+        """Seconds to wait before the next poll; `elapsed_s`: seconds since the newest launch was submitted."""
         if self._is_in_grace:
             return GRACE_S
         backoff: int = 2 ** min(self._unanswered_polls, 4)
@@ -317,9 +317,9 @@ class Watch:
             launch.why, launch.hint = _why_gone(launch, machine)
 
     def _note_no_answer(self, launch: WatchedLaunch, error: ToolError) -> None:
-        """Note that a poll had no answer for a launch: this time does not count as time without a heartbeat.
+        """Note that a poll had no answer for a launch, and give the launch up if it is past its time limit.
 
-        A launch past its time limit is given up.
+        The time up to the next answer does not count as time without a heartbeat.
         """
         launch.counted_to_s = None
         over_limit_s = self._session.now_s() - launch.limit_s
@@ -331,7 +331,7 @@ class Watch:
 
 
 def settle(session: Session, launch: WatchedLaunch, error: str) -> None:
-    """Write a result for a launch that has ended without one, for other readers."""
+    """Write a result for a launch that has ended without a result, so that other programs see its end."""
     cleanup.settle(
         session.store,
         launch.name,
@@ -352,7 +352,7 @@ def _no_answer(launch: WatchedLaunch) -> ToolError:
 
 
 def _why_removed(launch: WatchedLaunch, now_s: float, noun: str) -> str:
-    """Why a launch's machine is removed."""
+    """Text on why a launch's machine is removed, as the rest of a sentence that begins with the launch's name."""
     machine = launch.machine
     assert machine is not None
     if launch.liveness is Liveness.STOPPED and machine.restarts and launch.stopped_s is not None:
@@ -368,7 +368,7 @@ def _why_removed(launch: WatchedLaunch, now_s: float, noun: str) -> str:
 
 
 def _why_gone(launch: WatchedLaunch, machine: Machine) -> tuple[str, str]:
-    """Why a launch whose machine is gone has no result, and a hint."""
+    """Texts for a launch whose machine is gone: why there is no result, and a hint."""
     name, spot = launch.name, launch.request.spot
     if launch.liveness is Liveness.PREEMPTED and spot:
         return (

@@ -30,7 +30,7 @@ CRASHES = {128 + number: number.name for number in CRASHING}
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerLimits:
-    """Limits of the container. None: as much as the machine has."""
+    """Limits of the container. A limit of None allows as much as the machine has."""
 
     shm_bytes: int = sizes.DEFAULT_SHM_BYTES
     memory_bytes: int | None = None
@@ -47,7 +47,7 @@ def place_paths(spec: RunSpec) -> RunSpec:
 def describe(
     choice: Choice, spec: RunSpec, *, output: Path, command: Sequence[str], limits: ContainerLimits
 ) -> Container:
-    """Container that runs `command`, the arguments of our trainer, for a spec with absolute paths."""
+    """Container for our trainer. `command`: the trainer's arguments; `spec`: a spec with absolute paths."""
     assert choice.image is not None
     assert choice.engine is not None
     readable, writable = _folders(spec)
@@ -133,7 +133,7 @@ def follow(
 
     with handled_by(stop), engine.started(container) as started:
         running = started
-        if signals:  # received while the engine started the container
+        if signals:  # a signal came while the engine was starting the container
             started.send_signal(signals[0])
         ended = started.follow(on_stdout=on_line, on_stderr=lambda line: print(line, file=sys.stderr, flush=True))
     return replace(ended, signal=signals[0] if signals else None)

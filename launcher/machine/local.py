@@ -47,7 +47,7 @@ class LocalPlan:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for `--dry-run --format json`."""
+        """Plan as JSON values, for `--dry-run --format json`."""
         image = self.choice.image
         return {
             "spec": {**self.spec.to_json(), "script": list(without_secrets(self.spec.script))},
@@ -85,7 +85,7 @@ class LocalPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOutcome:
-    """Outcome of a plan: exit code, sealed bundles, and the error of a trainer that was killed."""
+    """Outcome of a plan. `bundles`: the sealed bundles; `error`: error of a trainer that was killed, else None."""
 
     exit_code: int
     bundles: tuple[Bundle, ...]
@@ -191,7 +191,7 @@ def _container_context(choice: Choice, spec: RunSpec, context: Context) -> Conte
 def run(plan: LocalPlan, *, watcher: Watcher | None = None) -> LocalOutcome:
     """Run the trainer to its end. The trainer prints progress and errors to our stderr.
 
-    `watcher`: follows the run instead of the terminal, and also handles signals.
+    `watcher`: receives the progress, which is otherwise printed on the terminal; the caller then handles signals.
     """
     return _run_process(plan, watcher) if plan.container is None else _run_container(plan, plan.container, watcher)
 
@@ -222,7 +222,10 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
 
 
 def _print_steps(plan: LocalPlan, folders: list[Path], passed_s: float) -> None:
-    """Print how many steps of a script are measured, if stderr is no terminal: the script itself may print nothing."""
+    """Print how many steps of a script are measured, because the script itself may print nothing for a long time.
+
+    Called if stderr is no terminal.
+    """
     steps = 0
     with suppress(OSError):
         steps = (folders[-1] / bundle.STEPS).read_bytes().count(b"\n") - 1 if folders else 0
@@ -264,7 +267,7 @@ def _run_container(plan: LocalPlan, container: Container, watcher: Watcher | Non
 
 
 def _profile(plan: LocalPlan, timing: Container, folder: Path, watcher: Watcher | None) -> int:
-    """Do the profile pass in a container of its own, the only one that may read counters.
+    """Do the profile pass in a container of its own, the only container that may read GPU counters.
 
     Returns `INTERRUPTED` after Ctrl-C, else `DONE`: a run without its profile is complete too.
     """

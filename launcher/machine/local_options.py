@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class LocalOptions:
     """Options of `launch local`. `image` and `flavour` ask for a container.
 
-    A limit that is None: as much as the machine has.
+    A limit of None allows as much as the machine has.
     """
 
     runtime: Runtime = choice(
@@ -47,7 +47,7 @@ class LocalOptions:
         )
 
     def checked(self) -> "LocalOptions":
-        """These options. Raises `UsageError` if two contradict each other."""
+        """Return these options unchanged. Raises `UsageError` if two options contradict each other."""
         is_limited = self.limits() != LocalOptions().limits()
         for_a_container = [
             name

@@ -22,9 +22,9 @@ NO_COMPILER = "--compile needs a C++ compiler, which the images do not contain"
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A runtime with the reason for it.
+    """Chosen runtime. `why`: the reason for the choice.
 
-    For `docker` also the engine, the image, and whether the container gets the GPUs.
+    With the runtime `docker`, `engine` and `image` are set, and `gpus` tells whether the container gets the GPUs.
     """
 
     runtime: Runtime
@@ -131,7 +131,7 @@ def _container(spec: RunSpec, image: str | None, flavour: str | None, ports: Run
     from launcher.images import contents  # noqa: PLC0415 - no part of an image, where the agent is told which one to take
 
     recipe = contents.make_recipe(contents.require_flavour(name))
-    labelled = engine.images({contents.FLAVOUR_LABEL: name, contents.INPUTS_LABEL: recipe.inputs})
+    labelled = engine.images({contents.FLAVOUR_LABEL: name, contents.INPUTS_LABEL: recipe.inputs_hash})
     # An image built for a VM would run here by emulation, and the emulation would be measured.
     matching = [image for image in labelled if image.architecture in ("", engine.architecture or image.architecture)]
     if not matching:

@@ -37,7 +37,7 @@ class Workplace:
 
 
 def command(spec: RunSpec, workplace: Workplace, *, output: Path, context: Context) -> tuple[str, ...]:
-    """Arguments for `python -m rooflaunch`."""
+    """Arguments for `python -m rooflaunch`, which then measures the user's script."""
     data = ("--data", workplace.data) if workplace.data else ()
     options = ("script", *arguments(spec), *data, "-o", str(output), "--context", context.to_argument())
     return (*options, "--", *spec.script)

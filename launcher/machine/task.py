@@ -55,7 +55,7 @@ ENDS_BY_CODE: Mapping[int, End] = {ExitCode.OUT_OF_MEMORY: End.OUT_OF_MEMORY, Ex
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Outcome of one run. `number`: its place in the task, from 1. `why`: empty for a completed run.
+    """Outcome of one run. `number`: the run's position in the task, from 1. `why`: empty for a completed run.
 
     `code`: the trainer's exit code, 0 for a run that was not started. `out_of_time`: the run would not have fitted into
     the time left.
@@ -93,9 +93,10 @@ def work_through(
 
     `done`: status by run_key of the sealed bundles in the store; a completed or out-of-memory run among them is
     skipped. `time_left_s`: returns the seconds in which runs are still possible here. `stopped`: returns why no further
-    run is wanted; empty if more are wanted. `settle_to_c`: temperature in °C to which the device cools before
-    each run, if the runs differ; None: its temperature before the first run. A launch that is not part of a sweep ends
-    with the first of its repeats that fails, as the next repeats would fail too.
+    run is wanted; empty if more are wanted. `settle_to_c`: the device cools to this temperature in °C before each run;
+    None: to the temperature that it had before the first run. Runs that all have one configuration need no cooling. A
+    launch that is not part of a sweep ends with the first of its repeats that fails, as the next repeats would fail
+    too.
     """
     work = _Work(task, done, settle_to_c)
     for number, run in enumerate(task.runs, 1):
@@ -111,7 +112,7 @@ def work_through(
 def repeated(spec: RunSpec, plan_of: PlanOf) -> LocalOutcome:
     """Run the repeats of one configuration, each in a process or a container of its own; return one outcome for all.
 
-    The first repeat that fails ends them.
+    No repeat is started after one that fails.
     """
     outcomes = list(work_through(Task.of_repeats(spec), plan_of))
     failed = next((outcome for outcome in outcomes if outcome.code), None)

@@ -23,10 +23,10 @@ class Trainer(Protocol):
 class Watcher(Follower):
     """Callbacks that receive a run's messages, and the trainer as an object that can be sent signals.
 
-    The caller that gives a watcher handles signals. `on_started` and `on_ended` are called for the timing run, and
-    again for the container of the profile pass; a process profiles itself. `on_bundle` is called as soon as the
-    bundle's folder exists. A process's messages come from a thread of their own, everything else from the caller's
-    thread.
+    The caller that gives a watcher handles signals. `on_started` and `on_ended` are called for the timing run. A run in
+    a container has its profile pass in a second container, for which both are called again. `on_bundle` is called as
+    soon as the bundle's folder exists. For a run in a process, messages come from a thread of their own; all other
+    calls come from the caller's thread.
     """
 
     on_bundle: Callable[[Path], None]

@@ -78,14 +78,16 @@ class Listing(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self.there)
 
-    def lacks(self, zone: str) -> bool:
-        """Whether `zone` may have more items than are listed."""
-        return any(place in (zone, zone.rpartition("-")[0], ANYWHERE) for place in self.unreachable)
+    def may_have_more(self, zone: str) -> bool:
+        """Whether `zone` may have more items than are listed, because it did not answer."""
+        # A region that did not answer stands for all of its zones.
+        region = zone.rpartition("-")[0]
+        return any(silent in (zone, region, ANYWHERE) for silent in self.unreachable)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Text that a machine printed from some position on. `next_start`: position to ask from the next time."""
+    """Text that a machine printed from some position on. `next_start`: position from which to ask next."""
 
     text: str
     next_start: int
@@ -111,7 +113,7 @@ class Submitted:
 
 @dataclass(frozen=True, kw_only=True)
 class Leftover:
-    """A machine or disk of ours that costs money and that nobody needs any more. `why`: the reason, for the user.
+    """A machine or disk of ours that costs money and that nobody needs any more. `why`: why it is not needed.
 
     `kind`: the place's word for such a resource in a sentence: `VM`, `disk`.
     """
@@ -122,13 +124,13 @@ class Leftover:
     why: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values by field name."""
+        """Fields as JSON values, by name."""
         return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """Result of a deletion. `gone`: a later request has confirmed the deletion; else `reason` is the obstacle.
+    """Result of a deletion. `gone`: a later request has confirmed the deletion; if not, `reason` tells why.
 
     `unknown`: the zone did not answer, so the result is not known.
     """
@@ -147,7 +149,7 @@ class Removed:
         return cls(kind=kind, name=name, zone=", ".join(zones), gone=False, reason=answer, unknown=True)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values by field name."""
+        """Fields as JSON values, by name."""
         return asdict(self)
 
 
@@ -210,7 +212,7 @@ class Plan(Protocol):
         """Request as it would be sent to the place, with long texts shortened."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for `--dry-run --format json`."""
+        """Plan as JSON values, for `--dry-run --format json`."""
 
 
 class Machines(Protocol):

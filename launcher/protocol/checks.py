@@ -26,7 +26,7 @@ class Check:
     cure: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values by field name."""
+        """Fields as JSON values, by name."""
         return asdict(self)
 
 

@@ -57,7 +57,7 @@ SHOWN_VALUE = 60
 
 
 class LaunchPhase(StrEnum):
-    """Phases of a launch, in order. Times are by the VM's clock, except the first phase's."""
+    """Phases of a launch, in order. The VM's clock gives the time of each phase except the first phase."""
 
     REQUESTED = "requested"
     BOOTED = "booted"
@@ -112,7 +112,7 @@ class _Document:
         return self.SCHEMA_VERSION
 
     def to_bytes(self) -> bytes:
-        """Content to store."""
+        """Document as JSON text in bytes, to be stored."""
         document = {"schema_version": self.written_version, **asdict(self)}
         return json.dumps(document, indent=1, allow_nan=False).encode() + b"\n"
 
@@ -135,7 +135,7 @@ class _Document:
         if version > cls.SCHEMA_VERSION:
             raise BundleError(
                 f"a launch's record has schema {version}; this version reads up to {cls.SCHEMA_VERSION}",
-                hint="upgrade rooflaunch to the version that wrote it, or a newer one",
+                hint="upgrade rooflaunch to the version that wrote the record, or a newer one",
             )
         document = cls._upgraded(document, version)
         known = {item.name: document[item.name] for item in fields(cls) if item.name in document}
@@ -170,13 +170,14 @@ class Request(_Document):
 
     `launched_at`: ISO 8601 in UTC. `limit_s`: seconds after which the run must be over and a cloud deletes the machine.
     `store`: address of the bundles and records. `place`: name of the place in results, such as `gcp-t4`; the machine
-    appends its zone, if it has one. `runtime`: docker, with `image` by the registry's digest; or process, for an agent
-    that itself runs in the image, or without an image. `spot`: the cloud may take the machine away. `prices`: prices by
-    region, without regions of unknown price. `gpu` to `zones`: empty if the backend has no such field. `options`:
-    options of the backend alone. `task`: runs of a sweep for this machine (`launcher.protocol.task`); if empty, `spec`
-    is run `repeats` times. `script`: for a user's script, the `sha256` of the archive with the number of `files` and
-    `bytes`, the `commit` of the script's folder, the address of the `data`, the names of the environment variables
-    (`env`), and the SHA-256 of the `requirements`, which are in the image.
+    appends its zone, if it has one. `runtime`: `docker` or `process`. With `docker`, `image` ends in the registry's
+    digest. With `process`, the agent itself runs in the image, or no image is used. `spot`: the cloud may take the
+    machine away. `prices`: prices by region, without regions of unknown price. The fields from `gpu` to `zones` are
+    empty if the backend does not use them. `options`: options of the backend alone. `task`: runs of a sweep for this
+    machine (`launcher.protocol.task`); if empty, `spec` is run `repeats` times. `script`: for a user's script, the
+    `sha256` of the archive with the number of `files` and `bytes`, the `commit` of the script's folder, the address of
+    the `data`, the names of the environment variables (`env`), and the SHA-256 of the `requirements`, which are in the
+    image.
     """
 
     SCHEMA_VERSION: ClassVar[int] = 3
@@ -204,7 +205,7 @@ class Request(_Document):
 
     @property
     def written_version(self) -> int:
-        """Schema version to write: the newest for a script, else the one before.
+        """Schema version to write: the newest version for a script, else the version before.
 
         An agent of an earlier version does not know scripts and would run our trainer instead.
         """
@@ -299,7 +300,7 @@ class Result(_Document):
 
 
 class FieldRule(NamedTuple):
-    """Rule for a field's value. `wanted`: the rule in words; `holds`: whether any JSON value follows the rule."""
+    """Rule for a field's value. `wanted`: the rule in words; `holds`: returns whether a JSON value follows the rule."""
 
     wanted: str
     holds: Callable[[Any], bool]

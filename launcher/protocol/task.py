@@ -19,7 +19,7 @@ class TaskRun:
     """A run: `spec` with `repeats` 1, its block, and its position within the block, both from 1.
 
     `run_key`: hash of the run's options, block, code and place, 16 hex digits; a run whose sealed bundle
-    has this key is not measured again. Empty outside of a sweep, where everything is measured.
+    has this key is not measured again. A launch that is no sweep has empty keys and measures every run.
     """
 
     spec: RunSpec
@@ -30,7 +30,7 @@ class TaskRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Runs of one machine. `job`: the sweep's name, empty for a single launch; `number`: place in the job, from 1."""
+    """Runs of one machine. `job`: the sweep's name, empty for a single launch. `number`: the task's number, from 1."""
 
     job: str = ""
     number: int = 1
@@ -64,7 +64,7 @@ class Task:
         return replace(self, runs=tuple(changed(number, run) for number, run in enumerate(self.runs, 1)))
 
     def to_json(self, base: RunSpec) -> dict[str, Any]:
-        """Plain JSON values; each spec has only its differences from `base`."""
+        """Task as JSON values; each spec has only its differences from `base`."""
         usual = base.to_json()
         runs = [
             {

@@ -81,7 +81,7 @@ class ScriptFiles:
         return "git ignores it" if ignored else "git does not track it, and no --include names it"
 
     def send(self, store: Store, launch: str, *, launcher: str) -> None:
-        """Write the archive, unless the store has it, then the variables of the launch.
+        """Write the archive, unless the store has the archive, then the environment variables for the launch.
 
         The launch's request must be in the store already. `launcher`: name of this process. If this process is killed,
         the next launcher erases the variables.
@@ -133,7 +133,7 @@ def relative_words(words: Sequence[str], folder: Path, *, example: str) -> tuple
     if path is None:
         module = words[1].replace(".", "/")
         if not any((folder / f"{module}{end}").is_file() for end in (".py", "/__main__.py")):
-            raise UsageError(f"no module '{words[1]}' below {folder}", hint=f"cd to its folder; {example}")
+            raise UsageError(f"no module '{words[1]}' below {folder}", hint=f"cd to the module's folder; {example}")
         return tuple(words)
     try:
         below = path.resolve().relative_to(folder.resolve())
@@ -301,9 +301,9 @@ def _variables(request: Request, store: Store) -> dict[str, str]:
 
 
 def fetch_data(address: str, folder: Path, *, is_over: Callable[[], bool]) -> None:
-    """Copy the data at `address` into `folder`, except files that are there already in the same size.
+    """Copy the data at `address` into `folder`, except files that `folder` already has with the same size.
 
-    `is_over`: asked before each file; stop copying if it returns True.
+    `is_over`: called before each file; copying stops if `is_over` returns True.
     """
     store, number = open_store(address, jobs=3), 0
     for listed in store.objects(""):
@@ -340,7 +340,10 @@ def _copy(store: Store, listed: StoredObject, path: Path) -> None:
 
 
 def _extract(content: bytes, folder: Path) -> None:
-    """Unpack regular files one by one. Links, devices and unsafe paths are refused: nothing leaves the folder."""
+    """Unpack regular files one by one. Links, devices and unsafe paths are refused.
+
+    No file is written outside of `folder`.
+    """
     folder.mkdir(parents=True)
     bytes_left = MOST_UNPACKED_BYTES
     try:

@@ -63,7 +63,7 @@ def require_module(words: Sequence[str], folder: Path) -> None:
     if spec is None:
         raise UsageError(
             f"no module '{name}' for this Python, {sys.executable}, or in {folder}",
-            hint=f"cd to its folder, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
+            hint=f"cd to the module's folder, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
         )
     locations = spec.submodule_search_locations
     if locations is not None and PathFinder.find_spec(f"{name}.__main__", locations) is None:
@@ -71,7 +71,10 @@ def require_module(words: Sequence[str], folder: Path) -> None:
 
 
 def _module_spec(name: str, folder: Path, *, is_local: bool = False) -> ModuleSpec | None:
-    """Specification of a module in the folder or, unless `is_local`, one that Python finds; None if there is none."""
+    """Specification of the module `name`; None if the module is not found.
+
+    Searches `folder` and, unless `is_local`, Python's own search path.
+    """
     top, *rest = name.split(".")
     try:
         spec = PathFinder.find_spec(top, [str(folder)]) or (None if is_local else importlib.util.find_spec(top))

@@ -5,8 +5,8 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from launcher.jobs.run import fetched
+from launcher.machine.task import FINAL
 from launcher.protocol.records import RUNS
-from launcher.sweep.existing_runs import FINAL
 from launcher.sweep.progress import Progress
 from launcher.sweep.submitter import TaskLaunch
 from launcher.sweep.work import PlaceWork, progress_text, rate_text
@@ -37,7 +37,7 @@ class Collector:
                 launch.fetching.append(self._workers.submit(self._fetch_one, launch, run_id))
 
     def is_collected(self, launch: TaskLaunch) -> bool:
-        """Whether every announced bundle of the launch is in the folder of results, or given up."""
+        """Whether every announced bundle of the launch is in the folder of results, or was given up."""
         if not all(future.done() for future in launch.fetching):
             return False
         while launch.fetching:
@@ -89,7 +89,7 @@ class Collector:
             self._note_arrival(sealed)
 
     def _fetch_stored(self, stored: SealedRun) -> None:
-        """Fetch a bundle that is in the store already. A run whose bundle is damaged, or that failed, stays missing."""
+        """Fetch a bundle that is in the store already. Failed runs, and runs with a damaged bundle, stay missing."""
         try:
             sealed = self._fetched(stored.run_id)
         except BundleError as error:

@@ -1,4 +1,4 @@
-"""Wishes of the user of a sweep for all its threads: continue, or end in one of three ways."""
+"""The user's wish for a sweep, which all its threads read: continue, or end in one of three ways."""
 
 import signal
 import threading
@@ -23,7 +23,7 @@ class Wish(IntEnum):
 
 
 class Control:
-    """Wish and time limit, which every thread reads before it starts a run. `until_s`: seconds until the limit."""
+    """Wish and time limit; every thread reads both before it starts a run. `until_s`: seconds from now to the limit."""
 
     def __init__(self, *, until_s: float | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -43,7 +43,7 @@ class Control:
 
     @property
     def why_not(self) -> str:
-        """Reason why no new run may be started; empty if one may."""
+        """Reason why no new run may be started; empty if runs may be started."""
         if self._wish is not Wish.GO:
             return "the sweep was interrupted"
         return "the time of --max-time has passed" if self.out_of_time else ""

@@ -2,8 +2,8 @@
 
 There is no state except the bundles: a process may end at any moment, and the next start does the remaining runs. A
 lock lets only one process at a time work on a sweep in a folder of results. The kernel (`flock`) releases the lock when
-its process ends for any reason. The lock also works between machines that share the folder. The file's content is for
-messages, and tells the next process that an earlier process worked on the sweep.
+its process ends for any reason. The lock also works between machines that share the folder. The content of the lock
+file names its process: for messages, and to tell the next process that an earlier process worked on the sweep.
 """
 
 import fcntl
@@ -51,7 +51,7 @@ WISHES = {"f": Wish.FINISH, "l": Wish.LEAVE, "s": Wish.STOP, "c": Wish.GO}
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPorts:
-    """Backends, terminal and clock of a sweep; tests replace them. `sleep`: waits between polls; None: default."""
+    """Backends, terminal and clock of a sweep; tests replace them. `sleep`: waits between polls; None: the default."""
 
     backend: Callable[[str], Backend]
     is_terminal: Callable[[], bool]
@@ -168,14 +168,14 @@ class _Driver:
         )
 
     def _guarded(self, part: Callable[[], None]) -> None:
-        """Run a part. An unexpected exception ends this part alone; the main thread raises it again at the end."""
+        """Run `part`. An unexpected exception ends this part alone; the main thread raises the exception at the end."""
         try:
             part()
         except BaseException as bug:  # noqa: BLE001 - raised again by the main thread
             self._bugs.append(bug)
 
     def _wait(self, threads: Collection[threading.Thread], live: LiveTable) -> None:
-        """Wait until all threads have ended. A user who leaves waits at most `LEAVING_S`."""
+        """Wait until all threads have ended, or until `LEAVING_S` seconds have passed since the user left the sweep."""
         left_at_s: float | None = None
         while alive := [thread for thread in threads if thread.is_alive()]:
             live.draw()
@@ -196,10 +196,11 @@ class _Driver:
         self._signals.append(number)
 
     def _answer(self, number: int) -> None:
-        """React to a signal.
+        """React to signal `number`.
 
-        The first Ctrl-C asks the user what to do. The second leaves: this process ends, and the runs continue without
-        it. The third also stops waiting for requests under way. Other signals leave.
+        On a terminal, the first Ctrl-C asks the user what to do. The second Ctrl-C, or any other signal, lets this
+        process end: the run on this machine is interrupted, and rented machines continue. The next signal kills the run
+        on this machine, and ends the wait for requests under way.
         """
         if self._control.is_leaving:
             self._control.kill()

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from launcher.machine.task import FINAL
 from launcher.sweep.places import LOCAL, NOT_IN_KEY, PlacePlan
 from workload.contract import bundle
 from workload.contract.errors import BundleError, UsageError
@@ -15,8 +16,6 @@ from workload.contract.record import Record, Status
 from workload.contract.spec import Device, RunSpec
 from workload.storage.inventory import SealedRun, sealed_in
 
-# A run whose bundle has one of these statuses is not measured again.
-FINAL = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})
 # Form of a run_id (`bundle.make_run_id`). No model of torchvision has a dash in its name.
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-(?P<place>.+)-(?P<model>[^-]+)-b(?P<batch>\d+)-(?P<precision>[a-z0-9]+)-[0-9a-f]{6}")
 # Most bundles to open for one configuration, in search of a run with the same options.
@@ -27,7 +26,7 @@ MOST_CONFIGURATIONS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class ExistingRuns:
-    """Sealed runs of a folder; `by_key`: runs that need not run again; `damaged`: the bundle's damage, by run_id."""
+    """Sealed runs of a folder. `by_key`: runs that need no repetition; `damaged`: damage of a bundle, by run_id."""
 
     runs: tuple[SealedRun, ...] = ()
     by_key: Mapping[str, SealedRun] = field(default_factory=dict)
@@ -102,7 +101,10 @@ def _records(runs: Iterable[SealedRun], results: Path) -> Iterator[Record]:
 
 
 def _by_name(runs: Iterable[SealedRun]) -> dict[tuple[str, int | None, str], list[SealedRun]]:
-    """Completed runs by model, batch size (each also under None) and precision, from their names, oldest first."""
+    """Completed runs by model, batch size and precision, as their run_ids state these, oldest first.
+
+    Each run is also in a group with None as batch size, which has all batch sizes.
+    """
     groups: dict[tuple[str, int | None, str], list[SealedRun]] = {}
     for sealed in runs:
         name = RUN_ID.fullmatch(sealed.run_id)

@@ -1,4 +1,4 @@
-"""Places of a sweep that are this machine: their runs one after another, the places in turn for each block."""
+"""Places of a sweep that are on this machine. One run at a time: block 1 of each place, then block 2 of each place."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -180,6 +180,6 @@ def _exit_code_of_failure(code: int) -> int:
     """Exit code that the sweep shows for a failed run.
 
     A trainer that ends with `DONE` but without a bundle has failed. A traceback in the trainer (`BUG`) is no bug of the
-    sweep. Both become `RUN_FAILED`.
+    sweep. Both codes are shown as `RUN_FAILED`.
     """
     return code if code not in (ExitCode.DONE, ExitCode.BUG) else ExitCode.RUN_FAILED

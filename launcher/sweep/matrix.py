@@ -84,7 +84,7 @@ def load(path: Path) -> Mapping[str, Any]:
         raise UsageError(f"'{path}' cannot be read: {error.strerror}", hint="name a TOML file") from error
     # Not TOMLDecodeError alone: an integer of more than 4,300 digits is a plain ValueError.
     except (ValueError, RecursionError) as error:
-        # Python's advice for such an integer, to call a function of `sys`, does not help a user.
+        # For an integer of too many digits, Python advises to call a function of `sys`: no help for a user.
         why = str(error).partition("; use sys.")[0]
         raise UsageError(f"'{path}' is no TOML: {why}", hint="launch sweep --example first shows a matrix") from error
 
@@ -95,10 +95,12 @@ def read(
     file: Path,
     environment: Mapping[str, str],
     config_folder: Path | None,
-    many: bool = False,
+    allow_many_runs: bool = False,
 ) -> Matrix:
-    """Matrix of a file's content. `many`: allow more than `MANY_RUNS` runs. Raises `UsageError` for any mistake."""
-    return _Reader(table, file=file, environment=environment, config_folder=config_folder).read(many=many)
+    """Matrix of a file's content. `allow_many_runs`: more than `MANY_RUNS`. Raises `UsageError` for any mistake."""
+    return _Reader(table, file=file, environment=environment, config_folder=config_folder).read(
+        allow_many_runs=allow_many_runs
+    )
 
 
 def require_places(matrix: Matrix, names: Sequence[str]) -> None:
@@ -132,7 +134,7 @@ class Command:
         def filled(match: re.Match[str]) -> str:
             return f"{{{match[1]}}}" if match[1] else as_text(arguments[match[2]])
 
-        # `{data}` is kept: the place of the script's data is not known yet.
+        # Keep `{data}`: the folder of the script's data is not known yet.
         parts = [DATA.join(PLACEHOLDER.sub(filled, text) for text in part.split(DATA)) for part in self.parts]
         for name, value in arguments.items():
             if name not in self.placeholders and value is not False:
@@ -150,7 +152,7 @@ class _Reader:
         # Repeats are blocks of the whole matrix, so their key is at the top of the file.
         self._options = {option.name: option for option in options() if option.name != "repeats"}
 
-    def read(self, *, many: bool) -> Matrix:
+    def read(self, *, allow_many_runs: bool) -> Matrix:
         self._known(self._table, TOP, where="")
         name = self._require_name(self._table.get("name", self._file.stem), example="night-1")
         self._command = self._script()
@@ -163,14 +165,14 @@ class _Reader:
         self._require_distinct([place for _, place in places])
         excludes = self._excludes(axes, [place.name for _, place in places])
         repeats = self._repeats()
-        self._require_few(axes, repeats, len(places), many=many)
+        self._require_few(axes, repeats, len(places), allow_many_runs=allow_many_runs)
         used: set[int] = set()
         matrices = tuple(self._at(entry, place, defaults, axes, excludes, used) for entry, place in places)
         unused = [rule.text for number, rule in enumerate(excludes) if number not in used]
         warnings = tuple(f"{self._file}: an [[exclude]] matches nothing: {text}" for text in unused)
         return Matrix(name=name, repeats=repeats, seed=self._seed(), places=matrices, warnings=warnings)
 
-    # Top level of the file.
+    # Methods that read keys at the top level of the file.
 
     def _seed(self) -> int:
         seed = self._table.get("seed", 0)
@@ -290,11 +292,13 @@ class _Reader:
             rules.append(_Exclude(values=parsed, on=tuple(names), text=text))
         return rules
 
-    def _require_few(self, axes: Mapping[str, tuple[Any, ...]], repeats: int, places: int, *, many: bool) -> None:
+    def _require_few(
+        self, axes: Mapping[str, tuple[Any, ...]], repeats: int, places: int, *, allow_many_runs: bool
+    ) -> None:
         """Raise `UsageError` for too many runs, before combining: a typing error can ask for more than memory holds."""
         combinations = math.prod(map(len, axes.values()))
         runs = combinations * repeats * places
-        if runs > MANY_RUNS and not many:
+        if runs > MANY_RUNS and not allow_many_runs:
             raise self._error(
                 f"{combinations:,} combinations, {counted(repeats, 'repeat')} and {counted(places, 'place')} are "
                 f"{runs:,} runs before [[exclude]], more than {MANY_RUNS:,}",
@@ -354,7 +358,7 @@ class _Reader:
         return machines
 
     def _instances(self, backend: str, kinds: Sequence[type], words: list[str], where: str) -> list[Any]:
-        """Make the dataclasses of a backend's options by parsing these words as `launch <backend>` would."""
+        """Instances of the option classes `kinds`, made by parsing `words` as `launch <backend>` would."""
         try:
             command = command_of([parameter for kind in kinds for parameter in parameters_of(kind)])
             with command.make_context(where, [*words]) as context:
@@ -511,7 +515,7 @@ _FLAG = re.compile(r"--([a-z][a-z-]*)(?: ([A-Za-z0-9][\w./:@-]*))?")
 
 
 def _key(flag: re.Match[str]) -> str:
-    """Key in the file for a command-line flag, followed by the value behind the flag, if any."""
+    """Text of a match with the command-line flag replaced by its key in the file; the flag's value, if any, stays."""
     return flag[1].replace("-", "_") + flag[0].partition(flag[1])[2].strip("'")
 
 

@@ -1,4 +1,4 @@
-"""Outcome of a sweep: the runs done at each place, what failed and its cure, and the commands to type next."""
+"""Outcome of a sweep: the runs done at each place, the failures with their remedies, and the commands to type next."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ from workload.contract.invocation import as_typed
 from workload.contract.text import counted, duration, plain, unbroken, wrapped
 
 TEXT_COLUMN = 16
-# Most runs to name for each reason of failure.
+# Largest number of runs that are named for each reason of failure.
 FEW = 3
 
 
@@ -56,7 +56,7 @@ class PlaceOutcome:
 class SweepOutcome:
     """Outcome of a sweep at all places.
 
-    `why_not`: reasons of runs without a result; `exit_code`: 0 if every run has a result.
+    `why_not`: reason why no more runs were started, or empty; `exit_code`: see `exit_code_of`.
     """
 
     name: str
@@ -121,7 +121,7 @@ def _rows(place: PlaceOutcome, why_not: str) -> Iterator[tuple[str, str]]:
 
 
 def _interval_text(interval: BlocksInterval) -> str:
-    """Figure with its 95 % interval, which stays valid although blocks were added until it was narrow."""
+    """Text with a figure and its 95 % interval, or the reason why there is no interval."""
     if interval.value is None or interval.low is None or interval.high is None or interval.half_width is None:
         return interval.reason or "no interval"
     value, low, high = (plain(figure, 4) for figure in (interval.value, interval.low, interval.high))

@@ -1,4 +1,6 @@
-"""Places of a sweep: their configurations, blocks of runs, tasks of machines, and the key of each run. Pure functions.
+"""Places of a sweep: their configurations, blocks of runs, tasks of machines, and the key of each run.
+
+The functions are pure, except that a run's key contains a hash of our own code, whose files are read.
 
 A repeat is a block. A block runs on one machine and has every configuration once, in a random order that is the same at
 every place, so that places are compared at the same positions. Keys and orders are SHA-256 of text: they depend on no
@@ -21,9 +23,9 @@ LOCAL = "local"
 # Prefix of a script's argument as an axis of a matrix.
 ARGUMENT = "args."
 KEY_DIGITS = 16
-# The block has its own field in the key. The data's folder, and whether data is downloaded first, change no result.
+# Options that do not enter a run's key: the key has the block instead of `repeats`, and the others change no result.
 NOT_IN_KEY = frozenset({"repeats", "data_dir", "download"})
-# Default values of all other options.
+# Default values of the options that enter a run's key.
 USUAL = {option.name: option.default for option in options() if option.name not in NOT_IN_KEY}
 # Libraries whose versions enter the code's identity for processes on this machine; an image's recipe names its own.
 LIBRARIES = ("torch", "torchvision")
@@ -107,7 +109,7 @@ class PlacePlan:
         return tuple(task for task in tasks if task.runs)
 
     def with_blocks(self, blocks: int) -> "PlacePlan":
-        """Plan with `blocks` blocks; blocks up to the smaller number keep their runs and machines."""
+        """Plan with `blocks` blocks; a block that this plan has too keeps its runs and its machine."""
         return plan_place(
             self.place,
             self.configurations,
@@ -164,7 +166,7 @@ def in_order(configurations: Iterable[Configuration], *, seed: int, block: int) 
 
     Two consecutive blocks put each configuration equally early and late, so that a device that warms up favours none.
     With an odd number of configurations, one configuration stays in the middle, a different one for each pair of
-    blocks. A configuration added to the matrix does not change the order of the others, except of that in the middle.
+    blocks. Adding a configuration to the matrix keeps the order of the others, except for the one in the middle.
     """
     pair, is_second = divmod(block - 1, 2)
     ordered = _drawn(configurations, {"seed": seed, "block": block - is_second})
@@ -224,17 +226,17 @@ def code_of(place: Place) -> str:
     """Identify the code that runs at a place, independently of folder and commit; runs of other code have other keys.
 
     An image that is named by a tag is identified by the tag, although the image behind a tag may change unnoticed. For
-    a script, the identity has two parts: the script's code and ours.
+    a script, the identity has two parts: one for our code, one for the script's code.
     """
     return f"{_ours(place)} script {place.script.code}" if place.script else _ours(place)
 
 
 def _ours(place: Place) -> str:
-    """Identity of our own code: an image by its name, else the content of our files."""
+    """Identity of our own code: the image that the place names, else the recipes of our images, else our files."""
     if image := _image(place):
         return f"image {image.partition('@')[2] or image}"
     if getattr(place.options, "runtime", None) is not Runtime.PROCESS:
-        inputs = {name: contents.make_recipe(flavour).inputs for name, flavour in contents.load_flavours().items()}
+        inputs = {name: contents.make_recipe(flavour).inputs_hash for name, flavour in contents.load_flavours().items()}
         return f"images {_digest(inputs)}"
     packages = tuple(f"{name}/" for name in contents.TRAINER_PACKAGES)
     trainer = {name: text for name, text in contents.agent_code().items() if name.startswith(packages)}

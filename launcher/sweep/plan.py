@@ -66,8 +66,8 @@ class PlaceForecast:
 class SweepPlan:
     """Plan of a whole sweep.
 
-    `unmeasured`: configurations without a run, if others have runs. `others`: number of runs in the folder that belong
-    to this sweep's name but not to its matrix (any more), by configuration. `damaged`: why a bundle does not count, by
+    `unmeasured`: configurations without a run, at places where others have runs. `others`: number of runs in the folder
+    that have this sweep's name but are not in its matrix, by configuration. `damaged`: why a bundle does not count, by
     run_id.
     """
 
@@ -91,7 +91,7 @@ class SweepPlan:
 
     @property
     def most_usd(self) -> float | None:
-        """Highest cost: every machine runs into its time limit. None if unknown for a paid place."""
+        """Highest cost: every machine runs into its time limit. None if the highest cost of a paid place is unknown."""
         return _sum([place.most_usd for place in self.places if place.is_paid])
 
     @property
@@ -226,7 +226,7 @@ def require_affordable(plan: SweepPlan, most_usd: float | None) -> None:
 
 
 def _last_block(plan: PlacePlan, existing: ExistingRuns) -> int:
-    """Number of the last block to plan: after the planned blocks, blocks that have runs count, up to the first gap."""
+    """Number of the last block to plan, counting existing blocks that directly follow the planned blocks."""
     last = max(run.block for run in plan.runs)
     while any(key in existing.by_key for key in _keys_of_block(plan, last + 1)):
         last += 1
@@ -289,7 +289,7 @@ def _notes(
         yield f"blocks are added until {until}"
 
 
-# Forecast of a place.
+# Functions for the forecast of a place.
 
 
 def _forecast(
@@ -361,7 +361,7 @@ def _wrong_place(file: Path, place: Place, error: UsageError) -> UsageError:
 
 
 def _machine_s(task: Task, estimate: Estimate, known: Mapping[RunSpec, float]) -> float | None:
-    """Expected seconds of a machine for a task, at most its limit; None if unknown.
+    """Expected seconds of a machine for a task, at most the machine's time limit; None if unknown.
 
     A run takes as long as an earlier run of its configuration, else as long as the backend assumes.
     """

@@ -47,7 +47,7 @@ class Line:
 
 
 class Progress:
-    """States by place, in order, and the messages that have not been shown yet."""
+    """State of each place, in the order of first updates, and the messages that have not been shown yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -90,7 +90,7 @@ class RentedPlace:
         return dict(self._connected.machines.calls) if self._session else {}
 
     def run(self) -> None:
-        """Work until each run is measured or has a reason why it cannot be, or until the user leaves.
+        """Work until each run has a result or a reason for its failure, or until the user leaves.
 
         An error of the place ends this place alone.
         """
@@ -133,7 +133,7 @@ class RentedPlace:
     def _under_way(self) -> list[TaskLaunch]:
         return [launch for launch in self._launches if not (launch.is_over and launch.is_settled)]
 
-    # Before the first machine.
+    # Methods that are called before the first machine is requested.
 
     def _connect(self) -> None:
         settings = self._backend.settings(self.place.where, self.place.options)
@@ -181,7 +181,7 @@ class RentedPlace:
         return [name for name in names if (name, "result.json") not in have]
 
     def _read_request(self, name: str) -> TaskLaunch | None:
-        """Launch of that name; None unless it belongs to this sweep and has runs of this place."""
+        """Launch of this `name`; None unless it belongs to this sweep and has runs of this place."""
         request = launches.read(self._connected.store, request_object(name), Request.from_bytes, [])
         if request is None or request.name != name or request.task.get("job") != self._sweep:
             return None
@@ -379,7 +379,7 @@ class RentedPlace:
         )
 
     def _left_s(self, running: Sequence[TaskLaunch]) -> float | None:
-        """Estimate the seconds left from the rate of ended runs; None before the first, or if nothing runs."""
+        """Estimate the seconds left from the rate of ended runs; None if no run has ended yet, or if nothing runs."""
         if not self._work.to_do or not self._work.new_runs or not running:
             return None
         first_s = min(epoch_s(launch.request.launched_at) or 0.0 for launch in self._launches)
@@ -387,7 +387,7 @@ class RentedPlace:
 
 
 def _must_be_removed(launch: TaskLaunch, now_s: float) -> bool:
-    """Whether to remove the machine: stopped, without heartbeat, past its limit, or there long after its result."""
+    """Whether to remove the machine: it stopped, is silent or past its limit, or still exists long after its result."""
     if launch.machine is None or launch.is_gone:
         return False
     if launch.result is not None:

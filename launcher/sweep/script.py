@@ -71,7 +71,7 @@ def _on_this_machine(place: PlaceMatrix, file: Path, folder: Path, environment: 
 
 
 def _on_other_machines(place: PlaceMatrix, file: Path, folder: Path, environment: Mapping[str, str]) -> PlaceMatrix:
-    """Place on other machines with the script, which runs in a copy of the current folder, by relative paths."""
+    """Place on other machines with the script, which runs in a copy of the current folder, with relative paths."""
     options: ThereOptions = place.place.script
     backend = place.place.backend
     is_fresh: bool = importlib.import_module(f"{BACKENDS[backend]}.options").COMMAND.is_fresh
@@ -109,7 +109,7 @@ def _code_files(folder: Path, commands: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _digest(folder: Path, names: Iterable[str], matrix: Path, requirements: bytes) -> str:
-    """Hash of the names and contents of the files, except notes and the matrix, and of the list of packages."""
+    """Hash of the names and contents of the files and of the `requirements`; notes and the matrix are left out."""
 
     def rows() -> Iterator[str]:
         for name in sorted(names):

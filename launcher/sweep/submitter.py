@@ -39,7 +39,7 @@ class TaskLaunch(WatchedLaunch):
     usd: float | None = None
 
     def set_machine(self, machine: Machine) -> None:
-        """Note the machine that was submitted for the launch; the time of its boot counts from the next poll."""
+        """Record the machine that was requested for the launch; its boot time is counted from the next poll on."""
         self.machine, self.zones, self.boots_from_s = machine, (machine.zone,), None
 
 

@@ -32,7 +32,7 @@ class Until:
     most: int | None = None
 
     def __str__(self) -> str:
-        """Text for a plan."""
+        """Target in words, for the text of a plan."""
         baseline = ", ".join(f"{name} {value}" for name, value in self.baseline.items())
         figures = f"every difference against {baseline}" if baseline else "every throughput"
         most = f", with {self.most} blocks at most" if self.most else ""
@@ -126,7 +126,7 @@ def parse_baseline(text: str) -> dict[str, Any]:
 
 
 def _argument(text: str) -> Any:
-    """Value of a script's argument as TOML would have it: number, boolean or text."""
+    """Value of a script's argument: a number, a boolean or another TOML value; `text` itself if it is no TOML."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -175,9 +175,9 @@ def decide(until: Until, configurations: tuple[Configuration, ...], runs: Sequen
 def decision_of(contrasts: Mapping[str, Contrast], *, target: float, most: int | None = None) -> Decision:
     """Decide whether to stop after these blocks. `contrasts`: each requested throughput or difference, by name.
 
-    The decision may be to stop only at the numbers of blocks that `looks` lists, or at `most`. Contrasts may have
-    different blocks. Leave out a contrast that can get no blocks, for example because its configuration runs out of
-    memory. `target`: half-width, as a fraction; `most`: largest number of blocks.
+    Stopping is possible only at a number of blocks that `looks` yields, at `most`, or without any contrast. Contrasts
+    may have different blocks. Leave out a contrast that can get no blocks, for example because its configuration runs
+    out of memory. `target`: half-width, as a fraction; `most`: largest number of blocks.
     """
     precisions = {name: interval_at_look(contrast, target=target) for name, contrast in contrasts.items()}
     blocks = max((contrast.blocks for contrast in contrasts.values()), default=0)
@@ -203,5 +203,5 @@ def decision_of(contrasts: Mapping[str, Contrast], *, target: float, most: int |
 
 
 def _width(interval: BlocksInterval) -> tuple[bool, float]:
-    """Sort key by width: intervals that are not narrow rank above narrow ones; those without a width rank highest."""
+    """Sort key: narrow intervals first, then the other intervals by their width, last the intervals without a width."""
     return not interval.is_narrow, inf if interval.half_width is None else interval.half_width

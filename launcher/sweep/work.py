@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from launcher.machine.task import FINAL
 from launcher.protocol.task import Task, TaskRun
 from launcher.sweep import until as stopping
-from launcher.sweep.existing_runs import FINAL
 from launcher.sweep.places import PlacePlan
 from launcher.sweep.until import Decision, Until
 from workload.contract.design import Run
@@ -21,7 +21,7 @@ LOG_HINT = "see log.txt in the run's bundle; the same command repeats the run"
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a requested run has no result, and the cure."""
+    """Reason why a requested run has no result; `hint`: the remedy."""
 
     run: TaskRun
     why: str
@@ -63,10 +63,12 @@ class PlaceWork:
         self._failures: dict[str, Failure] = {}
         self._asked = {run.run_key: run for run in plan.runs}
         self._decision: Decision | None = None
+        # Keys of the runs that ran out of memory. Runs left out because of them: by key, the size of the smaller batch.
         self._out_of_memory: frozenset[str] = frozenset()
         self._too_large: dict[str, int] = {}
-        # Number of figures at the last decision. If blocks were added and the number did not grow, no more are added.
-        self._figures_then = -1
+        # Number of figures when blocks were last added. If the number has not grown since, no more blocks are added.
+        self._figures_at_last_addition = -1
+        # Number of runs that ended during this process.
         self._new = 0
         for key in plan.done:
             self._ended[key] = known.get(key, Ended(status=Status.COMPLETED))
@@ -166,7 +168,7 @@ class PlaceWork:
 
     @property
     def done(self) -> int:
-        """Number of runs that need not run (again): ended, or too large."""
+        """Number of runs with nothing left to do: the run has ended, or its batch is too large."""
         with self._lock:
             return len(self._ended) + len(self.too_large)
 
@@ -181,7 +183,7 @@ class PlaceWork:
         return len({run.block for run in self.runs})
 
     def counts(self) -> dict[str, int]:
-        """Numbers of blocks and runs, done and in total, as a `PlaceState` has them."""
+        """Numbers of blocks and runs, done and in total, by their names in `PlaceState`."""
         with self._lock:
             closed = self._closed()
             open_blocks = {run.block for run in self.runs if run.run_key not in closed}
@@ -194,7 +196,7 @@ class PlaceWork:
             return self._plan.without({*self._closed(), *self._failures, *without})
 
     def remaining(self, runs: Iterable[TaskRun]) -> tuple[TaskRun, ...]:
-        """Runs among these that have not ended, failed or been left out."""
+        """Subset of `runs`: runs that have neither ended nor failed, and are not left out."""
         with self._lock:
             closed = {*self._closed(), *self._failures}
             return tuple(run for run in runs if run.run_key not in closed)
@@ -208,7 +210,7 @@ class PlaceWork:
     def _closed(self) -> set[str]:
         return {*self._ended, *self.too_large}
 
-    # Blocks added by --until.
+    # Methods for the blocks that --until adds.
 
     @property
     def figures(self) -> list[Run]:
@@ -230,9 +232,9 @@ class PlaceWork:
             count = len(figures)
             most = self._until.most
             add = self._decision.add if most is None else min(self._decision.add, most - self.blocks)
-            if self._decision.is_done or add <= 0 or count == self._figures_then:
+            if self._decision.is_done or add <= 0 or count == self._figures_at_last_addition:
                 return 0
-            self._figures_then = count
+            self._figures_at_last_addition = count
             self._plan = self._plan.with_blocks(self.blocks + add)
             self._asked = {run.run_key: run for run in self._plan.runs}
             self._out_of_memory = frozenset()

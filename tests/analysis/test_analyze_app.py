@@ -70,7 +70,7 @@ def test_many_problems_do_not_hide_the_table(analyze: Analyze, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        (["summary", "nope"], ExitCode.USAGE, "error: results folder 'nope' does not exist\nhint: name a folder of"),
+        (["summary", "nope"], ExitCode.USAGE, "error: results folder 'nope' does not exist\nhint: name a folder that"),
         (["summary", "."], ExitCode.NOTHING_TO_DO, "error: no bundle in '.'\nhint: launch local -o .\n"),
         (["summary"], ExitCode.USAGE, "error: Missing argument 'RESULTS...'."),
         (["frobnicate"], ExitCode.USAGE, "error: No such command 'frobnicate'.\nhint: analyze --help\n"),

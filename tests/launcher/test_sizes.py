@@ -43,3 +43,40 @@ def test_text_is_the_largest_whole_unit(size: int, text: str) -> None:
 @given(st.integers(min_value=1, max_value=2**48))
 def test_text_reads_back(size: int) -> None:
     assert sizes.parse_bytes(sizes.text(size), flag="--memory", example="8g") == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("60m", 3600), ("1h30m", 5400), ("90s", 90), ("30s", 30), ("120d", 10_368_000), ("1d2h3m4s", 93_784)],
+)
+def test_durations(text: str, seconds: int) -> None:
+    assert sizes.parse_duration_s(text, "--max-run-time") == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "29s",
+        "120d1s",
+        "",
+        "60",
+        "m",
+        "1.5h",
+        "30m1h",
+        "-60m",
+        " 60m",
+        "60 m",
+        "60m\n",
+        "\u0666\u0660m",
+        "$(reboot)",
+        "9" * 4096,
+    ],
+    ids=str,
+)
+def test_no_durations(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        sizes.parse_duration_s(text, "--max-run-time")
+    shown = sizes.shown(text)
+    rule = "--max-run-time must be a duration such as 60m or 1h30m, from 30 s to 120 d"
+    assert str(caught.value) == f"{rule}; got '{shown}'"
+    assert caught.value.hint == "--max-run-time 60m"

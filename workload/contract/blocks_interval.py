@@ -9,9 +9,9 @@ independent of the mean (Anscombe, JRSS B 15, 1953; Starr, Annals of Mathematica
 
 Consecutive blocks are correlated if a machine warms up, is shared or changes with the hour. Intervals that assume
 independent blocks then cover too little: 44 % to 67 % at a correlation of 0.8 from block to block. Few blocks are
-not enough to estimate the correlation, so the first look is at 8. If the correlation may be positive, the interval is
-widened for the largest plausible correlation. A series with a trend has no fixed mean: the trend is reported, and if it
-changes the figure by more than the target width, the interval does not count as narrow.
+not enough to estimate the correlation, so the first look is at 8 blocks. If the correlation may be positive, the
+interval is widened for the largest plausible correlation. A series with a trend has no fixed mean: the trend is
+reported, and if the trend changes the figure by more than the target width, the interval does not count as narrow.
 
 benchmarks/blocks.py --parts until simulates the coverage; docs/blocks.md has the figures. Stopping by an observed
 difference needs another rule: `launcher.duel.decision`.
@@ -27,7 +27,8 @@ from statistics import NormalDist, fmean
 from workload.contract.design import Contrast, Design, Run
 from workload.contract.text import percent
 
-# Looks are at 8, 10, 13, 17, 22, 28, 35, 44, 55, ... blocks. The correlation of fewer than 8 cannot be estimated.
+# Looks are at 8, 10, 13, 17, 22, 28, 35, 44, 55, ... blocks. With fewer than 8 blocks, the correlation
+# cannot be estimated.
 FIRST_LOOK = 8
 GROWTH = 1.25
 # Probability that the interval of one look misses the true value. With 5 % instead, coverage falls to 91 %.
@@ -56,9 +57,9 @@ MANY_DEGREES = 60
 class BlocksInterval:
     """Geometric mean of a figure over blocks, with a 95 % interval.
 
-    The interval stays valid although measuring stops as soon as it is narrow.
+    The interval stays valid although measuring stops as soon as the interval is narrow.
 
-    `half_width`: the larger distance from the figure to an end, as a fraction of the figure. `expected`: approximate
+    `half_width`: distance from the figure to the farther end, as a fraction of the figure. `expected`: approximate
     total of blocks until the interval is narrow; None if unknown. `correlation`: correlation between blocks for which
     the interval is widened, 0 if not widened. `trend`: change per block as a fraction, None without a trend.
     `reason`: why there is no interval.
@@ -133,7 +134,7 @@ def interval_at_look(contrast: Contrast, *, target: float) -> BlocksInterval:
 
 
 def _reach(contrast: Contrast, blocks: int, correlation: float) -> float:
-    """Half width of the logarithm's interval, predicted for `blocks` blocks with the scatter of the present blocks."""
+    """Half width of the interval of the figure's logarithm, predicted for `blocks` blocks with the present scatter."""
     degrees = max(contrast.degrees * (blocks - 1) // (contrast.blocks - 1), 1)
     error = (contrast.error or 0.0) * sqrt(contrast.blocks / blocks)
     return student_quantile(NOMINAL, degrees) * error * _widening(_allowed_correlation(correlation, blocks), blocks)

@@ -123,7 +123,7 @@ def create(output: Path, run_id: str) -> Path:
 
 
 def make_output(folder: Path, *, shown: Path | None = None, exist_ok: bool = True) -> None:
-    """Create a folder for bundles. Raises `UsageError` if that fails; `shown`: folder to name in the message."""
+    """Create a folder for bundles. Raises `UsageError` on failure. `shown`: folder to name in the message."""
     try:
         folder.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
@@ -139,7 +139,7 @@ def write_record(folder: Path, run: Record) -> None:
 
 
 def write_document(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write the content of a run.json atomically, without checks, so that tests can change it."""
+    """Write `document` as run.json atomically. Nothing is checked, so that tests can write invalid content."""
     _write_json(folder / RECORD, {"schema_version": SCHEMA_VERSION, **document})
 
 
@@ -165,7 +165,7 @@ def _labels(folder: Path) -> dict[str, str]:
 
 
 def reseal(folder: Path, run: Record) -> None:
-    """Replace run.json of a complete bundle and seal all files again; if killed meanwhile, the bundle is incomplete."""
+    """Replace run.json of a complete bundle and seal all files again. In between, the bundle is incomplete."""
     _reseal(folder, record.to_json(run))
 
 
@@ -361,7 +361,7 @@ def _require_known_schema(folder: Path, document: Mapping[str, Any]) -> None:
     if version > SCHEMA_VERSION:
         raise BundleError(
             f"'{folder}' has bundle schema {version}; this version reads up to schema {SCHEMA_VERSION}",
-            hint="upgrade rooflaunch to the version that wrote it, or a newer one",
+            hint="upgrade rooflaunch to the version that wrote the bundle, or a newer one",
         )
 
 

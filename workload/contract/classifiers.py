@@ -8,7 +8,7 @@ from collections.abc import Collection
 from workload.contract.errors import UsageError
 from workload.contract.text import did_you_mean
 
-# torchvision.models.list_models(module=torchvision.models) of this version; a test compares the list with it.
+# Version of torchvision whose models.list_models(module=models) returned NAMES; a test compares both.
 VERSION = "0.29.2"
 NAMES = """
 alexnet convnext_base convnext_large convnext_small convnext_tiny densenet121 densenet161 densenet169 densenet201

@@ -25,7 +25,7 @@ class Cleaner:
     def document(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a cleaned copy of `record`, or `record` itself if it needs no change.
 
-        Nearly all records need none, and checking takes a tenth of the time of copying.
+        Nearly all records need no change, and checking takes a tenth of the time of copying.
         """
         if _is_clean(record):
             return record

@@ -52,7 +52,7 @@ class Run:
 class Contrast:
     """A difference of logarithms with its standard error, or the `reason` why both are missing.
 
-    `series`: the difference in each block that has all configurations compared, in order. `shared`: number of
+    `series`: the difference in each block that has all compared configurations, in order. `shared`: number of
     configurations from whose common scatter the error is estimated; 0 if the error comes from `series` alone.
     `noisy`: compared configurations that scatter more than the others.
     """
@@ -367,7 +367,7 @@ class _TwoWay:
         self._configurations = configurations
         self._configurations_are_more = len(set(configurations)) >= len(set(blocks))
         more, fewer = (configurations, blocks) if self._configurations_are_more else (blocks, configurations)
-        # For each cell, the number of its label in the larger and in the smaller set.
+        # Numbers of each cell's configuration and block; `_large` belongs to the larger of the two sets.
         self._large, self._small = _numbered(more), _numbered(fewer)
         self._sizes = [0.0] * (max(self._large, default=-1) + 1)
         for large in self._large:

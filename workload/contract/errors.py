@@ -47,7 +47,7 @@ class RooflaunchError(Exception):
     def report(self) -> str:
         """Error and hint, as two lines for the user, with control characters of foreign names escaped.
 
-        A value or a word has at most 200 characters. Commands in the hint are written as the user can type them here.
+        A value or a word has at most 200 characters. Commands in the hint are written as the user can type them.
         """
         error, hint = (
             cut_long_words(printable(cut_long_words(text, sys.argv))) for text in (self.headline(), as_typed(self.hint))

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path, *, shared: bool = False, durable: bool = True) -> Iterator[BinaryIO]:
-    """Open a file that replaces `path` atomically at the end of the block; after an error `path` is unchanged.
+    """Open a file that replaces `path` atomically after the `with` block; after an error `path` is unchanged.
 
     The temporary file is `NAME.tmp` beside `path`. `shared`: use a unique name, because other processes may write the
     same file at the same time. `durable`: sync to disk before replacing, so that a power failure leaves the old file or

@@ -12,9 +12,9 @@ Shape = Sequence[int]
 def convolution(output: Shape, images: Shape, weight: Shape, *, transposed: bool) -> int:
     """FLOP of a convolution: 2 for each weight at each position of the output, or of the input if transposed.
 
-    `images` (N, C_in, *space), `weight` (C_out, C_in / groups, *kernel), transposed (C_in, C_out / groups, *kernel):
-    the element count of `weight` includes the groups already. Padded positions count. Source: Dumoulin and Visin 2016,
-    https://arxiv.org/abs/1603.07285, chapters 2 and 4.
+    Shape of `images`: (N, C_in, *space). Shape of `weight`: (C_out, C_in / groups, *kernel); of a transposed
+    convolution: (C_in, C_out / groups, *kernel). Both shapes of `weight` account for the groups. Padded positions
+    count. Source: Dumoulin and Visin 2016, https://arxiv.org/abs/1603.07285, chapters 2 and 4.
     """
     swept = images if transposed else output
     return 2 * (prod(swept) // swept[1]) * prod(weight)
@@ -37,7 +37,7 @@ def convolved(
     """
     space, kernel = images[2:], weight[2:]
     strides, paddings, dilations, more = (
-        # PyTorch takes one number for all dimensions.
+        # A single number holds for all dimensions, as in PyTorch.
         tuple(values) * len(space) if len(values) == 1 else tuple(values)
         for values in (stride, padding, dilation, output_padding)
     )

@@ -15,7 +15,7 @@ COMMIT_FILE = Path(__file__).parents[1] / "commit.txt"
 
 
 def packaged_commit() -> str:
-    """Commit of an installed wheel, with `-dirty` if files were changed after it; empty if unknown."""
+    """Commit from which an installed wheel was built, with `-dirty` if files had changed; empty if unknown."""
     try:
         return COMMIT_FILE.read_text(encoding="utf-8").strip()
     except OSError:

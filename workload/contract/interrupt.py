@@ -1,7 +1,7 @@
 """Handles Ctrl-C, SIGTERM and a closed terminal: this process and its child save their work. Standard library only.
 
 A signal raises `InterruptedRunError` wherever the main thread is. A library may catch the error, and Python itself
-drops one that is raised inside a `__del__` or a weakref callback. Therefore the signal is also remembered:
+drops errors inside a `__del__` or a weakref callback. Therefore the signal is also remembered:
 `raise_if_interrupted` raises the error again between two steps, and `never_dropped` soon repeats an error that Python
 dropped.
 """
@@ -268,7 +268,7 @@ def _messages_passed_on(child: "subprocess.Popen[str]", follower: Follower | Non
 
 
 def _out_of_memory_kills() -> int:
-    """Number of processes that Linux has killed for lack of memory since boot, at any limit."""
+    """Number of processes that Linux has killed since boot because a container or the machine ran out of memory."""
     with suppress(OSError):
         for line in Path("/proc/vmstat").read_text(encoding="utf-8").splitlines():
             if line.startswith("oom_kill "):
@@ -287,9 +287,10 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Interrupt this process when its stdin closes (the parent has ended), if the variable `LIFELINE` is set.
+    """Interrupt this process when its parent ends; do nothing without the environment variable `LIFELINE`.
 
-    After `ORPHAN_LIMIT_S` more seconds this process and its descendants are killed.
+    The end of the parent closes this process's stdin. `ORPHAN_LIMIT_S` seconds after the interruption, this process and
+    its descendants are killed.
     """
     if os.environ.pop(LIFELINE, None) is None:
         return

@@ -1,6 +1,6 @@
 """Our commands as this user can type them, and our files as this user can open them. Standard library only.
 
-Messages, hints and cures name a command in its plain form, `launch build`. A bundle, a record or a report keeps that
+Messages and hints name a command in its plain form, `launch build`. A bundle, a record or a report keeps that
 form, because its reader is at another machine. Text for the person at this terminal is passed through `as_typed` first:
 `.venv/bin/launch build` if the scripts are not on PATH.
 """
@@ -21,7 +21,7 @@ SCRIPTS = (*PYTHON, "-m", "rooflaunch")
 TRAINER = (*PYTHON, "-m", "workload")
 MODULES = {"launch": "launcher", "analyze": "analysis"}
 # Only a program's name with one of these words after it is a command: "launch again" is plain English. A test checks
-# that every command is here.
+# that every command is in this table.
 COMMANDS = {
     "launch": [
         "local",
@@ -108,7 +108,7 @@ def as_typed(text: str, call: Call | None = None) -> str:
 def document(name: str) -> str:
     """Path of a file of this project, such as `infra/README.md`.
 
-    If the file is absent, its name and the web address of the repository; empty if that address is unknown.
+    If the file is absent: its name and the web address of the repository, or an empty text without a known address.
     """
     path = ROOT / name
     if path.exists():

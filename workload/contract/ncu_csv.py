@@ -1,8 +1,8 @@
 """CSV of Nsight Compute: the table among ncu's other output, its layout, its units and its rows. Standard library only.
 
 Wide (`--page raw`): a row per launch, a column per metric, units in the second row. Long (`--page details`, and ncu's
-output while it profiles): a row per launch and metric. A details page also has columns for its rules, and its rows of
-metrics end before these columns.
+output while it profiles): a row per launch and metric. A details page also has columns for ncu's rules; a row with a
+metric ends before these columns.
 """
 
 import csv
@@ -29,7 +29,7 @@ STARTED, PUSHED = "Id:Domain:Start/Stop_Range", "thread Domain:Push/Pop_Range"
 ERROR, WARNING = "==ERROR==", "==WARNING=="
 _DELIMITERS = ",;\t"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# Beginning of a header; the line end of a progress message may be missing before it.
+# Beginning of a header, which may follow a progress message without a line break.
 _GLUED = b'"ID","'
 _VERSION = re.compile(rb"Nsight Compute.*?Version (\d{4}(?:\.\d+)+)")
 
@@ -211,7 +211,7 @@ def messages_in(line: str) -> list[str]:
 
 
 def shortened(text: str) -> str:
-    """A text as one printable line, short enough to be quoted."""
+    """`text` as one printable line, cut to a length that a message can quote."""
     line = "".join(character if character.isprintable() else " " for character in text).strip()
     return line if len(line) <= QUOTED_CHARACTERS else f"{line[:QUOTED_CHARACTERS]}…"
 

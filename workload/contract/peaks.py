@@ -39,7 +39,7 @@ class Peak:
 class PeakRow:
     """Entry of peaks.toml for one precision; clocks in MHz, rates in 1e12 FLOP/s.
 
-    A vendor's rate is SMs x FLOP per clock and SM x clock, which the tests compute again.
+    A vendor's rate is the product of SMs, FLOP per clock per SM, and clock; the tests recompute each rate.
     """
 
     precision: str

@@ -1,4 +1,4 @@
-"""Compute Engine's list prices from prices.toml, each with its source and date. Pure functions.
+"""Compute Engine's list prices from prices.toml, each with its source and date. Only `load` reads the file.
 
 Standard library only: the launcher plans with these prices, and the analysis prices runs that recorded none.
 """
@@ -81,7 +81,7 @@ def load() -> Prices:
 
 
 def disk_usd_per_h(usd_per_gb_month: float, gigabytes: int) -> float:
-    """Price of a disk in USD per hour, by the shortest month: February has the highest hourly price."""
+    """Price of a disk in USD per hour, in the shortest month, which has the highest hourly price."""
     return usd_per_gb_month * gigabytes / HOURS_PER_MONTH
 
 

@@ -105,7 +105,10 @@ class FurtherPass:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileResult:
-    """A second pass, by ncu or by torch.profiler; figures are means over `steps_profiled` or `steps` steps."""
+    """Result of the profile, which ncu or torch.profiler makes after the measured run.
+
+    Figures are means over `steps_profiled` (ncu) or `steps` (torch.profiler) steps.
+    """
 
     SPARSE: ClassVar[bool] = True
     status: Text = column("profile_status")

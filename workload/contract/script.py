@@ -13,7 +13,7 @@ LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "horovodrun", "sru
 DATA = "{data}"
 DATA_EXAMPLE = "gs://BUCKET/PREFIX"
 HIDDEN = "[redacted]"
-# Options whose value is a secret, known by the last words of the name: not --tokenizer, --max-tokens or --key-size.
+# Options whose value is a secret, by the last words of the name; --tokenizer and --key-size do not match.
 SECRET = re.compile(
     r"-+([\w-]*[-_.])?(token|secret|password|passwd|auth|credentials?|(api|access|secret|private)[-_]?key)",
     re.IGNORECASE,
@@ -55,7 +55,7 @@ def redacted(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def without_home(text: str) -> str:
-    """A path or an argument with `~` for the user's home folder, whose name often is the user's own."""
+    """A path or an argument with `~` for the user's home folder, because the folder often has the user's name."""
     home = str(Path.home())
     return text.replace(home, "~") if len(home) > 1 else text
 
@@ -82,7 +82,7 @@ def slug(name: str) -> str:
 
 
 def main_file(words: Sequence[str], folder: Path, *, example: str, python: str) -> Path | None:
-    """Path of the script named by the words after `--`, seen from `folder`; None for `-m MODULE`.
+    """Path of the script, which the first of the `words` after `--` gives relative to `folder`; None for `-m MODULE`.
 
     `example`: a whole command, for hints; `python`: the interpreter that runs the script, in words. Raises `UsageError`
     if there is no script.

@@ -24,7 +24,7 @@ GAP = "  "
 MAX_COUNT = 1e15
 # Width if stdout is no terminal and COLUMNS is not set: an editor or a page shows this much without a scroll bar.
 USUAL_WIDTH = 100
-# If a table is too wide, long names are cut in their middle to the first length, and to the second if still too wide.
+# In a table that is too wide, names are cut to LONG_NAME characters; if the table is still too wide, to SHORT_NAME.
 LONG_NAME, SHORT_NAME = 28, 14
 # A spreadsheet reads a cell with one of these first characters as a formula.
 FORMULA_STARTS = ("=", "+", "-", "@")
@@ -59,9 +59,9 @@ class Column:
     """A column: `name` in the data, JSON and CSV; `heading` and `unit` for people. Order: the most important first.
 
     `unit` with `prefixed` gets one decimal prefix for the whole column (`step [ms]`); a `%` shows a fraction times 100.
-    `digits`: significant digits. Absent values show as `-`; an `optional` column without any value is hidden. A
-    `detail` is shown only if the column is a fact in which rows differ, or if the table may be wide. If the column
-    would displace a figure, its values become notes of the rows that have all other facts in common.
+    `digits`: significant digits. Absent values show as `-`; an `optional` column without any value is hidden.
+    `detail`: the column is shown in a wide table, and otherwise only if it is a fact in which rows differ. If there is
+    no room for it beside the figures, rows that are otherwise named alike get its value as a note.
     """
 
     name: str
@@ -371,7 +371,7 @@ def _with_heading_in_lines(shown: _TextColumn) -> _TextColumn:
 
 
 def _cut(shown: _TextColumn, room: int) -> _TextColumn:
-    """Shorten texts to `room` characters, in the middle or at the end, or to more if texts would become equal."""
+    """Shorten texts to `room` characters, in the middle or at the end. Texts that would become equal are cut less."""
     if shown.to_right or shown.width <= room:
         return shown
     for size in range(room, shown.width):

@@ -68,7 +68,7 @@ def percent(share: float, *, decimals: int = 0) -> str:
 
 
 def signed_percent(share: float) -> str:
-    """Relative difference as text: 0.05 is `+5.0 %`, -0.12 is `-12 %`. Small ones keep their first nonzero digit."""
+    """Relative difference as text: 0.05 is `+5.0 %`, -0.12 is `-12 %`. Small differences keep a nonzero digit."""
     figure = f"{100 * share:+.{1 if abs(share) < WHOLE_FROM else 0}f}"
     return f"{100 * share:+.1g} %" if share and float(figure) == 0 else f"{figure} %"
 
@@ -81,7 +81,7 @@ def digits_beside_one(ratios: Iterable[float], digits: int = 3) -> int:
 
 
 def percent_range(low: float, high: float) -> str:
-    """Two shares as one range: `12 % to 30 %`, `up to 3 %`, or one figure if the texts of both are equal."""
+    """Two shares as one range: `12 % to 30 %`, `up to 3 %`, or one figure if both have the same text."""
     if 0 <= low < LEAST_SHARE:
         return percent(high) if high < LEAST_SHARE else f"up to {percent(high)}"
     first, last = percent(low), percent(high)
@@ -130,7 +130,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, before: str = "", after: str = "") -> str:
-    """Question for a mistyped word, `did you mean fp32?`, with up to `most` similar known words; empty without any.
+    """Question `did you mean fp32?` with up to `most` known words that are similar to `word`; empty if none is.
 
     `before`, `after`: text around a question that is part of a longer hint.
     """

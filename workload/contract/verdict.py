@@ -1,9 +1,9 @@
 """Rule that decides what limits a training step: the same for runs, scripts, imports, tables and pages.
 
 Limits are tried in this order: `input`, `overhead`, `compute` or `memory`, `neither`. A roof counts as a limit
-only if the step reaches at least half of the roof. Bytes may be modelled as an interval, from every tensor moved once
-to every operation using memory. A busy machine is not a limit but a state of the measurement: `Verdict.busy`, given in
-addition to the limit.
+only if the step reaches at least half of the roof. Bytes may be modelled as an interval: at its lower end every tensor
+is moved once, at its upper end every operation reads and writes memory. A busy machine is not a limit but a state of
+the measurement: `Verdict.busy`, given in addition to the limit.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -101,7 +101,7 @@ class Figures:
 
     @property
     def fractions(self) -> tuple[float, float, float] | None:
-        """Shares of the roofs reached: compute, memory by the fewest bytes, memory by the most.
+        """Reached shares of the roofs: compute, memory with the fewest bytes, memory with the most bytes.
 
         None if a figure is missing.
         """
@@ -376,7 +376,7 @@ def lacks_cpus(run: Record) -> bool:
 
 
 def busy_sentence(busy: Collection[str | None]) -> str | None:
-    """Sentence on how many runs were on a busy machine, from `Verdict.busy` of each; None if none was."""
+    """Text on how many runs were on a busy machine; None if no run was. `busy`: `Verdict.busy` of each run."""
     reasons = [why for why in busy if why]
     if not reasons:
         return None

@@ -17,7 +17,7 @@ _TENSOR_KERNEL = re.compile(
     r"|flash_(?:fwd|bwd)_|fmha_cutlass[FB]_b?f16",  # attention in 16 bit
     re.IGNORECASE,
 )
-# Number of a kernel name's first characters to search: only template arguments follow.
+# Number of first characters of a kernel name that are searched; after these, the name has only template arguments.
 TELLING_CHARACTERS = 2000
 
 # Compute capabilities on which every instruction of the tensor pipe is a matrix product. On 8.0 and 9.0 the compiler
@@ -100,7 +100,7 @@ class TensorMetric:
 
 
 def tensor_operations(names: Iterable[str]) -> dict[str, TensorMetric]:
-    """Metrics of floating-point operations on tensor cores, without those that another metric includes."""
+    """Metrics of floating-point operations on tensor cores, by name; without metrics that another metric includes."""
     metrics = {name: metric for name in sorted(names) if (metric := _tensor_metric(name))}
     return {
         name: metric

@@ -1,1 +1,1 @@
-"""Facts that identify the place of a run; `collect` gathers them, `outside` adds facts that a container cannot see."""
+"""Facts of a run's hardware and software: `collect` gathers them; `outside` adds facts that a container cannot see."""

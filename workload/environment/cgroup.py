@@ -44,7 +44,10 @@ def limits(machine: HostSystem) -> CgroupLimits:
 
 
 def throttled_s(machine: HostSystem, folder: str) -> float | None:
-    """Seconds for which the quota withheld CPUs from the group of `folder`, summed over CPUs, since it was made."""
+    """CPU time that the quota has withheld from the control group in `folder`, in seconds since the group was created.
+
+    Summed over CPUs; None if unknown.
+    """
     stat = dict(
         line.split(maxsplit=1) for line in (machine.text(f"{folder}/cpu.stat") or "").splitlines() if " " in line
     )
@@ -55,7 +58,7 @@ def throttled_s(machine: HostSystem, folder: str) -> float | None:
 
 
 def _folders(machine: HostSystem, mounted: list[Mount], controller: str) -> Iterator[str]:
-    """Folders of the group and its parents, in each hierarchy that can hold the controller."""
+    """Folders of the process's control group and its parents, in each hierarchy that can hold the controller."""
     groups = _own_groups(machine)
     for mount in mounted:
         if mount.kind == "cgroup2":
@@ -69,7 +72,7 @@ def _folders(machine: HostSystem, mounted: list[Mount], controller: str) -> Iter
 
 
 def _own_groups(machine: HostSystem) -> dict[str, str]:
-    """Path of the process's group by controller; version 2 has the empty name."""
+    """Path of the process's control group (value) for each controller (key); the key of version 2 is empty."""
     groups: dict[str, str] = {}
     for line in (machine.text("/proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")

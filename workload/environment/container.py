@@ -27,7 +27,7 @@ NAMES = {
     "lxc-libvirt": ContainerRuntime.LXC,
 }
 
-# Beginnings of a part of a control group's path. On cgroup v2 a container usually sees only "/".
+# Prefixes of a folder's name in a control group's path. On cgroup v2 a container usually sees only "/".
 GROUP_MARKS = {
     "kubepods": ContainerRuntime.KUBERNETES,
     "libpod": ContainerRuntime.PODMAN,
@@ -58,7 +58,7 @@ def container_facts(machine: HostSystem) -> dict[str, object] | None:
 
 
 def runtime(machine: HostSystem) -> ContainerRuntime | None:
-    """Runtime, from the most specific sign to the least: a Kubernetes pod also has the marks of its node's runtime."""
+    """Runtime of the container. The most specific sign decides, because a pod also has signs of its node's runtime."""
     signs = (_from_variables, _from_files, _from_first_process, _from_groups, _from_root)
     return next((container for sign in signs if (container := sign(machine)) is not None), None)
 

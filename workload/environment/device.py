@@ -44,7 +44,7 @@ def choose(wanted: Device) -> Device:
 
 
 def unused_gpu_note(wanted: Device, chosen: Device) -> list[str]:
-    """Note if `auto` does not use an NVIDIA GPU of this machine, with the reason."""
+    """Note with the reason why `auto` did not choose this machine's NVIDIA GPU; empty if there is nothing to note."""
     obstacle = cuda_obstacle() if wanted is Device.AUTO and chosen is not Device.CUDA else None
     if obstacle is None or not obstacle.gpu_is_there:
         return []
@@ -123,7 +123,10 @@ def _missing_code() -> Obstacle | None:
 
 
 def usable_cpus() -> float:
-    """CPUs that this process may use: its affinity, or a lower limit of the control group, which may be a fraction."""
+    """Number of CPUs that this process may use: the smaller of its affinity's CPUs and its control group's limit.
+
+    The limit may be a fraction.
+    """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = cgroup.limits(HostSystem()).cpus
     return allowed if limit is None else min(allowed, limit)
@@ -146,7 +149,7 @@ def prepare(spec: RunSpec, *, cpus: float) -> list[str]:
 
 
 def _limit_threads(cpus: float) -> None:
-    """Limit threads to the usable CPUs. torch counts the machine's cores; more threads would throttle each other."""
+    """Limit torch's threads to the usable CPUs; by default torch starts a thread for each core of the machine."""
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cpus:
         torch.set_num_threads(max(1, int(cpus)))
 

@@ -38,7 +38,7 @@ TOPOLOGY_KEY = "instance/attributes/physical_host_topology"
 
 
 def gce_facts(machine: HostSystem, *, clock: Callable[[], float] = time.monotonic) -> dict[str, object] | None:
-    """Facts of the VM; None off Compute Engine. A key that the server does not have is None."""
+    """Facts of the VM; None off Compute Engine. A fact that the server does not know is None."""
     address = _address(machine)
     if address is None:
         return None
@@ -75,7 +75,7 @@ def _text(server: MetadataServer, key: str) -> str | None:
 def _last_part(name: str, text: str | None) -> str | None:
     """Last part of a zone or machine type: `projects/1/zones/us-central1-a` -> `us-central1-a`; other texts unchanged.
 
-    An image keeps its project, which names its owner.
+    The name of an image is unchanged too, because its project names the image's owner.
     """
     return text.rpartition("/")[2] if text and name in {"zone", "machine_type"} else text
 

@@ -1,4 +1,4 @@
-"""Facts of the host: operating system, processor, memory, limits, storage. A container shows its own view."""
+"""Facts of the host: operating system, processor, memory, limits, storage. Facts are read as this process sees them."""
 
 import os
 import platform
@@ -43,7 +43,7 @@ def host_facts(machine: HostSystem, *, dataset_path: Path | None) -> dict[str, o
 
 
 def memory_bytes(machine: HostSystem, name: str) -> int | None:
-    """Value of one row of /proc/meminfo in bytes; None if absent."""
+    """Value of the row `name` of /proc/meminfo, in bytes; None if there is no such row."""
     value, _, unit = fields(machine.text("/proc/meminfo")).get(name, "").partition(" ")
     number = as_integer(value)
     return number * KIB_BYTES if number is not None and unit == "kB" else None

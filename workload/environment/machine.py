@@ -33,7 +33,7 @@ def run_tool(*argv: str, limit_s: float = TOOL_LIMIT_S) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class HostSystem:
-    """Source of facts; a test or another caller may give its own tree of files as `root`."""
+    """A machine's files, environment variables and tools; tests and other callers may use another folder as `root`."""
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)

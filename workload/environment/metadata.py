@@ -37,7 +37,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class MetadataServer:
-    """Server that answers requests until `deadline_s` on `clock`; no byte is read later."""
+    """Compute Engine's metadata server, as a client sees it; no byte is read after `deadline_s` on `clock`."""
 
     address: tuple[str, int]
     deadline_s: float

@@ -86,7 +86,7 @@ def _psutil_mounts(machine: HostSystem) -> list[Mount]:
 
 
 def _rotational(machine: HostSystem, mount: Mount) -> bool | None:
-    """Whether a mount's disk (for a partition, its disk) is rotational; a virtual disk repeats its host's claim."""
+    """Whether the disk under a mount rotates, as a hard disk does. For a virtual disk, the host's claim is returned."""
     # overlay and btrfs number their mounts 0:N, which is no block device: the source's name is used instead.
     name = Path(mount.source).resolve().name if mount.source.startswith("/dev/") else ""
     for folder in (f"/sys/dev/block/{mount.number}", f"/sys/class/block/{name}"):

@@ -1,4 +1,4 @@
-"""Places of Nsight Compute's command line, `ncu`, on this machine. Standard library only."""
+"""Finds `ncu`, the command-line tool of Nsight Compute, on this machine. Standard library only."""
 
 import os
 import re

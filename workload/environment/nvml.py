@@ -73,9 +73,9 @@ class GpuSensors:
         }
 
     def _power_w(self) -> float | None:
-        """Power in watts at this moment, or by the usual query if the driver does not report the present power.
+        """Present power in watts or, on a driver without a query for it, the result of `nvmlDeviceGetPowerUsage`.
 
-        On Ampere (except A100) and later GPUs the usual query returns a mean over 1 s.
+        On Ampere (except A100) and later GPUs `nvmlDeviceGetPowerUsage` returns a mean over 1 s.
         """
         field = getattr(self.library, "NVML_FI_DEV_POWER_INSTANT", None)
         values = None if field is None else self._ask("nvmlDeviceGetFieldValues", (field,))
@@ -86,7 +86,7 @@ class GpuSensors:
     def _modes(self) -> dict[str, object]:
         ask = self._ask
         return {
-            # ECC and MIG return the current mode and the one after the next reset.
+            # The queries for ECC and MIG return two modes: the current mode, and the mode after the next reset.
             "ecc_enabled": _switch(_first(ask("nvmlDeviceGetEccMode"))),
             "mig_enabled": _switch(_first(ask("nvmlDeviceGetMigMode"))),
             "persistence_enabled": _switch(ask("nvmlDeviceGetPersistenceMode")),

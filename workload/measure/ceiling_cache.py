@@ -37,8 +37,9 @@ def cached_or_measure(
 ) -> tuple[Ceilings, float]:
     """Ceilings and their age in seconds, 0 if all were measured now; stored in `folder` for later runs.
 
-    A file is replaced if it is damaged, too old, from the future, or of another machine, device, torch or thread count;
-    with `fresh` always. Rates that a usable file lacks are measured. A folder that cannot be written is no error.
+    A stored file is replaced if it is damaged, too old, from the future, or of another machine, device, torch or number
+    of threads. With `fresh` it is always replaced. Rates that a usable file lacks are measured. A folder that cannot be
+    written is no error.
     """
     path = folder / CACHE_NAME
     kept = None if fresh else _read(path, identity(device))

@@ -27,8 +27,8 @@ class MeasuredRate:
 
     The device was loaded for `load_s` seconds before the samples. `first_third`: median over the first third of the
     load (without a load, of the samples); `last_third`: median over the last third of the samples. If a loaded device
-    slowed down in between, `burst` is the first of these medians and `sustained`, the roof, is the second; else both
-    are None.
+    slowed down in between, `burst` equals `first_third`, and `sustained`, which is then the roof, equals `last_third`;
+    else both are None.
 
     `conditions`: a GPU's clock, power and temperature halfway through the samples, under load; `conditions_at_start`
     and `conditions_at_end`: the same at the start and at the last sample. Only on a CPU: `cpus`, number of CPUs that
@@ -85,7 +85,7 @@ class MeasuredRate:
 
     @property
     def roof(self) -> float:
-        """Rate that a long run is compared with: the sustained rate if it differs, else the median."""
+        """Rate to compare a long run with: the sustained rate if the device slowed down under load, else the median."""
         return self.median if self.sustained is None else self.sustained
 
     @property
@@ -160,7 +160,7 @@ class Ceilings:
     threads: int
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values by field name."""
+        """Fields of this object by name, as values that JSON can hold."""
         return asdict(self)
 
     @classmethod

@@ -54,7 +54,7 @@ WORK_GROWTH = 4
 # Number of calls with twice the edge that must fit before the deadline: a warm-up, a timed call and three samples.
 CALLS_AHEAD = 5
 # Matrices and arrays take at most the free memory divided by this number, which leaves memory to other processes.
-MEMORY_SHARE = 4
+FREE_MEMORY_DIVISOR = 4
 # STREAM's rule, https://www.cs.virginia.edu/stream/ref.html#size: four times the last-level cache.
 CACHE_MULTIPLE = 4
 # Least total size of the arrays, on a GPU or where the size of the cache is unknown.
@@ -79,8 +79,9 @@ ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCT
 
 # Attempts at a clean measurement.
 ATTEMPTS = 2
-# Time limit of all attempts together: no attempt begins that would end later if it took as long as the longest so far.
-# On a busy machine a probe takes many times its own limit, while the user waits for the run.
+# Time limit of all attempts together. Another attempt begins only if it would end in time, assuming that it takes as
+# long as the longest attempt so far. On a busy machine a probe takes many times its own limit, while the user waits for
+# the run.
 MOST_S = 60.0
 
 Call = Callable[[], object]
@@ -102,9 +103,10 @@ class Deadline:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Settings of a measurement: clocks of device and host, a limit in host seconds, a GPU's sensors, a CPU's threads.
+    """Settings of a measurement, which takes at most `limit_s` host seconds.
 
-    The device is first loaded for `load_s` host seconds; this time does not count against the limit.
+    The device is first loaded for `load_s` host seconds, which do not count against the limit. `clock`: the device's
+    clock; `now_s`: the host's clock. `sensors` reads a GPU's sensors; `cpus_wanted`: CPUs that a CPU's threads can use.
     """
 
     clock: Clock
@@ -145,7 +147,7 @@ class Patience:
     gave_up: str | None = None
 
     def measure(self, measure_rate: Callable[[], MeasuredRate]) -> MeasuredRate:
-        """Measure once and record the duration."""
+        """Return `measure_rate()`; keep the longest duration of such a call in `longest_s`."""
         began_s = self.now_s()
         rate = measure_rate()
         self.longest_s = max(self.longest_s, self.now_s() - began_s)
@@ -176,7 +178,7 @@ def measure(
     limit_share: float = 1.0,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Ceilings:
-    """Measure the `precisions` (all by default) and, with `bandwidth`, copy and triad.
+    """Measure the arithmetic rate in each of `precisions` (default: all) and, with `bandwidth`, copy and triad.
 
     `sample` reads a GPU's sensors; `limit_share` shortens each probe's load and time limit. Random state, precision
     settings and the GPU's allocator are left as they were.
@@ -273,9 +275,10 @@ def _first_clean(
     unavailable: dict[str, str],
     report: Report,
 ) -> MeasuredRate | None:
-    """First of two measurements without disturbance; None if both were disturbed, with the reason in `unavailable`.
+    """Measured rate. A disturbed measurement is repeated once; returns None if the last measurement was disturbed too.
 
-    If other work has the CPUs, or the time is over, no further rate is measured.
+    `unavailable` then gets the reason. If other work has the CPUs, or the time is over, `patience` stops all further
+    measurements.
     """
     for attempt in range(1, ATTEMPTS + 1):
         rate = patience.measure(measure_rate)
@@ -318,7 +321,7 @@ def product_rate(device: Device, precision: Precision, probe: Probe) -> Measured
     """Rate of an n x n x n product: 2 n^3 FLOP. Raises the device's error if the smallest product fails."""
     dtype = DTYPES[precision]
     make = product_maker(device, dtype)
-    largest_edge = isqrt(free_memory_bytes(device) // MEMORY_SHARE // (3 * dtype.itemsize))
+    largest_edge = isqrt(free_memory_bytes(device) // FREE_MEMORY_DIVISOR // (3 * dtype.itemsize))
     with matmul_precision(precision):
         # The first call loads libraries, before the time limit begins.
         probe.warm_up(make(SMALLEST_EDGE))
@@ -342,7 +345,7 @@ def product_maker(device: Device, dtype: torch.dtype) -> Callable[[int], Call]:
 
 
 def grow(make: Callable[[int], Call], probe: Probe, deadline: Deadline, *, largest_edge: int) -> _Product:
-    """Double the edge until a call is long, or until time or memory would not suffice for the next size."""
+    """Double the edge of the matrices until a product takes long enough, or the next size exceeds time or memory."""
     smaller, product = None, _timed(make, SMALLEST_EDGE, probe)
     while 2 * product.edge <= largest_edge:
         if _is_enough(product, smaller, deadline):
@@ -359,7 +362,7 @@ def grow(make: Callable[[int], Call], probe: Probe, deadline: Deadline, *, large
 
 
 def _is_enough(product: _Product, smaller: _Product | None, deadline: Deadline) -> bool:
-    """Whether `product` is large enough: a call is long and mostly computes, or a larger one would be too late."""
+    """Whether `product` takes long enough and mostly computes, or there is no time for a larger product."""
     is_work = smaller is not None and product.call_s >= WORK_GROWTH * smaller.call_s
     is_long = product.call_s >= LONG_CALL_S and is_work
     return is_long or not deadline.allows(CALLS_AHEAD * GROWTH * product.call_s)
@@ -372,7 +375,7 @@ def _timed(make: Callable[[int], Call], edge: int, probe: Probe) -> _Product:
 
 
 def _timed_again(product: _Product, probe: Probe, deadline: Deadline) -> _Product:
-    """Copy of `product` with the shortest of up to three times; fewer if the samples would then miss the deadline."""
+    """Time `product` twice more, if the samples would still meet the deadline; return a copy with the shortest time."""
     best_s = product.call_s
     for _ in range(TIMINGS - 1):
         if deadline.allows(CALLS_AHEAD * best_s):
@@ -381,7 +384,7 @@ def _timed_again(product: _Product, probe: Probe, deadline: Deadline) -> _Produc
 
 
 def take_samples(call: Call, call_s: float, probe: Probe, deadline: Deadline) -> Samples:
-    """Load the device, then take up to 30 samples of at least 10 ms, at least one.
+    """Load the device, then take 1 to 30 samples of at least 10 ms each.
 
     `call_s`: expected seconds of a call. Sensors are read under load: at the start, at half time and at the last
     sample.
@@ -457,11 +460,15 @@ def _byte_rates(
 
 
 def choose_array_bytes(device: Device, *, cache_bytes: int | None, free_bytes: int) -> int:
-    """Bytes of each of three arrays, together four times the cache, at most 2 GB and a quarter of the free memory."""
+    """Bytes of each of three arrays.
+
+    Together the arrays have four times the cache's size; on a GPU, or if that size is unknown, at least 1 GB. They have
+    at most 2 GB, and at most a quarter of the free memory.
+    """
     wanted = CACHE_MULTIPLE * (cache_bytes or 0)
     if device is not Device.CPU or cache_bytes is None:
         wanted = max(wanted, USUAL_FOOTPRINT_BYTES)
-    footprint = min(wanted, LARGEST_FOOTPRINT_BYTES, free_bytes // MEMORY_SHARE)
+    footprint = min(wanted, LARGEST_FOOTPRINT_BYTES, free_bytes // FREE_MEMORY_DIVISOR)
     return max(footprint // ARRAYS, SMALLEST_ARRAY_BYTES)
 
 
@@ -543,7 +550,7 @@ def free_memory_bytes(device: Device, machine: HostSystem | None = None) -> int:
 
 @contextmanager
 def _refusals(name: str, unavailable: dict[str, str]) -> Iterator[None]:
-    """Record an error of the device as the reason why a rate is missing."""
+    """Context manager: record the device's error in `unavailable`, as the reason why the rate `name` is missing."""
     try:
         yield
     except (RuntimeError, MemoryError, TypeError) as error:
@@ -552,7 +559,7 @@ def _refusals(name: str, unavailable: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _released(device: Device) -> Iterator[None]:
-    """Return the probe's memory to the GPU afterwards, so that the run has as much as before."""
+    """Context manager: afterwards return the probe's memory to the GPU, so that the run has as much as before."""
     try:
         yield
     finally:

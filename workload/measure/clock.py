@@ -52,7 +52,8 @@ class HostClock:
 class WaitingClock(HostClock):
     """Clock of a GPU whose events are unreliable: the host's clock, read after the device has finished its queue.
 
-    MPS: an event that ends two intervals waits for ever, an empty interval raises (pytorch/pytorch issue 162872).
+    On MPS, an event that ends two intervals waits for ever, and an empty interval raises an error: see issue 162872 of
+    pytorch/pytorch.
     """
 
     def __init__(self, synchronize: Callable[[], None]) -> None:
@@ -95,7 +96,7 @@ class EventClock:
 
 
 def clock_for(device: Device) -> Clock:
-    """Clock for this device."""
+    """Clock that measures this device's time. Raises `ValueError` for `auto`."""
     match device:
         case Device.CUDA:
             return EventClock(lambda: torch.cuda.Event(enable_timing=True), torch.cuda.synchronize)

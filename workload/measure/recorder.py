@@ -1,4 +1,4 @@
-"""Writes steps.csv during the run, from marks; nothing is written inside a step."""
+"""Writes steps.csv during the run, from marks of the device's clock; no row is written while a step is open."""
 
 import csv
 import time
@@ -18,7 +18,8 @@ from workload.contract.spec import Device
 from workload.measure.clock import Clock
 
 FLUSH_EVERY_S = 1.0
-# With this many unread steps the host waits for the device, so that no unread loss in the ring buffer is overwritten.
+# With this many unread steps the host waits for the device. The ring buffer of `PinnedReader` has room for twice as
+# many losses, so no unread loss is overwritten.
 MAX_PENDING = 1024
 
 
@@ -39,9 +40,12 @@ class StepPart(StrEnum):
 
 
 class Aside(StrEnum):
-    """Kind of time of a user's script outside the four parts of a step. Only time of kind `OTHER` belongs to a step.
+    """Kind of work of a user's script besides the four parts of a step.
 
-    `MEASURING`: time in which the script waits for the measurement itself.
+    `OTHER`: work between the parts, such as logging; it counts as forward pass. The time of all other kinds belongs to
+    no step: `MEASURING`: the script waits for the measurement itself; `VALIDATION`: an evaluation; `CHECKPOINT`: a file
+    is saved; `OUTSIDE`: work before a step that the script marks by `with step():`; `IRREGULAR`: work up to an
+    optimizer's step that ends no training step.
     """
 
     OTHER = "other"
@@ -100,7 +104,7 @@ class LossReader(Protocol):
     """Copies a loss to the host without making the host wait for the device."""
 
     def put(self, loss: torch.Tensor) -> Any:
-        """Take a scalar loss; return a handle for `read`, valid once the step has passed."""
+        """Take a scalar loss; return a handle for `read`, valid once the device has completed the step."""
 
     def read(self, handle: Any) -> float:
         """Value of the loss behind a handle."""
@@ -133,7 +137,7 @@ class PinnedReader:
         return slot
 
     def read(self, handle: int) -> float:
-        """Read the slot, once a mark taken after `put` has passed."""
+        """Value of the loss in the slot `handle`. The device must have passed a mark that was set after `put`."""
         return float(self._ring[handle])
 
 

@@ -1,7 +1,7 @@
-"""Lets the device cool down before the warm-up of a task's run, so that no configuration profits from an early turn.
+"""Lets the device cool down before the warm-up of a run, so that no run profits from an early position in its task.
 
-Every run of a task begins at about the device's temperature before the first run, as far as waiting can achieve that.
-The bundle records the target and the time waited.
+Each run of a task waits, within a limit, until the device is about as cool as before the first run. The bundle records
+the target and the time waited.
 """
 
 import time

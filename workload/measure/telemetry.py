@@ -135,7 +135,7 @@ class Telemetry:
 
 
 def sources_of(device: str, machine: HostSystem | None = None) -> dict[str, Source]:
-    """Sources of the host's readings, and of NVML's if the device is a GPU known to it."""
+    """Sources of the host's readings, and of NVML's readings if NVML knows the device."""
     readings = HostCounters(machine or HostSystem()).readings()
     sources: dict[str, Source] = {name: _one_cell(name, read) for name, read in readings.items()}
     gpu = _gpu(torch.device(device))
@@ -246,7 +246,7 @@ class HostCounters:
         return sum(_cpu_time_s(process) for process in (self._process, *self._descendants()))
 
     def _descendants(self) -> Iterator[psutil.Process]:
-        """Descendants of this process, from the kernel's lists of children if possible: psutil opens every process."""
+        """Descendants of this process, from the kernel's lists of children if possible: psutil reads every process."""
         if not self._machine.exists(f"/proc/{self._process.pid}/task/{self._process.pid}/children"):
             yield from self._process.children(recursive=True)
             return

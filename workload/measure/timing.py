@@ -111,7 +111,7 @@ def _used_s() -> float:
 
 
 def _waited_s(machine: HostSystem) -> float | None:
-    """Seconds that all threads waited on a run queue (schedstat's second figure, in ns), plus stolen time.
+    """Seconds for which this process's threads waited on a run queue (second figure of schedstat), plus stolen time.
 
     Source: https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat.
     """
@@ -134,7 +134,7 @@ def _queued_ns(line: str | None) -> int | None:
 
 
 def summarize(before: Timing, measured: "PhaseTotals", *, wall_s: float, cpus: CpuUse) -> Timing:
-    """Copy `before` with the figures of the measured region, which took `wall_s` seconds of the host's clock.
+    """Copy `before` and add the figures of the measured region, which took `wall_s` seconds of the host's clock.
 
     `cpus`: CPUs used and waited for. `images_per_s` is images over wall time, never a mean of rates.
     `explained_fraction` is the share of the wall time that steps and data waits account for. Without a single step the

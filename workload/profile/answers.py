@@ -97,7 +97,7 @@ def stop_profiler() -> None:
 
 @contextmanager
 def process_range(name: str) -> Iterator[None]:
-    """Put a process-wide NVTX range around the block."""
+    """Context manager: put a process-wide NVTX range around the `with` block."""
     handle = nvtx.range_start(name)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Command lines of a profile pass, and their time limits. Pure: nothing is started here."""
+"""Command lines of a profile pass, and their time limits. Pure functions, which start no process."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -70,11 +70,12 @@ class ExpectedTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Application:
-    """Process to be profiled. `words`: its command by mode, report and number of warm-up steps (None: the default).
+    """Process to be profiled. `words` returns its command for a mode, a report and a number of warm-up steps.
 
-    `shown` and `without_secrets` remove secrets from a command and from text. `setup_s`: seconds that the preparation
-    of the process adds to the time limits. `is_script`: the process runs a user's script, whose steps may be incomplete
-    for other reasons than an optimizer skipped by AMP.
+    The command uses the default number of warm-up steps if the number is None. `shown` and `without_secrets` remove
+    secrets from a command and from text. `setup_s`: seconds that preparing the process adds to the time limits.
+    `is_script`: the process runs a user's script, whose steps may be incomplete for other reasons than an optimizer
+    skipped by AMP.
     """
 
     words: Callable[[Mode, Path, int | None], list[str]]
@@ -119,7 +120,7 @@ def profile(
     """
     # Newer versions of ncu also collect min, max and average of each sum by default.
     suffixes = ["--disable-extra-suffixes"] if plain_suffixes else []
-    # ncu refuses this option for ranges, which start with the profiler anyway.
+    # ncu refuses this option when it replays ranges, which begin only when the profiler starts anyway.
     from_start = ["--profile-from-start", "off"] if replay is Replay.KERNEL else []
     return [
         str(ncu),

@@ -10,7 +10,7 @@ ERROR = "==ERROR=="
 LOOK = "ncu/ncu.log in the bundle has the output of ncu"
 NOTHING_PROFILED = ("No kernels were profiled", "No ranges were profiled")
 
-# (text that ncu prints, reason, hint), with a cause before its consequences.
+# Rows: text that ncu prints, reason, hint. The text of a cause stands before the texts of its consequences.
 KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         "driver resource was unavailable",
@@ -46,12 +46,12 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         "failed to connect to the CUDA driver",
         "ncu finds no CUDA driver",
-        "`nvidia-smi` shows whether one is loaded; no stub libcuda.so may come before it",
+        "`nvidia-smi` shows whether a driver is loaded; no stub libcuda.so may come before the driver's",
     ),
     (
         "Driver could not be loaded",
         "ncu finds no CUDA driver",
-        "`nvidia-smi` shows whether one is loaded; no stub libcuda.so may come before it",
+        "`nvidia-smi` shows whether a driver is loaded; no stub libcuda.so may come before the driver's",
     ),
     (
         "Failed to load Nsight Compute CUDA modules",

@@ -22,9 +22,10 @@ FLOATS = ("fp64", "fp32", "fp16")
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A launch of a kernel. `values` by role, in bytes, seconds, instructions or FLOP; None if ncu gave none.
+    """A launch of a kernel. `values`: measured values by role (such as `dram_bytes`), None if ncu gave no value.
 
-    `marks`: the ranges around the launch, None if the table has no such column.
+    Units are bytes, seconds, instructions and FLOP. `marks`: the ranges around the launch; None if the table has no
+    such column.
     """
 
     process_id: str
@@ -111,7 +112,7 @@ class _Reader:
         return is_whole
 
     def kernel(self, row: Sequence[str]) -> Kernel:
-        """Kernel launch in a whole row."""
+        """Kernel launch that a complete row describes."""
         values: dict[str, float | None] = {}
         for name, role in self._roles.items():
             value = self._value(row, name)

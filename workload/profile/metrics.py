@@ -1,4 +1,4 @@
-"""Chooses the counters to collect: the sourced table in metrics.toml, limited to those that an ncu has for a chip."""
+"""Chooses the metrics to collect: those in metrics.toml that the installed ncu has for the GPU's chip."""
 
 import functools
 import tomllib
@@ -28,7 +28,7 @@ STEP_ROLES = ("dram_bytes", "dram_read_bytes", "dram_write_bytes", "l2_bytes", "
 
 @dataclass(frozen=True, kw_only=True)
 class Chips:
-    """Row of the table: metrics of GPUs of one compute capability, and the number of passes for these metrics."""
+    """Row of metrics.toml: metrics of GPUs of one compute capability, and the number of passes for these metrics."""
 
     capability: str
     chips: tuple[str, ...]
@@ -50,7 +50,7 @@ class MetricTable:
 class MetricSet:
     """Metrics to collect, each with its role. `missing`: metrics that this ncu lacks; they are unavailable, not 0.
 
-    `passes`: expected number from the table; None for a compute capability that is not listed.
+    `passes`: expected number of passes, from metrics.toml; None for a compute capability that is not listed there.
     """
 
     roles: Mapping[str, str]
@@ -104,7 +104,7 @@ def choose(capability: str, precision: Precision, known: Collection[str]) -> Met
 
 
 def _tensor_names(row: Chips | None, precision: Precision, known: Collection[str]) -> dict[str, str]:
-    """Metrics of tensor operations with their roles: from the table, or for an unlisted GPU by the names in `known`."""
+    """Metrics of tensor operations with their roles: from `row` or, for an unlisted GPU, by the names in `known`."""
     kinds = TENSOR_TYPES[precision]
     if row:
         return {name: TENSOR_PREFIX + kind for kind in kinds for name in row.tensor.get(kind, ())}
@@ -117,14 +117,14 @@ def _tensor_names(row: Chips | None, precision: Precision, known: Collection[str
 
 
 def choose_throughput(capability: str, known: Collection[str]) -> MetricSet:
-    """Metrics for SM %, memory % and DRAM % per kernel, and for the kernel's time, the weight in averages."""
+    """Metrics for a kernel's use of SMs, memory and DRAM in per cent of peak, and for its time, the weight in means."""
     row = table().rows.get(capability)
     roles, missing = _first_known(table().throughput, known)
     return MetricSet(roles=roles, missing=missing, passes=row.throughput_passes if row else None)
 
 
 def choose_step(known: Collection[str]) -> MetricSet:
-    """Metrics for bytes and time of a whole step as one range."""
+    """Metrics for the bytes and the time of a whole step, which is profiled as one range."""
     wanted = {role: names for role, names in table().common.items() if role in STEP_ROLES}
     roles, missing = _first_known(wanted, known)
     return MetricSet(roles=roles, missing=missing, passes=1)

@@ -69,7 +69,7 @@ class _Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """A run under ncu. `table`: name of its results. `total`: kernels or passes to be profiled, None if unknown."""
+    """A run under ncu. `table`: name of the file of results. `total`: number of kernels or passes, None if unknown."""
 
     name: str
     table: str
@@ -99,7 +99,7 @@ def profile(
 ) -> ProfileResult:
     """Profile the bundle with this `record` and return run.json's `profile`; files go to `folder`, which must exist.
 
-    Raises `ProfileError` if nothing could be collected. Call it within `interrupt.stoppable`.
+    Raises `ProfileError` if nothing could be collected. The caller must be within `interrupt.stoppable`.
     """
     facts = preflight.gather(spec.device, machine or HostSystem())
     if obstacle := preflight.obstacle(facts):
@@ -108,7 +108,7 @@ def profile(
 
 
 class NcuPass:
-    """Pass over one bundle; the first run counts FLOP and bytes per kernel, further runs are optional."""
+    """Profile pass of one bundle: a first run under ncu counts FLOP and bytes per kernel; further runs are optional."""
 
     def __init__(
         self, spec: RunSpec, record: Record, folder: Path, facts: preflight.Facts, application: Application
@@ -369,7 +369,7 @@ class NcuPass:
     # --- further runs
 
     def _further_runs(self, counted: _Counted, fitting: tool.Fitting) -> dict[str, Any]:
-        """Results of the optional runs requested, until one is interrupted; the first profile is kept in any case."""
+        """Run the requested optional runs, until one is interrupted; return their results by name."""
         requested = {
             "step_bytes": self._step_bytes if self._spec.profile_step_bytes else None,
             "throughput": self._throughput if self._spec.profile_throughput else None,

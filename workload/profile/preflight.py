@@ -30,7 +30,7 @@ UNLOCK = (
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Input of the checks. `admin_only`: the driver restricts counters to administrators; None if it does not tell."""
+    """Input of the checks. `admin_only`: the driver restricts counters to administrators; None if unknown."""
 
     device: Device
     driver: bool

@@ -65,7 +65,7 @@ def profile(
 
 
 def wanted_spec(profiled: Bundle, request: ProfileRequest) -> RunSpec:
-    """Spec of the bundle with the request's profile. Raises `UsageError` if the request does not fit."""
+    """Spec of the bundle with the request's profile. Raises `UsageError` if the run cannot be profiled as requested."""
     status = profiled.record.status
     if status is not Status.COMPLETED:
         raise UsageError(
@@ -73,7 +73,7 @@ def wanted_spec(profiled: Bundle, request: ProfileRequest) -> RunSpec:
             hint="profile a completed run, or run again with --profile",
         )
     requested = {name: value for name, value in vars(request).items() if value is not None}
-    # Extra options of an earlier request by ncu have no meaning for torch.
+    # The spec of a run profiled by ncu may have these two options, which torch.profiler does not support.
     if request.profile is Profile.TORCH:
         requested = {"profile_step_bytes": False, "profile_throughput": False} | requested
     # The recorded spec has all defaults filled in. Options newer than the bundle have their defaults.

@@ -65,7 +65,7 @@ class _Session:
         return measure()
 
     def timed_s(self, steps: int) -> float:
-        """Seconds per step, including device time."""
+        """Train for `steps` steps; return the seconds per step, including the device's time."""
         self.clock.synchronize()
         began_s = time.perf_counter()
         self.train(steps)
@@ -74,7 +74,7 @@ class _Session:
 
 
 def run(mode: Mode, spec: RunSpec, report: Path, *, owner: int, warmup_steps: int | None = None) -> None:
-    """Profile `spec`, which must be filled, and write the answer to `report`. Raises the errors of training."""
+    """Profile `spec`, whose defaults must be filled in, and write the answer to `report`. Raises errors of training."""
     end_with(owner)
     began_s = time.perf_counter()
     warmup = warmup_steps or (max(1, spec.warmup or 0) if mode is Mode.TRACE else WARMUP_STEPS)
@@ -115,7 +115,7 @@ def _count(session: _Session) -> dict[str, Any]:
 
 
 def _under_ncu(session: _Session, *, calibrate: bool) -> dict[str, Any]:
-    """Train between start and stop of the profiler; kernels launched there by any thread are profiled."""
+    """Train between start and stop of the profiler, which profiles all kernels that any thread launches meanwhile."""
     products = answers.calibration_products(session.spec.precision) if calibrate else {}
     skipped_before, steps = session.skipped, session.spec.profile_steps
     answers.start_profiler(products)

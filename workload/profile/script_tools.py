@@ -125,12 +125,12 @@ class ProfiledScript:
 
 
 class ProfiledSteps:
-    """Receiver of steps in place of `Region`, which times steps; passes steps after warm-up to the profiling tool."""
+    """Receives a script's steps, which `Region` would time, and passes the steps after the warm-up to the profiler."""
 
     def __init__(self, tool: Tool, device: Device, session: Session) -> None:
         self.phase = StepPhase.WARMUP
         self.is_open = False
-        # Events cannot be reported later, because a profiler starts and stops with the steps.
+        # Events must be reported at once, because a profiler starts and stops with the steps.
         self.instant = None
         self._tool, self._session = tool, session
         self._clock = clock_for(device)
@@ -257,7 +257,10 @@ class Trace:
         self._profiler.start()
 
     def passed(self, part: Part) -> None:
-        """Restart the step's label and clock if the part was outside of steps, as before `with rooflaunch.step():`."""
+        """Restart the step's label and clock after a part outside of steps.
+
+        For example, work before `with rooflaunch.step():` is outside.
+        """
         if part is Aside.OUTSIDE:
             self._close_label()
             self.begin(())
@@ -269,7 +272,7 @@ class Trace:
             self._labels += 1
 
     def end(self, number: int, *, is_whole: bool) -> None:
-        """Keep the step if it is whole."""
+        """Keep a whole step's time: under its label or, before the profiler starts, as the time without a profiler."""
         self._clock.synchronize()
         step_s = time.perf_counter() - self._began_s
         self._close_label()
@@ -297,8 +300,8 @@ class Trace:
 class Count:
     """Counts what a run under ncu needs: kernels and seconds of a step, and the number of warm-up steps.
 
-    The warm-up ends before the first row of as many whole steps as are to be profiled. A script's steps have the same
-    order when the script runs again.
+    The warm-up ends before the first series of consecutive whole steps that is as long as the profile needs. The next
+    run of the script profiles this series, because a script's steps have the same order in each run.
     """
 
     def __init__(self, request: Request) -> None:
@@ -324,10 +327,10 @@ class Count:
             self._profiler.start()
 
     def passed(self, part: Part) -> None:
-        """Do nothing."""
+        """Do nothing: only complete steps are timed and counted."""
 
     def end(self, number: int, *, is_whole: bool) -> None:
-        """Keep the step if it is whole."""
+        """Keep the time of a whole step or, with the profiler on, its number of kernels."""
         torch.cuda.synchronize()
         step_s = time.perf_counter() - self._began_s
         if self._profiler:

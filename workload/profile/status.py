@@ -34,7 +34,7 @@ class ProfileError(RooflaunchError):
         return f"profile {self.status}: {self}"
 
     def recorded(self, kind: Profile | None = None) -> ProfileResult:
-        """Run.json's `profile`, of this `kind`, for a pass that gave nothing but this error."""
+        """Section `profile` of run.json for a pass that ended with this error; `kind`: the requested profile."""
         return ProfileResult(status=self.status, reason=str(self), hint=self.hint, kind=kind)
 
 
@@ -44,9 +44,9 @@ def unavailable(reason: str, *, hint: str) -> ProfileError:
 
 
 def before_the_pass(profile: Profile, context: Context) -> ProfileResult:
-    """Run.json's `profile` as the timing run writes it, before the pass.
+    """Section `profile` of run.json as the timing run writes it, before the profile pass.
 
-    Every run of a sweep has its own profile; of repeats only the first has one.
+    In a sweep each run has its own profile; among the repeats of a run only the first repeat has a profile.
     """
     if profile is Profile.NONE:
         return ProfileResult(status=ProfileStatus.NOT_REQUESTED)

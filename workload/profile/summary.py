@@ -1,4 +1,4 @@
-"""Figures of a step from its kernels, and checks of how far the figures can be trusted. Pure."""
+"""Figures of a step from its kernels, and checks of how far the figures can be trusted. Pure functions."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ from workload.profile.metrics import TENSOR_PREFIX
 FORWARD, BACKWARD = "forward", "backward"
 
 # Below this ratio of FLOP, the backward pass counts as missing from the profile. A ratio of about 2 is usual: a
-# backward pass has two products for each product of the forward pass, one less in the first layer. Kernels that work
-# with fewer FLOP lower the ratio further.
+# backward pass has two products for each product of the forward pass, one less in the first layer. Algorithms
+# that save FLOP, such as Winograd's convolution, lower the ratio further.
 LEAST_BACKWARD_OVER_FORWARD = 0.5
 # fp16 work outside tensor cores is element-wise, a few per cent of a step. From this share of the step's FLOP on, the
 # counted fp16 operations are most likely instructions that build constants (HFMA2.MMA), which are no work.
@@ -33,7 +33,11 @@ PERCENTAGES = ("sm_percent", "memory_percent", "dram_percent")
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """Kernels by the range of their launch: `steps[number][part]`, `calibrations` by type, `outside` of all ranges."""
+    """Kernels by the range around their launch: a named span (NVTX) that the profiled process marks.
+
+    `steps`: by number of the step, then by its part. `calibrations`: by element type; a calibration is a matrix product
+    of known size that checks the counters. `outside`: kernels outside of all ranges.
+    """
 
     steps: Mapping[int, Mapping[str, Sequence[Kernel]]]
     calibrations: Mapping[str, Sequence[Kernel]]
@@ -160,7 +164,7 @@ def hidden_tensor_work(kernels: Sequence[Kernel]) -> str | None:
 
 
 def top(kernels: Sequence[Kernel], steps: int) -> list[dict[str, Any]]:
-    """Kernels that take most of the time, by name."""
+    """Kernel names with the most total time: their calls and seconds per step, and their share of the time."""
     by_name: dict[str, list[float]] = defaultdict(list)
     for kernel in kernels:
         by_name[kernel.name].append(kernel.values.get("time_s") or 0.0)
@@ -251,7 +255,7 @@ def step_bytes(kernels: Sequence[Kernel], steps: int) -> dict[str, Any]:
 
 
 def throughput(labelled: Labelled) -> dict[str, Any]:
-    """Percentages of peak, weighted by the time of each kernel."""
+    """Use of SMs, memory and DRAM in per cent of peak: means over the kernels, weighted by each kernel's time."""
     kernels = labelled.kernels_of_steps
     return {f"{role}_time_weighted": _weighted(kernels, role) for role in PERCENTAGES} | {
         "kernels": len(kernels),

@@ -56,8 +56,8 @@ def run(
 ) -> End:
     """Run `command` in its own process group until it ends, reaches its time limit or the user interrupts.
 
-    Call it within `interrupt.stoppable`, whose error ends the child: the group gets SIGINT, as from a terminal, and
-    after 30 s SIGKILL. Raises `OSError` if the command cannot be started.
+    The caller must be within `interrupt.stoppable`, whose error ends the child: the group gets SIGINT, as from a
+    terminal, and after 30 s SIGKILL. Raises `OSError` if the command cannot be started.
     """
     began_s = monotonic()
     timed_out = interrupted = False
@@ -105,7 +105,7 @@ def _read(source: IO[str], kept: IO[str], lines: list[str], on_line: OnLine) -> 
 
 
 def _wait(child: "subprocess.Popen[str]", end_s: float, on_tick: OnTick, monotonic: Callable[[], float]) -> bool:
-    """Whether the child ended in time."""
+    """Wait for the child; return whether it ended by `end_s`, a time of the clock `monotonic`."""
     while monotonic() < end_s:
         with suppress(subprocess.TimeoutExpired):
             child.wait(TICK_S)

@@ -78,7 +78,7 @@ def choose(candidates: Sequence[Ncu], capability: str) -> Fitting:
 
 
 def no_ncu() -> ProfileError:
-    """Error for a machine without ncu, neither on PATH nor in the usual places."""
+    """Error for a machine that has ncu neither on PATH nor in a folder of NVIDIA's installers."""
     places = ", ".join(f"/{place}" for place in PLACES)
     return unavailable(
         f"no ncu found on PATH or at {places}", hint=f"{INSTALL}; or --profile torch, which does not need ncu"
@@ -88,8 +88,8 @@ def no_ncu() -> ProfileError:
 def _fitting(ncu: Ncu, chips: Sequence[str] | None) -> Fitting | None:
     """`ncu` with its metrics for the GPU; None if `ncu` cannot profile the GPU.
 
-    `chips`: chips of the GPU's kind, None if the table lists none. Chips of one kind differ, so ncu is asked about the
-    GPU in the machine first.
+    `chips`: chips of the GPU's kind, None if metrics.toml lists none. Chips of one kind differ, so ncu is asked about
+    the GPU in the machine first.
     """
     known = ncu.chips()
     chip = next((chip for chip in chips or () if chip in known), None)

@@ -30,14 +30,14 @@ class TraceRow:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Events of a trace."""
+    """Events of the Chrome trace in the gzip file `path`."""
     with gzip.open(path, "rt", encoding="utf-8", errors="replace") as text:
         events: list[dict[str, Any]] = json.load(text)["traceEvents"]
     return events
 
 
 def kernels(events: Iterable[dict[str, Any]]) -> list[TraceRow]:
-    """GPU kernels by name, longest first."""
+    """Rows of the GPU kernels, one for each name, with the largest total time first."""
     durations_s: dict[str, list[float]] = {}
     for event in events:
         if event.get("cat") == KERNEL_CATEGORY:
@@ -46,7 +46,7 @@ def kernels(events: Iterable[dict[str, Any]]) -> list[TraceRow]:
 
 
 def kernels_within(events: Sequence[dict[str, Any]], labels: Collection[str]) -> list[TraceRow]:
-    """GPU kernels that began within a labelled time of the host; the device must be idle at both ends of that time."""
+    """GPU kernels that began during a host event named in `labels`, at whose start and end the device must be idle."""
     windows = [
         (event["ts"], event["ts"] + event["dur"])
         for event in events
@@ -56,7 +56,7 @@ def kernels_within(events: Sequence[dict[str, Any]], labels: Collection[str]) ->
 
 
 def ordered(rows: Iterable[TraceRow]) -> list[TraceRow]:
-    """Rows by their total time, longest first."""
+    """Rows in the order of their total time, longest first."""
     return sorted(rows, key=lambda row: -row.total_s)
 
 

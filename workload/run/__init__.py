@@ -1,1 +1,1 @@
-"""The life of one run: prepare, warm up, measure, finish or fail."""
+"""The life of a run: prepare, warm up, measure, finish or fail."""

@@ -1,4 +1,4 @@
-"""Makes the run.json that a run begins with; our trainer, a user's script and runs that end early share it.
+"""Makes a run's first run.json, for our trainer, for a user's script and for runs that end early.
 
 Standard library only.
 """

@@ -16,14 +16,14 @@ from workload.measure.timing import CpuMeter, CpuUse, Timeline, summarize
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Measured steps: their columns, the wall time of steps and data waits in seconds, and the CPUs used."""
+    """Measured steps: their totals, the wall time of steps and data waits in seconds, and the CPUs used."""
 
     totals: PhaseTotals
     wall_s: float
     cpus: CpuUse
 
     def summarize(self, before: Timing) -> Timing:
-        """Copy `before` with the figures of these steps."""
+        """Copy `before` and add the figures of these steps."""
         return summarize(before, self.totals, wall_s=self.wall_s, cpus=self.cpus)
 
 

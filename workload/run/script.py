@@ -55,7 +55,7 @@ METHOD = (
 )
 # Measuring the ceilings takes a few seconds for each precision and for the bandwidth, longer if other work disturbs.
 CEILINGS_LIMIT_S = 180.0
-# Least share of the operations' time for which a note names the operations without a formula.
+# A note names the operations without a formula if their share of the operations' time is at least this.
 UNATTRIBUTED_NOTE_FROM = 0.05
 UNATTRIBUTED_SHOWN = 4
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,11 @@ LONGEST = ".longest"
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Settings of a measurement, from the command line."""
+    """Settings of a measurement, from the command line.
+
+    `goes_on`: the script runs on after its last measured step. `announce` receives the bundle's folder. `is_launched`:
+    a launcher has started the run, and prints the results.
+    """
 
     program: Program
     limits: Limits
@@ -112,7 +116,7 @@ class ScriptRun:
 
     @property
     def measured_steps(self) -> int:
-        """Measured steps of the longest phase so far; rows of the last second may not be written yet."""
+        """Number of measured steps of the longest phase so far; rows of the last second may not be written yet."""
         return max(self.session.measured_steps, *(phase.taken for phase in self.session.phases), 0)
 
     def _open(self, step: Step, work: Work | None, used: Device) -> Region:
@@ -367,7 +371,7 @@ def _gap_rows(figures: Timing) -> dict[str, str]:
 
 
 def _spread(values: Sequence[int], unit: str) -> Iterator[str]:
-    """Note on the least and most samples or tokens of a step (`values`, one for each step), if steps differ."""
+    """Note on the smallest, median and largest value, if they differ. `values`: samples or tokens of each step."""
     if len(set(values)) > 1:
         low, usual, high = min(values), statistics.median_low(values), max(values)
         yield (
@@ -425,7 +429,7 @@ def _phase_notes(phases: Sequence[Phase], longest: Phase) -> list[str]:
 
 
 def _notes(record: Record, limits: Limits) -> list[str]:
-    """Notes for the reader of the figures."""
+    """Notes that a reader of the figures needs, for example that steps are missing."""
     notes, spec, work, step_s = [], record.spec, record.complexity, record.timing.step_s
     iterations = int(spec.iterations or 0)
     if step_s and record.status is Status.COMPLETED and (step_s.n or 0) < iterations:

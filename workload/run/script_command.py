@@ -52,7 +52,7 @@ RUN_SCRIPTS = ("script", "profile", "profiled-script")
 
 
 def add_parser(commands: Any, formatter: Any) -> None:
-    """Add the command and its options."""
+    """Add the command `script` and its options."""
     parser = commands.add_parser(
         "script",
         help="run your own training script and measure its steps",
@@ -108,7 +108,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def refuse_stray(argv: Sequence[str]) -> None:
     """Raise `UsageError` for a script that does not follow `--`."""
     if argv[:1] == ["script"] and "--" not in argv and not {"-h", "--help"} & set(argv):
-        stray = next((place for place, word in enumerate(argv) if place and word.endswith(".py")), None)
+        stray = next((index for index, word in enumerate(argv) if index and word.endswith(".py")), None)
         if stray is not None:
             line = shlex.join([*argv[1:stray], "--", *argv[stray:]])
             raise UsageError(f"'{argv[stray]}' must stand after --", hint=f"python -m rooflaunch script {line}")
@@ -203,7 +203,7 @@ def _announcer(bundles: Path | None, *, to_stdout: bool) -> Callable[[Path], Non
 
 
 def _printer() -> Callable[[Path], None]:
-    """Function that prints a folder to the present stdout; the script's own output goes to stderr from here on."""
+    """Function that prints a folder to the present stdout. Redirects the script's own output to stderr."""
     with suppress(OSError, ValueError):
         ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
         sys.stdout.flush()

@@ -24,8 +24,8 @@ def seal_all(
 ) -> list[Path]:
     """Seal the bundles of a trainer that ended with a bug or by `error`; return the folders of all its bundles.
 
-    `code`: the trainer's exit code, which shows a bug. `folders`: bundles that the trainer had opened. If the next run
-    had not opened a bundle, the run gets one here, unless the trainer was interrupted.
+    `code`: the trainer's exit code, which shows a bug. `folders`: bundles that the trainer had opened. If the run in
+    progress had no bundle yet, a bundle is written for this run, unless the trainer was interrupted.
     """
     if error is None and code != ExitCode.BUG:
         return list(folders)

@@ -1,4 +1,4 @@
-"""Contents of a DataLoader's batch: number of images or samples and of tokens, and the line that fetched it."""
+"""Contents of a DataLoader's batch: numbers of samples and of tokens, and the line that fetched the batch."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -65,8 +65,8 @@ def measure(batch: Any, loader: int, size: int | None = None) -> Batch:
     """Contents of `batch`; `size`: batch size that the loader knows, else None.
 
     A batch has `size` samples if one of its tensors or lists has this length, or none is shorter. A shorter batch, at
-    the end of the data, has the length of its first shorter tensor or list. Without `size`, the first tensor or list
-    counts; a batch without any is one sample.
+    the end of the data, has the length of its first shorter tensor or list. Without `size`, the batch has the length of
+    its first tensor or list. A batch without tensors and lists is one sample.
     """
     # Fast path for nearly every batch.
     first = batch[0] if type(batch) in (list, tuple) and batch else batch
@@ -104,7 +104,11 @@ def _of(loader: int, shape: torch.Size, dtype: torch.dtype, count: int) -> Batch
 
 
 def _lengths(batch: Any) -> list[int]:
-    """Lengths of the tensors and lists in a batch, in order; first the common length of equally long lists, if any."""
+    """Lengths of the tensors and lists in a batch, in order.
+
+    If the batch consists of equally long lists, their length comes first. A batch of graphs has only the number of
+    graphs.
+    """
     graphs = getattr(batch, "num_graphs", None)
     if isinstance(graphs, int):
         return [graphs]

@@ -44,7 +44,10 @@ class DataSource:
 
 
 def open_source(spec: RunSpec) -> DataSource:
-    """Data set of a filled spec. Raises `UsageError` or `ToolError` if it is absent, empty or too small."""
+    """Open the data set that `spec` names.
+
+    Raises `UsageError` or `ToolError` if the data set is absent, empty or too small.
+    """
     if spec.dataset == SYNTHETIC:
         return _synthetic(spec)
     if spec.dataset == CIFAR10:
@@ -123,9 +126,9 @@ def _endless(spec: RunSpec, loader: DataLoader[Any]) -> Generator[Batch]:
 
 
 def _end_workers(loader: DataLoader[Any]) -> None:
-    """End the worker processes now, because torch takes workers that are left at exit for crashed.
+    """End the loader's worker processes now: torch reports workers that still run at exit as crashed.
 
-    The function is private, because torch has no public one.
+    Calls a private method of torch, because torch has no public function that ends workers.
     """
     iterator = getattr(loader, "_iterator", None)
     if iterator is not None:

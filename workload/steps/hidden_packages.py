@@ -45,7 +45,7 @@ class _Names(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         path: Sequence[str] | None,  # noqa: ARG002 - Python's interface
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Spec of the user's module, else of ours as loaded before; None leaves the search to Python's own finders."""
+        """Spec of the user's module, else of our loaded module; None leaves the search to Python's own finders."""
         package, _, rest = fullname.partition(".")
         if package not in NAMES:
             return None

@@ -198,7 +198,7 @@ def refuse_distributed() -> None:
 
 
 def several_processes() -> UsageError | None:
-    """Error for a script that has joined a process group of several; None otherwise. torch must be imported."""
+    """Error for a script that has joined a group of several processes, else None. torch must be imported."""
     distributed = sys.modules["torch"].distributed
     size = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
     if size == 1:

@@ -69,7 +69,7 @@ def _is_installed(path: Path) -> bool:
 
 
 def _packages() -> Iterator[tuple[str, str]]:
-    """Version by name of every distribution that has an imported module."""
+    """Name and version of every installed distribution from which the script imported a module."""
     loaded = {name.partition(".")[0] for name in list(sys.modules)}
     by_module = importlib.metadata.packages_distributions()
     names = {distribution for module in loaded for distribution in by_module.get(module, ())}

@@ -43,8 +43,8 @@ class Stage(Enum):
     OVER = auto()
 
 
-# Function called when the step is known and, if counting is on, the step's work is counted. Returns the receiver of all
-# later steps.
+# Function that returns the receiver of all later steps. Called when the training step is known and, if counting is on,
+# the step's work was counted.
 Open = Callable[[Step, Work | None, Device], StepReceiver]
 
 
@@ -114,7 +114,7 @@ class Session:
     # --- events
 
     def fetch_began(self) -> None:
-        """Assign the time until now to the script's own work."""
+        """Assign the time since the last event to the script's own work."""
         if self._is_observed():
             self._mark(Aside.OTHER)
 
@@ -147,7 +147,7 @@ class Session:
             self._open_step.fetches.append(Fetch(batch=batch, parts=max(0, parts)))
 
     def backward_began(self) -> None:
-        """Assign the time until now to the forward pass."""
+        """Assign the time since the last event to the forward pass."""
         if self._is_observed():
             self._in_backward = True
             if self._counter:
@@ -222,7 +222,7 @@ class Session:
         self._optimizer_stepped(optimizer, skipped=skipped)
 
     def gradients_off(self, site: Site) -> None:
-        """Begin work without gradients: an evaluation, or values that the loss uses."""
+        """Note that the script has turned gradients off, for an evaluation or for values that the loss uses."""
         if not self._is_observed():
             return
         is_timed = self.stage in (Stage.WARMUP, Stage.MEASURED)
@@ -230,7 +230,7 @@ class Session:
             self._mark(Aside.OTHER)
         self._is_evaluating = self.sites.get(site, False)
         if is_timed and self._counts and site not in self.sites:
-            # Counting is slow, but needed only once for each place. This step will not be timed.
+            # Counting is slow, but needed only once for each `site`. This step will not be timed.
             self._counter, self._is_classified_step = self._counter or WorkCounter(self._device).start(), True
         if self._counter:
             self._counter.without_gradients.enter(site)
@@ -260,13 +260,13 @@ class Session:
             self.receiver.recorder.relabel(self.receiver.recorder.mark(Aside.OTHER, self._event_mark), Aside.VALIDATION)
 
     def _stop_classifying(self) -> bool:
-        """Stop observing work without gradients; return whether the step had an evaluation at a new place."""
+        """Stop observing work without gradients; return whether the step had an evaluation at a new `Site`."""
         if self._counter is None:
             return False
         counted = self._counter.without_gradients.are_evaluations()
         is_new = any(is_evaluation and site not in self.sites for site, is_evaluation in counted.items())
-        # Places that are known already keep their entries: work at a known evaluation is not counted again, so its new
-        # entry has no FLOP.
+        # Known sites keep their entries. The work of a known evaluation is not counted again, so `counted` has no FLOP
+        # for its site.
         self.sites = counted | self.sites
         if self.stage is not Stage.COUNTING:
             self._counter.stop()
@@ -274,7 +274,7 @@ class Session:
         return is_new
 
     def saving(self) -> None:
-        """Assign the time until now to the script's own work."""
+        """The script begins to save a checkpoint: assign the time since the last event to the script's own work."""
         if self._is_observed():
             self._mark(Aside.OTHER)
 
@@ -284,7 +284,10 @@ class Session:
             self._mark(Aside.CHECKPOINT)
 
     def step_began(self) -> None:
-        """Begin a step at `with rooflaunch.step():`, leaving out earlier work of the script, but not its data waits."""
+        """Begin a step at `with rooflaunch.step():`.
+
+        Of the script's work since the previous step, only the waits for data belong to the new step.
+        """
         if not self.active or self.stage is Stage.OVER:
             return
         self._use_marks()
@@ -337,8 +340,8 @@ class Session:
         """
         last = None if is_over else len(events) - 1
         try:
-            for place, (name, self._event_mark, details) in enumerate(events):
-                self._more_events_follow = place != last
+            for index, (name, self._event_mark, details) in enumerate(events):
+                self._more_events_follow = index != last
                 getattr(self, name)(*details)
         finally:
             self._event_mark, self._more_events_follow = None, False

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
-from workload.contract.spec import GPU_MIN_SECONDS, Device
+from workload.contract.spec import Device, default_steps
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.steps.batches import Batch, Unit
 from workload.steps.step_finder import Pattern, Segment
@@ -31,7 +31,7 @@ class Amount(NamedTuple):
 
     @classmethod
     def of(cls, fetches: Sequence[Fetch]) -> Self:
-        """Sum of all batches, in the unit of most of them."""
+        """Amount of data in all fetched batches, in the unit (for example images) that most batches have."""
         units = Counter(fetch.batch.unit for fetch in fetches)
         unit = units.most_common(1)[0][0] if units else Unit.STEPS
         tokens = sum(fetch.batch.real_tokens for fetch in fetches)
@@ -40,9 +40,11 @@ class Amount(NamedTuple):
 
 @dataclass(kw_only=True)
 class OpenStep:
-    """Open step: `backward`, `closures` and `batches` are numbers since the last optimizer step.
+    """A training step that has begun and not ended.
 
-    `skipped`, `fetches` and `segments`: optimizer steps skipped, batches and segments since the step began.
+    `backward`, `closures`, `batches`: numbers of backward passes, of backward passes inside an optimizer's step, and of
+    batches, since the last optimizer step. `skipped`: number of optimizer steps that were skipped since the training
+    step began. `fetches`, `segments`: batches and segments since the training step began.
     """
 
     backward: int = 0
@@ -88,7 +90,7 @@ class Step:
 
 @dataclass(kw_only=True)
 class Phase:
-    """Part of the script whose steps are alike, with the number of its steps; `taken`: the number of measured ones."""
+    """Part of the script whose steps are alike. `steps`: number of these steps; `taken`: number of measured steps."""
 
     step: Step
     steps: int = 0
@@ -110,10 +112,10 @@ class Limits:
 
     def filled(self, device: Device) -> tuple[int, int, float]:
         """Number of warm-up steps, number of measured steps, and least seconds of all measured steps together."""
-        on_cpu = device is Device.CPU
-        warmup = (3 if on_cpu else 10) if self.warmup is None else self.warmup
-        iterations = (20 if on_cpu else 100) if self.iterations is None else self.iterations
-        least_s = (0.0 if on_cpu else GPU_MIN_SECONDS) if self.min_seconds is None else self.min_seconds
+        default = default_steps(device)
+        warmup = default.warmup if self.warmup is None else self.warmup
+        iterations = default.iterations if self.iterations is None else self.iterations
+        least_s = default.min_seconds if self.min_seconds is None else self.min_seconds
         return warmup, iterations, least_s
 
 
@@ -163,7 +165,10 @@ class Optimizers:
         )
 
     def device(self, numbers: Collection[int]) -> Device:
-        """Device of the parameters of the optimizers with these `numbers`; the CPU if the device has no clock here."""
+        """Device of the parameters of the optimizers with these `numbers`: CUDA, else MPS, else the CPU.
+
+        The CPU is also returned for a device of any other type.
+        """
         kinds = {kind for number in numbers for kind in self.known[number].devices}
         return next((device for device in (Device.CUDA, Device.MPS) if device in kinds), Device.CPU)
 

@@ -1,7 +1,7 @@
 """Finds the training step of an unknown script from the order of its optimizers' steps. Pure.
 
 The script's work is cut into segments, each of which ends when an optimizer has stepped. A training step is the
-shortest sequence of segments that repeats, called the rule: one segment for most scripts, two for a GAN, six for a GAN
+shortest sequence of segments that repeats, its pattern: one segment for most scripts, two for a GAN, six for a GAN
 whose critic steps five times. Gradient accumulation shows in the backward passes of a segment.
 """
 
@@ -13,14 +13,14 @@ from functools import cached_property
 
 from workload.contract.text import counted
 
-# A sequence that was repeated three times is the rule. Every later step is checked against it.
+# A sequence of segments that occurs three times in a row is the training step.
 REPEATS = 3
-# A script without a rule is refused after this many optimizer steps, enough to show a rule of up to 66 segments.
+# A script without a repeating sequence is refused after this many optimizer steps.
 MOST_SEGMENTS = 200
-# Longest rule, in segments, that MOST_SEGMENTS optimizer steps can show.
+# Length of the longest sequence that can be found, because MOST_SEGMENTS segments must hold the sequence three times.
 LONGEST = MOST_SEGMENTS // REPEATS
-# The rule is given up after MOST_IRREGULAR irregular steps in a row, or in all if they are more than IRREGULAR_SHARE of
-# the number of regular steps.
+# The search for a repeating sequence begins again after MOST_IRREGULAR irregular steps in a row. It also begins again
+# after MOST_IRREGULAR irregular steps in all, if they are more than IRREGULAR_SHARE of the number of regular steps.
 MOST_IRREGULAR, IRREGULAR_SHARE = 5, 0.5
 
 
@@ -87,15 +87,15 @@ def _passes(number: int) -> str:
 
 
 class Seen(Enum):
-    """Meaning of an optimizer's step."""
+    """Meaning of an optimizer's step in the search for the training step."""
 
-    UNKNOWN = auto()  # no rule is known yet
-    FOUND = auto()  # the rule is now known, and a training step has ended
+    UNKNOWN = auto()  # no repeating sequence is known yet
+    FOUND = auto()  # a repeating sequence was found, and a training step has ended
     INSIDE = auto()  # a part of a training step
     STEP = auto()  # the end of a training step
-    IRREGULAR = auto()  # the end of something that was no training step
-    LOST = auto()  # the rule no longer applies: the search begins again
-    UNCLEAR = auto()  # there is no rule
+    IRREGULAR = auto()  # the end of work that was no training step
+    LOST = auto()  # the known sequence does not repeat any more: the search begins again
+    UNCLEAR = auto()  # no sequence repeats
 
 
 class StepFinder:
@@ -107,16 +107,16 @@ class StepFinder:
         self._successors = _Successors()
         self._candidate: Pattern | None = None
         self._position = self._searched = 0
-        self._off_the_rule = 0
+        self._off_pattern = 0
         self._regular = self._irregular = self._irregular_in_a_row = 0
 
     def add(self, segment: Segment) -> Seen:
-        """Take the segment of an optimizer's step and return its meaning."""
+        """Record the segment that an optimizer's step has ended, and return the meaning of this step."""
         is_split = self._successors.record(segment)
         self._segments.append(segment)
         if self.pattern is None:
             return self._search()
-        # Two optimizers step in turn, although the second was taken for the successor of the first.
+        # If `is_split`, two optimizers step in turn, although the second was taken for the successor of the first.
         return self._lose() if is_split else self._follow(self.pattern, self._successors.with_first_optimizer(segment))
 
     def _search(self) -> Seen:
@@ -124,8 +124,8 @@ class StepFinder:
         if self._candidate is None:
             segments = [self._successors.with_first_optimizer(segment) for segment in self._segments]
             self._candidate = find(segments)
-            # If the script did other work first, the rule is found in the middle of a step: wait for the end of that
-            # step.
+            # If the script did other work first, the repeating sequence is found in the middle of a step: wait for the
+            # end of that step.
             self._position = _segments_since_end(self._candidate, segments) if self._candidate else 0
         else:
             self._position = (self._position + 1) % len(self._candidate.segments)
@@ -136,10 +136,10 @@ class StepFinder:
 
     def _follow(self, pattern: Pattern, segment: Segment) -> Seen:
         keys = pattern.keys
-        # After LONGEST regular steps, a step of an optimizer outside the rule may be an exception.
+        # After LONGEST regular steps, a step of an optimizer that has no segment in the sequence may be an exception.
         if self._regular < LONGEST and all(segment.optimizer != known for known, *_ in keys):
             return self._lose()
-        if self._off_the_rule:
+        if self._off_pattern:
             return self._follow_irregular_step(keys)
         if segment.key != keys[self._position]:
             return self._broken(len(keys))
@@ -152,24 +152,24 @@ class StepFinder:
     def _follow_irregular_step(self, keys: list[tuple[int, int, bool]]) -> Seen:
         last = list(self._segments)[-len(keys) :]
         if [self._successors.with_first_optimizer(segment).key for segment in last] != keys:
-            self._off_the_rule += 1
-            return self._lose() if self._off_the_rule > MOST_IRREGULAR * len(keys) else Seen.INSIDE
+            self._off_pattern += 1
+            return self._lose() if self._off_pattern > MOST_IRREGULAR * len(keys) else Seen.INSIDE
         # The last segments form a whole step again; the beginning of that step was not recognised.
-        self._off_the_rule = self._position = 0
+        self._off_pattern = self._position = 0
         return Seen.IRREGULAR
 
     def _broken(self, length: int) -> Seen:
         self._irregular += 1
         self._irregular_in_a_row += 1
-        self._off_the_rule, self._position = int(length > 1), 0
+        self._off_pattern, self._position = int(length > 1), 0
         is_often = self._irregular >= MOST_IRREGULAR and self._irregular > IRREGULAR_SHARE * self._regular
         if is_often or self._irregular_in_a_row >= MOST_IRREGULAR:
             return self._lose()
-        return Seen.INSIDE if self._off_the_rule else Seen.IRREGULAR
+        return Seen.INSIDE if self._off_pattern else Seen.IRREGULAR
 
     def _lose(self) -> Seen:
         self.pattern = self._candidate = None
-        self._searched = self._position = self._off_the_rule = 0
+        self._searched = self._position = self._off_pattern = 0
         self._regular = self._irregular = self._irregular_in_a_row = 0
         return Seen.LOST
 
@@ -261,9 +261,9 @@ def _in_use(segments: Sequence[Segment]) -> set[int]:
     """
     last: dict[int, int] = {}
     turn: dict[int, int] = {}
-    for place, segment in enumerate(segments):
-        turn[segment.optimizer] = place - last.get(segment.optimizer, -1)
-        last[segment.optimizer] = place
+    for index, segment in enumerate(segments):
+        turn[segment.optimizer] = index - last.get(segment.optimizer, -1)
+        last[segment.optimizer] = index
     end = len(segments) - 1
     return {number for number in last if end - last[number] < min(LONGEST, REPEATS * turn[number])}
 

@@ -1,8 +1,7 @@
 """Buffers the events of timed steps with their time stamps, and passes many steps at once to the session later.
 
-After a step of tens of milliseconds the processor's caches hold none of our code and data, and each line of Python
-between its parts takes about ten times as long as in a loop. Between the parts of a step, therefore, only the clock is
-read.
+During a step of tens of milliseconds, our code and data are displaced from the processor's caches. Each line of Python
+between two parts of the step then takes about ten times as long as in a loop. Therefore only the clock is read there.
 """
 
 from collections.abc import Callable
@@ -95,7 +94,7 @@ class StepLog:
             self._session.backward_ended()
 
     def gradient_taken(self) -> None:
-        """Pass on that a gradient was taken; ignored in a timed step, where it belongs to a penalty."""
+        """Pass on that `torch.autograd.grad` has returned. In a timed step do nothing: the gradient is of a penalty."""
         if self._mark is None:
             self._session.gradient_taken()
 
@@ -180,7 +179,7 @@ class StepLog:
             self._choose_buffering()
 
     def _choose_buffering(self) -> None:
-        """Decide whether to buffer from here on, and for how many steps or seconds."""
+        """Decide whether to buffer the next events, and for how many optimizer steps and seconds at most."""
         session = self._session
         self._mark = session.instant
         if self._mark is not None:
@@ -190,7 +189,7 @@ class StepLog:
             self._due_s = min(perf_counter() + FLUSH_EVERY_S, until_s)
 
     def flush_events(self, *, is_over: bool = False) -> None:
-        """Pass all buffered events to the session, which may end the script then.
+        """Pass all buffered events to the session. The session may then end the script.
 
         `is_over`: the script has ended anyway.
         """

@@ -42,7 +42,8 @@ from workload.storage.store import (
     checksum_of,
 )
 
-# Largest manifest or record, which are read into memory. A manifest row is about 200 bytes: this allows 80,000 files.
+# Largest size of a manifest or record, which are read into memory. A row of a manifest has about 200 bytes: this limit
+# allows 80,000 files.
 MAX_DOCUMENT_BYTES = 16_000_000
 # Files that identify a folder as a run; one of the files is enough.
 MARKS = (bundle.MANIFEST, bundle.RECORD)
@@ -88,7 +89,7 @@ class FetchReport:
         return sum(outcome.state is state for outcome in self.outcomes)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Content of this report, as values that JSON can hold."""
         return {
             "source": self.source,
             "output": str(self.output),
@@ -283,7 +284,7 @@ class StoppedError(Exception):
 
 
 class Downloader:
-    """Downloads a store's files to this machine and counts their bytes in `traffic`. Several threads may use one."""
+    """Downloads a store's files to this machine and counts their bytes in `traffic`. Threads may share a downloader."""
 
     def __init__(self, store: Store, traffic: Traffic) -> None:
         self._store = store
@@ -310,7 +311,7 @@ class Downloader:
         return files, count
 
     def _download_file(self, folder: Path, wanted: Wanted) -> int:
-        """Download a file beside its place, compare it with the listing, move it there; return the bytes received."""
+        """Download a file under a temporary name, check its content, rename it; return the number of bytes received."""
         token = hashlib.sha256(wanted.name.encode()).hexdigest()[:16]
         # A partial file has the version in its name, so that it is continued only with the same content.
         partial = folder / PARTIAL / f"{token}-{wanted.remote.version}"
@@ -352,7 +353,7 @@ class Downloader:
         return _size(partial) - before
 
     def _is_as_wanted(self, path: Path, wanted: Wanted) -> bool:
-        """Whether the file has the size and checksum of the manifest, or without a manifest those of the object."""
+        """Whether the file has the size and checksum that the manifest lists or, without a manifest, the object's."""
         if not path.is_file() or _size(path) != wanted.remote.bytes:
             return False
         if not wanted.sha256:
@@ -404,7 +405,7 @@ def _size(path: Path) -> int:
 
 
 def seal(folder: Path, manifest: bytes) -> None:
-    """Write the manifest, atomically and last: from here on the bundle is complete."""
+    """Write the manifest, atomically and last, which makes the bundle complete."""
     shutil.rmtree(folder / PARTIAL, ignore_errors=True)
     with replacing(folder / bundle.MANIFEST) as file:
         file.write(manifest)

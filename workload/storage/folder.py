@@ -44,11 +44,12 @@ from workload.storage.store import (
 ABANDONED_S = 24 * 3600.0
 # Attempts to read one file, if a network file system reports that the opened file was replaced.
 ATTEMPTS = 3
-# How often to check whether another writer's claim has ended. A claim lasts milliseconds, unless its writer died.
+# Number of checks whether another writer's claim has ended, and the pause between two checks. A claim lasts
+# milliseconds, unless its writer died.
 CLAIM_LOOKS, CLAIM_PAUSE_S = 40, 0.05
 # Errors of file systems that cannot flush a folder, which is no failure.
 CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM, errno.EBADF)
-# The disk or its server fails: the only remedy is to try again.
+# Errors of a disk or file server that fails: the only remedy is to try again.
 NO_ANSWER = (errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENODEV, errno.ENXIO)
 
 
@@ -326,7 +327,7 @@ class Folder:
 def connect(address: str, root: Path, *, limit_s: float) -> Folder:
     """Open an existing folder as a store. Raises `UnreachableError` if its file system takes over `limit_s` seconds.
 
-    Raises `UsageError` if it is no folder, `ToolError` without the permission to read it.
+    Raises `UsageError` if `root` is no folder, `ToolError` without the permission to read the folder.
     """
 
     def ask() -> Folder:

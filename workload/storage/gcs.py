@@ -1,6 +1,7 @@
 """Access to Cloud Storage: requests to one bucket, and conversion of the client's errors to ours.
 
-google-cloud-storage is imported only inside functions. `store.py` defines a store and opens it.
+google-cloud-storage is imported only inside functions. `store.py` has the interface of a store; `address.py` opens
+stores.
 """
 
 import http.client
@@ -109,9 +110,10 @@ class Bucket:
         return Bucket(self._client, self.name, patience, self._prefix)
 
     def require_answer(self, prefix: str) -> None:
-        """Ask for one name; raises `UsageError` for a missing bucket, `ToolError` for no permission or no answer.
+        """Request the name of one object, to learn whether the bucket answers.
 
-        The request is repeated for longer if the server is overloaded (429) than if it does not answer.
+        Raises `UsageError` if the bucket does not exist, `ToolError` without permission or an answer. The request is
+        repeated for longer if the server is overloaded (429) than if it does not answer.
         """
         limit_s = self._patience.first_answer_s - 2 * self._patience.first_retry_s
         while_throttled = _retry(limit_s).with_predicate(_is_throttled)
@@ -139,7 +141,7 @@ class Bucket:
     def read(self, name: str, *, most_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
         """Content of a small object as stored, compared with its checksum; None if it does not exist.
 
-        Raises `TooLongError` if it has more than `most_bytes`; no more than these are held in memory.
+        Raises `TooLongError` if the object has more than `most_bytes`; at most `most_bytes` are held in memory.
         """
         blob = self._client.bucket(self.name).blob(self._prefix + name)
         content = io.BytesIO()
@@ -352,7 +354,7 @@ def connect(name: str, *, prefix: str, root: str = "", jobs: int = 1, patience: 
 
 
 def log_in() -> str:
-    """Hint for missing credentials: log in; but if the key-file variable names a missing file, correct or unset it."""
+    """Hint for missing credentials: log in, or correct GOOGLE_APPLICATION_CREDENTIALS if it names a missing file."""
     named = os.environ.get(CREDENTIALS_VARIABLE)
     if named and not Path(named).is_file():
         return f"{CREDENTIALS_VARIABLE} names '{named}', which does not exist: correct it; or unset it, then {LOG_IN}"
@@ -397,14 +399,14 @@ def _client(jobs: int) -> "storage.Client":
     from google.cloud import storage  # noqa: PLC0415 - see the module
 
     emulator = os.environ.get(EMULATOR_VARIABLE, "")
-    # Other clients of Google accept the variable without a scheme; this one does not.
+    # Google's other clients accept STORAGE_EMULATOR_HOST without `http://`; this client does not.
     options = {"api_endpoint": f"http://{emulator}"} if emulator and "://" not in emulator else None
     # Reading needs no project. With an emulator the client takes anonymous credentials by itself.
     client = storage.Client(project=None, client_options=options)
     # The client would request the bucket's location for its traces, in a thread that outlives the request.
     client._bucket_metadata_cache = None  # noqa: SLF001 - no public way
     for scheme in ("http://", "https://"):
-        # A smaller pool warns and reconnects.
+        # With fewer connections than jobs, the pool would log warnings and reconnect.
         client._http.mount(scheme, _bounded_adapter(jobs))  # noqa: SLF001 - no public way
     return client
 
@@ -533,7 +535,7 @@ def _emulator_note() -> str:
 
 
 def _content_type(name: str) -> str:
-    """Media type of a name, such that a browser shows text instead of downloading it."""
+    """Media type for an object of this name, chosen so that a browser shows text instead of downloading it."""
     suffix = name.rpartition(".")[2]
     types = {"json": "application/json", "csv": "text/csv", "txt": "text/plain", "log": "text/plain"}
     return types.get(suffix, "application/octet-stream")

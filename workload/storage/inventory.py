@@ -1,4 +1,6 @@
-"""Sorts a list of objects into runs, and decides which files may be written: pure functions of names.
+"""Sorts a store's list of objects into runs, and decides which files may be written.
+
+`sealed_runs` also reads objects of the store, and `sealed_in` manifests in a folder. All other functions are pure.
 
 Names from a store are not trusted. A name that could leave its folder, or could not coexist with the others on every
 file system, is refused. A manifest is accepted only if every file that it lists exists as an object, as listed.
@@ -153,7 +155,7 @@ def read_document(run: RemoteRun, name: str, content: bytes) -> dict[str, Any]:
     if version > SCHEMA_VERSION:
         raise BundleError(
             f"{name} has bundle schema {version}; this version reads up to schema {SCHEMA_VERSION}",
-            hint="upgrade rooflaunch to the version that wrote it, or a newer one",
+            hint="upgrade rooflaunch to the version that wrote the bundle, or a newer one",
         )
     assert isinstance(document, dict)
     return document
@@ -187,13 +189,16 @@ def sealed_runs(
 
 
 def files_label(files: Iterable[tuple[str, int, str]]) -> str:
-    """Digest for `FILES_LABEL`, from the name, size in bytes and CRC-32C of each file."""
+    """Digest of the name, size in bytes and CRC-32C of each file; a manifest's metadata has it under `FILES_LABEL`."""
     lines = "\n".join(f"{name} {size} {crc32c}" for name, size, crc32c in sorted(files))
     return hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()[:32]
 
 
 def _damage(store: Store, folder: str, run: RemoteRun, *, by_content: bool) -> str:
-    """How a run's objects differ from its manifest; empty if they agree. An equal `FILES_LABEL` proves that they do."""
+    """Text on how a run's objects differ from its manifest; empty if they agree.
+
+    An equal digest (`files_label`) proves that they agree.
+    """
     assert run.manifest is not None
     objects = ((name, listed.bytes, listed.crc32c) for name, listed in run.objects.items() if name != bundle.MANIFEST)
     if run.manifest.metadata.get(FILES_LABEL) == files_label(objects):

@@ -176,9 +176,10 @@ class Connection:
         sink: Sink | None = None,
         limit_s: float = QUESTION_LIMIT_S,
     ) -> dict[str, Any]:
-        """Run `main(question, payload)` of `program` on the machine; return its answer. Later bytes go to `sink`.
+        """Run `main(question, payload)` of `program` on the machine; return its answer.
 
-        After a lost connection the request is repeated with `again` true, because it may have been done already.
+        Bytes after the answer go to `sink`. After a lost connection the request is repeated with `again` true, because
+        the machine may have done it already.
 
         Raises `LostError` if the machine cannot be reached, `ToolError` if the login or the request is refused.
         """
@@ -303,7 +304,7 @@ class _Session:
     def ask(
         self, question: Mapping[str, Any], payload: bytes | Path, sink: "_Counted", limit_s: float
     ) -> dict[str, Any] | None:
-        """Send a request and return the answer; None if the program or the connection ended before it was complete."""
+        """Send a request and return the answer; None if program or connection ended before the answer was complete."""
         mark = secrets.token_hex(16)
         size = len(payload) if isinstance(payload, bytes) else payload.stat().st_size
         line = json.dumps({**question, "mark": mark, "payload": size}).encode() + b"\n"

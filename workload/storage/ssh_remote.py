@@ -70,7 +70,7 @@ def listed(root: Path, prefix: str) -> Iterator[tuple[str, int, str, str]]:
 
 
 def walk(folder: Path, before: str, start: str = "") -> Iterator[tuple[str, int, str, str]]:
-    """Files of a folder whose path inside it begins with `start`, as in `listed`; `before`: prefix of their names."""
+    """Files below `folder` whose path in it begins with `start`, as rows of `listed`; `before`: prefix of the names."""
     for entry in entries(folder):
         name = before + entry.name
         if not entry.name.startswith(start) or TEMPORARY.fullmatch(entry.name):

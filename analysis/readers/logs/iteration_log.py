@@ -40,9 +40,9 @@ UNIX_S, UNIX_MS = (1e9, 1e10), (1e12, 1e13)
 LIMIT = 1e12
 # One day: no iteration takes longer, so a larger figure is in another unit than its column says.
 LONGEST_ITERATION_S = 86_400.0
-# Most names of columns that a message lists.
+# Largest number of column names that a message lists.
 SHOWN = 12
-# Most digits of a batch size: a longer number is no batch size.
+# Largest number of digits of a batch size: a longer number is no batch size.
 MOST_DIGITS = 11
 # Without a step column, rows are whole runs if each run has fewer rows than this on average. A log of so few
 # iterations would be useless.
@@ -59,7 +59,11 @@ ALIKE = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """A row of import_columns.toml: the field, unit factor and source of a column's meaning."""
+    """Meaning of the column `name`, from import_columns.toml.
+
+    `field`: field of our tables. `factor`: converts the column's unit to ours. `includes_data`: the time includes the
+    wait for data. `source`: where the meaning is documented.
+    """
 
     name: str
     field: str
@@ -140,8 +144,8 @@ def is_log(header: Sequence[str]) -> bool:
 def read(text: str, *, file: str, batch_size: int | None = None) -> Sequence[Log]:
     """Parse a log into its runs; `file` is the name used in messages.
 
-    `batch_size`: converts rates to step times, if the user gave it. Raises `UsageError`, which names the row and the
-    column that cannot be read.
+    `batch_size`: the user's batch size, with which rates are converted to step times. Raises `UsageError`, which names
+    the row and the column that cannot be read.
     """
     text, is_doubled = without_second_half(text)
     text, repeated = training_logs.without_repeats(text)
@@ -188,7 +192,7 @@ def _runs(columns: _Columns, batch_size: int | None) -> list[Log]:
     groups = _groups(columns)
     if not _are_runs(columns, groups):
         logs = [_log_of_rows(columns, rows, keep_means=len(groups) == 1) for rows in groups]
-        # A list, because each log is checked for contradictions.
+        # A list instead of a generator, so that every log is checked for contradictions.
         if all([_has_iterations(log, columns.file, batch_size) for log in logs]):  # noqa: C419
             return logs
     return [_log_of_row(columns, line, row) for line, row in columns.table.rows]
@@ -229,8 +233,8 @@ def _no_timer(table: ForeignTable, file: str) -> UsageError:
 def _known_columns(header: Sequence[str]) -> dict[str, tuple[Meaning, int]]:
     """Meaning and column index of each known field.
 
-    If several columns have one field, the name listed first in import_columns.toml wins; of equal names, the first
-    column.
+    If several columns have one field, the column whose name comes first in import_columns.toml is read. Of columns with
+    equal names, the first column is read.
     """
     where = {name.strip().lower(): index for index, name in reversed(list(enumerate(header)))}
     columns: dict[str, tuple[Meaning, int]] = {}
@@ -274,7 +278,10 @@ def _without_repeated_rows(
 def _with_batch_counter(
     table: ForeignTable, by_field: dict[str, tuple[Meaning, int]]
 ) -> dict[str, tuple[Meaning, int]]:
-    """Read a column `batch` that counts 0, 1, 2 or 1, 2, 3 as the iteration number; other values are batch sizes."""
+    """The columns by field, with a column `batch` as field `step` if its values count 0, 1, 2 or 1, 2, 3.
+
+    Other values of such a column are batch sizes.
+    """
     meaning, index = by_field.get("batch_size", (None, 0))
     if meaning is None or meaning.name != "batch":
         return by_field
@@ -295,7 +302,7 @@ def _groups(columns: _Columns) -> list[list[tuple[int, Sequence[str]]]]:
     groups: dict[tuple[str, ...], list[tuple[int, Sequence[str]]]] = {}
     for line, row in columns.table.rows:
         groups.setdefault(tuple(columns.label(name, row) for name in names), []).append((line, row))
-    # Rows with empty label cells belong to the only run that other rows name.
+    # If only one run has all its labels, rows with empty label cells belong to that run.
     named = [key for key in groups if all(key)]
     if len(named) == 1 and all(
         all(word in {"", named_word} for word, named_word in zip(key, named[0], strict=True)) for key in groups
@@ -420,7 +427,10 @@ def _is_increasing(values: Sequence[float | None] | None) -> bool:
 
 
 def _images_per_row(images: Sequence[float | None] | None) -> float | None:
-    """Most frequent number of images per row; the column counts per row or since the run began. None if unknown."""
+    """Most frequent number of images per row; None if unknown.
+
+    `images`: the cells of a column that counts the images of each row, or all images since the run began.
+    """
     known = [value for value in images or () if value is not None]
     if not known or len(known) != len(images or ()):
         return None

@@ -67,7 +67,8 @@ class _Known:
 
 
 # Causes come before their consequences: a locked counter also ends in "No kernels were profiled".
-# Texts of ncu are those of Nsight Compute 2022.3 to 2024.1; others are what their tools print or write first.
+# Patterns of ncu are texts of Nsight Compute 2022.3 to 2024.1. Patterns of other tools are texts that a tool prints,
+# or writes at the beginning of a file.
 _KNOWN = (
     _Known(
         pattern="ERR_NVGPUCTRPERM",

@@ -107,7 +107,7 @@ def _is_partly_counted(values: Values, kind: str) -> bool:
 
 
 def _uses_tensor_cores(values: Values, is_named_for_them: Flags, pipe_is_products: Flags) -> Flags:
-    """Whether tensor cores were used: from their instruction counter, else their pipe's busy time, else the name.
+    """Whether each launch used tensor cores, from tensor instructions, else the tensor pipe's busy time, else its name.
 
     A busy pipe proves nothing if it also executes other instructions; an idle pipe is always conclusive.
     """

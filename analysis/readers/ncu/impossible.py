@@ -1,4 +1,4 @@
-"""Refuse cells that no GPU can have counted, by line and value: negative numbers, and rates far above the peak."""
+"""Refuse numbers that no GPU can have counted: negative numbers, and rates far above the GPU's peak rates."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -90,9 +90,9 @@ def _rules(
             yield rate > MOST_CLOCK_HZ, "with the duration of the launch, the clock would be above 30 GHz"
             yield rate < LEAST_CLOCK_HZ, "with the duration of the launch, the clock would be below 10 MHz"
         case Quantity.COUNT:
-            yield rate > limits.flop_per_s, f"within the duration of the launch this is above {peak_flop}"
+            yield rate > limits.flop_per_s, f"within the duration of the launch this rate is above {peak_flop}"
         case Quantity.BYTES if role.startswith("dram"):
-            yield rate > limits.bytes_per_s, f"within the duration of the launch this is above {peak_bytes}"
+            yield rate > limits.bytes_per_s, f"within the duration of the launch this rate is above {peak_bytes}"
         case Quantity.BYTES:
             # A cache serves 128 bytes per clock and multiprocessor; a multiprocessor does at least as many FLOP per
             # clock.
@@ -102,7 +102,7 @@ def _rules(
         case Quantity.FREQUENCY:
             yield values > MOST_CLOCK_HZ, "no GPU has a clock above 30 GHz"
         case Quantity.PER_CYCLE:
-            yield values > limits.flop_per_s / LEAST_CLOCK_HZ, f"this is above {peak} at any clock"
+            yield values > limits.flop_per_s / LEAST_CLOCK_HZ, f"this rate is above {peak} at any clock of the GPU"
         case Quantity.PERCENT:
             yield values > MOST_PERCENT, f"a share of a peak is at most {MOST_PERCENT:g} %"
 

@@ -33,7 +33,7 @@ from workload.contract.ncu_csv import (
 )
 
 Codes = npt.NDArray[np.integer]
-# Up to this many more codes than rows, counting is cheaper than sorting.
+# If there are at most this many more codes than rows, counting is cheaper than sorting.
 _FEW = 1 << 16
 # Number of fields after the name: PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg.
 _FIELDS_AFTER_NAME = 6
@@ -71,7 +71,10 @@ def is_misread(section: NcuTable) -> bool:
 
 
 def number_columns(section: NcuTable) -> list[tuple[numbers.Text, bool]]:
-    """Columns of numbers as text, each with whether its values are integers by nature; empty if parsed already."""
+    """Unparsed columns of numbers, each with a flag: True if its values are integers by nature, such as bytes.
+
+    Empty if the numbers were parsed already.
+    """
     return [] if section.is_numeric else list(_columns(section))
 
 
@@ -190,7 +193,10 @@ def _repeated_blocks(columns: pa.Table, launches: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _MetricRows:
-    """Rows of a long table whose metric has a role, as arrays of codes into the lists of names."""
+    """Rows of a long table whose metric has a role.
+
+    `launch`: index of each row's launch. `metric`, `unit`: indices in `metric_names` and `unit_names`.
+    """
 
     launch: Codes
     metric: Codes
@@ -215,7 +221,10 @@ class _MetricRows:
         return None
 
     def unknown_units(self, role: MetricRole) -> list[str]:
-        """Warning, if the role's numbers have no unit of its kind; labels are skipped: they may fit another role."""
+        """A warning if a metric of this role has numbers in an unknown unit; else an empty list.
+
+        Labels of the details page are skipped, because a label may stand for a metric of another role.
+        """
         for metric in role.metrics:
             rows = (self.metric == self.metric_names.index(metric)) & ~np.isnan(self.value)
             if rows.any() and not metrics.is_label(metric):

@@ -1,4 +1,4 @@
-"""Detect the number format of a whole file, and parse it: 2,433,449.5 or 2.433.449,5 or without marks.
+"""Detect the number format of a whole file (2,433,449.5 or 2.433.449,5 or 2433449.5), and parse its numbers.
 
 ncu follows the locale of its machine, and prints 2 or 6 digits after the decimal mark. Exactly 3 digits after a mark
 are therefore thousands, unless other numbers contradict.
@@ -45,7 +45,7 @@ class MixedNumbersError(ValueError):
 
 
 def decide(columns: Sequence[tuple[Text, bool]]) -> NumberFormat:
-    """The format of all columns together; each column comes with whether its values are integers by nature.
+    """The number format that all columns share. Each column has a flag: True if its values are integers by nature.
 
     Both ends of the file decide if possible, else the whole file. Raises `MixedNumbersError`.
     """

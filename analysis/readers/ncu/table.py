@@ -18,7 +18,7 @@ from workload.contract import ncu_csv
 from workload.contract.ncu_csv import ID, DamagedTableError, Layout, NcuSource, Preamble, TableHead
 
 _SAMPLED_LINES = 200
-# With more rejected rows than a broken file or a verbose program causes, the table has another form.
+# A table with more rejected rows has another form: broken files and verbose programs cause fewer.
 _REJECTED_LIMIT = 1000
 _KEPT_CHARACTERS = 500
 _CHUNK_ROWS = 1 << 16
@@ -57,7 +57,9 @@ def sections(source: NcuSource, head: Preamble, *, as_text: bool = False) -> lis
     plan = metrics.plan(head.header, units)
     even = _rows_of_metrics(source, head, plan, start) or _EvenRows(source=source, head=head, plan=plan, start=start)
     is_plain = not as_text and _has_plain_numbers(even)
-    for keep_text in (False, True) if is_plain else (True,):
+    # Numbers that are not plain, or that pyarrow cannot parse, are kept as text for our own parser.
+    attempts_as_text = (False, True) if is_plain else (True,)
+    for keep_text in attempts_as_text:
         if section := _regular(even, as_text=keep_text):
             return [section]
     return list(_irregular(source, head))
@@ -65,7 +67,7 @@ def sections(source: NcuSource, head: Preamble, *, as_text: bool = False) -> lis
 
 @dataclass(frozen=True, kw_only=True)
 class _EvenRows:
-    """A source whose rows all have one length. `rejected`: the messages between them."""
+    """A source whose rows all have the same number of cells. `rejected`: the messages between the rows."""
 
     source: NcuSource
     head: Preamble
@@ -75,9 +77,10 @@ class _EvenRows:
 
 
 def _rows_of_metrics(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int) -> _EvenRows | None:
-    """Rows of metrics in a details page, without the longer rows of rules; None if there are other rows too.
+    """Rows of metrics of ncu's page `details`; None for another page, or if the page has rows of a third kind.
 
-    In Python, row by row, a page of 125 MB takes ten times as long.
+    This page mixes rows of metrics with longer rows, the advice of ncu's rules, which are left out. Arrow filters all
+    rows at once: a loop in Python takes ten times as long for a page of 125 MB.
     """
     if plan.layout is not Layout.DETAILS:
         return None
@@ -125,7 +128,7 @@ def _is_message(line: str) -> bool:
 class _Range(io.RawIOBase):
     """The bytes of a file from `start` to `stop`, with question marks for bytes that are not UTF-8.
 
-    pyarrow passes rejected rows to Python as text, and fails on one that is not UTF-8.
+    pyarrow passes rejected rows to Python as text, and fails if such a row is not UTF-8.
     """
 
     def __init__(self, file: BinaryIO, start: int, stop: int) -> None:

@@ -1,8 +1,8 @@
 """Time, FLOP and bytes per operator from a trace of torch.profiler, and the unattributed time. Pure.
 
-On a CPU, the time of an operator excludes the operators that it calls. On a GPU, it is the time of the kernels that the
-operator launched. An operation is what PyTorch dispatches, as in `workload.model.flop`: of nested operators, the
-outermost one that has a formula or moves bytes.
+On a CPU, the time of an operator excludes the operators that it calls. On a GPU, the time of an operator is the time of
+the kernels that the operator launched. An operation is, as in `workload.model.flop`, the outermost of several nested
+operators that has a formula or moves bytes.
 """
 
 import bisect
@@ -32,7 +32,7 @@ from workload.contract.text import counted, percent
 from workload.contract.text import seconds as duration
 from workload.contract.vocabulary import names_tensor_cores
 
-# A first or last step with fewer operators than this share of the others' median was recorded incompletely.
+# A first or last step was recorded incompletely if it has fewer operators than this share of the other steps' median.
 WHOLE_STEP = 0.9
 _COMMUNICATION = re.compile(r"nccl|rccl|c10d::|gloo:|mpi:|^record_param_comms$|symm_mem::", re.IGNORECASE)
 _OF_AUTOGRAD = re.compile(
@@ -268,10 +268,11 @@ class _Works:
 
 @dataclass(kw_only=True)
 class _Sizes:
-    """Lower bound of the bytes moved: bits of distinct tensors by step, number of elements and width.
+    """Sizes of the tensors that calls move, for a lower bound of the bytes: each tensor counts once per step.
 
-    A trace does not identify tensors. Outputs are new tensors each time. For the inputs of one size in a step, only as
-    many are surely distinct as a single call has at once.
+    A trace does not identify tensors, so inputs of two calls may be the same tensors. `at_once`: most bits of inputs in
+    a single call. `new`: bits of all outputs, which are always new tensors. Keys of both: step, number of elements, and
+    bits of an element.
     """
 
     new: Counter[tuple[int, int, int]] = field(default_factory=Counter)
@@ -293,7 +294,11 @@ class _Sizes:
 
 @dataclass(kw_only=True)
 class _Totals:
-    """Rows and sums, accumulated call by call."""
+    """Sums over the operator calls of a trace, filled call by call: rows per operator, FLOP, and seconds.
+
+    `listed`: calls and seconds by name. `sizes`: tensor sizes of the calls. `is_assumed`, `is_of_many`: some work
+    rests on the assumption in the text `ASSUMED` or `OF_MANY`.
+    """
 
     works: _Works
     rows: dict[tuple[str, str | None], OperatorRow] = field(default_factory=dict)
@@ -304,7 +309,7 @@ class _Totals:
     tf32_s: float = 0.0
     fp32_s: float = 0.0
     recomputed_flop: int = 0
-    # Seconds of each kernel launched before the trace began: its launch number is below the first one in the trace.
+    # Seconds of each kernel that was launched before the trace began: its launch number is below all recorded numbers.
     earlier: list[float] = field(default_factory=list)
     is_assumed: bool = False
     is_of_many: bool = False
@@ -352,7 +357,7 @@ class _Totals:
         return sorted(self.rows.values(), key=lambda row: (-row.seconds, row.name))
 
     def by_precision(self) -> dict[str, int]:
-        """FLOP by precision; fp32 becomes tf32 if most of its time is in kernels named for tensor cores."""
+        """FLOP by precision; fp32 becomes tf32 if kernels named for tensor cores took most of the time of fp32."""
         is_tf32 = self.tf32_s > self.fp32_s
         return {
             "tf32" if name == "fp32" and is_tf32 else name: flop
@@ -415,7 +420,7 @@ def _by_own_time(threads: Mapping[Thread, CallTree], steps: Steps, totals: _Tota
 
 
 def _without_owner(totals: _Totals, name: str) -> OperatorRow:
-    """The row of an operator outside any operation: known operators and autograd do no work, unknown operators may."""
+    """The row of an operator that belongs to no operation: its work is unknown if the operator is unknown, else 0."""
     if _COMMUNICATION.search(name):
         return totals.row(name, OperatorFamily.COMMUNICATION)
     if kind_of(name) is not None or _OF_AUTOGRAD.match(name):
@@ -459,7 +464,8 @@ def _launch(
 ) -> tuple[tuple[CallTree, int] | None, float]:
     """The innermost operator that launched a kernel, and the time of the launch in microseconds.
 
-    The operator is None if unknown. Without a recorded launch, the time is the operator's beginning, else the kernel's.
+    The operator is None if unknown. If the launch was not recorded, the time is the beginning of the operator, or of
+    the kernel if the operator is unknown too.
     """
     launch = None if event.launch is None else trace.launches.get(event.launch)
     # Until 2023 a kernel's External id was the number of its launch, not that of an operator.

@@ -9,8 +9,8 @@ from analysis.readers.traces.operator_work import Kind, kind_of
 
 # The function from which the autograd engine calls operators, on a GPU in a separate thread.
 _ENGINE = "autograd::engine::evaluate_function"
-# Operators that modules call, but derivatives do not. Below the engine they belong to a forward pass that activation
-# checkpointing repeats.
+# Operators that modules call, but derivatives do not. If the autograd engine calls such an operator, activation
+# checkpointing repeats a forward pass.
 _OF_FORWARD = frozenset(
     f"aten::{name}"
     for name in (
@@ -22,11 +22,12 @@ _OF_FORWARD = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class CallTree:
-    """Operators of a thread by time, each with its caller's index, own time in microseconds and outermost operation.
+    """Operators of a thread in order of time. Each list has one value per operator.
 
-    `owners`: index of the outermost caller, or of the operator itself, that has a formula or moves bytes; -1 if none
-    has. `is_backward`: the autograd engine ran the operator. `is_recomputed`: the operator belongs to a
-    forward pass that the engine repeats.
+    `parents`: index of the operator that called this operator, -1 if none did. `own`: microseconds without the
+    operators that this operator called. `owners`: index of the outermost caller, or of the operator itself, that has a
+    formula or moves bytes; -1 if none has. `is_backward`: the autograd engine ran the operator. `is_recomputed`: the
+    operator belongs to a forward pass that the engine repeats.
     """
 
     operators: Sequence[Operator]

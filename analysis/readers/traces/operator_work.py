@@ -1,8 +1,8 @@
 """FLOP and bytes of one call of an operator, from its name and the shapes of its inputs. Standard library only.
 
 The formulas are those of the trainer (`workload.contract.formulas`). operator_kinds.csv lists the known operators;
-`python docs/operator_kinds.py` writes it from the trainer's tables. An operator in neither has no work here: its time
-is unattributed, and never spread over other operators.
+`python docs/operator_kinds.py` writes this table from the trainer's tables. The work of any other operator is unknown:
+its time is unattributed, and never spread over other operators.
 """
 
 import csv
@@ -49,9 +49,10 @@ class Lack(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Tensors:
-    """Equal tensors that a call reads or writes: `elements` of each, `count` in one list, bits per element.
+    """Tensors of equal shape and type that a call reads or writes: `count` tensors of `elements` elements each.
 
-    `bits_low` and `bits_high` differ if the type is unknown. `is_new`: an output in memory of its own.
+    `bits_low`, `bits_high`: bits of an element; they differ if the type is unknown. `is_new`: the tensor is an output
+    in memory of its own.
     """
 
     elements: int
@@ -102,9 +103,9 @@ class Context:
 
     @classmethod
     def collect(cls, calls: Iterable[Call], steps: int) -> "Context":
-        """Context of all calls in the steps.
+        """Collect the facts from all calls in the steps of a trace.
 
-        The output of a convolution has the shape of the gradient that its backward pass receives.
+        The output shape of a convolution is found in its backward pass, whose first input is the output's gradient.
         """
         outputs: dict[tuple[Shape, Shape], set[Shape]] = {}
         gradients = 0
@@ -231,7 +232,7 @@ def _inputs(call: Call) -> Iterator[_Tensor]:
 
 # Operators that read only as many rows of the first tensor as they return.
 _GATHERING = {"embedding", "index", "index_select", "gather", "take", "_embedding_bag"}
-# Operators whose output is small compared with their inputs, or as large as an input that is named last.
+# Operators whose output is left out, because it is small compared with the inputs or as large as the last input.
 _REDUCING = re.compile(
     r"(sum|mean|var|std|var_mean|std_mean|amax|amin|aminmax|max|min|argmax|argmin|prod|all|any|count_nonzero|logsumexp"
     r"|nll_loss.*forward|.*_loss|dot|_local_scalar_dense|item|equal|linalg_vector_norm|norm|bincount|isfinite)$"
@@ -354,7 +355,7 @@ def _convolution(arguments: _Arguments) -> _Product:
 
 
 def _is_transposed(output: Shape, weight: Shape) -> bool:
-    """Guess from shapes if a convolution is transposed: its weights then begin with the channels of the input."""
+    """Whether the shapes look like a transposed convolution, whose weights begin with the channels of the input."""
     return output[1] != weight[0]
 
 
@@ -370,7 +371,10 @@ def _convolution_backward(arguments: _Arguments) -> _Product:
 
 
 def _matmul(first: int) -> Callable[[_Arguments], _Product]:
-    """Function for the work of a matrix product; `first`: position of the left factor (1 in addmm, after the term)."""
+    """Function that returns the work of a matrix product. `first`: position of the left factor in the arguments.
+
+    The position is 1 if the argument before the factor is added to the product, as in `addmm`.
+    """
 
     def product(arguments: _Arguments) -> _Product:
         left, right = arguments.shape(first), arguments.shape(first + 1)
@@ -381,7 +385,7 @@ def _matmul(first: int) -> Callable[[_Arguments], _Product]:
 
 
 def _vector(first: int) -> Callable[[_Arguments], _Product]:
-    """Work of a product whose right factor is a vector; `first`: position of the left factor."""
+    """Function that returns the work of a product with a vector. `first`: position of the factor before the vector."""
 
     def product(arguments: _Arguments) -> _Product:
         left = arguments.shape(first)
@@ -410,9 +414,10 @@ def _add_summed_bmm(arguments: _Arguments) -> _Product:
 
 
 def _attention(first: int, times: int) -> Callable[[_Arguments], _Product]:
-    """Work of attention; `first`: position of the query, 1 in backward operators; `times`: 2 for backward, else 1.
+    """Function that returns the work of attention. `first`: position of the query; 1 in backward operators, else 0.
 
-    The outputs of a backward operator are the gradients of query, key and value.
+    `times`: 2 for backward operators, else 1. The outputs of a backward operator are the gradients of query, key and
+    value.
     """
 
     def product(arguments: _Arguments) -> _Product:
@@ -443,7 +448,10 @@ def _cudnn_rnn(times: int) -> Callable[[_Arguments], _Product]:
 
 
 def _cell(times: int) -> Callable[[_Arguments], _Product]:
-    """Work of the element-wise part of a fused recurrent cell: no FLOP, because its products are separate calls."""
+    """Function that returns the work of the element-wise part of a fused recurrent cell; `times`: 2 for backward.
+
+    The work has no FLOP, because the cell's matrix products are separate calls.
+    """
     return lambda arguments: _Product(kind=_RECURRENT[times], flop=0, outputs=[arguments.shape(0)])
 
 

@@ -41,7 +41,7 @@ def section(evidence: ReportEvidence) -> Section:
 
 
 def headline(evidence: ReportEvidence) -> list[Figure]:
-    """Rooflines at the top of the page: of all environments and of the fastest one; else of a profile's kernels."""
+    """Rooflines at the top of the page: all environments and the fastest environment, else the kernels of a profile."""
     combined = evidence.figures("roofline_combined")
     single = [figure for figure in evidence.figures("roofline_") if figure not in combined]
     return [*combined, *single[:1]] or evidence.figures("kernel_roofline_")[:1]
@@ -52,8 +52,11 @@ def sentences(evidence: ReportEvidence) -> list[str]:
     first, last = [*_errors(evidence)], [*_cost(evidence), *_repeat(evidence)]
     models = [*(_models(evidence) or _without_times(evidence))]
     settings = changes(evidence) or [*_nothing_certain(evidence)]
+    # Errors, cost and repeats always have a place. Of the other places, one is kept for a setting; then come models, at
+    # least one of them; settings fill the rest.
     room = MOST_SENTENCES - len(first) - len(last)
-    models = models[: max(1, room - min(1, len(settings)))]
+    kept_for_settings = min(1, len(settings))
+    models = models[: max(1, room - kept_for_settings)]
     return [*first, *settings[: room - len(models)], *models, *last]
 
 
@@ -89,11 +92,11 @@ def _subject(findings: Sequence[Finding]) -> str:
 
 def changes(evidence: ReportEvidence) -> list[str]:
     """Sentences on settings or places that are certainly faster, the largest effect first."""
-    by_model: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
+    by_fact_and_model: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
     for contrast in evidence.contrasts:
         if contrast.is_certain:
-            by_model[contrast.fact, contrast.pair.shared.get("model")].append(contrast)
-    tops = [max(_worthwhile(evidence, contrasts), key=_effect) for contrasts in by_model.values()]
+            by_fact_and_model[contrast.fact, contrast.pair.shared.get("model")].append(contrast)
+    tops = [max(_worthwhile(evidence, contrasts), key=_effect) for contrasts in by_fact_and_model.values()]
     by_winner: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
     for top in sorted(tops, key=_effect, reverse=True):
         by_winner[top.fact, top.by_speed[0].value].append(top)
@@ -281,7 +284,7 @@ def _profiled_rate(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _kernel_shares(evidence: ReportEvidence) -> dict[tuple[Any, ...], str]:
-    """Words on the kernel families that take the most time, by the values of `KEYS`."""
+    """Words on the kernel families that take the most time, by environment, task, variant and batch size."""
     points = evidence.material.kernel_points
     profiles = points[(points["family"] != ALL) & points["share_of_time"].notna()] if len(points) else points
     shares: dict[tuple[Any, ...], list[str]] = defaultdict(list)

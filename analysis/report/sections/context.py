@@ -128,7 +128,7 @@ LIMITS = (
         "and padding, but leave out work without a metric. If both exist, both are shown."
     ),
     (
-        "Measured ceilings are the rates of simple kernels on the same machine at that time; a step can "
+        "Measured ceilings are the rates of simple kernels on the same machine, measured with the run; a step can "
         "come near them. Vendors' peaks are for the clock in the data sheet."
     ),
     "Intervals of 2 to 5 runs assume that runs are normally distributed.",

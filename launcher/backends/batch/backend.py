@@ -1,4 +1,4 @@
-"""Cloud Batch as a backend of `launch`: settings, prices, images and bucket are those of Compute Engine."""
+"""Cloud Batch as a backend of `launch`. Settings, prices, images and bucket are the same as for Compute Engine."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
-    """A region of a project, with the settings of Google Cloud."""
+    """Region in which Batch runs the jobs, and the settings of Google Cloud."""
 
     region: str
     settings: Settings

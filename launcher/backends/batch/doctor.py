@@ -30,7 +30,7 @@ REPORTER_ROLE = "roles/batch.agentReporter"
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPorts:
-    """Connections to the services that are checked; a test replaces them."""
+    """Connections to the services that are checked; tests replace these connections."""
 
     service: Callable[[str, str], BatchService] = BatchService
     services: Callable[[str], Services] = services.connect
@@ -38,7 +38,7 @@ class BatchPorts:
 
 
 def examine(where: Where, ports: BatchPorts | None = None) -> Iterator[Check]:
-    """Run every check, in order. Without a project only that problem is reported."""
+    """Run every check, in order. Without a project, yield only one failed check, which says so."""
     ports = ports or BatchPorts()
     try:
         settings = ComputeEngine().settings(VmWhere(project=where.project, bucket=where.bucket))

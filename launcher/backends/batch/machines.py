@@ -13,15 +13,15 @@ from workload.contract.text import counted, duration
 from workload.storage.store import MAX_TEXT_BYTES, Store, UnreachableError
 
 LOOK_EVERY_S = 10.0
-# A cancelled job ends its VMs in a minute or two.
+# Limit for the end of a cancelled job, which takes a minute or two, and seconds between two looks at the job.
 END_S, END_EVERY_S = 300.0, 5.0
-# Batch has ended a task at most this much after its limit.
+# Batch ends a task at most this many seconds after its limit: a task that still runs then is a leftover.
 LATE_S = 300.0
 STATES = {"RUNNING": Condition.RUNNING, "SUCCEEDED": Condition.GONE, "FAILED": Condition.GONE}
 
 
 class BatchMachines:
-    """Tasks of one region, named like their launches."""
+    """Batch tasks in one region; each task has the name of the launch that it runs."""
 
     noun = "task"
 
@@ -43,13 +43,13 @@ class BatchMachines:
         return self._service.now_s()
 
     def submit(self, plan: BatchPlan, tell: Tell) -> Submitted:
-        """Submit a job of one task and wait until Batch has a VM for it, at most the plan's time in the queue."""
+        """Submit a job with one task and wait until Batch has a VM for it. Raises errors like `submit_together`."""
         return self.submit_together([plan], tell)
 
     def submit_together(self, plans: Sequence[BatchPlan], tell: Tell) -> Submitted:
         """Submit one job with a task for each plan, in their order, and wait until the first task has a VM.
 
-        Raises `NoCapacityError` after the plan's time in the queue; the job is then cancelled.
+        If there is no VM within the plan's `queue_time_s`, cancels the job and raises `NoCapacityError`.
         """
         first = plans[0]
         job_id = first.request.name
@@ -75,7 +75,7 @@ class BatchMachines:
         return Submitted(machines=tuple(there[name] for name in names))
 
     def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
-        """Machines of the named tasks, GONE if absent; without `names` all that still exist.
+        """Machines of the named tasks; a missing task's condition is GONE. Without `names`, all tasks that still exist.
 
         Requests one list of jobs, and then the list of tasks of each job that contains a named task.
         """
@@ -101,7 +101,7 @@ class BatchMachines:
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
         """Cancel the jobs of these tasks.
 
-        Batch cannot end a single task, so a job with other active tasks is left alone.
+        Batch cannot end a single task, so a job that also has other active tasks is not cancelled.
         """
         wanted = [machine.name for machine in machines]
         try:
@@ -129,7 +129,7 @@ class BatchMachines:
         return {}
 
     def leftovers(self) -> Listing[Leftover]:
-        """Jobs that have waited in the queue longer than requested, and tasks that run past their limit."""
+        """Jobs that have waited in the queue longer than requested, and tasks that still run after their time limit."""
         now_s = self.now_s()
         leftovers = []
         for job in self._service.jobs():

@@ -90,6 +90,6 @@ class Options:
     subnetwork: str | None = _as_gcp("subnetwork")  # type: ignore[assignment]
 
     def for_vm(self, zones: tuple[str, ...]) -> VmOptions:
-        """Options for `launch gcp` with the same values, in these zones and no others."""
+        """Options for `launch gcp` with the same values, restricted to `zones`."""
         shared = {name: getattr(self, name) for name in _VM if hasattr(self, name)}
         return VmOptions(**{**shared, "zones": zones, "fallback": False})

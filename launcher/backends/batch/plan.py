@@ -1,4 +1,4 @@
-"""Plan of `launch batch`, before anything happens: the VM of `launch gcp` as a job of Cloud Batch. Pure.
+"""Plan of `launch batch`, made before any request: the VM of `launch gcp` as a job of Cloud Batch. Reads our files.
 
 Fields of the job: https://cloud.google.com/batch/docs/reference/rest/v1/projects.locations.jobs
 """
@@ -31,7 +31,7 @@ LAUNCH_VARIABLE, STORE_VARIABLE, RETRIES_VARIABLE = "ROOFLAUNCH_LAUNCH", "ROOFLA
 LIMIT_VARIABLE = "ROOFLAUNCH_LIMIT_S"
 # Folder of Batch's records and bundles, apart from those of `launch gcp`, whose commands look for VMs.
 PREFIX = "batch"
-# Published seconds until a job on a CPU runs: 87 (19 until it is scheduled). A GPU's driver takes extra time.
+# Seconds until a job runs. Google publishes 87 s for a job without a GPU; 120 s are added for a GPU's driver.
 STARTED_S = {Driver.NONE: 87, Driver.PREINSTALLED: 87 + 120, Driver.INSTALL: 87 + 120}
 NEEDS_PRIVATE_ACCESS = (
     "without an external address the subnetwork needs Private Google Access, as create_network in infra/ makes it"
@@ -51,7 +51,7 @@ COUNTER_WORDS = (
     "--ambient-caps=-all,+sys_admin",
     "--bounding-set=-all,+sys_admin",
 )
-# {} is the first driver branch without support for the GPU. A V100 needs the proprietary kernel module.
+# `{}`: first driver version that does not support the GPU. A V100 also needs the proprietary kernel module.
 NO_PROMISE_OF_DRIVER = "Batch chooses the driver itself, but this GPU needs a driver below {}"
 
 
@@ -73,7 +73,7 @@ class BatchPlan:
 
     @property
     def submissions(self) -> int:
-        """1: the launcher submits once, because Batch itself starts a preempted task again."""
+        """Always 1: the launcher submits a job once, because Batch itself starts a preempted task again."""
         return 1
 
     def renamed(self, request: Request) -> "BatchPlan":
@@ -90,7 +90,7 @@ class BatchPlan:
 
     @property
     def ready_s(self) -> float:
-        """Estimated seconds from a free GPU until the run starts."""
+        """Estimated seconds from the moment that a GPU is free until the run starts."""
         return STARTED_S[self.vm.driver] + PULL_S
 
     @property
@@ -142,7 +142,7 @@ class BatchPlan:
         yield "besides", f"{price.uncounted if price else 'traffic and tax'}, which are not counted here"
 
     def sent_text(self) -> str:
-        """Request that would be sent, with its programs shortened."""
+        """Text of the request that would be sent to Batch; the texts of the programs in it are shortened."""
         job = json.loads(json.dumps(self.body([self])))
         container = job["taskGroups"][0]["taskSpec"]["runnables"][0]["container"]
         names = {
@@ -155,7 +155,7 @@ class BatchPlan:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for `--dry-run --format json`."""
+        """The plan as a JSON object, for `--dry-run --format json`."""
         return {
             "name": self.request.name,
             "region": self.region,
@@ -241,7 +241,7 @@ class BatchPlan:
 
 
 def make_plan(vm: VmPlan, options: Options, region: str) -> BatchPlan:
-    """Plan of `launch batch`, from the plan of `launch gcp` for the same options. Reads the task's programs."""
+    """Plan of `launch batch`, made from the plan of `launch gcp` for the same options. Reads start.py and guest.py."""
     request = replace(
         vm.request,
         backend="batch",
@@ -262,9 +262,9 @@ def make_plan(vm: VmPlan, options: Options, region: str) -> BatchPlan:
 
 
 def zones_in(region: str, options: Options) -> tuple[str, ...]:
-    """Allowed zones of the region.
+    """Zones that the user allows; if `options` names none, all zones of the region that have the GPU.
 
-    Raises `UsageError` for a region without the GPU, and for a zone of another region.
+    Raises `UsageError` if the region has none, and for a named zone outside the region or without the GPU.
     """
     gpu = require(options.gpu)
     there = tuple(zone for zone in gpu.zones if region_of(zone) == region)

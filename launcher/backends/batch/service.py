@@ -1,7 +1,7 @@
 """Client for Cloud Batch in one region of one project; answers become dataclasses.
 
-google-cloud-batch is imported inside functions only. Its own retries are turned off, as in the client for Compute
-Engine.
+google-cloud-batch is imported inside functions only. The retries of google-cloud-batch are turned off, as in the client
+for Compute Engine: this module repeats requests.
 """
 
 import json
@@ -134,7 +134,7 @@ class BatchService:
         return None if answer is None else _job(answer)
 
     def tasks(self, job_id: str) -> list[BatchTask]:
-        """Existing tasks of a job, in their order."""
+        """Tasks of a job that exist already, in the order of `index`."""
         pages = self._pages("list_tasks", {"parent": f"{self._parent}/jobs/{job_id}/taskGroups/group0"}, missing=True)
         return sorted((_task(task) for page in pages for task in page.tasks), key=lambda task: task.index)
 
@@ -152,7 +152,7 @@ class BatchService:
             request["page_token"] = page.next_page_token
 
     def _ask(self, method: str, request: Mapping[str, Any], *, missing: bool = False, over: bool = False) -> Any:
-        """Answer to a request. `missing`: return None for a 404; `over`: return None for a job that is over already."""
+        """Send a request; return the answer. `missing`: None for a 404; `over`: None if the job has already ended."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 
         def call() -> Any:

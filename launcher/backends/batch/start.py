@@ -61,7 +61,7 @@ def main(guest: str) -> int:
 
 
 def _phases(now_s: float, uptime: Path) -> str:
-    """Lines with time stamps of the two phases before the agent: `booted` (from the uptime) and `image_pulled`."""
+    """Time stamp lines of the two phases before the agent's start: `booted` (from the uptime) and `image_pulled`."""
     try:
         up_s = float(uptime.read_text(encoding="utf-8").split()[0])
     except (OSError, ValueError, IndexError):

@@ -32,8 +32,8 @@ RESTARTS = 64
 FAILED = 4
 # File that the agent (launcher/agent/home.py) creates in the launch's folder before the run begins.
 STARTED = "started"
-# Name under which the agent imports guest.py, which describes the VM; `FILE` of launcher/agent/host_facts.py. Images
-# lack guest.py, so it comes in the metadata.
+# Name under which the agent imports guest.py (`FILE` of launcher/agent/host_facts.py). Images do not contain guest.py,
+# so this program reads its text from the VM's metadata.
 HOST_FACTS_FILE = "landlord.py"
 # A driver that is part of the VM image works within a minute.
 DRIVER_TRIES, DRIVER_AGAIN_S = 60, 5
@@ -43,7 +43,7 @@ PULL_TRIES, PULL_AGAIN_S = 3, 10
 RESTART_LIMIT_S = 300
 # Package servers and downloads fail temporarily: a step is tried again after 5, 10, 20 and 40 seconds.
 STEP_TRIES, STEP_AGAIN_S = 5, 5
-# The installer's version decides the driver's version: `lts` of v1.9.1 is 580.159.04. The second URL is a fallback.
+# The installer's version decides the driver's version: v1.9.1 with the branch `lts` installs driver 580.159.04.
 INSTALLER_VERSION = "v1.9.1"
 RELEASES = "https://github.com/GoogleCloudPlatform/compute-gpu-installation/releases/download"
 INSTALLERS = (
@@ -63,7 +63,7 @@ ENDPOINTS = ("GCE_METADATA_HOST", "STORAGE_EMULATOR_HOST", "ROOFLAUNCH_COMPUTE_E
 
 
 class Boot:
-    """A single boot of this VM. `home`: the launch's folder."""
+    """Steps from one boot of this VM to the end of its run. `home`: the launch's folder."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -73,7 +73,7 @@ class Boot:
         self.agent_runs = False
 
     def run(self) -> int:
-        """Run everything from the boot to the end of the run; return the exit code for startup.sh."""
+        """Prepare the VM and run the agent to its end; return the exit code for startup.sh."""
         signal.signal(signal.SIGTERM, self.on_term)
         os.chown(self.home, USER, USER)
         self.enter("booted")
@@ -96,8 +96,8 @@ class Boot:
     def save(self, image: str, *, with_gpu: bool) -> int:
         """Let the agent save the results after the cloud has restarted a VM that was stopped during its run.
 
-        In a sweep the agent then continues with the missing runs, on the GPU. Results are saved even if the GPU does
-        not work.
+        In a sweep, the agent then also does the missing runs, on the GPU. The agent saves the results even if the GPU
+        does not work.
         """
         print("the run had begun when the VM was stopped: saving its results", flush=True)
         if with_gpu:
@@ -118,7 +118,7 @@ class Boot:
     # The metadata server.
 
     def attribute(self, name: str) -> str:
-        """Value of one of the launch's own metadata attributes."""
+        """Value of the VM's metadata attribute `rooflaunch-NAME`, which the launcher has set."""
         return self.ask(f"attributes/rooflaunch-{name}")
 
     def ask(self, key: str, *, put: str | None = None) -> str:
@@ -167,7 +167,7 @@ class Boot:
         self.installing = False
 
     def driver_answers(self) -> bool:
-        """Wait until nvidia-smi works; return whether it did in time."""
+        """Wait until nvidia-smi works; return False if it still fails after `DRIVER_TRIES` tries."""
         return succeeds(lambda: works("nvidia-smi"), DRIVER_TRIES, DRIVER_AGAIN_S)
 
     def get_docker(self, *, with_gpu: bool) -> None:
@@ -224,7 +224,7 @@ class Boot:
 
 
 def run(*words: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
-    """Print a command and run it."""
+    """Print a command and run it. `more`: further arguments of `subprocess.run`."""
     print(" ".join(map(shlex.quote, words)), flush=True)
     try:
         return subprocess.run(words, check=False, **more)
@@ -244,13 +244,13 @@ def output(*words: str) -> str:
 
 
 def require(*words: str) -> None:
-    """Run a command that has to succeed."""
+    """Run a command; end the boot if the command fails."""
     if not works(*words):
         fail(f"{words[0]} failed")
 
 
 def install(package: str) -> None:
-    """Install a package by apt, which another process may be using during the boot."""
+    """Install a package with apt-get, waiting while another process uses apt. Ends the boot if every try fails."""
     os.environ["DEBIAN_FRONTEND"] = "noninteractive"
 
     def step() -> bool:
@@ -261,7 +261,7 @@ def install(package: str) -> None:
 
 
 def download(path: Path, *urls: str) -> None:
-    """Download by curl to `path`, from the first address that works."""
+    """Download a file to `path` with curl, from the first of `urls` that works. Ends the boot if every try fails."""
     get = ("curl", "-fsSL", "--max-time", "300", "-o", str(path))
     persist(f"{urls[0]} cannot be downloaded", lambda: any(works(*get, url) for url in urls))
 

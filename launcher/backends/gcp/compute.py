@@ -47,7 +47,7 @@ GUEST_NAMESPACE = "rooflaunch"
 PREEMPTED = "compute.instances.preempted"
 ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
 
-# A look-up takes less than a second, an insert a few seconds.
+# Limit for one request: a look-up takes less than a second, an insert a few seconds.
 ANSWER_S = 15.0
 # The server may delay its answer to `wait` for up to two minutes.
 WAIT_ANSWER_S = 130.0
@@ -56,9 +56,9 @@ LAST_ANSWER_S = 1.0
 RETRY_S = 30.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 8.0
-# Pause after a wait that returned early although the operation was not done.
+# Pause before the next `wait` request, if the server answered early although the operation was not done.
 WAIT_PAUSE_S = 2.0
-# 100 launches share one client. A smaller pool warns, and opens a new connection for each request.
+# Size of the connection pool, which up to 100 launches share. A pool that is too small opens new connections.
 CONNECTIONS = 32
 
 
@@ -81,17 +81,17 @@ class CloudClock:
         self._ahead_s: float | None = None
 
     def read_date(self, response: Any, **_: object) -> None:
-        """Read the date of an answer. `requests` calls this for each answer; a proxy's own page is ignored."""
+        """Set the clock by the date of an answer; ignore a page of a proxy. `requests` calls this for each answer."""
         with suppress(TypeError, ValueError):  # the answer has no date, or an unreadable date
             ahead_s = parsedate_to_datetime(response.headers.get("Date")).timestamp() - self._monotonic()
             if response.ok and "json" in response.headers.get("Content-Type", ""):
-                # Dates are rounded down to seconds and delayed by the network: the largest `ahead_s` is the best.
+                # Dates are rounded down to seconds and delayed by the network, so the largest `ahead_s` is best.
                 self._ahead_s = ahead_s if self._ahead_s is None else max(self._ahead_s, ahead_s)
 
     def now_s(self, service: Service, items: str, ask: Callable[[], object]) -> float:
         """Seconds since 1970. `ask`: sends any request, in case there was no answer with a date yet.
 
-        Raises `ToolError` if the answers have no date. `service` and `items` (such as "VMs") are named in its message.
+        Raises `ToolError` if the answers have no date; the error's message names `service` and `items` (such as "VMs").
         """
         if self._ahead_s is None:
             ask()
@@ -105,7 +105,7 @@ class CloudClock:
 
 @dataclass(frozen=True, kw_only=True)
 class _Clients:
-    """The library's clients, one for each kind of resource, created when first used. Safe to share between threads."""
+    """Clients of google-cloud-compute, one per kind of resource, made at first use. Safe to share between threads."""
 
     credentials: Any
     endpoint: str | None
@@ -157,7 +157,7 @@ class Compute:
         self._counting = threading.Lock()
 
     def counted(self) -> "Compute":
-        """Copy of this client with a separate `calls`, for one of many launches. Requests also count in this client."""
+        """Copy of this client whose `calls` counts only the copy's requests. This client's `calls` counts them too."""
         view: Compute = copy.copy(self)
         view.calls = Counter()
         view._counters = [view.calls, *self._counters]
@@ -177,7 +177,7 @@ class Compute:
 
         Repeating a `request_id` (32 hex digits) never makes a second VM.
 
-        Raises `AlreadyThereError`, `RefusedError` (no capacity, quota, not in this zone), other `ToolError`s.
+        Raises `AlreadyThereError`, `RefusedError` if capacity, quota or this machine is missing, other `ToolError`s.
         """
         from google.cloud import compute_v1  # noqa: PLC0415 - loaded only when it is needed
 
@@ -188,9 +188,9 @@ class Compute:
         return resources.operation(answer, zone)
 
     def wait(self, operation: Operation, limit_s: float) -> tuple[OperationFault, ...] | None:
-        """Wait for the operation; return its faults, () if it has none.
+        """Wait for the operation; return the operation's faults, () if there are none.
 
-        None if it is not done within `limit_s` seconds.
+        Returns None if the operation is not done within `limit_s` seconds.
         """
         from google.cloud import compute_v1  # noqa: PLC0415 - loaded only when it is needed
 
@@ -226,7 +226,7 @@ class Compute:
         return any(resources.last_part(operation.target_link) == name for page in pages for operation in page.items)
 
     def serial(self, zone: str, name: str, start: int) -> Output:
-        """Output of the VM's first serial port from byte `start` on; empty if the VM is gone or not up yet."""
+        """Output of the VM's first serial port from byte `start` on; empty if the VM is gone or has not started yet."""
         answer = self._ask_guest("get_serial_port_output", zone=zone, instance=name, port=1, start=start)
         if answer is None:
             return Output(text="", next_start=start)
@@ -264,13 +264,13 @@ class Compute:
         return None if image is None else str(image.name)
 
     def machine_type(self, zone: str, name: str) -> bool:
-        """Whether the zone offers this machine type at all."""
+        """Whether the zone offers the machine type `name`; says nothing about free machines."""
         return self._ask("MachineTypes", "get", zone=zone, machine_type=name, missing="/machineTypes/") is not None
 
     # Requests.
 
     def _wait_once(self, operation: Operation, limit_s: float) -> Any:
-        """Operation after one wait; None if the answer took too long, so that the caller asks again."""
+        """State of the operation after one `wait` request; None if no answer came within the limit."""
         import requests  # noqa: PLC0415 - loaded only when it is needed
 
         answer_s = max(limit_s, LAST_ANSWER_S)
@@ -283,7 +283,7 @@ class Compute:
             raise
 
     def _labelled(self, kind: str, make: Callable[[Any], T]) -> Listing[T]:
-        """Resources of one kind with our label. A zone missing from the list of all zones is listed separately."""
+        """Resources of one kind with our label, in all zones. Zones that the answer lacks are requested separately."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - loaded only when it is needed
 
         ours = f"labels.{LABEL}={LABEL_VALUE}"
@@ -294,7 +294,7 @@ class Compute:
                 silent |= dict.fromkeys(resources.gaps(page))
                 there += [make(item) for scope in page.items.values() for item in getattr(scope, kind.lower())]
         except UnreachableError as error:
-            # In an outage one zone may make the whole list fail. Any other cause means that the network is down.
+            # A server error may come from an outage of one zone. Without an answer from the server the network is down.
             if not isinstance(error.__cause__, api.GoogleAPICallError):
                 raise
             return Listing(unreachable=(ANYWHERE,))
@@ -317,7 +317,7 @@ class Compute:
             fields["page_token"] = page.next_page_token
 
     def _ask_guest(self, method: str, **fields: Any) -> Any:
-        """Answer about a running VM; None if the VM is gone or not up yet."""
+        """Send a request that needs a running VM; return the answer, None if the VM is gone or has not started yet."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - loaded only when it is needed
 
         try:
@@ -337,9 +337,9 @@ class Compute:
         retry_s: float | None = None,
         **fields: Any,
     ) -> Any:
-        """Answer to a request with these fields; a field `project` replaces our project.
+        """Call `method` of the client for `kind` (such as Instances); None for a 404 whose message contains `missing`.
 
-        None for a 404 whose message contains `missing`.
+        `fields`: the request's fields; a field `project` replaces our project.
         """
         from google.api_core import exceptions as api  # noqa: PLC0415 - loaded only when it is needed
 
@@ -349,7 +349,7 @@ class Compute:
             with self._counting:
                 for counter in self._counters:
                     counter[f"{kind[0].lower()}{kind[1:]}.{method}"] += 1
-            # Methods that change something have a second form, without the client's own waiting.
+            # The client's `insert` and `delete` wait for the operation; `insert_unary` and `delete_unary` do not.
             form = f"{method}_unary" if method in ("insert", "delete") else method
             send = getattr(self._clients.get(kind), form)
             return send(request, retry=None, timeout=answer_s or self._patience.answer_s)

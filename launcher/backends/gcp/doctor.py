@@ -34,7 +34,7 @@ ALL_REGIONS = "GPUS_ALL_REGIONS"
 BUCKET_PERMISSIONS = ("storage.objects.create", "storage.objects.delete", "storage.objects.get", "storage.objects.list")
 PULL_PERMISSION = "artifactregistry.repositories.downloadArtifacts"
 VM_PERMISSIONS = ("compute.instances.delete", "compute.instances.get")
-# An intruder in a VM owns the project if the VM's account has one of these roles in the whole project.
+# An intruder in a VM controls the project if the VM's account has one of these roles in the whole project.
 BROAD_ROLES = frozenset({"roles/owner", "roles/editor"})
 ENDPOINTS = (refusals.ENDPOINT_VARIABLE, storage.EMULATOR_VARIABLE)
 REPOSITORY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<name>[^/]+)/(?P<package>.+)")
@@ -42,7 +42,7 @@ _IMAGE_LISTS = ("allowedValues", "deniedValues")
 GCP = CheckPart("gcp")
 REGIONS_SHOWN = 3
 AT_A_TIME = 8
-# Wait for the whole price list, which then serves the launches of a day.
+# Longest wait for Google's price list. The list is kept for a day, so launches need not wait for it.
 PRICES_S = 60.0
 
 Resolved = tuple[Settings, Mapping[str, str]]
@@ -50,9 +50,9 @@ Resolved = tuple[Settings, Mapping[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class CloudPorts:
-    """Connections to the services that are checked; a test replaces them.
+    """Connections to the services that are checked; tests replace these connections.
 
-    `endpoint`: the environment variable that redirects requests, if one is set.
+    `endpoint`: name of an environment variable that is set and redirects requests; None if none is set.
     """
 
     compute: Callable[[str], Compute]
@@ -72,7 +72,7 @@ class Repository:
 
 
 def examine(options: Mapping[str, str | None] | None = None) -> Iterator[Check]:
-    """Run every check. `options`: settings from the command line (`project`, `bucket`, …); they override others."""
+    """Run every check. `options`: settings from the command line (`project`, `bucket`, …), which override others."""
 
     def resolve() -> Resolved:
         return resolve_settings(options or {}, os.environ, Path.cwd(), default_project=compute_engine.default_project)
@@ -93,14 +93,14 @@ def real_ports() -> CloudPorts:
 
 
 def current_tags() -> dict[str, str]:
-    """Image tag of this code by flavour."""
+    """Tags of the images for this code, by flavour."""
     commit = contents.current_commit()
     recipes = {name: contents.make_recipe(row, commit=commit) for name, row in contents.load_flavours().items()}
     return {name: recipe.tag.partition(":")[2] for name, recipe in recipes.items()}
 
 
 def checks(resolve: Callable[[], Resolved], cloud: CloudPorts) -> Iterator[Check]:
-    """Run every check, in order. Without a project or credentials only that problem is reported."""
+    """Run every check, in order. Without a project or credentials, yield only one failed check, which says so."""
     try:
         settings, origins = resolve()
         compute = cloud.compute(settings.project)
@@ -131,7 +131,7 @@ def _or_failed(name: str, checks: Iterator[Check]) -> Iterator[Check]:
 
 
 def _or_unseen(name: str, checks: Iterator[Check]) -> Iterator[Check]:
-    """Like `_or_failed`, but yield a note, no failed check, if the user has no permission to read the facts."""
+    """Like `_or_failed`, but if the user may not read what is checked, yield a note instead of a failed check."""
     try:
         yield from checks
     except ForbiddenError as error:
@@ -167,7 +167,7 @@ def _service_checks(services: Services | None, settings: Settings, cloud: CloudP
 
 
 def _price_checks(settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
-    """Check where prices come from. Never a problem, because the prices of the table are enough."""
+    """Check whether today's price list can be read. If not, yield a note, because built-in prices are enough."""
     if cloud.prices is None:
         return
     if cloud.endpoint:
@@ -193,7 +193,7 @@ def _quota_checks(compute: Compute, settings: Settings) -> Iterator[Check]:
         unseen = [region for region in regions if region not in quotas]
         yield GCP.note("regions", f"not seen: {', '.join(unseen)}: {error}", error.hint)
     rows = [_gpu_quota_check(gpu, quotas, cure.format(gpu.quota)) for gpu in table.values()]
-    # Quota for one kind of GPU is enough: a kind without quota is no problem.
+    # Quota for one kind of GPU is enough, so only a lack of quota for every kind is a problem.
     if quotas and all(row.state is not Health.OK for row in rows):
         yield GCP.problem("quota", "no region has any GPU quota left", cure.format("GPU"))
     yield from rows
@@ -239,12 +239,12 @@ def _gpu_quota_check(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], c
 
 
 def _remaining(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], metric: str) -> dict[str, float]:
-    """GPUs left under this quota, by region; regions without the quota are left out."""
+    """Number of GPUs that the quota `metric` still allows, by region; regions without this quota are left out."""
     return {region: quotas[region][metric].remaining for region in gpu.regions if metric in quotas.get(region, {})}
 
 
 def _best(remaining: Mapping[str, float]) -> str:
-    """Regions with the most GPUs left: `us-central1 4, us-east1 1 and 12 more`. Ties keep their order."""
+    """Text on the regions with the most GPUs left: `us-central1 4, us-east1 1 and 12 more`. Ties keep their order."""
     if not remaining:
         return "unknown: no region reports this quota"
     best = sorted((region for region in remaining if remaining[region] > 0), key=lambda region: -remaining[region])
@@ -324,7 +324,7 @@ def _trusted_images_check(name: str, policy: Mapping[str, Any]) -> Check:
         by_default = rules.get("allValues") != "DENY" and not allowed
         return project not in denied and (by_default or project in allowed)
 
-    # The image that a launch boots by default.
+    # Check only the image that a launch boots by default.
     refused = [gpu for gpu in gpus.load().values() if not is_trusted(gpu.vm_image)]
     if not refused:
         return GCP.ok(name, "the projects of the images are trusted")
@@ -434,7 +434,7 @@ def _tag_checks(
 
 
 def parse_repository(reference: str) -> Repository | None:
-    """Repository and package of `us-central1-docker.pkg.dev/P/R/trainer`; None if it is not in Artifact Registry."""
+    """Repository and package of `us-central1-docker.pkg.dev/P/R/trainer`; None for references to other registries."""
     parts = REPOSITORY.fullmatch(reference)
     if not parts:
         return None
@@ -455,7 +455,7 @@ def _account_checks(services: Services | None, settings: Settings, cloud: CloudP
 
 
 def _with_terraform(command: str) -> str:
-    """Hint: `command`, after the path of the Terraform guide (infra/README.md) if that file is installed."""
+    """Hint: `command`; if the Terraform guide (infra/README.md) is installed, its path and then `command`."""
     page = document("infra/README.md")
     return f"{page}, or {command}" if page else command
 
@@ -484,13 +484,13 @@ def _use_checks(services: Services, email: str) -> Iterator[Check]:
 
 
 def _vm_role(text: str) -> str:
-    """Hint for missing permissions of a VM: `text` with the path of our vm.tf, else the permissions themselves."""
+    """Hint for missing permissions of a VM: `text` with the path of vm.tf; without that file, the permissions."""
     page = document("infra/vm.tf")
     return text.format(page) if page else f"a custom role with {', '.join(VM_PERMISSIONS)}"
 
 
 def _role_checks(services: Services, settings: Settings) -> Iterator[Check]:
-    """Check the roles of the VM's account. A role in the project applies to its bucket and repository too."""
+    """Check the roles of the VM's account; a role in the project also holds for the bucket and the repository."""
     email, member = settings.service_account, f"--member serviceAccount:{settings.service_account}"
     try:
         everywhere = services.roles_in_project(email)

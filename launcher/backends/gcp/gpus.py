@@ -1,4 +1,4 @@
-"""GPUs of Compute Engine: gpus.toml with the prices of prices.toml, read and checked. Pure."""
+"""GPUs of Compute Engine: reads gpus.toml and the prices in prices.toml, and checks them."""
 
 import difflib
 import functools
@@ -50,7 +50,7 @@ class VmImage:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineType:
-    """A machine type. `gpus`: the allowed or built-in numbers of GPUs; `spot_only`: not sold on demand.
+    """A machine type. `gpus`: allowed numbers of GPUs, or the built-in number; `spot_only`: not sold on demand.
 
     `ram_gb`: memory, given if the machine's price is the sum of its GPUs, cores and memory.
     """
@@ -119,12 +119,12 @@ class GpuOffer:
 
 
 def load() -> dict[str, GpuOffer]:
-    """Rows by name. Raises `ToolError` if the table contradicts itself."""
+    """Rows of gpus.toml by the GPU's name. Raises `ToolError` if rows contradict each other."""
     return dict(_loaded(TABLE))
 
 
 def require(name: str) -> GpuOffer:
-    """Row with this name. Raises `UsageError` if there is none."""
+    """Row of the GPU with this name. Raises `UsageError` for an unknown name."""
     known = load()
     if name not in known:
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
@@ -143,7 +143,7 @@ def compact(zones: Iterable[str]) -> str:
 
 
 def parse(table: Mapping[str, Any], listed: Iterable[VmPrice]) -> dict[str, GpuOffer]:
-    """Rows of a table in the form of gpus.toml, with their prices. Raises `ToolError` if they contradict each other."""
+    """Rows of a table in the form of gpus.toml, with their prices. Raises `ToolError` for contradictions."""
     listed = tuple(listed)
     images = {name: _vm_image(row) for name, row in table["vm_image"].items()}
     gpus = {name: _row(name, row, listed, images) for name, row in table["gpu"].items()}

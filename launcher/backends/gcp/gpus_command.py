@@ -51,5 +51,5 @@ def show_gpus(
 
 
 def register(app: typer.Typer) -> None:
-    """Add `launch gpus`."""
+    """Add the command `launch gpus` to `app`."""
     app.command("gpus", epilog=GPUS_EXAMPLES)(show_gpus)

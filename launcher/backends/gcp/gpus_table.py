@@ -1,4 +1,4 @@
-"""`launch gpus`: available GPUs with their peaks, and prices as far as known. Pure."""
+"""`launch gpus`: available GPUs with their peaks, and prices as far as known. Pure functions."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ NOTES = (
     "zones and unrounded figures: launch gpus --format json; today's prices: launch gpus --live",
 )
 RATES = tuple(f"{precision}_flop_per_s" for precision in Precision)
-# Columns of JSON and CSV: every figure; unknown ones are absent.
+# Columns of JSON and CSV: every figure; unknown figures are absent.
 DATA = tuple(
     Column(name=name, heading=name)
     for name in (
@@ -46,9 +46,9 @@ PEOPLE = (
 
 
 def rows(price_list: PriceList | None = None) -> Iterator[dict[str, Any]]:
-    """Rows, one for each price in prices.toml; a price in `price_list` replaces it. Unknown values are None.
+    """Yield a row for each price in prices.toml, with today's price instead if `price_list` has one.
 
-    A GPU without a price has a row for its usual machine type.
+    A GPU without a price gets a row for its default machine type. Unknown values are None.
     """
     for gpu in gpus.load().values():
         usual = gpu.machine_types[gpu.default_machine_type]

@@ -1,10 +1,10 @@
-"""A VM's own view of its cloud, from its metadata server and Compute Engine. Standard library only.
+"""Facts that a VM learns about itself from its metadata server and Compute Engine. Standard library only.
 
 This file travels in the VM's metadata, or in the command of a Cloud Batch task, instead of in the image. The interface
 is described in launcher/agent/host_facts.py. A launch that is submitted again keeps its image, which may be of an
 earlier version, so this file imports only modules that earlier versions have too.
 
-Facts for the record come from workload/environment/gce.py, which never waits; this module waits for its answers.
+A run's record gets its facts from workload/environment/gce.py, which, unlike this module, never waits for an answer.
 """
 
 import json
@@ -35,7 +35,7 @@ TRIES = 5
 PAUSE_S = 1.0
 # Seconds for which the server may delay an unchanged answer.
 WAIT_S = 60
-# Pause after the server has not answered.
+# Pause after a request to the metadata server without an answer.
 ASK_AGAIN_S = 5.0
 
 
@@ -53,7 +53,7 @@ class Guest:
         return self.text("instance/zone").rpartition("/")[2]
 
     def text(self, key: str) -> str:
-        """Value of a metadata key. Raises `ToolError` if the server does not have it, or does not answer."""
+        """Value of a metadata key. Raises `ToolError` if the server lacks the key or does not answer."""
         return self._ask(key).text
 
     def request(self) -> bytes:
@@ -65,7 +65,7 @@ class Guest:
         self._ask(f"instance/guest-attributes/{NAMESPACE}/{name}", put=value)
 
     def preempted(self, *, since: str | None = None) -> tuple[bool, str]:
-        """Whether the VM is being preempted, and the answer's tag. `since`: an earlier tag; wait until it changes."""
+        """Whether the VM is being preempted, and the answer's ETag. `since`: an earlier ETag; wait for a change."""
         wait = f"?wait_for_change=true&timeout_sec={WAIT_S}&last_etag={since}" if since else ""
         answer = self._ask(f"instance/preempted{wait}", limit_s=LIMIT_S + (WAIT_S if since else 0))
         return answer.text.strip().upper() == "TRUE", answer.tag
@@ -77,17 +77,17 @@ class Guest:
         except ToolError:
             return False
 
-    def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
-        """Wait until the VM is preempted; return False if `is_over(pause_s)` is true after a missing answer."""
+    def await_preemption(self, wait: Callable[[float], bool]) -> bool:
+        """Wait until the VM is preempted. Without an answer, return False if `wait(pause_s)` says the run is over."""
         tag: str | None = None
         while True:
             try:
-                taken, tag = self.preempted(since=tag)
+                is_preempted, tag = self.preempted(since=tag)
             except ToolError:
-                taken, tag = False, None
-                if is_over(ASK_AGAIN_S):
+                is_preempted, tag = False, None
+                if wait(ASK_AGAIN_S):
                     return False
-            if taken:
+            if is_preempted:
                 return True
 
     def comes_back(self) -> bool:
@@ -95,7 +95,7 @@ class Guest:
         return False
 
     def created_s(self) -> float | None:
-        """Time at which the VM was inserted, in seconds since 1970."""
+        """Time at which the VM was created, in seconds since 1970."""
         return epoch_s(self.instance().get("creationTimestamp"))
 
     def deleted_s(self) -> float | None:
@@ -111,7 +111,7 @@ class Guest:
         return {"provider": "gce", "zone": self.zone, "spot": request.spot, "vm_image": vm_image, **host}
 
     def instance(self) -> Mapping[str, Any]:
-        """Compute Engine's description of this VM; {} if the service account may not ask, or there is no answer."""
+        """Compute Engine's description of this VM; {} without an answer or without permission to ask."""
         try:
             token = json.loads(self.text("instance/service-accounts/default/token"))["access_token"]
             where = (

@@ -40,10 +40,10 @@ class ComputeMachines:
         return self.compute.now_s()
 
     def submit(self, plan: VmPlan, tell: Tell) -> Submitted:
-        """Start a VM for the plan in the first zone that has one; return the existing VM if there is one of that name.
+        """Start the plan's VM in the first zone with a free machine; if a VM of that name exists, return that VM.
 
-        A VM may exist in a zone that does not answer. Even so no plan is submitted twice: only one launcher can create
-        a launch's record.
+        A VM in a zone that does not answer is not found. Even then no plan is submitted twice, because only one
+        launcher can create a launch's record.
         """
         earlier = tuple(vm for vm in self.compute.instances() if vm.name == plan.name)
         if earlier:
@@ -107,7 +107,8 @@ class ComputeMachines:
             if name in listed:
                 return listed[name], ()
             zones = names[name]
-            vm, silent = self._look_in([zone for zone in zones or listing.unreachable if listing.lacks(zone)], name)
+            unlisted = [zone for zone in zones or listing.unreachable if listing.may_have_more(zone)]
+            vm, silent = self._look_in(unlisted, name)
             if vm or silent:
                 return vm, silent
             try:
@@ -200,7 +201,7 @@ class ComputeMachines:
             return Removed(kind="disk", name=disk.name, zone=disk.zone, gone=False, reason=str(error))
         listing = self.compute.disks()
         there = any((other.zone, other.name) == (disk.zone, disk.name) for other in listing)
-        if listing.lacks(disk.zone):
+        if listing.may_have_more(disk.zone):
             return Removed.unanswered("disk", disk.name, [disk.zone])
         reason = "the disk still exists" if there else ""
         return Removed(kind="disk", name=disk.name, zone=disk.zone, gone=not there, reason=reason)
@@ -216,7 +217,7 @@ def _removed_vm(vm: tuple[str, str], gone: bool | None, reason: str) -> Removed:
 def _why_left(vm: Machine, now_s: float) -> str:
     """Reason why the VM is a leftover; empty if the VM is no leftover. The cloud never deletes a stopped VM.
 
-    A VM that the cloud is about to restart is left alone: it saves its measurements, and deletes itself.
+    A VM that the cloud will restart is no leftover: after the restart, the VM saves its results and deletes itself.
     """
     if vm.may_start_again(now_s):
         return ""

@@ -120,6 +120,6 @@ class Options:
 
     @property
     def settings(self) -> dict[str, str | None]:
-        """Settings given as options, which may also come from environment variables or the configuration file."""
+        """Options that are settings. None: an environment variable, the configuration file or a default decides."""
         names = ("repository", "service_account", "network", "subnetwork")
         return {name: getattr(self, name) for name in names}

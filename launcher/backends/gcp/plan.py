@@ -38,7 +38,7 @@ PROGRAM_FOLDER = Path(__file__).parent
 # NVIDIA's bf16 units came with Ampere: https://docs.nvidia.com/cuda/ampere-tuning-guide (improved tensor cores).
 BF16_CAPABILITY = (8, 0)
 NEEDS_NAT = "without an external address the VM needs Cloud NAT, for its packages"
-# Shortest useful lifetime, because a VM needs minutes to boot. A cost limit that allows less time is refused.
+# Shortest useful lifetime of a VM, which needs minutes to boot. A cost limit that allows less time is refused.
 MIN_USEFUL_S = 600
 MIN_DISK_GB, MAX_DISK_GB = 50, 65536
 TF32_CAPABILITY = (8, 0)
@@ -63,9 +63,9 @@ def make_plan(
     price_list: PriceList | None = None,
     notes: Sequence[str] = (),
 ) -> VmPlan:
-    """Plan of `launch gcp`. Reads only the tables and the start-up programs.
+    """Plan of `launch gcp`. Reads only this program's own tables (such as gpus.toml) and the VM's start-up programs.
 
-    `task`: runs of a sweep, in place of the resolved spec's. `image` has the registry's digest, except in a dry run.
+    `task`: runs of a sweep, which replace the run of `resolved`. `image`: reference with a digest, except in a dry run.
     `token`: 6 hex digits that make the name unique. `now` is timezone-aware. `price_list`: Google's price list, if
     available. Raises `UsageError` for a run that a VM cannot do or options that do not fit the GPU, `ToolError` for
     a broken installation.
@@ -178,7 +178,7 @@ def _require(held: object, message: str, *, hint: str) -> None:
 
 
 def _check_options(options: Options) -> None:
-    """Raise `UsageError` for a number out of its bounds. A user's texts are checked where they are used."""
+    """Raise `UsageError` for a number out of bounds. Options with text are checked in the functions that use them."""
     for flag, usd in {"--max-cost": options.max_cost_usd, "--usd-per-h": options.usd_per_h}.items():
         _require(
             usd is None or (math.isfinite(usd) and usd > 0),
@@ -309,10 +309,10 @@ def candidate_images(gpu: GpuOffer, options: Options, *, with_driver: bool) -> t
 
 
 def shielded_config(options: Options) -> dict[str, bool]:
-    """Value of the insert's `shieldedInstanceConfig`; {} if no option asks for one.
+    """Value of the insert's `shieldedInstanceConfig`; {} if none of its options is set.
 
-    If one of the three options is set, all are sent; the others have Google's default: on, except Secure Boot. Raises
-    `UsageError` for integrity monitoring without a vTPM.
+    If Secure Boot, vTPM or integrity monitoring is set, all three are sent, the others with Google's default: on, but
+    Secure Boot off. Raises `UsageError` for integrity monitoring without a vTPM.
     """
     if options.secure_boot is options.vtpm is options.integrity_monitoring is None:
         return {}
@@ -339,7 +339,7 @@ def find_image(images: Sequence[VmImage], compute: Images, *, is_named: bool) ->
         try:
             newest = compute.get_image(image.project, image.name)
         except DeniedError as error:
-            # The insert may still be allowed to use the image.
+            # The user may not look up the image, but perhaps may boot a VM from it.
             notes.append(f"VM image {image.project}/{image.name} could not be looked up: {error}")
             return image, tuple(notes)
         if newest:
@@ -363,7 +363,7 @@ def find_image(images: Sequence[VmImage], compute: Images, *, is_named: bool) ->
 
 
 def _on_vm(spec: RunSpec, gpu: GpuOffer) -> tuple[RunSpec, list[str]]:
-    """The run as a VM does it, and notes on what was changed. Raises `UsageError` for a run that a VM cannot do."""
+    """Spec adapted to a VM, and notes on the changes. Raises `UsageError` for a run that a VM cannot do."""
     notes = list[str]()
     _require(spec.device is not Device.MPS, "a VM has no Apple GPU; got --mps", hint="leave --mps out")
     _require(not spec.compile, f"{NO_COMPILER}; a VM runs one of these images", hint="leave --compile out")
@@ -439,7 +439,7 @@ def _known_prices(
 ) -> dict[str, Price]:
     """Prices by region, from today's list or else from the table; a region without a known price is left out.
 
-    The user's own price (`usd_per_h`) covers everything, in all regions.
+    The user's own price (`usd_per_h`) replaces these prices in all regions, and includes disk and address.
     """
     regions = dict.fromkeys(map(region_of, zones))
     if options.usd_per_h is not None:

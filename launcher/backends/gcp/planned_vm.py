@@ -1,4 +1,4 @@
-"""Planned VM of a launch: its properties, what it may cost, its text for the user, and the request to send. Pure."""
+"""Planned VM of a launch: its properties, what it may cost, its text for the user, and the request. Pure functions."""
 
 import json
 import re
@@ -21,16 +21,16 @@ from workload.contract.spec import Profile, RunSpec
 from workload.contract.text import counted, dollars, minutes, wrapped
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-# Seconds from the insert to a usable driver, as published: 215. Installing the driver adds 7.5 min (5 to 10 min).
+# Published seconds from the insert to a usable driver: 215. Installing a driver takes 5 to 10 min more; 450 s here.
 USABLE_S = {Driver.PREINSTALLED: 215, Driver.NONE: 215, Driver.INSTALL: 665}
-# Assumed seconds: to pull the image, to start a process and measure ceilings, for a step, a profile, a download.
+# Assumed seconds: pulling the image, starting a run (with its measured ceilings), one step, a profile, a download.
 PULL_S, START_S, STEP_S, PROFILE_S, DOWNLOAD_S = 120, 60, 0.3, 180, 60
-# Placeholder in a printed plan for the label that identifies the insert request which made a VM.
+# Placeholder, in a printed plan, for the VM's label with the id of its insert request.
 GIVEN_AT_INSERT = "given-at-insert"
-# Compute Engine may act this much later than maxRunDuration.
+# Compute Engine may delete a VM this many seconds after its maxRunDuration.
 LATE_S = 30
-# A VM costs from insert to deletion. An insert is given up after 180 s (provision.py), the limit counts from the VM's
-# start, and then the VM has up to 90 s to shut down: https://cloud.google.com/compute/docs/instances/stop-vm
+# A VM costs money from insert to deletion. An insert is given up after 180 s (provision.py). The time limit counts from
+# the VM's start. After the limit the VM has 90 s to shut down: https://cloud.google.com/compute/docs/instances/stop-vm
 STARTING_S, STOPPING_S = 180, 90
 AROUND_S = STARTING_S + LATE_S + STOPPING_S
 SECONDS_PER_H = 3600
@@ -53,7 +53,7 @@ REQUEST = "rooflaunch-request"
 
 @dataclass(frozen=True, kw_only=True)
 class VmPlan:
-    """Plan of a launch with its VM. The user reads it as a text; `submit` sends it as a request.
+    """Plan of a launch with its VM. `text` shows the plan to the user; `body` is the request that creates the VM.
 
     `zones`: in the order in which they are tried, the zones named by the user first. `vm_images`: images that the VM
     may boot; the first one that exists is taken. `shielded`: the insert's `shieldedInstanceConfig`. `notes`: what the
@@ -79,7 +79,7 @@ class VmPlan:
 
     @property
     def limit_s(self) -> int:
-        """Seconds from the VM's start until the cloud deletes the VM."""
+        """Time limit: seconds from the VM's start until the cloud deletes the VM."""
         return self.request.limit_s
 
     @cached_property
@@ -172,7 +172,7 @@ class VmPlan:
         labels = {
             "rooflaunch": "launch",
             "rooflaunch-name": self.name,
-            # A duration, not a point in time: a laptop's clock may be hours off, and the cloud dates what it creates.
+            # A duration, no end time: this computer's clock may be hours off, and the cloud records the VM's start.
             LIMIT_LABEL: str(self.limit_s),
         }
         accelerators = {"guestAccelerators": self._accelerators(zone)} if self.gpu.accelerator else {}
@@ -244,7 +244,7 @@ class VmPlan:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for `--dry-run --format json`. `insert`: the request that the first zone would be sent now."""
+        """The plan as a JSON object, for `--dry-run --format json`. Key `insert`: the request for the first zone."""
         zone = self.zones[0]
         price = self.price(zone)
         return {
@@ -287,7 +287,7 @@ class VmPlan:
         return plan
 
     def on_image(self, image: VmImage, notes: tuple[str, ...]) -> "VmPlan":
-        """Copy of the plan whose VM boots `image`, with `notes` before its own notes."""
+        """Copy of the plan whose VM boots `image`, with `notes` before the plan's own notes."""
         driver = self.driver if self.driver is Driver.NONE else image.driver
         return replace(
             self,
@@ -304,13 +304,13 @@ class VmPlan:
         return text_of([*run_rows(self), *_vm(self), *_cost(self)], self.notes, width)
 
     def sent_text(self) -> str:
-        """JSON of the request that `launch gcp` sends to create the VM in the first zone; long texts are shortened."""
+        """Request that creates the VM in the first zone: a line of explanation, then JSON with long texts shortened."""
         request = f"request    instances.insert in {self.zones[0]}; --format json shows its texts in full"
         return f"{request}\n{json.dumps(_short(self), indent=1)}"
 
 
 def _steps_s(spec: RunSpec) -> float:
-    """Estimated seconds for the steps of one run. `spec` must be filled."""
+    """Estimated seconds for the steps of one run. `spec`: result of `RunSpec.filled`, which sets defaults."""
     warmup_s, measured_s = ((steps or 0) * spec.grad_accumulation * STEP_S for steps in (spec.warmup, spec.iterations))
     return warmup_s + max(measured_s, spec.min_seconds or 0.0)
 
@@ -353,7 +353,7 @@ def text_of(rows: Iterable[tuple[str, str]], notes: Iterable[str], width: int | 
 
 
 def run_rows(plan: VmPlan) -> Iterator[tuple[str, str]]:
-    """Rows of a plan's text: the runs that will be done, the files that are sent, and the origin of each option."""
+    """Rows of a plan's text: the runs, the files that are sent, and the origin of each option."""
     spec = plan.spec
     times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, each in its own process"
     profile = "" if spec.profile is Profile.NONE else f", then a profile by {spec.profile}"
@@ -427,7 +427,7 @@ def _cost(plan: VmPlan) -> Iterator[tuple[str, str]]:
 
 
 def _beside(price: Price) -> str:
-    """Suffix of the VM's price: the total with disk and address."""
+    """Text to append to the VM's price: the price with disk and address."""
     if price.disk_usd_per_h is None:
         return ""
     parts = {"disk": price.disk_usd_per_h, "address": price.address_usd_per_h}
@@ -436,7 +436,7 @@ def _beside(price: Price) -> str:
 
 
 def _highest(plan: VmPlan) -> str:
-    """Highest cost over all zones that may be tried, as far as their prices are known."""
+    """Text on the highest cost over all zones that may be tried, as far as their prices are known."""
     if plan.highest_usd is None:
         return "the cost is unknown in every zone that may be tried"
     attempts = plan.submissions

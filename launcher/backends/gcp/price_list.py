@@ -1,13 +1,13 @@
 """Google's price list: the SKUs that make up the price of a VM, as Cloud Billing lists them today.
 
 A SKU is matched by its whole description, its group, its kind of use, its unit and its regions, as SkyPilot's and
-Cyclenerd's collectors of the same list do. If no SKU fits, or two different SKUs fit, the price is
-unknown, never guessed.
-Form: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list
+Cyclenerd's collectors of the same list do. If no SKU fits, or SKUs with different prices fit, the price is unknown,
+never guessed.
+Format of a SKU: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list
 
-Prices never delay a launch: after a few seconds the launch goes on without them, and the answer serves the next launch.
-The list is kept for a day in the cache folder. Any user of a project with the Cloud Billing API may read it; no role is
-needed. google.auth and requests are imported inside functions only.
+A launch waits a few seconds for the list, then goes on without prices; the next launch can use a list that comes later.
+The list is kept for a day in the cache folder. Any user of a project with the Cloud Billing API may request the
+list; no role is needed. google.auth and requests are imported inside functions only.
 """
 
 import json
@@ -38,7 +38,7 @@ EVERYWHERE = "global"
 # Kinds of disk that a launch makes and that are a single SKU. A Hyperdisk is also charged by its speed.
 DISKS = {"pd-balanced": "Balanced PD Capacity"}
 ENDPOINT_VARIABLE = "ROOFLAUNCH_BILLING_ENDPOINT"
-# Longest wait of a launch. The whole list has some 40,000 SKUs, 5,000 to a page.
+# Longest time that a launch waits for the price list, which has about 40,000 SKUs, 5,000 per page.
 WAIT_S = 4.0
 MAX_AGE_S = 24 * 3600.0
 CACHE_SCHEMA = 1
@@ -47,7 +47,7 @@ MAX_CACHE_BYTES = 4_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Sku:
-    """An item of the price list. `usd`: price per unit; with tiers, the highest one."""
+    """An item of the price list. `usd`: price per unit; if the price has tiers, the highest price."""
 
     sku_id: str
     description: str
@@ -60,7 +60,7 @@ class Sku:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedPart:
-    """Conditions that a SKU must meet to count into a price. `text`: pattern of its whole description."""
+    """Conditions that a SKU must meet to count into a price. `text`: regular expression for the whole description."""
 
     text: str
     groups: Collection[str]
@@ -81,7 +81,7 @@ class PriceList:
     read: str
 
     def usd(self, part: PricedPart, region: str) -> float | None:
-        """Price per unit in USD; None if no SKU fits, or two with different prices."""
+        """Price per unit in USD; None if no SKU fits, or if SKUs with different prices fit."""
         fitting = {
             sku.usd for sku in self.skus if part.fits(sku) and (region in sku.regions or EVERYWHERE in sku.regions)
         }
@@ -90,7 +90,7 @@ class PriceList:
     def vm_usd_per_h(self, gpu: GpuOffer, machine: MachineType, count: int, region: str, *, spot: bool) -> float | None:
         """Price of a VM with its GPUs in USD per hour; None if a part is unknown.
 
-        None too for a spot price above the usual one, which means bad data.
+        Also None for a spot price above the on-demand price, because then the list must be wrong.
         """
         usd = self._sum(gpu, machine, count, region, spot=spot)
         usual = self._sum(gpu, machine, count, region, spot=False) if spot else usd
@@ -112,7 +112,7 @@ class PriceList:
         )
 
     def listed(self, gpu: GpuOffer, machine: MachineType, count: int, region: str) -> VmPrice | None:
-        """Row of a price table; None if neither the usual nor the spot price is known."""
+        """On-demand and spot price of a VM, as a row like those of prices.toml; None if neither price is known."""
         usual, spot = (self.vm_usd_per_h(gpu, machine, count, region, spot=is_spot) for is_spot in (False, True))
         if usual is None and spot is None:
             return None
@@ -137,13 +137,13 @@ class PriceList:
 
 
 def vm_parts(gpu: str, series: str, *, spot: bool) -> tuple[PricedPart, PricedPart, PricedPart]:
-    """Price parts for a GPU, a core and a GB of memory. `gpu`, `series`: names as in the SKUs' descriptions."""
+    """Conditions for the SKUs of a GPU, a core and a GB of memory. `gpu`, `series`: names in the SKUs' descriptions."""
     usage, before = (PREEMPTIBLE, "Spot Preemptible ") if spot else (ON_DEMAND, "")
     attached = "attached to Spot Preemptible VMs " if spot else ""
     gpu, series = re.escape(gpu), re.escape(series)
     return (
         PricedPart(text=f"{gpu} {attached}running in .+", groups={"GPU"}, usage=usage, unit=PER_H),
-        # Cores and memory of the N1 are in one group.
+        # The SKUs of cores and of memory of N1 machines are in the same group.
         PricedPart(
             text=f"{before}{series} Instance Core running in .+", groups={"CPU", "N1Standard"}, usage=usage, unit=PER_H
         ),
@@ -157,7 +157,7 @@ def vm_parts(gpu: str, series: str, *, spot: bool) -> tuple[PricedPart, PricedPa
 
 
 def disk_part(kind: str) -> PricedPart:
-    """Price part for a GB of this kind of disk per month.
+    """Conditions for the SKU of a GB of this kind of disk per month.
 
     In most regions the SKU's description names the region; in the oldest regions it does not.
     """
@@ -165,7 +165,7 @@ def disk_part(kind: str) -> PricedPart:
 
 
 def address_part(*, spot: bool) -> PricedPart:
-    """Price part for an external address, with one price in all regions.
+    """Conditions for the SKU of an external address, which has one price in all regions.
 
     The free hours of each month are ignored, because other VMs may have used them.
     """
@@ -207,7 +207,7 @@ def _sku(document: Any) -> Sku | None:
 
 
 def _usd(money: Mapping[str, Any]) -> float:
-    """USD of a google.type.Money: whole units, and billionths of a unit."""
+    """USD of a google.type.Money: `units`, and `nanos` billionths. Raises `ValueError` for other currencies."""
     if money.get("currencyCode", "USD") != "USD":
         raise ValueError("not in USD")
     return int(money.get("units") or 0) + int(money.get("nanos") or 0) / 1e9
@@ -223,7 +223,7 @@ class PriceLookup:
 
 
 def cached(now_s: float) -> PriceLookup:
-    """Price list that was read within a day, without any request; empty if there is none."""
+    """Price list from the cache, at most a day old. The field `prices` is None if there is none."""
     with suppress(OSError, ValueError, TypeError, LookupError):
         path = _cache_file()
         if path.stat().st_size <= MAX_CACHE_BYTES:
@@ -260,7 +260,7 @@ def current(
 
 
 def _connect(project: str) -> Services:
-    """Client for Cloud Billing; for the address in `ENDPOINT_VARIABLE`, if that is set, without credentials."""
+    """Client for Cloud Billing. If `ENDPOINT_VARIABLE` is set: client for that address, without credentials."""
     if not os.environ.get(ENDPOINT_VARIABLE):
         return services.connect(project)
     import requests  # noqa: PLC0415 - loaded only when it is needed

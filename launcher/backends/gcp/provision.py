@@ -1,4 +1,4 @@
-"""Get from a plan to a running VM, zone after zone within one time budget; and delete a VM, with confirmation.
+"""Start the VM of a plan, trying zone after zone within a time budget; and delete a VM and confirm the deletion.
 
 Quotas are read first, which takes under a second; learning them from a failed insert takes 30 s. After any failure no
 VM of the launch is left: each failed or interrupted insert is followed by a look-up of the VM's name.
@@ -27,21 +27,21 @@ from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError
 from workload.storage.store import UnreachableError
 
 BUDGET_S = 600.0
-# A stockout is reported within 30 s, and a VM that can be had runs within a minute.
+# Limit for an insert: a lack of machines is reported within 30 s; a VM runs within a minute.
 OPERATION_S = 180.0
 # Seconds between look-ups of the VM itself while its operation is under way.
 LOOK_EVERY_S = 10.0
-# Seconds that an operation has to finish if it is under way when the budget ends.
+# When the time budget ends, an operation that is under way has at least so many seconds left.
 LAST_CHANCE_S = 30.0
 REMOVE_S = 180.0
 DELETION_S = 60.0
 PAUSE_S = 3.0
-# An insert whose answer was lost may still create its VM.
+# After an insert whose answer was lost, check this long that no VM exists: the insert may still create one.
 SETTLE_S = 9.0
 GLOBAL_QUOTA = "GPUS_ALL_REGIONS"
 RUNNING = "RUNNING"
 
-# Our own codes, in addition to Compute Engine's.
+# Our own error codes, in addition to Compute Engine's.
 TOOK_TOO_LONG = "TOOK_TOO_LONG"
 PREEMPTED = "PREEMPTED"
 DELETED = "DELETED"
@@ -54,7 +54,7 @@ _EVERYWHERE = re.compile(r"globally|ALL[_-]REGIONS", re.IGNORECASE)
 
 
 class Scope(StrEnum):
-    """Where a failure rules out further attempts. `fatal`: no attempt would succeed anywhere."""
+    """Part of the cloud in which a failure rules out further attempts. `fatal`: no attempt can succeed anywhere."""
 
     ZONE = "zone"
     REGION = "region"
@@ -71,10 +71,10 @@ def provision(
     sleep: Callable[[float], None],
     on_event: Callable[[str], None],
 ) -> Submitted:
-    """Start a VM for the plan in the first zone that has one; return it once it runs.
+    """Start the plan's VM in the first zone with a free machine; return the VM once it runs.
 
-    `budget_s`: no insert starts later than this many seconds after the beginning. Raises `NoCapacityError` with
-    everything that was tried, `ToolError` for an error of any other kind. After an error or an interrupt no VM is left.
+    `budget_s`: no insert starts later than this many seconds after the beginning. Raises `NoCapacityError`,
+    which names every attempt, and `ToolError` for other errors. After an error or an interrupt no VM is left.
     """
     return _Provisioning(plan, compute, budget_s=budget_s, now=now, sleep=sleep, on_event=on_event).run()
 
@@ -128,7 +128,7 @@ def _delete(compute: Compute, zone: str, name: str, wait_s: float) -> tuple[bool
 
 
 class _Provisioning:
-    """Attempts of one launch to get a VM, zone by zone, and what each attempt has shown."""
+    """Attempts of one launch to start its VM, zone by zone, with the results so far."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class _Provisioning:
         return allowed
 
     def _fits(self, where: str, quotas: Mapping[str, Quota | None]) -> bool:
-        """Whether one of the quotas may have room for the VM; if not, report their limits and usage to the user."""
+        """Whether one of `quotas` may have room for the VM; if not, report the quotas' limits and usage to the user."""
         wanted = self._plan.request.gpu_count
         known = {metric: quota for metric, quota in quotas.items() if quota is not None}
         if len(known) < len(quotas) or any(quota.remaining >= wanted for quota in known.values()):
@@ -231,7 +231,7 @@ class _Provisioning:
     # One zone.
 
     def _try(self, zone: str) -> Instance | None:
-        """Start the VM in this zone; return it once it runs. None, with no VM left, if another zone is to be tried."""
+        """Start the VM in this zone and return it once it runs. If the attempt fails, remove the VM and return None."""
         asked_s = self._now()
         self._on_event(f"{zone}: asking for {self._what()}")
         try:
@@ -260,7 +260,7 @@ class _Provisioning:
             self._require_ours(zone, request_id)
             return self._await_running(zone)
         except RooflaunchError as error:
-            # Any answer is a refusal; without an answer the VM may still be created.
+            # An error that Compute Engine answered means that there is no VM; without an answer there may be one.
             self._may_live = isinstance(error, UnreachableError)
             raise
         faults = self._await_operation(operation)
@@ -270,7 +270,7 @@ class _Provisioning:
         return self._await_running(zone, limit_s=0.0 if faults is None else None)
 
     def _await_operation(self, operation: Operation) -> tuple[OperationFault, ...] | None:
-        """Faults of the operation; () once the VM runs; None if neither happens in time.
+        """Wait for the insert. Returns the operation's faults, () once the VM runs, None if neither happens in time.
 
         An operation may stay unfinished for ever while its VM runs, does its work and deletes itself.
         """
@@ -285,9 +285,9 @@ class _Provisioning:
         return None
 
     def _require_ours(self, zone: str, request_id: str) -> None:
-        """Raise `ToolError` if the VM is not of this launch: then it must not be deleted.
+        """Raise `ToolError` if the VM of this name belongs to another launch, and must not be deleted.
 
-        A 409 after a repeated insert means that the first one worked.
+        Called after a 409. If the VM is ours, the first insert worked, and the 409 answers a repetition.
         """
         vm = self._compute.get(zone, self._name)
         if vm is not None and vm.request_id != request_id:
@@ -297,7 +297,7 @@ class _Provisioning:
             )
 
     def _await_running(self, zone: str, *, limit_s: float | None = None) -> Instance | tuple[OperationFault, ...]:
-        """The VM once it runs, or the faults that prevent it."""
+        """Wait until the VM runs; return the VM, or the reason why it does not run."""
         end_s = self._now() + (self._patience_s() if limit_s is None else limit_s)
         while (vm := self._compute.get(zone, self._name)) is not None and vm.status in STARTING:
             if self._now() >= end_s:
@@ -320,7 +320,7 @@ class _Provisioning:
     # After a failure.
 
     def _clear(self, zone: str, faults: tuple[OperationFault, ...]) -> None:
-        """Make sure that no VM is left. An operation can fail, or report nothing found, while the VM lives."""
+        """Remove a VM that an attempt may have left: an operation can fail although its VM exists."""
         uncertain = any(fault.code in BUSY for fault in faults)
         if not uncertain and self._compute.get(zone, self._name) is None:
             return
@@ -331,7 +331,7 @@ class _Provisioning:
     def _abandon(self, zone: str) -> None:
         """Remove the VM that an insert may have made.
 
-        Errors are only reported: the exception being raised matters more.
+        Errors of the removal are only reported to the user, because the caller is already raising an exception.
         """
         self._on_event(f"{zone}: checking that no VM is left")
         try:
@@ -349,7 +349,7 @@ class _Provisioning:
         return f"VM '{self._name}' in {zone} is not confirmed to be gone (the cloud deletes it at its time limit)"
 
     def _learn(self, zone: str, faults: tuple[OperationFault, ...]) -> None:
-        """Record which zones are still worth trying after a failure; raise if none is."""
+        """Learn from a failure which zones the cloud suggests and which would fail; raise if none can succeed."""
         self._suggested += [zone for fault in faults for zone in fault.zones_available if zone not in self._suggested]
         match reach(faults):
             case Scope.ZONE:

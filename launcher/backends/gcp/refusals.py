@@ -1,4 +1,4 @@
-"""Compute Engine's failures as errors of ours: exceptions of the client and its libraries, and error answers."""
+"""Turns failures into our errors: exceptions of Compute Engine's client and its libraries, and error answers."""
 
 import http
 import os
@@ -21,7 +21,7 @@ TOO_MANY, UNAVAILABLE = 429, 503
 # Maximum length of an answer that a message quotes.
 MAX_MESSAGE_CHARS = 1000
 BUSY = (TOO_MANY, 500, 502, UNAVAILABLE, 504)
-# A zone without the machine answers with one of these codes, or with one of these texts.
+# Codes for a zone without a free machine, quota or this machine type; the patterns find messages of the same meaning.
 STOCKOUT = "ZONE_RESOURCE_POOL_EXHAUSTED"
 QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
 NOT_IN_ZONE = "NOT_IN_ZONE"
@@ -31,10 +31,10 @@ _NOT_IN_ZONE_TEXT = re.compile(
 _STOCKOUT_TEXT = re.compile(
     r"ZONE_RESOURCE_POOL_EXHAUSTED|does not have enough resources|resource pool exhausted", re.IGNORECASE
 )
-# Compute Engine's two texts for a network in custom mode, whose subnetworks the user creates.
+# Compute Engine's two messages when a network in custom mode needs `--subnetwork`.
 _CUSTOM_MODE_TEXT = re.compile(r"custom subnet ?mode|must specify a subnet", re.IGNORECASE)
 _CONSTRAINT = re.compile(r"\bconstraints/[A-Za-z.]+")
-# Policies of an organisation that may refuse a VM, and cures: options of `launch gcp` where one helps.
+# Policies of an organisation that may refuse a VM, each with the options of `launch gcp` that help.
 SHIELDED_VM = "constraints/compute.requireShieldedVm"
 TRUSTED_IMAGES = "constraints/compute.trustedImageProjects"
 _POLICY_CURES = {
@@ -46,7 +46,7 @@ _POLICY_CURES = {
 
 
 class AlreadyThereError(ToolError):
-    """A VM of that name exists in the zone, perhaps made by an earlier try of the same request."""
+    """A VM of the requested name exists in the zone, perhaps made by an earlier try of the same request."""
 
 
 class DeniedError(ToolError):
@@ -103,7 +103,7 @@ def translated(service: Service, error_of_answer: Callable[[Any], RooflaunchErro
     try:
         yield
     except json_format.ParseError as error:
-        # json_format makes a ParseError of every exception: also of a Ctrl-C while it reads an answer.
+        # json_format raises a ParseError for any exception while it reads an answer, even for a Ctrl-C.
         raise_if_interrupted()
         raise foreign_answer(service.name, service.address) from error
     except api.GoogleAPICallError as error:
@@ -140,7 +140,7 @@ def explained(error: Any, project: str, method: str) -> RooflaunchError:
 
 
 def refused_for_good(message: str) -> ToolError | None:
-    """Error with its cure if a policy or a missing subnetwork refuses the VM in every zone; else None."""
+    """Error with a hint, if `message` shows that a policy or a missing subnetwork prevents the VM in all zones."""
     broken = list(dict.fromkeys(_CONSTRAINT.findall(message)))
     if broken:
         cures = [_POLICY_CURES[name] for name in broken if name in _POLICY_CURES]
@@ -163,7 +163,7 @@ def refused_for_good(message: str) -> ToolError | None:
 
 
 def _all_messages(error: Any) -> str:
-    """Every message of an answer: one insert may break several policies."""
+    """All messages of an error answer, joined; an insert that breaks several policies gets one for each policy."""
     messages = [str(item.get("message", "")) for item in error.errors if isinstance(item, Mapping)]
     return "; ".join(dict.fromkeys([message_of(error), *filter(None, messages)]))[:MAX_MESSAGE_CHARS]
 

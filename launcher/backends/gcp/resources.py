@@ -17,14 +17,14 @@ STARTING = frozenset({"PROVISIONING", "STAGING"})
 REPAIRING = "REPAIRING"
 # States of a VM that a host error or a person has stopped.
 STOPPED = frozenset({"STOPPED", "TERMINATED", "SUSPENDED"})
-# Warnings of a list that lacks zones. Other warnings do not matter, such as the one for a zone without resources.
+# Codes of warnings that a list lacks zones. Other warnings, such as NO_RESULTS_ON_PAGE, do not matter.
 GAPS = ("UNREACHABLE", "PARTIAL_SUCCESS")
 REQUEST_LABEL = "rooflaunch-request"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """An operation of the cloud in a zone, which can be waited for."""
+    """An operation in a zone, such as creating a VM; `Compute.wait` waits for its end."""
 
     name: str
     zone: str

@@ -1,7 +1,8 @@
-"""Client for the services of Google Cloud that are asked over plain REST, for `launch doctor gcp` and for prices.
+"""Client for services of Google Cloud, over plain REST; used by `launch doctor gcp` and for prices.
 
-Service Usage, Artifact Registry, IAM, Resource Manager and Cloud Billing have client libraries that nothing else here
-would need. google.auth and requests are imported inside functions only. No request changes anything.
+The client libraries for Service Usage, Artifact Registry, IAM, Resource Manager and Cloud Billing are not used, because
+no other part of this program would need them. google.auth and requests are imported inside functions only. No request
+changes anything.
 """
 
 import urllib.parse
@@ -134,7 +135,7 @@ class Services:
         host = urllib.parse.urlsplit(url).hostname or url
         for attempt in range(1, ATTEMPTS + 1):
             response = self._request(method, url, host, content)
-            # Too many requests, or a server error: both are temporary.
+            # 429 (too many requests) and server errors are temporary, so the request is repeated.
             if attempt == ATTEMPTS or not (response.status_code == 429 or response.status_code >= 500):  # noqa: PLR2004
                 break
         match response.status_code:

@@ -1,7 +1,7 @@
 """Settings of Google Cloud: project, bucket, repository, service account, network, and the origin of each.
 
-Each is an option, a variable `ROOFLAUNCH_<NAME>`, a key of the `[gcp]` table of rooflaunch.toml, or derived from the
-project. The project itself may come from the user's application-default credentials.
+Each setting comes from an option, a variable `ROOFLAUNCH_<NAME>`, a key of the `[gcp]` table of rooflaunch.toml, or
+the project's name. The project itself may come from the user's application-default credentials.
 """
 
 import re
@@ -66,7 +66,7 @@ class Settings:
     subnetwork: str | None = None
 
     def to_json(self) -> dict[str, str | None]:
-        """Plain values by field name."""
+        """Settings by field name."""
         return asdict(self)
 
 
@@ -80,7 +80,7 @@ def resolve_settings(
     *,
     default_project: Callable[[], str | None],
 ) -> tuple[Settings, Mapping[str, str]]:
-    """The settings, and the origin of each by name. `default_project` is called only if nothing else names a project.
+    """Settings, and the origin of each by name. `default_project` is called only if no other source names a project.
 
     Raises `UsageError` for a value that breaks its rule, an unknown key of the table, and a missing project.
     """
@@ -102,7 +102,7 @@ def resolve_settings(
 def _first(
     name: str, options: Mapping[str, str | None], environment: Mapping[str, str], table: Mapping[str, object]
 ) -> tuple[Origin, str] | None:
-    """The strongest source that has the setting, and its checked value; None if no source has it."""
+    """First source that has the setting, and the checked value; None if option, environment and `table` lack it."""
     variable = ENVIRONMENT_PREFIX + name.upper()
     example = RULES[name][2]
     sources: list[tuple[Origin, object, str, str]] = [
@@ -146,7 +146,7 @@ def _defaults(project: str) -> dict[str, str]:
 
 
 def _from_config(path: Path) -> Mapping[str, object]:
-    """The `[gcp]` table. Everything else in the file is read and checked by `workload.contract.spec`."""
+    """Table `[gcp]` of a TOML file; {} if absent. Other parts of the file are read by `workload.contract.spec`."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get(TABLE, {})
     except FileNotFoundError:

@@ -47,7 +47,7 @@ class Element:
         """None: waiting in the queue costs nothing, so costs count from the start of the script."""
 
     def deleted_s(self) -> float | None:
-        """Time when Slurm ends the job at its limit, in seconds since 1970; None if Slurm did not tell."""
+        """Time when Slurm ends the job at its limit, in seconds since 1970; None if unknown."""
         end = self.variables.get("ROOFLAUNCH_END_S", "")
         return float(end) if end.isdigit() else None
 
@@ -55,14 +55,14 @@ class Element:
         """Whether Slurm takes the node away (preemption, requeue, node failure); False if a user cancelled the job."""
         return bool(self._taken())
 
-    def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
+    def await_preemption(self, wait: Callable[[float], bool]) -> bool:
         """Return False without waiting, because Slurm announces a preemption by a signal."""
-        del is_over
+        del wait
         return False
 
     def comes_back(self) -> bool:
         """Whether Slurm requeues the job; False after a preemption if the partition cancels preempted jobs."""
-        # The agent has checked the request by the rules of its fields.
+        # The agent has already checked every field of the request.
         options = json.loads(self.request()).get("options", {})
         is_cancelled = self._taken() == "PREEMPTION" and options.get("preempted") == "CANCEL"
         return bool(options.get("requeue")) and not is_cancelled
@@ -71,7 +71,7 @@ class Element:
         """Do nothing: the heartbeat in the store reports the phases of a start."""
 
     def facts(self, request: "Request") -> Mapping[str, Any]:
-        """No cloud facts; the trainer reads Slurm's own variables."""
+        """Always empty: the trainer itself reads Slurm's variables, and there are no facts of a cloud."""
         del request
         return {}
 
@@ -86,7 +86,7 @@ class Element:
 
 
 def this_machine() -> Element:
-    """Element that this process belongs to."""
+    """Element of the job array in which this process runs."""
     home = Path(__file__).resolve().parent
     log = home.parents[1] / "launches" / home.name / "startup.log"
     start = log.stat().st_size if log.exists() else 0

@@ -37,8 +37,9 @@ SUBMIT_LIMIT_S = 120.0
 LATE_S = 600.0
 # Slurm's default of MaxArraySize: https://slurm.schedmd.com/slurm.conf.html#OPT_MaxArraySize
 USUAL_ARRAY_SIZE = 1001
-# Program for any machine reached over ssh: it reports facts and receives our code.
-ANY_MACHINE = "launcher/backends/ssh/remote.py"
+# Programs that run on the login node: one for any machine reached over ssh reports facts and receives our code, the
+# other asks Slurm.
+SSH_PROGRAM = "launcher/backends/ssh/remote.py"
 SLURM_PROGRAM = "launcher/backends/slurm/remote.py"
 # Slurm's states of a job: see squeue(1), JOB STATE CODES. Any state in neither table counts as running. In COMPLETING,
 # the job's processes may still be ending.
@@ -94,7 +95,7 @@ class LoginNode:
         within_s: float = QUESTION_LIMIT_S,
         **question: Any,
     ) -> dict[str, Any]:
-        """Send the request `do`; return the answer. Raises `UnreachableError` if Slurm or the login node is silent."""
+        """Send the request `do`; return the answer. Raises `UnreachableError` if Slurm or the node does not answer."""
         self._calls[do] += 1
         asked = {"do": do, "root": self.cluster.root, **question}
         if self._connection is None:
@@ -114,6 +115,7 @@ class LoginNode:
         if self._connection is None:
             return time.time()
         if self._offset_s is None:
+            # The answer itself is not used: every answer carries the node's clock.
             self.ask("output", name="none", start=0)
         assert self._offset_s is not None
         return self._monotonic() + self._offset_s
@@ -160,13 +162,13 @@ class SlurmMachines:
         return self.node.now_s()
 
     def submit(self, plan: SlurmPlan, tell: Tell) -> Submitted:
-        """Submit an array of one element."""
+        """Submit an array of one element, which runs the plan's launch."""
         return self.submit_together([plan], tell)
 
     def submit_together(self, plans: Sequence[SlurmPlan], tell: Tell) -> Submitted:
-        """Submit all plans of one place in one array, or in several if the cluster limits the size of an array.
+        """Submit plans for one cluster as one array, or as several if the cluster limits the size of an array.
 
-        Returns machines in the order of the plans. Submitting again returns the elements that exist.
+        Returns machines in the order of the plans. Plans that were submitted before are not submitted again.
         """
         tell(f"submitting to Slurm on {self.place}")
         most = max(1, (plans[0].most_elements or USUAL_ARRAY_SIZE) - 1)
@@ -233,12 +235,12 @@ class SlurmMachines:
         return Output(text=text.decode(errors="replace"), next_start=start + len(text))
 
     def phases(self, machine: Machine) -> Mapping[str, str]:
-        """Empty: the heartbeat, which has the phases, comes within a second of the start."""
+        """Always empty: the heartbeat, which reports the phases, begins within a second of the launch's start."""
         del machine
         return {}
 
     def leftovers(self) -> Listing[Leftover]:
-        """Jobs past their time limit that Slurm did not end."""
+        """Jobs that still run after their time limit, because Slurm did not end them."""
         now_s, listing = self.now_s(), self.look()
         leftovers = [
             Leftover(

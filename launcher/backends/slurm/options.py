@@ -41,7 +41,7 @@ class Software(StrEnum):
 
 
 def time_s(text: str) -> int:
-    """Parse a time limit as sbatch does, in seconds. Raises `UsageError` for any other text."""
+    """Seconds of a time limit in one of sbatch's formats. Raises `UsageError` for other text."""
     parts = TIME.fullmatch(text)
     seconds = 0
     if parts:

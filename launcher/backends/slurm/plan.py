@@ -27,7 +27,7 @@ OURS = ("--array", "--job-name", "--output", "--error", "--open-mode", "--time",
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+#-]{0,511}")
 FILE = re.compile(r"(?:~/|/)[^\x00-\x1f\x7f]{1,1023}")
 TEXT_COLUMN = 11
-# Events after which Slurm restarts a job with --requeue, by the PreemptMode of the job's partition ("": not yet known).
+# Text on when Slurm restarts a job with --requeue, by the PreemptMode of the job's partition ("": not yet known).
 RESTARTS = {
     "": "a node's failure, and after a preemption unless its partition cancels preempted jobs",
     "REQUEUE": "a preemption or a node's failure",
@@ -52,7 +52,7 @@ class Cluster:
 class SlurmPlan:
     """Plan of a launch; `node`, `gres` and `site` are final only after the cluster was contacted.
 
-    `zone`: the partition, if one was named. `after`: job number of a check that must succeed first.
+    `after`: job number of the check of a node that must succeed before this job starts; empty without such a check.
     """
 
     request: Request
@@ -68,7 +68,7 @@ class SlurmPlan:
 
     @property
     def submissions(self) -> int:
-        """1, because Slurm itself starts a preempted job again."""
+        """Always 1, because Slurm itself starts a preempted job again."""
         return 1
 
     @property
@@ -78,7 +78,7 @@ class SlurmPlan:
 
     @property
     def spec(self) -> RunSpec:
-        """Options of the run."""
+        """Spec of the run."""
         return RunSpec.from_json(self.request.spec)
 
     def renamed(self, request: Request) -> "SlurmPlan":
@@ -119,11 +119,11 @@ class SlurmPlan:
         return f"the nodes' own {self.node.python}"
 
     def sent_text(self) -> str:
-        """Script for sbatch."""
+        """Script that `sbatch` would read to submit this job."""
         return job_script([self.request], self.options, self.node, gres=self.gres)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for `--dry-run --format json`."""
+        """The plan as a JSON object, for `--dry-run --format json`."""
         return {
             "host": self.cluster.place,
             "site": self.site,
@@ -145,7 +145,7 @@ def make_plan(
     token: str,
     task: Task | None,
 ) -> SlurmPlan:
-    """Make the draft, before the cluster is contacted. Raises `UsageError` for invalid options."""
+    """Make the draft of a plan, without contacting the cluster. Raises `UsageError` for invalid options."""
     spec, partitions = resolved.spec, (options.partition or "").split(",")
     _check(options, spec)
     request = Request(
@@ -167,7 +167,7 @@ def make_plan(
 
 
 def _recorded(options: Options, cluster: Cluster) -> dict[str, Any]:
-    """Options to store in the launch's record; only values that are single words or lists of words."""
+    """Options to store in the launch's record. A text that is not a word or a list of words is left out."""
     values: dict[str, Any] = {
         "host": cluster.login.host if cluster.login else "",
         "account": options.account or "",

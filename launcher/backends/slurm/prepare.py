@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from launcher.backends.slurm import site as sites
-from launcher.backends.slurm.machines import ANY_MACHINE, LoginNode, SlurmMachines
+from launcher.backends.slurm.machines import SSH_PROGRAM, LoginNode, SlurmMachines
 from launcher.backends.slurm.options import Options, Software
 from launcher.backends.slurm.plan import USUAL_GRES, USUAL_PYTHON, Cluster, SlurmPlan
 from launcher.backends.slurm.refusals import explained
@@ -35,7 +35,7 @@ CHECKED_FOR_S = 24 * 3600.0
 
 
 def node_of(cluster: Cluster, options: Options) -> NodeSoftware:
-    """Software on the nodes for a draft, without contacting the cluster."""
+    """Software on the nodes, as far as it can be decided without contacting the cluster; for the draft of a plan."""
     code, guest = _code(), source_of(GUEST)
     python = options.python or USUAL_PYTHON
     # On a login node, the launcher's own environment is usually in a folder that the compute nodes see.
@@ -69,7 +69,7 @@ def _hash(content: bytes) -> str:
 
 
 def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
-    """Make the final plan. Raises `UsageError` or `ToolError` if the cluster cannot run the job."""
+    """Make the final plan from the draft. Raises `UsageError` or `ToolError` if the cluster cannot run the job."""
     login_node, options = machines.node, draft.options
     site = sites.look_at(login_node)
     partitions = site.partitions_named(options.partition)
@@ -85,7 +85,7 @@ def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
     )
     _send(login_node, software_there)
     launched = datetime.fromtimestamp(machines.now_s(), UTC)
-    # CANCEL in one of several partitions decides: a job that may be cancelled must record how it ended.
+    # CANCEL if any of the job's partitions cancels preempted jobs: such a job must record its own end.
     is_cancelled = any(partition.preempted == "CANCEL" for partition in partitions)
     preempted = "CANCEL" if is_cancelled else next((partition.preempted for partition in partitions), "")
     request = replace(
@@ -119,7 +119,7 @@ def _usual_gres(draft: SlurmPlan, partitions: tuple[Partition, ...]) -> str:
 
 
 def _software(site: Site, options: Options, python: str) -> tuple[Software, str]:
-    """Container software (`NONE` without an image; for `auto`, the cluster's), and text on what runs the job."""
+    """Container software to use, and a text on what runs the job. Without an image, the software is `NONE`."""
     if not options.image:
         return Software.NONE, f"the nodes' own {python}"
     requested = options.container
@@ -147,7 +147,7 @@ def _software(site: Site, options: Options, python: str) -> tuple[Software, str]
 
 def _send(login_node: LoginNode, node: NodeSoftware) -> None:
     """Send our code and guest.py, unless the cluster has them."""
-    facts = login_node.ask("facts", program=ANY_MACHINE, python=USUAL_PYTHON, code=node.code, labels=[])
+    facts = login_node.ask("facts", program=SSH_PROGRAM, python=USUAL_PYTHON, code=node.code, labels=[])
     if not facts["is_writable"]:
         raise ToolError(
             f"no permission to write to {node.root} on {login_node.cluster.place}",
@@ -156,7 +156,7 @@ def _send(login_node: LoginNode, node: NodeSoftware) -> None:
     if not facts["has_code"]:
         code = _code()
         login_node.ask(
-            "code", program=ANY_MACHINE, payload=code, within_s=TRANSFER_LIMIT_S, code=node.code, size=len(code)
+            "code", program=SSH_PROGRAM, payload=code, within_s=TRANSFER_LIMIT_S, code=node.code, size=len(code)
         )
     login_node.ask("put", path=node.guest, text=source_of(GUEST))
 
@@ -176,7 +176,7 @@ def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
     if "refused" in begun and not options.sbatch:
         raise explained(begun["refused"], machines.place)
     if "refused" in begun:
-        # A rule of the site may require an option that only the job has, not the check. Submitting the job decides.
+        # The site may require an option that the user gave for the job by --sbatch, which the check leaves out.
         note = f"no node was checked first: {explained(begun['refused'], machines.place)}"
         return replace(plan, notes=(*plan.notes, note))
     job = str(begun["job"])
@@ -196,7 +196,7 @@ def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
 
 
 def _awaited(login_node: LoginNode, name: str, job: str) -> dict[str, Any]:
-    """Wait for a check by short requests, so that Ctrl-C works. The answer's `waits`: the check has not ended."""
+    """Wait for a check by short requests, so that Ctrl-C works. Key `waits` of the result: the check has not ended."""
     answer: dict[str, Any] = {}
     for _ in range(math.ceil(CHECK_S / LOOK_S)):
         answer = login_node.ask("await", name=name, job=job, wait_s=min(LOOK_S, CHECK_S))

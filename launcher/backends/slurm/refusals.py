@@ -58,7 +58,7 @@ REFUSALS = (
     Refusal(
         pattern="MaxSubmit|job submit limit|QOS policy|Job violates accounting",
         meaning="you have reached your limit of jobs, or ask for more than you may use",
-        hint="wait until some jobs have ended (squeue), or fewer --repeats or a shorter --time",
+        hint="wait until some jobs have ended (squeue shows them), or use fewer --repeats or a shorter --time",
         error=NoCapacityError,
     ),
     Refusal(
@@ -95,7 +95,7 @@ SLURMS_OWN = re.compile(
 def explained(message: str, place: str) -> RooflaunchError:
     """Error for a refusal by sbatch, with sbatch's message quoted.
 
-    Messages of a site's own plugin come first, because they tell more than Slurm's reason.
+    If a plugin of the site refused the job, the plugin's messages come before Slurm's own reason, which says less.
     """
     lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in message.splitlines()]
     lines = list(dict.fromkeys(line for line in lines if line))

@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# Limit for one program: a busy controller answers late, and squeue itself gives up after a while.
+# Limit for one program: Slurm's controller answers late when it is busy.
 TOOL_LIMIT_S = 50
 # Most arrays in one call of `sacct`.
 MOST_JOBS = 200
@@ -73,7 +73,7 @@ class SlurmSilent(Exception):  # noqa: N818 - an answer, not an error of this pr
 
 
 def tool(*words: str, stdin: str = "") -> tuple[int, str, str]:
-    """Run a program in a session of its own (Ctrl-C does not end it). Returns exit code, output and errors."""
+    """Run a program in its own session, so that Ctrl-C does not end it. Returns exit code, stdout and stderr."""
     environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}
     try:
         done = subprocess.run(
@@ -180,7 +180,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def submit(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Submit the array to Slurm, unless it was submitted before. `refused`: sbatch's message if it refuses the job."""
+    """Submit an array to Slurm, unless Slurm has it already. Key `refused` of the answer: sbatch's refusal."""
     array, names = question["array"], question["names"]
     folder = root / "arrays" / array
     folder.mkdir(parents=True, exist_ok=True)
@@ -195,7 +195,7 @@ def submit(root: Path, question: dict[str, Any]) -> dict[str, Any]:
             home.mkdir(parents=True, exist_ok=True)
             record.mkdir(parents=True, exist_ok=True)
             (home / "element").write_text(f"{array} {index}\n")
-            # Slurm writes through the link, so that the launch's log also has the messages of Slurm's daemons.
+            # The job's output file is a link to the launch's log, so messages of Slurm's daemons are in that log too.
             log = folder / f"{index}.log"
             if not log.is_symlink():
                 (record / "startup.log").touch()
@@ -228,7 +228,7 @@ def in_slurm(array: str) -> str:
 
 
 def check(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Submit a short job that records what a compute node sees of our folder."""
+    """Submit a check: a short job that records what a compute node sees of our folder."""
     folder = root / "checks"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / (question["name"] + ".token")).write_text(question["name"])
@@ -240,7 +240,7 @@ def check(root: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def await_check(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Wait at most `wait_s` seconds for the output of a check; `waits`: the check is still in the queue, or runs."""
+    """Wait at most `wait_s` seconds for a check's output. Key `waits` of the answer: the check is queued or runs."""
     job, answer = question["job"], root / "checks" / (question["name"] + ".answer")
     until_s = time.monotonic() + question["wait_s"]
     while True:
@@ -321,7 +321,7 @@ class Arrays:
         self.names: dict[str, list[str]] = {}
 
     def elements(self, array: str) -> list[str]:
-        """Names of an array's launches, by element; empty if our folder has no record of the array."""
+        """Names of an array's launches, in the order of elements; empty if our folder has no record of the array."""
         if array not in self.names:
             self.names[array] = []
             with suppress(OSError):

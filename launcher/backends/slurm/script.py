@@ -1,4 +1,4 @@
-"""Script for sbatch: readable, and submitted by us or by hand. Pure functions.
+"""Makes the script for sbatch, which people can read and submit by hand too. Pure functions.
 
 The script has the request of each element in a line of its own, so a job needs only the script and our code in the
 shared folder.
@@ -13,7 +13,7 @@ from launcher.backends.slurm.options import Options, Software, time_text
 from launcher.protocol.records import Request
 
 CHECK_LIMIT_S = 300
-# Check of the cluster's Python, in one line of a shell.
+# Program that checks the cluster's Python; a single line, for use in a shell.
 PROBE = (
     "import importlib.metadata as m, sys; "
     "has = {d.metadata['Name'].lower() for d in m.distributions() if d.metadata['Name']}; "
@@ -28,7 +28,8 @@ class NodeSoftware:
     """Software on a compute node; `root`: our folder, absolute or below the user's home (`~/…`).
 
     `code`: name of our code's version in our folder. `guest`: name of guest.py in our folder; the job copies this file
-    to landlord.py, and the agent asks it about Slurm. `apptainer`: the program, `singularity` on older clusters.
+    to landlord.py, which the agent imports for facts from Slurm. `apptainer`: name or path of the program
+    apptainer or singularity.
     """
 
     root: str
@@ -55,9 +56,9 @@ def sbatch_words(options: Options, *, gres: str) -> list[str]:
 
 
 def job_script(requests: Sequence[Request], options: Options, node: NodeSoftware, *, gres: str) -> str:
-    """Script of an array with one element for each request; the array is named after the first one."""
+    """Script of an array with one element for each request; the array has the first request's name."""
     name = requests[0].name
-    # sbatch does not expand `~` in its options. A folder below the home is relative: sbatch is called in the home.
+    # sbatch does not expand `~`, and is called in the user's home: a folder below the home becomes a relative path.
     folder = f"{node.root.removeprefix('~/')}/arrays/{name}"
     at_a_time = "" if options.at_a_time is None else f"%{options.at_a_time}"
     words = [

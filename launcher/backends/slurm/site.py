@@ -34,7 +34,7 @@ class Gpus:
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """Partition; `limit_s`: longest time of a job; `preempted`: Slurm's PreemptMode (fate of a preempted job)."""
+    """Partition. `limit_s`: time limit of jobs; `preempted`: Slurm's PreemptMode, such as REQUEUE or CANCEL."""
 
     name: str
     is_default: bool

@@ -55,11 +55,11 @@ class Keeper:
             signal.signal(number, self.on_signal)
 
     def on_signal(self, number: int, _: object) -> None:
-        """Remember a request to end (SIGTERM, SIGINT); SIGCHLD only wakes the main loop."""
+        """Handle a signal: SIGTERM and SIGINT request the job's end; SIGCHLD only wakes the main loop."""
         self.must_end = self.must_end or number != signal.SIGCHLD
 
     def run(self) -> None:
-        """Run the job, up to the end of every process that was started."""
+        """Run the job until each of its processes has ended."""
         now = datetime.now(timezone.utc)
         state: dict[str, Any] = {
             "pid": os.getpid(),
@@ -82,21 +82,24 @@ class Keeper:
             if code == 0 or time.monotonic() >= self.end_s:
                 break
             say(f"the agent ended with exit code {code}")
-        self.remove_stored()
+        self.remove_uploaded_and_data()
         leave_group(self.group)
 
     def run_agent(self) -> int:
         """Run the agent until it ends, its time is up, or an end is requested. Returns the agent's exit code."""
-        # The agent holds the job's locks too, so that a job whose keeper was killed still counts as running.
         environment = {**os.environ, **self.job["environment"], MARK: str(self.home)}
-        paths = [paths["PYTHONPATH"] for paths in (self.job["environment"], os.environ) if paths.get("PYTHONPATH")]
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        sources = (self.job["environment"], os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(
+            variables["PYTHONPATH"] for variables in sources if variables.get("PYTHONPATH")
+        )
+        # The agent inherits the open lock files, so that a job whose keeper was killed still counts as running.
+        lock_fds = self.job["held"]
         agent = subprocess.Popen(
             self.job["words"],
             stdin=subprocess.DEVNULL,
             env=environment,
             cwd=str(self.home),
-            pass_fds=self.job["held"],
+            pass_fds=lock_fds,
         )
         kill_s = self.end_s + self.job["grace_s"]
         is_terminated = False
@@ -110,7 +113,7 @@ class Keeper:
             say("the agent did not end and was killed")
             agent.kill()
         code = agent.wait()
-        # 0 after a requested end prevents a second start. If a signal killed the agent, a second start saves bundles.
+        # After a requested end, an agent that exits is not started again; a killed agent is, so that it saves bundles.
         return 0 if self.must_end and code >= 0 else code
 
     def wait(self, most_s: float) -> None:
@@ -142,8 +145,8 @@ class Keeper:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
 
-    def remove_stored(self) -> None:
-        """Remove the bundles that the store has, and the data downloaded for this job."""
+    def remove_uploaded_and_data(self) -> None:
+        """Remove the job's bundles that are already in the store, and the data downloaded for this job."""
         with suppress(OSError):
             for run_id in (self.home / "uploaded").read_text().split():
                 shutil.rmtree(self.home / "results" / Path(run_id).name, ignore_errors=True)
@@ -202,7 +205,7 @@ def mark_of(process: Path) -> str:
 
 
 def named(pid: int) -> str:
-    """Text for a person to identify a process: its number and the start of its command."""
+    """Text by which a person can identify a process: its number and the start of its command."""
     words = b""
     with suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")

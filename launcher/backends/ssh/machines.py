@@ -18,7 +18,7 @@ PROGRAM = "launcher/backends/ssh/remote.py"
 KEEPER = "launcher/backends/ssh/keeper.py"
 # Limit per job for stopping: remote.py waits for the end of each job, which may take nearly a minute.
 STOP_LIMIT_S = 90.0
-# Time from the request to end (at the limit, or when somebody stops the job) until an agent is killed.
+# Time that an agent has to end after SIGTERM, before it is killed.
 GRACE_S = 30.0
 # Delay after which a job past its deadline is a leftover: the keeper ends a job some seconds late.
 LATE_S = 60.0
@@ -120,7 +120,7 @@ class SshMachines:
         return Output(text=content.decode(errors="replace"), next_start=start + len(content))
 
     def phases(self, machine: Machine) -> Mapping[str, str]:
-        """Empty: the heartbeat, which has the phases, comes within a second of the start."""
+        """Always empty: the heartbeat, which reports the phases, begins within a second of the job's start."""
         del machine
         return {}
 

@@ -37,7 +37,7 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of the machine. `python`: for `--runtime process`; `image`: an image that the machine has or can pull."""
+    """How the machine runs the job. `python`: for `--runtime process`; `image`: the machine has it or can pull it."""
 
     runtime: Runtime = choice("auto: a container if the machine has its image, else a process", default=Runtime.AUTO)
     python: str | None = choice(

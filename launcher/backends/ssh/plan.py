@@ -18,16 +18,16 @@ from workload.contract.spec import Resolved, RunSpec
 from workload.contract.text import minutes, wrapped
 from workload.storage.ssh import Login
 
-# Characters of a host name to replace in a launch's name and place, and the most characters to keep.
+# A launch's name contains the first `MOST_NAMED` characters of the host's name, with `NAMED` replaced by a hyphen.
 NAMED, MOST_NAMED = re.compile(r"[^a-z0-9]+"), 24
-# Placeholder of our folder in a dry run, which does not ask the machine for the user's home.
+# Placeholder for our folder's path in a dry run, which does not ask the machine for the user's home.
 UNASKED_ROOT = "/~/.rooflaunch"
 TEXT_COLUMN = 11
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Command to start in the job's folder. `container`: name of the agent's container; empty without one."""
+    """Command that starts the agent. `container`: name of the agent's container; empty without a container."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
@@ -48,17 +48,17 @@ class SshPlan:
 
     @property
     def submissions(self) -> int:
-        """1, because a machine over ssh is never preempted, so a launch is never repeated."""
+        """Always 1, because a machine over ssh is never preempted, so a launch is never repeated."""
         return 1
 
     @property
     def spec(self) -> RunSpec:
-        """Options of the run."""
+        """Spec of the run."""
         return RunSpec.from_json(self.request.spec)
 
     @property
     def specs(self) -> list[RunSpec]:
-        """Options of each run."""
+        """Specs of all runs."""
         return [run.spec for run in self.request.work.runs]
 
     @property
@@ -95,7 +95,7 @@ class SshPlan:
         return "decided after a look at the machine" if self.start is None else shlex.join(self.start.words)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for `--dry-run --format json`."""
+        """The plan as a JSON object, for `--dry-run --format json`."""
         return {
             "host": str(self.login),
             "port": self.login.port,
@@ -110,7 +110,7 @@ class SshPlan:
 def make_plan(
     resolved: Resolved, options: Options, login: Login, *, now: datetime, token: str, task: Task | None = None
 ) -> SshPlan:
-    """Make the draft, before the machine is contacted. Raises `UsageError` for options that exclude each other.
+    """Make the draft of a plan, without contacting the machine. Raises `UsageError` for invalid options.
 
     `task`: runs of a sweep, instead of the runs of the resolved spec.
     """

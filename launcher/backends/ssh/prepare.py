@@ -25,7 +25,7 @@ HOST = "/host"
 
 
 def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
-    """Make the final plan. Raises `ToolError` if the machine cannot run the job."""
+    """Make the final plan from the draft. Raises `ToolError` if the machine cannot run the job."""
     specs, options = draft.specs, draft.options
     code = contents.make_recipe(contents.require_flavour(CPU_FLAVOUR)).context()
     code_name = hashlib.sha256(code).hexdigest()[:16]
@@ -67,7 +67,7 @@ def _require_possible(place: str, site: Site, specs: Sequence[RunSpec]) -> None:
 def _runtime(
     place: str, options: Options, specs: Sequence[RunSpec], site: Site, *, with_gpu: bool
 ) -> tuple[Runtime, str]:
-    """Runtime for all runs (as requested; else one that is ready; else Docker with a new image), and text on it."""
+    """Runtime for all runs, and a text on it. If none is requested: one that is ready, else Docker with a new image."""
     no_process = site.why_no_process()
     no_container = NO_COMPILER if any(spec.compile for spec in specs) else ""
     if any(spec.device is Device.MPS for spec in specs):
@@ -103,7 +103,7 @@ def _process(site: Site, code_name: str, name: str) -> Start:
 
 
 def _container(site: Site, image: str, name: str) -> Start:
-    """Command that starts the agent in a container, as on a rented machine."""
+    """Command that starts the agent in a container from `image`."""
     home = f"{site.root}/jobs/{name}"
     words = ["docker", "run", "--rm", "--name", name, "--user", site.user]
     words += ["--volume", f"{SOCKET}:{SOCKET}", "--group-add", str(site.docker["group"])]
@@ -130,7 +130,7 @@ def _image(machines: SshMachines, options: Options, site: Site, code_name: str, 
         raise ToolError(f"{free}; a build needs {BUILD_BYTES // 10**9} GB", hint="docker system prune on the machine")
     recipe = contents.make_recipe(contents.require_flavour(flavour), commit=contents.current_commit())
     arguments = recipe.build_args()
-    words = ["--tag", recipe.tag, "--label", f"{contents.INPUTS_LABEL}={recipe.inputs}"]
+    words = ["--tag", recipe.tag, "--label", f"{contents.INPUTS_LABEL}={recipe.inputs_hash}"]
     words += [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     answer = machines.ask("build", code=code_name, words=words, within_s=BUILD_LIMIT_S)
     if answer["code"]:

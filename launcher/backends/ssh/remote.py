@@ -37,14 +37,14 @@ SOCKET = Path("/var/run/docker.sock")
 LOCK_TRIES, LOCK_AGAIN_S = 20, 0.05
 # A keeper records its job's start within this time.
 STARTED_WITHIN_S = 20.0
-# Seconds to wait for a job's end: after the agent's grace period, while the keeper kills the job's other processes; and
-# after SIGKILL. Then the seconds between two looks.
+# Seconds to wait for a job's end: after the agent's grace period, for the keeper to kill the job's other processes; and
+# after SIGKILL. The third number: seconds between two checks whether the job has ended.
 CLEARED_WITHIN_S, KILLED_WITHIN_S, LOOK_EVERY_S = 12.0, 5.0, 0.2
 MOST_OUTPUT_BYTES = 1 << 20
 # Size of the file that is written to test whether the disk is full.
 ROOM_BYTES = 1 << 16
-# For an agent that only saves the bundles of a broken-off job: the agent's time limit and the longest time that a
-# request waits for the agent (both in seconds), the most starts, and the seconds between starts.
+# For an agent that only saves the bundles of a broken-off job: its time limit in seconds, the most seconds that a
+# request waits for it, its most starts, and the fewest seconds between two starts.
 SAVING_LIMIT_S, SAVED_WITHIN_S, MOST_TRIES, TRIED_AGAIN_S = 600, 25.0, 5, 30.0
 JOB_SETTINGS = ("words", "environment", "container", "limit_s", "grace_s")
 PROBE = """
@@ -59,7 +59,7 @@ print(json.dumps(facts))
 """
 # Environment variable that keeper.py sets for the processes of its job.
 MARK = b"ROOFLAUNCH_JOB="
-# A process number that no process has.
+# Invalid process number, in place of an unknown one.
 NOBODY = -1
 GPU_FIELDS = "name,compute_cap,driver_version,memory.total"
 
@@ -195,7 +195,7 @@ def put_code(root: Path, question: dict[str, Any], payload: BinaryIO) -> dict[st
 
 
 def build(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Build an image from the code that was sent. `last`: the builder's last lines."""
+    """Build an image from the code that was sent. Key `last` of the answer: last output lines of the build."""
     context = str(root / "code" / question["code"])
     with (root / "build.log").open("wb") as log:
         words = ["docker", "build", "--file", context + "/docker/Dockerfile", *question["words"], context]
@@ -232,7 +232,7 @@ def is_locked(path: Path) -> bool:
 
 
 def start(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Start the job, unless it was started before, and return its state. `busy`: another job runs on this machine."""
+    """Start a job, unless it was started before; return its state, or `busy` with the name of a job that runs."""
     name = question["name"]
     home = root / "jobs" / name
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -260,7 +260,7 @@ def start(root: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def start_keeper(root: Path, home: Path, job: dict[str, Any], lock: IO[str], busy: IO[str]) -> None:
-    """Start the keeper of a job, which takes over the two locks."""
+    """Start a job's keeper, a process that takes over the locks on the files `lock` and `busy`."""
     locks = [lock.fileno(), busy.fileno()]
     new = home / "job.json.new"
     new.write_text(json.dumps({**job, "held": locks, "boot": boot_id()}))

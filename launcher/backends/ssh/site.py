@@ -83,12 +83,12 @@ PYTHON_CURE = (
 
 @cache
 def inputs_by_flavour() -> Mapping[str, str]:
-    """Value of the label `rooflaunch.inputs` that an image for this code has, by flavour."""
-    return {name: contents.make_recipe(flavour).inputs for name, flavour in contents.load_flavours().items()}
+    """Value of an image's label `rooflaunch.inputs` if the image fits this code, by flavour."""
+    return {name: contents.make_recipe(flavour).inputs_hash for name, flavour in contents.load_flavours().items()}
 
 
 def look_at(machines: SshMachines, *, python: str = USUAL_PYTHON, code: str = "none") -> Site:
-    """Ask the machine for all facts at once; `code`: version of our code that the machine may have already."""
+    """Request all facts from the machine at once; `code`: version of our code whose presence is reported."""
     inputs = inputs_by_flavour()
     labels = [[f"{contents.FLAVOUR_LABEL}={name}", f"{contents.INPUTS_LABEL}={text}"] for name, text in inputs.items()]
     answer = machines.ask("facts", python=python, code=code, labels=labels)

@@ -1,14 +1,14 @@
 """Findings of an audit in the public files, as listed in data/README.md."""
 
 import re
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 import analysis
-from analysis.audit import Finding, audit
+from analysis.audit import audit
 from analysis.importing import UserFacts, import_file
+from tests.analysis.audit.rules import ByRuleAndFile, by_rule_and_file
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
@@ -17,12 +17,9 @@ LAPTOP_64, LAPTOP_128, T4 = "rtx4080laptop_resnet50_b64.csv", "rtx4080laptop_res
 H100, RTX4090 = "h100_resnet50_amp_b1280.csv", "rtx4090_resnet50_fp32_b224.csv"
 V100_NCU, L4_NCU, GEMM_NCU = "v100_resnet50_wide.csv", "l4_resnet18_long_nvtx.csv", "rtx5070_gemm_long_bom_crlf.csv"
 
-Found = dict[tuple[str, str], list[Finding]]
-
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Findings by rule and file."""
+def found(tmp_path_factory: pytest.TempPathFactory) -> ByRuleAndFile:
     folder = tmp_path_factory.mktemp("imported")
     for name in (LAPTOP_64, LAPTOP_128, T4, H100, RTX4090):
         import_file(DATA / "iterations" / name, UserFacts(), output=folder)
@@ -34,13 +31,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
             profile_steps=1,
         )
         import_file(DATA / "ncu" / name, given, output=folder)
-    results = analysis.load(folder)
-    names = dict(zip(results.runs["run_id"], results.runs["imported_file"], strict=True))
-    by_file: Found = defaultdict(list)
-    for finding in audit(results):
-        for run_id in finding.subject:
-            by_file[finding.rule, names[run_id]].append(finding)
-    return by_file
+    return by_rule_and_file(analysis.load(folder))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +68,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         ),
     ],
 )
-def test_an_audit_finds(found: Found, rule: str, file: str, figure: str) -> None:
+def test_an_audit_finds(found: ByRuleAndFile, rule: str, file: str, figure: str) -> None:
     (finding,) = found[rule, file]
     assert re.search(figure, finding.figure)
 
@@ -96,7 +87,7 @@ def test_an_audit_finds(found: Found, rule: str, file: str, figure: str) -> None
         ("too few runs", {LAPTOP_64, LAPTOP_128, T4, H100, RTX4090}),
     ],
 )
-def test_an_audit_accuses_no_other_file(found: Found, rule: str, files: set[str]) -> None:
+def test_an_audit_accuses_no_other_file(found: ByRuleAndFile, rule: str, files: set[str]) -> None:
     assert {file for name, file in found if name == rule} == files
 
 

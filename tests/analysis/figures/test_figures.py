@@ -1,5 +1,6 @@
+"""Figures: which of them are drawn, their contents, and their files."""
+
 import json
-import math
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -8,25 +9,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.figures import Figure, export, labels, material, registry, rooflines, shares, style, throughput
+from analysis.figures import Figure, export, registry, rooflines, shares, style, throughput
 from analysis.figures.material import Material
-from tests.analysis.by_hand import BYTES, at_rates, for_every_figure, results
-from tests.analysis.by_hand import run as made_run
+from tests.analysis.by_hand import BYTES, at_rates, for_every_figure
+from tests.analysis.figures.material_by_hand import made, run
 from tests.analysis.report.report_bundles import HOSTILE
-from tests.analysis.sentence_runs import undrawn
 
 PNG = b"\x89PNG\r\n\x1a\n"
-# Background colours of the page, light and dark: report/page.css.
-GROUNDS = ("#ffffff", "#14181d")
-
-
-def run(name: str, **facts: Any) -> dict[str, Any]:
-    # The bundle has gone: what only run.json says is absent.
-    return made_run(name, **{"path": "/nowhere", **facts})
-
-
-def made(*runs: dict[str, Any]) -> Material:
-    return undrawn(results(*runs)).material
 
 
 def drawn(found: Material) -> dict[str, Figure]:
@@ -55,229 +44,6 @@ def values(figure: Figure) -> list[dict[str, Any]]:
         found.extend(rows)
     collect({key: value for key, value in spec.items() if key != "datasets"})
     return found
-
-
-# --- names
-
-
-@pytest.mark.parametrize(
-    ("name", "stem"),
-    [
-        ("local-cpu", "local-cpu"),
-        ("mobilenet_v2", "mobilenet_v2"),
-        ("Tesla T4 (2 threads)", "Tesla-T4-2-threads"),
-        ("../../etc/passwd", "etc-passwd"),
-        ("/root/.ssh", "root-.ssh"),
-        ("..", "unnamed"),
-        ("", "unnamed"),
-        ("\u202e\x1b[31m", "31m"),
-        ("größe", "groe"),
-        ("CON:\\x", "CON-x"),
-        ("a" * 300, "a" * 100),
-    ],
-)
-def test_file_stems_are_names_anywhere(name: str, stem: str) -> None:
-    assert labels.file_stem(name) == stem
-
-
-def test_two_names_never_share_a_file() -> None:
-    found = labels.distinct(["a/b", "a b", "A-B", "a/b"])
-    assert found == {"a/b": "a-b", "a b": "a-b-2", "A-B": "A-B-3"}
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("resnet18", "resnet18"),
-        (" a\nb\u202e ", "a\\nb\\u202e"),
-        ("x" * 48, "x" * 48),
-        ("a" * 30 + "b" * 30, "a" * 23 + "…" + "b" * 23),
-    ],
-)
-def test_shown_names_are_short_and_on_one_line(name: str, shown: str) -> None:
-    assert labels.shown(name) == shown
-
-
-@pytest.mark.parametrize(
-    ("facts", "names"),
-    [
-        ([("vm", "L4", None), ("vm", "L4", None)], ["vm", "vm"]),
-        ([("vm", "L4", None), ("vm", "T4", None)], ["vm (L4)", "vm (T4)"]),
-        ([("cpu", "Xeon", 2.0), ("cpu", "Xeon", 4.0)], ["cpu (2 threads)", "cpu (4 threads)"]),
-        ([("cpu", "Xeon", 1.0), ("cpu", "Xeon", 2.0)], ["cpu (1 thread)", "cpu (2 threads)"]),
-        ([("cpu", "Xeon", 2.0), ("cpu", "Xeon", None)], ["cpu", "cpu"]),
-        ([("cpu", "Xeon", 2.0), ("cpu", "Xeon", 4.0), ("cpu", "Xeon", None)], None),
-        ([(None, "L4", None)], ["unknown place"]),
-    ],
-)
-def test_environments_say_what_tells_them_apart(facts: list[tuple[Any, ...]], names: list[str] | None) -> None:
-    rows = [dict(zip(("place", "device_name", "threads"), each, strict=True)) for each in facts]
-    expected = names or ["cpu (2 threads)", "cpu (4 threads)", "cpu (threads unknown)"]
-    assert labels.environments(rows) == expected
-
-
-def test_the_task_names_what_makes_other_images() -> None:
-    rows = [{"model": "vgg11", "image_size": size, "dataset": "synthetic"} for size in (64.0, 224.0, None)]
-    assert labels.tasks(rows) == ["vgg11 (64 px)", "vgg11 (224 px)", "vgg11 (image size unknown)"]
-
-
-# --- looks
-
-
-def contrast(one: str, other: str) -> float:
-    """WCAG 2.2: of relative luminances."""
-
-    def luminance(colour: str) -> float:
-        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-@pytest.mark.parametrize("colour", style.COLOURS)
-@pytest.mark.parametrize("ground", GROUNDS)
-def test_colours_stand_out_on_light_and_dark(colour: str, ground: str) -> None:
-    assert contrast(colour, ground) >= 3.0
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (1.0, 1000.0, [1, 10, 100, 1000]),
-        (0.1, 100.0, [0.1, 1, 10, 100]),
-        (1.0, 100.0, [1, 2, 5, 10, 20, 50, 100]),
-        (2e9, 5e10, [2e9, 5e9, 1e10, 2e10, 5e10]),
-    ],
-)
-def test_ticks_of_a_logarithmic_axis(low: float, high: float, expected: list[float]) -> None:
-    assert style.ticks(low, high) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("value", "down", "up"), [(1.0, 1.0, 1.0), (3.0, 2.0, 5.0), (5.0, 5.0, 5.0), (7e9, 5e9, 1e10), (0.03, 0.02, 0.05)]
-)
-def test_frames_end_at_round_numbers(value: float, down: float, up: float) -> None:
-    assert style.rounded_down(value) == pytest.approx(down)
-    assert style.rounded_up(value) == pytest.approx(up)
-
-
-def test_rows_are_json_without_surprises() -> None:
-    frame = pd.DataFrame({"x": [1.23456789, math.nan, math.inf], "name": ["a", None, "b\x1b\u202e"]})
-    assert style.records(frame) == [
-        {"x": 1.2346, "name": "a"},
-        {"x": None, "name": None},
-        {"x": None, "name": "b\\x1b\\u202e"},
-    ]
-
-
-def test_one_long_bar_does_not_press_the_rest_against_zero_and_says_that_it_is_cut() -> None:
-    table = pd.DataFrame({"rate": [10.0, 5.0], "rate_low": [0.1, 4.0], "rate_high": [1000.0, 6.0]})
-    assert (style.bottom(table, "rate"), style.reach(table, "rate")) == (pytest.approx(5 / 3), 30.0)
-    rows = style.with_bars(table, "rate")
-    assert rows[["bar_low", "bar_high"]].to_numpy().tolist() == [[pytest.approx(5 / 3), 30.0], [4.0, 6.0]]
-    assert rows["cut_high"].tolist() == [30.0, pytest.approx(math.nan, nan_ok=True)]
-    assert style.is_cut(table, "rate")
-    whole = table.assign(rate_low=[9.0, 4.0], rate_high=[11.0, 6.0])
-    assert style.reach(whole, "rate") == 11.0
-    assert not style.is_cut(whole, "rate")
-
-
-def test_neighbours_at_one_place_stand_side_by_side() -> None:
-    assert style.dodged(["a"]) == {"a": 1.0}
-    assert style.dodged(["a", "b", "c"]) == {"a": pytest.approx(1 / 1.05), "b": 1.0, "c": pytest.approx(1.05)}
-    many = style.dodged([str(number) for number in range(30)])
-    assert many["29"] / many["0"] == pytest.approx(style.MOST_DODGE)
-
-
-def shown(axis: Any) -> list[str]:
-    """The texts of an axis' ticks, as d3 writes them."""
-    axis = axis.to_dict()
-    values, text = axis["values"], axis.get("labelExpr", "")
-    factor = float((re.search(r"datum\.value / ([0-9.e+]+)", text) or ["", "1"])[1])
-    factor = 0.01 if "100 *" in text else factor
-    form = axis.get("format") or re.search(r"'([^']*)'\)( |$|\))", text)[1]  # type: ignore[index]
-    digits, sign = int(re.search(r"\.(\d+)~f", form)[1]), "+" if "+" in form else ""  # type: ignore[index]
-    texts = [f"{value / factor:{sign}.{digits}f}" for value in values]
-    texts = [text.rstrip("0").rstrip(".") if "." in text else text for text in texts]
-    return ["0" if float(text) == 0 else text for text in texts]
-
-
-@pytest.mark.parametrize(
-    ("axis", "expected"),
-    [
-        (style.linear_axis(0, 0.8)[1], ["0", "0.2", "0.4", "0.6", "0.8"]),
-        (style.linear_axis(0, 1050)[1], ["0", "200", "400", "600", "800", "1000"]),
-        (style.linear_axis(0, 2.3)[1], ["0", "0.5", "1", "1.5", "2"]),
-        (style.linear_axis(-0.012, 0.013, percent="+")[1], ["-1", "-0.5", "0", "+0.5", "+1"]),
-        (style.linear_axis(0, 1, percent="")[1], ["0", "20", "40", "60", "80", "100"]),
-        (style.log_axis(0.05, 3)[1], ["0.05", "0.1", "0.2", "0.5", "1", "2", "5"]),
-        (style.log_axis(90, 900)[1], ["50", "100", "200", "500", "1000"]),
-        (style.log_axis(2e9, 3e12, unit="FLOP/s")[1], ["10", "100", "1000"]),
-        (style.log_axis(6e8, 4e9, unit="FLOP/s")[1], ["0.5", "1", "2", "5"]),
-    ],
-)
-def test_numbers_of_an_axis_are_whole_and_each_reads_differently(axis: Any, expected: list[str]) -> None:
-    assert shown(axis) == expected
-
-
-def test_an_axis_counts_in_the_prefix_of_its_middle() -> None:
-    assert style.log_axis(2e9, 3e12, unit="FLOP/s")[2] == "GFLOP/s"
-    assert style.log_axis(2e12, 3e13, unit="FLOP/s")[2] == "TFLOP/s"
-    assert style.log_axis(2, 30, unit="FLOP/s")[2] == "FLOP/s"
-
-
-# --- material
-
-
-def test_one_line_per_poolable_group_with_its_interval() -> None:
-    found = made(*at_rates("a", (100.0, 102.0, 98.0)), *at_rates("b", (50.0,), batch_size=64))
-    (first, second) = found.measured.to_dict("records")
-    assert (first["env"], first["task"], first["variant"], first["series"]) == (
-        "local-cuda",
-        "resnet18",
-        "fp32",
-        "resnet18 · fp32",
-    )
-    assert (first["runs"], first["images_per_s"]) == (3, pytest.approx(100.0))
-    # Student's t on logarithms: sd of ln(98, 100, 102) is 0.0200, t(2) = 4.303, so +- 4.97 %.
-    assert first["images_per_s_low"] == pytest.approx(95.15, abs=0.05)
-    assert first["images_per_s_high"] == pytest.approx(105.08, abs=0.05)
-    assert first["flop_per_s"] == pytest.approx(32 * 10.6484e9 / 0.32)
-    assert second["runs"] == 1
-    assert math.isnan(second["images_per_s_low"])
-    assert second["interval"] == "one run: no interval"
-    assert list(found.runs["line"]) == [0, 0, 0, 1]
-
-
-def test_software_tells_lines_of_one_name_apart() -> None:
-    found = made(run("a", torch="2.14.0"), run("b", torch="2.15.0"))
-    assert list(found.measured["series"]) == ["resnet18 · fp32 · torch 2.14.0", "resnet18 · fp32 · torch 2.15.0"]
-
-
-def test_variants_name_only_what_differs() -> None:
-    found = made(run("a", channels_last=True), run("b", channels_last=False), run("c", model="vgg11"))
-    assert sorted(found.measured["variant"]) == ["fp32", "fp32, channels last no", "fp32, channels last yes"]
-    # Counted apart in the tables that other modules make, which do not know the variant.
-    points = made(
-        *(
-            run(name, channels_last=flag, bytes_lower_per_step=1e9, bytes_upper_per_step=4e9)
-            for name, flag in (("a", True), ("b", False))
-        )
-    ).points
-    assert sorted(points["variant"]) == ["fp32, channels last no", "fp32, channels last yes"]
-
-
-def test_what_broke_off_everywhere_is_failed_and_what_did_once_is_not() -> None:
-    found = made(
-        run("a"),
-        run("b", status="out_of_memory", steps=[], images_per_s=None, step_median_s=None),
-        run("c", batch_size=64, status="out_of_memory", steps=[]),
-        run("d", batch_size=64, status="failed", steps=[]),
-    )
-    (row,) = found.failed.to_dict("records")
-    assert (row["batch_size"], row["ending"]) == (64, "out of memory and failed")
 
 
 # --- which figures
@@ -439,14 +205,6 @@ def test_names_are_broken_into_lines_and_never_cut_to_the_same_text() -> None:
         assert theme["axis"]["labelLimit"] == theme["legend"]["labelLimit"] == 0
 
 
-def test_shortened_names_stay_apart() -> None:
-    names = ["a" * 30 + "1" + "b" * 30, "a" * 30 + "2" + "b" * 30]
-    short = "a" * 23 + "…" + "b" * 23
-    assert labels.unlike(names) == {names[0]: short, names[1]: f"{short} [2]"}
-    facts = [{"place": name, "device_name": "T4", "threads": None} for name in names]
-    assert labels.environments(facts) == [short, f"{short} [2]"]
-
-
 def test_batch_sizes_stand_beside_their_points_where_there_is_room() -> None:
     frame = rooflines.Plane(left=1.0, right=1000.0, bottom=1e9, top=1e12)
     point = {"task": "m", "variant": "fp32", "intensity_flop_per_byte": 10.0}
@@ -536,13 +294,6 @@ def test_labels_of_close_roofs_do_not_touch() -> None:
     pixels = [frame.pixels(rate) for rate in rooflines._labels(roofs, frame)["flop_per_s"]]
     gaps = [after - before for before, after in pairwise(pixels)]
     assert min(gaps) >= rooflines.LABEL_HEIGHT - 1e-6
-
-
-def test_environments_without_a_rate_come_last_by_name() -> None:
-    names = [f"env {number}" for number in range(20)]
-    rates = [1.0 if number == 7 else math.nan for number in range(20)]
-    table = pd.DataFrame({"env": names, "images_per_s": rates})
-    assert material.by_speed(table, table, "env") == ["env 7", *sorted({*names} - {"env 7"})]
 
 
 def test_the_fixed_configuration_is_that_of_most_environments() -> None:

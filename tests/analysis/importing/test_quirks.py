@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 import analysis
 from analysis.api import Results
-from analysis.audit import Finding, audit
+from analysis.audit import audit
 from analysis.importing import UserFacts, import_file
 from analysis.readers import ncu
 from analysis.readers.ncu import Failure, Layout, NcuFileError, families
@@ -22,6 +21,7 @@ from analysis.statistics.periods import period_scan
 from analysis.statistics.samples import Floats
 from analysis.statistics.stalls import outliers
 from analysis.statistics.steady import steady_state
+from tests.analysis.audit.rules import ByRuleAndFile, by_rule_and_file
 from tests.analysis.importing import like_public
 from tests.analysis.importing.like_public import (
     BOM_CRLF,
@@ -41,7 +41,6 @@ from tests.analysis.in_process import Analyze
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 PUBLIC_LOGS, PUBLIC_PROFILES = SHARED / "iterations", SHARED / "ncu"
 PUBLIC = pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/data")
-ByRuleAndFile = dict[tuple[str, str], list[Finding]]
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +61,7 @@ def runs(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.fixture(scope="module")
 def findings(runs: Results) -> ByRuleAndFile:
-    names = dict(zip(runs.runs["run_id"], runs.runs["imported_file"], strict=True))
-    by_file: ByRuleAndFile = defaultdict(list)
-    for finding in audit(runs):
-        for run_id in finding.subject:
-            by_file[finding.rule, names[run_id]].append(finding)
-    return by_file
+    return by_rule_and_file(runs)
 
 
 # --- logs: what an audit finds

@@ -103,7 +103,8 @@ def test_what_is_no_folder_is_a_usage_error(tmp_path: Path) -> None:
     log.write_text("")
     cases = {
         tmp_path / "nope": (
-            f"error: results folder '{tmp_path}/nope' does not exist\nhint: name a folder of bundles, as results"
+            f"error: results folder '{tmp_path}/nope' does not exist\nhint: "
+            "name a folder that contains bundles, for example: results"
         ),
         log: (
             f"error: '{log}' is a file, not a folder of bundles\nhint: if it is the log of a run: analyze import {log}"

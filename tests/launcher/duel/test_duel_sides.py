@@ -116,7 +116,7 @@ def test_equal_sides_are_allowed(words: tuple[str, ...]) -> None:
             ("-m", "json.tool", "---", "-m", "nope"),
             {},
             f"no module 'nope' for this Python, {sys.executable}, or in {Path.cwd()}",
-            f"cd to its folder, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
+            f"cd to the module's folder, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
             id="no such module",
         ),
         pytest.param(

@@ -79,7 +79,7 @@ def test_build_is_asked_for_with_everything_of_the_recipe(docker: FakeDocker, lo
             "nocache": False,
             "network": "host",
             "args": RECIPE.build_args(),
-            "labels": {"rooflaunch.inputs": RECIPE.inputs},
+            "labels": {"rooflaunch.inputs": RECIPE.inputs_hash},
         }
     ]
     assert docker.names() == {RECIPE.tag: "sha256:new", "rooflaunch:cpu": "sha256:new"}
@@ -156,9 +156,24 @@ def test_image_that_is_gone_after_its_build(docker: FakeDocker, log: Path, monke
     assert log.is_file()
 
 
-@pytest.mark.parametrize(("free", "enough"), [(13_949_999_999, False), (14_000_000_000, True), (None, True)])
+@pytest.mark.parametrize(
+    ("free", "earlier_flavour", "refused"),
+    [
+        (13_949_999_999, None, "13.9 GB are free in /var/lib/docker; a build needs 14 GB"),
+        (14_000_000_000, None, None),
+        (None, None, None),
+        (1_949_999_999, RECIPE.flavour.name, "1.9 GB are free in /var/lib/docker; a build needs 2 GB"),
+        (2_000_000_000, RECIPE.flavour.name, None),
+        (2_000_000_000, "another", "2.0 GB are free in /var/lib/docker; a build needs 14 GB"),
+    ],
+)
 def test_space_is_asked_for_before_the_build(
-    free: int | None, enough: bool, docker: FakeDocker, log: Path, monkeypatch: pytest.MonkeyPatch
+    free: int | None,
+    earlier_flavour: str | None,
+    refused: str | None,
+    docker: FakeDocker,
+    log: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def usage(path: str) -> SimpleNamespace:
         assert path == "/var/lib/docker"
@@ -168,13 +183,15 @@ def test_space_is_asked_for_before_the_build(
 
     monkeypatch.setattr("shutil.disk_usage", usage)
     docker.build_messages = [*GOOD]
+    if earlier_flavour:
+        docker.hold("sha256:old", "rooflaunch:old", labels={contents.FLAVOUR_LABEL: earlier_flavour})
     engine = docker.engine(DockerRootDir="/var/lib/docker")
-    if enough:
+    if refused is None:
         assert build.build(engine, RECIPE).image_id == "sha256:new"
         return
     with pytest.raises(ToolError) as caught:
         build.build(engine, RECIPE)
-    assert str(caught.value) == "13.9 GB are free in /var/lib/docker; a build needs 14 GB"
+    assert str(caught.value) == refused
     assert caught.value.hint == "docker image prune, or docker system prune"
     assert docker.builds == []
     assert not log.exists()

@@ -84,12 +84,12 @@ REFUSED = {
     "no such module": (
         "-- -m no.such.module",
         f"no module 'no.such.module' for this Python, {sys.executable}, or in HERE",
-        f"cd to its folder, or {shlex.quote(sys.executable)} -m pip list",
+        f"cd to the module's folder, or {shlex.quote(sys.executable)} -m pip list",
     ),
     "no such module of a package": (
         "-- -m package.train",
         f"no module 'package.train' for this Python, {sys.executable}, or in HERE",
-        f"cd to its folder, or {shlex.quote(sys.executable)} -m pip list",
+        f"cd to the module's folder, or {shlex.quote(sys.executable)} -m pip list",
     ),
     "a package that is no program": (
         "-- -m package",

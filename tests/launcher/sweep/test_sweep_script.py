@@ -245,7 +245,7 @@ def test_the_plan_says_what_travels_and_shows_no_secret() -> None:
         pytest.param(
             TWO.replace('"train.py"', '"-m", "nope"') + HERE + 'runtime = "process"\n',
             f"[[on]] local-cpu: no module 'nope' for this Python, {sys.executable}, or in {{folder}}",
-            f"cd to its folder, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
+            f"cd to the module's folder, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
             id="no module",
         ),
         pytest.param(

@@ -8,6 +8,8 @@ import pytest
 from workload.contract.text import (
     counted,
     digits_beside_one,
+    dollars,
+    minutes,
     percent,
     percent_range,
     plain,
@@ -100,6 +102,20 @@ def test_figures_as_text(function: Callable[..., str], arguments: tuple[object, 
 )
 def test_digits_that_tell_a_ratio_from_one(ratios: tuple[float, ...], digits: int) -> None:
     assert digits_beside_one(ratios) == digits
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(45.4, "45 s"), (60, "1 min"), (429, "7.2 min"), (3600, "60 min"), (3303, "55 min")]
+)
+def test_minutes(seconds: float, text: str) -> None:
+    assert minutes(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"), [(None, "cost unknown"), (0.0001, "0.01 USD"), (0.5, "0.50 USD"), (0.5401, "0.55 USD")]
+)
+def test_dollars_are_rounded_up(usd: float | None, text: str) -> None:
+    assert dollars(usd) == text
 
 
 LONG = "20 % of the time is spent in /a/folder/whose/name/is/longer/than/the/line and 12 ms elsewhere"

@@ -698,7 +698,7 @@ def test_incomplete_runs_alone_are_nothing_to_do(
         run()
     assert caught.value.report() == (
         "error: no complete run below gs://bucket/runs/; 1 run without MANIFEST.json\n"
-        f"hint: wait until it has ended, or analyze fetch gs://bucket/runs/ -o {output} --incomplete"
+        f"hint: wait until the other fetch has ended, or analyze fetch gs://bucket/runs/ -o {output} --incomplete"
     )
     assert capsys.readouterr().out.startswith("incomplete  run-bb")
     assert run(incomplete=True) == ExitCode.DONE

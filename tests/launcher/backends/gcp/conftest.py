@@ -7,12 +7,14 @@ import pytest
 from launcher.__main__ import main
 from launcher.backends.gcp import backend, refusals
 from launcher.backends.gcp import compute as border
+from launcher.backends.gcp import plan as planning
 from launcher.backends.gcp.compute import Compute
 from launcher.images import contents
 from launcher.jobs import commands
 from tests.launcher.backends.gcp.canned_cloud import Clouds, clouds_on
 from tests.launcher.backends.gcp.command_world import Done, Launch, World
 from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
+from tests.launcher.backends.gcp.gcp_plans import BOOT, GUEST, SCRIPT, SHUTDOWN
 from tests.workload.storage.gcs_server import GcsServer, running
 
 
@@ -63,3 +65,13 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCompute]:
 def compute(fake: FakeCompute, clock: Clock) -> Compute:
     assert fake.url
     return border.connect("test-project", sleep=clock.sleep, monotonic=clock.now)
+
+
+@pytest.fixture
+def made_up_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made-up text for the programs of a VM: a plan can have it only from these files."""
+    (tmp_path / "startup.sh").write_text(SCRIPT)
+    (tmp_path / "boot.py").write_text(BOOT)
+    (tmp_path / "guest.py").write_text(GUEST)
+    (tmp_path / "shutdown.sh").write_text(SHUTDOWN)
+    monkeypatch.setattr(planning, "PROGRAM_FOLDER", tmp_path)

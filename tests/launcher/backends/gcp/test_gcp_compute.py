@@ -1,53 +1,28 @@
-"""The border to Compute Engine: the real client over HTTP, what it sends, and what its failures become."""
+"""The border to Compute Engine: the real client over HTTP, and what it sends."""
 
-import http.client
 import json
-import signal
 import socket
-import threading
-import urllib.parse
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
 import pytest
-from google.protobuf import json_format
 
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import refusals
-from launcher.backends.gcp.compute import Compute, ComputePatience
-from launcher.backends.gcp.refusals import AlreadyThereError, DeniedError, RefusedError
-from launcher.backends.gcp.resources import (
-    ANYWHERE,
-    Operation,
-    OperationFault,
-    Quota,
-    gaps,
-)
+from launcher.backends.gcp.compute import Compute
+from launcher.backends.gcp.refusals import AlreadyThereError
+from launcher.backends.gcp.resources import ANYWHERE, Operation, OperationFault, Quota, gaps
 from launcher.protocol.backend import Condition, Listing, Output
 from tests.launcher.backends.gcp import fake_compute
 from tests.launcher.backends.gcp.compute_bodies import plain_body, quota_error, stockout_error
-from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute, Vm
-from tests.ports import held_port
-from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError, ToolError, UsageError
-from workload.contract.interrupt import stoppable
-from workload.storage.store import UnreachableError
+from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
+from tests.launcher.backends.gcp.vm_request import ID, NAME, A, gpu_body
+from workload.contract.errors import ToolError, UsageError
 
 pytestmark = pytest.mark.world
 
-A = "us-central1-a"
-NAME = "rooflaunch-t4-20261121-142530-c0ffee"
 OURS = {"rooflaunch": "launch", "rooflaunch-name": NAME, "rooflaunch-limit": "3600"}
-ID = "0123456789abcdef0123456789abcdef"
-
-
-def gpu_body(**changes: Any) -> dict[str, Any]:
-    """A T4 as the plan asks for it, in short."""
-    body = plain_body(NAME, A)
-    body["machineType"] = f"zones/{A}/machineTypes/n1-standard-4"
-    kind = f"zones/{A}/acceleratorTypes/nvidia-tesla-t4"
-    return {**body, "guestAccelerators": [{"acceleratorType": kind, "acceleratorCount": 1}], **changes}
 
 
 # What is there.
@@ -150,7 +125,7 @@ def test_a_list_in_an_outage_says_what_it_lacks(told: str, fake: FakeCompute, co
     for listing in (compute.instances(), compute.disks()):
         assert listing.unreachable == (A,)
         assert {each.zone for each in listing} == {B}
-        assert (listing.lacks(A), listing.lacks(B), listing.lacks("us-central1-b")) == (True, False, False)
+        assert [listing.may_have_more(zone) for zone in (A, B, "us-central1-b")] == [True, False, False]
     fake.outage_ends()
     fake.outage(A, told, direct=False)
     for listing in (compute.instances(), compute.disks()):
@@ -162,7 +137,7 @@ def test_a_list_that_fails_whole_says_nothing_of_any_zone(fake: FakeCompute, com
     fake.add_vm("rooflaunch-1", B, labels=OURS)
     fake.outage(A, "fails")
     assert compute.instances() == Listing(unreachable=(ANYWHERE,))
-    assert compute.instances().lacks(B)
+    assert compute.instances().may_have_more(B)
     assert compute.get(B, "rooflaunch-1") is not None
 
 
@@ -179,7 +154,7 @@ def test_gaps_of_a_page_as_googles_client_has_it(page: dict[str, Any], places: l
     from google.cloud import compute_v1
 
     assert gaps(compute_v1.InstanceAggregatedList.from_json(json.dumps(page))) == places
-    assert Listing(unreachable=("us-central1",)).lacks(A), "a region's zones"
+    assert Listing(unreachable=("us-central1",)).may_have_more(A), "a region's zones"
 
 
 def test_a_disk_knows_its_vm_and_goes_with_it(fake: FakeCompute, compute: Compute) -> None:
@@ -254,102 +229,6 @@ def test_the_same_request_makes_one_vm(fake: FakeCompute, compute: Compute) -> N
         compute.insert(A, gpu_body(), "f" * 32)
 
 
-def changed(path: str, value: Any) -> dict[str, Any]:
-    """The body with the value at a path such as `disks.0.boot`."""
-    body: Any = json.loads(json.dumps(gpu_body()))
-    *parents, last = path.split(".")
-    place = body
-    for each in parents:
-        place = place[int(each)] if each.isdigit() else place[each]
-    place[last] = value
-    return dict(body)
-
-
-SPOT_THAT_RESTARTS = {
-    "provisioningModel": "SPOT",
-    "automaticRestart": True,
-    "onHostMaintenance": "TERMINATE",
-    "instanceTerminationAction": "DELETE",
-    "maxRunDuration": {"seconds": "3600"},
-}
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "field"),
-    [
-        ("name", "Rooflaunch", "name"),
-        ("name", "r" * 64, "name"),
-        ("labels", {"UPPER": "x"}, "labels"),
-        ("labels", {"a": "x y"}, "labels"),
-        ("labels", {"a": "x" * 64}, "labels"),
-        ("machineType", "zones/us-central1-b/machineTypes/n1-standard-4", "machineType"),
-        ("machineType", f"zones/{A}/machineTypes/n1-standard-96", "machineType"),
-        ("machineType", f"zones/{A}/machineTypes/g2-standard-4", "guestAccelerators"),
-        ("guestAccelerators.0.acceleratorCount", 3, "guestAccelerators[0].acceleratorCount"),
-        ("scheduling.onHostMaintenance", "MIGRATE", "scheduling.onHostMaintenance"),
-        ("scheduling", SPOT_THAT_RESTARTS, "scheduling.automaticRestart"),
-        ("scheduling.instanceTerminationAction", "STOP", "scheduling.instanceTerminationAction"),
-        ("scheduling.provisioningModel", "CHEAP", "scheduling.provisioningModel"),
-        ("scheduling.maxRunDuration", {"seconds": "29"}, "scheduling.maxRunDuration.seconds"),
-        ("scheduling.maxRunDuration", {"seconds": "10368001"}, "scheduling.maxRunDuration.seconds"),
-        ("disks.0.autoDelete", False, "disks[0].autoDelete"),
-        ("disks.0.initializeParams.sourceImage", "global/images/mine", "disks[0].initializeParams.sourceImage"),
-        ("metadata.items", [{"key": "k", "value": "x" * (256 * 1024 + 1)}], "metadata.items"),
-    ],
-)
-def test_the_fake_refuses_what_the_cloud_refuses(
-    path: str, value: Any, field: str, fake: FakeCompute, compute: Compute
-) -> None:
-    with pytest.raises(ToolError) as caught:
-        compute.insert(A, changed(path, value), ID)
-    assert str(caught.value).startswith(f"Compute Engine refused insert: Invalid value for field 'resource.{field}'")
-    assert fake.all_vms == []
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("GET", "/compute/v1/projects/test-project/global/snapshots"), ("PATCH", "/compute/v1/projects/test-project")],
-)
-def test_the_fake_says_what_it_does_not_know(method: str, path: str, fake: FakeCompute) -> None:
-    connection = http.client.HTTPConnection(urllib.parse.urlsplit(fake.url).netloc, timeout=60)
-    connection.request(method, path)
-    answer = connection.getresponse()
-    document = json.loads(answer.read())
-    connection.close()
-    assert (answer.status, document["error"]["message"]) == (501, f"the fake knows no {method} {path}")
-
-
-def test_a_guest_lives_until_its_vm_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = threading.Event()
-
-    def guest(vm: Vm) -> None:
-        """Delete itself as a start-up script does: with its token, over plain HTTP."""
-        assert (vm.alive, vm.metadata["enable-guest-attributes"]) == (True, "TRUE")
-        path = f"/compute/v1/projects/{vm.project}/zones/{vm.zone}/instances/{vm.name}"
-        connection = http.client.HTTPConnection(urllib.parse.urlsplit(fake.url).netloc, timeout=60)
-        connection.request("DELETE", path, headers={"Authorization": "Bearer the-vm's"})
-        assert connection.getresponse().status == 200
-        connection.close()
-        assert vm.gone.wait(60)
-        ended.set()
-
-    with FakeCompute(vm=guest, operation_s=0.02, boot_s=0.02) as fake:
-        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
-        compute = border.connect("test-project")
-        operation = compute.insert(A, gpu_body(), ID)
-        assert compute.wait(operation, 60.0) == ()
-        assert ended.wait(60)
-        assert (fake.instances, fake.vm(NAME).alive, fake.tokens) == ([], False, {"the-vm's"})
-
-
-def test_the_fake_ends_a_vm_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    with FakeCompute(limit_scale=0.05 / 3600) as fake:
-        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
-        border.connect("test-project").insert(A, gpu_body(), ID)
-        assert fake.vm(NAME).gone.wait(60)
-        assert fake.instances == []
-
-
 # Operations.
 
 
@@ -404,7 +283,7 @@ def test_a_wait_whose_answer_is_late_gives_up_in_time(monkeypatch: pytest.Monkey
         assert border.connect("test-project").wait(Operation(name="operation-1", zone=A), 0.2) is None
 
 
-# Failures.
+# Temporary failures.
 
 
 @pytest.mark.parametrize("statuses", [(429, 500, 502), (503, 504, 403)])
@@ -416,296 +295,6 @@ def test_bursts_are_ridden_out(statuses: tuple[int, ...], fake: FakeCompute, com
     assert (compute.calls, fake.count(".")) == ({"instances.get": 4}, 4)
     # Between half and one and a half of 0.5 + 1 + 2 s.
     assert 1.75 <= clock.slept_s <= 5.25
-
-
-@pytest.mark.parametrize("status", [429, 503])
-def test_a_service_that_stays_busy_is_there(status: int, fake: FakeCompute, compute: Compute, clock: Clock) -> None:
-    fake.burst(status, 1000)
-    with pytest.raises(UnreachableError) as caught:
-        compute.get(A, NAME)
-    assert caught.value.report() == (
-        f"error: Compute Engine at {fake.url} answers that it is busy ({status}): busy ({status})\nhint: "
-        "wait a minute, then run again, with fewer commands at the same time"
-    )
-    assert 14 < clock.slept_s <= 30
-
-
-def test_a_connection_that_is_refused(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    with held_port() as port:
-        url = f"http://127.0.0.1:{port}"
-        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, url)
-        with pytest.raises(UnreachableError) as caught:
-            border.connect("test-project", sleep=clock.sleep, monotonic=clock.now).instances()
-    assert str(caught.value) == f"Compute Engine cannot be reached at {url}: Connection refused"
-    assert 14 < clock.slept_s <= 30
-
-
-def test_a_log_in_page_of_the_network_is_no_bug_of_ours(
-    fake: FakeCompute, compute: Compute, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def welcome(handler: Any) -> None:
-        handler.send_response(200)
-        handler.end_headers()
-        handler.wfile.write(b"<html>Welcome</html>")
-        handler.close_connection = True
-
-    for method in ("do_GET", "do_DELETE"):
-        monkeypatch.setattr(fake_compute._Handler, method, welcome)
-    for ask in (lambda: compute.get(A, NAME), lambda: compute.delete(A, NAME), compute.project_quotas):
-        with pytest.raises(UnreachableError) as caught:
-            ask()
-        assert caught.value.report() == (
-            f"error: another server than Compute Engine answers at {fake.url}: a log-in page of this "
-            "network, or a proxy\nhint: open a page in a browser and log in to the network, or correct "
-            "HTTPS_PROXY; then run again"
-        )
-
-
-def test_ctrl_c_while_an_answer_is_read_is_no_foreign_answer(
-    fake: FakeCompute, compute: Compute, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """json_format makes a ParseError of every exception, so a launcher would have gone on after Ctrl-C."""
-    del fake
-    monkeypatch.setattr(json_format, "_DuplicateChecker", lambda _: signal.raise_signal(signal.SIGINT))
-    with stoppable(), pytest.raises(InterruptedRunError):
-        compute.project_quotas()
-
-
-def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, url)
-        compute = border.connect("test-project", patience=ComputePatience(answer_s=0.1, retry_s=0.0))
-        with pytest.raises(UnreachableError) as caught:
-            compute.get(A, NAME)
-        assert str(caught.value) == f"Compute Engine cannot be reached at {url}: no answer in time"
-
-
-DISABLED = "Compute Engine API has not been used in project 123 before or it is disabled."
-
-
-@pytest.mark.parametrize(
-    ("status", "message", "reason", "info", "kind", "report"),
-    [
-        pytest.param(
-            403, DISABLED, "accessNotConfigured", "", DeniedError,
-            "error: the Compute Engine API is disabled in project 'test-project'\n"
-            "hint: gcloud services enable compute.googleapis.com --project test-project",
-            id="disabled, the old way",
-        ),
-        pytest.param(
-            403, DISABLED, "", "SERVICE_DISABLED", DeniedError,
-            "error: the Compute Engine API is disabled in project 'test-project'\n"
-            "hint: gcloud services enable compute.googleapis.com --project test-project",
-            id="disabled, the new way",
-        ),
-        pytest.param(
-            403, "Required 'compute.instances.list' permission", "forbidden", "", DeniedError,
-            "error: no permission in project 'test-project': Required 'compute.instances.list' permission\n"
-            "hint: ask the project's owner to add you to `launchers` in infra/, or use another account: "
-            "gcloud auth application-default login",
-            id="no permission",
-        ),
-        pytest.param(
-            401, "Request had invalid authentication credentials.", "authError", "", DeniedError,
-            "error: no usable credentials for Google Cloud: Anonymous credentials cannot be refreshed.\n"
-            "hint: gcloud auth application-default login",
-            id="no credentials",
-        ),
-        pytest.param(
-            404, "The resource 'projects/test-project' was not found", "notFound", "", UsageError,
-            "error: project 'test-project' does not exist, or is not yours\nhint: gcloud projects list",
-            id="no project",
-        ),
-        pytest.param(
-            400, "Invalid value for field 'filter'", "invalid", "", ToolError,
-            "error: Compute Engine refused aggregated_list: Invalid value for field 'filter'\nhint: launch doctor gcp",
-            id="anything else",
-        ),
-    ],
-)  # fmt: skip
-def test_what_a_refusal_becomes(
-    status: int,
-    message: str,
-    reason: str,
-    info: str,
-    kind: type[RooflaunchError],
-    report: str,
-    fake: FakeCompute,
-    compute: Compute,
-) -> None:
-    fake.refuse(status, message, reason=reason, info=info)
-    with pytest.raises(kind) as caught:
-        compute.instances()
-    assert caught.value.report() == report
-    assert caught.value.__cause__ is not None
-
-
-@pytest.mark.parametrize(
-    ("status", "message", "reason", "code"),
-    [
-        (503, "The zone does not have enough resources available", "backendError", "ZONE_RESOURCE_POOL_EXHAUSTED"),
-        (503, "no capacity", "insufficientCapacity", "ZONE_RESOURCE_POOL_EXHAUSTED"),
-        (403, "Quota 'NVIDIA_T4_GPUS' exceeded. Limit: 0.0 in region us-central1.", "quotaExceeded", "QUOTA_EXCEEDED"),
-        (400, "Machine type with name 'g2-standard-4' does not exist in zone 'z'.", "invalid", "NOT_IN_ZONE"),
-        (400, 'Accelerator type "nvidia-tesla-t4" does not exist in zone us-west4-c.', "invalid", "NOT_IN_ZONE"),
-        (404, "The resource 'projects/p/zones/z/acceleratorTypes/t' was not found", "notFound", "NOT_IN_ZONE"),
-        (404, "The resource 'projects/p/regions/r/subnetworks/s' was not found", "notFound", "RESOURCE_NOT_FOUND"),
-    ],
-)
-def test_an_insert_that_is_refused_for_its_place(
-    status: int, message: str, reason: str, code: str, fake: FakeCompute, compute: Compute
-) -> None:
-    fake.refuse(status, message, reason=reason)
-    with pytest.raises(RefusedError) as caught:
-        compute.insert(A, gpu_body(), ID)
-    assert caught.value.faults == (OperationFault(code=code, message=message),)
-    assert fake.count("POST") == 1
-
-
-SEE = "See https://cloud.google.com/resource-manager/docs/organization-policy/org-policy-constraints for more."
-
-
-@pytest.mark.parametrize(
-    ("status", "message", "error"),
-    [
-        (
-            412,
-            (
-                f"Constraint constraints/compute.requireShieldedVm violated for project projects/p. Secure Boot is not "
-                f"enabled in the 'shielded_instance_config' field. {SEE}"
-            ),
-            (
-                "error: the organisation's policy forbids this VM: constraints/compute.requireShieldedVm: {}\n"
-                "hint: --secure-boot"
-            ),
-        ),
-        (
-            412,
-            (
-                f"Constraint constraints/compute.requireShieldedVm violated for project projects/p. The boot "
-                f"disk's 'initialize_params.source_image' field specifies a non-Shielded image: "
-                f"projects/p/global/images/i. {SEE}"
-            ),
-            (
-                "error: the organisation's policy forbids this VM: constraints/compute.requireShieldedVm: "
-                "{}\nhint: --vm-image with an image that can boot by UEFI, and --secure-boot"
-            ),
-        ),
-        (
-            412,
-            (
-                "Constraint constraints/compute.trustedImageProjects violated for project p. Use of images from "
-                "project ubuntu-os-accelerator-images is prohibited."
-            ),
-            (
-                "error: the organisation's policy forbids this VM: "
-                "constraints/compute.trustedImageProjects: {}\nhint: --vm-image PROJECT/FAMILY of a trusted "
-                "project (launch doctor gcp names them)"
-            ),
-        ),
-        (
-            403,
-            (
-                "Constraint constraints/compute.vmExternalIpAccess violated for project 1. Constraint "
-                "constraints/compute.requireShieldedVm violated for project projects/p."
-            ),
-            (
-                "error: the organisation's policies forbid this VM: constraints/compute.vmExternalIpAccess, "
-                "constraints/compute.requireShieldedVm: {}\n"
-                "hint: --no-external-ip, with create_network in infra/; --secure-boot"
-            ),
-        ),
-        (
-            412,
-            "Constraint constraints/compute.disableGuestAttributesAccess violated for project p.",
-            (
-                "error: the organisation's policy forbids this VM: "
-                "constraints/compute.disableGuestAttributesAccess: {}\n"
-                "hint: ask the organisation's administrator for an exception, or use another --project"
-            ),
-        ),
-        (
-            400,
-            (
-                "Invalid value for field 'resource.networkInterfaces[0].subnetwork': ''. Network interface must "
-                "specify a subnet if the network resource is in custom subnet mode."
-            ),
-            (
-                "error: the network is in custom mode, and no subnetwork is named: {}\nhint: --subnetwork "
-                "NAME, if every region has a subnetwork of this name; or another --network; or "
-                "create_network in infra/, which makes both"
-            ),
-        ),
-    ],
-    ids=["secure boot", "no UEFI", "image project", "two policies", "another policy", "custom network"],
-)
-def test_an_insert_that_other_options_would_get(
-    status: int, message: str, error: str, fake: FakeCompute, compute: Compute
-) -> None:
-    fake.refuse(status, message, reason="conditionNotMet")
-    with pytest.raises(ToolError) as caught:
-        compute.insert(A, gpu_body(), ID)
-    assert caught.value.report() == error.format(message)
-    assert fake.count("POST") == 1
-
-
-def test_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    import google.auth
-    from google.auth.exceptions import DefaultCredentialsError
-
-    def none(**_: Any) -> None:
-        raise DefaultCredentialsError("Your default credentials were not found.\nTo set up …")
-
-    monkeypatch.setattr(google.auth, "default", none)
-    with pytest.raises(DeniedError) as caught:
-        border.connect("test-project")
-    assert caught.value.report() == (
-        "error: no usable credentials for Google Cloud: Your default credentials were not found.\n"
-        "hint: gcloud auth application-default login"
-    )
-    assert caught.value.exit_code is ExitCode.TOOL
-    assert border.default_project() is None
-
-
-def test_the_project_of_the_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    import google.auth
-
-    monkeypatch.setattr(google.auth, "default", lambda **_: (object(), "their-project"))
-    assert border.default_project() == "their-project"
-    monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, "http://127.0.0.1:1")
-    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "of-the-test")
-    assert border.default_project() == "of-the-test"
-
-
-def test_credentials_that_have_expired(fake: FakeCompute, compute: Compute, monkeypatch: pytest.MonkeyPatch) -> None:
-    from google.auth.exceptions import RefreshError
-
-    def expired(*_: Any, **__: Any) -> None:
-        raise RefreshError("Reauthentication is needed.")
-
-    monkeypatch.setattr(type(compute._clients.credentials), "before_request", expired)
-    with pytest.raises(DeniedError, match=r"^no usable credentials for Google Cloud: Reauthentication is needed\.$"):
-        compute.instances()
-    assert fake.calls == []
-
-
-def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    import builtins
-
-    real: Callable[..., Any] = builtins.__import__
-
-    def without(name: str, *arguments: Any, **options: Any) -> Any:
-        if name == "google.cloud":
-            raise ModuleNotFoundError("No module named 'google.cloud'")
-        return real(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ToolError) as caught:
-        border.connect("test-project")
-    assert caught.value.report() == (
-        "error: the package google-cloud-compute is missing\nhint: pip install 'rooflaunch[gcp]'"
-    )
 
 
 # Many at once.

@@ -20,7 +20,7 @@ from launcher.backends.gcp.resources import Operation
 from tests.launcher.backends.gcp import wire
 from tests.launcher.backends.gcp.compute_bodies import plain_body
 from tests.launcher.backends.gcp.fake_compute import FakeCompute
-from tests.launcher.backends.gcp.test_gcp_plan import GOLDEN, planned
+from tests.launcher.backends.gcp.gcp_plans import GOLDEN, planned
 from tests.launcher.backends.gcp.wire import Asked, NoSuchRequestError
 
 pytestmark = pytest.mark.world

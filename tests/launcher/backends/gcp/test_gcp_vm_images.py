@@ -12,7 +12,7 @@ from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.jobs import liveness
 from launcher.protocol.records import Request
-from tests.launcher.backends.gcp.test_gcp_plan import planned
+from tests.launcher.backends.gcp.gcp_plans import planned
 from workload.contract.errors import ExitCode, ToolError, UsageError
 from workload.storage.store import UnreachableError
 

@@ -1,0 +1,66 @@
+"""Tables that figures are drawn from."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from analysis.figures import material
+from tests.analysis.by_hand import at_rates
+from tests.analysis.figures.material_by_hand import made, run
+
+
+def test_one_line_per_poolable_group_with_its_interval() -> None:
+    found = made(*at_rates("a", (100.0, 102.0, 98.0)), *at_rates("b", (50.0,), batch_size=64))
+    (first, second) = found.measured.to_dict("records")
+    assert (first["env"], first["task"], first["variant"], first["series"]) == (
+        "local-cuda",
+        "resnet18",
+        "fp32",
+        "resnet18 · fp32",
+    )
+    assert (first["runs"], first["images_per_s"]) == (3, pytest.approx(100.0))
+    # Student's t on logarithms: sd of ln(98, 100, 102) is 0.0200, t(2) = 4.303, so +- 4.97 %.
+    assert first["images_per_s_low"] == pytest.approx(95.15, abs=0.05)
+    assert first["images_per_s_high"] == pytest.approx(105.08, abs=0.05)
+    assert first["flop_per_s"] == pytest.approx(32 * 10.6484e9 / 0.32)
+    assert second["runs"] == 1
+    assert math.isnan(second["images_per_s_low"])
+    assert second["interval"] == "one run: no interval"
+    assert list(found.runs["line"]) == [0, 0, 0, 1]
+
+
+def test_software_tells_lines_of_one_name_apart() -> None:
+    found = made(run("a", torch="2.14.0"), run("b", torch="2.15.0"))
+    assert list(found.measured["series"]) == ["resnet18 · fp32 · torch 2.14.0", "resnet18 · fp32 · torch 2.15.0"]
+
+
+def test_variants_name_only_what_differs() -> None:
+    found = made(run("a", channels_last=True), run("b", channels_last=False), run("c", model="vgg11"))
+    assert sorted(found.measured["variant"]) == ["fp32", "fp32, channels last no", "fp32, channels last yes"]
+    # Counted apart in the tables that other modules make, which do not know the variant.
+    points = made(
+        *(
+            run(name, channels_last=flag, bytes_lower_per_step=1e9, bytes_upper_per_step=4e9)
+            for name, flag in (("a", True), ("b", False))
+        )
+    ).points
+    assert sorted(points["variant"]) == ["fp32, channels last no", "fp32, channels last yes"]
+
+
+def test_what_broke_off_everywhere_is_failed_and_what_did_once_is_not() -> None:
+    found = made(
+        run("a"),
+        run("b", status="out_of_memory", steps=[], images_per_s=None, step_median_s=None),
+        run("c", batch_size=64, status="out_of_memory", steps=[]),
+        run("d", batch_size=64, status="failed", steps=[]),
+    )
+    (row,) = found.failed.to_dict("records")
+    assert (row["batch_size"], row["ending"]) == (64, "out of memory and failed")
+
+
+def test_environments_without_a_rate_come_last_by_name() -> None:
+    names = [f"env {number}" for number in range(20)]
+    rates = [1.0 if number == 7 else math.nan for number in range(20)]
+    table = pd.DataFrame({"env": names, "images_per_s": rates})
+    assert material.by_speed(table, table, "env") == ["env 7", *sorted({*names} - {"env 7"})]

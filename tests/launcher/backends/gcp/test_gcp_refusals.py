@@ -1,0 +1,314 @@
+"""Errors of the launcher for failures of Compute Engine, its credentials and the network."""
+
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+
+from launcher.backends.gcp import compute as border
+from launcher.backends.gcp import refusals
+from launcher.backends.gcp.compute import Compute, ComputePatience
+from launcher.backends.gcp.refusals import DeniedError, RefusedError
+from launcher.backends.gcp.resources import OperationFault
+from tests.launcher.backends.gcp import fake_compute
+from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
+from tests.launcher.backends.gcp.vm_request import ID, NAME, A, gpu_body
+from tests.ports import held_port
+from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError, ToolError, UsageError
+from workload.contract.interrupt import stoppable
+from workload.storage.store import UnreachableError
+
+pytestmark = pytest.mark.world
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_service_that_stays_busy_is_there(status: int, fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.burst(status, 1000)
+    with pytest.raises(UnreachableError) as caught:
+        compute.get(A, NAME)
+    assert caught.value.report() == (
+        f"error: Compute Engine at {fake.url} answers that it is busy ({status}): busy ({status})\nhint: "
+        "wait a minute, then run again, with fewer commands at the same time"
+    )
+    assert 14 < clock.slept_s <= 30
+
+
+def test_a_connection_that_is_refused(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    with held_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, url)
+        with pytest.raises(UnreachableError) as caught:
+            border.connect("test-project", sleep=clock.sleep, monotonic=clock.now).instances()
+    assert str(caught.value) == f"Compute Engine cannot be reached at {url}: Connection refused"
+    assert 14 < clock.slept_s <= 30
+
+
+def test_a_log_in_page_of_the_network_is_no_bug_of_ours(
+    fake: FakeCompute, compute: Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def welcome(handler: Any) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(b"<html>Welcome</html>")
+        handler.close_connection = True
+
+    for method in ("do_GET", "do_DELETE"):
+        monkeypatch.setattr(fake_compute._Handler, method, welcome)
+    for ask in (lambda: compute.get(A, NAME), lambda: compute.delete(A, NAME), compute.project_quotas):
+        with pytest.raises(UnreachableError) as caught:
+            ask()
+        assert caught.value.report() == (
+            f"error: another server than Compute Engine answers at {fake.url}: a log-in page of this "
+            "network, or a proxy\nhint: open a page in a browser and log in to the network, or correct "
+            "HTTPS_PROXY; then run again"
+        )
+
+
+def test_ctrl_c_while_an_answer_is_read_is_no_foreign_answer(
+    fake: FakeCompute, compute: Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """json_format makes a ParseError of every exception, so a launcher would have gone on after Ctrl-C."""
+    del fake
+    monkeypatch.setattr(json_format, "_DuplicateChecker", lambda _: signal.raise_signal(signal.SIGINT))
+    with stoppable(), pytest.raises(InterruptedRunError):
+        compute.project_quotas()
+
+
+def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, url)
+        compute = border.connect("test-project", patience=ComputePatience(answer_s=0.1, retry_s=0.0))
+        with pytest.raises(UnreachableError) as caught:
+            compute.get(A, NAME)
+        assert str(caught.value) == f"Compute Engine cannot be reached at {url}: no answer in time"
+
+
+DISABLED = "Compute Engine API has not been used in project 123 before or it is disabled."
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "reason", "info", "kind", "report"),
+    [
+        pytest.param(
+            403, DISABLED, "accessNotConfigured", "", DeniedError,
+            "error: the Compute Engine API is disabled in project 'test-project'\n"
+            "hint: gcloud services enable compute.googleapis.com --project test-project",
+            id="disabled, the old way",
+        ),
+        pytest.param(
+            403, DISABLED, "", "SERVICE_DISABLED", DeniedError,
+            "error: the Compute Engine API is disabled in project 'test-project'\n"
+            "hint: gcloud services enable compute.googleapis.com --project test-project",
+            id="disabled, the new way",
+        ),
+        pytest.param(
+            403, "Required 'compute.instances.list' permission", "forbidden", "", DeniedError,
+            "error: no permission in project 'test-project': Required 'compute.instances.list' permission\n"
+            "hint: ask the project's owner to add you to `launchers` in infra/, or use another account: "
+            "gcloud auth application-default login",
+            id="no permission",
+        ),
+        pytest.param(
+            401, "Request had invalid authentication credentials.", "authError", "", DeniedError,
+            "error: no usable credentials for Google Cloud: Anonymous credentials cannot be refreshed.\n"
+            "hint: gcloud auth application-default login",
+            id="no credentials",
+        ),
+        pytest.param(
+            404, "The resource 'projects/test-project' was not found", "notFound", "", UsageError,
+            "error: project 'test-project' does not exist, or is not yours\nhint: gcloud projects list",
+            id="no project",
+        ),
+        pytest.param(
+            400, "Invalid value for field 'filter'", "invalid", "", ToolError,
+            "error: Compute Engine refused aggregated_list: Invalid value for field 'filter'\nhint: launch doctor gcp",
+            id="anything else",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_refusal_becomes(
+    status: int,
+    message: str,
+    reason: str,
+    info: str,
+    kind: type[RooflaunchError],
+    report: str,
+    fake: FakeCompute,
+    compute: Compute,
+) -> None:
+    fake.refuse(status, message, reason=reason, info=info)
+    with pytest.raises(kind) as caught:
+        compute.instances()
+    assert caught.value.report() == report
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "reason", "code"),
+    [
+        (503, "The zone does not have enough resources available", "backendError", "ZONE_RESOURCE_POOL_EXHAUSTED"),
+        (503, "no capacity", "insufficientCapacity", "ZONE_RESOURCE_POOL_EXHAUSTED"),
+        (403, "Quota 'NVIDIA_T4_GPUS' exceeded. Limit: 0.0 in region us-central1.", "quotaExceeded", "QUOTA_EXCEEDED"),
+        (400, "Machine type with name 'g2-standard-4' does not exist in zone 'z'.", "invalid", "NOT_IN_ZONE"),
+        (400, 'Accelerator type "nvidia-tesla-t4" does not exist in zone us-west4-c.', "invalid", "NOT_IN_ZONE"),
+        (404, "The resource 'projects/p/zones/z/acceleratorTypes/t' was not found", "notFound", "NOT_IN_ZONE"),
+        (404, "The resource 'projects/p/regions/r/subnetworks/s' was not found", "notFound", "RESOURCE_NOT_FOUND"),
+    ],
+)
+def test_an_insert_that_is_refused_for_its_place(
+    status: int, message: str, reason: str, code: str, fake: FakeCompute, compute: Compute
+) -> None:
+    fake.refuse(status, message, reason=reason)
+    with pytest.raises(RefusedError) as caught:
+        compute.insert(A, gpu_body(), ID)
+    assert caught.value.faults == (OperationFault(code=code, message=message),)
+    assert fake.count("POST") == 1
+
+
+SEE = "See https://cloud.google.com/resource-manager/docs/organization-policy/org-policy-constraints for more."
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "error"),
+    [
+        (
+            412,
+            (
+                f"Constraint constraints/compute.requireShieldedVm violated for project projects/p. Secure Boot is not "
+                f"enabled in the 'shielded_instance_config' field. {SEE}"
+            ),
+            (
+                "error: the organisation's policy forbids this VM: constraints/compute.requireShieldedVm: {}\n"
+                "hint: --secure-boot"
+            ),
+        ),
+        (
+            412,
+            (
+                f"Constraint constraints/compute.requireShieldedVm violated for project projects/p. The boot "
+                f"disk's 'initialize_params.source_image' field specifies a non-Shielded image: "
+                f"projects/p/global/images/i. {SEE}"
+            ),
+            (
+                "error: the organisation's policy forbids this VM: constraints/compute.requireShieldedVm: "
+                "{}\nhint: --vm-image with an image that can boot by UEFI, and --secure-boot"
+            ),
+        ),
+        (
+            412,
+            (
+                "Constraint constraints/compute.trustedImageProjects violated for project p. Use of images from "
+                "project ubuntu-os-accelerator-images is prohibited."
+            ),
+            (
+                "error: the organisation's policy forbids this VM: "
+                "constraints/compute.trustedImageProjects: {}\nhint: --vm-image PROJECT/FAMILY of a trusted "
+                "project (launch doctor gcp names them)"
+            ),
+        ),
+        (
+            403,
+            (
+                "Constraint constraints/compute.vmExternalIpAccess violated for project 1. Constraint "
+                "constraints/compute.requireShieldedVm violated for project projects/p."
+            ),
+            (
+                "error: the organisation's policies forbid this VM: constraints/compute.vmExternalIpAccess, "
+                "constraints/compute.requireShieldedVm: {}\n"
+                "hint: --no-external-ip, with create_network in infra/; --secure-boot"
+            ),
+        ),
+        (
+            412,
+            "Constraint constraints/compute.disableGuestAttributesAccess violated for project p.",
+            (
+                "error: the organisation's policy forbids this VM: "
+                "constraints/compute.disableGuestAttributesAccess: {}\n"
+                "hint: ask the organisation's administrator for an exception, or use another --project"
+            ),
+        ),
+        (
+            400,
+            (
+                "Invalid value for field 'resource.networkInterfaces[0].subnetwork': ''. Network interface must "
+                "specify a subnet if the network resource is in custom subnet mode."
+            ),
+            (
+                "error: the network is in custom mode, and no subnetwork is named: {}\nhint: --subnetwork "
+                "NAME, if every region has a subnetwork of this name; or another --network; or "
+                "create_network in infra/, which makes both"
+            ),
+        ),
+    ],
+    ids=["secure boot", "no UEFI", "image project", "two policies", "another policy", "custom network"],
+)
+def test_an_insert_that_other_options_would_get(
+    status: int, message: str, error: str, fake: FakeCompute, compute: Compute
+) -> None:
+    fake.refuse(status, message, reason="conditionNotMet")
+    with pytest.raises(ToolError) as caught:
+        compute.insert(A, gpu_body(), ID)
+    assert caught.value.report() == error.format(message)
+    assert fake.count("POST") == 1
+
+
+def test_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    import google.auth
+    from google.auth.exceptions import DefaultCredentialsError
+
+    def none(**_: Any) -> None:
+        raise DefaultCredentialsError("Your default credentials were not found.\nTo set up …")
+
+    monkeypatch.setattr(google.auth, "default", none)
+    with pytest.raises(DeniedError) as caught:
+        border.connect("test-project")
+    assert caught.value.report() == (
+        "error: no usable credentials for Google Cloud: Your default credentials were not found.\n"
+        "hint: gcloud auth application-default login"
+    )
+    assert caught.value.exit_code is ExitCode.TOOL
+    assert border.default_project() is None
+
+
+def test_the_project_of_the_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    import google.auth
+
+    monkeypatch.setattr(google.auth, "default", lambda **_: (object(), "their-project"))
+    assert border.default_project() == "their-project"
+    monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, "http://127.0.0.1:1")
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "of-the-test")
+    assert border.default_project() == "of-the-test"
+
+
+def test_credentials_that_have_expired(fake: FakeCompute, compute: Compute, monkeypatch: pytest.MonkeyPatch) -> None:
+    from google.auth.exceptions import RefreshError
+
+    def expired(*_: Any, **__: Any) -> None:
+        raise RefreshError("Reauthentication is needed.")
+
+    monkeypatch.setattr(type(compute._clients.credentials), "before_request", expired)
+    with pytest.raises(DeniedError, match=r"^no usable credentials for Google Cloud: Reauthentication is needed\.$"):
+        compute.instances()
+    assert fake.calls == []
+
+
+def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import builtins
+
+    real: Callable[..., Any] = builtins.__import__
+
+    def without(name: str, *arguments: Any, **options: Any) -> Any:
+        if name == "google.cloud":
+            raise ModuleNotFoundError("No module named 'google.cloud'")
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ToolError) as caught:
+        border.connect("test-project")
+    assert caught.value.report() == (
+        "error: the package google-cloud-compute is missing\nhint: pip install 'rooflaunch[gcp]'"
+    )
