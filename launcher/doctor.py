@@ -160,7 +160,7 @@ def _image_checks(engine: Engine) -> Iterator[Check]:
     for name, flavour in contents.load_flavours().items():
         recipe = contents.make_recipe(flavour)
         held = engine.images({contents.FLAVOUR_LABEL: name})
-        current = [image for image in held if image.labels.get(contents.INPUTS_LABEL) == recipe.inputs]
+        current = [image for image in held if image.labels.get(contents.INPUTS_LABEL) == recipe.inputs_hash]
         subject = f"image {name}"
         if current:
             base = current[0].labels.get(contents.BASE_LABEL, contents.UNPINNED)

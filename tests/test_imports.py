@@ -77,6 +77,8 @@ def launch(*words: str) -> str:
             "from workload.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
             {"torch", "torchvision", "numpy", "typer", "docker"},
         ),
+        # These facts are collected while torch is imported.
+        ("import workload.environment.host_sections", {"torch", "torchvision", "numpy", "typer", "docker"}),
         pytest.param(
             "import workload.run.train",
             {"pandas", "docker", "google", "typer", "fvcore", "launcher", "analysis"},

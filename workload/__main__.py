@@ -25,4 +25,8 @@ def _start() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(enter())
+    code = enter()
+    # Not if a tool such as cProfile runs this file: the tool continues afterwards.
+    if sys.argv[1:2] == ["train"] and vars(sys.modules["__main__"]) is globals():
+        entry.end_quickly(code)
+    sys.exit(code)

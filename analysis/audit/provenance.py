@@ -16,8 +16,8 @@ MODEL = re.compile(
     r"(resnet|vgg|densenet|alexnet|googlenet|squeezenet|mobilenet|efficientnet|convnext|vit|swin|inception)[-_]?(\d*)",
     re.IGNORECASE,
 )
-# Models whose name contains a letter and a number, for example `vit_b_16` and `efficientnet_b0`.
-VARIANT = re.compile(r"(vit|efficientnet|swin)([-_]?v2)?[-_]?[a-z]{1,5}[-_]?\d+", re.IGNORECASE)
+# Names of models that look like a batch size, such as `vit_b_16`, `efficientnet_b0`: removed before BATCH is searched.
+LIKE_A_BATCH = re.compile(r"(vit|efficientnet|swin)([-_]?v2)?[-_]?[a-z]{1,5}[-_]?\d+", re.IGNORECASE)
 BATCH = re.compile(r"(?<![a-z])(?:b|bs|batch)[-_]?(\d+)(?![0-9])", re.IGNORECASE)
 # NVIDIA, developer.nvidia.com/cuda-gpus and /cuda-legacy-gpus, read 2026-11.
 COMPUTE_CAPABILITY = {
@@ -101,7 +101,7 @@ def _configuration_labels(case: Case) -> Iterator[str]:
     if models and own and not any(_may_be_one(*pair) for pair in itertools.product(models, own)):
         named = ", ".join(sorted(f"{family}{size}" for family, size in models))
         yield f"the file '{name}' names {named}, the run is of '{case['model']}'"
-    batches = {int(number) for number in BATCH.findall(VARIANT.sub("", name))}
+    batches = {int(number) for number in BATCH.findall(LIKE_A_BATCH.sub("", name))}
     if batches and case["batch_size"] not in batches:
         numbers = ", ".join(map(str, sorted(batches)))
         yield f"the file '{name}' names batch size {numbers}, the run has {case['batch_size']}"

@@ -106,10 +106,11 @@ def _notes(
         command += [word for fact in mixed for word in ("--allow-mixed", fact)]
         facts = ", ".join(map(label, pairing.mixed))
         yield f"not pooled: runs that differ in {facts}; to pool them: {as_typed(printable(shlex.join(command)))}"
-    if pairing.alone:
+    if pairing.without_matching_pool:
+        number = counted(len(pairing.without_matching_pool), "run")
         yield (
-            f"not compared: {counted(len(pairing.alone), 'run')} without a matching run on the other side: "
-            f"{first_names(pairing.alone, SHOWN_RUNS)}"
+            f"not compared: {number} without a matching run on the other side: "
+            f"{first_names(pairing.without_matching_pool, SHOWN_RUNS)}"
         )
     if pairing.without_other_value:
         yield (

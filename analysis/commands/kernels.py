@@ -47,8 +47,8 @@ def kernels(
 
     keys = ("family",) if by is GroupBy.FAMILY else ("family", "name")
     # An imported trace has one table of kernels, and another of the operators that launched them.
-    work_keys = {GroupBy.FAMILY: ("family",), GroupBy.KERNEL: (), GroupBy.OPERATOR: ("family", "name")}[by]
-    profiles = gather(paths, keys, verify=verify, work_keys=work_keys)
+    imported_keys = {GroupBy.FAMILY: ("family",), GroupBy.KERNEL: (), GroupBy.OPERATOR: ("family", "name")}[by]
+    profiles = gather(paths, keys, verify=verify, imported_keys=imported_keys)
     print(render(profiles, output_format, top=top, wide=wide))
     print_problems(profiles.problems)
     return ExitCode.DONE

@@ -109,18 +109,20 @@ class Pair:
 class Pairing:
     """All pairs that differ in `by`. `mixed`: facts in which runs of one side differ, so that they form several pools.
 
-    `alone`: runs whose group has another value of `by` too, but not in a matching pool, for example only with another
-    driver. `without_other_value`: runs whose group has no other value of `by` (or not the baseline's), for example the
-    only precision of a batch size. The runs of a group agree in all facts that must be equal. `also`: other facts by
-    which these runs could be compared, if the user named no fact. `baselines`: values with which all other values were
-    compared; empty if all pairs were made. `runs`: all measured runs, compared or not; `pooled`: facts in which runs of
-    one configuration may differ.
+    A group is all runs that agree in the facts that must be equal. `without_other_value`: runs of groups in which `by`
+    has a single value, or not the baseline's: for example the only precision of a batch size.
+    `without_matching_pool`: runs of the other groups that are in no pair, because no pool of another value matches
+    theirs, for example if the driver differs too.
+
+    `also`: other facts by which these runs could be compared, if the user named no fact. `baselines`: values with which
+    all other values were compared; empty if all pairs were made. `runs`: all measured runs, compared or not. `pooled`:
+    facts in which runs of one configuration may differ.
     """
 
     by: str
     pairs: Sequence[Pair]
     mixed: tuple[str, ...] = ()
-    alone: tuple[str, ...] = ()
+    without_matching_pool: tuple[str, ...] = ()
     without_other_value: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     baselines: tuple[str, ...] = ()
@@ -166,11 +168,12 @@ def pair_up(
     if by is None:
         return _by_what_differs(compared, options)
     pairing = _paired(compared, by, options)
-    if not pairing.pairs and pairing.alone:
+    if not pairing.pairs and pairing.without_matching_pool:
         ignored = dict.fromkeys([by, *allow_mixed, *_equal_facts(by)])
         mixed = [f"--allow-mixed {fact}" for fact in (*allow_mixed, *pairing.mixed)]
         require_poolable(
-            runs[runs["run_id"].isin(pairing.alone)].assign(**ignored), hint=" ".join([f"--by {by}", *mixed])
+            runs[runs["run_id"].isin(pairing.without_matching_pool)].assign(**ignored),
+            hint=" ".join([f"--by {by}", *mixed]),
         )
     if not pairing.pairs:
         values = sorted({value_text(by, case[by]) for case in compared})
@@ -248,7 +251,8 @@ def _paired(compared: Sequence[Case], by: str, options: _Options) -> Pairing:
     groups: dict[tuple[Any, ...], dict[Any, list[Case]]] = defaultdict(lambda: defaultdict(list))
     for case in compared:
         groups[tuple(case[fact] for fact in equal)][case[by]].append(case)
-    pairs, mixed, alone, without_other_value = list[Pair](), set[str](), list[str](), list[str]()
+    pairs, mixed = list[Pair](), set[str]()
+    without_matching_pool, without_other_value = list[str](), list[str]()
     runs_of = Counter(case[by] for case in compared)
     baselines = dict[str, None]()
     for values, sides in groups.items():
@@ -263,14 +267,15 @@ def _paired(compared: Sequence[Case], by: str, options: _Options) -> Pairing:
         ]
         made = list(_pairs_of(sides, separating, varying, dict(zip(equal, values, strict=True)), baseline))
         in_pairs = {case.run_id for pair in made for case in pair.runs}
-        alone += [case.run_id for runs in sides.values() for case in runs if case.run_id not in in_pairs]
+        run_ids = [case.run_id for runs in sides.values() for case in runs]
+        without_matching_pool += [run_id for run_id in run_ids if run_id not in in_pairs]
         mixed |= set(varying)
         pairs += made
     return Pairing(
         by=by,
         pairs=pairs,
         mixed=tuple(fact for fact in separating if fact in mixed),
-        alone=tuple(alone),
+        without_matching_pool=tuple(without_matching_pool),
         without_other_value=tuple(without_other_value),
         baselines=tuple(baselines),
         runs=compared,

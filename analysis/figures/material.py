@@ -55,14 +55,16 @@ MEDIANS = ("train_flop_per_image", "train_flop_per_step", "usd_per_h", "peak_mem
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """Tables for figures. Columns `env`, `task` and `variant` name a row's environment, task and other options.
+    """Tables for figures. Their columns of names: `env`: place, with device or threads if these differ there.
 
-    A task is a model with its image size and data set. `roofs` has only `env`. `every`: all runs. `measured`: one row
-    per group of poolable runs, columns as in `MEASURED_COLUMNS`. `runs`: the runs in `measured`; column `line` is the
-    row number there. `failed`: configurations of which no run completed. `points` and `roofs` are tables of
-    `analysis.roofline`, `kernel_points` of `analysis.kernels`, `costs` of `analysis.summary`. `unit`: what throughput
-    counts; the word `units` if the runs count different things. `environments` and `tasks`: all names, in the order of
-    the figures.
+    `task`: model, with image size and data set if they differ; `variant`: precision and the other settings that differ,
+    without the batch size; `series`: task and variant, and the software if only this distinguishes two rows.
+
+    `every`: all runs. `measured`: one row per group of poolable runs, columns as in `MEASURED_COLUMNS`. `runs`: the
+    runs in `measured`; column `line` is the row number there. `failed`: configurations of which no run completed.
+    `points` and `roofs` are tables of `analysis.roofline`, `kernel_points` of `analysis.kernels`, `costs` of
+    `analysis.summary`; `roofs` has only `env`. `unit`: what throughput counts; the word `units` if the runs count
+    different things. `environments`, `tasks` and `variants`: all names, in the order of the figures.
     """
 
     every: pd.DataFrame

@@ -397,7 +397,7 @@ def _one_roof_each(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for env, roofs_of_env in roofs.groupby("env", sort=False):
         precisions = points.loc[points["env"] == env, "precision"].value_counts()
-        rank = {name: place for place, name in enumerate(precisions.index)}
+        rank = {name: index for index, name in enumerate(precisions.index)}
         kept = roofs_of_env[roofs_of_env["precision"].isin(list(rank))]
         if len(kept):
             order = [(str(row["kind"]) != "measured", rank[row["precision"]]) for row in kept.to_dict("records")]

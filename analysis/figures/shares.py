@@ -29,7 +29,7 @@ def efficiency(material: Material, table: pd.DataFrame) -> Drawing:
     `table`: a row per model, environment and kind of share (`of`, a value of `EFFICIENCY`).
     """
     environments = style.present(material.environments, table["env"])
-    rank = {pair: place for place, pair in enumerate(product(environments, EFFICIENCY.values()))}
+    rank = {pair: index for index, pair in enumerate(product(environments, EFFICIENCY.values()))}
     scale, axis = style.linear_axis(0, max(1.0, style.reach(table, "fraction")), percent="")
     return rows_of_points(
         material,
@@ -54,7 +54,7 @@ def breakdown(table: pd.DataFrame) -> Drawing:
     """Chart of each configuration's time by kernel family; column `configuration` names the bars."""
     parameters, opacity = style.picked(table, "family")
     order = style.present(map(str, Family), table["family"])
-    rank = {name: place for place, name in enumerate(order)}
+    rank = {name: index for index, name in enumerate(order)}
     drawn = table.assign(rank=table["family"].map(rank))
     columns = {
         "configuration": "configuration",

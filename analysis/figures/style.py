@@ -345,7 +345,7 @@ def is_wide(values: pd.Series) -> bool:
 def dodged(names: Sequence[str]) -> dict[str, float]:
     """A factor near 1 for each name: shifts its points on a logarithmic axis, so that intervals do not overlap."""
     step = min(DODGE, MOST_DODGE ** (1 / max(1, len(names) - 1)))
-    return {name: step ** (place - (len(names) - 1) / 2) for place, name in enumerate(names)}
+    return {name: step ** (index - (len(names) - 1) / 2) for index, name in enumerate(names)}
 
 
 # --- intervals

@@ -16,7 +16,9 @@ from workload.contract.spec import Precision
 
 # Larger batch sizes are a mistake: the largest batch sizes ever published have five digits.
 MAX_BATCH_SIZE = 10**7
-MAX_EDGE = 10**5
+# As generous: no profile has so many steps.
+MAX_PROFILE_STEPS = 10**7
+MAX_EDGE_PIXELS = 10**5
 MAX_NAME = 200
 
 
@@ -43,8 +45,8 @@ class UserFacts:
                 raise UsageError(f"--{name} must be a name; got '{text[:80]}'", hint=f"--{name} NAME")
         for name, limit in (
             ("batch_size", MAX_BATCH_SIZE),
-            ("profile_steps", MAX_BATCH_SIZE),
-            ("image_size", MAX_EDGE),
+            ("profile_steps", MAX_PROFILE_STEPS),
+            ("image_size", MAX_EDGE_PIXELS),
         ):
             number, flag = getattr(self, name), "--" + name.replace("_", "-")
             if number is not None and not 1 <= number <= limit:
@@ -57,8 +59,8 @@ class UserFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Known facts about an imported run."""
+class ImportedFacts:
+    """Facts about an imported run, from the file and from the user; None if unknown."""
 
     model: str
     batch_size: int
@@ -119,7 +121,7 @@ def parsed_precision(label: str, subject: str) -> str:
 
 
 def new_record(
-    facts: Facts, user: UserFacts, imported: Imported, *, started_at: datetime | None, measured: int | None
+    facts: ImportedFacts, user: UserFacts, imported: Imported, *, started_at: datetime | None, measured: int | None
 ) -> Record:
     """The content of run.json without figures; `measured`: number of measured steps.
 

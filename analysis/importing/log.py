@@ -10,8 +10,8 @@ from typing import Any
 
 from analysis.importing.bundle import (
     MAX_NAME,
-    Facts,
     File,
+    ImportedFacts,
     UserFacts,
     iso,
     new_record,
@@ -127,7 +127,7 @@ def _require_possible(path: Path, record: Record, steps_csv: bytes) -> None:
         )
 
 
-def _facts(path: Path, log: Log, user: UserFacts) -> Facts:
+def _facts(path: Path, log: Log, user: UserFacts) -> ImportedFacts:
     labels = log.labels
     label = None if user.batch_size else labels.get("batch_size")
     batch_size = user.batch_size if label is None else _batch_size(path, label)
@@ -139,7 +139,7 @@ def _facts(path: Path, log: Log, user: UserFacts) -> Facts:
         # No option can correct a single row of a table.
         precision = None
     device_type = (labels.get("device_type") or "").partition(":")[0].lower()
-    return Facts(
+    return ImportedFacts(
         model=model,
         batch_size=batch_size,
         precision=None if precision is None else parsed_precision(precision, f"'{path}': precision"),
@@ -156,7 +156,7 @@ def _batch_size(path: Path, label: str) -> int:
     return int(label)
 
 
-def _unknown_words(facts: Facts, log: Log) -> list[str]:
+def _unknown_words(facts: ImportedFacts, log: Log) -> list[str]:
     """A remark if the file's word for the precision is no known precision; else an empty list."""
     word = log.labels.get("precision")
     if not word or facts.precision is not None:
@@ -164,7 +164,7 @@ def _unknown_words(facts: Facts, log: Log) -> list[str]:
     return [f"the file's precision '{word[:80]}' is not one of {', '.join(Precision)}: it is left out"]
 
 
-def _contradictions(facts: Facts, log: Log) -> Iterator[str]:
+def _contradictions(facts: ImportedFacts, log: Log) -> Iterator[str]:
     """Sentences on contradictions between the user and the file, or within the file."""
     for field, known in asdict(facts).items():
         file_word = log.labels.get(field)

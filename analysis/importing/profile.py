@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.importing.bundle import Facts, File, UserFacts, new_record, notes_on_peaks, require_model_and_batch, seal
+from analysis.importing.bundle import (
+    File,
+    ImportedFacts,
+    UserFacts,
+    new_record,
+    notes_on_peaks,
+    require_model_and_batch,
+    seal,
+)
 from analysis.loading.gpu_names import can_name
 from analysis.readers import ncu
 from analysis.readers.ncu import NcuFile, report
@@ -30,7 +38,7 @@ def make(file: File, user: UserFacts, output: Path) -> Path:
         )
     model, batch_size = require_model_and_batch(file.path, user.model, user.batch_size)
     device_name = ncu_file.device_name
-    facts = Facts(
+    facts = ImportedFacts(
         model=model,
         batch_size=batch_size,
         precision=None if user.precision is None else user.precision.lower(),

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from analysis.importing.bundle import Facts, File, UserFacts, new_record, notes_on_peaks, require_model_and_batch, seal
+from analysis.importing.bundle import (
+    File,
+    ImportedFacts,
+    UserFacts,
+    new_record,
+    notes_on_peaks,
+    require_model_and_batch,
+    seal,
+)
 from analysis.kernels.operators import LISTED_FILE, WORK_FILE
 from analysis.loading.gpu_names import can_name, gpus_named
 from analysis.readers.logs.iteration_log import LONGEST_ITERATION_S
@@ -36,8 +44,6 @@ TOP = 5
 # Largest number of unattributed operators that are listed by name; further operators count only in the total share.
 MOST_UNATTRIBUTED = 20
 SHOWN_UNATTRIBUTED = 3
-# Largest number of shown characters of a kernel's name. The table has the whole name, with its template arguments.
-SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +78,7 @@ def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
     traced = _read(decoded, user, str(file.path))
     attribution, device_name = traced.attribution, traced.device_name
     model, batch_size = require_model_and_batch(file.path, user.model, user.batch_size or attribution.model.batch_size)
-    facts = Facts(
+    facts = ImportedFacts(
         model=model,
         batch_size=batch_size,
         precision=user.precision.lower() if user.precision else _precision(attribution),
@@ -298,6 +304,7 @@ def _notes(attribution: Attribution) -> Iterable[str]:
         return
     unattributed = attribution.unattributed
     if share := sum(unattributed.values()):
+        # The beginning of a kernel's name is enough: the table has the whole name, with its template arguments.
         named = ", ".join(
             f"{name[:60]} {percent(part)}" for name, part in list(unattributed.items())[:SHOWN_UNATTRIBUTED]
         )

@@ -23,6 +23,8 @@ _SUMS = ("duration_s", "flop", "flop_tensor", "dram_bytes", "l2_bytes", "l1_byte
 _WEIGHTED = ("sm_percent", "memory_percent", "dram_percent")
 # Name of the row for a whole profile.
 ALL = "all"
+# Note on a row whose FLOP lack some operations.
+LOWER_BOUND = "FLOP are a lower bound"
 
 COLUMNS = (
     "launches",

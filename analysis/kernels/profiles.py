@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.kernels.breakdown import ALL, COLUMNS, breakdown, in_steps, kernel_points, kind_of_l2_bytes, per_step
+from analysis.kernels.breakdown import (
+    ALL,
+    COLUMNS,
+    LOWER_BOUND,
+    breakdown,
+    in_steps,
+    kernel_points,
+    kind_of_l2_bytes,
+    per_step,
+)
 from analysis.kernels.operators import SHOWN, attributed, longest, operators
 from analysis.loading.configurations import CONFIGURATION, NAMED_COLUMNS, PLACE, SOFTWARE, WORK_NAMED
 from analysis.loading.index import Problem
@@ -18,11 +27,11 @@ from workload.contract.spec import Device
 from workload.contract.tables import Column, Role, TableFormat
 from workload.contract.tables import render as render_table
 
-KEYS = ("family", "name")
+ALL_KEYS = ("family", "name")
 # Further columns of operators in JSON and CSV: the modelled intervals of bytes and intensity.
 MODELLED = ("bytes_lower", "bytes_upper", "intensity_low", "intensity_high")
 FACTS = ("file", *WORK_NAMED, "profiles", "steps")
-TABLE = (
+KERNEL_COLUMNS = (
     Column(name="file", heading="file", optional=True, role=Role.FACT),
     Column(name="place", heading="place", optional=True, role=Role.FACT),
     Column(name="device_name", heading="device", optional=True, role=Role.FACT),
@@ -44,7 +53,7 @@ TABLE = (
     Column(name="dram_percent", heading="DRAM %", optional=True),
     Column(name="remark", heading="note", optional=True, role=Role.NOTE),
 )
-OPERATORS = (
+OPERATOR_COLUMNS = (
     *NAMED_COLUMNS,
     Column(name="steps", heading="steps", role=Role.FACT),
     Column(name="name", heading="operator", role=Role.FACT),
@@ -55,7 +64,7 @@ OPERATORS = (
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
 )
 # Columns for imported traces: operators, or families of operators, with their modelled work.
-ATTRIBUTED = (
+IMPORTED_OPERATOR_COLUMNS = (
     *NAMED_COLUMNS,
     Column(name="steps", heading="steps", role=Role.FACT),
     Column(name="family", heading="family", role=Role.FACT),
@@ -71,53 +80,60 @@ ATTRIBUTED = (
     Column(name="intensity_high", heading="to", unit="FLOP/B", optional=True),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
 )
-LOWER_BOUND = "FLOP are a lower bound"
 # Maximum number of characters of a printed name: the rest is template arguments. JSON and CSV have the whole name.
 SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Profiles:
-    """Profiles as tables. `tables`: one per profile by ncu, with a row per value of `keys` and one for the whole.
+    """Profiles as tables. `ncu_tables`: one per profile by ncu, with a row per value of `keys` and one for the whole.
 
-    `traced`: profiles by torch.profiler. `attributed`: operators of imported traces with their work, by `work_keys`.
+    `torch_operators`: profiles by torch.profiler. `imported_operators`: operators of imported traces with their work,
+    by `imported_keys`.
     """
 
     keys: Sequence[str]
-    tables: Sequence[pd.DataFrame]
-    traced: pd.DataFrame
-    attributed: pd.DataFrame
-    work_keys: Sequence[str]
+    ncu_tables: Sequence[pd.DataFrame]
+    torch_operators: pd.DataFrame
+    imported_operators: pd.DataFrame
+    imported_keys: Sequence[str]
     problems: Sequence[Problem]
 
 
-def gather(paths: Sequence[Path], keys: Sequence[str], *, verify: bool, work_keys: Sequence[str] = ()) -> Profiles:
+def gather(paths: Sequence[Path], keys: Sequence[str], *, verify: bool, imported_keys: Sequence[str] = ()) -> Profiles:
     """Read the profiles in folders of bundles and in files; `keys`: columns by which kernels are grouped.
 
-    `work_keys`: columns by which operators of imported traces are grouped; if empty, these operators are
+    `imported_keys`: columns by which operators of imported traces are grouped; if empty, these operators are
     listed as torch.profiler lists them.
 
     Raises `NothingToDoError` if there is no profile.
     """
     folders = [path for path in paths if not path.is_file()]
     problems = list[Problem]()
-    traced = works = pd.DataFrame()
-    tables = [_of_file(path, keys, problems) for path in paths if path.is_file()]
+    torch_operators = imported_operators = pd.DataFrame()
+    ncu_tables = [_of_file(path, keys, problems) for path in paths if path.is_file()]
     if folders:
         results = load_folders(folders, verify=verify)
-        tables += _of_results(kernel_points(results, keys=keys))
-        if work_keys:
-            works, unread = attributed(results, work_keys)
+        ncu_tables += _of_results(kernel_points(results, keys=keys))
+        if imported_keys:
+            imported_operators, unread = attributed(results, imported_keys)
             problems += unread
-        traced, unread = operators(results, with_attributed=not work_keys)
+        torch_operators, unread = operators(results, with_attributed=not imported_keys)
         problems += [*results.problems, *results.kernel_problems, *unread]
-    if not tables and traced.empty and works.empty:
+    if not ncu_tables and torch_operators.empty and imported_operators.empty:
         where = ", ".join(f"'{folder}'" for folder in folders)
         raise NothingToDoError(
             f"no run in {where} was profiled with ncu or torch",
             hint="launch local --profile torch; with --profile ncu on an NVIDIA GPU also FLOP and bytes",
         )
-    return Profiles(keys=keys, tables=tables, traced=traced, attributed=works, work_keys=work_keys, problems=problems)
+    return Profiles(
+        keys=keys,
+        ncu_tables=ncu_tables,
+        torch_operators=torch_operators,
+        imported_operators=imported_operators,
+        imported_keys=imported_keys,
+        problems=problems,
+    )
 
 
 def render(profiles: Profiles, form: TableFormat, *, top: int | None, wide: bool) -> str:
@@ -125,36 +141,41 @@ def render(profiles: Profiles, form: TableFormat, *, top: int | None, wide: bool
     keys = profiles.keys
     records = [
         {str(name): value for name, value in row.items()}
-        for table in profiles.tables
+        for table in profiles.ncu_tables
         for row in (table.drop(table.index[:-1][top:]) if top else table).to_dict("records")
     ]
     rows = frame(records, (*FACTS, *keys, *COLUMNS, "remark"))
     if form is TableFormat.TABLE:
         return "\n\n".join(_texts(rows, profiles, top or SHOWN, wide=wide))
-    traced, works = (longest(table, top) if top else table for table in (profiles.traced, profiles.attributed))
-    return render_table(_as_data(rows, traced, works, keys), _all_columns(keys), form)
+    by_torch = [profiles.imported_operators, profiles.torch_operators]
+    shown = [longest(table, top) if top else table for table in by_torch]
+    return render_table(_as_data(rows, shown, keys), _all_columns(keys), form)
 
 
 def _texts(rows: pd.DataFrame, profiles: Profiles, top: int, *, wide: bool) -> Iterator[str]:
     """Printed tables, one per kind of profile, because profilers measure different quantities."""
     if len(rows):
         yield render_table(*_printed(rows, profiles.keys, wide=wide), TableFormat.TABLE, wide=wide)
-    if len(works := longest(profiles.attributed, top)):
-        columns = [column for column in ATTRIBUTED if column.name in profiles.work_keys or column.name not in KEYS]
-        table = render_table(works, columns, TableFormat.TABLE, wide=wide)
+    if len(imported := longest(profiles.imported_operators, top)):
+        columns = [
+            column
+            for column in IMPORTED_OPERATOR_COLUMNS
+            if column.name in profiles.imported_keys or column.name not in ALL_KEYS
+        ]
+        table = render_table(imported, columns, TableFormat.TABLE, wide=wide)
         yield f"by torch.profiler: operators with their modelled work, per step\n{table}"
-    if len(traced := longest(profiles.traced, top)):
-        table = render_table(traced, OPERATORS, TableFormat.TABLE, wide=wide)
-        devices = set(traced["device_type"] == Device.CPU)
+    if len(operators_of_runs := longest(profiles.torch_operators, top)):
+        table = render_table(operators_of_runs, OPERATOR_COLUMNS, TableFormat.TABLE, wide=wide)
+        devices = set(operators_of_runs["device_type"] == Device.CPU)
         what = "the own time of each operator" if devices == {True} else "kernels on a GPU"
         what = "operators' own time on a CPU, kernels on a GPU" if len(devices) > 1 else what
         yield f"by torch.profiler: {what}, per step\n{table}"
 
 
-def _as_data(rows: pd.DataFrame, traced: pd.DataFrame, works: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+def _as_data(rows: pd.DataFrame, by_torch: Sequence[pd.DataFrame], keys: Sequence[str]) -> pd.DataFrame:
     names = [column.name for column in _all_columns(keys)]
     parts = [rows.assign(profiler="ncu")]
-    parts += [table.assign(profiler="torch", remark=table.get("note")) for table in (works, traced)]
+    parts += [table.assign(profiler="torch", remark=table.get("note")) for table in by_torch]
     return pd.concat([part.reindex(columns=names).astype(object) for part in parts if len(part)], ignore_index=True)
 
 
@@ -208,8 +229,8 @@ def _all_columns(keys: Sequence[str]) -> tuple[Column, ...]:
 
 def _printed(rows: pd.DataFrame, keys: Sequence[str], *, wide: bool) -> tuple[pd.DataFrame, list[Column]]:
     if "name" not in keys:
-        return rows, [column for column in TABLE if column.name != "name"]
+        return rows, [column for column in KERNEL_COLUMNS if column.name != "name"]
     if wide:
-        return rows, list(TABLE)
+        return rows, list(KERNEL_COLUMNS)
     short = rows["name"].map(lambda name: name if pd.isna(name) else str(name)[:SHOWN_CHARACTERS])
-    return rows.assign(name=short), list(TABLE)
+    return rows.assign(name=short), list(KERNEL_COLUMNS)

@@ -38,7 +38,7 @@ CONFIGURATION = (
     "optimizer",
     "workers",
 )
-# Facts that are counted if the run is a user's script. They differ between repeats if batches differ in length.
+# A user's script does not state these facts: they are counted in its steps, so repeats may differ slightly.
 COUNTED = ("batch_size", "grad_accumulation")
 # Facts of the device; the threads of a CPU run decide its ceilings.
 DEVICE = ("place", "device_type", "device_name", "threads")
@@ -92,7 +92,8 @@ DETAILS = tuple(
     if name not in NAMED
 )
 
-# `DETAILS` as figures instead of facts, for tables whose notes contain these facts.
+# The same columns for tables that already print these facts as notes. As figures instead of facts, they are only in
+# JSON, CSV and wide tables.
 DATA_DETAILS = tuple(replace(column, role=Role.FIGURE) for column in DETAILS)
 
 

@@ -33,9 +33,9 @@ class RunFigures:
 class ForeignTable:
     """Cells under a header, each row with its line number in the file.
 
-    `cut`: rows left out because the file breaks off in them. `wall_s`, `iterations`: if the log has running means, the
-    seconds of all rows after the first together, and the number of iterations that each row represents. `figures`:
-    figures of a log that has no rows.
+    `cut`: rows left out because the file breaks off in them. `iterations`: number of iterations that each row of a log
+    represents. `wall_s`: seconds of all rows after the first together, if the log has running means. `figures`: figures
+    of a log that has no rows.
     """
 
     kind: str

@@ -122,7 +122,7 @@ def _other_model(model: "TracedModel", named: ModelWork) -> str | None:
         return f"the trace's {model.parameters} parameters are those of {' or '.join(owners)}"
     # In a trace of compiled code only gradients show which weights there are, and frozen layers have none: then the
     # trace does not show the whole model.
-    is_whole = model.weights is not None and model.weights == model.parameters
+    is_whole = model.parameters_in_modules is not None and model.parameters_in_modules == model.parameters
     ratio = parameters / named.parameters
     if ratio <= MODEL_RATIO_TO and (ratio >= MODEL_RATIO_FROM or not is_whole):
         return None

@@ -11,7 +11,6 @@ from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
 if TYPE_CHECKING:
     import pandas as pd
 
-LOWER_BOUND = "FLOP are a lower bound"
 TENSOR = "tensor operations that are not counted"
 PARTLY = "some operations of a number type were not counted"
 PARTIAL = "the profile is partial"

@@ -34,9 +34,10 @@ LIMITS: Mapping[int, tuple[float, ...]] = {
     50: (12.8, 16.8, 18.1, 19.1, 20.1, 21.9, 23.0, 24.2, 29.3, 36.9),
     100: (13.7, 18.2, 18.2, 19.6, 19.6, 21.5, 21.5, 22.4, 28.3, 33.8),
 }
-# Least points of a phase, and of either part of a shift: fewer slow points are stalls. From 60 points on, 5 % of all.
+# Least points of a phase, and of either part of a shift: fewer slow points are stalls.
 LEAST_POINTS = 3
-LEAST_SHARE = 20
+# The same as a share of all points. It is more than LEAST_POINTS in a series of 80 points or more.
+LEAST_SHARE = 0.05
 # Points are clipped to this many robust standard deviations from the median, so that single slow steps make no phase.
 # Short series need a wider range to show a change: 150 / n deviations, 7.5 for 20 points.
 CLIP_STDEVS = 3.0
@@ -46,10 +47,10 @@ TWO_ENDS = 4.0
 # Range of sizes of change that `visible` tries, in standard deviations, 5 % apart.
 VISIBLE_STDEVS = (0.3, 40.0)
 VISIBLE_SIZES = 100
-# White noise on top of slow waves lowers the lag-1 correlation, and therefore the limit. A second test is made if the
-# residuals of a shift or phase correlate over more lags than their lag 1 implies: 20 to 39 means of neighbouring points
-# are scanned, and their gain must exceed WAVE_SHARE of their limit. For waves of lag 1 = 0.9 with as much white noise,
-# the second test reduces false changes from 23 % to 4 %.
+# Slow waves look like a change. White noise on top of them hides them from the lag-1 correlation, so the limit is too
+# low. A shift or phase is therefore tested again if its residuals correlate over more lags than their lag 1 implies.
+# The test scans 20 to 39 means of neighbouring points, which have less white noise; their gain must exceed WAVE_SHARE
+# of their limit. For waves of lag 1 = 0.9 with as much white noise, this reduces false changes from 23 % to 4 %.
 WAVE_POINTS = 20
 WAVE_SHARE = 0.8
 # Values whose relative difference is below this are equal, up to rounding.
@@ -122,7 +123,7 @@ def scan(series: Floats) -> Scan | None:
     points = points - points.mean()
     if np.ptp(points) <= SAME * np.abs(series).max():
         return None
-    least = max(LEAST_POINTS, n // LEAST_SHARE)
+    least = max(LEAST_POINTS, int(n * LEAST_SHARE))
     plain = _Fit(squares=np.array([points @ points]), products=np.array([points[1:] @ points[:-1]]))
     starts, stops = _segments(n, least)
     split = _split(points, starts, stops)

@@ -25,10 +25,10 @@ LEAST_SAMPLES = 8
 # Probability of a false cause per run, divided among the covariates.
 FALSE_CAUSES = 0.01
 # If the level of the step times changes, a covariate is a cause if it explains at least this share of the change.
-LEAST_ALONG = 0.5
+LEAST_SHARE_OF_CHANGE = 0.5
 # Least number of samples on either side of a change of level.
 LEAST_SAMPLES_APART = 2
-# Least share of the variation that is reported; a smaller one is not, however certain.
+# Least share of the variation that a cause must explain; a smaller share is not reported, however certain.
 LEAST_SHARE = 0.1
 # Least share of samples with a lowered clock: a single sample of one second does not characterize a run.
 LEAST_CLOCK_LOWERED = 0.05
@@ -36,8 +36,8 @@ LEAST_CLOCK_LOWERED = 0.05
 LEAST_TIME_SHARE = 0.02
 # If a run waits for data for a larger share of its time, the remainder is too short to judge.
 MOST_WAITS = 0.9
-# On a full GPU, a bigger batch gives as many images/s or more; spilling into system memory takes 10 to 45 times as
-# long.
+# A batch whose images/s are below this ratio to those of a smaller batch has spilled into system memory. A bigger batch
+# that fits into the GPU's memory gives as many images/s or more; a step that spills takes 10 to 45 times as long.
 SPILL_RATIO = 0.5
 # Boards whose power limit (W, from the data sheet) reduces the clock under any steady load, which is no fault.
 CAPPED_BY_DESIGN = {"T4": 70, "L4": 72}
@@ -207,7 +207,7 @@ def _moved_along(case: Case, covariate: Covariate, at: Floats, values: Floats, s
         return
     low, high = float(np.median(values[slow])), float(np.median(values[~slow]))
     slower = float(np.log(np.median(case.step_s[slow_steps]) / np.median(case.step_s[~slow_steps])))
-    if not 0 < low < high or np.log(high / low) < LEAST_ALONG * slower:
+    if not 0 < low < high or np.log(high / low) < LEAST_SHARE_OF_CHANGE * slower:
         return
     yield Cause(
         cause=covariate.cause,

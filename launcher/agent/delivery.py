@@ -118,8 +118,8 @@ class Delivery:
     def deliver(self, folder: Path, why_ended: str = "") -> None:
         """Close a bundle and upload it, once.
 
-        `why_ended`: error for run.json if the trainer left the bundle open, or if this is the last run and a preemption
-        or the time limit ended the run.
+        `why_ended`: error for run.json if the trainer left the bundle open, or if the run was the machine's last and a
+        preemption or the time limit ended it.
         """
         # At the end, the upload of an earlier run's bundle may still be under way.
         with self._sending:

@@ -45,12 +45,12 @@ class HostFacts(Protocol):
         """Whether the machine is being taken away."""
         return False
 
-    def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
+    def await_preemption(self, wait: Callable[[float], bool]) -> bool:
         """Wait until the machine is taken away, and return True; False if the waiting was ended before.
 
-        `is_over`: waits for a number of seconds, and returns whether to end the waiting.
+        `wait`: waits this many seconds, and returns whether the run is over.
         """
-        del is_over
+        del wait
         return False
 
     def comes_back(self) -> bool:

@@ -38,7 +38,7 @@ def place_names(ctx: typer.Context) -> list[str]:
 
     try:
         file = Path(str(ctx.params.get("file")))
-        loaded = matrix.read(matrix.load(file), file=file, environment={}, config_folder=None, many=True)
+        loaded = matrix.read(matrix.load(file), file=file, environment={}, config_folder=None, allow_many_runs=True)
     except UsageError:
         return []
     return [place.place.name for place in loaded.places]
@@ -102,16 +102,18 @@ def run_sweep(
         raise UsageError("launch sweep takes a matrix", hint="launch sweep --example first > first.toml")
     from launcher import models
     from launcher.sweep import matrix
-    from launcher.sweep.budget import require_sum
+    from launcher.sweep.budget import require_positive_usd
     from launcher.sweep.drive import drive
     from launcher.sweep.places import LOCAL
     from launcher.sweep.plan import make_plan
     from launcher.sweep.until import until_of
 
     until_rule = until_of(until, until_ratio, baseline, max_repeats)
-    max_cost_usd = require_sum(max_cost)
+    max_cost_usd = require_positive_usd(max_cost)
     max_time_s = None if max_time is None else sizes.parse_duration_s(max_time, "--max-time")
-    loaded = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd(), many=yes)
+    loaded = matrix.read(
+        matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd(), allow_many_runs=yes
+    )
     matrix.require_places(loaded, on or ())
     for name in {configuration.spec.model for place in loaded.places for configuration in place.configurations}:
         models.require(name)

@@ -250,7 +250,7 @@ def _events(engine: Engine, recipe: Recipe, *, network: str | None, cached: bool
         dockerfile=contents.DOCKERFILE,
         tag=recipe.tag,
         build_args=recipe.build_args(),
-        labels={contents.INPUTS_LABEL: recipe.inputs},
+        labels={contents.INPUTS_LABEL: recipe.inputs_hash},
         network=network,
         cached=cached,
         platform=recipe.platform,

@@ -86,7 +86,7 @@ class Flavour:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All inputs of a build. The same recipe gives the same image, so the tag is a hash of the inputs.
+    """All inputs of a build. The same recipe gives the same image, so the tag contains a hash of all inputs.
 
     `files`: content by name inside the build context. `base_id`: the local image that `base` stands for, if any.
     `commit`: commit of the files. `platform`: `linux/amd64`, or empty for the engine's own.
@@ -102,8 +102,8 @@ class Recipe:
     files: Mapping[str, bytes] = field(repr=False)
 
     @cached_property
-    def inputs(self) -> str:
-        """Hash of our files and the versions; an image for this code has this hash as a label."""
+    def inputs_hash(self) -> str:
+        """Hash of our files and the versions, without base, index and commit: the label of an image for this code."""
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in self.files.items()}
         return _hash(*_pairs(hashes), *_pairs(self.flavour.versions))
 
@@ -111,7 +111,7 @@ class Recipe:
     def tag(self) -> str:
         """Name of the image, as `rooflaunch:cpu-0123456789ab`."""
         source = (self.base, self.base_digest, self.base_id, self.index, self.flavour.ncu_url or "")
-        content = _hash(self.inputs, *source, self.commit, *filter(None, [self.platform]))
+        content = _hash(self.inputs_hash, *source, self.commit, *filter(None, [self.platform]))
         return f"{REPOSITORY}:{self.flavour.name}-{content[:HASH_DIGITS]}"
 
     def build_args(self) -> dict[str, str]:

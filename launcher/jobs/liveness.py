@@ -45,21 +45,21 @@ class StoreSays(StrEnum):
 class Liveness(StrEnum):
     """Verdict on a launch, as decided by the rows of the table `ROWS`."""
 
-    ENDED = "ended"
-    REQUESTED = "requested"
-    PREEMPTED = "preempted"
-    OUT_OF_TIME = "out of time"
-    LOST = "lost"
-    GIVEN_UP = "given up"
-    UNKNOWN = "unknown"
-    RESTARTING = "restarting"
-    STOPPED = "stopped"
-    OVERDUE = "overdue"
-    QUEUED = "queued"
-    SILENT = "silent"
-    NEVER_CAME_UP = "never came up"
-    BOOTING = "booting"
-    ALIVE = "alive"
+    ENDED = "ended"  # the store has a result
+    REQUESTED = "requested"  # no machine yet, and the request is young
+    PREEMPTED = "preempted"  # the machine is gone: its place took it away
+    OUT_OF_TIME = "out of time"  # the machine is gone, after its limit
+    LOST = "lost"  # the machine is gone, for no known reason
+    GIVEN_UP = "given up"  # the place does not answer, and the limit passed long ago
+    UNKNOWN = "unknown"  # the place does not answer, and there is no recent heartbeat
+    RESTARTING = "restarting"  # the machine is stopped, and its place may restart it
+    STOPPED = "stopped"  # the machine is stopped for good
+    OVERDUE = "overdue"  # the machine still exists long after its limit
+    QUEUED = "queued"  # the machine waits for its turn
+    SILENT = "silent"  # the machine is up, but its heartbeat stopped
+    NEVER_CAME_UP = "never came up"  # the machine is up, but sent no heartbeat within the boot's limit
+    BOOTING = "booting"  # the machine is up, and its boot may still take time
+    ALIVE = "alive"  # the last heartbeat is recent
 
 
 # An existing machine with one of these verdicts is removed: it does no work any more, but costs money.
@@ -102,6 +102,7 @@ class Row(NamedTuple):
 # The first row that applies decides.
 ROWS = (
     Row(Liveness.ENDED, None, StoreSays.RESULT),
+    # A machine that is not created yet is in no list, like one that is gone.
     Row(Liveness.REQUESTED, PlaceSays.GONE, StoreSays.NOTHING, lambda seen: seen.age_s < PROVISIONING_S),
     Row(Liveness.PREEMPTED, PlaceSays.GONE, None, lambda seen: seen.was_preempted()),
     Row(Liveness.OUT_OF_TIME, PlaceSays.GONE, None, lambda seen: seen.over_limit_s > 0),

@@ -131,7 +131,7 @@ def _container(spec: RunSpec, image: str | None, flavour: str | None, ports: Run
     from launcher.images import contents  # noqa: PLC0415 - no part of an image, where the agent is told which one to take
 
     recipe = contents.make_recipe(contents.require_flavour(name))
-    labelled = engine.images({contents.FLAVOUR_LABEL: name, contents.INPUTS_LABEL: recipe.inputs})
+    labelled = engine.images({contents.FLAVOUR_LABEL: name, contents.INPUTS_LABEL: recipe.inputs_hash})
     # An image built for a VM would run here by emulation, and the emulation would be measured.
     matching = [image for image in labelled if image.architecture in ("", engine.architecture or image.architecture)]
     if not matching:

@@ -93,9 +93,10 @@ def work_through(
 
     `done`: status by run_key of the sealed bundles in the store; a completed or out-of-memory run among them is
     skipped. `time_left_s`: returns the seconds in which runs are still possible here. `stopped`: returns why no further
-    run is wanted; empty if more are wanted. `settle_to_c`: temperature in °C to which the device cools before
-    each run, if the runs differ; None: its temperature before the first run. A launch that is not part of a sweep ends
-    with the first of its repeats that fails, as the next repeats would fail too.
+    run is wanted; empty if more are wanted. `settle_to_c`: the device cools to this temperature in °C before each run;
+    None: to the temperature that it had before the first run. Runs that all have one configuration need no cooling. A
+    launch that is not part of a sweep ends with the first of its repeats that fails, as the next repeats would fail
+    too.
     """
     work = _Work(task, done, settle_to_c)
     for number, run in enumerate(task.runs, 1):

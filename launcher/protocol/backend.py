@@ -78,9 +78,11 @@ class Listing(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self.there)
 
-    def lacks(self, zone: str) -> bool:
-        """Whether `zone` may have more items than are listed."""
-        return any(place in (zone, zone.rpartition("-")[0], ANYWHERE) for place in self.unreachable)
+    def may_have_more(self, zone: str) -> bool:
+        """Whether `zone` may have more items than are listed, because it did not answer."""
+        # A region that did not answer stands for all of its zones.
+        region = zone.rpartition("-")[0]
+        return any(silent in (zone, region, ANYWHERE) for silent in self.unreachable)
 
 
 @dataclass(frozen=True, kw_only=True)

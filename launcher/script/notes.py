@@ -39,12 +39,12 @@ OURS = frozenset({"rooflaunch", "workload"})
 class Installation:
     """Python or image in which the script's imports must be installed.
 
-    `has`: returns whether an import of this name is known to be installed. `unknown`: end of the note's sentence on
-    the other imports, such as `the image may not have`.
+    `has`: returns whether an import of this name is known to be installed. `cannot_find`: words that end the note
+    `imports a, b, which ...` on other imports, such as `the image may not have`.
     """
 
     has: Callable[[str], bool]
-    unknown: str
+    cannot_find: str
 
 
 def this_python(folder: Path) -> Installation:
@@ -53,10 +53,10 @@ def this_python(folder: Path) -> Installation:
     def has(name: str) -> bool:
         try:
             return bool(PathFinder.find_spec(name, [str(folder)]) or importlib.util.find_spec(name))
-        except ValueError:
+        except ValueError:  # a loaded module without a spec, such as `__main__`: it is there
             return True
 
-    return Installation(has=has, unknown=f"this Python, {sys.executable}, does not have")
+    return Installation(has=has, cannot_find=f"this Python, {sys.executable}, does not have")
 
 
 def image(requirements: bytes) -> Installation:
@@ -64,14 +64,14 @@ def image(requirements: bytes) -> Installation:
     known = packages_of(contents.requirements()) | packages_of(requirements.decode(errors="replace"))
     return Installation(
         has=lambda name: name in WITH_TORCH or any(package in known for package in _packages(name)),
-        unknown="the image may not have (--requirements FILE adds packages)",
+        cannot_find="the image may not have (--requirements FILE adds packages)",
     )
 
 
 def their_python() -> Installation:
     """Python of another machine: only the packages of our trainer are known to be installed."""
     trainer = {"numpy", "psutil"} | WITH_TORCH
-    return Installation(has=lambda name: name in trainer, unknown="the Python there may not have")
+    return Installation(has=lambda name: name in trainer, cannot_find="the Python there may not have")
 
 
 def packages_of(requirements: str) -> frozenset[str]:
@@ -104,7 +104,7 @@ def unknown_imports(words: Sequence[str], folder: Path, there: Installation) -> 
     """Note that names packages which the script imports and which `there` may lack; no note without such packages."""
     missing = sorted(name for name in imports(words, folder) if not there.has(name))
     if missing:
-        yield f"imports {', '.join(missing)}, which {there.unknown}"
+        yield f"imports {', '.join(missing)}, which {there.cannot_find}"
 
 
 def imports(words: Sequence[str], folder: Path) -> set[str]:

@@ -10,7 +10,7 @@ from launcher.protocol.backend import Plan
 from workload.contract.errors import UsageError
 
 
-def require_sum(usd: float | None) -> float | None:
+def require_positive_usd(usd: float | None) -> float | None:
     """Check `--max-cost`, in USD. Raises `UsageError` unless the sum is positive and finite."""
     if usd is not None and not (math.isfinite(usd) and usd > 0):
         raise UsageError(f"--max-cost must be a positive sum in USD; got '{usd:g}'", hint="--max-cost 5")

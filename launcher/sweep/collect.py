@@ -5,8 +5,8 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from launcher.jobs.run import fetched
+from launcher.machine.task import FINAL
 from launcher.protocol.records import RUNS
-from launcher.sweep.existing_runs import FINAL
 from launcher.sweep.progress import Progress
 from launcher.sweep.submitter import TaskLaunch
 from launcher.sweep.work import PlaceWork, progress_text, rate_text

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from launcher.machine.task import FINAL
 from launcher.sweep.places import LOCAL, NOT_IN_KEY, PlacePlan
 from workload.contract import bundle
 from workload.contract.errors import BundleError, UsageError
@@ -15,8 +16,6 @@ from workload.contract.record import Record, Status
 from workload.contract.spec import Device, RunSpec
 from workload.storage.inventory import SealedRun, sealed_in
 
-# A run whose bundle has one of these statuses is not measured again.
-FINAL = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})
 # Form of a run_id (`bundle.make_run_id`). No model of torchvision has a dash in its name.
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-(?P<place>.+)-(?P<model>[^-]+)-b(?P<batch>\d+)-(?P<precision>[a-z0-9]+)-[0-9a-f]{6}")
 # Most bundles to open for one configuration, in search of a run with the same options.

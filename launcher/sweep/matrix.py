@@ -95,10 +95,12 @@ def read(
     file: Path,
     environment: Mapping[str, str],
     config_folder: Path | None,
-    many: bool = False,
+    allow_many_runs: bool = False,
 ) -> Matrix:
-    """Matrix of a file's content. `many`: allow more than `MANY_RUNS` runs. Raises `UsageError` for any mistake."""
-    return _Reader(table, file=file, environment=environment, config_folder=config_folder).read(many=many)
+    """Matrix of a file's content. `allow_many_runs`: more than `MANY_RUNS`. Raises `UsageError` for any mistake."""
+    return _Reader(table, file=file, environment=environment, config_folder=config_folder).read(
+        allow_many_runs=allow_many_runs
+    )
 
 
 def require_places(matrix: Matrix, names: Sequence[str]) -> None:
@@ -150,7 +152,7 @@ class _Reader:
         # Repeats are blocks of the whole matrix, so their key is at the top of the file.
         self._options = {option.name: option for option in options() if option.name != "repeats"}
 
-    def read(self, *, many: bool) -> Matrix:
+    def read(self, *, allow_many_runs: bool) -> Matrix:
         self._known(self._table, TOP, where="")
         name = self._require_name(self._table.get("name", self._file.stem), example="night-1")
         self._command = self._script()
@@ -163,7 +165,7 @@ class _Reader:
         self._require_distinct([place for _, place in places])
         excludes = self._excludes(axes, [place.name for _, place in places])
         repeats = self._repeats()
-        self._require_few(axes, repeats, len(places), many=many)
+        self._require_few(axes, repeats, len(places), allow_many_runs=allow_many_runs)
         used: set[int] = set()
         matrices = tuple(self._at(entry, place, defaults, axes, excludes, used) for entry, place in places)
         unused = [rule.text for number, rule in enumerate(excludes) if number not in used]
@@ -290,11 +292,13 @@ class _Reader:
             rules.append(_Exclude(values=parsed, on=tuple(names), text=text))
         return rules
 
-    def _require_few(self, axes: Mapping[str, tuple[Any, ...]], repeats: int, places: int, *, many: bool) -> None:
+    def _require_few(
+        self, axes: Mapping[str, tuple[Any, ...]], repeats: int, places: int, *, allow_many_runs: bool
+    ) -> None:
         """Raise `UsageError` for too many runs, before combining: a typing error can ask for more than memory holds."""
         combinations = math.prod(map(len, axes.values()))
         runs = combinations * repeats * places
-        if runs > MANY_RUNS and not many:
+        if runs > MANY_RUNS and not allow_many_runs:
             raise self._error(
                 f"{combinations:,} combinations, {counted(repeats, 'repeat')} and {counted(places, 'place')} are "
                 f"{runs:,} runs before [[exclude]], more than {MANY_RUNS:,}",

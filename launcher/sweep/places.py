@@ -1,4 +1,6 @@
-"""Places of a sweep: their configurations, blocks of runs, tasks of machines, and the key of each run. Pure functions.
+"""Places of a sweep: their configurations, blocks of runs, tasks of machines, and the key of each run.
+
+The functions are pure, except that a run's key contains a hash of our own code, whose files are read.
 
 A repeat is a block. A block runs on one machine and has every configuration once, in a random order that is the same at
 every place, so that places are compared at the same positions. Keys and orders are SHA-256 of text: they depend on no
@@ -234,7 +236,7 @@ def _ours(place: Place) -> str:
     if image := _image(place):
         return f"image {image.partition('@')[2] or image}"
     if getattr(place.options, "runtime", None) is not Runtime.PROCESS:
-        inputs = {name: contents.make_recipe(flavour).inputs for name, flavour in contents.load_flavours().items()}
+        inputs = {name: contents.make_recipe(flavour).inputs_hash for name, flavour in contents.load_flavours().items()}
         return f"images {_digest(inputs)}"
     packages = tuple(f"{name}/" for name in contents.TRAINER_PACKAGES)
     trainer = {name: text for name, text in contents.agent_code().items() if name.startswith(packages)}

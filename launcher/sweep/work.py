@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from launcher.machine.task import FINAL
 from launcher.protocol.task import Task, TaskRun
 from launcher.sweep import until as stopping
-from launcher.sweep.existing_runs import FINAL
 from launcher.sweep.places import PlacePlan
 from launcher.sweep.until import Decision, Until
 from workload.contract.design import Run
 from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Status
+from workload.contract.spent import Spent
 from workload.contract.text import plain
 
 LOG_HINT = "see log.txt in the run's bundle; the same command repeats the run"
@@ -63,11 +64,14 @@ class PlaceWork:
         self._failures: dict[str, Failure] = {}
         self._asked = {run.run_key: run for run in plan.runs}
         self._decision: Decision | None = None
+        # Keys of the runs that ran out of memory. Runs left out because of them: by key, the size of the smaller batch.
         self._out_of_memory: frozenset[str] = frozenset()
         self._too_large: dict[str, int] = {}
         # Number of figures when blocks were last added. If the number has not grown since, no more blocks are added.
-        self._figures_then = -1
+        self._figures_at_last_addition = -1
+        # Number of runs that ended during this process.
         self._new = 0
+        self._spent: list[Spent] = []
         for key in plan.done:
             self._ended[key] = known.get(key, Ended(status=Status.COMPLETED))
         for key, ended in known.items():
@@ -97,6 +101,12 @@ class PlaceWork:
         """Number of runs that ended during this process."""
         return self._new
 
+    @property
+    def spent(self) -> Spent:
+        """Where the time of these new runs went."""
+        with self._lock:
+            return Spent.total(self._spent)
+
     def has(self, run_key: str) -> bool:
         """Whether a key belongs to a run of this place."""
         with self._lock:
@@ -113,17 +123,19 @@ class PlaceWork:
         with self._lock:
             return {key: ended.status.value for key, ended in self._ended.items()}
 
-    def take(self, record: Record, path: Path) -> TaskRun | None:
+    def take(self, record: Record, path: Path, whole_s: float | None = None) -> TaskRun | None:
         """Record a sealed bundle. Returns its run; None if the run does not belong to this place.
 
-        A run that was interrupted from outside counts as not begun.
+        A run that was interrupted from outside counts as not begun. `whole_s`: seconds of the whole process.
         """
         with self._lock:
             run = self._asked.get(record.run_key or "")
             if run is None:
                 return None
             if record.status in FINAL:
-                self._new += self._ended.get(run.run_key) is None
+                if run.run_key not in self._ended:
+                    self._new += 1
+                    self._spent.append(Spent.of(record, whole_s))
                 self._ended[run.run_key] = Ended.of(record, path)
                 self._failures.pop(run.run_key, None)
             elif record.status is Status.FAILED:
@@ -230,9 +242,9 @@ class PlaceWork:
             count = len(figures)
             most = self._until.most
             add = self._decision.add if most is None else min(self._decision.add, most - self.blocks)
-            if self._decision.is_done or add <= 0 or count == self._figures_then:
+            if self._decision.is_done or add <= 0 or count == self._figures_at_last_addition:
                 return 0
-            self._figures_then = count
+            self._figures_at_last_addition = count
             self._plan = self._plan.with_blocks(self.blocks + add)
             self._asked = {run.run_key: run for run in self._plan.runs}
             self._out_of_memory = frozenset()

@@ -101,7 +101,7 @@ def test_sound_gpu_machine(lay_out: LayOut) -> None:
 def test_sound_engine(docker: FakeDocker, lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = contents.load_flavours()["cpu"]
     monkeypatch.setattr(contents, "load_flavours", lambda: {"cpu": cpu})
-    inputs = contents.make_recipe(cpu).inputs
+    inputs = contents.make_recipe(cpu).inputs_hash
     labels = {"rooflaunch.flavour": "cpu", "rooflaunch.inputs": inputs, "rooflaunch.base": "unpinned"}
     docker.hold("sha256:ab", "rooflaunch:cpu", "rooflaunch:cpu-0123456789ab", labels=labels)
     assert rows(doctor.examine([DoctorPart.DOCKER], lay_out())) == [
@@ -297,7 +297,7 @@ def test_disk(free: int | None, state: str, found: str, cure: str, disk: SimpleN
 
 
 def test_images_of_other_code_and_of_a_pinned_base(docker: FakeDocker, lay_out: LayOut) -> None:
-    inputs = contents.make_recipe(contents.load_flavours()["volta"]).inputs
+    inputs = contents.make_recipe(contents.load_flavours()["volta"]).inputs_hash
     docker.hold("sha256:ab", "rooflaunch:cuda", labels={"rooflaunch.flavour": "cuda", "rooflaunch.inputs": "other"})
     docker.hold(
         "sha256:cd",

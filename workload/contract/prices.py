@@ -1,4 +1,4 @@
-"""Compute Engine's list prices from prices.toml, each with its source and date. Pure functions.
+"""Compute Engine's list prices from prices.toml, each with its source and date. Only `load` reads the file.
 
 Standard library only: the launcher plans with these prices, and the analysis prices runs that recorded none.
 """

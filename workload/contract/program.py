@@ -4,12 +4,15 @@ The trainer works without typer, and does not use this module.
 """
 
 import difflib
+import inspect
 import itertools
+import os
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from copy import copy
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -112,10 +115,29 @@ def help_unless_called(context: typer.Context) -> None:
         print(context.get_help())
 
 
+def _used(app: typer.Typer, name: str) -> frozenset[str]:
+    """Names of the commands whose options the program `name` needs: all if the shell completes a line, else one."""
+    names = [info.name or "" for info in app.registered_commands]
+    if f"_{name.upper()}_COMPLETE" in os.environ:
+        return frozenset(names)
+    return frozenset([word for word in sys.argv[1:] if word in names][:1])
+
+
+def _without_options(info: Any) -> Any:
+    """Copy of a command's declaration that keeps only its name and its help text."""
+    light = copy(info)
+    light.help, light.callback = info.help or inspect.getdoc(info.callback), lambda: None
+    return light
+
+
 @cache
-def _command(app: typer.Typer) -> Any:
-    """Command group of `app` with our help texts; building it takes 20 ms."""
-    command: Any = typer.main.get_command(app)
+def _command(app: typer.Typer, used: frozenset[str]) -> Any:
+    """Command group of `app` with our help texts; only the commands `used` have options, which take time to make."""
+    light = copy(app)
+    light.registered_commands = [
+        info if info.name in used else _without_options(info) for info in app.registered_commands
+    ]
+    command: Any = typer.main.get_command(light)
     for each in (command, *command.commands.values()):
         each.context_class = HelpContext
         # Without a `short_help`, typer cuts the help text to fit beside the command's name.
@@ -125,7 +147,7 @@ def _command(app: typer.Typer) -> Any:
 
 def run(app: typer.Typer, name: str) -> int:
     """Run the program with this process's arguments and return its exit code. Raises `UsageError` for bad arguments."""
-    command = _command(app)
+    command = _command(app, _used(app, name))
     width = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST_HELP)
     settings = {"terminal_width": width, "help_option_names": ["-h", "--help"]}
     try:

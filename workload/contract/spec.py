@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from workload.contract import script as scripts
 from workload.contract.errors import UsageError
@@ -131,6 +131,21 @@ WHY_REFUSED_FOR_SCRIPT = {
 }
 
 
+class DefaultSteps(NamedTuple):
+    """Default numbers of steps, and least seconds of all measured steps together; names as in `RunSpec`."""
+
+    warmup: int
+    iterations: int
+    min_seconds: float
+
+
+def default_steps(device: Device) -> DefaultSteps:
+    """Default numbers of warm-up and measured steps on a device, for our trainer and for a user's script."""
+    if device is Device.CPU:
+        return DefaultSteps(warmup=3, iterations=20, min_seconds=0.0)
+    return DefaultSteps(warmup=10, iterations=100, min_seconds=GPU_MIN_SECONDS)
+
+
 def _option(default: Any, description: str, *, minimum: int | None = None, example: str = "") -> Any:
     """Field of `RunSpec` that is also a command-line option."""
     metadata = {"help": description, "minimum": minimum, "example": example}
@@ -209,12 +224,9 @@ class RunSpec:
 
     def filled(self, device: Device, *, cpus: int) -> "RunSpec":
         """Copy this spec, with values for the fields that depend on the device, the data set or the usable CPUs."""
-        on_cpu = device is Device.CPU
         defaults: dict[str, Any] = {
-            "batch_size": 16 if on_cpu else 32,
-            "warmup": 3 if on_cpu else 10,
-            "iterations": 20 if on_cpu else 100,
-            "min_seconds": 0.0 if on_cpu else GPU_MIN_SECONDS,
+            "batch_size": 16 if device is Device.CPU else 32,
+            **default_steps(device)._asdict(),
             "image_size": CIFAR10_IMAGE_SIZE if self.dataset == CIFAR10 else IMAGENET_IMAGE_SIZE,
             "workers": 0 if self.dataset == SYNTHETIC else min(cpus, MAX_DEFAULT_WORKERS),
         }

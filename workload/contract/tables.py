@@ -59,9 +59,9 @@ class Column:
     """A column: `name` in the data, JSON and CSV; `heading` and `unit` for people. Order: the most important first.
 
     `unit` with `prefixed` gets one decimal prefix for the whole column (`step [ms]`); a `%` shows a fraction times 100.
-    `digits`: significant digits. Absent values show as `-`; an `optional` column without any value is hidden. A
-    `detail` is shown only if the column is a fact in which rows differ, or if the table may be wide. If the column
-    would displace a figure, its values become notes of the rows that have all other facts in common.
+    `digits`: significant digits. Absent values show as `-`; an `optional` column without any value is hidden.
+    `detail`: the column is shown in a wide table, and otherwise only if it is a fact in which rows differ. If there is
+    no room for it beside the figures, rows that are otherwise named alike get its value as a note.
     """
 
     name: str

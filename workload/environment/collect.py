@@ -5,12 +5,11 @@ from pathlib import Path
 
 import torch
 
-from workload.environment.container import container_facts
-from workload.environment.gce import gce_facts
-from workload.environment.host import cpu_model, host_facts
+from workload.environment.host import cpu_model
+from workload.environment.host_sections import Sections, host_sections
 from workload.environment.machine import HostSystem
+from workload.environment.mounts import storage_facts
 from workload.environment.nvml import GpuSensors
-from workload.environment.outside import slurm_facts
 from workload.environment.software import software_facts
 
 
@@ -20,22 +19,24 @@ def collect(
     dataset_path: Path | None = None,
     machine: HostSystem | None = None,
     outside: Mapping[str, Mapping[str, object]] | None = None,
+    known: Sections | None = None,
 ) -> dict[str, object]:
     """Sections of run.json's `environment`; `device` in torch's form: `cuda:0`.
 
     None stands for a fact that cannot be read, and for a section that does not apply: `cloud` off Compute Engine,
     `container` outside of containers, `slurm` outside of a job. `outside`: facts that a launcher read on the host,
-    with priority over facts read here.
+    with priority over facts read here. `known`: sections of `host_sections`, if they are collected already.
     """
     machine = machine or HostSystem()
+    known = known or host_sections(machine)
+    storage = None if dataset_path is None else storage_facts(machine, dataset_path)
     sections = {
-        # Facts of the host are read first: later, the load average would include the work below.
-        "host": host_facts(machine, dataset_path=dataset_path),
+        "host": {**(known["host"] or {}), "dataset_storage": storage},
         "device": device_facts(machine, torch.device(device)),
-        "software": software_facts(machine),
-        "cloud": gce_facts(machine),
-        "container": container_facts(machine),
-        "slurm": slurm_facts(machine),
+        "software": software_facts(machine, known["software"]),
+        "cloud": known["cloud"],
+        "container": known["container"],
+        "slurm": known["slurm"],
     }
     return {name: _merged(section, (outside or {}).get(name, {})) for name, section in sections.items()}
 

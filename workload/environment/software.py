@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 from workload import __version__
 from workload.contract.installation import packaged_commit
 from workload.environment.machine import HostSystem
+
+# Folder of the running code.
+CODE = Path(__file__).parents[2]
 
 # Variables that change speed. Only these are recorded: bundles are shared, and other variables may hold credentials.
 SPEED_VARIABLES = (
@@ -58,10 +59,13 @@ SPEED_VARIABLES = (
 )
 
 
-def software_facts(machine: HostSystem) -> dict[str, object]:
+def software_facts(machine: HostSystem, commit: Mapping[str, object] | None = None) -> dict[str, object]:
+    """Facts of the software; `commit`: `commit_facts` of this code, if they are known already."""
+    import torch  # noqa: PLC0415 - takes seconds, and `commit_facts` does not need it
+
     return {
         "rooflaunch": __version__,
-        **commit_facts(machine, Path(__file__).parents[2]),
+        **(commit or commit_facts(machine, CODE)),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torchvision": _version("torchvision"),
@@ -123,6 +127,8 @@ def _version(package: str) -> str | None:
 
 def _cudnn() -> int | None:
     """Version of cuDNN in torch's form: 91900 is 9.19.0; None if unavailable."""
+    import torch  # noqa: PLC0415 - see `software_facts`
+
     try:
         version: int | None = torch.backends.cudnn.version()
     except RuntimeError:

@@ -54,7 +54,7 @@ WORK_GROWTH = 4
 # Number of calls with twice the edge that must fit before the deadline: a warm-up, a timed call and three samples.
 CALLS_AHEAD = 5
 # Matrices and arrays take at most the free memory divided by this number, which leaves memory to other processes.
-MEMORY_SHARE = 4
+FREE_MEMORY_DIVISOR = 4
 # STREAM's rule, https://www.cs.virginia.edu/stream/ref.html#size: four times the last-level cache.
 CACHE_MULTIPLE = 4
 # Least total size of the arrays, on a GPU or where the size of the cache is unknown.
@@ -321,7 +321,7 @@ def product_rate(device: Device, precision: Precision, probe: Probe) -> Measured
     """Rate of an n x n x n product: 2 n^3 FLOP. Raises the device's error if the smallest product fails."""
     dtype = DTYPES[precision]
     make = product_maker(device, dtype)
-    largest_edge = isqrt(free_memory_bytes(device) // MEMORY_SHARE // (3 * dtype.itemsize))
+    largest_edge = isqrt(free_memory_bytes(device) // FREE_MEMORY_DIVISOR // (3 * dtype.itemsize))
     with matmul_precision(precision):
         # The first call loads libraries, before the time limit begins.
         probe.warm_up(make(SMALLEST_EDGE))
@@ -468,7 +468,7 @@ def choose_array_bytes(device: Device, *, cache_bytes: int | None, free_bytes: i
     wanted = CACHE_MULTIPLE * (cache_bytes or 0)
     if device is not Device.CPU or cache_bytes is None:
         wanted = max(wanted, USUAL_FOOTPRINT_BYTES)
-    footprint = min(wanted, LARGEST_FOOTPRINT_BYTES, free_bytes // MEMORY_SHARE)
+    footprint = min(wanted, LARGEST_FOOTPRINT_BYTES, free_bytes // FREE_MEMORY_DIVISOR)
     return max(footprint // ARRAYS, SMALLEST_ARRAY_BYTES)
 
 

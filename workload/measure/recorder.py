@@ -18,7 +18,8 @@ from workload.contract.spec import Device
 from workload.measure.clock import Clock
 
 FLUSH_EVERY_S = 1.0
-# With this many unread steps the host waits for the device, so that no unread loss in the ring buffer is overwritten.
+# With this many unread steps the host waits for the device. The ring buffer of `PinnedReader` has room for twice as
+# many losses, so no unread loss is overwritten.
 MAX_PENDING = 1024
 
 
@@ -39,9 +40,12 @@ class StepPart(StrEnum):
 
 
 class Aside(StrEnum):
-    """Kind of time of a user's script outside the four parts of a step. Only time of kind `OTHER` belongs to a step.
+    """Kind of work of a user's script besides the four parts of a step.
 
-    `MEASURING`: time in which the script waits for the measurement itself.
+    `OTHER`: work between the parts, such as logging; it counts as forward pass. The time of all other kinds belongs to
+    no step: `MEASURING`: the script waits for the measurement itself; `VALIDATION`: an evaluation; `CHECKPOINT`: a file
+    is saved; `OUTSIDE`: work before a step that the script marks by `with step():`; `IRREGULAR`: work up to an
+    optimizer's step that ends no training step.
     """
 
     OTHER = "other"

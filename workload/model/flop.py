@@ -46,7 +46,7 @@ OVERWRITING = frozenset(
 GATHERING = frozenset({"embedding", "index", "index_select", "gather", "take", "_embedding_bag"})
 # Ops without a formula that only move bytes, by the beginnings of their names: optimizers and lists of tensors, random
 # numbers, losses, pooling.
-FAMILIES = re.compile(
+MOVES_BYTES_BEGINNINGS = re.compile(
     r"_foreach_|_fused_|_amp_|native_(batch|layer|group)_norm|_?(cudnn|miopen)_batch_norm|batch_norm|_batch_norm"
     r"|_fused_rms_norm|rms_norm|instance_norm|renorm|linalg_vector_norm|norm$|norm_"
     r"|_?(log_)?softmax|_safe_softmax|nll_loss|_?cross_entropy|mse_loss|l1_loss|smooth_l1_loss|huber_loss|kl_div"
@@ -56,7 +56,7 @@ FAMILIES = re.compile(
 )
 # More ops without a formula that only move bytes, by their whole names: reductions, copies, fills, gathers, scatters,
 # shapes and random numbers.
-NAMES = """
+_MOVES_BYTES = """
 sum mean var std var_mean std_mean amax amin aminmax max min argmax argmin prod all any count_nonzero logsumexp
 cumsum cumprod logcumsumexp cummax cummin copy_ clone _to_copy _copy_from contiguous cat stack _unsafe_view
 _reshape_alias _reshape_copy as_strided_copy permute_copy view_copy repeat roll flip tril triu tril_ triu_
@@ -73,7 +73,7 @@ cudnn_batch_norm_backward glu glu_backward native_channel_shuffle split_with_siz
 _weight_norm_interface _weight_norm_interface_backward _prelu_kernel _prelu_kernel_backward rrelu_with_noise
 hardswish hardswish_ _conj_physical _neg_view_copy _to_dense bincount
 """
-SINGLE = frozenset(NAMES.split())
+MOVES_BYTES_NAMES = frozenset(_MOVES_BYTES.split())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,63 +86,68 @@ class Formula:
 
 def _convolution(output: Tensor, images: Tensor, weight: Tensor, *rest: Any) -> int:
     """FLOP of a convolution. `rest`: bias, stride, padding, dilation, transposed, output_padding, groups."""
-    return formulas.convolution(output.shape, images.shape, weight.shape, transposed=rest[4])
+    is_transposed = rest[4]
+    return formulas.convolution(output.shape, images.shape, weight.shape, transposed=is_transposed)
 
 
-def _convolution_backward(_: Any, gradient: Tensor, images: Tensor, weight: Tensor, *rest: Any) -> int:
+def _convolution_backward(_output: Any, gradient: Tensor, images: Tensor, weight: Tensor, *rest: Any) -> int:
     """FLOP of a convolution's backward pass: as many as forward, for each wanted gradient (of images, of weights).
 
     `rest`: bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask.
     """
-    products: int = sum(rest[7][:2])
-    return products * formulas.convolution(gradient.shape, images.shape, weight.shape, transposed=rest[4])
+    is_transposed, wanted_gradients = rest[4], rest[7][:2]
+    products: int = sum(wanted_gradients)
+    forward_flop = formulas.convolution(gradient.shape, images.shape, weight.shape, transposed=is_transposed)
+    return products * forward_flop
 
 
-def _matmul(output: Tensor, left: Tensor, *_: Any, **__: Any) -> int:
+def _matmul(output: Tensor, left: Tensor, *_others: Any, **_options: Any) -> int:
     return formulas.matmul(output.shape, left.shape)
 
 
-def _add_matmul(output: Tensor, _: Tensor, left: Tensor, *__: Any, **___: Any) -> int:
+def _add_matmul(output: Tensor, _added: Tensor, left: Tensor, *_others: Any, **_options: Any) -> int:
     return formulas.matmul(output.shape, left.shape)
 
 
-def _add_summed_bmm(output: Tensor, _: Tensor, left: Tensor, *__: Any, **___: Any) -> int:
+def _add_summed_bmm(output: Tensor, _added: Tensor, left: Tensor, *_others: Any, **_options: Any) -> int:
     """FLOP of `addbmm`, which sums over the batch, the first dimension of `left`."""
     return left.shape[0] * formulas.matmul(output.shape, left.shape)
 
 
-def _linear_backward(_: Any, __: Tensor, gradient: Tensor, weight: Tensor, mask: Sequence[bool]) -> int:
+def _linear_backward(_output: Any, _inputs: Tensor, gradient: Tensor, weight: Tensor, mask: Sequence[bool]) -> int:
     return sum(mask[:2]) * 2 * gradient.numel() * weight.shape[1]
 
 
-def _lstm(_: Any, inputs: Tensor, into: Tensor, between: Tensor, *__: Any) -> int:
+def _lstm(_output: Any, inputs: Tensor, into: Tensor, between: Tensor, *_others: Any) -> int:
     """FLOP of oneDNN's LSTM layer in one direction: each weight is used once per position of `inputs` (..., size)."""
     return formulas.recurrent(inputs.shape, [into.shape, between.shape])
 
 
-def _lstm_backward(_: Any, inputs: Tensor, into: Tensor, between: Tensor, *__: Any) -> int:
-    return 2 * _lstm(_, inputs, into, between)
+def _lstm_backward(_output: Any, inputs: Tensor, into: Tensor, between: Tensor, *_others: Any) -> int:
+    return 2 * _lstm(_output, inputs, into, between)
 
 
-def _cell(_: Any, inputs: Tensor, *__: Any) -> int:
+def _cell(_output: Any, inputs: Tensor, *_others: Any) -> int:
     """Return 0 for the element-wise part of a fused recurrent cell, whose products are dispatched separately."""
     return 0 * inputs.dim()
 
 
-def _cudnn_rnn(_: Any, inputs: Tensor, weights: Sequence[Tensor], *__: Any) -> int:
+def _cudnn_rnn(_output: Any, inputs: Tensor, weights: Sequence[Tensor], *_others: Any) -> int:
     """FLOP of cuDNN's recurrent layers: `inputs` (..., size), packed or not; vectors among the weights are biases."""
     return formulas.recurrent(inputs.shape, [weight.shape for weight in weights])
 
 
-def _cudnn_rnn_backward(_: Any, inputs: Tensor, weights: Sequence[Tensor], *__: Any) -> int:
-    return 2 * _cudnn_rnn(_, inputs, weights)
+def _cudnn_rnn_backward(_output: Any, inputs: Tensor, weights: Sequence[Tensor], *_others: Any) -> int:
+    return 2 * _cudnn_rnn(_output, inputs, weights)
 
 
-def _attention(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any) -> int:
+def _attention(_output: Any, query: Tensor, key: Tensor, value: Tensor, *_others: Any, **_options: Any) -> int:
     return formulas.attention(query.shape, key.shape, value.shape)
 
 
-def _attention_backward(_: Any, __: Tensor, query: Tensor, key: Tensor, value: Tensor, *___: Any, **____: Any) -> int:
+def _attention_backward(
+    _output: Any, _gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_others: Any, **_options: Any
+) -> int:
     return 2 * formulas.attention(query.shape, key.shape, value.shape)
 
 
@@ -211,9 +216,9 @@ def is_known(func: OpOverload) -> bool:
     name = func.overloadpacket.__name__
     return func.namespace == "aten" and (
         torch.Tag.pointwise in func.tags
-        or name in SINGLE
-        or name.removesuffix("_backward") in SINGLE
-        or FAMILIES.match(name) is not None
+        or name in MOVES_BYTES_NAMES
+        or name.removesuffix("_backward") in MOVES_BYTES_NAMES
+        or MOVES_BYTES_BEGINNINGS.match(name) is not None
         or (name.endswith("_backward") and _has_pointwise_forward(name))
     )
 

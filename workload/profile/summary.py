@@ -19,8 +19,8 @@ from workload.profile.metrics import TENSOR_PREFIX
 FORWARD, BACKWARD = "forward", "backward"
 
 # Below this ratio of FLOP, the backward pass counts as missing from the profile. A ratio of about 2 is usual: a
-# backward pass has two products for each product of the forward pass, one less in the first layer. Kernels that work
-# with fewer FLOP lower the ratio further.
+# backward pass has two products for each product of the forward pass, one less in the first layer. Algorithms
+# that save FLOP, such as Winograd's convolution, lower the ratio further.
 LEAST_BACKWARD_OVER_FORWARD = 0.5
 # fp16 work outside tensor cores is element-wise, a few per cent of a step. From this share of the step's FLOP on, the
 # counted fp16 operations are most likely instructions that build constants (HFMA2.MMA), which are no work.
@@ -33,7 +33,11 @@ PERCENTAGES = ("sm_percent", "memory_percent", "dram_percent")
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """Kernels by the range of their launch: `steps[number][part]`, `calibrations` by type, `outside` of all ranges."""
+    """Kernels by the range around their launch: a named span (NVTX) that the profiled process marks.
+
+    `steps`: by number of the step, then by its part. `calibrations`: by element type; a calibration is a matrix product
+    of known size that checks the counters. `outside`: kernels outside of all ranges.
+    """
 
     steps: Mapping[int, Mapping[str, Sequence[Kernel]]]
     calibrations: Mapping[str, Sequence[Kernel]]

@@ -43,9 +43,9 @@ def repeat_trainer(resolved: Resolved, context: Context, output: Path) -> int:
             [*TRAINER, "train", *arguments(alone), "-o", str(output), "--context", context.to_argument()],
             on_line=note_and_print,
         )
-        failure, known = ended.error(), len(opened)
+        failure, number_printed = ended.error(), len(opened)
         settled = unfinished.seal_all(ended.code, failure, opened, output=output, spec=alone, context=context)
-        for folder in settled[known:]:
+        for folder in settled[number_printed:]:
             note_and_print(folder)
         folders.extend(settled)
         if failure:

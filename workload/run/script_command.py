@@ -108,7 +108,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def refuse_stray(argv: Sequence[str]) -> None:
     """Raise `UsageError` for a script that does not follow `--`."""
     if argv[:1] == ["script"] and "--" not in argv and not {"-h", "--help"} & set(argv):
-        stray = next((place for place, word in enumerate(argv) if place and word.endswith(".py")), None)
+        stray = next((index for index, word in enumerate(argv) if index and word.endswith(".py")), None)
         if stray is not None:
             line = shlex.join([*argv[1:stray], "--", *argv[stray:]])
             raise UsageError(f"'{argv[stray]}' must stand after --", hint=f"python -m rooflaunch script {line}")

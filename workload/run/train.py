@@ -32,6 +32,7 @@ from workload.contract.spec import Context, Device, KeptCeilings, Precision, Res
 from workload.contract.text import counted, cpu_share, percent, seconds, si
 from workload.environment import device, resource_errors
 from workload.environment.collect import collect
+from workload.environment.host_sections import SectionsBeside
 from workload.log import Progress
 from workload.measure import ceiling_cache, ceilings
 from workload.measure.recorder import StepPhase, loss_reader_for
@@ -112,12 +113,13 @@ def prepare(resolved: Resolved, context: Context) -> TrainingJob:
     )
 
 
-def execute(job: TrainingJob, folder: Path, timeline: Timeline) -> Record:
+def execute(job: TrainingJob, folder: Path, timeline: Timeline, beside: SectionsBeside | None = None) -> Record:
     """Run the job and leave a sealed bundle in `folder`, even if the run fails; return the record.
 
     Raises the run's error after sealing the bundle. A full disk leaves the bundle incomplete and raises `OSError`.
+    `beside`: collects facts of the environment in a thread, which ends before the first step.
     """
-    run = RunRecord(folder, _first_record(job, folder.name, timeline), timeline)
+    run = RunRecord(folder, _first_record(job, folder.name, timeline, beside), timeline)
     failure: Exception | None = None
     try:
         _measure(job, run, timeline)
@@ -136,14 +138,20 @@ def execute(job: TrainingJob, folder: Path, timeline: Timeline) -> Record:
     return run.record
 
 
-def _first_record(job: TrainingJob, run_id: str, timeline: Timeline) -> Record:
+def _first_record(job: TrainingJob, run_id: str, timeline: Timeline, beside: SectionsBeside | None) -> Record:
+    facts = collect(
+        device=job.spec.device,
+        dataset_path=job.source.path,
+        outside=job.context.outside,
+        known=beside.wait() if beside else None,
+    )
     return first_record(
         run_id,
         job.context,
         place=job.place,
         spec=Spec.from_run_spec(job.spec),
         spec_origin=job.origin,
-        facts=collect(device=job.spec.device, dataset_path=job.source.path, outside=job.context.outside),
+        facts=facts,
         started_at=timeline.started_at.isoformat(),
         complexity=ComplexityRecord(**asdict(job.complexity)),
         notes=job.notes,
@@ -269,7 +277,7 @@ def at_least(
 
 
 def _finish(job: TrainingJob, run: RunRecord, timeline: Timeline) -> None:
-    run.set_timing(setup_s=timeline.setup_s(), phases=timeline.phases())
+    run.set_timing(setup_s=timeline.setup_s(), phases=timeline.phases(), interpreter_s=timeline.interpreter_s)
     run.set_process(lambda: device.memory(job.spec.device))
     run.judge()
     run.set(notes=[*job.notes, *_skipped(run.record), *_idle_cpus(run.record)])

@@ -20,7 +20,7 @@ OTHER_OPTIMIZERS = (
     ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"),
     ("fastai.optimizer", "Optimizer", "step"),
 )
-# Place where a script turns gradients off: code and line of the statement, and of its caller.
+# Statement that turns a script's gradients off: its code and line, and those of its caller.
 Site = tuple[Any, int, Any, int]
 
 
@@ -132,7 +132,7 @@ def install(observer: Observer) -> None:
         # A wrapper optimizer and the optimizer inside it count as one step. If an optimizer steps again while still in
         # this list, its earlier step raised an error.
         if stack:
-            del stack[next((place for place, known in enumerate(stack) if known is optimizer), len(stack)) :]
+            del stack[next((index for index, known in enumerate(stack) if known is optimizer), len(stack)) :]
         stack.append(optimizer)
         if len(stack) == 1 and observer.active:
             observer.stepping(optimizer)
@@ -141,7 +141,7 @@ def install(observer: Observer) -> None:
         if len(stack) == 1:
             stack.clear()
         else:
-            del stack[next((place for place, known in enumerate(stack) if known is optimizer), 0) :]
+            del stack[next((index for index, known in enumerate(stack) if known is optimizer), 0) :]
         if not stack and observer.active:
             observer.stepped(optimizer)
 

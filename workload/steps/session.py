@@ -340,8 +340,8 @@ class Session:
         """
         last = None if is_over else len(events) - 1
         try:
-            for place, (name, self._event_mark, details) in enumerate(events):
-                self._more_events_follow = place != last
+            for index, (name, self._event_mark, details) in enumerate(events):
+                self._more_events_follow = index != last
                 getattr(self, name)(*details)
         finally:
             self._event_mark, self._more_events_follow = None, False

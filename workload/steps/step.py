@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
-from workload.contract.spec import GPU_MIN_SECONDS, Device
+from workload.contract.spec import Device, default_steps
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.steps.batches import Batch, Unit
 from workload.steps.step_finder import Pattern, Segment
@@ -112,10 +112,10 @@ class Limits:
 
     def filled(self, device: Device) -> tuple[int, int, float]:
         """Number of warm-up steps, number of measured steps, and least seconds of all measured steps together."""
-        on_cpu = device is Device.CPU
-        warmup = (3 if on_cpu else 10) if self.warmup is None else self.warmup
-        iterations = (20 if on_cpu else 100) if self.iterations is None else self.iterations
-        least_s = (0.0 if on_cpu else GPU_MIN_SECONDS) if self.min_seconds is None else self.min_seconds
+        default = default_steps(device)
+        warmup = default.warmup if self.warmup is None else self.warmup
+        iterations = default.iterations if self.iterations is None else self.iterations
+        least_s = default.min_seconds if self.min_seconds is None else self.min_seconds
         return warmup, iterations, least_s
 
 

@@ -1,7 +1,7 @@
 """Finds the training step of an unknown script from the order of its optimizers' steps. Pure.
 
 The script's work is cut into segments, each of which ends when an optimizer has stepped. A training step is the
-shortest sequence of segments that repeats, called the rule: one segment for most scripts, two for a GAN, six for a GAN
+shortest sequence of segments that repeats, its pattern: one segment for most scripts, two for a GAN, six for a GAN
 whose critic steps five times. Gradient accumulation shows in the backward passes of a segment.
 """
 
@@ -107,7 +107,7 @@ class StepFinder:
         self._successors = _Successors()
         self._candidate: Pattern | None = None
         self._position = self._searched = 0
-        self._off_the_rule = 0
+        self._off_pattern = 0
         self._regular = self._irregular = self._irregular_in_a_row = 0
 
     def add(self, segment: Segment) -> Seen:
@@ -139,7 +139,7 @@ class StepFinder:
         # After LONGEST regular steps, a step of an optimizer that has no segment in the sequence may be an exception.
         if self._regular < LONGEST and all(segment.optimizer != known for known, *_ in keys):
             return self._lose()
-        if self._off_the_rule:
+        if self._off_pattern:
             return self._follow_irregular_step(keys)
         if segment.key != keys[self._position]:
             return self._broken(len(keys))
@@ -152,24 +152,24 @@ class StepFinder:
     def _follow_irregular_step(self, keys: list[tuple[int, int, bool]]) -> Seen:
         last = list(self._segments)[-len(keys) :]
         if [self._successors.with_first_optimizer(segment).key for segment in last] != keys:
-            self._off_the_rule += 1
-            return self._lose() if self._off_the_rule > MOST_IRREGULAR * len(keys) else Seen.INSIDE
+            self._off_pattern += 1
+            return self._lose() if self._off_pattern > MOST_IRREGULAR * len(keys) else Seen.INSIDE
         # The last segments form a whole step again; the beginning of that step was not recognised.
-        self._off_the_rule = self._position = 0
+        self._off_pattern = self._position = 0
         return Seen.IRREGULAR
 
     def _broken(self, length: int) -> Seen:
         self._irregular += 1
         self._irregular_in_a_row += 1
-        self._off_the_rule, self._position = int(length > 1), 0
+        self._off_pattern, self._position = int(length > 1), 0
         is_often = self._irregular >= MOST_IRREGULAR and self._irregular > IRREGULAR_SHARE * self._regular
         if is_often or self._irregular_in_a_row >= MOST_IRREGULAR:
             return self._lose()
-        return Seen.INSIDE if self._off_the_rule else Seen.IRREGULAR
+        return Seen.INSIDE if self._off_pattern else Seen.IRREGULAR
 
     def _lose(self) -> Seen:
         self.pattern = self._candidate = None
-        self._searched = self._position = self._off_the_rule = 0
+        self._searched = self._position = self._off_pattern = 0
         self._regular = self._irregular = self._irregular_in_a_row = 0
         return Seen.LOST
 
@@ -261,9 +261,9 @@ def _in_use(segments: Sequence[Segment]) -> set[int]:
     """
     last: dict[int, int] = {}
     turn: dict[int, int] = {}
-    for place, segment in enumerate(segments):
-        turn[segment.optimizer] = place - last.get(segment.optimizer, -1)
-        last[segment.optimizer] = place
+    for index, segment in enumerate(segments):
+        turn[segment.optimizer] = index - last.get(segment.optimizer, -1)
+        last[segment.optimizer] = index
     end = len(segments) - 1
     return {number for number in last if end - last[number] < min(LONGEST, REPEATS * turn[number])}
 

@@ -21,7 +21,8 @@ from workload.contract.spec import Device
 from workload.model.flop import FlopCounter, Tally, formula_of, is_known
 from workload.steps.hooks import Site
 
-# Precision whose ceiling a product of this type is compared with; fp16 counts as `amp`, with or without a GradScaler.
+# By element type of a matrix product: the precision of the ceiling to compare it with. fp16 counts as `amp`, with or
+# without a GradScaler.
 PRECISIONS = {torch.float32: "fp32", torch.float16: "amp", torch.bfloat16: "bf16", torch.float64: "fp64"}
 # Number of counted steps: 4 if all are alike, else 5.
 ENOUGH_ALIKE, MOST_COUNTED = 4, 5
@@ -60,9 +61,10 @@ class Work:
 
 
 class WorkWithoutGradients:
-    """Decides for each place that switches gradients off: a loss uses the results, or the work is an evaluation.
+    """Finds out, for each line of the script that switches gradients off, whether its work is an evaluation.
 
-    The memory of each result is followed to see whether an operation with gradients reads it.
+    The work is no evaluation if a loss uses its results. The memory of each result is followed to see whether an
+    operation with gradients reads it.
     """
 
     def __init__(self) -> None:
@@ -73,12 +75,12 @@ class WorkWithoutGradients:
         self._sites_of: dict[int, tuple[StorageWeakRef, frozenset[Site]]] = {}
 
     def enter(self, site: Site | None) -> None:
-        """Record the place where gradients are switched off; None when they are on again."""
+        """Record the line that switches gradients off; None when they are on again."""
         self.now = site
         # Add an entry for the site, even if no FLOP are computed there.
-        self.compute(0)
+        self.add_flop(0)
 
-    def compute(self, flop: int) -> None:
+    def add_flop(self, flop: int) -> None:
         """While gradients are off, add an operation's FLOP to the line of the script that switched them off."""
         if self.now is not None:
             self._flop[self.now] = self._flop.get(self.now, 0) + flop
@@ -104,7 +106,7 @@ class WorkWithoutGradients:
         return self._sites_of.get(reference.cdata, (reference, frozenset()))
 
     def are_evaluations(self) -> dict[Site, bool]:
-        """Whether the work without gradients is an evaluation, by the place that switches gradients off.
+        """Whether the work without gradients is an evaluation, by the line that switches gradients off.
 
         Work without a matrix product, such as an average of weights, is not an evaluation.
         """
@@ -185,7 +187,7 @@ class WorkCounter(FlopCounter):
 
     def counted(self, flop: int, args: tuple[Any, ...]) -> None:
         """Record the FLOP of a contraction by precision and pass."""
-        self.without_gradients.compute(flop)
+        self.without_gradients.add_flop(flop)
         if not self.in_backward:
             self._forward_flop += flop
         factor = next((arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()), None)

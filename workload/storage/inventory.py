@@ -1,4 +1,6 @@
-"""Sorts a list of objects into runs, and decides which files may be written: pure functions of names.
+"""Sorts a store's list of objects into runs, and decides which files may be written.
+
+`sealed_runs` also reads objects of the store, and `sealed_in` manifests in a folder. All other functions are pure.
 
 Names from a store are not trusted. A name that could leave its folder, or could not coexist with the others on every
 file system, is refused. A manifest is accepted only if every file that it lists exists as an object, as listed.

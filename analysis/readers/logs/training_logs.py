@@ -48,6 +48,17 @@ MOST_ROUNDING = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
+class _ExampleLine:
+    """A line of pytorch/examples. `index`: of the iteration in its epoch; `meters`: value and running mean by name."""
+
+    number: int
+    epoch: int
+    index: int
+    meters: Mapping[str, tuple[str, str]]
+    stamp: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Printed:
     """A printed iteration of an AverageMeter log; `count`: number of iterations of the epoch so far."""
 
@@ -88,31 +99,32 @@ def _lines(text: str, mark: str) -> Iterator[tuple[int, str]]:
 
 
 def _pytorch_examples(text: str) -> ForeignTable | None:
-    raw: list[tuple[int, int, int, Mapping[str, tuple[str, str | None]], str | None]] = []
+    lines: list[_ExampleLine] = []
     for number, line in _lines(text, "Epoch"):
         if match := _EPOCH.search(line):
             meters = {name: (value, mean) for name, value, mean in _METER.findall(line[match.end() :])}
             if "Time" in meters:
-                raw.append((number, int(match[1]), int(match[2]), meters, _stamp(line)))
-    if not raw:
+                epoch, index = int(match[1]), int(match[2])
+                lines.append(_ExampleLine(number=number, epoch=epoch, index=index, meters=meters, stamp=_stamp(line)))
+    if not lines:
         return None
     # Older versions print the index of the iteration, newer ones the number of iterations so far.
-    first_count = 1 if raw[0][2] == 0 else 0
+    first_count = 1 if lines[0].index == 0 else 0
     printed = [
         _Printed(
-            line=number,
-            epoch=epoch,
-            count=index + first_count,
-            time_s=float(meters["Time"][0]),
-            mean_s=float(meters["Time"][1]) if meters["Time"][1] else None,
+            line=line.number,
+            epoch=line.epoch,
+            count=line.index + first_count,
+            time_s=float(line.meters["Time"][0]),
+            mean_s=float(line.meters["Time"][1]) if line.meters["Time"][1] else None,
             cells={
-                "batch_time": meters["Time"][0],
-                "data_time": meters.get("Data", ("", ""))[0],
-                "loss": meters.get("Loss", ("", ""))[0],
-                "timestamp": stamp or "",
+                "batch_time": line.meters["Time"][0],
+                "data_time": line.meters.get("Data", ("", ""))[0],
+                "loss": line.meters.get("Loss", ("", ""))[0],
+                "timestamp": line.stamp or "",
             },
         )
-        for number, epoch, index, meters, stamp in raw
+        for line in lines
     ]
     return _with_means("pytorch/examples", printed, {})
 

@@ -57,7 +57,9 @@ def sections(source: NcuSource, head: Preamble, *, as_text: bool = False) -> lis
     plan = metrics.plan(head.header, units)
     even = _rows_of_metrics(source, head, plan, start) or _EvenRows(source=source, head=head, plan=plan, start=start)
     is_plain = not as_text and _has_plain_numbers(even)
-    for keep_text in (False, True) if is_plain else (True,):
+    # Numbers that are not plain, or that pyarrow cannot parse, are kept as text for our own parser.
+    attempts_as_text = (False, True) if is_plain else (True,)
+    for keep_text in attempts_as_text:
         if section := _regular(even, as_text=keep_text):
             return [section]
     return list(_irregular(source, head))
@@ -75,9 +77,10 @@ class _EvenRows:
 
 
 def _rows_of_metrics(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int) -> _EvenRows | None:
-    """Rows of metrics in a details page, without the longer rows of ncu's rules; None if there are other rows too.
+    """Rows of metrics of ncu's page `details`; None for another page, or if the page has rows of a third kind.
 
-    Arrow filters all rows at once: a loop in Python takes ten times as long for a page of 125 MB.
+    This page mixes rows of metrics with longer rows, the advice of ncu's rules, which are left out. Arrow filters all
+    rows at once: a loop in Python takes ten times as long for a page of 125 MB.
     """
     if plan.layout is not Layout.DETAILS:
         return None

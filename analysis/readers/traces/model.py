@@ -38,9 +38,10 @@ class TracedModel:
     """Facts about the model, from the shapes of its operators; None if unknown.
 
     `first`: the first input in words. `batch_size`, `image_size`: sizes in the first input. `passes`: number of forward
-    runs of the operator that takes this input, in all steps. `trained`: number of parameters with a gradient.
-    `weights`: number of parameters of the modules in one forward pass. `classes`: number of outputs of the last linear
-    layer. `parameters_per_class`: number of parameters per output, auxiliary heads included.
+    passes in all steps, counted by the operator that takes the first input. `parameters_with_gradient`: number of
+    parameters that get a gradient. `parameters_in_modules`: number of parameters that the modules of one forward pass
+    use. `classes`: number of outputs of the last linear layer. `parameters_per_class`: number of parameters per output,
+    auxiliary heads included.
     """
 
     first: str | None = None
@@ -48,8 +49,8 @@ class TracedModel:
     image_size: int | None = None
     is_of_images: bool = False
     passes: int = 0
-    trained: int | None = None
-    weights: int | None = None
+    parameters_with_gradient: int | None = None
+    parameters_in_modules: int | None = None
     classes: int | None = None
     parameters_per_class: int = 0
     has_convolution: bool = False
@@ -57,11 +58,12 @@ class TracedModel:
 
     @property
     def parameters(self) -> int | None:
-        """Number of all parameters: the larger of `weights` and `trained`.
+        """Number of all parameters: the larger of `parameters_in_modules` and `parameters_with_gradient`.
 
-        A trace of compiled code has no `weights`, only gradients.
+        A trace of compiled code has no modules, only gradients.
         """
-        return max((known for known in (self.trained, self.weights) if known), default=None)
+        counts = (self.parameters_with_gradient, self.parameters_in_modules)
+        return max((known for known in counts if known), default=None)
 
     def with_classes(self, classes: int) -> int | None:
         """Number of the model's parameters if the last layer had this many classes."""
@@ -84,8 +86,8 @@ def recognized_model(threads: Iterable[CallTree], is_in_steps: Callable[[float],
     classes, per_class = _last_layer(forward)
     known = TracedModel(
         passes=passes,
-        trained=_trained(trees, is_in_steps, steps, first),
-        weights=_weights(forward, passes),
+        parameters_with_gradient=_parameters_with_gradient(trees, is_in_steps, steps, first),
+        parameters_in_modules=_parameters_in_modules(forward, passes),
         classes=classes,
         parameters_per_class=per_class,
         has_convolution=any(
@@ -134,7 +136,7 @@ def _has_indices(operator: Operator) -> bool:
     return len(dims) > 1 and len(dims[0]) == _RANK_OF_MATRIX and len(dims[1]) == _RANK_OF_INDICES
 
 
-def _trained(
+def _parameters_with_gradient(
     trees: Sequence[CallTree], is_in_steps: Callable[[float], bool], steps: int, first: Operator | None
 ) -> int | None:
     """Number of parameters with gradients: elements of all gradients divided by the number of backward passes.
@@ -154,8 +156,8 @@ def _trained(
     return total // passes if total and total % passes == 0 else None
 
 
-def _weights(forward: Sequence[Operator], passes: int) -> int | None:
-    """Number of elements of the weights that modules use in one forward pass; None if unknown."""
+def _parameters_in_modules(forward: Sequence[Operator], passes: int) -> int | None:
+    """Number of parameters that the modules of one forward pass use; None if unknown."""
     total = 0
     for operator in forward:
         dims, types = operator.call.dims, operator.call.types

@@ -52,8 +52,11 @@ def sentences(evidence: ReportEvidence) -> list[str]:
     first, last = [*_errors(evidence)], [*_cost(evidence), *_repeat(evidence)]
     models = [*(_models(evidence) or _without_times(evidence))]
     settings = changes(evidence) or [*_nothing_certain(evidence)]
+    # Errors, cost and repeats always have a place. Of the other places, one is kept for a setting; then come models, at
+    # least one of them; settings fill the rest.
     room = MOST_SENTENCES - len(first) - len(last)
-    models = models[: max(1, room - min(1, len(settings)))]
+    kept_for_settings = min(1, len(settings))
+    models = models[: max(1, room - kept_for_settings)]
     return [*first, *settings[: room - len(models)], *models, *last]
 
 
@@ -89,11 +92,11 @@ def _subject(findings: Sequence[Finding]) -> str:
 
 def changes(evidence: ReportEvidence) -> list[str]:
     """Sentences on settings or places that are certainly faster, the largest effect first."""
-    by_model: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
+    by_fact_and_model: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
     for contrast in evidence.contrasts:
         if contrast.is_certain:
-            by_model[contrast.fact, contrast.pair.shared.get("model")].append(contrast)
-    tops = [max(_worthwhile(evidence, contrasts), key=_effect) for contrasts in by_model.values()]
+            by_fact_and_model[contrast.fact, contrast.pair.shared.get("model")].append(contrast)
+    tops = [max(_worthwhile(evidence, contrasts), key=_effect) for contrasts in by_fact_and_model.values()]
     by_winner: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
     for top in sorted(tops, key=_effect, reverse=True):
         by_winner[top.fact, top.by_speed[0].value].append(top)

@@ -32,7 +32,7 @@ IMPORTED = (
     *words.AS_IN_CHARTS,
     *words.facts(imported_file="file", details="details"),
 )
-FAMILIES = (
+FAMILY_COLUMNS = (
     *words.AS_IN_CHARTS,
     Column(name="family", heading="kernels", role=Role.FACT),
     Column(name="duration_s", heading="time", unit="s", prefixed=True),
@@ -42,7 +42,7 @@ FAMILIES = (
     Column(name="sm_percent", heading="SM"),
     Column(name="dram_percent", heading="DRAM"),
 )
-OPERATORS = (
+OPERATOR_COLUMNS = (
     *words.AS_RECORDED,
     Column(name="name", heading="operator", role=Role.FACT),
     Column(name="launches", heading="calls", digits=3),
@@ -56,7 +56,7 @@ OF_OPERATORS = (
     "the profiler slows down small operators most"
 )
 OF_KERNELS = "Kernels by torch.profiler, per step: their time on the GPU"
-ATTRIBUTED = (
+IMPORTED_OPERATOR_COLUMNS = (
     *words.AS_RECORDED,
     *words.facts(family="family", name="operator"),
     Column(name="launches", heading="calls", digits=3),
@@ -134,7 +134,7 @@ def _families(evidence: ReportEvidence) -> list[Block]:
         }
         for row in rows_of(evidence.material.kernel_points)
     ]
-    return [words.table("Kernel families of each profile", FAMILIES, rows)] if rows else []
+    return [words.table("Kernel families of each profile", FAMILY_COLUMNS, rows)] if rows else []
 
 
 def _operators(evidence: ReportEvidence) -> list[Block]:
@@ -145,7 +145,7 @@ def _operators(evidence: ReportEvidence) -> list[Block]:
     works, _ = evidence.attributed
     selection = f"the {SHOWN} longest of each profile, and the total of all"
     rows = rows_of(longest(works, SHOWN))
-    tables: list[Block] = [words.table(f"{OF_TRACES}; {selection}", ATTRIBUTED, rows)] if rows else []
+    tables: list[Block] = [words.table(f"{OF_TRACES}; {selection}", IMPORTED_OPERATOR_COLUMNS, rows)] if rows else []
     # On a CPU, the operators of imported traces are already in the first table; on a GPU, kernels are not operators.
     alone, kernels = evidence.listed_alone, traced[traced["device_type"] != Device.CPU]
     own = longest(alone[alone["device_type"] == Device.CPU], SHOWN)
@@ -154,6 +154,8 @@ def _operators(evidence: ReportEvidence) -> list[Block]:
         (longest(kernels, SHOWN), "kernel", OF_KERNELS),
     ):
         if len(table):
-            columns = [replace(column, heading=name) if column.name == "name" else column for column in OPERATORS]
+            columns = [
+                replace(column, heading=name) if column.name == "name" else column for column in OPERATOR_COLUMNS
+            ]
             tables.append(words.table(f"{caption}; {selection}", columns, rows_of(table)))
     return tables

@@ -15,7 +15,7 @@ from workload.storage.store import MAX_TEXT_BYTES, Store, UnreachableError
 LOOK_EVERY_S = 10.0
 # Limit for the end of a cancelled job, which takes a minute or two, and seconds between two looks at the job.
 END_S, END_EVERY_S = 300.0, 5.0
-# A task that still runs so many seconds after its time limit is a leftover: Batch would have ended it by then.
+# Batch ends a task at most this many seconds after its limit: a task that still runs then is a leftover.
 LATE_S = 300.0
 STATES = {"RUNNING": Condition.RUNNING, "SUCCEEDED": Condition.GONE, "FAILED": Condition.GONE}
 

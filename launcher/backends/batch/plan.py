@@ -1,4 +1,4 @@
-"""Plan of `launch batch`, made before any request: the VM of `launch gcp` as a job of Cloud Batch. Pure functions.
+"""Plan of `launch batch`, made before any request: the VM of `launch gcp` as a job of Cloud Batch. Reads our files.
 
 Fields of the job: https://cloud.google.com/batch/docs/reference/rest/v1/projects.locations.jobs
 """

@@ -166,7 +166,7 @@ def pushed_image(engine: Engine, flavour: str, repository: str) -> str:
     recipe = contents.make_recipe(
         row, base_id=held.id if held else "", commit=contents.current_commit(), platform=platform
     )
-    labelled = engine.images({contents.FLAVOUR_LABEL: flavour, contents.INPUTS_LABEL: recipe.inputs})
+    labelled = engine.images({contents.FLAVOUR_LABEL: flavour, contents.INPUTS_LABEL: recipe.inputs_hash})
     matching = [image for image in labelled if image.architecture in ("", contents.VM_ARCHITECTURE)]
     # An image on another base, built with `launch build --base`, is also an image for this code.
     built = building.existing(recipe, matching[0]) if matching else building.build(engine, recipe)

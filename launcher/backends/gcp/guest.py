@@ -77,17 +77,17 @@ class Guest:
         except ToolError:
             return False
 
-    def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
-        """Wait until the VM is preempted. Without an answer, call `is_over(pause_s)`; return False if it is true."""
+    def await_preemption(self, wait: Callable[[float], bool]) -> bool:
+        """Wait until the VM is preempted. Without an answer, return False if `wait(pause_s)` says the run is over."""
         tag: str | None = None
         while True:
             try:
-                taken, tag = self.preempted(since=tag)
+                is_preempted, tag = self.preempted(since=tag)
             except ToolError:
-                taken, tag = False, None
-                if is_over(ASK_AGAIN_S):
+                is_preempted, tag = False, None
+                if wait(ASK_AGAIN_S):
                     return False
-            if taken:
+            if is_preempted:
                 return True
 
     def comes_back(self) -> bool:

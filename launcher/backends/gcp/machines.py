@@ -107,7 +107,8 @@ class ComputeMachines:
             if name in listed:
                 return listed[name], ()
             zones = names[name]
-            vm, silent = self._look_in([zone for zone in zones or listing.unreachable if listing.lacks(zone)], name)
+            unlisted = [zone for zone in zones or listing.unreachable if listing.may_have_more(zone)]
+            vm, silent = self._look_in(unlisted, name)
             if vm or silent:
                 return vm, silent
             try:
@@ -200,7 +201,7 @@ class ComputeMachines:
             return Removed(kind="disk", name=disk.name, zone=disk.zone, gone=False, reason=str(error))
         listing = self.compute.disks()
         there = any((other.zone, other.name) == (disk.zone, disk.name) for other in listing)
-        if listing.lacks(disk.zone):
+        if listing.may_have_more(disk.zone):
             return Removed.unanswered("disk", disk.name, [disk.zone])
         reason = "the disk still exists" if there else ""
         return Removed(kind="disk", name=disk.name, zone=disk.zone, gone=not there, reason=reason)

@@ -55,9 +55,9 @@ class Element:
         """Whether Slurm takes the node away (preemption, requeue, node failure); False if a user cancelled the job."""
         return bool(self._taken())
 
-    def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
+    def await_preemption(self, wait: Callable[[float], bool]) -> bool:
         """Return False without waiting, because Slurm announces a preemption by a signal."""
-        del is_over
+        del wait
         return False
 
     def comes_back(self) -> bool:

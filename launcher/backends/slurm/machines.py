@@ -37,8 +37,9 @@ SUBMIT_LIMIT_S = 120.0
 LATE_S = 600.0
 # Slurm's default of MaxArraySize: https://slurm.schedmd.com/slurm.conf.html#OPT_MaxArraySize
 USUAL_ARRAY_SIZE = 1001
-# Program for any machine reached over ssh: it reports facts and receives our code.
-ANY_MACHINE = "launcher/backends/ssh/remote.py"
+# Programs that run on the login node: one for any machine reached over ssh reports facts and receives our code, the
+# other asks Slurm.
+SSH_PROGRAM = "launcher/backends/ssh/remote.py"
 SLURM_PROGRAM = "launcher/backends/slurm/remote.py"
 # Slurm's states of a job: see squeue(1), JOB STATE CODES. Any state in neither table counts as running. In COMPLETING,
 # the job's processes may still be ending.
@@ -114,6 +115,7 @@ class LoginNode:
         if self._connection is None:
             return time.time()
         if self._offset_s is None:
+            # The answer itself is not used: every answer carries the node's clock.
             self.ask("output", name="none", start=0)
         assert self._offset_s is not None
         return self._monotonic() + self._offset_s

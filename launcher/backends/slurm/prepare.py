@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from launcher.backends.slurm import site as sites
-from launcher.backends.slurm.machines import ANY_MACHINE, LoginNode, SlurmMachines
+from launcher.backends.slurm.machines import SSH_PROGRAM, LoginNode, SlurmMachines
 from launcher.backends.slurm.options import Options, Software
 from launcher.backends.slurm.plan import USUAL_GRES, USUAL_PYTHON, Cluster, SlurmPlan
 from launcher.backends.slurm.refusals import explained
@@ -147,7 +147,7 @@ def _software(site: Site, options: Options, python: str) -> tuple[Software, str]
 
 def _send(login_node: LoginNode, node: NodeSoftware) -> None:
     """Send our code and guest.py, unless the cluster has them."""
-    facts = login_node.ask("facts", program=ANY_MACHINE, python=USUAL_PYTHON, code=node.code, labels=[])
+    facts = login_node.ask("facts", program=SSH_PROGRAM, python=USUAL_PYTHON, code=node.code, labels=[])
     if not facts["is_writable"]:
         raise ToolError(
             f"no permission to write to {node.root} on {login_node.cluster.place}",
@@ -156,7 +156,7 @@ def _send(login_node: LoginNode, node: NodeSoftware) -> None:
     if not facts["has_code"]:
         code = _code()
         login_node.ask(
-            "code", program=ANY_MACHINE, payload=code, within_s=TRANSFER_LIMIT_S, code=node.code, size=len(code)
+            "code", program=SSH_PROGRAM, payload=code, within_s=TRANSFER_LIMIT_S, code=node.code, size=len(code)
         )
     login_node.ask("put", path=node.guest, text=source_of(GUEST))
 

@@ -82,21 +82,24 @@ class Keeper:
             if code == 0 or time.monotonic() >= self.end_s:
                 break
             say(f"the agent ended with exit code {code}")
-        self.remove_stored()
+        self.remove_uploaded_and_data()
         leave_group(self.group)
 
     def run_agent(self) -> int:
         """Run the agent until it ends, its time is up, or an end is requested. Returns the agent's exit code."""
-        # The agent holds the job's locks too, so that a job whose keeper was killed still counts as running.
         environment = {**os.environ, **self.job["environment"], MARK: str(self.home)}
-        paths = [paths["PYTHONPATH"] for paths in (self.job["environment"], os.environ) if paths.get("PYTHONPATH")]
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        sources = (self.job["environment"], os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(
+            variables["PYTHONPATH"] for variables in sources if variables.get("PYTHONPATH")
+        )
+        # The agent inherits the open lock files, so that a job whose keeper was killed still counts as running.
+        lock_fds = self.job["held"]
         agent = subprocess.Popen(
             self.job["words"],
             stdin=subprocess.DEVNULL,
             env=environment,
             cwd=str(self.home),
-            pass_fds=self.job["held"],
+            pass_fds=lock_fds,
         )
         kill_s = self.end_s + self.job["grace_s"]
         is_terminated = False
@@ -142,7 +145,7 @@ class Keeper:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
 
-    def remove_stored(self) -> None:
+    def remove_uploaded_and_data(self) -> None:
         """Remove the job's bundles that are already in the store, and the data downloaded for this job."""
         with suppress(OSError):
             for run_id in (self.home / "uploaded").read_text().split():

@@ -130,7 +130,7 @@ def _image(machines: SshMachines, options: Options, site: Site, code_name: str, 
         raise ToolError(f"{free}; a build needs {BUILD_BYTES // 10**9} GB", hint="docker system prune on the machine")
     recipe = contents.make_recipe(contents.require_flavour(flavour), commit=contents.current_commit())
     arguments = recipe.build_args()
-    words = ["--tag", recipe.tag, "--label", f"{contents.INPUTS_LABEL}={recipe.inputs}"]
+    words = ["--tag", recipe.tag, "--label", f"{contents.INPUTS_LABEL}={recipe.inputs_hash}"]
     words += [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     answer = machines.ask("build", code=code_name, words=words, within_s=BUILD_LIMIT_S)
     if answer["code"]:

@@ -84,7 +84,7 @@ PYTHON_CURE = (
 @cache
 def inputs_by_flavour() -> Mapping[str, str]:
     """Value of an image's label `rooflaunch.inputs` if the image fits this code, by flavour."""
-    return {name: contents.make_recipe(flavour).inputs for name, flavour in contents.load_flavours().items()}
+    return {name: contents.make_recipe(flavour).inputs_hash for name, flavour in contents.load_flavours().items()}
 
 
 def look_at(machines: SshMachines, *, python: str = USUAL_PYTHON, code: str = "none") -> Site:

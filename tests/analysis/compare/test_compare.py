@@ -357,7 +357,7 @@ def test_a_run_that_is_unlike_the_others_is_kept_apart(facts: dict[str, Any], fa
 
     (pair,) = found.pairs
     assert [case.run_id for case in pair.left.runs] == ["l0", "l1", "l2"]
-    assert (found.mixed, found.alone) == ((fact,), ("odd",))
+    assert (found.mixed, found.without_matching_pool) == ((fact,), ("odd",))
 
 
 CONTAINER = {"runtime": "docker", "image_digest": "sha256:" + "1" * 64}
@@ -386,7 +386,7 @@ def test_the_command_that_is_printed_pools_them() -> None:
 
     (row,) = rows(*runs, by="precision", allow_mixed=apart.mixed)
 
-    assert apart.alone == ("b0", "b1", "b2")
+    assert apart.without_matching_pool == ("b0", "b1", "b2")
     assert (row["runs_left"], row["runs_right"]) == (3, 6)
     assert row["note"] == "on local-cuda; runtime differs too: process against docker and process"
 
@@ -453,7 +453,8 @@ def test_unlike_runs_are_pooled_where_that_is_asked_for() -> None:
 
 
 def test_another_column_than_the_one_that_differs_does_not_help() -> None:
-    assert pair_up(results(*mixed(driver_version="570.1")), "place", allow_mixed=["torch"]).alone == ("odd",)
+    found = pair_up(results(*mixed(driver_version="570.1")), "place", allow_mixed=["torch"])
+    assert found.without_matching_pool == ("odd",)
 
 
 HERE, THERE = side("l", LEFT, place="here"), side("r", LEFT, place="there")

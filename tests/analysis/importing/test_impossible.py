@@ -36,11 +36,11 @@ def profile(device: str | None = None, **cells: str) -> str:
     ("text", "message"),
     [
         (profile(**{DRAM: "1e23"}), (f"line 4: {DRAM} of launch 1 (k) is '1e23' byte: "
-            "within the duration of the launch this is")),
+            "within the duration of the launch this rate is")),
         (profile(**{DRAM: "-64"}), f"line 4: {DRAM} of launch 1 (k) is '-64' byte: a counter is never negative"),
         (profile(**{FFMA: "-5"}), f"line 4: {FFMA} of launch 1 (k) is '-5' inst: a counter is never negative"),
         (profile(**{FFMA: "1e15"}), ("of launch 1 (k) is '1e15' inst: within the "
-            f"duration of the launch this is {PEAK}")),
+            f"duration of the launch this rate is {PEAK}")),
         (profile(**{TIME: "4619008000000000"}), ("is '4619008000000000' ns: no kernel launch "
             "takes an hour: perhaps the unit of the")),
         (profile(l2="1e20"), "lts__t_bytes.sum of launch 1 (k) is '1e20' byte: no cache can move so much"),

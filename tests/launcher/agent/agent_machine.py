@@ -131,9 +131,9 @@ class StubHost:
     def is_preempted(self) -> bool:
         return self.taken.is_set()
 
-    def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
+    def await_preemption(self, wait: Callable[[float], bool]) -> bool:
         while not self.taken.wait(0.01):
-            if is_over(0):
+            if wait(0):
                 return False
         return True
 

@@ -79,7 +79,7 @@ def test_build_is_asked_for_with_everything_of_the_recipe(docker: FakeDocker, lo
             "nocache": False,
             "network": "host",
             "args": RECIPE.build_args(),
-            "labels": {"rooflaunch.inputs": RECIPE.inputs},
+            "labels": {"rooflaunch.inputs": RECIPE.inputs_hash},
         }
     ]
     assert docker.names() == {RECIPE.tag: "sha256:new", "rooflaunch:cpu": "sha256:new"}

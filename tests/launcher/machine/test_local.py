@@ -459,7 +459,7 @@ def test_folder_that_cannot_be_made_is_said_before_the_start(docker: FakeDocker,
 @pytest.fixture
 def command(docker: FakeDocker, caller: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
     """`launch local` on a machine with an engine that holds the image for this code."""
-    inputs = contents.make_recipe(contents.require_flavour("cpu")).inputs
+    inputs = contents.make_recipe(contents.require_flavour("cpu")).inputs_hash
     docker.hold("sha256:ab", "rooflaunch:cpu", labels={"rooflaunch.flavour": "cpu", "rooflaunch.inputs": inputs})
     monkeypatch.setattr(docker_engine, "socket_exists", lambda: True)
     monkeypatch.setattr(docker_engine, "connect", docker.engine)

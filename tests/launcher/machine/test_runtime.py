@@ -46,7 +46,7 @@ def lay_out(docker: FakeDocker) -> LayOut:
 
 def hold(docker: FakeDocker, flavour: str, *, inputs: str | None = None, **attributes: Any) -> None:
     """An image of the flavour, for this code unless `inputs` says that it is of other code."""
-    told = contents.make_recipe(contents.require_flavour(flavour)).inputs if inputs is None else inputs
+    told = contents.make_recipe(contents.require_flavour(flavour)).inputs_hash if inputs is None else inputs
     labels = {"rooflaunch.flavour": flavour, "rooflaunch.inputs": told}
     docker.hold(f"sha256:{flavour}{inputs or ''}", labels=labels, **attributes)
 

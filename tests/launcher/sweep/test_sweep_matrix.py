@@ -251,7 +251,7 @@ def test_many_runs_are_asked_about_before_anything_is_combined() -> None:
     )
     assert refused.value.hint == "fewer values, or --yes to run them all"
     meant = f"repeats = 3\n[matrix]\nbatch_size = {sizes}\nwarmup = {sizes[:4]}\n" + HERE
-    assert read(meant, many=True).runs == 12_000
+    assert read(meant, allow_many_runs=True).runs == 12_000
 
 
 @pytest.mark.parametrize(

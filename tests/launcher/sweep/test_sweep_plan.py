@@ -11,7 +11,7 @@ from launcher.backends.gcp.price_list import PriceLookup
 from launcher.backends.ssh.backend import backend as ssh
 from launcher.images import contents
 from launcher.sweep import matrix, places
-from launcher.sweep.budget import require_sum
+from launcher.sweep.budget import require_positive_usd
 from launcher.sweep.plan import SweepPlan, make_plan, require_affordable
 from launcher.sweep.until import Until
 from workload.contract.errors import UsageError
@@ -228,9 +228,9 @@ def test_more_than_it_may_cost_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("usd", [0.0, -1.0, float("inf"), float("nan")])
 def test_what_is_no_sum(usd: float) -> None:
     with pytest.raises(UsageError, match="--max-cost must be a positive sum in USD; got "):
-        require_sum(usd)
-    assert require_sum(2.5) == 2.5
-    assert require_sum(None) is None
+        require_positive_usd(usd)
+    assert require_positive_usd(2.5) == 2.5
+    assert require_positive_usd(None) is None
 
 
 def test_a_plan_says_until_when_blocks_are_added(tmp_path: Path) -> None:

@@ -133,3 +133,25 @@ sys.exit(entry.enter(lambda: 6))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (6, "ended\n", "")
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(("tool", "freed"), [("", ""), ("/nowhere/libprofiler.so", "freed\n")])
+def test_a_quick_end_frees_nothing_and_loses_nothing(tool: str, freed: str) -> None:
+    code = """
+import atexit, sys, threading
+from workload.contract import entry
+class Freed:
+    def __del__(self): print("freed", flush=True)
+kept, may_end = Freed(), threading.Event()
+threading.Thread(target=lambda: (may_end.wait(), print("thread"))).start()
+atexit.register(print, "atexit")
+sys.stderr.write("no newline")
+may_end.set()
+entry.end_quickly(7)
+"""
+    environment = {**os.environ, "CUDA_INJECTION64_PATH": tool}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (7, f"thread\natexit\n{freed}", "no newline")

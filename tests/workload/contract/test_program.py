@@ -9,6 +9,7 @@ from analysis.app import app as analyze_app
 from launcher import __main__ as launch
 from launcher.cli.app import app as launch_app
 from workload import __version__
+from workload.contract import program
 
 PROGRAMS = {"launch": launch, "analyze": analyze}
 COMMANDS = [
@@ -93,3 +94,14 @@ def test_a_long_example_goes_on_in_the_next_line(run: Run) -> None:
 )  # fmt: skip
 def test_what_is_not_accepted(run: Run, words: str, error: str, hint: str) -> None:
     assert run(*words.split()) == (2, "", f"error: {error}\nhint: {hint}\n")
+
+
+@pytest.mark.parametrize("app", [launch_app, analyze_app])
+def test_commands_without_options_are_listed_as_with_them(app: typer.Typer) -> None:
+    whole = typer.main.get_command(app).commands  # type: ignore[attr-defined] # a group
+    used = next(iter(whole))
+    made = program._command(app, frozenset([used])).commands
+    assert [(name, made[name].help, made[name].hidden) for name in made] == [
+        (name, whole[name].help, whole[name].hidden) for name in whole
+    ]
+    assert [name for name in made if made[name].params] == [used]

@@ -1,11 +1,13 @@
 """Real runs of the trainer with tiny configurations, and their bundles."""
 
 import errno
+import gc
 import json
 import logging
 import resource
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -85,6 +87,23 @@ def test_completed_run_holds_together(capsys: pytest.CaptureFixture[str]) -> Non
     assert timing["skipped_steps"] is None, "only AMP skips steps"
     assert torch.get_float32_matmul_precision() == "highest", "fp32 is fp32"
     assert not torch.backends.cudnn.allow_tf32
+
+
+def test_facts_of_the_host_are_known_before_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are collected by a thread, which must not disturb the ceilings, the warm-up or the measured steps."""
+    running, measure = list[str](), train._measure
+
+    def note(*arguments: Any) -> None:
+        running.extend(thread.name for thread in threading.enumerate())
+        measure(*arguments)
+
+    monkeypatch.setattr(train, "_measure", note)
+    code, folder = run("--iterations", "1")
+    assert code == ExitCode.DONE
+    assert running
+    assert "environment" not in running
+    assert record_of(folder)["environment"]["host"]["hostname"]
+    assert gc.get_freeze_count() == 0, "as before the run"
 
 
 @dataclass

@@ -25,7 +25,7 @@ class Docker:
 
     def __init__(self, *, holds: bool, denied: str = "") -> None:
         recipe = contents.make_recipe(contents.require_flavour("cuda"))
-        labels = {contents.FLAVOUR_LABEL: "cuda", contents.INPUTS_LABEL: recipe.inputs}
+        labels = {contents.FLAVOUR_LABEL: "cuda", contents.INPUTS_LABEL: recipe.inputs_hash}
         plain: dict[str, Any] = {"id": "sha256:1", "reference": "", "size_bytes": 1, "created": "", "labels": labels}
         own = Image(tags=("rooflaunch:cuda-ffffffffffff",), architecture="arm64", **plain)
         for_vms = Image(tags=("rooflaunch:cuda-0123456789ab",), architecture="amd64", **plain)
