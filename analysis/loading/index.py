@@ -30,7 +30,7 @@ from workload.contract.files import replacing
 
 FOLDER, FILE = ".analysis", "bundles.parquet"
 # Increase with every change in the content of a row, or in how it is read: older indexes become invalid.
-VERSION = b"8"
+VERSION = b"9"
 VERSION_KEY = b"rooflaunch.index"
 # Files from which a row is made.
 SOURCES = (bundle.MANIFEST, bundle.RECORD, bundle.STEPS, bundle.TELEMETRY)

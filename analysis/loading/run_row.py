@@ -13,6 +13,7 @@ from workload.contract import record as contract
 from workload.contract import verdict
 from workload.contract.fields import RANGES, Kind, instant
 from workload.contract.record import MeasuredRate, Record, Status, Verdict
+from workload.contract.spent import RUN_PARTS, Spent
 
 # `path` and `kernels_file` come from the index, the others from several fields of run.json.
 DERIVED: Mapping[str, Kind] = {
@@ -32,6 +33,10 @@ DERIVED: Mapping[str, Kind] = {
     "work_assumption": Kind.TEXT,
     # Known reasons if no roof limits a step.
     "limit_known": Kind.TEXT,
+    # Where the run's time went.
+    **{f"{part}_s": Kind.NUMBER for part in RUN_PARTS},
+    # Cost of this time.
+    "usd": Kind.NUMBER,
 }
 # Column of `runs` -> its type.
 RUN_COLUMNS: Mapping[str, Kind] = {
@@ -134,6 +139,7 @@ def _derived(run: Record) -> dict[str, Any]:
     copy = run.ceilings.copy() if run.ceilings else None
     zone, accumulation = run.environment.cloud and run.environment.cloud.zone, run.spec.grad_accumulation
     images, wall_s = run.timing.images, run.timing.measured_s
+    spent = Spent.of(run)
     return {
         "imported": run.imported is not None,
         "images_per_step": float(run.spec.batch_size * accumulation) if accumulation else None,
@@ -146,6 +152,8 @@ def _derived(run: Record) -> dict[str, Any]:
         "region": zone.rpartition("-")[0] or None if zone else None,
         "peak_memory_bytes": _float(_peak_memory_bytes(run)),
         "limit_known": "; ".join(verdict.possible_causes(run)) or None,
+        **{f"{part}_s": spent.seconds.get(part) for part in RUN_PARTS},
+        "usd": spent.usd,
     }
 
 

@@ -7,8 +7,13 @@ from typing import Any
 import pandas as pd
 
 from analysis.loading.configurations import DETAILS, NAMED_COLUMNS, Group, completed, group
+from analysis.loading.rows import cells
 from workload.contract.record import Status
+from workload.contract.spent import PARTS, RUN_PARTS, Spent
 from workload.contract.tables import Column, Role
+
+# Parts of a run's time that every run of our trainer has; the columns of other parts are hidden if no run has them.
+USUAL_PARTS = ("steps", "imports", "prepare", "environment", "warmup")
 
 COLUMNS = (
     *NAMED_COLUMNS,
@@ -23,6 +28,19 @@ COLUMNS = (
     Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True),
     Column(name="interval", heading="interval", role=Role.NOTE),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
+    Column(name="wall_s", heading="a run took", unit="s", digits=3, detail=True),
+    Column(name="usd_per_run", heading="USD a run", digits=2, optional=True, detail=True),
+    *(
+        Column(
+            name=f"{part}_share",
+            heading=f"time in {PARTS[part]}",
+            unit="%",
+            digits=2,
+            optional=part not in USUAL_PARTS,
+            detail=True,
+        )
+        for part in RUN_PARTS
+    ),
     *DETAILS,
 )
 
@@ -31,7 +49,8 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
     """A line per configuration and place, columns as in `COLUMNS`; the best throughput per model first.
 
     `images_per_s`, `step_s`, `flop_per_s` and `data_wait_fraction` are medians over completed runs; `step_s` is the
-    median of each run's median step. `runs` counts the completed runs; `note` counts the others by status.
+    median of each run's median step. `runs` counts the completed runs; `note` counts the others by status. `wall_s` and
+    `usd_per_run` are means over completed runs, and the shares of a run's parts are shares of the time of all.
     """
     lines = [_line(pool) for pool in group(runs)]
     best: dict[str, float] = defaultdict(float)
@@ -41,14 +60,27 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=[column.name for column in COLUMNS])
 
 
+def spent(runs: pd.DataFrame) -> Spent:
+    """Time of all these runs together, by part, and its cost."""
+    rows = cells(runs[[*(f"{part}_s" for part in RUN_PARTS), "usd"]])
+    return Spent.total(
+        Spent(seconds={part: value for part, value in zip(RUN_PARTS, values, strict=True) if value}, usd=usd, runs=1)
+        for *values, usd in rows
+    )
+
+
 def _line(pool: Group) -> dict[str, Any]:
     done = replace(pool, runs=completed(pool.runs))
     figures, flop = done.figures(), pool.median("train_flop_per_step")
+    time = spent(done.runs)
     broken = Counter(status for status in pool.texts("status") if status != Status.COMPLETED)
     return {
         **pool.facts,
         **figures,
         "interval": figures["interval"] if done.rate.n else None,
         "flop_per_s": flop / figures["step_s"] if flop and figures["step_s"] else None,
+        "wall_s": time.wall_s / time.runs if time.runs else None,
+        "usd_per_run": None if time.usd is None else time.usd / time.runs,
+        **{f"{part}_share": share for part, share in time.shares().items()},
         "note": "; ".join(f"{number} {status.replace('_', ' ')}" for status, number in broken.most_common()) or None,
     }

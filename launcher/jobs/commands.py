@@ -39,6 +39,7 @@ from workload.contract.interrupt import stoppable
 from workload.contract.invocation import as_typed
 from workload.contract.script import without_secrets
 from workload.contract.spec import resolve
+from workload.contract.spent import Spent
 from workload.contract.text import printable, terminal_width, wrapped
 from workload.storage.store import Store, UnreachableError
 
@@ -274,6 +275,10 @@ def _closing(outcome: LaunchOutcome, plan: Plan, noun: str) -> list[tuple[str, s
     machine = f"{plan.request.machine_type} in {outcome.zone}" if plan.request.machine_type else outcome.zone
     # A machine that is not rented has no price.
     rows = [(noun, machine), *([("cost", cost)] if plan.request.prices or plan.request.machine_type else [])]
+    runs = [Spent.of(run.record) for run in outcome.bundles]
+    if any(run.runs for run in runs):
+        upload = launches.upload_of(plan.request, outcome.zone, outcome.phases)
+        rows.append(("time", Spent.total([*runs, upload]).text()))
     if outcome.attempts > 1:
         rows.append(("attempts", f"{outcome.attempts}, the last one counted"))
     if outcome.tried:

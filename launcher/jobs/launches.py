@@ -45,6 +45,7 @@ from launcher.protocol.records import (
 )
 from workload.contract import bundle, record
 from workload.contract.errors import BundleError, ExitCode, NothingToDoError, UsageError
+from workload.contract.spent import UPLOAD, Spent
 from workload.contract.text import duration, printable
 from workload.storage.store import Store, UnreachableError
 
@@ -337,6 +338,17 @@ def cost_of(seen: Seen, now_s: float) -> LaunchCost | None:
         return None
     seconds = max(0.0, now_s - began_s)
     return LaunchCost(usd=price.usd(seconds), began=utc(began_s), ended=utc(began_s + seconds), uncounted=uncounted)
+
+
+def upload_of(request: Request, zone: str, phases: Mapping[str, str]) -> Spent:
+    """Time and cost of the upload after the last run of a launch; empty if unknown, or if the launch was resumed."""
+    names = (LaunchPhase.PROFILE_ENDED, LaunchPhase.RUN_ENDED, LaunchPhase.UPLOADED, LaunchPhase.FINISHED)
+    profiled_s, run_s, uploaded_s, finished_s = (epoch_s(phases.get(name)) for name in names)
+    began_s = run_s if profiled_s is None else profiled_s
+    if began_s is None or uploaded_s is None or (finished_s or uploaded_s) < uploaded_s:
+        return Spent()
+    price, upload_s = request.price(zone), max(0.0, uploaded_s - began_s)
+    return Spent(seconds={UPLOAD: upload_s}, usd=price.usd(upload_s) if price else None)
 
 
 def list_launches(session: Session, *, limit: int | None = SHOWN) -> Listing[Launch]:

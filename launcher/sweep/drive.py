@@ -41,6 +41,7 @@ from workload.contract import bundle
 from workload.contract.errors import BundleError, UsageError
 from workload.contract.interrupt import handled_by
 from workload.contract.record import Status
+from workload.contract.spent import Spent
 
 DRAWN_EVERY_S = 0.25
 # Time for a trainer to seal its bundle, and for a rented place to answer a last request. A third Ctrl-C ends the wait.
@@ -250,6 +251,7 @@ class _Driver:
             usd=rented.usd if rented else None,
             calls=rented.calls if rented else {},
             decision=work.decision,
+            spent=Spent.total([work.spent, *(rented.uploads if rented else ())]),
         )
 
 

@@ -87,7 +87,7 @@ class LocalPlaces:
         """Record the outcome of a run: print a line, and update the counts."""
         run, place = outcome.run, self._places[work.name]
         if outcome.bundle is not None:
-            work.take(outcome.bundle.record, outcome.bundle.path)
+            work.take(outcome.bundle.record, outcome.bundle.path, outcome.seconds)
             settling = outcome.bundle.record.settling
             if settling and place.settle_to_c is None:
                 place.settle_to_c = settling.target_c

@@ -16,6 +16,7 @@ from launcher.sweep.work import Failure, configuration_text, too_large_text
 from workload.contract.blocks_interval import BlocksInterval
 from workload.contract.errors import ExitCode
 from workload.contract.invocation import as_typed
+from workload.contract.spent import Spent
 from workload.contract.text import counted, duration, plain, unbroken, wrapped
 
 TEXT_COLUMN = 16
@@ -27,8 +28,8 @@ FEW = 3
 class PlaceOutcome:
     """Outcome of one place. `done`: number of runs that have a result or are too large for the memory.
 
-    `new`: runs that ended during this process. `decision`: last decision of `--until`, with each configuration's
-    interval.
+    `new`: runs that ended during this process; `spent`: where their time went. `decision`: last decision of `--until`,
+    with each configuration's interval.
     """
 
     plan: PlacePlan
@@ -40,6 +41,7 @@ class PlaceOutcome:
     usd: float | None = None
     calls: Mapping[str, int] = field(default_factory=dict)
     decision: Decision | None = None
+    spent: Spent = field(default_factory=Spent)
 
     @property
     def name(self) -> str:
@@ -104,6 +106,8 @@ def _rows(place: PlaceOutcome, why_not: str) -> Iterator[tuple[str, str]]:
     new = f", {place.new} of them now" if place.new != place.done else ""
     cost = f"; {place.usd:.3f} USD" if place.usd is not None else ""
     yield place.name, f"{place.done} of {counted(len(place.plan.runs), 'run')} have a result{new}{cost}"
+    if place.spent.runs:
+        yield "", place.spent.text()
     if place.decision is not None:
         yield "", place.decision.reason
         for name, interval in place.decision.precisions.items():
@@ -147,6 +151,7 @@ def _to_json(place: PlaceOutcome) -> dict[str, Any]:
         "done": place.done,
         "new": place.new,
         "usd": place.usd,
+        "time": place.spent.to_json(),
         "calls": dict(place.calls),
         "failures": [
             {**named(failure.run), "why": failure.why, "hint": failure.hint, "exit_code": failure.code}

@@ -26,6 +26,7 @@ from launcher.sweep.submitter import PlannedLaunch, Submitter, TaskLaunch
 from launcher.sweep.work import PlaceWork
 from launcher.sweep.workers import Workers
 from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, UsageError
+from workload.contract.spent import Spent
 from workload.contract.text import counted
 
 # Give up a task after this many launches in a row that completed none of its runs.
@@ -72,6 +73,12 @@ class RentedPlace:
         """Cost of all machines so far, in USD; None if no cost is known."""
         known = [launch.usd for launch in self._launches if launch.usd is not None]
         return sum(known) if known else None
+
+    @property
+    def uploads(self) -> list[Spent]:
+        """Time and cost of the upload of each launch that has ended."""
+        ended = ((launch.request, launch.result) for launch in self._launches if launch.result)
+        return [launches.upload_of(request, result.zone, result.phases) for request, result in ended]
 
     @property
     def _connected(self) -> Session:

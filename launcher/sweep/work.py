@@ -14,6 +14,7 @@ from launcher.sweep.until import Decision, Until
 from workload.contract.design import Run
 from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Status
+from workload.contract.spent import Spent
 from workload.contract.text import plain
 
 LOG_HINT = "see log.txt in the run's bundle; the same command repeats the run"
@@ -70,6 +71,7 @@ class PlaceWork:
         self._figures_at_last_addition = -1
         # Number of runs that ended during this process.
         self._new = 0
+        self._spent: list[Spent] = []
         for key in plan.done:
             self._ended[key] = known.get(key, Ended(status=Status.COMPLETED))
         for key, ended in known.items():
@@ -99,6 +101,12 @@ class PlaceWork:
         """Number of runs that ended during this process."""
         return self._new
 
+    @property
+    def spent(self) -> Spent:
+        """Where the time of these new runs went."""
+        with self._lock:
+            return Spent.total(self._spent)
+
     def has(self, run_key: str) -> bool:
         """Whether a key belongs to a run of this place."""
         with self._lock:
@@ -115,17 +123,19 @@ class PlaceWork:
         with self._lock:
             return {key: ended.status.value for key, ended in self._ended.items()}
 
-    def take(self, record: Record, path: Path) -> TaskRun | None:
+    def take(self, record: Record, path: Path, whole_s: float | None = None) -> TaskRun | None:
         """Record a sealed bundle. Returns its run; None if the run does not belong to this place.
 
-        A run that was interrupted from outside counts as not begun.
+        A run that was interrupted from outside counts as not begun. `whole_s`: seconds of the whole process.
         """
         with self._lock:
             run = self._asked.get(record.run_key or "")
             if run is None:
                 return None
             if record.status in FINAL:
-                self._new += self._ended.get(run.run_key) is None
+                if run.run_key not in self._ended:
+                    self._new += 1
+                    self._spent.append(Spent.of(record, whole_s))
                 self._ended[run.run_key] = Ended.of(record, path)
                 self._failures.pop(run.run_key, None)
             elif record.status is Status.FAILED:

@@ -228,10 +228,10 @@ class GapSeconds:
 class Timing:
     """Measured region, from the beginning of its first step to the end of its last complete one.
 
-    `images_per_s`: images over wall time; `tokens`: without padding; `explained_fraction`: share of the
-    wall time that steps and data waits account for. `gaps`: pauses between the steps of a user's own script, by kind
-    (validation, checkpoint, irregular), not part of `measured_s`. `phases`: start of each phase of the process, in
-    seconds since the process started.
+    `images_per_s`: images over wall time; `tokens`: without padding; `explained_fraction`: share of the wall time that
+    steps and data waits account for. `gaps`: pauses between the steps of a user's own script, by kind (validation,
+    checkpoint, irregular), not part of `measured_s`. `phases`: beginning of each phase in seconds since the trainer's
+    first line ran. `interpreter_s`: seconds from the start of the process to that line; unknown outside Linux.
     """
 
     started_at: Time = column()
@@ -248,6 +248,7 @@ class Timing:
     gaps: Mapping[str, GapSeconds] | None = None
     setup_s: MeasuredNumber = column()
     phases: Mapping[str, Number] | None = None
+    interpreter_s: Number = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 psutil is imported inside functions: the command line needs `Timeline` before it knows that the packages are there.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -20,18 +21,25 @@ if sys.platform != "win32":
     import resource
 
 NS_PER_S = 1e9
-TASKS = "/proc/self/task"
+TASKS, OWN_STAT = "/proc/self/task", "/proc/self/stat"
+STARTTIME = 19
+# No interpreter takes longer to start: the sandbox counts ticks and seconds since boot from different times.
+OLDEST_S = 600.0
 # getrusage(2) counts the peak in KiB; macOS, by its own manual page, in bytes.
 RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
 class Timeline:
-    """Beginnings of phases: `enter(name)` records the beginning of a phase. The first phase is `start`, at 0 s."""
+    """Beginnings of phases: `enter(name)` records the beginning of a phase. The first phase is `start`, at 0 s.
+
+    `interpreter_s`: age of the process at that time, in seconds; None if unknown.
+    """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self.started_s = now()
         self.started_at = datetime.now(UTC)
+        self.interpreter_s = process_age_s()
         self.began_s: dict[str, float] = {"start": 0.0}
 
     def elapsed_s(self) -> float:
@@ -39,7 +47,9 @@ class Timeline:
         return self._now() - self.started_s
 
     def enter(self, phase: str) -> None:
-        """Record that `phase` begins now."""
+        """Record that `phase` begins now. If it began before (a script's steps of another kind), that was `other`."""
+        if phase in self.began_s:
+            self.began_s.setdefault("other", self.began_s[phase])
         self.began_s[phase] = self.elapsed_s()
 
     def phases(self) -> dict[str, float]:
@@ -53,6 +63,23 @@ class Timeline:
         ceilings_began_s = began_s.get("ceilings", began_s.get("settle"))
         ceilings_s = 0.0 if ceilings_began_s is None else began_s.get("setup", setup_end_s) - ceilings_began_s
         return setup_end_s - ceilings_s
+
+
+def process_age_s(machine: HostSystem | None = None, since_boot_s: float | None = None) -> float | None:
+    """Seconds since this process was created, exact to a kernel tick (10 ms); None outside Linux, or if implausible.
+
+    Source: field `starttime` of https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html.
+    """
+    if sys.platform != "linux":
+        return None
+    # The program's name, in brackets, may contain blanks and brackets; `starttime` is the 20th field after it.
+    fields = ((machine or HostSystem()).text(OWN_STAT) or "").rpartition(")")[2].split()
+    ticks = as_integer(fields[STARTTIME]) if len(fields) > STARTTIME else None
+    if ticks is None:
+        return None
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME) if since_boot_s is None else since_boot_s
+    age_s = now_s - ticks / os.sysconf("SC_CLK_TCK")
+    return age_s if 0 <= age_s <= OLDEST_S else None
 
 
 @dataclass(frozen=True, kw_only=True)

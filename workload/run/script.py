@@ -284,7 +284,8 @@ class ScriptRun:
             self.is_sealed = True
 
     def _timing(self, known: Timing, measured: Measured | None) -> Timing:
-        known = replace(known, setup_s=self._timeline.setup_s(), phases=self._timeline.phases())
+        times = self._timeline
+        known = replace(known, setup_s=times.setup_s(), phases=times.phases(), interpreter_s=times.interpreter_s)
         if measured is None:
             return known
         skipped, gaps = self.session.skipped, measured.totals.gaps

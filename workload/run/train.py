@@ -277,7 +277,7 @@ def at_least(
 
 
 def _finish(job: TrainingJob, run: RunRecord, timeline: Timeline) -> None:
-    run.set_timing(setup_s=timeline.setup_s(), phases=timeline.phases())
+    run.set_timing(setup_s=timeline.setup_s(), phases=timeline.phases(), interpreter_s=timeline.interpreter_s)
     run.set_process(lambda: device.memory(job.spec.device))
     run.judge()
     run.set(notes=[*job.notes, *_skipped(run.record), *_idle_cpus(run.record)])

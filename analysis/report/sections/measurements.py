@@ -7,11 +7,13 @@ from typing import Any
 from analysis.compare.pairing import value_text
 from analysis.figures import registry
 from analysis.loading import units
-from analysis.loading.configurations import label
+from analysis.loading.configurations import completed, label
 from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Picture, Section
 from analysis.report.evidence import ReportEvidence
+from analysis.summary.throughput import spent
+from workload.contract.spent import STEPS, time_text
 from workload.contract.tables import Column, Role
 from workload.contract.text import counted
 
@@ -52,6 +54,14 @@ CHEAPEST = (
     Column(name="runs", heading="runs", digits=0),
     Column(name="price", heading="price from", role=Role.FACT),
 )
+TIME = (
+    *words.facts(env="environment"),
+    Column(name="runs", heading="runs", digits=0),
+    Column(name="took", heading="took together"),
+    Column(name="usd", heading="USD", digits=2),
+    Column(name="steps", heading="steps", unit="%", digits=2),
+    Column(name="rest", heading="the rest", role=Role.FACT),
+)
 BETWEEN = (
     *words.AS_RECORDED,
     Column(name="runs", heading="runs", digits=0),
@@ -84,7 +94,7 @@ def section(evidence: ReportEvidence) -> Section:
     """The section: comparisons, figures, every configuration, cost."""
     blocks: list[Block] = [*_compared(evidence)]
     blocks += [Picture(figure=figure) for figure in evidence.figures(*FIGURES)]
-    blocks += [*_summary(evidence), *_cheapest(evidence)]
+    blocks += [*_summary(evidence), *_cheapest(evidence), *_time(evidence)]
     return Section(name="measurements", title="Measurements", blocks=blocks)
 
 
@@ -122,6 +132,18 @@ def _cheapest(evidence: ReportEvidence) -> list[Block]:
         return []
     columns = units.headed(CHEAPEST, evidence.material.unit)
     return [words.table("Cheapest configuration of each model and environment", columns, rows)]
+
+
+def _time(evidence: ReportEvidence) -> list[Block]:
+    """A table with a line per environment: share of the steps in the time of its runs, and the other parts."""
+    runs, rows = completed(evidence.material.every), []
+    for env in evidence.material.environments:
+        time = spent(runs[runs["env"] == env])
+        if time.runs:
+            row = {"env": env, "runs": time.runs, "took": time_text(time.wall_s), "usd": time.usd, "rest": time.rest()}
+            rows.append({**row, "steps": time.shares().get(STEPS, 0.0)})
+    caption = "Where the time of the completed runs went. Parts of less than 1 % are left out"
+    return [words.table(caption, TIME, rows)] if rows else []
 
 
 def _summary(evidence: ReportEvidence) -> list[Block]:

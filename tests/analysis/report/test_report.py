@@ -20,7 +20,7 @@ from tests.analysis.report.report_bundles import many, matrix
 from tests.analysis.report.report_texts import of, texts
 from tests.analysis.sentence_runs import UNTIMED, batches, profile_alone
 from workload.contract.errors import ExitCode
-from workload.contract.text import counted
+from workload.contract.text import counted, percent
 
 # --- the answer
 
@@ -145,7 +145,7 @@ def test_a_batch_that_does_not_fit_is_said_where_it_was_measured() -> None:
 
 def test_cost_stands_in_a_table_where_prices_exist(evidence: ReportEvidence) -> None:
     captions = [each.caption for each in measurements.section(evidence).blocks if isinstance(each, Table)]
-    assert captions[-1] == "Cheapest configuration of each model and environment"
+    assert captions[-2] == "Cheapest configuration of each model and environment"
     none = of(*at_rates("a", (100.0, 101.0)))
     assert not [text for text in texts(compose(none).sections[1]) if "Cheapest" in text]
 
@@ -376,3 +376,35 @@ def test_no_bundles_is_nothing_to_report(analyze: Analyze, tmp_path: Path) -> No
     assert code == ExitCode.NOTHING_TO_DO
     assert err == f"error: no bundle in '{tmp_path}'\nhint: launch local -o {tmp_path}\n"
     assert not (tmp_path / "report.html").exists()
+
+
+# --- where the time went
+
+
+@pytest.mark.slow
+def test_the_time_of_an_environment_is_that_of_its_lines_in_the_summary() -> None:
+    results = analysis.load(Path(analysis.__file__).parent / "example")
+    [table] = measurements._time(gather(results))
+    assert isinstance(table, Table)
+    # Imported runs tell nothing, and no run here was rented.
+    headings = ["environment", "runs", "took together", "steps", "the rest"]
+    assert [heading.text for heading in table.headings] == headings
+    [(_, runs, took, steps, rest)] = table.rows
+    lines = results.summary().dropna(subset="wall_s")
+    weights = lines["wall_s"] * lines["runs"]
+    assert (int(runs), took) == (lines["runs"].sum(), f"{weights.sum():.0f} s")
+    shown = {"steps": steps, **dict(re.findall(r"([a-z-]+) ([\d.]+ %)", rest))}
+    columns = {"steps": "steps", "imports": "imports", "set-up": "prepare", "warm-up": "warmup", "ceilings": "ceilings"}
+    for name, part in columns.items():
+        assert shown[name] == percent((lines[f"{part}_share"].fillna(0) * weights).sum() / weights.sum())
+
+
+def test_time_on_a_rented_machine_has_its_cost() -> None:
+    rented = {"steps_s": 10.0, "imports_s": 5.0, "boot_s": 25.0, "finish_s": 0.1, "usd": 0.02}
+    later = {**rented, "boot_s": 0.0, "usd": 0.01}
+    [table] = measurements._time(of(*at_rates("a", [100.0], **rented), *at_rates("b", [100.0], **later)))
+    assert isinstance(table, Table)
+    assert table.rows == [
+        ["local-cuda", "2", "55.2 s", "0.030", "36 %", "boot 25 s (0.014 USD), imports 10 s (0.0054 USD)"]
+    ]
+    assert measurements._time(of(*at_rates("a", [100.0]))) == []

@@ -1,3 +1,4 @@
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ import analysis
 from analysis.summary.throughput import COLUMNS, summarize
 from benchmarks.synthetic_bundles import make
 from workload.contract.blocks_interval import interval_at_look, single_contrast
+from workload.contract.tables import TableFormat, render
 
 
 def lines(tmp_path: Path, *changes: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -168,3 +170,47 @@ def test_without_ceilings_nothing_is_invented(tmp_path: Path) -> None:
     (line,) = lines(tmp_path, {"complexity": None, "bound": None, "timing__step_s": None, "timing__measured_s": None})
     absent = ("images_per_s", "images_per_s_low", "interval", "step_s", "flop_per_s", "bound", "note")
     assert [line[name] for name in absent] == [None] * len(absent)
+
+
+# Of 10 s and of 30 s.
+SHORT = {"start": 0.0, "prepare": 4.0, "environment": 5.0, "setup": 6.0, "warmup": 6.5, "measured": 8.0, "end": 10.0}
+LONG = {"start": 0.0, "prepare": 3.0, "environment": 9.0, "setup": 10.0, "warmup": 10.5, "measured": 12.0, "end": 30.0}
+
+
+def test_shares_are_of_the_time_of_all_runs(tmp_path: Path) -> None:
+    (line,) = lines(tmp_path, *({"timing__phases": phases} for phases in (SHORT, LONG, {})))
+    assert (line["runs"], line["wall_s"], line["usd_per_run"]) == (3, 20.0, None)
+    shares = {name: value for name, value in line.items() if name.endswith("_share") and value is not None}
+    assert shares == pytest.approx(
+        {
+            "steps_share": (2 + 18) / 40,
+            "imports_share": (4 + 3) / 40,
+            "prepare_share": (1 + 6 + 0.5 + 0.5) / 40,
+            "environment_share": (1 + 1) / 40,
+            "warmup_share": (1.5 + 1.5) / 40,
+        }
+    )
+
+
+def test_on_a_rented_machine_time_and_cost_are_those_charged(tmp_path: Path) -> None:
+    charged = {"billed_from": "2026-11-01T00:00:00Z", "billed_to": "2026-11-01T00:01:40Z", "billed_s": 100.0}
+    phases = {"booted": "2026-11-01T00:00:40Z", "image_pulled": "2026-11-01T00:01:00Z"}
+    (line,) = lines(
+        tmp_path,
+        {"timing__phases": SHORT, "cost": {**charged, "usd": 0.05}, "environment__cloud": {"phases": phases}},
+    )
+    shares = [line[f"{part}_share"] for part in ("steps", "imports", "boot", "image", "outside")]
+    assert shares == pytest.approx([0.02, 0.04, 0.4, 0.2, 0.3])
+    assert (line["wall_s"], line["usd_per_run"]) == (100.0, 0.05)
+
+
+def test_runs_without_phases_have_empty_cells_and_no_columns_of_rare_parts(tmp_path: Path) -> None:
+    make(tmp_path, 0, timing__phases={})
+    table = summarize(analysis.load(tmp_path).runs)
+    (row,) = json.loads(render(table, COLUMNS, TableFormat.JSON))
+    assert {row[name] for name in row if name.endswith("_share") or name == "wall_s"} == {None}
+    headings, cells = render(table, COLUMNS, TableFormat.TABLE, wide=True).splitlines()
+    assert "time in imports [%]" in headings
+    assert "time in boot" not in headings
+    assert cells.count(" -  ") >= 6
+    assert "time in" not in render(table, COLUMNS, TableFormat.TABLE, width=140)

@@ -18,6 +18,7 @@ from launcher.sweep.until import Until
 from tests.launcher.backends.gcp.canned_cloud import QUICK, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
 from tests.launcher.sweep.cloudy import cloud_sweep, ports_of, swept, t4
+from workload.contract import bundle
 from workload.contract.record import Status
 from workload.storage.inventory import sealed_in
 
@@ -44,6 +45,11 @@ def check_whole(cloud: Cloud, sweep: Sweep) -> None:
     assert at_home(cloud, sweep) == keys_of(sweep)
     assert {len(cloud.vm.sealed[key]) for key in keys_of(sweep)} == {1}
     assert cloud.fake.instances == []
+
+
+def flat(text: str) -> str:
+    """Text without its line breaks."""
+    return " ".join(text.split())
 
 
 def meanwhile(condition: Callable[[], bool], act: Callable[[], object]) -> threading.Thread:
@@ -81,6 +87,25 @@ def test_each_block_has_a_machine_of_its_own_and_all_bundles_come_home(
         requests = [Request.from_bytes(vm.metadata["rooflaunch-request"].encode()) for vm in cloud.fake.all_vms]
         assert sorted(request.work.number for request in requests) == [1, 2, 3]
         assert {request.work.job for request in requests} == {"own-machines"}
+        # Each machine: 9 s of boot, 3 s of image, 3 s until the first run, two runs of 3 s, 3 s of upload. The phases
+        # of a run take 2 s, and 0.75 s of these are steps. The clock also counts what the guest waits for the server.
+        spent = outcome.places[0].spent
+        trainer = {"steps": 4.5, "imports": 4.8, "prepare": 0.9, "environment": 0.3, "warmup": 1.5}
+        assert {part: spent.seconds[part] for part in trainer} == pytest.approx(trainer)
+        least = {"boot": 27, "image": 9, "upload": 9, "outside": 3 * 9 - 12}
+        assert all(spent.seconds[part] > seconds - 0.1 for part, seconds in least.items()), spent
+        costs = [bundle.read_record(folder).cost for folder in cloud.output.glob("2*")]
+        uploads_s = spent.seconds["upload"]
+        assert spent.wall_s - uploads_s == pytest.approx(sum(cost.billed_s or 0.0 for cost in costs if cost))
+        uploads_usd = uploads_s * 0.5599 / 3600
+        assert (spent.usd or 0.0) - uploads_usd == pytest.approx(
+            sum(cost.usd or 0.0 for cost in costs if cost), rel=1e-4
+        )
+        assert f"; 0.037 USD {spent.text()} " in flat(outcome.text())
+        assert re.match(
+            r"steps \d\S* % of \d\S* s and 0\.\d+ USD \(6 runs\); boot \d\S* s \(0\.\d+ USD\), ", spent.text()
+        )
+        assert outcome.to_json()["places"][0]["time"] == spent.to_json()
 
 
 @pytest.mark.night(part="places")

@@ -21,7 +21,7 @@ from launcher.sweep.work import PlaceWork
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract import bundle
 from workload.contract.errors import UsageError
-from workload.contract.record import Record, Settling, Spec, Status
+from workload.contract.record import Record, Settling, Spec, Status, Timing
 from workload.contract.spec import Context, RunSpec
 
 
@@ -48,8 +48,14 @@ def test_every_block_begins_at_the_temperature_before_the_first_run_of_all(
         folder = bundle.create(tmp_path, f"run-{len(contexts)}")
         settling = Settling(target_c=context.get("settle_to_c", 40.0 + len(contexts)))
         spec = Spec(model="squeezenet1_1", batch_size=2)
+        timing = Timing(phases={"start": 0.0, "measured": 1e-7, "end": 2e-7})
         run = Record(
-            run_id=folder.name, status=Status.COMPLETED, run_key=context["run_key"], settling=settling, spec=spec
+            run_id=folder.name,
+            status=Status.COMPLETED,
+            run_key=context["run_key"],
+            settling=settling,
+            spec=spec,
+            timing=timing,
         )
         bundle.write_record(folder, run)
         bundle.seal(folder)
@@ -62,6 +68,10 @@ def test_every_block_begins_at_the_temperature_before_the_first_run_of_all(
     LocalPlaces([work], output=tmp_path, control=Control(), progress=Progress()).run()
     assert [context["job"]["block"] for context in contexts] == [1, 1, 2, 2]
     assert [context.get("settle_to_c") for context in contexts] == [None, 41.0, 41.0, 41.0]
+    # The launcher has measured how long the containers ran.
+    seconds = {**work.spent.seconds}
+    assert seconds.pop("outside") > 0
+    assert (work.spent.runs, seconds) == (4, pytest.approx({"imports": 4e-7, "steps": 4e-7}))
 
 
 @pytest.mark.usefixtures("runs_in_docker")

@@ -13,6 +13,7 @@ from launcher.sweep.work import LOG_HINT, Ended, PlaceWork, configuration_text, 
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract.design import Run
 from workload.contract.record import JobPlace, Record, Spec, Status, Timing
+from workload.contract.spent import Spent
 
 HERE = Place(name="here", backend=LOCAL)
 PATH = Path("/results/run")
@@ -33,6 +34,21 @@ def record_of(
 
 def keys(runs: Any) -> list[str]:
     return [run.run_key for run in runs]
+
+
+def test_time_is_that_of_the_runs_of_this_process() -> None:
+    phases = {"start": 0.0, "measured": 4.0, "end": 6.0}
+    work = work_of()
+    first, second, third = work.runs[:3]
+    known = work_of(known={first.run_key: Ended(status=Status.COMPLETED)})
+    for each in (work, known):
+        for run, status in ((first, Status.COMPLETED), (second, Status.OUT_OF_MEMORY), (third, Status.FAILED)):
+            record = record_of(run, status)
+            each.take(replace(record, timing=replace(record.timing, phases=phases)), PATH, 10.0)
+            each.take(record, PATH, 99.0)
+    assert work.spent == Spent(seconds={"steps": 4.0, "imports": 8.0, "outside": 8.0}, runs=2)
+    assert known.spent == Spent(seconds={"steps": 2.0, "imports": 4.0, "outside": 4.0}, runs=1)
+    assert work_of().spent == Spent()
 
 
 @pytest.mark.parametrize(

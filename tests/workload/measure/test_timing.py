@@ -12,7 +12,7 @@ from tests.workload.conftest import LayOut
 from workload.contract.record import StepSeconds, Timing, Usage
 from workload.measure import timing
 from workload.measure.recorder import PhaseTotals
-from workload.measure.timing import CpuMeter, CpuUse, process_usage, summarize
+from workload.measure.timing import CpuMeter, CpuUse, Timeline, process_age_s, process_usage, summarize
 
 STARTED_AT = "2026-11-21T10:00:00+00:00"
 
@@ -53,6 +53,55 @@ def test_no_step_gives_no_figures() -> None:
     summary = summarize(Timing(), PhaseTotals(), wall_s=1.5, cpus=CpuUse(used_cpus=0.5, waited_cpus=None))
     assert summary == Timing(measured_s=1.5, cpus_used=0.5, cpus_waited=None, images=0)
     assert (summary.images_per_s, summary.step_s) == (None, None)
+
+
+# --- phases
+
+
+def test_steps_of_another_kind_that_came_before_are_other_time() -> None:
+    clock = iter([0.0, 1.0, 2.0, 3.0, 8.0, 9.0, 12.0])
+    timeline = Timeline(now=lambda: next(clock))
+    for phase in ("environment", "warmup", "measured", "warmup", "measured"):
+        timeline.enter(phase)
+    phases = {"start": 0.0, "environment": 1.0, "warmup": 8.0, "measured": 9.0, "other": 2.0, "end": 12.0}
+    assert timeline.phases() == phases
+
+
+# A real line; the name of the program has a blank and a bracket, and the process began at tick 5,000 after the boot.
+STAT = "7 (python (3) x) R 6 7 7 0 -1 4194304 88 0 0 0 2 1 0 0 20 0 1 0 5000 3268608 421 1844674407370955 1 1 0"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+@pytest.mark.parametrize(
+    ("line", "since_boot_s", "age_s"),
+    [
+        (STAT, 50.25, 0.25),
+        (STAT, 50.0, 0.0),
+        (STAT, 49.5, None),
+        (STAT, 649.0, 599.0),
+        (STAT, 651.0, None),
+        ("7 (python) R 6", 50.25, None),
+        (STAT.replace(" 5000 ", " soon "), 50.25, None),
+        ("", 50.25, None),
+    ],
+)
+def test_age_of_a_process(
+    line: str, since_boot_s: float, age_s: float | None, lay_out: LayOut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sysconf", {"SC_CLK_TCK": 100}.__getitem__)
+    assert process_age_s(lay_out({"/proc/self/stat": line}), since_boot_s) == age_s
+
+
+@pytest.mark.world
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+def test_age_of_a_process_that_has_just_begun() -> None:
+    """The age includes what the interpreter needs to start, which is at least the CPU time until then."""
+    code = (
+        "import time; from workload.measure.timing import Timeline; cpu_s = time.process_time();"
+        "age_s = Timeline().interpreter_s; print(age_s, cpu_s); assert cpu_s - 0.05 <= age_s < 600"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
 
 
 # --- CPUs used and waited for

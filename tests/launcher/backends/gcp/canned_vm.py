@@ -46,6 +46,7 @@ RECORD: dict[str, Any] = {
         "images_per_s": 250.0,
         "data_wait_fraction": 0.001,
         "step_s": {"n": 100, "median": 0.128, "p5": 0.127, "p95": 0.131},
+        "phases": {"start": 0.0, "prepare": 0.8, "environment": 0.95, "warmup": 1.0, "measured": 1.25, "end": 2.0},
     },
     "complexity": {"train_flop_per_step": 3.4e11, "train_flop_per_image": 1.06e10, "theoretical_step_s": 0.05},
     "ceilings": {"flop_per_s": {"fp32": {"median": 6e12}}},
@@ -184,6 +185,7 @@ class _Guest:
         self._phases: dict[str, str] = {}
         self._runs: list[str] = []
         self._beats_from: float | None = None
+        self._charged_to = self._clock.iso()
 
     def run(self) -> None:
         with suppress(_GoneError):
@@ -295,7 +297,7 @@ class _Guest:
         if self._fault is not Fault.NO_RUNS:
             folder = bundle.create(self._canned.home, run_id)
             error = None if status is Status.COMPLETED else str(status)
-            document = {**RECORD, "run_id": run_id, "status": status, "error": error}
+            document = {**RECORD, "run_id": run_id, "status": status, "error": error, **self._charged()}
             if run is not None and run.run_key:
                 document |= self._of_the_task(run)
             bundle.write_document(folder, document)
@@ -308,6 +310,20 @@ class _Guest:
             if run is not None and run.run_key and status in FINAL:
                 self._canned.sealed.setdefault(run.run_key, []).append(run_id)
         self._runs.append(run_id)
+
+    def _charged(self) -> dict[str, Any]:
+        """Facts that the agent adds: times of the boot, and the cost since the run before, at 3.6 USD per hour."""
+        began, self._charged_to = self._charged_to, self._clock.iso()
+        billed_s = (datetime.fromisoformat(self._charged_to) - datetime.fromisoformat(began)).total_seconds()
+        return {
+            "environment": {**RECORD["environment"], "cloud": {"phases": dict(self._phases)}},
+            "cost": {
+                "billed_from": began,
+                "billed_to": self._charged_to,
+                "billed_s": billed_s,
+                "usd": 0.001 * billed_s,
+            },
+        }
 
     def _of_the_task(self, run: TaskRun) -> dict[str, Any]:
         """What a run of a sweep has beside."""

@@ -193,12 +193,16 @@ def test_one_command_ends_with_the_bundle_and_the_table(launch: Launch, clouds: 
         (folder,) = (tmp_path / "home").iterdir()
         assert bundle.read(folder).document["status"] == "completed"
         assert said.out.splitlines()[0] == "resnet18, batch 32, fp32, on cuda: Tesla T4"
-        table = dict(re.findall(r"^  (VM|cost|bundle|images/s) +(.*)$", said.out, re.MULTILINE))
+        table = dict(re.findall(r"^  (VM|cost|time|bundle|images/s) +(.*)$", said.out, re.MULTILINE))
         assert table["images/s"] == "250  (one run: no interval)"
         assert table["VM"] == f"n1-standard-4 in {ZONE}"
         moment = r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ"
         cost = rf"0\.0\d\d USD from {moment} to {moment}, at 0\.5599 USD per hour as of 20\S+; without traffic and tax"
         assert re.fullmatch(cost, table["cost"])
+        # The boot is longer than any other part: 9 s of boot, 3 s each of image, run and upload.
+        usd = r"\(0\.0\d+ USD\)"
+        time = rf"steps \d\S* % of \d\S* s and 0\.\d+ USD \(1 run\); boot \d\S* s {usd}, .*upload \d\S* s {usd}.*"
+        assert re.fullmatch(time, table["time"]), table["time"]
         phases = re.findall(r"^ *\+\d+ s  (\w[\w ]*)$", said.err, re.MULTILINE)
         assert phases == [phase.replace("_", " ") for phase in LaunchPhase if not phase.startswith("profile")]
         assert "insert" not in said.err, "the request is for --dry-run"

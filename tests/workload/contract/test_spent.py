@@ -1,0 +1,170 @@
+"""Where the time of a run went: real bundles with sums by hand, and run.json as a damaged or foreign one may be."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workload.contract import bundle
+from workload.contract.record import CeilingsRecord, Cost, GapSeconds, Record, Spec, Status, Timing
+from workload.contract.record import read as read_document
+from workload.contract.spent import PARTS, Spent
+
+ROOT = Path(__file__).parents[3]
+PHASES = {"start": 0.0, "prepare": 4.0, "environment": 5.0, "setup": 5.5, "warmup": 6.0, "measured": 7.0, "end": 9.0}
+PLAIN = {"imports": 4.0, "prepare": 1.5, "environment": 0.5, "warmup": 1.0, "steps": 2.0}
+
+
+def a_run(timing: Timing | None = None) -> Record:
+    spec = Spec(model="resnet18", batch_size=1)
+    return Record(run_id="a", status=Status.COMPLETED, spec=spec, timing=timing or Timing(phases=PHASES))
+
+
+def a_bundle(name: str) -> Record:
+    [folder] = ROOT.glob(name)
+    return bundle.read_record(folder)
+
+
+def test_a_real_run_of_our_trainer() -> None:
+    spent = Spent.of(a_bundle("analysis/example/20261121T183111Z*"))
+    # start 0, prepare 4.179398, environment 5.351308, ceilings 5.474251, setup 11.463476, warmup 11.471634,
+    # measured 12.493805, finish 18.403929, end 18.405054.
+    assert spent.seconds == {
+        "steps": pytest.approx(5.910124, abs=2e-6),
+        "imports": pytest.approx(4.179398, abs=2e-6),
+        "prepare": pytest.approx(1.171910 + 0.008158, abs=2e-6),
+        "environment": pytest.approx(0.122943, abs=2e-6),
+        "ceilings": pytest.approx(5.989225, abs=2e-6),
+        "warmup": pytest.approx(1.022171, abs=2e-6),
+        "finish": pytest.approx(0.001125, abs=2e-6),
+    }
+    assert (spent.usd, spent.runs, spent.wall_s) == (None, 1, pytest.approx(18.405054, abs=2e-6))
+    assert spent.text() == ("steps 32 % of 18.4 s (1 run); ceilings 33 %, imports 23 %, set-up 6.4 %, warm-up 5.6 %")
+
+
+def test_a_real_run_on_a_rented_machine() -> None:
+    run = a_bundle("tests/bundles/schema1/20261121T192751Z*")
+    # Bundles of this age do not tell when the charged time began: the boot is unknown, and so is its cost.
+    trainer = Spent.of(run)
+    assert (set(trainer.seconds) & {"boot", "image", "outside"}, trainer.usd) == (set(), None)
+    # measured 9.689032, finish 14.592079, end 14.593558.
+    assert trainer.seconds["steps"] == pytest.approx(14.592079 - 9.689032, abs=2e-6)
+    assert trainer.seconds["profile"] == pytest.approx(10.309764, abs=2e-6)
+    charged = {"billed_to": "2026-11-21T19:28:30Z", "usd": 0.006}
+    first = Spent.of(replace(run, cost=Cost(billed_from="2026-11-21T19:27:50Z", billed_s=40.0, **charged)))
+    # booted 19:27:50.391, driver_ready .397, docker_ready .438, image_pulled .462.
+    assert first.seconds["boot"] == pytest.approx(0.438)
+    assert first.seconds["image"] == pytest.approx(0.024)
+    assert first.seconds["outside"] == pytest.approx(40 - 14.593558 - 10.309764 - 0.438 - 0.024, abs=3e-6)
+    assert (first.wall_s, first.usd) == (pytest.approx(40.0), 0.006)
+    # 14.63 s of 40 s cost 14.63 / 40 of 0.006 USD.
+    assert first.text().startswith(
+        "steps 12 % of 40 s and 0.006 USD (1 run); launcher and exit 14.6 s (0.0022 USD), profile 10.3 s (0.0015 USD), "
+    )
+    # A later run is charged from the end of the run before: the machine had booted.
+    later = Spent.of(replace(run, cost=Cost(billed_from="2026-11-21T19:28:00Z", billed_s=30.0, **charged)))
+    assert set(later.seconds) & {"boot", "image"} == set()
+    assert later.wall_s == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize("name", ["20261121T192808Z*", "20261121T193013Z*", "20261121T193028Z*", "20261121T193002Z*"])
+def test_bundles_without_phases_tell_nothing(name: str) -> None:
+    spent = Spent.of(a_bundle(f"tests/bundles/schema1/{name}"), whole_s=3.0)
+    assert (spent, spent.text(), spent.to_json()) == (Spent(), "", None)
+
+
+def test_a_run_that_ran_out_of_memory_has_no_steps() -> None:
+    spent = Spent.of(a_bundle("tests/bundles/schema1/20261121T192729Z*"))
+    assert "steps" not in spent.seconds
+    assert spent.text().startswith("steps 0 % of 10.6 s (1 run); warm-up 45 %, imports 28 %, set-up 27 %")
+
+
+def test_a_real_script_with_pauses_and_ceilings_after_its_steps() -> None:
+    run = a_bundle("tests/bundles/scripts/20261122T031751Z*")
+    spent = Spent.of(run)
+    assert spent.seconds["gaps"] == pytest.approx(0.002970, abs=1e-6)
+    assert spent.seconds["steps"] == pytest.approx(5.359459 - 5.270354 - 0.002970, abs=2e-6)
+    assert spent.seconds["script"] == pytest.approx(4.652873 - 0.008347, abs=2e-6)
+    assert "ceilings" not in spent.seconds, "they were measured by an earlier run"
+    fresh = Spent.of(replace(run, ceilings=CeilingsRecord(elapsed_s=3.0, age_s=0.0)), whole_s=10.0)
+    assert (fresh.seconds["ceilings"], fresh.wall_s) == (3.0, pytest.approx(10.0))
+
+
+@pytest.mark.parametrize(
+    ("timing", "changed"),
+    [
+        ({}, {}),
+        ({"interpreter_s": 0.25}, {"imports": 4.25}),
+        (
+            {"phases": {**PHASES, "settle": 5.25, "ceilings_again": 8.75}},
+            {"cooling": 0.25, "environment": 0.25, "steps": 1.75, "ceilings": 0.25},
+        ),
+        ({"phases": {**PHASES, "of_tomorrow": 8.0}}, {"steps": 1.0, "other": 1.0}),
+        ({"phases": {**PHASES, "warmup": 20.0, "measured": 30.0}}, {"prepare": 4.5, "warmup": 0.0, "steps": 0.0}),
+        ({"phases": {**PHASES, "end": None}}, dict.fromkeys(PLAIN, 0.0)),
+        ({"phases": {"end": 5.0}}, dict.fromkeys(PLAIN, 0.0)),
+        ({"gaps": {"validation": GapSeconds(seconds=5.0)}}, {"gaps": 2.0, "steps": 0.0}),
+    ],
+    ids=["plain", "interpreter", "cooled", "newer", "after the end", "no end", "only an end", "impossible gaps"],
+)
+def test_phases(timing: dict[str, Any], changed: dict[str, float]) -> None:
+    spent = Spent.of(a_run(timing=Timing(**{"phases": PHASES, **timing})))
+    assert spent.seconds == pytest.approx({part: value for part, value in {**PLAIN, **changed}.items() if value})
+
+
+def test_the_launcher_knows_the_end_of_the_process() -> None:
+    spent = Spent.of(a_run(), whole_s=10.0)
+    assert spent.seconds == pytest.approx({**PLAIN, "outside": 1.0})
+    assert spent.text() == (
+        "steps 20 % of 10 s (1 run); imports 40 %, set-up 15 %, warm-up 10 %, launcher and exit 10 %, environment 5 %"
+    )
+    assert Spent.of(a_run(), whole_s=8.0) == Spent.of(a_run()), "a clock that was set back"
+
+
+def test_sums() -> None:
+    once = Spent(seconds={"steps": 1.0, "boot": 3.0}, usd=0.02, runs=1)
+    total = Spent.total([once, Spent(), once, Spent(seconds={"upload": 2.0}, usd=0.01)])
+    assert total == Spent(seconds={"steps": 2.0, "boot": 6.0, "upload": 2.0}, usd=pytest.approx(0.05), runs=2)
+    assert total.to_json() == {
+        "runs": 2,
+        "wall_s": 10.0,
+        "usd": pytest.approx(0.05),
+        "steps_s": 2.0,
+        "upload_s": 2.0,
+        "boot_s": 6.0,
+    }
+    assert total.text() == "steps 20 % of 10 s and 0.05 USD (2 runs); boot 6 s (0.03 USD), upload 2 s (0.01 USD)"
+    assert Spent.total([once, replace(once, usd=None)]).usd is None
+    assert Spent.total([]) == Spent()
+
+
+def test_small_parts_are_left_out_of_the_text_alone() -> None:
+    spent = Spent(seconds={"steps": 2000.0, "imports": 20.0, "environment": 21.0}, runs=3)
+    assert spent.text() == "steps 98 % of 34 min (3 runs); environment 1 %"
+    assert set(spent.shares()) == {"steps", "imports", "environment"}
+    assert Spent(seconds={"steps": 2.0}, runs=1).text() == "steps 100 % of 2 s (1 run)"
+
+
+def test_shares_add_up_and_every_part_has_a_name() -> None:
+    spent = Spent.of(a_run(), whole_s=10.0)
+    assert sum(spent.shares().values()) == pytest.approx(1.0)
+    assert len(set(PARTS.values())) == len(PARTS)
+
+
+def test_largest_figures_of_a_foreign_run_json_give_no_error() -> None:
+    phases = {"start": 0.0, "measured": 1e30, "finish": 1e30, "end": 1e30}
+    document = {
+        "schema_version": 2,
+        "run_id": "a",
+        "status": "completed",
+        "spec": {"model": "m", "batch_size": 1},
+        "timing": {"phases": phases, "interpreter_s": 1e30},
+        "cost": {
+            "billed_from": "0001-01-01T00:00:00Z",
+            "billed_to": "9999-12-31T00:00:00Z",
+            "billed_s": 0,
+            "usd": 1e30,
+        },
+    }
+    assert Spent.of(read_document(document).record).text().startswith("steps 0 % of ")

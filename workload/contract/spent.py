@@ -1,0 +1,166 @@
+"""Where the time of runs went, and what it cost, by part of a run: steps, imports, boot and so on. Pure.
+
+Standard library only. The launcher and the analysis use it alike, so that their figures agree.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from workload.contract.fields import instant
+from workload.contract.record import Record
+from workload.contract.text import counted, duration, percent, plain, seconds
+
+# Part of a run -> its name in texts. Columns and JSON have the part's seconds as `steps_s` and its share as
+# `steps_share`.
+STEPS, CEILINGS, UPLOAD, OUTSIDE = "steps", "ceilings", "upload", "outside"
+PARTS: Mapping[str, str] = {
+    STEPS: "steps",
+    "gaps": "pauses between steps",
+    "imports": "imports",
+    "prepare": "set-up",
+    "script": "set-up of the script",
+    "environment": "environment",
+    CEILINGS: "ceilings",
+    "cooling": "cooling down",
+    "warmup": "warm-up",
+    "finish": "finish",
+    "other": "other phases",
+    "profile": "profile",
+    "boot": "boot",
+    "image": "image",
+    UPLOAD: "upload",
+    OUTSIDE: "launcher and exit",
+}
+# Parts that a run.json can tell: the upload follows after it was closed.
+RUN_PARTS = tuple(part for part in PARTS if part != UPLOAD)
+# Phase of `timing.phases` -> part; a phase that is not listed is its own part, or `other`.
+PART_OF_PHASE = {
+    "start": "imports",
+    "setup": "prepare",
+    "settle": "cooling",
+    "measured": STEPS,
+    "ceilings_again": CEILINGS,
+}
+# Phases of a rented machine's boot; `image_pulled` is the next one (`launcher.protocol.records.LaunchPhase`).
+BOOT_PHASES = ("booted", "driver_ready", "docker_ready")
+# A text leaves out the parts with smaller shares: nobody acts on them.
+LEAST_SHARE = 0.01
+# Durations from here on are shown in minutes or hours.
+SECONDS_UP_TO_S = 1000
+USD_DECIMALS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """Time of `runs` runs whose time is known: seconds by part (keys of `PARTS`); `usd`: cost, None if unknown."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    usd: float | None = None
+    runs: int = 0
+
+    @classmethod
+    def of(cls, record: Record, whole_s: float | None = None) -> Self:
+        """Time of one run; empty if its run.json has no phases, as for imported runs.
+
+        `whole_s`: seconds from the start of the run's process or container to its end, if the launcher measured them.
+        A run on a rented machine is charged with a part of the machine's time: its whole time is `cost.billed_s`.
+        """
+        parts = _in_trainer(record)
+        if not parts:
+            return cls()
+        parts["profile"] = record.profile.elapsed_s or 0.0
+        usd, cost = None, record.cost
+        began, ended = (instant(cost.billed_from), instant(cost.billed_to)) if cost else (None, None)
+        if cost and began and ended:
+            usd, whole_s = cost.usd, cost.billed_s
+            phases = (record.environment.cloud and record.environment.cloud.phases) or {}
+            # The boot counts for the first run of a machine: later runs are charged from the end of the run before.
+            times = {name: min(max(at, began), ended) for name, text in phases.items() if (at := instant(text))}
+            ready = max((times[name] for name in BOOT_PHASES if name in times), default=began)
+            parts["boot"] = (ready - began).total_seconds()
+            parts["image"] = (times.get("image_pulled", ready) - ready).total_seconds()
+        parts[OUTSIDE] = (whole_s or 0.0) - sum(parts.values())
+        return cls(seconds={part: value for part, value in parts.items() if value > 0}, usd=usd, runs=1)
+
+    @classmethod
+    def total(cls, many: Iterable[Self]) -> Self:
+        """Sum; the cost is unknown if the cost of any run is unknown."""
+        known = [one for one in many if one.seconds]
+        costs = [one.usd for one in known if one.usd is not None]
+        parts = {part: sum(one.seconds.get(part, 0.0) for one in known) for part in PARTS}
+        return cls(
+            seconds={part: value for part, value in parts.items() if value},
+            usd=sum(costs) if costs and len(costs) == len(known) else None,
+            runs=sum(one.runs for one in known),
+        )
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of all parts together."""
+        return sum(self.seconds.values())
+
+    def shares(self) -> dict[str, float]:
+        """Share of the whole time by part."""
+        return {part: value / self.wall_s for part, value in self.seconds.items()}
+
+    def rest(self) -> str:
+        """Text on the parts beside the steps, the longest first: `imports 51 %, environment 9 %`.
+
+        With a known cost: `boot 41 s (0.0082 USD)`; a part costs its share of the whole.
+        """
+        shares = sorted(self.shares().items(), key=lambda one: -one[1])
+        others = [(part, share) for part, share in shares if part != STEPS and share >= LEAST_SHARE]
+        if self.usd is None:
+            return ", ".join(f"{PARTS[part]} {percent(share)}" for part, share in others)
+        return ", ".join(
+            f"{PARTS[part]} {time_text(self.seconds[part])} ({usd_text(share * self.usd)})" for part, share in others
+        )
+
+    def text(self) -> str:
+        """Line for people: `steps 5 % of 122 s (18 runs); imports 51 %, environment 9 %`; empty without runs."""
+        if not self.runs:
+            return ""
+        cost = "" if self.usd is None else f" and {usd_text(self.usd)}"
+        whole = f"{percent(self.shares().get(STEPS, 0.0))} of {time_text(self.wall_s)}{cost}"
+        rest = self.rest()
+        return f"steps {whole} ({counted(self.runs, 'run')})" + (f"; {rest}" if rest else "")
+
+    def to_json(self) -> dict[str, Any] | None:
+        """Plain values for JSON; None without runs."""
+        if not self.runs:
+            return None
+        parts = {f"{part}_s": round(value, 3) for part, value in self.seconds.items()}
+        return {"runs": self.runs, "wall_s": round(self.wall_s, 3), "usd": self.usd, **parts}
+
+
+def time_text(value_s: float) -> str:
+    """Seconds with three digits, or a longer duration: `7.21 s`, `412 ms`, `17 min`."""
+    return seconds(value_s, 3) if value_s < SECONDS_UP_TO_S else duration(value_s)
+
+
+def usd_text(usd: float) -> str:
+    """Small sum of money: `0.0082 USD`."""
+    return f"{plain(round(usd, USD_DECIMALS), 2)} USD"
+
+
+def _in_trainer(record: Record) -> dict[str, float]:
+    """Seconds by part of the trainer's process, from its start to the last phase; empty without `timing.phases`."""
+    timing, parts = record.timing, dict.fromkeys(PARTS, 0.0)
+    began = sorted((at, name) for name, at in (timing.phases or {}).items() if at is not None and name != "end")
+    end_s = (timing.phases or {}).get("end")
+    if end_s is None or not began:
+        return {}
+    ends = [min(at, end_s) for at, _ in began[1:]] + [end_s]
+    for (at, name), until in zip(began, ends, strict=True):
+        part = PART_OF_PHASE.get(name, name)
+        parts[part if part in parts else "other"] += max(0.0, until - at)
+    parts["imports"] += timing.interpreter_s or 0.0
+    gaps_s = sum(gap.seconds or 0.0 for gap in (timing.gaps or {}).values())
+    parts["gaps"] = min(gaps_s, parts[STEPS])
+    parts[STEPS] -= parts["gaps"]
+    ceilings = record.ceilings
+    if record.spec.script and ceilings and not ceilings.age_s:
+        # A process of their own measures a script's ceilings after its last phase.
+        parts[CEILINGS] += ceilings.elapsed_s or 0.0
+    return parts
