@@ -23,10 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import scipy
 
-import analysis
 from analysis.loading import index, processes
 from analysis.loading.cases import Case
-from workload import contract
 from workload.contract import bundle
 from workload.contract.files import replacing
 
@@ -34,8 +32,8 @@ FILE = "of_runs.parquet"
 VERSION_KEY = b"rooflaunch.sources"
 # Functions of a run must return JSON.
 OfRun: TypeAlias = Callable[[Case], Any]
-# Packages with the code and the tables (TOML, CSV) that results depend on.
-SOURCES = (analysis, contract)
+# Folders with the code and the tables (TOML, CSV) that results depend on.
+SOURCES = (Path(__file__).parents[1], Path(bundle.__file__).parent)
 SOURCE_ENDINGS = (".py", ".toml", ".csv")
 # Fewer runs are computed by this process alone, because starting another one takes longer.
 FEWEST_SHARED = 250
@@ -128,7 +126,7 @@ def _version() -> bytes | None:
     """Hash of the sources and of the libraries' versions; None if there are no sources, as in a zip archive."""
     versions = [sys.version, *(library.__version__ for library in (np, scipy, pd))]
     digest, has_sources = hashlib.sha256(repr(versions).encode()), False
-    for folder in (Path(folder) for package in SOURCES for folder in package.__path__):
+    for folder in SOURCES:
         for path in sorted(folder.rglob("*")):
             if path.suffix in SOURCE_ENDINGS:
                 content = path.read_bytes()

@@ -96,8 +96,7 @@ def test_other_code_invalidates_all_results(results: Path, tmp_path: Path, monke
     for name, text in (("rule.py", "# a comment\n"), ("debug_variables.toml", "# another\n")):
         with (sources / name).open("a") as file:
             file.write(text)
-        package = type("package", (), {"__path__": [str(sources)]})
-        monkeypatch.setattr(of_runs, "SOURCES", (package,))
+        monkeypatch.setattr(of_runs, "SOURCES", (sources,))
         of_runs._version.cache_clear()
         assert found(results)[1] == 3
         assert found(results)[1] == 0
