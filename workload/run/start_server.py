@@ -23,8 +23,9 @@ from workload.contract import entry
 from workload.contract.forks import Start, set_this_start
 from workload.contract.interrupt import LIFELINE, SIGNALS
 
-# Modules that import all that a run of our trainer needs.
+# Modules that import all that a run of our trainer needs, and one that it uses if it is installed.
 PRELOADED = ("workload.cli", "workload.run.train")
+OPTIONAL = "fvcore.nn"
 REQUEST_BYTES = 1 << 20
 STREAMS = 3
 # Option of prctl(2): the kernel sends this signal to a process whose parent ends.
@@ -50,6 +51,8 @@ def _serve(run: Callable[[], int]) -> None:
     gc.disable()
     for module in PRELOADED:
         importlib.import_module(module)
+    with suppress(ImportError):
+        importlib.import_module(OPTIONAL)
     gc.enable()
     while True:
         content, descriptors, _, _ = socket.recv_fds(client, REQUEST_BYTES, STREAMS)

@@ -35,7 +35,7 @@ def run():
         return eval(sys.argv[2]) or 0
 
 if sys.argv[1:] == ["start-server"]:
-    start_server.PRELOADED = ()
+    start_server.PRELOADED, start_server.OPTIONAL = (), "absent"
     generator = types.SimpleNamespace(seed=lambda: None)
     sys.modules["torch"] = types.SimpleNamespace(default_generator=generator)
     sys.modules["numpy"] = types.SimpleNamespace(random=generator)
