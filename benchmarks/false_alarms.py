@@ -18,6 +18,7 @@ import numpy as np
 from scipy.signal import lfilter
 
 from analysis.audit import RULES, Rule, Severity
+from analysis.audit.rule import Breach, CaseCheck
 from analysis.loading.cases import Case
 from analysis.loading.run_row import RUN_COLUMNS
 from analysis.statistics import changes, trend
@@ -90,6 +91,9 @@ class Audited:
 
     cases: Sequence[Case]
     groups: Sequence[Sequence[Case]]
+
+    def breaches(self, check: CaseCheck) -> Iterator[Breach]:
+        return map(check, self.cases)
 
 
 def case(run_id: str, step_s: Floats, telemetry: Mapping[str, Floats], **facts: Any) -> Case:

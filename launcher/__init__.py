@@ -1,1 +1,1 @@
-"""`launch`: plan a run, send it to a machine and bring its results home."""
+"""`launch`: plan a run, send it to a machine and copy its results back."""

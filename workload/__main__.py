@@ -2,7 +2,7 @@
 
 import sys
 
-from workload.contract import entry, interrupt
+from workload.contract import entry, forks, interrupt
 from workload.contract.errors import InterruptedRunError
 
 
@@ -25,6 +25,10 @@ def _start() -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == [forks.SERVER]:
+        from workload.run import start_server
+
+        start_server.serve(enter)
     code = enter()
     # Not if a tool such as cProfile runs this file: the tool continues afterwards.
     if sys.argv[1:2] == ["train"] and vars(sys.modules["__main__"]) is globals():

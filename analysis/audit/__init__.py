@@ -7,6 +7,8 @@ import pandas as pd
 
 from analysis.audit import flop, machine, provenance, recompute, timing
 from analysis.audit.rule import AuditEvidence, Finding, Rule, Severity, by_severity
+from analysis.loading.cases import cases
+from analysis.loading.of_runs import OfRuns
 from analysis.loading.tables import Tables
 
 __all__ = ["RULES", "Finding", "Rule", "Severity", "as_frame", "audit", "by_severity"]
@@ -14,9 +16,11 @@ __all__ = ["RULES", "Finding", "Rule", "Severity", "as_frame", "audit", "by_seve
 RULES: tuple[Rule, ...] = (*recompute.RULES, *timing.RULES, *flop.RULES, *machine.RULES, *provenance.RULES)
 
 
-def audit(results: Tables, *, rules: Sequence[Rule] = RULES) -> list[Finding]:
-    """Findings on all runs, errors first, then in the order of the rules."""
-    evidence = AuditEvidence(results=results)
+def audit(results: Tables, *, rules: Sequence[Rule] = RULES, of_runs: OfRuns | None = None) -> list[Finding]:
+    """Findings on all runs, errors first, then in the order of the rules; `of_runs`: what is known of each run."""
+    if rules is RULES:
+        of_runs = of_runs or OfRuns(cases=cases(results))
+    evidence = AuditEvidence(results=results, of_runs=of_runs)
     return by_severity(finding for rule in rules for finding in rule.findings(evidence))
 
 

@@ -112,9 +112,12 @@ def _may_be_one(first: tuple[str, str], second: tuple[str, str]) -> bool:
     return first[0] == second[0] and (first[1] == second[1] or not (first[1] and second[1]))
 
 
+_EACH_LABEL = each_case(labels_disagree)
+
+
 def labels(evidence: AuditEvidence) -> Iterator[Hit]:
     """Labels that contradict the device, and names of places that occur with several devices."""
-    yield from each_case(labels_disagree)(evidence)
+    yield from _EACH_LABEL(evidence)
     places: dict[str, dict[str, list[str]]] = {}
     for case in evidence.cases:
         if case["place"] in {None, NO_PLACE}:
@@ -150,7 +153,7 @@ def lost_at_import(case: Case) -> str | None:
 def against_the_file(evidence: AuditEvidence) -> Iterator[Hit]:
     """Options of the import that contradict the file."""
     for case in evidence.cases:
-        imported = case.record.imported
+        imported = case.record.imported if case["imported"] else None
         for contradiction in (imported.contradictions if imported else None) or ():
             yield Hit(subject=(case.run_id,), figure=contradiction)
 

@@ -7,7 +7,7 @@ import numpy as np
 from analysis.audit.rule import Rule, Severity, each_case
 from analysis.loading.cases import Case
 from analysis.statistics.samples import Floats
-from workload.contract.record import PLACES, StepSeconds
+from workload.contract.record import PLACES
 from workload.contract.text import percent, seconds
 
 # steps.csv has seven decimals, logs twelve digits: a sum of four such figures has an error of 2e-7 s at most.
@@ -26,11 +26,7 @@ def _known(values: Floats) -> Floats:
 
 
 def _described(name: str) -> Callable[[Case], float | None]:
-    def figure(case: Case) -> float | None:
-        seconds = _known(case.step_s)
-        return getattr(StepSeconds.from_seconds(seconds.tolist()), name) if seconds.size else None
-
-    return figure
+    return lambda case: getattr(case.step_seconds, name) if case.step_seconds else None
 
 
 def _images(case: Case) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pandas as pd
 
@@ -12,6 +12,7 @@ from analysis.loading import cases as all_cases
 from analysis.loading import units
 from analysis.loading.cases import Case
 from analysis.loading.configurations import group, measured
+from analysis.loading.of_runs import OfRuns
 from analysis.loading.tables import Tables
 from workload.contract.vocabulary import calibration_of
 
@@ -48,14 +49,25 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AuditEvidence:
-    """Data that the rules check; tables that are slow to read are read on first use."""
+    """Data that the rules check; tables that are slow to read are read on first use.
+
+    `of_runs`: results of all checks of single runs, if all rules are checked.
+    """
 
     results: Tables
+    of_runs: OfRuns | None = None
 
     @cached_property
     def cases(self) -> Sequence[Case]:
         """Runs with their series, one `Case` per run."""
-        return all_cases.cases(self.results)
+        return self.of_runs.cases if self.of_runs else all_cases.cases(self.results)
+
+    def breaches(self, check: "CaseCheck") -> "Iterable[Breach]":
+        """Results of a check of single runs, in the order of `cases`."""
+        name = _name(check)
+        if self.of_runs is None or CASE_CHECKS.get(name) is not check:
+            return map(check, self.cases)
+        return (_breach(found.get(name)) for found in self.of_runs.of(breaches))
 
     @cached_property
     def unit(self) -> str:
@@ -132,16 +144,54 @@ class Rule:
 # Figure that breaks a rule, or a `Hit` if it has a cure or a severity of its own; None if the rule holds.
 Breach: TypeAlias = str | Hit | None
 Check: TypeAlias = Callable[[AuditEvidence], Iterator[Hit]]
+CaseCheck: TypeAlias = Callable[[Case], Breach]
+# All checks of single runs by name. `breaches` makes them together.
+CASE_CHECKS: dict[str, CaseCheck] = {}
 
 
-def each_case(check: Callable[[Case], Breach]) -> Check:
-    """Make a rule's check from a function of one run."""
-    return lambda evidence: _hits((check(case), [case]) for case in evidence.cases)
+def each_case(check: CaseCheck) -> Check:
+    """Make a rule's check from a function of one run, which must be a function of a module."""
+    CASE_CHECKS[_name(check)] = check
+    return lambda evidence: _hits(
+        (breach, [case]) for breach, case in zip(evidence.breaches(check), evidence.cases, strict=True)
+    )
 
 
 def each_profile(check: Callable[[Case, pd.DataFrame | None], Breach]) -> Check:
     """Make a rule's check from a function of one run and its profiled launches, None without a profile by ncu."""
-    return lambda evidence: _hits((check(case, evidence.kernels.get(case.run_id)), [case]) for case in evidence.cases)
+
+    def without_profile(case: Case) -> Breach:
+        return check(case, None)
+
+    without_profile.__module__, without_profile.__qualname__ = check.__module__, check.__qualname__
+    CASE_CHECKS[_name(without_profile)] = without_profile
+    return lambda evidence: _hits(
+        (breach if kernels is None else check(case, kernels), [case])
+        for breach, case in zip(evidence.breaches(without_profile), evidence.cases, strict=True)
+        for kernels in [evidence.kernels.get(case.run_id)]
+    )
+
+
+def breaches(case: Case) -> dict[str, Any]:
+    """Breaches of all rules on single runs by name of the check, as JSON; see `analysis.loading.of_runs`."""
+    found = {name: check(case) for name, check in CASE_CHECKS.items()}
+    return {
+        name: [breach.figure, breach.cure, breach.severity] if isinstance(breach, Hit) else breach
+        for name, breach in found.items()
+        if breach is not None
+    }
+
+
+def _breach(found: Any) -> Breach:
+    """A breach from JSON."""
+    if found is None or isinstance(found, str):
+        return found
+    figure, cure, severity = found
+    return Hit(figure=figure, cure=cure, severity=severity and Severity(severity))
+
+
+def _name(check: CaseCheck) -> str:
+    return f"{check.__module__}.{check.__qualname__}"
 
 
 def each_group(check: Callable[[Sequence[Case]], Breach]) -> Check:

@@ -283,9 +283,12 @@ def skipped_by_amp(case: Case) -> str | None:
     return f"{skipped:.0f} of {counted(int(steps), 'measured step')} ({percent(skipped / steps)})"
 
 
+_EACH_BROKEN_OFF = each_case(broken_off)
+
+
 def incomplete_series(evidence: AuditEvidence) -> Iterator[Hit]:
     """Runs that stop early, and imported logs with fewer rows than another log of the same configuration."""
-    yield from each_case(broken_off)(evidence)
+    yield from _EACH_BROKEN_OFF(evidence)
     rows = {case.run_id: case.is_measured.size for case in evidence.cases if case["imported"] and case.is_measured.size}
     logs = [case for case in evidence.cases if case.run_id in rows]
     for case in logs:

@@ -57,7 +57,7 @@ def run_fetch(
     jobs: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="runs at a time")] = JOBS,
     output_format: Annotated[FetchFormat, typer.Option("--format", help="format of stdout")] = FetchFormat.TABLE,
 ) -> int:
-    """Bring bundles home from Cloud Storage or a folder: only what is new, every file compared with its manifest."""
+    """Copy bundles from Cloud Storage or a folder: only what is new, every file compared with its manifest."""
     # Imported here, because `analyze --help` needs no store.
     from workload.storage import fetch as fetching
     from workload.storage.address import open_store, parse_source

@@ -80,7 +80,7 @@ def roofline(
     output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
 ) -> int:
-    """Where each step stands below the roofs of its machine, what limits it, and what moves it."""
+    """Where each step stands below the roofs of its machine, what limits it, and what batch and precision change."""
     from analysis.loading.configurations import UNNAMED
     from analysis.roofline.points import POINT_COLUMNS, points, shifts
 

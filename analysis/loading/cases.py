@@ -19,7 +19,7 @@ from analysis.statistics.steady import SteadyState, steady_state
 from workload.contract import bundle
 from workload.contract.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
 from workload.contract.errors import BundleError
-from workload.contract.record import Record, Spec, Status
+from workload.contract.record import Record, Spec, Status, StepSeconds
 from workload.contract.spec import Device
 
 MEASURED = "measured"
@@ -81,6 +81,12 @@ class Case:
         return self.measured("step_s")
 
     @cached_property
+    def step_seconds(self) -> StepSeconds | None:
+        """Summary of the measured steps of known time; None if there are none."""
+        known = self.step_s[np.isfinite(self.step_s)]
+        return StepSeconds.from_seconds(known.tolist()) if known.size else None
+
+    @cached_property
     def iteration_s(self) -> Floats:
         """Seconds of each measured step, with the wait for data if it is known."""
         return self.step_s + np.nan_to_num(self.measured("data_s"))
@@ -114,11 +120,18 @@ class Case:
         return at[inside], values[inside]
 
     @cached_property
-    def record(self) -> Record:
-        """Content of run.json; only id, status, model and batch size if the bundle was removed after loading."""
+    def stored_record(self) -> Record | None:
+        """Content of run.json; None if the bundle was removed after loading."""
         with suppress(BundleError):
             if self.facts["path"]:
                 return bundle.read_record(Path(self.facts["path"]))
+        return None
+
+    @property
+    def record(self) -> Record:
+        """Content of run.json; only id, status, model and batch size if the bundle was removed after loading."""
+        if self.stored_record is not None:
+            return self.stored_record
         spec = Spec(model=self.facts["model"], batch_size=self.facts["batch_size"])
         return Record(run_id=self.run_id, status=Status(self.facts["status"]), spec=spec)
 
@@ -151,9 +164,12 @@ class _Table:
         self._columns = {name: np.asarray(pd.to_numeric(table[name]), dtype=np.float64) for name in names}
         self._positions = {} if table.empty else table.groupby("run_id", observed=True, sort=False).indices
 
-    def positions(self, run_id: str) -> npt.NDArray[np.intp]:
-        """Row positions of a run, in order."""
-        return np.asarray(self._positions.get(run_id, NO_ROWS), dtype=np.intp)
+    def positions(self, run_id: str) -> npt.NDArray[np.intp] | slice:
+        """Row positions of a run, in order; a slice if they are neighbours, so that columns need not be copied."""
+        positions = np.asarray(self._positions.get(run_id, NO_ROWS), dtype=np.intp)
+        if positions.size and positions[-1] - positions[0] + 1 == positions.size:
+            return slice(int(positions[0]), int(positions[-1]) + 1)
+        return positions
 
     def columns_of(self, run_id: str) -> Columns:
         """Columns of a run's rows."""

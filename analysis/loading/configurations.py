@@ -1,6 +1,7 @@
 """Groups of runs that repeat one measurement: the user's choices, the place, the software and the work agree. Pure."""
 
 import bisect
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +49,7 @@ SOFTWARE = (
     "driver_version",
     "torch",
     "runtime",
+    "start",
     "image_digest",
     "rooflaunch",
     "commit",
@@ -213,9 +215,16 @@ def group(runs: pd.DataFrame) -> list[Group]:
         for number, work in zip(numbers, _works([shown[number] for number in numbers]), strict=True):
             rows[(*values, work)].append(number)
     apart = _apart(list(rows), columns)
+    # The runs in the order of their groups: then each group is a slice, which takes a tenth of the time of a selection.
+    ordered = runs.iloc[[number for numbers in rows.values() for number in numbers]]
+    ends = itertools.accumulate(map(len, rows.values()))
     return [
-        Group(facts=dict(zip(columns, values, strict=True)), runs=runs.iloc[numbers], apart=apart[values])
-        for values, numbers in rows.items()
+        Group(
+            facts=dict(zip(columns, values, strict=True)),
+            runs=ordered.iloc[end - len(numbers) : end],
+            apart=apart[values],
+        )
+        for (values, numbers), end in zip(rows.items(), ends, strict=True)
     ]
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from analysis.loading.processes import share
 from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS, RunRow, row_of
 from analysis.loading.series import LAYOUTS, ParsedFiles, parse, refusals
 from workload.contract import bundle
@@ -33,13 +34,16 @@ VERSION = b"9"
 VERSION_KEY = b"rooflaunch.index"
 # Files from which a row is made.
 SOURCES = (bundle.MANIFEST, bundle.RECORD, bundle.STEPS, bundle.TELEMETRY)
+SERIES_FILES = tuple(layout.file for layout in LAYOUTS.values())
 # Files with the kernels of a bundle, better source first. They are verified here, and read on request.
 PROFILES = "ncu"
 KERNEL_FILES = (f"{PROFILES}/kernels.csv", f"{PROFILES}/profile.ncu-rep")
 # Least number of bundles for an index. Fewer are read in a tenth of a second, so that no file needs to be written.
 FEWEST = 50
 # Bundles parsed together: enough to make joined parsing worthwhile, few enough to keep their text small in memory.
-CHUNK = 500
+CHUNK = 250
+# Fewer bundles are read by this process alone, because starting another one takes longer.
+FEWEST_SHARED = 750
 
 NAME, FINGERPRINT, REMARKS, CEILINGS = "_name", "_fingerprint", "_remarks", "_ceilings"
 ARROW_TYPES = {
@@ -221,12 +225,11 @@ def _foreign(with_other_files: Sequence[str], candidates: Sequence[Candidate], r
 
 def read(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
     """Verify and read bundles; a bundle that is incomplete, damaged, foreign or too new gives a problem, and no row."""
-    tables, problems = [SCHEMA.empty_table()], list[Problem]()
-    for begin in range(0, len(candidates), CHUNK):
-        table, more = _read_chunk(candidates[begin : begin + CHUNK])
-        tables.append(table)
-        problems += more
-    return pa.concat_tables(tables), problems
+    chunks = [candidates[begin : begin + CHUNK] for begin in range(0, len(candidates), CHUNK)]
+    is_shared = len(candidates) >= FEWEST_SHARED
+    parts = share(_read_chunk, chunks) if is_shared else list(map(_read_chunk, chunks))
+    tables = [SCHEMA.empty_table(), *(table for table, _ in parts)]
+    return pa.concat_tables(tables), [problem for _, problems in parts for problem in problems]
 
 
 def _read_chunk(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
@@ -271,7 +274,7 @@ def _refused(rows: Sequence[RunRow], steps: ParsedFiles) -> list[str | None]:
 
 
 def _read_one(folder: str) -> tuple[RunRow, dict[str, bytes | None]]:
-    sealed = bundle.read(Path(folder))
+    sealed = bundle.read(Path(folder), keep=SERIES_FILES)
     listed = {file.name for file in sealed.files}
     row = row_of(sealed.document)
     unlisted = [
@@ -282,11 +285,7 @@ def _read_one(folder: str) -> tuple[RunRow, dict[str, bytes | None]]:
     kernels = next((name for name in KERNEL_FILES if name in listed), None)
     row = replace(row, cells={**row.cells, "kernels_file": kernels}, remarks=[*row.remarks, *unlisted])
     # A file that the manifest does not list was not verified.
-    contents = {
-        name: (sealed.path / layout.file).read_bytes() if layout.file in listed else None
-        for name, layout in LAYOUTS.items()
-    }
-    return row, contents
+    return row, {name: sealed.contents.get(layout.file) for name, layout in LAYOUTS.items()}
 
 
 def _reason(error: Exception, folder: str) -> str:

@@ -12,6 +12,7 @@ from analysis.loading import model_work
 from workload.contract import record as contract
 from workload.contract import verdict
 from workload.contract.fields import RANGES, Kind, instant
+from workload.contract.forks import Start
 from workload.contract.record import MeasuredRate, Record, Status, Verdict
 from workload.contract.spent import RUN_PARTS, Spent
 
@@ -142,6 +143,8 @@ def _derived(run: Record) -> dict[str, Any]:
     spent = Spent.of(run)
     return {
         "imported": run.imported is not None,
+        # Versions that did not record it had no forks.
+        "start": run.environment.start or Start.FRESH.value,
         "images_per_step": float(run.spec.batch_size * accumulation) if accumulation else None,
         # Images over wall time, never a mean of rates.
         "images_per_s": images / wall_s if images and wall_s and wall_s > 0 else None,

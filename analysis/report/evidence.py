@@ -16,8 +16,10 @@ from analysis.figures import Figure, material, registry
 from analysis.figures.material import Material
 from analysis.kernels import operators
 from analysis.kernels.breakdown import kernel_points
+from analysis.loading.cases import cases
 from analysis.loading.configurations import CONFIGURATION, measured
 from analysis.loading.index import Problem
+from analysis.loading.of_runs import OfRuns
 from analysis.loading.rows import rows as rows_of
 from analysis.loading.tables import Tables
 from analysis.roofline.points import points, shifts
@@ -77,16 +79,21 @@ class ReportEvidence:
     drawn: Sequence[Figure]
 
     @cached_property
+    def of_runs(self) -> OfRuns:
+        """All runs, and what depends on a single one of them."""
+        return OfRuns(cases=cases(self.results))
+
+    @cached_property
     def between(self) -> pd.DataFrame:
-        return between(self.results)
+        return between(self.results, self.of_runs.cases)
 
     @cached_property
     def causes(self) -> pd.DataFrame:
-        return causes.causes(self.results)
+        return causes.causes(self.results, self.of_runs)
 
     @cached_property
     def findings(self) -> list[Finding]:
-        return audit.audit(self.results)
+        return audit.audit(self.results, of_runs=self.of_runs)
 
     @cached_property
     def contrasts(self) -> list[Contrast]:

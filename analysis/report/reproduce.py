@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
+from analysis.loading.cases import Case
 from analysis.loading.rows import rows as rows_of
 from analysis.report.evidence import ReportEvidence
 from workload.contract import peaks
@@ -20,15 +21,19 @@ SHOWN_RUNS = 3
 def commands(evidence: ReportEvidence) -> list[str]:
     """Two lines per configuration and place: a comment with the runs, and the command."""
     by_command: dict[tuple[str, str], list[str]] = {}
-    for row in rows_of(evidence.material.every[["run_id", "env"]]):
-        record = evidence.record(row["run_id"])
-        line = command(record) if record else "# the bundle can no longer be read"
+    every = rows_of(evidence.material.every[["run_id", "env"]])
+    for row, line in zip(every, evidence.of_runs.of(command_of), strict=True):
         by_command.setdefault((row["env"], line), []).append(row["run_id"])
     lines: list[str] = []
     for (env, line), run_ids in by_command.items():
         more = f" and {len(run_ids) - SHOWN_RUNS} more" if len(run_ids) > SHOWN_RUNS else ""
         lines += [f"# {env}: {printable(', '.join(run_ids[:SHOWN_RUNS]))}{more}", _repeated(line, len(run_ids))]
     return lines
+
+
+def command_of(case: Case) -> str:
+    """The command that repeats a run, or a comment that tells why there is none; see `analysis.loading.of_runs`."""
+    return command(case.stored_record) if case.stored_record else "# the bundle can no longer be read"
 
 
 def _repeated(line: str, repeats: int) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.statistics.autocorrelation import acf
-from analysis.statistics.samples import Floats, robust_stdev, thinned
+from analysis.statistics.samples import Floats, median_of, robust_stdev, thinned
 
 Indices: TypeAlias = npt.NDArray[np.intp]
 
@@ -103,22 +103,21 @@ class Scan:
         later = (np.arange(n) >= n - round(share * n)).astype(np.float64)
         later -= later.mean()
         noise = n * self.stdev**2
-        for size in np.geomspace(*VISIBLE_STDEVS, num=VISIBLE_SIZES) * self.stdev:
-            changed = _Fit(
-                squares=np.array([noise + size**2 * (later @ later)]),
-                products=np.array([noise * self.lag1 + size**2 * (later[1:] @ later[:-1])]),
-            )
-            gain = n * np.log(changed.innovations[0] / (noise * (1 - self.lag1**2)))
-            if gain > 0 and np.sqrt(gain) >= np.sqrt(limit_of(n, lag1=float(changed.lag1[0]))) + power_score:
-                return float(size)
-        return None
+        sizes = np.geomspace(*VISIBLE_STDEVS, num=VISIBLE_SIZES) * self.stdev
+        changed = _Fit(
+            squares=noise + sizes**2 * (later @ later),
+            products=noise * self.lag1 + sizes**2 * (later[1:] @ later[:-1]),
+        )
+        gains = n * np.log(changed.innovations / (noise * (1 - self.lag1**2)))
+        is_found = np.sqrt(np.maximum(gains, 0.0)) >= np.sqrt(limits_of(n, lag1=changed.lag1)) + power_score
+        return float(sizes[np.argmax(is_found)]) if is_found.any() else None
 
 
 def scan(series: Floats) -> Scan | None:
     """Find the most likely change of a series; None if its values do not vary."""
     points, width = thinned(series, MOST_POINTS)
     n = points.size
-    middle, reach = np.median(points), max(CLIP_STDEVS, CLIP_POINTS / n) * robust_stdev(points)
+    middle, reach = median_of(points), max(CLIP_STDEVS, CLIP_POINTS / n) * robust_stdev(points)
     points = np.clip(points, middle - reach, middle + reach)
     points = points - points.mean()
     if np.ptp(points) <= SAME * np.abs(series).max():
@@ -215,8 +214,19 @@ def _split(points: Floats, starts: Indices, stops: Indices) -> _Fit:
 
 def limit_of(points: int, *, lag1: float) -> float:
     """Limit of the gain: linear interpolation of `LIMITS` in the logarithm of the points and in `lag1`."""
-    rows = [np.interp(lag1, LIMIT_LAG1, limits) for limits in LIMITS.values()]
-    return float(np.interp(np.log(points), np.log(list(LIMITS)), rows))
+    return float(limits_of(points, lag1=np.array([lag1]))[0])
+
+
+def limits_of(points: int, *, lag1: Floats) -> Floats:
+    """Limits of the gain for several lag-1 correlations, see `limit_of`."""
+    rows = np.array([np.interp(lag1, LIMIT_LAG1, limits) for limits in LIMITS.values()])
+    place, places = np.log(points), np.log(list(LIMITS))
+    # Between the two rows that enclose `points`; outside of the table, its first or last row.
+    left = int(np.clip(np.searchsorted(places, place, side="right") - 1, 0, len(rows) - 1))
+    if left == len(rows) - 1 or place <= places[0]:
+        return np.asarray(rows[left], dtype=np.float64)
+    slopes = (rows[left + 1] - rows[left]) / (places[left + 1] - places[left])
+    return np.asarray(slopes * (place - places[left]) + rows[left], dtype=np.float64)
 
 
 def unbiased_after_change(lag1: float, *, n: int) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import mannwhitneyu, rankdata
 
-from analysis.statistics.samples import Floats, ordered
+from analysis.statistics.samples import Floats, median_of, ordered
 
 LEAST_STEPS = 20
 # Fewest steps of a phase for a claim that every k-th step differs.
@@ -80,8 +80,8 @@ def _describe(series: Floats, *, period: int, phase: int, looked_at: int) -> Per
     above, chance = mannwhitneyu(series[odd], series[~odd], method=method)
     above = float(above) / (members * (series.size - members))
     consistency, p_value = max(above, 1 - above), min(1.0, float(chance) * looked_at)
-    others = float(np.median(series[~odd]))
-    ratio = float(np.median(series[odd])) / others if others > 0 else None
+    others = float(median_of(series[~odd]))
+    ratio = float(median_of(series[odd])) / others if others > 0 else None
     is_period = p_value < MOST_CHANCE and consistency >= LEAST_CONSISTENCY
     difference = "differs" if ratio is None else f"takes {ratio:.2f} x the time of the others"
     return Period(

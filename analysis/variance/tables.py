@@ -180,13 +180,13 @@ def _relative_ends(change: Drift, median: float) -> tuple[float | None, float | 
     return change.interval.low * scale, change.interval.high * scale
 
 
-def between(results: Tables) -> pd.DataFrame:
+def between(results: Tables, runs: Sequence[Case] | None = None) -> pd.DataFrame:
     """A row per configuration and place, columns as in `BETWEEN_COLUMNS`; runs that may not be pooled have extra rows.
 
     `images_per_s` has an interval over runs. `cov_between` and `cov_within`: standard deviations of the logarithm of
     step times between and within runs, which are fractions. `icc`: share of the variance that more steps do not reduce.
     """
-    by_id = {case.run_id: case for case in cases(results)}
+    by_id = {case.run_id: case for case in runs or cases(results)}
     groups = group(measured(results.runs))
     lines = [_between(pool, [by_id[run_id] for run_id in pool.runs["run_id"]]) for pool in groups]
     return pd.DataFrame(lines, columns=[column.name for column in BETWEEN_COLUMNS])

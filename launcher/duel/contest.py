@@ -2,7 +2,8 @@
 
 Each segment is a process of its own, because the layout of memory and code differs between processes, and so does their
 speed. With one long-lived process per side, this difference would look like a difference between A and B. With a
-process for every segment, it is part of the noise, which the random order evens out.
+process for every segment, it is part of the noise, which the random order evens out. The segments of a quadruple may be
+forks of one process, with one layout: it changes neither variant's order, and the next quadruple has another layout.
 """
 
 import re
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -36,6 +38,7 @@ from workload.contract.errors import (
     ToolError,
     UsageError,
 )
+from workload.contract.forks import Forks
 from workload.contract.interrupt import SIGNALS_UNTIL_KILLED, handled_by, interruption
 from workload.contract.record import JobPlace, Status
 from workload.contract.text import MINUTE_S, counted, duration, minutes, percent, si
@@ -274,7 +277,13 @@ def fight(
 
     The digits of `name` are the seed of the random order of A and B. By default, the digits are random too.
     """
-    measure, name, began_s = measure or run_segment, name or f"duel-{secrets.token_hex(3)}", now()
+    with Forks(tell) as forks:
+        measure = measure or partial(run_segment, forks=forks)
+        return _fought(pair, limits, tell, measure, name or f"duel-{secrets.token_hex(3)}", now)
+
+
+def _fought(pair: Pair, limits: Limits, tell: Tell, measure: Measure, name: str, now: Callable[[], float]) -> Outcome:
+    began_s = now()
     segments: list[Measured] = []
     interrupted: InterruptedRunError | None = None
     ended: str | None = None
@@ -324,12 +333,20 @@ def as_segments(measured: Sequence[Measured], *, wall: bool = False) -> list[Seg
 # --- one segment
 
 
-def run_segment(side: Side, *, name: str, position: int, left_s: float, tell: Tell) -> Measured:
-    """Run a segment to its end. Its bundle records the duel and the position, even if the run broke off."""
+def run_segment(
+    side: Side, *, name: str, position: int, left_s: float, tell: Tell, forks: Forks | None = None
+) -> Measured:
+    """Run a segment to its end. Its bundle records the duel and the position, even if the run broke off.
+
+    `forks`: starts our trainer as a fork.
+    """
     block, place = divmod(position, SEGMENTS)
+    if forks and place == 0:
+        # Forks of one server share its memory layout: each quadruple has another one.
+        forks.end()
     run = f"run {position + 1}, of {side.variant}"
     with _relay(left_s) as relay, repeated_every(lambda passed_s: tell(f"{run}: {duration(passed_s)} so far")):
-        outcome = local.run(side.plan, watcher=relay.watcher)
+        outcome = local.run(side.plan, watcher=relay.watcher, forks=forks)
         for sealed in outcome.bundles:
             job = JobPlace(name=name, variant=side.variant, block=block + 1, position=place + 1)
             bundle.place_in_job(sealed.path, job)

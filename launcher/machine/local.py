@@ -18,6 +18,7 @@ from launcher.machine.watcher import Watcher, repeated_every
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
+from workload.contract.forks import Forks
 from workload.contract.interrupt import run_child
 from workload.contract.record import to_json
 from workload.contract.script import script_name, without_secrets
@@ -188,15 +189,18 @@ def _container_context(choice: Choice, spec: RunSpec, context: Context) -> Conte
     )
 
 
-def run(plan: LocalPlan, *, watcher: Watcher | None = None) -> LocalOutcome:
+def run(plan: LocalPlan, *, watcher: Watcher | None = None, forks: Forks | None = None) -> LocalOutcome:
     """Run the trainer to its end. The trainer prints progress and errors to our stderr.
 
     `watcher`: receives the progress, which is otherwise printed on the terminal; the caller then handles signals.
+    `forks`: starts the trainer as a fork if it can.
     """
-    return _run_process(plan, watcher) if plan.container is None else _run_container(plan, plan.container, watcher)
+    return (
+        _run_process(plan, watcher, forks) if plan.container is None else _run_container(plan, plan.container, watcher)
+    )
 
 
-def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
+def _run_process(plan: LocalPlan, watcher: Watcher | None, forks: Forks | None) -> LocalOutcome:
     folders: list[Path] = []
 
     def keep(line: str) -> None:
@@ -212,7 +216,11 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
             variables = {**plan.workplace.variables, **script.variables(plan.spec)}
         is_quiet = bool(plan.workplace) and watcher is None and not sys.stderr.isatty()
         with repeated_every(lambda passed_s: _print_steps(plan, folders, passed_s)) if is_quiet else nullcontext():
-            ended = run_child(plan.command, on_line=keep, follower=watcher, folder=folder, variables=variables)
+            # A trainer that profiles starts further processes, and should hold neither torch nor a GPU meanwhile.
+            forking = None if forks is None or plan.profiles else forks.child
+            ended = run_child(
+                plan.command, on_line=keep, follower=watcher, folder=folder, variables=variables, forking=forking
+            )
     finally:
         if watcher:
             watcher.on_ended()

@@ -18,6 +18,7 @@ from launcher.machine.watcher import Watcher
 from launcher.protocol.task import Task, TaskRun
 from workload.contract.bundle import Bundle
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError
+from workload.contract.forks import Forks
 from workload.contract.record import Status
 from workload.contract.spec import Context, KeptCeilings, RunSpec
 from workload.contract.text import duration
@@ -88,22 +89,23 @@ def work_through(
     watcher_of: WatcherOf = lambda *_: None,
     now_s: Callable[[], float] = time.monotonic,
     settle_to_c: float | None = None,
+    forks: Forks | None = None,
 ) -> Iterator[Outcome]:
     """Yield the outcome of every run of the task, in order; the next run begins when the next outcome is requested.
 
     `done`: status by run_key of the sealed bundles in the store; a completed or out-of-memory run among them is
     skipped. `time_left_s`: returns the seconds in which runs are still possible here. `stopped`: returns why no further
     run is wanted; empty if more are wanted. `settle_to_c`: the device cools to this temperature in °C before each run;
-    None: to the temperature that it had before the first run. Runs that all have one configuration need no cooling. A
-    launch that is not part of a sweep ends with the first of its repeats that fails, as the next repeats would fail
-    too.
+    None: to the temperature that it had before the first run. Runs that all have one configuration need no cooling.
+    `forks`: starts our trainer's runs as forks. A launch that is not part of a sweep ends with the first of its repeats
+    that fails, as the next repeats would fail too.
     """
     work = _Work(task, done, settle_to_c)
     for number, run in enumerate(task.runs, 1):
         outcome = work.left_out(number, run, time_left_s, stopped)
         if outcome is None:
             began_s = now_s()
-            ended = _carried_out(number, run, plan_of, work.context(number, run), watcher_of)
+            ended = _carried_out(number, run, plan_of, work.context(number, run), watcher_of, forks)
             outcome = replace(ended, seconds=now_s() - began_s)
             work.note(outcome)
         yield outcome
@@ -207,9 +209,11 @@ class _Work:
         return max(of_configuration) if of_configuration else median(of_all) if of_all else 0.0
 
 
-def _carried_out(number: int, run: TaskRun, plan_of: PlanOf, context: Context, watcher_of: WatcherOf) -> Outcome:
+def _carried_out(
+    number: int, run: TaskRun, plan_of: PlanOf, context: Context, watcher_of: WatcherOf, forks: Forks | None
+) -> Outcome:
     try:
-        ended = local.run(plan_of(run.spec, context), watcher=watcher_of(number, run))
+        ended = local.run(plan_of(run.spec, context), watcher=watcher_of(number, run), forks=forks)
     except RooflaunchError as error:
         ended = LocalOutcome(exit_code=error.exit_code, bundles=(), error=error)
     sealed = ended.bundles[-1] if ended.bundles else None

@@ -1,6 +1,7 @@
 """Places of a sweep that are on this machine. One run at a time: block 1 of each place, then block 2 of each place."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
 
@@ -17,6 +18,7 @@ from launcher.sweep.control import Control
 from launcher.sweep.progress import Progress
 from launcher.sweep.work import LOG_HINT, PlaceWork, configuration_text, progress_text, rate_text, too_large_text
 from workload.contract.errors import ExitCode
+from workload.contract.forks import Forks
 from workload.contract.spec import Context, Resolved, RunSpec
 from workload.environment.outside import outside_facts
 
@@ -27,6 +29,7 @@ class LocalPlaces:
     def __init__(self, works: Sequence[PlaceWork], *, output: Path, control: Control, progress: Progress) -> None:
         self._works, self._control, self._progress = works, control, progress
         self._places = {work.name: _LocalPlace(work, output) for work in works}
+        self._forks = Forks(lambda text: self._progress.say("this machine", text))
 
     def run(self) -> None:
         """Run until no run is left, or nothing new may be started."""
@@ -53,17 +56,23 @@ class LocalPlaces:
 
     def _run_block(self, work: PlaceWork, block_task: Task, block: int) -> None:
         place = self._places[work.name]
-        outcomes = task.work_through(
-            block_task,
-            place.plan_of,
-            done=work.statuses(),
-            stopped=lambda: self._control.why_not,
-            watcher_of=lambda _, run: self._watcher(work, run),
-            settle_to_c=place.settle_to_c,
-        )
-        for run in block_task.runs:
-            self._show(work, f"block {block}: {configuration_text(run, work.plan)}")
-            self._note(work, next(outcomes))
+        # One configuration alone is measured in fresh processes: blocks of one run would need a server each. The plan
+        # decides, not how many runs are left, because forked and fresh runs of one configuration are not pooled.
+        forks = self._forks if len(work.plan.configurations) > 1 else None
+        # Each block has a server of its own: forks of one server share its memory layout, and so a part of their speed.
+        with forks or nullcontext():
+            outcomes = task.work_through(
+                block_task,
+                place.plan_of,
+                done=work.statuses(),
+                stopped=lambda: self._control.why_not,
+                watcher_of=lambda _, run: self._watcher(work, run),
+                settle_to_c=place.settle_to_c,
+                forks=forks,
+            )
+            for run in block_task.runs:
+                self._show(work, f"block {block}: {configuration_text(run, work.plan)}")
+                self._note(work, next(outcomes))
 
     def _watcher(self, work: PlaceWork, run: TaskRun) -> Watcher:
         messages = self._places[work.name].messages

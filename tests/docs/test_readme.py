@@ -49,5 +49,5 @@ RECORD: dict[str, Any] = {
 
 def test_the_table_of_the_first_run() -> None:
     [first] = [command for command in pages.commands("README.md") if command.text == "make run"]
-    bundle = Bundle(path=Path("results") / RECORD["run_id"], document=RECORD, files=())
+    bundle = Bundle(path=Path("results") / RECORD["run_id"], document=RECORD, files=(), contents={})
     assert "\n".join(first.shown) == render([bundle])

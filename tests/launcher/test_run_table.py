@@ -47,7 +47,7 @@ BROKEN: dict[str, Any] = {"kind": "ncu", "status": "unavailable", "reason": "no 
 
 def bundle(**changes: Any) -> Bundle:
     record = copy.deepcopy(RECORD) | changes
-    return Bundle(path=Path("results") / record["run_id"], document=record, files=())
+    return Bundle(path=Path("results") / record["run_id"], document=record, files=(), contents={})
 
 
 CEILING = "the measured fp32 ceiling, 400 GFLOP/s"
@@ -197,7 +197,7 @@ def test_a_ceiling_that_some_runs_lack() -> None:
 
 
 def test_the_next_command_is_quoted_and_as_it_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [Bundle(path=Path("my runs") / name, document=RECORD, files=()) for name in "ab"]
+    runs = [Bundle(path=Path("my runs") / name, document=RECORD, files=(), contents={}) for name in "ab"]
     assert render(runs).endswith("  next          analyze report 'my runs'")
     assert "my runs/a\n" in render(runs, width=17)
     monkeypatch.setattr("launcher.run_table.as_typed", lambda text: f".venv/bin/{text}")

@@ -13,10 +13,12 @@ import csv
 import errno
 import hashlib
 import json
+import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -40,6 +42,8 @@ LOG = "log.txt"
 LABELS = "labels"
 # Subfolder of results for damaged bundles whose runs were repeated. Hidden folders are not read as results.
 DAMAGED = ".damaged"
+# Files up to this size are read at once: for them, the buffer of `hashlib.file_digest` takes longer than the hash.
+SHORT_BYTES = 1 << 20
 
 STEP_COLUMNS = (
     "step",
@@ -84,11 +88,15 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A complete bundle: its folder, the content of run.json as it was written, and the manifest."""
+    """A complete bundle: its folder, the content of run.json as it was written, and the manifest.
+
+    `contents`: files that were kept as they were verified, see `read`.
+    """
 
     path: Path
     document: Mapping[str, Any]
     files: tuple[File, ...]
+    contents: Mapping[str, bytes]
 
     @cached_property
     def record(self) -> Record:
@@ -219,13 +227,15 @@ def guarded_writes(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def read(folder: Path) -> Bundle:
-    """Read and verify a complete bundle.
+def read(folder: Path, *, keep: Collection[str] = ()) -> Bundle:
+    """Read and verify a complete bundle; `keep`: names of files whose content is kept, if the manifest lists them.
 
     Raises `BundleError` if the folder is no bundle, or if the bundle is incomplete, damaged or of a newer schema.
     """
-    files = verify(folder)
-    return Bundle(path=folder, document=_read_document(folder), files=files)
+    files, contents = _verified(folder, keep={RECORD, *keep})
+    document = _parsed(folder / RECORD, contents[RECORD])
+    _require_known_schema(folder, document)
+    return Bundle(path=folder, document=document, files=files, contents=contents)
 
 
 def verify(folder: Path) -> tuple[File, ...]:
@@ -233,17 +243,25 @@ def verify(folder: Path) -> tuple[File, ...]:
 
     Raises `BundleError` as `read` does.
     """
+    return _verified(folder, keep=())[0]
+
+
+def _verified(folder: Path, *, keep: Collection[str]) -> tuple[tuple[File, ...], dict[str, bytes]]:
+    """Rows of the manifest, and the contents of the files in `keep`: each file is read once."""
     manifest = _read_json(folder / MANIFEST, missing=_why_no_manifest(folder))
     _require_known_schema(folder, manifest)
     try:
         files = tuple(_file_of_row(row) for row in manifest["files"])
     except (KeyError, TypeError) as error:
         raise _damaged(folder, f"{MANIFEST} does not list its files") from error
+    contents = {}
     for row in files:
-        _verify_file(folder, row)
+        content = _verified_file(folder, row, is_kept=row.name in keep)
+        if content is not None:
+            contents[row.name] = content
     if RECORD not in {row.name for row in files}:
         raise _damaged(folder, f"{MANIFEST} lists no {RECORD}")
-    return files
+    return files, contents
 
 
 def set_aside(folder: Path) -> Path:
@@ -306,20 +324,32 @@ def _file_of_row(row: Mapping[str, Any]) -> File:
     return file
 
 
-def _verify_file(folder: Path, expected: File) -> None:
-    name = PurePosixPath(expected.name)
-    if name.is_absolute() or ".." in name.parts or "\\" in expected.name:
-        raise _damaged(folder, f"{MANIFEST} names '{expected.name}', which is outside the bundle")
-    path = folder / name
-    if not path.is_file():
-        raise _damaged(folder, f"{expected.name} is missing")
-    size = path.stat().st_size
+def _verified_file(folder: Path, expected: File, *, is_kept: bool) -> bytes | None:
+    """Compare a file with its row in the manifest; return its content if it is kept or short, which is fastest."""
+    name = expected.name
+    if name.startswith("/") or ".." in name.split("/") or "\\" in name:
+        raise _damaged(folder, f"{MANIFEST} names '{name}', which is outside the bundle")
+    path = f"{folder}/{name}"
+    size = _size(path)
+    if size is None:
+        raise _damaged(folder, f"{name} is missing")
     if size != expected.bytes:
-        raise _damaged(folder, f"{expected.name} has {size} bytes, the manifest says {expected.bytes}")
-    with path.open("rb") as content:
-        sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-    if sha256 != expected.sha256:
-        raise _damaged(folder, f"{expected.name} was changed after the run: its sha256 differs")
+        raise _damaged(folder, f"{name} has {size} bytes, the manifest says {expected.bytes}")
+    with open(path, "rb") as file:  # noqa: PTH123 - 10,000 bundles: a Path costs more than the call
+        content = file.read() if is_kept or size <= SHORT_BYTES else None
+        digest = hashlib.file_digest(file, "sha256") if content is None else hashlib.sha256(content)
+    if digest.hexdigest() != expected.sha256:
+        raise _damaged(folder, f"{name} was changed after the run: its sha256 differs")
+    return content if is_kept else None
+
+
+def _size(path: str) -> int | None:
+    """Size of a regular file; None if there is none."""
+    with suppress(OSError, ValueError):
+        status = os.stat(path)  # noqa: PTH116 - as above
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+    # Raises the errors that do not mean that the file is missing.
+    return Path(path).stat().st_size if Path(path).is_file() else None
 
 
 def _require_known_schema(folder: Path, document: Mapping[str, Any]) -> None:
@@ -343,12 +373,21 @@ def _why_no_manifest(folder: Path) -> str:
 
 def _read_json(path: Path, *, missing: str) -> dict[str, Any]:
     try:
-        if path.exists() and not path.is_file():  # reading a FIFO would block until somebody writes
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a FIFO would block until somebody writes
             raise _damaged(path.parent, f"{path.name} is not a regular file")
-        document = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise BundleError(f"'{path.parent}' is {missing}", hint="name a run's folder, or run again") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
+        raise _damaged(path.parent, f"{path.name} is not readable JSON: {error}") from error
+    return _parsed(path, content)
+
+
+def _parsed(path: Path, content: bytes) -> dict[str, Any]:
+    """JSON object in a file. Raises `BundleError` for anything else."""
+    try:
+        document = json.loads(content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n"))
+    except (ValueError, RecursionError) as error:
         raise _damaged(path.parent, f"{path.name} is not readable JSON: {error}") from error
     if not isinstance(document, dict):
         raise _damaged(path.parent, f"{path.name} is not a JSON object")

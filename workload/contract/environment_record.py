@@ -209,12 +209,17 @@ class SlurmFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Facts of the run's place that could explain a difference between runs. A section that does not apply is None."""
+    """Facts of the run's place that could explain a difference between runs. A section that does not apply is None.
+
+    `start`: `forked` if the process is a fork of one that had imported torch, else `fresh`; None, from before there
+    were forks, means `fresh`.
+    """
 
     place: Text = column()
     backend: Text = column()
     runtime: Text = column()
     runtime_reason: Text = None
+    start: Text = column()
     host: HostFacts | None = None
     device: DeviceFacts = field(default_factory=DeviceFacts)
     software: SoftwareFacts | None = None

@@ -12,11 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import IO, Any, Protocol
 
 from workload.contract.errors import (
     ExitCode,
@@ -192,8 +193,37 @@ class Follower:
     """
 
     on_message: Callable[[str], None]
-    on_started: Callable[["subprocess.Popen[str]"], None]
+    on_started: Callable[["Child"], None]
     apart: bool = False
+
+
+class Child(Protocol):
+    """A process that `run_child` follows; `subprocess.Popen` is one. `wait` returns None if it has never begun."""
+
+    @property
+    def stdin(self) -> IO[Any] | None: ...
+
+    @property
+    def stdout(self) -> Iterable[str] | None: ...
+
+    @property
+    def stderr(self) -> Iterable[str] | None: ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+    def wait(self) -> int | None: ...
+
+
+class Forking(Protocol):
+    """Starts a command as a fork; None if it must be a fresh process. See `workload.contract.forks.Forks.child`."""
+
+    def __call__(self, command: Sequence[str], *, reads_stderr: bool, apart: bool) -> Child | None: ...
 
 
 def run_child(
@@ -203,16 +233,19 @@ def run_child(
     follower: Follower | None = None,
     folder: Path | None = None,
     variables: Mapping[str, str] | None = None,
+    forking: Forking | None = None,
 ) -> ChildEnd:
     """Run `python -m workload …`, pass signals on to it, and wait for its end; `on_line` gets its stdout by line.
 
     `folder`: the child's working folder, by default that of this process; `variables`: environment variables to add.
+    `forking`: starts the child as a fork if it can.
 
     The child starts with signals blocked, until it can save its work. It ends if this process ends, even by SIGKILL.
     """
     signals: list[int] = []
     kills_before = _out_of_memory_kills()
-    child: subprocess.Popen[str] | None = None
+    child: Child | None = None
+    reads_stderr, apart = follower is not None, bool(follower and follower.apart)
 
     def pass_on(number: int, _: object) -> None:
         signals.append(number)
@@ -226,29 +259,43 @@ def run_child(
             impatient = len(signals) >= SIGNALS_UNTIL_KILLED and number != signal.SIGTERM
             child.send_signal(signal.SIGKILL if impatient else number)
 
+    def fork() -> Child | None:
+        can_fork = forking is not None and folder is None and not variables
+        return forking(command, reads_stderr=reads_stderr, apart=apart) if forking and can_fork else None
+
+    def fresh() -> Child:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if reads_stderr else None,
+            text=True,
+            errors="replace",
+            cwd=folder,
+            env={**os.environ, **(variables or {}), LIFELINE: "stdin"},
+            process_group=0 if apart else None,
+        )
+
+    code: int | None = None
     with nullcontext() if follower else handled_by(pass_on):
-        with _signals_blocked():
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if follower else None,
-                text=True,
-                errors="replace",
-                cwd=folder,
-                env={**os.environ, **(variables or {}), LIFELINE: "stdin"},
-                process_group=0 if follower and follower.apart else None,
-            )
-        with child, _messages_passed_on(child, follower):
-            for line in child.stdout or ():
-                on_line(line.rstrip("\n"))
-            code = child.wait()
+        for start in (fork, fresh):
+            with _signals_blocked():
+                child = start()
+            if child is None:
+                continue
+            with child, _messages_passed_on(child, follower):
+                for line in child.stdout or ():
+                    on_line(line.rstrip("\n"))
+                code = child.wait()
+            if code is not None:
+                break
+    assert code is not None
     out_of_memory = _out_of_memory_kills() > kills_before
     return ChildEnd(code=code, signal=signals[0] if signals else None, out_of_memory=out_of_memory)
 
 
 @contextmanager
-def _messages_passed_on(child: "subprocess.Popen[str]", follower: Follower | None) -> Iterator[None]:
+def _messages_passed_on(child: Child, follower: Follower | None) -> Iterator[None]:
     """Pass the child to its follower, and then every line of the child's stderr until stderr is closed."""
     if follower is None:
         yield

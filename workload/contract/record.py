@@ -441,9 +441,8 @@ class Imported:
     """File of an imported measurement, and how it was read.
 
     `claimed_images_per_s`: mean of the rates in the file; `claimed_measured_images_per_s`: mean without the first rate,
-    which is warm-up.
-    `losses`: sentences on what was dropped, duplicated, missing or unclear. `contradictions`: sentences on differences
-    between the file and the import's options.
+    which is warm-up. `losses`: sentences on what was dropped, duplicated, missing or unclear. `contradictions`:
+    sentences on differences between the file and the import's options.
     """
 
     SPARSE: ClassVar[bool] = True

@@ -8,6 +8,7 @@ from typing import Any
 
 from workload.contract.environment_record import Environment
 from workload.contract.fields import from_facts
+from workload.contract.forks import this_start
 from workload.contract.record import ComplexityRecord, JobPlace, Memory, Record, Repeat, Spec, Status, Timing
 from workload.contract.spec import Context, Profile
 from workload.profile.status import before_the_pass
@@ -31,6 +32,7 @@ def first_record(
         "backend": context.backend,
         "runtime": context.runtime,
         "runtime_reason": context.runtime_reason,
+        "start": this_start(),
     }
     return Record(
         run_id=run_id,

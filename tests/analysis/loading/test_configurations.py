@@ -29,6 +29,7 @@ UNLIKE = [
     ("spec__optimizer", "adam", "optimizer is 'sgd'", "'adam'"),
     ("spec__workers", 4, "workers is '0'", "'4'"),
     ("spec__dataset", "cifar10", "dataset is 'synthetic'", "'cifar10'"),
+    ("environment__start", "forked", "start is 'fresh'", "'forked'"),
     ("environment__place", "gcp-t4-b", "place is 'gcp-t4-us-central1-a'", "'gcp-t4-b'"),
     ("environment__cloud__machine_type", "n1-standard-8", "machine type is 'n1-standard-4'", "'n1-standard-8'"),
 ]
@@ -82,6 +83,13 @@ def test_repeats_are_pooled(tmp_path: Path, field: str) -> None:
     (found,) = group(runs)
     assert len(found.runs) == 2
     assert found.apart == ()
+
+
+def test_runs_of_versions_without_forks_are_pooled_with_fresh_ones(tmp_path: Path) -> None:
+    for number, start in enumerate((None, "fresh", "forked")):
+        make(tmp_path, number, environment__start=start)
+    runs = analysis.load(tmp_path).runs
+    assert sorted((each["start"], len(each.runs)) for each in group(completed(runs))) == [("forked", 1), ("fresh", 2)]
 
 
 def test_unknown_is_like_unknown(tmp_path: Path) -> None:

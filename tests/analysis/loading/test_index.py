@@ -39,9 +39,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     real = bundle.read
 
-    def spy(folder: Path) -> bundle.Bundle:
+    def spy(folder: Path, **options: Any) -> bundle.Bundle:
         seen.append(folder.name)
-        return real(folder)
+        return real(folder, **options)
 
     monkeypatch.setattr(index.bundle, "read", spy)
     return seen

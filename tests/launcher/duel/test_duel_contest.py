@@ -26,6 +26,7 @@ from workload.contract.errors import (
     RunFailedError,
     UsageError,
 )
+from workload.contract.forks import Forks
 from workload.contract.interrupt import interruption
 from workload.contract.spec import resolve
 
@@ -119,6 +120,36 @@ def test_a_duel_ends_as_soon_as_it_is_decided(effect: float, verdict: DuelVerdic
     assert {machine.order[start : start + 4] for start in range(0, 24, 4)} == {"ABBA", "BAAB"}
     assert len(machine.heard) == 6
     assert machine.heard[0].startswith("undecided after 1 quadruple")
+
+
+def test_each_quadruple_has_a_start_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    class Noted(Forks):
+        def end(self) -> None:
+            seen.append("end")
+
+    def run(*_: object, forks: Forks, **__: object) -> LocalOutcome:
+        seen.append("run")
+        assert isinstance(forks, Noted)
+        return LocalOutcome(exit_code=0, bundles=())
+
+    machine = Machine()
+    monkeypatch.setattr(contest, "Forks", Noted)
+    monkeypatch.setattr(contest.local, "run", run)
+    monkeypatch.setattr(contest, "_failed", lambda *_: OutOfTimeError())
+    with Noted(pytest.fail) as forks:
+        for position in range(8):
+            with pytest.raises(OutOfTimeError):
+                contest.run_segment(
+                    make_pair().a, name="duel-1", position=position, left_s=600, tell=pytest.fail, forks=forks
+                )
+    assert seen == [*["end", *["run"] * 4] * 2, "end"]
+    seen.clear()
+    assert machine.fight(TEN_MINUTES).state.verdict
+    assert seen == ["end"]
+    fight(make_pair(), TEN_MINUTES, tell=machine.heard.append, name="duel-00002a", now=lambda: 0.0)
+    assert seen == ["end", "end", "run", "end"]
 
 
 def test_the_name_says_the_order() -> None:

@@ -122,8 +122,8 @@ def test_interrupted_twice_killed_once_and_run_again_to_its_end(tmp_path: Path) 
     assert again.returncode == 0
     compared = finish(tmp_path, "analysis", "compare", "results", "--format", "json")
     assert compared.returncode == 0, compared.stderr
-    # Of each model, the one batch against the other.
-    assert [row["blocks"] for row in json.loads(compared.stdout)] == [3, 3, 3]
+    # The one batch against the other: first the average over the models, then each model.
+    assert [row["blocks"] for row in json.loads(compared.stdout)] == [3, 3, 3, 3]
     reported = finish(tmp_path, "analysis", "report", "results")
     assert reported.returncode == 0, reported.stderr
     assert (tmp_path / "report.html").is_file()

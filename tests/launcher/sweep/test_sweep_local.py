@@ -8,6 +8,7 @@ import pytest
 from fake_docker import FakeDocker
 
 from launcher.kinds import Runtime
+from launcher.machine.local import LocalOutcome, LocalPlan
 from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
 from launcher.script.command import HereOptions
@@ -17,10 +18,11 @@ from launcher.sweep.local import LocalPlaces, _LocalPlace
 from launcher.sweep.places import LOCAL, Configuration, Place
 from launcher.sweep.progress import Progress
 from launcher.sweep.script import PlacedScript
-from launcher.sweep.work import PlaceWork
+from launcher.sweep.work import Ended, PlaceWork
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract import bundle
 from workload.contract.errors import UsageError
+from workload.contract.forks import Forks
 from workload.contract.record import Record, Settling, Spec, Status, Timing
 from workload.contract.spec import Context, RunSpec
 
@@ -72,6 +74,35 @@ def test_every_block_begins_at_the_temperature_before_the_first_run_of_all(
     seconds = {**work.spent.seconds}
     assert seconds.pop("outside") > 0
     assert (work.spent.runs, seconds) == (4, pytest.approx({"imports": 4e-7, "steps": 4e-7}))
+
+
+@pytest.mark.parametrize(("sizes", "blocks"), [([1, 2], ["1", "2", "end", "1", "2", "end"]), ([1], ["fresh", "fresh"])])
+def test_each_block_of_several_configurations_has_a_start_server(
+    sizes: list[int], blocks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a block of which one run is left, which cannot be pooled with forked ones otherwise."""
+    seen = []
+    plan = plan_of(Place(name="here", backend=LOCAL), configurations_of(batch_size=sizes), 2)
+
+    class Noted(Forks):
+        def end(self) -> None:
+            seen.append("end")
+
+    def run(plan: LocalPlan, *, watcher: object, forks: Forks | None) -> LocalOutcome:
+        del watcher
+        seen.append(str(plan.spec.batch_size) if forks else "fresh")
+        return LocalOutcome(exit_code=0, bundles=())
+
+    monkeypatch.setattr(local, "Forks", Noted)
+    monkeypatch.setattr(local.local, "run", run)
+    monkeypatch.setattr(local, "choose", lambda *_, **__: Choice(runtime=Runtime.PROCESS, why="t"))
+    LocalPlaces([PlaceWork(plan, known={})], output=tmp_path, control=Control(), progress=Progress()).run()
+    assert sorted(seen[:3]) == sorted(blocks[:3])
+    assert sorted(seen) == sorted(blocks)
+    seen.clear()
+    left = {run.run_key: Ended(status=Status.COMPLETED) for run in plan.runs if run.spec.batch_size == 2}
+    LocalPlaces([PlaceWork(plan, known=left)], output=tmp_path, control=Control(), progress=Progress()).run()
+    assert seen == ["1", "end"] * 2 if len(sizes) > 1 else ["fresh"] * 2
 
 
 @pytest.mark.usefixtures("runs_in_docker")

@@ -16,6 +16,7 @@ from tests.launcher.script import tiny
 from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
+from workload.contract.spent import Spent
 
 pytestmark = [
     pytest.mark.world,
@@ -68,6 +69,16 @@ def test_from_the_command_to_the_bundle(machine: sshd.Machine, tmp_path: Path) -
     assert shown == ["requested", f"starting the job on {machine.host}", *phases]
     assert re.search(r"^  job +127\.0\.0\.1$", out, re.MULTILINE)
     assert re.search(r"^  cost +\d+\.\d{3} USD from ", out, re.MULTILINE)
+    # At 1 USD/s each part costs as many USD as it takes seconds.
+    time_row = re.search(r"^  time +steps \S+ % of (\S+) s and (\S+) USD \(1 run\); (.*)$", out, re.MULTILINE)
+    assert time_row, out
+    parts = re.findall(r"([a-z][a-z -]+) (\S+) (m?s) \((\S+) USD\)", time_row[3])
+    assert {"imports", "launcher and exit"} <= {name for name, *_ in parts}
+    for value, unit, usd in ((time_row[1], "s", time_row[2]), *(part[1:] for part in parts)):
+        assert float(usd) == pytest.approx(float(value) / {"s": 1, "ms": 1000}[unit], rel=0.06), "two digits"
+    spent = Spent.of(run.record)
+    assert spent.usd == pytest.approx(spent.wall_s, abs=0.01)
+    assert 0 < (run.record.timing.interpreter_s or 0) < spent.seconds["imports"]
     [launched] = records(machine)
     assert json.loads((launched / "result.json").read_text())["exit_code"] == 0
     assert not list((machine.home / ".rooflaunch/jobs").glob("*/results/*")), "the store has it: once is enough"

@@ -1,0 +1,181 @@
+"""Results of functions of a single run: computed once, by several processes for many runs, and kept beside the index.
+
+The file `.analysis/of_runs.parquet` has a row for each run and function. The key of a run is a hash of everything that
+a function can read: its row of `runs`, its steps, its telemetry and its run.json. A file that was written by other code
+is ignored: its version is a hash of all sources from which results are made, so that nobody can forget to change it.
+The file is a cache, replaced as a whole. Of two processes that write it at once, the last one wins.
+"""
+
+import functools
+import hashlib
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import scipy
+
+from analysis.loading import index, processes
+from analysis.loading.cases import Case
+from workload.contract import bundle
+from workload.contract.files import replacing
+
+FILE = "of_runs.parquet"
+VERSION_KEY = b"rooflaunch.sources"
+# Functions of a run must return JSON.
+OfRun: TypeAlias = Callable[[Case], Any]
+# Folders with the code and the tables (TOML, CSV) that results depend on.
+SOURCES = (Path(__file__).parents[1], Path(bundle.__file__).parent)
+SOURCE_ENDINGS = (".py", ".toml", ".csv")
+# Fewer runs are computed by this process alone, because starting another one takes longer.
+FEWEST_SHARED = 250
+# Runs that a process computes at once.
+PART = 50
+SCHEMA = pa.schema([("function", pa.string()), ("key", pa.binary()), ("result", pa.string())])
+
+Kept: TypeAlias = dict[tuple[str, bytes], str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OfRuns:
+    """Results of functions for each of `cases`, in their order."""
+
+    cases: Sequence[Case]
+    _known: dict[str, list[Any]] = field(default_factory=dict)
+
+    def of(self, function: OfRun) -> list[Any]:
+        """The function's result for each run."""
+        self.prepare(function)
+        return self._known[_name(function)]
+
+    def prepare(self, *functions: OfRun) -> None:
+        """Find the results of several functions at once, which share what they compute of a run."""
+        missing = [function for function in functions if _name(function) not in self._known]
+        if missing:
+            self._known.update(_found(self.cases, missing))
+
+
+def _name(function: OfRun) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _found(cases: Sequence[Case], functions: Sequence[OfRun]) -> dict[str, list[Any]]:
+    """Results by name of the function: from the files of the folders that have an index, else computed."""
+    folders = _folders(cases)
+    kept = {folder: _load(folder / FILE) for folder in dict.fromkeys(folders) if folder}
+    known = {name: text for stored in kept.values() for name, text in stored.items()}
+    # Without an index, nothing is looked up, and a number is enough.
+    keys = [key_of(case) if kept else number.to_bytes(8, "big") for number, case in enumerate(cases)]
+    missing = {
+        number: absent
+        for number, key in enumerate(keys)
+        if (absent := [function for function in functions if (_name(function), key) not in known])
+    }
+    computed = _computed([(cases[number], absent) for number, absent in missing.items()])
+    fresh: dict[Path | None, Kept] = defaultdict(dict)
+    for (number, absent), results in zip(missing.items(), computed, strict=True):
+        for function, result in zip(absent, results, strict=True):
+            fresh[folders[number]][_name(function), keys[number]] = json.dumps(result)
+    for folder, others in kept.items():
+        if folder in fresh:
+            used = {key for key, its_folder in zip(keys, folders, strict=True) if its_folder == folder}
+            _store(folder / FILE, {**_without_surplus(others, used), **fresh[folder]})
+    for more in fresh.values():
+        known |= more
+    return {_name(function): [json.loads(known[_name(function), key]) for key in keys] for function in functions}
+
+
+def _computed(work: Sequence[tuple[Case, Sequence[OfRun]]]) -> Iterable[list[Any]]:
+    if len(work) < FEWEST_SHARED:
+        return _results(work)
+    parts = [work[begin : begin + PART] for begin in range(0, len(work), PART)]
+    return (results for part in processes.share(_results, parts) for results in part)
+
+
+def _results(work: Sequence[tuple[Case, Sequence[OfRun]]]) -> list[list[Any]]:
+    return [[function(case) for function in functions] for case, functions in work]
+
+
+# --- keys
+
+
+def key_of(case: Case) -> bytes:
+    """Hash of everything of a run that a function can read, except the place of its folder."""
+    digest = hashlib.blake2b(digest_size=16)
+    facts = [(name, value) for name, value in case.facts.items() if name != "path"]
+    digest.update(json.dumps(facts, default=str).encode())
+    for column in (case.is_measured, *case.steps.values(), *case.telemetry.values()):
+        # The length separates columns, so that moving a value from one to the next changes the hash.
+        digest.update(column.size.to_bytes(8, "big"))
+        digest.update(column.tobytes())
+    with suppress(OSError, ValueError):
+        digest.update((Path(case["path"]) / bundle.RECORD).read_bytes())
+    return digest.digest()
+
+
+@functools.cache
+def _version() -> bytes | None:
+    """Hash of the sources and of the libraries' versions; None if there are no sources, as in a zip archive."""
+    versions = [sys.version, *(library.__version__ for library in (np, scipy, pd))]
+    digest, has_sources = hashlib.sha256(repr(versions).encode()), False
+    for folder in SOURCES:
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in SOURCE_ENDINGS:
+                content = path.read_bytes()
+                digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode())
+                digest.update(content)
+                has_sources = True
+    return digest.hexdigest().encode() if has_sources else None
+
+
+# --- the file
+
+
+def _folders(cases: Sequence[Case]) -> list[Path | None]:
+    """For each run, the folder of the index above it; None if there is none, as for few bundles."""
+
+    @functools.cache
+    def above(folder: Path) -> Path | None:
+        if (folder / index.FOLDER / index.FILE).is_file():
+            return folder / index.FOLDER
+        return None if folder == folder.parent else above(folder.parent)
+
+    return [above(Path(case["path"]).parent) if case["path"] else None for case in cases]
+
+
+def _load(path: Path) -> Kept:
+    """Results in a file; none if it is absent, damaged or of other code."""
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException, ValueError):
+        return {}
+    version = (table.schema.metadata or {}).get(VERSION_KEY)
+    if version is None or version != _version() or not table.schema.equals(SCHEMA):
+        return {}
+    functions, keys, results = (column.to_pylist() for column in table.columns)
+    return dict(zip(zip(functions, keys, strict=True), results, strict=True))
+
+
+def _store(path: Path, results: Kept) -> None:
+    version = _version()
+    if version is None:
+        return
+    names = list(results)
+    columns = [[function for function, _ in names], [key for _, key in names], list(results.values())]
+    table = pa.table(columns, schema=SCHEMA.with_metadata({VERSION_KEY: version}))
+    with suppress(OSError), replacing(path, shared=True, durable=False) as file:
+        pq.write_table(table, file, compression="zstd", compression_level=1)
+
+
+def _without_surplus(kept: Kept, used: set[bytes]) -> Kept:
+    """The kept results; only those of the runs in `used`, if more than half are of others."""
+    mine = {name: result for name, result in kept.items() if name[1] in used}
+    return kept if len(kept) <= 2 * len(mine) else mine

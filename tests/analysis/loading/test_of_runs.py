@@ -1,0 +1,196 @@
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import analysis
+from analysis.audit import RULES
+from analysis.audit.rule import breaches
+from analysis.loading import cases, index, of_runs
+from analysis.loading.cases import Case
+from analysis.loading.of_runs import OfRuns
+from analysis.report.reproduce import command_of
+from analysis.variance.causes import causes_of
+from benchmarks.synthetic_bundles import make
+from workload.contract import bundle
+
+
+@pytest.fixture(autouse=True)
+def of_few_bundles_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "FEWEST", 1)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for number in range(3):
+        make(tmp_path / "results", number)
+    return tmp_path / "results"
+
+
+CALLS: list[str] = []
+
+
+def model_of(case: Case) -> str:
+    CALLS.append(case.run_id)
+    return f"{case['model']} {case.step_s.size} {case.record.spec.optimizer} {case.telemetry['t_s'].size}"
+
+
+def seed_of(case: Case) -> Any:
+    return {"seed": case.record.spec.seed, "sum": case.step_s.sum()}
+
+
+def found(results: Path, function: Callable[[Case], Any] = model_of, loaded: Any = None) -> tuple[list[Any], int]:
+    """The function's results of all runs, and how often it was called."""
+    CALLS.clear()
+    runs = OfRuns(cases=cases.cases(loaded or analysis.load(results)))
+    return runs.of(function), len(CALLS)
+
+
+def test_second_look_computes_nothing(results: Path) -> None:
+    first = found(results)
+    assert first == (["resnet18 100 sgd 20"] * 3, 3)
+    assert found(results) == (first[0], 0)
+    # Another function has results of its own, and those of the first stay.
+    assert [row["seed"] for row in found(results, seed_of)[0]] == [0] * 3
+    assert found(results) == (first[0], 0)
+    assert found(results, seed_of)[0] == found(results, seed_of)[0]
+
+
+def resealed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    document = json.loads((folder / "run.json").read_text())
+    change(document)
+    bundle.write_document(folder, document)
+    bundle.seal(folder)
+
+
+def test_only_changed_runs_are_computed_again(results: Path) -> None:
+    found(results)
+    first, second, _ = sorted(path for path in results.iterdir() if path.name != index.FOLDER)
+    # A field that is no column, and a step.
+    resealed(first, lambda document: document["spec"].update(optimizer="adam"))
+    (second / "steps.csv").write_text((second / "steps.csv").read_text().rsplit("\n", 2)[0] + "\n")
+    bundle.seal(second)
+    make(results, 7)
+    assert found(results) == (["resnet18 100 adam 20", "resnet18 99 sgd 20", *["resnet18 100 sgd 20"] * 2], 3)
+
+
+def test_tables_that_were_changed_in_memory_count(results: Path) -> None:
+    found(results)
+    loaded = analysis.load(results)
+    loaded.runs.loc[1, "model"] = "vgg16"
+    assert found(results, loaded=loaded) == (["resnet18 100 sgd 20", "vgg16 100 sgd 20", "resnet18 100 sgd 20"], 1)
+    assert found(results)[1] == 0
+
+
+def test_other_code_invalidates_all_results(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found(results)
+    sources = tmp_path / "sources"
+    shutil.copytree(Path(analysis.__file__).parent / "audit", sources)
+    for name, text in (("rule.py", "# a comment\n"), ("debug_variables.toml", "# another\n")):
+        with (sources / name).open("a") as file:
+            file.write(text)
+        monkeypatch.setattr(of_runs, "SOURCES", (sources,))
+        of_runs._version.cache_clear()
+        assert found(results)[1] == 3
+        assert found(results)[1] == 0
+    monkeypatch.undo()
+    of_runs._version.cache_clear()
+
+
+def test_code_without_sources_keeps_nothing(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_runs, "_version", lambda: None)
+    assert [found(results)[1] for _ in range(2)] == [3, 3]
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-20]),
+    "another table": lambda path: pq.write_table(pa.table({"a": [1]}), path),
+    "without version": lambda path: pq.write_table(pq.read_table(path).replace_schema_metadata(None), path),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_damaged_file_is_replaced_without_a_word(results: Path, damage: Callable[[Path], object]) -> None:
+    whole = found(results)[0]
+    damage(results / index.FOLDER / of_runs.FILE)
+    assert found(results) == (whole, 3)
+
+
+def test_folder_that_cannot_be_written_works_without(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    analysis.load(results)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    assert [found(results)[1] for _ in range(2)] == [3, 3]
+    assert [path.name for path in (results / index.FOLDER).iterdir()] == [index.FILE]
+
+
+def test_few_bundles_leave_no_file(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "FEWEST", 4)
+    assert [found(results) for _ in range(2)] == [(["resnet18 100 sgd 20"] * 3, 3)] * 2
+    assert not (results / index.FOLDER).exists()
+
+
+def test_results_of_removed_runs_do_not_pile_up(results: Path) -> None:
+    found(results)
+    for number in range(10, 20):
+        shutil.rmtree(min(path for path in results.iterdir() if path.name != index.FOLDER))
+        make(results, number)
+        assert found(results)[1] == 1
+    assert pq.read_table(results / index.FOLDER / of_runs.FILE).num_rows <= 7
+
+
+def test_moved_folder_keeps_its_results(results: Path) -> None:
+    found(results)
+    assert found(results.rename(results.with_name("archive")))[1] == 0
+
+
+def test_kept_findings_and_causes_are_those_that_are_computed(tmp_path: Path) -> None:
+    odd = {"explained_fraction": 0.5, "data_wait_fraction": 0.4, "images_per_s": 1.0}
+    for number in range(2):
+        make(tmp_path, number, **{f"timing__{name}": value for name, value in odd.items()})
+    loaded = analysis.load(tmp_path)
+    every = cases.cases(loaded)
+    functions = (breaches, causes_of, command_of)
+    kept = [[OfRuns(cases=every).of(function) for function in functions] for _ in range(2)]
+    assert kept[0] == kept[1] == [[function(case) for case in every] for function in functions]
+    assert all(kept[0])
+    # Without an index the same findings are computed by each rule alone.
+    alone = [finding for rule in RULES for finding in analysis.audit.audit(loaded, rules=[rule])]
+    assert analysis.audit.by_severity(alone) == analysis.audit.audit(loaded)
+    assert len(alone) > 2
+
+
+def test_each_input_changes_the_key(results: Path) -> None:
+    case = cases.cases(analysis.load(results))[0]
+    others = [
+        replace(case, facts={**case.facts, "model": "vgg16"}),
+        replace(case, steps={**case.steps, "loss": case.steps["loss"] + 1}),
+        replace(case, telemetry={name: values[1:] for name, values in case.telemetry.items()}),
+        replace(case, is_measured=~case.is_measured),
+        replace(case, facts={**case.facts, "path": str(results / "removed")}),
+    ]
+    assert len({of_runs.key_of(each) for each in (case, *others)}) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_several_processes_find_the_same(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = cases.cases(analysis.load(results))
+    alone = OfRuns(cases=every).of(causes_of)
+    shutil.rmtree(results / index.FOLDER)
+    monkeypatch.setattr(of_runs, "FEWEST_SHARED", 1)
+    monkeypatch.setattr(of_runs, "PART", 1)
+    monkeypatch.setattr(of_runs.processes, "_cpus", lambda: 2)
+    assert OfRuns(cases=every).of(causes_of) == alone

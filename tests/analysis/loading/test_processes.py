@@ -1,0 +1,98 @@
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.loading import index, processes
+from analysis.loading.processes import share
+from benchmarks.synthetic_bundles import make
+
+
+@pytest.fixture(autouse=True)
+def three_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_cpus", lambda: 3)
+
+
+def square(number: int) -> int:
+    print("work may print")
+    return number * number
+
+
+def die_elsewhere(process: int) -> int:
+    if os.getpid() != process:
+        os._exit(1)
+    return process
+
+
+def fail(part: int) -> int:
+    raise IndexError(part)
+
+
+def who(part: Path) -> int:
+    """Wait until every process has its part, so that none does two; the folder has a file for each part."""
+    part.touch()
+    while len(list(part.parent.iterdir())) < 3:
+        pass
+    return os.getpid()
+
+
+@pytest.mark.world
+def test_results_are_in_order() -> None:
+    assert share(square, range(20)) == [number * number for number in range(20)]
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_each_cpu_has_a_process(tmp_path: Path) -> None:
+    pids = share(who, [tmp_path / name for name in "abc"])
+    assert len({*pids, os.getpid()}) == 3
+
+
+@pytest.mark.world
+def test_parts_of_a_process_that_died_are_done_here() -> None:
+    assert share(die_elsewhere, [os.getpid()] * 9) == [os.getpid()] * 9
+
+
+@pytest.mark.world
+def test_error_is_raised_and_other_processes_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    real = subprocess.Popen
+
+    def spy(*words: Any, **options: Any) -> Any:
+        started.append(real(*words, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", spy)
+    with pytest.raises(IndexError, match="7"):
+        share(fail, [7] * 5)
+    assert [process.returncode is not None for process in started] == [True, True]
+
+
+def test_machine_without_room_for_processes_does_all_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert share(die_elsewhere, [os.getpid()] * 3) == [os.getpid()] * 3
+
+
+def test_single_part_starts_no_process() -> None:
+    assert share(square, [3]) == [9]
+    assert share(square, []) == []
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_bundles_read_by_several_processes_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [make(tmp_path / "results", number) for number in range(7)]
+    (folders[2] / "telemetry.csv").unlink()
+    (folders[4] / "MANIFEST.json").unlink()
+    candidates, _ = index.find(str(tmp_path / "results"))
+    alone = index.read(candidates)
+    monkeypatch.setattr(index, "CHUNK", 2)
+    monkeypatch.setattr(index, "FEWEST_SHARED", 1)
+    table, problems = index.read(candidates)
+    assert table.num_rows == 5
+    assert (table.combine_chunks(), problems) == (alone[0].combine_chunks(), alone[1])
