@@ -86,14 +86,12 @@ def clouds_on(server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """`with clouds(fault=…) as cloud:`; a canned VM of these faults, and a clock of this scale."""
 
     @contextmanager
-    def make(
-        *, scale: float = 200.0, grace_s: float = 0.0, limit_scale: float | None = None, **changes: Any
-    ) -> Iterator[Cloud]:
+    def make(*, scale: float = 200.0, grace_s: float = 0.0, **changes: Any) -> Iterator[Cloud]:
         clock = FastClock(scale=scale)
         home = tmp_path / "vm"
         home.mkdir(exist_ok=True)
         vm = CannedVm(server=server, api=lambda: fake.url, clock=clock, home=home, **{"durations": QUICK, **changes})
-        with FakeCompute(vm=vm, grace_s=grace_s, limit_scale=limit_scale, clock=clock.now) as fake:
+        with FakeCompute(vm=vm, grace_s=grace_s, clock=clock.now) as fake:
             monkeypatch.setenv("ROOFLAUNCH_COMPUTE_ENDPOINT", fake.url)
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
             compute = border.connect("my-project", sleep=clock.sleep, monotonic=clock.now)

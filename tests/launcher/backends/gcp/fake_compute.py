@@ -199,8 +199,7 @@ class FakeCompute:
     """Compute Engine for every project. `vm` is called in a thread of its own, the guest, once its VM is RUNNING.
 
     `operation_s`: how long each operation takes; `boot_s`: from RUNNING to the guest's first line; `grace_s`: from the
-    notice of a preemption to its end; `limit_scale`: real seconds per second of `maxRunDuration`, ignored if None;
-    `clock`: the cloud's own, which dates its answers and what it makes.
+    notice of a preemption to its end; `clock`: the cloud's own, which dates its answers and what it makes.
     """
 
     def __init__(
@@ -210,7 +209,6 @@ class FakeCompute:
         operation_s: float = 0.0,
         boot_s: float = 0.0,
         grace_s: float = 0.0,
-        limit_scale: float | None = None,
         page_size: int = 500,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -227,7 +225,6 @@ class FakeCompute:
         self._operation_s = operation_s
         self._boot_s = boot_s
         self._grace_s = grace_s
-        self._limit_scale = limit_scale
         self._page_size = page_size
         self._lock = threading.RLock()
         self._vms: dict[tuple[str, str], Vm] = {}
@@ -735,8 +732,6 @@ class FakeCompute:
         machine.status = "RUNNING"
         limit_s = machine.limit_s
         machine.deadline_s = round(self.clock(), 3) + limit_s if limit_s else None
-        if limit_s and self._limit_scale is not None:
-            self._later(limit_s * self._limit_scale, lambda: self._remove(machine))
         if self._guest is not None:
             thread = threading.Thread(target=self._run_guest, args=(machine,), name=machine.name, daemon=True)
             with self._lock:

@@ -104,11 +104,3 @@ def test_a_guest_lives_until_its_vm_is_deleted(monkeypatch: pytest.MonkeyPatch) 
         assert compute.wait(operation, 60.0) == ()
         assert ended.wait(60)
         assert (fake.instances, fake.vm(NAME).alive, fake.tokens) == ([], False, {"the-vm's"})
-
-
-def test_the_fake_ends_a_vm_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    with FakeCompute(limit_scale=0.05 / 3600) as fake:
-        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
-        border.connect("test-project").insert(A, gpu_body(), ID)
-        assert fake.vm(NAME).gone.wait(60)
-        assert fake.instances == []

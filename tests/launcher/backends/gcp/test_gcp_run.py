@@ -352,9 +352,17 @@ def test_interrupted_and_not_confirmed_is_told(clouds: Clouds) -> None:
 
 def test_the_clouds_own_limit_ends_it(clouds: Clouds) -> None:
     durations = {**QUICK, LaunchPhase.RUN_ENDED: 1e6}
-    with clouds(durations=durations, limit_scale=1 / 200) as cloud:
+    with clouds(durations=durations) as cloud:
         plan = cloud.plan(max_run_time_s=60)
-        outcome = cloud.run(plan)
+        original = cloud.events.append
+
+        def end_at_limit(event: Event) -> None:
+            original(event)
+            if event.text == f"{ZONE}: the VM runs":
+                cloud.clock.sleep(plan.request.limit_s)
+                cloud.fake.kill(plan.name)
+
+        outcome = run(cloud.session(on_event=end_at_limit), plan, output=cloud.output)
         assert str(outcome.error) == f"'{plan.name}' reached its time limit of 60 s and left no result"
         assert cloud.result(plan.name).timed_out
         assert cloud.fake.instances == []
