@@ -172,26 +172,29 @@ def reported(folder: Path, times: int) -> Iterator[Row]:
     """`analyze report` on synthetic bundles, without and with an index."""
     results = folder / "reported"
     synthetic_bundles.make_many(report.make, results, range(REPORTED))
-    first, again = [], []
-    for _ in range(times):
-        shutil.rmtree(results / ".analysis", ignore_errors=True)
-        for spent in (first, again):
-            spent.append(spend((*ANALYZE, "report", str(results), "-o", "report.html"), folder))
-    yield Row(what=f"analyze report on {REPORTED:,} bundles, first", goal="<= 12 s", spent=first)
-    yield Row(what="the same again", goal="<= 4 s", spent=again)
+    command = (*ANALYZE, "report", str(results), "-o", "report.html")
+    yield from with_and_without_index(command, results, times, f"analyze report on {REPORTED:,} bundles", (12, 4))
 
 
 def load(folder: Path, times: int) -> Iterator[Row]:
     """`analysis.load` of synthetic bundles, without and with an index."""
     results = folder / "loaded"
     synthetic_bundles.make_many(synthetic_bundles.make, results, range(LOADED))
+    command = (sys.executable, "-c", load_bundles.LOAD, str(results))
+    yield from with_and_without_index(command, results, times, f"analysis.load of {LOADED:,} bundles", (7, 1.3))
+
+
+def with_and_without_index(
+    command: Sequence[str], results: Path, times: int, what: str, goals_s: tuple[float, float]
+) -> Iterator[Row]:
+    """Rows of a command that reads `results`: without the index of the folder, and again with it."""
     first, again = [], []
     for _ in range(times):
         shutil.rmtree(results / ".analysis", ignore_errors=True)
         for spent in (first, again):
-            spent.append(spend((sys.executable, "-c", load_bundles.LOAD, str(results)), folder))
-    yield Row(what=f"analysis.load of {LOADED:,} bundles, first", goal="<= 7 s", spent=first)
-    yield Row(what="the same again", goal="<= 1.3 s", spent=again)
+            spent.append(spend(command, results.parent))
+    yield Row(what=f"{what}, first", goal=f"<= {goals_s[0]:g} s", spent=first)
+    yield Row(what="the same again", goal=f"<= {goals_s[1]:g} s", spent=again)
 
 
 def trace(folder: Path, times: int) -> Iterator[Row]:

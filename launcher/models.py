@@ -38,7 +38,7 @@ def require(
     version: Callable[[], str | None] = torchvision_version,
     installed: Callable[[], list[str]] = installed,
 ) -> None:
-    """Raise `UsageError` for an unknown model.
+    """Raise `UsageError` if torchvision has no model `name`.
 
     Our list has the models of one torchvision version. Models of another version installed here are known too.
     """

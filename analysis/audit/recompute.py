@@ -102,7 +102,7 @@ def _span_s(case: Case) -> float | None:
 
 
 def other_parts(case: Case) -> str | None:
-    """Text on steps whose forward, backward and optimizer times do not add up to the step time; else None."""
+    """Text on steps whose times of forward, backward and optimizer do not add up to `step_s`; None if all add up."""
     forward_s, backward_s, optimizer_s = (case.steps[name] for name in ("forward_s", "backward_s", "optimizer_s"))
     parts = forward_s + backward_s + optimizer_s
     off = np.abs(parts - case.steps["step_s"]) > ROUNDING_S + DIGITS * case.steps["step_s"]

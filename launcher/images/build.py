@@ -302,7 +302,9 @@ def _shortened(command: str) -> str:
 
 
 def require_apptainer(path: Path) -> str:
-    """Path of Apptainer's program, which older versions call singularity.
+    """Check that an image can be written to the `.sif` file `path`; return the path of the program `apptainer`.
+
+    Older versions of Apptainer call their program `singularity`; this name is looked for too.
 
     A build takes minutes, so call this function before the build.
     Raises `UsageError` for a file that would not be a `.sif` or has no folder, `ToolError` without the program.

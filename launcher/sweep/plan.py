@@ -269,7 +269,10 @@ def _unmeasured(plan: PlacePlan) -> list[str]:
 def _notes(
     plans: Sequence[PlacePlan], more: Collection[str], *, offline: bool, is_fresh: bool, until: Until | None
 ) -> Iterator[str]:
-    """Notes on the whole sweep. `more`: keys of existing runs in blocks after the planned blocks."""
+    """Notes of the plan that concern all places.
+
+    `more`: keys of existing runs in blocks beyond the planned ones, which an earlier `--until` has added.
+    """
     rented = [plan.place.name for plan in plans if plan.place.backend != LOCAL]
     if rented and offline:
         stores = f"the {'stores' if len(rented) > 1 else 'store'} of {', '.join(rented)}"

@@ -57,7 +57,7 @@ def set_this_start(start: Start) -> None:
 
 
 class ServerError(Exception):
-    """The start server has ended, or does not answer."""
+    """Error of a start server that has ended, or that does not answer in time."""
 
 
 class Forks:

@@ -33,7 +33,7 @@ PERCENTAGES = ("sm_percent", "memory_percent", "dram_percent")
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """Kernels by the range around their launch: a named span (NVTX) that the profiled process marks.
+    """Kernels of a profile, grouped by NVTX range: the named span of the profiled process that launched them.
 
     `steps`: by number of the step, then by its part. `calibrations`: by element type; a calibration is a matrix product
     of known size that checks the counters. `outside`: kernels outside of all ranges.

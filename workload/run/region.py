@@ -16,7 +16,7 @@ from workload.measure.timing import CpuMeter, CpuUse, Timeline, summarize
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Measured steps: their totals, the wall time of steps and data waits in seconds, and the CPUs used."""
+    """Figures of the measured steps. `wall_s`: seconds of steps and waits for data, without pauses of a script."""
 
     totals: PhaseTotals
     wall_s: float

@@ -144,7 +144,10 @@ def fetch(
 
 
 def _listed(store: Store, source: FetchSource) -> Iterator[StoredObject]:
-    """Objects of the runs. If the folder also holds other files, a run is a subfolder with a manifest or a record."""
+    """Objects of all runs at `source`.
+
+    Without a prefix the store may hold other files too: then only subfolders with a manifest or a run.json are runs.
+    """
     if source.prefix:
         yield from store.objects(source.prefix)
         return

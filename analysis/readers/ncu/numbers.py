@@ -1,4 +1,4 @@
-"""Detect the number format of a whole file (2,433,449.5 or 2.433.449,5 or 2433449.5), and parse its numbers.
+"""Parses the numbers of an ncu file, after finding out how the file writes them: 2,433,449.5 or 2.433.449,5.
 
 ncu follows the locale of its machine, and prints 2 or 6 digits after the decimal mark. Exactly 3 digits after a mark
 are therefore thousands, unless other numbers contradict.

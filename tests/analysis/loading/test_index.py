@@ -19,18 +19,7 @@ from analysis.loading.index import FILE, FOLDER, load_bundles
 from benchmarks.synthetic_bundles import make
 from workload.contract import bundle
 
-
-@pytest.fixture(autouse=True)
-def of_few_bundles_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An index of three bundles is read and written as one of thousands is."""
-    monkeypatch.setattr(index, "FEWEST", 1)
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
-    for number in range(3):
-        make(tmp_path / "results", number)
-    return tmp_path / "results"
+pytestmark = pytest.mark.usefixtures("of_few_bundles_too")
 
 
 @pytest.fixture

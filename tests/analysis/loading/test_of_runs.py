@@ -21,19 +21,7 @@ from analysis.variance.causes import causes_of
 from benchmarks.synthetic_bundles import make
 from workload.contract import bundle
 
-
-@pytest.fixture(autouse=True)
-def of_few_bundles_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "FEWEST", 1)
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
-    for number in range(3):
-        make(tmp_path / "results", number)
-    return tmp_path / "results"
-
-
+pytestmark = pytest.mark.usefixtures("of_few_bundles_too")
 CALLS: list[str] = []
 
 

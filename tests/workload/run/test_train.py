@@ -628,14 +628,14 @@ def test_trainer_without_its_packages_says_how_to_get_them(
 @pytest.mark.parametrize(
     ("words", "expected"), [(["models"], "resnet50\n"), (["env"], '"kernel"'), (["--version"], "rooflaunch 0.")]
 )
-def test_other_doors(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_commands(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     with suppress(SystemExit):  # argparse ends --version itself
         assert cli.main(words) == 0
     assert expected in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("without_doubt")
-def test_ceilings_door(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_ceilings(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["ceilings", "--device", "cpu", "--precision", "fp32", "--format", "json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["flop_per_s"]["fp32"]["median"] > 0
