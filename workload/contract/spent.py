@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from workload.contract.fields import instant
+from workload.contract.forks import Start
 from workload.contract.record import Record
 from workload.contract.text import counted, duration, percent, plain, seconds
 
 # Part of a run -> its name in texts. Columns and JSON have the part's seconds as `steps_s` and its share as
 # `steps_share`.
-STEPS, CEILINGS, UPLOAD, OUTSIDE = "steps", "ceilings", "upload", "outside"
+STEPS, IMPORTS, CEILINGS, UPLOAD, OUTSIDE = "steps", "imports", "ceilings", "upload", "outside"
 PARTS: Mapping[str, str] = {
     STEPS: "steps",
     "gaps": "pauses between steps",
-    "imports": "imports",
+    IMPORTS: "imports",
     "prepare": "set-up",
     "script": "set-up of the script",
     "environment": "environment",
@@ -36,7 +37,7 @@ PARTS: Mapping[str, str] = {
 RUN_PARTS = tuple(part for part in PARTS if part != UPLOAD)
 # Phase of `timing.phases` -> part; a phase that is not listed is its own part, or `other`.
 PART_OF_PHASE = {
-    "start": "imports",
+    "start": IMPORTS,
     "setup": "prepare",
     "settle": "cooling",
     "measured": STEPS,
@@ -80,7 +81,9 @@ class Spent:
             ready = max((times[name] for name in BOOT_PHASES if name in times), default=began)
             parts["boot"] = (ready - began).total_seconds()
             parts["image"] = (times.get("image_pulled", ready) - ready).total_seconds()
-        parts[OUTSIDE] = (whole_s or 0.0) - sum(parts.values())
+        # A fork waits for its start server, which imports PyTorch for the first run of a block.
+        rest = IMPORTS if record.environment.start == Start.FORKED else OUTSIDE
+        parts[rest] += max(0.0, (whole_s or 0.0) - sum(parts.values()))
         return cls(seconds={part: value for part, value in parts.items() if value > 0}, usd=usd, runs=1)
 
     @classmethod
@@ -155,7 +158,7 @@ def _in_trainer(record: Record) -> dict[str, float]:
     for (at, name), until in zip(began, ends, strict=True):
         part = PART_OF_PHASE.get(name, name)
         parts[part if part in parts else "other"] += max(0.0, until - at)
-    parts["imports"] += timing.interpreter_s or 0.0
+    parts[IMPORTS] += timing.interpreter_s or 0.0
     gaps_s = sum(gap.seconds or 0.0 for gap in (timing.gaps or {}).values())
     parts["gaps"] = min(gaps_s, parts[STEPS])
     parts[STEPS] -= parts["gaps"]

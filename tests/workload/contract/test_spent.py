@@ -43,6 +43,15 @@ def test_a_real_run_of_our_trainer() -> None:
     assert spent.text() == ("steps 32 % of 18.4 s (1 run); ceilings 33 %, imports 23 %, set-up 6.4 %, warm-up 5.6 %")
 
 
+@pytest.mark.parametrize(("start", "rest"), [(None, "outside"), ("fresh", "outside"), ("forked", "imports")])
+def test_the_rest_of_a_fork_is_the_wait_for_its_server(start: str | None, rest: str) -> None:
+    run = a_run()
+    run = replace(run, environment=replace(run.environment, start=start))
+    expected = {**PLAIN, rest: PLAIN.get(rest, 0.0) + 3.0}
+    assert Spent.of(run, whole_s=12.0).seconds == pytest.approx(expected)
+    assert Spent.of(run).seconds == pytest.approx(PLAIN)
+
+
 def test_a_real_run_on_a_rented_machine() -> None:
     run = a_bundle("tests/bundles/schema1/20261121T192751Z*")
     # Bundles of this age do not tell when the charged time began: the boot is unknown, and so is its cost.
