@@ -25,7 +25,7 @@ import synthetic_bundles
 from tests.analysis.readers.traces import kineto_traces
 
 # One run: 0.35 s of steps on two cores.
-RUN = ("--cpu", "--model", "squeezenet1_1", "--batch-size", "8", "--iterations", "10")
+RUN = ("--cpu", "--model", "squeezenet1_1", "--batch-size", "8", "--image-size", "64", "--iterations", "10")
 NO_CEILINGS = "--no-ceilings"
 TRAIN = (sys.executable, "-m", "workload", "train", *RUN)
 LAUNCH, ANALYZE = (sys.executable, "-m", "launcher"), (sys.executable, "-m", "analysis")
@@ -40,6 +40,7 @@ repeats = {repeats}
 [defaults]
 model = "squeezenet1_1"
 batch_size = 8
+image_size = 64
 iterations = 10
 ceilings = {ceilings}
 [matrix]
