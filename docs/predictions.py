@@ -20,7 +20,7 @@ from analysis.loading.gpu_names import gpus_named
 from analysis.readers import ncu
 from analysis.roofline.predictions import Errors, Tier, Unpredictable, Work, find_gpus, kind_of, roof_step_s
 from workload.contract.errors import UsageError
-from workload.contract.peaks import Gpu
+from workload.contract.peaks_table import Gpu
 from workload.contract.spec import Precision
 from workload.contract.text import percent, signed_percent
 from workload.contract.vocabulary import MODEL_RATIO_FROM

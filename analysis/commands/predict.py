@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-import analysis
-from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, print_problems
+from analysis.commands.shared import FormatOption, PeaksOption, ResultsArgument, VerifyOption, load, print_problems
 from workload.contract.errors import ExitCode
 from workload.contract.program import WideOption
 from workload.contract.tables import Column, Role, TableFormat, render
@@ -42,13 +41,14 @@ def predict(
         typer.Option("--gpu", metavar="NAME", help="the GPU, such as l4, v100 or a100; may be repeated"),
     ],
     verify: VerifyOption = False,
+    peaks: PeaksOption = None,
     output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
 ) -> int:
     """Predict the step time on GPUs that were not run, as an interval, from the work of the steps of other runs."""
     from analysis.roofline import predictions
 
-    loaded = analysis.load(*results, verify=verify)
+    loaded = load(results, verify=verify, peaks=peaks)
     table = predictions.predict(loaded, gpu)
     names = [Column(name=name, heading=name) for name in predictions.COLUMNS]
     print(render(table, PRINTED if output_format is TableFormat.TABLE else names, output_format, wide=wide))

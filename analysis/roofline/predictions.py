@@ -30,7 +30,7 @@ from analysis.roofline.points import lower_bounds
 from analysis.statistics.samples import Floats
 from workload.contract import peaks
 from workload.contract.errors import BundleError, NothingToDoError, UsageError
-from workload.contract.peaks import Gpu, PeakRow
+from workload.contract.peaks_table import Gpu, PeakRow, folded
 from workload.contract.spec import Device, Precision
 from workload.contract.text import did_you_mean, percent, seconds
 from workload.contract.verdict import MOST_UNATTRIBUTED
@@ -64,7 +64,7 @@ class Work:
 
     @classmethod
     def total(cls, flop: float, bytes_low: float, bytes_high: float) -> "Work":
-        """Work of which only the totals are known."""
+        """A single part, for work with only its totals known."""
         flop_, low, high = (np.array([value], dtype=np.float64) for value in (flop, bytes_low, bytes_high))
         return cls(tier=Tier.MODEL, flop=flop_, flop_fp32=np.zeros(1), bytes_low=low, bytes_high=high)
 
@@ -86,6 +86,7 @@ class PredictionRow:
     predicted_roof_step_s_low: float | None = None
     predicted_roof_step_s_high: float | None = None
     overhead_added_s: float | None = None
+    peak_source: str | None = None
     note: str | None = None
 
 
@@ -104,9 +105,9 @@ def predict(results: Tables, gpus: Sequence[str]) -> pd.DataFrame:
     """Step times on GPUs: a row per group of runs that may be pooled and GPU, with `COLUMNS`.
 
     `predicted_roof_step_s_*`: at the vendor's roofs, without any loss; an interval if the bytes or kernels are unknown.
-    `predicted_step_s_*`: the interval in which 90 % of the published measurements lie. `overhead_added_s`: measured
-    time in which the device had no work, which the upper end includes; None if unknown. `note`: assumptions, and why a
-    row has no figures. Raises `UsageError` for an unknown GPU, and `NothingToDoError` if every row lacks figures.
+    `predicted_step_s_*`: see `Errors.interval`. `overhead_added_s`: measured time in which the device had no work, which
+    the upper end includes; None if unknown. `note`: assumptions, and why a row has no figures. Raises `UsageError` for
+    an unknown GPU, and `NothingToDoError` if every row lacks figures.
     """
     targets = find_gpus(gpus)
     launches = results.kernels.groupby("run_id", sort=False).indices
@@ -139,13 +140,15 @@ def find_gpus(labels: Sequence[str]) -> list[Gpu]:
     """GPUs with these names; a short name such as `v100` stands for every variant. Raises `UsageError` if unknown."""
     found: dict[str, Gpu] = {}
     for label in labels:
-        variants = [gpu for gpu in peaks.gpus() if gpu.gpu.casefold() == label.strip().casefold()]
+        variants = [gpu for gpu in peaks.gpus() if folded(label) in map(folded, (gpu.gpu, *gpu.names))]
         variants = variants or [gpu for gpu in peaks.gpus() if _names(label, gpu)]
         if not variants:
             short = sorted({name for gpu in peaks.gpus() for name in gpus_named(gpu.gpu)})
             nearest = did_you_mean(label.casefold(), short, after=" ")
             known = ", ".join(gpu.gpu for gpu in peaks.gpus())
-            raise UsageError(f"the peaks of GPU '{label}' are unknown", hint=f"{nearest}known: {known}")
+            raise UsageError(
+                f"the peaks of GPU '{label}' are unknown", hint=f"{nearest}known: {known}; others: --peaks FILE"
+            )
         found |= {gpu.gpu: gpu for gpu in variants}
     return list(found.values())
 
@@ -225,7 +228,7 @@ def _operators(results: Tables, pool: Group, _: Any) -> Work | None:
             continue
         with suppress(OSError, ValueError, KeyError, BundleError):
             table, steps = read_work(path), results.record(str(run_id)).profile.steps
-            # Operators without bytes are limited by the check of the share of time without work.
+            # Operators that lack both are few, by their share of the time.
             known = table[table["flop"].notna() & table["bytes_upper"].notna()]
             share = table.loc[table["lack"].notna(), "total_s"].sum() / table["total_s"].sum()
             if steps and len(known) and share <= MOST_UNATTRIBUTED:
@@ -236,7 +239,10 @@ def _operators(results: Tables, pool: Group, _: Any) -> Work | None:
                 return Work(
                     tier=Tier.OPERATORS, flop=flop, flop_fp32=np.zeros(len(flop)), bytes_low=low, bytes_high=high
                 )
-        raise Unpredictable("the trace is not used: operators lack their FLOP or bytes", hint="analyze kernels RESULTS")
+        raise Unpredictable(
+            "the trace is not used: operators without FLOP and bytes, or a damaged table",
+            hint="analyze kernels RESULTS",
+        )
     return None
 
 
@@ -248,7 +254,8 @@ def roof_step_s(work: Work, gpu: Gpu, precision: str) -> tuple[float, float]:
     # A profile in fp32 with tensor operations used TF32.
     if precision == Precision.FP32 and work.tier is Tier.KERNELS and work.flop.any():
         precision = Precision.TF32
-    peak, fp32 = _peak(gpu, precision), _peak(gpu, Precision.FP32)
+    peak = _peak(gpu, precision)
+    fp32 = _peak(gpu, Precision.FP32) if work.flop_fp32.any() else peak
     fast = work.flop / (peak.tflop_per_s * 1e12) + work.flop_fp32 / (fp32.tflop_per_s * 1e12)
     slow = work.flop / _slowest(peak) + work.flop_fp32 / _slowest(fp32)
     low_s, high_s = work.bytes_low / gpu.bytes_per_s, work.bytes_high / gpu.bytes_per_s
@@ -332,6 +339,7 @@ def _row(pool: Group, facts: Mapping[str, Any], gpu: Gpu, work: Work, notes: Seq
         predicted_roof_step_s_low=roof_s[0],
         predicted_roof_step_s_high=roof_s[1],
         overhead_added_s=overhead_s,
+        peak_source=_peak(gpu, pool["precision"]).source,
         note=joined([*_notes(pool, gpu, overhead_s), *notes]),
     )
 
@@ -346,7 +354,8 @@ def _overhead_s(pool: Group) -> float | None:
 
 def _notes(pool: Group, gpu: Gpu, overhead_s: float | None) -> Iterator[str]:
     """Notes on the GPU's memory, on overhead, and on a GPU that was run after all."""
-    if (needed := pool.median("peak_memory_bytes")) and pool["device_type"] == Device.CUDA:
+    needed = pool.median("peak_memory_bytes") if pool["device_type"] == Device.CUDA and gpu.memory_gb else None
+    if needed is not None:
         if needed > max(gpu.memory_gb) * 1e9:
             yield f"does not fit: the run used {needed / 1e9:.1f} GB, and {gpu.gpu} has {max(gpu.memory_gb):g} GB"
         elif needed > min(gpu.memory_gb) * 1e9:

@@ -20,7 +20,10 @@ from tests.analysis import in_process
 from tests.analysis.by_hand import kernels, results, run
 from tests.analysis.in_process import Analyze
 from tests.analysis.readers.traces.kineto_traces import V100, annotation, document, gpu_trace, kernel, launch, operator
+from workload.contract import peaks
 from workload.contract.errors import ExitCode, NothingToDoError, UsageError
+from workload.contract.peaks import OwnPeaks
+from workload.contract.peaks_table import Gpu, PeakRow
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared" / "data"
@@ -115,7 +118,7 @@ def test_the_operators_of_a_trace(tmp_path: Path) -> None:
 
 def test_a_trace_with_unknown_operators_is_not_used(tmp_path: Path) -> None:
     in_process.imported(tmp_path, gpu_trace(3), name="t.json", model="small", batch_size=4)
-    with pytest.raises(NothingToDoError, match="the trace is not used: operators lack their FLOP or bytes"):
+    with pytest.raises(NothingToDoError, match="the trace is not used: operators without FLOP and bytes"):
         row(analysis.load(tmp_path / "results"))
 
 
@@ -264,6 +267,20 @@ def test_an_unknown_gpu(label: str, nearest: str) -> None:
 
 def test_a_gpu_that_is_named_twice_has_one_row() -> None:
     assert list(predict(results(run(**WORK)), ["l4", "NVIDIA L4"])["gpu"]) == ["L4"]
+
+
+def test_a_gpu_of_the_user_needs_neither_memory_nor_fp32() -> None:
+    row_ = PeakRow(precision="bf16", dense=True, tflop_per_s=100.0, source="mine")
+    own = Gpu(
+        gpu="Lab 1", names=("Lab",), memory_gb=(), sms=None, gb_per_s=1000, source="mine", note=None, peaks=(row_,)
+    )
+    peaks.use(OwnPeaks(origin="peaks.toml", gpus=(own,)))
+    try:
+        found = row(results(run(precision="bf16", peak_memory_bytes=1e9, **WORK)), "lab")
+    finally:
+        peaks.use(None)
+    assert (found["gpu"], found["peak_source"]) == ("Lab 1", "mine")
+    assert found["predicted_roof_step_s_low"] == pytest.approx(16e-3)
 
 
 # --- the command
