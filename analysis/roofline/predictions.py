@@ -105,8 +105,8 @@ def predict(results: Tables, gpus: Sequence[str]) -> pd.DataFrame:
     """Step times on GPUs: a row per group of runs that may be pooled and GPU, with `COLUMNS`.
 
     `predicted_roof_step_s_*`: at the vendor's roofs, without any loss; an interval if the bytes or kernels are unknown.
-    `predicted_step_s_*`: see `Errors.interval`. `overhead_added_s`: measured time in which the device had no work, which
-    the upper end includes; None if unknown. `note`: assumptions, and why a row has no figures. Raises `UsageError` for
+    `predicted_step_s_*`: see `Errors.interval`. `overhead_added_s`: measured time in which the device had no work; the
+    upper end includes it; None if unknown. `note`: assumptions, and why a row has no figures. Raises `UsageError` for
     an unknown GPU, and `NothingToDoError` if every row lacks figures.
     """
     targets = find_gpus(gpus)
