@@ -1,7 +1,7 @@
 """`analyze predict`."""
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from workload.contract.errors import ExitCode
 from workload.contract.program import WideOption
 from workload.contract.tables import Column, Role, TableFormat, render
 from workload.contract.text import percent
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 EXAMPLES = """\b
 Examples:
@@ -53,12 +56,18 @@ def predict(
     names = [Column(name=name, heading=name) for name in predictions.COLUMNS]
     print(render(table, PRINTED if output_format is TableFormat.TABLE else names, output_format, wide=wide))
     sys.stdout.flush()
-    kinds = sorted({predictions.kind_of(name) for name in table.loc[table["tier"].notna(), "precision"]})
-    covered = ", ".join(f"{percent(predictions.errors()[kind].covered)} in {kind}" for kind in kinds)
-    print(
-        f"note       predicted, not measured; published steps in intervals that were made without their GPU: {covered} "
-        "(docs/predictions.md)",
-        file=sys.stderr,
-    )
+    print(f"note       predicted, not measured; {_coverage(table[table['tier'].notna()])}", file=sys.stderr)
     print_problems([*loaded.problems, *loaded.kernel_problems])
     return ExitCode.DONE
+
+
+def _coverage(predicted: "pd.DataFrame") -> str:
+    """Sentence on the share of published steps that such intervals contain."""
+    from analysis.roofline.predictions import Tier, errors, kind_of
+
+    known = {kind: errors()[kind] for kind in sorted({kind_of(name) for name in predicted["precision"]})}
+    shares = ", ".join(f"{percent(row.covered)} of {row.checked} in {kind}" for kind, row in known.items())
+    others = sorted({*predicted["tier"]} - {Tier.MODEL})
+    unknown = f"; too few were published for the tier {' and '.join(others)}" if others else ""
+    inside = f"intervals by a model contain, of the published steps on GPUs left out, {shares}"
+    return f"{inside}{unknown} (docs/predictions.md)"

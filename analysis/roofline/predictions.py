@@ -283,8 +283,8 @@ class Errors:
     """Quantiles of measured time / time at the roofs, over published measurements; see prediction_errors.toml.
 
     `low_*`, `high_*`: relative to the least and the most time at the roofs; `*_p5`, `*_p95`: the quantiles.
-    `least_s`: most time at the roofs of the shortest step. `covered`: share of the measurements in intervals that were
-    made without their chip.
+    `least_s`: most time at the roofs of the shortest step. `covered`: share of the `checked` measurements of this
+    precision in intervals that were made without their chip.
     """
 
     rows: int
@@ -294,6 +294,7 @@ class Errors:
     high_p5: float
     high_p95: float
     least_s: float
+    checked: int
     covered: float
 
     def interval(self, roof_s: tuple[float, float], tier: Tier) -> tuple[float, float]:

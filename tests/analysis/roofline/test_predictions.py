@@ -300,7 +300,10 @@ def test_the_command_says_that_it_predicts(on: Analyze) -> None:
     assert code == ExitCode.DONE
     assert "predicted" in out
     assert [line.split()[0] for line in out.splitlines() if line.startswith(("T4", "V100"))] == ["T4", "V100", "V100"]
-    assert err.startswith("note       predicted, not measured; published steps in intervals")
+    assert err.startswith(
+        "note       predicted, not measured; intervals by a model contain, of the published steps on GPUs "
+    )
+    assert "% of 17 in fp32 (docs/" in err
 
 
 def test_data_has_no_measured_figure(on: Analyze) -> None:
@@ -366,6 +369,7 @@ def test_quantiles_of_measurements() -> None:
         script.Check(what="", gpu=t4, precision="fp32", measured_s=float(n), roof_s=(1.0, 2.0)) for n in range(1, 40)
     ]
     # 39 values: the second and the last but one have 5 % of a further value's chance on their outer side.
-    found = script._quantiles(checks, 0.9)
+    found = script._quantiles(checks, [True, False])
     assert (found.low_p5, found.low_p95, found.high_p5, found.high_p95) == (2.0, 38.0, 1.0, 19.0)
     assert (found.rows, found.chips, found.least_s) == (39, 1, 2.0)
+    assert (found.checked, found.covered) == (2, 0.5)
