@@ -11,6 +11,7 @@ import pandas as pd
 from analysis.loading.configurations import CONFIGURATION
 from analysis.loading.tables import Tables, load_folders
 from workload.contract.errors import UsageError
+from workload.contract.peaks import own_peaks, use
 from workload.contract.text import counted
 
 
@@ -81,7 +82,8 @@ class Results(Tables):
         return {drawn.name: chart(drawn) for drawn in gather(self).drawn}
 
 
-def load(*folders: str | Path, verify: bool = False) -> Results:
+def load(*folders: str | Path, verify: bool = False, peaks: str | Path | None = None) -> Results:
     """Load the runs in any number of folders: see `analysis.load`."""
+    use(own_peaks(Path(peaks) if peaks else None))
     tables = load_folders([Path(folder) for folder in folders], verify=verify)
     return Results(**vars(tables))

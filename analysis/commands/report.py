@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-import analysis
-from analysis.commands.shared import ResultsArgument, VerifyOption, print_problems
+from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, load, print_problems
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.files import replacing
 from workload.contract.text import printable
@@ -40,10 +39,11 @@ def report(
     output: PageOption = Path("report.html"),
     figures: FiguresOption = None,
     markdown: MarkdownOption = None,
+    peaks: PeaksOption = None,
     verify: VerifyOption = False,
 ) -> int:
     """Write a self-contained page: the answer first, then the measurements behind it."""
-    return _report(results, output=output, figures=figures, markdown=markdown, verify=verify)
+    return _report(results, output=output, figures=figures, markdown=markdown, verify=verify, peaks=peaks)
 
 
 def example(
@@ -70,13 +70,21 @@ def example(
             raise UsageError(
                 f"the example's bundles are not installed: '{bundles}' does not exist", hint="reinstall rooflaunch"
             ) from error
-        code = _report([copy], output=output, figures=figures, markdown=markdown, verify=True)
+        code = _report([copy], output=output, figures=figures, markdown=markdown, verify=True, peaks=None)
     if open_page and sys.stdout.isatty():
         webbrowser.open(output.resolve().as_uri())
     return code
 
 
-def _report(folders: Sequence[Path], *, output: Path, figures: Path | None, markdown: Path | None, verify: bool) -> int:
+def _report(
+    folders: Sequence[Path],
+    *,
+    output: Path,
+    figures: Path | None,
+    markdown: Path | None,
+    verify: bool,
+    peaks: Path | None,
+) -> int:
     """Write the page and, on request, its figures and its Markdown; print the paths of the files."""
     from analysis.figures import export
     from analysis.report import html
@@ -87,7 +95,7 @@ def _report(folders: Sequence[Path], *, output: Path, figures: Path | None, mark
     for path, option in ((output, "-o"), (markdown, "--markdown")):
         if path is not None:
             _require_writable(path, option=option)
-    loaded = analysis.load(*folders, verify=verify)
+    loaded = load(folders, verify=verify, peaks=peaks)
     composed = compose(gather(loaded, on_stage=_progress))
     _progress("page")
     _write(output, html.render(composed), option="-o")

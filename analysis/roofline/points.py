@@ -76,6 +76,7 @@ class PointRow:
     roof_flop_per_s: float | None
     fraction_of_roof: float | None
     fraction_of_peak: float | None
+    peak_source: str | None
     flop_per_step: float | None
     counted_over_model: float | None
     flop_is_lower_bound: bool
@@ -96,7 +97,8 @@ def points(results: Tables) -> pd.DataFrame:
     are one number. Modelled bytes are an interval, and so is the intensity: the point lies between `intensity_low` and
     `intensity_high`. If the FLOP are a lower bound, the fractions of roofs are unknown, and `bound` (the limit) is
     known only if waits or an idle device limit the step. `roof`: kind of the roof that gives `roof_flop_per_s`, the
-    measured roof, or the vendor's if none was measured. `fraction_of_peak`: fraction of the vendor's peak FLOP/s.
+    measured roof, or the vendor's if none was measured. `fraction_of_peak`: fraction of the vendor's peak FLOP/s, whose
+    origin is `peak_source`.
     """
     return frame([{**pool.facts, **vars(row)} for pool, row in point_rows(results)], (*POINT_COLUMNS, *UNNAMED))
 
@@ -255,6 +257,7 @@ def _point(pool: Group, measurement: _Measurement, device: DeviceRoofs, refuted:
         roof_flop_per_s=limit,
         fraction_of_roof=rate / limit if rate is not None and limit else None,
         fraction_of_peak=rate / peak.flop_per_s if rate is not None and peak and is_complete else None,
+        peak_source=peak.source if peak else None,
         flop_per_step=None if measurement.is_whole_profile else work.flop,
         counted_over_model=None
         if source is WorkSource.MODELLED or measurement.is_whole_profile

@@ -94,6 +94,7 @@ class ScriptFacts:
 class Spec:
     """Fields of `RunSpec`, filled; an imported run has only the fields that its file or the user gave.
 
+    `prefetch_factor`, `pin_memory` and `persistent_workers` are None if the user left the choice to our trainer.
     For a user's own script the fields are as observed: `model` is the script's name, and `batch_size` the number of
     `script.unit` in each of the `grad_accumulation` batches of a step.
     """
@@ -121,6 +122,9 @@ class Spec:
     no_augment: Flag = None
     grad_accumulation: Number = column()
     workers: Number = column()
+    prefetch_factor: Number = column()
+    pin_memory: Flag = column()
+    persistent_workers: Flag = column()
     optimizer: Text = column()
     seed: Number = column()
     ceilings: Flag = None

@@ -128,6 +128,8 @@ WHY_REFUSED_FOR_SCRIPT = {
     "deterministic": "the script decides whether it is deterministic",
     "channels_last": "the script decides its memory format",
     "no_augment": "the script decides its augmentation",
+    "pin_memory": "the script decides whether it pins memory",
+    "persistent_workers": "the script decides whether its workers persist",
 }
 
 
@@ -189,6 +191,9 @@ class RunSpec:
     workers: int | None = _option(
         None, "DataLoader processes (one per CPU, at most 8; 0 if synthetic)", minimum=0, example="4"
     )
+    prefetch_factor: int | None = _option(None, "batches that each worker loads ahead (2)", minimum=1, example="4")
+    pin_memory: bool | None = _option(None, "load batches into pinned memory (on for CUDA)")
+    persistent_workers: bool | None = _option(None, "keep the workers from one epoch to the next (on)")
     optimizer: Optimizer = _option(Optimizer.SGD, "which of PyTorch's optimizers", example="sgd")
     seed: int = _option(0, "seed of weights, data order and labels", minimum=0, example="0")
     ceilings: bool = _option(True, "measure the best rates of this machine before the run")
@@ -261,6 +266,7 @@ class RunSpec:
                 hint="launch local --samples-per-step 64 -- train.py",
             )
         self._check_profile()
+        self._check_loader()
         return self
 
     def _check_profile(self) -> None:
@@ -271,6 +277,24 @@ class RunSpec:
                     f"{flag} needs --profile ncu; got --profile {self.profile}",
                     hint=f"--profile ncu {flag}, or leave {flag} out",
                 )
+
+    def _check_loader(self) -> None:
+        given = {
+            f"--prefetch-factor {self.prefetch_factor}": self.prefetch_factor,
+            "--persistent-workers": self.persistent_workers,
+            "--pin-memory": self.pin_memory,
+        }
+        for flag in (flag for flag, value in given.items() if value):
+            if self.dataset == SYNTHETIC:
+                raise UsageError(
+                    f"synthetic data needs no DataLoader; got {flag}", hint=f"--dataset PATH, or leave out {flag}"
+                )
+            if self.workers == 0 and flag != "--pin-memory":
+                raise UsageError(f"{flag} needs workers; got --workers 0", hint=f"--workers 4, or leave out {flag}")
+        if self.pin_memory and self.device in (Device.CPU, Device.MPS):
+            raise UsageError(
+                f"--pin-memory needs a GPU of NVIDIA or AMD; got '{self.device}'", hint="leave out --pin-memory"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values by field name."""

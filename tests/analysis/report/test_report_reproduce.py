@@ -104,7 +104,7 @@ def test_what_was_said_of_an_import_is_said_again() -> None:
     """Each option of `analyze import` that says what the file does not is kept in its bundles, and so is printed."""
     options = {name for parameter in grammar.PROGRAMS["analyze"].commands["import"].params for name in parameter.opts}
     kept = {f"--{field.name.replace('_', '-')}" for field in fields(GivenByUser)}
-    assert {name for name in options if name.startswith("--")} - {"--output", "--help", "--wide"} == kept
+    assert {name for name in options if name.startswith("--")} - {"--output", "--help", "--wide", "--peaks"} == kept
     given = {"model": "resnet50", "batch_size": 64, "precision": "amp", "gpu": "Tesla T4", "profile_steps": 2}
     line = reproduce.command(read({"imported": {"file": "a.csv", "given": given}}))
     grammar.check(line)
