@@ -62,12 +62,13 @@ def test_modules_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_mistake_is_one_line_and_a_hint(
     words: tuple[str, ...],
     message: str,
-    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["complexity", *words]) == ExitCode.USAGE
-    assert message in caplog.text
-    assert "hint: " in caplog.text
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert "hint: " in printed
     assert not list(tmp_path.iterdir())

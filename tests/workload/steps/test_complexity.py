@@ -307,7 +307,8 @@ def test_activations_are_what_autograd_keeps() -> None:
     # Allocators may give a tensor of a few bytes more than it asked for.
     assert counted.activation_bytes == pytest.approx(sum(kept), abs=labels_bytes)
     assert counted.activation_layer == "bn1"
-    assert counted.activation_layer_bytes == 2 * 64 * 32 * 32 * 4 * 2 + 2 * 64 * 4
+    # Its input, and for each channel the mean and the deviation.
+    assert counted.activation_layer_bytes == 2 * 64 * 32 * 32 * 4 + 2 * 64 * 4
     assert loss.requires_grad
 
 
@@ -315,9 +316,6 @@ def test_the_record_has_the_largest_modules() -> None:
     counted = complexity.count("resnet18", num_classes=10, image_size=64, batch_size=2)
     record = counted.record()
     assert record.flop_by_module is not None
-    assert list(record.flop_by_module)[:1] == ["conv1"] or max(record.flop_by_module.values()) == max(
-        counted.flop_by_module.values()
-    )
-    assert len(record.flop_by_module) == complexity.RECORDED_MODULES
+    assert list(record.flop_by_module.values()) == sorted(counted.flop_by_module.values(), reverse=True)[:10]
     assert set(record.bytes_by_module or {}) == set(record.flop_by_module)
     assert record.activation_bytes == counted.activation_bytes
