@@ -1,6 +1,6 @@
 """Public interface of `import analysis`: the tables of runs, and the tables of the commands as methods."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from workload.contract.text import counted
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Results(Tables):
-    """Tables of runs, with the tables of the commands `summary`, `roofline`, `variance`, `compare` and `audit`."""
+    """Tables of runs, with the tables of several commands of `analyze` as methods."""
 
     def __repr__(self) -> str:
         configurations = counted(len(self.runs[list(CONFIGURATION)].drop_duplicates()), "configuration")
@@ -55,6 +55,12 @@ class Results(Tables):
         from analysis.roofline.points import points  # noqa: PLC0415
 
         return points(self)
+
+    def predict(self, gpus: Sequence[str]) -> pd.DataFrame:
+        """Step times on GPUs that were not run: see `analysis.roofline.predictions.predict`."""
+        from analysis.roofline.predictions import predict  # noqa: PLC0415
+
+        return predict(self, gpus)
 
     def variance(self, part: str = "between") -> pd.DataFrame:
         """A table of `analyze variance`; `part`: `between`, `within`, `machines` or `causes`.

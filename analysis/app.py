@@ -13,6 +13,7 @@ from analysis.commands import (
     gpu_truth,
     import_files,
     kernels,
+    predict,
     report,
     roofline,
     summary,
@@ -34,6 +35,7 @@ def _analyze(context: typer.Context, *, version: VersionOption = False) -> None:
 
 app.command("summary", epilog=summary.EXAMPLES)(summary.summary)
 app.command("roofline", epilog=roofline.EXAMPLES)(roofline.roofline)
+app.command("predict", epilog=predict.EXAMPLES)(predict.predict)
 app.command("kernels", epilog=kernels.EXAMPLES)(kernels.kernels)
 app.command("variance", epilog=variance.EXAMPLES)(variance.variance)
 app.command("compare", epilog=compare.EXAMPLES)(compare.compare)

@@ -159,6 +159,20 @@ def kernel_points(results: Tables, *, keys: Sequence[str] = ("family",)) -> pd.D
 
 def kernel_rows(results: Tables, pool: Group, launches: Mapping[Any, Any], keys: Sequence[str]) -> pd.DataFrame:
     """Rows of one group. `launches`: for each run id, the positions of its rows in `results.kernels`."""
+    launched, number, profiles = launched_in_steps(results, pool, launches)
+    rows = per_step(breakdown(launched, keys), number)
+    label = kind_of_l2_bytes(launched)
+    facts = {**pool.facts, "profiles": profiles, "steps": number, "l2_bytes_are": label}
+    return rows.assign(**facts, note=joined([*pool.apart, label and f"L2 bytes are {label}"]))
+
+
+def launched_in_steps(
+    results: Tables, pool: Group, launches: Mapping[Any, Any]
+) -> tuple[pd.DataFrame, int | None, int]:
+    """The launches of a group's profiles, and the numbers of steps (None if unknown) and of profiles.
+
+    `launches`: see `kernel_rows`; at least one run of the group must have launches.
+    """
     parts, steps = [], list[int | None]()
     for run_id in pool.runs["run_id"]:
         if run_id in launches:
@@ -166,12 +180,7 @@ def kernel_rows(results: Tables, pool: Group, launches: Mapping[Any, Any], keys:
             parts.append(kept)
             steps.append(steps_in_profile or _steps_given(results, run_id))
     known = [number for number in steps if number]
-    number = sum(known) if len(known) == len(steps) else None
-    launched = pd.concat(parts)
-    rows = per_step(breakdown(launched, keys), number)
-    label = kind_of_l2_bytes(launched)
-    facts = {**pool.facts, "profiles": len(parts), "steps": number, "l2_bytes_are": label}
-    return rows.assign(**facts, note=joined([*pool.apart, label and f"L2 bytes are {label}"]))
+    return pd.concat(parts), sum(known) if len(known) == len(steps) else None, len(parts)
 
 
 def _steps_given(results: Tables, run_id: str) -> int | None:

@@ -148,7 +148,7 @@ def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
         # If an import has no time, formulas say nothing about its run, only about its model.
         is_shown = source is WorkSource.COUNTERS or steps_s or not pool["imported"]
         if is_shown and any(pool.known(column) for column in columns):
-            bounds = _lower_bounds(pool) if source is WorkSource.COUNTERS else ()
+            bounds = lower_bounds(pool) if source is WorkSource.COUNTERS else ()
             bounds = _traced_lower_bounds(pool) if is_traced and source is WorkSource.MODELLED else bounds
             yield _Measurement(
                 source=source,
@@ -168,7 +168,7 @@ def _step_times(pool: Group) -> list[float]:
     return [pool["batch_size"] / rate for rate in pool.known("images_per_s") if rate > 0]
 
 
-def _lower_bounds(pool: Group, has_backward: bool | None = None, counted: float | None = None) -> tuple[str, ...]:
+def lower_bounds(pool: Group, has_backward: bool | None = None, counted: float | None = None) -> tuple[str, ...]:
     """Reasons why a group's counted FLOP are incomplete.
 
     `has_backward` and `counted` (FLOP of a step): facts from the kernels themselves, if known.
@@ -200,7 +200,7 @@ def _profile(results: Tables, pool: Group) -> _Measurement | None:
         source=WorkSource.PROFILER,
         work=Work(flop=flop, bytes_low=moved, bytes_high=moved),
         steps_s=[duration_s] if duration_s else [],
-        lower_bounds=_lower_bounds(pool, has_backward, flop if steps else None) if flop is not None else (),
+        lower_bounds=lower_bounds(pool, has_backward, flop if steps else None) if flop is not None else (),
         is_whole_profile=steps is None,
         kernels_alone=True,
         launches=len(kernels),

@@ -34,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(lambda results: results.compare(), ["compare"], id="compare"),
         pytest.param(lambda results: results.compare(by="place"), ["compare", "--by", "place"], id="compare by"),
         pytest.param(lambda results: results.roofline(), ["roofline"], id="roofline"),
+        pytest.param(lambda results: results.predict(["l4"]), ["predict", "--gpu", "l4"], id="predict"),
         pytest.param(lambda results: results.variance(), ["variance", "--part", "between"], id="between"),
         pytest.param(lambda results: results.variance("within"), ["variance", "--part", "within"], id="within"),
         pytest.param(lambda results: results.variance("causes"), ["variance", "--part", "causes"], id="causes"),

@@ -264,7 +264,9 @@ class ComplexityRecord:
     `theoretical_step_s`: the step's FLOP over the measured ceiling. `flop_by_precision`: FLOP by the type of the
     factors. `copied_to_device_bytes`: bytes copied from the host to a GPU. A user's own script and a trace also have
     `unattributed`: for each operation without a formula, its share of all operations' time. `unattributed_share`: sum
-    of these shares. `uncounted_share`: for a trace, the sum over those operations that may compute.
+    of these shares. `uncounted_share`: for a trace, the sum over those operations that may compute. `activation_*`:
+    what the forward pass of a batch keeps for the backward pass, and the layer that keeps most. `flop_by_module`,
+    `bytes_by_module` (upper bound): of the ten modules with most FLOP.
     """
 
     parameters: Number = column()
@@ -285,6 +287,12 @@ class ComplexityRecord:
     flop_by_precision: Mapping[str, Number] | None = None
     copied_to_device_bytes: Number = None
     copied_to_device_s: Number = None
+    activation_values: Number = None
+    activation_bytes: Number = column()
+    activation_layer: Text = None
+    activation_layer_bytes: Number = None
+    flop_by_module: Mapping[str, Number] | None = None
+    bytes_by_module: Mapping[str, Number] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

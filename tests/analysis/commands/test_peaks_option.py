@@ -57,12 +57,12 @@ def test_roofline_uses_the_working_folder_or_the_named_file(analyze: Analyze) ->
 
 @pytest.mark.parametrize(
     "command",
-    ["summary", "roofline", "compare", "variance", "audit", "kernels", "report", "import"],
+    ["summary", "roofline", "predict --gpu l4", "compare", "variance", "audit", "kernels", "report", "import"],
 )
 @pytest.mark.usefixtures("folder")
 def test_every_command_refuses_a_wrong_file(analyze: Analyze, command: str) -> None:
     Path("lab.toml").write_text("[[gpu]]\ngb = 300\n")
-    code, out, err = analyze(command, "results", "--peaks", "lab.toml")
+    code, out, err = analyze(*command.split(), "results", "--peaks", "lab.toml")
     assert (code, out) == (ExitCode.USAGE, "")
     assert err.splitlines()[0] == "error: 'lab.toml', gpu 1: there is no key 'gb'; a number's key ends in its unit"
     assert err.splitlines()[1].startswith("hint: did you mean gb_per_s? the keys are gpu,")
