@@ -11,7 +11,8 @@ from workload.contract import peaks
 from workload.contract.environment_record import Environment, SlurmFacts
 from workload.contract.errors import UsageError
 from workload.contract.fields import encode
-from workload.contract.record import Imported, Record, Spec
+from workload.contract.import_record import Imported
+from workload.contract.record import Record, Spec
 from workload.contract.spec import Device, Profile, arguments
 from workload.contract.text import printable
 
