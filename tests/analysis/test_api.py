@@ -48,9 +48,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_frame_is_the_table_of_its_command(
-    folder: Path, analyze: Analyze, frame: Callable[[Results], pd.DataFrame], command: str
+    folder: Path, analyze: Analyze, frame: Callable[[Results], pd.DataFrame], command: list[str]
 ) -> None:
-    printed = json.loads(analyze(*command.split(), folder, "--format", "json")[1])
+    printed = json.loads(analyze(*command, folder, "--format", "json")[1])
     table = frame(analysis.load(folder))
     columns = [Column(name=name, heading=name) for name in printed[0]] if printed else []
     assert json.loads(render(table, columns, TableFormat.JSON)) == (printed or [{}] * len(table))
