@@ -13,7 +13,9 @@ from analysis.commands import (
     gpu_truth,
     import_files,
     kernels,
+    predict,
     report,
+    rerun,
     roofline,
     summary,
     variance,
@@ -34,12 +36,14 @@ def _analyze(context: typer.Context, *, version: VersionOption = False) -> None:
 
 app.command("summary", epilog=summary.EXAMPLES)(summary.summary)
 app.command("roofline", epilog=roofline.EXAMPLES)(roofline.roofline)
+app.command("predict", epilog=predict.EXAMPLES)(predict.predict)
 app.command("kernels", epilog=kernels.EXAMPLES)(kernels.kernels)
 app.command("variance", epilog=variance.EXAMPLES)(variance.variance)
 app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
 app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
 app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("example", epilog=report.EXAMPLES_OF_EXAMPLE)(report.example)
+app.command("rerun", epilog=rerun.EXAMPLES)(rerun.rerun)
 app.command("import", epilog=import_files.EXAMPLES)(import_files.import_files)
 app.command("gpu-truth", epilog=gpu_truth.EXAMPLES)(gpu_truth.gpu_truth)
 app.command("fetch", epilog=fetch.EXAMPLES)(fetch.run_fetch)

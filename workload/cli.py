@@ -41,6 +41,7 @@ from workload.contract.spec import (
 from workload.environment import resource_errors
 from workload.measure.timing import Timeline
 from workload.profile import profiled_script
+from workload.run import complexity_command as complexity
 from workload.run import script_command as script
 from workload.run import unfinished
 from workload.run.repeats import repeat_trainer
@@ -52,6 +53,7 @@ EXAMPLES = """examples:
   python -m workload train --model resnet50 --device cuda --profile ncu
   python -m workload profile results/*-cpu-* --profile torch
   python -m workload ceilings --device cpu --format json
+  python -m workload complexity --model resnet18 resnet50 --batch-size 32 64 128
 """
 PROFILE_TEXT = """Train the configuration of each BUNDLE again for a few steps, and add the profile to the bundle.
 Its timing does not change. Prints each bundle that got a profile.
@@ -148,6 +150,16 @@ def _parser() -> argparse.ArgumentParser:
     profiled_script.add_parser(commands)
     _add_script_ceilings(commands)
     _add_ceilings(commands)
+    complexity.add_options(
+        _add_command(
+            commands,
+            "complexity",
+            complexity.run,
+            help="count FLOP, activations and bytes of a model, without training",
+            description=complexity.TEXT,
+            epilog=complexity.EXAMPLES,
+        )
+    )
     _add_gpu_truth(commands)
     environment = _add_command(
         commands, "env", _environment, help="print hardware and software of this machine, as JSON"
@@ -210,7 +222,7 @@ def _add_profile(commands: Any) -> None:
 
 
 def _profile_options() -> list[Option]:
-    return [option for option in options() if option.name.startswith("profile")]
+    return [option for option in options() if option.name.startswith("profile") or option.name == "ncu_metrics"]
 
 
 def _add_profiled_step(commands: Any) -> None:

@@ -12,6 +12,7 @@ from analysis.readers.ncu.families import is_backward
 from analysis.roofline.against_model import contradiction
 from analysis.roofline.lower_bound import PARTLY
 from workload.contract import peaks
+from workload.contract.peaks_table import Gpu
 from workload.contract.spec import Device, Precision
 from workload.contract.text import percent, seconds, si
 from workload.contract.verdict import ABOVE_CEILING
@@ -140,7 +141,7 @@ def too_slow(case: Case) -> str | None:
     gpu = peaks.find_gpu(case["device_name"])
     if not work or not step_s or (gpu is None and (case["device_type"] != Device.CUDA or case["device_name"])):
         return None
-    slowest = min(peaks.gpus(), key=_fp32_flop_per_s) if gpu is None else gpu
+    slowest = min(peaks.vendors(), key=_fp32_flop_per_s) if gpu is None else gpu
     peak = _fp32_flop_per_s(slowest)
     expected_s = LAUNCHES_S + work / (TOO_SLOW * peak)
     if step_s <= expected_s:
@@ -158,7 +159,7 @@ def _step_s(case: Case) -> float | None:
     return min((value for value in (case["step_median_s"], by_rate) if value), default=None)
 
 
-def _fp32_flop_per_s(gpu: peaks.Gpu) -> float:
+def _fp32_flop_per_s(gpu: Gpu) -> float:
     """The GPU's fp32 peak in FLOP/s at its lowest power limit; without an fp32 row, its lowest peak."""
     rows = {row.precision: row for row in gpu.peaks}
     row = rows.get(Precision.FP32) or min(gpu.peaks, key=lambda row: row.tflop_per_s)

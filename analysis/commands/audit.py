@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, assert_never
 import typer
 
 import analysis
-from analysis.commands.shared import FormatOption, VerifyOption, first_names, print_problems
+from analysis.commands.shared import FormatOption, PeaksOption, VerifyOption, first_names, print_problems, use_peaks
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.tables import Column, TableFormat, as_json
@@ -49,6 +49,7 @@ def audit(
     strict: Annotated[
         bool, typer.Option("--strict", help="exit code 10 for errors and warnings", show_default=False)
     ] = False,
+    peaks: PeaksOption = None,
     verify: VerifyOption = False,
     output_format: FormatOption = TableFormat.TABLE,
 ) -> int:
@@ -58,11 +59,12 @@ def audit(
 
     if not results and not claims:
         raise UsageError("nothing to audit was named", hint="analyze audit RESULTS, or --claims FILE.csv")
+    use_peaks(peaks)
     findings: list[Finding] = []
     looked_at: list[str] = []
     problems: Sequence[Problem] = ()
     if results:
-        loaded = analysis.load(*results, verify=verify)
+        loaded = analysis.load(*results, verify=verify, peaks=peaks)
         problems = loaded.problems
         findings += audit(loaded)
         looked_at.append(f"{counted(len(loaded.runs), 'run')}, {len(RULES)} rules")

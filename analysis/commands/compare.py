@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import analysis
-from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, first_names, print_problems
+from analysis.commands.shared import (
+    FormatOption,
+    PeaksOption,
+    ResultsArgument,
+    VerifyOption,
+    first_names,
+    load,
+    print_problems,
+)
 from workload.contract.errors import ExitCode
 from workload.contract.invocation import as_typed
 from workload.contract.program import WideOption
@@ -64,6 +71,7 @@ def compare(
             show_default=False,
         ),
     ] = None,
+    peaks: PeaksOption = None,
     verify: VerifyOption = False,
     output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
@@ -72,7 +80,7 @@ def compare(
     from analysis.compare.pairing import pair_up
     from analysis.compare.ratios import COLUMNS, table
 
-    loaded = analysis.load(*results, verify=verify)
+    loaded = load(results, verify=verify, peaks=peaks)
     pairing = pair_up(loaded, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed or ())
     print(render(table(pairing), COLUMNS, output_format, wide=wide))
     sys.stdout.flush()

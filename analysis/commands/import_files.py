@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from analysis.commands.shared import PeaksOption, use_peaks
 from workload.contract.errors import ExitCode, NothingToDoError, RooflaunchError
 from workload.contract.text import counted, printable
 
@@ -60,11 +61,13 @@ def import_files(
     device: Annotated[
         int | None, typer.Option(metavar="N", help="which GPU of a trace with several", show_default=False)
     ] = None,
+    peaks: PeaksOption = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
 ) -> int:
     """Make bundles of other people's logs and profiles; prints the folder of each, and what was left out of it."""
     from analysis.importing import UserFacts
 
+    use_peaks(peaks)
     user = UserFacts(
         model=model,
         batch_size=batch_size,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from analysis.commands.shared import FormatOption, VerifyOption, print_problems
+from analysis.commands.shared import FormatOption, PeaksOption, VerifyOption, print_problems, use_peaks
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.program import WideOption
 from workload.contract.tables import TableFormat
@@ -36,6 +36,7 @@ def kernels(
     top: Annotated[
         int | None, typer.Option("--top", metavar="N", help="the N longest of each profile", show_default=False)
     ] = None,
+    peaks: PeaksOption = None,
     verify: VerifyOption = False,
     output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
@@ -43,6 +44,7 @@ def kernels(
     """List the kernels of a profiled step by time, with their FLOP/s and FLOP per byte."""
     if top is not None and top < 1:
         raise UsageError(f"--top must be a positive integer; got '{top}'", hint="--top 10")
+    use_peaks(peaks)
     from analysis.kernels.profiles import gather, render
 
     keys = ("family",) if by is GroupBy.FAMILY else ("family", "name")

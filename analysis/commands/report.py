@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import analysis
-from analysis.commands.shared import ResultsArgument, VerifyOption, print_problems
+from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, print_problems, use_peaks
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.files import replacing
 from workload.contract.text import printable
@@ -44,10 +44,11 @@ def report(
     output: PageOption = Path("report.html"),
     figures: FiguresOption = None,
     markdown: MarkdownOption = None,
+    peaks: PeaksOption = None,
     verify: VerifyOption = False,
 ) -> int:
     """Write a self-contained page: the answer first, then the measurements behind it."""
-    return _report(results, output=output, figures=figures, markdown=markdown, verify=verify)
+    return _report(results, output=output, figures=figures, markdown=markdown, verify=verify, peaks=peaks)
 
 
 def example(
@@ -74,18 +75,26 @@ def example(
             raise UsageError(
                 f"the example's bundles are not installed: '{bundles}' does not exist", hint="reinstall rooflaunch"
             ) from error
-        code = _report([copy], output=output, figures=figures, markdown=markdown, verify=True)
+        code = _report([copy], output=output, figures=figures, markdown=markdown, verify=True, peaks=None)
     if open_page and sys.stdout.isatty():
         webbrowser.open(output.resolve().as_uri())
     return code
 
 
-def _report(folders: Sequence[Path], *, output: Path, figures: Path | None, markdown: Path | None, verify: bool) -> int:
+def _report(
+    folders: Sequence[Path],
+    *,
+    output: Path,
+    figures: Path | None,
+    markdown: Path | None,
+    verify: bool,
+    peaks: Path | None,
+) -> int:
     """Write the page and, on request, its figures and its Markdown; print the paths of the files."""
     for path, option in ((output, "-o"), (markdown, "--markdown")):
         if path is not None:
             _require_writable(path, option=option)
-    composed, problems = _composed(folders, verify=verify)
+    composed, problems = _composed(folders, verify=verify, peaks=peaks)
     from analysis.figures import export
     from analysis.report import html
     from analysis.report import markdown as markdown_page
@@ -107,10 +116,11 @@ def _report(folders: Sequence[Path], *, output: Path, figures: Path | None, mark
     return ExitCode.DONE
 
 
-def _composed(folders: Sequence[Path], *, verify: bool) -> "tuple[Report, Sequence[Problem]]":
+def _composed(folders: Sequence[Path], *, verify: bool, peaks: Path | None) -> "tuple[Report, Sequence[Problem]]":
     """The report and the problems of its bundles: of a single folder as it was kept, if no file has changed."""
     from analysis.report import kept, vega
 
+    use_peaks(peaks)
     root = folders[0] if len(folders) == 1 and not verify else None
     key = kept.key_of(root) if root else None
     if root and key:
@@ -118,7 +128,7 @@ def _composed(folders: Sequence[Path], *, verify: bool) -> "tuple[Report, Sequen
         vega.libraries()
         if found := kept.load(root, key):
             return found
-    loaded = analysis.load(*folders, verify=verify)
+    loaded = analysis.load(*folders, verify=verify, peaks=peaks)
     # Only now, because the wrong folder is then reported a second earlier.
     vega.libraries()
     # A kept report does not need these imports.

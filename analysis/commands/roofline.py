@@ -4,8 +4,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import analysis
-from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, print_problems
+from analysis.commands.shared import FormatOption, PeaksOption, ResultsArgument, VerifyOption, load, print_problems
 from workload.contract.errors import ExitCode, NothingToDoError
 from workload.contract.program import WideOption
 from workload.contract.tables import Column, Role, TableFormat, render
@@ -76,6 +75,7 @@ SHIFTS = (
 def roofline(
     *,
     results: ResultsArgument,
+    peaks: PeaksOption = None,
     verify: VerifyOption = False,
     output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
@@ -84,7 +84,7 @@ def roofline(
     from analysis.loading.configurations import UNNAMED
     from analysis.roofline.points import POINT_COLUMNS, points, shifts
 
-    loaded = analysis.load(*results, verify=verify)
+    loaded = load(results, verify=verify, peaks=peaks)
     table, roofs = points(loaded), _roofs_of_run_precisions(loaded)
     if table.empty and (output_format is not TableFormat.TABLE or roofs.empty):
         raise NothingToDoError(

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import analysis
 from workload.contract.tables import Column, TableFormat, render
 from workload.contract.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from analysis.api import Results
     from analysis.loading.index import Problem
 
 ResultsArgument = Annotated[
@@ -23,8 +25,36 @@ VerifyOption = Annotated[
     bool, typer.Option("--verify", help="check every file again, also those that look unchanged", show_default=False)
 ]
 
+PeaksOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--peaks",
+        metavar="FILE",
+        help="own peaks of devices (default: peaks.toml in the working folder, if present)",
+        show_default=False,
+    ),
+]
+
 # Most problems that are printed: more would hide the table above them.
 SHOWN_PROBLEMS = 20
+
+
+def use_peaks(path: Path | None) -> None:
+    """Use the user's own peaks of devices in this process, and print which."""
+    from workload.contract import peaks
+
+    own = peaks.own_peaks(path)
+    peaks.use(own)
+    if own:
+        replaced = {gpu.gpu for gpu in peaks.vendors()}
+        names = (f"{gpu.gpu} ({'replaced' if gpu.gpu in replaced else 'added'})" for gpu in own.gpus)
+        print(f"peaks      from {printable(own.origin)}: {printable(', '.join(names))}", file=sys.stderr)
+
+
+def load(results: Sequence[Path], *, verify: bool, peaks: Path | None) -> "Results":
+    """Load results for a command, with the peaks that its options and the working folder give."""
+    use_peaks(peaks)
+    return analysis.load(*results, verify=verify, peaks=peaks)
 
 
 def rendered(table: "pd.DataFrame", columns: Sequence[Column], form: TableFormat, *, wide: bool) -> str:

@@ -1,7 +1,14 @@
 """`analyze summary`."""
 
-import analysis
-from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, print_problems, rendered
+from analysis.commands.shared import (
+    FormatOption,
+    PeaksOption,
+    ResultsArgument,
+    VerifyOption,
+    load,
+    print_problems,
+    rendered,
+)
 from workload.contract.errors import ExitCode
 from workload.contract.program import WideOption
 from workload.contract.tables import TableFormat
@@ -17,6 +24,7 @@ Examples:
 def summary(
     *,
     results: ResultsArgument,
+    peaks: PeaksOption = None,
     verify: VerifyOption = False,
     output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
@@ -24,7 +32,7 @@ def summary(
     """List throughput, step time and limit of each configuration in each place."""
     from analysis.summary.throughput import COLUMNS, summarize
 
-    loaded = analysis.load(*results, verify=verify)
+    loaded = load(results, verify=verify, peaks=peaks)
     print(rendered(summarize(loaded.runs), COLUMNS, output_format, wide=wide))
     print_problems(loaded.problems)
     return ExitCode.DONE

@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import analysis
-from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, print_problems, rendered
+from analysis.commands.shared import (
+    FormatOption,
+    PeaksOption,
+    ResultsArgument,
+    VerifyOption,
+    load,
+    print_problems,
+    rendered,
+)
 from workload.contract.errors import ExitCode, NothingToDoError
 from workload.contract.program import WideOption
 from workload.contract.tables import TableFormat, as_json, render
@@ -41,6 +48,7 @@ def variance(
         VariancePart | None,
         typer.Option("--part", help="only this table; CSV needs one (default: between)", show_default=False),
     ] = None,
+    peaks: PeaksOption = None,
     verify: VerifyOption = False,
     output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
@@ -48,7 +56,7 @@ def variance(
     """How much runs and their steps vary, and why."""
     from analysis.variance.tables import TABLES, table, within
 
-    loaded = analysis.load(*results, verify=verify)
+    loaded = load(results, verify=verify, peaks=peaks)
     parts = [part] if part else [VariancePart.BETWEEN] if output_format is TableFormat.CSV else list(VariancePart)
     frames = {name: table(loaded, name) for name in parts}
     of_steps = [frames[name] for name in parts if name in (VariancePart.BETWEEN, VariancePart.WITHIN)]

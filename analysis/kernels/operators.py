@@ -89,7 +89,7 @@ def attributed(results: Tables, keys: Sequence[str]) -> tuple[pd.DataFrame, list
     problems: list[Problem] = []
     rows: list[dict[str, Any]] = []
     for pool in group(completed(results.runs[results.runs["profile_kind"] == KIND])):
-        if profiles := _profiles(results, pool.runs, WORK_FILE, _read_work, problems):
+        if profiles := _profiles(results, pool.runs, WORK_FILE, read_work, problems):
             steps = sum(_steps(record) for _, record in profiles)
             facts = {name: pool[name] for name in WORK_COLUMNS if name in pool.facts}
             facts |= {"profiles": len(profiles), "steps": steps}
@@ -117,7 +117,7 @@ def _profiles(
     return profiles
 
 
-def _read_work(path: Path) -> pd.DataFrame:
+def read_work(path: Path) -> pd.DataFrame:
     """The table of an imported trace. Raises `ValueError` if a row has no name, family, calls or seconds."""
     table = pd.read_csv(path, dtype={"name": str, "family": str, "lack": str}, keep_default_na=False, na_values=[""])
     for name in ("calls", "total_s", "flop", "bytes_lower", "bytes_upper"):

@@ -38,6 +38,9 @@ CONFIGURATION = (
     "deterministic",
     "optimizer",
     "workers",
+    "prefetch_factor",
+    "pin_memory",
+    "persistent_workers",
 )
 # A user's script does not state these facts: they are counted in its steps, so repeats may differ slightly.
 COUNTED = ("batch_size", "grad_accumulation")

@@ -2,10 +2,11 @@
 
 From 50 bundles on, the reader keeps an index, `.analysis/bundles.parquet`, to read the bundles faster the next time.
 
-The index has a row per bundle, with everything that the tables need. A row is valid as long as its source files keep
-size, modification time and inode; only `verify` detects a change that preserves all three. The index is a cache. It is
-replaced as a whole, by renaming, so that processes never see a part of it. It is rebuilt silently if it is missing,
-damaged or of another version. A folder that is not writable works without an index.
+The index has a row per bundle, with everything that the tables need. It is valid for the peaks with which it was made,
+because the limits of steps depend on them. A row is valid as long as its source files keep size, modification time and
+inode; only `verify` detects a change that preserves all three. The index is a cache. It is replaced as a whole, by
+renaming, so that processes never see a part of it. It is rebuilt silently if it is missing, damaged or of another
+version. A folder that is not writable works without an index.
 """
 
 import os
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 from analysis.loading.processes import share
 from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS, RunRow, row_of
 from analysis.loading.series import LAYOUTS, ParsedFiles, parse, refusals
-from workload.contract import bundle
+from workload.contract import bundle, peaks
 from workload.contract.clean_json import clean
 from workload.contract.errors import BundleError
 from workload.contract.fields import RANGES, Kind
@@ -31,7 +32,7 @@ from workload.contract.files import replacing
 FOLDER, FILE = ".analysis", "bundles.parquet"
 # Increase with every change in the content of a row, or in how it is read: older indexes become invalid.
 VERSION = b"9"
-VERSION_KEY = b"rooflaunch.index"
+VERSION_KEY, PEAKS_KEY = b"rooflaunch.index", b"rooflaunch.peaks"
 # Files from which a row is made.
 SOURCES = (bundle.MANIFEST, bundle.RECORD, bundle.STEPS, bundle.TELEMETRY)
 SERIES_FILES = tuple(layout.file for layout in LAYOUTS.values())
@@ -65,7 +66,6 @@ SCHEMA = pa.schema(
         (CEILINGS, pa.list_(CEILING_STRUCT)),
         *((f"_{name}", pa.list_(layout.struct)) for name, layout in LAYOUTS.items()),
     ],
-    metadata={VERSION_KEY: VERSION},
 )
 
 
@@ -303,12 +303,16 @@ def _load(path: Path) -> pa.Table | None:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException, ValueError):
         return None
-    same = table.schema.equals(SCHEMA) and (table.schema.metadata or {}).get(VERSION_KEY) == VERSION
-    return table if same else None
+    known = table.schema.metadata or {}
+    return table if table.schema.equals(SCHEMA) and _metadata().items() <= known.items() else None
+
+
+def _metadata() -> dict[bytes, bytes]:
+    return {VERSION_KEY: VERSION, PEAKS_KEY: peaks.digest().encode()}
 
 
 def _store(path: Path, table: pa.Table) -> None:
     with suppress(OSError):
         path.parent.mkdir(exist_ok=True)
         with replacing(path, shared=True, durable=False) as file:
-            pq.write_table(table, file, compression="zstd", compression_level=1)
+            pq.write_table(table.replace_schema_metadata(_metadata()), file, compression="zstd", compression_level=1)

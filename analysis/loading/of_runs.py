@@ -1,9 +1,10 @@
 """Results of functions of a single run: computed once, by several processes for many runs, and kept beside the index.
 
 The file `.analysis/of_runs.parquet` has a row for each run and function. The key of a run is a hash of everything that
-a function can read: its row of `runs`, its steps, its telemetry and its run.json. A file that was written by other code
-is ignored: its version is a hash of all sources from which results are made, so that nobody can forget to change it.
-The file is a cache, replaced as a whole. Of two processes that write it at once, the last one wins.
+a function can read: its row of `runs`, its steps, its telemetry, its run.json, and the peaks in use. A file that was
+written by other code is ignored: its version is a hash of all sources from which results are made, so that nobody can
+forget to change it. The file is a cache, replaced as a whole. Of two processes that write it at once, the last one
+wins.
 """
 
 import functools
@@ -21,7 +22,7 @@ import pyarrow.parquet as pq
 
 from analysis.loading import index, processes, sources
 from analysis.loading.cases import Case
-from workload.contract import bundle
+from workload.contract import bundle, peaks
 from workload.contract.files import replacing
 
 FILE = "of_runs.parquet"
@@ -102,7 +103,7 @@ def _results(work: Sequence[tuple[Case, Sequence[OfRun]]]) -> list[list[Any]]:
 
 def key_of(case: Case) -> bytes:
     """Hash of everything of a run that a function can read, except the place of its folder."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(peaks.digest().encode(), digest_size=16)
     facts = [(name, value) for name, value in case.facts.items() if name != "path"]
     digest.update(json.dumps(facts, default=str).encode())
     for column in (case.is_measured, *case.steps.values(), *case.telemetry.values()):

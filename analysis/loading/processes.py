@@ -15,6 +15,8 @@ from contextlib import suppress
 from threading import Thread
 from typing import IO, Any, TypeVar
 
+from workload.contract import peaks
+
 Part = TypeVar("Part")
 Done = TypeVar("Done")
 
@@ -51,11 +53,12 @@ def share(work: Callable[[Part], Done], parts: Sequence[Part]) -> list[Done]:
 
 
 def serve() -> None:
-    """Do the parts that `share` writes to stdin, and write the results to stdout, until stdin ends."""
+    """Do the parts that `share` writes to stdin after the peaks in use, and write the results to stdout."""
     # Ctrl-C reaches all processes of a terminal. The one that shares its work ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     results, sys.stdout = sys.stdout.buffer, sys.stderr
     with suppress(EOFError, BrokenPipeError):
+        peaks.use(pickle.load(sys.stdin.buffer))  # noqa: S301 - from the process that started this one
         while True:
             work, part = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the process that started this one
             _write(results, work(part))
@@ -91,6 +94,7 @@ def _done_by(
     assert other.stdin
     assert other.stdout
     with suppress(OSError, EOFError, pickle.UnpicklingError):
+        _write(other.stdin, peaks.in_use())
         while (number := _next(waiting)) is not None:
             _write(other.stdin, (work, parts[number]))
             done[number] = pickle.load(other.stdout)  # noqa: S301 - from a process that this one started

@@ -2,8 +2,9 @@
 
 The file `.analysis/report.json.gz` has the content of a report as JSON, and not the page: when a page is made of it,
 all texts are escaped, so that somebody who may write into the folder cannot put a script into the page. The key of a
-report is a hash of the sources (`analysis.loading.sources`) and of the size, time and inode of every file of every
-bundle. The file is a cache, replaced as a whole. If it is absent, damaged or of another key, the report is made again.
+report is a hash of the sources (`analysis.loading.sources`), of the peaks in use, and of the size, time and inode of
+every file of every bundle. The file is a cache, replaced as a whole. If it is absent, damaged or of another key, the
+report is made again.
 """
 
 import gzip
@@ -22,6 +23,7 @@ from analysis.loading import index, sources
 from analysis.loading.index import Problem
 from analysis.report import content
 from analysis.report.content import Report
+from workload.contract import peaks
 from workload.contract.files import replacing
 
 FILE = "report.json.gz"
@@ -54,7 +56,12 @@ def key_of(root: Path) -> str | None:
     if version is None or len(candidates) < index.FEWEST:
         return None
     digest = hashlib.sha256(version)
-    for text in (str(root), *map(str, problems), *(line for each in candidates for line in _states(each.folder))):
+    for text in (
+        str(root),
+        peaks.digest(),
+        *map(str, problems),
+        *(line for each in candidates for line in _states(each.folder)),
+    ):
         digest.update(f"{len(text)} {text}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 

@@ -76,6 +76,7 @@ class PointRow:
     roof_flop_per_s: float | None
     fraction_of_roof: float | None
     fraction_of_peak: float | None
+    peak_source: str | None
     flop_per_step: float | None
     counted_over_model: float | None
     flop_is_lower_bound: bool
@@ -96,7 +97,8 @@ def points(results: Tables) -> pd.DataFrame:
     are one number. Modelled bytes are an interval, and so is the intensity: the point lies between `intensity_low` and
     `intensity_high`. If the FLOP are a lower bound, the fractions of roofs are unknown, and `bound` (the limit) is
     known only if waits or an idle device limit the step. `roof`: kind of the roof that gives `roof_flop_per_s`, the
-    measured roof, or the vendor's if none was measured. `fraction_of_peak`: fraction of the vendor's peak FLOP/s.
+    measured roof, or the vendor's if none was measured. `fraction_of_peak`: fraction of the vendor's peak FLOP/s, whose
+    origin is `peak_source`.
     """
     return frame([{**pool.facts, **vars(row)} for pool, row in point_rows(results)], (*POINT_COLUMNS, *UNNAMED))
 
@@ -146,7 +148,7 @@ def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
         # If an import has no time, formulas say nothing about its run, only about its model.
         is_shown = source is WorkSource.COUNTERS or steps_s or not pool["imported"]
         if is_shown and any(pool.known(column) for column in columns):
-            bounds = _lower_bounds(pool) if source is WorkSource.COUNTERS else ()
+            bounds = lower_bounds(pool) if source is WorkSource.COUNTERS else ()
             bounds = _traced_lower_bounds(pool) if is_traced and source is WorkSource.MODELLED else bounds
             yield _Measurement(
                 source=source,
@@ -166,7 +168,7 @@ def _step_times(pool: Group) -> list[float]:
     return [pool["batch_size"] / rate for rate in pool.known("images_per_s") if rate > 0]
 
 
-def _lower_bounds(pool: Group, has_backward: bool | None = None, counted: float | None = None) -> tuple[str, ...]:
+def lower_bounds(pool: Group, has_backward: bool | None = None, counted: float | None = None) -> tuple[str, ...]:
     """Reasons why a group's counted FLOP are incomplete.
 
     `has_backward` and `counted` (FLOP of a step): facts from the kernels themselves, if known.
@@ -198,7 +200,7 @@ def _profile(results: Tables, pool: Group) -> _Measurement | None:
         source=WorkSource.PROFILER,
         work=Work(flop=flop, bytes_low=moved, bytes_high=moved),
         steps_s=[duration_s] if duration_s else [],
-        lower_bounds=_lower_bounds(pool, has_backward, flop if steps else None) if flop is not None else (),
+        lower_bounds=lower_bounds(pool, has_backward, flop if steps else None) if flop is not None else (),
         is_whole_profile=steps is None,
         kernels_alone=True,
         launches=len(kernels),
@@ -255,6 +257,7 @@ def _point(pool: Group, measurement: _Measurement, device: DeviceRoofs, refuted:
         roof_flop_per_s=limit,
         fraction_of_roof=rate / limit if rate is not None and limit else None,
         fraction_of_peak=rate / peak.flop_per_s if rate is not None and peak and is_complete else None,
+        peak_source=peak.source if peak else None,
         flop_per_step=None if measurement.is_whole_profile else work.flop,
         counted_over_model=None
         if source is WorkSource.MODELLED or measurement.is_whole_profile

@@ -14,7 +14,8 @@ from analysis.loading.tables import Tables
 from workload.contract import peaks
 from workload.contract.environment_record import DeviceFacts
 from workload.contract.errors import BundleError
-from workload.contract.peaks import Gpu, Peak
+from workload.contract.peaks import Peak
+from workload.contract.peaks_table import Gpu
 from workload.contract.text import si
 from workload.contract.verdict import ABOVE_CEILING, RoofKind
 
@@ -83,8 +84,8 @@ def roofs(results: Tables) -> pd.DataFrame:
     """Measured ceilings and vendors' peaks, a row per place, device, precision and kind.
 
     `flop_per_s` and `bytes_per_s` are medians over the `measurements`; `bytes_per_s` is the copy rate. A run that
-    reused the ceilings of an earlier run adds no measurement. Vendors' figures are from peaks.toml; a device without a
-    known peak has only measured rows.
+    reused the ceilings of an earlier run adds no measurement. Peaks are from our peaks.toml or from the user's; a
+    device without a known peak has only measured rows.
     """
     rows = list[RoofRow]()
     for values, runs in completed(results.runs).groupby(list(DEVICE), dropna=False, sort=False):

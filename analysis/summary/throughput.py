@@ -30,6 +30,9 @@ COLUMNS = (
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
     Column(name="wall_s", heading="a run took", unit="s", digits=3, detail=True),
     Column(name="usd_per_run", heading="USD a run", digits=2, optional=True, detail=True),
+    Column(
+        name="activation_bytes", heading="activations", unit="B", prefixed=True, digits=3, optional=True, detail=True
+    ),
     *(
         Column(
             name=f"{part}_share",
@@ -80,6 +83,7 @@ def _line(pool: Group) -> dict[str, Any]:
         "interval": figures["interval"] if done.rate.n else None,
         "flop_per_s": flop / figures["step_s"] if flop and figures["step_s"] else None,
         "wall_s": time.wall_s / time.runs if time.runs else None,
+        "activation_bytes": pool.median("activation_bytes"),
         "usd_per_run": None if time.usd is None else time.usd / time.runs,
         **{f"{part}_share": share for part, share in time.shares().items()},
         "note": "; ".join(f"{number} {status.replace('_', ' ')}" for status, number in broken.most_common()) or None,

@@ -1,14 +1,18 @@
-"""Vendors' figures for devices, from peaks.toml; an unknown device has none."""
+"""Peaks of devices: vendors' figures from peaks.toml, and the user's own; an unknown device has none."""
 
 import functools
-import tomllib
+import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from workload.contract import peaks_table
+from workload.contract.peaks_table import Gpu, folded
 from workload.contract.text import signed_percent
 
 _TABLE = Path(__file__).with_name("peaks.toml")
+# Name of the user's own table of peaks in the working folder.
+OWN_FILE = "peaks.toml"
 # A device reports up to 7 % more memory than its vendor's round figure (GiB for GB), or up to 2 % less (ECC).
 MEMORY_FROM, MEMORY_TO = 0.95, 1.10
 # Vendors round, and HBM runs up to 3 % above its nominal clock. Another kind of memory differs by more than this.
@@ -16,6 +20,8 @@ BANDWIDTH_TOLERANCE = 0.07
 # Double data rate: two transfers per clock.
 TRANSFERS_PER_CLOCK = 2
 BITS_PER_BYTE = 8
+
+_own: "OwnPeaks | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,38 +42,36 @@ class Peak:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeakRow:
-    """Entry of peaks.toml for one precision; clocks in MHz, rates in 1e12 FLOP/s.
+class OwnPeaks:
+    """Devices of the user's own file. `origin`: the file, as pages name it."""
 
-    A vendor's rate is the product of SMs, FLOP per clock per SM, and clock; the tests recompute each rate.
+    origin: str
+    gpus: tuple[Gpu, ...]
+
+
+def use(own: OwnPeaks | None) -> None:
+    """Let every later lookup of this process prefer these devices to the vendors'; None: only the vendors'."""
+    global _own  # noqa: PLW0603 - peaks are looked up in many functions of one run, whose arguments are data
+    _own = own
+
+
+def in_use() -> OwnPeaks | None:
+    """The devices of the user's file that lookups prefer."""
+    return _own
+
+
+def own_peaks(path: Path | None) -> OwnPeaks | None:
+    """Devices of a file in the form of our peaks.toml; `path` None: of `peaks.toml` in the working folder, if present.
+
+    Raises `UsageError` with file, row and key if the file breaks a rule.
     """
-
-    precision: str
-    dense: bool
-    tflop_per_s: float
-    flop_per_clock_per_sm: int
-    clock_mhz: float
-    source: str
-    tflop_per_s_low: float | None = None
-    clock_mhz_low: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """Entry of peaks.toml for one device."""
-
-    gpu: str
-    names: tuple[str, ...]
-    memory_gb: tuple[float, ...]
-    sms: int
-    gb_per_s: float
-    source: str
-    note: str | None
-    peaks: tuple[PeakRow, ...]
-
-    @property
-    def bytes_per_s(self) -> float:
-        return self.gb_per_s * 1e9
+    origin = str(path) if path else f"{OWN_FILE}, in the working folder"
+    path = path or Path(OWN_FILE)
+    if origin != str(path) and not os.path.lexists(path):
+        return None
+    rows = peaks_table.read(path, origin=origin)
+    peaks_table.require_unambiguous(path, rows)
+    return OwnPeaks(origin=origin, gpus=rows)
 
 
 def find(device_name: str | None, *, precision: str | None, memory_bytes: float | None = None) -> Peak | None:
@@ -86,18 +90,19 @@ def find(device_name: str | None, *, precision: str | None, memory_bytes: float 
         flop_per_s=row.tflop_per_s * 1e12,
         flop_per_s_low=None if row.tflop_per_s_low is None else row.tflop_per_s_low * 1e12,
         bytes_per_s=gpu.bytes_per_s,
-        source=source(row.source),
+        source=row.source,
         note=gpu.note,
     )
 
 
 def find_gpu(device_name: str | None, *, memory_bytes: float | None = None) -> Gpu | None:
-    """Device of this name and memory; None if no device or several devices match."""
-    name = _folded(device_name or "")
-    named = [gpu for gpu in gpus() if name in map(_folded, gpu.names)]
-    if memory_bytes is not None:
-        named = [gpu for gpu in named if _fits(gpu, memory_bytes)]
-    return named[0] if len(named) == 1 else None
+    """Device of this name and memory; None if no device or several devices match. The user's own devices come first."""
+    name = folded(device_name or "")
+    for table in (_own.gpus if _own else (), gpus()):
+        named = [gpu for gpu in table if name in map(folded, gpu.names) and _fits(gpu, memory_bytes)]
+        if named:
+            return named[0] if len(named) == 1 else None
+    return None
 
 
 def named(gpu: str) -> Gpu:
@@ -124,36 +129,24 @@ def bandwidth_warning(gpu: Gpu, *, memory_clock_mhz: float | None, bus_width_bit
     )
 
 
-def source(key: str) -> str:
-    """Title and date of the source that has this key in peaks.toml."""
-    row = _content()["source"][key]
-    return f"{row['title']}, read {row['read']}"
-
-
-@functools.cache
 def gpus() -> tuple[Gpu, ...]:
-    """Every device of the table."""
-    return tuple(
-        Gpu(
-            **{name: entry[name] for name in ("gpu", "sms", "gb_per_s", "source")},
-            names=tuple(entry["names"]),
-            memory_gb=tuple(entry["memory_gb"]),
-            note=entry.get("note"),
-            peaks=tuple(PeakRow(**row) for row in entry["peak"]),
-        )
-        for entry in _content()["gpu"]
-    )
-
-
-def _fits(gpu: Gpu, memory_bytes: float) -> bool:
-    return any(MEMORY_FROM <= memory_bytes / (size * 1e9) <= MEMORY_TO for size in gpu.memory_gb)
-
-
-def _folded(name: str) -> str:
-    """Name in lower case, with single blanks."""
-    return " ".join(name.casefold().split())
+    """Every device: the user's own, and the vendors' that no own device of the same name replaces."""
+    own = _own.gpus if _own else ()
+    replaced = {gpu.gpu for gpu in own}
+    return (*own, *(gpu for gpu in vendors() if gpu.gpu not in replaced))
 
 
 @functools.cache
-def _content() -> dict[str, Any]:
-    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+def vendors() -> tuple[Gpu, ...]:
+    """Every device of our own table."""
+    return peaks_table.read(_TABLE)
+
+
+def digest() -> str:
+    """Hash of all peaks in use: results that depend on peaks are kept under it."""
+    return hashlib.blake2b(repr(gpus()).encode(), digest_size=16).hexdigest()
+
+
+def _fits(gpu: Gpu, memory_bytes: float | None) -> bool:
+    sizes = gpu.memory_gb if memory_bytes is not None else ()
+    return not sizes or any(MEMORY_FROM <= (memory_bytes or 0) / (size * 1e9) <= MEMORY_TO for size in sizes)

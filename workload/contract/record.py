@@ -37,6 +37,7 @@ from workload.contract.fields import (
     leaves,
     schema,
 )
+from workload.contract.import_record import Imported
 from workload.contract.profile_record import ProfileResult
 from workload.contract.spec import SCRIPT_OPTIONS, RunSpec
 
@@ -94,6 +95,7 @@ class ScriptFacts:
 class Spec:
     """Fields of `RunSpec`, filled; an imported run has only the fields that its file or the user gave.
 
+    `prefetch_factor`, `pin_memory` and `persistent_workers` are None if the user left the choice to our trainer.
     For a user's own script the fields are as observed: `model` is the script's name, and `batch_size` the number of
     `script.unit` in each of the `grad_accumulation` batches of a step.
     """
@@ -115,12 +117,16 @@ class Spec:
     profile_steps: Number = None
     profile_step_bytes: Flag = None
     profile_throughput: Flag = None
+    ncu_metrics: Text = None
     channels_last: Flag = column()
     compile: Flag = column()
     deterministic: Flag = column()
     no_augment: Flag = None
     grad_accumulation: Number = column()
     workers: Number = column()
+    prefetch_factor: Number = column()
+    pin_memory: Flag = column()
+    persistent_workers: Flag = column()
     optimizer: Text = column()
     seed: Number = column()
     ceilings: Flag = None
@@ -258,7 +264,9 @@ class ComplexityRecord:
     `theoretical_step_s`: the step's FLOP over the measured ceiling. `flop_by_precision`: FLOP by the type of the
     factors. `copied_to_device_bytes`: bytes copied from the host to a GPU. A user's own script and a trace also have
     `unattributed`: for each operation without a formula, its share of all operations' time. `unattributed_share`: sum
-    of these shares. `uncounted_share`: for a trace, the sum over those operations that may compute.
+    of these shares. `uncounted_share`: for a trace, the sum over those operations that may compute. `activation_*`:
+    what the forward pass of a batch keeps for the backward pass, and the layer that keeps most. `flop_by_module`,
+    `bytes_by_module` (upper bound): of the ten modules with most FLOP.
     """
 
     parameters: Number = column()
@@ -279,6 +287,12 @@ class ComplexityRecord:
     flop_by_precision: Mapping[str, Number] | None = None
     copied_to_device_bytes: Number = None
     copied_to_device_s: Number = None
+    activation_values: Number = None
+    activation_bytes: Number = column()
+    activation_layer: Text = None
+    activation_layer_bytes: Number = None
+    flop_by_module: Mapping[str, Number] | None = None
+    bytes_by_module: Mapping[str, Number] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -406,61 +420,6 @@ class Cost:
     billed_to: Time = None
     billed_s: Number = None
     usd: Number = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportedColumn:
-    """Column of an imported log; `field`: quantity read from the column; `factor`: converts the unit of the column."""
-
-    name: Text = None
-    field: Text = None
-    factor: Number = None
-    includes_data: Flag = None
-    source: Text = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class GivenByUser:
-    """Facts of an imported run that the user gave as options."""
-
-    SPARSE: ClassVar[bool] = True
-    model: Text = None
-    batch_size: Number = None
-    precision: Text = None
-    gpu: Text = None
-    profile_steps: Number = None
-    driver: Text = None
-    torch: Text = None
-    dataset: Text = None
-    image_size: Number = None
-    device: Number = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Imported:
-    """File of an imported measurement, and how it was read.
-
-    `claimed_images_per_s`: mean of the rates in the file; `claimed_measured_images_per_s`: mean without the first rate,
-    which is warm-up. `losses`: sentences on what was dropped, duplicated, missing or unclear. `contradictions`:
-    sentences on differences between the file and the import's options.
-    """
-
-    SPARSE: ClassVar[bool] = True
-    file: Text = column("imported_file")
-    bytes: Number = None
-    sha256: Text = column("imported_sha256")
-    kind: Text = None
-    given: GivenByUser | None = None
-    imported_at: Time = None
-    columns: Mapping[str, ImportedColumn] | None = None
-    ignored: Texts = None
-    labels: Mapping[str, Text] | None = None
-    rows: Number = None
-    rows_cut: Number = None
-    claimed_images_per_s: Number = column()
-    claimed_measured_images_per_s: Number = column()
-    losses: Texts = None
-    contradictions: Texts = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ Why not `torch.utils.flop_counter`: it multiplies the weight gradient of a group
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Self
@@ -234,11 +234,16 @@ def _has_pointwise_forward(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """FLOP by kind of op, and bounds of the bytes moved: each storage once (lower), or at each op (upper)."""
+    """FLOP by kind of op, and bounds of the bytes moved: each storage once (lower), or at each op (upper).
+
+    `flop_by_module`, `bytes_by_module`: the FLOP and the upper bound by the counter's `module`.
+    """
 
     flop_by_op: Mapping[str, int]
     bytes_lower: int
     bytes_upper: int
+    flop_by_module: Mapping[str, int] = field(default_factory=dict, compare=False)
+    bytes_by_module: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def flop(self) -> int:
@@ -247,11 +252,17 @@ class Tally:
 
     def plus(self, other: Self, *, times: int = 1) -> "Tally":
         """Sum of this tally and `times` the other; `times` -1 subtracts."""
-        kinds = sorted({*self.flop_by_op, *other.flop_by_op})
+
+        def total(ours: Mapping[str, int], theirs: Mapping[str, int]) -> dict[str, int]:
+            names = dict.fromkeys([*ours, *theirs])
+            return {name: ours.get(name, 0) + times * theirs.get(name, 0) for name in names}
+
         return Tally(
-            flop_by_op={k: self.flop_by_op.get(k, 0) + times * other.flop_by_op.get(k, 0) for k in kinds},
+            flop_by_op=dict(sorted(total(self.flop_by_op, other.flop_by_op).items())),
             bytes_lower=self.bytes_lower + times * other.bytes_lower,
             bytes_upper=self.bytes_upper + times * other.bytes_upper,
+            flop_by_module=total(self.flop_by_module, other.flop_by_module),
+            bytes_by_module=total(self.bytes_by_module, other.bytes_by_module),
         )
 
 
@@ -259,12 +270,15 @@ class FlopCounter(TorchDispatchMode):
     """Counts all ops dispatched inside the `with` block, on real, fake or meta tensors.
 
     `bytes_lower`: each distinct storage touched counts once. `bytes_upper`: each op that is no view reads its inputs
-    from memory and writes its outputs to memory.
+    from memory and writes its outputs to memory. Subclasses may set `module`, the module that runs the next ops.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no annotation there
         self.uncounted: set[str] = set()
+        self.module = ""
+        self._flop_by_module: Counter[str] = Counter()
+        self._bytes_by_module: Counter[str] = Counter()
         self._flop: Counter[str] = Counter()
         self._bytes_upper = 0
         self._bytes_lower = 0
@@ -274,7 +288,11 @@ class FlopCounter(TorchDispatchMode):
     def tally(self) -> Tally:
         """Counts so far."""
         return Tally(
-            flop_by_op=dict(sorted(self._flop.items())), bytes_lower=self._bytes_lower, bytes_upper=self._bytes_upper
+            flop_by_op=dict(sorted(self._flop.items())),
+            bytes_lower=self._bytes_lower,
+            bytes_upper=self._bytes_upper,
+            flop_by_module=dict(self._flop_by_module),
+            bytes_by_module=dict(self._bytes_by_module),
         )
 
     def __torch_dispatch__(
@@ -296,6 +314,7 @@ class FlopCounter(TorchDispatchMode):
         if formula is not None:
             flop = formula.flop(output, *args, **kwargs)
             self._flop[formula.kind] += flop
+            self._flop_by_module[self.module] += flop
             self.counted(flop, args)
         self._count_bytes(func, args, kwargs, output)
         return output
@@ -317,6 +336,7 @@ class FlopCounter(TorchDispatchMode):
             rows_bytes = sum(tensor.numel() * tensor.element_size() for tensor in fresh)
             self._bytes_upper += rows_bytes
             self._bytes_lower += rows_bytes
+            self._bytes_by_module[self.module] += rows_bytes
             reads = reads[1:]
         # A tensor given twice (x * x) is read once.
         for tensor in {id(t): t for t in reads}.values():
@@ -328,7 +348,9 @@ class FlopCounter(TorchDispatchMode):
         storage = tensor.untyped_storage()
         storage_bytes = storage.nbytes()
         # An expanded tensor has more elements than its storage holds.
-        self._bytes_upper += min(tensor.numel() * tensor.element_size(), storage_bytes)
+        moved_bytes = min(tensor.numel() * tensor.element_size(), storage_bytes)
+        self._bytes_upper += moved_bytes
+        self._bytes_by_module[self.module] += moved_bytes
         reference = StorageWeakRef(storage)
         if self._storages.setdefault(reference.cdata, reference) is reference:
             self._bytes_lower += storage_bytes

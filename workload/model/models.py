@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from workload.contract.classifiers import unknown
@@ -51,6 +52,28 @@ def build(name: str, *, num_classes: int, image_size: int) -> nn.Module:
     except (AssertionError, ValueError) as error:
         raise rejection(name, image_size, error) from error
     return model
+
+
+def layer_kinds(model: nn.Module) -> dict[str, int]:
+    """Number of the model's layers with weights by kind, in the words of `workload/contract/big_o.toml`."""
+    from torch import nn  # noqa: PLC0415 - see `names`
+
+    kinds = Counter[str]()
+    for module in model.modules():
+        match module:
+            case nn.Conv2d(groups=groups, in_channels=channels) if groups == channels > 1:
+                kinds["depthwise convolution (G = C)"] += 1
+            case nn.Conv2d():
+                kinds["convolution"] += 1
+            case nn.Linear():
+                kinds["linear (matrix product)"] += 1
+            case nn.BatchNorm2d() | nn.LayerNorm():
+                kinds["batch or layer normalisation"] += 1
+            case _ if "Attention" in type(module).__name__:
+                kinds["attention"] += 1
+            case _:
+                pass
+    return dict(kinds)
 
 
 def rejection(name: str, image_size: int, reason: Exception) -> UsageError:

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import repeat
 from pathlib import Path
@@ -22,7 +22,6 @@ from workload.contract.fields import from_facts
 from workload.contract.interrupt import interruption_deferred, pending_interruption, raise_if_interrupted
 from workload.contract.record import (
     CeilingsRecord,
-    ComplexityRecord,
     Record,
     SkippedSteps,
     Spec,
@@ -153,7 +152,7 @@ def _first_record(job: TrainingJob, run_id: str, timeline: Timeline, beside: Sec
         spec_origin=job.origin,
         facts=facts,
         started_at=timeline.started_at.isoformat(),
-        complexity=ComplexityRecord(**asdict(job.complexity)),
+        complexity=job.complexity.record(),
         notes=job.notes,
     )
 

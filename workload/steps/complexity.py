@@ -9,16 +9,22 @@ import contextlib
 import importlib.util
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from workload.contract.errors import UsageError
+from workload.contract.record import ComplexityRecord
 from workload.contract.spec import Device, Optimizer, Precision
 from workload.environment import resource_errors
 from workload.environment.device import AUTOCAST_DTYPES
@@ -34,6 +40,10 @@ METHOD = (
 # Error text of F.batch_norm for one value per channel.
 SINGLE_VALUE = "Expected more than 1 value per channel when training"
 
+# Modules in run.json: the ten with most FLOP do about half of the work of ResNet50, and all of AlexNet's.
+RECORDED_MODULES = 10
+# Names of what the model itself does, outside its parts, and of what no module does.
+MODEL, OUTSIDE = "(model)", "(loss, optimizer)"
 # Functions by which torch.nn and torchvision create parameters and statistics.
 WEIGHT_FACTORIES = frozenset({torch.empty, torch.ones, torch.zeros})
 FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"
@@ -46,7 +56,11 @@ class Complexity:
 
     A step is forward, loss, backward and optimizer on `batch_size` x `grad_accumulation` images. FLOP are model FLOP (1
     fused multiply-add = 2). Bytes are an interval from a model, not measured. `forward_*`: forward pass in train mode,
-    including auxiliary heads. `fvcore_mac_per_image`: None if not requested or not installed.
+    including auxiliary heads. `fvcore_mac_per_image`: None if not requested or not installed. `activation_values`:
+    values that one forward pass of the batch keeps for the backward pass, without parameters and images;
+    `activation_layer`: the module that keeps most. `layers`: number of layers by kind, see `models.layer_kinds`.
+    `flop_by_module`, `bytes_by_module`: `train_flop_per_step`, `bytes_per_step_upper` by the innermost module
+    (`layer3.0.conv1`), `MODEL` or `OUTSIDE`.
     """
 
     parameters: int
@@ -60,6 +74,23 @@ class Complexity:
     fvcore_mac_per_image: float | None
     uncounted: tuple[str, ...]
     method: str
+    activation_values: int
+    activation_bytes: int
+    activation_layer: str
+    activation_layer_bytes: int
+    layers: Mapping[str, int]
+    forward_flop_by_module: Mapping[str, int]
+    flop_by_module: Mapping[str, int]
+    bytes_by_module: Mapping[str, int]
+
+    def record(self) -> ComplexityRecord:
+        """Section `complexity` of run.json; of the modules only those with most FLOP."""
+        largest = sorted(self.flop_by_module, key=lambda name: -self.flop_by_module[name])[:RECORDED_MODULES]
+        facts = asdict(self)
+        del facts["forward_flop_by_module"], facts["layers"]
+        for counts in ("flop_by_module", "bytes_by_module"):
+            facts[counts] = {name: facts[counts].get(name, 0) for name in largest}
+        return ComplexityRecord(**facts)
 
 
 def count(
@@ -91,6 +122,9 @@ def count(
     if with_fvcore:
         fvcore_mac = fvcore_mac_per_image(model, num_classes=num_classes, image_size=image_size)
     forward_flop_per_image = round(counted.forward.flop / batch_size)
+    by_layer: Counter[str] = Counter()
+    for tensor in counted.kept:
+        by_layer[tensor.module] += tensor.bytes
     return Complexity(
         parameters=counted.parameters,
         forward_mac_per_image=forward_flop_per_image // 2,
@@ -103,6 +137,14 @@ def count(
         fvcore_mac_per_image=fvcore_mac,
         uncounted=counted.uncounted,
         method=METHOD,
+        activation_values=sum(tensor.values for tensor in counted.kept),
+        activation_bytes=sum(by_layer.values()),
+        activation_layer=max(by_layer, key=lambda name: by_layer[name], default=""),
+        activation_layer_bytes=max(by_layer.values(), default=0),
+        layers=models.layer_kinds(module),
+        forward_flop_by_module=counted.forward.flop_by_module,
+        flop_by_module=counted.step.flop_by_module,
+        bytes_by_module=counted.step.bytes_by_module,
     )
 
 
@@ -112,11 +154,77 @@ def _countable_device(device: Device) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """A tensor that the forward pass keeps for the backward pass."""
+
+    module: str
+    values: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Counted:
     parameters: int
     forward: Tally
     step: Tally
     uncounted: tuple[str, ...]
+    kept: tuple[_Kept, ...]
+
+
+class _ModuleCounter(FlopCounter):
+    """Counter that knows the innermost module of each op, of the forward and of the backward pass.
+
+    `kept`: what the forward pass keeps for the backward pass, if `keep` is the hook of autograd for saved tensors.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.kept: list[_Kept] = []
+        self._entered = [OUTSIDE]
+        self._next_number = torch._C._autograd._get_sequence_nr()  # noqa: SLF001
+        self._of_number: dict[int, str] = {}
+        # Weak references: see `FlopCounter`.
+        self._seen: dict[int, StorageWeakRef] = {}
+        for tensor in (*model.parameters(), *model.buffers()):
+            self.ignore(tensor)
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(partial(self._enter, name or MODEL))
+            module.register_forward_hook(self._leave)
+
+    def __torch_dispatch__(
+        self, func: OpOverload, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Count the op for the module that runs, or for the module whose op the backward pass now differentiates."""
+        # Autograd numbers the ops of the forward pass, and each op of the backward pass knows the number of its forward
+        # op. torch.compile uses these numbers for the same purpose (`torch.fx.experimental.proxy_tensor`).
+        node = torch._C._current_autograd_node()  # noqa: SLF001
+        if node is None:
+            self.module = self._entered[-1]
+            created = torch._C._autograd._get_sequence_nr()  # noqa: SLF001
+            self._of_number |= dict.fromkeys(range(self._next_number, created), self.module)
+            self._next_number = created
+        else:
+            self.module = self._of_number.get(node._sequence_nr(), OUTSIDE)  # noqa: SLF001
+        return super().__torch_dispatch__(func, _types, args, kwargs)
+
+    def ignore(self, tensor: torch.Tensor) -> bool:
+        """Do not count this tensor's storage in `kept` from now on; return whether it was counted or ignored before."""
+        reference = StorageWeakRef(tensor.untyped_storage())
+        return self._seen.setdefault(reference.cdata, reference) is not reference
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Count a tensor that autograd saves, once for each storage."""
+        if not self.ignore(tensor):
+            stored_bytes = tensor.untyped_storage().nbytes()
+            values = stored_bytes // tensor.element_size()
+            self.kept.append(_Kept(module=self._entered[-1], values=values, bytes=stored_bytes))
+        return tensor
+
+    def _enter(self, name: str, *_: object) -> None:
+        self._entered.append(name)
+
+    def _leave(self, *_: object) -> None:
+        self._entered.pop()
 
 
 class _FakeStep:
@@ -132,12 +240,13 @@ class _FakeStep:
         self._device_type = device_type
         self._images = torch.empty(shape, device=device_type)
         self._labels = torch.empty(shape[0], dtype=torch.long, device=device_type)
-        self._counter = FlopCounter()
+        self._counter = _ModuleCounter(module)
+        self._counter.ignore(self._images)
 
     def count(self, grad_accumulation: int) -> _Counted:
         """Counts of one steady step: every pass after the first adds to existing gradients."""
         forward, first = self._pass()
-        passes = first
+        passes, kept = first, tuple(self._counter.kept)
         if grad_accumulation > 1:
             _, later = self._pass()
             passes = first.plus(later, times=grad_accumulation - 1)
@@ -146,13 +255,14 @@ class _FakeStep:
             forward=forward,
             step=passes.plus(self._update()),
             uncounted=tuple(sorted(self._counter.uncounted)),
+            kept=kept,
         )
 
     def _pass(self) -> tuple[Tally, Tally]:
         """Counts of the forward pass, and of forward pass, loss and backward pass together."""
         before = self._counter.tally()
         with self._counter:
-            with self._autocast():
+            with self._autocast(), saved_tensors_hooks(self._counter.keep, lambda tensor: tensor):
                 output = self._module(self._images)
                 forward = self._counter.tally().plus(before, times=-1)
                 loss = models.loss(output, self._labels)

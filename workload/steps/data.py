@@ -99,8 +99,9 @@ def _loader(spec: RunSpec, dataset: Dataset[Any]) -> DataLoader[Any]:
         shuffle=True,
         drop_last=True,
         num_workers=workers,
-        pin_memory=spec.device is Device.CUDA,
-        persistent_workers=workers > 0,
+        pin_memory=spec.device is Device.CUDA if spec.pin_memory is None else spec.pin_memory,
+        persistent_workers=workers > 0 if spec.persistent_workers is None else spec.persistent_workers,
+        prefetch_factor=spec.prefetch_factor,
         worker_init_fn=_ignore_ctrl_c,
         generator=torch.Generator().manual_seed(spec.seed),
     )
@@ -115,24 +116,19 @@ def _ignore_ctrl_c(_: int) -> None:
 
 
 def _endless(spec: RunSpec, loader: DataLoader[Any]) -> Generator[Batch]:
+    epoch: Any = None
     try:
         while True:
-            for batch in loader:
+            epoch = iter(loader)
+            for batch in epoch:
                 yield _to_device(spec, batch)
     except BrokenImageError as error:
         _blame_image(error)
     finally:
-        _end_workers(loader)
-
-
-def _end_workers(loader: DataLoader[Any]) -> None:
-    """End the loader's worker processes now: torch reports workers that still run at exit as crashed.
-
-    Calls a private method of torch, because torch has no public function that ends workers.
-    """
-    iterator = getattr(loader, "_iterator", None)
-    if iterator is not None:
-        iterator._shutdown_workers()  # noqa: SLF001 - see above
+        # End the worker processes now: torch reports workers that still run at exit as crashed. The methods are
+        # private, because torch has no public function that ends workers.
+        if spec.workers and epoch is not None:
+            epoch._shutdown_workers()  # noqa: SLF001
         loader._iterator = None  # noqa: SLF001
 
 

@@ -1,8 +1,6 @@
 """Section on model complexity: parameters, work per image and per step, and growth of work by layer type (Big-O)."""
 
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -12,9 +10,10 @@ from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Paragraph, Section
 from analysis.report.evidence import ReportEvidence
+from workload.contract import big_o
 from workload.contract.tables import Column, Role
+from workload.contract.text import printable
 
-_TABLE = Path(__file__).parents[1] / "big_o.toml"
 COUNTED = "matrix products and convolutions, forward and backward; element-wise work, normalisation and pooling count 0"
 
 MODELS = (
@@ -33,7 +32,15 @@ STEPS = (
     Column(name="bytes_lower_per_step", heading="bytes per step, least", unit="B", prefixed=True, digits=3),
     Column(name="bytes_upper_per_step", heading="most", unit="B", prefixed=True, digits=3),
     Column(name="intensity", heading="FLOP/byte"),
+    Column(name="activation_bytes", heading="activations", unit="B", prefixed=True, digits=3, optional=True),
     Column(name="peak_memory_bytes", heading="peak memory", unit="B", prefixed=True, digits=3),
+)
+SHOWN_MODULES = 5
+LARGEST = (
+    *words.facts(task="model", module="module"),
+    Column(name="flop", heading="FLOP", unit="FLOP", prefixed=True, digits=3),
+    Column(name="share", heading="share", unit="%", digits=2),
+    Column(name="bytes", heading="bytes, most", unit="B", prefixed=True, digits=3),
 )
 LAYERS = words.facts(
     layer="layer",
@@ -57,7 +64,7 @@ def section(evidence: ReportEvidence) -> Section:
         return Section(name="complexity", title="Model complexity")
     by_operation = [*ordered, *(row for row in traced if row["task"] not in rows)]
     blocks: list[Block] = [*([_models(ordered, evidence.material.unit)] if ordered else []), *_steps(evidence)]
-    blocks += [*_by_operation(evidence, by_operation), *_words(rows_of(runs)), _big_o()]
+    blocks += [*_by_operation(evidence, by_operation), *_by_module(evidence, ordered), *_words(rows_of(runs)), _big_o()]
     return Section(name="complexity", title="Model complexity", blocks=blocks, folded=True)
 
 
@@ -81,8 +88,9 @@ def _models(rows: list[dict[str, Any]], unit: str) -> Block:
 def _steps(evidence: ReportEvidence) -> list[Block]:
     configuration = ["task", "variant", "batch_size"]
     ends = ["bytes_lower_per_step", "bytes_upper_per_step"]
+    counted = [*ends, "activation_bytes"]
     # The bytes of a group of runs are those of its first run.
-    first_runs = evidence.material.runs.drop_duplicates("line").set_index("line")[ends]
+    first_runs = evidence.material.runs.drop_duplicates("line").set_index("line")[counted]
     tables = (
         evidence.material.measured.join(first_runs).drop_duplicates(configuration),
         _traced(evidence.material.every).drop_duplicates(configuration),
@@ -94,7 +102,7 @@ def _steps(evidence: ReportEvidence) -> list[Block]:
         rows.append(row | {"intensity": intensity})
     caption = (
         "Work per step: FLOP by formula; bytes modelled (least if each tensor is moved once, most if every operation "
-        "reads and writes memory)"
+        "reads and writes memory); activations are what the forward pass keeps for the backward pass"
     )
     return [words.table(caption, STEPS, rows)] if rows else []
 
@@ -120,6 +128,24 @@ def _by_operation(evidence: ReportEvidence, rows: list[dict[str, Any]]) -> list[
     return [words.table("Training FLOP by operation", columns, rows_of_shares)]
 
 
+def _by_module(evidence: ReportEvidence, rows: list[dict[str, Any]]) -> list[Block]:
+    """The modules with most FLOP of each model; empty for bundles that do not tell."""
+    found = []
+    for row in rows:
+        record = evidence.record(row["run_id"])
+        work = record.complexity if record else None
+        if work is None or not work.flop_by_module or not work.train_flop_per_step:
+            continue
+        for module, flop in list(work.flop_by_module.items())[:SHOWN_MODULES]:
+            moved_bytes = (work.bytes_by_module or {}).get(module)
+            figures = {"flop": flop, "share": words.quotient(flop, work.train_flop_per_step), "bytes": moved_bytes}
+            found.append({"task": row["task"], "module": printable(module), **figures})
+    caption = (
+        f"The {SHOWN_MODULES} modules with most training FLOP per step (python -m workload complexity --by-module)"
+    )
+    return [words.table(caption, LARGEST, found)] if found else []
+
+
 def _words(rows: list[dict[str, Any]]) -> list[Block]:
     """A sentence on the configurations with least and most work per byte; empty if they do not differ."""
     intensities = {
@@ -140,9 +166,4 @@ def _words(rows: list[dict[str, Any]]) -> list[Block]:
 
 
 def _big_o() -> Block:
-    caption = (
-        "Growth by layer type: N images, C channels in, K out, H x W pixels out, R x S filter, G groups, T "
-        "tokens of width "
-        "D, F features; 1 fused multiply-add = 2 FLOP"
-    )
-    return words.table(caption, LAYERS, tomllib.loads(_TABLE.read_text(encoding="utf-8"))["layer"])
+    return words.table(f"Growth by layer type: {big_o.SYMBOLS}", LAYERS, big_o.layers())

@@ -16,7 +16,7 @@ from analysis.report.content import Block, Bullets, Commands, Heading, Paragraph
 from analysis.report.evidence import ReportEvidence
 from analysis.report.glossary import load as glossary_words
 from analysis.report.reproduce import commands
-from workload.contract.spec import Device
+from workload.contract.spec import Device, Profile
 from workload.contract.tables import Column
 from workload.contract.text import counted
 
@@ -107,6 +107,15 @@ ENVIRONMENTS = (
     ),
     Column(name="runs", heading="runs", digits=0),
 )
+METRICS = (
+    *words.facts(
+        profiles="profiles",
+        ncu="Nsight Compute",
+        ours="metrics",
+        own="metrics that the user added",
+        missing="not available there",
+    ),
+)
 # A run with at least this many steps has met the conditions of a long training.
 MANY_STEPS = 1000
 FEW_STEPS = (
@@ -145,7 +154,34 @@ def method(evidence: ReportEvidence) -> Section:
         rows = [row | {"ending": str(row["status"]).replace("_", " ")} for row in rows_of(broken)]
         blocks.append(words.table("Runs that did not complete", BROKEN, rows))
     blocks.append(Bullets(sentences=_method(runs, evidence.material.unit)))
-    return Section(name="method", title="Method", blocks=blocks, parts=[limits(evidence)], folded=True)
+    return Section(
+        name="method", title="Method", blocks=blocks, parts=[limits(evidence), *_metrics(evidence)], folded=True
+    )
+
+
+def _metrics(evidence: ReportEvidence) -> Iterator[Section]:
+    """The part on the metrics that ncu collected: a row for each list of metrics, with its profiles."""
+    profiled: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    runs = evidence.material.every
+    for row in rows_of(runs[runs["profile_kind"].eq(Profile.NCU)]):
+        record = evidence.record(row["run_id"])
+        if record is None or not record.profile.metrics:
+            continue
+        profile, further = record.profile, (record.profile.step_bytes, record.profile.throughput)
+        own = list(profile.own_metrics or ())
+        ours = [*(profile.metrics or ()), *(name for each in further if each for name in each.metrics or ())]
+        lists = ([name for name in ours if name not in own], own, list(profile.missing or ()))
+        texts = tuple(", ".join(dict.fromkeys(names)) for names in lists)
+        version = words.text(profile.ncu.version if profile.ncu else None)
+        name = f"{row['env']}: {row['task']}, {words.text(row['batch_size'])}"
+        profiled[version, *texts].append(name)
+    rows = [
+        {"profiles": words.listed(names), "ncu": ncu, "ours": ours, "own": own or None, "missing": missing or None}
+        for (ncu, ours, own, missing), names in profiled.items()
+    ]
+    if rows:
+        table = words.table("Metrics that Nsight Compute collected, by profile", METRICS, rows)
+        yield Section(name="metrics", title="Metrics of the profiles", blocks=[table], folded=True)
 
 
 def _method(runs: pd.DataFrame, unit: str) -> Sequence[str]:

@@ -20,7 +20,8 @@ from analysis.loading.of_runs import OfRuns
 from analysis.report.reproduce import command_of
 from analysis.variance.causes import causes_of
 from benchmarks.synthetic_bundles import make
-from workload.contract import bundle
+from tests.analysis.own_peaks import own_t4
+from workload.contract import bundle, peaks
 
 pytestmark = pytest.mark.usefixtures("of_few_bundles_too")
 CALLS: list[str] = []
@@ -182,6 +183,22 @@ def test_each_input_changes_the_key(results: Path) -> None:
         replace(case, facts={**case.facts, "path": str(results / "removed")}),
     ]
     assert len({of_runs.key_of(each) for each in (case, *others)}) == 6
+
+
+def peak_of(case: Case) -> Any:
+    CALLS.append(case.run_id)
+    return peaks.find(case["device_name"], precision="fp32").flop_per_s
+
+
+def test_other_peaks_are_another_key(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(results.parent)
+    first = found(results, peak_of)
+    own_t4(Path("peaks.toml"), tflop_per_s=11)
+    with_own = found(results, peak_of)
+    assert (first, with_own) == (([8.1e12] * 3, 3), ([11e12] * 3, 3))
+    assert found(results, peak_of) == (with_own[0], 0)
+    Path("peaks.toml").unlink()
+    assert found(results, peak_of) == first
 
 
 @pytest.mark.slow

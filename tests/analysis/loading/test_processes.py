@@ -8,6 +8,8 @@ import pytest
 from analysis.loading import index, processes
 from analysis.loading.processes import share
 from benchmarks.synthetic_bundles import make
+from tests.analysis.own_peaks import own_t4
+from workload.contract import peaks
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +50,22 @@ def test_results_are_in_order() -> None:
 def test_each_cpu_has_a_process(tmp_path: Path) -> None:
     pids = share(who, [tmp_path / name for name in "abc"])
     assert len({*pids, os.getpid()}) == 3
+
+
+def own_peaks_of(_: int) -> tuple[int, object]:
+    return os.getpid(), peaks.in_use()
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_processes_use_the_same_peaks(tmp_path: Path) -> None:
+    own = peaks.own_peaks(own_t4(tmp_path / "lab.toml", tflop_per_s=11))
+    peaks.use(own)
+    try:
+        answers = share(own_peaks_of, range(300))
+    finally:
+        peaks.use(None)
+    assert {used for _, used in answers} == {own}
 
 
 @pytest.mark.world

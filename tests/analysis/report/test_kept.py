@@ -17,6 +17,7 @@ from analysis.report import html, kept, markdown
 from analysis.report.content import Bullets, Paragraph, Report, Section
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
+from workload.contract import peaks
 
 SMALL = Report(
     title="Report",
@@ -45,6 +46,19 @@ def put(results: Path, report: Report, problems: tuple[Problem, ...] = ()) -> st
 def has_report(results: Path) -> bool:
     key = kept.key_of(results)
     return bool(key and kept.load(results, key))
+
+
+def test_a_report_of_other_peaks_is_not_used(results: Path) -> None:
+    put(results, SMALL)
+    row = '[source.s]\ntitle = "t"\nread = "2026-11"\n[[gpu]]\ngpu = "L4"\nnames = ["L4"]\ngb_per_s = 1\nsource = "s"\n'
+    own = results.parent / "own.toml"
+    own.write_text(row + 'peak = [{ precision = "fp32", tflop_per_s = 1.0, source = "s" }]\n')
+    peaks.use(peaks.own_peaks(own))
+    try:
+        assert not has_report(results)
+    finally:
+        peaks.use(None)
+    assert has_report(results)
 
 
 def test_a_kept_report_makes_the_same_page(results: Path, report: Report) -> None:

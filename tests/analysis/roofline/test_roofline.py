@@ -256,6 +256,7 @@ def test_modelled_point_by_hand(tmp_path: Path) -> None:
         "roof_flop_per_s": 7.2e12,
         "fraction_of_roof": pytest.approx(3.40736 / 7.2),
         "fraction_of_peak": pytest.approx(3.40736 / 8.1),
+        "peak_source": "NVIDIA T4 datasheet, read 2026-11",
         "flop_per_step": 340_736_000_000,
         "counted_over_model": None,
         "flop_is_lower_bound": False,

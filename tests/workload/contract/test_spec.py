@@ -154,12 +154,46 @@ def test_text_becomes_a_value(name: str, text: str, value: object) -> None:
             "--profile-step-bytes needs --profile ncu; got --profile torch",
             "--profile ncu --profile-step-bytes, or leave --profile-step-bytes out",
         ),
+        (
+            {"prefetch_factor": "4"},
+            "synthetic data needs no DataLoader; got --prefetch-factor 4",
+            "--dataset PATH, or leave out --prefetch-factor 4",
+        ),
+        (
+            {"dataset": "photos", "workers": "0", "prefetch_factor": "4"},
+            "--prefetch-factor 4 needs workers; got --workers 0",
+            "--workers 4, or leave out --prefetch-factor 4",
+        ),
+        (
+            {"dataset": "photos", "workers": "0", "persistent_workers": True},
+            "--persistent-workers needs workers; got --workers 0",
+            "--workers 4, or leave out --persistent-workers",
+        ),
+        (
+            {"dataset": "photos", "device": "cpu", "pin_memory": True},
+            "--pin-memory needs a GPU of NVIDIA or AMD; got 'cpu'",
+            "leave out --pin-memory",
+        ),
     ],
 )
 def test_contradicting_options(spec: dict[str, object], message: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         resolve(spec, {}, None)
     assert (str(caught.value), caught.value.hint) == (message, hint)
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        {"prefetch_factor": 4, "workers": 4, "dataset": "photos"},
+        {"prefetch_factor": 4, "persistent_workers": True, "pin_memory": True, "dataset": "photos"},
+        {"pin_memory": True, "workers": 0, "device": "cuda", "dataset": "photos"},
+        {"pin_memory": False, "persistent_workers": False, "workers": 0, "device": "cpu"},
+    ],
+)
+def test_options_of_the_loader_that_fit(allowed: dict[str, object]) -> None:
+    spec = resolve(allowed, {}, None).spec
+    assert {name: getattr(spec, name) for name in allowed} == allowed
 
 
 @pytest.mark.parametrize("allowed", [{"precision": "tf32"}, {"precision": "tf32", "device": "cuda"}])
@@ -238,12 +272,16 @@ def test_every_option_survives_the_command_line(left_out: str) -> None:
         "profile_steps": 5,
         "profile_step_bytes": True,
         "profile_throughput": True,
+        "ncu_metrics": "dram__bytes.sum,sm__x.avg",
         "channels_last": True,
         "compile": True,
         "deterministic": True,
         "no_augment": True,
         "grad_accumulation": 2,
-        "workers": 0,
+        "workers": 3,
+        "prefetch_factor": 4,
+        "pin_memory": False,
+        "persistent_workers": False,
         "optimizer": Optimizer.ADAM,
         "seed": 7,
         "ceilings": False,

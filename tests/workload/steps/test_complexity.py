@@ -263,3 +263,59 @@ def test_batch_one_is_counted_where_the_run_can_do_it(size: int, batch: int) -> 
 def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(UsageError, match="unknown model 'resnet81'"):
         complexity.count("resnet81", num_classes=10, image_size=224, batch_size=2)
+
+
+@pytest.mark.parametrize("model", few(["resnet18", "shufflenet_v2_x0_5", "vit_b_32", "mobilenet_v2", "densenet121"]))
+def test_modules_sum_to_the_step_and_their_backward_pass_is_twice_their_forward_pass(model: str) -> None:
+    counted = complexity.count(model, num_classes=10, image_size=224, batch_size=2, grad_accumulation=2)
+    assert sum(counted.flop_by_module.values()) == counted.train_flop_per_step
+    assert sum(counted.bytes_by_module.values()) == counted.bytes_per_step_upper
+    first, *others = (name for name, flop in counted.forward_flop_by_module.items() if flop)
+    forward = counted.forward_flop_by_module
+    # Two passes: three times the forward FLOP each, but in the first layer, whose images need no gradient.
+    assert counted.flop_by_module[first] == 2 * 2 * forward[first]
+    assert all(counted.flop_by_module[name] == 2 * 3 * forward[name] for name in others)
+
+
+def test_modules_have_the_macs_that_fvcore_counts_for_them() -> None:
+    fvcore = pytest.importorskip("fvcore.nn")
+    counted = complexity.count("resnet18", num_classes=10, image_size=64, batch_size=2)
+    analysis = fvcore.FlopCountAnalysis(
+        models.build("resnet18", num_classes=10, image_size=64).eval(), torch.zeros(1, 3, 64, 64)
+    )
+    by_module = analysis.unsupported_ops_warnings(False).by_module()
+    multiplied = {name: flop // (2 * 2) for name, flop in counted.forward_flop_by_module.items() if flop}
+    assert len(multiplied) == 21  # 20 convolutions and the linear layer
+    assert multiplied == {name: by_module[name] for name in multiplied}
+
+
+def test_activations_are_what_autograd_keeps() -> None:
+    """The same sum over the tensors that a real forward pass saves, by the addresses of their memory."""
+    model, images = models.build("resnet18", num_classes=10, image_size=64).train(), torch.zeros(2, 3, 64, 64)
+    ignored = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers(), images)}
+    saved: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = models.loss(model(images), torch.zeros(2, dtype=torch.long))
+    kept = [tensor.untyped_storage().nbytes() for address, tensor in saved.items() if address not in ignored]
+    counted = complexity.count("resnet18", num_classes=10, image_size=64, batch_size=2)
+    labels_bytes = 2 * 8
+    # Allocators may give a tensor of a few bytes more than it asked for.
+    assert counted.activation_bytes == pytest.approx(sum(kept), abs=labels_bytes)
+    assert counted.activation_layer == "bn1"
+    # Its input, and for each channel the mean and the deviation.
+    assert counted.activation_layer_bytes == 2 * 64 * 32 * 32 * 4 + 2 * 64 * 4
+    assert loss.requires_grad
+
+
+def test_the_record_has_the_largest_modules() -> None:
+    counted = complexity.count("resnet18", num_classes=10, image_size=64, batch_size=2)
+    record = counted.record()
+    assert record.flop_by_module is not None
+    assert list(record.flop_by_module.values()) == sorted(counted.flop_by_module.values(), reverse=True)[:10]
+    assert set(record.bytes_by_module or {}) == set(record.flop_by_module)
+    assert record.activation_bytes == counted.activation_bytes

@@ -3,13 +3,16 @@ import multiprocessing
 import pickle
 from itertools import islice
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 
 import pytest
 import torch
+from torchvision import datasets
 
 from workload.contract.errors import ExitCode, ToolError, UsageError
 from workload.contract.spec import Device, RunSpec
+from workload.steps.data import _loader as loader_of
 from workload.steps.data import open_source
 
 
@@ -79,6 +82,37 @@ def test_workers_end_with_their_batches(images: Path) -> None:
     assert len(multiprocessing.active_children()) == 2
     batches.close()
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_workers_that_do_not_persist_are_new_in_each_epoch(images: Path) -> None:
+    source = open_source(spec(images, workers=2, batch_size=12, persistent_workers=False, prefetch_factor=1))
+    batches, epochs = source.batches(), list[set[int | None]]()
+    for _ in range(2):
+        next(batches)
+        epochs.append({process.pid for process in multiprocessing.active_children()})
+        next(batches)
+    assert [len(pids) for pids in epochs] == [2, 2]
+    assert epochs[0].isdisjoint(epochs[1])
+    batches.close()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"workers": 0}, (0, None, False, False)),
+        ({"workers": 2}, (2, 2, False, True)),
+        ({"workers": 2, "device": Device.CUDA}, (2, 2, True, True)),
+        ({"workers": 2, "device": Device.CUDA, "pin_memory": False, "prefetch_factor": 7}, (2, 7, False, True)),
+        ({"workers": 0, "device": Device.CUDA, "pin_memory": True}, (0, None, True, False)),
+        ({"workers": 2, "persistent_workers": False}, (2, 2, False, False)),
+    ],
+)
+def test_options_of_the_loader(given: dict[str, Any], expected: tuple[object, ...]) -> None:
+    made = loader_of(RunSpec(batch_size=4, image_size=32, **{"device": Device.CPU, **given}), datasets.FakeData(8))
+    assert (made.num_workers, made.prefetch_factor, made.pin_memory, made.persistent_workers) == expected
 
 
 def test_missing_folder(tmp_path: Path) -> None:

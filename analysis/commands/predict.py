@@ -1,0 +1,73 @@
+"""`analyze predict`."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from analysis.commands.shared import FormatOption, PeaksOption, ResultsArgument, VerifyOption, load, print_problems
+from workload.contract.errors import ExitCode
+from workload.contract.program import WideOption
+from workload.contract.tables import Column, Role, TableFormat, render
+from workload.contract.text import percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EXAMPLES = """\b
+Examples:
+  analyze predict results --gpu l4 --gpu v100
+  analyze predict results --gpu a100 --format csv > predicted.csv
+"""
+PRINTED = (
+    Column(name="gpu", heading="GPU", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", role=Role.FACT),
+    Column(name="precision", heading="precision", role=Role.FACT),
+    Column(name="place", heading="work from", role=Role.FACT),
+    Column(name="device_name", heading="device of that run", role=Role.FACT, detail=True),
+    Column(name="tier", heading="tier"),
+    Column(name="predicted_step_s_low", heading="predicted from", unit="s", prefixed=True, digits=3),
+    Column(name="predicted_step_s_high", heading="to", unit="s", prefixed=True, digits=3),
+    Column(name="predicted_roof_step_s_low", heading="at the roofs from", unit="s", prefixed=True, digits=3),
+    Column(name="predicted_roof_step_s_high", heading="to", unit="s", prefixed=True, digits=3),
+    Column(name="overhead_added_s", heading="gaps added", unit="s", prefixed=True, digits=3, optional=True),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
+)
+
+
+def predict(
+    *,
+    results: ResultsArgument,
+    gpu: Annotated[
+        list[str],
+        typer.Option("--gpu", metavar="NAME", help="the GPU, such as l4, v100 or a100; may be repeated"),
+    ],
+    verify: VerifyOption = False,
+    peaks: PeaksOption = None,
+    output_format: FormatOption = TableFormat.TABLE,
+    wide: WideOption = False,
+) -> int:
+    """Predict the step time on GPUs that were not run, as an interval, from the work of the steps of other runs."""
+    from analysis.roofline import predictions
+
+    loaded = load(results, verify=verify, peaks=peaks)
+    table = predictions.predict(loaded, gpu)
+    names = [Column(name=name, heading=name) for name in predictions.COLUMNS]
+    print(render(table, PRINTED if output_format is TableFormat.TABLE else names, output_format, wide=wide))
+    sys.stdout.flush()
+    print(f"note       predicted, not measured; {_coverage(table[table['tier'].notna()])}", file=sys.stderr)
+    print_problems([*loaded.problems, *loaded.kernel_problems])
+    return ExitCode.DONE
+
+
+def _coverage(predicted: "pd.DataFrame") -> str:
+    """Sentence on the share of published steps that such intervals contain."""
+    from analysis.roofline.predictions import Tier, errors, kind_of
+
+    known = {kind: errors()[kind] for kind in sorted({kind_of(name) for name in predicted["precision"]})}
+    shares = ", ".join(f"{percent(row.covered)} of {row.checked} in {kind}" for kind, row in known.items())
+    others = sorted({*predicted["tier"]} - {Tier.MODEL})
+    unknown = f"; too few were published for the tier {' and '.join(others)}" if others else ""
+    inside = f"intervals by a model contain, of the published steps on GPUs left out, {shares}"
+    return f"{inside}{unknown} (docs/predictions.md)"
