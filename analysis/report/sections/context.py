@@ -1,8 +1,8 @@
 """Sections of the report on method, environments, audit, limits and reproduction."""
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -24,6 +24,10 @@ SHOWN_RUNS = 3
 MOST_FIGURES = 6
 MOST_NOTES = 12
 MOST_PROBLEMS = 100
+# Most sets of packages in the columns of a table.
+MOST_LISTS = 6
+# Packages in a paragraph: a longer text would be cut.
+IN_PARAGRAPH = 100
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
 # Characters of a hash that are enough to distinguish commits and digests.
 HASH_CHARACTERS = 19
@@ -257,7 +261,65 @@ def environment(evidence: ReportEvidence) -> Section:
         for row in rows_of(distinct)
     ]
     table = words.table("Environments; one row for each set of software", ENVIRONMENTS, rows)
-    return Section(name="environment", title="Environments", blocks=[table], folded=True)
+    blocks, parts = _packages(evidence, runs)
+    return Section(name="environment", title="Environments", blocks=[table, *blocks], parts=parts, folded=True)
+
+
+def _packages(evidence: ReportEvidence, runs: pd.DataFrame) -> tuple[list[Block], list[Section]]:
+    """A table of packages whose versions differ between environments, and a folded list of all for each environment.
+
+    Each set of software is read from its first run. Runs from before there was a list have none.
+    """
+    environments: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for row in rows_of(runs.drop_duplicates(list(SOFTWARE_FACTS))):
+        record = evidence.record(row["run_id"])
+        software = record.environment.software if record else None
+        listed = tuple(software.packages or ()) if software else ()
+        if listed and row["env"] not in environments[listed]:
+            environments[listed].append(row["env"])
+    names = _names(environments)
+    parts = [
+        Section(
+            name=f"packages-{number}",
+            title=f"Packages of {name} ({len(listed)})",
+            blocks=[
+                Paragraph(text=", ".join(listed[start : start + IN_PARAGRAPH]))
+                for start in range(0, len(listed), IN_PARAGRAPH)
+            ],
+            folded=True,
+        )
+        for number, (name, listed) in enumerate(names.items(), 1)
+    ]
+    return _differing(names), parts
+
+
+def _names(environments: Mapping[tuple[str, ...], Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Lists of packages by the environments that have them; an environment with several lists is numbered."""
+    total = Counter(env for envs in environments.values() for env in envs)
+    seen, names = Counter[str](), dict[str, tuple[str, ...]]()
+    for listed, envs in environments.items():
+        seen.update(envs)
+        names[", ".join(f"{env} ({seen[env]})" if total[env] > 1 else env for env in envs)] = listed
+    return names
+
+
+def _differing(lists: Mapping[str, tuple[str, ...]]) -> list[Block]:
+    """Packages that not all environments have in the same version; no block if there are none."""
+    shown = list(lists.items())[:MOST_LISTS]
+    # A column's name must not be an environment's, which may be any text.
+    versions = {
+        f"list {number}": {package.partition("==")[0]: package.partition("==")[2] for package in listed}
+        for number, (_, listed) in enumerate(shown)
+    }
+    headings = zip(versions, (name for name, _ in shown), strict=True)
+    columns = words.facts(package="package", **dict(headings))
+    rows = []
+    for package in sorted({package for its in versions.values() for package in its}, key=str.lower):
+        row = {name: its.get(package, "not installed") for name, its in versions.items()}
+        if len(set(row.values())) > 1:
+            rows.append({"package": package, **row})
+    more = f"; {len(lists) - MOST_LISTS} more lists are not compared" if len(lists) > MOST_LISTS else ""
+    return [words.table(f"Packages that differ between environments{more}", columns, rows)] if rows else []
 
 
 def _joined(*values: object) -> str:
