@@ -11,12 +11,13 @@ import typer
 from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, load, print_problems
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.files import replacing
-from workload.contract.text import printable
+from workload.contract.text import counted, printable
 
 EXAMPLES = """\b
 Examples:
   analyze report results
   analyze report results/t4 results/l4 -o t4-l4.html --figures figures --markdown t4-l4.md
+  analyze report results -o report.md
 """
 EXAMPLES_OF_EXAMPLE = """\b
 Examples:
@@ -24,7 +25,10 @@ Examples:
   analyze example -o build/example.html --figures build/figures
 """
 
-PageOption = Annotated[Path, typer.Option("-o", "--output", help="the page")]
+# Endings of the page's name that ask for the course report.
+TEMPLATE_SUFFIXES = (".md", ".markdown")
+
+PageOption = Annotated[Path, typer.Option("-o", "--output", help="the page; FILE.md: a course report to complete")]
 FiguresOption = Annotated[
     Path | None, typer.Option("--figures", metavar="DIR", help="also as PNG and SVG", show_default=False)
 ]
@@ -42,7 +46,11 @@ def report(
     peaks: PeaksOption = None,
     verify: VerifyOption = False,
 ) -> int:
-    """Write a self-contained page: the answer first, then the measurements behind it."""
+    """Write a self-contained page: the answer first, then the measurements behind it.
+
+    With -o FILE.md: a course report in Markdown, its sections filled as far as the data go, and its figures in the
+    folder figures beside it. Sentences that only you can write are marked TO WRITE and listed at the end.
+    """
     return _report(results, output=output, figures=figures, markdown=markdown, verify=verify, peaks=peaks)
 
 
@@ -87,31 +95,65 @@ def _report(
 ) -> int:
     """Write the page and, on request, its figures and its Markdown; print the paths of the files."""
     from analysis.figures import export
-    from analysis.report import html
+    from analysis.report import html, template
     from analysis.report import markdown as markdown_page
     from analysis.report.compose import compose
     from analysis.report.evidence import gather
 
+    is_template = output.suffix.lower() in TEMPLATE_SUFFIXES
+    if is_template:
+        figures = figures or output.parent / "figures"
+        _require_new(output)
+    if output == markdown:
+        raise UsageError(
+            f"-o and --markdown name the same file '{output}'", hint="--markdown with another FILE, or without -o"
+        )
     for path, option in ((output, "-o"), (markdown, "--markdown")):
         if path is not None:
             _require_writable(path, option=option)
     loaded = load(folders, verify=verify, peaks=peaks)
-    composed = compose(gather(loaded, on_stage=_progress))
-    _progress("page")
-    _write(output, html.render(composed), option="-o")
-    print(printable(str(output)))
-    drawn = composed.figures()
+    evidence = gather(loaded, on_stage=_progress)
+    composed = compose(evidence)
     if figures is not None:
+        drawn = composed.figures()
         _progress(f"{len(drawn)} figures as PNG and SVG")
         export.save(drawn, figures)
+    _progress("page")
+    page = (
+        template.render(composed, evidence, figures=_relative(figures, output))
+        if is_template and figures
+        else html.render(composed)
+    )
+    _write(output, page, option="-o")
+    print(printable(str(output)))
+    if figures is not None:
         print(printable(str(figures)))
     if markdown is not None:
-        # Path of the figures relative to the Markdown file.
-        where = Path(os.path.relpath(figures, markdown.parent)).as_posix() if figures else None
+        where = _relative(figures, markdown) if figures else None
         _write(markdown, markdown_page.render(composed, figures=where), option="--markdown")
         print(printable(str(markdown)))
     print_problems(loaded.problems)
+    if is_template:
+        gaps = template.gaps(page)
+        print(
+            f"to write   {counted(len(gaps), 'gap')} for you (TO WRITE) in {printable(str(output))}:", file=sys.stderr
+        )
+        print("\n".join(f"           {gap}" for gap in gaps), file=sys.stderr)
     return ExitCode.DONE
+
+
+def _relative(figures: Path, text: Path) -> str:
+    """Path of the figures relative to the text that shows them."""
+    return Path(os.path.relpath(figures, text.parent)).as_posix()
+
+
+def _require_new(path: Path) -> None:
+    """Raise `UsageError` if a course report is there already: its author may have completed it."""
+    if path.is_file():
+        raise UsageError(
+            f"report '{path}' exists, and writing it again would lose the sentences that you wrote",
+            hint="-o with another FILE.md, or remove the file",
+        )
 
 
 def _progress(stage: str) -> None:
