@@ -10,14 +10,21 @@ import pandas as pd
 
 from analysis.loading.configurations import CONFIGURATION
 from analysis.loading.tables import Tables, load_folders
+from workload.contract import files
 from workload.contract.errors import UsageError
 from workload.contract.peaks import own_peaks, use
 from workload.contract.text import counted
 
+# Columns of a frame that a notebook shows without dots.
+SHOWN_COLUMNS = 20
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Results(Tables):
-    """Tables of runs, with the tables of several commands of `analyze` as methods."""
+    """Tables of runs, with the tables of several commands of `analyze` as methods.
+
+    A frame has the first 20 columns that contain values, or with `wide` all columns of the command's JSON.
+    """
 
     def __repr__(self) -> str:
         configurations = counted(len(self.runs[list(CONFIGURATION)].drop_duplicates()), "configuration")
@@ -25,14 +32,27 @@ class Results(Tables):
         problems = f"; {counted(len(self.problems), 'problem')}" if self.problems else ""
         return f"<Results: {counted(len(self.runs), 'run')} of {configurations} on {places}{problems}>"
 
-    def summary(self) -> pd.DataFrame:
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def report(self, output: str | Path = "report.html") -> Path:
+        """Write the page of `analyze report`; return its path. Raises `OSError` if it cannot be written."""
+        from analysis.report import html  # noqa: PLC0415 - Altair
+        from analysis.report.compose import compose  # noqa: PLC0415
+        from analysis.report.evidence import gather  # noqa: PLC0415
+
+        path = Path(output)
+        files.replace_text(path, html.render(compose(gather(self))))
+        return path
+
+    def summary(self, *, wide: bool = False) -> pd.DataFrame:
         """A row per configuration and place, the fastest of each model first.
 
         Columns: `analysis.summary.throughput.COLUMNS`.
         """
         from analysis.summary.throughput import summarize  # noqa: PLC0415 - only for who asks, here and below
 
-        return summarize(self.runs)
+        return _shown(summarize(self.runs), wide=wide)
 
     def compare(
         self,
@@ -41,6 +61,7 @@ class Results(Tables):
         *,
         baseline: str | None = None,
         all_pairs: bool = False,
+        wide: bool = False,
     ) -> pd.DataFrame:
         """A row per pair of values of `by`; None: the first fact in which otherwise equal runs differ.
 
@@ -48,21 +69,22 @@ class Results(Tables):
         """
         from analysis.compare.ratios import compare  # noqa: PLC0415
 
-        return compare(self, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed)
+        compared = compare(self, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed)
+        return _shown(compared, wide=wide)
 
-    def roofline(self) -> pd.DataFrame:
+    def roofline(self, *, wide: bool = False) -> pd.DataFrame:
         """A row per configuration, place and source of FLOP and bytes: see `analysis.roofline.points.points`."""
         from analysis.roofline.points import points  # noqa: PLC0415
 
-        return points(self)
+        return _shown(points(self), wide=wide)
 
-    def predict(self, gpus: Sequence[str]) -> pd.DataFrame:
+    def predict(self, gpus: Sequence[str], *, wide: bool = False) -> pd.DataFrame:
         """Step times on GPUs that were not run: see `analysis.roofline.predictions.predict`."""
         from analysis.roofline.predictions import predict  # noqa: PLC0415
 
-        return predict(self, gpus)
+        return _shown(predict(self, gpus), wide=wide)
 
-    def variance(self, part: str = "between") -> pd.DataFrame:
+    def variance(self, part: str = "between", *, wide: bool = False) -> pd.DataFrame:
         """A table of `analyze variance`; `part`: `between`, `within`, `machines` or `causes`.
 
         Raises `UsageError` for another `part`.
@@ -71,7 +93,7 @@ class Results(Tables):
 
         if part not in TABLES:
             raise UsageError(f"variance has no part '{part}'", hint=f"one of {', '.join(TABLES)}")
-        return table(self, part)
+        return _shown(table(self, part), wide=wide)
 
     def audit(self) -> pd.DataFrame:
         """A row per finding, errors first; columns: the fields of `analysis.audit.Finding`. Empty without findings."""
@@ -86,6 +108,11 @@ class Results(Tables):
         from analysis.report.evidence import gather  # noqa: PLC0415
 
         return {drawn.name: chart(drawn) for drawn in gather(self).drawn}
+
+
+def _shown(frame: pd.DataFrame, *, wide: bool) -> pd.DataFrame:
+    """All columns of `frame`, or the first ones that contain values."""
+    return frame if wide else frame[[name for name in frame if frame[name].notna().any()][:SHOWN_COLUMNS]]
 
 
 def load(*folders: str | Path, verify: bool = False, peaks: str | Path | None = None) -> Results:

@@ -15,6 +15,7 @@ from analysis.commands import (
     kernels,
     predict,
     report,
+    rerun,
     roofline,
     summary,
     variance,
@@ -42,6 +43,7 @@ app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
 app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
 app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("example", epilog=report.EXAMPLES_OF_EXAMPLE)(report.example)
+app.command("rerun", epilog=rerun.EXAMPLES)(rerun.rerun)
 app.command("import", epilog=import_files.EXAMPLES)(import_files.import_files)
 app.command("gpu-truth", epilog=gpu_truth.EXAMPLES)(gpu_truth.gpu_truth)
 app.command("fetch", epilog=fetch.EXAMPLES)(fetch.run_fetch)

@@ -111,7 +111,7 @@ DECLARING = {
     *("workload", "workload.contract"),
     *(
         f"workload.contract.{name}"
-        for name in ("entry", "errors", "interrupt", "invocation", "program", "script", "spec")
+        for name in ("entry", "errors", "interrupt", "invocation", "ncu_metrics", "program", "script", "spec")
     ),
     *("workload.contract.tables", "workload.contract.text"),
 }

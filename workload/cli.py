@@ -222,7 +222,7 @@ def _add_profile(commands: Any) -> None:
 
 
 def _profile_options() -> list[Option]:
-    return [option for option in options() if option.name.startswith("profile")]
+    return [option for option in options() if option.name.startswith("profile") or option.name == "ncu_metrics"]
 
 
 def _add_profiled_step(commands: Any) -> None:

@@ -4,14 +4,19 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, load, print_problems
+import analysis
+from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, load, print_problems, use_peaks
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.files import replacing
 from workload.contract.text import counted, printable
+
+if TYPE_CHECKING:
+    from analysis.loading.index import Problem
+    from analysis.report.content import Report
 
 EXAMPLES = """\b
 Examples:
@@ -26,7 +31,7 @@ Examples:
 """
 
 # Endings of the page's name that ask for the course report.
-TEMPLATE_SUFFIXES = (".md", ".markdown")
+COURSE_SUFFIXES = (".md", ".markdown")
 
 PageOption = Annotated[Path, typer.Option("-o", "--output", help="the page; FILE.md: a course report to complete")]
 FiguresOption = Annotated[
@@ -94,51 +99,72 @@ def _report(
     peaks: Path | None,
 ) -> int:
     """Write the page and, on request, its figures and its Markdown; print the paths of the files."""
-    from analysis.figures import export
-    from analysis.report import html, template
-    from analysis.report import markdown as markdown_page
-    from analysis.report.compose import compose
-    from analysis.report.evidence import gather
-
-    is_template = output.suffix.lower() in TEMPLATE_SUFFIXES
-    if is_template:
-        figures = figures or output.parent / "figures"
-        _require_new(output)
     if output == markdown:
-        raise UsageError(
-            f"-o and --markdown name the same file '{output}'", hint="--markdown with another FILE, or without -o"
-        )
+        hint = "--markdown with another FILE, or without -o"
+        raise UsageError(f"-o and --markdown name the same file '{output}'", hint=hint)
     for path, option in ((output, "-o"), (markdown, "--markdown")):
         if path is not None:
             _require_writable(path, option=option)
-    loaded = load(folders, verify=verify, peaks=peaks)
-    evidence = gather(loaded, on_stage=_progress)
-    composed = compose(evidence)
+    if output.suffix.lower() in COURSE_SUFFIXES:
+        return _course_report(
+            folders, output, figures=figures or output.parent / "figures", markdown=markdown, verify=verify, peaks=peaks
+        )
+    composed, problems = _composed(folders, verify=verify, peaks=peaks)
+    from analysis.figures import export
+    from analysis.report import html
+    from analysis.report import markdown as markdown_page
+
+    _progress("page")
+    _write(output, html.render(composed), option="-o")
+    print(printable(str(output)))
+    drawn = composed.figures()
     if figures is not None:
-        drawn = composed.figures()
         _progress(f"{len(drawn)} figures as PNG and SVG")
         export.save(drawn, figures)
-    _progress("page")
-    page = (
-        template.render(composed, evidence, figures=_relative(figures, output))
-        if is_template and figures
-        else html.render(composed)
-    )
-    _write(output, page, option="-o")
-    print(printable(str(output)))
-    if figures is not None:
         print(printable(str(figures)))
     if markdown is not None:
         where = _relative(figures, markdown) if figures else None
         _write(markdown, markdown_page.render(composed, figures=where), option="--markdown")
         print(printable(str(markdown)))
-    print_problems(loaded.problems)
-    if is_template:
-        gaps = template.gaps(page)
-        print(
-            f"to write   {counted(len(gaps), 'gap')} for you (TO WRITE) in {printable(str(output))}:", file=sys.stderr
+    print_problems(problems)
+    return ExitCode.DONE
+
+
+def _course_report(
+    folders: Sequence[Path], output: Path, *, figures: Path, markdown: Path | None, verify: bool, peaks: Path | None
+) -> int:
+    """Write figures and then the course report; print the paths of the files, and the gaps that are left to the author.
+
+    Raises `UsageError` if the report exists: its author may have completed it.
+    """
+    if output.exists():
+        raise UsageError(
+            f"report '{output}' exists, and writing it again would lose the sentences that you wrote",
+            hint="-o with another FILE.md, or remove the file",
         )
-        print("\n".join(f"           {gap}" for gap in gaps), file=sys.stderr)
+    loaded = load(folders, verify=verify, peaks=peaks)
+    from analysis.figures import export
+    from analysis.report import markdown as markdown_page
+    from analysis.report import template
+    from analysis.report.compose import compose
+    from analysis.report.evidence import gather
+
+    evidence = gather(loaded, on_stage=_progress)
+    composed = compose(evidence)
+    drawn = composed.figures()
+    _progress(f"{len(drawn)} figures as PNG and SVG")
+    export.save(drawn, figures)
+    text = template.render(composed, evidence, figures=_relative(figures, output))
+    _write(output, text, option="-o")
+    print(printable(str(output)))
+    print(printable(str(figures)))
+    if markdown is not None:
+        _write(markdown, markdown_page.render(composed, figures=_relative(figures, markdown)), option="--markdown")
+        print(printable(str(markdown)))
+    print_problems(loaded.problems)
+    gaps = template.gaps(text)
+    heading = f"to write   {counted(len(gaps), 'gap')} for you (TO WRITE) in {printable(str(output))}:"
+    print("\n           ".join([heading, *gaps]), file=sys.stderr)
     return ExitCode.DONE
 
 
@@ -147,13 +173,29 @@ def _relative(figures: Path, text: Path) -> str:
     return Path(os.path.relpath(figures, text.parent)).as_posix()
 
 
-def _require_new(path: Path) -> None:
-    """Raise `UsageError` if a course report is there already: its author may have completed it."""
-    if path.is_file():
-        raise UsageError(
-            f"report '{path}' exists, and writing it again would lose the sentences that you wrote",
-            hint="-o with another FILE.md, or remove the file",
-        )
+def _composed(folders: Sequence[Path], *, verify: bool, peaks: Path | None) -> "tuple[Report, Sequence[Problem]]":
+    """The report and the problems of its bundles: of a single folder as it was kept, if no file has changed."""
+    from analysis.report import kept, vega
+
+    use_peaks(peaks)
+    root = folders[0] if len(folders) == 1 and not verify else None
+    key = kept.key_of(root) if root else None
+    if root and key:
+        # From now on another thread makes the page's libraries.
+        vega.libraries()
+        if found := kept.load(root, key):
+            return found
+    loaded = analysis.load(*folders, verify=verify, peaks=peaks)
+    # Only now, because the wrong folder is then reported a second earlier.
+    vega.libraries()
+    # A kept report does not need these imports.
+    from analysis.report.compose import compose
+    from analysis.report.evidence import gather
+
+    report = compose(gather(loaded, on_stage=_progress))
+    if root and key:
+        report = kept.store(root, key, report, loaded.problems)
+    return report, loaded.problems
 
 
 def _progress(stage: str) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from workload.contract import bundle, peaks
 from workload.contract.environment_record import DeviceFacts, Environment, SoftwareFacts
 from workload.contract.errors import UsageError
+from workload.contract.import_record import GivenByUser, Imported
 from workload.contract.profile_record import ProfileResult
-from workload.contract.record import GivenByUser, Imported, Record, Spec, Status, Timing
+from workload.contract.record import Record, Spec, Status, Timing
 from workload.contract.spec import Precision
 
 # Larger batch sizes are a mistake: the largest batch sizes ever published have five digits.

@@ -26,6 +26,9 @@ ALL = "all"
 # Note on a row whose FLOP lack some operations.
 LOWER_BOUND = "FLOP are a lower bound"
 
+# Part of the names of ncu's metrics, and of no other column: metrics that the user asked for have their names.
+OWN = "__"
+
 COLUMNS = (
     "launches",
     "duration_s",
@@ -74,24 +77,29 @@ def breakdown(kernels: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Sums by combination of `keys`, longest first; without keys, a single row. Columns: `COLUMNS`.
 
     A sum is NaN if any launch lacks the counter, because the sum would be too low. Intensity is the sum of FLOP divided
-    by the sum of bytes (of DRAM, L2, L1), NaN if no byte was moved.
+    by the sum of bytes (of DRAM, L2, L1), NaN if no byte was moved. A metric that the user asked for is added up if its
+    name ends in `.sum`; of `.max` and `.min` the row has the extreme, of others the mean with time as weight.
     """
+    own = own_metrics(kernels)
+    added_up = [*_SUMS, *(name for name in own if name.endswith(".sum"))]
+    extremes = {name: name.rpartition(".")[2] for name in own if name.endswith((".max", ".min"))}
+    weighted = [*_WEIGHTED, *(name for name in own if name not in added_up and name not in extremes)]
     table = pd.DataFrame(
-        {name: kernels[name] for name in _SUMS}
-        | {name: kernels[name] * kernels["duration_s"] for name in _WEIGHTED}
+        {name: kernels[name] for name in (*added_up, *extremes)}
+        | {name: kernels[name] * kernels["duration_s"] for name in weighted}
         | {"flop_is_lower_bound": kernels["flop_is_lower_bound"].astype(bool)}
     )
     if not len(table):
-        return pd.DataFrame(columns=[*keys, *COLUMNS])
+        return pd.DataFrame(columns=[*keys, *COLUMNS, *own])
     groups = [kernels[key] for key in keys] or [pd.Series(ALL, index=kernels.index, name=ALL)]
     grouped = table.groupby(groups, observed=True, dropna=False, sort=False)
     added, counts, launches = grouped.sum(), grouped.count(), grouped.size()
-    sums = added[[*_SUMS, *_WEIGHTED]].astype(float)
+    sums = added[[*added_up, *weighted]].astype(float)
     sums = sums.where(counts[list(sums.columns)].eq(launches, axis=0))
     total_s = float(table["duration_s"].sum()) if table["duration_s"].notna().all() else np.nan
     rows = pd.DataFrame(
         {"launches": launches}
-        | {name: sums[name] for name in _SUMS}
+        | {name: sums[name] for name in added_up}
         | {
             "share_of_time": sums["duration_s"] / (total_s or np.nan),
             "flop_per_s": _quotient(sums["flop"], sums["duration_s"]),
@@ -100,17 +108,24 @@ def breakdown(kernels: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
             "l1_intensity": _quotient(sums["flop"], sums["l1_bytes"]),
             "flop_is_lower_bound": added["flop_is_lower_bound"] > 0,
         }
-        | {name: _quotient(sums[name], sums["duration_s"]) for name in _WEIGHTED}
+        | {name: _quotient(sums[name], sums["duration_s"]) for name in weighted}
+        | {name: grouped[name].agg(extreme) for name, extreme in extremes.items()}
     )
     ordered = rows.sort_values("duration_s", ascending=False, kind="stable").reset_index(drop=not keys)
-    return ordered[[*keys, *COLUMNS]]
+    return ordered[[*keys, *COLUMNS, *own]]
+
+
+def own_metrics(table: pd.DataFrame) -> list[str]:
+    """Columns of metrics that the user asked for."""
+    return [str(name) for name in table.columns if OWN in str(name)]
 
 
 def per_step(rows: pd.DataFrame, steps: int | None) -> pd.DataFrame:
     """Launches, time, FLOP and bytes divided by `steps`, if known; rates and ratios stay unchanged."""
     if not steps:
         return rows
-    scaled = {name: rows[name] / steps for name in ("launches", *_SUMS)}
+    own = [name for name in own_metrics(rows) if name.endswith(".sum")]
+    scaled = {name: rows[name] / steps for name in ("launches", *_SUMS, *own)}
     return rows.assign(**scaled)
 
 
@@ -136,7 +151,10 @@ def kernel_points(results: Tables, *, keys: Sequence[str] = ("family",)) -> pd.D
     profiled = [pool for pool in group(completed(results.runs)) if not launches.keys().isdisjoint(pool.runs["run_id"])]
     tables = [kernel_rows(results, pool, launches, keys) for pool in profiled]
     columns = [*WORK_NAMED, "profiles", "steps", *keys, *COLUMNS, "l2_bytes_are", "note", *UNNAMED]
-    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+    if not tables:
+        return pd.DataFrame(columns=columns)
+    whole = pd.concat(tables, ignore_index=True)
+    return whole[[*columns, *own_metrics(whole)]]
 
 
 def kernel_rows(results: Tables, pool: Group, launches: Mapping[Any, Any], keys: Sequence[str]) -> pd.DataFrame:

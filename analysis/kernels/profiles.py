@@ -14,6 +14,7 @@ from analysis.kernels.breakdown import (
     in_steps,
     kernel_points,
     kind_of_l2_bytes,
+    own_metrics,
     per_step,
 )
 from analysis.kernels.operators import SHOWN, attributed, longest, operators
@@ -144,12 +145,13 @@ def render(profiles: Profiles, form: TableFormat, *, top: int | None, wide: bool
         for table in profiles.ncu_tables
         for row in (table.drop(table.index[:-1][top:]) if top else table).to_dict("records")
     ]
-    rows = frame(records, (*FACTS, *keys, *COLUMNS, "remark"))
+    own = list(dict.fromkeys(name for table in profiles.ncu_tables for name in own_metrics(table)))
+    rows = frame(records, (*FACTS, *keys, *COLUMNS, "remark", *own))
     if form is TableFormat.TABLE:
         return "\n\n".join(_texts(rows, profiles, top or SHOWN, wide=wide))
     by_torch = [profiles.imported_operators, profiles.torch_operators]
     shown = [longest(table, top) if top else table for table in by_torch]
-    return render_table(_as_data(rows, shown, keys), _all_columns(keys), form)
+    return render_table(_as_data(rows, shown, _all_columns(keys, own)), _all_columns(keys, own), form)
 
 
 def _texts(rows: pd.DataFrame, profiles: Profiles, top: int, *, wide: bool) -> Iterator[str]:
@@ -172,8 +174,8 @@ def _texts(rows: pd.DataFrame, profiles: Profiles, top: int, *, wide: bool) -> I
         yield f"by torch.profiler: {what}, per step\n{table}"
 
 
-def _as_data(rows: pd.DataFrame, by_torch: Sequence[pd.DataFrame], keys: Sequence[str]) -> pd.DataFrame:
-    names = [column.name for column in _all_columns(keys)]
+def _as_data(rows: pd.DataFrame, by_torch: Sequence[pd.DataFrame], columns: Sequence[Column]) -> pd.DataFrame:
+    names = [column.name for column in columns]
     parts = [rows.assign(profiler="ncu")]
     parts += [table.assign(profiler="torch", remark=table.get("note")) for table in by_torch]
     return pd.concat([part.reindex(columns=names).astype(object) for part in parts if len(part)], ignore_index=True)
@@ -220,17 +222,19 @@ def _remarked(rows: pd.DataFrame, remark: str | None) -> pd.DataFrame:
     return rows.assign(remark=pd.Series(remarks, index=rows.index, dtype=object))
 
 
-def _all_columns(keys: Sequence[str]) -> tuple[Column, ...]:
+def _all_columns(keys: Sequence[str], own: Sequence[str]) -> tuple[Column, ...]:
     names = dict.fromkeys(
-        ("profiler", *FACTS, *keys, "name", *COLUMNS, *MODELLED, "remark", *CONFIGURATION, *PLACE, *SOFTWARE)
+        ("profiler", *FACTS, *keys, "name", *COLUMNS, *MODELLED, "remark", *CONFIGURATION, *PLACE, *SOFTWARE, *own)
     )
     return tuple(Column(name=name, heading=name) for name in names)
 
 
 def _printed(rows: pd.DataFrame, keys: Sequence[str], *, wide: bool) -> tuple[pd.DataFrame, list[Column]]:
+    own = [Column(name=name, heading=name, optional=True) for name in own_metrics(rows) if wide]
+    columns = [*KERNEL_COLUMNS[:-1], *own, KERNEL_COLUMNS[-1]]
     if "name" not in keys:
-        return rows, [column for column in KERNEL_COLUMNS if column.name != "name"]
+        return rows, [column for column in columns if column.name != "name"]
     if wide:
-        return rows, list(KERNEL_COLUMNS)
+        return rows, columns
     short = rows["name"].map(lambda name: name if pd.isna(name) else str(name)[:SHOWN_CHARACTERS])
     return rows.assign(name=short), list(KERNEL_COLUMNS)

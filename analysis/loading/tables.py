@@ -34,7 +34,10 @@ class Tables:
 
     @property
     def kernels(self) -> pd.DataFrame:
-        """`run_id` and the columns of `analysis.readers.ncu.read`; empty if no run was profiled with ncu."""
+        """`run_id` and the columns of `analysis.readers.ncu.read`; empty if no run was profiled with ncu.
+
+        Metrics that the user asked for are columns with ncu's names and units.
+        """
         return self._kernels[0]
 
     @property
@@ -64,7 +67,7 @@ class Tables:
         tables, problems = [], []
         for run_id, path in self.kernel_files().items():
             try:
-                table = ncu.read(path).kernels.copy()
+                table = ncu.read(path, own=self.record(run_id).profile.own_metrics or ()).kernels.copy()
             except (RooflaunchError, OSError) as error:
                 problems.append(Problem(path=str(path), reason=str(error)))
             else:

@@ -1,18 +1,19 @@
 """Command lines that repeat runs, from the specs in their bundles."""
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from analysis.loading.cases import Case
 from analysis.loading.rows import rows as rows_of
 from analysis.report.evidence import ReportEvidence
 from workload.contract import peaks
-from workload.contract.environment_record import CloudFacts, Environment
+from workload.contract.environment_record import Environment, SlurmFacts
 from workload.contract.errors import UsageError
 from workload.contract.fields import encode
-from workload.contract.record import Imported, Record, Spec
-from workload.contract.spec import Device, Profile, RunSpec, arguments
+from workload.contract.import_record import Imported
+from workload.contract.record import Record, Spec
+from workload.contract.spec import Device, Profile, arguments
 from workload.contract.text import printable
 
 SHOWN_RUNS = 3
@@ -49,43 +50,83 @@ def command(record: Record) -> str:
 
     If the spec cannot be read or the GPU is unknown, a comment that gives this reason.
     """
-    if record.imported or record.spec.script:
-        return _import(record.imported) if record.imported else _script(record.spec)
+    if record.imported:
+        return _import(record.imported)
+    place = place_of(record.environment, record.spec.device)
+    if isinstance(place, str):
+        return f"# {place}"
     try:
-        # Each repeat was a separate run with a record of its own.
-        spec = replace(record.spec.run_spec(), repeats=1)
+        words_of_spec = _script_words(record.spec) if record.spec.script else _trainer_words(record.spec)
     except UsageError:
         return "# the spec in the bundle cannot be read"
-    words_of_spec = [printable(word) for word in arguments(spec)]
-    environment = record.environment
-    match environment.backend or "local":
+    return shlex.join(["launch", place.backend, *place.words(), *words_of_spec])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlace:
+    """Backend of `launch` with the options that name a place. Options by their keys in a matrix: `machine_type`.
+
+    What a bundle keeps private is a blank to fill in: `USER@HOST`.
+    """
+
+    backend: str
+    options: Mapping[str, str | bool]
+
+    def words(self) -> list[str]:
+        """Options as words of the command line; a device is a switch, `--cpu`."""
+        flags = []
+        for key, value in self.options.items():
+            flag = f"--{value}" if key == "device" else f"--{key.replace('_', '-')}"
+            flags += [flag] if value is True or key == "device" else [flag, str(value)]
+        return flags
+
+
+def place_of(environment: Environment, device: str | None) -> LaunchPlace | str:
+    """The place where a run ran, for `launch`; a text with the reason if the bundle does not tell it."""
+    cloud, backend = environment.cloud, environment.backend or "local"
+    runtime = {"runtime": environment.runtime} if environment.runtime in ("process", "docker") else {}
+    options: dict[str, str | bool | None]
+    match backend:
         case "local":
-            return shlex.join([*_local(environment, spec), *_without_device(words_of_spec)])
-        case "gcp":
+            options = {**runtime, "device": None if device == Device.AUTO else device}
+        case "gcp" | "batch":
             gpu = _gpu(environment)
             if gpu is None:
-                return "# measured on Compute Engine, on a GPU that the bundle does not name"
-            return shlex.join(
-                ["launch", "gcp", "--gpu", gpu, *_machine(environment.cloud), *_without_device(words_of_spec)]
-            )
+                return "measured on Compute Engine, on a GPU that the bundle does not name"
+            zone = cloud.zone if cloud else None
+            region = {"region": zone.rpartition("-")[0] if zone else "REGION"} if backend == "batch" else {}
+            machine = (cloud.machine_type, bool(cloud.spot)) if cloud else (None, None)
+            options = {**region, "gpu": gpu, "zone": zone, "machine_type": machine[0], "spot": machine[1]}
+        case "ssh":
+            # A place is named after its host, with `-` for every other character; user and port are not recorded.
+            name = (environment.place or "").removeprefix("ssh-")
+            options = {"host": name if name.isalnum() else "USER@HOST", **runtime}
+        case "slurm":
+            job = environment.slurm or SlurmFacts()
+            gpus = job.gpus_on_node if device != Device.CPU else None
+            options = {"partition": job.partition, "constraint": job.constraint, "gres": gpus and f"gpu:{gpus}"}
         case _:
-            # Other backends: repeat the run by the trainer itself, on a similar machine.
-            return shlex.join(["python", "-m", "workload", "train", *words_of_spec])
+            return f"measured by the backend {printable(backend)}, which this version does not know"
+    return LaunchPlace(
+        backend=backend,
+        options={key: value if value is True else printable(value) for key, value in options.items() if value},
+    )
 
 
-def _script(spec: Spec) -> str:
-    """The command for a user's script, to be run in the folder in which the script was measured.
+def _trainer_words(spec: Spec) -> list[str]:
+    # Each repeat was a separate run with a record of its own.
+    return _without_device([printable(word) for word in arguments(replace(spec.run_spec(), repeats=1))])
 
-    The backend is not repeated, because it does not change the steps.
-    """
+
+def _script_words(spec: Spec) -> list[str]:
+    """Options and command of a user's script, to be run in the folder in which the script was measured."""
     argv = (spec.script and spec.script.argv) or ("train.py",)
     options = [("--warmup", spec.warmup), ("--iterations", spec.iterations)]
     options += [("--samples-per-step", spec.samples_per_step)]
     words_of_spec = [word for flag, value in options if value is not None for word in (flag, f"{value:g}")]
     if spec.profile not in (None, Profile.NONE):
         words_of_spec += ["--profile", str(spec.profile), "--profile-steps", f"{spec.profile_steps or 1:g}"]
-    words_of_spec += ["--", *(printable(str(word)) for word in argv)]
-    return shlex.join(["python", "-m", "rooflaunch", "script", *words_of_spec])
+    return [*words_of_spec, "--", *(printable(str(word)) for word in argv)]
 
 
 def _import(imported: Imported) -> str:
@@ -97,18 +138,14 @@ def _import(imported: Imported) -> str:
     return shlex.join(["analyze", "import", printable(imported.file or "FILE"), *options_given])
 
 
-def _local(environment: Environment, spec: RunSpec) -> list[str]:
-    chosen = ["--runtime", environment.runtime] if environment.runtime in ("process", "docker") else []
-    device = [f"--{spec.device}"] if spec.device is not Device.AUTO else []
-    return ["launch", "local", *chosen, *device]
-
-
 def _gpu(environment: Environment) -> str | None:
     """The GPU's name for the launcher, for example `t4`: from the place (GPU and zone), else from the device.
 
     If several devices share a name, the memory distinguishes them. None if unknown.
     """
     place, zone = environment.place or "", (environment.cloud and environment.cloud.zone) or ""
+    if place.startswith("batch-"):
+        return printable(place.removeprefix("batch-"))
     if zone and place.startswith("gcp-") and place.endswith(f"-{zone}"):
         return printable(place.removeprefix("gcp-").removesuffix(f"-{zone}"))
     gpu = peaks.find_gpu(environment.device.name, memory_bytes=environment.device.memory_total_bytes)
@@ -125,15 +162,6 @@ ON_COMPUTE_ENGINE = {
     "H100 SXM5": "h100",
     "H200 SXM": "h200",
 }
-
-
-def _machine(cloud: CloudFacts | None) -> list[str]:
-    """Options for zone, machine type and kind of price, as far as the run recorded them."""
-    if cloud is None:
-        return []
-    known = ["--zone", printable(cloud.zone)] if cloud.zone else []
-    known += ["--machine-type", printable(cloud.machine_type)] if cloud.machine_type else []
-    return [*known, "--spot"] if cloud.spot else known
 
 
 def _without_device(arguments_given: Sequence[str]) -> list[str]:

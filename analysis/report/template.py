@@ -331,14 +331,8 @@ def _mean_sd(values: Iterable[float]) -> str | None:
 
 def _environments(blocks: Blocks) -> list[Block]:
     """The table of environments with the columns of the template; the appendix has all columns."""
-    tables = [
-        block
-        for section in _flat(blocks.report.sections)
-        if section.name == "environment"
-        for block in section.blocks
-        if isinstance(block, Table)
-    ]
-    return [_joined(table) for table in tables]
+    found = (section.blocks for section in blocks.report.sections if section.name == "environment")
+    return [_joined(block) for block in next(found, ())[:1] if isinstance(block, Table)]
 
 
 def _joined(table: Table) -> Table:

@@ -30,14 +30,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("frame", "command"),
     [
-        pytest.param(lambda results: results.summary(), ["summary"], id="summary"),
-        pytest.param(lambda results: results.compare(), ["compare"], id="compare"),
-        pytest.param(lambda results: results.compare(by="place"), ["compare", "--by", "place"], id="compare by"),
-        pytest.param(lambda results: results.roofline(), ["roofline"], id="roofline"),
-        pytest.param(lambda results: results.predict(["l4"]), ["predict", "--gpu", "l4"], id="predict"),
-        pytest.param(lambda results: results.variance(), ["variance", "--part", "between"], id="between"),
-        pytest.param(lambda results: results.variance("within"), ["variance", "--part", "within"], id="within"),
-        pytest.param(lambda results: results.variance("causes"), ["variance", "--part", "causes"], id="causes"),
+        pytest.param(lambda results: results.summary(wide=True), ["summary"], id="summary"),
+        pytest.param(lambda results: results.compare(wide=True), ["compare"], id="compare"),
+        pytest.param(
+            lambda results: results.compare(by="place", wide=True), ["compare", "--by", "place"], id="compare by"
+        ),
+        pytest.param(lambda results: results.roofline(wide=True), ["roofline"], id="roofline"),
+        pytest.param(lambda results: results.predict(["l4"], wide=True), ["predict", "--gpu", "l4"], id="predict"),
+        pytest.param(lambda results: results.variance(wide=True), ["variance", "--part", "between"], id="between"),
+        pytest.param(
+            lambda results: results.variance("within", wide=True), ["variance", "--part", "within"], id="within"
+        ),
+        pytest.param(
+            lambda results: results.variance("causes", wide=True), ["variance", "--part", "causes"], id="causes"
+        ),
         pytest.param(lambda results: results.audit(), ["audit"], id="audit"),
     ],
 )
@@ -48,6 +54,21 @@ def test_a_frame_is_the_table_of_its_command(
     table = frame(analysis.load(folder))
     columns = [Column(name=name, heading=name) for name in printed[0]] if printed else []
     assert json.loads(render(table, columns, TableFormat.JSON)) == (printed or [{}] * len(table))
+
+
+def test_a_frame_has_few_columns_at_first(folder: Path) -> None:
+    results = analysis.load(folder)
+    shown, whole = results.summary(), results.summary(wide=True)
+    assert len(shown.columns) == 20 < len(whole.columns)
+    assert shown.notna().any().all()
+    assert list(shown.columns) == [name for name in whole if name in shown]
+
+
+def test_a_report_of_results(tmp_path: Path) -> None:
+    results = analysis.load(shutil.copytree(OURS, tmp_path / "results"))
+    assert len(results) == 2
+    page = results.report(tmp_path / "page.html")
+    assert page.read_text().startswith("<!doctype html>")
 
 
 def test_runs_of_ours_in_a_notebook(tmp_path: Path) -> None:

@@ -112,7 +112,10 @@ class DeviceFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class SoftwareFacts:
-    """Versions and builds, numbers of threads, and the environment variables that change speed."""
+    """Versions and builds, numbers of threads, and the environment variables that change speed.
+
+    `packages`: `name==version` of each installed package; None in bundles from before there was this list.
+    """
 
     rooflaunch: Text = column()
     commit: Text = column()
@@ -133,6 +136,7 @@ class SoftwareFacts:
     intra_op_threads: Number = None
     inter_op_threads: Number = None
     variables: Mapping[str, Text] | None = None
+    packages: Texts = None
     colab: Text = None
 
 

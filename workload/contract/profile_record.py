@@ -133,7 +133,7 @@ class ProfileResult:
     wall_s_per_step: Number = column("traced_wall_s")
     busy_s_per_step: Number = column("traced_busy_s")
     top: Sequence[LongestKernel] | None = None
-    # Filled by ncu: settings, number of passes, time.
+    # Filled by ncu: settings, number of passes, time. `own_metrics`: those of `metrics` that the user asked for.
     ncu: NcuTool | None = None
     replay_mode: Text = None
     cache_control: Text = None
@@ -141,6 +141,7 @@ class ProfileResult:
     l2_bytes_are: Text = None
     clock_control: Text = None
     metrics: Texts = None
+    own_metrics: Texts = None
     missing: Texts = None
     passes: Number = None
     expected_passes: Number = None

@@ -8,13 +8,14 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from workload.contract import ncu_metrics
 from workload.contract import script as scripts
 from workload.contract.errors import UsageError
 from workload.contract.text import did_you_mean
@@ -112,7 +113,7 @@ GPU_MIN_SECONDS = 3.0
 SCRIPT_OPTIONS = frozenset(
     {
         *("device", "warmup", "iterations", "min_seconds", "repeats", "ceilings", "fresh_ceilings", "samples_per_step"),
-        *("profile", "profile_steps"),
+        *("profile", "profile_steps", "ncu_metrics"),
     },
 )
 SCRIPT_ONLY_OPTIONS = frozenset({"samples_per_step"})
@@ -148,10 +149,9 @@ def default_steps(device: Device) -> DefaultSteps:
     return DefaultSteps(warmup=10, iterations=100, min_seconds=GPU_MIN_SECONDS)
 
 
-def _option(default: Any, description: str, *, minimum: int | None = None, example: str = "") -> Any:
-    """Field of `RunSpec` that is also a command-line option."""
-    metadata = {"help": description, "minimum": minimum, "example": example}
-    return field(default=default, metadata=metadata)
+def _option(default: Any, description: str, **more: Any) -> Any:
+    """Field of `RunSpec` that is also a command-line option; `more`: fields of `Option`."""
+    return field(default=default, metadata={"help": description, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +183,9 @@ class RunSpec:
     profile_steps: int = _option(1, "number of profiled steps; the profile has their mean", minimum=1, example="4")
     profile_step_bytes: bool = _option(False, "with ncu: also the bytes of the whole step, with warm caches")
     profile_throughput: bool = _option(False, "with ncu: also SM, memory and DRAM throughput; 7 to 18 passes")
+    ncu_metrics: str | None = _option(
+        None, "with ncu: further metrics, a list or a file of names", example="dram__bytes.sum", read=ncu_metrics.parse
+    )
     channels_last: bool = _option(False, "NHWC memory format for the model and the images")
     compile: bool = _option(False, "torch.compile the model; needs a C++ compiler on a CPU")
     deterministic: bool = _option(False, "deterministic algorithms only, no cuDNN autotuning")
@@ -271,6 +274,7 @@ class RunSpec:
 
     def _check_profile(self) -> None:
         extras = {"--profile-step-bytes": self.profile_step_bytes, "--profile-throughput": self.profile_throughput}
+        extras["--ncu-metrics"] = bool(self.ncu_metrics)
         for flag, wanted in extras.items():
             if wanted and self.profile is not Profile.NCU:
                 raise UsageError(
@@ -319,14 +323,15 @@ class RunSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A field of `RunSpec` as a command-line option."""
+    """A field of `RunSpec` as a command-line option. `read`: parses its value, in place of the rule of its type."""
 
     name: str
     kind: type
     default: object
     help: str
-    minimum: int | None
-    example: str
+    minimum: int | None = None
+    example: str = ""
+    read: Callable[[object], Any] | None = None
 
     @property
     def flag(self) -> str:
@@ -355,6 +360,8 @@ class Option:
 
     def parse(self, value: object) -> Any:
         """Convert a shell's text or a TOML value to this option's type. Raises `UsageError` if it breaks the rule."""
+        if self.read is not None:
+            return self.read(value)
         if self.kind is bool:
             return self._parse_switch(value)
         if self.kind is int:

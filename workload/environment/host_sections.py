@@ -9,9 +9,9 @@ from workload.environment.gce import gce_facts
 from workload.environment.host import host_facts
 from workload.environment.machine import HostSystem
 from workload.environment.outside import slurm_facts
-from workload.environment.software import CODE, commit_facts
+from workload.environment.software import facts_without_torch
 
-# Facts by section. The section `software` has only the commit of the code; None: the section does not apply.
+# Facts by section. The section `software` has only what needs no torch; None: the section does not apply.
 Sections = Mapping[str, Mapping[str, object] | None]
 
 
@@ -20,7 +20,7 @@ def host_sections(machine: HostSystem) -> Sections:
     return {
         # Facts of the host are read first: later, the load average would include the work below.
         "host": host_facts(machine, dataset_path=None),
-        "software": commit_facts(machine, CODE),
+        "software": facts_without_torch(machine),
         "cloud": gce_facts(machine),
         "container": container_facts(machine),
         "slurm": slurm_facts(machine),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from workload import __version__
 from workload.contract.installation import packaged_commit
+from workload.environment import packages
 from workload.environment.machine import HostSystem
 
 # Folder of the running code.
@@ -59,13 +60,18 @@ SPEED_VARIABLES = (
 )
 
 
-def software_facts(machine: HostSystem, commit: Mapping[str, object] | None = None) -> dict[str, object]:
-    """Facts of the software; `commit`: `commit_facts` of this code, if they are known already."""
-    import torch  # noqa: PLC0415 - takes seconds, and `commit_facts` does not need it
+def facts_without_torch(machine: HostSystem) -> dict[str, object]:
+    """Facts of the software that need no torch: the commit of this code, and the installed packages."""
+    return {**commit_facts(machine, CODE), "packages": packages.installed()}
+
+
+def software_facts(machine: HostSystem, known: Mapping[str, object] | None = None) -> dict[str, object]:
+    """Facts of the software; `known`: `facts_without_torch`, if they are collected already."""
+    import torch  # noqa: PLC0415 - takes seconds, and `facts_without_torch` does not need it
 
     return {
         "rooflaunch": __version__,
-        **(commit or commit_facts(machine, CODE)),
+        **(known or facts_without_torch(machine)),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torchvision": _version("torchvision"),

@@ -96,7 +96,8 @@ def profiled_process(
     spec: RunSpec, mode: Mode, report: Path, owner: int, warmup_steps: int = WARMUP_STEPS
 ) -> list[str]:
     """Command of a trainer process that is profiled; the process ends when the process with the id `owner` is gone."""
-    plain = replace(spec, repeats=1, profile=Profile.NONE, profile_step_bytes=False, profile_throughput=False)
+    plain = replace(spec, repeats=1, profile=Profile.NONE, ncu_metrics=None)
+    plain = replace(plain, profile_step_bytes=False, profile_throughput=False)
     options = ["--mode", mode, "--report", str(report), "--owner", str(owner)]
     if warmup_steps != WARMUP_STEPS:
         options += ["--warmup-steps", str(warmup_steps)]

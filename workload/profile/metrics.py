@@ -1,9 +1,10 @@
 """Chooses the metrics to collect: those in metrics.toml that the installed ncu has for the GPU's chip."""
 
+import difflib
 import functools
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from workload.contract.spec import Precision
@@ -22,6 +23,10 @@ TENSOR_TYPES = {
 TENSOR_PREFIX = "tensor_flop_"
 TENSOR_PIPE, TENSOR_PRODUCTS, HFMA2 = "tensor_pipe_instructions", "tensor_instructions", "hfma2_instructions"
 DRAM, DRAM_PARTS = "dram_bytes", ("dram_read_bytes", "dram_write_bytes")
+# Passes that a metric of the user may add. The three of a set of throughputs take 7 to 18 passes: see metrics.toml.
+OWN_PASSES = 6
+# Metrics of the launch itself, which ncu has for every chip and does not list.
+LAUNCH_METRICS = ("launch__", "device__attribute_")
 # Metrics of the whole-step run. SASS metrics cannot be collected for ranges.
 STEP_ROLES = ("dram_bytes", "dram_read_bytes", "dram_write_bytes", "l2_bytes", "l1_bytes", "time_s")
 
@@ -51,16 +56,31 @@ class MetricSet:
     """Metrics to collect, each with its role. `missing`: metrics that this ncu lacks; they are unavailable, not 0.
 
     `passes`: expected number of passes, from metrics.toml; None for a compute capability that is not listed there.
+    `own`: metrics that the user asked for, which may be some of ours. `own_missing`: those that this ncu lacks, each
+    with the nearest name that it has.
     """
 
     roles: Mapping[str, str]
     missing: tuple[str, ...]
     passes: int | None
+    own: tuple[str, ...] = ()
+    own_missing: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the metrics, in the form that `ncu --metrics` expects."""
-        return tuple(self.roles)
+        return tuple(dict.fromkeys([*self.roles, *self.own]))
+
+    @property
+    def most_passes(self) -> int | None:
+        """Number of passes for a time limit: own metrics may need several each. None if unknown."""
+        own = [name for name in self.own if name not in self.roles]
+        return self.passes if self.passes is None else self.passes + OWN_PASSES * len(own)
+
+    def notes(self) -> Iterator[str]:
+        """A sentence for each metric of the user that this ncu lacks."""
+        for name, near in self.own_missing.items():
+            yield f"this ncu does not have {name} for this GPU: left out" + (f"; the nearest is {near}" if near else "")
 
 
 @functools.cache
@@ -114,6 +134,32 @@ def _tensor_names(row: Chips | None, precision: Precision, known: Collection[str
         for name, metric in operations.items()
         if metric.operands & set(kinds)
     }
+
+
+def with_own(chosen: MetricSet, wanted: Sequence[str], known: Collection[str], full: Collection[str]) -> MetricSet:
+    """Add the metrics that the user asked for, as far as this ncu has them.
+
+    `known`: base names, as for `choose`. `full`: names with suffixes of the bases in `wanted`; empty if ncu does not
+    list them, in which case a known base is enough.
+    """
+    has = {name for name in wanted if name in full or (not full and base(name) in known) or name in chosen.roles}
+    has |= {name for name in wanted if name.startswith(LAUNCH_METRICS)}
+    return replace(
+        chosen,
+        own=tuple(name for name in wanted if name in has),
+        own_missing={name: _nearest(name, known, full) for name in wanted if name not in has},
+    )
+
+
+def _nearest(name: str, known: Collection[str], full: Collection[str]) -> str | None:
+    """The most similar name with a suffix: of the same base if it is known, else of the nearest base."""
+    same = sorted(other for other in full if base(other) == base(name))
+    if same:
+        # Without a suffix, the sum is meant; few metrics have none.
+        usual = next((other for other in same if other == f"{base(name)}.sum"), same[0])
+        return next(iter(difflib.get_close_matches(name, same, n=1, cutoff=0.8)), usual) if "." in name else usual
+    near = difflib.get_close_matches(base(name), sorted(known), n=1)
+    return near[0] + name.removeprefix(base(name)) if near else None
 
 
 def choose_throughput(capability: str, known: Collection[str]) -> MetricSet:

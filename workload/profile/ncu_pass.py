@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workload.contract import vocabulary
+from workload.contract import ncu_metrics, vocabulary
 from workload.contract.errors import InterruptedRunError, RooflaunchError
 from workload.contract.fields import encode, from_facts
 from workload.contract.ncu_csv import NcuSource
@@ -126,6 +126,7 @@ class NcuPass:
         candidates = [tool.Ncu(path=path) for path in self._facts.ncus]
         fitting = tool.choose(candidates, counted.compute_capability)
         chosen = metrics.choose(counted.compute_capability, self._spec.precision, fitting.metrics)
+        chosen = self._with_own_metrics(chosen, fitting)
         plan = self._kernel_plan("profile", counted, chosen, table="kernels", calibrated=True)
         self._announce(plan)
         done = self._under_ncu(fitting, plan)
@@ -135,6 +136,16 @@ class NcuPass:
         if not (done.end.interrupted or done.end.timed_out):
             result |= self._further_runs(counted, fitting)
         return from_facts(ProfileResult, result | {"files": self._files()})
+
+    def _with_own_metrics(self, chosen: MetricSet, fitting: tool.Fitting) -> MetricSet:
+        """Add the metrics that the user asked for, and log those that this ncu lacks."""
+        wanted = ncu_metrics.names(self._spec.ncu_metrics)
+        # For an unknown base, the suffixes of the nearest one would not help: it may be another quantity.
+        bases = {metrics.base(name) for name in wanted} & fitting.metrics
+        chosen = metrics.with_own(chosen, wanted, fitting.metrics, fitting.ncu.full_names(bases, fitting.chip))
+        for note in chosen.notes():
+            LOGGER.warning("note       %s", note)
+        return chosen
 
     # --- counting
 
@@ -175,7 +186,7 @@ class NcuPass:
             metrics=chosen,
             replay=Replay.KERNEL,
             caches=Caches.ALL,
-            estimate=command.estimate_kernels(total, chosen.passes, counted.start_s),
+            estimate=command.estimate_kernels(total, chosen.most_passes, counted.start_s),
             total=total,
             warmup_steps=counted.warmup_steps,
         )
@@ -308,11 +319,12 @@ class NcuPass:
             "l2_bytes_are": vocabulary.l2_bytes_are(counted.compute_capability),
             "clock_control": "none",
             "metrics": list(plan.metrics.names),
-            "missing": list(plan.metrics.missing),
+            "own_metrics": list(plan.metrics.own) or None,
+            "missing": [*plan.metrics.missing, *plan.metrics.own_missing],
             "passes": summary.passes(done.launches),
-            "expected_passes": plan.metrics.passes,
+            "expected_passes": None if plan.metrics.own else plan.metrics.passes,
             "kernels_profiled": len(done.launches),
-            "notes": list(done.notes),
+            "notes": [*plan.metrics.notes(), *done.notes],
             "expected_kernels": plan.total,
             "expected_kernels_per_step": counted.kernels_per_step,
             "expected_s": plan.estimate.expected_s,

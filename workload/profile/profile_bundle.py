@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import assert_never
+from typing import Any, assert_never
 
 from workload import log
 from workload.contract import bundle
@@ -40,6 +40,7 @@ class ProfileRequest:
     profile_steps: int | None = None
     profile_step_bytes: bool | None = None
     profile_throughput: bool | None = None
+    ncu_metrics: str | None = None
 
 
 def profile(
@@ -72,10 +73,11 @@ def wanted_spec(profiled: Bundle, request: ProfileRequest) -> RunSpec:
             f"'{profiled.path}' cannot be profiled: the run is '{status}', not completed",
             hint="profile a completed run, or run again with --profile",
         )
-    requested = {name: value for name, value in vars(request).items() if value is not None}
-    # The spec of a run profiled by ncu may have these two options, which torch.profiler does not support.
+    requested: dict[str, Any] = {name: value for name, value in vars(request).items() if value is not None}
+    # The spec of a run profiled by ncu may have these options, which torch.profiler does not support.
     if request.profile is Profile.TORCH:
-        requested = {"profile_step_bytes": False, "profile_throughput": False} | requested
+        without = {"profile_step_bytes": False, "profile_throughput": False, "ncu_metrics": None}
+        requested = without | requested
     # The recorded spec has all defaults filled in. Options newer than the bundle have their defaults.
     recorded = profiled.record.spec
     if recorded.script and (request.profile_step_bytes or request.profile_throughput):

@@ -88,6 +88,7 @@ def spec_of(bundle: Bundle) -> RunSpec:
     precision = Precision(str(spec.precision)) if spec.precision in set(Precision) else Precision.FP32
     kept = {"model": spec.model, "device": spec.device, "batch_size": spec.batch_size, "warmup": spec.warmup}
     kept |= {"iterations": spec.iterations, "profile": spec.profile, "profile_steps": spec.profile_steps}
+    kept["ncu_metrics"] = spec.ncu_metrics
     return RunSpec.from_json(kept | {"precision": precision})
 
 

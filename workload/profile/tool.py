@@ -1,7 +1,7 @@
 """Interface to Nsight Compute's `ncu`: chooses one that fits the GPU, and lists its metrics. Needs no GPU."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,13 @@ class Ncu:
         of_chip = ("--chip", chip) if chip else ()
         text = self._answer("--query-metrics", *of_chip)
         return frozenset(re.findall(r"^([a-z][a-z0-9_]*__[a-z0-9_]+)\s", text, re.MULTILINE))
+
+    def full_names(self, bases: Collection[str], chip: str | None) -> frozenset[str]:
+        """Names with suffixes (`dram__bytes.sum`) of metrics with these base names; empty if ncu does not list them."""
+        of_chip = ("--chip", chip) if chip else ()
+        words = ("--query-metrics", "--query-metrics-mode", "suffix", *of_chip, "--metrics", ",".join(sorted(bases)))
+        text = self._answer(*words) if bases else ""
+        return frozenset(re.findall(r"^([a-z][a-z0-9_]*__[a-z0-9_.]+)\s", text, re.MULTILINE))
 
     def _answer(self, *words: str) -> str:
         return self.ask([str(self.path), *words]) or ""

@@ -20,7 +20,7 @@ from workload.run import unfinished
 from workload.steps.program import Program
 
 # Options of `python -m rooflaunch script` that are passed unchanged to every process of the repeats.
-PASSED = ("warmup", "iterations", "min_seconds", "samples_per_step", "data", "then", "profile_steps")
+PASSED = ("warmup", "iterations", "min_seconds", "samples_per_step", "data", "then", "profile_steps", "ncu_metrics")
 # Function that runs the trainer or the script once, with the facts of one repeat, and returns the exit code. Raises the
 # error that ended the run.
 RunOnce = Callable[[Context], int]

@@ -80,6 +80,7 @@ class Request:
     fresh_ceilings: bool = False
     profile: Profile = Profile.NONE
     profile_steps: int = 1
+    ncu_metrics: str | None = None
     announce: Callable[[Path], None]
     is_launched: bool = False
 
@@ -180,6 +181,7 @@ class ScriptRun:
             repeats=self._request.context.repeats,
             profile=self._request.profile,
             profile_steps=self._request.profile_steps,
+            ncu_metrics=self._request.ncu_metrics,
             compile=_is_compiled(),
             deterministic=torch.are_deterministic_algorithms_enabled(),
             grad_accumulation=step.batches,

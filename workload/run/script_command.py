@@ -24,7 +24,7 @@ from workload.contract.errors import (
 )
 from workload.contract.interrupt import pending_interruption
 from workload.contract.record import Status
-from workload.contract.spec import Context, Option, Profile, options
+from workload.contract.spec import Context, Option, Profile, RunSpec, options
 from workload.contract.text import counted
 from workload.measure.timing import Timeline
 from workload.run.repeats import repeat_script
@@ -81,6 +81,7 @@ def add_parser(commands: Any, formatter: Any) -> None:
         help="run the script once more with a profiler: ncu counts FLOP and bytes, torch records a trace (none)",
     )
     parser.add_argument("--profile-steps", metavar="N", default="1", help="steps in the profile (1)")
+    parser.add_argument("--ncu-metrics", metavar="NAMES", help="with ncu: further metrics, a list or a file of names")
     parser.add_argument(
         "--no-ceilings", dest="ceilings", action="store_false", help="do not measure the best rates of this machine"
     )
@@ -131,6 +132,9 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
     repeats, profile, profile_steps = (
         _option(name).parse(getattr(parsed, name)) for name in ("repeats", "profile", "profile_steps")
     )
+    if parsed.ncu_metrics is not None:
+        parsed.ncu_metrics = _option("ncu_metrics").parse(parsed.ncu_metrics)
+        RunSpec(profile=profile, ncu_metrics=parsed.ncu_metrics).checked()
     if repeats > 1 or (profile is not Profile.NONE and not context.profile_later):
         return repeat_script(parsed, script, context, repeats=repeats, profile=profile)
     is_launched = parsed.context is not None
@@ -152,6 +156,7 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
             fresh_ceilings=parsed.fresh_ceilings,
             profile=profile,
             profile_steps=profile_steps,
+            ncu_metrics=parsed.ncu_metrics,
             announce=announce,
             is_launched=is_launched,
         )

@@ -6,7 +6,7 @@ The meaning is in metrics.toml; that of tensor operations is in the metric's nam
 import functools
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,8 +113,11 @@ class ReadingPlan:
         return [index for index, other in enumerate(self.header) if other == name and index != first]
 
 
-def plan(header: tuple[str, ...], units: Sequence[str] | None) -> ReadingPlan:
-    """The columns to read from a table with this header; `units`: second row of a wide table, None if absent."""
+def plan(header: tuple[str, ...], units: Sequence[str] | None, own: Collection[str] = ()) -> ReadingPlan:
+    """The columns to read from a table with this header; `units`: second row of a wide table, None if absent.
+
+    `own`: further metrics to read from a wide table, each with its name as its role and in the file's unit.
+    """
     layout = layout_of(header)
     marks = tuple(name for name in dict.fromkeys(header) if name.startswith((STARTED, PUSHED)))
     identity = tuple(name for name in _IDENTITY if name in header) + marks
@@ -124,7 +127,16 @@ def plan(header: tuple[str, ...], units: Sequence[str] | None) -> ReadingPlan:
     # In reverse, so that the first of two columns with one name counts.
     unit_of = dict(zip(reversed(header), reversed(units), strict=True)) if units else {}
     chosen = {role: _reading(role, unit_of) for role in known(header)}
-    readings = tuple(reading for reading in chosen.values() if reading)
+    readings = tuple(reading for reading in chosen.values() if reading) + tuple(
+        MetricReading(
+            role=MetricRole(name=name, kind=Quantity.COUNT, metrics=(name,)),
+            metric=name,
+            unit=unit_of.get(name, ""),
+            factor=1.0,
+        )
+        for name in own
+        if name in header
+    )
     return ReadingPlan(
         layout=layout,
         header=header,

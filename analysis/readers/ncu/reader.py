@@ -93,15 +93,17 @@ class _FileContent:
     original: NcuSource
 
 
-def read(path: Path) -> NcuFile:
+def read(path: Path, *, own: Sequence[str] = ()) -> NcuFile:
     """Read a CSV that ncu printed, or a report file if NVIDIA's `ncu_report` is installed.
+
+    `own`: names of further metrics, which become columns of `kernels` in the units of the file.
 
     Raises `NcuFileError`, which names the failure, if there is no table of launches, and `ToolError` for a report that
     no installed module can read.
     """
     path = Path(path)
     try:
-        content = _of_report(path) if path.suffix == report.SUFFIX else _of_csv(path)
+        content = _of_report(path) if path.suffix == report.SUFFIX else _of_csv(path, own)
     except OSError as error:
         reason = f"it cannot be read: {error.strerror or error}"
         raise NcuFileError(path, Failure.ABSENT, reason, hint="check the path") from error
@@ -112,7 +114,7 @@ def read(path: Path) -> NcuFile:
         launches_on = ", ".join(f"{gpu}: {number}" for gpu, number in gpus.items())
         losses.append(f"launches of {len(gpus)} GPUs are added up ({launches_on})")
     losses += [warning for part in content.tables for warning in part.warnings]
-    frames = [_kernels(part) for part in whole.tables]
+    frames = [_kernels(part, own) for part in whole.tables]
     durations = [frame["duration_s"].to_numpy() for frame, _ in frames]
     impossible.refuse(content.source, content.original, whole.tables, durations)
     kernels = _joined([frame for frame, _ in frames])
@@ -153,7 +155,7 @@ def _of_report(path: Path) -> _FileContent:
     )
 
 
-def _of_csv(path: Path) -> _FileContent:
+def _of_csv(path: Path, own: Sequence[str]) -> _FileContent:
     source = original = _source(path)
     try:
         start = ncu_csv.find(source)
@@ -162,9 +164,9 @@ def _of_csv(path: Path) -> _FileContent:
         if recoded is None:
             raise errors.explain(path, error.head, error.text) from error
         source, start = recoded, ncu_csv.find(recoded)
-    sections = table.sections(source, start)
+    sections = table.sections(source, start, own=own)
     if any(launches.is_misread(section) for section in sections):
-        sections = table.sections(source, start, as_text=True)
+        sections = table.sections(source, start, as_text=True, own=own)
     sections = [section for section in sections if len(section.columns)]
     if not sections:
         reason = "it has a header, but no kernel launch"
@@ -235,7 +237,7 @@ def _is_row(line: str) -> bool:
 # --- one row per launch
 
 
-def _kernels(part: Launches) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def _kernels(part: Launches, own: Sequence[str]) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """The data frame of kernels, and remarks on how its figures were derived."""
     names = part.identity["name"]
     is_named = np.array([names_tensor_cores(str(name)) for name in names.categories] + [False])
@@ -261,7 +263,7 @@ def _kernels(part: Launches) -> tuple[pd.DataFrame, tuple[str, ...]]:
         "dram_write_bytes": done.dram_write,
         "l2_bytes": roles.get("l2"),
         "l1_bytes": roles.get("l1"),
-        **{name: roles.get(name) for name in ("sm_percent", "memory_percent", "dram_percent")},
+        **{name: roles.get(name) for name in ("sm_percent", "memory_percent", "dram_percent", *own)},
     }
     absent = np.full(len(part), np.nan)
     filled = {name: absent if column is None else column for name, column in columns.items()}

@@ -3,7 +3,7 @@
 import codecs
 import io
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -48,13 +48,13 @@ class NcuTable:
         return all(pa.types.is_floating(self.columns.schema.field(name).type) for name in self.plan.numbers)
 
 
-def sections(source: NcuSource, head: Preamble, *, as_text: bool = False) -> list[NcuTable]:
+def sections(source: NcuSource, head: Preamble, *, as_text: bool = False, own: Collection[str] = ()) -> list[NcuTable]:
     """Every table of the file: usually one, several if several runs were written one after the other.
 
-    `as_text`: keep numbers as text. Raises `NcuFileError`.
+    `as_text`: keep numbers as text. `own`: further metrics to read, if the file has one table. Raises `NcuFileError`.
     """
     units, start = ncu_csv.units_of(source, head)
-    plan = metrics.plan(head.header, units)
+    plan = metrics.plan(head.header, units, own)
     even = _rows_of_metrics(source, head, plan, start) or _EvenRows(source=source, head=head, plan=plan, start=start)
     is_plain = not as_text and _has_plain_numbers(even)
     # Numbers that are not plain, or that pyarrow cannot parse, are kept as text for our own parser.

@@ -1,8 +1,8 @@
 """Sections of the report on method, environments, audit, limits and reproduction."""
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -16,7 +16,7 @@ from analysis.report.content import Block, Bullets, Commands, Heading, Paragraph
 from analysis.report.evidence import ReportEvidence
 from analysis.report.glossary import load as glossary_words
 from analysis.report.reproduce import commands
-from workload.contract.spec import Device
+from workload.contract.spec import Device, Profile
 from workload.contract.tables import Column
 from workload.contract.text import counted
 
@@ -24,6 +24,10 @@ SHOWN_RUNS = 3
 MOST_FIGURES = 6
 MOST_NOTES = 12
 MOST_PROBLEMS = 100
+# Most sets of packages in the columns of a table.
+MOST_LISTS = 6
+# Packages in a paragraph: a longer text would be cut.
+IN_PARAGRAPH = 100
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
 # Characters of a hash that are enough to distinguish commits and digests.
 HASH_CHARACTERS = 19
@@ -107,6 +111,15 @@ ENVIRONMENTS = (
     ),
     Column(name="runs", heading="runs", digits=0),
 )
+METRICS = (
+    *words.facts(
+        profiles="profiles",
+        ncu="Nsight Compute",
+        ours="metrics",
+        own="metrics that the user added",
+        missing="not available there",
+    ),
+)
 # A run with at least this many steps has met the conditions of a long training.
 MANY_STEPS = 1000
 FEW_STEPS = (
@@ -145,7 +158,34 @@ def method(evidence: ReportEvidence) -> Section:
         rows = [row | {"ending": str(row["status"]).replace("_", " ")} for row in rows_of(broken)]
         blocks.append(words.table("Runs that did not complete", BROKEN, rows))
     blocks.append(Bullets(sentences=_method(runs, evidence.material.unit)))
-    return Section(name="method", title="Method", blocks=blocks, parts=[limits(evidence)], folded=True)
+    return Section(
+        name="method", title="Method", blocks=blocks, parts=[limits(evidence), *_metrics(evidence)], folded=True
+    )
+
+
+def _metrics(evidence: ReportEvidence) -> Iterator[Section]:
+    """The part on the metrics that ncu collected: a row for each list of metrics, with its profiles."""
+    profiled: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    runs = evidence.material.every
+    for row in rows_of(runs[runs["profile_kind"].eq(Profile.NCU)]):
+        record = evidence.record(row["run_id"])
+        if record is None or not record.profile.metrics:
+            continue
+        profile, further = record.profile, (record.profile.step_bytes, record.profile.throughput)
+        own = list(profile.own_metrics or ())
+        ours = [*(profile.metrics or ()), *(name for each in further if each for name in each.metrics or ())]
+        lists = ([name for name in ours if name not in own], own, list(profile.missing or ()))
+        texts = tuple(", ".join(dict.fromkeys(names)) for names in lists)
+        version = words.text(profile.ncu.version if profile.ncu else None)
+        name = f"{row['env']}: {row['task']}, {words.text(row['batch_size'])}"
+        profiled[version, *texts].append(name)
+    rows = [
+        {"profiles": words.listed(names), "ncu": ncu, "ours": ours, "own": own or None, "missing": missing or None}
+        for (ncu, ours, own, missing), names in profiled.items()
+    ]
+    if rows:
+        table = words.table("Metrics that Nsight Compute collected, by profile", METRICS, rows)
+        yield Section(name="metrics", title="Metrics of the profiles", blocks=[table], folded=True)
 
 
 def _method(runs: pd.DataFrame, unit: str) -> Sequence[str]:
@@ -223,7 +263,65 @@ def environment(evidence: ReportEvidence) -> Section:
         for row in rows_of(distinct)
     ]
     table = words.table("Environments; one row for each set of software", ENVIRONMENTS, rows)
-    return Section(name="environment", title="Environments", blocks=[table], folded=True)
+    blocks, parts = _packages(evidence, runs)
+    return Section(name="environment", title="Environments", blocks=[table, *blocks], parts=parts, folded=True)
+
+
+def _packages(evidence: ReportEvidence, runs: pd.DataFrame) -> tuple[list[Block], list[Section]]:
+    """A table of packages whose versions differ between environments, and a folded list of all for each environment.
+
+    Each set of software is read from its first run. Runs from before there was a list have none.
+    """
+    environments: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for row in rows_of(runs.drop_duplicates(list(SOFTWARE_FACTS))):
+        record = evidence.record(row["run_id"])
+        software = record.environment.software if record else None
+        listed = tuple(software.packages or ()) if software else ()
+        if listed and row["env"] not in environments[listed]:
+            environments[listed].append(row["env"])
+    names = _names(environments)
+    parts = [
+        Section(
+            name=f"packages-{number}",
+            title=f"Packages of {name} ({len(listed)})",
+            blocks=[
+                Paragraph(text=", ".join(listed[start : start + IN_PARAGRAPH]))
+                for start in range(0, len(listed), IN_PARAGRAPH)
+            ],
+            folded=True,
+        )
+        for number, (name, listed) in enumerate(names.items(), 1)
+    ]
+    return _differing(names), parts
+
+
+def _names(environments: Mapping[tuple[str, ...], Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Lists of packages by the environments that have them; an environment with several lists is numbered."""
+    total = Counter(env for envs in environments.values() for env in envs)
+    seen, names = Counter[str](), dict[str, tuple[str, ...]]()
+    for listed, envs in environments.items():
+        seen.update(envs)
+        names[", ".join(f"{env} ({seen[env]})" if total[env] > 1 else env for env in envs)] = listed
+    return names
+
+
+def _differing(lists: Mapping[str, tuple[str, ...]]) -> list[Block]:
+    """Packages that not all environments have in the same version; no block if there are none."""
+    shown = list(lists.items())[:MOST_LISTS]
+    # A column's name must not be an environment's, which may be any text.
+    versions = {
+        f"list {number}": {package.partition("==")[0]: package.partition("==")[2] for package in listed}
+        for number, (_, listed) in enumerate(shown)
+    }
+    headings = zip(versions, (name for name, _ in shown), strict=True)
+    columns = words.facts(package="package", **dict(headings))
+    rows = []
+    for package in sorted({package for its in versions.values() for package in its}, key=str.lower):
+        row = {name: its.get(package, "not installed") for name, its in versions.items()}
+        if len(set(row.values())) > 1:
+            rows.append({"package": package, **row})
+    more = f"; {len(lists) - MOST_LISTS} more lists are not compared" if len(lists) > MOST_LISTS else ""
+    return [words.table(f"Packages that differ between environments{more}", columns, rows)] if rows else []
 
 
 def _joined(*values: object) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
-from tests.analysis.kernels.test_kernel_breakdown import NAMES, STEPS, profile
+from tests.analysis.kernels.test_kernel_breakdown import NAMES, RATE, STEPS, profile, with_own
 from tests.analysis.readers.ncu.ncu_files import COUNTS, TIME, long, save, wide
 
 ROWS = [[1000, 10, 10, 40, 100], [3000, 0, 0, 200, 100], [1000, 10, 10, 40, 100]]
@@ -101,6 +101,19 @@ def test_the_table_says_which_l2_bytes_they_are(tmp_path: Path, analyze: Analyze
     # A bare file tells by its GPU.
     (file,) = (tmp_path / "results").rglob("kernels.csv")
     assert {row["remark"] for row in rows_of(analyze, file)} == {label}
+
+
+def test_metrics_of_the_user_are_columns(tmp_path: Path, analyze: Analyze) -> None:
+    with_own(make(tmp_path / "results", 1))
+    profile(make(tmp_path / "results", 2, spec__model="vgg11"), STEPS, NAMES)
+    found = {(row["model"], row["family"]): row for row in rows_of(analyze, tmp_path / "results")}
+    assert found["resnet18", "GEMM"][RATE] == pytest.approx(60)
+    assert found["resnet18", "all"][RATE] == pytest.approx(10 * (1 + 2 + 3 + 4 + 5 + 6) / 2)
+    assert found["vgg11", "GEMM"][RATE] is None
+    _, out, _ = analyze("kernels", tmp_path / "results", "--wide")
+    assert RATE in out
+    assert "absent__metric" not in out
+    assert RATE not in analyze("kernels", tmp_path / "results")[1]
 
 
 def test_missing_counters_are_unavailable(tmp_path: Path, analyze: Analyze) -> None:

@@ -1,5 +1,6 @@
 """Kernels of profiled runs by family or name: time, FLOP and bytes against hand-computed values."""
 
+import json
 import math
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 import analysis
 from analysis.figures import Figure
 from analysis.kernels.breakdown import kernel_points
+from analysis.report import markdown
+from analysis.report.compose import compose
 from analysis.report.evidence import gather
 from benchmarks.synthetic_bundles import make
 from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, STARTED, TIME, wide
@@ -69,6 +72,48 @@ def test_kernels_of_a_step_by_hand(tmp_path: Path) -> None:
     assert (norm["family"], norm["launches"]) == ("batch norm", 1)
     assert norm["intensity_flop_per_byte"] == pytest.approx(0.1)
     assert norm["share_of_time"] == pytest.approx(1 / 9)
+
+
+HIT, RATE, PEAK = "l1tex__t_sector_hit_rate.pct", "lts__t_sectors.sum", "sm__warps_active.max"
+
+
+def with_own(folder: Path) -> Path:
+    """A profile of two steps with three metrics that the user asked for, one of which is absent from the file."""
+    own = [[number, 10 * number, 100 - number] for number in range(len(STEPS))]
+    cells = [[mark(str(first)), *rest, *more] for (first, *rest), more in zip(STEPS, own, strict=True)]
+    (folder / "ncu").mkdir()
+    units = {**UNITS, HIT: "%", RATE: "sector", PEAK: "warp"}
+    (folder / "ncu" / "kernels.csv").write_text(wide(units, cells, names=NAMES, extra=[STARTED], capability="7.5"))
+    document = json.loads((folder / bundle.RECORD).read_text())
+    names = [HIT, RATE, PEAK, "absent__metric.sum"]
+    document["profile"] |= {"kind": "ncu", "metrics": [TIME, DRAM, *names], "own_metrics": names}
+    document["profile"] |= {"missing": ["dram__bytez.sum"]}
+    bundle.write_document(folder, document)
+    (folder / bundle.MANIFEST).unlink()
+    bundle.seal(folder)
+    return folder
+
+
+def test_metrics_of_the_user_by_hand(tmp_path: Path) -> None:
+    with_own(make(tmp_path, 1))
+    gemm, norm = kernel_points(analysis.load(tmp_path)).to_dict("records")
+    # GEMM: launches 1, 2, 4, 5 with 1, 3, 1, 3 us in two steps.
+    assert gemm[RATE] == pytest.approx(10 * (1 + 2 + 4 + 5) / 2)
+    assert gemm[HIT] == pytest.approx((1 * 1 + 2 * 3 + 4 * 1 + 5 * 3) / 8)
+    assert gemm[PEAK] == 99
+    assert norm[PEAK] == 97
+    assert math.isnan(gemm["absent__metric.sum"])
+    assert gemm["flop_per_s"] == pytest.approx(4000 / 4e-6)
+
+
+def test_report_lists_the_metrics_of_each_profile(tmp_path: Path) -> None:
+    with_own(make(tmp_path, 1))
+    page = markdown.render(compose(gather(analysis.load(tmp_path))), figures=None)
+    page = page.replace("\\_", "_")
+    row = next(line for line in page.splitlines() if RATE in line)
+    assert TIME in row.split("|")[-4]
+    assert [name.strip() for name in row.split("|")[-3].split(",")] == [HIT, RATE, PEAK, "absent__metric.sum"]
+    assert row.split("|")[-2].strip() == "dram__bytez.sum"
 
 
 @pytest.mark.parametrize(

@@ -118,16 +118,16 @@ def test_a_report_of_scripts_alone(results: Path, analyze: Analyze) -> None:
     assert "images/s" not in page.read_text().rpartition("vegaEmbed = vegaEmbed")[2]
     assert " tokens/s (" in text
     assert "training FLOP/token" in text
-    assert "\npython -m rooflaunch script --warmup 2 --iterations 10 --repeats 2 -- gpt.py\n" in text
-    assert "\npython -m rooflaunch script --warmup 2 --iterations 10 -- gpt.py --token '[redacted]'\n" in text
+    assert "\nlaunch local --runtime process --cpu --warmup 2 --iterations 10 --repeats 2 -- gpt.py\n" in text
+    assert "\nlaunch local --runtime process --cpu --warmup 2 --iterations 10 -- gpt.py --token '[redacted]'\n" in text
 
 
 def test_a_profile_is_reproduced_too() -> None:
     record = bundle.read(GPT[0]).record
     spec = replace(record.spec, profile="torch", profile_steps=2, samples_per_step=96)
     assert reproduce.command(replace(record, spec=spec)) == (
-        "python -m rooflaunch script --warmup 2 --iterations 10 --samples-per-step 96 --profile torch --profile-steps 2"
-        " -- gpt.py"
+        "launch local --runtime process --cpu --warmup 2 --iterations 10 --samples-per-step 96 --profile torch "
+        "--profile-steps 2 -- gpt.py"
     )
 
 
@@ -149,7 +149,7 @@ def test_a_report_of_scripts_beside_a_model(results: Path, analyze: Analyze) -> 
         if "gpt.py" in line:
             assert "images/s" not in line.partition("gpt.py")[2].partition("accumulation.py")[0].partition(model)[0]
     assert "Throughput [images/s]" not in page.read_text()
-    assert "\npython -m rooflaunch script --warmup 2 --iterations 10 -- accumulation.py\n" in text
+    assert "\nlaunch local --runtime process --cpu --warmup 2 --iterations 10 -- accumulation.py\n" in text
 
 
 @pytest.mark.parametrize(

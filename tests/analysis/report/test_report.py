@@ -14,6 +14,7 @@ from analysis.report.compose import compose
 from analysis.report.content import Paragraph, Picture, Report, Table, figures_of
 from analysis.report.evidence import ReportEvidence, gather
 from analysis.report.sections import answer, complexity, context, measurements
+from benchmarks.synthetic_bundles import make
 from tests.analysis.by_hand import at_rates, for_every_figure, run
 from tests.analysis.in_process import Analyze
 from tests.analysis.report.report_bundles import many, matrix
@@ -23,6 +24,41 @@ from workload.contract.errors import ExitCode
 from workload.contract.text import counted, percent
 
 # --- the answer
+
+
+PACKAGES = ["numpy==2.2.0", "Pillow==11.0", "torch==2.15.0+cu132"]
+
+
+def with_packages(folder: Path, number: int, place: str, packages: list[str], **more: Any) -> None:
+    make(folder, number, environment__place=place, environment__software__packages=packages, **more)
+
+
+def test_packages_are_listed_once_and_those_that_differ_are_named(tmp_path: Path) -> None:
+    with_packages(tmp_path, 1, "a", PACKAGES)
+    with_packages(tmp_path, 2, "b", PACKAGES)
+    with_packages(tmp_path, 3, "c", ["numpy==2.3.0", "torch==2.15.0+cu132"])
+    # Another driver is another set of software of one environment.
+    with_packages(tmp_path, 4, "c", ["numpy==2.2.0", "torch==2.15.0+cu132"], environment__device__driver_version="1")
+    section = context.environment(gather(analysis.load(tmp_path)))
+    differing = next(block for block in section.blocks if isinstance(block, Table) and "differ" in block.caption)
+    assert [heading.text for heading in differing.headings] == ["package", "a, b", "c (1)", "c (2)"]
+    assert [list(row) for row in differing.rows] == [
+        ["numpy", "2.2.0", "2.3.0", "2.2.0"],
+        ["Pillow", "11.0", "not installed", "not installed"],
+    ]
+    assert [(part.title, part.folded) for part in section.parts] == [
+        *(("Packages of a, b (3)", True), ("Packages of c (1) (2)", True), ("Packages of c (2) (2)", True)),
+    ]
+    assert section.parts[0].blocks == [Paragraph(text=", ".join(PACKAGES))]
+
+
+def test_packages_that_are_alike_need_no_table(tmp_path: Path) -> None:
+    with_packages(tmp_path, 1, "a", [f"package-{number}==1" for number in range(250)])
+    make(tmp_path, 2, environment__place="old")
+    section = context.environment(gather(analysis.load(tmp_path)))
+    assert len(section.blocks) == 1
+    (part,) = section.parts
+    assert [len(block.text.split(", ")) for block in part.blocks if isinstance(block, Paragraph)] == [100, 100, 50]
 
 
 def test_the_answer_is_ranked_by_effect(evidence: ReportEvidence) -> None:

@@ -12,7 +12,8 @@ from launcher.backends.gcp import gpus as gcp_gpus
 from tests.docs import grammar
 from workload.contract import peaks
 from workload.contract import record as contract
-from workload.contract.record import GivenByUser, Record
+from workload.contract.import_record import GivenByUser
+from workload.contract.record import Record
 from workload.contract.spec import Device, Precision, Profile, RunSpec, arguments
 
 LOCAL = {"backend": "local", "runtime": "process"}
@@ -68,10 +69,30 @@ def read(document: dict[str, Any]) -> Record:
             "# measured on Compute Engine, on a GPU that the bundle does not name",
         ),
         (
-            {"backend": "slurm"},
+            {"backend": "slurm", "slurm": {"partition": "gpu", "gpus_on_node": "1"}},
             RunSpec(device=Device.CUDA, seed=1),
-            "python -m workload train --device cuda --batch-size 4 --seed 1",
+            "launch slurm --partition gpu --gres gpu:1 --batch-size 4 --seed 1",
         ),
+        ({"backend": "slurm"}, RunSpec(device=Device.CPU), "launch slurm --batch-size 4"),
+        (
+            {"backend": "ssh", "runtime": "docker", "place": "ssh-gpubox"},
+            RunSpec(),
+            "launch ssh --host gpubox --runtime docker --batch-size 4",
+        ),
+        ({"backend": "ssh", "place": "ssh-10-0-0-7"}, RunSpec(), "launch ssh --host USER@HOST --batch-size 4"),
+        (
+            {
+                "backend": "batch",
+                "place": "batch-l4",
+                "cloud": {"zone": "us-east4-c", "machine_type": "g2-standard-8", "spot": True},
+            },
+            RunSpec(),
+            (
+                "launch batch --region us-east4 --gpu l4 --zone us-east4-c --machine-type g2-standard-8 --spot "
+                "--batch-size 4"
+            ),
+        ),
+        ({"backend": "moon"}, RunSpec(), "# measured by the backend moon, which this version does not know"),
         ([], RunSpec(), "launch local --batch-size 4"),
     ],
 )

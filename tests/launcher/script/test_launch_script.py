@@ -204,7 +204,8 @@ def test_every_option_is_a_scripts_too_or_has_a_reason() -> None:
     for option in options():
         value = {bool: not option.default, int: 1, float: 1.0}.get(option.kind, option.example)
         if option.name in SCRIPT_OPTIONS:
-            spec = resolve({option.name: value}, {}, None, script=["train.py"]).spec
+            needed = {"profile": "ncu"} if option.name == "ncu_metrics" else {}
+            spec = resolve({option.name: value, **needed}, {}, None, script=["train.py"]).spec
             assert getattr(spec, option.name) == option.parse(value)
             continue
         with pytest.raises(UsageError, match="is only for our own trainer: ") as caught:

@@ -272,6 +272,7 @@ def test_every_option_survives_the_command_line(left_out: str) -> None:
         "profile_steps": 5,
         "profile_step_bytes": True,
         "profile_throughput": True,
+        "ncu_metrics": "dram__bytes.sum,sm__x.avg",
         "channels_last": True,
         "compile": True,
         "deterministic": True,

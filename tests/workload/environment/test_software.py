@@ -130,6 +130,7 @@ def test_software_of_this_process(lay_out: LayOut) -> None:
     assert facts["intra_op_threads"] == torch.get_num_threads()
     assert facts["colab"] == "release-1"
     assert facts["variables"] == {}
+    assert f"torch=={importlib.metadata.version('torch')}" in facts["packages"]
 
 
 def test_software_that_is_missing(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,11 @@ if words == ["--query-metrics"]:
 if words[:2] == ["--query-metrics", "--chip"]:
     assert words[2] in ("ad102", "gv100")
     print("".join(f"{{name}}   Counter   inst   # of\\n" for name in KNOWN)); sys.exit()
+if words[:3] == ["--query-metrics", "--query-metrics-mode", "suffix"]:
+    bases = words[words.index("--metrics") + 1].split(",")
+    print("".join(f"{{name}}.{{end}}   Counter   inst   # of\\n" for name in bases if name in KNOWN
+                  for end in ("avg", "max", "min", "sum", "sum.per_second", "avg.pct_of_peak_sustained_elapsed")))
+    sys.exit()
 options = {{}}
 while words and words[0].startswith("-"):
     word = words.pop(0)
@@ -68,7 +73,7 @@ if "--import" in options:
     csv.writer(sys.stdout, quoting=csv.QUOTE_ALL, lineterminator="\\n").writerows(rows); sys.exit()
 
 metrics = options["--metrics"].split(",")
-assert all(metric.partition(".")[0] in KNOWN for metric in metrics)
+assert all(metric.partition(".")[0] in KNOWN or metric.startswith("launch__") for metric in metrics)
 ADD, FMA = (f"smsp__sass_thread_inst_executed_op_{{op}}_pred_on.sum" for op in ("fadd", "ffma"))
 TIME, DRAM, SM = "gpu__time_duration.sum", "dram__bytes.sum", "sm__throughput.avg.pct_of_peak_sustained_elapsed"
 

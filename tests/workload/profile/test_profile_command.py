@@ -50,6 +50,7 @@ def test_profiled_process_trains_the_spec_and_starts_no_profile_of_its_own() -> 
         profile=Profile.NCU,
         profile_steps=4,
         profile_throughput=True,
+        ncu_metrics="dram__bytes.sum",
     )
     words = command.profiled_process(spec, Mode.CALIBRATED, Path("r.json"), 77)
     assert words == [

@@ -4,7 +4,16 @@ from tests.workload.profile.ncu_stand_in import EVERY_METRIC
 from workload.contract.spec import Precision
 from workload.contract.vocabulary import TENSOR_PIPE_IS_PRODUCTS
 from workload.profile import metrics
-from workload.profile.metrics import TENSOR_TYPES, base, choose, choose_step, choose_throughput, table
+from workload.profile.metrics import (
+    OWN_PASSES,
+    TENSOR_TYPES,
+    base,
+    choose,
+    choose_step,
+    choose_throughput,
+    table,
+    with_own,
+)
 
 FP16 = ("sm__ops_path_tensor_src_fp16_dst_fp32.sum", "sm__ops_path_tensor_src_fp16_dst_fp16.sum")
 TURING = ("sm__ops_path_tensor_src_fp16_bf16_tf32_dst_fp32.sum", "sm__ops_path_tensor_src_fp16_dst_fp16.sum")
@@ -52,6 +61,39 @@ def test_what_an_ncu_lacks_is_missing_and_not_asked_for() -> None:
     assert choose("9.0", Precision.TF32, EVERY_METRIC - {base(HFMA2)}).missing == (HFMA2,)
     assert choose("8.9", Precision.TF32, EVERY_METRIC - {base(HFMA2)}).missing == ()
     assert not {"l1tex__t_bytes.sum", TF32} & set(chosen.names)
+
+
+def test_own_metrics_are_added_once_and_cost_passes() -> None:
+    chosen = choose("8.9", Precision.FP32, EVERY_METRIC)
+    wanted = ["dram__bytes.sum", "lts__t_bytes.avg", "launch__registers_per_thread"]
+    own = with_own(chosen, wanted, EVERY_METRIC, {"lts__t_bytes.avg", "lts__t_bytes.sum"})
+    assert own.names == (*chosen.names, "lts__t_bytes.avg", "launch__registers_per_thread")
+    assert (own.own, own.roles, own.passes, own.most_passes) == (tuple(wanted), chosen.roles, 4, 4 + 2 * OWN_PASSES)
+    assert with_own(chosen, [], EVERY_METRIC, ()) == chosen
+    assert chosen.most_passes == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("lts__t_bytes.som", "lts__t_bytes.sum"),
+        ("lts__t_bytes", "lts__t_bytes.sum"),
+        ("lts__t_bytes.x", "lts__t_bytes.sum"),
+        ("lts__t_byte.sum", "lts__t_bytes.sum"),
+        ("zzz__qqq.sum", None),
+    ],
+)
+def test_absent_metric_has_its_nearest(name: str, nearest: str | None) -> None:
+    chosen = choose("8.9", Precision.FP32, EVERY_METRIC)
+    own = with_own(chosen, [name], EVERY_METRIC, {"lts__t_bytes.avg", "lts__t_bytes.sum"})
+    assert (own.own, own.own_missing, own.names) == ((), {name: nearest}, chosen.names)
+    near = f"; the nearest is {nearest}" if nearest else ""
+    assert list(own.notes()) == [f"this ncu does not have {name} for this GPU: left out{near}"]
+
+
+def test_ncu_that_lists_no_suffixes_is_believed() -> None:
+    chosen = choose("8.9", Precision.FP32, EVERY_METRIC)
+    assert with_own(chosen, ["lts__t_bytes.x", "l9__x.sum"], EVERY_METRIC, ()).own == ("lts__t_bytes.x",)
 
 
 def test_a_type_that_is_half_known_is_not_counted_at_all() -> None:

@@ -124,6 +124,27 @@ def test_one_that_amp_always_skips_is_partial(run_folder: Path, monkeypatch: pyt
     assert (found["throughput"]["status"], found["throughput"]["reason"]) == ("partial", reason)
 
 
+OWN = "dram__bytes.sum.per_second,dram__bytes.sum,lts__t_bytez.sum,launch__waves,sm__throughput.nonsense"
+
+
+def test_metrics_of_the_user_are_collected_too(run_folder: Path) -> None:
+    found = profile(run_folder, ncu_metrics=OWN)
+    assert (found["status"], found["flop_per_step"]) == ("completed", FLOP_PER_STEP)
+    assert found["own_metrics"] == ["dram__bytes.sum.per_second", "dram__bytes.sum", "launch__waves"]
+    assert found["metrics"][-2:] == ["dram__bytes.sum.per_second", "launch__waves"]
+    assert len(found["metrics"]) == len(set(found["metrics"]))
+    assert found["missing"] == ["l1tex__t_bytes.sum", "lts__t_bytez.sum", "sm__throughput.nonsense"]
+    assert found["notes"] == [
+        "this ncu does not have lts__t_bytez.sum for this GPU: left out; the nearest is lts__t_bytes.sum",
+        "this ncu does not have sm__throughput.nonsense for this GPU: left out; the nearest is sm__throughput.sum",
+    ]
+    assert "expected_passes" not in found
+    header = (run_folder / "ncu" / "kernels.csv").read_text().splitlines()[0]
+    assert '"dram__bytes.sum.per_second"' in header
+    # Without the option nothing changes.
+    assert "own_metrics" not in profile(run_folder)
+
+
 @pytest.fixture
 def script_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Bundle of a user's script. Its profiled process is replaced by a stand-in, as for a model."""

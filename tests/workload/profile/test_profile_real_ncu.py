@@ -110,6 +110,24 @@ def test_suffixes_exist(ncu: Ncu, capability: str) -> None:
     assert names - listed == set()
 
 
+def test_own_metrics_are_checked_against_a_chip(ncu: Ncu) -> None:
+    require_table_version(ncu)
+    known = knows(ncu, "ad104")
+    wanted = [
+        *("l1tex__t_sector_hit_rate.pct", "launch__registers_per_thread", "dram__bytes.sum"),
+        *("dram__bytez.sum", "dram__bytes.sums", "lts__t_sectors"),
+    ]
+    full = ncu.full_names({base(name) for name in wanted} & known, "ad104")
+    assert {"l1tex__t_sector_hit_rate.pct", "dram__bytes.sum.per_second"} <= full
+    own = metrics.with_own(metrics.choose("8.9", Precision.FP32, known), wanted, known, full)
+    assert own.own == tuple(wanted[:3])
+    assert own.own_missing == {
+        "dram__bytez.sum": "dram__bytes.sum",
+        "dram__bytes.sums": "dram__bytes.sum",
+        "lts__t_sectors": "lts__t_sectors.sum",
+    }
+
+
 def test_what_it_says_of_itself(ncu: Ncu) -> None:
     assert ncu.version()
     assert len(ncu.chips()) > 5
