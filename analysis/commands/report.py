@@ -4,14 +4,19 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, load, print_problems
+import analysis
+from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, print_problems, use_peaks
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.files import replacing
 from workload.contract.text import printable
+
+if TYPE_CHECKING:
+    from analysis.loading.index import Problem
+    from analysis.report.content import Report
 
 EXAMPLES = """\b
 Examples:
@@ -86,17 +91,14 @@ def _report(
     peaks: Path | None,
 ) -> int:
     """Write the page and, on request, its figures and its Markdown; print the paths of the files."""
-    from analysis.figures import export
-    from analysis.report import html
-    from analysis.report import markdown as markdown_page
-    from analysis.report.compose import compose
-    from analysis.report.evidence import gather
-
     for path, option in ((output, "-o"), (markdown, "--markdown")):
         if path is not None:
             _require_writable(path, option=option)
-    loaded = load(folders, verify=verify, peaks=peaks)
-    composed = compose(gather(loaded, on_stage=_progress))
+    composed, problems = _composed(folders, verify=verify, peaks=peaks)
+    from analysis.figures import export
+    from analysis.report import html
+    from analysis.report import markdown as markdown_page
+
     _progress("page")
     _write(output, html.render(composed), option="-o")
     print(printable(str(output)))
@@ -110,8 +112,33 @@ def _report(
         where = Path(os.path.relpath(figures, markdown.parent)).as_posix() if figures else None
         _write(markdown, markdown_page.render(composed, figures=where), option="--markdown")
         print(printable(str(markdown)))
-    print_problems(loaded.problems)
+    print_problems(problems)
     return ExitCode.DONE
+
+
+def _composed(folders: Sequence[Path], *, verify: bool, peaks: Path | None) -> "tuple[Report, Sequence[Problem]]":
+    """The report and the problems of its bundles: of a single folder as it was kept, if no file has changed."""
+    from analysis.report import kept, vega
+
+    use_peaks(peaks)
+    root = folders[0] if len(folders) == 1 and not verify else None
+    key = kept.key_of(root) if root else None
+    if root and key:
+        # From now on another thread makes the page's libraries.
+        vega.libraries()
+        if found := kept.load(root, key):
+            return found
+    loaded = analysis.load(*folders, verify=verify, peaks=peaks)
+    # Only now, because the wrong folder is then reported a second earlier.
+    vega.libraries()
+    # A kept report does not need these imports.
+    from analysis.report.compose import compose
+    from analysis.report.evidence import gather
+
+    report = compose(gather(loaded, on_stage=_progress))
+    if root and key:
+        report = kept.store(root, key, report, loaded.problems)
+    return report, loaded.problems
 
 
 def _progress(stage: str) -> None:

@@ -132,7 +132,7 @@ def _batch_texts(points: pd.DataFrame, frame: Plane, opacity: Any) -> list[alt.C
     if places.empty:
         return []
     return [
-        layer.encode(x=frame.x, y=frame.y, text="text:N", opacity=opacity)
+        layer.encode(x=frame.x, y=frame.y, text=alt.Text("text:N"), opacity=opacity)
         for (align, dx, dy), rows in places.groupby(["align", "dx", "dy"], sort=False)
         for layer in style.text_on(
             style.chart(rows.drop(columns=["align", "dx", "dy"])),
@@ -196,7 +196,7 @@ def combined(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> D
     if len(roofs):
         lines = style.chart(_lines(roofs, frame)).mark_line(strokeWidth=1.6, clip=True)
         channels = {"x": frame.x, "y": frame.y, "color": colour, "opacity": opacity}
-        layers.insert(0, lines.encode(**channels, detail="roof:N", strokeDash=_kinds(roofs)))
+        layers.insert(0, lines.encode(**channels, detail=alt.Detail("roof:N"), strokeDash=_kinds(roofs)))
     return style.layered(layers, parameters, height=frame.height)
 
 
@@ -256,13 +256,14 @@ def against_batch(material: Material, points: pd.DataFrame) -> Drawing:
 def _curve(base: alt.Chart) -> Drawing:
     """Layer of a dotted line through the points of one precision and source, in the order of batch sizes."""
     line = base.mark_line(strokeWidth=1, strokeDash=[1, 3])
-    return line.encode(detail=["variant:N", "source:N"], order="batch_size:Q")
+    return line.encode(detail=[alt.Detail("variant:N"), alt.Detail("source:N")], order=alt.Order("batch_size:Q"))
 
 
 def _modelled_span(base: alt.Chart, channel: str) -> Drawing:
     """Layer of dashed lines along `channel` (x or y) over the intervals of modelled bytes."""
     rows = base.transform_filter("isValid(datum.intensity_low) && datum.source == 'modelled'")
-    ends = {channel: "intensity_low:Q", f"{channel}2": "intensity_high:Q"}
+    first, second = (alt.X, alt.X2) if channel == "x" else (alt.Y, alt.Y2)
+    ends = {channel: first("intensity_low:Q"), f"{channel}2": second("intensity_high:Q")}
     return rows.mark_rule(strokeWidth=1.5, strokeDash=[4, 2]).encode(**ends)
 
 
@@ -313,8 +314,8 @@ def _roof_layers(roofs: pd.DataFrame, frame: Plane) -> list[alt.Chart]:
         style.chart(_labels(roofs, frame)), align="right", baseline="bottom", dx=-4, dy=-3, fontSize=11, clip=True
     )
     return [
-        lines.encode(x=frame.x, y=frame.y, detail="roof:N", strokeDash=_kinds(roofs, named=True)),
-        *(text.encode(x=frame.x, y=frame.y, text="label:N") for text in texts),
+        lines.encode(x=frame.x, y=frame.y, detail=alt.Detail("roof:N"), strokeDash=_kinds(roofs, named=True)),
+        *(text.encode(x=frame.x, y=frame.y, text=alt.Text("label:N")) for text in texts),
     ]
 
 

@@ -73,7 +73,7 @@ def breakdown(table: pd.DataFrame) -> Drawing:
             x=alt.X("share_of_time:Q", scale=scale, axis=axis, title="Share of kernel time [%]"),
             y=alt.Y("configuration:N", title=None, sort=None, axis=style.named_axis(configurations)),
             color=style.colour("family", order, FAMILY_COLOURS, "Kernels"),
-            order="rank:Q",
+            order=alt.Order("rank:Q"),
             opacity=opacity,
             tooltip=style.tooltips(drawn, columns),
         )
@@ -129,7 +129,7 @@ def variance(material: Material, rows: pd.DataFrame) -> Drawing:
     }
     spans = base.transform_filter("isValid(datum.slow) && isValid(datum.fast)").mark_rule(strokeWidth=2, opacity=0.45)
     layers = [
-        spans.encode(x=alt.X("slow:Q", scale=scale, axis=axis), x2="fast:Q"),
+        spans.encode(x=alt.X("slow:Q", scale=scale, axis=axis), x2=alt.X2("fast:Q")),
         base.mark_point(filled=True, size=60).encode(
             x=alt.X("relative:Q", scale=scale, axis=axis, title="Throughput against the median [%]"),
             shape=style.shape("env", rows["env"], material.environments, "Environment"),

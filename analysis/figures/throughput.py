@@ -52,7 +52,9 @@ def against_batch(material: Material, table: pd.DataFrame, failed: pd.DataFrame)
     rows = rows.assign(at=rows["batch_size"] * rows["series"].map(shift))
     base = style.chart(rows).encode(x=x, color=colour, opacity=opacity)
     layers: list[Any] = [
-        base.mark_line(strokeWidth=1.8).encode(y=y, strokeDash=dash, detail="series:N", order="batch_size:Q"),
+        base.mark_line(strokeWidth=1.8).encode(
+            y=y, strokeDash=dash, detail=alt.Detail("series:N"), order=alt.Order("batch_size:Q")
+        ),
         *style.bars(base, rows, "y", y),
         base.mark_point(filled=True, size=60).encode(
             y=y,
@@ -115,7 +117,8 @@ def scaling(material: Material, table: pd.DataFrame) -> Drawing:
             opacity=opacity,
         )
         line = base.mark_line(strokeWidth=1.8).encode(
-            strokeDash=style.dash("variant", table["variant"], material.variants, "Precision"), detail="series:N"
+            strokeDash=style.dash("variant", table["variant"], material.variants, "Precision"),
+            detail=alt.Detail("series:N"),
         )
         names = titles(material, relative="by the smallest batch's")
         points = base.mark_point(filled=True, size=50).encode(
@@ -123,7 +126,7 @@ def scaling(material: Material, table: pd.DataFrame) -> Drawing:
             tooltip=style.tooltips(rows, names),
         )
         equal = alt.Chart(style.data([{"relative": 1}])).mark_rule(style="ink-line", strokeDash=[4, 4], opacity=0.6)
-        panel = alt.layer(equal.encode(y="relative:Q"), line, points).properties(width=width, height=height)
+        panel = alt.layer(equal.encode(y=alt.Y("relative:Q")), line, points).properties(width=width, height=height)
         panels.append(
             panel
             if columns == 1
@@ -214,11 +217,14 @@ def rows_of_points(
     layers: list[Any] = [
         *style.bars(coloured, rows, "x", x),
         coloured.mark_point(filled=True, size=70).encode(x=x, shape=shape, tooltip=tooltip),
-        *(layer.encode(x=end, text="text:N") for layer in style.text_on(base, align="left", dx=9, fontSize=11)),
+        *(
+            layer.encode(x=end, text=alt.Text("text:N"))
+            for layer in style.text_on(base, align="left", dx=9, fontSize=11)
+        ),
     ]
     if has_stems:
         stem = coloured.transform_calculate(zero="0").mark_rule(strokeWidth=1, strokeDash=[2, 3])
-        layers.insert(0, stem.encode(x=x, x2="zero:Q"))
+        layers.insert(0, stem.encode(x=x, x2=alt.X2("zero:Q")))
     height = style.rows_height(len(tasks), int(rows["row"].max()) + 1)
     return style.layered(layers, parameters, width=style.WIDTH - 120, height=height)
 
@@ -252,10 +258,10 @@ def models(material: Material, table: pd.DataFrame) -> Drawing:
     begins = style.chart(diagonals[diagonals["label"].notna()])
     layers = [
         lines.mark_line(style="ink-line", strokeDash=[1, 4], opacity=0.55, clip=True).encode(
-            x=alt.X("at:Q", scale=x_scale, axis=x_axis, title=x["title"]), y=y, detail="rate:Q"
+            x=alt.X("at:Q", scale=x_scale, axis=x_axis, title=x["title"]), y=y, detail=alt.Detail("rate:Q")
         ),
         *(
-            layer.encode(x=x, y=y, text="label:N")
+            layer.encode(x=x, y=y, text=alt.Text("label:N"))
             for layer in style.text_on(begins, opacity=0.75, fontSize=11, align="left", baseline="bottom", dx=4, dy=-2)
         ),
         *style.bars(base, rows, "y", y),

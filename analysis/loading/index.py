@@ -166,15 +166,16 @@ def _fingerprint(folder: str) -> str | None:
 
     None if the folder has neither a manifest nor a run.json.
     """
-    parts = [_state(f"{folder}/{name}") for name in SOURCES]
+    parts = [state(f"{folder}/{name}") for name in SOURCES]
     if parts[0] == parts[1] == "-":
         return None
     if os.path.isdir(f"{folder}/{PROFILES}"):  # noqa: PTH112 - 10,000 bundles: a Path costs more than the call; most runs have no profile
-        parts += [_state(f"{folder}/{name}") for name in KERNEL_FILES]
+        parts += [state(f"{folder}/{name}") for name in KERNEL_FILES]
     return ";".join(parts)
 
 
-def _state(path: str) -> str:
+def state(path: str) -> str:
+    """Size, modification time and inode of a file, as text; `-` if there is none."""
     try:
         status = os.stat(path)  # noqa: PTH116 - as above
     except (OSError, ValueError):

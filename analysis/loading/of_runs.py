@@ -10,7 +10,6 @@ wins.
 import functools
 import hashlib
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -18,13 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-import scipy
 
-from analysis.loading import index, processes
+from analysis.loading import index, processes, sources
 from analysis.loading.cases import Case
 from workload.contract import bundle, peaks
 from workload.contract.files import replacing
@@ -33,9 +29,6 @@ FILE = "of_runs.parquet"
 VERSION_KEY = b"rooflaunch.sources"
 # Functions of a run must return JSON.
 OfRun: TypeAlias = Callable[[Case], Any]
-# Folders with the code and the tables (TOML, CSV) that results depend on.
-SOURCES = (Path(__file__).parents[1], Path(bundle.__file__).parent)
-SOURCE_ENDINGS = (".py", ".toml", ".csv")
 # Fewer runs are computed by this process alone, because starting another one takes longer.
 FEWEST_SHARED = 250
 # Runs that a process computes at once.
@@ -122,21 +115,6 @@ def key_of(case: Case) -> bytes:
     return digest.digest()
 
 
-@functools.cache
-def _version() -> bytes | None:
-    """Hash of the sources and of the libraries' versions; None if there are no sources, as in a zip archive."""
-    versions = [sys.version, *(library.__version__ for library in (np, scipy, pd))]
-    digest, has_sources = hashlib.sha256(repr(versions).encode()), False
-    for folder in SOURCES:
-        for path in sorted(folder.rglob("*")):
-            if path.suffix in SOURCE_ENDINGS:
-                content = path.read_bytes()
-                digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode())
-                digest.update(content)
-                has_sources = True
-    return digest.hexdigest().encode() if has_sources else None
-
-
 # --- the file
 
 
@@ -159,14 +137,14 @@ def _load(path: Path) -> Kept:
     except (OSError, pa.ArrowException, ValueError):
         return {}
     version = (table.schema.metadata or {}).get(VERSION_KEY)
-    if version is None or version != _version() or not table.schema.equals(SCHEMA):
+    if version is None or version != sources.version() or not table.schema.equals(SCHEMA):
         return {}
     functions, keys, results = (column.to_pylist() for column in table.columns)
     return dict(zip(zip(functions, keys, strict=True), results, strict=True))
 
 
 def _store(path: Path, results: Kept) -> None:
-    version = _version()
+    version = sources.version()
     if version is None:
         return
     names = list(results)

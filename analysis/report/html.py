@@ -5,7 +5,6 @@ Security Policy allows only two scripts, by their hashes. Vega's expressions are
 """
 
 import base64
-import functools
 import hashlib
 import json
 from importlib import resources
@@ -16,6 +15,7 @@ from markupsafe import Markup
 
 from analysis.figures import style
 from analysis.figures.export import specification
+from analysis.report import vega
 from analysis.report.content import Report
 from analysis.report.words import readable
 
@@ -32,7 +32,7 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    css, libraries, script = _file("page.css"), _libraries(), _file("page.js")
+    css, libraries, script = _file("page.css"), vega.libraries().result(), _file("page.js")
     return environment.get_template("page.html").render(
         report=report,
         policy=policy(styles=[css], scripts=[libraries, script]),
@@ -76,16 +76,6 @@ def _raw(text: str, end: str) -> Markup:
     if end in text.lower() or "<!--" in text:
         raise ValueError(f"the inlined code contains {end} or a comment, which would end its block")
     return Markup(text)  # noqa: S704 - a file of this package, or Vega
-
-
-@functools.cache
-def _libraries() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script, from vl-convert."""
-    import vl_convert  # noqa: PLC0415 - 40 MB
-
-    # Line ends and zero bytes that HTML's parser changes would change the hash.
-    bundle = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
-    return bundle.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\\0")
 
 
 def _file(name: str) -> str:

@@ -3,6 +3,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import analysis
 from analysis.audit import RULES
 from analysis.audit.rule import breaches
-from analysis.loading import cases, index, of_runs
+from analysis.loading import cases, index, of_runs, sources
 from analysis.loading.cases import Case
 from analysis.loading.of_runs import OfRuns
 from analysis.report.reproduce import command_of
@@ -80,22 +81,33 @@ def test_tables_that_were_changed_in_memory_count(results: Path) -> None:
 
 def test_other_code_invalidates_all_results(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found(results)
-    sources = tmp_path / "sources"
-    shutil.copytree(Path(analysis.__file__).parent / "audit", sources)
+    folder = tmp_path / "sources"
+    shutil.copytree(Path(analysis.__file__).parent / "audit", folder)
     for name, text in (("rule.py", "# a comment\n"), ("debug_variables.toml", "# another\n")):
-        with (sources / name).open("a") as file:
+        with (folder / name).open("a") as file:
             file.write(text)
-        monkeypatch.setattr(of_runs, "SOURCES", (sources,))
-        of_runs._version.cache_clear()
+        monkeypatch.setattr(sources, "FOLDERS", (folder,))
+        sources.version.cache_clear()
         assert found(results)[1] == 3
         assert found(results)[1] == 0
     monkeypatch.undo()
-    of_runs._version.cache_clear()
+    sources.version.cache_clear()
 
 
-def test_code_without_sources_keeps_nothing(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_runs, "_version", lambda: None)
+def unknown_library(name: str) -> str:
+    raise metadata.PackageNotFoundError(name)
+
+
+@pytest.mark.parametrize(("name", "value"), [("FOLDERS", ()), ("metadata.version", unknown_library)])
+def test_code_of_unknown_version_keeps_nothing(
+    results: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    monkeypatch.setattr(f"analysis.loading.sources.{name}", value)
+    sources.version.cache_clear()
+    assert sources.version() is None
     assert [found(results)[1] for _ in range(2)] == [3, 3]
+    monkeypatch.undo()
+    sources.version.cache_clear()
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
