@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import analysis
-from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, print_problems, use_peaks
+from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, load, print_problems, use_peaks
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.files import replacing
-from workload.contract.text import printable
+from workload.contract.text import counted, printable
 
 if TYPE_CHECKING:
     from analysis.loading.index import Problem
@@ -23,6 +23,7 @@ EXAMPLES = """\b
 Examples:
   analyze report results
   analyze report results/t4 results/l4 -o t4-l4.html --figures figures --markdown t4-l4.md
+  analyze report results -o report.md
 """
 EXAMPLES_OF_EXAMPLE = """\b
 Examples:
@@ -30,7 +31,10 @@ Examples:
   analyze example -o build/example.html --figures build/figures
 """
 
-PageOption = Annotated[Path, typer.Option("-o", "--output", help="the page")]
+# Endings of the page's name that ask for the course report.
+COURSE_SUFFIXES = (".md", ".markdown")
+
+PageOption = Annotated[Path, typer.Option("-o", "--output", help="the page; FILE.md: a course report to complete")]
 FiguresOption = Annotated[
     Path | None, typer.Option("--figures", metavar="DIR", help="also as PNG and SVG", show_default=False)
 ]
@@ -61,7 +65,11 @@ def report(
     peaks: PeaksOption = None,
     verify: VerifyOption = False,
 ) -> int:
-    """Write a self-contained page: the answer first, then the measurements behind it."""
+    """Write a self-contained page: the answer first, then the measurements behind it.
+
+    With -o FILE.md: a course report in Markdown, its sections filled as far as the data go, and its figures in the
+    folder figures beside it. Sentences that only you can write are marked TO WRITE and listed at the end.
+    """
     return _report(results, output=output, figures=figures, markdown=markdown, bars=bars, verify=verify, peaks=peaks)
 
 
@@ -108,9 +116,22 @@ def _report(
     peaks: Path | None,
 ) -> int:
     """Write the page and, on request, its figures and its Markdown; print the paths of the files."""
+    if output == markdown:
+        hint = "--markdown with another FILE, or without -o"
+        raise UsageError(f"-o and --markdown name the same file '{output}'", hint=hint)
     for path, option in ((output, "-o"), (markdown, "--markdown")):
         if path is not None:
             _require_writable(path, option=option)
+    if output.suffix.lower() in COURSE_SUFFIXES:
+        return _course_report(
+            folders,
+            output,
+            figures=figures or output.parent / "figures",
+            markdown=markdown,
+            bars=bars,
+            verify=verify,
+            peaks=peaks,
+        )
     composed, problems = _composed(folders, bars=bars, verify=verify, peaks=peaks)
     from analysis.figures import export
     from analysis.report import html
@@ -125,12 +146,61 @@ def _report(
         export.save(drawn, figures)
         print(printable(str(figures)))
     if markdown is not None:
-        # Path of the figures relative to the Markdown file.
-        where = Path(os.path.relpath(figures, markdown.parent)).as_posix() if figures else None
+        where = _relative(figures, markdown) if figures else None
         _write(markdown, markdown_page.render(composed, figures=where), option="--markdown")
         print(printable(str(markdown)))
     print_problems(problems)
     return ExitCode.DONE
+
+
+def _course_report(
+    folders: Sequence[Path],
+    output: Path,
+    *,
+    figures: Path,
+    markdown: Path | None,
+    bars: Bars,
+    verify: bool,
+    peaks: Path | None,
+) -> int:
+    """Write figures and then the course report; print the paths of the files, and the gaps that are left to the author.
+
+    Raises `UsageError` if the report exists: its author may have completed it.
+    """
+    if output.exists():
+        raise UsageError(
+            f"report '{output}' exists, and writing it again would lose the sentences that you wrote",
+            hint="-o with another FILE.md, or remove the file",
+        )
+    loaded = load(folders, verify=verify, peaks=peaks)
+    from analysis.figures import export, registry
+    from analysis.report import markdown as markdown_page
+    from analysis.report import template
+    from analysis.report.compose import compose
+    from analysis.report.evidence import gather
+
+    evidence = gather(loaded, on_stage=_progress, bars=registry.Bars(bars))
+    composed = compose(evidence)
+    drawn = composed.figures()
+    _progress(f"{len(drawn)} figures as PNG and SVG")
+    export.save(drawn, figures)
+    text = template.render(composed, evidence, figures=_relative(figures, output))
+    _write(output, text, option="-o")
+    print(printable(str(output)))
+    print(printable(str(figures)))
+    if markdown is not None:
+        _write(markdown, markdown_page.render(composed, figures=_relative(figures, markdown)), option="--markdown")
+        print(printable(str(markdown)))
+    print_problems(loaded.problems)
+    gaps = template.gaps(text)
+    heading = f"to write   {counted(len(gaps), 'gap')} for you (TO WRITE) in {printable(str(output))}:"
+    print("\n           ".join([heading, *gaps]), file=sys.stderr)
+    return ExitCode.DONE
+
+
+def _relative(figures: Path, text: Path) -> str:
+    """Path of the figures relative to the text that shows them."""
+    return Path(os.path.relpath(figures, text.parent)).as_posix()
 
 
 def _composed(
