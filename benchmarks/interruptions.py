@@ -1,11 +1,13 @@
 """Ctrl-C at random moments of `launch local --repeats 3`: every time 130, and what was measured is kept.
 
-    python benchmarks/interruptions.py 60 [--seed 0] [--alone | --kill]
+    python benchmarks/interruptions.py 60 [--seed 0] [--sweep] [--alone | --kill]
 
 Each time SIGINT goes to the whole process group, as from a terminal, or with --alone to `launch` only. The moments are
 uniform over the time that an uninterrupted launch takes, from 0.3 s on; one that comes after the end is drawn again.
 Exits with 1 where a launch ended in another way, left a bundle unsealed or a process running, or printed a traceback.
-With --kill `launch` gets SIGKILL, and a process of its that runs 15 s later is the fault.
+With --kill `launch` gets SIGKILL, and a process of its that runs 15 s later is the fault. With --sweep it is `launch
+sweep` with forked runs: two configurations in three blocks. A killed sweep is run again, and has to end with each of
+its runs done once.
 """
 
 import argparse
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,23 @@ from workload.contract.errors import BundleError, ExitCode
 
 ROOT = Path(__file__).parents[1]
 TINY = ["--image-size", "32", "--batch-size", "2", "--warmup", "2", "--iterations", "20"]
-COMMAND = ["local", "--runtime", "process", "--cpu", *TINY, "--repeats", "3", "-o", "out"]
+LOCAL = ["local", "--runtime", "process", "--cpu", *TINY, "--repeats", "3", "-o", "out"]
+SWEEP = ["sweep", "matrix.toml", "-o", "out"]
+SWEEP_RUNS = 6
+MATRIX = """name = "interrupted"
+repeats = 3
+[defaults]
+image_size = 32
+batch_size = 2
+warmup = 2
+ceilings = false
+[matrix]
+iterations = [20, 30]
+[[on]]
+backend = "local"
+device = "cpu"
+runtime = "process"
+"""
 END_LIMIT_S = 120
 # What docs/bundle.md promises.
 OUTLIVED_LIMIT_S = 15.0
@@ -57,10 +75,11 @@ class Ended:
 
 
 def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    """Start `launch` in a new process group, with its output in `folder`."""
+    """Start `launch` with these words in a new process group, with its output in `folder`."""
+    (folder / "matrix.toml").write_text(MATRIX)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "launcher", *COMMAND, *words],
+        [sys.executable, "-m", "launcher", *words],
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -95,9 +114,9 @@ def await_end(process: "subprocess.Popen[str]", folder: Path) -> Ended:
     return Ended(code=code, stderr=stderr, statuses=tuple(statuses), unsealed=tuple(unsealed), survivors=survivors)
 
 
-def interrupt_after(delay_s: float, *, alone: bool) -> Ended | None:
+def interrupt_after(delay_s: float, words: Sequence[str], *, alone: bool) -> Ended | None:
     """Start a launch and interrupt it after `delay_s`; None if it had ended by then."""
-    with tempfile.TemporaryDirectory() as name, start(Path(name)) as process:
+    with tempfile.TemporaryDirectory() as name, start(Path(name), *words) as process:
         with suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=delay_s)
             return None
@@ -105,9 +124,12 @@ def interrupt_after(delay_s: float, *, alone: bool) -> Ended | None:
         return await_end(process, Path(name))
 
 
-def outlived_s(delay_s: float) -> float | None:
-    """Seconds for which processes of a launch outlive it, killed after `delay_s`; None if it had ended by then."""
-    with tempfile.TemporaryDirectory() as name, start(Path(name)) as process:
+def outlived_s(delay_s: float, words: Sequence[str]) -> float | None:
+    """Seconds for which processes of a launch outlive it, killed after `delay_s`; None if it had ended by then.
+
+    Raises `AssertionError` if a sweep that is run again does not end with each of its runs.
+    """
+    with tempfile.TemporaryDirectory() as name, start(Path(name), *words) as process:
         with suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=delay_s)
             return None
@@ -119,7 +141,22 @@ def outlived_s(delay_s: float) -> float | None:
         took_s = time.monotonic() - began_s
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        if words == SWEEP:
+            _resume(Path(name))
         return took_s
+
+
+def _resume(folder: Path) -> None:
+    """Run a sweep again; all its runs have to be done then, each once."""
+    with start(folder, *SWEEP) as process:
+        _, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    keys = []
+    for path in (folder / "out").glob("2*"):
+        with suppress(BundleError):
+            record = bundle.read(path).record
+            keys += [record.run_key] if record.status == "completed" else []
+    assert len(keys) == len(set(keys)) == SWEEP_RUNS, keys
 
 
 def _has_processes(group: int) -> bool:
@@ -132,13 +169,13 @@ def _has_processes(group: int) -> bool:
     return False
 
 
-def measure_kills(count: int, seed: int) -> int:
+def measure_kills(count: int, seed: int, words: Sequence[str]) -> int:
     """Kill `count` launches; return how many left a process for longer than `OUTLIVED_LIMIT_S`."""
-    limit_s, moments = duration_s(), random.Random(seed)
+    limit_s, moments = duration_s(words), random.Random(seed)
     took: list[float] = []
     while len(took) < count:
         delay_s = moments.uniform(STARTED_S, limit_s)
-        if (each_s := outlived_s(delay_s)) is not None:
+        if (each_s := outlived_s(delay_s, words)) is not None:
             took.append(each_s)
             print(f"killed after {delay_s:6.2f} s: the last process ended {each_s:5.2f} s later", flush=True)
     late = sum(each_s > OUTLIVED_LIMIT_S for each_s in took)
@@ -146,24 +183,26 @@ def measure_kills(count: int, seed: int) -> int:
     return late
 
 
-def duration_s() -> float:
+def duration_s(words: Sequence[str]) -> float:
     """Seconds that a launch takes if nobody interrupts it."""
     began_s = time.monotonic()
-    with tempfile.TemporaryDirectory() as name, start(Path(name)) as process:
+    with tempfile.TemporaryDirectory() as name, start(Path(name), *words) as process:
         process.communicate()
         assert process.returncode == 0, "the launch itself fails"
     return time.monotonic() - began_s
 
 
-def measure(count: int, seed: int, *, alone: bool, show: Callable[[str], None] = print) -> int:
+def measure(
+    count: int, seed: int, *, alone: bool, words: Sequence[str] = LOCAL, show: Callable[[str], None] = print
+) -> int:
     """Interrupt `count` launches; return how many ended with a fault."""
-    limit_s, moments, bad = duration_s(), random.Random(seed), 0
+    limit_s, moments, bad = duration_s(words), random.Random(seed), 0
     left: Counter[str] = Counter()
     show(f"an uninterrupted launch takes {limit_s:.1f} s\n{'after':>8}  code  bundles")
     done = 0
     while done < count:
         delay_s = moments.uniform(STARTED_S, limit_s)
-        ended = interrupt_after(delay_s, alone=alone)
+        ended = interrupt_after(delay_s, words, alone=alone)
         if ended is None:
             continue
         done += 1
@@ -184,10 +223,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--alone", action="store_true", help="SIGINT to `launch` alone")
     parser.add_argument("--kill", action="store_true", help="SIGKILL to `launch` alone")
+    parser.add_argument("--sweep", action="store_true", help="`launch sweep` in place of `launch local`")
     chosen = parser.parse_args()
+    words = SWEEP if chosen.sweep else LOCAL
     if chosen.kill:
-        return 1 if measure_kills(chosen.count, chosen.seed) else 0
-    return 1 if measure(chosen.count, chosen.seed, alone=chosen.alone) else 0
+        return 1 if measure_kills(chosen.count, chosen.seed, words) else 0
+    return 1 if measure(chosen.count, chosen.seed, alone=chosen.alone, words=words) else 0
 
 
 if __name__ == "__main__":
