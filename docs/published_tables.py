@@ -31,6 +31,7 @@ from workload.contract import peaks
 from workload.contract.text import percent
 
 FIGURES = Path(__file__).with_name("published_tables.toml")
+ITEMS = Path(__file__).with_name("published_items.toml")
 # What a step's FLOP are to the MACs of its forward pass, about: 2 FLOP each, and backward is two forward passes.
 STEP_OVER_MAC = 6
 IMAGENET_EDGE = 224
@@ -314,7 +315,7 @@ def _weighted(pairs: pd.DataFrame, column: str) -> float:
 
 def page(data: Path) -> str:
     """The whole page as Markdown."""
-    return "\n".join([*_head(), *_page_a(data), *_page_b(), *_page_c(data)])
+    return "\n".join([*_head(), *_page_a(data), *_page_b(), *_page_c(data), *_items()])
 
 
 def _head() -> Iterator[str]:
@@ -531,6 +532,34 @@ def _roof_of_c(exact: Exact) -> Iterator[str]:
         f"{exact.gflop_per_s:.0f} GFLOP/s are {percent(exact.gflop_per_s * 1e9 / limit, decimals=1)} of it."
     )
     yield ""
+
+
+def items() -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """Everything that each report shows, uses or promises, by the report's letter."""
+    return tomllib.loads(ITEMS.read_text(encoding="utf-8"))
+
+
+def _items() -> Iterator[str]:
+    yield ""
+    yield "## Everything in the reports, and what gives it here"
+    yield ""
+    yield "Rows of `docs/published_items.toml`; D is a fourth report, a template. RESULTS is a folder of bundles. Columns"
+    yield "are named TABLE.COLUMN: `runs` is `analysis.load(...).runs`, `points` and `roofs` belong to `analyze roofline`,"
+    yield "`within` to `analyze variance`, `steps` and `telemetry` are the files in a bundle, the others are the tables of"
+    yield "the commands of that name."
+    yield ""
+    rows = []
+    for letter, shown in items().items():
+        for row in shown:
+            more = [f"figure `{row['figure']}`"] if "figure" in row else []
+            more += [f"columns {', '.join(f'`{name}`' for name in row['columns'])}"] if "columns" in row else []
+            more += [row["note"]] if "note" in row else []
+            rows.append((letter, _cell(row["item"]), f"`{row['command']}`" if "command" in row else "", "; ".join(more)))
+    yield from _markdown(("report", "what it shows, uses or promises", "command", "remark"), rows)
+
+
+def _cell(text: str) -> str:
+    return text.replace("<", "&lt;").replace(">", "&gt;").replace("_", "\\_")
 
 
 def _command(path: Path) -> str:
