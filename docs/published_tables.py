@@ -543,10 +543,10 @@ def _items() -> Iterator[str]:
     yield ""
     yield "## Everything in the reports, and what gives it here"
     yield ""
-    yield "Rows of `docs/published_items.toml`; D is a fourth report, a template. RESULTS is a folder of bundles. Columns"
-    yield "are named TABLE.COLUMN: `runs` is `analysis.load(...).runs`, `points` and `roofs` belong to `analyze roofline`,"
-    yield "`within` to `analyze variance`, `steps` and `telemetry` are the files in a bundle, the others are the tables of"
-    yield "the commands of that name."
+    yield "Rows of `docs/published_items.toml`; D is a fourth report, a template. RESULTS is a folder of bundles."
+    yield "Columns are named TABLE.COLUMN: `runs` is `analysis.load(...).runs`, `points` and `roofs` belong to `analyze"
+    yield "roofline`, `within` to `analyze variance`; `steps` and `telemetry` are files of a bundle; the others are the"
+    yield "tables of the commands of that name."
     yield ""
     rows = []
     for letter, shown in items().items():
@@ -554,7 +554,9 @@ def _items() -> Iterator[str]:
             more = [f"figure `{row['figure']}`"] if "figure" in row else []
             more += [f"columns {', '.join(f'`{name}`' for name in row['columns'])}"] if "columns" in row else []
             more += [row["note"]] if "note" in row else []
-            rows.append((letter, _cell(row["item"]), f"`{row['command']}`" if "command" in row else "", "; ".join(more)))
+            rows.append(
+                (letter, _cell(row["item"]), f"`{row['command']}`" if "command" in row else "", "; ".join(more))
+            )
     yield from _markdown(("report", "what it shows, uses or promises", "command", "remark"), rows)
 
 
