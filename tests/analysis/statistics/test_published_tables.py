@@ -122,3 +122,15 @@ def test_table_c_to_the_printed_digits_from_its_file() -> None:
 def test_page_is_what_the_script_writes() -> None:
     page = (ROOT / "docs" / "published-tables.md").read_text(encoding="utf-8")
     assert page == published.page(DATA) + "\n"
+
+
+def test_operations_that_three_reports_print_are_multiply_accumulates() -> None:
+    rows = {(row.report, row.model, row.quantity, row.image_size): row for row in published.complexity()}
+    differ = {(row.report, row.model, row.printed.text) for row in rows.values() if not row.agrees}
+    # A's resnet18 is fvcore's count, B names no variant, C scales by the area.
+    assert {key for key in differ if key[0] == "A"} == {("A", "resnet18", "1.82"), ("A", "resnet18", "5.46")}
+    resnet50 = rows["A", "resnet50", "3 x forward MACs", 224]
+    assert resnet50.agrees
+    assert resnet50.train_flop == pytest.approx(2 * 12.27e9, rel=0.01)
+    scaled = rows["C", "resnet34", "forward MACs", 32]
+    assert scaled.counted / scaled.printed.value == pytest.approx(1.02, abs=0.01)
