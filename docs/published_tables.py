@@ -18,11 +18,13 @@ from statistics import fmean
 from typing import Any
 
 import pandas as pd
+import published_items
 
 import analysis
 from analysis.commands import kernels
 from analysis.importing import UserFacts, import_file
 from analysis.kernels.breakdown import breakdown
+from analysis.loading import model_work
 from analysis.readers import ncu
 from analysis.readers.ncu import families
 from analysis.roofline.points import counted_over_model, model_warning
@@ -31,7 +33,6 @@ from workload.contract import peaks
 from workload.contract.text import percent
 
 FIGURES = Path(__file__).with_name("published_tables.toml")
-ITEMS = Path(__file__).with_name("published_items.toml")
 # What a step's FLOP are to the MACs of its forward pass, about: 2 FLOP each, and backward is two forward passes.
 STEP_OVER_MAC = 6
 IMAGENET_EDGE = 224
@@ -218,6 +219,24 @@ class Profiled:
     warning: str | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """A figure of complexity: as printed, and as our formulas count it, in the printed unit.
+
+    `train_flop`: FLOP of a training step of `batch_size` images; None beside parameters.
+    """
+
+    report: str
+    quantity: str
+    model: str
+    image_size: int
+    batch_size: int
+    printed: Printed
+    counted: float
+    agrees: bool
+    train_flop: float | None
+
+
 def table_c() -> list[Profiled]:
     """Every row of table C, recomputed from its own cells."""
     return [_profiled(row) for row in figures()["c"]["row"]]
@@ -315,7 +334,9 @@ def _weighted(pairs: pd.DataFrame, column: str) -> float:
 
 def page(data: Path) -> str:
     """The whole page as Markdown."""
-    return "\n".join([*_head(), *_page_a(data), *_page_b(), *_page_c(data), *_items()])
+    return "\n".join(
+        [*_head(), *_page_a(data), *_page_b(), *_page_c(data), *_page_complexity(), *published_items.section()]
+    )
 
 
 def _head() -> Iterator[str]:
@@ -522,6 +543,72 @@ def _page_c(data: Path) -> Iterator[str]:
     yield from (f"    {line}" for line in _command(_profile(data)).splitlines())
 
 
+def complexity() -> list[Counted]:
+    """Rows of the section on complexity."""
+    return [_counted(row) for row in figures()["complexity"]]
+
+
+def _counted(row: Mapping[str, Any]) -> Counted:
+    work = model_work.find(row["model"], row["image_size"])
+    assert work
+    value = {
+        "parameters": work.parameters,
+        "forward MACs": row["batch_size"] * work.forward_flop_per_image / 2,
+        "3 x forward MACs": row["batch_size"] * 3 * work.forward_flop_per_image / 2,
+    }[row["quantity"]]
+    printed = Printed(text=row["printed"])
+    low, high = printed.ends
+    return Counted(
+        report=row["report"],
+        quantity=row["quantity"],
+        model=row["model"],
+        image_size=row["image_size"],
+        batch_size=row["batch_size"],
+        printed=printed,
+        counted=value / row["scale"],
+        agrees=low <= value / row["scale"] <= high,
+        train_flop=None if row["quantity"] == "parameters" else row["batch_size"] * work.train_flop_per_image,
+    )
+
+
+def _page_complexity() -> Iterator[str]:
+    yield ""
+    yield "## Parameters and operations"
+    yield ""
+    yield "All three reports print multiply-accumulates (MACs) and call them FLOP; a step is 3 x that, and 6 x in FLOP."
+    yield "`counted` is what `python -m workload complexity` counts, in the printed unit; `training GFLOP` is what the"
+    yield "step or the image takes."
+    yield ""
+    yield from _markdown(
+        ("report", "model", "pixels", "batch", "figure", "printed", "counted", "the same", "training GFLOP"),
+        [
+            (
+                row.report,
+                row.model,
+                str(row.image_size),
+                str(row.batch_size),
+                row.quantity,
+                row.printed.text,
+                f"{row.counted:.4g}",
+                _yes(row.agrees),
+                "" if row.train_flop is None else f"{row.train_flop / 1e9:.4g}",
+            )
+            for row in complexity()
+        ],
+    )
+    yield ""
+    yield "- A's 1.82 for ResNet18 and B's 280 are fvcore's counts (1.819 and 279.5), which add some operations per"
+    yield "  value of a batch norm and leave out a part of the attention. `complexity` prints them as `MAC by fvcore`."
+    yield "- B names no variant. 280 is ViT-B/32 (ViT-B/16 has 1124). No ResNet50 or MobileNet of torchvision has 270"
+    yield "  or 15.31: the nearest are these."
+    yield "- C scales ImageNet's figures by the area, (32/224)^2. Small images cost 2 % more: every stage rounds its"
+    yield "  size up and the last layer does not shrink. Its GFLOP per step are MACs too: a step has twice as many."
+    yield "- A's intensities of ResNet50 (227, 234, 238 FLOP/byte at batch 32, 64, 128) follow from no sum of"
+    yield "  parameters and layer outputs that was tried. The modelled bytes give 30 to 96, 30 to 98 and 31 to 99."
+    yield "- D's `summary.json`: `params` is `parameters`, `mult_adds_per_sample_forward` is `forward_mac_per_image`,"
+    yield "  and `flops_per_batch_forward` is `forward_flop_per_step` in `complexity -o summary.json`."
+
+
 def _roof_of_c(exact: Exact) -> Iterator[str]:
     peak = peaks.find("NVIDIA L4", precision="fp32")
     assert peak
@@ -532,36 +619,6 @@ def _roof_of_c(exact: Exact) -> Iterator[str]:
         f"{exact.gflop_per_s:.0f} GFLOP/s are {percent(exact.gflop_per_s * 1e9 / limit, decimals=1)} of it."
     )
     yield ""
-
-
-def items() -> Mapping[str, Sequence[Mapping[str, Any]]]:
-    """Everything that each report shows, uses or promises, by the report's letter."""
-    return tomllib.loads(ITEMS.read_text(encoding="utf-8"))
-
-
-def _items() -> Iterator[str]:
-    yield ""
-    yield "## Everything in the reports, and what gives it here"
-    yield ""
-    yield "Rows of `docs/published_items.toml`; D is a fourth report, a template. RESULTS is a folder of bundles."
-    yield "Columns are named TABLE.COLUMN: `runs` is `analysis.load(...).runs`, `points` and `roofs` belong to `analyze"
-    yield "roofline`, `within` to `analyze variance`; `steps` and `telemetry` are files of a bundle; the others are the"
-    yield "tables of the commands of that name."
-    yield ""
-    rows = []
-    for letter, shown in items().items():
-        for row in shown:
-            more = [f"figure `{row['figure']}`"] if "figure" in row else []
-            more += [f"columns {', '.join(f'`{name}`' for name in row['columns'])}"] if "columns" in row else []
-            more += [row["note"]] if "note" in row else []
-            rows.append(
-                (letter, _cell(row["item"]), f"`{row['command']}`" if "command" in row else "", "; ".join(more))
-            )
-    yield from _markdown(("report", "what it shows, uses or promises", "command", "remark"), rows)
-
-
-def _cell(text: str) -> str:
-    return text.replace("<", "&lt;").replace(">", "&gt;").replace("_", "\\_")
 
 
 def _command(path: Path) -> str:
