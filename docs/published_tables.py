@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any
 
 import pandas as pd
+import published_items
 
 import analysis
 from analysis.commands import kernels
@@ -336,7 +337,9 @@ def claimed(claim: Mapping[str, Any]) -> tuple[float, str, bool]:
 
 def page(data: Path) -> str:
     """The whole page as Markdown."""
-    return "\n".join([*_head(), *_page_complexity(), *_page_a(data), *_page_b(), *_page_c(data)])
+    return "\n".join(
+        [*_head(), *_page_a(data), *_page_b(), *_page_c(data), *_page_complexity(), *published_items.section()]
+    )
 
 
 def _head() -> Iterator[str]:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +38,18 @@ PageOption = Annotated[Path, typer.Option("-o", "--output", help="the page; FILE
 FiguresOption = Annotated[
     Path | None, typer.Option("--figures", metavar="DIR", help="also as PNG and SVG", show_default=False)
 ]
+
+
+class Bars(StrEnum):
+    """Names of `analysis.figures.registry.Bars`, repeated because the command line needs them without Altair."""
+
+    INTERVAL = "interval"
+    SD = "sd"
+
+
+BarsOption = Annotated[
+    Bars, typer.Option("--bars", help="bars of throughput figures: 95 % interval, or mean ± 1 standard deviation")
+]
 MarkdownOption = Annotated[
     Path | None, typer.Option("--markdown", metavar="FILE", help="also as Markdown", show_default=False)
 ]
@@ -48,6 +61,7 @@ def report(
     output: PageOption = Path("report.html"),
     figures: FiguresOption = None,
     markdown: MarkdownOption = None,
+    bars: BarsOption = Bars.INTERVAL,
     peaks: PeaksOption = None,
     verify: VerifyOption = False,
 ) -> int:
@@ -56,7 +70,7 @@ def report(
     With -o FILE.md: a course report in Markdown, its sections filled as far as the data go, and its figures in the
     folder figures beside it. Sentences that only you can write are marked TO WRITE and listed at the end.
     """
-    return _report(results, output=output, figures=figures, markdown=markdown, verify=verify, peaks=peaks)
+    return _report(results, output=output, figures=figures, markdown=markdown, bars=bars, verify=verify, peaks=peaks)
 
 
 def example(
@@ -83,7 +97,9 @@ def example(
             raise UsageError(
                 f"the example's bundles are not installed: '{bundles}' does not exist", hint="reinstall rooflaunch"
             ) from error
-        code = _report([copy], output=output, figures=figures, markdown=markdown, verify=True, peaks=None)
+        code = _report(
+            [copy], output=output, figures=figures, markdown=markdown, bars=Bars.INTERVAL, verify=True, peaks=None
+        )
     if open_page and sys.stdout.isatty():
         webbrowser.open(output.resolve().as_uri())
     return code
@@ -95,6 +111,7 @@ def _report(
     output: Path,
     figures: Path | None,
     markdown: Path | None,
+    bars: Bars,
     verify: bool,
     peaks: Path | None,
 ) -> int:
@@ -107,9 +124,15 @@ def _report(
             _require_writable(path, option=option)
     if output.suffix.lower() in COURSE_SUFFIXES:
         return _course_report(
-            folders, output, figures=figures or output.parent / "figures", markdown=markdown, verify=verify, peaks=peaks
+            folders,
+            output,
+            figures=figures or output.parent / "figures",
+            markdown=markdown,
+            bars=bars,
+            verify=verify,
+            peaks=peaks,
         )
-    composed, problems = _composed(folders, verify=verify, peaks=peaks)
+    composed, problems = _composed(folders, bars=bars, verify=verify, peaks=peaks)
     from analysis.figures import export
     from analysis.report import html
     from analysis.report import markdown as markdown_page
@@ -131,7 +154,14 @@ def _report(
 
 
 def _course_report(
-    folders: Sequence[Path], output: Path, *, figures: Path, markdown: Path | None, verify: bool, peaks: Path | None
+    folders: Sequence[Path],
+    output: Path,
+    *,
+    figures: Path,
+    markdown: Path | None,
+    bars: Bars,
+    verify: bool,
+    peaks: Path | None,
 ) -> int:
     """Write figures and then the course report; print the paths of the files, and the gaps that are left to the author.
 
@@ -143,13 +173,13 @@ def _course_report(
             hint="-o with another FILE.md, or remove the file",
         )
     loaded = load(folders, verify=verify, peaks=peaks)
-    from analysis.figures import export
+    from analysis.figures import export, registry
     from analysis.report import markdown as markdown_page
     from analysis.report import template
     from analysis.report.compose import compose
     from analysis.report.evidence import gather
 
-    evidence = gather(loaded, on_stage=_progress)
+    evidence = gather(loaded, on_stage=_progress, bars=registry.Bars(bars))
     composed = compose(evidence)
     drawn = composed.figures()
     _progress(f"{len(drawn)} figures as PNG and SVG")
@@ -173,12 +203,14 @@ def _relative(figures: Path, text: Path) -> str:
     return Path(os.path.relpath(figures, text.parent)).as_posix()
 
 
-def _composed(folders: Sequence[Path], *, verify: bool, peaks: Path | None) -> "tuple[Report, Sequence[Problem]]":
+def _composed(
+    folders: Sequence[Path], *, bars: Bars, verify: bool, peaks: Path | None
+) -> "tuple[Report, Sequence[Problem]]":
     """The report and the problems of its bundles: of a single folder as it was kept, if no file has changed."""
     from analysis.report import kept, vega
 
     use_peaks(peaks)
-    root = folders[0] if len(folders) == 1 and not verify else None
+    root = folders[0] if len(folders) == 1 and not verify and bars is Bars.INTERVAL else None
     key = kept.key_of(root) if root else None
     if root and key:
         # From now on another thread makes the page's libraries.
@@ -189,10 +221,11 @@ def _composed(folders: Sequence[Path], *, verify: bool, peaks: Path | None) -> "
     # Only now, because the wrong folder is then reported a second earlier.
     vega.libraries()
     # A kept report does not need these imports.
+    from analysis.figures import registry
     from analysis.report.compose import compose
     from analysis.report.evidence import gather
 
-    report = compose(gather(loaded, on_stage=_progress))
+    report = compose(gather(loaded, on_stage=_progress, bars=registry.Bars(bars)))
     if root and key:
         report = kept.store(root, key, report, loaded.problems)
     return report, loaded.problems
