@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any
 
 import pandas as pd
+import published_items
 
 import analysis
 from analysis.commands import kernels
@@ -309,12 +310,36 @@ def _weighted(pairs: pd.DataFrame, column: str) -> float:
     return float((pairs["duration_s"] * pairs[column]).sum() / pairs["duration_s"].sum())
 
 
+# --- complexity
+
+
+def claimed(claim: Mapping[str, Any]) -> tuple[float, str, bool]:
+    """The figure that explains a claim about a model, the right one, and whether the printed digits follow."""
+    model, batch, source = claim["model"], claim.get("batch_size", 1), claim["from"]
+    counts = figures()["complexity"][model]
+    unit, right = claim.get("unit", 1e9), ""
+    if source == "intensity":
+        moved = counts["parameters"] * (4 + 2 * batch)
+        found = 3 * counts["fvcore_mac"] * batch / moved
+        right = " to ".join(f"{counts['train_flop'] * batch / end:.3g}" for end in counts["bytes"][str(batch)][::-1])
+    else:
+        found = (source if isinstance(source, float) else counts[source]) * claim.get("times", 1) * batch / unit
+        ours = figures()["complexity_cifar10"][model] if "32 x 32" in claim["what"] else counts
+        if source != "parameters":
+            is_forward = claim["what"].startswith(("forward", "operations"))
+            right = f"{(2 * ours['mac'] if is_forward else ours['train_flop']) * batch / unit:.4g}"
+    low, high = Printed(text=claim.get("digits", claim["printed"])).ends
+    return found, right, low <= found <= high
+
+
 # --- the page
 
 
 def page(data: Path) -> str:
     """The whole page as Markdown."""
-    return "\n".join([*_head(), *_page_a(data), *_page_b(), *_page_c(data)])
+    return "\n".join(
+        [*_head(), *_page_a(data), *_page_b(), *_page_c(data), *_page_complexity(), *published_items.section()]
+    )
 
 
 def _head() -> Iterator[str]:
@@ -331,6 +356,25 @@ def _head() -> Iterator[str]:
     yield 'The columns "follows" say whether the printed figure can be calculated from the other printed figures,'
     yield "if each of them was rounded to its last digit."
     yield ""
+
+
+def _page_complexity() -> Iterator[str]:
+    yield figures()["complexity_text"]["before"]
+    rows = [(claim, *claimed(claim)) for claim in figures()["claim"]]
+    yield from _markdown(
+        ("report", "model", "figure", "batch", "published", "explained by", "gives", "follows", "right"),
+        [
+            (
+                *(str(claim.get(name, "")) for name in ("report", "model", "what", "batch_size", "printed")),
+                figures()["complexity_text"]["source"].get(str(claim["from"]), "its own figures"),
+                f"{found:.4g}",
+                _yes(agrees),
+                right,
+            )
+            for claim, found, right, agrees in rows
+        ],
+    )
+    yield figures()["complexity_text"]["after"]
 
 
 def _page_a(data: Path) -> Iterator[str]:

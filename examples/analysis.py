@@ -42,11 +42,8 @@ results.summary()
 
 # %%
 points = results.roofline(wide=True)
-points["dram_gb_per_s"] = points["flop_per_s"] / points["intensity_flop_per_byte"] / 1e9
-points["s_per_step"] = points["flop_per_step"] / points["flop_per_s"]
-points["gflop_per_s"] = points["flop_per_s"] / 1e9
-facts, figures = ["device_name", "model", "batch_size", "source"], ["dram_gb_per_s", "s_per_step", "gflop_per_s"]
-points[[*facts, *figures, "intensity_flop_per_byte"]]
+facts, work = ["device_name", "model", "batch_size", "source"], ["flop_per_step", "dram_bytes_per_step"]
+points[[*facts, *work, "step_s", "flop_per_s", "dram_bytes_per_s", "intensity_flop_per_byte", "fraction_of_peak"]]
 
 # %% [markdown]
 # ## Rooflines

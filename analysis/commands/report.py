@@ -3,16 +3,17 @@
 import os
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import analysis
-from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, print_problems, use_peaks
+from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, load, print_problems, use_peaks
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.files import replacing
-from workload.contract.text import printable
+from workload.contract.text import counted, printable
 
 if TYPE_CHECKING:
     from analysis.loading.index import Problem
@@ -22,6 +23,7 @@ EXAMPLES = """\b
 Examples:
   analyze report results
   analyze report results/t4 results/l4 -o t4-l4.html --figures figures --markdown t4-l4.md
+  analyze report results -o report.md
 """
 EXAMPLES_OF_EXAMPLE = """\b
 Examples:
@@ -29,9 +31,24 @@ Examples:
   analyze example -o build/example.html --figures build/figures
 """
 
-PageOption = Annotated[Path, typer.Option("-o", "--output", help="the page")]
+# Endings of the page's name that ask for the course report.
+COURSE_SUFFIXES = (".md", ".markdown")
+
+PageOption = Annotated[Path, typer.Option("-o", "--output", help="the page; FILE.md: a course report to complete")]
 FiguresOption = Annotated[
     Path | None, typer.Option("--figures", metavar="DIR", help="also as PNG and SVG", show_default=False)
+]
+
+
+class Bars(StrEnum):
+    """Names of `analysis.figures.registry.Bars`, repeated because the command line needs them without Altair."""
+
+    INTERVAL = "interval"
+    SD = "sd"
+
+
+BarsOption = Annotated[
+    Bars, typer.Option("--bars", help="bars of throughput figures: 95 % interval, or mean ± 1 standard deviation")
 ]
 MarkdownOption = Annotated[
     Path | None, typer.Option("--markdown", metavar="FILE", help="also as Markdown", show_default=False)
@@ -44,11 +61,16 @@ def report(
     output: PageOption = Path("report.html"),
     figures: FiguresOption = None,
     markdown: MarkdownOption = None,
+    bars: BarsOption = Bars.INTERVAL,
     peaks: PeaksOption = None,
     verify: VerifyOption = False,
 ) -> int:
-    """Write a self-contained page: the answer first, then the measurements behind it."""
-    return _report(results, output=output, figures=figures, markdown=markdown, verify=verify, peaks=peaks)
+    """Write a self-contained page: the answer first, then the measurements behind it.
+
+    With -o FILE.md: a course report in Markdown, its sections filled as far as the data go, and its figures in the
+    folder figures beside it. Sentences that only you can write are marked TO WRITE and listed at the end.
+    """
+    return _report(results, output=output, figures=figures, markdown=markdown, bars=bars, verify=verify, peaks=peaks)
 
 
 def example(
@@ -75,7 +97,9 @@ def example(
             raise UsageError(
                 f"the example's bundles are not installed: '{bundles}' does not exist", hint="reinstall rooflaunch"
             ) from error
-        code = _report([copy], output=output, figures=figures, markdown=markdown, verify=True, peaks=None)
+        code = _report(
+            [copy], output=output, figures=figures, markdown=markdown, bars=Bars.INTERVAL, verify=True, peaks=None
+        )
     if open_page and sys.stdout.isatty():
         webbrowser.open(output.resolve().as_uri())
     return code
@@ -87,14 +111,28 @@ def _report(
     output: Path,
     figures: Path | None,
     markdown: Path | None,
+    bars: Bars,
     verify: bool,
     peaks: Path | None,
 ) -> int:
     """Write the page and, on request, its figures and its Markdown; print the paths of the files."""
+    if output == markdown:
+        hint = "--markdown with another FILE, or without -o"
+        raise UsageError(f"-o and --markdown name the same file '{output}'", hint=hint)
     for path, option in ((output, "-o"), (markdown, "--markdown")):
         if path is not None:
             _require_writable(path, option=option)
-    composed, problems = _composed(folders, verify=verify, peaks=peaks)
+    if output.suffix.lower() in COURSE_SUFFIXES:
+        return _course_report(
+            folders,
+            output,
+            figures=figures or output.parent / "figures",
+            markdown=markdown,
+            bars=bars,
+            verify=verify,
+            peaks=peaks,
+        )
+    composed, problems = _composed(folders, bars=bars, verify=verify, peaks=peaks)
     from analysis.figures import export
     from analysis.report import html
     from analysis.report import markdown as markdown_page
@@ -108,20 +146,71 @@ def _report(
         export.save(drawn, figures)
         print(printable(str(figures)))
     if markdown is not None:
-        # Path of the figures relative to the Markdown file.
-        where = Path(os.path.relpath(figures, markdown.parent)).as_posix() if figures else None
+        where = _relative(figures, markdown) if figures else None
         _write(markdown, markdown_page.render(composed, figures=where), option="--markdown")
         print(printable(str(markdown)))
     print_problems(problems)
     return ExitCode.DONE
 
 
-def _composed(folders: Sequence[Path], *, verify: bool, peaks: Path | None) -> "tuple[Report, Sequence[Problem]]":
+def _course_report(
+    folders: Sequence[Path],
+    output: Path,
+    *,
+    figures: Path,
+    markdown: Path | None,
+    bars: Bars,
+    verify: bool,
+    peaks: Path | None,
+) -> int:
+    """Write figures and then the course report; print the paths of the files, and the gaps that are left to the author.
+
+    Raises `UsageError` if the report exists: its author may have completed it.
+    """
+    if output.exists():
+        raise UsageError(
+            f"report '{output}' exists, and writing it again would lose the sentences that you wrote",
+            hint="-o with another FILE.md, or remove the file",
+        )
+    loaded = load(folders, verify=verify, peaks=peaks)
+    from analysis.figures import export, registry
+    from analysis.report import markdown as markdown_page
+    from analysis.report import template
+    from analysis.report.compose import compose
+    from analysis.report.evidence import gather
+
+    evidence = gather(loaded, on_stage=_progress, bars=registry.Bars(bars))
+    composed = compose(evidence)
+    drawn = composed.figures()
+    _progress(f"{len(drawn)} figures as PNG and SVG")
+    export.save(drawn, figures)
+    text = template.render(composed, evidence, figures=_relative(figures, output))
+    _write(output, text, option="-o")
+    print(printable(str(output)))
+    print(printable(str(figures)))
+    if markdown is not None:
+        _write(markdown, markdown_page.render(composed, figures=_relative(figures, markdown)), option="--markdown")
+        print(printable(str(markdown)))
+    print_problems(loaded.problems)
+    gaps = template.gaps(text)
+    heading = f"to write   {counted(len(gaps), 'gap')} for you (TO WRITE) in {printable(str(output))}:"
+    print("\n           ".join([heading, *gaps]), file=sys.stderr)
+    return ExitCode.DONE
+
+
+def _relative(figures: Path, text: Path) -> str:
+    """Path of the figures relative to the text that shows them."""
+    return Path(os.path.relpath(figures, text.parent)).as_posix()
+
+
+def _composed(
+    folders: Sequence[Path], *, bars: Bars, verify: bool, peaks: Path | None
+) -> "tuple[Report, Sequence[Problem]]":
     """The report and the problems of its bundles: of a single folder as it was kept, if no file has changed."""
     from analysis.report import kept, vega
 
     use_peaks(peaks)
-    root = folders[0] if len(folders) == 1 and not verify else None
+    root = folders[0] if len(folders) == 1 and not verify and bars is Bars.INTERVAL else None
     key = kept.key_of(root) if root else None
     if root and key:
         # From now on another thread makes the page's libraries.
@@ -132,10 +221,11 @@ def _composed(folders: Sequence[Path], *, verify: bool, peaks: Path | None) -> "
     # Only now, because the wrong folder is then reported a second earlier.
     vega.libraries()
     # A kept report does not need these imports.
+    from analysis.figures import registry
     from analysis.report.compose import compose
     from analysis.report.evidence import gather
 
-    report = compose(gather(loaded, on_stage=_progress))
+    report = compose(gather(loaded, on_stage=_progress, bars=registry.Bars(bars)))
     if root and key:
         report = kept.store(root, key, report, loaded.problems)
     return report, loaded.problems

@@ -53,6 +53,17 @@ POINTS = (
     Column(name="intensity_low", heading="low", unit="FLOP/B", optional=True),
     Column(name="intensity_high", heading="high", unit="FLOP/B", optional=True),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
+    Column(name="step_s", heading="step", unit="s", prefixed=True, detail=True, optional=True),
+    Column(name="flop_per_step", heading="FLOP per step", unit="FLOP", prefixed=True, detail=True, optional=True),
+    Column(
+        name="theoretical_flop_per_step", heading="by formula", unit="FLOP", prefixed=True, detail=True, optional=True
+    ),
+    Column(name="counted_over_model", heading="counted / formula", digits=3, detail=True, optional=True),
+    Column(name="dram_bytes_per_step", heading="DRAM per step", unit="B", prefixed=True, detail=True, optional=True),
+    Column(name="dram_bytes_per_s", heading="DRAM rate", unit="B/s", prefixed=True, detail=True, optional=True),
+    Column(name="sm_percent", heading="SM %", digits=4, detail=True, optional=True),
+    Column(name="dram_percent", heading="DRAM %", digits=4, detail=True, optional=True),
+    Column(name="place_fraction_of_peak", heading="of peak, mean of the place", unit="%", digits=3, detail=True),
 )
 SHIFTS = (
     Column(name="place", heading="place", role=Role.FACT),

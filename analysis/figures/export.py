@@ -9,6 +9,7 @@ import altair as alt
 
 from analysis.figures import Figure, style
 from workload.contract.errors import UsageError
+from workload.contract.files import replace_text, replacing
 
 # Dots per logical pixel: a width of 640 becomes 1280, which is sharp on paper at 16 cm.
 SCALE = 2.0
@@ -87,9 +88,10 @@ def save(figures: Iterable[Figure], folder: Path) -> list[Path]:
         for figure in figures:
             text, dark = (json.dumps(titled(figure, theme)) for theme in (style.PAPER, style.DARK))
             png, *svgs = (folder / f"{figure.name}{ending}" for ending in (".png", ".svg", "-dark.svg"))
-            png.write_bytes(vl_convert.vegalite_to_png(text, scale=SCALE))
+            with replacing(png, shared=True, durable=False) as file:
+                file.write(vl_convert.vegalite_to_png(text, scale=SCALE))
             for svg, drawn in zip(svgs, (text, dark), strict=True):
-                svg.write_text(vl_convert.vegalite_to_svg(drawn), encoding="utf-8")
+                replace_text(svg, vl_convert.vegalite_to_svg(drawn), shared=True, durable=False)
             written += [png, *svgs]
     except OSError as error:
         raise UsageError(

@@ -36,6 +36,8 @@ MEASURED_COLUMNS = (
     "images_per_s_low",
     "images_per_s_high",
     "interval",
+    "images_per_s_mean",
+    "images_per_s_sd",
     "step_s",
     "flop_per_s",
     "train_flop_per_image",

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any, TypeAlias, TypeVar
 
 import altair as alt
@@ -26,6 +27,18 @@ MOST_OF_A_KIND = 24
 MOST_LISTED = 6
 # Least number of values for a figure; a table is easier to read for fewer.
 LEAST_DOTS, LEAST_ON_A_CURVE = 4, 3
+
+
+class Bars(StrEnum):
+    """What the bars of throughput figures show: a 95 % interval, or the mean plus and minus one standard deviation."""
+
+    INTERVAL = "interval"
+    SD = "sd"
+
+
+# Column of the table of a figure whose bars are no intervals.
+BARS = "bars"
+DEVIATIONS = "Bars are the mean ± 1 standard deviation over runs, where there are at least two."
 INTERVALS = "Bars are 95 % intervals over runs, where there are at least three."
 ARROWS = "An arrowhead means that the interval continues outside of the figure."
 COUNTERS = "counters"
@@ -35,8 +48,13 @@ FEW_ENVIRONMENTS = 3
 MOST_IN_COMBINED = 2
 
 
-def figures(material: Material) -> list[Figure]:
-    """All figures that have data, in the order of the report."""
+def figures(material: Material, bars: Bars = Bars.INTERVAL) -> list[Figure]:
+    """All figures that have data, in the order of the report. `bars`: what the bars of throughput show."""
+    if bars is Bars.SD:
+        table = material.measured
+        mean, sd = table["images_per_s_mean"].astype(float), table["images_per_s_sd"].astype(float)
+        table = table.assign(images_per_s_low=mean - sd, images_per_s_high=mean + sd, **{BARS: bars.value})
+        material = replace(material, measured=table)
     # Altair validates every part against its schema, which takes 10 s for 40 figures. Only the tests validate.
     with alt.utils.schemapi.debug_mode(False):
         return [drawn for build in REGISTRY.values() for drawn in built(build, material)]
@@ -445,7 +463,8 @@ def _intervals(table: pd.DataFrame, field: str) -> str:
     if not style.has_bars(table, field):
         is_single = "runs" in table and bool((table["runs"] <= 1).all())
         return "One run each: no intervals." if is_single else "No intervals."
-    return f"{INTERVALS} {ARROWS}" if style.is_cut(table, field) else INTERVALS
+    what = DEVIATIONS if BARS in table and field == "images_per_s" else INTERVALS
+    return f"{what} {ARROWS}" if style.is_cut(table, field) else what
 
 
 def _devices(table: pd.DataFrame) -> str:

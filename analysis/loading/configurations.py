@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
@@ -168,8 +168,11 @@ class Group:
 
     def figures(self) -> dict[str, Any]:
         """Figures of a configuration that every table shows: throughput with interval, step time, bound, data waits."""
+        rates = self.known("images_per_s")
         return {
             "runs": len(self.runs),
+            "images_per_s_mean": fmean(rates) if rates else None,
+            "images_per_s_sd": stdev(rates) if len(rates) > 1 else None,
             **self.rate.columns("images_per_s"),
             "interval": self.rate.interval_words,
             "step_s": self.median("step_median_s"),

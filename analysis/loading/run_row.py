@@ -28,6 +28,9 @@ DERIVED: Mapping[str, Kind] = {
     "ceiling_conditions": Kind.TEXT,
     "region": Kind.TEXT,
     "peak_memory_bytes": Kind.NUMBER,
+    # Percentages of the best possible rate of the multiprocessors and of the memory, weighted by the kernels' times.
+    "sm_percent": Kind.NUMBER,
+    "dram_percent": Kind.NUMBER,
     # FLOP of a step according to an imported trace or profile itself, independent of the model's name.
     "shown_flop_per_step": Kind.NUMBER,
     # Unstated assumption behind FLOP and bytes by formula, such as the size of the images.
@@ -140,7 +143,7 @@ def _derived(run: Record) -> dict[str, Any]:
     copy = run.ceilings.copy() if run.ceilings else None
     zone, accumulation = run.environment.cloud and run.environment.cloud.zone, run.spec.grad_accumulation
     images, wall_s = run.timing.images, run.timing.measured_s
-    spent = Spent.of(run)
+    spent, rates = Spent.of(run), run.profile.throughput
     return {
         "imported": run.imported is not None,
         # Versions that did not record it had no forks.
@@ -154,6 +157,8 @@ def _derived(run: Record) -> dict[str, Any]:
         # In Compute Engine, a zone's name is its region and a letter.
         "region": zone.rpartition("-")[0] or None if zone else None,
         "peak_memory_bytes": _float(_peak_memory_bytes(run)),
+        "sm_percent": _float(rates.sm_percent_time_weighted) if rates else None,
+        "dram_percent": _float(rates.dram_percent_time_weighted) if rates else None,
         "limit_known": "; ".join(verdict.possible_causes(run)) or None,
         **{f"{part}_s": spent.seconds.get(part) for part in RUN_PARTS},
         "usd": spent.usd,

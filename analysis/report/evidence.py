@@ -153,7 +153,12 @@ def _contrasts(results: Tables, fact: str) -> Iterator[Contrast]:
         yield Contrast(fact=fact, pair=pair, row=row)
 
 
-def gather(results: Tables, *, on_stage: Callable[[str], None] = lambda _: None) -> ReportEvidence:
+def gather(
+    results: Tables,
+    *,
+    on_stage: Callable[[str], None] = lambda _: None,
+    bars: registry.Bars = registry.Bars.INTERVAL,
+) -> ReportEvidence:
     """Make the tables that figures need, and the figures; other tables are made on first access."""
     on_stage("tables")
     tables = material.make(
@@ -164,4 +169,4 @@ def gather(results: Tables, *, on_stage: Callable[[str], None] = lambda _: None)
         costs=costs.costs,
     )
     on_stage("figures")
-    return ReportEvidence(results=results, material=tables, drawn=registry.figures(tables))
+    return ReportEvidence(results=results, material=tables, drawn=registry.figures(tables, bars))

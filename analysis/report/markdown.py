@@ -50,13 +50,14 @@ def _section(section: Section, level: int, figures: str | None) -> Iterator[str]
     yield f"{'#' * level} {escape(section.title)}"
     yield ""
     for block in section.blocks:
-        yield from _block(block, figures)
+        yield from block_lines(block, figures)
         yield ""
     for part in section.parts:
         yield from _section(part, level + 1, figures)
 
 
-def _block(block: Block, figures: str | None) -> Iterator[str]:
+def block_lines(block: Block, figures: str | None, *, attributes: str = "") -> Iterator[str]:
+    """Lines of a block; `figures`: path of the pictures, None for texts alone; `attributes`: of each picture."""
     match block:
         case Paragraph():
             yield escape(block.text)
@@ -65,7 +66,7 @@ def _block(block: Block, figures: str | None) -> Iterator[str]:
         case Table():
             yield from _table(block)
         case Picture():
-            yield from _picture(block, figures)
+            yield from _picture(block, figures, attributes)
         case Commands():
             yield from _commands(block.lines)
         case _:
@@ -88,10 +89,10 @@ def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(escape(cell) for cell in cells)} |"
 
 
-def _picture(picture: Picture, figures: str | None) -> Iterator[str]:
+def _picture(picture: Picture, figures: str | None, attributes: str) -> Iterator[str]:
     figure = picture.figure
     if figures is not None:
-        yield f"![{escape(figure.title)}]({quote(f'{figures}/{figure.name}.png')})"
+        yield f"![{escape(figure.title)}]({quote(f'{figures}/{figure.name}.png')}){attributes}"
         yield ""
     yield f"**{escape(figure.title)}.** {escape(figure.caption)}"
     yield ""

@@ -126,6 +126,7 @@ def _script_words(spec: Spec) -> list[str]:
     words_of_spec = [word for flag, value in options if value is not None for word in (flag, f"{value:g}")]
     if spec.profile not in (None, Profile.NONE):
         words_of_spec += ["--profile", str(spec.profile), "--profile-steps", f"{spec.profile_steps or 1:g}"]
+        words_of_spec += ["--ncu-metrics", printable(spec.ncu_metrics)] if spec.ncu_metrics else []
     return [*words_of_spec, "--", *(printable(str(word)) for word in argv)]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import pandas as pd
@@ -81,6 +81,13 @@ class PointRow:
     counted_over_model: float | None
     flop_is_lower_bound: bool
     note: str | None = None
+    step_s: float | None = None
+    theoretical_flop_per_step: float | None = None
+    dram_bytes_per_step: float | None = None
+    dram_bytes_per_s: float | None = None
+    sm_percent: float | None = None
+    dram_percent: float | None = None
+    place_fraction_of_peak: float | None = None
 
 
 POINT_COLUMNS = names_of(PointRow)
@@ -98,9 +105,19 @@ def points(results: Tables) -> pd.DataFrame:
     `intensity_high`. If the FLOP are a lower bound, the fractions of roofs are unknown, and `bound` (the limit) is
     known only if waits or an idle device limit the step. `roof`: kind of the roof that gives `roof_flop_per_s`, the
     measured roof, or the vendor's if none was measured. `fraction_of_peak`: fraction of the vendor's peak FLOP/s, whose
-    origin is `peak_source`.
+    origin is `peak_source`. `place_fraction_of_peak`: mean of it over the place's rows of the same source.
+    `theoretical_flop_per_step`: by formula, beside counted FLOP. `dram_bytes_per_step`, `dram_bytes_per_s`: counted
+    bytes alone. `sm_percent`, `dram_percent`: of the best possible rate, weighted by the kernels' times.
     """
-    return frame([{**pool.facts, **vars(row)} for pool, row in point_rows(results)], (*POINT_COLUMNS, *UNNAMED))
+    rows = [{**pool.facts, **vars(row)} for pool, row in point_rows(results)]
+    fractions: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for row in rows:
+        if row["fraction_of_peak"] is not None:
+            fractions[row["place"], row["device_name"], row["source"]].append(row["fraction_of_peak"])
+    for row in rows:
+        known = fractions[row["place"], row["device_name"], row["source"]]
+        row["place_fraction_of_peak"] = fmean(known) if known else None
+    return frame(rows, (*POINT_COLUMNS, *UNNAMED))
 
 
 def point_rows(results: Tables) -> Iterator[tuple[Group, PointRow]]:
@@ -134,6 +151,8 @@ class _Measurement:
     kernels_alone: bool = False
     launches: int = 0
     uncounted_launches: int = 0
+    sm_percent: float | None = None
+    dram_percent: float | None = None
 
 
 def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
@@ -157,6 +176,8 @@ def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
                 lower_bounds=bounds,
                 is_traced=is_traced,
                 kernels_alone=is_traced and _lacks_gaps(pool),
+                sm_percent=pool.median("sm_percent") if source is WorkSource.COUNTERS else None,
+                dram_percent=pool.median("dram_percent") if source is WorkSource.COUNTERS else None,
             )
 
 
@@ -205,6 +226,8 @@ def _profile(results: Tables, pool: Group) -> _Measurement | None:
         kernels_alone=True,
         launches=len(kernels),
         uncounted_launches=int(kernels["flop"].isna().sum()),
+        sm_percent=_number(whole["sm_percent"]),
+        dram_percent=_number(whole["dram_percent"]),
     )
 
 
@@ -238,6 +261,7 @@ def _point(pool: Group, measurement: _Measurement, device: DeviceRoofs, refuted:
     # If the FLOP are a lower bound, so is the intensity, and the share of a roof is unknown.
     limit = roof.at(flop_per_byte) if roof and flop_per_byte is not None and is_complete else None
     verdict = _verdict(pool, measurement, roof, step_s)
+    moved = None if source is WorkSource.MODELLED else work.bytes_high
     row = PointRow(
         **{name: pool[name] for name in WORK_NAMED},
         source=str(source),
@@ -263,6 +287,12 @@ def _point(pool: Group, measurement: _Measurement, device: DeviceRoofs, refuted:
         if source is WorkSource.MODELLED or measurement.is_whole_profile
         else counted_over_model(work.flop, pool.median("train_flop_per_step")),
         flop_is_lower_bound=not is_complete,
+        step_s=None if measurement.is_whole_profile else step_s,
+        theoretical_flop_per_step=pool.median("train_flop_per_step"),
+        dram_bytes_per_step=moved if not measurement.is_whole_profile else None,
+        dram_bytes_per_s=moved / step_s if moved is not None and step_s else None,
+        sm_percent=measurement.sm_percent,
+        dram_percent=measurement.dram_percent,
     )
     unused = [
         f"{percent(refuted[value])} of the measured roof was reached: it is none"

@@ -1,12 +1,23 @@
 """Table of `analyze summary`: throughput of each configuration in each place. Pure."""
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
 
-from analysis.loading.configurations import DETAILS, NAMED_COLUMNS, Group, completed, group
+from analysis.loading.configurations import (
+    CONFIGURATION,
+    DETAILS,
+    NAMED_COLUMNS,
+    PLACE,
+    SOFTWARE,
+    Group,
+    completed,
+    group,
+)
 from analysis.loading.rows import cells
 from workload.contract.record import Status
 from workload.contract.spent import PARTS, RUN_PARTS, Spent
@@ -28,6 +39,9 @@ COLUMNS = (
     Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True),
     Column(name="interval", heading="interval", role=Role.NOTE),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
+    Column(name="images_per_s_mean", heading="mean {unit}/s", detail=True),
+    Column(name="images_per_s_sd", heading="± SD", digits=2, optional=True, detail=True),
+    Column(name="gain", heading="gain over the batch before", unit="%", digits=2, optional=True, detail=True),
     Column(name="wall_s", heading="a run took", unit="s", digits=3, detail=True),
     Column(name="usd_per_run", heading="USD a run", digits=2, optional=True, detail=True),
     Column(
@@ -54,13 +68,29 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
     `images_per_s`, `step_s`, `flop_per_s` and `data_wait_fraction` are medians over completed runs; `step_s` is the
     median of each run's median step. `runs` counts the completed runs; `note` counts the others by status. `wall_s` and
     `usd_per_run` are means over completed runs, and the shares of a run's parts are shares of the time of all.
+    `images_per_s_mean`, `images_per_s_sd`: mean and standard deviation over runs. `gain`: throughput over that of the
+    next smaller batch size of an otherwise equal configuration in the same place, minus 1; `analyze compare --by
+    batch_size` has its interval.
     """
     lines = [_line(pool) for pool in group(runs)]
+    _add_gains(lines)
     best: dict[str, float] = defaultdict(float)
     for line in lines:
         best[line["model"]] = max(best[line["model"]], line["images_per_s"] or 0.0)
     lines.sort(key=lambda line: (-best[line["model"]], line["model"], -(line["images_per_s"] or 0.0)))
     return pd.DataFrame(lines, columns=[column.name for column in COLUMNS])
+
+
+def _add_gains(lines: Sequence[dict[str, Any]]) -> None:
+    facts = tuple(fact for fact in (*CONFIGURATION, *PLACE, *SOFTWARE) if fact != "batch_size")
+    by_others: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        line["gain"] = None
+        if line["images_per_s"] and line["batch_size"]:
+            by_others[tuple(line[fact] for fact in facts)].append(line)
+    for alike in by_others.values():
+        for smaller, larger in pairwise(sorted(alike, key=lambda line: line["batch_size"])):
+            larger["gain"] = larger["images_per_s"] / smaller["images_per_s"] - 1
 
 
 def spent(runs: pd.DataFrame) -> Spent:

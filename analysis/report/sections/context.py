@@ -152,7 +152,7 @@ def method(evidence: ReportEvidence) -> Section:
     """The section on method: run matrix, incomplete runs, timing and limits."""
     runs = evidence.material.every
     broken = runs.drop(completed(runs).index)
-    matrix = [_matrix_row(env, runs[runs["env"] == env]) for env in evidence.material.environments]
+    matrix = [matrix_row(env, runs[runs["env"] == env]) for env in evidence.material.environments]
     blocks: list[Block] = [words.table("Run matrix", MATRIX, matrix)]
     if len(broken):
         rows = [row | {"ending": str(row["status"]).replace("_", " ")} for row in rows_of(broken)]
@@ -210,7 +210,8 @@ def _method(runs: pd.DataFrame, unit: str) -> Sequence[str]:
     return [scope + timed, POOLED, scope + work, foreign]
 
 
-def _matrix_row(env: str, runs: pd.DataFrame) -> dict[str, Any]:
+def matrix_row(env: str, runs: pd.DataFrame) -> dict[str, Any]:
+    """Row of the run matrix for the runs of one environment."""
     repeats = completed(runs).groupby(["task", "variant", "batch_size"]).size()
     return {
         "env": env,
@@ -220,7 +221,7 @@ def _matrix_row(env: str, runs: pd.DataFrame) -> dict[str, Any]:
             for row in rows_of(runs[["backend", "runtime"]])
         ),
         "models": words.listed(sorted(set(runs["model"]))),
-        "data": words.listed(_data(row) for row in rows_of(runs[["dataset", "image_size"]])),
+        "data": words.listed(data(row) for row in rows_of(runs[["dataset", "image_size"]])),
         "precision": words.listed(sorted(set(runs["variant"]))),
         "batch_sizes": words.listed(sorted(set(runs["batch_size"].dropna()))),
         "steps": _range(runs["steps"].dropna()),
@@ -230,7 +231,8 @@ def _matrix_row(env: str, runs: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _data(row: dict[str, Any]) -> str:
+def data(row: dict[str, Any]) -> str:
+    """Data set and image size: `imagenette 224 px`."""
     size = f" {row['image_size']:g} px" if words.is_known(row["image_size"]) else ""
     return f"{row['dataset'] or 'unknown'}{size}"
 

@@ -385,3 +385,18 @@ def test_long_titles_break_between_words(figures: dict[str, Figure]) -> None:
     lines = export.titled(long)["title"]["text"]
     assert len(lines) == 2
     assert all(len(line) <= export.TITLE_CHARACTERS for line in lines)
+
+
+def test_bars_may_be_a_standard_deviation() -> None:
+    """Rates 100, 102, 104: the mean 102 and the deviation 2; one run has no bar."""
+    sizes = {4: (100.0, 102.0, 104.0), 8: (150.0,), 16: (170.0,)}
+    found = made(*(run for size, rates in sizes.items() for run in at_rates(f"b{size}-", rates, batch_size=size)))
+    figures = {bars: {each.name: each for each in registry.figures(found, bars)} for bars in registry.Bars}
+    name = next(name for name in figures[registry.Bars.SD] if name.startswith("throughput_env-"))
+    deviations, intervals = (figures[bars][name] for bars in (registry.Bars.SD, registry.Bars.INTERVAL))
+    ends = [(row["bar_low"], row["bar_high"]) for row in values(deviations) if row.get("bar_low")]
+    assert ends
+    assert all(end == pytest.approx((100, 104)) for end in ends)
+    assert all(row["bar_low"] < 100 for row in values(intervals) if row.get("bar_low"))
+    assert "Bars are the mean ± 1 standard deviation over runs" in deviations.caption
+    assert "95 % intervals" in intervals.caption

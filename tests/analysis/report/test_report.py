@@ -426,7 +426,7 @@ def test_the_time_of_an_environment_is_that_of_its_lines_in_the_summary() -> Non
     headings = ["environment", "runs", "took together", "steps", "the rest"]
     assert [heading.text for heading in table.headings] == headings
     [(_, runs, took, steps, rest)] = table.rows
-    lines = results.summary().dropna(subset="wall_s")
+    lines = results.summary(wide=True).dropna(subset="wall_s")
     weights = lines["wall_s"] * lines["runs"]
     assert (int(runs), took) == (lines["runs"].sum(), f"{weights.sum():.0f} s")
     shown = {"steps": steps, **dict(re.findall(r"([a-z-]+) ([\d.]+ %)", rest))}

@@ -177,3 +177,10 @@ def test_repeats_share_a_line(evidence: ReportEvidence) -> None:
 def test_a_newline_in_a_spec_starts_no_second_command() -> None:
     record = read({"environment": LOCAL, "spec": {"model": "resnet18\nrm -rf ~"}})
     assert reproduce.command(record) == "launch local --runtime process --model 'resnet18\\nrm -rf ~' --batch-size 4"
+
+
+def test_a_scripts_own_metrics_are_asked_for_again() -> None:
+    profile = {"profile": "ncu", "profile_steps": 2, "ncu_metrics": "dram__bytes.sum,sm__x.avg"}
+    line = reproduce.command(read({"spec": {**profile, "script": {"argv": ["train.py"]}}}))
+    assert line.endswith(" --profile ncu --profile-steps 2 --ncu-metrics dram__bytes.sum,sm__x.avg -- train.py")
+    grammar.check(line)

@@ -261,6 +261,10 @@ def test_modelled_point_by_hand(tmp_path: Path) -> None:
         "counted_over_model": None,
         "flop_is_lower_bound": False,
         "note": NEITHER,
+        "step_s": 0.1,
+        "theoretical_flop_per_step": 340_736_000_000,
+        **dict.fromkeys(("dram_bytes_per_step", "dram_bytes_per_s", "sm_percent", "dram_percent")),
+        "place_fraction_of_peak": pytest.approx(3.40736 / 8.1),
     }
     # What is left are the other facts by which runs are told apart.
     assert set(row) == set(UNNAMED)
@@ -526,3 +530,34 @@ def test_command_for_programs(tmp_path: Path, analyze: Analyze) -> None:
 def test_hostile_names_stay_on_their_line(tmp_path: Path, analyze: Analyze) -> None:
     make(tmp_path, 1, spec__model="<script>\x1b[2J\n")
     assert "<script>\\x1b[2J\\n" in analyze("roofline", tmp_path)[1]
+
+
+# --- columns of published tables
+
+DATA = Path(__file__).parents[4] / "shared" / "data" / "ncu"
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
+def test_the_row_of_a_public_profile(tmp_path: Path, analyze: Analyze) -> None:
+    """A report's row A-1: 4.928 GFLOP, 0.744 GB, 13.647 and 23.164 %; bytes and percentages were wrong there."""
+    facts = ("--model", "resnet18", "--batch-size", "64", "--profile-steps", "1", "--image-size", "32")
+    assert analyze("import", DATA / "l4_resnet18_long_nvtx.csv", *facts, "-o", tmp_path / "results")[0] == 0
+    row = only(points_of(analysis.load(tmp_path / "results")))
+    assert row["flop_per_step"] == 4_928_393_620
+    assert row["dram_bytes_per_step"] == 607_558_840 + 102_390_000
+    assert row["step_s"] == pytest.approx(7.376250e-3)
+    assert row["dram_bytes_per_s"] == pytest.approx(709_948_840 / 7.376250e-3)
+    assert row["sm_percent"] == pytest.approx(13.705, abs=5e-4)
+    assert row["dram_percent"] == pytest.approx(32.14, abs=5e-3)
+    # Forward, backward and update of 64 CIFAR-10 images with the classes of ImageNet; the profile has no backward pass.
+    assert row["counted_over_model"] == pytest.approx(row["flop_per_step"] / row["theoretical_flop_per_step"])
+    assert row["counted_over_model"] == pytest.approx(0.35, abs=0.01)
+    assert row["fraction_of_peak"] is None
+
+
+def test_the_mean_share_of_the_peak_of_a_place(tmp_path: Path) -> None:
+    runs = [{"spec__batch_size": size, "timing__step_s__median": step_s} for size, step_s in ((8, 0.1), (16, 0.4))]
+    table = points(tmp_path, *runs)
+    known = table[table["fraction_of_peak"].notna()]
+    assert len(known) == 2
+    assert list(known["place_fraction_of_peak"]) == pytest.approx([known["fraction_of_peak"].mean()] * 2)

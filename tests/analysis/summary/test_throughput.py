@@ -9,6 +9,7 @@ import pytest
 import analysis
 from analysis.summary.throughput import COLUMNS, summarize
 from benchmarks.synthetic_bundles import make
+from tests.analysis.in_process import Analyze
 from workload.contract.blocks_interval import interval_at_look, single_contrast
 from workload.contract.tables import TableFormat, render
 
@@ -214,3 +215,33 @@ def test_runs_without_phases_have_empty_cells_and_no_columns_of_rare_parts(tmp_p
     assert "time in boot" not in headings
     assert cells.count(" -  ") >= 6
     assert "time in" not in render(table, COLUMNS, TableFormat.TABLE, width=140)
+
+
+def test_mean_deviation_and_gain_over_the_batch_before(tmp_path: Path) -> None:
+    """Rates 100, 102, 104 at batch 4; 110 and 112 at batch 8; 99 at batch 16; and another model at batch 8."""
+    runs = [{"spec__batch_size": 4, "timing__images": 100 + 2 * number} for number in range(3)]
+    runs += [{"spec__batch_size": 8, "timing__images": rate} for rate in (110, 112)]
+    runs += [{"spec__batch_size": 16, "timing__images": 99}]
+    runs += [{"spec__batch_size": 8, "spec__model": "vgg16", "timing__images": 50}]
+    found = {(line["model"], line["batch_size"]): line for line in lines(tmp_path, *runs)}
+    small, middle, large = (found["resnet18", size] for size in (4, 8, 16))
+    assert (small["images_per_s_mean"], small["images_per_s_sd"]) == (102, 2)
+    assert (middle["images_per_s_mean"], middle["images_per_s_sd"]) == (111, pytest.approx(2**0.5))
+    assert (large["images_per_s_mean"], large["images_per_s_sd"]) == (99, None)
+    assert small["gain"] is None
+    assert middle["gain"] == pytest.approx(111 / 102 - 1)
+    assert large["gain"] == pytest.approx(99 / 111 - 1)
+    assert found["vgg16", 8]["gain"] is None
+
+
+def test_the_gains_of_a_published_table(tmp_path: Path, analyze: Analyze) -> None:
+    """ResNet50 on a T4 in a public report: 111, 117, 120 images/s, "+5.7 %" and "+2.1 %": as three digits allow."""
+    table = tmp_path / "published.csv"
+    rows = "".join(f"Tesla T4,resnet50,fp32,{batch},{rate}\n" for batch, rate in ((32, 111), (64, 117), (128, 120)))
+    table.write_text(f"gpu,model,precision,batch,img_per_s\n{rows}")
+    assert analyze("import", table, "-o", tmp_path / "results")[0] == 0
+    found = analysis.load(tmp_path / "results").summary(wide=True).set_index("batch_size")
+    for batch, gain, digits in ((64, 0.057, (111, 117)), (128, 0.021, (117, 120))):
+        smaller, larger = digits
+        assert found.loc[batch, "gain"] == pytest.approx(larger / smaller - 1)
+        assert (larger - 0.5) / (smaller + 0.5) - 1 < gain < (larger + 0.5) / (smaller - 0.5) - 1

@@ -1,0 +1,390 @@
+"""Render the report as a course report in Markdown: sections filled with data, and marked gaps for its author.
+
+`template.md` beside this module has the sections and the gaps; `{{name}}` stands for content from here.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from statistics import fmean, stdev
+from typing import Any
+
+from analysis.audit.rule import Severity
+from analysis.figures import registry
+from analysis.figures.labels import distinct
+from analysis.loading.rows import rows as rows_of
+from analysis.report import words
+from analysis.report.content import Block, Bullets, Commands, Heading, Paragraph, Picture, Report, Section, Table
+from analysis.report.evidence import ReportEvidence
+from analysis.report.markdown import block_lines, escape
+from analysis.report.sections import answer, context
+from workload.contract.spec import Precision
+from workload.contract.tables import Column, Role
+from workload.contract.text import counted, printable
+
+# Escaped content of a bundle is no gap.
+GAP = re.compile(r"(?<!\\)_TO WRITE: ([^_\\]+)_")
+PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+# Attributes of a picture for pandoc.
+PICTURE_ATTRIBUTES = "{ width=70% }"
+# Maximum number of the audit's rules in the limitations.
+MOST_RULES = 12
+MEGA, GIGA = 1e6, 1e9
+
+RUN_MATRIX = (
+    *words.facts(env="Env", backend="Backend", precision="Precision", batch_sizes="Batch sizes"),
+    *words.facts(iterations="Iters (warmup/measured)", repeats="Repeats"),
+)
+TABLE_1 = (
+    *words.facts(task="Model"),
+    Column(name="parameters", heading="Params (M)", digits=4),
+    Column(name="mac", heading="Forward MACs / sample (G)", digits=4),
+    Column(name="batch_size", heading="Batch", digits=0),
+    Column(name="flop", heading="Forward FLOPs / batch (G)", digits=4),
+    Column(name="notes", heading="Notes", role=Role.FACT),
+)
+TABLE_2 = (
+    *words.facts(env="Env", task="Model", variant="Precision"),
+    Column(name="batch_size", heading="Batch", digits=0),
+    Column(name="rate", heading="{unit}/s"),
+    Column(name="flop_per_s", heading="Attained GFLOP/s"),
+    Column(name="intensity", heading="AI"),
+    *words.facts(bound="Bound"),
+    Column(name="runs", heading="Runs", digits=0),
+)
+OF_TABLE_2 = (
+    "Mean ± standard deviation over runs. Images per second of wall time; FLOP by formula over the median step, "
+    "without waits for data; AI: FLOP per byte. The appendix has medians with 95 % intervals"
+)
+# Columns of the environment table: heading, and the columns of the page's table that it joins.
+ENVIRONMENT = (
+    ("Env key", ("environment",)),
+    ("Host", ("host",)),
+    ("OS/Kernel", ("OS, kernel",)),
+    ("Device", ("device",)),
+    ("Driver/CUDA/cuDNN", ("driver", "CUDA, cuDNN")),
+    ("Python/Torch", ("Python", "torch, torchvision")),
+    ("Storage", ("storage",)),
+    ("Region/Zone", ("machine, zone",)),
+)
+# Options in the paragraph on reproducibility: column of `runs`, and the option's name.
+OPTIONS = (("deterministic", "--deterministic"), ("channels_last", "--channels-last"), ("compile", "--compile"))
+
+
+@dataclass(kw_only=True, eq=False)
+class Blocks:
+    """Blocks of the report by section, each placed once: `rest` has the sections with what was not taken."""
+
+    report: Report
+    taken: set[int] = field(default_factory=set)
+
+    def take(self, *names: str, kind: type[Block] | None = None, caption: str = "") -> list[Block]:
+        """Blocks of the sections called `names`, all or of one kind; `caption`: only tables whose caption begins so."""
+        found = [
+            block
+            for section in _flat(self.report.sections)
+            if section.name in names
+            for block in section.blocks
+            if (kind is None or isinstance(block, kind))
+            and (not caption or (isinstance(block, Table) and block.caption.startswith(caption)))
+        ]
+        return self._took(found)
+
+    def pictures(self, *names: str) -> list[Block]:
+        """Figures whose name begins with one of `names`, in the order of the page."""
+        return self._took(
+            [
+                block
+                for section in _flat(self.report.sections)
+                for block in section.blocks
+                if isinstance(block, Picture) and block.figure.name.startswith(names)
+            ]
+        )
+
+    def _took(self, found: Iterable[Block]) -> list[Block]:
+        new = [block for block in found if id(block) not in self.taken]
+        self.taken |= set(map(id, new))
+        return new
+
+    def rest(self) -> Iterator[tuple[str, list[Block]]]:
+        """Titles of the sections that have blocks left, with these blocks."""
+        for section in _flat(self.report.sections):
+            left = self._took(section.blocks)
+            if left:
+                yield section.title, left
+
+
+def render(report: Report, evidence: ReportEvidence, *, figures: str) -> str:
+    """The report as Markdown in the order of the template; `figures`: path of the pictures relative to the file."""
+    template = resources.files("analysis.report").joinpath("template.md").read_text(encoding="utf-8")
+    content = _content(Blocks(report=report), evidence, figures)
+    # One pass: content is never searched for placeholders.
+    filled = PLACEHOLDER.sub(lambda match: content[match[1]], template)
+    return re.sub(r"\n{3,}", "\n\n", filled)
+
+
+def gaps(text: str) -> list[str]:
+    """Gaps that are left to the author in a rendered report: line number and description of each."""
+    return [
+        f"line {number}: {match[1]}"
+        for number, line in enumerate(text.split("\n"), start=1)
+        for match in GAP.finditer(line)
+    ]
+
+
+def _content(blocks: Blocks, evidence: ReportEvidence, figures: str) -> Mapping[str, str]:
+    """Content of every placeholder. The order matters where a section takes what another one leaves."""
+
+    def shown(found: Iterable[Block], nothing: str = "") -> str:
+        """Blocks as Markdown; without blocks a sentence that begins with `No data`, or nothing."""
+        lines = (line for block in found for line in (*block_lines(block, figures, attributes=PICTURE_ATTRIBUTES), ""))
+        return "\n".join(lines).rstrip() or (f"_No data: {nothing}._" if nothing else "")
+
+    def figures_of(*names: str, nothing: str) -> str:
+        return shown(blocks.pictures(*names), nothing)
+
+    sentences = Bullets(sentences=answer.sentences(evidence))
+    blocks.take("answer", kind=Bullets)
+    changes = answer.changes(evidence)
+    content = {
+        **{name: escape(text) for name, text in _words(evidence).items()},
+        "abstract": shown([sentences]),
+        "run_matrix": shown([_run_matrix(evidence)]),
+        "incomplete": shown(blocks.take("method", caption="Runs that did not complete")),
+        "timing": shown(blocks.take("method", kind=Bullets)),
+        "complexity_command": shown([_complexity_commands(evidence)]),
+        "table_1": shown(_table_1(evidence), "no run has a model whose work is known"),
+        "complexity_words": shown(blocks.take("complexity", kind=Paragraph)),
+        "throughput_figures": figures_of(
+            "throughput_", "batch_size_scaling", nothing="no environment has three batch sizes with a throughput"
+        ),
+        "trends": shown([Bullets(sentences=changes)] if changes else [], "no certain difference between settings"),
+        "ratios": shown(blocks.take("measurements", caption="Ratio of")),
+        "variability": shown(blocks.take("variability"), "no configuration has repeated runs"),
+        "peaks": shown(
+            blocks.take("roofline", kind=Table, caption="Ceilings"), "no measured ceiling and no known peak"
+        ),
+        "roofline_figures": figures_of(
+            "roofline_", "kernel_roofline_", "ai_vs_batch_", nothing="no run has both FLOP/s and bytes"
+        ),
+        "shifts": shown(blocks.take("intensity", kind=Table)),
+        "table_2": shown(_table_2(evidence), "no run has a throughput or a profile"),
+        "cost": shown(blocks.take("measurements", caption="Cheapest") + blocks.pictures("cost")),
+        "environment_table": shown(_environments(blocks), "no facts of the environments"),
+        "limits": shown(blocks.take("limits")),
+        "audit": shown(_audit(evidence)),
+        "peak_sources": shown([Bullets(sentences=_peak_sources(evidence))]),
+        "checklist": shown([Bullets(sentences=list(_checklist(evidence, figures)))]),
+        "commands": shown(blocks.take("reproduce")),
+        "metrics": shown(blocks.take("metrics"), "no profile by Nsight Compute of this program"),
+    }
+    # The audit has its own summary above; here are the figures, causes and cures of every rule.
+    rest = ((f"**{escape(title)}**", "", shown(left), "") for title, left in blocks.rest())
+    return content | {"rest": "\n".join(line for lines in rest for line in lines).rstrip()}
+
+
+def _flat(sections: Iterable[Section]) -> Iterator[Section]:
+    for section in sections:
+        yield section
+        yield from _flat(section.parts)
+
+
+# --- words in sentences
+
+
+def _words(evidence: ReportEvidence) -> Mapping[str, str]:
+    """Texts for placeholders inside a line, not yet escaped."""
+    runs = evidence.material.every
+    has_amp = runs["precision"].isin([Precision.AMP, Precision.BF16]).any()
+    keywords = ["roofline", "throughput", "arithmetic intensity"]
+    keywords += ["GPU profiling"] if runs["kernels_file"].notna().any() else []
+    keywords += ["mixed precision"] if has_amp else []
+    return {
+        "commits": f"rooflaunch {words.listed(runs['rooflaunch'])}, commit {words.listed(runs['commit'])}",
+        "data": words.listed(context.data(row) for row in rows_of(runs[["dataset", "image_size"]])),
+        "keywords": ", ".join(keywords),
+        "models": words.listed(evidence.material.tasks),
+        "environments": words.listed(evidence.material.environments),
+        "settings": f"batch {words.listed(sorted(set(runs['batch_size'].dropna())))}; "
+        f"{words.listed(sorted(set(runs['precision'].dropna())))}",
+        "virtualisation": f"zone {words.listed(runs['zone'])}; virtualisation {words.listed(runs['hypervisor'])}",
+        "options": _options(evidence),
+        "sources": _sources(evidence),
+        "data_dir": words.listed(_data_folders(evidence)),
+    }
+
+
+def _options(evidence: ReportEvidence) -> str:
+    """Sentence on the options that make runs repeatable, with the number of runs that had them."""
+    runs = evidence.material.every
+    used = {option: int(runs[name].eq(True).sum()) for name, option in OPTIONS}
+    used["--grad-accumulation"] = int((runs["grad_accumulation"] > 1).sum())
+    options = ", ".join(f"{option} {number}" for option, number in used.items())
+    return f"Of {counted(len(runs), 'run')}, this many had the option: {options}."
+
+
+def _sources(evidence: ReportEvidence) -> str:
+    """Sentence on the files behind the tables."""
+    runs = evidence.material.every
+    imported, profiled = int(runs["imported"].eq(True).sum()), int(runs["kernels_file"].notna().sum())
+    return (
+        f"{counted(len(runs), 'bundle')} with run.json, steps.csv and telemetry.csv (CPU time and largest resident set "
+        f"are under usage in run.json); {imported} imported from other programs' files; {profiled} with kernels of a "
+        "profile."
+    )
+
+
+def _data_folders(evidence: ReportEvidence) -> Iterator[str]:
+    """Data set and folder of the first run of each environment; synthetic data have no folder."""
+    for row in rows_of(evidence.material.every.drop_duplicates(["env", "dataset"])):
+        record = evidence.record(row["run_id"])
+        if row["dataset"] == "synthetic":
+            yield "none (synthetic data)"
+        elif record and record.spec.data_dir and words.is_known(row["dataset"]):
+            yield f"{row['dataset']} in {record.spec.data_dir} on {row['env']}"
+
+
+# --- tables of the template
+
+
+def _run_matrix(evidence: ReportEvidence) -> Table:
+    runs, rows = evidence.material.every, []
+    for env in evidence.material.environments:
+        of_env = runs[runs["env"] == env]
+        row = context.matrix_row(env, of_env)
+        first = evidence.record(of_env["run_id"].iloc[0])
+        warmup = words.text(first.spec.warmup if first else None)
+        backend = words.listed(of_env["device_type"])
+        rows.append({**row, "backend": backend, "iterations": f"{warmup} / {row['steps']}"})
+    return words.table("Runs by environment", RUN_MATRIX, rows)
+
+
+def _complexity_commands(evidence: ReportEvidence) -> Commands:
+    """Commands that count the work of the models without a run, a line per image size."""
+    runs = evidence.material.every
+    own = runs[runs["script"].isna() & runs["parameters"].notna() & runs["image_size"].notna()]
+    lines = []
+    for size, table in own.groupby("image_size", sort=True):
+        models = [printable(str(model)) for model in dict.fromkeys(table["model"])]
+        batches = [f"{batch:g}" for batch in sorted(set(table["batch_size"].dropna()))]
+        line = ["python", "-m", "workload", "complexity", "--model", *models, "--batch-size", *batches]
+        lines.append(shlex.join([*line, "--image-size", f"{size:g}"]))
+    return Commands(lines=lines or ["# no run has a model of torchvision"])
+
+
+def _table_1(evidence: ReportEvidence) -> list[Block]:
+    runs = evidence.material.every
+    known = runs[runs["parameters"].notna()].drop_duplicates(["task", "batch_size"])
+    rows = []
+    for row in sorted(rows_of(known), key=lambda row: (row["task"], row["batch_size"])):
+        flop = row["forward_flop_per_image"]
+        per_batch = flop * row["batch_size"] / GIGA if words.is_known(flop) else None
+        activations = f"activations {words.si(row['activation_bytes'], 'B')}"
+        figures = {
+            "parameters": words.quotient(row["parameters"], MEGA),
+            "mac": words.quotient(row["forward_mac_per_image"], GIGA),
+            "flop": per_batch,
+            "notes": activations if words.is_known(row["activation_bytes"]) else None,
+        }
+        rows.append({**row, **figures})
+    return [words.table("Parameters, work and activations; 1 MAC = 2 FLOP", TABLE_1, rows)] if rows else []
+
+
+def _table_2(evidence: ReportEvidence) -> list[Block]:
+    """Table 2: configurations with a throughput, then those that only a profiler timed."""
+    points = registry.drawable(evidence.material.points)
+    point_of = {_configuration(point): point for point in rows_of(points)} if len(points) else {}
+    rows = []
+    for line, row in enumerate(rows_of(evidence.material.measured)):
+        runs = evidence.material.runs[evidence.material.runs["line"] == line]
+        point = point_of.pop(_configuration(row), {})
+        rates = runs["train_flop_per_step"] / runs["step_median_s"] / GIGA
+        figures = {"rate": _mean_sd(runs["images_per_s"]), "flop_per_s": _mean_sd(rates)}
+        rows.append({**row, **figures, "intensity": _intensity(point), "runs": len(runs)})
+    for point in point_of.values():
+        least = "at least " if point["flop_is_lower_bound"] else ""
+        gflop_per_s = f"{least}{_mean_sd([point['flop_per_s'] / GIGA])}"
+        rows.append({**point, "flop_per_s": gflop_per_s, "intensity": _intensity(point)})
+    unit = evidence.material.unit.capitalize()
+    columns = [*TABLE_2[:4], Column(name="rate", heading=f"{unit}/s"), *TABLE_2[5:]]
+    return [words.table(OF_TABLE_2, columns, rows)] if rows else []
+
+
+def _configuration(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in answer.KEYS)
+
+
+def _intensity(point: Mapping[str, Any]) -> str | None:
+    return f"{words.figure(point['intensity_flop_per_byte'])} ({point['source']})" if point else None
+
+
+def _mean_sd(values: Iterable[float]) -> str | None:
+    """`123.4 ± 1.2`; the value alone if there is one, None if there is none."""
+    known = [float(value) for value in values if words.is_known(float(value))]
+    if not known:
+        return None
+    spread = f" ± {words.figure(stdev(known), 2)}" if len(known) > 1 else ""
+    return f"{words.figure(fmean(known), 4)}{spread}"
+
+
+def _environments(blocks: Blocks) -> list[Block]:
+    """The table of environments with the columns of the template; the appendix has all columns."""
+    found = (section.blocks for section in blocks.report.sections if section.name == "environment")
+    return [_joined(block) for block in next(found, ())[:1] if isinstance(block, Table)]
+
+
+def _joined(table: Table) -> Table:
+    place = {heading.text: index for index, heading in enumerate(table.headings)}
+    rows = []
+    for row in table.rows:
+        known = {name: row[index] for name, index in place.items() if row[index] != words.ABSENT}
+        rows.append([", ".join(known[name] for name in names if name in known) or "n/a" for _, names in ENVIRONMENT])
+    return Table(caption=table.caption, headings=[Heading(text=text) for text, _ in ENVIRONMENT], rows=rows)
+
+
+# --- limitations, references, checklist
+
+
+def _audit(evidence: ReportEvidence) -> list[Block]:
+    """The first finding of each rule that found an error or a warning, and the number of notes."""
+    by_rule: dict[tuple[str, str], list[Any]] = {}
+    for finding in evidence.findings:
+        by_rule.setdefault((finding.severity, finding.rule), []).append(finding)
+    serious = {key: found for key, found in by_rule.items() if key[0] in (Severity.ERROR, Severity.WARNING)}
+    sentences = [
+        f"{severity}: {rule} ({len(found)}): {found[0].figure}. Cure: {found[0].cure}."
+        for (severity, rule), found in list(serious.items())[:MOST_RULES]
+    ]
+    notes = sum(map(len, by_rule.values())) - sum(map(len, serious.values()))
+    more = len(serious) - len(sentences)
+    sentences += [f"{counted(more, 'other rule')}, in the appendix"] if more else []
+    sentences += [f"{counted(notes, 'note')}, in the appendix"] if notes else []
+    return [Bullets(sentences=sentences or ["nothing"])]
+
+
+def _peak_sources(evidence: ReportEvidence) -> Sequence[str]:
+    """Device and source of each vendor's peak."""
+    roofs = evidence.material.roofs
+    peaks = rows_of(roofs[roofs["kind"] == "peak"]) if len(roofs) else []
+    sources = (f"{row['device_name']}: {row['source']}" for row in peaks if words.is_known(row["source"]))
+    return list(dict.fromkeys(sources)) or ["no vendor's peak was used"]
+
+
+def _checklist(evidence: ReportEvidence, figures: str) -> Iterator[str]:
+    """The template's figures, each with its file, or with the reason why it was not drawn."""
+    drawn = {figure.name for figure in evidence.drawn}
+    names = distinct(evidence.material.environments)
+    for letter, kind, beginning, stems, reason in (
+        ("A", "Throughput vs batch", "throughput_env-", names, "fewer than three points, or one batch size"),
+        ("B", "Variability", "variance_fixed_config", {"": ""}, "no configuration has repeated runs"),
+        ("C", "Roofline", "roofline_", names, "fewer than two points; roofline_combined shows a single one"),
+        ("D (optional)", "AI vs batch", "ai_vs_batch_", distinct(evidence.material.tasks), "fewer than three points"),
+    ):
+        for number, (name, stem) in enumerate(stems.items(), start=1):
+            file = f"{beginning}{stem}"
+            where = f": {name}" if name else ""
+            count = str(number) if len(stems) > 1 else ""
+            shown = f"{figures}/{file}.png" if file in drawn else f"not drawn: {reason}"
+            yield f"{letter}{count}: {kind}{where}: {shown}"
