@@ -12,9 +12,10 @@ from analysis.loading.tables import Tables
 from analysis.report.reproduce import LaunchPlace, place_of
 from workload.contract import bundle
 from workload.contract import script as scripts
-from workload.contract.errors import NothingToDoError
+from workload.contract.errors import NothingToDoError, UsageError
+from workload.contract.fields import encode
 from workload.contract.record import Record
-from workload.contract.spec import SCRIPT_OPTIONS, options
+from workload.contract.spec import SCRIPT_OPTIONS, RunSpec, options
 from workload.contract.text import counted
 
 # What a bundle keeps private.
@@ -93,15 +94,29 @@ def _is_planned(record: Record, left_out: Counter[str]) -> bool:
         why = "imported from another program's files"
     elif record.job and record.job.variant:
         why = "of a duel: launch duel repeats it"
+    else:
+        try:
+            _spec(record)
+        except UsageError:
+            why = "the spec in the bundle cannot be read"
     if why:
         left_out[why] += 1
     return why is None
 
 
+def _spec(record: Record) -> RunSpec:
+    """Options of a run; a script's record also has observed facts, such as its optimizer's class, which are no options.
+
+    Raises `UsageError` for a value that breaks its option's rule.
+    """
+    values = encode(record.spec)
+    return RunSpec.from_json({name: values.get(name) for name in SCRIPT_OPTIONS} if record.spec.script else values)
+
+
 def _chosen(record: Record) -> set[str]:
     """Options that the user chose; the others follow from defaults again."""
     usable = SCRIPT_OPTIONS if record.spec.script else frozenset(option.name for option in options())
-    spec = record.spec.run_spec()
+    spec = _spec(record)
     return {
         option.name
         for option in options()
@@ -119,7 +134,7 @@ def _is_chosen(record: Record, name: str) -> bool:
 
 
 def _run(record: Record, place: LaunchPlace, command: Sequence[str]) -> _Run:
-    spec = record.spec.run_spec()
+    spec = _spec(record)
     values = {option.name: getattr(spec, option.name) for option in options()}
     values["repeats"] = 1
     argv = (record.spec.script and record.spec.script.argv) or ()

@@ -37,7 +37,7 @@ def a_run(environment: dict[str, Any], spec: RunSpec, *chosen: str, **more: Any)
 
 
 def a_script(*argv: str) -> Record:
-    spec = {"model": argv[0], "batch_size": 8, "warmup": 3, "script": {"argv": list(argv)}}
+    spec = {"model": argv[0], "batch_size": 8, "warmup": 3, "optimizer": "SGD", "script": {"argv": list(argv)}}
     return contract.read({"run_id": "a", "status": "completed", "environment": LOCAL, "spec": spec}).record
 
 
@@ -163,6 +163,7 @@ def test_a_secret_is_to_be_filled_in() -> None:
         a_run({}, RunSpec(batch_size=4), imported={"file": "a.csv"}),
         a_run(LOCAL, RunSpec(batch_size=4), job={"name": "duel-1", "variant": "A"}),
         a_run({"backend": "moon"}, RunSpec(batch_size=4)),
+        replace(a_run(LOCAL, RunSpec(batch_size=4)), spec=contract.Spec(model="vgg11", batch_size=4, precision="fp7")),
     ],
 )
 def test_nothing_to_plan_again(record: Record) -> None:
