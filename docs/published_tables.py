@@ -18,12 +18,12 @@ from statistics import fmean
 from typing import Any
 
 import pandas as pd
+import published_items
 
 import analysis
 from analysis.commands import kernels
 from analysis.importing import UserFacts, import_file
 from analysis.kernels.breakdown import breakdown
-from analysis.loading import model_work
 from analysis.readers import ncu
 from analysis.readers.ncu import families
 from analysis.roofline.points import counted_over_model, model_warning
@@ -218,24 +218,6 @@ class Profiled:
     warning: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counted:
-    """A figure of complexity: as printed, and as our formulas count it, in the printed unit.
-
-    `train_flop`: FLOP of a training step of `batch_size` images; None beside parameters.
-    """
-
-    report: str
-    quantity: str
-    model: str
-    image_size: int
-    batch_size: int
-    printed: Printed
-    counted: float
-    agrees: bool
-    train_flop: float | None
-
-
 def table_c() -> list[Profiled]:
     """Every row of table C, recomputed from its own cells."""
     return [_profiled(row) for row in figures()["c"]["row"]]
@@ -328,12 +310,36 @@ def _weighted(pairs: pd.DataFrame, column: str) -> float:
     return float((pairs["duration_s"] * pairs[column]).sum() / pairs["duration_s"].sum())
 
 
+# --- complexity
+
+
+def claimed(claim: Mapping[str, Any]) -> tuple[float, str, bool]:
+    """The figure that explains a claim about a model, the right one, and whether the printed digits follow."""
+    model, batch, source = claim["model"], claim.get("batch_size", 1), claim["from"]
+    counts = figures()["complexity"][model]
+    unit, right = claim.get("unit", 1e9), ""
+    if source == "intensity":
+        moved = counts["parameters"] * (4 + 2 * batch)
+        found = 3 * counts["fvcore_mac"] * batch / moved
+        right = " to ".join(f"{counts['train_flop'] * batch / end:.3g}" for end in counts["bytes"][str(batch)][::-1])
+    else:
+        found = (source if isinstance(source, float) else counts[source]) * claim.get("times", 1) * batch / unit
+        ours = figures()["complexity_cifar10"][model] if "32 x 32" in claim["what"] else counts
+        if source != "parameters":
+            is_forward = claim["what"].startswith(("forward", "operations"))
+            right = f"{(2 * ours['mac'] if is_forward else ours['train_flop']) * batch / unit:.4g}"
+    low, high = Printed(text=claim.get("digits", claim["printed"])).ends
+    return found, right, low <= found <= high
+
+
 # --- the page
 
 
 def page(data: Path) -> str:
     """The whole page as Markdown."""
-    return "\n".join([*_head(), *_page_a(data), *_page_b(), *_page_c(data), *_page_complexity()])
+    return "\n".join(
+        [*_head(), *_page_a(data), *_page_b(), *_page_c(data), *_page_complexity(), *published_items.section()]
+    )
 
 
 def _head() -> Iterator[str]:
@@ -350,6 +356,25 @@ def _head() -> Iterator[str]:
     yield 'The columns "follows" say whether the printed figure can be calculated from the other printed figures,'
     yield "if each of them was rounded to its last digit."
     yield ""
+
+
+def _page_complexity() -> Iterator[str]:
+    yield figures()["complexity_text"]["before"]
+    rows = [(claim, *claimed(claim)) for claim in figures()["claim"]]
+    yield from _markdown(
+        ("report", "model", "figure", "batch", "published", "explained by", "gives", "follows", "right"),
+        [
+            (
+                *(str(claim.get(name, "")) for name in ("report", "model", "what", "batch_size", "printed")),
+                figures()["complexity_text"]["source"].get(str(claim["from"]), "its own figures"),
+                f"{found:.4g}",
+                _yes(agrees),
+                right,
+            )
+            for claim, found, right, agrees in rows
+        ],
+    )
+    yield figures()["complexity_text"]["after"]
 
 
 def _page_a(data: Path) -> Iterator[str]:
@@ -538,72 +563,6 @@ def _page_c(data: Path) -> Iterator[str]:
     yield "The output of `analyze kernels` for the file:"
     yield ""
     yield from (f"    {line}" for line in _command(_profile(data)).splitlines())
-
-
-def complexity() -> list[Counted]:
-    """Rows of the section on complexity."""
-    return [_counted(row) for row in figures()["complexity"]]
-
-
-def _counted(row: Mapping[str, Any]) -> Counted:
-    work = model_work.find(row["model"], row["image_size"])
-    assert work
-    value = {
-        "parameters": work.parameters,
-        "forward MACs": row["batch_size"] * work.forward_flop_per_image / 2,
-        "3 x forward MACs": row["batch_size"] * 3 * work.forward_flop_per_image / 2,
-    }[row["quantity"]]
-    printed = Printed(text=row["printed"])
-    low, high = printed.ends
-    return Counted(
-        report=row["report"],
-        quantity=row["quantity"],
-        model=row["model"],
-        image_size=row["image_size"],
-        batch_size=row["batch_size"],
-        printed=printed,
-        counted=value / row["scale"],
-        agrees=low <= value / row["scale"] <= high,
-        train_flop=None if row["quantity"] == "parameters" else row["batch_size"] * work.train_flop_per_image,
-    )
-
-
-def _page_complexity() -> Iterator[str]:
-    yield ""
-    yield "## Parameters and operations"
-    yield ""
-    yield "All three reports print multiply-accumulates (MACs) and call them FLOP; a step is 3 x that, and 6 x in FLOP."
-    yield "`counted` is what `python -m workload complexity` counts, in the printed unit; `training GFLOP` is what the"
-    yield "step or the image takes."
-    yield ""
-    yield from _markdown(
-        ("report", "model", "pixels", "batch", "figure", "printed", "counted", "the same", "training GFLOP"),
-        [
-            (
-                row.report,
-                row.model,
-                str(row.image_size),
-                str(row.batch_size),
-                row.quantity,
-                row.printed.text,
-                f"{row.counted:.4g}",
-                _yes(row.agrees),
-                "" if row.train_flop is None else f"{row.train_flop / 1e9:.4g}",
-            )
-            for row in complexity()
-        ],
-    )
-    yield ""
-    yield "- A's 1.82 for ResNet18 and B's 280 are fvcore's counts (1.819 and 279.5), which add some operations per"
-    yield "  value of a batch norm and leave out a part of the attention. `complexity` prints them as `MAC by fvcore`."
-    yield "- B names no variant. 280 is ViT-B/32 (ViT-B/16 has 1124). No ResNet50 or MobileNet of torchvision has 270"
-    yield "  or 15.31: the nearest are these."
-    yield "- C scales ImageNet's figures by the area, (32/224)^2. Small images cost 2 % more: every stage rounds its"
-    yield "  size up and the last layer does not shrink. Its GFLOP per step are MACs too: a step has twice as many."
-    yield "- A's intensities of ResNet50 (227, 234, 238 FLOP/byte at batch 32, 64, 128) follow from no sum of"
-    yield "  parameters and layer outputs that was tried. The modelled bytes give 30 to 96, 30 to 98 and 31 to 99."
-    yield "- D's `summary.json`: `params` is `parameters`, `mult_adds_per_sample_forward` is `forward_mac_per_image`,"
-    yield "  and `flops_per_batch_forward` is `forward_flop_per_step` in `complexity -o summary.json`."
 
 
 def _roof_of_c(exact: Exact) -> Iterator[str]:

@@ -30,7 +30,7 @@ LEAST_DOTS, LEAST_ON_A_CURVE = 4, 3
 
 
 class Bars(StrEnum):
-    """What the bars of throughput figures show: a 95 % interval, or the mean plus and minus one standard deviation."""
+    """Bars of throughput figures: a 95 % interval, or the mean plus and minus one standard deviation."""
 
     INTERVAL = "interval"
     SD = "sd"

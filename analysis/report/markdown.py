@@ -8,8 +8,8 @@ from urllib.parse import quote
 from analysis.report.content import Block, Bullets, Commands, Paragraph, Picture, Report, Section, Table
 from analysis.report.words import readable
 
-# Every character that starts inline markup in CommonMark, GFM or their common extensions.
-SPECIAL = re.compile(r"[\\`*\[\]<>|~$&{}]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|://|@|\bwww\.")
+# Every character that starts inline markup in CommonMark, GFM or their common extensions; pandoc makes a dash of `--`.
+SPECIAL = re.compile(r"-(?=-)|(?<=-)-|[\\`*\[\]<>|~$&{}]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|://|@|\bwww\.")
 # Marks that start a list, heading, rule or block at the beginning of a line.
 LEADING = re.compile(r"^([#+=:-]+(?=\s|$)|:::|\d+[.)](?=\s|$))")
 

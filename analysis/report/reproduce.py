@@ -85,6 +85,8 @@ def place_of(environment: Environment, device: str | None) -> LaunchPlace | str:
     """The place where a run ran, for `launch`; a text with the reason if the bundle does not tell it."""
     cloud, backend = environment.cloud, environment.backend or "local"
     runtime = {"runtime": environment.runtime} if environment.runtime in ("process", "docker") else {}
+    # Without it, a machine with a GPU would use the GPU.
+    on_cpu = {"device": device} if device == Device.CPU else {}
     options: dict[str, str | bool | None]
     match backend:
         case "local":
@@ -100,11 +102,12 @@ def place_of(environment: Environment, device: str | None) -> LaunchPlace | str:
         case "ssh":
             # A place is named after its host, with `-` for every other character; user and port are not recorded.
             name = (environment.place or "").removeprefix("ssh-")
-            options = {"host": name if name.isalnum() else "USER@HOST", **runtime}
+            options = {"host": name if name.isalnum() else "USER@HOST", **runtime, **on_cpu}
         case "slurm":
             job = environment.slurm or SlurmFacts()
             gpus = job.gpus_on_node if device != Device.CPU else None
-            options = {"partition": job.partition, "constraint": job.constraint, "gres": gpus and f"gpu:{gpus}"}
+            node = {"partition": job.partition, "constraint": job.constraint, "gres": gpus and f"gpu:{gpus}"}
+            options = {**node, **on_cpu}
         case _:
             return f"measured by the backend {printable(backend)}, which this version does not know"
     return LaunchPlace(
@@ -145,10 +148,8 @@ def _gpu(environment: Environment) -> str | None:
     If several devices share a name, the memory distinguishes them. None if unknown.
     """
     place, zone = environment.place or "", (environment.cloud and environment.cloud.zone) or ""
-    if place.startswith("batch-"):
-        return printable(place.removeprefix("batch-"))
-    if zone and place.startswith("gcp-") and place.endswith(f"-{zone}"):
-        return printable(place.removeprefix("gcp-").removesuffix(f"-{zone}"))
+    if zone and place.startswith(("gcp-", "batch-")) and place.endswith(f"-{zone}"):
+        return printable(place.partition("-")[2].removesuffix(f"-{zone}"))
     gpu = peaks.find_gpu(environment.device.name, memory_bytes=environment.device.memory_total_bytes)
     return ON_COMPUTE_ENGINE.get(gpu.gpu) if gpu else None
 

@@ -12,9 +12,10 @@ from analysis.loading.tables import Tables
 from analysis.report.reproduce import LaunchPlace, place_of
 from workload.contract import bundle
 from workload.contract import script as scripts
-from workload.contract.errors import NothingToDoError
+from workload.contract.errors import NothingToDoError, UsageError
+from workload.contract.fields import encode
 from workload.contract.record import Record
-from workload.contract.spec import SCRIPT_OPTIONS, options
+from workload.contract.spec import SCRIPT_OPTIONS, RunSpec, options
 from workload.contract.text import counted
 
 # What a bundle keeps private.
@@ -59,13 +60,21 @@ def planned(records: Sequence[Record], *, name: str) -> Rerun:
     command, chosen = _command(scripts, left_out) if len(scripts) > len(trained) else ((), trained)
     counts: Counter[_Run] = Counter()
     keys: set[str] = set()
+    blocks: set[tuple[_Run, str | None, float]] = set()
     for record in chosen:
-        place = place_of(record.environment, record.spec.device)
+        place = place_of(record.environment, record.spec.device if _is_chosen(record, "device") else None)
         if isinstance(place, str):
             left_out[place] += 1
             continue
         keys |= _chosen(record)
-        counts[_run(record, place, command)] += 1
+        run = _run(record, place, command)
+        if record.job and record.job.block:
+            # A run that failed and ran again is one repeat.
+            block = (run, record.job.name, record.job.block)
+            counts[run] += block not in blocks
+            blocks.add(block)
+        else:
+            counts[run] += 1
     if not counts:
         why = "; ".join(left_out) or "no run"
         raise NothingToDoError(f"no run can be planned again: {why}", hint="launch sweep --example first > first.toml")
@@ -85,27 +94,47 @@ def _is_planned(record: Record, left_out: Counter[str]) -> bool:
         why = "imported from another program's files"
     elif record.job and record.job.variant:
         why = "of a duel: launch duel repeats it"
+    else:
+        try:
+            _spec(record)
+        except UsageError:
+            why = "the spec in the bundle cannot be read"
     if why:
         left_out[why] += 1
     return why is None
 
 
+def _spec(record: Record) -> RunSpec:
+    """Options of a run; a script's record also has observed facts, such as its optimizer's class, which are no options.
+
+    Raises `UsageError` for a value that breaks its option's rule.
+    """
+    values = encode(record.spec)
+    return RunSpec.from_json({name: values.get(name) for name in SCRIPT_OPTIONS} if record.spec.script else values)
+
+
 def _chosen(record: Record) -> set[str]:
     """Options that the user chose; the others follow from defaults again."""
-    origin = record.spec_origin or {}
     usable = SCRIPT_OPTIONS if record.spec.script else frozenset(option.name for option in options())
-    spec = record.spec.run_spec()
+    spec = _spec(record)
     return {
         option.name
         for option in options()
         if option.name in usable - NOT_AXES
         and getattr(spec, option.name) != option.default
-        and origin.get(option.name) != "default"
+        and _is_chosen(record, option.name)
     }
 
 
+def _is_chosen(record: Record, name: str) -> bool:
+    """Whether the user chose an option. Records of scripts name only chosen options; without a job, perhaps none."""
+    origin = record.spec_origin or {}
+    unnamed = "default" if record.spec.script and (origin or record.job) else "option"
+    return origin.get(name, unnamed) != "default"
+
+
 def _run(record: Record, place: LaunchPlace, command: Sequence[str]) -> _Run:
-    spec = record.spec.run_spec()
+    spec = _spec(record)
     values = {option.name: getattr(spec, option.name) for option in options()}
     values["repeats"] = 1
     argv = (record.spec.script and record.spec.script.argv) or ()

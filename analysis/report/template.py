@@ -222,7 +222,10 @@ def _options(evidence: ReportEvidence) -> str:
     used = {option: int(runs[name].eq(True).sum()) for name, option in OPTIONS}
     used["--grad-accumulation"] = int((runs["grad_accumulation"] > 1).sum())
     options = ", ".join(f"{option} {number}" for option, number in used.items())
-    return f"Of {counted(len(runs), 'run')}, this many had the option: {options}."
+    # Scripts and other programs may end an epoch with a smaller batch.
+    is_ours = runs["imported"].ne(True) & runs["script"].isna()
+    full = "Every step of our trainer has a full batch. " if is_ours.any() else ""
+    return f"{full}Of {counted(len(runs), 'run')}, this many had the option: {options}."
 
 
 def _sources(evidence: ReportEvidence) -> str:
@@ -230,9 +233,9 @@ def _sources(evidence: ReportEvidence) -> str:
     runs = evidence.material.every
     imported, profiled = int(runs["imported"].eq(True).sum()), int(runs["kernels_file"].notna().sum())
     return (
-        f"{counted(len(runs), 'bundle')} with run.json, steps.csv and telemetry.csv (CPU time and largest resident set "
-        f"are under usage in run.json); {imported} imported from other programs' files; {profiled} with kernels of a "
-        "profile."
+        f"{counted(len(runs), 'bundle')} with run.json (CPU time and largest resident set are under usage), and with "
+        f"steps.csv and telemetry.csv as far as recorded; {imported} imported from other programs' files; {profiled} "
+        "with kernels of a profile."
     )
 
 

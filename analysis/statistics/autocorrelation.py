@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
-from scipy.stats import rankdata
 
-from analysis.statistics.samples import LEVEL, Estimate, Floats, Interval, Method, ordered
+from analysis.statistics.samples import LEVEL, Estimate, Floats, Interval, Method, ordered, ranks
 from workload.contract.text import counted
 
 # Least steps: fewer cannot show a correlation, because the standard error of one lag is 1 / sqrt(n) > 0.35.
@@ -70,7 +69,7 @@ def acf(series: Floats) -> Floats:
 
 def normal_scores(series: Floats) -> Floats:
     """Normal scores, shape (n,): the normal quantile of rank / (n + 1) for each value; ties share the mean rank."""
-    return np.asarray(ndtri(rankdata(series) / (series.size + 1)), dtype=np.float64)
+    return np.asarray(ndtri(ranks(series) / (series.size + 1)), dtype=np.float64)
 
 
 def too_short(steps: int) -> str | None:
@@ -125,9 +124,9 @@ def share_explained(values: npt.ArrayLike, covariate: npt.ArrayLike, *, level: f
     n = first.size
     if refusal := _no_share(first, second):
         return Estimate(value=None, n=n, reason=refusal)
-    ranks = np.asarray(rankdata(first), dtype=np.float64), np.asarray(rankdata(second), dtype=np.float64)
-    correlation = float(np.clip(np.corrcoef(*ranks)[0, 1], -1.0, 1.0))
-    effective = effective_pairs(*ranks)
+    first, second = ranks(first), ranks(second)
+    correlation = float(np.clip(np.corrcoef(first, second)[0, 1], -1.0, 1.0))
+    effective = effective_pairs(first, second)
     if effective < LEAST_EFFECTIVE_PAIRS:
         reason = f"{n} pairs are worth {effective:.1f} independent ones: no interval"
         return Estimate(value=correlation**2, n=n, reason=reason)

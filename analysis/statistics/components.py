@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.special import chdtri, fdtrc, fdtri
-from scipy.stats import hmean
 
 from analysis.statistics.autocorrelation import LEAST_STEPS, acf, integrated_time, unbiased_lag1
 from analysis.statistics.samples import (
@@ -56,7 +55,7 @@ class _Parts:
     @property
     def steps(self) -> float:
         """Harmonic mean over runs of the number of independent steps."""
-        return float(hmean(self.effective))
+        return float(1 / np.mean(1 / self.effective))
 
     @property
     def degrees(self) -> tuple[float, float]:

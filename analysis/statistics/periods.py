@@ -1,13 +1,13 @@
 """Test whether every k-th step differs, for example because a script synchronises only when it prints."""
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import mannwhitneyu, rankdata
 
-from analysis.statistics.samples import Floats, median_of, ordered
+from analysis.statistics.samples import Floats, median_of, ordered, ranks
 
 LEAST_STEPS = 20
 # Fewest steps of a phase for a claim that every k-th step differs.
@@ -29,8 +29,9 @@ class Period:
     """A pattern: steps `phase`, `phase + period`, ... (from 0) take `ratio` times as long as the others, by medians.
 
     `found`: chance produces such a pattern in fewer than 1 of 1000 series, and `consistency` is at least 0.9. If False,
-    the fields describe the best candidate. `p_value`: corrected for all tested periods and phases. `consistency`: each
-    step of the pattern is compared with each other step; share of these pairs whose times have the same order.
+    the fields describe the best candidate. `p_value`: corrected for all tested periods and phases; None if
+    `consistency` is too low. `consistency`: each step of the pattern is compared with each other step; share of these
+    pairs whose times have the same order.
     """
 
     n: int
@@ -54,35 +55,46 @@ def period_scan(values: npt.ArrayLike, *, longest: int = LONGEST_PERIOD) -> Peri
     n = series.size
     if refusal:
         return Period(n=n, found=False, reason=refusal)
-    ranks = np.asarray(rankdata(series), dtype=np.float64)
+    order = ranks(series)
     periods = range(2, min(longest, n // LEAST_MEMBERS) + 1)
-    scores = [_standard_scores(ranks, period) for period in periods]
+    scores = _standard_scores(order, periods)
     # The two phases of period 2 have equal scores: report the slow phase.
     best = max(range(len(scores)), key=lambda index: float(np.abs(scores[index]).max()))
     phase = int(np.argmax(np.abs(scores[best]) + 1e-9 * (scores[best] > 0)))
-    return _describe(series, period=periods[best], phase=phase, looked_at=sum(score.size for score in scores))
+    return _describe(series, order, period=periods[best], phase=phase, looked_at=sum(periods))
 
 
-def _standard_scores(ranks: Floats, period: int) -> Floats:
-    """Standard score of the rank sum of each phase, shape (period,); positive if its steps are slow."""
-    phases = np.arange(ranks.size) % period
-    members = np.bincount(phases, minlength=period)
-    sums = np.bincount(phases, weights=ranks, minlength=period)
-    # Uses the variance of the ranks themselves, because ties reduce it.
-    variance = members * (ranks.size - members) / (ranks.size - 1) * ranks.var()
-    return np.asarray((sums - members * ranks.mean()) / np.sqrt(variance), dtype=np.float64)
+def _standard_scores(order: Floats, periods: range) -> list[Floats]:
+    """Standard score of the rank sum of each phase of each period; positive if the steps of the phase are slow."""
+    n, mean, variance = order.size, order.mean(), order.var()
+    scores = []
+    for period in periods:
+        phases, members = _phases(n, period)
+        sums = np.bincount(phases, weights=order, minlength=period)
+        # Uses the variance of the ranks themselves, because ties reduce it.
+        scores.append((sums - members * mean) / np.sqrt(members * (n - members) / (n - 1) * variance))
+    return scores
 
 
-def _describe(series: Floats, *, period: int, phase: int, looked_at: int) -> Period:
-    odd = np.arange(series.size) % period == phase
+@functools.lru_cache(maxsize=LONGEST_PERIOD)
+def _phases(n: int, period: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Phase of each of `n` steps, and the number of steps of each phase. Most runs have the same number of steps."""
+    phases = np.arange(n) % period
+    return phases, np.bincount(phases, minlength=period)
+
+
+def _describe(series: Floats, order: Floats, *, period: int, phase: int, looked_at: int) -> Period:
+    odd = _phases(series.size, period)[0] == phase
     members = int(odd.sum())
-    method: Literal["exact", "asymptotic"] = "exact" if members <= MOST_EXACT_MEMBERS else "asymptotic"
-    above, chance = mannwhitneyu(series[odd], series[~odd], method=method)
-    above = float(above) / (members * (series.size - members))
-    consistency, p_value = max(above, 1 - above), min(1.0, float(chance) * looked_at)
+    pairs = members * (series.size - members)
+    # Mann and Whitney's U: number of pairs in which the step of the phase is the slower one.
+    above = float(order[odd].sum() - members * (members + 1) / 2) / pairs
+    consistency, p_value = max(above, 1 - above), None
+    if consistency >= LEAST_CONSISTENCY:
+        p_value = min(1.0, _chance(series[odd], series[~odd]) * looked_at)
     others = float(median_of(series[~odd]))
     ratio = float(median_of(series[odd])) / others if others > 0 else None
-    is_period = p_value < MOST_CHANCE and consistency >= LEAST_CONSISTENCY
+    is_period = p_value is not None and p_value < MOST_CHANCE
     difference = "differs" if ratio is None else f"takes {ratio:.2f} x the time of the others"
     return Period(
         n=series.size,
@@ -94,3 +106,12 @@ def _describe(series: Floats, *, period: int, phase: int, looked_at: int) -> Per
         p_value=p_value,
         reason=f"every {period}th step from step {phase} on {difference}" if is_period else "no period found",
     )
+
+
+def _chance(some: Floats, others: Floats) -> float:
+    """p-value of the rank sum test."""
+    # Imported here, because it takes half a second, and few runs have a pattern.
+    from scipy.stats import mannwhitneyu  # noqa: PLC0415
+
+    method: Literal["exact", "asymptotic"] = "exact" if some.size <= MOST_EXACT_MEMBERS else "asymptotic"
+    return float(mannwhitneyu(some, others, method=method).pvalue)

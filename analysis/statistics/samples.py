@@ -140,6 +140,13 @@ def median_of(values: Floats) -> np.float64:
     return middle if n % 2 else (ascending[n // 2 - 1] + middle) / 2
 
 
+def ranks(values: Floats) -> Floats:
+    """Ranks from 1 on; equal values share the mean of their ranks. `scipy.stats.rankdata` is slow to import."""
+    ascending = np.sort(values)
+    first, last = (np.searchsorted(ascending, values, side) for side in ("left", "right"))
+    return np.asarray((first + 1 + last) / 2, dtype=np.float64)
+
+
 def robust_stdev(values: Floats) -> float:
     """Robust standard deviation: 1.4826 x median absolute deviation; if that is 0, 1.2533 x mean absolute deviation.
 

@@ -44,6 +44,8 @@ COMMANDS = {
         "roofline",
         "kernels",
         "variance",
+        "predict",
+        "rerun",
         "compare",
         "audit",
         "report",

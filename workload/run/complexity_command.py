@@ -63,6 +63,12 @@ MORE = tuple(
     Column(name=name, heading=name)
     for name in ("image_size", "precision", "forward_flop_per_step", "activation_values", "method")
 )
+# Keys of JSON under the names of the `summary.json` that a course's template reads: our names.
+TEMPLATE_KEYS = {
+    "params": "parameters",
+    "mult_adds_per_sample_forward": "forward_mac_per_image",
+    "flops_per_batch_forward": "forward_flop_per_step",
+}
 FILE = tuple({column.name: column for column in (*MODELS, *STEPS, *MORE)}.values())
 MODULES = (
     Column(name="module", heading="module", role=Role.FACT),
@@ -84,7 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     for name in (*SEVERAL, *ONE):
         option, several = _option(name), "+" if name in SEVERAL else None
-        metavar = "|".join(option.choices) or "N"
+        metavar = "|".join(option.choices) or ("N" if option.is_number else name.upper())
         text = f"{option.help} ({option.default or 'that of the model'})"
         parser.add_argument(option.flag, nargs=several, default=None, metavar=metavar, help=text)
     parser.add_argument(
@@ -126,7 +132,7 @@ def run(parsed: argparse.Namespace, _: Timeline) -> int:
         models_once = list({row["model"]: row for row in reversed(rows)}.values())[::-1]
         text = "\n\n".join([render(models_once, MODELS, form), render(rows, STEPS, form, wide=True), _growth(rows)])
     elif form is TableFormat.JSON:
-        text = as_json(rows, indent=1)
+        text = as_json([row | {key: row[name] for key, name in TEMPLATE_KEYS.items()} for row in rows], indent=1)
     else:
         text = render(rows, FILE, form)
     if parsed.output:
@@ -140,7 +146,9 @@ def _option(name: str) -> Option:
     known = {option.name: option for option in options()}
     if name == "num_classes":
         return replace(known["batch_size"], name=name, default=IMAGENET_CLASSES, help="classes", example="10")
-    return replace(known[name], default=BATCH_SIZE) if name == "batch_size" else known[name]
+    if name == "batch_size":
+        return replace(known[name], default=BATCH_SIZE, help="images per forward pass")
+    return replace(known[name], help="width and height in pixels") if name == "image_size" else known[name]
 
 
 def _values(name: str, words: Sequence[str | None] | None) -> list[Any]:

@@ -23,6 +23,7 @@ from analysis.report.content import Report
         ("1. no list", r"1\. no list"),
         ("1.16 x", "1.16 x"),
         ("- no item", r"\- no item"),
+        ("repeat with --repeats 3", r"repeat with \-\-repeats 3"),
         ("a\n\n# b", "a # b"),
         ("```", r"\`\`\`"),
         ("&lt;", "&amp;lt;"),

@@ -73,7 +73,12 @@ def read(document: dict[str, Any]) -> Record:
             RunSpec(device=Device.CUDA, seed=1),
             "launch slurm --partition gpu --gres gpu:1 --batch-size 4 --seed 1",
         ),
-        ({"backend": "slurm"}, RunSpec(device=Device.CPU), "launch slurm --batch-size 4"),
+        ({"backend": "slurm"}, RunSpec(device=Device.CPU), "launch slurm --cpu --batch-size 4"),
+        (
+            {"backend": "ssh", "place": "ssh-lab", "runtime": "process"},
+            RunSpec(device=Device.CPU),
+            "launch ssh --host lab --runtime process --cpu --batch-size 4",
+        ),
         (
             {"backend": "ssh", "runtime": "docker", "place": "ssh-gpubox"},
             RunSpec(),
@@ -83,7 +88,7 @@ def read(document: dict[str, Any]) -> Record:
         (
             {
                 "backend": "batch",
-                "place": "batch-l4",
+                "place": "batch-l4-us-east4-c",
                 "cloud": {"zone": "us-east4-c", "machine_type": "g2-standard-8", "spot": True},
             },
             RunSpec(),

@@ -156,6 +156,13 @@ def test_every_kind_of_results_has_the_whole_template(runs: Runs) -> None:
     assert len(template.gaps(text)) == SOURCE.count("_TO WRITE: ")
 
 
+def test_only_our_trainer_is_said_to_have_full_batches() -> None:
+    sentence = "Every step of our trainer has a full batch. Of 1 run"
+    assert sentence in rendered(*own((100.0,)))
+    for runs in (SCRIPT, at_rates("a", (100.0,), imported=True)):
+        assert "full batch" not in rendered(*runs)
+
+
 def test_missing_data_have_a_reason() -> None:
     text = rendered(*failed())
     assert "_No data: no run has a throughput or a profile._" in part(text, "## 6. Analysis & Discussion")

@@ -15,7 +15,7 @@ from tests.analysis.conftest import Analyze
 from workload.contract import record as contract
 from workload.contract.errors import NothingToDoError
 from workload.contract.record import Record
-from workload.contract.spec import RunSpec
+from workload.contract.spec import Device, RunSpec
 
 LOCAL = {"backend": "local", "runtime": "process"}
 T4 = {
@@ -37,7 +37,7 @@ def a_run(environment: dict[str, Any], spec: RunSpec, *chosen: str, **more: Any)
 
 
 def a_script(*argv: str) -> Record:
-    spec = {"model": argv[0], "batch_size": 8, "warmup": 3, "script": {"argv": list(argv)}}
+    spec = {"model": argv[0], "batch_size": 8, "warmup": 3, "optimizer": "SGD", "script": {"argv": list(argv)}}
     return contract.read({"run_id": "a", "status": "completed", "environment": LOCAL, "spec": spec}).record
 
 
@@ -129,6 +129,29 @@ def test_more_repeats_than_some_had_are_said() -> None:
     assert again.notes == ("2 runs more than before: every configuration has 3 repeats",)
 
 
+def test_a_run_of_a_sweep_that_failed_and_ran_again_is_one_repeat() -> None:
+    job = {"name": "night", "task": 1, "position": 1}
+    runs = [a_run(LOCAL, RunSpec(batch_size=4), "batch_size", job={**job, "block": block}) for block in (1, 1, 2)]
+    again = rerun.planned(runs, name="night")
+    assert read(again.text).repeats == 2
+    assert again.notes == ()
+
+
+def test_steps_that_a_script_was_not_given_are_not_given_again() -> None:
+    """A record of a script has the steps that were used, and in `spec_origin` only those that were given."""
+    runs = [a_script("train.py", "--lr", rate) for rate in ("0.1", "1")]
+    job = contract.JobPlace(name="night", block=1)
+    launched = [replace(record, job=job, spec_origin={"iterations": "option"}) for record in runs]
+    assert "warmup" not in rerun.planned(launched, name="night").text
+    assert "warmup = 3" in rerun.planned(runs, name="night").text
+
+
+def test_a_device_that_was_not_chosen_is_not_chosen_again() -> None:
+    used = RunSpec(device=Device.CPU, batch_size=4)
+    assert "device" not in rerun.planned([a_run(LOCAL, used)], name="again").text
+    assert 'device = "cpu"' in rerun.planned([a_run(LOCAL, used, "device")], name="again").text
+
+
 def test_a_secret_is_to_be_filled_in() -> None:
     again = rerun.planned([a_script("train.py", "--token", "[redacted]")], name="again")
     assert again.notes == ("fill in [redacted]",)
@@ -140,6 +163,7 @@ def test_a_secret_is_to_be_filled_in() -> None:
         a_run({}, RunSpec(batch_size=4), imported={"file": "a.csv"}),
         a_run(LOCAL, RunSpec(batch_size=4), job={"name": "duel-1", "variant": "A"}),
         a_run({"backend": "moon"}, RunSpec(batch_size=4)),
+        replace(a_run(LOCAL, RunSpec(batch_size=4)), spec=contract.Spec(model="vgg11", batch_size=4, precision="fp7")),
     ],
 )
 def test_nothing_to_plan_again(record: Record) -> None:

@@ -3,9 +3,10 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.stats import mstats
 
 from analysis.statistics.intervals import order_statistics_from, over_runs
-from analysis.statistics.samples import Method
+from analysis.statistics.samples import Method, ranks
 
 
 def test_three_runs_by_scipys_t() -> None:
@@ -85,3 +86,20 @@ def test_three_runs_get_a_wide_interval() -> None:
     assert found is not None
     # t(2) = 4.30265; standard error = ln(1.01) / sqrt(3).
     assert math.log(found.high / found.low) == pytest.approx(2 * 4.30265 * math.log(1.01) / math.sqrt(3), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("runs", "level"), [(6, 0.95), (7, 0.95), (8, 0.99), (8, 0.5), (9, 0.95), (25, 0.9), (101, 0.95), (1500, 0.95)]
+)
+def test_order_statistics_by_scipy(runs: int, level: float) -> None:
+    times = np.random.default_rng(runs).normal(1.0, 0.02, runs)
+    found = over_runs(times, level=level).interval
+    low, high = mstats.median_cihs(times, alpha=1 - level)
+    assert found is not None
+    assert (found.low, found.high) == (pytest.approx(low, rel=1e-12), pytest.approx(high, rel=1e-12))
+    assert found.method == Method.ORDER_STATISTICS
+
+
+@pytest.mark.parametrize("values", [[], [2.0], [3.0, 1.0, 2.0], [1.0, 1.0, 1.0], [2.0, 1.0, 2.0, 3.0, 2.0, 1.0]])
+def test_ranks_by_scipy(values: list[float]) -> None:
+    assert ranks(np.array(values)).tolist() == stats.rankdata(values).tolist()

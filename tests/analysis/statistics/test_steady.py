@@ -383,6 +383,7 @@ def test_a_few_exceptions_do_not_hide_a_period() -> None:
     found = period_scan(series)
     assert (found.period, found.found, found.reason) == (10, False, "no period found")
     assert (found.consistency or 0) < 0.9
+    assert found.p_value is None
 
 
 def test_waves_and_warm_ups_are_no_period() -> None:

@@ -36,6 +36,24 @@ def test_a_row_for_each_model_and_batch_size_in_a_file(tmp_path: Path, capsys: p
     assert int(small["forward_flop_per_step"]) == 4 * int(small["forward_flop_per_image"])
 
 
+def test_json_has_the_keys_of_the_course_template(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "4", "--format", "json"]) == ExitCode.DONE
+    [row] = json.loads(capsys.readouterr().out)
+    macs = 37016576
+    assert row["params"] == row["parameters"] == 11181642
+    assert row["mult_adds_per_sample_forward"] == row["forward_mac_per_image"] == macs
+    assert row["flops_per_batch_forward"] == row["forward_flop_per_step"] == 4 * 2 * macs
+
+
+def test_the_help_names_values_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["complexity", "--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "--model MODEL [MODEL ...]" in printed
+    assert "images per forward pass (32) " in printed
+    assert "width and height in pixels (that of the model)" in printed
+
+
 def test_modules_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "4", "--by-module", "layer3.0", "fc", "--format", "json"]) == ExitCode.DONE
     rows = {row["module"]: row for row in json.loads(capsys.readouterr().out)}

@@ -1,8 +1,10 @@
 """Whole training steps: published figures, bytes by hand, real tensors against fake ones, and rejections."""
 
 import logging
+import tomllib
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from workload.steps import complexity
 from workload.steps.complexity import Complexity
 from workload.steps.training_step import make_optimizer
 
+ROOT = Path(__file__).parents[3]
 # 224 x 224, 1000 classes: parameters in M, forward GFLOP, fvcore's GMAC, training GFLOP, each for one image.
 PUBLISHED = {
     "resnet18": (11.690, 3.6281, 1.8191, 10.6484),
@@ -310,6 +313,51 @@ def test_activations_are_what_autograd_keeps() -> None:
     # Its input, and for each channel the mean and the deviation.
     assert counted.activation_layer_bytes == 2 * 64 * 32 * 32 * 4 + 2 * 64 * 4
     assert loss.requires_grad
+
+
+PUBLISHED_TABLES = tomllib.loads((ROOT / "docs" / "published_tables.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "model", few(["resnet18", "resnet34", "resnet50", "mobilenet_v2", "mobilenet_v3_large", "vit_b_32"])
+)
+def test_the_page_of_published_tables_has_exact_counts(model: str) -> None:
+    known = PUBLISHED_TABLES["complexity"][model]
+    for batch in known.get("bytes", {"2": None}):
+        counted = count(model, 224, int(batch))
+        ends = [counted.bytes_per_step_lower, counted.bytes_per_step_upper]
+        exact = {
+            "parameters": counted.parameters,
+            "mac": counted.forward_mac_per_image,
+            "train_flop": counted.train_flop_per_image,
+            "bytes": {batch: ends},
+        }
+        told = {"bytes": {batch: known["bytes"][batch]}} if "bytes" in known else {}
+        told |= {name: known[name] for name in ("parameters", "mac", "train_flop") if name in known}
+        assert told == {name: exact[name] for name in told}
+    if small := PUBLISHED_TABLES["complexity_cifar10"].get(model):
+        counted = complexity.count(model, num_classes=10, image_size=32, batch_size=2)
+        assert small == {"mac": counted.forward_mac_per_image, "train_flop": counted.train_flop_per_image}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("resnet18", "fvcore_mac"),
+        ("resnet50", "fvcore_mac"),
+        ("mobilenet_v2", "fvcore_mac"),
+        ("resnet50", "fvcore_train_mac"),
+        ("mobilenet_v3_large", "fvcore_train_mac"),
+        ("vit_b_32", "fvcore_train_mac"),
+    ],
+)
+def test_the_page_of_published_tables_has_the_counts_of_fvcore(model: str, name: str) -> None:
+    fvcore = pytest.importorskip("fvcore.nn")
+    module = models.build(model, num_classes=1000, image_size=224).train(name == "fvcore_train_mac")
+    # Two images, as batch norm in training mode needs more than one value.
+    analysis = fvcore.FlopCountAnalysis(module, torch.zeros(2, 3, 224, 224)).unsupported_ops_warnings(False)
+    assert analysis.total() == 2 * PUBLISHED_TABLES["complexity"][model][name]
 
 
 def test_the_record_has_the_largest_modules() -> None:
