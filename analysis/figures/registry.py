@@ -53,7 +53,9 @@ def figures(material: Material, bars: Bars = Bars.INTERVAL) -> list[Figure]:
     if bars is Bars.SD:
         table = material.measured
         mean, sd = table["images_per_s_mean"].astype(float), table["images_per_s_sd"].astype(float)
-        table = table.assign(images_per_s_low=mean - sd, images_per_s_high=mean + sd, **{BARS: bars.value})
+        table = table.assign(
+            images_per_s_low=mean - sd, images_per_s_high=mean + sd, interval="mean ± 1 SD", **{BARS: bars.value}
+        )
         material = replace(material, measured=table)
     # Altair validates every part against its schema, which takes 10 s for 40 figures. Only the tests validate.
     with alt.utils.schemapi.debug_mode(False):
@@ -463,7 +465,7 @@ def _intervals(table: pd.DataFrame, field: str) -> str:
     if not style.has_bars(table, field):
         is_single = "runs" in table and bool((table["runs"] <= 1).all())
         return "One run each: no intervals." if is_single else "No intervals."
-    what = DEVIATIONS if BARS in table and field == "images_per_s" else INTERVALS
+    what = DEVIATIONS if BARS in table and field in ("images_per_s", "fraction") else INTERVALS
     return f"{what} {ARROWS}" if style.is_cut(table, field) else what
 
 

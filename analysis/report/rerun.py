@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from workload.contract.record import Record
 from workload.contract.spec import SCRIPT_OPTIONS, RunSpec, options
 from workload.contract.text import counted
 
+# A word in braces, which in the command of a matrix is the place of an axis.
+BRACES = re.compile(r"\{[A-Za-z_][\w.-]*\}")
 # What a bundle keeps private.
 BLANKS, REDACTED = ("USER@HOST", "REGION"), scripts.HIDDEN
 # Most axes of which every order is tried.
@@ -153,13 +156,19 @@ def _command(records: Sequence[Record], left_out: Counter[str]) -> tuple[tuple[s
     words: list[str] = []
     for at, column in enumerate(columns):
         name = words[-1].lstrip("-") if words and words[-1].startswith("--") else f"word{at}"
-        words.append(column[0] if len(set(column)) == 1 else f"{{{name}}}")
+        words.append(BRACES.sub(_literal, column[0]) if len(set(column)) == 1 else f"{{{name}}}")
     return tuple(words), chosen
+
+
+def _literal(word: re.Match[str]) -> str:
+    """`{lr}` of a script's own words as the matrix writes it, `{{lr}}`; `{data}` means the same in both."""
+    return word[0] if word[0] == scripts.DATA else f"{{{word[0]}}}"
 
 
 def _placeholder(word: str) -> str | None:
     """Name of an axis in the command, `lr` of `{lr}`; `{data}` is none."""
-    return word[1:-1] if word.startswith("{") and word.endswith("}") and word != scripts.DATA else None
+    is_whole = BRACES.fullmatch(word) and word != scripts.DATA
+    return word[1:-1] if is_whole else None
 
 
 # --- the file

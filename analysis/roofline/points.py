@@ -105,7 +105,8 @@ def points(results: Tables) -> pd.DataFrame:
     `intensity_high`. If the FLOP are a lower bound, the fractions of roofs are unknown, and `bound` (the limit) is
     known only if waits or an idle device limit the step. `roof`: kind of the roof that gives `roof_flop_per_s`, the
     measured roof, or the vendor's if none was measured. `fraction_of_peak`: fraction of the vendor's peak FLOP/s, whose
-    origin is `peak_source`. `place_fraction_of_peak`: mean of it over the place's rows of the same source.
+    origin is `peak_source`. `place_fraction_of_peak`: mean of it over the place's rows of the same precision and
+    source.
     `theoretical_flop_per_step`: by formula, beside counted FLOP. `dram_bytes_per_step`, `dram_bytes_per_s`: counted
     bytes alone. `sm_percent`, `dram_percent`: of the best possible rate, weighted by the kernels' times.
     """
@@ -113,9 +114,9 @@ def points(results: Tables) -> pd.DataFrame:
     fractions: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for row in rows:
         if row["fraction_of_peak"] is not None:
-            fractions[row["place"], row["device_name"], row["source"]].append(row["fraction_of_peak"])
+            fractions[row["place"], row["device_name"], row["precision"], row["source"]].append(row["fraction_of_peak"])
     for row in rows:
-        known = fractions[row["place"], row["device_name"], row["source"]]
+        known = fractions[row["place"], row["device_name"], row["precision"], row["source"]]
         row["place_fraction_of_peak"] = fmean(known) if known else None
     return frame(rows, (*POINT_COLUMNS, *UNNAMED))
 

@@ -90,7 +90,8 @@ def _add_gains(lines: Sequence[dict[str, Any]]) -> None:
             by_others[tuple(line[fact] for fact in facts)].append(line)
     for alike in by_others.values():
         for smaller, larger in pairwise(sorted(alike, key=lambda line: line["batch_size"])):
-            larger["gain"] = larger["images_per_s"] / smaller["images_per_s"] - 1
+            if larger["batch_size"] > smaller["batch_size"]:
+                larger["gain"] = larger["images_per_s"] / smaller["images_per_s"] - 1
 
 
 def spent(runs: pd.DataFrame) -> Spent:

@@ -271,6 +271,9 @@ def test_a_caption_says_what_is_drawn(name: str) -> None:
 
 # Captions of profiles that are read from files: test_foreign_rooflines.py.
 ELSEWHERE = {
+    # `test_bars_may_be_a_standard_deviation`.
+    registry.DEVIATIONS,
+    "mean ± 1 SD",
     "Filled points: FLOP and DRAM bytes from the GPU's counters.",
     "Pale points: rates of a profile's kernels over their own time, not over a step's time.",
 }

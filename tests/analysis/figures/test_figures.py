@@ -400,3 +400,4 @@ def test_bars_may_be_a_standard_deviation() -> None:
     assert all(row["bar_low"] < 100 for row in values(intervals) if row.get("bar_low"))
     assert "Bars are the mean ± 1 standard deviation over runs" in deviations.caption
     assert "95 % intervals" in intervals.caption
+    assert {row["interval"] for row in values(deviations) if "interval" in row} == {"mean ± 1 SD"}

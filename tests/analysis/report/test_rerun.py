@@ -123,6 +123,13 @@ def test_words_of_a_script_that_differ_are_an_axis() -> None:
     assert commands == {record.spec.script.argv for record in scripts if record.spec.script}
 
 
+def test_braces_of_a_script_s_own_words_stay() -> None:
+    records = [a_script("train.py", "--format", "{epoch}-{loss}", "--lr", rate) for rate in ("1", "2")]
+    again = rerun.planned(records, name="again")
+    found = {each.spec.script for place in read(again.text).places for each in place.configurations}
+    assert found == {("train.py", "--format", "{epoch}-{loss}", "--lr", rate) for rate in ("1", "2")}
+
+
 def test_more_repeats_than_some_had_are_said() -> None:
     runs = [a_run(LOCAL, RunSpec(batch_size=size), "batch_size") for size in (1, 1, 1, 2)]
     again = rerun.planned(runs, name="again")
