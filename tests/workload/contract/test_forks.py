@@ -261,11 +261,16 @@ def test_ctrl_c_of_a_terminal_reaches_the_run_once_and_the_server_not() -> None:
 
 
 def test_a_signal_before_the_run_has_begun_ends_it_at_its_beginning(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # The run begins when the signal, which is blocked until then, has come.
-    monkeypatch.setenv("BEFORE", "import signal\nwhile not signal.sigpending(): time.sleep(0.01)")
-    follower = Follower(on_message=terminal.messages.append, on_started=lambda child: child.send_signal(signal.SIGINT))
+    sent = tmp_path / "sent"
+    monkeypatch.setenv("BEFORE", f"while not os.path.exists({str(sent)!r}): time.sleep(0.01)")
+
+    def interrupt(child: Any) -> None:
+        child.send_signal(signal.SIGINT)
+        sent.touch()
+
+    follower = Follower(on_message=terminal.messages.append, on_started=interrupt)
     ended = run_child(
         [*forks.TRAINER, "train", "print('measured')"],
         on_line=pytest.fail,
