@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch  # noqa: F401 - cannot be imported a second time, after a test that restores the loaded modules
 
 from workload.cli import main
 from workload.contract.errors import ExitCode
