@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.interruptions import await_end, press, start
+from benchmarks.interruptions import LOCAL, await_end, press, start
 from tests.waiting import until
 from workload.contract import bundle
 
@@ -69,7 +69,7 @@ def wait_for(moment: Moment, process: "subprocess.Popen[str]", folder: Path) -> 
     ],
 )
 def test_ctrl_c_keeps_what_was_measured(moment: Moment, statuses: list[tuple[str, ...]], tmp_path: Path) -> None:
-    with start(tmp_path, "--no-ceilings", "--iterations", "200") as process:
+    with start(tmp_path, *LOCAL, "--no-ceilings", "--iterations", "200") as process:
         wait_for(moment, process, tmp_path)
         press(process)
         ended = await_end(process, tmp_path)
@@ -79,7 +79,7 @@ def test_ctrl_c_keeps_what_was_measured(moment: Moment, statuses: list[tuple[str
 
 
 def test_the_trainer_ends_in_order_when_launch_is_killed(tmp_path: Path) -> None:
-    with start(tmp_path, "--no-ceilings", "--iterations", "100000") as process:
+    with start(tmp_path, *LOCAL, "--no-ceilings", "--iterations", "100000") as process:
         wait_for(measures, process, tmp_path)
         process.kill()
     (folder,) = (tmp_path / "out").iterdir()
