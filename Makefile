@@ -41,6 +41,8 @@ lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 
 setup: $(READY)
 

@@ -107,7 +107,7 @@ class Results(Tables):
         from analysis.figures.export import chart  # noqa: PLC0415 - Altair
         from analysis.report.evidence import gather  # noqa: PLC0415
 
-        return {drawn.name: chart(drawn) for drawn in gather(self).drawn}
+        return {drawn.name: chart(drawn) for drawn in gather(self, judges=False).drawn}
 
 
 def _shown(frame: pd.DataFrame, *, wide: bool) -> pd.DataFrame:

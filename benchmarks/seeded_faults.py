@@ -320,7 +320,7 @@ def clone(commit: str) -> Iterator[Path]:
         (site / "clone.pth").write_text("".join(f"{path}\n" for path in (root, *packages)))
         for program in (Path(sys.prefix) / "bin").iterdir():
             ours = root / ".venv" / "bin" / program.name
-            if ours.exists() or program.name.startswith("python"):
+            if ours.exists() or program.name.startswith("python") or program.is_dir():
                 continue
             if program.read_bytes()[:2] == b"#!":
                 ours.write_text(program.read_text().replace(sys.prefix, str(root / ".venv")))

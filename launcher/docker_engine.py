@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ class Container:
     """Description of a container before it exists. Folders have the same path in it as on the host.
 
     `variables`: the user's own variables, of which only the names are shown. `folder`: working folder; empty for the
-    working folder of the image.
+    working folder of the image. `gpu_index`: the only GPU for the container, as nvidia-smi counts; None for all GPUs.
     """
 
     image: str
@@ -81,6 +82,7 @@ class Container:
     readable: tuple[str, ...] = ()
     network: str = "none"
     gpus: bool = False
+    gpu_index: int | None = None
     capabilities: tuple[str, ...] = ()
     shm_bytes: int | None = None
     memory_bytes: int | None = None
@@ -92,7 +94,7 @@ class Container:
         words = ["docker", "run", "--rm", "--read-only", "--tmpfs", "/tmp:exec", "--cap-drop", "ALL"]  # noqa: S108 - in the container
         words += ["--security-opt", "no-new-privileges", "--network", self.network, "--user", self.user]
         words += [word for name in self.capabilities for word in ("--cap-add", name)]
-        words += ["--gpus", "all"] if self.gpus else []
+        words += ["--gpus", "all" if self.gpu_index is None else f"device={self.gpu_index}"] if self.gpus else []
         words += [] if self.shm_bytes is None else ["--shm-size", str(self.shm_bytes)]
         if self.memory_bytes is not None:
             words += ["--memory", str(self.memory_bytes), "--memory-swap", str(self.memory_bytes)]
@@ -156,7 +158,9 @@ class Engine:
 
         Root (`0:0`) for a rootless engine, which maps root to the caller.
         """
-        return "0:0" if self.rootless or not hasattr(os, "getuid") else f"{os.getuid()}:{os.getgid()}"
+        if sys.platform == "win32" or self.rootless:
+            return "0:0"
+        return f"{os.getuid()}:{os.getgid()}"
 
     def free_bytes(self) -> int | None:
         """Free bytes on the disk with the engine's images; None for an engine on another machine."""
@@ -406,6 +410,8 @@ def _creation(container: Container) -> dict[str, Any]:
     import docker.types  # noqa: PLC0415 - see the module
 
     mounts = [(path, False) for path in container.writable] + [(path, True) for path in container.readable]
+    index = container.gpu_index
+    which: dict[str, Any] = {"count": -1} if index is None else {"device_ids": [str(index)]}
     return {
         "image": container.image,
         "command": list(container.command),
@@ -420,7 +426,7 @@ def _creation(container: Container) -> dict[str, Any]:
         "cap_drop": ["ALL"],
         "cap_add": list(container.capabilities),
         "security_opt": ["no-new-privileges"],
-        "device_requests": [docker.types.DeviceRequest(count=-1, capabilities=[["gpu"]])] if container.gpus else None,
+        "device_requests": [docker.types.DeviceRequest(**which, capabilities=[["gpu"]])] if container.gpus else None,
         "shm_size": container.shm_bytes,
         "mem_limit": container.memory_bytes,
         # Limit of memory and swap together: equal to the memory limit, so that the container cannot swap.

@@ -14,7 +14,9 @@ from launcher.kinds import DoctorPart
 from launcher.machine import containers, runtime
 from launcher.protocol import checks
 from launcher.protocol.checks import Check, Health
+from workload.contract import hosted
 from workload.contract.errors import ExitCode, ToolError
+from workload.contract.text import counted
 from workload.environment import ncu_paths
 
 TOOL_LIMIT_S = 20
@@ -30,8 +32,9 @@ DOCKER, GPU = checks.CheckPart(DoctorPart.DOCKER), checks.CheckPart(DoctorPart.G
 
 @dataclass(frozen=True, kw_only=True)
 class SeenGpu:
-    """A GPU as nvidia-smi shows it. `capability`: (major, minor)."""
+    """A GPU as nvidia-smi shows it, which counts from 0. `capability`: (major, minor)."""
 
+    index: int
     name: str
     capability: tuple[int, int]
     driver: str
@@ -42,13 +45,15 @@ class SeenGpu:
 class DoctorPorts:
     """Functions that examine the machine; a test replaces them.
 
-    `tool`: runs a command and returns its standard output; None if the program is absent or fails.
+    `tool`: runs a command and returns its standard output; None if the program is absent or fails. `service`: the
+    service that hosts the notebook in which this runs.
     """
 
     tool: Callable[[Sequence[str]], str | None]
     connect: Callable[[], Engine]
     counters_restricted: Callable[[], bool]
     find_ncu: Callable[[], str | None]
+    service: hosted.Service | None = None
 
 
 def real_ports() -> DoctorPorts:
@@ -58,6 +63,7 @@ def real_ports() -> DoctorPorts:
         connect=docker_engine.connect,
         counters_restricted=containers.counters_restricted,
         find_ncu=find_ncu,
+        service=hosted.service(),
     )
 
 
@@ -189,14 +195,23 @@ def _gpu_checks(host: DoctorPorts, *, needed: bool) -> Iterator[Check]:
         yield GPU.note("driver", NO_GPU, "without a GPU, runs use the CPU; otherwise: launch doctor gpu")
         return
     if not gpus:
-        cure = "install NVIDIA's driver" if platform.system() == "Linux" else "use a machine with an NVIDIA GPU"
+        driver = "install NVIDIA's driver" if platform.system() == "Linux" else "use a machine with an NVIDIA GPU"
+        cure = host.service.gpu if host.service else driver
         yield GPU.problem("driver", NO_GPU, f"{cure}; --cpu needs none")
         return
-    for index, gpu in enumerate(gpus):
-        yield GPU.ok(f"GPU {index}", f"{gpu.name}, compute capability {_dotted(gpu.capability)}, {gpu.memory}")
-    # One driver serves all GPUs of a machine; each kind of GPU has its own requirement.
-    kinds = {gpu.capability: gpu for gpu in reversed(gpus)}.values()
-    yield from (_driver_check(gpu, "driver" if len(kinds) == 1 else f"driver for {gpu.name}") for gpu in kinds)
+    for gpu in gpus:
+        yield GPU.ok(f"GPU {gpu.index}", f"{gpu.name}, compute capability {_dotted(gpu.capability)}, {gpu.memory}")
+    if len(gpus) > 1:
+        found = f"{counted(len(gpus), 'GPU')}: a run uses one of them, the fastest if none is chosen"
+        yield GPU.note("choice", found, "launch local --gpu-index 1")
+    if host.service is None:
+        # One driver serves all GPUs of a machine; each kind of GPU has its own requirement.
+        kinds = {gpu.capability: gpu for gpu in reversed(gpus)}.values()
+        yield from (_driver_check(gpu, "driver" if len(kinds) == 1 else f"driver for {gpu.name}") for gpu in kinds)
+    else:
+        # No image runs there, so no image's requirement counts.
+        yield GPU.ok("driver", gpus[0].driver)
+        yield GPU.note("clocks", f"cannot be fixed on {host.service.name}", "nothing: each run records its clocks")
     yield _counters_check(host)
     yield _dcgm_check(host)
     yield _ncu_check(host)
@@ -217,7 +232,8 @@ def _driver_check(gpu: SeenGpu, name: str) -> Check:
 
 def _counters_check(host: DoctorPorts) -> Check:
     if host.counters_restricted():
-        return GPU.note("counters", "for administrators only (RmProfilingAdminOnly: 1)", UNLOCK)
+        cure = hosted.WITHOUT_COUNTERS if host.service else UNLOCK
+        return GPU.note("counters", "for administrators only (RmProfilingAdminOnly: 1)", cure)
     return GPU.ok("counters", "open to every user")
 
 
@@ -242,13 +258,14 @@ def _ncu_check(host: DoctorPorts) -> Check:
 def _gpus(host: DoctorPorts) -> list[SeenGpu]:
     printed = host.tool(("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader")) or ""
     rows = [[cell.strip() for cell in line.split(",")] for line in printed.splitlines()]
-    return [_gpu(row) for row in rows if len(row) == len(GPU_FIELDS) and re.fullmatch(r"\d+\.\d+", row[1])]
+    listed = enumerate(row for row in rows if len(row) == len(GPU_FIELDS))
+    return [_gpu(index, row) for index, row in listed if re.fullmatch(r"\d+\.\d+", row[1])]
 
 
-def _gpu(row: Sequence[str]) -> SeenGpu:
+def _gpu(index: int, row: Sequence[str]) -> SeenGpu:
     name, capability, driver, memory = row
     major, minor = _numbers(capability)
-    return SeenGpu(name=name, capability=(major, minor), driver=driver, memory=memory)
+    return SeenGpu(index=index, name=name, capability=(major, minor), driver=driver, memory=memory)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

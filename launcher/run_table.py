@@ -106,9 +106,19 @@ def _over_runs(values: Sequence[float], show: Callable[[float], str]) -> str:
 
 def _throughput(records: Sequence[Record]) -> str:
     rates = _known(record.timing.images_per_s for record in records)
-    if len(rates) == 1:
-        return f"{_rate(rates[0])}  (one run: no interval)"
-    return f"{_rate(median(rates))}  ({_over_runs(rates, _rate)})"
+    runs = "one run: no interval" if len(rates) == 1 else _over_runs(rates, _rate)
+    return f"{_rate(median(rates))}{_of_all(records)}  ({runs})"
+
+
+def _of_all(records: Sequence[Record]) -> str:
+    """Throughput of all devices together, beside that of each; "" for a run of one device."""
+    ranks = [record.ranks for record in records if record.ranks]
+    rates = _known(each.images_per_s for each in ranks)
+    if not rates:
+        return ""
+    slowest = [each for each in ranks if each.slowest is not None]
+    slower = f", rank {slowest[0].slowest:g} is slower by {percent(slowest[0].slower_by or 0.0)}" if slowest else ""
+    return f" on each of {ranks[0].number or 0:g} devices, {_rate(median(rates))} on all{slower}"
 
 
 def _rate(value: float) -> str:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -16,8 +17,11 @@ from typing import Any, NoReturn
 import hypothesis_profiles  # noqa: F401 - loads the profile `day`
 import pytest
 
+from analysis.loading.processes import Sharing
+from analysis.report import vega
 from tests import sshd
 from workload.contract import invocation
+from workload.contract.operating_system import SIGNALS
 
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if IS_WORKER:
@@ -28,7 +32,7 @@ if IS_WORKER:
 
 
 # A shell that runs the tests in the background ignores SIGINT in them, and nohup SIGHUP: their children would too.
-for number in (signal.SIGINT, signal.SIGHUP):
+for number in (SIGNALS[0], SIGNALS[2]):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
@@ -70,9 +74,6 @@ def _forbid(what: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 # Signals too: a fixture of their own costs two seconds of thousands of tests.
 @pytest.fixture(autouse=True)
 def closed_world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -107,11 +108,32 @@ def nothing_flushed() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def libraries_made_here() -> Iterator[None]:
+    """A page's libraries are made by the test's process, and not by another one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vega, "begin", lambda: Sharing(vega._libraries, [None], others=0))
+        yield
+
+
 @pytest.fixture(scope="session")
 def sshd_machine() -> Iterator[sshd.Machine]:
     """The machine that tests of ssh log in to; `machine` of their folders cleans it for each test."""
     with sshd.running() as machine:
         yield machine
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our wheel, built as its user builds it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    words = ("wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(Path(__file__).parents[1]))
+    built = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True, check=False)
+    if built.returncode and "hatchling" in built.stderr:
+        pytest.skip("no network: pip cannot get hatchling, which builds the wheel")
+    assert built.returncode == 0, built.stderr
+    [path] = folder.glob("*.whl")
+    return path
 
 
 @pytest.fixture

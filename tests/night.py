@@ -43,6 +43,7 @@ PARTS = {
     "scripts": marked("scripts", "training scripts of 40 kinds, measured and profiled"),
     "thousand": marked("thousand", "a thousand runs on a hundred machines"),
     "speed": marked("speed", "what a sample of the telemetry costs, on a machine that does nothing else"),
+    "platforms": marked("platforms", "wheels of every package for Windows and macOS; needs a network"),
     "duels": marked("duels", "duels with the real trainer and with scripts; verdicts over all noises"),
     "hypothesis": Part(
         what="random examples instead of the same few",
@@ -50,7 +51,8 @@ PARTS = {
     ),
     "fuzz": Part(what="mutated bundles and logs", words=("benchmarks/fuzz.py", "--cases", "1000")),
     "interruptions": Part(what="Ctrl-C at 60 random moments", words=("benchmarks/interruptions.py", "60")),
-    "launch_faults": Part(what="each fault of the cloud", words=("benchmarks/launch_faults.py",)),
+    "launch_faults": Part(what="each fault of Compute Engine", words=("benchmarks/launch_faults.py",)),
+    "launch_faults_aws": Part(what="each fault of EC2", words=("benchmarks/launch_faults.py", "aws")),
     "steadiness": Part(what="false alarms and power of the audit's rules", words=("benchmarks/false_alarms.py",)),
     "intervals": Part(what="coverage of intervals", words=("benchmarks/coverage.py",)),
     "blocks": Part(what="coverage of intervals over blocks, with stopping", words=("benchmarks/blocks.py",)),

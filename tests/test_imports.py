@@ -21,28 +21,33 @@ ROOT = Path(__file__).parents[1]
 CROSSING = {
     *(f"workload.contract.{path.stem}" for path in (ROOT / "workload/contract").glob("[!_]*.py")),
     "workload.run.unfinished",
+    "workload.environment.gpu_index",
     "workload.environment.machine",
     "workload.environment.metadata",
     "workload.environment.ncu_paths",
     "workload.environment.outside",
     "workload.storage.address",
+    "workload.storage.buckets",
     "workload.storage.folder",
     "workload.storage.gcs",
     "workload.storage.names",
     "workload.storage.fetch",
     "workload.storage.inventory",
+    "workload.storage.s3",
+    "workload.storage.s3_errors",
     "workload.storage.ssh",
     "workload.storage.store",
     "workload.storage.upload",
 }
-# The libraries of the border to Cloud Storage, which its functions import when they are called.
-BORDER = {"google", "google_crc32c", "requests", "urllib3"}
+# The libraries of the borders to Cloud Storage and S3, which their functions import when they are called.
+BORDER = {"google", "google_crc32c", "requests", "urllib3", "boto3", "botocore"}
 # Used where it is installed.
 OPTIONAL = {"google_crc32c"}
 # Library of the programs `launch` and `analyze`.
 COMMAND_LINE = {"typer"}
 
-LAUNCH_BANS = {"torch", "torchvision", "pandas", "numpy", "docker", "google", "requests", "rich"}
+CLOUDS = {"google", "boto3", "botocore", "s3transfer", "moto"}
+LAUNCH_BANS = {"torch", "torchvision", "pandas", "numpy", "docker", "requests", "rich", *CLOUDS}
 
 
 def loaded(code: str, **variables: str) -> set[str]:
@@ -61,13 +66,20 @@ def launch(*words: str) -> str:
     return f"import sys; sys.argv = {['launch', *words]}; from launcher.__main__ import main; main()"
 
 
+def analyze(*words: str) -> str:
+    return f"import sys; sys.argv = {['analyze', *words]}; from analysis.__main__ import main; main()"
+
+
 @pytest.mark.world
 @pytest.mark.parametrize(
     ("code", "banned"),
     [
         (launch("--help"), LAUNCH_BANS),
+        (analyze("--help"), {"torch", "torchvision", "pandas", "numpy", *CLOUDS}),
+        (analyze("fetch", "--help"), {"torch", "torchvision", "pandas", "numpy", *CLOUDS}),
         (launch("local", "--dry-run", "--runtime", "process"), LAUNCH_BANS),
         (launch("gcp", "--gpu", "t4", "--project", "my-project", "--dry-run"), LAUNCH_BANS),
+        (launch("aws", "--gpu", "t4", "--dry-run", "--request"), LAUNCH_BANS),
         # Without an engine, auto is as light.
         (
             f"import launcher.docker_engine as e; e.socket_exists = lambda: False; {launch('local', '--dry-run')}",
@@ -102,17 +114,29 @@ DECLARING = {
     *("launcher", "launcher.__main__", "launcher.typer_options", "launcher.kinds", "launcher.sizes"),
     *("launcher.cli", "launcher.cli.app", "launcher.cli.launches", "launcher.cli.sweep", "launcher.cli.duel"),
     *("launcher.backends", "launcher.backends.gcp", "launcher.backends.gcp.gpus_command"),
-    *("launcher.backends.gcp.options", "launcher.jobs", "launcher.jobs.places"),
+    *("launcher.backends.gcp.options", "launcher.backends.rented_options", "launcher.jobs", "launcher.jobs.places"),
     *("launcher.backends.ssh", "launcher.backends.ssh.options"),
     *("launcher.backends.batch", "launcher.backends.batch.options"),
     *("launcher.backends.slurm", "launcher.backends.slurm.options"),
+    *("launcher.backends.aws", "launcher.backends.aws.options"),
     *("launcher.choice", "launcher.machine", "launcher.machine.local_options"),
     *("launcher.duel", "launcher.script", "launcher.script.command"),
     *("workload", "workload.contract"),
     *(
         f"workload.contract.{name}"
-        for name in ("entry", "errors", "interrupt", "invocation", "ncu_metrics", "program", "script", "spec")
+        for name in (
+            "context",
+            "entry",
+            "errors",
+            "interrupt",
+            "invocation",
+            "ncu_metrics",
+            "program",
+            "script",
+            "spec",
+        )
     ),
+    "workload.contract.operating_system",
     *("workload.contract.tables", "workload.contract.text"),
 }
 
@@ -131,6 +155,7 @@ def test_help_loads_no_backend_engine_or_image(words: tuple[str, ...]) -> None:
 
 GPUS = {
     "launcher.backends.gcp.gpus",
+    "launcher.backends.machine_types",
     "launcher.protocol",
     "launcher.protocol.records",
     "launcher.protocol.task",

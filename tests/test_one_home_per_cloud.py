@@ -10,15 +10,18 @@ import pytest
 from launcher.backends import BACKENDS
 from tests.sources import ROOT, imported, imports_in, modules, text, tree
 
-HOMES = ("launcher/backends/gcp/", "launcher/backends/batch/", "workload/storage/gcs.py")
+HOMES = (
+    *("launcher/backends/gcp/", "launcher/backends/batch/", "launcher/backends/aws/"),
+    *("workload/storage/gcs.py", "workload/storage/s3.py", "workload/storage/s3_errors.py"),
+)
 # Cloud Batch is a queue for the VMs of Compute Engine: it takes their prices, images and settings from there.
 SAME_CLOUD = {"launcher.backends.gcp": "launcher/backends/batch/"}
-PACKAGES = re.compile(r"google|google_crc32c")
+PACKAGES = re.compile(r"google|google_crc32c|boto3|botocore")
 SERVICES = re.compile(
     r"googleapis|google\.com|metadata\.google|\bgcloud\b|gs://|pkg\.dev|gcr\.io|gserviceaccount|Cloud Storage|"
-    r"COMPUTE_ENDPOINT|STORAGE_EMULATOR|GCE_METADATA"
+    r"COMPUTE_ENDPOINT|STORAGE_EMULATOR|GCE_METADATA|s3://|AWS_ENDPOINT_URL|\baws s3\b"
 )
-# What else says a word of Google's, and why it may.
+# What else says a word of a cloud's, and why it may.
 EXCEPTIONS = {
     "analysis/commands/fetch.py": "the addresses of stores, in its help",
     "launcher/cli/app.py": "an example of a registry, in the help of launch build",
@@ -39,7 +42,7 @@ def docstrings(tree: ast.Module) -> set[int]:
     return {id(body[0].value) for body in bodies if isinstance(body[0], ast.Expr)}
 
 
-def words_of_google(tree: ast.Module) -> Iterator[str]:
+def words_of_a_cloud(tree: ast.Module) -> Iterator[str]:
     prose = docstrings(tree)
     yield from (name for name in imports_in(tree) if PACKAGES.fullmatch(name.partition(".")[0]))
     for node in ast.walk(tree):
@@ -49,16 +52,16 @@ def words_of_google(tree: ast.Module) -> Iterator[str]:
 
 @cache
 def naming() -> dict[str, list[str]]:
-    """Words of Google's by file. A file whose text has none is not parsed."""
+    """Words of the clouds by file. A file whose text has none is not parsed."""
     found = {
-        path.relative_to(ROOT).as_posix(): sorted(set(words_of_google(tree(path))))
+        path.relative_to(ROOT).as_posix(): sorted(set(words_of_a_cloud(tree(path))))
         for path in modules()
         if PACKAGES.search(text(path)) or SERVICES.search(text(path))
     }
     return {name: words for name, words in found.items() if words and not name.startswith(HOMES)}
 
 
-def test_nothing_outside_its_backend_and_its_store_names_google() -> None:
+def test_nothing_outside_its_backend_and_its_store_names_a_cloud() -> None:
     assert {name: words for name, words in naming().items() if name not in EXCEPTIONS} == {}
 
 
@@ -82,4 +85,4 @@ def test_a_backend_is_known_by_name_alone(backend: str) -> None:
 
 def test_the_search_finds_what_it_looks_for() -> None:
     tree = ast.parse('"""gs://"""\nimport google.auth\nx = "https://compute.googleapis.com"')
-    assert list(words_of_google(tree)) == ["google.auth", "googleapis"]
+    assert list(words_of_a_cloud(tree)) == ["google.auth", "googleapis"]

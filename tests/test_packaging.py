@@ -24,18 +24,6 @@ def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    words = ("wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
-    built = run(sys.executable, "-m", "pip", *words, folder=folder)
-    if built.returncode and "hatchling" in built.stderr:
-        pytest.skip("no network: pip cannot get hatchling, which builds the wheel")
-    assert built.returncode == 0, built.stderr
-    [path] = folder.glob("*.whl")
-    return path
-
-
-@pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Folder of programs of an environment with the wheel and its requirements, but no extra."""
     folder = tmp_path_factory.mktemp("bare")

@@ -25,7 +25,7 @@ def _start() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == [forks.SERVER]:
+    if sys.argv[1:] == [forks.SERVER] and sys.platform == "linux":
         from workload.run import start_server
 
         start_server.serve(enter)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from workload import __version__, log
 from workload.contract import bundle
+from workload.contract.context import Context
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -28,7 +29,6 @@ from workload.contract.installation import from_checkout
 from workload.contract.interrupt import interruption_deferred, pending_interruption, raise_if_interrupted, stoppable
 from workload.contract.spec import (
     SCRIPT_ONLY_OPTIONS,
-    Context,
     Device,
     Option,
     Precision,
@@ -38,12 +38,12 @@ from workload.contract.spec import (
     options,
     resolve,
 )
-from workload.environment import resource_errors
+from workload.environment import gpu_index, resource_errors
 from workload.measure.timing import Timeline
 from workload.profile import profiled_script
 from workload.run import complexity_command as complexity
+from workload.run import ranks, unfinished
 from workload.run import script_command as script
-from workload.run import unfinished
 from workload.run.repeats import repeat_trainer
 
 EXAMPLES = """examples:
@@ -104,7 +104,9 @@ def main(argv: Sequence[str]) -> int:
             command: Command = parsed.command
             return command(parsed, timeline)
     except RooflaunchError as error:
-        return _report(error)
+        # The process that started a rank reports the error.
+        is_rank = "RANK" in os.environ and ranks.FLAG in argv
+        return int(error.exit_code) if is_rank else _report(error)
     except ModuleNotFoundError as error:
         if error.name not in TRAINER_PACKAGES:
             raise
@@ -201,7 +203,9 @@ def _add_train(commands: Any) -> None:
             help=f"same as --device {device}",
         )
     train.add_argument("-o", "--output", type=Path, default=Path("results"), help="folder for bundles (results)")
+    _add_gpu_index(train)
     train.add_argument("--context", help=argparse.SUPPRESS)
+    train.add_argument(ranks.FLAG, type=Path, help=argparse.SUPPRESS)
 
 
 def _add_profile(commands: Any) -> None:
@@ -218,6 +222,7 @@ def _add_profile(commands: Any) -> None:
         # Remove the defaults: options that the user leaves out are taken from the bundle.
         _add_option(profile, replace(option, default=None))
     profile.add_argument("--data", metavar="PATH", help="path that replaces {data} in the arguments of a script")
+    _add_gpu_index(profile)
     profile.set_defaults(script_words=())
 
 
@@ -245,6 +250,10 @@ def _add_script_ceilings(commands: Any) -> None:
     ceilings.add_argument("--fresh", action="store_true")
 
 
+def _add_gpu_index(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(gpu_index.FLAG, metavar="N", type=gpu_index.parsed, help=gpu_index.HELP)
+
+
 def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     """Add an option to the parser; the namespace gets only options that the user typed."""
     absent = argparse.SUPPRESS
@@ -266,6 +275,7 @@ def _add_ceilings(commands: Any) -> None:
         "--precision", choices=tuple(Precision), action="append", help="only this precision; repeatable"
     )
     ceilings.add_argument("--format", choices=("table", "json"), default="table")
+    _add_gpu_index(ceilings)
 
 
 def _add_gpu_truth(commands: Any) -> None:
@@ -295,9 +305,18 @@ def _train(parsed: argparse.Namespace, timeline: Timeline) -> int:
     else:
         # The launcher has read the environment and the configuration; the origins of the options are in the context.
         context, resolved = Context.from_argument(parsed.context), resolve(typed, {}, None)
+    if parsed.gpu_index is not None:
+        resolved = replace(resolved, spec=gpu_index.required(resolved.spec, parsed.gpu_index))
+        gpu_index.use(parsed.gpu_index)
+    if parsed.rank_notes is not None:
+        ranks.run(resolved, context, parsed.output, timeline, parsed.rank_notes)
+        return ExitCode.DONE
     profiled_here = resolved.spec.profile is not Profile.NONE and not context.profile_later
     if resolved.spec.repeats > 1 or profiled_here:
         return repeat_trainer(resolved, context, parsed.output)
+    if resolved.spec.devices > 1:
+        ranks.start(resolved, context, parsed.output)
+        return ExitCode.DONE
     return _train_once(resolved, context, parsed.output, timeline)
 
 
@@ -370,6 +389,8 @@ def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
     from workload.profile import profile_bundle  # noqa: PLC0415 - `--help` needs none of it
     from workload.profile.status import was_interrupted  # noqa: PLC0415
 
+    if parsed.gpu_index is not None:
+        gpu_index.use(parsed.gpu_index)
     known = {option.name: option for option in _profile_options()}
     typed = {name: known[name].parse(value) for name, value in vars(parsed).items() if name in known}
     request, code = profile_bundle.ProfileRequest(**typed), ExitCode.DONE
@@ -404,10 +425,14 @@ def _profiled_step(parsed: argparse.Namespace, _: Timeline) -> int:
 
 
 def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
+    wanted = Device(parsed.device)
+    if parsed.gpu_index is not None:
+        wanted = gpu_index.required_device(wanted, parsed.gpu_index)
+        gpu_index.use(parsed.gpu_index)
     from workload.environment import device, instructions  # noqa: PLC0415 - imports torch
     from workload.measure import ceiling_rates, ceilings  # noqa: PLC0415 - imports torch
 
-    chosen = device.choose(Device(parsed.device))
+    chosen = device.choose(wanted)
     precisions = [Precision(each) for each in parsed.precision or Precision]
     if chosen is Device.CPU:
         with suppress(UsageError):  # the table then shows the precision as unavailable

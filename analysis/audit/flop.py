@@ -73,7 +73,7 @@ def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
         # Skip fp32: a rate above the fp32 peak means tf32, which another rule reports.
         if peak and case["precision"] != Precision.FP32:
             yield f"the vendor's peak, {si(peak.flop_per_s, 'FLOP/s')}", rate / peak.flop_per_s, OVER_PEAK
-        if case["precision"] is None and (gpu := peaks.find_gpu(case["device_name"])):
+        if case["precision"] is None and (gpu := _gpu(case)):
             highest = max(row.tflop_per_s for row in gpu.peaks) * 1e12
             yield f"the highest peak of {gpu.gpu} in any precision, {si(highest, 'FLOP/s')}", rate / highest, OVER_PEAK
     if moved := _dram_bytes_per_s(case):
@@ -102,8 +102,15 @@ def _dram_bytes_per_s(case: Case) -> float | None:
     return moved / step_s if moved and step_s else None
 
 
+def _gpu(case: Case) -> Gpu | None:
+    """Device of the run in the table of peaks; None for a CPU: a run may use few of its cores, far below their peak."""
+    gpu = peaks.find_gpu(case["device_name"])
+    return None if gpu is None or gpu.device == Device.CPU else gpu
+
+
 def _peak(case: Case, precision: str | None = None) -> peaks.Peak | None:
-    return peaks.find(case["device_name"], precision=precision or case["precision"])
+    known = _gpu(case)
+    return peaks.find(case["device_name"], precision=precision or case["precision"]) if known else None
 
 
 def wrong_peak(evidence: AuditEvidence) -> Iterator[Hit]:
@@ -138,10 +145,10 @@ def odd_utilisation(case: Case) -> str | None:
 def too_slow(case: Case) -> str | None:
     """Text on FLOP/s too low for the GPU `device_name` (if unknown: for the slowest GPU of peaks.toml); else None."""
     work, step_s = case["train_flop_per_step"], _step_s(case)
-    gpu = peaks.find_gpu(case["device_name"])
+    gpu = _gpu(case)
     if not work or not step_s or (gpu is None and (case["device_type"] != Device.CUDA or case["device_name"])):
         return None
-    slowest = min(peaks.vendors(), key=_fp32_flop_per_s) if gpu is None else gpu
+    slowest = gpu or min((gpu for gpu in peaks.vendors() if gpu.device == Device.CUDA), key=_fp32_flop_per_s)
     peak = _fp32_flop_per_s(slowest)
     expected_s = LAUNCHES_S + work / (TOO_SLOW * peak)
     if step_s <= expected_s:

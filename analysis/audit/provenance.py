@@ -71,7 +71,7 @@ def _device_labels(case: Case) -> Iterator[str]:
     device, capability = case["device_name"], case["compute_capability"]
     for source, text in _labels(case):
         for gpu in sorted(gpus_named(text)):
-            known = gpus_named(device) if device else set()
+            known = gpus_named(device) if device else frozenset()
             if known and gpu not in known:
                 yield f"{source} '{text}' names {gpu}, the device is '{device}'"
             elif capability and (expected := capability_of(gpu)) not in {None, capability}:

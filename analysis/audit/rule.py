@@ -78,7 +78,7 @@ class AuditEvidence:
     def groups(self) -> Sequence[Sequence[Case]]:
         """Groups of measured runs that may be pooled."""
         by_id = {case.run_id: case for case in self.cases}
-        return [[by_id[run_id] for run_id in pool.runs["run_id"]] for pool in group(measured(self.results.runs))]
+        return [[by_id[run_id] for run_id in pool.values("run_id")] for pool in group(measured(self.results.runs))]
 
     @cached_property
     def kernels(self) -> Mapping[str, pd.DataFrame]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 import typer
 
 from workload.contract.errors import ExitCode, InterruptedRunError, NothingToDoError
-from workload.contract.interrupt import CAUSES, handled_by
+from workload.contract.interrupt import handled_by
+from workload.contract.operating_system import CAUSES
 from workload.contract.text import counted, size
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ EXAMPLES = """\b
 Examples:
   analyze fetch gs://BUCKET -o results
   analyze fetch gs://BUCKET/PREFIX --incomplete
+  analyze fetch s3://BUCKET/PREFIX -o results
   analyze fetch gs://BUCKET/PREFIX/runs/RUN_ID --format json
   analyze fetch /mnt/shared/experiment -o results
 """
@@ -45,7 +47,9 @@ def run_fetch(
     *,
     source: Annotated[
         str,
-        typer.Argument(metavar="gs://BUCKET/PREFIX | FOLDER", help="where the folders runs/RUN_ID/ are, or one run"),
+        typer.Argument(
+            metavar="gs://… | s3://… | ssh://… | FOLDER", help="where the folders runs/RUN_ID/ are, or one run"
+        ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
     incomplete: Annotated[
@@ -57,7 +61,7 @@ def run_fetch(
     jobs: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="runs at a time")] = JOBS,
     output_format: Annotated[FetchFormat, typer.Option("--format", help="format of stdout")] = FetchFormat.TABLE,
 ) -> int:
-    """Copy bundles from Cloud Storage or a folder: only what is new, every file compared with its manifest."""
+    """Copy bundles from Cloud Storage, S3 or a folder: only what is new, every file compared with its manifest."""
     # Imported here, because `analyze --help` needs no store.
     from workload.storage import fetch as fetching
     from workload.storage.address import open_store, parse_source

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -207,25 +208,32 @@ def _composed(
     folders: Sequence[Path], *, bars: Bars, verify: bool, peaks: Path | None
 ) -> "tuple[Report, Sequence[Problem]]":
     """The report and the problems of its bundles: of a single folder as it was kept, if no file has changed."""
+    from analysis.loading import processes
     from analysis.report import kept, vega
 
     use_peaks(peaks)
     root = folders[0] if len(folders) == 1 and not verify and bars is Bars.INTERVAL else None
     key = kept.key_of(root) if root else None
     if root and key:
-        # From now on another thread makes the page's libraries.
-        vega.libraries()
+        # From now on another process makes the page's libraries.
+        vega.begin()
         if found := kept.load(root, key):
             return found
-    loaded = analysis.load(*folders, verify=verify, peaks=peaks)
-    # Only now, because the wrong folder is then reported a second earlier.
-    vega.libraries()
-    # A kept report does not need these imports.
-    from analysis.figures import registry
-    from analysis.report.compose import compose
-    from analysis.report.evidence import gather
+    # The processes that read bundles judge the runs later: they have imported most of the modules for it already.
+    with processes.reused():
+        loaded = analysis.load(*folders, verify=verify, peaks=peaks)
+        # Only now: without bundles, `load` raises an error, and no page is made.
+        vega.begin()
+        # A kept report does not need these imports.
+        from analysis.figures import registry
+        from analysis.report.compose import compose
+        from analysis.report.evidence import gather
 
-    report = compose(gather(loaded, on_stage=_progress, bars=registry.Bars(bars)))
+        evidence = gather(loaded, on_stage=_progress, bars=registry.Bars(bars))
+        if root and key:
+            # Other processes are still judging the runs.
+            evidence = replace(evidence, drawn=kept.drawn(evidence.drawn))
+        report = compose(evidence)
     if root and key:
         report = kept.store(root, key, report, loaded.problems)
     return report, loaded.problems

@@ -137,12 +137,15 @@ def pair_up(
     baseline: str | None = None,
     all_pairs: bool = False,
     allow_mixed: Collection[str] = (),
+    every: Sequence[Case] | None = None,
 ) -> Pairing:
     """Pairs that differ in `by`; without `by`, in the first fact of `DEFAULT_ORDER` in which runs differ.
 
     `baseline`: the value of `by` with which all other values are compared. Without a baseline, all pairs of values are
     compared. With more than `MOST_VALUES` values and without `all_pairs`, the value with the most runs is the baseline:
     the correction for many comparisons would hide real differences, and thousands of rows are unreadable.
+
+    `every`: all runs as cases, if they are known; runs that are missing in `results` are left out.
 
     Raises `UsageError` for a column that runs cannot be compared by, `NotPoolableError` (exit code 9) if runs differ in
     `by` but none has a counterpart on the other side, and `NothingToDoError` if no two runs differ in `by` alone.
@@ -155,7 +158,7 @@ def pair_up(
     runs = measured(results.runs)
     runs = runs[runs["images_per_s"] > 0]
     wanted = set(runs["run_id"])
-    compared = [case for case in cases(results) if case.run_id in wanted]
+    compared = [case for case in every or cases(results) if case.run_id in wanted]
     if not compared:
         raise NothingToDoError(
             "nothing to compare: no run completed its measured steps", hint="analyze summary shows how the runs ended"
@@ -322,12 +325,12 @@ def _pairs_of(
     if baseline is not None:
         first = (baseline.value, sides[baseline.value])
         chosen = [(first, other) for other in ordered if other[0] != baseline.value]
-    for (left, left_runs), (right, right_runs) in chosen:
+    values_of = {value: {fact: {case[fact] for case in runs} for fact in separating} for value, runs in sides.items()}
+    pools = {value: _pools(runs, separating) for value, runs in sides.items()}
+    for (left, _), (right, _) in chosen:
         # A fact without a common value on both sides cannot be kept equal: the note of the comparison names it.
-        common = [
-            fact for fact in separating if {case[fact] for case in left_runs} & {case[fact] for case in right_runs}
-        ]
-        for left_pool, right_pool in product(_pools(left_runs, separating), _pools(right_runs, separating)):
+        common = [fact for fact in separating if values_of[left][fact] & values_of[right][fact]]
+        for left_pool, right_pool in product(pools[left], pools[right]):
             if all(left_pool[0][fact] == right_pool[0][fact] for fact in common):
                 yield Pair(
                     left=Side(value=left, runs=left_pool),

@@ -206,7 +206,8 @@ def _line(pair: Pair, by: str, comparison: Comparison, *, level: float, count: i
     detectable = comparison.difference.detectable(1 - level) if comparison.difference else None
     within = comparison.within_blocks
     left, right = (_name(by, side) for side in pair.sides)
-    facts = {name: shared(pair.runs, name) for name in ("model", "batch_size", "precision", *DETAIL_NAMES)}
+    runs = pair.runs
+    facts = {name: shared(runs, name) for name in ("model", "batch_size", "precision", *DETAIL_NAMES)}
     return facts | {
         "by": by,
         "left": left,
@@ -228,7 +229,15 @@ def _line(pair: Pair, by: str, comparison: Comparison, *, level: float, count: i
         "busy": comparison.busy,
         "smallest_detectable_ratio": None if detectable is None else float(np.exp(detectable)),
         "verdict": verdict(comparison, left=left, right=right, level=level, detectable=detectable, count=count),
-        "note": joined([*_where(pair, by), *pair.pool, *_blocks_words(pair, comparison), *_also_different(pair, by)]),
+        "note": joined(
+            [
+                *_where(pair, by),
+                *_per_device(by),
+                *pair.pool,
+                *_blocks_words(pair, comparison),
+                *_also_different(pair, by),
+            ]
+        ),
     }
 
 
@@ -298,6 +307,8 @@ def _percent(level: float) -> str:
 
 def _name(by: str, side: Side) -> str:
     """Value of a side in words; for a place, with its device."""
+    if by == "devices" and side.value:
+        return f"each of {counted(int(side.value), 'device')}" if side.value > 1 else "1 device"
     if isinstance(side.value, int | float):
         return shown(by, side.value)
     text = value_text(by, side.value)
@@ -309,6 +320,12 @@ def _where(pair: Pair, by: str) -> Iterator[str]:
     """Words on the place that both sides share."""
     if by not in MACHINE and pair.shared.get("place"):
         yield f"on {pair.shared['place']}"
+
+
+def _per_device(by: str) -> Iterator[str]:
+    """Words on the meaning of the ratio if numbers of devices are compared."""
+    if by == "devices":
+        yield "images/s per device, so the ratio to 1 device is the efficiency"
 
 
 def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:

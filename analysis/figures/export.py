@@ -10,6 +10,7 @@ import altair as alt
 from analysis.figures import Figure, style
 from workload.contract.errors import UsageError
 from workload.contract.files import replace_text, replacing
+from workload.contract.operating_system import require_possible
 
 # Dots per logical pixel: a width of 640 becomes 1280, which is sharp on paper at 16 cm.
 SCALE = 2.0
@@ -63,7 +64,8 @@ def chart(figure: Figure) -> Any:
     # Vega's legend layout is missing from Vega-Lite's schema, against which Altair validates charts that it shows.
     legend = {name: value for name, value in look["config"]["legend"].items() if name != "layout"}
     with alt.utils.schemapi.debug_mode(False):
-        drawn = figure.chart.properties(title=alt.TitleParams(**look["title"]), padding=look["padding"])
+        # A user may change parts of the chart.
+        drawn = style.unshared(figure.chart).properties(title=alt.TitleParams(**look["title"]), padding=look["padding"])
         drawn.config = {**look["config"], "legend": legend}
     return drawn
 
@@ -84,6 +86,7 @@ def save(figures: Iterable[Figure], folder: Path) -> list[Path]:
 
     written = []
     try:
+        require_possible(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for figure in figures:
             text, dark = (json.dumps(titled(figure, theme)) for theme in (style.PAPER, style.DARK))

@@ -214,22 +214,30 @@ def _variants(facts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _row(pool: Group) -> dict[str, Any]:
-    flops = over_runs(_ratio(pool.runs["train_flop_per_step"], pool.runs["step_median_s"]))
-    first = pool.runs.iloc[0]
+    flops = over_runs(_ratio(pool.numbers("train_flop_per_step"), pool.numbers("step_median_s")))
     return {
-        **{name: first[name] for name in ("env", "task", "variant", "place", "device_name", "device_type")},
+        **{name: pool.values(name)[0] for name in ("env", "task", "variant", "place", "device_name", "device_type")},
         **{name: pool[name] for name in ("model", "batch_size", "precision", "unit")},
         **pool.figures(),
         "flop_per_s": flops.value,
         **{name: pool.median(name) for name in MEDIANS},
-        # The reason of a run with a known limit, if there is one.
-        "bound_why": next(iter(pool.runs.sort_values("bound", na_position="last")["bound_why"].dropna()), None),
-        "run_ids": list(pool.runs["run_id"]),
+        "bound_why": _reason(pool),
+        "run_ids": pool.values("run_id"),
     }
 
 
-def _ratio(left: pd.Series, right: pd.Series) -> list[float]:
-    return [float(value) for value in (left / right).dropna()]
+def _reason(pool: Group) -> str | None:
+    """Why the runs are limited as they are: the reason of one run, if possible of one whose limit is known.
+
+    Of several limits, the first in alphabetical order.
+    """
+    pairs = zip(pool.values("bound"), pool.values("bound_why"), strict=True)
+    reasons = [(bound if isinstance(bound, str) else None, why) for bound, why in pairs if isinstance(why, str)]
+    return min(reasons, key=lambda pair: (pair[0] is None, pair[0] or ""), default=(None, None))[1]
+
+
+def _ratio(left: Sequence[float], right: Sequence[float]) -> list[float]:
+    return [above / below for above, below in zip(left, right, strict=True) if below]
 
 
 def _series(groups: Sequence[Group], rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -237,7 +237,8 @@ def layered(layers: Iterable[Any], parameters: Sequence[alt.Parameter], *, width
 def lean(part: Any) -> Any:
     """Remove undefined options from all parts of a chart, in place; return the chart.
 
-    Altair has a hundred options for an axis, and copies them several times for every layer.
+    Altair has a hundred options for an axis, and copies a chart with all its layers about ten times. Copies of the
+    returned chart share axes, scales, legends and marks, so nobody may change these; `unshared` ends that.
     """
     if isinstance(part, list):
         list(map(lean, part))
@@ -248,6 +249,24 @@ def lean(part: Any) -> Any:
         # Altair reads options of charts as attributes, which must exist. It needs at least one option of other parts.
         if defined and not isinstance(part, alt.TopLevelMixin):
             vars(part)["_kwds"] = defined
+            # Altair changes channels when it makes JSON of them.
+            if not isinstance(part, alt.FacetedEncoding) and not hasattr(type(part), "_encoding_name"):
+                vars(part)["__deepcopy__"] = partial(_same, part)
+    return part
+
+
+def _same(part: Any, _: Any) -> Any:
+    """The part itself, in place of a copy."""
+    return part
+
+
+def unshared(part: Any) -> Any:
+    """Let copies of a chart have parts of their own again; return the chart."""
+    if isinstance(part, list):
+        list(map(unshared, part))
+    elif isinstance(part, alt.SchemaBase):
+        vars(part).pop("__deepcopy__", None)
+        list(map(unshared, vars(part)["_kwds"].values()))
     return part
 
 

@@ -126,7 +126,8 @@ def scaling(material: Material, table: pd.DataFrame) -> Drawing:
             tooltip=style.tooltips(rows, names),
         )
         equal = alt.Chart(style.data([{"relative": 1}])).mark_rule(style="ink-line", strokeDash=[4, 4], opacity=0.6)
-        panel = alt.layer(equal.encode(y=alt.Y("relative:Q")), line, points).properties(width=width, height=height)
+        layers = map(style.lean, (equal.encode(y=alt.Y("relative:Q")), line, points))
+        panel = alt.layer(*layers).properties(width=width, height=height)
         panels.append(
             panel
             if columns == 1

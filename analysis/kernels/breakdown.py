@@ -116,7 +116,7 @@ def breakdown(kernels: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def own_metrics(table: pd.DataFrame) -> list[str]:
-    """Columns of metrics that the user asked for."""
+    """Names of the columns with metrics that the user added by `--ncu-metrics`."""
     return [str(name) for name in table.columns if OWN in str(name)]
 
 
@@ -148,7 +148,9 @@ def kernel_points(results: Tables, *, keys: Sequence[str] = ("family",)) -> pd.D
     with each other; it is not the rate of the step.
     """
     launches = results.kernels.groupby("run_id", sort=False).indices
-    profiled = [pool for pool in group(completed(results.runs)) if not launches.keys().isdisjoint(pool.runs["run_id"])]
+    profiled = [
+        pool for pool in group(completed(results.runs)) if not launches.keys().isdisjoint(pool.values("run_id"))
+    ]
     tables = [kernel_rows(results, pool, launches, keys) for pool in profiled]
     columns = [*WORK_NAMED, "profiles", "steps", *keys, *COLUMNS, "l2_bytes_are", "note", *UNNAMED]
     if not tables:
@@ -174,7 +176,7 @@ def launched_in_steps(
     `launches`: see `kernel_rows`; at least one run of the group must have launches.
     """
     parts, steps = [], list[int | None]()
-    for run_id in pool.runs["run_id"]:
+    for run_id in pool.values("run_id"):
         if run_id in launches:
             kept, steps_in_profile = in_steps(results.kernels.iloc[launches[run_id]])
             parts.append(kept)

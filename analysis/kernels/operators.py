@@ -89,7 +89,7 @@ def attributed(results: Tables, keys: Sequence[str]) -> tuple[pd.DataFrame, list
     problems: list[Problem] = []
     rows: list[dict[str, Any]] = []
     for pool in group(completed(results.runs[results.runs["profile_kind"] == KIND])):
-        if profiles := _profiles(results, pool.runs, WORK_FILE, read_work, problems):
+        if profiles := _profiles(results, pool, WORK_FILE, read_work, problems):
             steps = sum(_steps(record) for _, record in profiles)
             facts = {name: pool[name] for name in WORK_COLUMNS if name in pool.facts}
             facts |= {"profiles": len(profiles), "steps": steps}
@@ -99,11 +99,11 @@ def attributed(results: Tables, keys: Sequence[str]) -> tuple[pd.DataFrame, list
 
 
 def _profiles(
-    results: Tables, runs: pd.DataFrame, file: str, read_table: Callable[[Path], Table], problems: list[Problem]
+    results: Tables, pool: Group, file: str, read_table: Callable[[Path], Table], problems: list[Problem]
 ) -> list[tuple[Table, Record]]:
     """The table `file` and the record of each run that has this file; an unreadable file is added to `problems`."""
     profiles = []
-    for run_id, folder in zip(runs["run_id"], runs["path"], strict=True):
+    for run_id, folder in zip(pool.values("run_id"), pool.values("path"), strict=True):
         path = Path(folder) / file
         if not path.is_file():
             continue
@@ -183,8 +183,8 @@ def longest(table: pd.DataFrame, top: int) -> pd.DataFrame:
 
 
 def _rows(results: Tables, pool: Group, profiled: set[str], problems: list[Problem]) -> list[dict[str, Any]]:
-    runs = pool.runs[pool.runs["run_id"].isin(profiled)]
-    profiles = _profiles(results, runs, LISTED_FILE, read, problems)
+    pool = pool.only([run_id in profiled for run_id in pool.values("run_id")])
+    profiles = _profiles(results, pool, LISTED_FILE, read, problems)
     if not profiles:
         return []
     calls, self_s = defaultdict[str, float](float), defaultdict[str, float](float)

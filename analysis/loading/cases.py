@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,10 @@ class Case:
 
     def __getitem__(self, fact: str) -> Any:
         return self.facts[fact]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: another thread may compute a cached property while this case is pickled."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def run_id(self) -> str:

@@ -1,5 +1,6 @@
 """Recognize GPU names in labels and file names, and compare them with full device names."""
 
+import functools
 import re
 
 # Matches `rtx4080laptop`, `Tesla V100-SXM2-16GB`, `H100_SXM5`, `AMD Instinct MI300X`.
@@ -11,7 +12,9 @@ GPU = re.compile(
 LAPTOP = re.compile(r"laptop|mobile", re.IGNORECASE)
 
 
-def gpus_named(text: str) -> set[str]:
+# A report asks for the same few names thousands of times.
+@functools.lru_cache(maxsize=1024)
+def gpus_named(text: str) -> frozenset[str]:
     """Short names of the GPUs in a text: `v100` for `tesla v100-sxm2`; laptop GPUs differ from desktop ones."""
     laptop = " laptop" if LAPTOP.search(text) else ""
     gpus = set()
@@ -19,7 +22,7 @@ def gpus_named(text: str) -> set[str]:
         family, number, suffix, other = match.groups()
         geforce = f"{family}{number}{(suffix or '').strip('-_ ')}{laptop}"
         gpus.add((other or geforce).lower())
-    return gpus
+    return frozenset(gpus)
 
 
 def can_name(label: str, device: str) -> bool:

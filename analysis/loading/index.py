@@ -300,7 +300,9 @@ def _reason(error: Exception, folder: str) -> str:
 def _load(path: Path) -> pa.Table | None:
     """The index; None if it is absent or not a valid index of this version."""
     try:
-        table = pq.read_table(path)
+        # Opened once: by its path, pyarrow opens the file twice, and another process may replace it in between.
+        with path.open("rb") as file:
+            table = pq.read_table(file)
     except (OSError, pa.ArrowException, ValueError):
         return None
     known = table.schema.metadata or {}

@@ -44,25 +44,35 @@ class OfRuns:
 
     cases: Sequence[Case]
     _known: dict[str, list[Any]] = field(default_factory=dict)
+    _begun: "dict[tuple[str, ...], Callable[[], dict[str, list[Any]]]]" = field(default_factory=dict)
 
     def of(self, function: OfRun) -> list[Any]:
         """The function's result for each run."""
-        self.prepare(function)
+        self.begin(function)
+        for names in [names for names in self._begun if _name(function) in names]:
+            self._known.update(self._begun.pop(names)())
         return self._known[_name(function)]
 
-    def prepare(self, *functions: OfRun) -> None:
-        """Find the results of several functions at once, which share what they compute of a run."""
-        missing = [function for function in functions if _name(function) not in self._known]
+    def begin(self, *functions: OfRun) -> None:
+        """Begin to find the results of several functions, which share what they compute of a run.
+
+        If many results are missing, other processes begin to compute them; `of` waits for them.
+        """
+        names = {*self._known, *(name for begun in self._begun for name in begun)}
+        missing = [function for function in functions if _name(function) not in names]
         if missing:
-            self._known.update(_found(self.cases, missing))
+            self._begun[tuple(map(_name, missing))] = _search(self.cases, missing)
 
 
 def _name(function: OfRun) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def _found(cases: Sequence[Case], functions: Sequence[OfRun]) -> dict[str, list[Any]]:
-    """Results by name of the function: from the files of the folders that have an index, else computed."""
+def _search(cases: Sequence[Case], functions: Sequence[OfRun]) -> Callable[[], dict[str, list[Any]]]:
+    """Begin to find the results: those kept beside the index of a folder, and the others by computing them.
+
+    The returned function waits for the results, and returns them by name of the function.
+    """
     folders = _folders(cases)
     kept = {folder: _load(folder / FILE) for folder in dict.fromkeys(folders) if folder}
     known = {name: text for stored in kept.values() for name, text in stored.items()}
@@ -74,24 +84,30 @@ def _found(cases: Sequence[Case], functions: Sequence[OfRun]) -> dict[str, list[
         if (absent := [function for function in functions if (_name(function), key) not in known])
     }
     computed = _computed([(cases[number], absent) for number, absent in missing.items()])
-    fresh: dict[Path | None, Kept] = defaultdict(dict)
-    for (number, absent), results in zip(missing.items(), computed, strict=True):
-        for function, result in zip(absent, results, strict=True):
-            fresh[folders[number]][_name(function), keys[number]] = json.dumps(result)
-    for folder, others in kept.items():
-        if folder in fresh:
-            used = {key for key, its_folder in zip(keys, folders, strict=True) if its_folder == folder}
-            _store(folder / FILE, {**_without_surplus(others, used), **fresh[folder]})
-    for more in fresh.values():
-        known |= more
-    return {_name(function): [json.loads(known[_name(function), key]) for key in keys] for function in functions}
+
+    def found() -> dict[str, list[Any]]:
+        fresh: dict[Path | None, Kept] = defaultdict(dict)
+        for (number, absent), results in zip(missing.items(), computed(), strict=True):
+            for function, result in zip(absent, results, strict=True):
+                fresh[folders[number]][_name(function), keys[number]] = json.dumps(result)
+        for folder, others in kept.items():
+            if folder in fresh:
+                used = {key for key, its_folder in zip(keys, folders, strict=True) if its_folder == folder}
+                _store(folder / FILE, {**_without_surplus(others, used), **fresh[folder]})
+        for more in fresh.values():
+            known.update(more)
+        return {_name(function): [json.loads(known[_name(function), key]) for key in keys] for function in functions}
+
+    return found
 
 
-def _computed(work: Sequence[tuple[Case, Sequence[OfRun]]]) -> Iterable[list[Any]]:
+def _computed(work: Sequence[tuple[Case, Sequence[OfRun]]]) -> Callable[[], Iterable[list[Any]]]:
+    """Function that returns the results for each run. If there are many runs, other processes begin at once."""
     if len(work) < FEWEST_SHARED:
-        return _results(work)
+        return lambda: _results(work)
     parts = [work[begin : begin + PART] for begin in range(0, len(work), PART)]
-    return (results for part in processes.share(_results, parts) for results in part)
+    shared = processes.Sharing(_results, parts)
+    return lambda: (results for part in shared.results() for results in part)
 
 
 def _results(work: Sequence[tuple[Case, Sequence[OfRun]]]) -> list[list[Any]]:
@@ -133,7 +149,9 @@ def _folders(cases: Sequence[Case]) -> list[Path | None]:
 def _load(path: Path) -> Kept:
     """Results in a file; none if it is absent, damaged or of other code."""
     try:
-        table = pq.read_table(path)
+        # Opened once: by its path, pyarrow opens the file twice, and another process may replace it in between.
+        with path.open("rb") as file:
+            table = pq.read_table(file)
     except (OSError, pa.ArrowException, ValueError):
         return {}
     version = (table.schema.metadata or {}).get(VERSION_KEY)

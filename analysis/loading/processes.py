@@ -11,9 +11,9 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from threading import Thread
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 from workload.contract import peaks
 
@@ -25,40 +25,98 @@ MOST_PROCESSES = 8
 # The other processes have the path of this one, so that they import the same modules.
 CODE = "import sys; sys.path[:] = sys.argv[1:]; from analysis.loading.processes import serve; serve()"
 
+# Processes that wait for further work; None if processes end after their work.
+_spare: "list[subprocess.Popen[bytes]] | None" = None
+
 
 def share(work: Callable[[Part], Done], parts: Sequence[Part]) -> list[Done]:
-    """Results of `work` for all parts, in order; as many processes work as there are CPUs.
+    """Results of `work` for all parts, in order; as many processes work as there are CPUs. See `Sharing`."""
+    return Sharing(work, parts).results()
+
+
+class Sharing(Generic[Part, Done]):
+    """Work that other processes do from now on, and this one too as soon as it asks for the results.
 
     `work` must be a function of a module. This process does what another process could not do, so that only this
-    process raises errors.
+    process raises errors. The other processes end when nothing is left to do, or together with this process.
     """
-    waiting, done = deque(range(len(parts))), dict[int, Done]()
-    others = list(_started(min(_cpus(), MOST_PROCESSES, len(parts)) - 1))
-    threads = [Thread(target=_done_by, args=(other, work, parts, waiting, done), daemon=True) for other in others]
-    try:
-        for thread in threads:
-            thread.start()
-        while (number := _next(waiting)) is not None:
-            done[number] = work(parts[number])
-        for thread in threads:
-            thread.join()
-    finally:
-        for other, thread in zip(others, threads, strict=True):
-            other.kill()
-            if thread.ident is not None:
+
+    def __init__(self, work: Callable[[Part], Done], parts: Sequence[Part], *, others: int | None = None) -> None:
+        """`others`: number of new processes; by default this process is one of as many as there are CPUs."""
+        self._work, self._parts, self._is_reused = work, parts, others is None
+        self._waiting, self._done = deque(range(len(parts))), dict[int, Done]()
+        self._busy, self._threads = list["subprocess.Popen[bytes]"](), list[Thread]()
+        for other in _others(min(_cpus(), MOST_PROCESSES, len(parts)) - 1) if others is None else _started(others):
+            thread = Thread(target=self._done_by, args=(other,), daemon=True)
+            try:
+                self._busy.append(other)
+                thread.start()
+                self._threads.append(thread)
+            except RuntimeError:  # the machine cannot have more threads
+                self._release(other, is_usable=False)
+
+    def results(self) -> list[Done]:
+        """Results of all parts, in order. To be called once."""
+        try:
+            while (number := self._next()) is not None:
+                self._done[number] = self._work(self._parts[number])
+        except BaseException:
+            self._waiting.clear()
+            for other in tuple(self._busy):
+                other.kill()
+            raise
+        finally:
+            for thread in self._threads:
                 thread.join()
-            with suppress(BrokenPipeError):
-                other.__exit__(None, None, None)
-    return [done[number] if number in done else work(part) for number, part in enumerate(parts)]
+        done = self._done
+        return [done[number] if number in done else self._work(part) for number, part in enumerate(self._parts)]
+
+    def _next(self) -> int | None:
+        with suppress(IndexError):
+            return self._waiting.popleft()
+        return None
+
+    def _done_by(self, other: "subprocess.Popen[bytes]") -> None:
+        """Let another process do parts, as long as it lives."""
+        is_usable = False
+        try:
+            with suppress(OSError, EOFError, pickle.UnpicklingError):
+                _answer(other, peaks.use, peaks.in_use())
+                while (number := self._next()) is not None:
+                    self._done[number] = _answer(other, self._work, self._parts[number])
+                is_usable = True
+        finally:
+            self._release(other, is_usable=is_usable)
+
+    def _release(self, other: "subprocess.Popen[bytes]", *, is_usable: bool) -> None:
+        self._busy.remove(other)
+        # Read once: `reused` may end meanwhile.
+        spare = _spare
+        if is_usable and self._is_reused and spare is not None:
+            spare.append(other)
+        else:
+            _end(other)
+
+
+@contextmanager
+def reused() -> Iterator[None]:
+    """Keep the other processes for further work until the block ends."""
+    global _spare  # noqa: PLW0603 - processes of this process
+    _spare = []
+    try:
+        yield
+    finally:
+        spare, _spare = _spare, None
+        for other in spare:
+            _end(other)
 
 
 def serve() -> None:
-    """Do the parts that `share` writes to stdin after the peaks in use, and write the results to stdout."""
+    """Do the work that `Sharing` writes to stdin, and write the results to stdout."""
     # Ctrl-C reaches all processes of a terminal. The one that shares its work ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     results, sys.stdout = sys.stdout.buffer, sys.stderr
     with suppress(EOFError, BrokenPipeError):
-        peaks.use(pickle.load(sys.stdin.buffer))  # noqa: S301 - from the process that started this one
         while True:
             work, part = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the process that started this one
             _write(results, work(part))
@@ -66,6 +124,19 @@ def serve() -> None:
 
 def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _others(number: int) -> "list[subprocess.Popen[bytes]]":
+    """Other processes: those that wait for work, and new ones."""
+    waiting = [_spare.pop() for _ in range(min(number, len(_spare)))] if _spare else []
+    return [*waiting, *_started(number - len(waiting))]
+
+
+def _end(other: "subprocess.Popen[bytes]") -> None:
+    """End a process and close its pipes."""
+    other.kill()
+    with suppress(BrokenPipeError):
+        other.__exit__(None, None, None)
 
 
 def _started(number: int) -> "Iterator[subprocess.Popen[bytes]]":
@@ -77,27 +148,12 @@ def _started(number: int) -> "Iterator[subprocess.Popen[bytes]]":
             yield subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
 
 
-def _next(waiting: deque[int]) -> int | None:
-    with suppress(IndexError):
-        return waiting.popleft()
-    return None
-
-
-def _done_by(
-    other: "subprocess.Popen[bytes]",
-    work: Callable[[Part], Done],
-    parts: Sequence[Part],
-    waiting: deque[int],
-    done: dict[int, Done],
-) -> None:
-    """Let another process do parts, as long as it lives."""
+def _answer(other: "subprocess.Popen[bytes]", work: Callable[[Any], Any], part: Any) -> Any:
+    """Result of `work` by another process. Raises `OSError`, `EOFError` or `UnpicklingError` if the process dies."""
     assert other.stdin
     assert other.stdout
-    with suppress(OSError, EOFError, pickle.UnpicklingError):
-        _write(other.stdin, peaks.in_use())
-        while (number := _next(waiting)) is not None:
-            _write(other.stdin, (work, parts[number]))
-            done[number] = pickle.load(other.stdout)  # noqa: S301 - from a process that this one started
+    _write(other.stdin, (work, part))
+    return pickle.load(other.stdout)  # noqa: S301 - from a process that this one started
 
 
 def _write(file: IO[bytes], value: Any) -> None:

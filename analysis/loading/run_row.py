@@ -6,13 +6,16 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from analysis.loading import model_work
 from workload.contract import record as contract
 from workload.contract import verdict
+from workload.contract.environment_record import CloudFacts
 from workload.contract.fields import RANGES, Kind, instant
 from workload.contract.forks import Start
+from workload.contract.ranks import LEAST_SLOWER, Ranks
 from workload.contract.record import MeasuredRate, Record, Status, Verdict
 from workload.contract.spent import RUN_PARTS, Spent
 
@@ -21,6 +24,14 @@ DERIVED: Mapping[str, Kind] = {
     "path": Kind.TEXT,
     "kernels_file": Kind.TEXT,
     "imported": Kind.FLAG,
+    # Devices that train together. Other figures of a run are those of its first device.
+    "devices": Kind.NUMBER,
+    "all_images_per_s": Kind.NUMBER,
+    # Shares of a step in which devices wait, and the largest of them, in words.
+    "collectives_share": Kind.NUMBER,
+    "slow_rank_share": Kind.NUMBER,
+    "rank_input_share": Kind.NUMBER,
+    "scaling_limit": Kind.TEXT,
     "images_per_step": Kind.NUMBER,
     "images_per_s": Kind.NUMBER,
     "ceiling_flop_per_s": Kind.NUMBER,
@@ -42,6 +53,9 @@ DERIVED: Mapping[str, Kind] = {
     # Cost of this time.
     "usd": Kind.NUMBER,
 }
+# Shares of a step in which the devices of a run wait, with their names as what limits scaling.
+WAITS = {"collectives_share": "collectives", "slow_rank_share": "uneven ranks", "rank_input_share": "input"}
+NO_WAIT = "no wait"
 # Column of `runs` -> its type.
 RUN_COLUMNS: Mapping[str, Kind] = {
     **{str(leaf.column): leaf.kind for leaf in contract.COLUMNS if leaf.kind is not Kind.TEXTS},
@@ -141,21 +155,28 @@ def _derived(run: Record) -> dict[str, Any]:
     """Columns that follow from several fields of run.json."""
     compute = run.ceilings.compute(run.spec.precision) if run.ceilings else None
     copy = run.ceilings.copy() if run.ceilings else None
-    zone, accumulation = run.environment.cloud and run.environment.cloud.zone, run.spec.grad_accumulation
+    cloud, accumulation = run.environment.cloud or CloudFacts(), run.spec.grad_accumulation
+    region, zone = cloud.region, cloud.zone
     images, wall_s = run.timing.images, run.timing.measured_s
+    images_per_s = images / wall_s if images and wall_s and wall_s > 0 else None
+    # Older versions had one device only.
+    devices = float(run.spec.devices or 1)
     spent, rates = Spent.of(run), run.profile.throughput
     return {
         "imported": run.imported is not None,
         # Versions that did not record it had no forks.
         "start": run.environment.start or Start.FRESH.value,
+        **_waits(run.ranks or Ranks()),
         "images_per_step": float(run.spec.batch_size * accumulation) if accumulation else None,
         # Images over wall time, never a mean of rates.
-        "images_per_s": images / wall_s if images and wall_s and wall_s > 0 else None,
+        "images_per_s": images_per_s,
+        "devices": devices,
+        "all_images_per_s": images_per_s if devices == 1 else run.ranks and _float(run.ranks.images_per_s),
         "ceiling_flop_per_s": _float(compute.roof_per_s) if compute else None,
         "ceiling_bytes_per_s": _float(copy.roof_per_s) if copy else None,
         "ceiling_conditions": _json(compute.conditions) if compute else None,
-        # In Compute Engine, a zone's name is its region and a letter.
-        "region": zone.rpartition("-")[0] or None if zone else None,
+        # In Compute Engine, a zone's name is its region and a letter. Other clouds record the region.
+        "region": region or (zone.rpartition("-")[0] or None if zone else None),
         "peak_memory_bytes": _float(_peak_memory_bytes(run)),
         "sm_percent": _float(rates.sm_percent_time_weighted) if rates else None,
         "dram_percent": _float(rates.dram_percent_time_weighted) if rates else None,
@@ -163,6 +184,26 @@ def _derived(run: Record) -> dict[str, Any]:
         **{f"{part}_s": spent.seconds.get(part) for part in RUN_PARTS},
         "usd": spent.usd,
     }
+
+
+def _waits(ranks: Ranks) -> dict[str, Any]:
+    """Shares of a step in which ranks wait for collectives, for slower ranks and for data; None if unknown.
+
+    The rank with the shortest wait after its last gradient waits for no other rank, so its wait is that of the
+    collectives. Longer waits of other ranks are for slower ranks. `scaling_limit`: the largest share, unless it
+    is small.
+    """
+    shares: dict[str, float] = {}
+    if ranks.own_s and ranks.exposed_s and ranks.data_s:
+        waits_s = min(ranks.exposed_s), fmean(ranks.exposed_s) - min(ranks.exposed_s), fmean(ranks.data_s)
+        step_s = fmean(ranks.own_s) + fmean(ranks.exposed_s)
+        if step_s > 0:
+            shares = dict(zip(WAITS, (wait_s / step_s for wait_s in waits_s), strict=True))
+    largest = max(shares, key=shares.__getitem__, default=None)
+    limit = None if largest is None else WAITS[largest] if shares[largest] >= LEAST_SLOWER else NO_WAIT
+    if largest == "slow_rank_share" and limit != NO_WAIT and ranks.slowest is not None:
+        limit = f"slow rank {ranks.slowest:g}"
+    return {**dict.fromkeys(WAITS), **shares, "scaling_limit": limit}
 
 
 def _peak_memory_bytes(run: Record) -> float | None:

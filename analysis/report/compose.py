@@ -5,21 +5,20 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from analysis.audit.rule import Severity, breaches
+from analysis.audit.rule import Severity
 from analysis.loading import units
 from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Picture, Report, Section, figures_of
 from analysis.report.evidence import ReportEvidence
-from analysis.report.reproduce import command_of
-from analysis.report.sections import answer, complexity, context, measurements, rooflines
-from analysis.variance.causes import causes_of
+from analysis.report.sections import answer, complexity, context, measurements, rooflines, scaling
 from workload.contract.text import counted
 
 # Sections to act on come first; the sections that support them are folded.
 SECTIONS: tuple[Callable[[ReportEvidence], Section], ...] = (
     answer.section,
     measurements.section,
+    scaling.section,
     rooflines.section,
     measurements.variability,
     context.audit,
@@ -33,8 +32,8 @@ SECTIONS: tuple[Callable[[ReportEvidence], Section], ...] = (
 
 def compose(evidence: ReportEvidence) -> Report:
     """The report with every section that has content, and facts about its runs below the title."""
-    # Together: runs that are not known yet are then handed to other processes once.
-    evidence.of_runs.prepare(breaches, causes_of, command_of)
+    # First the tables that need no results of the other processes, which are still judging the runs.
+    evidence.compare()
     runs = evidence.results.runs
     facts = [
         counted(len(runs), "run"),

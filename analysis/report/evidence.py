@@ -3,26 +3,27 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import pandas as pd
 
 from analysis import audit
-from analysis.audit.rule import Finding
-from analysis.compare import ratios
+from analysis.audit.rule import Finding, breaches
+from analysis.compare import ratios, scaling
 from analysis.compare.pairing import Pair, Side, pair_up
 from analysis.figures import Figure, material, registry
 from analysis.figures.material import Material
 from analysis.kernels import operators
 from analysis.kernels.breakdown import kernel_points
-from analysis.loading.cases import cases
+from analysis.loading.cases import Case, cases
 from analysis.loading.configurations import CONFIGURATION, measured
 from analysis.loading.index import Problem
 from analysis.loading.of_runs import OfRuns
 from analysis.loading.rows import rows as rows_of
 from analysis.loading.tables import Tables
-from analysis.roofline.points import points, shifts
+from analysis.report.reproduce import command_of
+from analysis.roofline.points import MakeRows, point_rows, points, shifts
 from analysis.roofline.roofs import roofs
 from analysis.statistics.comparison import ALPHA
 from analysis.summary import costs
@@ -32,8 +33,9 @@ from workload.contract.errors import RooflaunchError
 from workload.contract.record import Record
 
 # Facts that a contrast may be about. Settings and places are compared among all runs; another model or unit is another
-# task. Zone, hypervisor, backend and runtime are compared among the runs of one device.
-SETTINGS = tuple(fact for fact in CONFIGURATION if fact not in ("model", "unit"))
+# task, and numbers of devices have a section of their own. Zone, hypervisor, backend and runtime are compared among the
+# runs of one device.
+SETTINGS = tuple(fact for fact in CONFIGURATION if fact not in ("model", "unit", "devices"))
 PLACEMENT = ("zone", "hypervisor", "backend", "runtime")
 
 
@@ -72,16 +74,17 @@ class Contrast:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReportEvidence:
-    """Results, and the tables and figures made from them."""
+    """Results, and the tables and figures made from them.
+
+    `of_runs`: all runs, and results that depend on a single run. `make_rows`: function that returns the rows of
+    `analysis.roofline.points.point_rows`.
+    """
 
     results: Tables
+    of_runs: OfRuns
     material: Material
     drawn: Sequence[Figure]
-
-    @cached_property
-    def of_runs(self) -> OfRuns:
-        """All runs, and what depends on a single one of them."""
-        return OfRuns(cases=cases(self.results))
+    make_rows: MakeRows = point_rows
 
     @cached_property
     def between(self) -> pd.DataFrame:
@@ -100,12 +103,22 @@ class ReportEvidence:
         """Pairs for every fact in which otherwise equal runs differ."""
         runs = measured(self.results.runs)
         facts = [fact for fact in ("place", *SETTINGS) if len(runs[fact].dropna().unique()) > 1]
-        contrasts = [contrast for fact in facts for contrast in _contrasts(self.results, fact)]
+        every = self.of_runs.cases
+        contrasts = [contrast for fact in facts for contrast in _contrasts(self.results, every, fact)]
         for fact in PLACEMENT:
             for _, table in runs[runs[fact].notna()].groupby("device_name", sort=False):
                 if len(table[fact].dropna().unique()) > 1:
-                    contrasts += _contrasts(replace(self.results, runs=self.results.runs.loc[table.index]), fact)
+                    placed = replace(self.results, runs=self.results.runs.loc[table.index])
+                    contrasts += _contrasts(placed, every, fact)
         return contrasts
+
+    @cached_property
+    def scaling(self) -> list[dict[str, Any]]:
+        return scaling.scaling(self.results, self.of_runs.cases)
+
+    def compare(self) -> None:
+        """Make the tables that take longest and need nothing of `of_runs` but the cases."""
+        _ = self.contrasts, self.between, self.shifts
 
     @cached_property
     def imported(self) -> frozenset[str]:
@@ -129,7 +142,7 @@ class ReportEvidence:
 
     @cached_property
     def shifts(self) -> pd.DataFrame:
-        return shifts(self.results)
+        return shifts(self.results, self.make_rows)
 
     def figures(self, *names: str) -> list[Figure]:
         """Figures whose name is in `names`, or begins with a name that ends in `_` or `-`."""
@@ -143,10 +156,10 @@ class ReportEvidence:
         return None
 
 
-def _contrasts(results: Tables, fact: str) -> Iterator[Contrast]:
+def _contrasts(results: Tables, every: Sequence[Case], fact: str) -> Iterator[Contrast]:
     """Contrasts of pairs that differ in `fact` alone; none if no otherwise equal runs differ in this fact."""
     try:
-        pairing = pair_up(results, fact)
+        pairing = pair_up(results, fact, every=every)
     except RooflaunchError:
         return
     for pair, row in zip(pairing.pairs, rows_of(ratios.of_pairs(pairing)), strict=True):
@@ -158,15 +171,24 @@ def gather(
     *,
     on_stage: Callable[[str], None] = lambda _: None,
     bars: registry.Bars = registry.Bars.INTERVAL,
+    judges: bool = True,
 ) -> ReportEvidence:
-    """Make the tables that figures need, and the figures; other tables are made on first access."""
+    """Make the tables that figures need, and the figures; other tables are made on first access.
+
+    `judges`: also let other processes compute findings, causes and command lines of the runs, which only a page needs.
+    """
     on_stage("tables")
+    make_rows = cache(lambda tables: list(point_rows(tables)))
+    of_runs = OfRuns(cases=cases(results))
+    if judges:
+        of_runs.begin(breaches, causes.causes_of, command_of)
     tables = material.make(
         results,
-        points=points,
+        points=partial(points, make_rows=make_rows),
         roofs=roofs,
         kernel_points=kernel_points,
         costs=costs.costs,
     )
     on_stage("figures")
-    return ReportEvidence(results=results, material=tables, drawn=registry.figures(tables, bars))
+    drawn = registry.figures(tables, bars)
+    return ReportEvidence(results=results, of_runs=of_runs, material=tables, drawn=drawn, make_rows=make_rows)

@@ -32,7 +32,7 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    css, libraries, script = _file("page.css"), vega.libraries().result(), _file("page.js")
+    css, libraries, script = _file("page.css"), vega.libraries(), _file("page.js")
     return environment.get_template("page.html").render(
         report=report,
         policy=policy(styles=[css], scripts=[libraries, script]),

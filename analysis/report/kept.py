@@ -85,6 +85,13 @@ def store(root: Path, key: str, report: Report, problems: Sequence[Problem]) -> 
     return made
 
 
+def drawn(figures: Sequence[Figure]) -> list[Figure]:
+    """Figures whose charts are in the form of `Drawn`."""
+    from analysis.figures.export import specification  # noqa: PLC0415 - Altair
+
+    return [replace(figure, chart=Drawn(text=json.dumps(specification(figure)))) for figure in figures]
+
+
 def _states(folder: str) -> list[str]:
     """Path, size, modification time and inode of each file of a bundle, as text."""
     paths = [f"{parent}/{name}" for parent, _, names in os.walk(folder) for name in names]
@@ -93,10 +100,8 @@ def _states(folder: str) -> list[str]:
 
 def _plain(part: Any) -> Any:
     """A part of a report as JSON."""
-    if isinstance(part, Figure):
-        from analysis.figures.export import specification  # noqa: PLC0415 - Altair
-
-        part = replace(part, chart=Drawn(text=json.dumps(specification(part))))
+    if isinstance(part, Figure) and not isinstance(part.chart, Drawn):
+        part = drawn([part])[0]
     if is_dataclass(part):
         values = {field.name: _plain(getattr(part, field.name)) for field in fields(part)}
         return {"part": type(part).__name__, **values}

@@ -4,9 +4,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import pandas as pd
+
 from analysis.loading.cases import Case
-from analysis.loading.rows import rows as rows_of
-from analysis.report.evidence import ReportEvidence
+from analysis.loading.of_runs import OfRuns
 from workload.contract import peaks
 from workload.contract.environment_record import Environment, SlurmFacts
 from workload.contract.errors import UsageError
@@ -19,12 +20,14 @@ from workload.contract.text import printable
 SHOWN_RUNS = 3
 
 
-def commands(evidence: ReportEvidence) -> list[str]:
-    """Two lines per configuration and place: a comment with the runs, and the command."""
+def commands(every: pd.DataFrame, of_runs: OfRuns) -> list[str]:
+    """Two lines per configuration and place: a comment with the runs, and the command.
+
+    `every`: the runs of `of_runs`, with the columns `run_id` and `env`.
+    """
     by_command: dict[tuple[str, str], list[str]] = {}
-    every = rows_of(evidence.material.every[["run_id", "env"]])
-    for row, line in zip(every, evidence.of_runs.of(command_of), strict=True):
-        by_command.setdefault((row["env"], line), []).append(row["run_id"])
+    for run_id, env, line in zip(every["run_id"], every["env"], of_runs.of(command_of), strict=True):
+        by_command.setdefault((env, line), []).append(run_id)
     lines: list[str] = []
     for (env, line), run_ids in by_command.items():
         more = f" and {len(run_ids) - SHOWN_RUNS} more" if len(run_ids) > SHOWN_RUNS else ""

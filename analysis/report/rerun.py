@@ -52,7 +52,10 @@ def rerun(tables: Tables, *, name: str) -> Rerun:
 
 
 def planned(records: Sequence[Record], *, name: str) -> Rerun:
-    """Plan these runs again, in a matrix of this name. Raises `NothingToDoError` if none can be planned."""
+    """Write the matrix of a sweep that repeats these runs. `name`: name of the sweep in the matrix.
+
+    Raises `NothingToDoError` if no run can be repeated.
+    """
     left_out: Counter[str] = Counter()
     own = [record for record in records if _is_planned(record, left_out)]
     scripts = [record for record in own if record.spec.script]

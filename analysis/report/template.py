@@ -138,7 +138,7 @@ def _content(blocks: Blocks, evidence: ReportEvidence, figures: str) -> Mapping[
     """Content of every placeholder. The order matters where a section takes what another one leaves."""
 
     def shown(found: Iterable[Block], nothing: str = "") -> str:
-        """Blocks as Markdown; without blocks a sentence that begins with `No data`, or nothing."""
+        """Markdown of the blocks. If there are none: `No data` with the reason `nothing`, or "" without a reason."""
         lines = (line for block in found for line in (*block_lines(block, figures, attributes=PICTURE_ATTRIBUTES), ""))
         return "\n".join(lines).rstrip() or (f"_No data: {nothing}._" if nothing else "")
 
@@ -195,7 +195,7 @@ def _flat(sections: Iterable[Section]) -> Iterator[Section]:
 
 
 def _words(evidence: ReportEvidence) -> Mapping[str, str]:
-    """Texts for placeholders inside a line, not yet escaped."""
+    """Texts for the placeholders of template.md that stand inside a sentence, before Markdown's signs are escaped."""
     runs = evidence.material.every
     has_amp = runs["precision"].isin([Precision.AMP, Precision.BF16]).any()
     keywords = ["roofline", "throughput", "arithmetic intensity"]

@@ -1,19 +1,23 @@
 """The JavaScript libraries that draw the page's figures."""
 
 import functools
-from concurrent.futures import Future, ThreadPoolExecutor
+
+from analysis.loading.processes import Sharing
 
 
 @functools.cache
-def libraries() -> "Future[str]":
-    """Vega, Vega-Lite and Vega-Embed as one script, from vl-convert.
-
-    Another thread makes the script, because vl-convert takes a second for it. The first call starts the thread.
-    """
-    return ThreadPoolExecutor(max_workers=1).submit(_libraries)
+def begin() -> Sharing[None, str]:
+    """Begin to make the libraries in another process: vl-convert takes a second, and blocks all threads meanwhile."""
+    return Sharing(_libraries, [None], others=1)
 
 
-def _libraries() -> str:
+@functools.cache
+def libraries() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script, from vl-convert."""
+    return begin().results()[0]
+
+
+def _libraries(_: None) -> str:
     import vl_convert  # noqa: PLC0415 - 40 MB
 
     # Line ends and zero bytes that HTML's parser changes would change the hash.

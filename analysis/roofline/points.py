@@ -8,12 +8,12 @@ so.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 
@@ -91,12 +91,13 @@ class PointRow:
 
 
 POINT_COLUMNS = names_of(PointRow)
+MakeRows: TypeAlias = Callable[[Tables], Iterable[tuple[Group, PointRow]]]
 
 
 # --- steps
 
 
-def points(results: Tables) -> pd.DataFrame:
+def points(results: Tables, make_rows: MakeRows | None = None) -> pd.DataFrame:
     """Training steps in the roofline plane: a row per group of runs that may be pooled, and source of FLOP and bytes.
 
     `flop_per_s`: FLOP of a step divided by the step time (median over runs of each run's median step), with a 95 %
@@ -108,9 +109,10 @@ def points(results: Tables) -> pd.DataFrame:
     origin is `peak_source`. `place_fraction_of_peak`: mean of it over the place's rows of the same precision and
     source.
     `theoretical_flop_per_step`: by formula, beside counted FLOP. `dram_bytes_per_step`, `dram_bytes_per_s`: counted
-    bytes alone. `sm_percent`, `dram_percent`: of the best possible rate, weighted by the kernels' times.
+    bytes alone. `sm_percent`, `dram_percent`: of the best possible rate, weighted by the kernels' times. `make_rows`:
+    `point_rows`, or a function that returns its rows.
     """
-    rows = [{**pool.facts, **vars(row)} for pool, row in point_rows(results)]
+    rows = [{**pool.facts, **vars(row)} for pool, row in (make_rows or point_rows)(results)]
     fractions: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for row in rows:
         if row["fraction_of_peak"] is not None:
@@ -160,7 +162,7 @@ def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
     steps_s = _step_times(pool)
     is_traced = not steps_s and bool(traced := _traced_step_times(pool))
     steps_s = traced if is_traced else steps_s
-    profile = None if steps_s or pool.runs["kernels_file"].isna().all() else _profile(results, pool)
+    profile = None if steps_s or not pool.texts("kernels_file") else _profile(results, pool)
     if profile:
         yield profile
         return
@@ -195,7 +197,7 @@ def lower_bounds(pool: Group, has_backward: bool | None = None, counted: float |
 
     `has_backward` and `counted` (FLOP of a step): facts from the kernels themselves, if known.
     """
-    flagged, backward = (pool.runs[name].astype(object) for name in ("flop_is_lower_bound", "backward_kernels"))
+    flagged, backward = (pool.values(name) for name in ("flop_is_lower_bound", "backward_kernels"))
     return reasons(
         uncounted=next(iter(pool.texts("lower_bound_reason")), TENSOR)
         if any(value is True for value in flagged)
@@ -210,7 +212,7 @@ def lower_bounds(pool: Group, has_backward: bool | None = None, counted: float |
 def _profile(results: Tables, pool: Group) -> _Measurement | None:
     """The kernels of a profile as one measurement, timed by the profiler; None if no kernels can be read."""
     launches = results.kernels.groupby("run_id", sort=False).indices
-    profiled = [run_id for run_id in pool.runs["run_id"] if run_id in launches]
+    profiled = [run_id for run_id in pool.values("run_id") if run_id in launches]
     if not profiled:
         return None
     whole = kernel_rows(results, pool, launches, ()).astype(object).to_dict("records")[0]
@@ -359,9 +361,7 @@ def _counter_notes(pool: Group, measurement: _Measurement, row: PointRow) -> Ite
         yield f"no FLOP: {some} have no count, and the sum of the others would be too low"
     elif measurement.work.flop is None:
         yield "FLOP not counted"
-    elif not row.flop_is_lower_bound and any(
-        value is False for value in pool.runs["calibration_verified"].astype(object)
-    ):
+    elif not row.flop_is_lower_bound and any(value is False for value in pool.values("calibration_verified")):
         yield "FLOP unverified: the product of the calibration was counted wrongly"
     yield model_warning(row.counted_over_model)
 
@@ -404,7 +404,7 @@ def _traced_step_times(pool: Group) -> list[float]:
     """Seconds of a step by run, for imported traces: wall time, or if unknown the time of kernels or operators."""
     if not pool["imported"]:
         return []
-    columns = (pool.runs[name].astype(float) for name in ("traced_wall_s", "traced_busy_s"))
+    columns = (pool.numbers(name) for name in ("traced_wall_s", "traced_busy_s"))
     pairs = (tuple(value if value > 0 else None for value in pair) for pair in zip(*columns, strict=True))
     return [step_s for wall_s, busy_s in pairs if (step_s := traced_step_s(wall_s, busy_s))]
 
@@ -468,13 +468,14 @@ class ShiftRow:
     bound_right: str | None
 
 
-def shifts(results: Tables) -> pd.DataFrame:
+def shifts(results: Tables, make_rows: MakeRows | None = None) -> pd.DataFrame:
     """Effect of batch size and precision on a step: a row per pair of neighbouring values, all else being equal.
 
     `changed`: `batch_size` or `precision`, with its values `left` and `right`; `at`: the unchanged value of the other
     of these two columns. Ratios are right divided by left. Rows whose FLOP are a lower bound are left out.
+    `make_rows`: see `points`.
     """
-    rows = [{**pool.facts, **vars(row)} for pool, row in point_rows(results)]
+    rows = [{**pool.facts, **vars(row)} for pool, row in (make_rows or point_rows)(results)]
     pairs = [pair for changed in ("batch_size", "precision") for pair in _pairs(rows, changed)]
     return frame(list(map(vars, pairs)), names_of(ShiftRow))
 

@@ -139,13 +139,15 @@ def predict(results: Tables, gpus: Sequence[str]) -> pd.DataFrame:
 def find_gpus(labels: Sequence[str]) -> list[Gpu]:
     """GPUs with these names; a short name such as `v100` stands for every variant. Raises `UsageError` if unknown."""
     found: dict[str, Gpu] = {}
+    # The errors of predictions were measured on such GPUs alone.
+    gpus = [gpu for gpu in peaks.gpus() if gpu.device == Device.CUDA]
     for label in labels:
-        variants = [gpu for gpu in peaks.gpus() if folded(label) in map(folded, (gpu.gpu, *gpu.names))]
-        variants = variants or [gpu for gpu in peaks.gpus() if _names(label, gpu)]
+        variants = [gpu for gpu in gpus if folded(label) in map(folded, (gpu.gpu, *gpu.names))]
+        variants = variants or [gpu for gpu in gpus if _names(label, gpu)]
         if not variants:
-            short = sorted({name for gpu in peaks.gpus() for name in gpus_named(gpu.gpu)})
+            short = sorted({name for gpu in gpus for name in gpus_named(gpu.gpu)})
             nearest = did_you_mean(label.casefold(), short, after=" ")
-            known = ", ".join(gpu.gpu for gpu in peaks.gpus())
+            known = ", ".join(gpu.gpu for gpu in gpus)
             raise UsageError(
                 f"the peaks of GPU '{label}' are unknown", hint=f"{nearest}known: {known}; others: --peaks FILE"
             )
@@ -167,6 +169,11 @@ def _names(label: str, gpu: Gpu) -> bool:
 
 def _work(results: Tables, pool: Group, launches: Mapping[Any, Any]) -> tuple[Work, list[str]]:
     """Work of a step from the best evidence, and notes on it. Raises `Unpredictable` if there is none."""
+    if (pool["devices"] or 1) > 1:
+        raise Unpredictable(
+            "a run of several devices predicts nothing: its steps also wait for collectives",
+            hint="predict from a run of one device",
+        )
     if pool["precision"] is None:
         raise Unpredictable("the precision is unknown", hint="analyze import FILE --precision fp32")
     notes = list[str]()
@@ -193,7 +200,7 @@ def _work(results: Tables, pool: Group, launches: Mapping[Any, Any]) -> tuple[Wo
 
 def _kernels(results: Tables, pool: Group, launches: Mapping[Any, Any]) -> Work | None:
     """Counted work by launch; None without a profile. Raises `Unpredictable` if the counters are incomplete."""
-    if launches.keys().isdisjoint(pool.runs["run_id"]):
+    if launches.keys().isdisjoint(pool.values("run_id")):
         return None
     kernels, steps, _ = launched_in_steps(results, pool, launches)
     if not steps:
@@ -222,7 +229,7 @@ def _unused(why: str) -> Unpredictable:
 
 def _operators(results: Tables, pool: Group, _: Any) -> Work | None:
     """Modelled work of the operators in the group's first imported trace; None without a trace."""
-    for run_id, folder in zip(pool.runs["run_id"], pool.runs["path"], strict=True):
+    for run_id, folder in zip(pool.values("run_id"), pool.values("path"), strict=True):
         path = Path(str(folder)) / WORK_FILE
         if not path.is_file():
             continue
@@ -327,7 +334,7 @@ def _row(pool: Group, facts: Mapping[str, Any], gpu: Gpu, work: Work, notes: Seq
         raise Unpredictable(
             f"the step is too short for {gpu.gpu}: {seconds(roof_s[1], 2)} at the roofs, and the published ones have "
             f"{seconds(known.least_s, 2)} or more",
-            hint="runs with a larger batch size: launch local --batch-size 64",
+            hint="a larger batch size: --batch-size 64 for our trainer, for a script its own option",
         )
     low_s, high_s = known.interval(roof_s, work.tier)
     overhead_s = _overhead_s(pool)

@@ -7,7 +7,7 @@ no price.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -105,23 +105,23 @@ def list_price(
 
 def _rows(pool: Group) -> Iterator[dict[str, Any]]:
     """Rows of a group; on-demand and spot runs are separate, because they are equally fast and differ in cost."""
-    spots = [value if isinstance(value, bool) else None for value in pool.runs["spot"].astype(object)]
+    spots = [value if isinstance(value, bool) else None for value in pool.values("spot")]
     for spot in dict.fromkeys(spots):
-        runs = pool.runs[[value is spot for value in spots]]
-        yield _row(replace(pool, runs=runs), spot)
+        yield _row(pool.only([value is spot for value in spots]), spot)
 
 
 def _row(pool: Group, spot: bool | None) -> dict[str, Any]:
-    rate = pool.rate
+    rate, devices = pool.rate, pool["devices"] or 1
     price, remark = _price(pool, spot)
     usd = low = high = epoch = None
     if price and rate.value:
-        usd = usd_per_images(usd_per_h=price.usd_per_h, images_per_s=rate.value, images=MILLION)
+        # The price is that of all devices, and the rate that of one.
+        usd = usd_per_images(usd_per_h=price.usd_per_h, images_per_s=devices * rate.value, images=MILLION)
         epoch = usd * IMAGENET_IMAGES / MILLION
         if rate.interval and rate.interval.low > 0:
             # Ends are swapped: the highest rate gives the lowest cost.
             high, low = (
-                usd_per_images(usd_per_h=price.usd_per_h, images_per_s=end, images=MILLION)
+                usd_per_images(usd_per_h=price.usd_per_h, images_per_s=devices * end, images=MILLION)
                 for end in (rate.interval.low, rate.interval.high)
             )
     return {name: pool[name] for name in NAMED} | {

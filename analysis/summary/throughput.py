@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +14,6 @@ from analysis.loading.configurations import (
     PLACE,
     SOFTWARE,
     Group,
-    completed,
     group,
 )
 from analysis.loading.rows import cells
@@ -31,6 +29,7 @@ COLUMNS = (
     Column(name="images_per_s", heading="{unit}/s"),
     Column(name="images_per_s_low", heading="low"),
     Column(name="images_per_s_high", heading="high"),
+    Column(name="all_images_per_s", heading="{unit}/s of all devices", optional=True),
     Column(name="runs", heading="runs"),
     Column(name="step_s", heading="step", unit="s", prefixed=True),
     Column(name="bound", heading="limited by"),
@@ -68,12 +67,16 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
     `images_per_s`, `step_s`, `flop_per_s` and `data_wait_fraction` are medians over completed runs; `step_s` is the
     median of each run's median step. `runs` counts the completed runs; `note` counts the others by status. `wall_s` and
     `usd_per_run` are means over completed runs, and the shares of a run's parts are shares of the time of all.
-    `images_per_s_mean`, `images_per_s_sd`: mean and standard deviation over runs. `gain`: throughput over that of the
-    next smaller batch size of an otherwise equal configuration in the same place, minus 1; `analyze compare --by
-    batch_size` has its interval.
+    `images_per_s` and all other figures are those of one device, `all_images_per_s` is the sum of all devices; None if
+    no run has several. `images_per_s_mean`, `images_per_s_sd`: mean and standard deviation over runs. `gain`:
+    throughput over that of the next smaller batch size of an otherwise equal configuration in the same place, minus 1;
+    `analyze compare --by batch_size` has its interval.
     """
     lines = [_line(pool) for pool in group(runs)]
     _add_gains(lines)
+    if not any((line["devices"] or 1) > 1 for line in lines):
+        # It would repeat `images_per_s`.
+        lines = [line | {"all_images_per_s": None} for line in lines]
     best: dict[str, float] = defaultdict(float)
     for line in lines:
         best[line["model"]] = max(best[line["model"]], line["images_per_s"] or 0.0)
@@ -104,13 +107,14 @@ def spent(runs: pd.DataFrame) -> Spent:
 
 
 def _line(pool: Group) -> dict[str, Any]:
-    done = replace(pool, runs=completed(pool.runs))
+    done = pool.only([status == Status.COMPLETED for status in pool.values("status")])
     figures, flop = done.figures(), pool.median("train_flop_per_step")
     time = spent(done.runs)
     broken = Counter(status for status in pool.texts("status") if status != Status.COMPLETED)
     return {
         **pool.facts,
         **figures,
+        "all_images_per_s": done.median("all_images_per_s"),
         "interval": figures["interval"] if done.rate.n else None,
         "flop_per_s": flop / figures["step_s"] if flop and figures["step_s"] else None,
         "wall_s": time.wall_s / time.runs if time.runs else None,

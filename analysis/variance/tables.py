@@ -188,7 +188,7 @@ def between(results: Tables, runs: Sequence[Case] | None = None) -> pd.DataFrame
     """
     by_id = {case.run_id: case for case in runs or cases(results)}
     groups = group(measured(results.runs))
-    lines = [_between(pool, [by_id[run_id] for run_id in pool.runs["run_id"]]) for pool in groups]
+    lines = [_between(pool, [by_id[run_id] for run_id in pool.values("run_id")]) for pool in groups]
     return pd.DataFrame(lines, columns=[column.name for column in BETWEEN_COLUMNS])
 
 
@@ -209,7 +209,7 @@ def _between(pool: Group, runs: list[Case]) -> dict[str, Any]:
 
 def _notes(pool: Group, reason: str | None, estimate: Estimate) -> tuple[str | None, ...]:
     # For a single run, the column `interval` already says why there is no interval.
-    alone = len(pool.runs) == 1
+    alone = len(pool) == 1
     return (None if alone else reason, None if alone else estimate.reason, *pool.apart)
 
 

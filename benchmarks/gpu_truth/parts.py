@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import re
-import signal
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import psutil
 from benchmarks.gpu_truth.bench import Bench, PartFailedError, last_lines
 from workload.contract import ncu_csv
 from workload.contract.ncu_csv import PUSHED, NcuSource
+from workload.contract.operating_system import SIGKILL
 from workload.contract.spec import Precision
 from workload.environment.machine import run_tool
 from workload.profile import command, kernels, tool
@@ -209,7 +209,7 @@ def _interrupt(bench: Bench) -> dict[str, Any]:
         "interrupted_after_s": after_s,
         "ended_before_the_signal": not end.timed_out,
         "exit_code": end.returncode,
-        "killed": end.returncode == -signal.SIGKILL,
+        "killed": end.returncode == -SIGKILL,
         "status": record.get("status"),
         "profile": record.get("profile"),
         "left_over": _processes_of(str(folder)),

@@ -33,6 +33,7 @@ from launcher.protocol.records import LaunchPhase, Request, Result, epoch_s
 from launcher.protocol.task import Task
 from launcher.script import files as script_files
 from workload.contract import bundle
+from workload.contract.context import Context
 from workload.contract.errors import (
     BundleError,
     ExitCode,
@@ -42,7 +43,7 @@ from workload.contract.errors import (
     UsageError,
 )
 from workload.contract.record import Status
-from workload.contract.spec import Context, Resolved, RunSpec
+from workload.contract.spec import Resolved, RunSpec
 from workload.contract.text import counted
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
@@ -321,6 +322,7 @@ class Agent:
             driver_parameters=self.root / DRIVER_PARAMETERS.relative_to("/"),
             context=context,
             workplace=workplace,
+            gpu_index=self.request.options.get("gpu_index"),
         )
         print(plan.text(), flush=True)
         return plan

@@ -5,6 +5,7 @@ import threading
 from enum import StrEnum
 
 from launcher.machine.watcher import Trainer
+from workload.contract.operating_system import SIGKILL
 
 PRESS_EVERY_S = 2.0
 # Time for the trainer to finish its step and to seal its bundle. A spot VM ends 30 s after the notice of its end.
@@ -66,7 +67,7 @@ class Stop:
         presses = 0
         while True:
             if trainer := self._trainer:
-                trainer.send_signal(signal.SIGTERM if presses < self._presses else signal.SIGKILL)
+                trainer.send_signal(signal.SIGTERM if presses < self._presses else SIGKILL)
             presses += 1
             if self.is_over(self._press_every_s):
                 return

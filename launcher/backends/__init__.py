@@ -15,6 +15,8 @@ BACKENDS: Mapping[str, str] = {
     "ssh": "launcher.backends.ssh",
     "batch": "launcher.backends.batch",
     "slurm": "launcher.backends.slurm",
+    # Last, because `--region` and `--bucket` without a backend's name belong to the first backend that has the option.
+    "aws": "launcher.backends.aws",
 }
 # A backend's name -> the module whose `register` adds commands that only this backend has.
 OWN_COMMANDS: Mapping[str, str] = {"gcp": "launcher.backends.gcp.gpus_command"}

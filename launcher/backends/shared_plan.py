@@ -1,13 +1,22 @@
-"""Parts of a plan for backends without a price list: rows about the runs, and the user's own price per hour."""
+"""Parts of plans that several backends share: rows about the runs, the user's own price, the texts of programs."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from launcher.protocol.records import Price, Request
-from workload.contract.errors import UsageError
+from workload.contract.errors import ToolError, UsageError
 from workload.contract.spec import RunSpec
+
+# A cloud's boot.py imports the boot that all clouds share; on the machine there is no such module.
+BOOT, BOOT_IMPORT = (
+    Path(__file__).with_name("boot.py"),
+    re.compile(r"^from launcher\.backends\.boot import .*\n", re.MULTILINE),
+)
+FUTURE = "from __future__ import annotations\n"
 
 
 def run_rows(request: Request) -> Iterator[tuple[str, str]]:
@@ -37,3 +46,19 @@ def prices_of(usd_per_h: float | None, regions: Iterable[str], now: datetime) ->
         return {}
     price = asdict(Price(usd_per_h=usd_per_h, source="--usd-per-h", read=f"{now:%Y-%m-%d}"))
     return dict.fromkeys(regions, price)
+
+
+def program_text(path: Path) -> str:
+    """Text of a program that the launcher sends to a machine; if it imports launcher/backends/boot.py, with its text.
+
+    Raises `ToolError` for a broken installation.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        if not BOOT_IMPORT.search(text):
+            return text
+        path = BOOT
+        shared = path.read_text(encoding="utf-8").replace(FUTURE, "", 1)
+    except OSError as error:
+        raise ToolError(f"this installation lacks {path.name}", hint="install rooflaunch again") from error
+    return BOOT_IMPORT.sub(lambda _: shared, text, count=1)

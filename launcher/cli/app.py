@@ -22,10 +22,11 @@ from launcher.kinds import HERE, Runtime
 from launcher.machine.local_options import LocalOptions
 from launcher.script.command import HereOptions, ScriptCommand, Words, refuse_without_script
 from launcher.typer_options import Format, FormatOption, OutputOption, instance_of, parameters_of, run_options
+from workload.contract.context import Context
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.program import VersionOption, help_unless_called
-from workload.contract.spec import Context, RunSpec, resolve
+from workload.contract.spec import RunSpec, resolve
 from workload.contract.text import printable_lines, terminal_width
 
 if TYPE_CHECKING:
@@ -76,20 +77,25 @@ def run_local(
     """Measure your own unchanged training script or, without a script, our trainer with a vision model."""
     from launcher import models, run_table
     from launcher.machine import local, task
-    from launcher.machine.runtime import choose, gpu_capability
+    from launcher.machine.runtime import choose, real_ports
     from launcher.script import local_script
+    from workload.environment import gpu_index
     from workload.environment.outside import outside_facts
 
     options, of_script = instance_of(LocalOptions, own), instance_of(HereOptions, own)
     refuse_without_script(of_script, words)
     resolved = resolve(typed, os.environ, Path.cwd(), script=words or ())
+    ports = real_ports(options.gpu_index)
+    if options.gpu_index is not None:
+        resolved = replace(resolved, spec=gpu_index.required(resolved.spec, options.gpu_index))
+        gpu_index.require(options.gpu_index, gpu_index.listed(), os.environ)
     models.require(resolved.spec.model)
     models.require_data(resolved.spec, is_here=True)
-    models.require_profile(resolved.spec, gpu_capability)
+    models.require_profile(resolved.spec, ports.gpu_capability)
     workplace = local_script.workplace_of(words, of_script, Path.cwd(), os.environ) if words else None
     limits = options.limits()
     runtime = local_script.runtime_of(of_script, options.asked_runtime())
-    choice = choose(runtime, resolved.spec, image=options.image, flavour=options.flavour)
+    choice = choose(runtime, resolved.spec, image=options.image, flavour=options.flavour, ports=ports)
     if words and choice.runtime is Runtime.DOCKER:
         local_script.require_visible(words, Path.cwd())
     elif words:
@@ -103,7 +109,14 @@ def run_local(
     def plan_of(spec: RunSpec, context: Context | None = None) -> local.LocalPlan:
         own_run = replace(resolved, spec=spec)
         made = local.make_plan(
-            own_run, choice, output=output, limits=limits, outside=outside, context=context, workplace=workplace
+            own_run,
+            choice,
+            output=output,
+            limits=limits,
+            outside=outside,
+            context=context,
+            workplace=workplace,
+            gpu_index=options.gpu_index,
         )
         return replace(made, notes=notes)
 
@@ -135,7 +148,8 @@ jobs.register(app)
 def build_image(
     *,
     flavour: Annotated[
-        str, typer.Option(metavar="cpu|cuda|volta", help="cpu: for CPUs; cuda: for NVIDIA GPUs; volta: for the V100")
+        str,
+        typer.Option(metavar="cpu|cuda|volta", help="cpu: for CPUs; cuda: for NVIDIA GPUs; volta: for P100 and V100"),
     ] = "cpu",
     base: Annotated[
         str | None,

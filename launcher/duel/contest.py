@@ -40,6 +40,7 @@ from workload.contract.errors import (
 )
 from workload.contract.forks import Forks
 from workload.contract.interrupt import SIGNALS_UNTIL_KILLED, handled_by, interruption
+from workload.contract.operating_system import SIGKILL
 from workload.contract.record import JobPlace, Status
 from workload.contract.text import MINUTE_S, counted, duration, minutes, percent, si
 
@@ -384,7 +385,7 @@ class _Relay:
         """Handle a signal from the user: pass it on, or kill the trainer after repeated signals."""
         self.signals.append(number)
         impatient = len(self.signals) >= SIGNALS_UNTIL_KILLED
-        self._signal(signal.SIGKILL if impatient else number)
+        self._signal(SIGKILL if impatient else number)
 
     def end(self, number: int) -> None:
         """Send signal `number` to the trainer because the time is used up."""
@@ -408,7 +409,7 @@ def _relay(left_s: float) -> Iterator[_Relay]:
     relay, has_ended = _Relay(), threading.Event()
 
     def end_in_time() -> None:
-        for wait_s, number in ((max(0.0, left_s), signal.SIGTERM), (UNTIL_KILLED_S, signal.SIGKILL)):
+        for wait_s, number in ((max(0.0, left_s), signal.SIGTERM), (UNTIL_KILLED_S, SIGKILL)):
             if has_ended.wait(wait_s):
                 return
             relay.end(number)

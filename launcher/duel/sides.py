@@ -160,7 +160,17 @@ def _pair_of_words(request: Request, environment: Mapping[str, str]) -> Pair:
             labels.append(shlex.join(words) or "no options of its own")
             resolved = _resolved({**request.shared, **parse(words, variant)}, environment)
             plans.append(_plan(request, resolved, choice))
+    _require_same_devices([plan.spec.devices for plan in plans])
     return _pair(labels, plans, are_equal=plans[0].spec == plans[1].spec)
+
+
+def _require_same_devices(devices: Sequence[int]) -> None:
+    """Raise `UsageError` if the sides use different numbers of devices: a duel compares times of one device's step."""
+    if len(set(devices)) > 1:
+        raise UsageError(
+            f"a duel needs the same number of devices on both sides; got --devices {' and '.join(map(str, devices))}",
+            hint="launch sweep with devices = [1, 2] in [matrix]; analyze compare --by devices compares them",
+        )
 
 
 def _workplace(request: Request, words: Sequence[str], environment: Mapping[str, str]) -> Workplace:

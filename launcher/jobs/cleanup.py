@@ -27,6 +27,7 @@ from launcher.protocol.records import (
     variables_object,
 )
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError
+from workload.contract.operating_system import is_alive
 from workload.storage.store import Store
 
 AT_A_TIME = 8
@@ -139,12 +140,9 @@ def _has_lost_its_launcher(store: Store, name: str) -> bool:
         boot, _, pid = str(json.loads(store.read(variables_object(name)) or NO_VARIABLES)["launcher"]).rpartition(" ")
         if boot != _this_boot():
             return False
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except (ValueError, LookupError, TypeError, OSError):  # damaged record, or a process of another user
+        return not is_alive(int(pid))
+    except (ValueError, LookupError, TypeError, OSError):  # damaged record
         return False
-    return False
 
 
 def require_gone(removed: Sequence[Removed], unlisted: Sequence[str] = ()) -> None:

@@ -22,7 +22,17 @@ from launcher.jobs.launches import Launch
 from launcher.jobs.places import Place, other_places
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, prepared, run
 from launcher.jobs.session import LaunchProgress, Session
-from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
+from launcher.protocol.backend import (
+    Backend,
+    Condition,
+    Job,
+    Listing,
+    Machine,
+    Machines,
+    Plan,
+    Removed,
+    require_one_device,
+)
 from launcher.script import notes
 from launcher.script.command import ThereOptions, variables_of
 from launcher.script.files import ScriptFiles, pack, place_of_data, relative_words
@@ -180,6 +190,7 @@ def launch(
         raise UsageError("--request needs --dry-run", hint="--dry-run --request")
     words, script_files = script.packed(place.backend, Path.cwd(), os.environ) if script else ((), None)
     resolved = resolve(typed, os.environ, Path.cwd(), script=words)
+    require_one_device(resolved.spec, place.backend)
     models.require(resolved.spec.model)
     models.require_data(resolved.spec, is_here=False)
     models.require_profile(resolved.spec)

@@ -1,7 +1,6 @@
 """The trainer in a container: description of the container, how it is followed, and what its end means."""
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,16 +15,20 @@ from launcher.machine.watcher import Watcher
 from workload import __version__
 from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.interrupt import handled_by, interruption
+from workload.contract.operating_system import SIGKILL
 from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, RunSpec
+from workload.environment import gpu_index as gpu_indices
 
 RUN_LABEL = "rooflaunch.run"
 # Variables of the caller that change what is computed or where. The container gets no other variable of the caller.
-FORWARDED = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "NVIDIA_TF32_OVERRIDE")
+FORWARDED = (
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "NVIDIA_TF32_OVERRIDE"),
+)
 DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
-KILLED = 128 + signal.SIGKILL
+KILLED = 128 + SIGKILL
 # Signals that mean a crash. A container's exit code is 128 + signal; 130 is the trainer's own code for Ctrl-C.
-CRASHING = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
-CRASHES = {128 + number: number.name for number in CRASHING}
+CRASHES = {128 + 4: "SIGILL", 128 + 6: "SIGABRT", 128 + 7: "SIGBUS", 128 + 11: "SIGSEGV"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,21 +48,32 @@ def place_paths(spec: RunSpec) -> RunSpec:
 
 
 def describe(
-    choice: Choice, spec: RunSpec, *, output: Path, command: Sequence[str], limits: ContainerLimits
+    choice: Choice,
+    spec: RunSpec,
+    *,
+    output: Path,
+    command: Sequence[str],
+    limits: ContainerLimits,
+    gpu_index: int | None = None,
 ) -> Container:
-    """Container for our trainer. `command`: the trainer's arguments; `spec`: a spec with absolute paths."""
+    """Container for our trainer. `command`: the trainer's arguments; `spec`: a spec with absolute paths.
+
+    `gpu_index`: the only GPU for the container. CUDA counts it as 0 there, so no variable of the caller may choose one.
+    """
     assert choice.image is not None
     assert choice.engine is not None
     readable, writable = _folders(spec)
+    without = () if gpu_index is None else gpu_indices.VARIABLES
     return Container(
         image=choice.image.id,
         command=tuple(command),
         user=choice.engine.caller,
-        environment={name: os.environ[name] for name in FORWARDED if name in os.environ},
+        environment={name: os.environ[name] for name in FORWARDED if name in os.environ and name not in without},
         writable=(str(output.absolute()), *writable),
         readable=readable,
         network="bridge" if spec.download else "none",
         gpus=choice.gpus,
+        gpu_index=gpu_index,
         shm_bytes=limits.shm_bytes,
         memory_bytes=limits.memory_bytes,
         cpus=limits.cpus,
@@ -129,7 +143,7 @@ def follow(
     def stop(number: int, _: object) -> None:
         signals.append(number)
         if running:
-            running.send_signal(number if len(signals) == 1 else signal.SIGKILL)
+            running.send_signal(number if len(signals) == 1 else SIGKILL)
 
     with handled_by(stop), engine.started(container) as started:
         running = started

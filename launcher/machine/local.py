@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +17,15 @@ from launcher.machine.script import Workplace
 from launcher.machine.watcher import Watcher, repeated_every
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
+from workload.contract.context import Context
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.forks import Forks
 from workload.contract.interrupt import run_child
 from workload.contract.record import to_json
 from workload.contract.script import script_name, without_secrets
-from workload.contract.spec import Context, Profile, Resolved, RunSpec, arguments
+from workload.contract.spec import Profile, Resolved, RunSpec, arguments
 from workload.contract.text import counted, duration, printable
+from workload.environment import gpu_index as gpu_indices
 from workload.run import unfinished
 
 
@@ -110,15 +112,17 @@ def make_plan(
     driver_parameters: Path = DRIVER_PARAMETERS,
     context: Context | None = None,
     workplace: Workplace | None = None,
+    gpu_index: int | None = None,
 ) -> LocalPlan:
     """Plan of `launch local`; changes nothing. `outside`: facts on the host that a container cannot see.
 
     `backend` and `place`: names for the run's record. `driver_parameters`: file in which the host's NVIDIA driver lists
     its parameters. `context`: further facts for the trainer if the run belongs to a task. `workplace`: folder and data
-    of a user's own script; by default the current folder. Raises `UsageError` for limits of a container if the run is
-    a process.
+    of a user's own script; by default the current folder. `gpu_index`: the GPU to use, as nvidia-smi counts. Raises
+    `UsageError` for limits of a container if the run is a process, and for an index if the run uses no NVIDIA GPU.
     """
-    spec = resolved.spec
+    spec = resolved.spec if gpu_index is None else gpu_indices.required(resolved.spec, gpu_index)
+    gpu = () if gpu_index is None else (gpu_indices.FLAG, str(gpu_index))
     if spec.script:
         workplace = workplace or Workplace(folder=Path.cwd())
         workplace.require(spec.script)
@@ -134,9 +138,11 @@ def make_plan(
     profiles = spec.profile is not Profile.NONE and not context.profile_later
     container = None
     if choice.runtime is Runtime.DOCKER:
-        spec, context = containers.place_paths(spec), _container_context(choice, spec, context)
+        spec, context = containers.place_paths(spec), _container_context(choice, spec, context, gpu_index)
         command = _trainer_words(spec, workplace, output.absolute(), context)
-        container = containers.describe(choice, spec, output=output, command=command, limits=limits)
+        container = containers.describe(
+            choice, spec, output=output, command=command, limits=limits, gpu_index=gpu_index
+        )
         if workplace:
             container = containers.for_script(container, spec, workplace)
     elif limits != ContainerLimits():
@@ -147,7 +153,7 @@ def make_plan(
     else:
         # With -P, because the working folder may have a module `workload` of the user's own.
         trainer = script.TRAINER if workplace else ("-P", "-m", "workload")
-        command = (sys.executable, *trainer, *_trainer_words(spec, workplace, output, context))
+        command = (sys.executable, *trainer, *_trainer_words(spec, workplace, output, context, gpu))
     return LocalPlan(
         spec=spec,
         origin=resolved.origin,
@@ -163,15 +169,20 @@ def make_plan(
     )
 
 
-def _trainer_words(spec: RunSpec, workplace: Workplace | None, output: Path, context: Context) -> tuple[str, ...]:
-    """Arguments for our trainer, or for the program that measures a user's script."""
+def _trainer_words(
+    spec: RunSpec, workplace: Workplace | None, output: Path, context: Context, gpu: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Arguments for our trainer, or for the program that measures a user's script. `gpu`: words that choose a GPU."""
     if workplace:
-        return script.command(spec, workplace, output=output, context=context)
-    return ("train", *arguments(spec), "-o", str(output), "--context", context.to_argument())
+        return script.command(spec, workplace, output=output, context=context, gpu=gpu)
+    return ("train", *arguments(spec), *gpu, "-o", str(output), "--context", context.to_argument())
 
 
-def _container_context(choice: Choice, spec: RunSpec, context: Context) -> Context:
-    """Context with facts on the container of the trainer; any profile is left to another container."""
+def _container_context(choice: Choice, spec: RunSpec, context: Context, gpu_index: int | None) -> Context:
+    """Context with facts on the container of the trainer; any profile is left to another container.
+
+    A container with one GPU counts that GPU as 0, so the trainer gets its index on this machine as a fact.
+    """
     assert choice.image is not None
     assert choice.engine is not None
     facts = {
@@ -181,10 +192,11 @@ def _container_context(choice: Choice, spec: RunSpec, context: Context) -> Conte
         "registry_digest": choice.image.digest or None,
         "base": choice.image.labels.get("rooflaunch.base"),
     }
+    device = {"gpu_index": gpu_index}
     return replace(
         context,
         runtime=choice.runtime,
-        outside={**context.outside, "container": facts},
+        outside={**context.outside, "container": facts, **({} if gpu_index is None else {"device": device})},
         profile_later=spec.profile is not Profile.NONE,
     )
 
@@ -216,8 +228,9 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None, forks: Forks | None) 
             variables = {**plan.workplace.variables, **script.variables(plan.spec)}
         is_quiet = bool(plan.workplace) and watcher is None and not sys.stderr.isatty()
         with repeated_every(lambda passed_s: _print_steps(plan, folders, passed_s)) if is_quiet else nullcontext():
-            # A trainer that profiles starts further processes, and should hold neither torch nor a GPU meanwhile.
-            forking = None if forks is None or plan.profiles else forks.child
+            # A trainer that profiles starts further processes, and should hold neither torch nor a GPU meanwhile. So
+            # does one that starts ranks.
+            forking = None if forks is None or plan.profiles or plan.spec.devices > 1 else forks.child
             ended = run_child(
                 plan.command, on_line=keep, follower=watcher, folder=folder, variables=variables, forking=forking
             )

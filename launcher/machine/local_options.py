@@ -31,6 +31,7 @@ class LocalOptions:
     shm_size: str = choice("a container's /dev/shm", default=sizes.text(sizes.DEFAULT_SHM_BYTES), metavar="SIZE")
     memory: str | None = choice("a container's memory limit, for example 8g", default=None, metavar="SIZE")
     cpus: float | None = choice("a container's CPU limit, for example 1.5", default=None, metavar="N")
+    gpu_index: int | None = choice("the GPU with this index in nvidia-smi", default=None, metavar="N", min=0)
 
     def limits(self) -> "ContainerLimits":
         """Limits of the container. Raises `UsageError` for a text that is no limit."""

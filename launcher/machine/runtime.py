@@ -4,6 +4,7 @@ import platform
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from launcher import docker_engine
 from launcher.docker_engine import Engine, Image
@@ -17,6 +18,7 @@ CPU_FLAVOUR = "cpu"
 USUAL_FLAVOUR = "cuda"
 NO_MPS = "a container cannot reach Apple's GPU"
 OWN_PACKAGES = "a script's packages are in this Python"
+SEVERAL = "several devices need no container"
 NO_COMPILER = "--compile needs a C++ compiler, which the images do not contain"
 
 
@@ -44,13 +46,13 @@ class RuntimePorts:
     gpu_capability: Callable[[], tuple[int, int] | None]
 
 
-def real_ports() -> RuntimePorts:
-    """Functions and facts of this machine."""
+def real_ports(gpu_index: int | None = None) -> RuntimePorts:
+    """Functions and facts of this machine. `gpu_index`: the GPU to use; None for the first one."""
     return RuntimePorts(
         system=platform.system(),
         socket_exists=docker_engine.socket_exists,
         connect=docker_engine.connect,
-        gpu_capability=gpu_capability,
+        gpu_capability=gpu_capability if gpu_index is None else partial(gpu_capability, gpu_index),
     )
 
 
@@ -75,6 +77,11 @@ def choose(
             )
         return Choice(runtime=Runtime.PROCESS, why="asked for")
     if requested is Runtime.DOCKER or image or flavour:
+        if ports.system == "Windows":
+            raise UsageError(
+                "a container has no folder of Windows; got --runtime docker, --image or --flavour",
+                hint="--runtime process, or work inside WSL2",
+            )
         return _container(spec, image, flavour, ports)
     if obstacle := _obstacle(spec, ports):
         return Choice(runtime=Runtime.PROCESS, why=obstacle)
@@ -84,10 +91,11 @@ def choose(
         return Choice(runtime=Runtime.PROCESS, why=f"{error}; to use it: {error.hint}")
 
 
-def gpu_capability() -> tuple[int, int] | None:
-    """Compute capability (major, minor) of the first GPU that the host's driver shows; None without a driver."""
+def gpu_capability(index: int | None = None) -> tuple[int, int] | None:
+    """Compute capability (major, minor) of the GPU with this index, or of the first GPU; None without a driver."""
     try:
         command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+        command += [] if index is None else [f"--id={index}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
         major, _, minor = done.stdout.split()[0].partition(".")
         return int(major), int(minor)
@@ -103,8 +111,8 @@ def _obstacle(spec: RunSpec, ports: RuntimePorts) -> str | None:
         return NO_MPS
     if spec.compile:
         return NO_COMPILER
-    if spec.script:
-        return OWN_PACKAGES
+    if spec.script or spec.devices > 1:
+        return OWN_PACKAGES if spec.script else SEVERAL
     if not ports.socket_exists():
         return "no Docker engine here"
     return None
@@ -130,7 +138,16 @@ def _container(spec: RunSpec, image: str | None, flavour: str | None, ports: Run
     name = flavour or (_flavour_for(capability) if with_gpu else CPU_FLAVOUR)
     from launcher.images import contents  # noqa: PLC0415 - no part of an image, where the agent is told which one to take
 
-    recipe = contents.make_recipe(contents.require_flavour(name))
+    row = contents.require_flavour(name)
+    # A GPU runs no code for a later capability. For an earlier one the flavour may have more code than it lists.
+    oldest = min((tuple(map(int, code.split("."))) for code in row.capabilities), default=(0, 0))
+    if with_gpu and capability and capability < oldest:
+        found, least = (".".join(map(str, pair)) for pair in (capability, oldest))
+        raise UsageError(
+            f"flavour {name} has code for compute capability {least} and later; this machine's GPU has {found}",
+            hint=f"--flavour {_flavour_for(capability)}",
+        )
+    recipe = contents.make_recipe(row)
     labelled = engine.images({contents.FLAVOUR_LABEL: name, contents.INPUTS_LABEL: recipe.inputs_hash})
     # An image built for a VM would run here by emulation, and the emulation would be measured.
     matching = [image for image in labelled if image.architecture in ("", engine.architecture or image.architecture)]

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from workload.contract.context import Context
 from workload.contract.errors import UsageError
 from workload.contract.script import DATA, without_secrets
-from workload.contract.spec import Context, Device, RunSpec, arguments
+from workload.contract.spec import Device, RunSpec, arguments
 
 # No module of a user has this name. With -P, Python does not search the working folder for modules; neither does
 # `python train.py`.
@@ -36,10 +37,12 @@ class Workplace:
             )
 
 
-def command(spec: RunSpec, workplace: Workplace, *, output: Path, context: Context) -> tuple[str, ...]:
-    """Arguments for `python -m rooflaunch`, which then measures the user's script."""
+def command(
+    spec: RunSpec, workplace: Workplace, *, output: Path, context: Context, gpu: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Arguments for `python -m rooflaunch`, which then measures the user's script. `gpu`: words that choose a GPU."""
     data = ("--data", workplace.data) if workplace.data else ()
-    options = ("script", *arguments(spec), *data, "-o", str(output), "--context", context.to_argument())
+    options = ("script", *arguments(spec), *gpu, *data, "-o", str(output), "--context", context.to_argument())
     return (*options, "--", *spec.script)
 
 

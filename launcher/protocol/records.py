@@ -39,7 +39,8 @@ STAMP = re.compile(r"-(\d{8})-(\d{6})-[0-9a-f]{6}$")
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}")
 # Names of cloud resources and addresses of images must also be one word.
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,511}")
-# Address of a launch's bundles and records: gs://BUCKET/PREFIX, or an absolute path without control characters.
+# Address of a launch's bundles and records: gs:// or s3://BUCKET/PREFIX, or an absolute path without control
+# characters.
 STORE = re.compile(r"[a-z][a-z0-9]*://[A-Za-z0-9][A-Za-z0-9._/+-]{0,511}|/[^\x00-\x1f\x7f-\x9f]{0,1023}")
 # A VM lives for 120 days at most: https://cloud.google.com/compute/docs/instances/limit-vm-runtime
 MAX_LIMIT_S = 120 * 86400

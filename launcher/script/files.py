@@ -325,7 +325,7 @@ def fetch_data(address: str, folder: Path, *, is_over: Callable[[], bool]) -> No
                 f"{listed.name!r} of {address} cannot be written here: {reason}", hint="less data"
             ) from error
     if not number:
-        raise UsageError(f"no data at {address}", hint=f"--data {DATA_EXAMPLE}, with objects that exist")
+        raise UsageError(f"no data at {address}", hint="name a place with objects: --data ADDRESS")
 
 
 def _copy(store: Store, listed: StoredObject, path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from launcher.machine.watcher import Trainer
+from workload.contract.operating_system import SIGKILL
 
 
 class Wish(IntEnum):
@@ -68,7 +69,7 @@ class Control:
         with self._changed:
             trainers = list(self._trainers)
         for trainer in trainers:
-            trainer.send_signal(signal.SIGKILL)
+            trainer.send_signal(SIGKILL)
 
     def wait(self, seconds: float) -> None:
         """Wait for this many seconds, or until the wish changes."""

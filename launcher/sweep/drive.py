@@ -1,12 +1,11 @@
 """Carries out a sweep: its places run side by side, each with its missing runs.
 
 There is no state except the bundles: a process may end at any moment, and the next start does the remaining runs. A
-lock lets only one process at a time work on a sweep in a folder of results. The kernel (`flock`) releases the lock when
-its process ends for any reason. The lock also works between machines that share the folder. The content of the lock
+lock lets only one process at a time work on a sweep in a folder of results. The system releases the lock when its
+process ends for any reason. The lock also works between machines that share the folder. The content of the lock
 file names its process: for messages, and to tell the next process that an earlier process worked on the sweep.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -40,6 +39,7 @@ from launcher.sweep.work import Ended, PlaceWork
 from workload.contract import bundle
 from workload.contract.errors import BundleError, UsageError
 from workload.contract.interrupt import handled_by
+from workload.contract.operating_system import lock
 from workload.contract.record import Status
 from workload.contract.spent import Spent
 
@@ -307,14 +307,12 @@ def lock_held(output: Path, sweep: str) -> Iterator[Holder | None]:
     path = lock_path(output, sweep)
     with _open_lock(path) as file:
         earlier = _holder(path)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not lock(file):
             who = f"process {earlier.pid} on {earlier.host}, since {earlier.started_at}" if earlier else "a process"
             raise UsageError(
                 f"another process works on sweep '{sweep}' in '{output}': {who}",
                 hint="wait for it or end it, or -o ANOTHER_FOLDER",
-            ) from error
+            )
         now = datetime.now(UTC).isoformat(timespec="seconds")
         file.truncate(0)
         json.dump(asdict(Holder(pid=os.getpid(), host=socket.gethostname(), started_at=now)), file)
@@ -326,7 +324,7 @@ def _open_lock(path: Path) -> TextIO:
     """Open the lock file for reading and writing. Raises `UsageError` if this fails, or if it is no plain file."""
     try:
         # Not blocking: if the path is a pipe, opening it would wait for the other end.
-        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        number = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o666)
         is_file = stat.S_ISREG(os.fstat(number).st_mode)
         if not is_file:
             os.close(number)

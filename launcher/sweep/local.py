@@ -1,5 +1,6 @@
 """Places of a sweep that are on this machine. One run at a time: block 1 of each place, then block 2 of each place."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,7 +10,7 @@ from launcher.kinds import Runtime
 from launcher.machine import local, task
 from launcher.machine.local import LocalPlan
 from launcher.machine.local_options import LocalOptions
-from launcher.machine.runtime import Choice, choose
+from launcher.machine.runtime import Choice, choose, real_ports
 from launcher.machine.task import End, Outcome
 from launcher.machine.watcher import Watcher
 from launcher.protocol.task import Task, TaskRun
@@ -17,9 +18,11 @@ from launcher.script import local_script
 from launcher.sweep.control import Control
 from launcher.sweep.progress import Progress
 from launcher.sweep.work import LOG_HINT, PlaceWork, configuration_text, progress_text, rate_text, too_large_text
+from workload.contract.context import Context
 from workload.contract.errors import ExitCode
 from workload.contract.forks import Forks
-from workload.contract.spec import Context, Resolved, RunSpec
+from workload.contract.spec import Resolved, RunSpec
+from workload.environment import gpu_index
 from workload.environment.outside import outside_facts
 
 
@@ -57,8 +60,11 @@ class LocalPlaces:
     def _run_block(self, work: PlaceWork, block_task: Task, block: int) -> None:
         place = self._places[work.name]
         # One configuration alone is measured in fresh processes: blocks of one run would need a server each. The plan
-        # decides, not how many runs are left, because forked and fresh runs of one configuration are not pooled.
-        forks = self._forks if len(work.plan.configurations) > 1 else None
+        # decides, not how many runs are left, because forked and fresh runs of one configuration are not pooled. With
+        # runs of several devices, which are never forked, those of one device are fresh too: they are compared.
+        configurations = work.plan.configurations
+        has_forks = len(configurations) > 1 and all(each.spec.devices == 1 for each in configurations)
+        forks = self._forks if has_forks else None
         # Each block has a server of its own: forks of one server share its memory layout, and so a part of their speed.
         with forks or nullcontext():
             outcomes = task.work_through(
@@ -157,6 +163,7 @@ class _LocalPlace:
             outside=outside_facts() if self._choice(options, spec).engine else None,
             context=context,
             workplace=script.workplace if script else None,
+            gpu_index=options.gpu_index,
         )
 
     def _choice(self, options: LocalOptions, spec: RunSpec) -> Choice:
@@ -164,10 +171,13 @@ class _LocalPlace:
         alike = RunSpec(device=spec.device, compile=spec.compile)
         if alike not in self._choices:
             script = self._work.plan.place.script
+            if options.gpu_index is not None:
+                gpu_index.require(options.gpu_index, gpu_index.listed(), os.environ)
             runtime = options.asked_runtime()
             if script:
                 runtime = local_script.runtime_of(script.options, runtime)
-            choice = choose(runtime, spec, image=options.image, flavour=options.flavour)
+            ports = real_ports(options.gpu_index)
+            choice = choose(runtime, spec, image=options.image, flavour=options.flavour, ports=ports)
             if script and choice.runtime is Runtime.DOCKER:
                 local_script.require_visible(spec.script, script.workplace.folder)
             elif script:

@@ -18,14 +18,16 @@ import typer
 from launcher.backends import BACKENDS
 from launcher.choice import flag_of
 from launcher.machine.local_options import LocalOptions
+from launcher.protocol.backend import require_one_device
 from launcher.script.command import HereOptions, ThereOptions
-from launcher.sweep.places import ARGUMENT, LOCAL, Configuration, Place, as_text
+from launcher.sweep.places import ARGUMENT, LOCAL, Configuration, Exclude, Place, Unfilled, as_text, missing_keys
 from launcher.typer_options import instance_of, parameters_of, signed
 from workload.contract.errors import UsageError
 from workload.contract.program import plain_message
 from workload.contract.script import DATA
 from workload.contract.spec import SCRIPT_OPTIONS, Option, Origin, options, resolve, why_not_for_script
 from workload.contract.text import counted, did_you_mean
+from workload.environment import gpu_index
 
 # One run has no confidence interval. The interval of two runs is 4 times as wide as that of three runs (Student t).
 USUAL_REPEATS = 3
@@ -39,12 +41,12 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 TOP = ("name", "repeats", "seed", "script", "defaults", "matrix", "exclude", "on")
 OWN_OF_PLACE = ("backend", "name", "machines")
 # Options of a place that change no measurement: cost, time limits and the location of results. The image is among them,
-# because it enters a run's key as the run's code.
+# because it enters a run's key as the run's code, and the GPU's index: to compare alike GPUs, name their places.
 NOT_MEASURED = frozenset(
     {
         *("max_run_time_s", "rerun_preempted", "time_s", "queue_time_s", "at_a_time", "requeue"),
         *("max_cost_usd", "usd_per_h", "project", "service_account", "account", "qos"),
-        *("bucket", "repository", "folder", "image"),
+        *("bucket", "repository", "folder", "image", "gpu_index"),
     }
 )
 
@@ -60,13 +62,14 @@ class PlaceMatrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Content of a matrix file; `warnings`: entries without an effect."""
+    """Content of a matrix file. `warnings`: entries without an effect; `unfilled`: entries that are no places yet."""
 
     name: str
     repeats: int
     seed: int
     places: tuple[PlaceMatrix, ...]
     warnings: tuple[str, ...] = ()
+    unfilled: tuple[Unfilled, ...] = ()
 
     @property
     def runs(self) -> int:
@@ -104,9 +107,12 @@ def read(
 
 
 def require_places(matrix: Matrix, names: Sequence[str]) -> None:
-    """Raise `UsageError` for a name that no place has."""
+    """Raise `UsageError` for a name that no place has, or whose place is not filled in."""
     known = [place.place.name for place in matrix.places]
     for name in names:
+        for unfilled in matrix.unfilled:
+            if name == unfilled.name:
+                raise UsageError(str(unfilled), hint=unfilled.cure)
         if name not in known:
             raise UsageError(f"no place is named '{name}'", hint=_nearest(name, known, "--on is one of"))
 
@@ -159,18 +165,24 @@ class _Reader:
         defaults = self._run_options(self._section("defaults"), "[defaults]")
         axes = self._axes()
         self._require_axes_of_placeholders(axes)
-        places = [(entry, self._place(entry, number)) for number, entry in enumerate(self._tables("on"), start=1)]
+        entries = [(entry, self._place(entry, number)) for number, entry in enumerate(self._tables("on"), start=1)]
+        unfilled = tuple(place for _, place in entries if isinstance(place, Unfilled))
+        places = [(entry, place) for entry, place in entries if isinstance(place, Place)]
         if not places:
-            raise self._error("no place to run", hint='[[on]] with backend = "local", or "gcp" and gpu')
-        self._require_distinct([place for _, place in places])
-        excludes = self._excludes(axes, [place.name for _, place in places])
+            usual = 'with backend = "local", or "gcp" and gpu'
+            problem, cure = (str(unfilled[0]), unfilled[0].cure) if unfilled else ("no place to run", f"[[on]] {usual}")
+            raise self._error(problem, hint=cure)
+        self._require_distinct([place.name for _, place in entries])
+        excludes = self._excludes(axes, [place.name for _, place in entries])
         repeats = self._repeats()
         self._require_few(axes, repeats, len(places), allow_many_runs=allow_many_runs)
         used: set[int] = set()
         matrices = tuple(self._at(entry, place, defaults, axes, excludes, used) for entry, place in places)
-        unused = [rule.text for number, rule in enumerate(excludes) if number not in used]
+        later = {entry.name for entry in unfilled}
+        unused = [rule.text for number, rule in enumerate(excludes) if number not in used and not later & {*rule.on}]
         warnings = tuple(f"{self._file}: an [[exclude]] matches nothing: {text}" for text in unused)
-        return Matrix(name=name, repeats=repeats, seed=self._seed(), places=matrices, warnings=warnings)
+        seed = self._seed()
+        return Matrix(name=name, repeats=repeats, seed=seed, places=matrices, warnings=warnings, unfilled=unfilled)
 
     # Methods that read keys at the top level of the file.
 
@@ -269,7 +281,7 @@ class _Reader:
             )
         return value
 
-    def _excludes(self, axes: Mapping[str, tuple[Any, ...]], places: Sequence[str]) -> list["_Exclude"]:
+    def _excludes(self, axes: Mapping[str, tuple[Any, ...]], places: Sequence[str]) -> list[Exclude]:
         rules = []
         for number, table in enumerate(self._tables("exclude"), start=1):
             where = f"[[exclude]] {number}"
@@ -289,7 +301,7 @@ class _Reader:
                 for key, listed in values.items()
             }
             text = ", ".join(f"{key} = {_toml(value)}" for key, value in entry.items())
-            rules.append(_Exclude(values=parsed, on=tuple(names), text=text))
+            rules.append(Exclude(values=parsed, on=tuple(names), text=text))
         return rules
 
     def _require_few(
@@ -307,7 +319,7 @@ class _Reader:
 
     # Places.
 
-    def _place(self, entry: Mapping[str, Any], number: int) -> Place:
+    def _place(self, entry: Mapping[str, Any], number: int) -> Place | Unfilled:
         where = f"[[on]] {entry.get('name') or number}"
         backend = entry.get("backend")
         known = (LOCAL, *BACKENDS)
@@ -320,6 +332,9 @@ class _Reader:
         if self._command:
             entry = {**{key: value for key, value in self._command.options.items() if key in keys}, **entry}
         self._known(entry, [*OWN_OF_PLACE, *keys, *self._options], where=f"{where}: ", kind=f"an option of {backend}")
+        if missing := missing_keys(entry):
+            name = self._require_name(entry.get("name", backend), where=f"{where}: ", example="t4")
+            return Unfilled(name=name, backend=str(backend), keys=missing)
         words = [
             word for key, value in entry.items() if key in keys for word in self._words(keys[key], key, value, where)
         ]
@@ -392,8 +407,7 @@ class _Reader:
                 f"{where}: {key} must be one value; got '{_toml(value)}'", hint=f"an [[on]] for each {key}"
             )
 
-    def _require_distinct(self, places: Sequence[Place]) -> None:
-        names = [place.name for place in places]
+    def _require_distinct(self, names: Sequence[str]) -> None:
         for name in names:
             if names.count(name) > 1:
                 raise self._error(f"two places are named '{name}'", hint=f'name = "{name}-2" in one of the [[on]]')
@@ -404,7 +418,7 @@ class _Reader:
         place: Place,
         defaults: Mapping[str, object],
         axes: Mapping[str, tuple[Any, ...]],
-        excludes: Sequence["_Exclude"],
+        excludes: Sequence[Exclude],
         used: set[int],
     ) -> PlaceMatrix:
         """Configurations of one place; adds to `used` the numbers of the excludes that matched."""
@@ -430,12 +444,14 @@ class _Reader:
         combination, configurations = combinations[0], []
         try:
             chosen = {**defaults, **own, **_run_options_in(combination)}
-            script = self._script_with(combination)
-            base = resolve(chosen, self._environment, self._config_folder, script=script)
+            base = resolve(chosen, self._environment, self._config_folder, script=self._script_with(combination))
             once = replace(base.spec, repeats=1)
             for combination in combinations:
-                script = self._script_with(combination)
-                spec = replace(once, **_run_options_in(combination), script=script).checked()
+                spec = replace(once, **_run_options_in(combination), script=self._script_with(combination)).checked()
+                if (index := getattr(place.options, "gpu_index", None)) is not None:
+                    gpu_index.required(spec, index)
+                if place.backend != LOCAL:
+                    require_one_device(spec, place.backend)
                 configurations.append(Configuration(values=combination, spec=spec))
         except UsageError as error:
             raise impossible(self._file, place, combination, error) from error
@@ -497,18 +513,6 @@ class _Reader:
 
     def _error(self, text: str, *, hint: str) -> UsageError:
         return UsageError(f"{self._file}: {text}", hint=hint)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Exclude:
-    values: Mapping[str, tuple[Any, ...]]
-    on: tuple[str, ...]
-    text: str
-
-    def matches(self, combination: Mapping[str, Any], place: str) -> bool:
-        """Whether this rule leaves out a combination at a place."""
-        is_for_place = not self.on or place in self.on
-        return is_for_place and all(combination[name] in values for name, values in self.values.items())
 
 
 _FLAG = re.compile(r"--([a-z][a-z-]*)(?: ([A-Za-z0-9][\w./:@-]*))?")

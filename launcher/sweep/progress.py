@@ -4,6 +4,7 @@ On a terminal, messages appear above a table that is redrawn. Elsewhere, message
 without a message a line for each place.
 """
 
+import os
 import shutil
 import threading
 from collections import deque
@@ -83,7 +84,8 @@ class LiveTable:
     def __init__(self, progress: Progress, stream: TextIO, now: Callable[[], float]) -> None:
         self._progress, self._stream, self._now = progress, stream, now
         self._began_s = self._printed_s = now()
-        self._is_terminal = stream.isatty()
+        # Jupyter gives the commands of a notebook a terminal in which the cursor cannot move up.
+        self._is_terminal = stream.isatty() and "JPY_PARENT_PID" not in os.environ
         self._drawn = 0
         self._shown = ""
 

@@ -259,9 +259,11 @@ def configuration_text(run: TaskRun, plan: PlacePlan) -> str:
 
 
 def rate_text(record: Record) -> str:
-    """Throughput in words, in the unit that the run counts: `250 images/s`."""
+    """Throughput in words, in the unit that the run counts: `250 images/s`; with several devices that of each."""
     unit = (record.spec.script and record.spec.script.unit) or "images"
-    return f"{plain(record.timing.images_per_s or 0.0, 4)} {unit}/s"
+    devices = record.spec.devices or 1
+    each = f" on each of {devices:g} devices" if devices > 1 else ""
+    return f"{plain(record.timing.images_per_s or 0.0, 4)} {unit}/s{each}"
 
 
 def too_large_text(batch_size: int | str) -> str:

@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 from analysis.api import Results
 from analysis.figures import material
 from analysis.kernels.breakdown import kernel_points
+from analysis.loading.cases import cases
+from analysis.loading.of_runs import OfRuns
 from analysis.report.evidence import ReportEvidence
 from analysis.roofline.points import points
 from analysis.roofline.roofs import roofs
@@ -82,6 +84,26 @@ def two_environments() -> Runs:
     return [*own(), *own(SLOW, "b", **T4)]
 
 
+def two_clouds(blocks: int = 3, **facts: Any) -> Runs:
+    """A T4 of two clouds in as many blocks each, 2 x as fast on the second one."""
+    found = []
+    for number in range(blocks):
+        for cloud, rate, driver, usd_per_h in (("gcp", SLOW, "580.95.05", 0.54), ("aws", FAST, "595.71.05", 0.526)):
+            made = {
+                **T4,
+                "place": f"{cloud}-t4",
+                "backend": cloud,
+                "driver_version": driver,
+                "cpu_model": f"CPU of {cloud}",
+                "usd_per_h": usd_per_h,
+                "job_name": "sweep",
+                "block": float(number),
+                "hostname": f"{cloud}-{number}",
+            }
+            found += own((rate[number % len(rate)],), f"{cloud}{number}-", **made | facts)
+    return found
+
+
 def two_batches() -> Runs:
     return batches(100.0, 120.0)
 
@@ -102,7 +124,7 @@ def undrawn(loaded: Results) -> ReportEvidence:
         kernel_points=kernel_points,
         costs=costs.costs,
     )
-    return ReportEvidence(results=loaded, material=tables, drawn=())
+    return ReportEvidence(results=loaded, of_runs=OfRuns(cases=cases(loaded)), material=tables, drawn=())
 
 
 # Of a sentence between two values; shorter ones are words of a table.

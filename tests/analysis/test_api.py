@@ -13,6 +13,7 @@ import pytest
 
 import analysis
 from analysis.api import Results
+from analysis.loading.of_runs import OfRuns
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
 from tests.analysis.report.report_bundles import matrix
@@ -122,3 +123,13 @@ def test_loading_draws_nothing(folder: Path) -> None:
     code = f"import sys, analysis; repr(analysis.load({str(folder)!r})); print({names})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"
+
+
+def test_figures_judge_no_runs_and_can_be_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OfRuns, "begin", lambda *_: pytest.fail("runs are judged"))
+    chart = analysis.load(folder).figures["model_comparison"]
+    before, copied = chart.to_dict(), chart.copy()
+    for layer in copied.layer:
+        layer.encoding.y["scale"].domain = [1, 2]
+    assert copied.to_dict() != before
+    assert chart.to_dict() == before

@@ -16,6 +16,7 @@ import pytest
 
 from launcher.backends.gcp import plan
 from launcher.backends.gcp.plan import PROGRAM_FOLDER
+from launcher.backends.shared_plan import program_text
 from launcher.protocol import records
 from launcher.protocol.records import Result
 from tests.docker_engine.commands import docker
@@ -40,7 +41,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the start-up script of a VM runs as root"),
 ]
 
-PROGRAMS = {key: (PROGRAM_FOLDER / name).read_text() for key, name in plan.PROGRAMS.items()}
+PROGRAMS = {key: program_text(PROGRAM_FOLDER / name) for key, name in plan.PROGRAMS.items()}
 TINY = {"device": "cpu", "image_size": "32", "batch_size": "2", "warmup": "1", "iterations": "3", "ceilings": False}
 SMALL = {**TINY, "model": "squeezenet1_1"}
 ENDLESS = {**TINY, "iterations": "1000000"}

@@ -13,12 +13,23 @@ ROOT = Path(__file__).parents[2]
 TOOLS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("foreign_tools.toml").read_text(encoding="utf-8"))
 # Name of an image; OWNER/NAME may have no tag.
 IMAGE = re.compile(r"[a-z0-9./-]+:[a-z0-9.-]+|[a-z0-9.-]+(?:/[a-z0-9.-]+)+")
-TOML = """[gcp]
+# What `output -raw rooflaunch_toml` prints, by folder of infra/.
+TOML = {
+    "gcp": """[gcp]
 bucket = "my-project-rooflaunch"
 project = "my-project"
 repository = "us-central1-docker.pkg.dev/my-project/rooflaunch/trainer"
 service_account = "rooflaunch-vm@my-project.iam.gserviceaccount.com"
-"""
+""",
+    "aws": """[aws]
+bucket = "rooflaunch-123456789012-us-east-1"
+instance_profile = "rooflaunch-vm"
+region = "us-east-1"
+repository = "123456789012.dkr.ecr.us-east-1.amazonaws.com/rooflaunch/trainer"
+schedule_role = "rooflaunch-schedule"
+security_group = "rooflaunch"
+""",
+}
 
 
 class RefusedError(Exception):
@@ -80,7 +91,7 @@ def main(program: str, words: Sequence[str]) -> int:
         return 2
     print(f"stand-in for {shlex.join([program, *words])}", file=sys.stderr)
     if program == "terraform" and "-raw" in words:
-        print(TOML, end="")
+        print(TOML[Path(folder).name], end="")
     return 0
 
 

@@ -37,7 +37,8 @@ def names() -> list[str]:
     return [
         "README.md",
         *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")),
-        "infra/README.md",
+        "infra/aws/README.md",
+        "infra/gcp/README.md",
         "CONTRIBUTING.md",
     ]
 

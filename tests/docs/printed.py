@@ -11,7 +11,7 @@ from tests import sources
 from tests.sources import PACKAGES, ROOT
 
 # Replacements of expressions in an f-string, if X, the usual one, is no value that the command takes.
-PLACEHOLDERS = {"verb": "down", "_emulator_note()": ""}
+PLACEHOLDERS = {"verb": "down", "SERVICE.note()": ""}
 # `launch` and `docker` are also words of prose: "a launch", "the docker package". The words before and after them in
 # prose are listed here, so that a command that does not exist is not taken for prose.
 NOUN_BEFORE = re.compile(
@@ -26,6 +26,7 @@ PROSE_AFTER = {
 }
 PROGRAMS = (
     "launch|analyze|python3? -m|gcloud|terraform|docker|pip|dcgmi|ncu|nvidia-smi|systemctl|usermod|git lfs|apt install"
+    "|aws(?= (?:configure|ecr|s3|s3api|service-quotas|ssm|sso|sts)\\b)"
 )
 START = re.compile(rf"(?<![\w/.:'\"-])(?:\.venv/bin/)?(?P<program>{PROGRAMS})(?= [^ ])")
 # End of a command in a sentence, or of the sentence; a dot by itself is a folder.

@@ -27,7 +27,7 @@ from workload.contract.spec import resolve
 TOKEN = "3fa9c1"
 # Settings of runs that take hardly longer than importing torch.
 SMALL = {"IMAGE_SIZE": "32", "WARMUP": "1", "ITERATIONS": "2"}
-STANDINS = ("gcloud", "terraform")
+STANDINS = ("aws", "gcloud", "terraform")
 # Files and folders of a checkout that commands of pages read. `infra` is copied, because a page writes a file into it.
 LINKED = ("Makefile", "pyproject.toml", "constraints.txt", "benchmarks", "docker", "docs", "tests")
 LOG = "env,device,model,batch_size,iter_idx,iter_time_ms,imgs_per_sec,timestamp\n" + "".join(

@@ -35,6 +35,7 @@ FULL = Container(
     cpus=1.5,
     labels={"rooflaunch.run": "0.1"},
 )
+ONE_GPU = replace(FULL, gpu_index=1)
 MINIMAL = Container(image="rooflaunch:cpu", command=("models",), user="0:0")
 
 ROOT = Path(__file__).parents[2]
@@ -76,10 +77,11 @@ def words_of(creation: dict[str, Any]) -> dict[str, list[str]]:
     """The SDK's arguments as the options of `docker run`."""
     (tmpfs,) = creation["tmpfs"].items()
     volumes = [f"{m['Source']}:{m['Target']}" + (":ro" if m["ReadOnly"] else "") for m in creation["mounts"]]
-    requests_all = [
-        "all"
+    requested = {(-1, ()): "all", (0, ("1",)): "device=1"}
+    gpus = [
+        requested[request["Count"], tuple(request["DeviceIDs"] or ())]
         for request in creation["device_requests"] or ()
-        if (request["Count"], request["Capabilities"]) == (-1, [["gpu"]])
+        if request["Capabilities"] == [["gpu"]]
     ]
     found = {
         "--tmpfs": [":".join(tmpfs)],
@@ -88,7 +90,7 @@ def words_of(creation: dict[str, Any]) -> dict[str, list[str]]:
         "--security-opt": creation["security_opt"],
         "--network": [creation["network_mode"]],
         "--user": [creation["user"]],
-        "--gpus": requests_all,
+        "--gpus": gpus,
         "--shm-size": [creation["shm_size"]],
         "--memory": [creation["mem_limit"]],
         "--memory-swap": [creation["memswap_limit"]],
@@ -100,7 +102,7 @@ def words_of(creation: dict[str, Any]) -> dict[str, list[str]]:
     return {name: [str(value) for value in values if value is not None] for name, values in found.items()}
 
 
-@pytest.mark.parametrize("container", [FULL, MINIMAL], ids=["full", "minimal"])
+@pytest.mark.parametrize("container", [FULL, ONE_GPU, MINIMAL], ids=["full", "one GPU", "minimal"])
 def test_what_is_shown_is_what_is_started(container: Container) -> None:
     creation, words = docker_engine._creation(container), container.as_words()
     options = words_of(creation)

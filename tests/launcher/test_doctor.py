@@ -18,6 +18,7 @@ from launcher.kinds import HERE, DoctorPart
 from launcher.machine import containers
 from launcher.protocol.checks import Check
 from launcher.protocol.checks import Health as State
+from workload.contract import hosted
 from workload.contract.errors import ExitCode, ToolError
 
 QUERY = "nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.total --format=csv,noheader"
@@ -44,6 +45,7 @@ def lay_out(docker: FakeDocker) -> LayOut:
         dcgm: str | None = None,
         ncu: str | None = "/opt/ncu",
         restricted: bool = False,
+        service: hosted.Service | None = None,
         **how: Any,
     ) -> DoctorPorts:
         tools: Mapping[str, str | None] = {
@@ -59,6 +61,7 @@ def lay_out(docker: FakeDocker) -> LayOut:
             connect=lambda: docker.engine(**info | how),
             counters_restricted=lambda: restricted,
             find_ncu=lambda: ncu,
+            service=service,
         )
 
     return build
@@ -95,6 +98,25 @@ def test_sound_gpu_machine(lay_out: LayOut) -> None:
         ("counters", "ok", "open to every user", ""),
         ("DCGM", "ok", "is not running", ""),
         ("ncu", "ok", "2026.3.1.2 (/opt/ncu)", ""),
+    ]
+
+
+def test_a_notebook_on_a_hosted_machine(lay_out: LayOut) -> None:
+    """Its driver belongs to the service, and no image runs there: what these would need is not asked for."""
+    [colab] = [service for service in hosted.SERVICES if service.name == "Colab"]
+    t4 = "Tesla T4, 7.5, 550.54.15, 15360 MiB\n"
+    assert rows(doctor.examine([DoctorPart.GPU], lay_out(smi=t4, restricted=True, service=colab)))[:-2] == [
+        ("GPU 0", "ok", "Tesla T4, compute capability 7.5, 15360 MiB", ""),
+        ("driver", "ok", "550.54.15", ""),
+        ("clocks", "note", "cannot be fixed on Colab", "nothing: each run records its clocks"),
+        ("counters", "note", "for administrators only (RmProfilingAdminOnly: 1)", hosted.WITHOUT_COUNTERS),
+    ]
+
+
+@pytest.mark.parametrize("service", hosted.SERVICES, ids=lambda service: service.name)
+def test_a_notebook_without_a_gpu(lay_out: LayOut, service: hosted.Service) -> None:
+    assert rows(doctor.examine([DoctorPart.GPU], lay_out(smi=None, service=service))) == [
+        ("driver", "problem", "nvidia-smi shows no GPU", f"{service.gpu}; --cpu needs none")
     ]
 
 
@@ -186,13 +208,14 @@ def test_gpu_machine_with_something_amiss(machine: dict[str, Any], row: Row, lay
             "470.1; flavour volta needs 525.60.13",
             "install driver 525.60.13 or newer",
         ),
-        # Code for 8.0 runs on 8.7, code for 7.0 does not run on 6.1.
+        # Code for 8.0 runs on 8.7 and code for 6.0 on 6.1, but code for 6.0 does not run on 5.2.
         ("8.7", "580.65.06", "ok", "580.65.06; flavour cuda needs 580.65.06", ""),
+        ("6.1", "580.65.06", "ok", "580.65.06; flavour volta needs 525.60.13", ""),
         (
-            "6.1",
+            "5.2",
             "580.65.06",
             "problem",
-            "A GPU has compute capability 6.1: no image flavour has code for it",
+            "A GPU has compute capability 5.2: no image flavour has code for it",
             "--runtime process with a torch build that supports the GPU",
         ),
     ],
@@ -222,6 +245,15 @@ def test_gpus_that_nvidia_smi_shows(printed: str | None, names: list[str], lay_o
     found = [check.found.partition(",")[0] for check in checks if check.name.startswith("GPU")]
     assert found == names
     assert any(check.found == "nvidia-smi shows no GPU" for check in checks) is (names == [])
+
+
+def test_several_gpus_are_listed_by_the_index_that_chooses_one(lay_out: LayOut) -> None:
+    # The GPU with index 1 does not tell its compute capability.
+    broken = "NVIDIA L4, [N/A], 580.95.05, 23034 MiB\n"
+    checks = doctor.examine([DoctorPart.GPU], lay_out(smi=f"{L4}{broken}{L4}"))
+    assert [check.name for check in checks][:3] == ["GPU 0", "GPU 2", "choice"]
+    found = "2 GPUs: a run uses one of them, the fastest if none is chosen"
+    assert row_of(checks, "choice") == ("choice", "note", found, "launch local --gpu-index 1")
 
 
 def test_each_kind_of_gpu_asks_for_its_driver(lay_out: LayOut) -> None:

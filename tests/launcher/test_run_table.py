@@ -215,6 +215,12 @@ def test_long_values_wrap_below_their_column(width: int) -> None:
     assert shown.split() == render(runs).split()
 
 
+def test_throughput_of_several_devices() -> None:
+    ranks = {"number": 2, "images_per_s": 39.0, "slowest": 1, "slower_by": 0.31}
+    (row,) = [line for line in render([bundle(ranks=ranks)]).splitlines() if "images/s" in line]
+    assert row.split("images/s")[1].strip().startswith("20 on each of 2 devices, 39 on all, rank 1 is slower by 31 %")
+
+
 def test_no_ceilings_is_said_not_guessed() -> None:
     unknown = RECORD["complexity"] | {"theoretical_step_s": None}
     text = render([bundle(ceilings=None, bound=None, complexity=unknown)])
@@ -226,7 +232,7 @@ def test_no_ceilings_is_said_not_guessed() -> None:
 def test_run_that_broke_off_is_named() -> None:
     text = render([bundle(), bundle(run_id="b", status="out_of_memory", error="too big")])
     assert "(one run: no interval)" in text
-    assert "out of memory too big" in text
+    assert "out of memory  too big" in text
     assert render([bundle(status="interrupted", error="by SIGINT")]).splitlines()[2] == "  interrupted   by SIGINT"
 
 

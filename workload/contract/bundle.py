@@ -25,11 +25,12 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from workload.contract import record
+from workload.contract import ranks, record
 from workload.contract.checksum import crc32c, crc32c_text
 from workload.contract.errors import BundleError, RunFailedError, UsageError
 from workload.contract.fields import encode
 from workload.contract.files import replace_text
+from workload.contract.operating_system import require_possible
 from workload.contract.record import SCHEMA_VERSION, JobPlace, Record, Status
 
 MANIFEST = "MANIFEST.json"
@@ -124,6 +125,7 @@ def create(output: Path, run_id: str) -> Path:
 
 def make_output(folder: Path, *, shown: Path | None = None, exist_ok: bool = True) -> None:
     """Create a folder for bundles. Raises `UsageError` on failure. `shown`: folder to name in the message."""
+    require_possible(folder)
     try:
         folder.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
@@ -204,7 +206,8 @@ def seal_unfinished(folder: Path, status: Status, error: str) -> None:
     for unfinished in folder.glob("*.tmp"):
         if unfinished.is_file():
             unfinished.unlink()
-    write_record(folder, replace(run, status=status, error=error))
+    known = run.ranks or ranks.summary(folder, device=run.spec.device, measured_s=run.timing.measured_s)
+    write_record(folder, replace(run, status=status, error=error, ranks=known))
     seal(folder)
 
 

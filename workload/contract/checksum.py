@@ -1,4 +1,4 @@
-"""CRC-32C, the checksum of a bundle's manifest and of Cloud Storage.
+"""CRC-32C, the checksum of a bundle's manifest, of Cloud Storage and of S3.
 
 `google-crc32c` computes it if installed; the pure Python fallback gives the same values at 11 MB/s.
 """

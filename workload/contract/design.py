@@ -349,10 +349,10 @@ class _Fit:
 
 
 def _position_term(cell: _Cell, number: int, starts: float) -> float:
-    """Regressor `number` of the model in which a run's position in its block changes the logarithm of its figure.
+    """Value of one regressor for a run. The regressors explain how the position in a block changes a run's figure.
 
-    `starts`: number of the first position. Regressor 0 is 1 for every run but the first; 1 counts positions after the
-    second; n > 1 is 1 for the run that is n - 1 positions after the first.
+    `starts`: number of the first position. Regressor 0 is 1 for every run but the first of its block. Regressor 1
+    counts the positions after the second. Regressor n > 1 is 1 for the run that is n - 1 positions after the first.
     """
     after = (cell.position or 0.0) - starts
     if number == 0:

@@ -7,6 +7,7 @@ work exits with 4. Messages on stderr that cannot be written are dropped.
 
 import atexit
 import errno
+import io
 import os
 import sys
 import threading
@@ -21,6 +22,8 @@ from workload.contract.interrupt import ignore_signals, never_dropped
 # Variables by which profilers and other tools load their own code into a process. They may write their data when the
 # process exits normally.
 TOOLS = ("CUDA_INJECTION64_PATH", "LD_PRELOAD")
+# Errors of a pipe whose reader has ended. Windows reports EINVAL: https://github.com/python/cpython/issues/79935.
+NO_READER = (errno.EPIPE, errno.EINVAL) if sys.platform == "win32" else (errno.EPIPE,)
 
 
 class TolerantStream:
@@ -59,6 +62,8 @@ def enter(run: Callable[[], int]) -> int:
     """Run a command and return its exit code, or the exit code for lost output or for Ctrl-C."""
     code: int
     open_standard_streams()
+    if sys.platform == "win32":
+        _write_utf8()
     out, err = TolerantStream(sys.stdout), TolerantStream(sys.stderr)
     with redirect_stdout(cast("TextIO", out)), redirect_stderr(cast("TextIO", err)):
         try:
@@ -79,7 +84,7 @@ def enter(run: Callable[[], int]) -> int:
         # interrupted.
         ignore_signals()
         out.flush()
-        if out.error is not None and out.error.errno != errno.EPIPE:
+        if out.error is not None and out.error.errno not in NO_READER:
             lost = ToolError(
                 f"standard output cannot be written: {out.error.strerror}",
                 hint="the work itself is done; print its result again, to another file",
@@ -104,6 +109,13 @@ def end_quickly(code: int) -> NoReturn:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def _write_utf8() -> None:
+    """Write UTF-8 to files and pipes: the encoding of Windows lacks characters of paths and of our tables."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
+            stream.reconfigure(encoding="utf-8")
 
 
 def _explained(error: OSError) -> RooflaunchError | None:

@@ -70,14 +70,21 @@ class HostFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
-    """Computing device: a CPU has `threads`, a GPU the facts from NVML and torch."""
+    """Computing device: a CPU has `threads`, a GPU the facts from NVML and torch.
+
+    `index`: torch's number of the device, among the devices that the process sees. `gpu_index`: nvidia-smi's number,
+    among all GPUs of the machine. `sm_count`: for Apple's GPUs the number of their cores.
+    """
 
     SPARSE: ClassVar[bool] = True
     type: Text = column("device_type")
     name: Text = column("device_name")
     threads: Number = column()
     index: Number = None
+    gpu_index: Number = None
     uuid: Text = None
+    bus_id: Text = None
+    serial: Text = None
     driver_version: Text = column()
     vbios_version: Text = None
     compute_capability: Text = column()
@@ -142,10 +149,15 @@ class SoftwareFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class CloudFacts:
-    """Rented machine. `spot`: the provider may reclaim it; `phases`: times of the steps of its boot and its runs."""
+    """Rented machine. `spot`: the provider may reclaim it; `phases`: times of the steps of its boot and its runs.
+
+    On EC2, `zone` is the zone's id, `life_cycle` says how the instance was bought (`spot`, `on-demand`), and
+    `physical_host` is the serial number or the UUID of the GPU: EC2 does not tell the host of a GPU instance.
+    """
 
     SPARSE: ClassVar[bool] = True
     provider: Text = None
+    region: Text = None
     zone: Text = column()
     instance_id: Text = None
     instance_name: Text = None
@@ -159,6 +171,7 @@ class CloudFacts:
     physical_host_topology: Mapping[str, Text] | None = None
     preempted: Flag = None
     automatic_restart: Flag = None
+    life_cycle: Text = None
     spot: Flag = column()
     phases: Mapping[str, Time] | None = None
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from workload.contract.operating_system import replace_file, require_possible
+
 
 @contextmanager
 def replacing(path: Path, *, shared: bool = False, durable: bool = True) -> Iterator[BinaryIO]:
@@ -16,6 +18,7 @@ def replacing(path: Path, *, shared: bool = False, durable: bool = True) -> Iter
     same file at the same time. `durable`: sync to disk before replacing, so that a power failure leaves the old file or
     the new one.
     """
+    require_possible(path)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}.tmp" if shared else f"{path.name}.tmp")
     try:
         with temporary.open("xb" if shared else "wb") as file:
@@ -23,7 +26,7 @@ def replacing(path: Path, *, shared: bool = False, durable: bool = True) -> Iter
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        temporary.replace(path)
+        replace_file(temporary, path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

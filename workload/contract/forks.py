@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from workload.contract.entry import TOOLS
+from workload.contract.operating_system import SIGKILL
 
 # Command of the trainer for which the server forks runs. With -P Python does not import from its working folder.
 TRAINER = (sys.executable, "-P", "-m", "workload")
@@ -117,7 +118,7 @@ class _Server:
     def __init__(self) -> None:
         self.environment = dict(os.environ)
         self.limit_s = START_LIMIT_S
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # type: ignore[attr-defined,unused-ignore]
         try:
             self._process = subprocess.Popen(
                 [*TRAINER, SERVER],
@@ -138,12 +139,12 @@ class _Server:
         """Next answer and its file descriptors. Raises `ServerError` if none comes in time."""
         if not _is_readable(self.socket.fileno(), self.limit_s):
             # Somebody may have stopped it.
-            self._process.send_signal(signal.SIGCONT)
+            self._process.send_signal(signal.SIGCONT)  # type: ignore[attr-defined,unused-ignore]
             if not _is_readable(self.socket.fileno(), ANSWER_LIMIT_S):
                 raise ServerError(f"it did not answer for {self.limit_s + ANSWER_LIMIT_S:g} s")
         self.limit_s = ANSWER_LIMIT_S
         with suppress(OSError):
-            content, descriptors, _, _ = socket.recv_fds(self.socket, ANSWER_BYTES, 1)
+            content, descriptors, _, _ = socket.recv_fds(self.socket, ANSWER_BYTES, 1)  # type: ignore[attr-defined,unused-ignore]
             if content:
                 return json.loads(content), descriptors
         raise ServerError("it has ended")
@@ -193,7 +194,7 @@ class ForkedChild:
             for descriptor in (stdin, stdout, *(pair[1] for pair in error)):
                 theirs.callback(os.close, descriptor)
             descriptors = [stdin, stdout, error[0][1] if error else STDERR]
-            socket.send_fds(server.socket, [request.encode()], descriptors)
+            socket.send_fds(server.socket, [request.encode()], descriptors)  # type: ignore[attr-defined,unused-ignore]
         self.stdout = self._lines()
 
     def __enter__(self) -> Self:
@@ -207,7 +208,7 @@ class ForkedChild:
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the run, at its beginning if it has not begun."""
-        if self._pidfd is None and number == signal.SIGKILL:
+        if self._pidfd is None and number == SIGKILL:
             self._server.kill()
         self._waiting.append(number)
         self._pass_on()
@@ -222,7 +223,7 @@ class ForkedChild:
             self._code = int(answer["code"])
         except ServerError as error:
             # The kernel kills the run of a server that was killed.
-            self._code = -signal.SIGKILL
+            self._code = -SIGKILL
             self._fail(str(error))
         return self._code
 
@@ -243,11 +244,11 @@ class ForkedChild:
     def _pass_on(self) -> None:
         while self._pidfd is not None and self._waiting:
             with suppress(ProcessLookupError, IndexError):
-                signal.pidfd_send_signal(self._pidfd, self._waiting.popleft())
+                signal.pidfd_send_signal(self._pidfd, self._waiting.popleft())  # type: ignore[attr-defined,unused-ignore]
 
 
 def _is_readable(descriptor: int, limit_s: float | None = None) -> bool:
     """Wait until `descriptor` is readable; False if `limit_s` seconds pass before."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
+    poll = select.poll()  # type: ignore[attr-defined,unused-ignore]
+    poll.register(descriptor, select.POLLIN)  # type: ignore[attr-defined,unused-ignore]
     return bool(poll.poll(None if limit_s is None else limit_s * 1000))

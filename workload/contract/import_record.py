@@ -9,7 +9,7 @@ from workload.contract.fields import Flag, Number, Text, Texts, Time, column
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedColumn:
-    """Column of an imported log; `field`: quantity read from the column; `factor`: converts the unit of the column."""
+    """How a column of a log was read: its values times `factor` are the quantity `field`, in the unit of our files."""
 
     name: Text = None
     field: Text = None

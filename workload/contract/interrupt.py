@@ -26,13 +26,19 @@ from workload.contract.errors import (
     RooflaunchError,
     RunFailedError,
 )
+from workload.contract.operating_system import (
+    CAUSES,
+    LEAST_CRASH,
+    PIPE_ENCODING,
+    SIGKILL,
+    SIGNALS,
+    signal_main_thread,
+    signals_blocked,
+    start_child,
+    unblock_signals,
+    wait_until_stdin_closes,
+)
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-CAUSES: Mapping[int, str] = {
-    signal.SIGINT: "interrupted by Ctrl-C",
-    signal.SIGTERM: "interrupted by SIGTERM",
-    signal.SIGHUP: "interrupted: the terminal was closed",
-}
 RUN_HINT = "run again; the unfinished bundle keeps its steps"
 # Environment variable of a child whose stdin is a pipe from its parent. The child ends when the pipe is closed.
 LIFELINE = "ROOFLAUNCH_LIFELINE"
@@ -88,7 +94,7 @@ def stoppable(hint: str = RUN_HINT) -> Iterator[None]:
     outer, _watch = _watch, _Watch(hint)
     try:
         with handled_by(_watch.handle), never_dropped():
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            unblock_signals()
             yield
     finally:
         _watch = outer
@@ -137,8 +143,7 @@ def never_dropped() -> Iterator[None]:
     def interrupt_again() -> None:
         if _watch is not None:
             _watch.dropped = True
-        number = (_watch and _watch.signal) or signal.SIGINT
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
+        signal_main_thread((_watch and _watch.signal) or signal.SIGINT)
 
     def hook(dropped: "sys.UnraisableHookArgs") -> None:
         if not isinstance(dropped.exc_value, InterruptedRunError | KeyboardInterrupt):
@@ -176,10 +181,15 @@ class ChildEnd:
         """
         if self.signal is not None and self.code != ExitCode.INTERRUPTED:
             return interruption(self.signal)
-        if self.code == -signal.SIGKILL and self.out_of_memory:
+        if self.code == -SIGKILL and self.out_of_memory:
             return OutOfDeviceMemoryError(
                 "the trainer was killed because memory ran out",
                 hint="a smaller --batch-size, fewer --workers, or a machine with more memory",
+            )
+        if self.code >= LEAST_CRASH:
+            return RunFailedError(
+                f"the trainer crashed (Windows status {self.code:#010x}); its bundle keeps the steps so far",
+                hint="try a smaller --batch-size; 0xc0000135 and 0xc000007b: install the Visual C++ Redistributable",
             )
         return killed_error(-self.code) if self.code < 0 else None
 
@@ -257,29 +267,30 @@ def run_child(
         else:
             # Repeated SIGTERM does not kill: programs may repeat SIGTERM, and can send SIGKILL themselves.
             impatient = len(signals) >= SIGNALS_UNTIL_KILLED and number != signal.SIGTERM
-            child.send_signal(signal.SIGKILL if impatient else number)
+            child.send_signal(SIGKILL if impatient else number)
 
     def fork() -> Child | None:
         can_fork = forking is not None and folder is None and not variables
         return forking(command, reads_stderr=reads_stderr, apart=apart) if forking and can_fork else None
 
     def fresh() -> Child:
-        return subprocess.Popen(
+        return start_child(
             command,
+            apart=apart,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if reads_stderr else None,
             text=True,
+            encoding=PIPE_ENCODING,
             errors="replace",
             cwd=folder,
             env={**os.environ, **(variables or {}), LIFELINE: "stdin"},
-            process_group=0 if apart else None,
         )
 
     code: int | None = None
     with nullcontext() if follower else handled_by(pass_on):
         for start in (fork, fresh):
-            with _signals_blocked():
+            with signals_blocked():
                 child = start()
             if child is None:
                 continue
@@ -323,16 +334,6 @@ def _out_of_memory_kills() -> int:
     return 0
 
 
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Block signals inside the `with` block. A child started there has signals blocked until it calls `stoppable`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def end_with_parent() -> None:
     """Interrupt this process when its parent ends; do nothing without the environment variable `LIFELINE`.
 
@@ -344,17 +345,20 @@ def end_with_parent() -> None:
 
     def watch() -> None:
         global _parent_is_gone  # noqa: PLW0603 - see `_watch`
-        with suppress(OSError):
-            while os.read(0, 1):
-                pass
+        wait_until_stdin_closes()
         _parent_is_gone = True
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal_main_thread(signal.SIGTERM)
         time.sleep(ORPHAN_LIMIT_S)
-        for process in (*_descendants(os.getpid()), os.getpid()):
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        kill_family()
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def kill_family() -> None:
+    """Kill the descendants of this process, then this process."""
+    for process in (*_descendants(os.getpid()), os.getpid()):
+        with suppress(ProcessLookupError):
+            os.kill(process, SIGKILL)
 
 
 def _descendants(process: int) -> list[int]:
@@ -373,17 +377,16 @@ def _descendants(process: int) -> list[int]:
 def killed_error(number: int) -> RunFailedError:
     """Error for a trainer that a signal killed before it could seal its bundle."""
     name = signal.Signals(number).name
-    cure = (
-        "if `dmesg` shows that memory ran out, try a smaller --batch-size" if number == signal.SIGKILL else "run again"
-    )
+    cure = "if `dmesg` shows that memory ran out, try a smaller --batch-size" if number == SIGKILL else "run again"
     return RunFailedError(f"the trainer was killed by {name}; its bundle keeps the steps so far", hint=cure)
 
 
 @contextmanager
 def handled_by(handler: Callable[[int, Any], object]) -> Iterator[None]:
     """Call `handler(number, frame)` for signals during the block; SIGHUP stays ignored under `nohup`."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    handled = [number for number in SIGNALS if not (ignored and number is signal.SIGHUP)]
+    closed = SIGNALS[2]
+    ignored = signal.getsignal(closed) is signal.SIG_IGN
+    handled = [number for number in SIGNALS if not (ignored and number is closed)]
     before = [signal.signal(number, handler) for number in handled]
     try:
         yield

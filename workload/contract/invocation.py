@@ -27,6 +27,7 @@ COMMANDS = {
         "local",
         "duel",
         "gcp",
+        "aws",
         "ssh",
         "slurm",
         "batch",
@@ -108,7 +109,7 @@ def as_typed(text: str, call: Call | None = None) -> str:
 
 
 def document(name: str) -> str:
-    """Path of a file of this project, such as `infra/README.md`.
+    """Path of a file of this project, such as `infra/gcp/README.md`.
 
     If the file is absent: its name and the web address of the repository, or an empty text without a known address.
     """

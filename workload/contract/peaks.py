@@ -97,8 +97,13 @@ def find(device_name: str | None, *, precision: str | None, memory_bytes: float 
 
 def find_gpu(device_name: str | None, *, memory_bytes: float | None = None) -> Gpu | None:
     """Device of this name and memory; None if no device or several devices match. The user's own devices come first."""
-    name = folded(device_name or "")
-    for table in (_own.gpus if _own else (), gpus()):
+    return _found_gpu(_own, folded(device_name or ""), memory_bytes)
+
+
+# A report asks for the same few devices thousands of times.
+@functools.lru_cache(maxsize=1024)
+def _found_gpu(own: OwnPeaks | None, name: str, memory_bytes: float | None) -> Gpu | None:
+    for table in (own.gpus if own else (), gpus()):
         named = [gpu for gpu in table if name in map(folded, gpu.names) and _fits(gpu, memory_bytes)]
         if named:
             return named[0] if len(named) == 1 else None
@@ -144,6 +149,11 @@ def vendors() -> tuple[Gpu, ...]:
 
 def digest() -> str:
     """Hash of all peaks in use: results that depend on peaks are kept under it."""
+    return _digest(_own)
+
+
+@functools.lru_cache(maxsize=2)
+def _digest(_: OwnPeaks | None) -> str:
     return hashlib.blake2b(repr(gpus()).encode(), digest_size=16).hexdigest()
 
 

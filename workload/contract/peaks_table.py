@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workload.contract.errors import UsageError
-from workload.contract.spec import Precision
+from workload.contract.spec import Device, Precision
 
 # Least and most plausible value of each number, from a small CPU to a rack: a typed unit that is wrong by 1000 or more
 # is outside.
@@ -24,7 +24,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "clock_mhz": (10, 1e5),
     "clock_mhz_low": (10, 1e5),
 }
-GPU_KEYS = ("gpu", "names", "memory_gb", "sms", "gb_per_s", "source", "note", "peak")
+GPU_KEYS = ("gpu", "names", "memory_gb", "device", "sms", "gb_per_s", "source", "note", "peak")
 PEAK_KEYS = (
     "precision",
     "dense",
@@ -35,6 +35,8 @@ PEAK_KEYS = (
     "clock_mhz_low",
     "source",
 )
+# Kinds of devices in a table of peaks.
+KINDS = (Device.CUDA, Device.MPS, Device.CPU)
 # Vendors round their rates.
 ROUNDING = 0.02
 
@@ -58,9 +60,13 @@ class PeakRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """Entry of a table of peaks for one device. Without `memory_gb`, the device may have any memory."""
+    """Entry of a table of peaks for one device. Without `memory_gb`, the device may have any memory.
+
+    `device`: PyTorch's kind of device: `cuda` for GPUs of NVIDIA and AMD, `mps` for Apple's GPUs, `cpu`.
+    """
 
     gpu: str
+    device: str = Device.CUDA
     names: tuple[str, ...]
     memory_gb: tuple[float, ...]
     sms: float | None
@@ -80,7 +86,7 @@ def folded(name: str) -> str:
 
 
 def read(path: Path, *, origin: str | None = None) -> tuple[Gpu, ...]:
-    """Every device of a file. `origin`: added to each source, for a file that is not ours.
+    """Read all devices from a TOML file. `origin`: text that is added to the `source` of each row of a user's own file.
 
     Raises `UsageError` with file, row and key if the file breaks a rule.
     """
@@ -215,10 +221,13 @@ def _gpu(row: _Row, sources: Mapping[str, str]) -> Gpu:
     sizes = row.items("memory_gb", "[24]") if "memory_gb" in row.content else []
     if "peak" not in row.content:
         raise row.wrong("peak", "a list of rates by precision", '[{ precision = "fp32", tflop_per_s = 8.1, … }]')
+    if row.content.get("device", Device.CUDA) not in KINDS:
+        raise row.wrong("device", f"one of {', '.join(KINDS)}", '"cuda"')
     sms = row.optional("sms")
     rates = row.rows("peak", PEAK_KEYS, name="precision")
     gpu = Gpu(
         gpu=row.text("gpu", "L4"),
+        device=row.content.get("device", Device.CUDA),
         names=tuple(names),
         memory_gb=tuple(row.number("memory_gb", size) for size in sizes),
         sms=sms,

@@ -1,4 +1,4 @@
-"""Compute Engine's list prices from prices.toml, each with its source and date. Only `load` reads the file.
+"""List prices of clouds from prices.toml, each with its source and date. Only `load` reads the file.
 
 Standard library only: the launcher plans with these prices, and the analysis prices runs that recorded none.
 """
@@ -13,16 +13,19 @@ from typing import Any
 
 from workload.contract.errors import ToolError
 
+GCP = "gcp"
 TABLE = Path(__file__).with_name("prices.toml")
 # A disk is charged by the month: an hour costs most in the shortest month, which has 28 days.
 HOURS_PER_MONTH = 28 * 24
+# A spot price may equal the price on demand, and pass it by rounding (27.433 and 27.43298 USD).
+ROUNDING = 1.0001
 
 
 @dataclass(frozen=True, kw_only=True)
 class VmPrice:
     """USD per hour of a VM with its GPUs, without disk and address; None if unknown.
 
-    `gpu`: name of the GPU in peaks.toml.
+    `gpu`: name of the GPU in peaks.toml. `provider`: the cloud, as the backend of `launch` is called.
     """
 
     machine_type: str
@@ -33,6 +36,7 @@ class VmPrice:
     read: str
     usd_per_h: float | None = None
     usd_per_h_spot: float | None = None
+    provider: str = GCP
 
     def figure(self, *, spot: bool) -> float | None:
         """USD per hour, spot or on demand; None if unknown."""
@@ -48,6 +52,7 @@ class DiskPrice:
     usd_per_gb_month: float
     source: str
     read: str
+    provider: str = GCP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +67,12 @@ class AddressPrice:
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """Content of prices.toml."""
+    """Content of prices.toml. `address`: of Compute Engine; `aws_address`: of EC2."""
 
     listed: tuple[VmPrice, ...]
     disks: tuple[DiskPrice, ...]
     address: AddressPrice
+    aws_address: AddressPrice
 
     def disk_usd_per_gb_month(self, kind: str, region: str) -> float | None:
         """Price of a disk in USD per GB and month; None if unknown."""
@@ -97,6 +103,7 @@ def parse(table: Mapping[str, Any]) -> Prices:
         listed=tuple(VmPrice(**sourced(row)) for row in table["price"]),
         disks=tuple(DiskPrice(**sourced(row)) for row in table["disk"]),
         address=AddressPrice(**sourced(table["address"])),
+        aws_address=AddressPrice(**sourced(table["aws_address"])),
     )
     for problem in _problems(prices):
         raise ToolError(f"{TABLE.name}: {problem}", hint="correct the table, with the source's figures")
@@ -109,7 +116,7 @@ def _problems(prices: Prices) -> Iterator[str]:
         figures = [usd for usd in (row.usd_per_h, row.usd_per_h_spot) if usd is not None]
         if not figures or not all(0 < usd < math.inf for usd in figures):
             yield f"{where} has a price without a positive figure"
-        if len(figures) > 1 and figures[1] > figures[0]:
+        if len(figures) > 1 and figures[1] > figures[0] * ROUNDING:
             yield f"{where} costs more as spot ({figures[1]:g}) than on demand ({figures[0]:g})"
     keys = [(row.machine_type, row.gpu, row.gpus, row.region) for row in prices.listed]
     yield from (f"{key[0]} with {key[2]} {key[1]} in {key[3]} is listed twice" for key in keys if keys.count(key) > 1)

@@ -39,6 +39,7 @@ from workload.contract.fields import (
 )
 from workload.contract.import_record import Imported
 from workload.contract.profile_record import ProfileResult
+from workload.contract.ranks import Ranks
 from workload.contract.spec import SCRIPT_OPTIONS, RunSpec
 
 # Schema history: see the top of workload/contract/bundle.py.
@@ -112,6 +113,7 @@ class Spec:
     warmup: Number = None
     iterations: Number = column()
     min_seconds: Number = None
+    devices: Number = None
     repeats: Number = None
     profile: Text = None
     profile_steps: Number = None
@@ -424,7 +426,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A run. `repeat`, `job`, `run_key`, `settling`, `imported` and `cost` are None if they do not apply."""
+    """A run. `repeat`, `job`, `run_key`, `settling`, `ranks`, `imported` and `cost` are None if they do not apply."""
 
     run_id: Annotated[str, Kind.TEXT] = field(metadata={"column": ""})
     status: Annotated[Status, Kind.TEXT] = field(metadata={"column": ""})
@@ -438,6 +440,7 @@ class Record:
     environment: Environment = field(default_factory=Environment)
     settling: Settling | None = None
     timing: Timing = field(default_factory=Timing)
+    ranks: Ranks | None = None
     complexity: ComplexityRecord | None = None
     ceilings: CeilingsRecord | None = None
     bound: Verdict | None = None

@@ -11,7 +11,7 @@ from workload.contract.errors import UsageError
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "horovodrun", "srun")
 # Placeholder in the script's arguments for the folder of its data.
 DATA = "{data}"
-DATA_EXAMPLE = "gs://BUCKET/PREFIX"
+DATA_EXAMPLE = "gs://BUCKET/PREFIX (or s3://)"
 HIDDEN = "[redacted]"
 # Options whose value is a secret, by the last words of the name; --tokenizer and --key-size do not match.
 SECRET = re.compile(

@@ -5,7 +5,6 @@ and print the same errors. A field that depends on the device or the data set is
 """
 
 import difflib
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -45,10 +44,19 @@ OTHER_VARIABLES = frozenset(
         "ROOFLAUNCH_SERVICE_ACCOUNT",
         "ROOFLAUNCH_NETWORK",
         "ROOFLAUNCH_SUBNETWORK",
+        # launcher/backends/aws/settings.py
+        "ROOFLAUNCH_AWS_REGION",
+        "ROOFLAUNCH_AWS_BUCKET",
+        "ROOFLAUNCH_AWS_REPOSITORY",
+        "ROOFLAUNCH_AWS_INSTANCE_PROFILE",
+        "ROOFLAUNCH_AWS_SCHEDULE_ROLE",
+        "ROOFLAUNCH_AWS_SECURITY_GROUP",
+        "ROOFLAUNCH_AWS_SUBNET",
+        "ROOFLAUNCH_AWS_AMI_PARAMETER",
     }
 )
 # Tables of rooflaunch.toml that are not run options: a launcher's settings for its backends.
-OTHER_TABLES = frozenset({"gcp", "ssh", "batch", "slurm"})
+OTHER_TABLES = frozenset({"gcp", "ssh", "batch", "slurm", "aws"})
 
 
 class Device(StrEnum):
@@ -119,12 +127,11 @@ SCRIPT_OPTIONS = frozenset(
 SCRIPT_ONLY_OPTIONS = frozenset({"samples_per_step"})
 # Reasons why a script refuses an option. For other options, the reason is "the script decides its NAME".
 WHY_REFUSED_FOR_SCRIPT = {
-    "profile_step_bytes": "in a script only the kernels are counted",
-    "profile_throughput": "in a script only the kernels are counted",
-    "dataset": "the script reads its own data; --data gives their place",
-    "data_dir": "the script reads its own data; --data gives their place",
-    "download": "the script reads its own data; --data gives their place",
-    "subset": "the script reads its own data; --data gives their place",
+    **dict.fromkeys(("profile_step_bytes", "profile_throughput"), "in a script only the kernels are counted"),
+    **dict.fromkeys(
+        ("dataset", "data_dir", "download", "subset"), "the script reads its own data; --data gives their place"
+    ),
+    "devices": "a script of several processes cannot be measured yet",
     "compile": "the script decides whether it compiles",
     "deterministic": "the script decides whether it is deterministic",
     "channels_last": "the script decides its memory format",
@@ -176,6 +183,7 @@ class RunSpec:
     min_seconds: float | None = _option(
         None, "measure for at least this number of seconds (3; 0 on a CPU)", minimum=0, example="3"
     )
+    devices: int = _option(1, "GPUs, or shares of the CPUs, that train together", minimum=1, example="2")
     repeats: int = _option(1, "run the configuration this many times, each in a new process", minimum=1, example="3")
     profile: Profile = _option(
         Profile.NONE, "profile after the run: ncu counts FLOP and bytes, torch traces", example="ncu"
@@ -213,7 +221,8 @@ class RunSpec:
         if self.script:
             return scripts.command_line(self.script)
         batch = "the device's default batch" if self.batch_size is None else f"batch {self.batch_size}"
-        return f"{self.model}, {batch}, {self.precision}"
+        devices = f", {self.devices} devices" if self.devices > 1 else ""
+        return f"{self.model}, {batch}, {self.precision}{devices}"
 
     @property
     def where(self) -> str:
@@ -268,9 +277,19 @@ class RunSpec:
                 f"--samples-per-step is only for your own script; got --samples-per-step {self.samples_per_step}",
                 hint="launch local --samples-per-step 64 -- train.py",
             )
+        self._check_devices()
         self._check_profile()
         self._check_loader()
         return self
+
+    def _check_devices(self) -> None:
+        if self.devices > 1 and self.device is Device.MPS:
+            raise UsageError(f"a Mac has one GPU; got --devices {self.devices}", hint="--cpu, or leave --devices out")
+        if self.devices > 1 and self.profile is not Profile.NONE:
+            raise UsageError(
+                f"only a run of one device can be profiled; got --profile {self.profile} --devices {self.devices}",
+                hint="leave --profile out, or profile the same configuration without --devices",
+            )
 
     def _check_profile(self) -> None:
         extras = {"--profile-step-bytes": self.profile_step_bytes, "--profile-throughput": self.profile_throughput}
@@ -539,57 +558,3 @@ def arguments(spec: RunSpec) -> list[str]:
         if getattr(spec, option.name) != option.default and option.name not in left_out
         for word in option.arguments(getattr(spec, option.name))
     ]
-
-
-class KeptCeilings(StrEnum):
-    """Stored ceilings, beside the bundles, that a run may use instead of measuring them.
-
-    `hour`: ceilings of the last hour. `none`: no ceilings. `block`: ceilings of any age, so that a later run of a block
-    uses the ceilings of the block's first run.
-    """
-
-    HOUR = "hour"
-    NONE = "none"
-    BLOCK = "block"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Context:
-    """Facts that a launcher knows and the trainer cannot; passed as one JSON argument and kept in the bundle.
-
-    `outside`: facts by section of run.json's `environment`, collected outside the container, where they are visible.
-    `profile_later`: the launcher profiles the bundle itself after the timing runs. `job` (name, task, block, position)
-    and `run_key` are set for a run of a sweep. `settles`: let the device cool down before the warm-up, to `settle_to_c`
-    degrees Celsius; None for the first run of a task, because its start temperature is the target of later runs.
-    `script_commit`: commit of the folder that a script was copied from, with `-dirty` if the folder had changes.
-    """
-
-    backend: str = "local"
-    runtime: str = "process"
-    runtime_reason: str | None = None
-    place: str | None = None
-    repeat: int = 1
-    repeats: int = 1
-    spec_origin: Mapping[str, str] = field(default_factory=dict)
-    outside: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    profile_later: bool = False
-    job: Mapping[str, Any] | None = None
-    run_key: str = ""
-    kept_ceilings: str = KeptCeilings.HOUR
-    settles: bool = False
-    settle_to_c: float | None = None
-    script_commit: str = ""
-
-    def to_argument(self) -> str:
-        """JSON, in one line, of the fields that differ from their defaults."""
-        defaults = Context()
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return json.dumps({name: value for name, value in values.items() if value != getattr(defaults, name)})
-
-    @classmethod
-    def from_argument(cls, text: str) -> "Context":
-        """Parse the output of `to_argument`. Raises `UsageError` for anything else."""
-        try:
-            return cls(**json.loads(text))
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"--context is only for launchers; got '{text}'", hint="leave --context out") from error

@@ -151,15 +151,16 @@ def cpu_share(used: float, threads: float) -> str:
 def wrapped(text: str, width: int | None, *, indent: int = 0, first: str = "") -> str:
     """`text` after `first`, in lines of at most `width` characters that all begin at column `indent`.
 
-    Words, paths and figures with their units are never broken. With `width` None everything stays on one line. Control
-    characters are escaped (`printable`), because texts hold names from files and servers.
+    A longer `first` moves the beginning of the first line alone. Words, paths and figures with their units are never
+    broken. With `width` None everything stays on one line. Control characters are escaped (`printable`), because texts
+    hold names from files and servers.
     """
-    start = first.ljust(indent)
+    start = f"{first} " if first and len(first) >= indent else first.ljust(indent)
     shown = NO_BREAK.join(map(printable, text.split(NO_BREAK)))
     if width is None:
         return (start + shown).replace(NO_BREAK, " ").rstrip()
     kept = BEFORE_A_UNIT.sub(NO_BREAK, shown)
-    room = max(width - indent, NARROWEST // 2)
+    room = max(width - max(indent, len(start)), NARROWEST // 2)
     lines = textwrap.wrap(kept, room, break_long_words=False, break_on_hyphens=False) or [""]
     return (start + f"\n{' ' * indent}".join(lines)).replace(NO_BREAK, " ").rstrip()
 

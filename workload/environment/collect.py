@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from workload.environment.host import cpu_model
+from workload.environment.host import apple_gpu_facts, cpu_model
 from workload.environment.host_sections import Sections, host_sections
 from workload.environment.machine import HostSystem
 from workload.environment.mounts import storage_facts
@@ -23,7 +23,7 @@ def collect(
 ) -> dict[str, object]:
     """Sections of run.json's `environment`; `device` in torch's form: `cuda:0`.
 
-    None stands for a fact that cannot be read, and for a section that does not apply: `cloud` off Compute Engine,
+    None stands for a fact that cannot be read, and for a section that does not apply: `cloud` off a cloud's VMs,
     `container` outside of containers, `slurm` outside of a job. `outside`: facts that a launcher read on the host,
     with priority over facts read here. `known`: sections of `host_sections`, if they are collected already.
     """
@@ -38,7 +38,15 @@ def collect(
         "container": known["container"],
         "slurm": known["slurm"],
     }
-    return {name: _merged(section, (outside or {}).get(name, {})) for name, section in sections.items()}
+    merged = {name: _merged(section, (outside or {}).get(name, {})) for name, section in sections.items()}
+    return {**merged, "cloud": _with_host(merged["cloud"], merged["device"] or {})}
+
+
+def _with_host(cloud: Mapping[str, object] | None, device: Mapping[str, object]) -> Mapping[str, object] | None:
+    """Section `cloud`. On EC2, which tells no host, the GPU identifies it: two runs on one GPU were on one host."""
+    if cloud is None or cloud.get("provider") != "ec2":
+        return cloud
+    return {**cloud, "physical_host": cloud.get("physical_host") or device.get("serial") or device.get("uuid")}
 
 
 def _merged(section: Mapping[str, object] | None, outside: Mapping[str, object]) -> dict[str, object] | None:
@@ -54,8 +62,7 @@ def device_facts(machine: HostSystem, device: torch.device) -> dict[str, object]
         case "cuda":
             return _cuda_facts(machine, device)
         case "mps":
-            # Apple names its GPUs after the chip that they are part of.
-            return {"type": "mps", "name": cpu_model(machine)}
+            return {"type": "mps", **apple_gpu_facts(machine)}
         case other:
             return {"type": other, "name": None}
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from workload.contract import hosted
 from workload.contract.errors import UsageError
 from workload.contract.record import Memory
 from workload.contract.spec import Device, Precision, RunSpec
@@ -22,9 +23,11 @@ LITTLE_FREE_BYTES = 1 << 30
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 DRIVER_VERSION, WSL_DEVICE = "/proc/driver/nvidia/version", "/dev/dxg"
 DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-# Compute capability of Volta GPUs; PyPI's torch for CUDA 13 supports 7.5 and later.
-VOLTA = "7.0"
-VOLTA_CURE = "launch build --flavour volta, then --flavour volta; or a torch up to 2.14 built for CUDA 12.6"
+# Compute capabilities of Pascal (the major one) and Volta, which torch for CUDA 13 does not support, and the last build
+# with code for them: pytorch/pytorch#190355. A test compares it with flavour volta in docker/images.toml.
+PASCAL, VOLTA = 6, (7, 0)
+LAST_BUILD = "torch==2.14.0 torchvision==0.29.0 --index-url https://download.pytorch.org/whl/cu126"
+VOLTA_CURE = f"pip install {LAST_BUILD}; or launch build --flavour volta, then --flavour volta"
 CPU_HINT = "--cpu runs without a GPU"
 
 
@@ -72,9 +75,11 @@ def cuda_obstacle(machine: HostSystem | None = None) -> Obstacle | None:
     hidden = machine.environ.get("CUDA_VISIBLE_DEVICES")
     if driver is None:
         place = "on Windows, not inside WSL" if machine.exists(WSL_DEVICE) else "here"
+        service = hosted.service(machine.environ)
+        driver_cure = f"install NVIDIA's driver {place}, if there is a GPU (`nvidia-smi` shows it)"
         return Obstacle(
             reason=f"{torch_build} finds no NVIDIA driver",
-            hint=f"install NVIDIA's driver {place}, if there is a GPU (`nvidia-smi` shows it); {CPU_HINT}",
+            hint=f"{service.gpu if service else driver_cure}; {CPU_HINT}",
             gpu_is_there=machine.exists(WSL_DEVICE),
         )
     if torch.version.cuda is None:
@@ -114,7 +119,7 @@ def _missing_code() -> Obstacle | None:
     has_ptx = any(int(target.removeprefix("compute_")) <= 10 * major + minor for target in built if "compute" in target)
     if has_ptx or not gpu_code.missing([capability], built):
         return None
-    cure = VOLTA_CURE if capability == VOLTA else "install a torch that was built for this GPU"
+    cure = VOLTA_CURE if major == PASCAL or (major, minor) == VOLTA else "install a torch that was built for this GPU"
     return Obstacle(
         reason=f"torch {torch.__version__} has no code for {torch.cuda.get_device_name()}, compute capability "
         f"{capability}: it was built for {' '.join(built)}",

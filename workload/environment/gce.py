@@ -1,22 +1,13 @@
-"""Facts of the VM from Compute Engine's metadata server, within a second: a run on a laptop must not wait long.
+"""Facts of a VM from Compute Engine's metadata server.
 
 Only the named keys are requested, one by one: a recursive query would also return service accounts, SSH keys and
 start-up scripts.
 """
 
 import json
-import time
-from collections.abc import Callable
 from http import HTTPStatus
 
-from workload.environment.machine import HostSystem
-from workload.environment.metadata import HOST_VARIABLE, METADATA_ADDRESS, MetadataServer, named_address
-from workload.environment.system import dmi_makers
-
-# Limit of all requests together. On a VM an answer takes about a millisecond.
-LIMIT_S = 1.0
-# Limit of one answer: these values are short.
-MOST_BYTES = 64 * 1024
+from workload.environment.metadata import MetadataServer
 
 TEXT_KEYS = {
     "instance_id": "instance/id",
@@ -37,12 +28,8 @@ FLAG_KEYS = {
 TOPOLOGY_KEY = "instance/attributes/physical_host_topology"
 
 
-def gce_facts(machine: HostSystem, *, clock: Callable[[], float] = time.monotonic) -> dict[str, object] | None:
-    """Facts of the VM; None off Compute Engine. A fact that the server does not know is None."""
-    address = _address(machine)
-    if address is None:
-        return None
-    server = MetadataServer(address=address, deadline_s=clock() + LIMIT_S, clock=clock, most_bytes=MOST_BYTES)
+def gce_facts(server: MetadataServer) -> dict[str, object] | None:
+    """Facts of the VM; None if the server does not answer. A fact that the server does not know is None."""
     try:
         server.ask("instance/id")
     except OSError:
@@ -53,15 +40,6 @@ def gce_facts(machine: HostSystem, *, clock: Callable[[], float] = time.monotoni
         **{name: _flag(_text(server, key)) for name, key in FLAG_KEYS.items()},
         "physical_host_topology": _topology(_text(server, TOPOLOGY_KEY)),
     }
-
-
-def _address(machine: HostSystem) -> tuple[str, int] | None:
-    """Address of the server; None if a request is pointless: not Linux, or firmware by another maker than Google."""
-    if machine.environ.get(HOST_VARIABLE):
-        return named_address(machine.environ)
-    makers = dmi_makers(machine)
-    google = any(maker.startswith("Google") for maker in makers)
-    return METADATA_ADDRESS if google or (not makers and machine.exists("/proc/self")) else None
 
 
 def _text(server: MetadataServer, key: str) -> str | None:

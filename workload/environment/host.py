@@ -52,6 +52,8 @@ def memory_bytes(machine: HostSystem, name: str) -> int | None:
 def memory_total_bytes(machine: HostSystem) -> int | None:
     """Memory of the host in bytes, even inside a container."""
     total = memory_bytes(machine, "MemTotal")
+    if total is None and machine.native and platform.system() == "Darwin":
+        total = as_integer(machine.tool("sysctl", "-n", "hw.memsize"))
     return int(psutil.virtual_memory().total) if total is None and machine.native else total
 
 
@@ -103,6 +105,22 @@ def cpu_model(machine: HostSystem) -> str | None:
     if name is None and machine.native and platform.system() == "Windows":
         name = platform.processor()
     return name or None
+
+
+def apple_gpu_facts(machine: HostSystem) -> dict[str, object]:
+    """Facts of the GPU of Apple's chip, which shares the memory of the host.
+
+    Apple sells one chip with different numbers of GPU cores, so the number is a part of the name: without it, nobody
+    could tell which peak applies. The name of the chip alone is that of its CPU.
+    """
+    chip = cpu_model(machine)
+    count = re.search(r'"gpu-core-count" = (\d+)', machine.tool("ioreg", "-rc", "AGXAccelerator") or "")
+    cores = None if count is None else int(count[1])
+    return {
+        "name": chip if cores is None or chip is None else f"{chip} ({cores}-core GPU)",
+        "sm_count": cores,
+        "memory_total_bytes": memory_total_bytes(machine),
+    }
 
 
 def allowed_cpus(machine: HostSystem) -> list[int] | None:

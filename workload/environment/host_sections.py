@@ -4,8 +4,8 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 
+from workload.environment.cloud import cloud_facts
 from workload.environment.container import container_facts
-from workload.environment.gce import gce_facts
 from workload.environment.host import host_facts
 from workload.environment.machine import HostSystem
 from workload.environment.outside import slurm_facts
@@ -21,7 +21,7 @@ def host_sections(machine: HostSystem) -> Sections:
         # Facts of the host are read first: later, the load average would include the work below.
         "host": host_facts(machine, dataset_path=None),
         "software": facts_without_torch(machine),
-        "cloud": gce_facts(machine),
+        "cloud": cloud_facts(machine),
         "container": container_facts(machine),
         "slurm": slurm_facts(machine),
     }

@@ -9,13 +9,16 @@ import faulthandler
 import os
 import signal
 import sys
+from typing import Any
 
 import torch
 from torch import nn
 
 from workload.contract.errors import UsageError
 
-if sys.platform != "win32":
+if sys.platform == "win32":
+    resource: Any = None
+else:
     import resource
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"

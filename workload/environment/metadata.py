@@ -1,6 +1,7 @@
-"""Client of Compute Engine's metadata server, for a run's facts and for a VM's agent. Standard library only.
+"""Clients of the clouds' metadata servers, for a run's facts and for a VM's agent. Standard library only.
 
-Keys: cloud.google.com/compute/docs/metadata/predefined-metadata-keys, read 2026-11.
+Keys: cloud.google.com/compute/docs/metadata/predefined-metadata-keys and
+docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-metadata.html, read 2026-11.
 """
 
 import http.client
@@ -9,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
@@ -20,6 +22,9 @@ HOST_VARIABLE = "GCE_METADATA_HOST"
 # unknown in a container.
 METADATA_ADDRESS = ("169.254.169.254", 80)
 FLAVOR = "Google"
+# Variable with the URL of EC2's metadata server; boto3 reads it too.
+EC2_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+END = "\r\n"
 # Without a metadata server, a connection attempt gets no answer and waits this long.
 CONNECT_LIMIT_S = 0.3
 # Google limits a value to 256 KB: https://cloud.google.com/compute/docs/metadata/overview
@@ -28,7 +33,7 @@ MOST_BYTES = 512 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Answer of a server that identified itself as Google's; `tag` changes with the value."""
+    """Answer of a metadata server; `tag`, which only Google's server sends, changes with the value."""
 
     status: int
     text: str
@@ -36,8 +41,8 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetadataServer:
-    """Compute Engine's metadata server, as a client sees it; no byte is read after `deadline_s` on `clock`."""
+class LocalServer:
+    """HTTP server that a cloud runs for a VM, as a client sees it; no byte is read after `deadline_s` on `clock`."""
 
     address: tuple[str, int]
     deadline_s: float
@@ -45,33 +50,30 @@ class MetadataServer:
     connect_limit_s: float = CONNECT_LIMIT_S
     most_bytes: int = MOST_BYTES
 
-    def ask(self, key: str, *, put: str | None = None) -> Answer:
-        """Request a key's value, or with `put` store a value; return the answer.
+    def exchange(self, words: str, headers: Mapping[str, str], content: bytes | None = None) -> Answer:
+        """Send a request, `words` being its method and path, and return the answer.
 
-        Raises `OSError` if no answer comes in time, or if it is not from Google's metadata server.
+        Raises `OSError` if no readable answer comes in time.
         """
         limit_s = min(self.connect_limit_s, self._left_s())
+        length = {} if content is None else {"Content-Length": len(content)}
+        lines = {"Host": self.address[0], **headers, **length, "Connection": "close"}
+        head = f"{words} HTTP/1.1\r\n{''.join(f'{name}: {value}{END}' for name, value in lines.items())}\r\n"
         try:
             with socket.create_connection(self.address, limit_s) as connection:
-                return self._converse(connection, key, put)
+                connection.settimeout(self._left_s())
+                connection.sendall(head.encode() + (content or b""))
+                bounded = _BoundedSocket(connection, self._left_s, self.most_bytes)
+                response = http.client.HTTPResponse(cast("socket.socket", bounded))
+                response.begin()
+                self.check(response)
+                text, tag = response.read().decode(), response.getheader("ETag") or ""
+                return Answer(status=response.status, text=text, tag=tag)
         except (http.client.HTTPException, ValueError) as error:
             raise OSError(f"unreadable answer: {error}") from error
 
-    def _converse(self, connection: socket.socket, key: str, put: str | None) -> Answer:
-        content = (put or "").encode()
-        length = "" if put is None else f"Content-Length: {len(content)}\r\n"
-        head = (
-            f"{'GET' if put is None else 'PUT'} /computeMetadata/v1/{key} HTTP/1.1\r\nHost: {self.address[0]}\r\n"
-            f"Metadata-Flavor: {FLAVOR}\r\n{length}Connection: close\r\n\r\n"
-        )
-        connection.settimeout(self._left_s())
-        connection.sendall(head.encode() + content)
-        bounded = _BoundedSocket(connection, self._left_s, self.most_bytes)
-        response = http.client.HTTPResponse(cast("socket.socket", bounded))
-        response.begin()
-        if response.getheader("Metadata-Flavor") != FLAVOR:
-            raise OSError("the answer is not from Google's metadata server")
-        return Answer(status=response.status, text=response.read().decode(), tag=response.getheader("ETag") or "")
+    def check(self, response: http.client.HTTPResponse) -> None:
+        """Raise `OSError` if the head of the answer shows that it is from another server."""
 
     def _left_s(self) -> float:
         """Seconds to the deadline. Raises `TimeoutError` after it."""
@@ -79,6 +81,42 @@ class MetadataServer:
         if left_s <= 0:
             raise TimeoutError("timed out")
         return left_s
+
+
+class MetadataServer(LocalServer):
+    """Compute Engine's metadata server."""
+
+    def ask(self, key: str, *, put: str | None = None) -> Answer:
+        """Request a key's value, or with `put` store a value; return the answer.
+
+        Raises `OSError` if no answer comes in time, or if it is not from Google's metadata server.
+        """
+        method, content = ("GET", None) if put is None else ("PUT", put.encode())
+        return self.exchange(f"{method} /computeMetadata/v1/{key}", {"Metadata-Flavor": FLAVOR}, content)
+
+    def check(self, response: http.client.HTTPResponse) -> None:
+        """Raise `OSError` for an answer without Google's header."""
+        if response.getheader("Metadata-Flavor") != FLAVOR:
+            raise OSError("the answer is not from Google's metadata server")
+
+
+class InstanceMetadata(LocalServer):
+    """EC2's metadata server: version 2 of the service, which answers only with a token of its own."""
+
+    def ask(self, key: str) -> str | None:
+        """Value of a key below `/latest/`; None if the server lacks the key.
+
+        Raises `OSError` if no answer comes in time, or for any other status.
+        """
+        token = self.exchange("PUT /latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, b"")
+        answer = self.exchange(f"GET /latest/{key}", {"X-aws-ec2-metadata-token": _accepted(token).text})
+        return None if answer.status == HTTPStatus.NOT_FOUND else _accepted(answer).text.strip()
+
+
+def _accepted(answer: Answer) -> Answer:
+    if answer.status != HTTPStatus.OK:
+        raise OSError(f"HTTP {answer.status}")
+    return answer
 
 
 class _BoundedSocket(io.RawIOBase):
@@ -105,13 +143,13 @@ class _BoundedSocket(io.RawIOBase):
         return io.BufferedReader(self)
 
 
-def named_address(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """Host and port from GCE_METADATA_HOST; `METADATA_ADDRESS` if the variable is not set, None if it is malformed."""
-    named = environ.get(HOST_VARIABLE)
+def named_address(environ: Mapping[str, str], variable: str = HOST_VARIABLE) -> tuple[str, int] | None:
+    """Host and port from a variable; `METADATA_ADDRESS` if the variable is not set, None if it is malformed."""
+    named = environ.get(variable)
     if not named:
         return METADATA_ADDRESS
     try:
-        parts = urlsplit(f"//{named}")
+        parts = urlsplit(named if "://" in named else f"//{named}")
         host, port = parts.hostname, parts.port
     except ValueError:
         return None

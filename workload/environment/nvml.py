@@ -48,6 +48,9 @@ class GpuSensors:
         return {
             "name": _text(ask("nvmlDeviceGetName")),
             "uuid": _text(ask("nvmlDeviceGetUUID")),
+            "gpu_index": ask("nvmlDeviceGetIndex"),
+            "bus_id": _text(_field(ask("nvmlDeviceGetPciInfo"), "busId")),
+            "serial": _text(ask("nvmlDeviceGetSerial")),
             "driver_version": _text(_query(self.library, "nvmlSystemGetDriverVersion")),
             "vbios_version": _text(ask("nvmlDeviceGetVbiosVersion")),
             "compute_capability": None if capability is None else ".".join(map(str, capability)),

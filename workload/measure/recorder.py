@@ -4,7 +4,7 @@ import csv
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,6 +16,7 @@ import torch
 from workload.contract.bundle import STEP_COLUMNS, STEPS
 from workload.contract.spec import Device
 from workload.measure.clock import Clock
+from workload.measure.collectives import Collectives
 
 FLUSH_EVERY_S = 1.0
 # With this many unread steps the host waits for the device. The ring buffer of `PinnedReader` has room for twice as
@@ -98,6 +99,8 @@ class _Pending:
     is_step: bool = True
     # Mark after the copy of the loss to the host, which is queued after the step.
     done: Any = None
+    # Of several ranks: marks of each collective, when its gradients were ready and when it was done.
+    collectives: Sequence[tuple[Any, Any]] = ()
 
 
 class LossReader(Protocol):
@@ -162,6 +165,7 @@ class Recorder:
         *,
         started_s: float,
         now: Callable[[], float] = time.perf_counter,
+        collectives: Collectives | None = None,
     ) -> None:
         self._file = (folder / STEPS).open("w", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file, lineterminator="\n")
@@ -169,6 +173,9 @@ class Recorder:
         self._clock = clock
         self._losses = losses
         self._now = now
+        self._collectives = collectives
+        # Another rank may end this process at any time, so that its rows are written at once.
+        self._flush_every_s = FLUSH_EVERY_S if collectives is None else 0.0
         self._started_s = started_s
         self._pending: deque[_Pending] = deque()
         self._origin: Any = None
@@ -225,9 +232,11 @@ class Recorder:
         else:
             self._current.loss = self._losses.put(loss)
             self._current.done = self._clock.mark()
+        if self._collectives is not None:
+            self._current.collectives = self._collectives.of_step()
         self._pending.append(self._current)
         self._current = None
-        if self._now() - self._last_flush_s >= FLUSH_EVERY_S:
+        if self._now() - self._last_flush_s >= self._flush_every_s:
             self.flush()
         elif len(self._pending) >= MAX_PENDING:
             self.drain()
@@ -236,6 +245,8 @@ class Recorder:
         """Write the rows of all steps that the device has passed."""
         while self._pending and self._clock.passed(self._pending[0].done):
             self._write(self._pending.popleft())
+        if self._collectives is not None:
+            self._collectives.flush()
         self._file.flush()
         self._last_flush_s = self._now()
         self.on_flush()
@@ -273,6 +284,9 @@ class Recorder:
         cells = [f"{value:.7f}" for value in (ended_at_s - self._gaps_s, step_s, data_s, *seconds.values())]
         loss = "" if step.loss is None else f"{self._losses.read(step.loss):.6g}"
         self._writer.writerow([self._written, step.phase, *cells, step.images, loss])
+        if self._collectives is not None:
+            ends = [mark for part, mark in step.parts if part is StepPart.BACKWARD]
+            self._collectives.write(self._written, step.collectives, began=step.began, ended=ends[-1])
         self._written += 1
         totals.step_s.append(step_s)
         totals.data_s.append(data_s)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from workload.contract.record import StepSeconds, Timing, Usage
 from workload.environment.machine import HostSystem, as_integer
@@ -17,7 +17,9 @@ from workload.environment.machine import HostSystem, as_integer
 if TYPE_CHECKING:
     from workload.measure.recorder import PhaseTotals
 
-if sys.platform != "win32":
+if sys.platform == "win32":
+    resource: Any = None
+else:
     import resource
 
 NS_PER_S = 1e9

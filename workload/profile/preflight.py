@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from workload.contract import hosted
 from workload.contract.spec import Device
 from workload.environment import ncu_paths
 from workload.environment.container import runtime
@@ -39,6 +40,7 @@ class Facts:
     is_admin: bool
     in_container: bool
     wsl: bool = False
+    service: hosted.Service | None = None
 
 
 def gather(device: Device, machine: HostSystem) -> Facts:
@@ -53,6 +55,7 @@ def gather(device: Device, machine: HostSystem) -> Facts:
         is_admin=has_capability(machine.text("/proc/self/status"), CAP_SYS_ADMIN),
         in_container=runtime(machine) is not None,
         wsl=machine.exists(WSL_DEVICE),
+        service=hosted.service(machine.environ),
     )
 
 
@@ -84,5 +87,5 @@ def restricted(facts: Facts) -> ProfileError:
         return unavailable("Windows restricts the GPU's counters to administrators (ERR_NVGPUCTRPERM)", hint=UNLOCK_WSL)
     return unavailable(
         "the driver restricts counters to administrators (RmProfilingAdminOnly: 1, ERR_NVGPUCTRPERM)",
-        hint=UNLOCK_CONTAINER if facts.in_container else UNLOCK,
+        hint=hosted.WITHOUT_COUNTERS if facts.service else UNLOCK_CONTAINER if facts.in_container else UNLOCK,
     )

@@ -2,9 +2,10 @@
 
 from enum import StrEnum
 
+from workload.contract.context import Context
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.profile_record import ProfileResult
-from workload.contract.spec import Context, Profile
+from workload.contract.spec import Profile
 
 
 class ProfileStatus(StrEnum):

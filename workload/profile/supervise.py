@@ -6,6 +6,7 @@ Standard library only.
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from threading import Thread
 from typing import IO
 
 from workload.contract.errors import ExitCode, InterruptedRunError
+from workload.contract.operating_system import SIGKILL, is_alive, start_child
 
 # When interrupted, ncu writes a report of the kernels so far; for a thousand kernels that takes seconds.
 GRACE_S = 30.0
@@ -82,8 +84,9 @@ def run(
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str] | None) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
+    return start_child(
         command,
+        apart=sys.platform == "win32",
         env={**os.environ, **(environment or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -120,11 +123,14 @@ def _end_group(child: "subprocess.Popen[str]", grace_s: float) -> None:
         _signal(child, signal.SIGINT)
         with suppress(subprocess.TimeoutExpired, InterruptedRunError):
             child.wait(grace_s)
-    _signal(child, signal.SIGKILL)
+    _signal(child, SIGKILL)
     child.wait()
 
 
-def _signal(child: "subprocess.Popen[str]", number: signal.Signals) -> None:
+def _signal(child: "subprocess.Popen[str]", number: int) -> None:
+    if sys.platform == "win32":
+        child.send_signal(number)
+        return
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, number)
 
@@ -138,14 +144,3 @@ def end_with(owner: int) -> None:
         LEAVE(ExitCode.INTERRUPTED)
 
     Thread(target=watch, daemon=True).start()
-
-
-def is_alive(process_id: int) -> bool:
-    """Whether a process with this number exists."""
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -115,8 +115,11 @@ def _unfit(ncu: Ncu, capability: str) -> ProfileError:
         return unavailable(f"{name} does not answer --list-chips", hint=INSTALL)
     served = [_number(row.capability) for row in table().rows.values() if known & set(row.chips)]
     if served and _number(capability) < min(served):
-        cure = "Nsight Compute 2024.3 to 2025.3 profiles a V100" if capability == "7.0" else "an older Nsight Compute"
-        return unavailable(f"{name} is too new for compute capability {capability}", hint=f"{cure}; or --profile torch")
+        # docs.nvidia.com/nsight-compute/2020.1/ReleaseNotes: "Removed support for the Pascal SM 6.x GPU architecture"
+        cure = "Nsight Compute 2024.3 to 2025.3 profiles a V100; or --profile torch"
+        if capability != "7.0":
+            cure = "--profile torch: no Nsight Compute since 2020.1 profiles GPUs before the V100"
+        return unavailable(f"{name} is too new for compute capability {capability}", hint=cure)
     return unavailable(
         f"{name} is too old for compute capability {capability}", hint=f"a newer Nsight Compute: {INSTALL}"
     )

@@ -101,7 +101,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace, _: Timeline) -> int:
-    """Count, and print or write the rows of the models, or of their modules. Raises `UsageError`."""
+    """Count the work of each model (`--by-module`: of its modules); print it, or write it to the file of `-o`."""
     form = _form(parsed.output) or TableFormat(parsed.format)
     several = {name: _values(name, getattr(parsed, name)) for name in SEVERAL}
     one = {name: _values(name, [getattr(parsed, name)])[0] for name in ONE}

@@ -6,11 +6,12 @@ Standard library only.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from workload.contract.context import Context
 from workload.contract.environment_record import Environment
 from workload.contract.fields import from_facts
 from workload.contract.forks import this_start
 from workload.contract.record import ComplexityRecord, JobPlace, Memory, Record, Repeat, Spec, Status, Timing
-from workload.contract.spec import Context, Profile
+from workload.contract.spec import Profile
 from workload.profile.status import before_the_pass
 
 

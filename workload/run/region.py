@@ -9,6 +9,7 @@ from workload.contract import bundle
 from workload.contract.record import Timing
 from workload.contract.spec import Device
 from workload.measure.clock import Clock, clock_for
+from workload.measure.collectives import Collectives
 from workload.measure.recorder import LossReader, PhaseTotals, Recorder, StepPhase, loss_reader_for
 from workload.measure.telemetry import Telemetry
 from workload.measure.timing import CpuMeter, CpuUse, Timeline, summarize
@@ -41,6 +42,7 @@ class Region:
         losses: LossReader | None = None,
         *,
         has_telemetry: bool = False,
+        collectives: Collectives | None = None,
     ) -> None:
         self.phase = StepPhase.WARMUP
         self.is_open = self.wants_more = False
@@ -55,7 +57,9 @@ class Region:
         # The recorder needs a reader of losses, but gets no loss from a user's script, because the loss cannot be told
         # from other tensors.
         losses = losses or loss_reader_for(Device.CPU)
-        self.recorder = self._stack.enter_context(Recorder(folder, self._clock, losses, started_s=timeline.started_s))
+        self.recorder = self._stack.enter_context(
+            Recorder(folder, self._clock, losses, started_s=timeline.started_s, collectives=collectives)
+        )
         self._meter = CpuMeter()
 
     @property

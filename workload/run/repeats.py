@@ -5,6 +5,7 @@ The process that starts them holds neither torch nor a GPU.
 
 import os
 import subprocess
+import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -12,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from workload import log
+from workload.contract.context import Context
 from workload.contract.errors import ExitCode, InterruptedRunError
 from workload.contract.interrupt import ChildEnd, handled_by, raise_if_interrupted, run_child
 from workload.contract.invocation import SCRIPTS, TRAINER
-from workload.contract.spec import Context, Profile, Resolved, arguments
+from workload.contract.spec import Profile, Resolved, arguments
 from workload.run import unfinished
 from workload.steps.program import Program
 
@@ -160,6 +162,8 @@ def _script_once(words: Sequence[str], program: Program) -> tuple[ChildEnd, list
 
 def _comes_from_the_terminal() -> bool:
     """Whether a signal has reached the child too: for Ctrl-C a terminal signals every process in the foreground."""
+    if sys.platform == "win32":
+        return True
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:

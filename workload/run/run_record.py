@@ -46,5 +46,9 @@ class RunRecord:
 
     def seal(self) -> None:
         """Write the last record and seal the bundle."""
-        bundle.write_record(self.folder, self.record)
+        self.write()
         bundle.seal(self.folder)
+
+    def write(self) -> None:
+        """Write the record; the bundle stays open."""
+        bundle.write_record(self.folder, self.record)

@@ -16,6 +16,7 @@ import torch
 
 from workload import log
 from workload.contract import bundle, verdict
+from workload.contract.context import Context
 from workload.contract.fields import from_facts
 from workload.contract.interrupt import interruption_deferred
 from workload.contract.invocation import as_typed
@@ -30,7 +31,7 @@ from workload.contract.record import (
     Timing,
 )
 from workload.contract.script import slug
-from workload.contract.spec import Context, Device, Precision, Profile
+from workload.contract.spec import Device, Precision, Profile
 from workload.contract.text import counted, percent, plain, seconds, si
 from workload.environment import device
 from workload.environment.collect import collect

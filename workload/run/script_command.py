@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import rooflaunch
 from workload import log
+from workload.contract.context import Context
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -24,8 +25,9 @@ from workload.contract.errors import (
 )
 from workload.contract.interrupt import pending_interruption
 from workload.contract.record import Status
-from workload.contract.spec import Context, Option, Profile, RunSpec, options
+from workload.contract.spec import Option, Profile, RunSpec, options
 from workload.contract.text import counted
+from workload.environment import gpu_index
 from workload.measure.timing import Timeline
 from workload.run.repeats import repeat_script
 from workload.steps import hooks, program
@@ -87,6 +89,7 @@ def add_parser(commands: Any, formatter: Any) -> None:
     )
     parser.add_argument("--fresh-ceilings", action="store_true", help="measure them again")
     parser.add_argument("-o", "--output", type=Path, default=Path("results"), help="folder for bundles (results)")
+    parser.add_argument(gpu_index.FLAG, metavar="N", type=gpu_index.parsed, help=gpu_index.HELP)
     parser.add_argument("--context", help="only for launchers: print nothing but the bundle's folder to stdout")
     # Set for one run of a series: the run's context, and the file to write its bundle's folder to.
     parser.add_argument("--series", help=SUPPRESS)
@@ -127,6 +130,9 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
         )
     script = program.resolve(parsed.script_words, data=parsed.data)
     program.refuse_distributed()
+    if parsed.gpu_index is not None:
+        # Before the script imports torch. Repeats and the profile are child processes, which inherit the choice.
+        gpu_index.use(parsed.gpu_index)
     facts = parsed.context or parsed.series
     context = Context() if facts is None else Context.from_argument(facts)
     repeats, profile, profile_steps = (

@@ -21,8 +21,10 @@ from typing import Any, NoReturn
 
 from workload.contract import entry
 from workload.contract.forks import Start, set_this_start
-from workload.contract.interrupt import LIFELINE, SIGNALS
+from workload.contract.interrupt import LIFELINE
+from workload.contract.operating_system import SIGNALS
 
+assert sys.platform == "linux"
 # Modules that import all that a run of our trainer needs, and one that it uses if it is installed.
 PRELOADED = ("workload.cli", "workload.run.train")
 OPTIONAL = "fvcore.nn"

@@ -7,7 +7,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import repeat
@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from workload.contract import bundle, verdict
+from workload.contract import bundle, ranks, verdict
+from workload.contract.context import Context, KeptCeilings
 from workload.contract.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.fields import from_facts
 from workload.contract.interrupt import interruption_deferred, pending_interruption, raise_if_interrupted
@@ -27,19 +28,22 @@ from workload.contract.record import (
     Spec,
     Status,
 )
-from workload.contract.spec import Context, Device, KeptCeilings, Precision, Resolved, RunSpec, options
+from workload.contract.spec import Device, Precision, Resolved, RunSpec, options
 from workload.contract.text import counted, cpu_share, percent, seconds, si
 from workload.environment import device, resource_errors
 from workload.environment.collect import collect
 from workload.environment.host_sections import SectionsBeside
 from workload.log import Progress
 from workload.measure import ceiling_cache, ceilings
+from workload.measure.clock import clock_for
+from workload.measure.collectives import Collectives
 from workload.measure.recorder import StepPhase, loss_reader_for
 from workload.measure.settle import settle, thermometer_of
 from workload.measure.telemetry import Telemetry
 from workload.measure.timing import Timeline
 from workload.model import models
 from workload.run.first_record import first_record
+from workload.run.group import Group
 from workload.run.region import Region
 from workload.run.run_record import RunRecord
 from workload.run.unfinished import status_of
@@ -76,17 +80,20 @@ class TrainingJob:
         )
 
 
-def prepare(resolved: Resolved, context: Context) -> TrainingJob:
-    """Choose the device, open the data, build the model and count its FLOP. Raises `UsageError` or `ToolError`."""
+def prepare(resolved: Resolved, context: Context, rank: int = 0) -> TrainingJob:
+    """Choose the device, open the data, build the model and count its FLOP. Raises `UsageError` or `ToolError`.
+
+    `rank`: number of this process, if several train together; each gets its share of the CPUs.
+    """
     models.require(resolved.spec.model)
-    cpus = device.usable_cpus()
+    cpus = device.usable_cpus() / resolved.spec.devices
     chosen = device.choose(resolved.spec.device)
     spec = resolved.spec.filled(chosen, cpus=max(1, int(cpus))).checked()
     gpu_notes = device.unused_gpu_note(resolved.spec.device, chosen)
     for note in gpu_notes:
         LOGGER.warning("note       %s", note)
     notes = [*gpu_notes, *device.prepare(spec, cpus=cpus)]
-    source = data.open_source(spec)
+    source = data.open_source(spec, rank)
     assert spec.image_size is not None
     assert spec.batch_size is not None
     counted = complexity.count(
@@ -112,16 +119,27 @@ def prepare(resolved: Resolved, context: Context) -> TrainingJob:
     )
 
 
-def execute(job: TrainingJob, folder: Path, timeline: Timeline, beside: SectionsBeside | None = None) -> Record:
+def execute(
+    job: TrainingJob,
+    folder: Path,
+    timeline: Timeline,
+    beside: SectionsBeside | None = None,
+    group: Group | None = None,
+) -> Record:
     """Run the job and leave a sealed bundle in `folder`, even if the run fails; return the record.
 
     Raises the run's error after sealing the bundle. A full disk leaves the bundle incomplete and raises `OSError`.
-    `beside`: collects facts of the environment in a thread, which ends before the first step.
+    `beside`: collects facts of the environment in a thread, which ends before the first step. `group`: this process is
+    rank 0 of several; the process that started them seals the bundle of a run that fails, as it knows which rank did.
     """
     run = RunRecord(folder, _first_record(job, folder.name, timeline, beside), timeline)
     failure: Exception | None = None
     try:
-        _measure(job, run, timeline)
+        _measure(job, run, timeline, group)
+        if group:
+            group.wait()
+            measured_s = run.record.timing.measured_s
+            run.set(ranks=ranks.summary(folder, device=job.spec.device, measured_s=measured_s))
         run.set(status=Status.COMPLETED)
     except Exception as error:
         if isinstance(error, OSError) and bundle.is_write_failure(error):
@@ -132,6 +150,10 @@ def execute(job: TrainingJob, folder: Path, timeline: Timeline, beside: Sections
         LOGGER.debug("%s", "".join(traceback.format_exception(error)))
     with interruption_deferred():
         _finish(job, run, timeline)
+        if failure and group:
+            run.write()
+        else:
+            run.seal()
     if failure:
         raise failure
     return run.record
@@ -157,7 +179,13 @@ def _first_record(job: TrainingJob, run_id: str, timeline: Timeline, beside: Sec
     )
 
 
-def _measure(job: TrainingJob, run: RunRecord, timeline: Timeline) -> None:
+def follow(job: TrainingJob, folder: Path, timeline: Timeline, group: Group) -> None:
+    """Train beside rank 0, which writes the bundle `folder`; write only this rank's own files."""
+    _train(job, folder, None, timeline, group)
+    group.wait()
+
+
+def _measure(job: TrainingJob, run: RunRecord, timeline: Timeline, group: Group | None) -> None:
     path = run.folder / bundle.TELEMETRY
     with Telemetry(path, device=job.spec.device, origin_s=timeline.started_s) as telemetry:
         context = job.context
@@ -175,7 +203,7 @@ def _measure(job: TrainingJob, run: RunRecord, timeline: Timeline) -> None:
             run.set(settling=settle(thermometer, target_c, report=LOGGER.info))
         timeline.enter("setup")
         device.reset_peak_memory(job.spec.device)
-        _train(job, TrainingStep(job.model, job.spec), run, timeline)
+        _train(job, run.folder, run, timeline, group)
         share = verdict.share_of_ceiling(run.record)
         if share is not None and share > verdict.ABOVE_CEILING:
             timeline.enter("ceilings_again")
@@ -216,34 +244,46 @@ def _measure_ceilings_again(job: TrainingJob, run: RunRecord, share: float) -> N
     )
 
 
-def _train(job: TrainingJob, step: TrainingStep, run: RunRecord, timeline: Timeline) -> None:
+def _train(job: TrainingJob, folder: Path, run: RunRecord | None, timeline: Timeline, group: Group | None) -> None:
+    """Warm up and measure. `folder`: the bundle's; `run`: its record, None in a rank that does not write it."""
     spec = job.spec
     assert spec.warmup is not None
     assert spec.iterations is not None
-    region = Region(run.folder, spec.device, timeline, loss_reader_for(spec.device), has_telemetry=True)
-    recorder = region.recorder
     phases = ((StepPhase.WARMUP, spec.warmup, 0.0), (StepPhase.MEASURED, spec.iterations, spec.min_seconds or 0.0))
-    with closing(job.source.batches()) as batches, closing(region):
+    with ExitStack() as stack:
+        own = group.own_folder(folder) if group else folder
+        collectives = stack.enter_context(Collectives(own, clock_for(spec.device))) if group else None
+        step = TrainingStep(job.model, spec, collectives)
+        losses = loss_reader_for(spec.device)
+        place = folder if run else own
+        region = Region(place, spec.device, timeline, losses, has_telemetry=True, collectives=collectives)
+        batches = stack.enter_context(closing(job.source.batches()))
+        stack.enter_context(closing(region))
         for phase, count, least_s in phases:
             skipped_before = step.skipped
             try:
                 with _phase(region, phase, count, spec) as progress:
-                    for _ in at_least(count, least_s, progress):
+                    for _ in at_least(count, least_s, progress, group):
                         raise_if_interrupted()
-                        recorder.begin(phase, spec.images_per_step)
-                        recorder.end(step(batches, recorder.mark))
+                        region.recorder.begin(phase, spec.images_per_step)
+                        region.recorder.end(step(batches, region.recorder.mark))
             finally:
-                if region.measured:
-                    run.set(timing=region.measured.summarize(run.record.timing))
-                if spec.precision is Precision.AMP:
-                    known = run.record.timing.skipped_steps or SkippedSteps()
-                    run.set_timing(skipped_steps=replace(known, **{phase.value: step.skipped - skipped_before}))
+                if run:
+                    _note_timing(run, region, phase, step.skipped - skipped_before)
+
+
+def _note_timing(run: RunRecord, region: Region, phase: StepPhase, skipped: int) -> None:
+    if region.measured:
+        run.set(timing=region.measured.summarize(run.record.timing))
+    if run.record.spec.precision == Precision.AMP:
+        known = run.record.timing.skipped_steps or SkippedSteps()
+        run.set_timing(skipped_steps=replace(known, **{phase.value: skipped}))
 
 
 @contextmanager
 def _phase(region: Region, phase: StepPhase, count: int, spec: RunSpec) -> Iterator[Progress]:
     """Context manager for the steps of one phase. A phase that fails ends with its last complete step."""
-    progress = Progress(phase, count, images_per_step=spec.images_per_step)
+    progress = Progress(phase, count, images_per_step=spec.images_per_step * spec.devices)
     region.enter(phase)
     region.recorder.on_flush = lambda: progress.update(len(region.totals.step_s))
     is_complete = False
@@ -256,15 +296,26 @@ def _phase(region: Region, phase: StepPhase, count: int, spec: RunSpec) -> Itera
 
 
 def at_least(
-    count: int, least_s: float, progress: Progress, now: Callable[[], float] = time.perf_counter
+    count: int,
+    least_s: float,
+    progress: Progress,
+    group: Group | None = None,
+    *,
+    now: Callable[[], float] = time.perf_counter,
 ) -> Iterator[None]:
     """Yield once per step: `count` times, then until `least_s` seconds have passed since the first step began.
 
-    Adding steps is logged, and raises the total of `progress`.
+    Adding steps is logged, and raises the total of `progress`. `group`: its ranks take the same number of steps.
     """
     began_s = now()
     yield from repeat(None, count)
     taken_s, taken = now() - began_s, count
+    if group and least_s:
+        while more := group.more_steps(taken, now() - began_s, least_s):
+            progress.expect(taken + more)
+            yield from repeat(None, more)
+            taken += more
+        return
     if taken_s >= least_s:
         return
     LOGGER.info("measured   %s took less than %g s: adding more steps (--min-seconds)", counted(count, "step"), least_s)
@@ -280,7 +331,6 @@ def _finish(job: TrainingJob, run: RunRecord, timeline: Timeline) -> None:
     run.set_process(lambda: device.memory(job.spec.device))
     run.judge()
     run.set(notes=[*job.notes, *_skipped(run.record), *_idle_cpus(run.record)])
-    run.seal()
 
 
 def _skipped(run: Record) -> list[str]:

@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from workload.contract import bundle
+from workload.contract.context import Context
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
 from workload.contract.record import Record, Spec, Status
 from workload.contract.script import script_name, slug
-from workload.contract.spec import Context, Device, RunSpec
+from workload.contract.spec import Device, RunSpec
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
 from workload.run.first_record import first_record
@@ -102,13 +103,14 @@ def _record(run_id: str, spec: RunSpec, context: Context) -> Record:
     # A launcher that starts containers has collected these facts already.
     seen: dict[str, dict[str, object]] = {} if "host" in context.outside else outside_facts()
     sections = {name: {**seen.get(name, {}), **context.outside.get(name, {})} for name in {*seen, *context.outside}}
+    device = {"type": spec.device.value, **sections.get("device", {})}
     return first_record(
         run_id,
         context,
         place=context.place or f"local-{spec.device}",
         spec=Spec.from_run_spec(spec),
         spec_origin=context.spec_origin,
-        facts={"host": {}, "device": {"type": spec.device.value}, "software": {}} | sections,
+        facts={"host": {}, "software": {}} | sections | {"device": device},
         started_at=datetime.now(UTC).isoformat(),
         notes=[NOTE],
     )

@@ -46,6 +46,9 @@ RECORDED_MODULES = 10
 MODEL, OUTSIDE = "(model)", "(loss, optimizer)"
 # Functions by which torch.nn and torchvision create parameters and statistics.
 WEIGHT_FACTORIES = frozenset({torch.empty, torch.ones, torch.zeros})
+# One thread computes a smaller forward pass in 0.05 to 0.3 s. Several threads wait for each other after every
+# operation, for 0.3 s or more in all if another process uses a CPU.
+ONE_THREAD_FLOP = 1e10
 FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"
 FVCORE_LOGGER = "fvcore.nn.jit_analysis"
 
@@ -118,10 +121,12 @@ def count(
         kinds = (Optimizer(optimizer), Precision(precision))
         step = _FakeStep(module, *kinds, device_type=_countable_device(Device(device)), shape=shape)
         counted = step.count(grad_accumulation)
+    forward_flop_per_image = round(counted.forward.flop / batch_size)
     fvcore_mac = None
     if with_fvcore:
-        fvcore_mac = fvcore_mac_per_image(model, num_classes=num_classes, image_size=image_size)
-    forward_flop_per_image = round(counted.forward.flop / batch_size)
+        threads = 1 if forward_flop_per_image < ONE_THREAD_FLOP else torch.get_num_threads()
+        with _threads(threads):
+            fvcore_mac = fvcore_mac_per_image(model, num_classes=num_classes, image_size=image_size)
     by_layer: Counter[str] = Counter()
     for tensor in counted.kept:
         by_layer[tensor.module] += tensor.bytes
@@ -346,6 +351,17 @@ def fvcore_mac_per_image(model: str, *, num_classes: int, image_size: int) -> fl
         from fvcore.nn import FlopCountAnalysis  # noqa: PLC0415 - optional
 
         return float(FlopCountAnalysis(module, image).total())
+
+
+@contextlib.contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Compute with this number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """Sources of batches: synthetic ones on the device, CIFAR-10, Imagenette, or a folder of images."""
 
+import signal
+import sys
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,7 @@ from urllib.error import URLError
 import torch
 from PIL import Image, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data.distributed import DistributedSampler
 from torchvision import datasets
 from torchvision.transforms import v2
 
@@ -43,24 +46,24 @@ class DataSource:
     path: Path | None
 
 
-def open_source(spec: RunSpec) -> DataSource:
-    """Open the data set that `spec` names.
+def open_source(spec: RunSpec, rank: int = 0) -> DataSource:
+    """Open the data set that `spec` names. `rank`: the one of several ranks that the batches are for.
 
     Raises `UsageError` or `ToolError` if the data set is absent, empty or too small.
     """
     if spec.dataset == SYNTHETIC:
-        return _synthetic(spec)
+        return _synthetic(spec, rank)
     if spec.dataset == CIFAR10:
-        return _loaded(spec, _cifar10(spec), path=_data_dir(spec))
+        return _loaded(spec, rank, _cifar10(spec), path=_data_dir(spec))
     folder = _imagenette(spec) if spec.dataset == IMAGENETTE else _image_root(spec)
-    return _loaded(spec, _image_folder(folder, spec), path=folder)
+    return _loaded(spec, rank, _image_folder(folder, spec), path=folder)
 
 
-def _synthetic(spec: RunSpec) -> DataSource:
+def _synthetic(spec: RunSpec, rank: int) -> DataSource:
     """Source of a fixed batch with random labels, made on the device, so that only training is measured."""
 
     def batches() -> Generator[Batch]:
-        generator = torch.Generator().manual_seed(spec.seed)
+        generator = torch.Generator().manual_seed(spec.seed + rank)
         assert spec.batch_size is not None
         assert spec.image_size is not None
         images = torch.randn(spec.batch_size, 3, spec.image_size, spec.image_size, generator=generator)
@@ -72,15 +75,16 @@ def _synthetic(spec: RunSpec) -> DataSource:
     return DataSource(batches=batches, classes=IMAGENET_CLASSES, images=None, path=None)
 
 
-def _loaded(spec: RunSpec, dataset: Any, *, path: Path) -> DataSource:
+def _loaded(spec: RunSpec, rank: int, dataset: Any, *, path: Path) -> DataSource:
     classes = len(dataset.classes)
     chosen = _subset(spec, dataset)
-    if len(chosen) < (spec.batch_size or 0):
+    if len(chosen) < (spec.batch_size or 0) * spec.devices:
+        each = f" for each of {spec.devices} devices" if spec.devices > 1 else ""
         raise UsageError(
-            f"data set '{spec.dataset}' gives {len(chosen)} images: fewer than one batch of {spec.batch_size}",
-            hint=f"--batch-size {len(chosen)}, or more images",
+            f"data set '{spec.dataset}' gives {len(chosen)} images: fewer than one batch of {spec.batch_size}{each}",
+            hint=f"--batch-size {max(1, len(chosen) // spec.devices)}, or more images",
         )
-    loader = _loader(spec, chosen)
+    loader = _loader(spec, rank, chosen)
     return DataSource(batches=lambda: _endless(spec, loader), classes=classes, images=len(chosen), path=path)
 
 
@@ -91,12 +95,14 @@ def _subset(spec: RunSpec, dataset: Any) -> Any:
     return Subset(dataset, order[: spec.subset].tolist())
 
 
-def _loader(spec: RunSpec, dataset: Dataset[Any]) -> DataLoader[Any]:
+def _loader(spec: RunSpec, rank: int, dataset: Dataset[Any]) -> DataLoader[Any]:
     workers = spec.workers or 0
+    sampler = _sampler(spec, rank, dataset) if spec.devices > 1 else None
     return DataLoader(
         dataset,
         batch_size=spec.batch_size,
-        shuffle=True,
+        shuffle=sampler is None,
+        sampler=sampler,
         drop_last=True,
         num_workers=workers,
         pin_memory=spec.device is Device.CUDA if spec.pin_memory is None else spec.pin_memory,
@@ -107,18 +113,25 @@ def _loader(spec: RunSpec, dataset: Dataset[Any]) -> DataLoader[Any]:
     )
 
 
+def _sampler(spec: RunSpec, rank: int, dataset: Any) -> DistributedSampler[Any]:
+    """Sampler of the images of one rank: all ranks draw the same order, and take turns in it."""
+    return DistributedSampler(dataset, spec.devices, rank, shuffle=True, seed=spec.seed, drop_last=True)
+
+
 def _ignore_ctrl_c(_: int) -> None:
     """Ignore Ctrl-C in a worker process: the trainer ends its workers itself."""
-    import signal  # noqa: PLC0415 - runs in the worker process
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "win32":
+        signal.signal(signal.SIGBREAK, signal.SIG_IGN)
 
 
 def _endless(spec: RunSpec, loader: DataLoader[Any]) -> Generator[Batch]:
     epoch: Any = None
     try:
         while True:
+            if isinstance(loader.sampler, DistributedSampler):
+                loader.sampler.set_epoch(loader.sampler.epoch + 1)
             epoch = iter(loader)
             for batch in epoch:
                 yield _to_device(spec, batch)

@@ -121,7 +121,8 @@ def install(observer: Observer) -> None:
     import torch.utils.data  # noqa: PLC0415
     from torch.optim import optimizer as optimizers  # noqa: PLC0415
 
-    os.register_at_fork(after_in_child=observer.silence)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=observer.silence)
     _observe_loaders(observer, torch.utils.data)
     _observe_backward(observer, torch.autograd)
     # Optimizers that are stepping now, the outermost first. One list serves all threads, because optimizer steps in a

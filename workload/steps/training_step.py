@@ -7,6 +7,7 @@ from torch import nn
 
 from workload.contract.spec import Optimizer, Precision, RunSpec
 from workload.environment import device
+from workload.measure.collectives import Collectives
 from workload.measure.recorder import StepPart
 from workload.model import models
 from workload.steps.data import Batch
@@ -19,10 +20,11 @@ ADAM_LEARNING_RATE = 1e-4
 class TrainingStep:
     """A model on its device with its optimizer; call it once per step.
 
-    `skipped` counts the steps in which AMP skipped the optimizer because a gradient overflowed in fp16.
+    `skipped` counts the steps in which AMP skipped the optimizer because a gradient overflowed in fp16. `collectives`:
+    several ranks train together, and it times the averages of their gradients.
     """
 
-    def __init__(self, model: nn.Module, spec: RunSpec) -> None:
+    def __init__(self, model: nn.Module, spec: RunSpec, collectives: Collectives | None = None) -> None:
         layout = torch.channels_last if spec.channels_last else torch.contiguous_format
         self._model: nn.Module = model.to(spec.device.value).to(memory_format=layout).train()
         self.optimizer = make_optimizer(self._model.parameters(), spec.optimizer)
@@ -35,6 +37,8 @@ class TrainingStep:
             self.optimizer.register_step_post_hook(self._count_update)
         if spec.compile:
             self._model.compile()
+        self._parallel = collectives.parallel(self._model) if collectives else None
+        self._model = self._parallel or self._model
 
     def __call__(self, batches: Iterator[Batch], mark: Callable[[StepPart], object]) -> torch.Tensor:
         """Train on `grad_accumulation` batches; return the last batch's loss, detached, on the device.
@@ -45,6 +49,9 @@ class TrainingStep:
         for index in range(self._spec.grad_accumulation):
             images, labels = next(batches)
             mark(StepPart.DATA)
+            if self._parallel is not None:
+                # Only the last batch of a step averages the gradients: DDP's `no_sync` sets the same attribute.
+                self._parallel.require_backward_grad_sync = index == self._spec.grad_accumulation - 1
             with device.autocast(self._spec):
                 loss = models.loss(self._model(images), labels)
             mark(StepPart.FORWARD)

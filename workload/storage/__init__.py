@@ -1,1 +1,1 @@
-"""Transfer of bundles to a store and back. google-cloud-storage is imported only inside functions."""
+"""Transfer of bundles to a store and back. google-cloud-storage and boto3 are imported only inside functions."""

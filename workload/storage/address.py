@@ -1,8 +1,8 @@
 """Addresses of stores, and of runs in them: parses an address, and opens the store there.
 
-`open_store("gs://BUCKET/PREFIX")` opens a bucket of Cloud Storage, `open_store("FOLDER")` a folder of this machine or
-of a shared file system, `open_store("ssh://USER@HOST/FOLDER")` a folder of another machine. This module imports only
-the standard library until a bucket is opened.
+`open_store("gs://BUCKET/PREFIX")` opens a bucket of Cloud Storage, `open_store("s3://BUCKET/PREFIX")` one of S3,
+`open_store("FOLDER")` a folder of this machine or of a shared file system, `open_store("ssh://USER@HOST/FOLDER")` a
+folder of another machine. This module imports only the standard library until a bucket is opened.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from workload.contract import bundle
 from workload.contract.errors import UsageError
-from workload.storage import folder, gcs, ssh
+from workload.storage import folder, gcs, s3, ssh
 from workload.storage.inventory import RUNS
 from workload.storage.names import why_unsafe
 from workload.storage.store import Patience, Store
@@ -22,8 +22,9 @@ from workload.storage.store import Patience, Store
 
 @dataclass(frozen=True, kw_only=True)
 class BucketAddress:
-    """Parts of `gs://BUCKET/PATH`; the path has no slash at its ends."""
+    """Parts of `SCHEME://BUCKET/PATH`, where the scheme is `gs` or `s3`; the path has no slash at its ends."""
 
+    scheme: str
     bucket: str
     path: str
 
@@ -36,15 +37,21 @@ class SshAddress:
     path: str
 
 
-BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+# Names of buckets by scheme: https://cloud.google.com/storage/docs/buckets#naming and
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+BUCKET_NAMES = {
+    "gs": re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"),
+    "s3": re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"),
+}
 # A scheme has at least two letters, because `C:/results` is a folder of Windows. `gs:/x` is a typing error, no folder.
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 EXAMPLE = "analyze fetch gs://BUCKET/PREFIX -o results"
+EXAMPLES = {"gs": EXAMPLE, "s3": "analyze fetch s3://BUCKET/PREFIX -o results"}
 
 
 def is_bucket(text: str) -> bool:
     """Whether an address is meant to be a bucket; its name may still be invalid."""
-    return text.startswith("gs://")
+    return text.startswith(tuple(f"{scheme}://" for scheme in BUCKET_NAMES))
 
 
 def parse_address(text: str) -> BucketAddress | SshAddress | Path:
@@ -52,11 +59,11 @@ def parse_address(text: str) -> BucketAddress | SshAddress | Path:
     scheme = SCHEME.match(text)
     if scheme is None and text:
         return Path(text)
-    if scheme and scheme[1] == "gs":
-        name, _, path = text.removeprefix("gs://").partition("/")
-        if not is_bucket(text) or not BUCKET_NAME.fullmatch(name):
-            raise UsageError(f"a bucket is written gs://BUCKET/PREFIX; got '{text}'", hint=EXAMPLE)
-        return BucketAddress(bucket=name, path=_joined(path))
+    if scheme and (valid := BUCKET_NAMES.get(scheme[1])):
+        name, _, path = text.removeprefix(f"{scheme[1]}://").partition("/")
+        if not is_bucket(text) or not valid.fullmatch(name):
+            raise UsageError(f"a bucket is written {scheme[1]}://BUCKET/PREFIX; got '{text}'", hint=EXAMPLES[scheme[1]])
+        return BucketAddress(scheme=scheme[1], bucket=name, path=_joined(path))
     if scheme and scheme[1] == "ssh" and text.startswith("ssh://"):
         login, _, path = text.removeprefix("ssh://").partition("/")
         return SshAddress(login=login, path=_joined(path))
@@ -66,8 +73,8 @@ def parse_address(text: str) -> BucketAddress | SshAddress | Path:
             raise UsageError(f"a folder is written file:///FOLDER, or FOLDER; got '{text}'", hint=EXAMPLE)
         return Path(path)
     raise UsageError(
-        "a place for bundles is written gs://BUCKET/PREFIX, ssh://USER@HOST/FOLDER, FOLDER or file:///FOLDER; "
-        f"got '{text}'",
+        "a place for bundles is written gs://BUCKET/PREFIX, s3://BUCKET/PREFIX, ssh://USER@HOST/FOLDER, FOLDER or "
+        f"file:///FOLDER; got '{text}'",
         hint=EXAMPLE,
     )
 
@@ -89,7 +96,8 @@ def open_store(address: str, *, probe: str = "", jobs: int = 1, patience: Patien
     if isinstance(place, Path):
         return folder.connect(address, place, limit_s=limits.first_answer_s)
     root = f"{place.path}/" if place.path else ""
-    return gcs.connect(place.bucket, root=root, prefix=probe, jobs=jobs, patience=limits)
+    connect = s3.connect if place.scheme == s3.Bucket.scheme else gcs.connect
+    return connect(place.bucket, root=root, prefix=probe, jobs=jobs, patience=limits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +122,11 @@ class FetchSource:
 
     def search(self) -> str:
         """Command that finds complete runs anywhere in the store."""
-        if self.address.startswith("gs://"):
-            return f"gcloud storage ls '{self.address}/**/{bundle.MANIFEST}'"
         place = parse_address(self.address)
+        if isinstance(place, BucketAddress):
+            if place.scheme == s3.Bucket.scheme:
+                return f"aws s3 ls --recursive {self.address}/ | grep {bundle.MANIFEST}"
+            return f"gcloud storage ls '{self.address}/**/{bundle.MANIFEST}'"
         if isinstance(place, SshAddress):
             login = re.sub(r"(.*?):(\d+)$", r"-p \2 \1", place.login)
             # ~ must not be quoted, because the other machine's shell expands it.
@@ -143,7 +153,7 @@ def parse_source(text: str) -> FetchSource:
     place = parse_address(text)
     if isinstance(place, BucketAddress):
         prefix, run_id = _parted(place.path)
-        source = FetchSource(address=f"gs://{place.bucket}", folder=f"{prefix}{RUNS}/", run_id=run_id)
+        source = FetchSource(address=f"{place.scheme}://{place.bucket}", folder=f"{prefix}{RUNS}/", run_id=run_id)
     elif isinstance(place, SshAddress):
         prefix, run_id = _parted(place.path)
         source = FetchSource(address=f"ssh://{place.login}/{prefix}".rstrip("/"), folder=f"{RUNS}/", run_id=run_id)

@@ -21,6 +21,7 @@ from typing import BinaryIO
 from workload.contract.checksum import BLOCK_BYTES, crc32c_of, crc32c_text
 from workload.contract.checksum import crc32c as extend_crc32c
 from workload.contract.errors import BundleError, ToolError, UsageError
+from workload.contract.operating_system import replace_file
 from workload.storage.names import require_safe, why_unsafe
 from workload.storage.ssh_remote import NEW_FLAGS, NO_HARD_LINKS, OPEN_FLAGS, TEMPORARY, entries, walk
 from workload.storage.ssh_remote import version as file_version
@@ -289,7 +290,7 @@ class Folder:
                     sink.flush()
                     os.fsync(sink.fileno())
                 if replace:
-                    temporary.replace(path)
+                    replace_file(temporary, path)
                 elif not _give_name(temporary, path):
                     return False
             finally:

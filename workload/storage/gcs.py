@@ -4,32 +4,40 @@ google-cloud-storage is imported only inside functions. `store.py` has the inter
 stores.
 """
 
-import http.client
+import http
 import io
 import json
 import os
 import re
-import ssl
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
-from workload.contract.checksum import crc32c_of
-from workload.contract.errors import BundleError, ToolError, UsageError
-from workload.storage.names import require_safe
+from workload.contract.errors import ToolError, UsageError
+from workload.storage.buckets import (
+    CloudBucket,
+    Content,
+    Service,
+    arrived_damaged,
+    bounded,
+    causes,
+    content_type,
+    has_wrong_certificate,
+    network_reason,
+    sent_damaged,
+    throttled,
+)
 from workload.storage.store import (
     MAX_RECORD_BYTES,
     BoundedSink,
-    ObjectExistsError,
     Patience,
     Sink,
     StoredObject,
     UnreachableError,
     changed,
-    not_sealed,
     within,
 )
 
@@ -37,7 +45,7 @@ if TYPE_CHECKING:
     from google.cloud import storage
 
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
-PUBLIC_ENDPOINT = "https://storage.googleapis.com"
+SERVICE = Service(name="Cloud Storage", public="https://storage.googleapis.com", variables=(EMULATOR_VARIABLE,))
 LOG_IN = "gcloud auth application-default login"
 # Google's own variable: path of a key file, which is used in place of a login.
 CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
@@ -46,8 +54,6 @@ FOLDER_FIELDS = "prefixes,nextPageToken"
 # Size of an upload's chunk: held in memory, and sent again if the connection breaks. The client's default is 100 MiB.
 CHUNK_BYTES = 8 << 20
 ATTEMPTS = 3
-# A page of a list has 1000 objects: with our names at most 1.5 MB. Hostile JSON takes 40 times its size in Python.
-MAX_ANSWER_BYTES = 3_000_000
 # gzip may unpack to a thousand times its size: unpack in blocks of this size.
 PACKED_BLOCK_BYTES = 1 << 13
 
@@ -73,35 +79,15 @@ class Access:
     public_access_prevention: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Content:
-    """Content of an object to write. `generation`: the generation to replace; 0: the object must be new; None: any."""
+class Bucket(CloudBucket):
+    """A `Store` in a bucket of Cloud Storage."""
 
-    name: str
-    source: BinaryIO
-    bytes: int
-    crc32c: str
-    generation: int | None
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-
-class Bucket:
-    """A `Store` in a bucket, or in the part of it below `prefix` (empty, or with a slash at its end)."""
-
-    kind = "bucket"
+    scheme = "gs"
 
     def __init__(self, client: "storage.Client", name: str, patience: Patience, prefix: str = "") -> None:
+        super().__init__(name, patience, prefix)
         self._client = client
-        self._patience = patience
         self._timeout_s = (patience.connect_s, patience.read_s)
-        self._prefix = prefix
-        self.name = name
-
-    def __str__(self) -> str:
-        return f"bucket '{self.name}'"
-
-    def locate(self, name: str) -> str:
-        return f"gs://{self.name}/{self._prefix}{name}"
 
     def removal(self, name: str) -> str:
         return f"gcloud storage rm {'-r ' if name.endswith('/') else ''}{self.locate(name).rstrip('/')}"
@@ -159,43 +145,6 @@ class Bucket:
             return None  # 404 of the object: the bucket exists, as the first contact has shown
         return content.getvalue()
 
-    def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
-        del is_private  # the bucket's own access rules hold for all of its objects
-        wanted = _Content(
-            name=self._prefix + name,
-            source=io.BytesIO(content),
-            bytes=len(content),
-            crc32c=crc32c_of(io.BytesIO(content)),
-            generation=0 if if_absent else None,
-        )
-        unclear: list[Exception] = []
-        try:
-            self._put(wanted, unclear=unclear)
-        except ObjectExistsError:
-            # An earlier attempt may have succeeded although its answer was lost.
-            return bool(unclear) and self.checksum(name) == wanted.crc32c
-        return True
-
-    def upload(
-        self, name: str, path: Path, *, crc32c: str, replaces: str = "", metadata: Mapping[str, str] | None = None
-    ) -> bool:
-        with path.open("rb") as source:
-            wanted = _Content(
-                name=self._prefix + name,
-                source=source,
-                bytes=os.fstat(source.fileno()).st_size,
-                crc32c=crc32c,
-                generation=int(replaces or 0),
-                metadata=metadata or {},
-            )
-            try:
-                self._put(wanted)
-            except ObjectExistsError:
-                if self.checksum(name) != crc32c:
-                    raise
-                return False
-        return True
-
     def checksum(self, name: str) -> str | None:
         with self._translated():
             blob = self._client.bucket(self.name).get_blob(
@@ -252,25 +201,15 @@ class Bucket:
         if blob.generation is not None and str(blob.generation) != listed.version:
             raise changed(listed)
 
-    def _put(self, wanted: _Content, *, unclear: list[Exception] | None = None) -> None:
-        """Store an object; append to `unclear` the failures after which it was sent again."""
+    def _is_conflict(self, error: Exception) -> bool:
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 
-        require_safe(wanted.name, self)
-        try:
-            self._send(wanted, unclear)
-        except (ToolError, BundleError, ValueError) as error:
-            if isinstance(error.__cause__, api.PreconditionFailed):
-                raise ObjectExistsError(
-                    f"another '{wanted.name}' is in bucket '{self.name}' already",
-                    hint=f"gcloud storage ls -L gs://{self.name}/{wanted.name}",
-                ) from error
-            wanted.source.seek(0)
-            if isinstance(error, UnreachableError) or crc32c_of(wanted.source) == wanted.crc32c:
-                raise
-            raise not_sealed(wanted.name) from error
+        return isinstance(error.__cause__, api.PreconditionFailed)
 
-    def _send(self, wanted: "_Content", unclear: list[Exception] | None) -> None:
+    def _details(self, address: str) -> str:
+        return f"gcloud storage ls -L {address}"
+
+    def _send(self, wanted: Content, unclear: list[Exception] | None) -> None:
         """Send an object; start again if the server has lost the upload.
 
         https://cloud.google.com/storage/docs/resumable-uploads#handling_errors: 404 and 410 mean a lost upload. The
@@ -285,12 +224,10 @@ class Bucket:
                     raise
             else:
                 if stored != wanted.crc32c:
-                    raise BundleError(
-                        f"'{wanted.name}' arrived damaged in bucket '{self.name}'", hint="upload it again"
-                    )
+                    raise arrived_damaged(wanted.name, self.name)
                 return
 
-    def _send_once(self, wanted: "_Content", unclear: list[Exception] | None) -> str | None:
+    def _send_once(self, wanted: Content, unclear: list[Exception] | None) -> str | None:
         """Send an object once; return its CRC-32C in the store. The server rejects content that differs from ours."""
         blob = self._client.bucket(self.name).blob(wanted.name, chunk_size=CHUNK_BYTES)
         blob.crc32c = wanted.crc32c
@@ -301,8 +238,8 @@ class Bucket:
             blob.upload_from_file(
                 wanted.source,
                 size=wanted.bytes,
-                content_type=_content_type(wanted.name),
-                if_generation_match=wanted.generation,
+                content_type=content_type(wanted.name),
+                if_generation_match=None if wanted.replaces is None else int(wanted.replaces or 0),
                 checksum=None,  # the client's own check deletes a wrong object, which we may not do
                 timeout=self._timeout_s,
                 retry=_retry(self._patience.retry_s, unclear),
@@ -377,7 +314,7 @@ def translated(bucket: str, patience: Patience, need: BucketNeed = READ) -> Iter
     except auth.GoogleAuthError as error:
         raise ToolError(f"no usable credentials for Google Cloud: {_first_line(error)}", hint=log_in()) from error
     except api.NotFound as error:
-        raise UsageError(f"bucket '{bucket}' does not exist", hint=f"gcloud storage ls{_emulator_note()}") from error
+        raise UsageError(f"bucket '{bucket}' does not exist", hint=f"gcloud storage ls{SERVICE.note()}") from error
     except (api.Forbidden, api.Unauthorized) as error:
         raise ToolError(
             f"no permission to {need.what} bucket '{bucket}': {_first_line(error)}",
@@ -385,12 +322,12 @@ def translated(bucket: str, patience: Patience, need: BucketNeed = READ) -> Iter
         ) from error
     except api.GoogleAPICallError as error:
         if _is_page(error):
-            raise _foreign() from error
+            raise SERVICE.foreign() from error
         raise ToolError(
             f"bucket '{bucket}': {_first_line(error)}", hint="run again; if the error stays, report it as a bug"
         ) from error
     except client.DataCorruption as error:
-        raise ToolError(f"bucket '{bucket}' sent damaged data", hint="run again") from error
+        raise sent_damaged(bucket) from error
     except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError) as error:
         raise _unreachable(bucket, error, patience) from error
 
@@ -422,13 +359,11 @@ def _bounded_adapter(jobs: int) -> Any:
         def send(self, request: Any, *words: Any, **options: Any) -> Any:
             answer: Any = super().send(request, *words, **options)
             if not options.get("stream") or not answer.ok:
-                content = io.BytesIO()
-                for block in answer.iter_content(PACKED_BLOCK_BYTES):
-                    if content.tell() + len(block) > MAX_ANSWER_BYTES:
-                        answer.close()
-                        raise _foreign()
-                    content.write(block)
-                answer._content = content.getvalue()  # noqa: SLF001 - read by its property `content`
+                content = bounded(answer.iter_content(PACKED_BLOCK_BYTES))
+                if content is None:
+                    answer.close()
+                    raise SERVICE.foreign()
+                answer._content = content  # noqa: SLF001 - read by its property `content`
             return answer
 
     return Bounded(pool_maxsize=jobs)
@@ -443,33 +378,14 @@ def _retry(limit_s: float, failures: list[Exception] | None = None) -> Any:
 
 
 def _unreachable(bucket: str, error: BaseException, patience: Patience) -> UnreachableError:
-    emulator = os.environ.get(EMULATOR_VARIABLE)
+    import requests  # noqa: PLC0415 - see the module
+
     if _is_throttled(error):
-        return UnreachableError(
-            f"bucket '{bucket}' answers that it gets too many requests (429)",
-            hint="wait a minute, then run again, with fewer commands at the same time",
-        )
-    if any(isinstance(cause, ssl.SSLCertVerificationError | json.JSONDecodeError) for cause in _causes(error)):
-        return _foreign()
-    hint = (
-        f"start the server at this address, or unset {EMULATOR_VARIABLE}"
-        if emulator
-        else f"check the network and its proxy (curl -I {PUBLIC_ENDPOINT}), then run again"
-    )
-    where = emulator or PUBLIC_ENDPOINT
-    return UnreachableError(f"bucket '{bucket}' cannot be reached at {where}: {_why(error, patience)}", hint=hint)
-
-
-def foreign_answer(service: str, where: str) -> UnreachableError:
-    """Error for an answer that the service never gives: a page of HTML, or another server's certificate."""
-    return UnreachableError(
-        f"another server than {service} answers at {where}: a log-in page of this network, or a proxy",
-        hint="open a page in a browser and log in to the network, or correct HTTPS_PROXY; then run again",
-    )
-
-
-def _foreign() -> UnreachableError:
-    return foreign_answer("Cloud Storage", os.environ.get(EMULATOR_VARIABLE) or PUBLIC_ENDPOINT)
+        return throttled(bucket, "429")
+    if has_wrong_certificate(error) or any(isinstance(cause, json.JSONDecodeError) for cause in causes(error)):
+        return SERVICE.foreign()
+    why = network_reason(error, patience, no_connection=(requests.ConnectTimeout,), no_data=(requests.Timeout,))
+    return SERVICE.unreachable(bucket, why or _first_line(list(causes(error))[-1]))
 
 
 def _is_throttled(error: BaseException) -> bool:
@@ -477,41 +393,14 @@ def _is_throttled(error: BaseException) -> bool:
     # Errors of an upload's steps have no `code`, only the response.
     return any(
         too_many in (getattr(cause, "code", None), getattr(getattr(cause, "response", None), "status_code", None))
-        for cause in _causes(error)
+        for cause in causes(error)
     )
 
 
 def _is_page(error: BaseException) -> bool:
     """Whether a page of HTML came with a success status; pages of Google's own servers have 502 and the like."""
-    answers = [answer for cause in _causes(error) if (answer := getattr(cause, "response", None)) is not None]
+    answers = [answer for cause in causes(error) if (answer := getattr(cause, "response", None)) is not None]
     return any(answer.ok and "html" in answer.headers.get("Content-Type", "") for answer in answers)
-
-
-def _why(error: BaseException, patience: Patience) -> str:
-    """Innermost useful reason of an error: the operating system's message, or the time without an answer."""
-    import requests  # noqa: PLC0415 - see the module
-
-    causes = list(_causes(error))
-    for cause in reversed(causes):
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-    if any(isinstance(cause, http.client.IncompleteRead) for cause in causes):
-        return "the server's answer was cut off"
-    if any(isinstance(cause, requests.ConnectTimeout) for cause in causes):
-        return f"no connection within {patience.connect_s:g} s"
-    if any(isinstance(cause, requests.Timeout) for cause in causes):
-        return f"no answer within {patience.read_s:g} s"
-    if type(error) is TimeoutError:
-        return f"no answer within {patience.first_answer_s:g} s"
-    return _first_line(causes[-1])
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and the errors that led to it, which the libraries chain as cause, context, `reason` or argument."""
-    while error is not None:
-        yield error
-        inside = (part for part in (getattr(error, "reason", None), *error.args) if isinstance(part, BaseException))
-        error = error.__cause__ or next(inside, None) or error.__context__
 
 
 def _first_line(error: BaseException) -> str:
@@ -528,14 +417,3 @@ def _answer(error: BaseException) -> str:
         return str(response.json()["error"]["message"]) if response is not None else ""
     except (ValueError, LookupError, TypeError):
         return str(response.text) if response is not None else ""
-
-
-def _emulator_note() -> str:
-    return f" ({EMULATOR_VARIABLE} is set)" if os.environ.get(EMULATOR_VARIABLE) else ""
-
-
-def _content_type(name: str) -> str:
-    """Media type for an object of this name, chosen so that a browser shows text instead of downloading it."""
-    suffix = name.rpartition(".")[2]
-    types = {"json": "application/json", "csv": "text/csv", "txt": "text/plain", "log": "text/plain"}
-    return types.get(suffix, "application/octet-stream")

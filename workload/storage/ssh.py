@@ -2,7 +2,8 @@
 
 A request is a small Python program of ours, sent over the connection together with its arguments (the "question").
 Text that a user typed therefore never becomes part of a remote command line. Keys, aliases and known hosts are those of
-the user's own `ssh`. Connections are shared and kept for a minute. A request may be repeated after a lost connection.
+the user's own `ssh`. Connections are shared and kept for a minute, so one connection at a time is enough: some proxies
+(`colab ssh --proxy-mode`) refuse a second. A request may be repeated after a lost connection.
 """
 
 import io
@@ -14,6 +15,7 @@ import shlex
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -65,6 +67,8 @@ SSH_OPTIONS = {
 KEPT_S = 60
 # A Unix socket's path has at most 104 bytes on macOS. ssh's socket name has 40, and 17 more at its creation.
 MAX_CONTROL_FOLDER = 46
+# Folder for ssh's socket, followed by the user's number, if the usual one has too long a path or is read-only.
+SHORT_FOLDER = "/tmp/rooflaunch-ssh-"  # noqa: S108 - `_shared` checks its owner
 # Pauses before a request is repeated, if the machine has answered before.
 PAUSES_S = (1.0, 3.0, 6.0)
 QUESTION_LIMIT_S = 60.0
@@ -77,6 +81,12 @@ MAX_PREAMBLE_BYTES = 1 << 20
 ENDS_WITHIN_S = 2.0
 SSH_FAILED = 255
 NOT_FOUND = 127
+# ssh's own last line after its ProxyCommand has ended. The reason is the line before, printed by the ProxyCommand.
+CLOSED = re.compile(
+    r"^((kex|ssh)_exchange_identification: |Connection (closed|reset) by |banner exchange: )", re.MULTILINE
+)
+# The HTTP status by which a proxy refuses a second connection: "too many requests".
+TAKEN = re.compile(r"\bHTTP 429\b")
 # The only remote command line. It reads all else from its standard input. -I: import nothing from the user's folder.
 COMMAND = ("python3", "-I", "-c", "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))")
 FRAME = """
@@ -117,6 +127,10 @@ for line in iter(stdin.readline, b""):
 
 class LostError(UnreachableError):
     """The connection broke, or the machine does not answer; the request may be repeated."""
+
+
+class TakenError(LostError):
+    """The machine's proxy allows one connection, and another program uses it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,11 +202,13 @@ class Connection:
             counted, request = _Counted(sink), {**question, "again": is_again}
             try:
                 answer = self._ask_once(program, request, payload, counted, limit_s)
-            except LostError:
+            except LostError as error:
                 pause_s = next(pauses, None)
-                # A machine that never answered is most likely misspelt. For a file received in part, the caller
-                # requests the rest.
-                if not self._has_answered or pause_s is None or counted.bytes:
+                # A machine that never answered is most likely misspelt, unless its proxy answered: then another
+                # rooflaunch may be connecting, whose connection can be shared in a moment. For a file received in
+                # part, the caller requests the rest.
+                is_there = self._has_answered or isinstance(error, TakenError)
+                if not is_there or pause_s is None or counted.bytes:
                     raise
                 self._sleep(pause_s)
                 is_again = True
@@ -226,7 +242,25 @@ class Connection:
         if ended.is_late:
             by_hand = f"try it by hand: {self.login.command()}"
             raise LostError(f"{self.login} did not answer within {limit_s:g} s", hint=by_hand)
-        raise self._explained(ended.code, ended.stderr, ended.preamble)
+        stderr = ended.stderr
+        if ended.code == SSH_FAILED and CLOSED.search(stderr):
+            stderr = self._proxy_stderr() or stderr
+        raise self._explained(ended.code, stderr, ended.preamble)
+
+    def _proxy_stderr(self) -> str:
+        """Error output of one more attempt to connect, with a connection of its own; empty if it succeeds.
+
+        The reason why a ProxyCommand ended is in its error output, which ssh discards if the connection is to be kept
+        (OpenSSH 9.2, sshconnect.c).
+        """
+        command = [*self._ssh({"ControlMaster": "no", "ControlPath": "none"}), *self.login.words(), "true"]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            tried = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=QUESTION_LIMIT_S, check=False
+            )
+            self._has_answered = self._has_answered or tried.returncode == 0
+            return "" if tried.returncode == 0 else tried.stderr[-MAX_PREAMBLE_BYTES:].decode(errors="replace")
+        return ""
 
     def close(self) -> None:
         """End the waiting remote programs; the next request starts them again."""
@@ -234,16 +268,18 @@ class Connection:
             session.close()
         self._idle.clear()
 
-    def _ssh(self) -> list[str]:
+    def _ssh(self, sharing: Mapping[str, str] | None = None) -> list[str]:
         program = shutil.which("ssh")
         if program is None:
             raise ToolError("the program ssh is not installed", hint="install OpenSSH's client (openssh-client)")
-        options = {**SSH_OPTIONS, **_shared()}
+        options = {**SSH_OPTIONS, **(_shared() if sharing is None else sharing)}
         return [program, "-T", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
 
     def _explained(self, code: int, stderr: str, preamble: str) -> ToolError:
         """Error for a remote program that ended without an answer, from ssh's exit code and output."""
         lines = [line.strip() for line in (stderr or preamble).splitlines() if line.strip()]
+        while len(lines) > 1 and CLOSED.match(lines[-1]):
+            lines.pop()
         last = lines[-1] if lines else ""
         login, by_hand = self.login, self.login.command()
         message, hint = f"{login} did not run our program: {last or f'exit code {code}'}", f"try it by hand: {by_hand}"
@@ -256,6 +292,9 @@ class Connection:
         elif "Permission denied" in last or "Too many authentication failures" in last:
             message = f"{login} refused the login: {last}"
             hint = f"passwords are not supported: ssh-add a key, or {by_hand.replace('ssh', 'ssh-copy-id', 1)}"
+        elif code == SSH_FAILED and TAKEN.search(last):
+            hint = f"end the other connection (a terminal, an editor), or let it end, and try again; by hand: {by_hand}"
+            return TakenError(f"{login} allows one connection, and another program uses it: {last}", hint=hint)
         elif code == SSH_FAILED or code < 0:
             why = last or ("ssh was killed" if code < 0 else "the connection broke")
             return LostError(f"{login} cannot be reached: {why}", hint=hint)
@@ -391,15 +430,19 @@ def _read_answer(stdout: IO[bytes], mark: str, sink: _Counted) -> tuple[dict[str
 
 def _shared() -> dict[str, str]:
     """Options of ssh that share one connection between requests, if a private folder with a short path is possible."""
+    not_shared = {"ControlMaster": "no", "ControlPath": "none"}
+    if sys.platform == "win32":
+        return not_shared
     base = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(base).expanduser() / "rooflaunch-ssh"
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        facts = folder.lstat()
-        is_private = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o077
-        if is_private and len(str(folder)) <= MAX_CONTROL_FOLDER and not set(str(folder)) & set(' "%'):
-            return {"ControlMaster": "auto", "ControlPersist": str(KEPT_S), "ControlPath": f"{folder}/%C"}
-    return {"ControlMaster": "no", "ControlPath": "none"}
+    for folder in (Path(base).expanduser() / "rooflaunch-ssh", Path(f"{SHORT_FOLDER}{os.getuid()}")):
+        if len(str(folder)) > MAX_CONTROL_FOLDER or set(str(folder)) & set(' "%'):
+            continue
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            facts = folder.lstat()
+            if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o077:
+                return {"ControlMaster": "auto", "ControlPersist": str(KEPT_S), "ControlPath": f"{folder}/%C"}
+    return not_shared
 
 
 def source_of(module: str) -> str:

@@ -1,4 +1,4 @@
-"""Parses the numbers of an ncu file, after finding out how the file writes them: 2,433,449.5 or 2.433.449,5.
+"""Reads the numbers in a file of ncu. Some files write 2,433,449.5, others 2.433.449,5: the style is found out first.
 
 ncu follows the locale of its machine, and prints 2 or 6 digits after the decimal mark. Exactly 3 digits after a mark
 are therefore thousands, unless other numbers contradict.

@@ -11,6 +11,7 @@ from analysis.audit.rule import Finding, Severity
 from analysis.compare.pairing import Side, value_text
 from analysis.figures import Figure, registry
 from analysis.kernels.breakdown import ALL
+from analysis.loading.cases import Case
 from analysis.loading.configurations import label
 from analysis.loading.rows import rows as rows_of
 from analysis.report import words
@@ -18,6 +19,8 @@ from analysis.report.content import Block, Bullets, Picture, Section
 from analysis.report.evidence import Contrast, ReportEvidence
 from analysis.roofline.points import WorkSource
 from analysis.statistics.samples import LEAST_REPLICATES
+from analysis.summary.costs import list_price
+from workload.contract import peaks, prices
 from workload.contract.spec import Precision
 from workload.contract.text import counted, plain
 from workload.contract.verdict import Bound
@@ -48,10 +51,11 @@ def headline(evidence: ReportEvidence) -> list[Figure]:
 
 
 def sentences(evidence: ReportEvidence) -> list[str]:
-    """Sentences on errors, settings to change, best throughput of each model and its limit, cost, repeats."""
-    first, last = [*_errors(evidence)], [*_cost(evidence), *_repeat(evidence)]
+    """Sentences on errors, the same GPU in two clouds, settings to change, best throughputs, cost, repeats."""
+    clouds = [*_clouds(evidence)]
+    first, last = [*_errors(evidence), *clouds], [*_cost(evidence), *_repeat(evidence)]
     models = [*(_models(evidence) or _without_times(evidence))]
-    settings = changes(evidence) or [*_nothing_certain(evidence)]
+    settings = changes(evidence) or ([] if clouds else [*_nothing_certain(evidence)])
     # Errors, cost and repeats always have a place. Of the other places, one is kept for a setting; then come models, at
     # least one of them; settings fill the rest.
     room = MOST_SENTENCES - len(first) - len(last)
@@ -87,6 +91,78 @@ def _subject(findings: Sequence[Finding]) -> str:
     return f"{runs[0]}{more}" if runs else "all runs"
 
 
+# --- clouds
+
+
+def _clouds(evidence: ReportEvidence) -> Iterator[str]:
+    """Compare the two clouds of each GPU that both have measured in enough blocks; all its sentences are one text."""
+    by_gpu: dict[str, list[Contrast]] = defaultdict(list)
+    for contrast in evidence.contrasts:
+        if contrast.fact == "backend" and (gpu := _cloud_gpu(contrast)):
+            by_gpu[gpu].append(contrast)
+    if by_gpu:
+        yield " ".join(_two_clouds(evidence, gpu, contrasts) for gpu, contrasts in by_gpu.items())
+
+
+def _cloud_gpu(contrast: Contrast) -> str | None:
+    """GPU that both sides have in different clouds, with enough blocks on each side; None for another contrast."""
+    clouds = {row.provider for row in prices.load().listed}
+    sides = [side.runs for side in contrast.pair.sides]
+    backends = [{case["backend"] for case in runs} for runs in sides]
+    gpus = {found.gpu if (found := peaks.find_gpu(case["device_name"])) else None for case in contrast.pair.runs}
+    blocks = min(len({case.block for case in runs} - {None}) for runs in sides)
+    differ = backends[0] != backends[1] and all(len(names) == 1 and names <= clouds for names in backends)
+    return gpus.pop() if differ and len(gpus) == 1 and blocks >= LEAST_REPLICATES else None
+
+
+def _two_clouds(evidence: ReportEvidence, gpu: str, contrasts: Sequence[Contrast]) -> str:
+    """Sentence on the configuration with the largest effect, the prices of both clouds, and what else differs."""
+    top = max(contrasts, key=_effect)
+    article = "an" if gpu[0] in "AEFHILMNORSX" else "a"
+    certain = sum(contrast.is_certain for contrast in contrasts)
+    more = [f"the largest effect of {len(contrasts)} configurations, {certain} certain"] if len(contrasts) > 1 else []
+    sides = [(str(side.value), side.runs) for side in top.pair.sides]
+    usd = ", ".join(f"{_usd_per_h(runs)} on {cloud}" for cloud, runs in sides)
+    facts = {
+        "driver": [_values(runs, "driver_version") for _, runs in sides],
+        "CPU": [_values(runs, "cpu_model") for _, runs in sides],
+        "image": [_values(runs, "image_digest") for _, runs in sides],
+        "VM image": [_vm_image(evidence, runs) for _, runs in sides],
+    }
+    differences = [
+        f"{name} {' and '.join(value or 'unknown' for value in values)}"
+        for name, values in facts.items()
+        if values[0] != values[1]
+    ]
+    also = f"also different: {', '.join(differences)}" if differences else "driver, CPU and image are the same"
+    said = "; ".join([f"{_configuration(evidence, top)}: {top.row['verdict']}", *more, usd, also])
+    return f"Is {article} {gpu} {article} {gpu}? {said}."
+
+
+def _usd_per_h(runs: Sequence[Case]) -> str:
+    """Median price of runs, from their records or the list; marked as spot if one of them was."""
+    found = []
+    for case in runs:
+        facts = {name: case[name] for name in ("machine_type", "device_name", "region", "spot")}
+        listed = None if words.is_known(case["usd_per_h"]) else list_price(**facts)
+        found.append(listed.usd_per_h if listed else case["usd_per_h"])
+    known = [usd for usd in found if words.is_known(usd)]
+    spot = " (spot)" if any(case["spot"] is True for case in runs) else ""
+    return f"{median(known):.3f} USD/h{spot}" if known else f"an unknown price{spot}"
+
+
+def _values(runs: Sequence[Case], fact: str) -> str:
+    """Known values of a fact, without the fact's name; empty if none is known."""
+    return " or ".join(sorted({value_text(fact, case[fact]) for case in runs if case[fact] is not None}))
+
+
+def _vm_image(evidence: ReportEvidence, runs: Sequence[Case]) -> str:
+    """Disk images of the VMs of runs."""
+    records = [evidence.record(case.run_id) for case in runs]
+    clouds = [found.environment.cloud for found in records if found]
+    return " or ".join(sorted({cloud.vm_image for cloud in clouds if cloud and cloud.vm_image}))
+
+
 # --- settings
 
 
@@ -94,7 +170,7 @@ def changes(evidence: ReportEvidence) -> list[str]:
     """Sentences on settings or places that are certainly faster, the largest effect first."""
     by_fact_and_model: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
     for contrast in evidence.contrasts:
-        if contrast.is_certain:
+        if contrast.is_certain and not _cloud_gpu(contrast):
             by_fact_and_model[contrast.fact, contrast.pair.shared.get("model")].append(contrast)
     tops = [max(_worthwhile(evidence, contrasts), key=_effect) for contrasts in by_fact_and_model.values()]
     by_winner: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)

@@ -164,7 +164,7 @@ def method(evidence: ReportEvidence) -> Section:
 
 
 def _metrics(evidence: ReportEvidence) -> Iterator[Section]:
-    """The part on the metrics that ncu collected: a row for each list of metrics, with its profiles."""
+    """A section on the metrics that ncu collected; none without profiles. Profiles with equal metrics share a row."""
     profiled: dict[tuple[str, ...], list[str]] = defaultdict(list)
     runs = evidence.material.every
     for row in rows_of(runs[runs["profile_kind"].eq(Profile.NCU)]):
@@ -420,7 +420,7 @@ def _runs(notes: Sequence[str]) -> str:
 
 def reproduce(evidence: ReportEvidence) -> Section:
     """The section with the command line of every configuration, from the spec in the bundle."""
-    lines = commands(evidence)
+    lines = commands(evidence.material.every, evidence.of_runs)
     intro = (
         "The command of each configuration, from the spec in its bundle, with only the options that differ "
         "from the defaults. Repeats of a configuration have one line."

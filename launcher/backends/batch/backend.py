@@ -11,9 +11,10 @@ from launcher.backends.batch.options import Options, Where
 from launcher.backends.batch.plan import PREFIX, BatchPlan, make_plan, zones_in
 from launcher.backends.batch.service import BatchService
 from launcher.backends.gcp import gpus
-from launcher.backends.gcp.backend import ComputeEngine, by_digest, pushed_image
+from launcher.backends.gcp.backend import ComputeEngine, docker_log_in
 from launcher.backends.gcp.options import Where as VmWhere
 from launcher.backends.gcp.settings import Settings
+from launcher.backends.vm_container import by_digest, pushed_image
 from launcher.protocol.backend import Job
 from launcher.protocol.checks import Check
 from launcher.protocol.records import LAUNCHES, READERS
@@ -70,7 +71,7 @@ class CloudBatch:
             reference = by_digest(self.vm.engine, draft.options.image)
         else:
             flavour = draft.vm.request.options["flavour"]
-            reference = pushed_image(self.vm.engine(), flavour, draft.settings.repository)
+            reference = pushed_image(self.vm.engine(), flavour, draft.settings.repository, docker_log_in)
         return draft.launched(datetime.fromtimestamp(now_s, UTC), image=reference)
 
     def machines(self, settings: Region) -> BatchMachines:

@@ -89,7 +89,7 @@ def reporter_check(settings: Settings, ports: BatchPorts) -> Check:
     account = settings.service_account
     cure = (
         f"gcloud projects add-iam-policy-binding {settings.project} --member serviceAccount:{account} "
-        f"--role {REPORTER_ROLE}; infra/ grants this role"
+        f"--role {REPORTER_ROLE}; infra/gcp/ grants this role"
     )
     try:
         client = ports.services(settings.project)

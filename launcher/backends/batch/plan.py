@@ -13,8 +13,10 @@ from typing import Any
 from launcher.backends.batch.options import Options
 from launcher.backends.gcp import plan as gcp_plan
 from launcher.backends.gcp.gpus import Driver, require
-from launcher.backends.gcp.planned_vm import PULL_S, SCOPE, VmPlan, run_rows, text_of
+from launcher.backends.gcp.planned_vm import SCOPE, VmPlan
 from launcher.backends.gcp.settings import Settings
+from launcher.backends.rented_plan import PULL_S, run_rows, text_of
+from launcher.backends.shared_plan import program_text
 from launcher.kinds import Runtime
 from launcher.protocol.backend import Estimate
 from launcher.protocol.records import Price, Request, region_of
@@ -34,7 +36,7 @@ PREFIX = "batch"
 # Seconds until a job runs. Google publishes 87 s for a job without a GPU; 120 s are added for a GPU's driver.
 STARTED_S = {Driver.NONE: 87, Driver.PREINSTALLED: 87 + 120, Driver.INSTALL: 87 + 120}
 NEEDS_PRIVATE_ACCESS = (
-    "without an external address the subnetwork needs Private Google Access, as create_network in infra/ makes it"
+    "without an external address the subnetwork needs Private Google Access, as create_network in infra/gcp/ makes it"
 )
 SHM = "2g"
 USER = 1000
@@ -257,7 +259,7 @@ def make_plan(vm: VmPlan, options: Options, region: str) -> BatchPlan:
         options=options,
         region=region,
         notes=tuple(_notes(vm, options)),
-        programs={f"{path.parent.name}/{path.name}": gcp_plan.program_text(path) for path in (PROGRAM, GUEST)},
+        programs={f"{path.parent.name}/{path.name}": program_text(path) for path in (PROGRAM, GUEST)},
     )
 
 

@@ -16,11 +16,13 @@ from datetime import datetime
 from typing import Any
 
 from launcher.backends.batch.plan import LAUNCH_VARIABLE, PREEMPTED_CODE
-from launcher.backends.gcp.compute import CloudClock, credentials_for, repeated
+from launcher.backends.cloud_requests import CloudClock, repeated
+from launcher.backends.gcp.compute import credentials_for
 from launcher.backends.gcp.refusals import (
     BUSY,
     DeniedError,
     Service,
+    is_temporary,
     message_of,
     no_credentials,
     reasons_of,
@@ -165,7 +167,7 @@ class BatchService:
 
         with translated(BATCH, lambda error: self._explained(error, method)):
             try:
-                return repeated(call, RETRY_S, sleep=self._sleep, monotonic=self._monotonic)
+                return repeated(call, RETRY_S, is_temporary, sleep=self._sleep, monotonic=self._monotonic)
             except api.NotFound as error:
                 if missing and re.search("/jobs/|not found", message_of(error), re.IGNORECASE):
                     return None
@@ -204,7 +206,8 @@ class BatchService:
         if code == 403:  # noqa: PLR2004 - HTTP
             return DeniedError(
                 f"no permission for Batch in project '{self.project}': {message}",
-                hint=f"ask the project's owner to add you to `launchers` in infra/, or use another account: {LOG_IN}",
+                hint="ask the project's owner to add you to `launchers` in infra/gcp/, "
+                f"or use another account: {LOG_IN}",
             )
         if code == 401:  # noqa: PLR2004
             return no_credentials(error)

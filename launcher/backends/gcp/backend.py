@@ -17,15 +17,11 @@ from launcher.backends.gcp.plan import find_image, make_plan
 from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.price_list import PriceLookup
 from launcher.backends.gcp.settings import ANY_PROJECT, Settings, resolve_settings
+from launcher.backends.vm_container import architecture_notes, by_digest, image_to_be, pushed_image
 from launcher.docker_engine import Engine
-from launcher.images import build as building
-from launcher.images import contents
-from launcher.machine.runtime import CPU_FLAVOUR
 from launcher.protocol.backend import Job
 from launcher.protocol.checks import Check
 from launcher.protocol.records import LAUNCHES, READERS
-from workload.contract.errors import ToolError, UsageError
-from workload.contract.spec import Device
 from workload.storage import gcs
 
 if TYPE_CHECKING:
@@ -75,7 +71,7 @@ class ComputeEngine:
             job.resolved,
             options,
             settings,
-            image=options.image or image_to_be(job, options, settings),
+            image=options.image or image_to_be(job, gpus.require(options.gpu).flavour, settings.repository),
             now=now,
             token=job.token,
             task=job.task,
@@ -93,9 +89,11 @@ class ComputeEngine:
         engine = self.engine
         if options.image:
             reference = by_digest(engine, options.image)
-            notes += _architecture_notes(engine, reference)
+            notes += architecture_notes(engine, reference)
         else:
-            reference = pushed_image(engine(), draft.request.options["flavour"], draft.settings.repository)
+            reference = pushed_image(
+                engine(), draft.request.options["flavour"], draft.settings.repository, docker_log_in
+            )
         now = datetime.fromtimestamp(cloud.now_s(), UTC)
         return draft.launched(now, image=reference).on_image(vm_image, notes)
 
@@ -114,69 +112,6 @@ class ComputeEngine:
 backend = ComputeEngine()
 
 
-def image_to_be(job: Job, options: Options, settings: Settings) -> str:
-    """Planned reference of the image for this code. The digest is only known after the push."""
-    on_cpu = all(spec.device is Device.CPU for spec in job.specs)
-    flavour = CPU_FLAVOUR if on_cpu else gpus.require(options.gpu).flavour
-    recipe = contents.make_recipe(contents.require_flavour(flavour), commit=contents.current_commit())
-    return f"{settings.repository}:{recipe.tag.partition(':')[2]}"
-
-
-def by_digest(engine: Callable[[], Engine], image: str) -> str:
-    """Reference of the image by digest, which never changes. A tag is looked up in its registry.
-
-    Raises `ToolError` if the tag cannot be looked up.
-    """
-    if "@sha256:" in image:
-        return image
-    try:
-        digest = engine().registry_digest(image)
-    except ToolError as error:
-        raise ToolError(
-            f"--image needs a digest, but the digest of the tag '{image}' cannot be found: {error}",
-            hint="--image HOST/NAME@sha256:…, as `launch build --push` prints it",
-        ) from error
-    head, slash, last = image.rpartition("/")
-    return f"{head}{slash}{last.partition(':')[0]}@{digest}"
-
-
-def _architecture_notes(engine: Callable[[], Engine], reference: str) -> tuple[str, ...]:
-    """Notes for an image whose platform cannot be checked. Raises `UsageError` for an image that no VM can run."""
-    try:
-        platforms = engine().registry_platforms(reference)
-    except ToolError as error:
-        return (f"could not check that the image is for {contents.VM_PLATFORM}: {error}",)
-    if not platforms:
-        return (
-            f"could not check that the image is for {contents.VM_PLATFORM}: the registry does not report its platform",
-        )
-    if contents.VM_PLATFORM not in platforms:
-        raise UsageError(
-            f"'{reference}' is an image for {', '.join(sorted(platforms))}; the VMs are {contents.VM_PLATFORM}",
-            hint=f"--image with an image for {contents.VM_PLATFORM}, as `launch build --push` makes it",
-        )
-    return ()
-
-
-def pushed_image(engine: Engine, flavour: str, repository: str) -> str:
-    """Push the image for this code to `repository`, built if the engine lacks it; return its reference by digest."""
-    row = contents.require_flavour(flavour)
-    held = engine.image(row.pinned_base)
-    platform = building.platform_of_a_vm(engine)
-    recipe = contents.make_recipe(
-        row, base_id=held.id if held else "", commit=contents.current_commit(), platform=platform
-    )
-    labelled = engine.images({contents.FLAVOUR_LABEL: flavour, contents.INPUTS_LABEL: recipe.inputs_hash})
-    matching = [image for image in labelled if image.architecture in ("", contents.VM_ARCHITECTURE)]
-    # An image on another base, built with `launch build --base`, is also an image for this code.
-    built = building.existing(recipe, matching[0]) if matching else building.build(engine, recipe)
-    try:
-        pushed = building.push(engine, built, repository)
-    except ToolError as error:
-        host = repository.partition("/")[0]
-        if host.endswith((".pkg.dev", "gcr.io")):
-            raise ToolError(
-                str(error), hint=f"gcloud auth configure-docker {host}, then run the same command again"
-            ) from error
-        raise
-    return f"{repository}@{pushed.digest}"
+def docker_log_in(host: str) -> str:
+    """Command that lets Docker push to a registry of Google; empty for another host."""
+    return f"gcloud auth configure-docker {host}" if host.endswith((".pkg.dev", "gcr.io")) else ""

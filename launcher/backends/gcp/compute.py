@@ -7,7 +7,6 @@ are turned off: every request is repeated here, within a limit, so that a caller
 import copy
 import json
 import os
-import random
 import re
 import threading
 import time
@@ -17,15 +16,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
+from launcher.backends.cloud_requests import CloudClock, repeated
 from launcher.backends.gcp import resources
 from launcher.backends.gcp.refusals import (
     COMPUTE_ENGINE,
     ENDPOINT_VARIABLE,
     DeniedError,
-    Service,
     explained,
     is_temporary,
     message_of,
@@ -54,8 +52,6 @@ WAIT_ANSWER_S = 130.0
 # Shortest limit of a request, even if less time is left.
 LAST_ANSWER_S = 1.0
 RETRY_S = 30.0
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 8.0
 # Pause before the next `wait` request, if the server answered early although the operation was not done.
 WAIT_PAUSE_S = 2.0
 # Size of the connection pool, which up to 100 launches share. A pool that is too small opens new connections.
@@ -68,39 +64,6 @@ class ComputePatience:
 
     answer_s: float = ANSWER_S
     retry_s: float = RETRY_S
-
-
-class CloudClock:
-    """The cloud's time: the date of its answers, plus the seconds since then by the clock `monotonic`.
-
-    This computer's own date may be hours off, so no decision about a VM uses it.
-    """
-
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
-        self._ahead_s: float | None = None
-
-    def read_date(self, response: Any, **_: object) -> None:
-        """Set the clock by the date of an answer; ignore a page of a proxy. `requests` calls this for each answer."""
-        with suppress(TypeError, ValueError):  # the answer has no date, or an unreadable date
-            ahead_s = parsedate_to_datetime(response.headers.get("Date")).timestamp() - self._monotonic()
-            if response.ok and "json" in response.headers.get("Content-Type", ""):
-                # Dates are rounded down to seconds and delayed by the network, so the largest `ahead_s` is best.
-                self._ahead_s = ahead_s if self._ahead_s is None else max(self._ahead_s, ahead_s)
-
-    def now_s(self, service: Service, items: str, ask: Callable[[], object]) -> float:
-        """Seconds since 1970. `ask`: sends any request, in case there was no answer with a date yet.
-
-        Raises `ToolError` if the answers have no date; the error's message names `service` and `items` (such as "VMs").
-        """
-        if self._ahead_s is None:
-            ask()
-        if self._ahead_s is None:
-            raise ToolError(
-                f"{service.name}'s answers have no date, so the age of {items} is unknown",
-                hint=f"curl -I {service.public}: perhaps a proxy removes the date",
-            )
-        return self._monotonic() + self._ahead_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,32 +320,11 @@ class Compute:
         limit_s = self._patience.retry_s if retry_s is None else retry_s
         with translated(COMPUTE_ENGINE, lambda error: explained(error, self.project, method)):
             try:
-                return repeated(call, limit_s, sleep=self._sleep, monotonic=self._monotonic)
+                return repeated(call, limit_s, is_temporary, sleep=self._sleep, monotonic=self._monotonic)
             except api.NotFound as error:
                 if missing is not None and missing in message_of(error):
                     return None
                 raise
-
-
-def repeated(
-    call: Callable[[], T], limit_s: float, *, sleep: Callable[[float], None], monotonic: Callable[[], float]
-) -> T:
-    """Result of `call()`, repeated for up to `limit_s` seconds while the service is busy or does not answer.
-
-    google-api-core's `Retry` takes no clock, and at its limit raises its own error instead of the last error.
-    """
-    end_s = monotonic() + limit_s
-    pause_s = FIRST_PAUSE_S
-    while True:
-        try:
-            return call()
-        except Exception as error:
-            # Half of the pause is random, so that 100 launches do not retry at the same moment.
-            wanted_s = pause_s * (0.5 + random.random())  # noqa: S311 - no secret
-            if not is_temporary(error) or monotonic() + wanted_s > end_s:
-                raise
-        sleep(wanted_s)
-        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
 
 def connect(

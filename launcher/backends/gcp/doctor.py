@@ -27,7 +27,7 @@ from workload.contract.text import counted
 from workload.storage import gcs as storage
 from workload.storage.gcs import Bucket
 
-# Services that the launcher and its VMs call. infra/ enables them; a new project has only storage.
+# Services that the launcher and its VMs call. infra/gcp/ enables them; a new project has only storage.
 NEEDED_SERVICES = ("compute.googleapis.com", "storage.googleapis.com", "artifactregistry.googleapis.com")
 ALL_REGIONS = "GPUS_ALL_REGIONS"
 # `delete` is needed to replace an object, as a VM does with its heartbeat.
@@ -455,8 +455,8 @@ def _account_checks(services: Services | None, settings: Settings, cloud: CloudP
 
 
 def _with_terraform(command: str) -> str:
-    """Hint: `command`; if the Terraform guide (infra/README.md) is installed, its path and then `command`."""
-    page = document("infra/README.md")
+    """Hint: `command`; if the Terraform guide (infra/gcp/README.md) is installed, its path and then `command`."""
+    page = document("infra/gcp/README.md")
     return f"{page}, or {command}" if page else command
 
 
@@ -485,7 +485,7 @@ def _use_checks(services: Services, email: str) -> Iterator[Check]:
 
 def _vm_role(text: str) -> str:
     """Hint for missing permissions of a VM: `text` with the path of vm.tf; without that file, the permissions."""
-    page = document("infra/vm.tf")
+    page = document("infra/gcp/vm.tf")
     return text.format(page) if page else f"a custom role with {', '.join(VM_PERMISSIONS)}"
 
 

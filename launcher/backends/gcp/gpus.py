@@ -1,6 +1,5 @@
 """GPUs of Compute Engine: reads gpus.toml and the prices in prices.toml, and checks them."""
 
-import difflib
 import functools
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,10 +8,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from launcher.backends.machine_types import MachineType, gpu_named, zones_of
 from launcher.protocol.records import Price, region_of
-from launcher.sizes import shown
 from workload.contract import prices
-from workload.contract.errors import ToolError, UsageError
+from workload.contract.errors import ToolError
 from workload.contract.prices import VmPrice
 
 TABLE = Path(__file__).with_name("gpus.toml")
@@ -46,20 +45,6 @@ class VmImage:
     def path(self) -> str:
         """Resource path of the image, in the form that the request for a disk needs."""
         return f"projects/{self.project}/global/images/{'family/' if self.is_family else ''}{self.name}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class MachineType:
-    """A machine type. `gpus`: allowed numbers of GPUs, or the built-in number; `spot_only`: not sold on demand.
-
-    `ram_gb`: memory, given if the machine's price is the sum of its GPUs, cores and memory.
-    """
-
-    name: str
-    vcpus: int
-    gpus: tuple[int, ...]
-    ram_gb: float | None = None
-    spot_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,21 +110,7 @@ def load() -> dict[str, GpuOffer]:
 
 def require(name: str) -> GpuOffer:
     """Row of the GPU with this name. Raises `UsageError` for an unknown name."""
-    known = load()
-    if name not in known:
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
-        raise UsageError(
-            f"gpu must be one of {', '.join(known)}; got '{shown(name)}'", hint=f"--gpu {near[0] if near else 't4'}"
-        )
-    return known[name]
-
-
-def compact(zones: Iterable[str]) -> str:
-    """Zones as text with each region once: `us-central1-a,b us-east1-c`."""
-    letters: dict[str, list[str]] = {}
-    for zone in zones:
-        letters.setdefault(region_of(zone), []).append(zone.rpartition("-")[2])
-    return " ".join(f"{region}-{','.join(zone_letters)}" for region, zone_letters in letters.items())
+    return gpu_named(name, load())
 
 
 def parse(table: Mapping[str, Any], listed: Iterable[VmPrice]) -> dict[str, GpuOffer]:
@@ -174,16 +145,10 @@ def _row(name: str, row: Mapping[str, Any], listed: Iterable[VmPrice], images: M
         "capability": (int(major), int(minor)),
         "vm_images": tuple(images[image] for image in row["vm_images"]),
         "machine_types": {machine.name: machine for machine in machines},
-        "zones": tuple(_zones(row["zones"])),
-        "prices": tuple(price for price in listed if price.gpu == row["device"]),
+        "zones": tuple(zones_of(row["zones"])),
+        "prices": tuple(price for price in listed if (price.provider, price.gpu) == (prices.GCP, row["device"])),
     }
     return GpuOffer(**{**facts, **parsed})
-
-
-def _zones(text: str) -> Iterator[str]:
-    for word in text.split():
-        region, _, letters = word.rpartition("-")
-        yield from (f"{region}-{letter}" for letter in letters.split(","))
 
 
 def _problems(gpu: GpuOffer) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The command `launch gpus`: the GPUs of Compute Engine. Imports little, because `launch --help` loads this module."""
+"""The command `launch gpus`: the GPUs of all clouds. Imports little, because `launch --help` loads this module."""
 
 import sys
 from typing import Annotated
@@ -35,8 +35,8 @@ def show_gpus(
 ) -> int:
     """Show the GPUs that a launch can have, their peaks, and what they cost.
 
-    The figures come from tables of this program, each with its source and date. With --live, prices come from Google's
-    price list of today, which is kept for a day and then used without --live too.
+    The figures come from tables of this program, each with its source and date. With --live, Google's prices come
+    from its price list of today, which is kept for a day and then used without --live too.
     """
     from launcher.backends.gcp import gpus_table
     from launcher.backends.gcp.backend import backend

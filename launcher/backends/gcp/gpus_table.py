@@ -1,12 +1,13 @@
-"""`launch gpus`: available GPUs with their peaks, and prices as far as known. Pure functions."""
+"""`launch gpus`: GPUs of all clouds with their peaks, and prices as far as known. Pure functions."""
 
+import importlib
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.backends.gcp import gpus
-from launcher.backends.gcp.gpus import GpuOffer, MachineType
+from launcher.backends import BACKENDS
 from launcher.backends.gcp.price_list import PriceList
+from launcher.backends.machine_types import MachineType
 from workload.contract import peaks, tables
 from workload.contract.invocation import as_typed
 from workload.contract.prices import VmPrice
@@ -14,13 +15,17 @@ from workload.contract.spec import Precision
 from workload.contract.tables import Column, TableFormat
 from workload.contract.text import terminal_width, wrapped
 
+# Clouds with a module `gpus`; today's price list is that of the first one.
+CLOUDS = ("gcp", "aws")
 # Region in which a GPU without a price in the table is looked up.
 REGION = "us-central1"
 UNKNOWN, NOT_SOLD = "unknown", "not sold"
 NOTES = (
     "fp32 to bf16: the vendors' dense peaks in TFLOP/s; -: not supported by the GPU. GB/s: peak of its memory",
     "USD/h: the VM with its GPUs, without disk, address and traffic; a run's cost: launch gcp --gpu t4 --dry-run",
-    "spot: cheaper, but may be taken away at any time; not sold: on demand only by reservation",
+    "(8) after a machine: it has 8 GPUs, and its price is that of all",
+    "spot: cheaper, but may be taken away at any time; on aws that of the dearest zone",
+    "not sold: on demand only by reservation",
     "zones and unrounded figures: launch gpus --format json; today's prices: launch gpus --live",
 )
 RATES = tuple(f"{precision}_flop_per_s" for precision in Precision)
@@ -29,10 +34,11 @@ DATA = tuple(
     Column(name=name, heading=name)
     for name in (
         *("gpu", "machine_type", "gpus", "vcpus", "memory_gb", *RATES, "bytes_per_s", "region", "usd_per_h"),
-        *("usd_per_h_spot", "sold_on_demand", "read", "source", "zones"),
+        *("usd_per_h_spot", "sold_on_demand", "read", "source", "zones", "provider"),
     )
 )
 PEOPLE = (
+    Column(name="provider", heading="cloud"),
     Column(name="gpu", heading="GPU"),
     Column(name="machine_type", heading="machine"),
     Column(name="region", heading="region"),
@@ -46,30 +52,45 @@ PEOPLE = (
 
 
 def rows(price_list: PriceList | None = None) -> Iterator[dict[str, Any]]:
-    """Yield a row for each price in prices.toml, with today's price instead if `price_list` has one.
+    """Yield a row for each price in prices.toml, with Google's price of today instead if `price_list` has one.
 
-    A GPU without a price gets a row for its default machine type. Unknown values are None.
+    A GPU without a price gets a row for its default machine type. Unknown values are None. Rows of the same GPU in
+    different clouds follow each other.
     """
-    for gpu in gpus.load().values():
-        usual = gpu.machine_types[gpu.default_machine_type]
-        for price in gpu.prices:
-            machine = gpu.machine_types[price.machine_type]
-            newer = price_list.listed(gpu, machine, price.gpus, price.region) if price_list else None
-            yield _row(gpu, machine, newer or price)
-        if not gpu.prices:
-            yield _row(gpu, usual, price_list.listed(gpu, usual, usual.gpus[0], REGION) if price_list else None)
+    offers = [(cloud, gpu) for cloud in CLOUDS for gpu in _table(cloud).load().values()]
+    for name in dict.fromkeys(gpu.name for _, gpu in offers):
+        for cloud, gpu in offers:
+            if gpu.name == name:
+                yield from _rows(cloud, gpu, price_list if cloud == CLOUDS[0] else None)
 
 
-def _row(gpu: GpuOffer, machine: MachineType, price: VmPrice | None) -> dict[str, Any]:
+def _table(cloud: str) -> Any:
+    """Module with the GPUs of a cloud."""
+    return importlib.import_module(f"{BACKENDS[cloud]}.gpus")
+
+
+def _rows(cloud: str, gpu: Any, price_list: PriceList | None) -> Iterator[dict[str, Any]]:
+    usual = gpu.machine_types[gpu.default_machine_type]
+    for price in gpu.prices:
+        machine = gpu.machine_types[price.machine_type]
+        newer = price_list.listed(gpu, machine, price.gpus, price.region) if price_list else None
+        yield _row(cloud, gpu, machine, newer or price)
+    if not gpu.prices:
+        listed = price_list.listed(gpu, usual, usual.gpus[0], REGION) if price_list else None
+        yield _row(cloud, gpu, usual, listed)
+
+
+def _row(cloud: str, gpu: Any, machine: MachineType, price: VmPrice | None) -> dict[str, Any]:
     """Row of a GPU on a machine type, with its price in one region. `price`: None if no price is known anywhere."""
-    device = peaks.named(gpu.device)
-    flop_per_s = {peak.precision: peak.tflop_per_s * 1e12 for peak in device.peaks}
+    device = {row.gpu: row for row in peaks.gpus()}.get(gpu.device)
+    flop_per_s = {peak.precision: peak.tflop_per_s * 1e12 for peak in (device.peaks if device else ())}
     return {
+        "provider": cloud,
         "gpu": gpu.name,
         "machine_type": machine.name,
         "memory_gb": gpu.memory_gb,
         **{f"{precision}_flop_per_s": flop_per_s.get(precision) for precision in Precision},
-        "bytes_per_s": device.bytes_per_s,
+        "bytes_per_s": device.bytes_per_s if device else None,
         "vcpus": machine.vcpus,
         "sold_on_demand": not machine.spot_only,
         "zones": list(gpu.zones),
@@ -84,7 +105,8 @@ def render(form: TableFormat, *, wide: bool = False, price_list: PriceList | Non
     if form is not TableFormat.TABLE:
         return tables.render(found, DATA, form)
     sources = dict.fromkeys(f"as of {row['read']}: {row['source']}" for row in found if row["read"])
-    notes = [wrapped(as_typed(note), terminal_width(sys.stdout)) for note in (*sources, *NOTES)]
+    refused = (f"not offered: {name}*, which {why}" for name, why in _table("aws").table().refused.items())
+    notes = [wrapped(as_typed(note), terminal_width(sys.stdout)) for note in (*sources, *refused, *NOTES)]
     return "\n".join([tables.render([_for_people(row) for row in found], PEOPLE, form, wide=wide), "", *notes])
 
 
@@ -92,7 +114,10 @@ def _for_people(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **row,
         **{rate: None if row[rate] is None else f"{row[rate] / 1e12:g}" for rate in RATES},
-        "bytes_per_s": round(row["bytes_per_s"] / 1e9),
+        # A GPU without peaks in our table; "-" would say that it does not support a precision.
+        **({} if row["bytes_per_s"] else dict.fromkeys(RATES, UNKNOWN)),
+        "bytes_per_s": round(row["bytes_per_s"] / 1e9) if row["bytes_per_s"] else UNKNOWN,
+        "machine_type": row["machine_type"] + (f" ({row['gpus']})" if row["gpus"] > 1 else ""),
         "region": row["region"] or UNKNOWN,
         "usd_per_h": _usd(row["usd_per_h"], UNKNOWN if row["sold_on_demand"] else NOT_SOLD),
         "usd_per_h_spot": _usd(row["usd_per_h_spot"], UNKNOWN),

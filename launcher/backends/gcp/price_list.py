@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.gcp import gpus, refusals, services
-from launcher.backends.gcp.gpus import GpuOffer, MachineType
+from launcher.backends.gcp.gpus import GpuOffer
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.services import Services
+from launcher.backends.machine_types import MachineType
 from launcher.protocol.records import Price
 from workload.contract.errors import RooflaunchError
 from workload.contract.files import replace_text

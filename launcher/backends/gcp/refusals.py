@@ -11,7 +11,8 @@ from typing import Any
 from launcher.backends.gcp.resources import OperationFault
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.interrupt import raise_if_interrupted
-from workload.storage.gcs import LOG_IN, foreign_answer, log_in
+from workload.storage.buckets import foreign_answer
+from workload.storage.gcs import LOG_IN, log_in
 from workload.storage.store import UnreachableError
 
 ENDPOINT_VARIABLE = "ROOFLAUNCH_COMPUTE_ENDPOINT"
@@ -40,7 +41,7 @@ TRUSTED_IMAGES = "constraints/compute.trustedImageProjects"
 _POLICY_CURES = {
     SHIELDED_VM: "--secure-boot",
     TRUSTED_IMAGES: "--vm-image PROJECT/FAMILY of a trusted project (launch doctor gcp names them)",
-    "constraints/compute.vmExternalIpAccess": "--no-external-ip, with create_network in infra/",
+    "constraints/compute.vmExternalIpAccess": "--no-external-ip, with create_network in infra/gcp/",
     "constraints/gcp.resourceLocations": "--zone Z --no-fallback, with zones in allowed locations",
 }
 
@@ -157,7 +158,7 @@ def refused_for_good(message: str) -> ToolError | None:
         return ToolError(
             f"the network is in custom mode, and no subnetwork is named: {message}",
             hint="--subnetwork NAME, if every region has a subnetwork of this name; or another --network; or "
-            "create_network in infra/, which makes both",
+            "create_network in infra/gcp/, which makes both",
         )
     return None
 
@@ -193,7 +194,7 @@ def _forbidden(error: Any, project: str) -> DeniedError:
         )
     return DeniedError(
         f"no permission in project '{project}': {message}",
-        hint=f"ask the project's owner to add you to `launchers` in infra/, or use another account: {LOG_IN}",
+        hint=f"ask the project's owner to add you to `launchers` in infra/gcp/, or use another account: {LOG_IN}",
     )
 
 

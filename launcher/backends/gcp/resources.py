@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.backends.zone_by_zone import Fault
 from launcher.protocol.backend import ANYWHERE, Condition, Machine
 from launcher.protocol.records import epoch_s
 
@@ -31,15 +32,9 @@ class Operation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperationFault:
-    """An error of an operation. `zones_available`: zones with a free machine right now, if the cloud named them.
+class OperationFault(Fault):
+    """An error of an operation. `quota_dimensions`: where the quota applies, such as {"region": "us-central1"}."""
 
-    `quota_dimensions`: where the exceeded quota applies, for example {"region": "us-central1"}.
-    """
-
-    code: str
-    message: str
-    zones_available: tuple[str, ...] = ()
     quota_dimensions: Mapping[str, str] = field(default_factory=dict)
 
 

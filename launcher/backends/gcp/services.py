@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from launcher.backends.gcp.compute import credentials_for
 from launcher.backends.gcp.refusals import message_of, no_credentials
 from workload.contract.errors import ToolError
-from workload.storage.gcs import LOG_IN, foreign_answer
+from workload.storage.buckets import foreign_answer
+from workload.storage.gcs import LOG_IN
 
 ANSWER_S = 15.0
 ATTEMPTS = 2

@@ -4,16 +4,13 @@ Each setting comes from an option, a variable `ROOFLAUNCH_<NAME>`, a key of the 
 the project's name. The project itself may come from the user's application-default credentials.
 """
 
-import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from launcher.sizes import shown
+from launcher.backends.setting_sources import SettingSources
 from workload.contract.errors import UsageError
-from workload.contract.spec import CONFIG_NAME, ENVIRONMENT_PREFIX, Origin
-from workload.contract.text import did_you_mean
+from workload.contract.spec import ENVIRONMENT_PREFIX
 
 TABLE = "gcp"
 # Placeholder for a project in a plan that is only shown: no project id has capitals.
@@ -71,6 +68,7 @@ class Settings:
 
 
 NAMES = tuple(item.name for item in fields(Settings))
+SOURCES = SettingSources(table=TABLE, prefix=ENVIRONMENT_PREFIX, rules=RULES, address="gs://")
 
 
 def resolve_settings(
@@ -84,47 +82,13 @@ def resolve_settings(
 
     Raises `UsageError` for a value that breaks its rule, an unknown key of the table, and a missing project.
     """
-    table = _from_config(config_folder / CONFIG_NAME) if config_folder else {}
-    values: dict[str, str] = {}
-    origins: dict[str, str] = {}
-    for name in NAMES:
-        strongest = _first(name, options, environment, table)
-        if strongest:
-            origins[name], values[name] = strongest
+    values, origins = SOURCES.given(options, environment, config_folder)
     if "project" not in values:
         values["project"], origins["project"] = _default_project(default_project), CREDENTIALS
     for name, value in _defaults(values["project"]).items():
         values.setdefault(name, value)
         origins.setdefault(name, DEFAULT)
     return Settings(**values), origins
-
-
-def _first(
-    name: str, options: Mapping[str, str | None], environment: Mapping[str, str], table: Mapping[str, object]
-) -> tuple[Origin, str] | None:
-    """First source that has the setting, and the checked value; None if option, environment and `table` lack it."""
-    variable = ENVIRONMENT_PREFIX + name.upper()
-    example = RULES[name][2]
-    sources: list[tuple[Origin, object, str, str]] = [
-        (Origin.OPTION, options.get(name), "", f"--{name.replace('_', '-')} {example}"),
-        (Origin.ENVIRONMENT, environment.get(variable), f"{variable}: ", f"export {variable}={example}"),
-        (Origin.CONFIG, table.get(name), f"{CONFIG_NAME}, [{TABLE}]: ", f'{name} = "{example}"'),
-    ]
-    for origin, value, where, hint in sources:
-        if value is not None:
-            return origin, _checked(name, value, where=where, hint=hint)
-    return None
-
-
-def _checked(name: str, value: object, *, where: str, hint: str) -> str:
-    pattern, rule, _ = RULES[name]
-    text = value if isinstance(value, str) else ""
-    if name == "bucket":
-        text = text.removeprefix("gs://").removesuffix("/")
-    if not re.fullmatch(pattern, text):
-        label = name.replace("_", " ")
-        raise UsageError(f"{where}{label} must be {rule}; got '{shown(str(value))}'", hint=hint)
-    return text
 
 
 def _default_project(default_project: Callable[[], str | None]) -> str:
@@ -134,7 +98,7 @@ def _default_project(default_project: Callable[[], str | None]) -> str:
         return project
     if not project:
         raise UsageError("no project is set, and the credentials name none", hint=hint)
-    return _checked("project", project, where=f"{CREDENTIALS}: ", hint=hint)
+    return SOURCES.checked("project", project, where=f"{CREDENTIALS}: ", hint=hint)
 
 
 def _defaults(project: str) -> dict[str, str]:
@@ -143,24 +107,3 @@ def _defaults(project: str) -> dict[str, str]:
         "repository": f"us-central1-docker.pkg.dev/{project}/rooflaunch/trainer",
         "service_account": f"rooflaunch-vm@{project}.iam.gserviceaccount.com",
     }
-
-
-def _from_config(path: Path) -> Mapping[str, object]:
-    """Table `[gcp]` of a TOML file; {} if absent. Other parts of the file are read by `workload.contract.spec`."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get(TABLE, {})
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{path}: not a readable TOML file: {error}", hint=f'a line [{TABLE}], and below it project = "my-project"'
-        ) from error
-    if not isinstance(table, dict):
-        raise UsageError(f"{path}: {TABLE} must be a table; got '{shown(str(table))}'", hint=f"[{TABLE}]")
-    for key in table:
-        if key not in NAMES:
-            raise UsageError(
-                f"{path}: unknown key '{shown(key)}' in [{TABLE}]",
-                hint=f"the keys are {', '.join(NAMES)}{did_you_mean(key, NAMES, before='; ')}",
-            )
-    return table

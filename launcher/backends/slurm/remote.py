@@ -20,12 +20,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+assert sys.platform != "win32"
 # Limit for one program: Slurm's controller answers late when it is busy.
 TOOL_LIMIT_S = 50
 # Most arrays in one call of `sacct`.

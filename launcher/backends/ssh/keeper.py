@@ -26,6 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+assert sys.platform != "win32"
 # Wait for the job's processes to end, in seconds: once after SIGTERM, and once after SIGKILL.
 KILLED_WITHIN_S = 5.0
 # Most starts of an agent: after it breaks off, it is started once more, to save the bundles.

@@ -44,6 +44,7 @@ class Options:
         "path of a Python with torch on the machine, for a run without a container", default=None, metavar="PATH"
     )
     image: str | None = choice("run this image instead of the one for this code", default=None, metavar="REF")
+    gpu_index: int | None = choice("the GPU with this index in nvidia-smi", default=None, metavar="N", min=0)
     max_run_time_s: int = choice(
         "end the run after this time, for example 60m or 1h30m",
         default=DEFAULT_LIMIT_S,

@@ -16,6 +16,7 @@ from launcher.protocol.task import Task
 from workload.contract.errors import UsageError
 from workload.contract.spec import Resolved, RunSpec
 from workload.contract.text import minutes, wrapped
+from workload.environment import gpu_index
 from workload.storage.ssh import Login
 
 # A launch's name contains the first `MOST_NAMED` characters of the host's name, with `NAMED` replaced by a hyphen.
@@ -83,6 +84,7 @@ class SshPlan:
             *run_rows(request),
             ("job", request.name),
             ("machine", f"{self.login}" + (f": {self.machine}" if self.machine else ", which was not contacted yet")),
+            ("GPU", "" if self.options.gpu_index is None else f"index {self.options.gpu_index} in nvidia-smi there"),
             ("runtime", self.runtime or _runtime_asked_for(self.options)),
             ("limit", f"{minutes(request.limit_s)}, enforced on the machine even if this command ends"),
             ("cost", cost_text(self.options.usd_per_h)),
@@ -115,7 +117,8 @@ def make_plan(
     `task`: runs of a sweep, instead of the runs of the resolved spec.
     """
     _check(options)
-    task = task.mapped(RunSpec.checked) if task else None
+    resolved = replace(resolved, spec=_on_gpu(resolved.spec, options))
+    task = task.mapped(lambda spec: _on_gpu(spec, options).checked()) if task else None
     label = NAMED.sub("-", login.host.lower())[:MOST_NAMED].strip("-") or "host"
     request = Request(
         name=f"rooflaunch-{label}-{now:%Y%m%d-%H%M%S}-{token}",
@@ -128,10 +131,15 @@ def make_plan(
         spec=resolved.spec.to_json(),
         spec_origin=dict(resolved.origin),
         prices=prices_of(options.usd_per_h, (region_of(login.host), ""), now),
-        options={"host": login.host},
+        options={"host": login.host, **({} if options.gpu_index is None else {"gpu_index": options.gpu_index})},
         task=task.to_json(resolved.spec) if task else {},
     )
     return SshPlan(request=request, login=login, options=options)
+
+
+def _on_gpu(spec: RunSpec, options: Options) -> RunSpec:
+    """The spec, on CUDA if `--gpu-index` chooses a GPU. Raises `UsageError` if the spec is for another device."""
+    return spec if options.gpu_index is None else gpu_index.required(spec, options.gpu_index)
 
 
 def _runtime_asked_for(options: Options) -> str:

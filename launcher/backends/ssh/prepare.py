@@ -16,6 +16,7 @@ from launcher.kinds import Runtime
 from launcher.machine.runtime import CPU_FLAVOUR, NO_COMPILER, NO_MPS
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.spec import Device, RunSpec
+from workload.environment import gpu_index
 from workload.storage.ssh import TRANSFER_LIMIT_S
 
 BUILD_LIMIT_S = 3600.0
@@ -30,6 +31,10 @@ def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
     code = contents.make_recipe(contents.require_flavour(CPU_FLAVOUR)).context()
     code_name = hashlib.sha256(code).hexdigest()[:16]
     site = sites.look_at(machines, python=options.python or sites.USUAL_PYTHON, code=code_name)
+    if options.gpu_index is not None:
+        hint = "`launch doctor ssh` lists the GPUs, counted from 0"
+        gpu_index.require_known(options.gpu_index, range(len(site.gpus)), place=machines.place, hint=hint)
+        site = replace(site, gpus=(site.gpus[options.gpu_index],))
     _require_possible(machines.place, site, specs)
     with_gpu = bool(site.gpus) and any(spec.device in (Device.CUDA, Device.AUTO) for spec in specs)
     runtime, why = _runtime(machines.place, options, specs, site, with_gpu=with_gpu)

@@ -31,6 +31,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+assert sys.platform != "win32"
 TOOL_LIMIT_S = 30
 SOCKET = Path("/var/run/docker.sock")
 # Try a lock repeatedly, because a process that tests the lock holds it for a moment.

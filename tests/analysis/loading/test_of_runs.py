@@ -1,5 +1,6 @@
 import errno
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from analysis.report.reproduce import command_of
 from analysis.variance.causes import causes_of
 from benchmarks.synthetic_bundles import make
 from tests.analysis.own_peaks import own_t4
+from tests.analysis.two_writers import read_meanwhile
 from workload.contract import bundle, peaks
 
 pytestmark = pytest.mark.usefixtures("of_few_bundles_too")
@@ -199,6 +201,64 @@ def test_other_peaks_are_another_key(results: Path, monkeypatch: pytest.MonkeyPa
     assert found(results, peak_of) == (with_own[0], 0)
     Path("peaks.toml").unlink()
     assert found(results, peak_of) == first
+
+
+def keep_results(path_and_results: tuple[Path, of_runs.Kept]) -> None:
+    of_runs._store(*path_and_results)
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_two_writers_leave_whole_results(tmp_path: Path) -> None:
+    path = tmp_path / of_runs.FILE
+    contents: list[of_runs.Kept] = [
+        {(name, number.to_bytes(2, "big")): name * 9 for number in range(size)}
+        for name, size in (("a", 9), ("b", 5000))
+    ]
+    keep_results((path, contents[0]))
+    (tmp_path / "begun").mkdir()
+    found = read_meanwhile(
+        keep_results, [(path, each) for each in contents], lambda: of_runs._load(path), tmp_path / "begun"
+    )
+    assert all(each in contents for each in found)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["begun", of_runs.FILE]
+
+
+class Meanwhile:
+    """A value that computes a cached property of its case while it is pickled, as another thread may do."""
+
+    def __init__(self) -> None:
+        self.case: cases.Case | None = None
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        assert self.case
+        assert self.case.step_s.size
+        return str, ("pickled",)
+
+
+def test_a_case_can_be_pickled_while_another_thread_uses_it(results: Path) -> None:
+    loaded, late = cases.cases(analysis.load(results))[0], Meanwhile()
+    late.case = replace(loaded, facts={**loaded.facts, "job_name": late})
+    copy = pickle.loads(pickle.dumps(late.case))
+    assert "step_s" in vars(late.case)
+    assert "step_s" not in vars(copy)
+    assert copy["job_name"] == "pickled"
+    assert (copy.run_id, copy.step_s.tolist()) == (loaded.run_id, loaded.step_s.tolist())
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_work_that_has_begun_is_found(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = cases.cases(analysis.load(results))
+    monkeypatch.setattr(of_runs, "FEWEST_SHARED", 1)
+    monkeypatch.setattr(of_runs, "PART", 1)
+    monkeypatch.setattr(of_runs.processes, "_cpus", lambda: 2)
+    runs = OfRuns(cases=every)
+    runs.begin(causes_of, command_of)
+    runs.begin(command_of, breaches)
+    assert runs.of(command_of) == list(map(command_of, every))
+    assert runs.of(breaches) == list(map(breaches, every))
+    assert runs.of(causes_of) == list(map(causes_of, every))
 
 
 @pytest.mark.slow

@@ -1,12 +1,15 @@
 import os
 import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from analysis.loading import index, processes
-from analysis.loading.processes import share
+from analysis.loading.processes import Sharing, reused, share
+from analysis.report import vega
 from benchmarks.synthetic_bundles import make
 from tests.analysis.own_peaks import own_t4
 from workload.contract import peaks
@@ -86,6 +89,68 @@ def test_error_is_raised_and_other_processes_end(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(IndexError, match="7"):
         share(fail, [7] * 5)
     assert [process.returncode is not None for process in started] == [True, True]
+
+
+@pytest.mark.world
+def test_a_process_ends_if_its_part_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = list[str]()
+    monkeypatch.setattr(threading, "excepthook", lambda caught: reasons.append(str(caught.exc_value)))
+    sharing = Sharing(str, [lambda: None], others=1)
+    [other] = sharing._busy
+    sharing._threads[0].join()
+    assert other.returncode is not None
+    assert ["pickle" in reason for reason in reasons] == [True]
+
+
+def process_of(_: int) -> int:
+    return os.getpid()
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_a_process_is_reused_until_the_block_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    real = subprocess.Popen
+
+    def spy(*words: Any, **options: Any) -> Any:
+        started.append(real(*words, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", spy)
+    monkeypatch.setattr(processes, "_cpus", lambda: 2)
+    with reused():
+        for _ in range(2):
+            sharing = Sharing(process_of, [0, 0])
+            # The other process has done all before this one could begin.
+            sharing._threads[0].join()
+            assert sharing.results() == [started[0].pid] * 2
+        assert started[0].returncode is None
+    assert [process.returncode is not None for process in started] == [True]
+
+
+@pytest.mark.world
+def test_a_single_part_is_done_elsewhere_on_request() -> None:
+    sharing = Sharing(process_of, [0], others=1)
+    sharing._threads[0].join()
+    assert sharing.results() != [os.getpid()]
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_libraries_of_a_page_come_from_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    begun = Sharing(vega._libraries, [None], others=1)
+    begun._threads[0].join()
+    assert "vegaEmbed" in begun.results()[0]
+
+
+@pytest.mark.world
+def test_machine_without_room_for_threads_does_all_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(processes.Thread, "start", refuse)
+    assert share(die_elsewhere, [os.getpid()] * 3) == [os.getpid()] * 3
 
 
 def test_machine_without_room_for_processes_does_all_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,7 @@ def test_a_sustained_rate_that_is_none_is_remarked_and_left_out() -> None:
         ({"spec__precision": None}, "ceiling_flop_per_s", None),
         ({"environment__cloud": None}, "region", None),
         ({"environment__cloud__zone": "nowhere"}, "region", None),
+        ({"environment__cloud": {"zone": "use1-az4", "region": "us-east-1"}}, "region", "us-east-1"),
         ({"spec__grad_accumulation": None}, "images_per_step", None),
         ({"notes": ["a", "b"]}, "notes", ["a", "b"]),
         ({"notes": None}, "notes", []),

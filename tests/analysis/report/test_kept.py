@@ -5,6 +5,7 @@ import gzip
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from analysis.report import html, kept, markdown
 from analysis.report.content import Bullets, Paragraph, Report, Section
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
+from tests.analysis.two_writers import read_meanwhile
 from workload.contract import peaks
 
 SMALL = Report(
@@ -136,6 +138,25 @@ def test_a_damaged_file_is_no_report(results: Path, damage: Callable[[bytes], by
     assert not has_report(results)
     put(results, SMALL)
     assert has_report(results)
+
+
+def put_title(results_and_title: tuple[Path, str]) -> None:
+    results, title = results_and_title
+    # Another process has the usual limit.
+    index.FEWEST = 1
+    put(results, replace(SMALL, title=title, facts=[title * 10_000]))
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_two_writers_leave_a_whole_report(results: Path, tmp_path: Path) -> None:
+    key = put(results, replace(SMALL, title="a"))
+    (tmp_path / "begun").mkdir()
+    found = read_meanwhile(
+        put_title, [(results, "a"), (results, "b")], lambda: kept.load(results, key), tmp_path / "begun"
+    )
+    assert {each and each[0].title for each in found} <= {"a", "b"}
+    assert [path.name for path in (results / index.FOLDER).iterdir()] == [kept.FILE]
 
 
 def test_a_report_of_bundles_that_changed_meanwhile_is_not_kept(results: Path) -> None:

@@ -173,7 +173,7 @@ def test_what_no_command_started_says_so(record: dict[str, Any], line: str) -> N
 
 
 def test_repeats_share_a_line(evidence: ReportEvidence) -> None:
-    lines = reproduce.commands(evidence)
+    lines = reproduce.commands(evidence.material.every, evidence.of_runs)
     assert len(lines) == 2 * 12
     assert lines[0].startswith("# gcp-t4-us-central1-a: 20261101T000100Z-")
     assert lines[1].endswith(" --repeats 3")

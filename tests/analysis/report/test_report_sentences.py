@@ -27,6 +27,7 @@ from tests.analysis.sentence_runs import (
     pieces,
     profile_alone,
     two_batches,
+    two_clouds,
     two_environments,
     undrawn,
     with_roofs,
@@ -61,6 +62,34 @@ CASES = {
         true=lambda: [*own(SLOW), *own(name="b", precision="amp")],
         false=lambda: [*own(), *own(SLOW, "b", precision="amp")],
         instead="^Run resnet18 \\(batch 32\\) with precision fp32: fp32 is 2 x as fast as amp [^;]*$",
+    ),
+    "a GPU in two clouds": Case(
+        section=answer.section,
+        words=r"^Is a T4 a T4\? resnet18 \(batch 32, fp32\): aws is 2 x as fast as gcp \(95 %: [^;]*\); "
+        r"0\.526 USD/h on aws, "
+        r"0\.540 USD/h on gcp; also different: driver 595\.71\.05 and 580\.95\.05, CPU CPU of aws and CPU of gcp\.$",
+        true=two_clouds,
+        false=lambda: two_clouds(blocks=2),
+    ),
+    "a GPU in two clouds, in two precisions": Case(
+        section=answer.section,
+        words=r"^Is an L4 an L4\? .*; the largest effect of 2 configurations, 2 certain; "
+        r"an unknown price \(spot\) on aws, "
+        r".*; driver, CPU and image are the same\.$",
+        true=lambda: [
+            one | {"run_id": f"{one['run_id']}{precision}"}
+            for precision in ("fp32", "amp")
+            for one in two_clouds(
+                device_name="NVIDIA L4",
+                compute_capability="8.9",
+                precision=precision,
+                usd_per_h=None,
+                spot=True,
+                driver_version="580",
+                cpu_model="x",
+            )
+        ],
+        false=lambda: two_clouds(backend="ssh"),
     ),
     "the last step pays": Case(
         section=answer.section,

@@ -200,6 +200,11 @@ def test_an_incomplete_profile_is_replaced_by_the_model(columns: Any, facts: Any
     ("facts", "message", "hint"),
     [
         ({"precision": None}, "the precision is unknown", "--precision fp32"),
+        (
+            {"devices": 2.0},
+            "a run of several devices predicts nothing: its steps also wait for collectives",
+            "a run of one device",
+        ),
         ({"train_flop_per_step": np.nan}, "no run has the FLOP and bytes of its step", "--model resnet50"),
         ({"bytes_upper_per_step": np.nan}, "no run has the FLOP and bytes of its step", "--model resnet50"),
         ({"unattributed_share": 0.06}, "FLOP and bytes of 6 % of the step's time are unknown", "--by operator"),
@@ -256,7 +261,7 @@ def test_a_short_name_means_every_variant(label: str, gpus: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("label", "nearest"),
-    [("rtx3090", "did you mean rtx4090? "), ("v10", "did you mean v100? "), ("", ""), ("nvidia", "")],
+    [("rtx3090", "did you mean rtx4090? "), ("v10", "did you mean v100? "), ("", ""), ("nvidia", ""), ("M1 Max", "")],
 )
 def test_an_unknown_gpu(label: str, nearest: str) -> None:
     with pytest.raises(UsageError) as error:

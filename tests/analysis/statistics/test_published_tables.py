@@ -193,8 +193,9 @@ FILE_NAME = re.compile(r"[\w<>-]+\.(?:py|csv|png|json|txt|ipynb|md|zip)\b")
 
 @pytest.mark.parametrize(("letter", "row"), ITEMS, ids=[f"{letter}-{row['item'][:40]}" for letter, row in ITEMS])
 def test_each_item_has_a_command_that_exists_or_a_reason(letter: str, row: Mapping[str, Any]) -> None:
-    assert set(row) <= {"item", "command", "figure", "columns", "note"}
-    assert "command" in row or row["note"].startswith(("next issue", "not yet", "not needed")), letter
+    assert set(row) <= {"item", "command", "figure", "columns", "note", "place", "page"}
+    assert "command" in row or row["note"].startswith(("not yet", "not needed")), letter
+    assert (ROOT / "docs" / row.get("page", "gcp.md")).is_file()
     if "command" in row:
         grammar.check(row["command"])
     assert row.get("figure", "cost") in registry.REGISTRY
@@ -203,19 +204,39 @@ def test_each_item_has_a_command_that_exists_or_a_reason(letter: str, row: Mappi
         assert column in TABLES[table], name
 
 
-def test_items_without_a_command_are_places_several_devices_and_what_is_not_needed() -> None:
+def test_items_without_a_command_are_what_is_not_needed() -> None:
     without = {row["item"] for _, row in ITEMS if "command" not in row}
     assert without == {
-        "Windows and macOS venv instructions",
         "download_pytorch_example.py",
         "setup_project_structure.py",
-        "setup_kaggle.py",
-        "colab_setup.py; results_envC_t4.zip with shutil.make_archive",
-        "Promise: scalability",
     }
 
 
-@pytest.mark.skipif(not (ROOT.parent / "shared" / "reports").is_dir(), reason="needs ../shared/reports")
+# Words that name a place in the reports: services, clusters, systems, machine types and devices.
+PLACE = re.compile(
+    r"\b(?:Colab|Kaggle|Windows|Linux|macOS|Mac|MPS|Greene|Burst|laptop|bare.metal|GCP|CPU|i9-\w+|RTX \d{4}"
+    r"|[TL]4|[VA]100|n1s8-\w+-\d|g2-standard-\d+)\b",
+    re.IGNORECASE,
+)
+needs_reports = pytest.mark.skipif(not (ROOT.parent / "shared" / "reports").is_dir(), reason="needs ../shared/reports")
+
+
+@needs_reports
+@pytest.mark.parametrize(("letter", "count"), [("A", 6), ("B", 3), ("C", 3), ("D", 4)])
+def test_every_place_that_a_report_names_is_in_the_table_of_places(letter: str, count: int) -> None:
+    folder = ROOT.parent / "shared" / "reports"
+    text = "\n".join(next(folder.glob(f"{number}_*")).read_text(encoding="utf-8") for number in REPORTS[letter])
+
+    def places(of: str) -> set[str]:
+        return {re.sub(r"\W", " ", name.lower()) for name in PLACE.findall(of)}
+
+    rows = [row for of, row in ITEMS if of == letter and row.get("place")]
+    assert places(text) - places("\n".join(row["item"] for row in rows)) == set()
+    assert len(rows) == count
+    assert all(places(row["item"]) for row in rows)
+
+
+@needs_reports
 @pytest.mark.parametrize("letter", REPORTS)
 def test_every_file_and_column_that_a_report_names_is_an_item(letter: str) -> None:
     folder = ROOT.parent / "shared" / "reports"

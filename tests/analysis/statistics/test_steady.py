@@ -1,6 +1,7 @@
 import math
 import tracemalloc
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ from scipy import stats
 from scipy.signal import lfilter
 
 from analysis.statistics.changes import _segments, _split, scan
-from analysis.statistics.periods import period_scan
-from analysis.statistics.samples import Floats
+from analysis.statistics.periods import MOST_EXACT_MEMBERS, _chance, period_scan
+from analysis.statistics.samples import Floats, ranks
 from analysis.statistics.stalls import stalls, two_speeds
 from analysis.statistics.steady import Change, steady_state
 from analysis.statistics.trend import drift, line
@@ -415,3 +416,17 @@ def test_a_period_without_a_ratio() -> None:
         None,
         "every 6th step from step 4 on differs",
     )
+
+
+@pytest.mark.parametrize("members", [4, 9, 16, 17, 30])
+@pytest.mark.parametrize("digits", [12, 1])
+def test_chance_of_a_period_is_that_of_scipy(members: int, digits: int) -> None:
+    draw = np.random.default_rng(members)
+    for size in (60, 61, 100):
+        values = np.round(draw.normal(size=size), digits)
+        values[:members] += draw.choice([0.0, 1.0, -3.0])
+        order = ranks(values)
+        above = float(order[:members].sum() - members * (members + 1) / 2)
+        method: Literal["exact", "asymptotic"] = "exact" if members <= MOST_EXACT_MEMBERS else "asymptotic"
+        expected = stats.mannwhitneyu(values[:members], values[members:], method=method).pvalue
+        assert _chance(order, members, above) == pytest.approx(expected, rel=1e-9)

@@ -157,6 +157,21 @@ def test_a_gpu_is_given_to_the_trainer_alone(gpus: bool, machine: Machine, monke
         assert (result.exit_code, result.error) == (4, "the Docker engine cannot give containers access to the GPU")
 
 
+def test_a_gpu_that_was_chosen_is_the_only_one_for_the_trainer(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_engine, "connect", lambda: machine.docker.engine(gpus=True))
+    monkeypatch.setattr(runtime, "gpu_capability", lambda: None)  # the agent's container has no nvidia-smi
+    asked = machine.asked({"device": "cuda"})
+    machine.request = replace(asked, options={**asked.options, "gpu_index": 1})
+    machine.trains(*machine.run_of("run-1"))
+    assert machine.work().exit_code == 0
+    [trainer] = machine.docker.containers.created
+    assert trainer.arguments["device_requests"][0]["DeviceIDs"] == ["1"]
+    command = trainer.arguments["command"]
+    assert json.loads(command[command.index("--context") + 1])["outside"]["device"] == {"gpu_index": 1}
+
+
 def test_a_data_set_is_downloaded_into_the_vms_own_folder(machine: Machine) -> None:
     machine.request = machine.asked({**CPU, "dataset": "imagenette", "download": True, "data_dir": "~/mine"})
     machine.trains(*machine.run_of("run-1"))

@@ -67,13 +67,16 @@ def test_no_data_there(asked: Machine) -> None:
     assert asked.bucket.held[records.variables_object(NAME)] == b"{}"
 
 
-def test_data_of_a_bucket_lies_in_the_launchs_folder(asked: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("address", ["gs://bucket/photos", "s3://bucket/photos"])
+def test_data_of_a_bucket_lies_in_the_launchs_folder(
+    address: str, asked: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copied: list[tuple[str, Path]] = []
     monkeypatch.setattr(files, "fetch_data", lambda address, folder, **_: copied.append((address, folder)))
-    asked.request = replace(asked.request, script={**asked.request.script, "data": "gs://bucket/photos"})
+    asked.request = replace(asked.request, script={**asked.request.script, "data": address})
     asked.trains(*asked.run_of("run-1"))
     assert asked.work().exit_code == 0
-    assert copied == [("gs://bucket/photos", asked.home / "data/script")]
+    assert copied == [(address, asked.home / "data/script")]
     [container] = asked.docker.containers.created
     words = container.arguments["command"]
     assert words[words.index("--data") + 1] == str(asked.home / "data/script")

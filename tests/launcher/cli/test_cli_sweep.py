@@ -147,10 +147,41 @@ def test_every_example_plans_without_a_network(
 RUNS = {
     "first": {"local-cpu": 12},
     "imagenette": {"laptop": 27, "cpu": 3, "t4": 27},
-    "ncu": {"t4": 9, "l4": 9, "v100": 9},
-    "cifar10": {"t4": 18, "l4": 18},
+    "ncu": {"n1s8-t4-1": 9, "g2-standard-12": 9, "n1s8-v100-1": 9},
+    "cifar10": {"n1s8-t4-1": 18, "g2-standard-12": 18},
     "template": {"mac-cpu": 27, "mac-mps": 18, "workstation": 54, "cloud": 54},
 }
+
+
+NOT_FILLED_IN = "place 'greene' is not filled in: partition, account, gres"
+
+
+@pytest.mark.parametrize("name", ["cifar10", "ncu"])
+@pytest.mark.world
+def test_a_place_of_an_example_is_left_out_until_it_is_filled_in(
+    name: str, tmp_path: Path, sweep: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`world` for git, which says what commit this is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROOFLAUNCH_PROJECT", "my-project")
+    text = (app.MATRICES / f"{name}.toml").read_text(encoding="utf-8")
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    assert sweep("mine.toml", "--dry-run", "--format", "json") == 0
+    assert f"{NOT_FILLED_IN}; it is left out" in json.loads(capsys.readouterr().out)["notes"]
+    assert sweep("mine.toml", "--on", "n1s8-t4-1", "--dry-run") == 0
+    assert "greene" not in capsys.readouterr().out
+    assert sweep("mine.toml", "--on", "greene", "--dry-run") == 2
+    assert capsys.readouterr().err == (
+        f"error: {NOT_FILLED_IN}\n"
+        "hint: write values in place of the <…> in its [[on]]; launch doctor slurm shows what there is\n"
+    )
+    filled = {"partition": "g2-standard-12", "account": "course-1", "gres": "gpu:1"}
+    for key, value in filled.items():
+        text = re.sub(rf'^{key} = "<[^"]*>"$', f'{key} = "{value}"', text, flags=re.MULTILINE)
+    file.write_text(text)
+    assert sweep("mine.toml", "--on", "greene", "--dry-run") == 0
+    assert "greene" in capsys.readouterr().out
 
 
 def test_the_command_line_completes_places_and_examples(folder: Path) -> None:

@@ -40,6 +40,14 @@ def test_a_segment_measures_3_seconds_and_no_ceilings_unless_told_otherwise() ->
     assert (a.repeats, a.profile, b.repeats, b.profile) == (1, "none", 1, "none")
 
 
+def test_sides_need_the_same_number_of_devices() -> None:
+    assert prepare("--devices", "2", "---", "--devices", "2", shared={"device": "cpu"}).are_equal
+    with pytest.raises(UsageError) as caught:
+        prepare("---", "--devices", "2", shared={"device": "cpu"})
+    assert str(caught.value) == "a duel needs the same number of devices on both sides; got --devices 1 and 2"
+    assert "launch sweep with devices = [1, 2]" in caught.value.hint
+
+
 @pytest.mark.parametrize("words", [("---",), ("--precision", "fp32", "---"), ("--cpu", "---", "--cpu")])
 def test_equal_sides_are_allowed(words: tuple[str, ...]) -> None:
     assert prepare(*words).are_equal

@@ -67,6 +67,24 @@ def test_only_what_changes_the_computation_is_forwarded(choice: Choice, monkeypa
     assert describe(choice, RunSpec()).environment == {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": ""}
 
 
+def test_a_container_with_one_gpu_gets_no_variable_that_chooses_another(
+    choice: Choice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in containers.FORWARDED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    with_gpus = replace(choice, gpus=True)
+    assert describe(with_gpus, RunSpec()).environment == {
+        "CUDA_VISIBLE_DEVICES": "1,2",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    one = describe(with_gpus, RunSpec(), gpu_index=2)
+    assert one.environment == {}
+    words = one.as_words()
+    assert words[words.index("--gpus") + 1] == "device=2"
+
+
 @pytest.mark.parametrize(
     ("given", "readable", "writable", "network"),
     [

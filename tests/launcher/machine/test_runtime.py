@@ -97,9 +97,9 @@ def shown(choice: Choice) -> tuple[str, str, str | None, bool]:
         ),
         (
             Runtime.AUTO,
-            {"built": ("volta",), "gpu": (6, 1), "toolkit": True},
+            {"built": ("volta",), "gpu": (5, 2), "toolkit": True},
             {},
-            f"no image flavour has code for compute capability 6.1; to use it: {OLD_GPU}",
+            f"no image flavour has code for compute capability 5.2; to use it: {OLD_GPU}",
         ),
         (Runtime.AUTO, {"built": ("cpu",)}, {"device": "mps"}, "a container cannot reach Apple's GPU"),
     ],
@@ -135,6 +135,7 @@ def test_machine_without_an_engine_is_not_asked() -> None:
         ({"gpu": (7, 5), "toolkit": True}, {}, "cuda", True),
         ({"gpu": (12, 0), "toolkit": True}, {"device": "cuda"}, "cuda", True),
         ({"gpu": (7, 0), "toolkit": True}, {}, "volta", True),
+        ({"gpu": (6, 0), "toolkit": True}, {}, "volta", True),
         ({"gpu": (7, 0), "toolkit": True}, {"device": "cuda"}, "volta", True),
         # nvidia-smi is missing on the host, the toolkit is not.
         ({"gpu": None, "toolkit": True}, {"device": "cuda"}, "cuda", True),
@@ -249,6 +250,15 @@ def test_newest_image_for_this_code_wins(docker: FakeDocker, lay_out: LayOut) ->
         ),
         (
             Runtime.AUTO,
+            {"built": ("cuda",), "gpu": (6, 0), "toolkit": True},
+            {},
+            {"flavour": "cuda"},
+            UsageError,
+            "flavour cuda has code for compute capability 7.5 and later; this machine's GPU has 6.0",
+            "--flavour volta",
+        ),
+        (
+            Runtime.AUTO,
             {},
             {},
             {"flavour": "tpu"},
@@ -319,6 +329,15 @@ def test_capability_of_the_first_gpu(
 
     monkeypatch.setattr(subprocess, "run", smi)
     assert runtime.gpu_capability() == found
+
+
+def test_capability_of_the_gpu_with_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    def smi(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        printed = {"--id=1": "7.0\n"}.get(command[-1], "8.9\n7.0\n")
+        return subprocess.CompletedProcess(command, returncode=0, stdout=printed)
+
+    monkeypatch.setattr(subprocess, "run", smi)
+    assert [runtime.real_ports(index).gpu_capability() for index in (None, 1)] == [(8, 9), (7, 0)]
 
 
 @pytest.mark.parametrize("raised", [FileNotFoundError("nvidia-smi"), subprocess.TimeoutExpired("nvidia-smi", 10)])

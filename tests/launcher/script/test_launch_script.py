@@ -12,9 +12,10 @@ import pytest
 from launcher.machine import local, task
 from launcher.machine.script import Workplace
 from workload.contract import bundle
+from workload.contract.context import Context
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.record import Status
-from workload.contract.spec import SCRIPT_OPTIONS, Context, RunSpec, options, resolve
+from workload.contract.spec import SCRIPT_OPTIONS, RunSpec, options, resolve
 from workload.run import unfinished
 
 # Steps of a fraction of a millisecond, enough of them to be understood, counted and measured.
@@ -188,7 +189,7 @@ def test_the_help_lists_apart_what_a_script_refuses(
     monkeypatch.setenv("COLUMNS", "100")
     assert launch("local", "--help") == 0
     text = capsys.readouterr().out
-    assert len(text.splitlines()) <= 64
+    assert len(text.splitlines()) <= 66
     headings = re.findall(r"^(\w.*):$", text, re.MULTILINE)
     assert headings == ["Your own script", "Measuring", "Place", "Output", APART]
     parts = dict(zip(headings, re.split(r"^\w.*:\n", text, flags=re.MULTILINE)[1:], strict=True))

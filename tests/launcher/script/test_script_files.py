@@ -207,6 +207,7 @@ def test_variables_that_do_not_travel(name: str) -> None:
 DATA = {
     "a bucket": ("gs://bucket/photos", ("train.py", "--root={data}/a"), False, "gs://bucket/photos"),
     "a bucket, from a new machine": ("gs://bucket", ("train.py", "{data}"), True, "gs://bucket"),
+    "a bucket of S3": ("s3://bucket/photos", ("train.py", "{data}"), True, "s3://bucket/photos"),
     "a folder there": ("/data/photos", ("train.py",), False, "/data/photos"),
     "none": (None, ("train.py",), True, ""),
 }
@@ -228,11 +229,15 @@ NO_DATA = {
     ),
     "a path of here": (
         ("photos", ("train.py",), False),
-        "--data must be gs://BUCKET/PREFIX or a full path there; got 'photos'",
+        "--data must be gs://BUCKET/PREFIX (or s3://) or a full path there; got 'photos'",
     ),
     "no bucket's name": (
         ("gs://B", ("train.py", "{data}"), True),
         "a bucket is written gs://BUCKET/PREFIX; got 'gs://B'",
+    ),
+    "no bucket's name in S3": (
+        ("s3://a_b", ("train.py", "{data}"), True),
+        "a bucket is written s3://BUCKET/PREFIX; got 's3://a_b'",
     ),
 }
 

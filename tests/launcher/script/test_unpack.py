@@ -141,7 +141,7 @@ def test_no_data_at_an_address(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     with pytest.raises(UsageError, match="no data at ") as caught:
         files.fetch_data(str(tmp_path / "data"), tmp_path / "here", is_over=lambda: False)
-    assert caught.value.hint == "--data gs://BUCKET/PREFIX, with objects that exist"
+    assert caught.value.hint == "name a place with objects: --data ADDRESS"
 
 
 def test_a_request_with_a_script_is_of_a_schema_that_older_agents_refuse() -> None:

@@ -21,10 +21,11 @@ from launcher.sweep.script import PlacedScript
 from launcher.sweep.work import Ended, PlaceWork
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract import bundle
+from workload.contract.context import Context
 from workload.contract.errors import UsageError
 from workload.contract.forks import Forks
 from workload.contract.record import Record, Settling, Spec, Status, Timing
-from workload.contract.spec import Context, RunSpec
+from workload.contract.spec import RunSpec
 
 
 @pytest.fixture
@@ -103,6 +104,24 @@ def test_each_block_of_several_configurations_has_a_start_server(
     left = {run.run_key: Ended(status=Status.COMPLETED) for run in plan.runs if run.spec.batch_size == 2}
     LocalPlaces([PlaceWork(plan, known=left)], output=tmp_path, control=Control(), progress=Progress()).run()
     assert seen == ["1", "end"] * 2 if len(sizes) > 1 else ["fresh"] * 2
+
+
+def test_a_sweep_with_several_devices_forks_no_run_of_one_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank is never forked, and efficiency compares runs of both kinds."""
+    seen = list[tuple[int, bool]]()
+
+    def run(plan: LocalPlan, *, watcher: object, forks: Forks | None) -> LocalOutcome:
+        del watcher
+        seen.append((plan.spec.devices, forks is not None))
+        return LocalOutcome(exit_code=0, bundles=())
+
+    monkeypatch.setattr(local.local, "run", run)
+    monkeypatch.setattr(local, "choose", lambda *_, **__: Choice(runtime=Runtime.PROCESS, why="t"))
+    plan = plan_of(Place(name="here", backend=LOCAL), configurations_of(devices=[1, 2]), 1)
+    LocalPlaces([PlaceWork(plan, known={})], output=tmp_path, control=Control(), progress=Progress()).run()
+    assert sorted(seen) == [(1, False), (2, False)]
 
 
 @pytest.mark.usefixtures("runs_in_docker")

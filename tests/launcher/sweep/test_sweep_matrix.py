@@ -10,8 +10,9 @@ from launcher.kinds import Runtime
 from launcher.machine.local_options import LocalOptions
 from launcher.sweep import matrix
 from launcher.sweep.matrix import Matrix
+from launcher.sweep.places import run_key
 from workload.contract.errors import UsageError
-from workload.contract.spec import Device, Origin, Precision
+from workload.contract.spec import Device, Origin, Precision, RunSpec
 
 FILE = Path("night.toml")
 AXES = """
@@ -87,6 +88,40 @@ def test_what_a_place_is_asked_for_is_without_limits_costs_and_output() -> None:
     }
 
 
+def test_alike_gpus_are_one_place_and_its_name_alone_tells_them_apart() -> None:
+    text = AXES + "".join(f'{HERE}name = "{name}"\n{key}\n' for name, key in (("a", ""), ("b", "gpu_index = 1")))
+    without, chosen = read(text).places
+    assert chosen.place.options == LocalOptions(gpu_index=1)
+    assert chosen.place.asked == {**without.place.asked, "name": "b"}
+
+
+def test_an_index_and_a_cpu_at_one_place() -> None:
+    with pytest.raises(UsageError) as caught:
+        read(AXES + HERE + 'device = "cpu"\ngpu_index = 1\n')
+    why = "--gpu-index chooses an NVIDIA GPU, but the device is cpu; got --gpu-index 1"
+    assert why in str(caught.value)
+
+
+def test_devices_are_an_axis_of_this_machine_with_keys_of_their_own() -> None:
+    [here] = read("[matrix]\ndevices = [1, 2]\n" + HERE).places
+    assert [configuration.spec.devices for configuration in here.configurations] == [1, 2]
+    one, two = (run_key(each.spec, 1, code="c", asked={}) for each in here.configurations)
+    [without] = read(f'[matrix]\nmodel = ["{RunSpec().model}"]\n' + HERE).places
+    assert one == run_key(without.configurations[0].spec, 1, code="c", asked={})
+    assert two != one
+
+
+@pytest.mark.parametrize("place", ['backend = "gcp"\ngpu = "t4"', 'backend = "ssh"\nhost = "me@box"'])
+def test_several_devices_at_another_place_are_refused(place: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(f"[matrix]\ndevices = [1, 2]\n[[on]]\n{place}\n")
+    backend = place.split('"')[1]
+    assert f"with devices = 2: a launch on {backend} cannot use several devices yet; got --devices 2" in str(
+        caught.value
+    )
+    assert "launch local --devices 2 on that machine" in caught.value.hint
+
+
 def test_a_value_of_the_file_wins_over_the_environment_and_that_over_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "rooflaunch.toml").write_text('iterations = 7\nprecision = "bf16"\nwarmup = 9\nrepeats = 5\n')
     environment = {"ROOFLAUNCH_PRECISION": "amp", "ROOFLAUNCH_BATCH_SIZE": "8"}
@@ -149,6 +184,16 @@ GCP = '[[on]]\nbackend = "gcp"\ngpu = "t4"\n'
 
 
 WRONG = [
+    (
+        AXES + '[[on]]\nbackend = "slurm"\naccount = "<yours>"',
+        "place 'slurm' is not filled in: account",
+        "write values in place of the <…> in its [[on]]; launch doctor slurm shows what there is",
+    ),
+    (
+        AXES + HERE + '[[on]]\nbackend = "slurm"\naccont = "<yours>"',
+        "[[on]] 2: unknown key 'accont', which is not an option of slurm",
+        "did you mean account?",
+    ),
     ("repeat = 3" + AXES + HERE, "unknown key 'repeat'", "did you mean repeats?"),
     ("[defaults]\nbatchsize = 3" + AXES, "[defaults] unknown key 'batchsize', which is not a run option",
      "did you mean batch_size?"),
@@ -238,6 +283,29 @@ def test_an_unknown_place_is_refused() -> None:
     with pytest.raises(UsageError) as refused:
         matrix.require_places(read(DESIGN), ["t4", "tt4"])
     assert (str(refused.value), refused.value.hint) == ("no place is named 'tt4'", "did you mean t4?")
+
+
+LATER = """
+[[on]]
+name = "greene"
+backend = "slurm"
+account = "<yours>"
+gres = "<gpu:1>"
+"""
+
+
+def test_an_entry_with_gaps_is_no_place_yet() -> None:
+    loaded = read(AXES + HERE + LATER + '[[exclude]]\non = "greene"\nbatch_size = 64')
+    assert [place.place.name for place in loaded.places] == ["local"]
+    assert [(each.name, each.backend, each.keys) for each in loaded.unfilled] == [
+        ("greene", "slurm", ("account", "gres"))
+    ]
+    assert loaded.warnings == ()
+    with pytest.raises(UsageError) as refused:
+        matrix.require_places(loaded, ["greene"])
+    assert str(refused.value) == "place 'greene' is not filled in: account, gres"
+    filled = LATER.replace("<yours>", "lab").replace("<gpu:1>", "gpu:a100:1")
+    assert [place.place.name for place in read(AXES + HERE + filled).places] == ["local", "greene"]
 
 
 def test_many_runs_are_asked_about_before_anything_is_combined() -> None:

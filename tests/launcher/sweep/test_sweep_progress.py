@@ -43,8 +43,13 @@ def test_a_table_fits_its_terminal() -> None:
     assert many[-1] == "and 2 places more"
 
 
-def test_without_a_terminal_there_are_lines_alone() -> None:
-    progress, stream, now = Progress(), io.StringIO(), iter([0.0, 5.0, 65.0, 65.0])
+@pytest.mark.parametrize("stream_type", [io.StringIO, Terminal])
+def test_without_a_terminal_or_in_a_notebook_there_are_lines_alone(
+    stream_type: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if stream_type is Terminal:
+        monkeypatch.setenv("JPY_PARENT_PID", "1")
+    progress, stream, now = Progress(), stream_type(), iter([0.0, 5.0, 65.0, 65.0])
     live = LiveTable(progress, stream, lambda: next(now))
     progress.update("t4", runs=18)
     progress.say("t4", "1/18  block 1, resnet18: 250 images/s")

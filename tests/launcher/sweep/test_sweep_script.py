@@ -263,7 +263,7 @@ def test_the_plan_says_what_travels_and_shows_no_secret() -> None:
         pytest.param(
             TWO.replace('"1"', '"{data}"') + THERE + 'data = "/far"\n',
             "[[on]] t4: a new machine has no folder '/far'",
-            "--data gs://BUCKET/PREFIX",
+            "--data gs://BUCKET/PREFIX (or s3://)",
             id="a folder of a machine that is not there yet",
         ),
         pytest.param(

@@ -9,7 +9,7 @@ import pytest
 from launcher.protocol.task import TaskRun
 from launcher.sweep.places import LOCAL, Place
 from launcher.sweep.until import Until
-from launcher.sweep.work import LOG_HINT, Ended, PlaceWork, configuration_text, too_large_text
+from launcher.sweep.work import LOG_HINT, Ended, PlaceWork, configuration_text, rate_text, too_large_text
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract.design import Run
 from workload.contract.record import JobPlace, Record, Spec, Status, Timing
@@ -177,3 +177,11 @@ def test_a_run_is_called_by_its_configuration() -> None:
     work = work_of()
     run = next(run for run in work.runs if run.spec.batch_size == 8 and run.spec.model == "resnet18")
     assert configuration_text(run, work.plan) == "resnet18, batch_size 8"
+
+
+@pytest.mark.parametrize(
+    ("devices", "text"), [(None, "250 images/s"), (1, "250 images/s"), (2, "250 images/s on each of 2 devices")]
+)
+def test_the_rate_of_several_devices_is_that_of_each(devices: int | None, text: str) -> None:
+    spec = Spec(model="m", batch_size=1, devices=devices)
+    assert rate_text(Record(run_id="a", status=Status.COMPLETED, spec=spec, timing=Timing(images_per_s=250.0))) == text

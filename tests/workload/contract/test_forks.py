@@ -272,7 +272,8 @@ def test_a_signal_before_the_run_has_begun_ends_it_at_its_beginning(
 
     follower = Follower(on_message=terminal.messages.append, on_started=interrupt)
     ended = run_child(
-        [*forks.TRAINER, "train", "print('measured')"],
+        # The signal is sent when the client hears of the beginning: a shorter run could be over before.
+        [*forks.TRAINER, "train", "time.sleep(60) or print('measured')"],
         on_line=pytest.fail,
         follower=follower,
         forking=terminal.forks.child,

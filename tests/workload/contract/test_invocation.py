@@ -192,9 +192,9 @@ def test_a_hint_is_printed_as_typed(project: Path, monkeypatch: pytest.MonkeyPat
 def test_a_document_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     monkeypatch.chdir(root)
-    assert document("infra/README.md") == "infra/README.md"
+    assert document("infra/gcp/README.md") == "infra/gcp/README.md"
     monkeypatch.chdir(tmp_path)
-    assert document("infra/README.md") == shlex.quote(f"{root}/infra/README.md")
+    assert document("infra/gcp/README.md") == shlex.quote(f"{root}/infra/gcp/README.md")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_document_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     [
         ([], ""),
         (["Changelog, https://example.org/changes"], ""),
-        (["Repository, https://example.org/code"], "infra/README.md in https://example.org/code"),
+        (["Repository, https://example.org/code"], "infra/gcp/README.md in https://example.org/code"),
     ],
 )
 def test_a_document_that_a_wheel_lacks(
@@ -213,4 +213,4 @@ def test_a_document_that_a_wheel_lacks(
         wheel["Project-URL"] = link
     monkeypatch.setattr(metadata, "metadata", lambda _: wheel)
     monkeypatch.setattr(invocation, "ROOT", tmp_path)
-    assert document("infra/README.md") == shown
+    assert document("infra/gcp/README.md") == shown

@@ -89,6 +89,7 @@ RATE = f"{L4}, peak 1 (fp32): tflop_per_s"
             f"{L4}, peak 1 (fp32): there is no key 'tflop'; a number's key ends in its unit",
         ),
         ("[[gpu]]", "[[gpus]]", "'peaks.toml': there is no key 'gpus'"),
+        ("gb_per_s = 290", 'gb_per_s = 290\ndevice = "gpu"', f"{L4}: device must be one of cuda, mps, cpu; got 'gpu'"),
         (
             "gb_per_s = 290",
             'gb_per_s = "290 GB/s"',

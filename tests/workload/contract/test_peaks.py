@@ -27,6 +27,9 @@ ROWS = [pytest.param(gpu, row, id=f"{gpu.gpu} {row.precision}") for gpu in peaks
         # Case and blanks vary; a short name is enough where it is unique, the memory tells others apart.
         (" tesla  T4 ", "fp32", None, 8.1e12, 320e9),
         ("A100", "fp32", 40e9, 19.5e12, 1555e9),
+        # Any memory: that of the host.
+        ("Apple M1 Max (32-core GPU)", "fp32", 64 << 30, 10.4e12, 400e9),
+        ("Intel(R) Core(TM) i9-14900HX", "fp32", None, 2.53e12, 89.6e9),
     ],
 )
 def test_known_devices(
@@ -48,6 +51,11 @@ def test_known_devices(
         # Longer or shorter names are other devices.
         ("NVIDIA GeForce RTX 4080 SUPER", "fp32", None),
         ("Tesla V100", "fp32", None),
+        # The CPU of the chip, and a GPU of the chip with fewer cores.
+        ("Apple M1", "fp32", None),
+        ("Apple M1 (7-core GPU)", "fp32", None),
+        ("Apple M4 Max (40-core GPU)", "fp32", None),
+        ("Intel(R) Core(TM) i9-14900HX", "bf16", None),
         # No units, nobody said which.
         ("Tesla T4", "tf32", None),
         ("Tesla T4", "bf16", None),
@@ -75,7 +83,10 @@ def test_laptop_depends_on_its_power_limit() -> None:
     assert desktop.flop_per_s_low is None
 
 
-@pytest.mark.parametrize(("gpu", "row"), ROWS)
+ON_GPUS = [case for case in ROWS if case.values[0].device != "cpu"]
+
+
+@pytest.mark.parametrize(("gpu", "row"), ON_GPUS)
 def test_figures_follow_from_units_and_clock(gpu: Gpu, row: PeakRow) -> None:
     tflop_per_mhz = gpu.sms * row.flop_per_clock_per_sm * 1e-6
     assert row.dense
@@ -83,6 +94,16 @@ def test_figures_follow_from_units_and_clock(gpu: Gpu, row: PeakRow) -> None:
     if row.tflop_per_s_low is not None:
         assert tflop_per_mhz * row.clock_mhz_low == pytest.approx(row.tflop_per_s_low, rel=0.02)
         assert row.tflop_per_s_low < row.tflop_per_s
+
+
+def test_a_processor_with_two_kinds_of_cores_has_the_sum_of_both() -> None:
+    peak = peaks.find("Intel(R) Core(TM) i9-14900HX", precision="fp32")
+    at_most, at_base = (8 * 32 * p_ghz + 16 * 16 * e_ghz for p_ghz, e_ghz in ((5.8, 4.1), (2.2, 1.6)))
+    assert (peak.flop_per_s, peak.flop_per_s_low) == pytest.approx((at_most * 1e9, at_base * 1e9), rel=0.01)
+    # A 64-bit channel of DDR5-5600 moves 8 x 5.6 GB/s.
+    assert peak.bytes_per_s == pytest.approx(2 * 8 * 5.6e9)
+    others = {gpu.gpu for gpu in peaks.gpus() if gpu.device != "cuda"}
+    assert others == {"M1", "M1 Pro", "M1 Max", "M2", "Core i9-14900HX"}
 
 
 def test_no_row_twice() -> None:

@@ -20,13 +20,14 @@ def table() -> Table:
 
 
 def test_every_figure_has_a_source_with_a_date(table: Table) -> None:
-    rows = [*table["price"], *table["disk"], table["address"]]
+    rows = [*table["price"], *table["disk"], table["address"], table["aws_address"]]
     assert {row["source"] for row in rows} == set(table["source"])
     assert all(source["title"] and len(source["read"]) == len("2026-11") for source in table["source"].values())
 
 
 def test_every_gpu_has_peaks() -> None:
-    assert {row.gpu for row in prices.load().listed} <= {gpu.gpu for gpu in peaks.gpus()}
+    """Except the A10G, which only AWS has: NVIDIA publishes no datasheet with its peaks."""
+    assert {row.gpu for row in prices.load().listed} - {gpu.gpu for gpu in peaks.gpus()} == {"A10G"}
 
 
 def test_a_disk_by_hand() -> None:

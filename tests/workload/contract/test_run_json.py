@@ -13,11 +13,12 @@ from analysis.importing import UserFacts, import_file
 from benchmarks.synthetic_bundles import make, make_record
 from tests import sources
 from workload.contract import bundle, fields, record
+from workload.contract.context import Context
 from workload.contract.environment_record import Environment
 from workload.contract.errors import BundleError, UsageError
 from workload.contract.fields import encode, unknown
 from workload.contract.record import Record, Spec, Status
-from workload.contract.spec import Context, Device, RunSpec
+from workload.contract.spec import Device, RunSpec
 from workload.environment.machine import HostSystem
 from workload.run import unfinished
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from workload.contract.context import Context
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.spec import (
     SCRIPT_ONLY_OPTIONS,
-    Context,
     Device,
     Optimizer,
     Origin,
@@ -284,13 +284,17 @@ def test_every_option_survives_the_command_line(left_out: str) -> None:
         "persistent_workers": False,
         "optimizer": Optimizer.ADAM,
         "seed": 7,
+        "devices": 2,
         "ceilings": False,
         "fresh_ceilings": True,
     }
     untouched = {option.name for option in options()} - changed.keys() - SCRIPT_ONLY_OPTIONS
     assert untouched == set(), "a new option belongs into this test"
-    # These two contradict each other.
+    # The two ceilings contradict each other, and so do devices and profile.
     del changed[left_out]
+    profiling = [name for name in changed if name.startswith("profile") or name == "ncu_metrics"]
+    for name in ["devices"] if left_out == "ceilings" else profiling:
+        del changed[name]
     spec = RunSpec(**changed)  # type: ignore[arg-type]
     words = arguments(spec)
     flags = {option.flag: option for option in options()} | {option.off_flag: option for option in options()}
@@ -316,3 +320,20 @@ def test_context_survives_and_foreign_text_is_refused() -> None:
     for text in ("", "[]", "3", '{"unknown": 1}'):
         with pytest.raises(UsageError, match="--context is only for launchers"):
             Context.from_argument(text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error"),
+    [
+        (RunSpec(devices=2, device=Device.MPS), "a Mac has one GPU; got --devices 2"),
+        (
+            RunSpec(devices=2, profile=Profile.TORCH),
+            "only a run of one device can be profiled; got --profile torch --devices 2",
+        ),
+    ],
+)
+def test_what_several_devices_cannot_do(spec: RunSpec, error: str) -> None:
+    assert RunSpec(device=spec.device, profile=spec.profile).checked()
+    with pytest.raises(UsageError) as caught:
+        spec.checked()
+    assert str(caught.value) == error

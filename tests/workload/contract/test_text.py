@@ -146,6 +146,15 @@ def test_a_figure_keeps_its_unit_and_a_command_its_words() -> None:
     assert wrapped("", 40, indent=4, first="next") == "next"
 
 
+def test_a_label_that_is_too_long_stays_apart_from_its_text() -> None:
+    assert wrapped("9 runs, 0 done", None, indent=12, first="g2-standard-12") == "g2-standard-12 9 runs, 0 done"
+    text = "9 runs, 0 done, 9 to do on 3 machines of gcp"
+    assert wrapped(text, 40, indent=12, first="g2-standard-12").splitlines() == [
+        "g2-standard-12 9 runs, 0 done, 9 to do",
+        "            on 3 machines of gcp",
+    ]
+
+
 class Screen(io.StringIO):
     def isatty(self) -> bool:
         return True

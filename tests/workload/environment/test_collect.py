@@ -146,7 +146,9 @@ def test_cuda_that_is_not_there(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch
     assert device_facts(lay_out(), torch.device("cuda")) == {"type": "cuda", "name": None}
 
 
-@pytest.mark.parametrize(("device", "name"), [("mps", "Apple M3"), ("xpu", None)])
-def test_other_devices(lay_out: LayOut, device: str, name: str | None) -> None:
-    machine = lay_out({"/proc/cpuinfo": "model name\t: Apple M3\n"})
-    assert device_facts(machine, torch.device(device)) == {"type": device, "name": name}
+def test_other_devices(lay_out: LayOut) -> None:
+    files = {"/proc/cpuinfo": "model name\t: Apple M3\n", "/proc/meminfo": "MemTotal: 8 kB\n"}
+    machine = lay_out(files, tools={"ioreg": '"gpu-core-count" = 10'})
+    apple = {"type": "mps", "name": "Apple M3 (10-core GPU)", "sm_count": 10, "memory_total_bytes": 8192}
+    assert device_facts(machine, torch.device("mps")) == apple
+    assert device_facts(machine, torch.device("xpu")) == {"type": "xpu", "name": None}

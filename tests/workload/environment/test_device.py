@@ -1,3 +1,4 @@
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri Ma
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder@U16)"
 
 TorchFor = Callable[..., None]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -115,6 +117,33 @@ def test_what_is_in_the_way(
     assert device.cuda_obstacle(machine(tmp_path, **here)) == expected
 
 
+def test_a_notebook_on_a_runtime_without_a_gpu(torch_for: TorchFor, tmp_path: Path) -> None:
+    torch_for("13.2")
+    colab = HostSystem(root=tmp_path, environ={"COLAB_RELEASE_TAG": "release"}, tool=lambda *_: None)
+    obstacle = device.cuda_obstacle(colab)
+    assert obstacle is not None
+    assert obstacle.reason == "torch 2.15.0 finds no NVIDIA driver"
+    assert obstacle.hint == "Runtime > Change runtime type > T4 GPU; --cpu runs without a GPU"
+
+
+@pytest.mark.parametrize(
+    ("is_built", "why"), [(True, "finds no Apple GPU"), (False, "is built without MPS")], ids=["no GPU", "no MPS"]
+)
+def test_a_mac_without_mps(is_built: bool, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_built", lambda: is_built)
+    with pytest.raises(UsageError) as caught:
+        device.choose(Device.MPS)
+    assert str(caught.value) == f"no MPS device: torch {torch.__version__} {why}"
+    assert caught.value.hint == "--cpu"
+
+
+def test_a_mac_with_mps_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert (device.choose(Device.MPS), device.choose(Device.AUTO)) == (Device.MPS, Device.MPS)
+
+
 @pytest.mark.parametrize(
     ("capability", "targets", "is_refused"),
     [
@@ -141,6 +170,22 @@ def test_a_v100_is_told_its_flavour_before_the_run(torch_for: TorchFor) -> None:
         "it was built for sm_75 sm_80"
     )
     assert "--flavour volta" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("capability", "knows_a_build"), [((6, 0), True), ((6, 1), True), ((7, 0), True), ((5, 2), False), ((13, 0), False)]
+)
+def test_a_gpu_before_turing_is_told_the_last_build_for_it(
+    capability: tuple[int, int], knows_a_build: bool, torch_for: TorchFor
+) -> None:
+    torch_for("13.2", capability=capability, targets="sm_75 sm_80")
+    obstacle = device.cuda_obstacle()
+    assert obstacle
+    assert (device.LAST_BUILD in obstacle.hint) is knows_a_build
+    flavour = tomllib.loads((ROOT / "docker" / "images.toml").read_text(encoding="utf-8"))["volta"]
+    assert (
+        f"torch=={flavour['torch']} torchvision=={flavour['torchvision']} --index-url {flavour['index']}"
+    ) == device.LAST_BUILD
 
 
 def test_auto_does_not_pass_over_a_gpu_in_silence(torch_for: TorchFor) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.ports import held_port
 from tests.workload.conftest import LayOut
-from workload.environment import gce
-from workload.environment.gce import gce_facts
+from workload.environment import cloud, gce
+from workload.environment.cloud import cloud_facts
 from workload.environment.machine import HostSystem
 
 BASE = "/computeMetadata/v1/"
@@ -132,7 +132,7 @@ def at(lay_out: LayOut, address: str) -> HostSystem:
 @pytest.mark.parametrize("chunked", [False, True], ids=["with length", "chunked"])
 def test_a_vm(lay_out: LayOut, chunked: bool) -> None:
     with metadata_server(VM, chunked=chunked) as (address, asked):
-        facts = gce_facts(at(lay_out, address))
+        facts = cloud_facts(at(lay_out, address))
     assert facts == FACTS
     assert set(asked) == set(VM)
     assert not [key for key in asked if "service-account" in key or "recursive" in key or key.endswith("/")]
@@ -141,7 +141,7 @@ def test_a_vm(lay_out: LayOut, chunked: bool) -> None:
 @pytest.mark.world
 def test_keys_that_the_server_does_not_have_are_unknown(lay_out: LayOut) -> None:
     with metadata_server({"instance/preempted": "TRUE", "instance/zone": ""}) as (address, _):
-        facts = gce_facts(at(lay_out, address))
+        facts = cloud_facts(at(lay_out, address))
     assert facts == {**dict.fromkeys(FACTS), "provider": "gce", "preempted": True}
 
 
@@ -149,14 +149,14 @@ def test_keys_that_the_server_does_not_have_are_unknown(lay_out: LayOut) -> None
 @pytest.mark.parametrize("flavor", [None, "Amazon"], ids=["no header", "another cloud"])
 def test_a_server_that_is_not_googles_is_asked_once(lay_out: LayOut, flavor: str | None) -> None:
     with metadata_server(VM, flavor=flavor) as (address, asked):
-        assert gce_facts(at(lay_out, address)) is None
+        assert cloud_facts(at(lay_out, address)) is None
     assert asked == ["instance/id"]
 
 
 @pytest.mark.world
 def test_nobody_listens(lay_out: LayOut) -> None:
     with held_port() as port:
-        assert gce_facts(at(lay_out, f"127.0.0.1:{port}")) is None
+        assert cloud_facts(at(lay_out, f"127.0.0.1:{port}")) is None
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\n"
@@ -193,16 +193,16 @@ def byte_by_byte(*parts: bytes) -> tuple[bytes, ...]:
 def test_a_server_that_does_not_answer_as_it_should(
     lay_out: LayOut, monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes, ...], pause_s: float, limit_s: float
 ) -> None:
-    monkeypatch.setattr(gce, "LIMIT_S", limit_s)
+    monkeypatch.setattr(cloud, "LIMIT_S", limit_s)
     with raw_server(*pieces, pause_s=pause_s) as address:
-        assert gce_facts(at(lay_out, address)) is None
+        assert cloud_facts(at(lay_out, address)) is None
 
 
 @pytest.mark.world
 def test_what_was_answered_before_the_deadline_is_kept(lay_out: LayOut) -> None:
     readings = iter([0.0] * 12)
     with metadata_server(VM) as (address, asked):
-        facts = gce_facts(at(lay_out, address), clock=lambda: next(readings, gce.LIMIT_S + 1))
+        facts = cloud_facts(at(lay_out, address), clock=lambda: next(readings, cloud.LIMIT_S + 1))
     assert facts["instance_id"] == "4242"
     assert facts["automatic_restart"] is None
     assert len(asked) < len(VM)
@@ -229,7 +229,9 @@ LINK_LOCAL = ("169.254.169.254", 80)
     [
         ({DMI: "Google"}, {}, LINK_LOCAL),
         ({DMI: "Dell Inc.", "/proc/self/status": ""}, {}, None),
-        ({DMI: "Amazon EC2", "/proc/self/status": ""}, {}, None),
+        ({DMI: "Amazon EC2", "/proc/self/status": ""}, {}, LINK_LOCAL),
+        ({DMI: "Xen", "/sys/hypervisor/uuid": "ec2e1916-9099-7caf-fd21-012345abcdef\n"}, {}, LINK_LOCAL),
+        ({DMI: "Xen", "/sys/hypervisor/uuid": "01e1916-9099-7caf-fd21-012345abcdef\n"}, {}, None),
         ({"/proc/self/status": ""}, {}, LINK_LOCAL),
         ({}, {}, None),
         ({DMI: "Dell Inc."}, {"GCE_METADATA_HOST": "metadata.test:8080"}, ("metadata.test", 8080)),
@@ -238,11 +240,15 @@ LINK_LOCAL = ("169.254.169.254", 80)
         ({}, {"GCE_METADATA_HOST": "host:port"}, None),
         ({}, {"GCE_METADATA_HOST": ":80"}, None),
         ({DMI: "Dell Inc."}, {"GCE_METADATA_HOST": ""}, None),
+        ({DMI: "Dell Inc."}, {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://10.0.0.1:81/"}, ("10.0.0.1", 81)),
+        ({DMI: "Amazon EC2"}, {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://[fd00:ec2::254]"}, ("fd00:ec2::254", 80)),
     ],
     ids=[
         "Google's firmware",
         "a PC maker's",
-        "another cloud's",
+        "Amazon's",
+        "Amazon's, on Xen",
+        "somebody's Xen",
         "Linux without firmware tables",
         "no Linux",
         "named with a port",
@@ -251,6 +257,8 @@ LINK_LOCAL = ("169.254.169.254", 80)
         "a port that is none",
         "a host that is none",
         "named empty",
+        "an endpoint of EC2",
+        "an endpoint of EC2, IPv6",
     ],
 )
 def test_who_is_asked(
@@ -261,7 +269,7 @@ def test_who_is_asked(
     asked: tuple[str, int] | None,
 ) -> None:
     network = Network(monkeypatch)
-    assert gce_facts(lay_out(files, environ=environ), clock=lambda: 0.0) is None
+    assert cloud_facts(lay_out(files, environ=environ), clock=lambda: 0.0) is None
     assert network.wanted == ([] if asked is None else [(asked, 0.3)])
 
 

@@ -2,6 +2,7 @@ import os
 import platform
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -9,12 +10,14 @@ import pytest
 from tests.workload.conftest import SILENT, LayOut, WithoutFiles
 from workload.environment.host import (
     allowed_cpus,
+    apple_gpu_facts,
     caches,
     cpu_facts,
     cpu_model,
     host_facts,
     memory_available_bytes,
     memory_bytes,
+    memory_total_bytes,
 )
 from workload.environment.machine import HostSystem
 
@@ -246,6 +249,35 @@ def test_model_elsewhere(monkeypatch: pytest.MonkeyPatch, system: str, expected:
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "processor", lambda: "Intel64 Family 6")
     assert cpu_model(WithoutFiles(tool=lambda *argv: answers[argv])) == expected
+
+
+MAC = {
+    ("sysctl", "-n", "machdep.cpu.brand_string"): "Apple M2 Pro",
+    ("sysctl", "-n", "hw.memsize"): "17179869184",
+    ("ioreg", "-rc", "AGXAccelerator"): """+-o AGXAcceleratorG14X  <class AGXAcceleratorG14X, id 0x1>
+  |   "model" = "Apple M2 Pro"
+  |   "gpu-core-count" = 19
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("lost", "name", "cores", "memory_bytes"),
+    [
+        ((), "Apple M2 Pro (19-core GPU)", 19, 17_179_869_184),
+        (("ioreg",), "Apple M2 Pro", None, 17_179_869_184),
+        (("sysctl",), None, 19, 4_000),
+    ],
+    ids=["all", "no ioreg", "no sysctl"],
+)
+def test_the_gpu_of_a_mac(
+    monkeypatch: pytest.MonkeyPatch, lost: tuple[str, ...], name: str | None, cores: int | None, memory_bytes: int
+) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=4_000, available=3_000))
+    mac = WithoutFiles(tool=lambda *argv: None if argv[0] in lost else MAC[argv])
+    assert apple_gpu_facts(mac) == {"name": name, "sm_count": cores, "memory_total_bytes": memory_bytes}
+    assert (cpu_model(mac), memory_total_bytes(mac)) == (None if lost == ("sysctl",) else "Apple M2 Pro", memory_bytes)
 
 
 def test_counts_elsewhere_are_psutils(monkeypatch: pytest.MonkeyPatch) -> None:

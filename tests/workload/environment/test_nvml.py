@@ -69,6 +69,9 @@ class FakeNvml(ModuleType):
 ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetName": "Tesla T4",
     "nvmlDeviceGetUUID": "GPU-aaaa",
+    "nvmlDeviceGetIndex": 0,
+    "nvmlDeviceGetPciInfo": SimpleNamespace(busId=b"00000000:05:00.0"),
+    "nvmlDeviceGetSerial": "0323420012345",
     "nvmlDeviceGetVbiosVersion": "90.04.96.00.01",
     "nvmlDeviceGetCudaComputeCapability": (7, 5),
     "nvmlDeviceGetAttributes": SimpleNamespace(multiprocessorCount=40),
@@ -99,6 +102,9 @@ ANSWERS: dict[str, Any] = {
 IDENTITY = {
     "name": "Tesla T4",
     "uuid": "GPU-aaaa",
+    "gpu_index": 0,
+    "bus_id": "00000000:05:00.0",
+    "serial": "0323420012345",
     "driver_version": "580.65.06",
     "vbios_version": "90.04.96.00.01",
     "compute_capability": "7.5",
@@ -134,6 +140,7 @@ SAMPLE = {
 LOSSES = {
     "nvmlDeviceGetName": {"name"},
     "nvmlDeviceGetUUID": {"uuid"},
+    "nvmlDeviceGetSerial": {"serial"},
     "nvmlSystemGetDriverVersion": {"driver_version"},
     "nvmlDeviceGetVbiosVersion": {"vbios_version"},
     "nvmlDeviceGetCudaComputeCapability": {"compute_capability"},

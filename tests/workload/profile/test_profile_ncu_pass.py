@@ -284,7 +284,7 @@ def test_further_profile_that_fails_costs_nothing(run_folder: Path, monkeypatch:
             "on the machine of the run",
         ),
         ({"FAKE_CC": "9.0"}, "unavailable", "ncu 2024.1.1.0", "newer Nsight Compute"),
-        ({"FAKE_CC": "6.1"}, "unavailable", "ncu 2024.1.1.0", "older Nsight Compute"),
+        ({"FAKE_CC": "6.1"}, "unavailable", "ncu 2024.1.1.0", "no Nsight Compute since 2020.1"),
     ],
     ids=lambda value: "=".join(*value.items()) if isinstance(value, dict) else "",
 )

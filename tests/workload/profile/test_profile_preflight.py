@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.workload.conftest import LayOut
+from workload.contract import hosted
 from workload.contract.spec import Device
 from workload.profile import preflight
 from workload.profile.preflight import Facts, has_capability, obstacle
@@ -54,6 +55,11 @@ def test_nothing_in_the_way(facts: Facts) -> None:
             "Windows restricts the GPU's counters to administrators",
             "NVIDIA Control Panel",
         ),
+        (
+            replace(READY, admin_only=True, in_container=True, service=hosted.SERVICES[0]),
+            "the driver restricts counters to administrators",
+            "--profile torch, which needs no counters",
+        ),
         # The first in the order of what a user can do about it.
         (replace(READY, device=Device.CPU, driver=False, ncus=()), "ncu needs an NVIDIA GPU", "--profile torch"),
     ],
@@ -101,6 +107,19 @@ def test_facts_of_a_machine(lay_out: LayOut) -> None:
     assert preflight.gather(Device.CUDA, machine) == Facts(
         device=Device.CUDA, driver=True, ncus=(), admin_only=True, is_admin=False, in_container=True
     )
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({"COLAB_RELEASE_TAG": "release"}, "Colab"),
+        ({"COLAB_RELEASE_TAG": "release", "KAGGLE_KERNEL_RUN_TYPE": "Batch"}, "Kaggle"),
+        ({"COLAB_JUPYTER_IP": "1"}, None),
+    ],
+)
+def test_services_that_host_notebooks(lay_out: LayOut, environ: dict[str, str], name: str | None) -> None:
+    service = preflight.gather(Device.CUDA, lay_out(environ=environ)).service
+    assert (service and service.name) == name
 
 
 def test_facts_of_a_machine_without_a_driver(lay_out: LayOut) -> None:

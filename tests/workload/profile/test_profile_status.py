@@ -1,9 +1,10 @@
 import pytest
 
+from workload.contract.context import Context
 from workload.contract.errors import ExitCode
 from workload.contract.fields import from_facts
 from workload.contract.profile_record import ProfileResult
-from workload.contract.spec import Context, Profile
+from workload.contract.spec import Profile
 from workload.profile.status import ProfileStatus, before_the_pass, unavailable, was_interrupted
 
 

@@ -74,6 +74,7 @@ def test_gpu_in_the_machine_knows_best(capability: str) -> None:
 @pytest.mark.parametrize(
     ("chips", "capability", "reason", "hint"),
     [
+        ("gv100, ad102", "6.0", "ncu 2024.1.1.0 at /opt/ncu is too new for compute capability 6.0", "--profile torch"),
         ("ad102, gh100", "7.0", "ncu 2024.1.1.0 at /opt/ncu is too new for compute capability 7.0", "2024.3 to 2025.3"),
         ("tu104, gv100", "8.9", "ncu 2024.1.1.0 at /opt/ncu is too old for compute capability 8.9", "a newer Nsight"),
         ("ad102, gv100", "12.0", "ncu 2024.1.1.0 at /opt/ncu is too old for compute capability 12.0", "a newer Nsight"),

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from workload.contract.errors import ExitCode
+from workload.contract.operating_system import is_alive
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.contract.vocabulary import calibration_of, calibration_range, step_of
 from workload.measure.recorder import StepPart
-from workload.profile import answers, ncu_pass, profiled_step, supervise
+from workload.profile import answers, ncu_pass, profiled_step
 
 ROOT = Path(__file__).parents[3]
 
@@ -205,8 +206,8 @@ def test_data_comes_from_the_profiled_process_itself(images: Path) -> None:
 
 
 def test_owner_is_alive_or_not() -> None:
-    assert supervise.is_alive(os.getpid())
-    assert supervise.is_alive(1)
+    assert is_alive(os.getpid())
+    assert is_alive(1)
 
 
 @pytest.mark.slow
@@ -214,7 +215,7 @@ def test_owner_is_alive_or_not() -> None:
 def test_process_ends_with_its_owner(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", "pass"])
     gone.wait()
-    assert not supervise.is_alive(gone.pid)
+    assert not is_alive(gone.pid)
     words = ["--mode", "trace", "--report", str(tmp_path / "r.json"), "--owner", str(gone.pid)]
     tiny = ["--device", "cpu", "--image-size", "32", "--batch-size", "2", "--profile-steps", "100000"]
     done = subprocess.run(

@@ -131,7 +131,7 @@ def test_a_measured_region_has_a_least_duration(
     count: int, least_s: float, step_s: float, steps: int, logged: list[logging.LogRecord]
 ) -> None:
     bar, now_s, taken = Bar(), [0.0], 0
-    for _ in train.at_least(count, least_s, bar, lambda: round(now_s[0], 6)):  # type: ignore[arg-type]
+    for _ in train.at_least(count, least_s, bar, now=lambda: round(now_s[0], 6)):  # type: ignore[arg-type]
         now_s[0] += step_s
         taken += 1
     assert taken == steps

@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 
 from workload.contract import bundle
+from workload.contract.context import Context
 from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
 from workload.contract.record import Record, Repeat, Spec, Status
-from workload.contract.spec import Context, Device, RunSpec
+from workload.contract.spec import Device, RunSpec
 from workload.run import unfinished
 
 KILLED = RunFailedError("the trainer was killed by SIGSEGV", hint="")
@@ -45,6 +46,12 @@ def test_a_trainer_that_died_before_its_bundle_gets_one(error: Exception, status
 
 def test_a_traceback_before_the_bundle_leaves_one(tmp_path: Path) -> None:
     assert outcomes([], tmp_path, code=1, error=None) == [("failed", "the trainer ended with a traceback", 1)]
+
+
+def test_a_bundle_without_a_trainer_names_the_gpu_that_was_chosen(tmp_path: Path) -> None:
+    context = Context(outside={**OUTSIDE, "device": {"gpu_index": 1}})
+    folder = unfinished.write_new(tmp_path, RunSpec(device=Device.CUDA), context, Status.FAILED, "killed")
+    assert bundle.read(folder).document["environment"]["device"] == {"type": "cuda", "gpu_index": 1}
 
 
 @pytest.mark.parametrize("code", [0, 2, 4, 6, 7, 130])

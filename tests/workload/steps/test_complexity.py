@@ -106,6 +106,19 @@ def test_fvcore_agrees_with_its_published_counts(model: str, capfd: pytest.Captu
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(("model", "threads"), [("squeezenet1_1", 1), ("vgg16", 3)])
+def test_fvcore_has_one_thread_for_a_small_model(monkeypatch: pytest.MonkeyPatch, model: str, threads: int) -> None:
+    used = []
+    monkeypatch.setattr(complexity, "fvcore_mac_per_image", lambda *_, **__: used.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        complexity.count(model, num_classes=10, image_size=224, batch_size=2, with_fvcore=True)
+        assert (used, torch.get_num_threads()) == ([threads], 3)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_without_fvcore_its_figure_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert complexity.fvcore_mac_per_image("resnet18", num_classes=10, image_size=224) is None

@@ -1,6 +1,7 @@
 import hashlib
 import multiprocessing
 import pickle
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,19 @@ def test_without_augmentation_an_image_is_always_the_same(images: Path) -> None:
     assert not torch.allclose(one_epoch(torch_seed=1), one_epoch(torch_seed=2), atol=1e-2)
 
 
+def test_ranks_draw_different_images(images: Path) -> None:
+    asked = spec(images, subset=8, devices=2)
+    drawn = []
+    for rank in (0, 1):
+        with closing(open_source(asked, rank).batches()) as batches:
+            drawn.append(next(batches)[0])
+    assert not torch.equal(*drawn)
+    with pytest.raises(UsageError) as caught:
+        open_source(spec(images, subset=7, devices=2))
+    assert str(caught.value).endswith("gives 7 images: fewer than one batch of 4 for each of 2 devices")
+    assert caught.value.hint == "--batch-size 3, or more images"
+
+
 def test_subset_is_drawn_with_the_seed(images: Path) -> None:
     source = open_source(spec(images, subset=8))
     assert source.images == 8
@@ -111,7 +125,7 @@ def test_workers_that_do_not_persist_are_new_in_each_epoch(images: Path) -> None
     ],
 )
 def test_options_of_the_loader(given: dict[str, Any], expected: tuple[object, ...]) -> None:
-    made = loader_of(RunSpec(batch_size=4, image_size=32, **{"device": Device.CPU, **given}), datasets.FakeData(8))
+    made = loader_of(RunSpec(batch_size=4, image_size=32, **{"device": Device.CPU, **given}), 0, datasets.FakeData(8))
     assert (made.num_workers, made.prefetch_factor, made.pin_memory, made.persistent_workers) == expected
 
 

@@ -1,9 +1,14 @@
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from tests.workload.storage import s3_server
 from tests.workload.storage.fake_gcs import FakeStorage
 from tests.workload.storage.gcs_server import GcsServer, running
+from tests.workload.storage.s3_server import S3Server
+from tests.workload.storage.strict_s3 import PART_BYTES, StrictS3
+from workload.storage import s3
 
 
 @pytest.fixture(scope="module")
@@ -11,6 +16,43 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
     """The real fake-gcs-server, shared by the tests of a file."""
     with running(tmp_path_factory.mktemp("gcs") / "log") as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """The server of moto, shared by the tests of a file."""
+    with s3_server.running(tmp_path_factory.mktemp("s3") / "log") as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def strict_session() -> Any:
+    return s3_server.make_session()
+
+
+@pytest.fixture(scope="module")
+def strict_server() -> Iterator[StrictS3]:
+    """Our own server, shared by the tests of a file."""
+    with StrictS3() as running_server:
+        yield running_server
+
+
+@pytest.fixture
+def strict(strict_server: StrictS3, strict_session: Any, monkeypatch: pytest.MonkeyPatch) -> StrictS3:
+    """Our own server, empty, to which the store is led."""
+    strict_server.reset()
+    s3_server.meet(strict_server.url, strict_session, monkeypatch)
+    return strict_server
+
+
+@pytest.fixture
+def small_parts(strict: StrictS3, monkeypatch: pytest.MonkeyPatch) -> StrictS3:
+    """A failed request is repeated at once, and 250 kB are large."""
+    monkeypatch.setattr(s3, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(s3, "LONGEST_PAUSE_S", 0.002)
+    monkeypatch.setattr(s3, "PART_BYTES", PART_BYTES)
+    strict.least_part_bytes = PART_BYTES
+    return strict
 
 
 @pytest.fixture

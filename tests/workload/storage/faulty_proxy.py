@@ -1,4 +1,4 @@
-"""Between our storage code and the real fake-gcs-server: passes every request on, and spoils the ones it is told to."""
+"""Between our storage code and a server of buckets: passes every request on, and spoils the ones it is told to."""
 
 import http.client
 import json
@@ -13,9 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-
-from tests.workload.storage.gcs_server import GcsServer
+from typing import Any, Protocol
 
 PAGE = b"<!DOCTYPE html><html><title>Log in to this network</title></html>"
 LOG_IN = "/log-in"
@@ -53,10 +51,16 @@ class Sent:
     body: bytes
 
 
+class Server(Protocol):
+    """What the proxy needs of a server: its address."""
+
+    url: str
+
+
 class FaultyProxy:
     """`spoil(fault, at)`: the request of this number, from 0, counted from there; `for_ever` each one after it too."""
 
-    def __init__(self, server: GcsServer) -> None:
+    def __init__(self, server: Server) -> None:
         self._upstream = urllib.parse.urlsplit(server.url)
         self._lock = threading.Lock()
         self._listener = _Server(("127.0.0.1", 0), _Handler)
@@ -174,11 +178,12 @@ class _Handler(BaseHTTPRequestHandler):
         self, status: int, headers: dict[str, str], content: bytes, *, upto: int | None = None, drip_s: float = 0.0
     ) -> None:
         self.send_response_only(status)
+        size = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(content))
         ours = ("content-length", "transfer-encoding", "connection")
         for name, value in ({"Content-Type": "application/json"} | headers).items():
             if name.lower() not in ours:
                 self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", size)
         self.end_headers()
         step = max(1, len(content) // PIECES) if drip_s else max(1, len(content))
         for start in range(0, len(content) if upto is None else upto, step):
@@ -202,7 +207,12 @@ class _Handler(BaseHTTPRequestHandler):
         with suppress(OSError):
             super().finish()
 
-    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _serve  # noqa: N815 - names of the base class
+    def handle_expect_100(self) -> bool:
+        done = super().handle_expect_100()
+        self.wfile.flush()  # a client of S3 would wait a second for it
+        return done
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = _serve  # noqa: N815 - names of the base class
 
     def log_message(self, *_: Any) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The places that the contract of `Store` is tested on: the real fake-gcs-server, and folders of three kinds.
+"""The places that the contract of `Store` is tested on: two servers of buckets, and folders of three kinds.
 
 A new kind of store adds one `Place` here, and every test of `test_store_contract.py` runs on it.
 """
@@ -7,6 +7,7 @@ import errno
 import os
 import urllib.parse
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +15,10 @@ from typing import Any, Protocol
 import pytest
 
 from tests import sshd
+from tests.workload.storage import s3_server, strict_s3
 from tests.workload.storage.gcs_server import BUCKET, GcsServer
+from tests.workload.storage.s3_server import S3Server
+from tests.workload.storage.strict_s3 import StrictS3
 from workload.storage.address import open_store
 from workload.storage.store import Store
 
@@ -33,6 +37,10 @@ class Place(Protocol):
     address: str
     # What a child process runs first, so that it meets the same place.
     preamble: str
+    # Whether a listing has checksums and labels.
+    lists_all: bool
+    # Whether objects with the same content have the same version.
+    version_is_content: bool
 
     def opened(self) -> Store: ...
 
@@ -51,6 +59,7 @@ class Bucket:
     """A prefix of its own in the server's bucket."""
 
     preamble = ""
+    lists_all, version_is_content = True, False
 
     def __init__(self, server: GcsServer, prefix: str) -> None:
         self.address = f"gs://{BUCKET}/{prefix}"
@@ -76,10 +85,73 @@ class Bucket:
         asked += self._server.requests()[before:]
 
 
+class S3Bucket:
+    """A prefix of its own in the bucket of moto's server."""
+
+    preamble = ""
+    lists_all, version_is_content = False, True
+
+    def __init__(self, server: S3Server, prefix: str) -> None:
+        self.address = f"s3://{s3_server.BUCKET}/{prefix}"
+        self._server, self._prefix = server, prefix
+
+    def opened(self) -> Store:
+        return open_store(self.address, jobs=8)
+
+    def put(self, name: str, content: bytes) -> None:
+        self._server.client.put_object(Bucket=s3_server.BUCKET, Key=f"{self._prefix}/{name}", Body=content)
+
+    def put_many(self, names: Sequence[str], content: bytes) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda name: self.put(name, content), names))
+
+    def remove(self, name: str) -> None:
+        self._server.client.delete_object(Bucket=s3_server.BUCKET, Key=f"{self._prefix}/{name}")
+
+    @contextmanager
+    def requests(self) -> Iterator[list[str]]:
+        asked: list[str] = []
+        before = len(self._server.requests())
+        yield asked
+        asked += self._server.requests()[before:]
+
+
+class StrictS3Bucket:
+    """A prefix of its own in the bucket of our own server."""
+
+    preamble = ""
+    lists_all, version_is_content = False, True
+
+    def __init__(self, server: StrictS3, prefix: str) -> None:
+        self.address = f"s3://{strict_s3.BUCKET}/{prefix}"
+        self._server, self._prefix = server, prefix
+
+    def opened(self) -> Store:
+        return open_store(self.address, jobs=8)
+
+    def put(self, name: str, content: bytes) -> None:
+        self._server.put(f"{self._prefix}/{name}", content)
+
+    def put_many(self, names: Sequence[str], content: bytes) -> None:
+        for name in names:
+            self.put(name, content)
+
+    def remove(self, name: str) -> None:
+        del self._server.objects[f"{self._prefix}/{name}"]
+
+    @contextmanager
+    def requests(self) -> Iterator[list[str]]:
+        asked: list[str] = []
+        before = len(self._server.asked)
+        yield asked
+        asked += self._server.asked[before:]
+
+
 class Folder:
     """A folder on this machine's disk."""
 
     preamble = ""
+    lists_all, version_is_content = False, False
 
     def __init__(self, root: Path) -> None:
         root.mkdir()

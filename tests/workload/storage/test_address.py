@@ -47,23 +47,48 @@ def test_sources_on_another_machine(text: str, address: str, run_id: str | None,
     assert source.search() == search
 
 
-@pytest.mark.parametrize("text", ["gs:/abc", "gs://", "gs://A_B/x", "gs://ab", "gs://-ab"])
-def test_a_source_is_a_bucket(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "address", "folder", "run_id"),
+    [
+        ("s3://abc", "s3://abc", "runs/", None),
+        ("s3://my.bucket-1/a/runs/", "s3://my.bucket-1", "a/runs/", None),
+        (f"s3://abc/a/runs/{RUN}/", "s3://abc", "a/runs/", RUN),
+    ],
+)
+def test_sources_in_s3(text: str, address: str, folder: str, run_id: str | None) -> None:
+    source = parse_source(text)
+    assert source == FetchSource(address=address, folder=folder, run_id=run_id)
+    assert source.search() == f"aws s3 ls --recursive {address}/ | grep MANIFEST.json"
+
+
+@pytest.mark.parametrize("path", [":/abc", "://", "://A_B/x", "://ab", "://-ab"])
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_a_source_is_a_bucket(scheme: str, path: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_source(text)
+        parse_source(scheme + path)
     assert caught.value.report() == (
-        f"error: a bucket is written gs://BUCKET/PREFIX; got '{text}'\n"
-        "hint: analyze fetch gs://BUCKET/PREFIX -o results"
+        f"error: a bucket is written {scheme}://BUCKET/PREFIX; got '{scheme}{path}'\n"
+        f"hint: analyze fetch {scheme}://BUCKET/PREFIX -o results"
     )
 
 
-@pytest.mark.parametrize("text", ["", "s3://abc/x", "http://abc/x", "GS://abc", "az:/x"])
+@pytest.mark.parametrize(("text", "is_valid"), [("a" * 63, True), ("a" * 64, False), ("a_b", False), ("a..b", False)])
+def test_names_of_buckets_in_s3(text: str, is_valid: bool) -> None:
+    assert parse_source(f"gs://{text}").address == f"gs://{text}"
+    if is_valid:
+        assert parse_source(f"s3://{text}").address == f"s3://{text}"
+    else:
+        with pytest.raises(UsageError):
+            parse_source(f"s3://{text}")
+
+
+@pytest.mark.parametrize("text", ["", "S3://abc/x", "http://abc/x", "GS://abc", "az:/x"])
 def test_a_source_is_a_bucket_or_a_folder(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_source(text)
     assert caught.value.report() == (
-        "error: a place for bundles is written gs://BUCKET/PREFIX, ssh://USER@HOST/FOLDER, FOLDER or file:///FOLDER; "
-        f"got '{text}'\n"
+        "error: a place for bundles is written gs://BUCKET/PREFIX, s3://BUCKET/PREFIX, ssh://USER@HOST/FOLDER, "
+        f"FOLDER or file:///FOLDER; got '{text}'\n"
         "hint: analyze fetch gs://BUCKET/PREFIX -o results"
     )
 

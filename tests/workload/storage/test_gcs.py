@@ -14,6 +14,7 @@ from google.auth import exceptions as auth
 from tests.workload.storage.fake_gcs import NAME, FakeStorage
 from workload.contract.errors import ToolError, UsageError
 from workload.storage import gcs as bucket
+from workload.storage.buckets import causes
 from workload.storage.store import Patience, UnreachableError
 
 RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000aa"
@@ -131,7 +132,7 @@ def test_errors_of_the_client_in_our_words(
         # With no time left after the first question, nobody is asked again while it gets too many.
         bucket.connect(NAME, prefix="runs/", patience=Patience(first_answer_s=15.0, first_retry_s=7.5))
     assert caught.value.report() == report
-    assert error in bucket._causes(caught.value)
+    assert error in causes(caught.value)
 
 
 def test_an_emulator_is_named_where_it_does_not_answer(storage: FakeStorage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from tests.workload.storage import places
 from tests.workload.storage.bundles import STEPS, content_of, make_bundle
 from tests.workload.storage.gcs_server import GcsServer
 from tests.workload.storage.places import Place
+from tests.workload.storage.s3_server import S3Server
 from workload.contract import bundle
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError
@@ -55,15 +56,34 @@ HOSTILE = [
 ]
 
 
-@pytest.fixture(params=["gcs", "folder", "folder-without-links", pytest.param("ssh", marks=pytest.mark.server)])
-def place(request: pytest.FixtureRequest, tmp_path: Path, server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> Place:
+KINDS = [
+    "gcs",
+    # Everyday tests of S3 are in test_s3.py.
+    pytest.param("s3", marks=pytest.mark.slow),
+    pytest.param("moto", marks=pytest.mark.slow),
+    "folder",
+    "folder-without-links",
+    pytest.param("ssh", marks=pytest.mark.server),
+]
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    own_name = re.sub(r"\W", "-", request.node.name)
     if request.param == "ssh":
         machine = request.getfixturevalue("sshd_machine")
         sshd.meet(machine, monkeypatch)
-        return places.FolderOverSsh(machine, re.sub(r"\W", "-", request.node.name))
+        return places.FolderOverSsh(machine, own_name)
     if request.param == "gcs":
+        server: GcsServer = request.getfixturevalue("server")
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-        return places.Bucket(server, re.sub(r"\W", "-", request.node.name))
+        return places.Bucket(server, own_name)
+    if request.param == "s3":
+        return places.StrictS3Bucket(request.getfixturevalue("strict"), own_name)
+    if request.param == "moto":
+        moto: S3Server = request.getfixturevalue("moto")
+        moto.meet(monkeypatch)
+        return places.S3Bucket(moto, own_name)
     if request.param == "folder":
         return places.Folder(tmp_path / "store")
     places.refuse_links(monkeypatch)
@@ -250,12 +270,12 @@ def test_folders(place: Place, store: Store) -> None:
     assert store.folders("") == ["launches"], "a folder without objects is none"
 
 
-def test_a_new_version_for_each_content(store: Store) -> None:
+def test_a_new_version_for_each_content(place: Place, store: Store) -> None:
     seen = set()
     for content in (b"1", b"2", b"1", b"22"):
         store.write("x", content)
         seen.add(listed(store)["x"].version)
-    assert len(seen) == 4
+    assert len(seen) == (3 if place.version_is_content else 4)
     assert "" not in seen
     assert listed(store)["x"].version == listed(store)["x"].version
 
@@ -406,15 +426,15 @@ def test_a_changed_byte_is_seen_by_its_checksum(place: Place, store: Store, made
     place.put(f"runs/{RUN}/steps.csv", (made / "steps.csv").read_bytes().replace(b"0", b"1", 1))
     changed = "steps.csv was changed after the run: its crc32c differs"
     assert damage_of(store, by_content=True) == [changed]
-    # The list of a folder has no checksums.
-    assert damage_of(store, by_content=False) == [changed if store.kind == "bucket" else ""]
+    # The list of a folder has no checksums, and that of S3 neither.
+    assert damage_of(store, by_content=False) == [changed if place.lists_all else ""]
 
 
-def test_a_list_alone_shows_that_a_bucket_has_whole_bundles(place: Place, store: Store, made: Path) -> None:
+def test_a_list_with_checksums_shows_whole_bundles(place: Place, store: Store, made: Path) -> None:
     upload(store, made)
     with place.requests() as asked:
         assert damage_of(store, by_content=True) == [""]
-    assert (len(asked) == 1) is (store.kind == "bucket"), asked
+    assert (len(asked) == 1) is place.lists_all, asked
 
 
 def test_a_key_is_a_label_too(store: Store, made: Path) -> None:
@@ -542,7 +562,8 @@ def test_hostile_names_that_lie_there_are_refused(place: Place, store: Store, ma
         "ncu/-rf": "a part that begins with a dash",
         "a\\..\\evil": "a backslash",
         "C:evil": "a drive letter",
-        "line\nfeed": "a control character",
+        # moto's server finds no name with a line feed.
+        **({} if isinstance(place, places.S3Bucket) else {"line\nfeed": "a control character"}),
         "\x1b]0;evil": "a control character",
         "MANIFEST.json.": "a part that ends in a dot or a space",
         ".fetch/x": "a name that the fetch itself uses",

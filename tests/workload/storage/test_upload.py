@@ -17,6 +17,7 @@ from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError, UsageError
 from workload.storage import gcs as bucket
 from workload.storage import upload
+from workload.storage.buckets import Content
 from workload.storage.gcs import Bucket
 from workload.storage.store import Patience, TooLongError, UnreachableError
 
@@ -336,7 +337,7 @@ def test_a_failing_disk_is_no_network_error(opened: Bucket) -> None:
         def read(self, _: int | None = -1) -> bytes:
             raise OSError(5, "Input/output error")
 
-    wanted = bucket._Content(name="x", source=Failing(), bytes=1, crc32c="", generation=None)
+    wanted = Content(name="x", source=Failing(), bytes=1, crc32c="", replaces=None)
     with pytest.raises(OSError, match="Input/output error"):
         opened._put(wanted)
 

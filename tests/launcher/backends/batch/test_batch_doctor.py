@@ -59,7 +59,7 @@ def test_a_bucket_that_is_not_there(fake: FakeBatch) -> None:
     del fake
 
     def no_bucket(name: str) -> None:
-        raise UsageError(f"no bucket '{name}'", hint="infra/")
+        raise UsageError(f"no bucket '{name}'", hint="infra/gcp/")
 
     check = checks(FakeRest(), bucket=no_bucket)["bucket"]
     assert (check.state, check.found) == (Health.PROBLEM, "no bucket 'my-project-rooflaunch'")
@@ -84,4 +84,4 @@ def test_the_role_of_the_vm(role: str, state: Health, found: str, monkeypatch: p
     check = doctor.reporter_check(settings, BatchPorts(services=lambda name: Services(name, rest)))
     assert (check.state, check.found) == (state, found)
     if state is Health.PROBLEM:
-        assert check.cure.endswith("--role roles/batch.agentReporter; infra/ grants this role")
+        assert check.cure.endswith("--role roles/batch.agentReporter; infra/gcp/ grants this role")

@@ -155,7 +155,7 @@ def test_a_thousand_tasks_are_one_job_and_a_few_questions(region: Region) -> Non
             (403, "IAM_PERMISSION_DENIED", "Permission 'batch.jobs.list' denied"),
             DeniedError,
             "no permission for Batch in project 'my-project': Permission 'batch.jobs.list' denied",
-            "ask the project's owner to add you to `launchers` in infra/, or use another account: ",
+            "ask the project's owner to add you to `launchers` in infra/gcp/, or use another account: ",
         ),
         (
             (404, "NOT_FOUND", "Location mars-north1 is not found"),

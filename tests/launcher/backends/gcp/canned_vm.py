@@ -43,6 +43,8 @@ RECORD: dict[str, Any] = {
     "spec": {"model": "resnet18", "batch_size": 32, "precision": "fp32", "device": "cuda"},
     "environment": {"device": {"name": "Tesla T4"}},
     "timing": {
+        "images": 3200,
+        "measured_s": 12.8,
         "images_per_s": 250.0,
         "data_wait_fraction": 0.001,
         "step_s": {"n": 100, "median": 0.128, "p5": 0.127, "p95": 0.131},
@@ -316,7 +318,13 @@ class _Guest:
         began, self._charged_to = self._charged_to, self._clock.iso()
         billed_s = (datetime.fromisoformat(self._charged_to) - datetime.fromisoformat(began)).total_seconds()
         return {
-            "environment": {**RECORD["environment"], "cloud": {"phases": dict(self._phases)}},
+            "environment": {
+                **RECORD["environment"],
+                "place": f"{self._request.backend}-{self._request.gpu}",
+                "backend": self._request.backend,
+                "host": {"hostname": self._vm.name},
+                "cloud": {"zone": self._vm.zone, "phases": dict(self._phases)},
+            },
             "cost": {
                 "billed_from": began,
                 "billed_to": self._charged_to,

@@ -46,7 +46,7 @@ def refused(message: str = "Permission denied", status: int = 403) -> tuple[int,
 
 
 def sound() -> dict[str, Any]:
-    """The answers of a project as infra/ makes it."""
+    """The answers of a project as infra/gcp/ makes it."""
     enabled = [f"{name}.googleapis.com" for name in ("compute", "storage", "artifactregistry", "iam")]
     return {
         SERVICES: {"services": [{"config": {"name": name}} for name in enabled]},

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.gcp import backend
+from launcher.backends import vm_container
+from launcher.backends.gcp.backend import docker_log_in
 from launcher.docker_engine import EngineEvent, Image
 from launcher.images import build as building
 from launcher.images import contents
@@ -58,7 +59,11 @@ class Docker:
 
 
 def reference(world: World, image: str | None, repository: str = SETTINGS.repository) -> str:
-    return backend.by_digest(world.engine, image) if image else backend.pushed_image(world.engine(), "cuda", repository)
+    return (
+        vm_container.by_digest(world.engine, image)
+        if image
+        else vm_container.pushed_image(world.engine(), "cuda", repository, docker_log_in)
+    )
 
 
 @dataclass
@@ -85,7 +90,7 @@ UNCHECKED = "could not check that the image is for linux/amd64: "
 )
 def test_an_image_of_the_vms_architecture(platforms: set[str], notes: tuple[str, ...]) -> None:
     engine: Any = Registry(frozenset(platforms))
-    assert backend._architecture_notes(lambda: engine, IMAGE) == notes
+    assert vm_container.architecture_notes(lambda: engine, IMAGE) == notes
 
 
 @pytest.mark.world

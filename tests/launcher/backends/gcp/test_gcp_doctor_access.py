@@ -28,7 +28,7 @@ from tests.launcher.backends.gcp.fake_rest import (
 from workload.contract.errors import UsageError
 from workload.storage.gcs import Access
 
-FROM_INFRA = "infra/README.md, or "
+FROM_INFRA = "infra/gcp/README.md, or "
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ TO_IT = f"--member serviceAccount:{ACCOUNT}"
                 "its VM role",
                 "problem",
                 "no custom role allows compute.instances.delete, compute.instances.get",
-                "infra/vm.tf: a custom role, only for our VMs",
+                "infra/gcp/vm.tf: a custom role, only for our VMs",
             ),
         ),
         (
@@ -227,7 +227,7 @@ TO_IT = f"--member serviceAccount:{ACCOUNT}"
                 "its roles",
                 "note",
                 f"not seen: cloudresourcemanager.googleapis.com is not enabled in project '{PROJECT}'",
-                "infra/vm.tf has the roles that the account needs",
+                "infra/gcp/vm.tf has the roles that the account needs",
             ),
         ),
         (

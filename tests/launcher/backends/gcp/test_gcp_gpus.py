@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from launcher import sizes
+from launcher.backends import machine_types
 from launcher.backends.gcp import gpus
 from launcher.backends.gcp.gpus import Driver
 from launcher.images import contents
@@ -66,7 +68,7 @@ def test_every_figure_has_a_source_with_a_date(table: Table) -> None:
 def test_zones(name: str, zones: int, compact: str) -> None:
     gpu = gpus.require(name)
     assert len(gpu.zones) == zones
-    assert gpus.compact(gpu.zones).startswith(compact)
+    assert machine_types.compact(gpu.zones).startswith(compact)
     assert gpu.regions[0] == "us-central1"
 
 
@@ -136,7 +138,7 @@ def test_an_unknown_gpu_is_told_the_known_ones(name: str, shown: str, hint: str)
 
 @pytest.mark.parametrize(("text", "shown"), [("x" * 80, "x" * 80), ("x" * 81, "x" * 77 + "..."), ("a\tb", "a\\tb")])
 def test_text_as_a_message_quotes_it(text: str, shown: str) -> None:
-    assert gpus.shown(text) == shown
+    assert sizes.shown(text) == shown
 
 
 def zone_twice(t4: Table) -> None:
@@ -182,4 +184,4 @@ def test_a_price_of_what_is_not_offered_is_refused(table: Table, changes: dict[s
 
 def test_every_price_belongs_to_a_gpu() -> None:
     devices = {gpu.device for gpu in gpus.load().values()}
-    assert {row.gpu for row in prices.load().listed} <= devices
+    assert {row.gpu for row in prices.load().listed if row.provider == prices.GCP} <= devices

@@ -18,7 +18,7 @@ from tests.launcher.backends.gcp import fake_vm
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.backends.gcp.fake_metadata import TOKEN, FakeMetadata
 from workload.contract.errors import ToolError
-from workload.environment.gce import gce_facts
+from workload.environment.cloud import cloud_facts
 from workload.environment.machine import HostSystem
 
 pytestmark = pytest.mark.world
@@ -187,7 +187,7 @@ def test_a_vm_that_may_not_ask_about_itself(here: Guest, compute: FakeCompute) -
 def test_the_trainers_facts_come_from_the_same_server(metadata: FakeMetadata, vm: Vm) -> None:
     vm.body["scheduling"]["provisioningModel"] = "SPOT"
     machine = HostSystem(environ={"GCE_METADATA_HOST": metadata.host}, tool=lambda *_: None)
-    facts = gce_facts(machine)
+    facts = cloud_facts(machine)
     assert facts is not None
     assert (facts["zone"], facts["machine_type"], facts["spot"]) == ("us-central1-a", "n1-standard-1", True)
     assert (facts["physical_host"], facts["preempted"]) == (None, False)

@@ -29,6 +29,8 @@ pytestmark = pytest.mark.usefixtures("made_up_programs")
         # 1000 GB are 0.14881 and not 0.01488: 0.69381.
         ({"max_cost_usd": 0.27, "disk_gb": 1000}, 1100),
         ({"max_cost_usd": 100.0}, 3600),
+        # 1.000 + 0.01488 + 0.005 are 1.01988: 0.5 USD buy 1764 s.
+        ({"gpu": "l4", "machine_type": "g2-standard-12", "max_cost_usd": 0.5}, 1464),
         # One's own figure is of it all.
         ({"max_cost_usd": 0.27, "usd_per_h": 0.27}, 3300),
         ({"max_cost_usd": 0.27, "spot": True, "rerun_preempted": 2, "usd_per_h": 0.18}, 1500),

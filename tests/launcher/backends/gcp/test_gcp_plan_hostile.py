@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.gcp import gpus
 from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.protocol.records import Request
+from launcher.sizes import shown
 from tests.launcher.backends.gcp.gcp_plans import planned, refused
 
 pytestmark = pytest.mark.usefixtures("made_up_programs")
@@ -40,7 +40,7 @@ def _items(plan: VmPlan) -> dict[str, str]:
 def test_hostile_choices_are_refused_in_one_line(name: str, text: str) -> None:
     options: dict[str, Any] = {name: (text,) if name == "zones" else text}
     message, _ = refused(**({"run": options} if name == "dataset" else options))
-    assert gpus.shown(text) in message
+    assert shown(text) in message
     assert "\n" not in message
     assert message.isprintable()
     assert len(message) < 1000

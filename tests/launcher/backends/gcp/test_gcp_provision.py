@@ -96,7 +96,7 @@ def test_no_region_has_the_subnetwork(fake: FakeCompute, go: Go) -> None:
     fake.refuse(404, missing, reason="notFound", match="POST .*/instances")
     with pytest.raises(NoCapacityError) as caught:
         go(plan_for(A, fallback=False, settings=replace(SETTINGS, subnetwork="gpu")))
-    hint = "no region has a subnetwork 'gpu': set another --subnetwork, or add regions to `subnets` in infra/"
+    hint = "no region has a subnetwork 'gpu': set another --subnetwork, or add regions to `subnets` in infra/gcp/"
     assert caught.value.hint == hint
 
 
@@ -526,7 +526,7 @@ def test_no_permission_to_delete_is_told_at_once(fake: FakeCompute, compute: Com
         remove(compute, A, NAME, now=clock.now, sleep=clock.sleep)
     assert caught.value.report() == (
         "error: no permission in project 'test-project': Required 'compute.instances.delete' permission\n"
-        "hint: ask the project's owner to add you to `launchers` in infra/, or use another account: "
+        "hint: ask the project's owner to add you to `launchers` in infra/gcp/, or use another account: "
         "gcloud auth application-default login"
     )
     assert fake.count("DELETE") == 1

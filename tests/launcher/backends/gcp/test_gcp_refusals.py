@@ -108,7 +108,7 @@ DISABLED = "Compute Engine API has not been used in project 123 before or it is 
         pytest.param(
             403, "Required 'compute.instances.list' permission", "forbidden", "", DeniedError,
             "error: no permission in project 'test-project': Required 'compute.instances.list' permission\n"
-            "hint: ask the project's owner to add you to `launchers` in infra/, or use another account: "
+            "hint: ask the project's owner to add you to `launchers` in infra/gcp/, or use another account: "
             "gcloud auth application-default login",
             id="no permission",
         ),
@@ -219,7 +219,7 @@ SEE = "See https://cloud.google.com/resource-manager/docs/organization-policy/or
             (
                 "error: the organisation's policies forbid this VM: constraints/compute.vmExternalIpAccess, "
                 "constraints/compute.requireShieldedVm: {}\n"
-                "hint: --no-external-ip, with create_network in infra/; --secure-boot"
+                "hint: --no-external-ip, with create_network in infra/gcp/; --secure-boot"
             ),
         ),
         (
@@ -240,7 +240,7 @@ SEE = "See https://cloud.google.com/resource-manager/docs/organization-policy/or
             (
                 "error: the network is in custom mode, and no subnetwork is named: {}\nhint: --subnetwork "
                 "NAME, if every region has a subnetwork of this name; or another --network; or "
-                "create_network in infra/, which makes both"
+                "create_network in infra/gcp/, which makes both"
             ),
         ),
     ],

@@ -17,6 +17,7 @@ from launcher.backends.gcp import plan as planning
 from launcher.backends.gcp import refusals
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.resources import Operation
+from launcher.backends.shared_plan import program_text
 from tests.launcher.backends.gcp import wire
 from tests.launcher.backends.gcp.compute_bodies import plain_body
 from tests.launcher.backends.gcp.fake_compute import FakeCompute
@@ -102,7 +103,7 @@ def test_no_field_of_an_insert_is_lost_on_its_way(name: str, monkeypatch: pytest
     # What it is that the VM gets to read, byte by byte.
     items = {item["key"]: item["value"] for item in asked.fields["instanceResource"]["metadata"]["items"]}
     for key, program in planning.PROGRAMS.items():
-        assert items[key] == (planning.PROGRAM_FOLDER / program).read_text()
+        assert items[key] == program_text(planning.PROGRAM_FOLDER / program)
 
 
 def as_numbers(document: Any) -> Any:

@@ -14,8 +14,10 @@ import pytest
 
 from launcher.agent import home as agent_home
 from launcher.agent import host_facts
-from launcher.backends.gcp import boot as boot_program
+from launcher.backends import boot as boot_program
+from launcher.backends.gcp.boot import RELEASES
 from launcher.backends.gcp.plan import PROGRAM_FOLDER
+from launcher.backends.shared_plan import program_text
 from launcher.protocol.records import log_object
 from tests.launcher.backends.gcp import fake_vm
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
@@ -36,7 +38,7 @@ PROGRAMS = {
     "startup-script": STARTUP.read_text(),
     "shutdown-script": SHUTDOWN.read_text(),
     "rooflaunch-guest": GUEST.read_text(),
-    "rooflaunch-boot": re.sub(r"(_AGAIN_S = .*?)(\d+)$", r"\g<1>0.001", BOOT.read_text(), flags=re.MULTILINE),
+    "rooflaunch-boot": re.sub(r"(_AGAIN_S = .*?)(\d+)$", r"\g<1>0.001", program_text(BOOT), flags=re.MULTILINE),
 }
 NAME = "rooflaunch-t4-20261121-100000-0000aa"
 REGISTRY = "us-central1-docker.pkg.dev"
@@ -246,7 +248,7 @@ def test_the_drivers_version_is_fixed(mirror: bool, boot: Boot) -> None:
     boot.shims = {"nvidia-smi": DRIVER, "python3": PYTHON + NOTE + 'touch "$FAKE_VM/driver"\n'}
     boot.run(driver="install")
     bucket = "https://storage.googleapis.com/compute-gpu-installation-us/installer/v1.9.1/cuda_installer.pyz"
-    release = f"{boot_program.RELEASES}/cuda-installer-v1.9.1/cuda_installer.pyz"
+    release = f"{RELEASES}/cuda-installer-v1.9.1/cuda_installer.pyz"
     curls = (boot.own / "curls").read_text().splitlines()
     assert [call.split()[-1] for call in curls if "/opt/installer.pyz" in call] == [bucket, release][: 2 - mirror]
     assert (boot.folder / "root/opt/installer.pyz").read_text() == ("installer\n" if mirror else "release\n")
@@ -398,14 +400,17 @@ def test_boot_and_agent_mean_the_same_mark() -> None:
     assert (boot_program.STARTED, boot_program.HOST_FACTS_FILE) == (agent_home.STARTED, host_facts.FILE)
 
 
-def test_the_vms_own_python_may_be_old() -> None:
-    ast.parse(BOOT.read_text(), feature_version=(3, 8))
-    loaded = {alias.name for node in ast.walk(ast.parse(BOOT.read_text())) for alias in getattr(node, "names", [])}
+def test_the_vms_own_python_may_be_old(tmp_path: Path) -> None:
+    text = program_text(BOOT)
+    ast.parse(text, feature_version=(3, 8))
+    loaded = {alias.name for node in ast.walk(ast.parse(text)) for alias in getattr(node, "names", [])}
     assert "UTC" not in loaded, "of Python 3.11"
     found = [path for version in range(8, 11) if (path := shutil.which(f"python3.{version}"))]
     # A version manager has names on PATH for what it would not start.
     old = next((path for path in found if not subprocess.run([path, "-c", ""], check=False).returncode), None)
     if old is None:
         pytest.skip("no Python 3.8 to 3.10 on PATH")
-    done = subprocess.run([old, "-W", "error", str(BOOT)], capture_output=True, text=True, check=False)
+    program = tmp_path / "boot.py"
+    program.write_text(text)
+    done = subprocess.run([old, "-W", "error", str(program)], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == "IndexError: list index out of range", "it wants its folder, and no more"

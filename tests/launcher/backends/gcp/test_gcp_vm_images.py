@@ -12,6 +12,7 @@ from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.jobs import liveness
 from launcher.protocol.records import Request
+from launcher.sizes import shown
 from tests.launcher.backends.gcp.gcp_plans import planned
 from workload.contract.errors import ExitCode, ToolError, UsageError
 from workload.storage.store import UnreachableError
@@ -91,7 +92,7 @@ def test_an_image_that_is_named(text: str, path: str | None, driver: Driver) -> 
 def test_no_image(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         planned(vm_image=text or " ")
-    assert str(caught.value) == FORMS.format(gpus.shown(text or " "))
+    assert str(caught.value) == FORMS.format(shown(text or " "))
     assert caught.value.hint == f"--vm-image {UBUNTU}"
 
 

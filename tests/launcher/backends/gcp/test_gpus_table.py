@@ -1,42 +1,62 @@
 import csv
+import itertools
 import json
+import re
+from typing import Any
 
 import pytest
 
-from launcher.backends.gcp import gpus, gpus_table
+from launcher.backends.aws import gpus as aws
+from launcher.backends.gcp import gpus as gcp
+from launcher.backends.gcp import gpus_table
 from tests.launcher.backends.gcp.canned_prices import TODAY
 from workload.contract import peaks
 from workload.contract.tables import TableFormat
 
+# Columns are two blanks apart here, and aligned in the real table.
 TABLE = """\
-GPU        machine         region       USD/h     spot     as of     GB  GB/s  fp32  tf32   amp    bf16
-t4         n1-standard-4   us-central1  0.540     0.255    2026-07   16   320  8.1   -      65     -
-t4         n1-standard-8   us-central1  0.730     0.319    2026-07   16   320  8.1   -      65     -
-l4         g2-standard-4   us-central1  0.707     0.361    2026-07   24   300  30.3  60     121    121
-l4         g2-standard-8   us-central1  0.854     0.436    2026-07   24   300  30.3  60     121    121
-v100       n1-standard-8   us-central1  2.860     1.361    2026-07   16   900  15.7  -      125    -
-a100       a2-highgpu-1g   us-central1  3.673     unknown  2025-03   40  1555  19.5  156    312    312
-a100-80gb  a2-ultragpu-1g  unknown      unknown   unknown  -         80  2039  19.5  156    312    312
-h100       a3-highgpu-1g   us-central1  not sold  6.571    2026-09   80  3350  67    494.7  989.4  989.4
-h200       a3-ultragpu-8g  unknown      unknown   unknown  -        141  4800  67    494.7  989.4  989.4
+cloud  GPU  machine  region  USD/h  spot  as of  GB  GB/s  fp32  tf32  amp  bf16
+gcp  t4  n1-standard-4  us-central1  0.540  0.255  2026-07  16  320  8.1  -  65  -
+gcp  t4  n1-standard-8  us-central1  0.730  0.319  2026-07  16  320  8.1  -  65  -
+aws  t4  g4dn.xlarge  us-east-1  0.526  0.216  2026-11  16  320  8.1  -  65  -
+aws  t4  g4dn.2xlarge  us-east-1  0.752  0.328  2026-11  16  320  8.1  -  65  -
+aws  t4  g4dn.xlarge  us-east-2  unknown  0.149  2026-11  16  320  8.1  -  65  -
+gcp  l4  g2-standard-4  us-central1  0.707  0.361  2026-07  24  300  30.3  60  121  121
+gcp  l4  g2-standard-8  us-central1  0.854  0.436  2026-07  24  300  30.3  60  121  121
+gcp  l4  g2-standard-12  us-central1  1.000  0.511  2026-07  24  300  30.3  60  121  121
+aws  l4  g6.xlarge  us-east-1  0.805  0.553  2026-11  24  300  30.3  60  121  121
+aws  l4  g6.2xlarge  us-east-1  0.978  0.718  2026-11  24  300  30.3  60  121  121
+aws  l4  g6.4xlarge  us-east-1  1.323  0.868  2026-11  24  300  30.3  60  121  121
+aws  l4  g6.xlarge  us-east-2  unknown  0.232  2026-11  24  300  30.3  60  121  121
+gcp  v100  n1-standard-8  us-central1  2.860  1.361  2026-07  16  900  15.7  -  125  -
+gcp  a100  a2-highgpu-1g  us-central1  3.673  unknown  2025-03  40  1555  19.5  156  312  312
+aws  a100  p4d.24xlarge (8)  us-east-1  21.958  13.990  2026-11  40  1555  19.5  156  312  312
+gcp  a100-80gb  a2-ultragpu-1g  unknown  unknown  unknown  -  80  2039  19.5  156  312  312
+aws  a100-80gb  p4de.24xlarge (8)  unknown  unknown  unknown  -  80  2039  19.5  156  312  312
+gcp  h100  a3-highgpu-1g  us-central1  not sold  6.571  2026-09  80  3350  67  494.7  989.4  989.4
+aws  h100  p5.48xlarge (8)  us-east-1  55.040  unknown  2026-11  80  3350  67  494.7  989.4  989.4
+gcp  h200  a3-ultragpu-8g (8)  unknown  unknown  unknown  -  141  4800  67  494.7  989.4  989.4
+aws  a10g  g5.xlarge  us-east-1  1.006  0.447  2026-11  24  unknown  unknown  unknown  unknown  unknown
 """
 
 
 def test_the_table_for_people() -> None:
     text = gpus_table.render(TableFormat.TABLE, wide=True)
-    assert text.startswith(TABLE)
+    assert re.sub(" {2,}", "  ", text).startswith(TABLE)
+    assert len({line.index("  20") for line in text.splitlines()[1:4]}) == 1, "aligned"
     assert text.endswith("\n".join(gpus_table.NOTES))
 
 
 def test_todays_list_replaces_what_it_has_of_the_table() -> None:
     document = json.loads(gpus_table.render(TableFormat.JSON, price_list=TODAY))
-    rows = [row for row in document if row["gpu"] in ("t4", "l4")]
+    rows = [row for row in document if row["gpu"] in ("t4", "l4") and row["provider"] == "gcp"]
     told = [(row["machine_type"], row["usd_per_h"], row["usd_per_h_spot"], row["read"]) for row in rows]
     assert told == [
         ("n1-standard-4", pytest.approx(0.539999), pytest.approx(0.273), "2026-11-21"),
         ("n1-standard-8", pytest.approx(0.729998), pytest.approx(0.336), "2026-11-21"),
         ("g2-standard-4", 0.707, 0.361, "2026-07"),
         ("g2-standard-8", 0.854, 0.436, "2026-07"),
+        ("g2-standard-12", 1.0, 0.511, "2026-07"),
     ]
     assert "\nas of 2026-11-21: Google's price list\n" in gpus_table.render(
         TableFormat.TABLE, wide=True, price_list=TODAY
@@ -45,32 +65,64 @@ def test_todays_list_replaces_what_it_has_of_the_table() -> None:
 
 def test_every_source_is_named_with_its_date() -> None:
     text = gpus_table.render(TableFormat.TABLE, wide=True)
-    assert "\nas of 2026-07: Google Cloud's public catalog of mid-2026\nas of 2025-03: Cyclenerd/" in text
+    lines = text.splitlines()
+    first = lines.index("as of 2026-07: Google Cloud's public catalog of mid-2026")
+    assert lines[first + 1] == "as of 2026-11: SkyPilot's catalog v9 of AWS, of 2026"
+    assert lines[first + 2] == f"{lines[first]}: a G2 machine by its vCPUs, and an L4"
+    assert lines[first + 3].startswith("as of 2025-03: Cyclenerd/")
 
 
 def test_on_a_narrow_terminal_the_price_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = gpus_table.render(TableFormat.TABLE).splitlines()
-    assert lines[0].split()[:5] == ["GPU", "machine", "region", "USD/h", "spot"]
-    assert "not shown  fp32, tf32, amp, bf16; --wide shows all" in lines
+    assert lines[0].split()[:6] == ["cloud", "GPU", "machine", "region", "USD/h", "spot"]
+    assert any(
+        line.startswith("not shown  ") and line.endswith("fp32, tf32, amp, bf16; --wide shows all") for line in lines
+    )
     assert max(map(len, lines[: lines.index("")])) <= 80
 
 
-def test_every_gpu_is_there_with_its_own_peaks() -> None:
-    rows = json.loads(gpus_table.render(TableFormat.JSON))
-    assert list(dict.fromkeys(row["gpu"] for row in rows)) == list(gpus.load())
+@pytest.mark.parametrize(("cloud", "table"), [("gcp", gcp), ("aws", aws)])
+def test_every_gpu_is_there_with_its_own_peaks(cloud: str, table: Any) -> None:
+    rows = [row for row in json.loads(gpus_table.render(TableFormat.JSON)) if row["provider"] == cloud]
+    assert {row["gpu"] for row in rows} == set(table.load())
     for row in rows:
-        device = peaks.named(gpus.require(row["gpu"]).device)
-        assert row["memory_gb"] in device.memory_gb
-        assert row["bytes_per_s"] == device.bytes_per_s
-        assert row["zones"] == list(gpus.require(row["gpu"]).zones)
+        gpu = table.require(row["gpu"])
+        assert row["zones"] == list(gpu.zones)
+        device = {peak.gpu: peak for peak in peaks.gpus()}.get(gpu.device)
+        assert row["bytes_per_s"] == (device.bytes_per_s if device else None)
+        assert device is None or row["memory_gb"] in device.memory_gb
+
+
+def test_rows_of_a_gpu_follow_each_other_with_the_prices_of_both_clouds() -> None:
+    rows = json.loads(gpus_table.render(TableFormat.JSON))
+    names = [row["gpu"] for row in rows]
+    assert [name for name, _ in itertools.groupby(names)] == list(dict.fromkeys(names))
+    one = {
+        row["provider"]: row["usd_per_h"]
+        for row in rows
+        if row["machine_type"] in ("n1-standard-4", "g4dn.xlarge")
+        if row["usd_per_h"]
+    }
+    assert one == {"gcp": 0.54, "aws": 0.526}
+
+
+def test_a_gpu_without_peaks_is_unknown_and_not_unsupported() -> None:
+    line = next(line for line in gpus_table.render(TableFormat.TABLE, wide=True).splitlines() if "a10g" in line)
+    assert line.split()[-5:] == ["unknown"] * 5
+
+
+def test_what_aws_does_not_offer_is_named_with_the_reason() -> None:
+    text = gpus_table.render(TableFormat.TABLE, wide=True)
+    assert "\nnot offered: g6f.*, which is a slice of an L4" in text
+    assert "\nnot offered: p3.*, which is gone" in text
 
 
 def test_what_is_unknown_is_absent_in_data_and_said_to_people() -> None:
     a100 = next(row for row in json.loads(gpus_table.render(TableFormat.JSON)) if row["gpu"] == "a100")
     assert (a100["usd_per_h"], a100["usd_per_h_spot"], a100["read"]) == (3.673385, None, "2025-03")
     assert a100["source"].startswith("Cyclenerd/google-cloud-pricing-cost-calculator")
-    h200 = list(csv.DictReader(gpus_table.render(TableFormat.CSV).splitlines()))[-1]
+    h200 = list(csv.DictReader(gpus_table.render(TableFormat.CSV).splitlines()))[-2]
     assert (h200["gpu"], h200["region"], h200["usd_per_h"], h200["source"]) == ("h200", "", "", "")
     h100 = next(row for row in json.loads(gpus_table.render(TableFormat.JSON)) if row["gpu"] == "h100")
     assert (h100["sold_on_demand"], h100["usd_per_h"], h100["usd_per_h_spot"]) == (False, None, 6.571)

@@ -28,12 +28,12 @@ TINY = ("--cpu", "--model=squeezenet1_1", "--batch-size=1", "--warmup=1", "--ima
 NAME = re.compile(r"rooflaunch-127-0-0-1-\d{8}-\d{6}-[0-9a-f]{6}")
 
 
-def started(machine: sshd.Machine, folder: Path, *words: str) -> subprocess.Popen[str]:
-    """One of our commands, in a folder of its own, in the middle of its work."""
+def started(machine: sshd.Machine, folder: Path, *words: str, place: bool = True) -> subprocess.Popen[str]:
+    """One of our commands, in a folder of its own, in the middle of its work; `place`: with the machine's address."""
     module = {"launch": "launcher", "analyze": "analysis"}[words[0]]
-    place = ["--host", machine.host, "--port", str(machine.port)] if words[0] == "launch" else []
+    host = ["--host", machine.host, "--port", str(machine.port)] if words[0] == "launch" and place else []
     return subprocess.Popen(
-        [sys.executable, "-m", module, words[1], *place, *words[2:]],
+        [sys.executable, "-m", module, words[1], *host, *words[2:]],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -43,9 +43,11 @@ def started(machine: sshd.Machine, folder: Path, *words: str) -> subprocess.Pope
     )
 
 
-def ran(machine: sshd.Machine, folder: Path, *words: str, code: int = ExitCode.DONE) -> tuple[str, str]:
+def ran(
+    machine: sshd.Machine, folder: Path, *words: str, code: int = ExitCode.DONE, place: bool = True
+) -> tuple[str, str]:
     """What a command printed to stdout and stderr."""
-    process = started(machine, folder, *words)
+    process = started(machine, folder, *words, place=place)
     out, err = process.communicate(timeout=300)
     assert process.returncode == code, out + err
     return out, err

@@ -12,7 +12,7 @@ from launcher.kinds import Runtime
 from launcher.protocol.backend import Job
 from launcher.protocol.task import Task, TaskRun
 from workload.contract.errors import UsageError
-from workload.contract.spec import RunSpec, resolve
+from workload.contract.spec import Device, RunSpec, resolve
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,18 @@ def test_a_task_of_a_sweep_travels_with_the_request() -> None:
     plan = backend.plan(job, Options(), backend.settings(Where(host="box")), now=datetime.now(UTC))
     assert plan.request.work == task
     assert plan.text().splitlines()[0] == "plan       1 run in 1 block, task 1 of 'night', each in its own process"
+
+
+def test_a_gpu_of_several_travels_with_the_request() -> None:
+    job = Job(resolved=resolve({}, {}, None), token="abcdef")
+    settings = backend.settings(Where(host="box"))
+    plan = backend.plan(job, Options(gpu_index=1), settings, now=datetime.now(UTC))
+    assert plan.request.options == {"host": "box", "gpu_index": 1}
+    assert plan.spec.device == "cuda"
+    assert "\nGPU        index 1 in nvidia-smi there\n" in plan.text()
+    task = Task(job="night", runs=(TaskRun(spec=RunSpec()), TaskRun(spec=RunSpec(device=Device.CPU), position=2)))
+    with pytest.raises(UsageError, match=r"run 2 of 2 .*--gpu-index chooses an NVIDIA GPU, but the device is cpu"):
+        backend.plan(replace(job, task=task), Options(gpu_index=1), settings, now=datetime.now(UTC))
 
 
 def test_every_run_of_a_task_must_be_one_that_can_be() -> None:

@@ -3,6 +3,7 @@
 import ast
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 from launcher.backends.ssh.backend import backend
 from launcher.backends.ssh.machines import SshMachines
 from launcher.backends.ssh.options import Options, Where
+from launcher.backends.ssh.plan import SshPlan
 from launcher.backends.ssh.prepare import _runtime, prepare
 from launcher.backends.ssh.site import Site, inputs_by_flavour
 from launcher.kinds import Runtime
+from launcher.protocol.backend import Job
 from tests import sshd
 from tests.launcher.backends.ssh.conftest import plan_of
-from workload.contract.errors import RooflaunchError, ToolError
-from workload.contract.spec import Device, RunSpec
+from workload.contract.errors import RooflaunchError, ToolError, UsageError
+from workload.contract.spec import Device, RunSpec, resolve
 
 ROOT = Path(__file__).parents[4]
 PYTHON = {"path": "/usr/bin/python3", "version": [3, 11, 2], "torch": "2.5.1", "torchvision": "0.20"}
@@ -159,6 +162,27 @@ def test_what_is_there(machine: sshd.Machine, machines: SshMachines, where: Wher
     assert plan.request.image == ""
     assert plan.start is not None
     assert plan.start.words[0] == sys.executable
+
+
+@pytest.mark.world
+def test_one_of_several_gpus(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+    lines = "NVIDIA L4, 8.9, 580.82, 23034 MiB\nTesla T4, 7.5, 580.82, 15360 MiB"
+    machine.program("nvidia-smi", f"#!/bin/sh\necho '{lines}'\n")
+    machine.program("docker", "#!/bin/sh\nexit 1\n")
+
+    def prepared(index: int) -> SshPlan:
+        job = Job(resolved=resolve({}, {}, None), token="abcdef")
+        options = Options(python=sys.executable, gpu_index=index)
+        return prepare(backend.plan(job, options, backend.settings(where), now=datetime.now(UTC)), machines)
+
+    assert ", Tesla T4, " in prepared(1).machine
+    with pytest.raises(UsageError) as caught:
+        prepared(2)
+    assert str(caught.value) == f"--gpu-index must be one of the GPUs of {machines.place} (0, 1); got 2"
+    assert caught.value.hint == "`launch doctor ssh` lists the GPUs, counted from 0"
+    machine.program("nvidia-smi", "#!/bin/sh\nexit 9\n")
+    with pytest.raises(ToolError, match="nvidia-smi shows no GPU on"):
+        prepared(0)
 
 
 @pytest.mark.parametrize(

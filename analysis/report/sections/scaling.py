@@ -1,0 +1,46 @@
+"""Section on runs of several devices: throughput, efficiency, and what limits scaling."""
+
+from typing import Any
+
+from analysis.loading import units
+from analysis.report import words
+from analysis.report.content import Block, Paragraph, Section
+from analysis.report.evidence import ReportEvidence
+from workload.contract.tables import Column, Role
+
+TABLE = (
+    *words.AS_RECORDED,
+    Column(name="threads", heading="threads each", digits=0),
+    Column(name="devices", heading="devices", digits=0),
+    Column(name="runs", heading="runs", digits=0),
+    Column(name="all_images_per_s", heading="{unit}/s of all"),
+    Column(name="images_per_s", heading="of each"),
+    Column(name="efficiency", heading="efficiency", unit="%", digits=3),
+    Column(name="interval", heading="interval", role=Role.FACT),
+    Column(name="collectives_share", heading="collectives", unit="%", digits=2),
+    Column(name="slow_rank_share", heading="waits for slower ranks", unit="%", digits=2),
+    Column(name="rank_input_share", heading="input", unit="%", digits=2),
+    *words.facts(limit="limits scaling", why="why no interval", note="note"),
+)
+EXPLANATION = (
+    "Efficiency is the throughput of each device over that of one device alone, at the same batch size and threads per "
+    "device. The shares are parts of a step, as means over the devices: collectives are what the device with the "
+    "shortest wait spends in them after its last gradient; the others wait longer because of slower devices. Devices "
+    "also share memory, power and cooling, which slows each of them without a wait."
+)
+
+
+def section(evidence: ReportEvidence) -> Section:
+    """The section; empty without runs on several devices."""
+    blocks: list[Block] = []
+    if rows := [{**row, "interval": _interval(row)} for row in evidence.scaling]:
+        columns = units.headed(TABLE, evidence.material.unit)
+        blocks = [Paragraph(text=EXPLANATION), words.table("Runs on several devices", columns, rows)]
+    return Section(name="scaling", title="Several devices", blocks=blocks)
+
+
+def _interval(row: dict[str, Any]) -> str:
+    if not words.is_known(row["level"]):
+        return words.ABSENT
+    ends = (words.percent(row["efficiency_low"]), words.percent(row["efficiency_high"]))
+    return f"{words.percent(row['level'])}: {' to '.join(ends)}"

@@ -1,0 +1,125 @@
+"""EC2 as a backend of `launch`: its settings, image, AMI and plan are prepared before an instance exists."""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher import docker_engine
+from launcher.backends.aws import gpus
+from launcher.backends.aws.bucket import open_bucket
+from launcher.backends.aws.machines import Ec2Machines
+from launcher.backends.aws.options import Options, Where
+from launcher.backends.aws.plan import ZONE_NAME, InstancePlan, make_plan
+from launcher.backends.aws.service import Ec2
+from launcher.backends.aws.settings import ANY_ACCOUNT, Settings, resolve_settings
+from launcher.backends.vm_container import architecture_notes, by_digest, image_to_be, pushed_image
+from launcher.docker_engine import Engine
+from launcher.protocol.backend import Job
+from launcher.protocol.checks import Check
+from workload.contract.errors import UsageError
+
+if TYPE_CHECKING:
+    from workload.storage.s3 import Bucket
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticCompute:
+    """The backend `aws`. The fields are its connections to services and clock, which a test replaces."""
+
+    name: str = "aws"
+    ec2: Callable[[str], Ec2] = Ec2
+    bucket: Callable[[Settings], "Bucket"] = open_bucket
+    engine: Callable[[], Engine] = docker_engine.connect
+    sleep: Callable[[float], None] = time.sleep
+    monotonic: Callable[[], float] = time.monotonic
+
+    def settings(self, where: Where, options: Options | None = None, *, offline: bool = False) -> Settings:
+        """Settings for region and bucket. Raises `UsageError` for a name that AWS does not allow, or an unknown GPU."""
+        if options is not None:
+            gpus.require(options.gpu)
+        given = {"region": where.region, "bucket": where.bucket, **(options.settings if options else {})}
+        account = (lambda _: ANY_ACCOUNT) if offline else (lambda region: self.ec2(region).account())
+        return resolve_settings(given, os.environ, Path.cwd(), account=account)[0]
+
+    def plan(
+        self, job: Job, options: Options, settings: Settings, *, now: datetime, offline: bool = False
+    ) -> InstancePlan:
+        del offline  # prices are in our table
+        return make_plan(
+            job.resolved,
+            options,
+            settings,
+            image=options.image or image_to_be(job, gpus.require(options.gpu).flavour, settings.repository),
+            now=now,
+            token=job.token,
+            task=job.task,
+        )
+
+    def prepare(self, draft: InstancePlan, machines: Ec2Machines) -> InstancePlan:
+        """Ask AWS for zones, AMI and security group, then push the container image if needed; return the final plan."""
+        ec2, options, settings = machines.ec2, draft.options, draft.settings
+        # Building and pushing an image takes minutes, so check first all that AWS can tell.
+        zones = zones_there(ec2, draft)
+        ami = ec2.ami(options.ami or ec2.newest_ami(settings.ami_parameter))
+        group = ec2.security_group(settings.security_group, settings.subnet)
+        notes: tuple[str, ...] = ()
+        if options.image:
+            image = by_digest(self.engine, options.image)
+            notes = architecture_notes(self.engine, image)
+        else:
+            image = pushed_image(self.engine(), draft.request.options["flavour"], settings.repository, docker_log_in)
+        now = datetime.fromtimestamp(ec2.now_s(), UTC)
+        return draft.launched(now, image=image, zones=zones, ami=ami, group=group, notes=notes)
+
+    def machines(self, settings: Settings) -> Ec2Machines:
+        return Ec2Machines(self.ec2(settings.region), sleep=self.sleep, monotonic=self.monotonic)
+
+    def store(self, settings: Settings) -> "Bucket":
+        return self.bucket(settings)
+
+    def checks(self, where: Where) -> Iterator[Check]:
+        from launcher.backends.aws.doctor import examine  # noqa: PLC0415 - only `launch doctor` needs it
+
+        return iter(examine(where))
+
+
+backend = ElasticCompute()
+
+
+def docker_log_in(host: str) -> str:
+    """Command that lets Docker push to ECR; empty for another host."""
+    ecr = re.fullmatch(r"[0-9]{12}\.dkr\.ecr\.([-a-z0-9]+)\.amazonaws\.com", host)
+    password = f"aws ecr get-login-password --region {ecr[1]}" if ecr else ""
+    return f"{password} | docker login -u AWS --password-stdin {host}" if ecr else ""
+
+
+def zones_there(ec2: Ec2, plan: InstancePlan) -> Sequence[str]:
+    """Ids of the plan's zones in which this account can have the machine type, in the plan's order.
+
+    Raises `UsageError` for a named zone that this account does not have, or that does not offer the type.
+    """
+    ids, machine_type = ec2.zone_ids(), plan.machine.name
+    offered = [zone for zone in ec2.zones_with(machine_type) if zone in ids.values()]
+    if subnet := plan.settings.subnet:
+        zone_of_subnet = ec2.zone_of_subnet(subnet)
+        offered = [zone for zone in offered if zone == zone_of_subnet]
+    if not offered:
+        where = f"the zone of subnet '{subnet}'" if subnet else f"region '{ec2.region}'"
+        raise UsageError(f"{where} has no {machine_type} for this account", hint="another --region or --machine-type")
+    for zone in plan.options.zones:
+        if ids.get(zone, zone) not in offered:
+            is_known = zone in ids or zone in ids.values()
+            why = f"has no {machine_type}" if is_known else "is not a zone of this account"
+            raise UsageError(
+                f"zone '{zone}' {why} in {ec2.region}; the zones with one: {', '.join(offered)}",
+                hint=f"--zone {offered[0]}",
+            )
+    named = [ids.get(zone, zone) for zone in plan.options.zones]
+    planned = [zone for zone in plan.zones if not ZONE_NAME.fullmatch(zone)]
+    others = [*planned, *offered] if plan.options.fallback else []
+    return list(dict.fromkeys(zone for zone in (*named, *others) if zone in offered))

@@ -1,0 +1,382 @@
+"""Plan of `launch aws`: the instance, what it may cost, its text for the user, and the request. Uses no network."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from launcher.backends.aws import gpus, user_data
+from launcher.backends.aws.gpus import GpuOffer
+from launcher.backends.aws.options import Options
+from launcher.backends.aws.resources import LABEL, LABEL_VALUE, LIMIT_TAG, NAME_TAG, Ami
+from launcher.backends.aws.settings import ANY_ACCOUNT, Settings
+from launcher.backends.machine_types import MachineType
+from launcher.backends.rented_plan import (
+    Cloud,
+    RentedPlan,
+    check_options,
+    checked_image,
+    choose_machine,
+    cost_rows,
+    launch_name,
+    needs_price,
+    own_price,
+    run_rows,
+    text_of,
+    time_limit_s,
+    time_stamp,
+    work_notes,
+    work_on_vm,
+    zones_text,
+)
+from launcher.kinds import Runtime
+from launcher.machine.runtime import CPU_FLAVOUR
+from launcher.protocol.records import Price, Request, region_of
+from launcher.protocol.task import Task
+from launcher.sizes import shown
+from workload.contract import prices
+from workload.contract.errors import UsageError
+from workload.contract.spec import Device, Resolved
+from workload.contract.text import did_you_mean
+
+# Assumed seconds from the request to a usable driver; nobody has measured it here.
+USABLE_S = 180
+# An instance costs money from its start to its end: EC2 bills neither the wait for it nor the shutdown. A request is
+# given up after 180 s. The guest's timer counts in minutes and leaves 90 s for the shutdown; then the schedule, which
+# has a precision of a minute, ends it.
+STARTING_S, STOPPING_S = 180, 90
+LATE_S = 120
+DISK_TYPE = "gp3"
+# Placeholders of a plan that was made without AWS.
+AMI_TO_BE, GROUP_TO_BE = "ami-found-at-launch", "sg-found-at-launch"
+ZONE_NAME = re.compile(r"([a-z]{2}(?:-[a-z]+){1,2}-[0-9])[a-z]")
+ZONE_ID = re.compile(r"([a-z]+[0-9])-az[0-9]{1,2}")
+CLOUD = Cloud(
+    around_s=STARTING_S + LATE_S + STOPPING_S,
+    at_limit="a timer on the VM ends it, and if that fails, a schedule of EventBridge",
+    usable="assumed",
+    calculator="calculator.aws",
+    image="123456789012.dkr.ecr.us-east-1.amazonaws.com/rooflaunch/trainer@sha256:…",
+    zone="use1-az4",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstancePlan(RentedPlan):
+    """Plan of a launch with its instance. `body` is the request that creates it.
+
+    `ami`, `group`: None until AWS was asked. A zone is its id; the name of a zone (`us-east-1a`) is replaced by its id
+    when AWS is asked, because names differ between accounts.
+    """
+
+    cloud = CLOUD
+
+    options: Options
+    settings: Settings
+    gpu: GpuOffer
+    uses_gpu: bool
+    ami: Ami | None = None
+    group: str | None = None
+
+    @property
+    def usable_s(self) -> float:
+        """Assumed seconds from the request until the driver can be used."""
+        return USABLE_S
+
+    def price(self, zone: str) -> Price | None:
+        """Price in the launch's only region; the same for all zones."""
+        del zone
+        return self.request.price(f"{gpus.region_code(self.settings.region)}-az0")
+
+    @property
+    def regions_without_price(self) -> list[str]:
+        """The launch's region, if its price is unknown."""
+        return [] if self.request.prices else [self.settings.region]
+
+    def region_title(self, region: str) -> str:
+        """Name of the launch's region."""
+        del region
+        return self.settings.region
+
+    def client_token(self, zone: str) -> str:
+        """Token that makes a repeated request for the same trial return the same instance."""
+        trial = (self.name, self.machine.name, zone, "spot" if self.options.spot else "on-demand")
+        return hashlib.sha256("|".join(trial).encode()).hexdigest()
+
+    def body(self, zone: str) -> dict[str, Any]:
+        """Arguments of RunInstances for this zone. Contains no credential."""
+        ami = self.ami or Ami(id=AMI_TO_BE, name="", root="/dev/sda1", gigabytes=0)
+        tags = {
+            LABEL: LABEL_VALUE,
+            NAME_TAG: self.name,
+            # A duration, no end time: this computer's clock may be hours off, and EC2 records the start.
+            LIMIT_TAG: str(self.limit_s),
+            "Name": self.name,
+        }
+        kinds = ("instance", "volume", "network-interface", *(("spot-instances-request",) if self.options.spot else ()))
+        spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+        market = {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": spot}} if self.options.spot else {}
+        disk = {
+            "VolumeSize": max(self.options.disk_gb, ami.gigabytes),
+            "VolumeType": DISK_TYPE,
+            "DeleteOnTermination": True,
+            "Encrypted": True,
+        }
+        return {
+            "ImageId": ami.id,
+            "InstanceType": self.machine.name,
+            "MinCount": 1,
+            "MaxCount": 1,
+            "ClientToken": self.client_token(zone),
+            # The default is `stop`, which leaves a disk that costs money.
+            "InstanceInitiatedShutdownBehavior": "terminate",
+            "MaintenanceOptions": {"AutoRecovery": "disabled"},
+            "MetadataOptions": {
+                "HttpTokens": "required",
+                "HttpEndpoint": "enabled",
+                "HttpPutResponseHopLimit": 2,
+                "InstanceMetadataTags": "enabled",
+            },
+            "IamInstanceProfile": {"Name": self.settings.instance_profile},
+            "BlockDeviceMappings": [{"DeviceName": ami.root, "Ebs": disk}],
+            "NetworkInterfaces": [self._interface()],
+            **({} if self.settings.subnet else {"Placement": _placement(zone)}),
+            **market,
+            "TagSpecifications": [
+                {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
+                for kind in kinds
+            ],
+        }
+
+    def _interface(self) -> dict[str, Any]:
+        subnet = {"SubnetId": self.settings.subnet} if self.settings.subnet else {}
+        return {
+            "DeviceIndex": 0,
+            "AssociatePublicIpAddress": self.options.external_ip,
+            "DeleteOnTermination": True,
+            "Groups": [self.group or GROUP_TO_BE],
+            **subnet,
+        }
+
+    def start_up_program(self) -> bytes:
+        """The instance's start-up program, compressed. Raises `UsageError` if it is larger than EC2 takes."""
+        return user_data.document(self._parameters())
+
+    def _parameters(self) -> user_data.Parameters:
+        return user_data.Parameters(
+            name=self.name,
+            store=self.request.store,
+            region=self.settings.region,
+            image=self.request.image,
+            with_gpu=self.uses_gpu,
+            is_task=bool(self.request.task),
+            limit_s=self.limit_s,
+        )
+
+    def launched(
+        self, now: datetime, *, image: str, zones: Sequence[str], ami: Ami, group: str, notes: Sequence[str] = ()
+    ) -> "InstancePlan":
+        """Copy of the plan with what AWS told, the launch time `now`, and a name with this time."""
+        request = replace(
+            self.request,
+            name=launch_name(self.gpu, now, token=self.name.rpartition("-")[2]),
+            launched_at=time_stamp(now),
+            image=checked_image(image, CLOUD),
+            zones=list(zones),
+            options={**self.request.options, "ami": ami.id},
+        )
+        plan = replace(self, request=request, zones=tuple(zones), ami=ami, group=group, notes=(*notes, *self.notes))
+        plan.start_up_program()
+        return plan
+
+    def text(self, width: int | None = None) -> str:
+        """The plan as text for the user, in lines of at most `width` characters."""
+        return text_of([*run_rows(self), *_vm(self), *cost_rows(self), *_limits(self)], self.notes, width)
+
+    def sent_text(self) -> str:
+        """Requests that create the instance in the first zone and then its schedule, with long texts shortened."""
+        data = self.start_up_program()
+        lines = len(user_data.text(self._parameters()).splitlines())
+        body = {**self.body(self.zones[0]), "UserData": f"<start-up program, {lines} lines, {len(data)} bytes>"}
+        request = f"request    RunInstances in {self.zones[0]}, then CreateSchedule with {self.settings.schedule_role}"
+        return f"{request}\n{json.dumps(body, indent=1)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as a JSON object, for `--dry-run --format json`. Key `run_instances`: request for the first zone."""
+        zone = self.zones[0]
+        price = self.price(zone)
+        return {
+            "name": self.name,
+            "gpu": self.gpu.name,
+            "machine_type": self.machine.name,
+            "ami": self.ami.id if self.ami else None,
+            "spot": self.options.spot,
+            "zones": list(self.zones),
+            "zone": zone,
+            "price": asdict(price) if price else None,
+            "expected_s": self.expected_s,
+            "expected_usd": self.expected_usd(zone),
+            "limit_s": self.limit_s,
+            "max_usd": self.highest_usd,
+            "settings": self.settings.to_json(),
+            "notes": list(self.notes),
+            "run_instances": self.body(zone),
+        }
+
+
+def make_plan(
+    resolved: Resolved,
+    options: Options,
+    settings: Settings,
+    *,
+    image: str,
+    now: datetime,
+    token: str,
+    task: Task | None = None,
+    notes: Sequence[str] = (),
+) -> InstancePlan:
+    """Plan of `launch aws`. Reads only this program's own tables and the instance's start-up programs.
+
+    `task`: runs of a sweep, which replace the run of `resolved`. `image`: reference with a digest, except in a dry run.
+    `token`: 6 hex digits that make the name unique. Raises `UsageError` for a run that an instance cannot do or options
+    that do not fit the GPU.
+    """
+    gpu = gpus.require(options.gpu)
+    gpus.refuse_machine_type(options.machine_type, gpu)
+    check_options(options, CLOUD)
+    if options.ami is not None and not re.fullmatch(r"ami-[0-9a-f]{8,17}", options.ami):
+        raise UsageError(f"--ami must be the id of an AMI; got '{shown(options.ami)}'", hint="--ami ami-ID")
+    machine, count = choose_machine(gpu, options)
+    spec, task, changed = work_on_vm(resolved.spec, task, gpu)
+    specs = [run.spec for run in task.runs] if task else [spec]
+    uses_gpu = any(run_spec.device is not Device.CPU for run_spec in specs)
+    zones = _zone_order(gpu, options, settings.region)
+    known = _known_price(gpu, machine, options, settings.region, now)
+    if options.max_cost_usd is not None and not known:
+        raise needs_price(options, CLOUD, f"in {settings.region}")
+    request = Request(
+        name=launch_name(gpu, now, token=token),
+        backend="aws",
+        launched_at=time_stamp(now),
+        store=f"s3://{settings.bucket}",
+        place=f"aws-{gpu.name}",
+        runtime=Runtime.DOCKER,
+        limit_s=time_limit_s(options, known.values(), CLOUD.around_s),
+        spec=spec.to_json(),
+        spec_origin={key: str(value) for key, value in resolved.origin.items() if key != "data_dir"},
+        image=checked_image(image, CLOUD),
+        gpu=gpu.name,
+        gpu_count=count,
+        machine_type=machine.name,
+        zones=list(zones),
+        spot=options.spot,
+        prices={region: asdict(price) for region, price in known.items()},
+        options={"region": settings.region, "flavour": gpu.flavour if uses_gpu else CPU_FLAVOUR, "ami": options.ami},
+        task=task.to_json(spec) if task else {},
+    )
+    plan = InstancePlan(
+        request=request,
+        settings=settings,
+        gpu=gpu,
+        machine=machine,
+        uses_gpu=uses_gpu,
+        options=options,
+        zones=zones,
+    )
+    plan.start_up_program()
+    return replace(plan, notes=(*changed, *notes, *_notes(plan)))
+
+
+def _zone_order(gpu: GpuOffer, options: Options, region: str) -> tuple[str, ...]:
+    """Zones to try: named zones, then the others of the region; with `fallback` False only the named zones.
+
+    Raises `UsageError` for a region or zone without the GPU. The name of a zone is only compared with the region.
+    """
+    there = gpu.zones_in(region)
+    if not there:
+        raise UsageError(
+            f"no {gpu.title} in region '{region}'; the regions with one: {', '.join(gpu.regions)}",
+            hint=f"--region {gpu.regions[0]}",
+        )
+    known = gpus.region_names()
+    for zone in options.zones:
+        name, zone_id = ZONE_NAME.fullmatch(zone), ZONE_ID.fullmatch(zone)
+        named = name[1] if name else known.get(region_of(zone)) if zone_id else None
+        if named != region and named in known.values():
+            raise UsageError(f"zone '{zone}' is in {named}, but the launch is in {region}", hint=f"--region {named}")
+        if (name and named != region) or (not name and zone not in there):
+            raise UsageError(
+                f"no {gpu.title} in zone '{shown(zone)}' of {region}; the zones with one: {', '.join(there)}",
+                hint=f"--zone {there[0]}{did_you_mean(zone, there, before='; ')}",
+            )
+    named_zones = tuple(dict.fromkeys(options.zones))
+    if not options.fallback:
+        return named_zones
+    return (*named_zones, *(zone for zone in there if zone not in named_zones))
+
+
+def _known_price(
+    gpu: GpuOffer, machine: MachineType, options: Options, region: str, now: datetime
+) -> Mapping[str, Price]:
+    """Price of VM, disk and address by the first part of zone ids, from the user or the table; {} if unknown."""
+    code = gpus.region_code(region)
+    if options.usd_per_h is not None:
+        return {code: own_price(options.usd_per_h, now)}
+    table = prices.load()
+    vm = gpu.price(machine.name, region=region, spot=options.spot)
+    disk = table.disk_usd_per_gb_month(DISK_TYPE, region)
+    if vm is None or disk is None:
+        return {}
+    address = table.aws_address.usd_per_h if options.external_ip else 0.0
+    disk_usd = prices.disk_usd_per_h(disk, options.disk_gb)
+    return {code: replace(vm, disk_usd_per_h=disk_usd, address_usd_per_h=address)}
+
+
+def _placement(zone: str) -> dict[str, str]:
+    return {"AvailabilityZoneId" if ZONE_ID.fullmatch(zone) else "AvailabilityZone": zone}
+
+
+def _vm(plan: InstancePlan) -> Iterator[tuple[str, str]]:
+    kind = "spot" if plan.options.spot else "on demand"
+    yield "vm", f"{plan.machine.name} with {plan.request.gpu_count} x {plan.gpu.title}, {kind}"
+    yield "name", plan.name
+    yield "region", plan.settings.region
+    yield "zones", zones_text(plan)
+    newest = plan.settings.ami_parameter or "newest Deep Learning Base AMI of AWS, Ubuntu 22.04"
+    chosen = f"{plan.ami.id}, {plan.ami.name}" if plan.ami else plan.options.ami or f"{newest}; not asked yet"
+    yield "ami", chosen
+    driver = f"in the AMI; the run needs {plan.gpu.minimum_driver} or newer"
+    yield "driver", driver if plan.uses_gpu else "none: the run does not use the GPU"
+    yield "disk", f"{plan.options.disk_gb} GB, {DISK_TYPE}, encrypted"
+    yield "image", f"{plan.request.image}, flavour {plan.request.options['flavour']}"
+    yield "role", plan.settings.instance_profile
+    yield "bucket", f"s3://{plan.settings.bucket}/runs/"
+    quota = plan.gpu.quota
+    code = quota.code(spot=plan.options.spot)
+    asked = "" if plan.ami else "; not asked yet, and 0 in a new account"
+    yield "quota", f"{plan.machine.vcpus} vCPUs of {quota.title} ({kind}), {code}{asked}"
+
+
+def _limits(plan: InstancePlan) -> Iterator[tuple[str, str]]:
+    """Rows on the two limits, and on what each does not cover."""
+    yield "limit 1", "a timer on the VM, set first of all: fails if the kernel hangs, or user data never ran"
+    made = f"made with role {plan.settings.schedule_role} once the VM's id is known; no run starts before it exists"
+    yield "limit 2", f"a one-time schedule, to the minute, {made}"
+
+
+def _notes(plan: InstancePlan) -> Iterator[str]:
+    yield from work_notes(plan, uses_gpu=plan.uses_gpu)
+    if plan.settings.account == ANY_ACCOUNT:
+        yield f"no account was asked: '{ANY_ACCOUNT}' stands for its number"
+    names = [zone for zone in plan.options.zones if ZONE_NAME.fullmatch(zone)]
+    if names and plan.ami is None:
+        yield f"{', '.join(names)}: a zone's name differs between accounts; its id is looked up at the launch"
+    if plan.options.spot:
+        yield "EC2 does not promise the spot price, and ends a spot VM with 2 minutes' notice at best"
+    if plan.ready_s + plan.run_s > plan.limit_s:
+        yield f"the run may take longer than the limit of {plan.limit_s} s: --max-run-time"
+    if not plan.options.external_ip:
+        yield "without a public address the subnet needs a NAT gateway, or endpoints of S3, ECR and STS"

@@ -1,0 +1,140 @@
+"""Efficiency of several devices against one, and what limits scaling."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_compare_blocks import in_blocks
+
+import analysis
+from analysis.compare.pairing import pair_up
+from analysis.compare.ratios import of_pairs
+from analysis.compare.scaling import scaling
+from analysis.loading.configurations import completed, group
+from analysis.loading.rows import rows as rows_of
+from analysis.report.content import Paragraph, Table
+from analysis.report.sections.scaling import section
+from analysis.summary.throughput import summarize
+from benchmarks.synthetic_bundles import make
+from tests.analysis.by_hand import results
+from tests.analysis.sentence_runs import undrawn
+from workload.contract.ranks import RankStep, summarized
+
+ONE, TWO = {"devices": 1.0, "threads": 1.0}, {"devices": 2.0, "threads": 1.0}
+RATES, SLOWER = (100.0, 100.2, 99.9), (80.0, 80.1, 79.8)
+
+
+def ranks(*own_s: float, exposed_s: tuple[float, float] = (0.0, 0.0), data_s: float = 0.0) -> dict[str, Any]:
+    """The record of two ranks, from steps that all take the same times."""
+    every = [
+        {step: RankStep(own_s=own, data_s=data_s, hidden_s=0.0, exposed_s=exposed, images=32) for step in range(8)}
+        for own, exposed in zip(own_s, exposed_s, strict=True)
+    ]
+    return vars(summarized(every, measured_s=1.0))
+
+
+def on_two(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """The row of a bundle of two devices."""
+    make(tmp_path, 1, spec__devices=2, **changes)
+    [row] = rows_of(analysis.load(tmp_path).runs)
+    return row
+
+
+def test_efficiency_is_the_throughput_per_device_within_blocks() -> None:
+    """Hosts differ by 30 %, so that only pairs within blocks give a narrow interval."""
+    [row] = scaling(results(*in_blocks("a", RATES, **ONE), *in_blocks("b", SLOWER, **TWO)))
+    assert row["efficiency"] == pytest.approx(0.8, rel=0.003)
+    assert 0.79 < row["efficiency_low"] < row["efficiency"] < row["efficiency_high"] < 0.81
+    assert (row["devices"], row["runs"], row["level"], row["why"]) == (2, 3, 0.95, None)
+    assert "paired within 3 blocks" in row["note"]
+
+
+def test_too_few_runs_have_no_interval() -> None:
+    [row] = scaling(results(*in_blocks("a", RATES[:2], **ONE), *in_blocks("b", SLOWER[:2], **TWO)))
+    assert row["efficiency"] == pytest.approx(0.8, rel=0.003)
+    assert (row["efficiency_low"], row["level"]) == (None, None)
+    assert row["why"] == "two blocks: too few"
+
+
+@pytest.mark.parametrize(
+    ("alone", "why"),
+    [
+        pytest.param(None, "no run on one device", id="none"),
+        pytest.param(
+            {**ONE, "threads": 2.0},
+            "no run on one device is otherwise equal: the nearest has threads 2 instead of 1; OMP_NUM_THREADS=1 sets "
+            "it",
+            id="threads",
+        ),
+        pytest.param(
+            {**ONE, "batch_size": 64.0},
+            "no run on one device is otherwise equal: the nearest has batch size 64 instead of 32",
+            id="batch",
+        ),
+    ],
+)
+def test_without_an_equal_run_on_one_device_the_reason_is_given(alone: dict[str, Any] | None, why: str) -> None:
+    others = in_blocks("a", RATES, **alone) if alone else []
+    [row] = scaling(results(*others, *in_blocks("b", SLOWER, **TWO)))
+    assert (row["efficiency"], row["why"]) == (None, why)
+
+
+def test_one_device_has_no_row_and_no_section() -> None:
+    loaded = results(*in_blocks("a", RATES, **ONE))
+    assert scaling(loaded) == []
+    assert summarize(loaded.runs)["all_images_per_s"].isna().all()
+
+
+def test_compare_says_that_its_ratio_is_per_device() -> None:
+    loaded = results(*in_blocks("a", RATES, **ONE), *in_blocks("b", SLOWER, **TWO))
+    [row] = rows_of(of_pairs(pair_up(loaded)))
+    assert row["by"] == "devices"
+    assert row["verdict"].startswith("1 device is 1.25 x as fast as each of 2 devices")
+    assert "images/s per device" in row["note"]
+
+
+def test_runs_of_other_numbers_of_devices_are_not_pooled_and_old_bundles_have_one(tmp_path: Path) -> None:
+    """The generator's spec has no number of devices, as the bundles of older versions."""
+    make(tmp_path, 1)
+    make(tmp_path, 2, spec__devices=1)
+    make(tmp_path, 3, spec__devices=2, ranks=ranks(0.09, 0.09))
+    runs = analysis.load(tmp_path).runs
+    assert sorted((pool["devices"], len(pool)) for pool in group(completed(runs))) == [(1, 2), (2, 1)]
+    lines = {line["devices"]: line for line in rows_of(summarize(runs))}
+    assert lines[1]["all_images_per_s"] == lines[1]["images_per_s"]
+    assert lines[2]["all_images_per_s"] == 2 * 8 * 32 / 1.0
+
+
+@pytest.mark.parametrize(
+    ("record", "limit", "shares"),
+    [
+        pytest.param(ranks(0.08, 0.08, exposed_s=(0.02, 0.02)), "collectives", (0.2, 0.0, 0.0), id="collectives"),
+        pytest.param(ranks(0.1, 0.06, exposed_s=(0.0, 0.04)), "slow rank 0", (0.0, 0.2, 0.0), id="slow rank"),
+        pytest.param(ranks(0.1, 0.1, data_s=0.05), "input", (0.0, 0.0, 0.5), id="input"),
+        pytest.param(ranks(0.1, 0.1, exposed_s=(0.001, 0.001)), "no wait", (0.01, 0.0, 0.0), id="none"),
+        pytest.param(None, None, (None, None, None), id="unknown"),
+    ],
+)
+def test_what_limits_scaling(
+    tmp_path: Path, record: dict[str, Any] | None, limit: str | None, shares: tuple[float | None, ...]
+) -> None:
+    row = on_two(tmp_path, ranks=record)
+    assert row["scaling_limit"] == limit
+    found = (row["collectives_share"], row["slow_rank_share"], row["rank_input_share"])
+    assert found == tuple(share if share is None else pytest.approx(share, abs=0.001) for share in shares)
+
+
+def test_the_page_has_a_section_and_no_advice_to_use_fewer_devices(tmp_path: Path) -> None:
+    record = ranks(0.08, 0.08, exposed_s=(0.02, 0.02))
+    for number in range(3):
+        make(tmp_path, number)
+        make(tmp_path, 10 + number, spec__devices=2, ranks=record)
+    evidence = undrawn(analysis.load(tmp_path))
+    explanation, table = section(evidence).blocks
+    assert isinstance(explanation, Paragraph)
+    assert isinstance(table, Table)
+    cells = dict(zip([heading.text for heading in table.headings], table.rows[0], strict=True))
+    assert (cells["devices"], cells["runs"], cells["images/s of all"]) == ("2", "3", "512.0")
+    assert (cells["collectives"], cells["limits scaling"]) == ("20 %", "collectives")
+    assert cells["interval"].startswith("95 %: ")
+    assert not [contrast for contrast in evidence.contrasts if contrast.fact == "devices"]

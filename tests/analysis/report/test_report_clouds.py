@@ -1,0 +1,43 @@
+"""A report on real bundles of the same GPU in two clouds."""
+
+from pathlib import Path
+
+from analysis import api
+from analysis.report.evidence import gather
+from analysis.report.sections import answer
+from benchmarks.synthetic_bundles import make
+
+CLOUDS = {
+    "gcp": ("n1-standard-4", "us-central1-a", "us-central1", "580.95.05", "ubuntu-2204-580"),
+    "aws": ("g4dn.xlarge", "use1-az4", "us-east-1", "595.71.05", "ami-0123456789abcdef0"),
+}
+
+
+def _bundles(folder: Path, *, blocks: int) -> None:
+    for block in range(blocks):
+        for cloud, (machine, zone, region, driver, vm_image) in CLOUDS.items():
+            facts = {"provider": cloud, "zone": zone, "region": region, "machine_type": machine, "vm_image": vm_image}
+            make(
+                folder,
+                2 * block + (cloud == "aws"),
+                environment__place=f"{cloud}-t4",
+                environment__backend=cloud,
+                environment__device__driver_version=driver,
+                environment__host__hostname=f"{cloud}-{block}",
+                environment__cloud={**facts, "spot": False},
+                job={"name": "twins", "block": block, "position": 0},
+                cost=None,
+            )
+
+
+def test_a_t4_in_two_clouds_with_list_prices_and_vm_images(tmp_path: Path) -> None:
+    _bundles(tmp_path, blocks=3)
+    first = answer.sentences(gather(api.load(tmp_path)))[0]
+    assert first.startswith("Is a T4 a T4? resnet18 (batch 32, fp32): ")
+    assert "; 0.526 USD/h on aws, 0.540 USD/h on gcp; also different: driver 595.71.05 and 580.95.05, " in first
+    assert first.endswith("VM image ami-0123456789abcdef0 and ubuntu-2204-580.")
+
+
+def test_with_two_blocks_nothing_is_said(tmp_path: Path) -> None:
+    _bundles(tmp_path, blocks=2)
+    assert not [text for text in answer.sentences(gather(api.load(tmp_path))) if "a T4?" in text]

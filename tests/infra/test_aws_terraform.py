@@ -1,0 +1,256 @@
+"""What a review of infra/aws/ looks for, on the parsed files: who may do what, and that the code asks for no more."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from launcher.backends.aws import service, settings
+from launcher.backends.aws.resources import LABEL, LABEL_VALUE
+from launcher.backends.aws.user_data import ENDS_TAG
+from tests.infra.terraform_files import AMAZON, ROOT, Body, values
+
+BUCKET = "${aws_s3_bucket.results.arn}"
+INSTANCES = "${local.ec2}:instance/*"
+OURS = {"test": "StringEquals", "variable": "aws:ResourceTag/${local.tag}", "values": ["launch"]}
+STORE = {"s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"}
+PULL = {"ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"}
+
+
+def _statements(name: str) -> list[Body]:
+    statements: list[Body] = AMAZON.of_kind("aws_iam_policy_document", "data")[name]["statement"]
+    return statements
+
+
+def _granted(name: str) -> dict[str, list[Body]]:
+    """Statements of a policy by action."""
+    found: dict[str, list[Body]] = {}
+    for statement in _statements(name):
+        for action in statement["actions"]:
+            found.setdefault(action, []).append(statement)
+    return found
+
+
+def test_nobody_has_more_than_named_actions() -> None:
+    documents = AMAZON.of_kind("aws_iam_policy_document", "data")
+    allowed = [
+        action
+        for name in documents
+        for statement in _statements(name)
+        if statement.get("effect") != "Deny"
+        for action in statement["actions"]
+    ]
+    assert not [action for action in allowed if "*" in action]
+    assert not [text for document in AMAZON.documents for text in values(document) if "arn:aws:iam::aws:policy" in text]
+
+
+def test_tags_of_the_files_are_those_of_the_code() -> None:
+    assert (AMAZON.locals()["tag"], OURS["values"]) == (LABEL, [LABEL_VALUE])
+    (end,) = (block for block in _statements("launcher") if block["sid"] == "TagWithEnd")
+    assert end["condition"][1]["values"] == [ENDS_TAG]
+
+
+# ---- what a VM may do
+
+
+def test_a_vm_has_exactly_these_rights() -> None:
+    assert {action: [block["resources"] for block in blocks] for action, blocks in _granted("vm").items()} == {
+        "s3:ListBucket": [[BUCKET]],
+        **{action: [[f"{BUCKET}/*"]] for action in STORE},
+        "ecr:GetAuthorizationToken": [["*"]],
+        **{action: [["${aws_ecr_repository.images.arn}"]] for action in PULL},
+    }
+    roles = [body["role"] for body in AMAZON.of_kind("aws_iam_role_policy").values()]
+    assert sorted(roles) == ["${aws_iam_role.schedule.id}", "${aws_iam_role.vm.id}"], "each has its one policy"
+    assert not AMAZON.of_kind("aws_iam_role_policy_attachment")
+
+
+# Operation of boto3 -> action of IAM, for all requests of the store: it runs on VMs.
+STORE_CALLS = {
+    "abort_multipart_upload": "s3:AbortMultipartUpload",
+    "complete_multipart_upload": "s3:PutObject",
+    "create_multipart_upload": "s3:PutObject",
+    "get_object": "s3:GetObject",
+    "head_object": "s3:GetObject",
+    "list_objects_v2": "s3:ListBucket",
+    "put_object": "s3:PutObject",
+    "upload_part": "s3:PutObject",
+}
+
+
+@pytest.mark.parametrize("who", ["vm", "launcher"])
+def test_rights_on_the_bucket_are_what_the_store_uses(who: str) -> None:
+    code = (ROOT / "workload" / "storage" / "s3.py").read_text(encoding="utf-8")
+    assert set(re.findall(r"_client\.(\w+)", code)) == set(STORE_CALLS)
+    assert {action for action in _granted(who) if action.startswith("s3:")} == set(STORE_CALLS.values())
+
+
+def test_the_schedules_role_ends_only_our_instances_and_only_for_this_account() -> None:
+    assert _statements("schedule") == [
+        {"sid": "EndOurInstances", "actions": ["ec2:TerminateInstances"], "resources": [INSTANCES], "condition": [OURS]}
+    ]
+    (trust,) = _statements("schedule_trust")
+    assert trust["principals"] == [{"type": "Service", "identifiers": ["scheduler.amazonaws.com"]}]
+    assert trust["condition"] == [
+        {"test": "StringEquals", "variable": "aws:SourceAccount", "values": ["${local.account}"]}
+    ]
+
+
+# ---- what a launcher may do
+
+
+def _asked() -> Iterator[str]:
+    """Actions of IAM that the requests of service.py need."""
+    code = (ROOT / "launcher" / "backends" / "aws" / "service.py").read_text(encoding="utf-8")
+    calls = re.findall(r'self\._(?:ask|pages)\(\s*"([\w-]+)",\s*"(\w+)"', code)
+    calls += [("service-quotas", name) for name in re.findall(r'"(get_\w*service_quota)"', code)]
+    assert len(calls) >= len(re.findall(r"self\._(?:ask|pages)\(\s*\"", code))
+    for kind, method in calls:
+        name = "".join(word.capitalize() for word in method.split("_")).replace("Aws", "AWS")
+        # A caller may always ask who it is.
+        if kind != "sts":
+            yield f"{kind.replace('-', '')}:{name}"
+
+
+WITH_RUN_INSTANCES = {"ec2:CreateTags", "iam:CreateServiceLinkedRole", "iam:PassRole"}
+PUSH = {
+    "ecr:BatchCheckLayerAvailability",
+    "ecr:CompleteLayerUpload",
+    "ecr:InitiateLayerUpload",
+    "ecr:PutImage",
+    "ecr:UploadLayerPart",
+}
+LOG_IN = {"ecr:GetAuthorizationToken"}
+
+
+def test_a_launchers_rights_are_what_its_code_asks_for() -> None:
+    others = {*WITH_RUN_INSTANCES, *STORE, "s3:ListBucket", *PULL, *PUSH, *LOG_IN}
+    assert sorted(_granted("launcher")) == sorted({*_asked(), *others})
+
+
+def test_a_launcher_ends_only_what_carries_our_tag_and_makes_nothing_without_it() -> None:
+    granted = _granted("launcher")
+    for action in ("ec2:DeleteVolume", "ec2:GetConsoleOutput", "ec2:TerminateInstances"):
+        (statement,) = granted[action]
+        assert statement["condition"] == [OURS]
+    source, made = granted["ec2:RunInstances"]
+    assert not [name for name in source["resources"] if re.search("instance|volume|interface", name)]
+    assert made["condition"] == [
+        {"test": "StringEquals", "variable": "aws:RequestTag/${local.tag}", "values": ["launch"]}
+    ]
+    kinds = re.findall(r"local\.ec2}:([a-z-]+)/\*", str(AMAZON.locals()["made"]))
+    assert kinds == ["instance", "network-interface", "spot-instances-request", "volume"], "as body() of plan.py tags"
+    assert all(statement["condition"] for statement in granted["ec2:CreateTags"])
+    (schedules,) = granted["scheduler:CreateSchedule"]
+    pattern = schedules["resources"][0].rpartition("/")[2].replace("*", ".*")
+    assert re.fullmatch(pattern, service.schedule_name("i-0123456789abcdef0"))
+
+
+def test_a_launcher_gives_each_role_to_its_service_alone() -> None:
+    passed = {block["resources"][0]: block["condition"][0]["values"] for block in _granted("launcher")["iam:PassRole"]}
+    assert passed == {
+        "${aws_iam_role.vm.arn}": ["ec2.amazonaws.com"],
+        "${aws_iam_role.schedule.arn}": ["scheduler.amazonaws.com"],
+    }
+
+
+# ---- bucket, registry, network, budget
+
+
+def test_the_bucket_is_closed_and_encrypted() -> None:
+    (access,) = AMAZON.of_kind("aws_s3_bucket_public_access_block").values()
+    flags = ("block_public_acls", "block_public_policy", "ignore_public_acls", "restrict_public_buckets")
+    assert all(access[flag] is True for flag in flags)
+    (owner,) = AMAZON.of_kind("aws_s3_bucket_ownership_controls").values()
+    assert owner["rule"] == [{"object_ownership": "BucketOwnerEnforced"}]
+    (encryption,) = AMAZON.of_kind("aws_s3_bucket_server_side_encryption_configuration").values()
+    assert encryption["rule"][0]["apply_server_side_encryption_by_default"] == [{"sse_algorithm": "AES256"}]
+    (only,) = _statements("bucket")
+    assert (only["effect"], only["condition"][0]["variable"]) == ("Deny", "aws:SecureTransport")
+    (bucket,) = AMAZON.of_kind("aws_s3_bucket").values()
+    assert bucket["force_destroy"] == "${var.delete_results_on_destroy}"
+    assert AMAZON.named("variable")["delete_results_on_destroy"]["default"] is False
+
+
+def test_broken_uploads_go_after_a_day_and_bundles_only_on_request() -> None:
+    (lifecycle,) = AMAZON.of_kind("aws_s3_bucket_lifecycle_configuration").values()
+    rules = {rule["id"]: rule for rule in lifecycle["rule"]}
+    assert rules["broken-uploads"]["abort_incomplete_multipart_upload"] == [{"days_after_initiation": 1}]
+    assert rules["launches"]["filter"] == [{"prefix": "launches/"}]
+    assert rules["older-versions"]["noncurrent_version_expiration"]
+    assert {rule["status"] for rule in rules.values()} == {"Enabled"}
+    (asked,) = (block["rule"] for block in lifecycle["dynamic"])
+    assert asked["for_each"] == "${var.runs_delete_after_days == null ? [] : [var.runs_delete_after_days]}"
+    assert asked["content"][0]["filter"] == [{"prefix": "runs/"}]
+    assert AMAZON.named("variable")["runs_delete_after_days"]["default"] in (None, "null")
+
+
+def test_nothing_gets_in() -> None:
+    (group,) = AMAZON.of_kind("aws_security_group").values()
+    assert group["ingress"] == []
+    assert [(rule["protocol"], rule["cidr_blocks"]) for rule in group["egress"]] == [("-1", ["0.0.0.0/0"])]
+    assert not [kind for kind, _ in AMAZON.resources() if "ingress" in kind]
+
+
+def test_the_budget_sends_mail_and_only_on_request() -> None:
+    (budget,) = AMAZON.of_kind("aws_budgets_budget").values()
+    assert budget["count"] == "${var.budget_email == null ? 0 : 1}"
+    (mail,) = (block["notification"] for block in budget["dynamic"])
+    assert mail["for_each"] == [50, 90, 100]
+    assert mail["content"][0]["subscriber_email_addresses"] == ["${var.budget_email}"]
+
+
+# ---- variables and outputs
+
+
+def test_nothing_has_to_be_given() -> None:
+    assert not [name for name, body in AMAZON.named("variable").items() if "default" not in body]
+
+
+# Terraform's RE2 and Python's re agree on these patterns; what each keeps out, and lets in.
+PATTERNS = [
+    ("region", "eu-central-1", True),
+    ("region", "us-gov-west-1", True),
+    ("region", "us-east-1a", False),
+    ("bucket", "rooflaunch-123456789012-us-east-1", True),
+    ("bucket", "s3://my-bucket", False),
+    ("repository", "rooflaunch/trainer", True),
+    ("repository", "rooflaunch/trainer:latest", False),
+    ("launchers", "you@example.com", True),
+    ("launchers", "arn:aws:iam::123456789012:user/you", False),
+    ("vpc", "vpc-0123456789abcdef0", True),
+    ("vpc", "default", False),
+    ("budget_email", "you@example.com", True),
+    ("budget_email", "you", False),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "taken"), PATTERNS)
+def test_a_validation_takes_or_refuses(name: str, value: str, taken: bool) -> None:
+    (validation,) = AMAZON.named("variable")[name]["validation"]
+    (pattern,) = re.findall(r'regex\("(.*?)",', validation["condition"])
+    assert bool(re.search(pattern.replace("\\\\", "\\"), value)) is taken
+    assert validation["error_message"].startswith(name)
+
+
+def test_outputs_are_the_settings_of_launch_aws() -> None:
+    made = [name for name in settings.NAMES if name not in ("subnet", "ami_parameter")]
+    assert list(AMAZON.named("output")) == [*made, "launcher_policy", "rooflaunch_toml"]
+    assert list(AMAZON.locals()["settings"]) == made
+
+
+@pytest.mark.parametrize("name", sorted(AMAZON.named("output")))
+def test_an_output_is_used_in_the_docs(name: str) -> None:
+    assert re.search(rf"`{name}`|output -raw {name}\b", AMAZON.readme)
+
+
+def test_without_settings_launch_aws_finds_what_terraform_makes() -> None:
+    found = settings.resolve_settings({"region": "us-east-1"}, {}, None, account=lambda _: "123456789012")[0]
+    (bucket,) = AMAZON.of_kind("aws_s3_bucket").values()
+    assert bucket["bucket"] == '${coalesce(var.bucket, "rooflaunch-${local.account}-${var.region}")}'
+    assert found.bucket == "rooflaunch-123456789012-us-east-1"
+    assert found.repository.partition("/")[2] == AMAZON.named("variable")["repository"]["default"]
+    names = {kind: next(iter(AMAZON.of_kind(kind).values()))["name"] for kind in ("aws_iam_instance_profile",)}
+    assert found.instance_profile == names["aws_iam_instance_profile"]
+    assert found.schedule_role == AMAZON.of_kind("aws_iam_role")["schedule"]["name"]
+    assert found.security_group == AMAZON.of_kind("aws_security_group")["vm"]["name"]

@@ -1,0 +1,351 @@
+"""What a review of infra/gcp/ looks for, on the parsed files."""
+
+import re
+
+import pytest
+
+from launcher.backends.gcp import doctor, settings
+from launcher.images.contents import AGENT_FILES
+from tests.infra.terraform_files import GOOGLE, ROOT, Body
+
+INFRA = GOOGLE.folder
+VM = "${google_service_account.vm.member}"
+
+
+def _grants(member: str) -> set[tuple[str, str]]:
+    """On what, and which role."""
+    return {
+        (kind.removeprefix("google_").removesuffix("_iam_member"), body["role"])
+        for (kind, _), body in GOOGLE.resources().items()
+        if kind.endswith("_iam_member") and body["member"] == member
+    }
+
+
+def _expression(grant: Body) -> str:
+    """The condition of a grant, on one line."""
+    (condition,) = grant["condition"]
+    return " ".join(condition["expression"].replace("\\n", " ").replace('\\"', '"').split()).strip('" ')
+
+
+# ---- what a VM may do
+
+VM_GRANTS = {
+    ("storage_bucket", "roles/storage.objectUser"),
+    ("artifact_registry_repository", "roles/artifactregistry.reader"),
+    ("project", "${google_project_iam_custom_role.vm.name}"),
+    ("project", "roles/logging.logWriter"),
+    ("project", "roles/batch.agentReporter"),
+}
+# Where the code of a VM uses each permission. A new call there needs a line here, and one in vm.tf.
+USES = {
+    "compute.instances.delete": ("launcher/backends/gcp/startup.sh", r"instances/\$name"),
+    "compute.instances.get": ("launcher/backends/gcp/guest.py", r"/instances/\{self\.text\('instance/name'\)\}"),
+}
+# The services that a VM's own token is sent to; the metadata server and the registry are no such host.
+VM_HOSTS = {"storage.googleapis.com", "compute.googleapis.com"}
+
+
+def test_a_vm_has_exactly_these_roles() -> None:
+    assert _grants(VM) == VM_GRANTS
+
+
+def test_a_vms_own_role_is_what_its_code_uses() -> None:
+    permissions = GOOGLE.of_kind("google_project_iam_custom_role")["vm"]["permissions"]
+    assert sorted(permissions) == sorted(USES)
+    assert set(permissions) == set(doctor.VM_PERMISSIONS), "what `launch doctor gcp` looks for"
+
+
+@pytest.mark.parametrize(("permission", "path", "pattern"), [(name, *where) for name, where in USES.items()])
+def test_each_permission_is_used(permission: str, path: str, pattern: str) -> None:
+    assert re.search(pattern, (ROOT / path).read_text(encoding="utf-8")), f"nothing in {path} needs {permission}"
+
+
+ON_THE_VM = ("startup.sh", "shutdown.sh", "boot.py", "guest.py")
+VM_PROGRAMS = ["launcher/backends/boot.py", *(f"launcher/backends/gcp/{name}" for name in ON_THE_VM), *AGENT_FILES]
+
+
+def test_a_vm_calls_no_other_service() -> None:
+    hosts = {
+        host
+        for path in VM_PROGRAMS
+        for host in re.findall(r"[a-z.]+\.googleapis\.com", (ROOT / path).read_text(encoding="utf-8"))
+    }
+    assert hosts <= VM_HOSTS
+
+
+def test_a_vm_can_delete_only_vms_of_ours() -> None:
+    assert _expression(GOOGLE.of_kind("google_project_iam_member")["vm_itself"]) == (
+        'resource.type == "compute.googleapis.com/Instance" && '
+        'resource.name.extract("/instances/{name}").startsWith("rooflaunch-")'
+    )
+
+
+def test_logging_is_only_on_request() -> None:
+    assert GOOGLE.of_kind("google_project_iam_member")["vm_logging"]["count"] == "${var.guest_logging ? 1 : 0}"
+    assert GOOGLE.named("variable")["guest_logging"]["default"] is False
+    assert GOOGLE.of_kind("google_project_iam_member")["vm_batch"]["count"] == "${var.use_batch ? 1 : 0}"
+    assert GOOGLE.of_kind("google_project_iam_member")["launchers_batch"]["for_each"].startswith("${var.use_batch ? ")
+    assert GOOGLE.named("variable")["use_batch"]["default"] is False
+
+
+# ---- what a launcher may do
+
+# Permission for each request of launcher/backends/gcp/compute.py; a list is named by its kind alone.
+REQUESTS = {
+    "Disks": "compute.disks.list",
+    "Disks.delete": "compute.disks.delete",
+    "Images.get_from_family": "compute.images.getFromFamily",
+    "Instances": "compute.instances.list",
+    "Instances.delete": "compute.instances.delete",
+    "Instances.get": "compute.instances.get",
+    "Instances.insert": "compute.instances.create",
+    "MachineTypes.get": "compute.machineTypes.get",
+    "Projects.get": "compute.projects.get",
+    "Regions.get": "compute.regions.get",
+    "ZoneOperations.list": "compute.zoneOperations.list",
+    "ZoneOperations.wait": "compute.zoneOperations.get",
+    "get_guest_attributes": "compute.instances.getGuestAttributes",
+    "get_serial_port_output": "compute.instances.getSerialPortOutput",
+}
+# What an insert asks for beside compute.instances.create, for what plan.py puts into it.
+WITH_INSERT = {
+    "compute.disks.create",
+    "compute.disks.setLabels",
+    "compute.images.useReadOnly",
+    "compute.instances.setLabels",
+    "compute.instances.setMetadata",
+    "compute.instances.setServiceAccount",
+    "compute.subnetworks.use",
+    "compute.subnetworks.useExternalIp",
+}
+FOR_DOCTOR = {
+    "iam.roles.get",
+    "iam.serviceAccounts.get",
+    "resourcemanager.projects.getIamPolicy",
+    "serviceusage.services.list",
+}
+# Those of a role that holds for our own VMs and disks alone.
+DELETIONS = {"compute.disks.delete", "compute.instances.delete"}
+# Credentials of a user name a project whose quota counts (set-quota-project), and Google asks for the right to use it.
+FOR_QUOTA_PROJECT = {"serviceusage.services.use"}
+
+
+def test_launchers_have_exactly_these_roles() -> None:
+    assert _grants("${each.value}") == {
+        ("project", "${google_project_iam_custom_role.launcher.name}"),
+        ("project", "${google_project_iam_custom_role.launcher_deletes.name}"),
+        ("storage_bucket", "roles/storage.objectUser"),
+        ("storage_bucket", "roles/storage.legacyBucketReader"),
+        ("project", "roles/batch.jobsEditor"),
+        ("artifact_registry_repository", "roles/artifactregistry.writer"),
+        ("service_account", "roles/iam.serviceAccountUser"),
+    }
+    account = GOOGLE.of_kind("google_service_account_iam_member")["launchers"]
+    assert account["service_account_id"] == "${google_service_account.vm.name}"
+
+
+def test_a_launchers_role_is_what_its_code_asks_for() -> None:
+    code = (ROOT / "launcher" / "backends" / "gcp" / "compute.py").read_text(encoding="utf-8")
+    asked = re.findall(r'self\._(?:ask|ask_guest|pages|labelled)\(\s*"(\w+)"(?:, "(\w+)")?', code)
+    assert {".".join(filter(None, names)) for names in asked} == set(REQUESTS)
+    roles = GOOGLE.of_kind("google_project_iam_custom_role")
+    asked_for = {*REQUESTS.values(), *WITH_INSERT, *FOR_DOCTOR, *FOR_QUOTA_PROJECT}
+    assert sorted(roles["launcher"]["permissions"]) == sorted(asked_for - DELETIONS)
+    assert sorted(roles["launcher_deletes"]["permissions"]) == sorted(DELETIONS)
+
+
+def test_a_launcher_can_delete_only_vms_and_disks_of_ours() -> None:
+    grants = GOOGLE.of_kind("google_project_iam_member")
+    deleting = "${google_project_iam_custom_role.launcher_deletes.name}"
+    assert [name for name, body in grants.items() if body["role"] == deleting] == ["launchers_delete"]
+    assert _expression(grants["launchers_delete"]) == (
+        '(resource.type == "compute.googleapis.com/Instance" && '
+        'resource.name.extract("/instances/{name}").startsWith("rooflaunch-")) || '
+        '(resource.type == "compute.googleapis.com/Disk" && '
+        'resource.name.extract("/disks/{name}").startsWith("rooflaunch-"))'
+    )
+    assert "condition" not in grants["launchers"], "lists and quotas have no name to look at"
+
+
+def test_role_ids_can_be_changed_and_no_advice_takes_roles_out_of_the_state() -> None:
+    roles = GOOGLE.of_kind("google_project_iam_custom_role")
+    assert {name: body["role_id"] for name, body in roles.items()} == {
+        "vm": "rooflaunchVm${var.role_suffix}",
+        "launcher": "rooflaunchLauncher${var.role_suffix}",
+        "launcher_deletes": "rooflaunchLauncherDeletes${var.role_suffix}",
+    }
+    readme = (INFRA / "README.md").read_text(encoding="utf-8")
+    assert "-var role_suffix=2" in readme
+    commands = [line for line in readme.splitlines() if line.startswith("$ ")]
+    assert not [line for line in commands if "state rm" in line], "the next apply would fail: the role exists"
+
+
+# ---- what nobody may do
+
+
+def test_no_role_of_a_whole_project() -> None:
+    roles = {body["role"] for body in GOOGLE.resources().values() if "role" in body}
+    assert not [role for role in roles if re.search(r"roles/(owner|editor|viewer)$|[aA]dmin", role)]
+
+
+def test_policies_are_added_to_and_never_replaced() -> None:
+    kinds = {kind for kind, _ in GOOGLE.resources()}
+    assert not [kind for kind in kinds if kind.endswith(("_iam_policy", "_iam_binding"))]
+
+
+def test_providers_hold_no_credentials() -> None:
+    providers = [body for block in GOOGLE.blocks("provider") for body in block.values()]
+    assert {key for body in providers for key in body} == {
+        "project",
+        "region",
+        "alias",
+        "billing_project",
+        "user_project_override",
+    }
+
+
+# ---- bucket and registry
+
+
+def test_the_bucket_is_closed() -> None:
+    (bucket,) = GOOGLE.of_kind("google_storage_bucket").values()
+    assert bucket["uniform_bucket_level_access"] is True
+    assert bucket["public_access_prevention"] == "enforced"
+    assert bucket["force_destroy"] == "${var.delete_results_on_destroy}"
+    assert GOOGLE.named("variable")["delete_results_on_destroy"]["default"] is False
+    assert GOOGLE.named("variable")["soft_delete_days"]["default"] == 7
+
+
+def test_bundles_are_deleted_only_on_request() -> None:
+    (bucket,) = GOOGLE.of_kind("google_storage_bucket").values()
+    launches, aborted = bucket["lifecycle_rule"]
+    assert launches == {
+        "condition": [{"age": "${var.launches_delete_after_days}", "matches_prefix": ["launches/"]}],
+        "action": [{"type": "Delete"}],
+    }
+    assert aborted == {"condition": [{"age": 1}], "action": [{"type": "AbortIncompleteMultipartUpload"}]}
+    (asked,) = (block["lifecycle_rule"] for block in bucket["dynamic"])
+    assert asked["for_each"] == "${var.runs_delete_after_days == null ? [] : [var.runs_delete_after_days]}"
+    assert asked["content"][0]["condition"][0]["matches_prefix"] == ["runs/"]
+    assert GOOGLE.named("variable")["runs_delete_after_days"]["default"] in (None, "null")
+
+
+def test_old_images_go_and_the_newest_stay() -> None:
+    (repository,) = GOOGLE.of_kind("google_artifact_registry_repository").values()
+    assert repository["format"] == "DOCKER"
+    assert {policy["id"]: policy["action"] for policy in repository["cleanup_policies"]} == {
+        "delete-old": "DELETE",
+        "keep-newest": "KEEP",
+    }
+
+
+def test_destroy_switches_no_service_off() -> None:
+    (service,) = GOOGLE.of_kind("google_project_service").values()
+    assert service["disable_on_destroy"] is False
+
+
+def test_services_are_those_that_are_called() -> None:
+    named = re.findall(r"[a-z]+\.googleapis\.com", str(GOOGLE.locals()["services"]))
+    assert sorted(named) == [
+        "artifactregistry.googleapis.com",
+        "batch.googleapis.com",
+        "billingbudgets.googleapis.com",
+        "cloudbilling.googleapis.com",
+        "cloudresourcemanager.googleapis.com",
+        "compute.googleapis.com",
+        "iam.googleapis.com",
+        "serviceusage.googleapis.com",
+        "storage.googleapis.com",
+    ]
+
+
+# ---- network
+
+
+def test_the_network_lets_nothing_in_but_ssh_by_proxy_on_request() -> None:
+    rules = GOOGLE.of_kind("google_compute_firewall")
+    assert {name: rule["direction"] for name, rule in rules.items()} == {
+        "deny_ingress": "INGRESS",
+        "iap_ssh": "INGRESS",
+    }
+    assert rules["deny_ingress"]["deny"] == [{"protocol": "all"}]
+    assert rules["deny_ingress"]["source_ranges"] == ["0.0.0.0/0"]
+    assert rules["iap_ssh"]["source_ranges"] == ["35.235.240.0/20"]
+    assert rules["iap_ssh"]["allow"] == [{"protocol": "tcp", "ports": ["22"]}]
+    assert rules["iap_ssh"]["count"] == "${var.create_network && var.iap_ssh ? 1 : 0}"
+    assert "allow" not in rules["deny_ingress"]
+    assert rules["iap_ssh"]["priority"] < rules["deny_ingress"]["priority"]
+
+
+def test_vms_without_an_external_address_reach_google_and_package_servers() -> None:
+    (subnet,) = GOOGLE.of_kind("google_compute_subnetwork").values()
+    (nat,) = GOOGLE.of_kind("google_compute_router_nat").values()
+    assert subnet["private_ip_google_access"] is True
+    assert nat["for_each"] == subnet["for_each"] == "${local.subnets}"
+    assert nat["subnetwork"][0]["name"] == "${google_compute_subnetwork.this[each.key].id}"
+
+
+@pytest.mark.parametrize("name", ["create_network", "iap_ssh"])
+def test_the_network_is_only_on_request(name: str) -> None:
+    assert GOOGLE.named("variable")[name]["default"] is False
+
+
+# ---- variables, outputs, versions
+
+
+def test_only_the_project_has_to_be_given() -> None:
+    assert [name for name, body in GOOGLE.named("variable").items() if "default" not in body] == ["project"]
+
+
+# Terraform's RE2 and Python's re agree on these patterns; what each keeps out, and lets in.
+PATTERNS = [
+    ("project", "my-project-1", True),
+    ("project", "My Project", False),
+    ("project", "123456789012", False),
+    ("region", "europe-west4", True),
+    ("region", "us-central1-a", False),
+    ("region", "us", False),
+    ("bucket", "my-project-1-rooflaunch", True),
+    ("bucket", "gs://my-bucket", False),
+    ("repository", "rooflaunch", True),
+    ("repository", "rooflaunch/trainer", False),
+    ("launchers", "user:you@example.com", True),
+    ("launchers", "allUsers", False),
+    ("launchers", "allAuthenticatedUsers", False),
+    ("launchers", "domain:example.com", False),
+    ("billing_account", "012345-6789AB-CDEF01", True),
+    ("billing_account", "billingAccounts/012345-6789AB-CDEF01", False),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "taken"), PATTERNS)
+def test_a_validation_takes_or_refuses(name: str, value: str, taken: bool) -> None:
+    (validation,) = GOOGLE.named("variable")[name]["validation"]
+    (pattern,) = re.findall(r'regex\("(.*?)",', validation["condition"])
+    assert bool(re.search(pattern.replace("\\\\", "\\"), value)) is taken
+    assert validation["error_message"].startswith(name)
+
+
+def test_outputs_are_the_settings_of_launch_gcp() -> None:
+    outputs = GOOGLE.named("output")
+    assert list(outputs) == [*settings.NAMES, "rooflaunch_toml"]
+    assert all(body["description"].endswith(".") for body in outputs.values())
+    assert list(GOOGLE.locals()["settings"]) == list(settings.NAMES)
+
+
+@pytest.mark.parametrize("name", sorted(GOOGLE.named("output")))
+def test_an_output_is_used_in_the_docs(name: str) -> None:
+    pages = (INFRA / "README.md", ROOT / "docs" / "gcp.md")
+    assert any(re.search(rf"`{name}`|output -raw {name}\b", page.read_text(encoding="utf-8")) for page in pages)
+
+
+def test_without_settings_launch_gcp_finds_what_terraform_makes() -> None:
+    found = settings.resolve_settings({"project": "my-project-1"}, {}, None, default_project=lambda: None)[0]
+    variables = GOOGLE.named("variable")
+    (bucket,) = GOOGLE.of_kind("google_storage_bucket").values()
+    (account,) = GOOGLE.of_kind("google_service_account").values()
+    assert bucket["name"] == '${coalesce(var.bucket, "${var.project}-rooflaunch")}'
+    assert found.bucket == "my-project-1-rooflaunch"
+    region, repository = variables["region"]["default"], variables["repository"]["default"]
+    assert found.repository == f"{region}-docker.pkg.dev/my-project-1/{repository}/trainer"
+    assert found.service_account == f"{account['account_id']}@my-project-1.iam.gserviceaccount.com"

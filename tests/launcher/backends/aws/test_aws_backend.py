@@ -1,0 +1,186 @@
+"""What a launch asks of AWS before an instance exists, and how each bad input is told."""
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.backends.aws.backend import ElasticCompute, zones_there
+from launcher.backends.aws.options import Where
+from launcher.backends.aws.refusals import ENDPOINT_VARIABLE
+from launcher.backends.aws.service import AMI_PARAMETERS
+from tests.launcher.backends.aws.aws_world import GROUP, IMAGE, SETTINGS, World, plan_of
+from tests.launcher.backends.aws.fake_aws import ACCOUNT, AMI, AwsError
+from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
+
+pytestmark = [pytest.mark.world, pytest.mark.slow]
+
+
+class Registry:
+    """The part of a Docker engine that looks up an image by digest."""
+
+    def registry_platforms(self, _: str) -> set[str]:
+        return {"linux/amd64"}
+
+
+def backend(world: World) -> ElasticCompute:
+    return ElasticCompute(
+        ec2=lambda _: world.ec2(), engine=Registry, sleep=world.clock.sleep, monotonic=world.clock.now
+    )  # type: ignore[arg-type,return-value]
+
+
+def prepared(world: World, settings: Any = SETTINGS, **options: Any) -> Any:
+    ours = backend(world)
+    draft = replace(plan_of(image=IMAGE, **options), settings=settings, ami=None, group=None)
+    return ours.prepare(draft, ours.machines(settings))
+
+
+def test_the_final_plan(world: World) -> None:
+    plan = prepared(world, zones=("us-east-1a", "use1-az6"))
+    assert plan.zones == tuple(plan.request.zones) == ("use1-az4", "use1-az6")
+    assert (plan.ami.id, plan.ami.root, plan.ami.gigabytes, plan.group) == (AMI, "/dev/sda1", 75, GROUP)
+    assert plan.request.launched_at == "2027-01-15T08:00:00.000+00:00"
+    assert "RunInstances" not in world.fake.calls
+
+
+def test_other_zones_follow_those_that_are_named(world: World) -> None:
+    plan = plan_of(zones=("us-east-1b",), fallback=True)
+    assert zones_there(world.ec2(), plan) == ["use1-az6", "use1-az1", "use1-az2", "use1-az4"]
+
+
+def test_a_subnet_decides_the_zone(world: World) -> None:
+    settings = replace(SETTINGS, subnet="subnet-0123456789abcdef0")
+    plan = prepared(world, settings, zones=(), fallback=True)
+    assert plan.zones == ("use1-az6",)
+    assert world.fake.calls["DescribeSubnets"] == 2, "for its zone and for its network"
+    body = plan.body("use1-az6")
+    assert "Placement" not in body
+    assert body["NetworkInterfaces"][0]["SubnetId"] == settings.subnet
+
+
+def test_the_ami_is_found_without_parameters(world: World) -> None:
+    world.fake.parameters.clear()
+    assert prepared(world).ami.id == AMI
+    assert world.fake.calls["GetParameter"] == len(AMI_PARAMETERS)
+
+
+def test_the_account_is_asked_for_the_settings(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    ours = backend(world)
+    assert ours.settings(Where()).bucket == f"rooflaunch-{ACCOUNT}-us-east-1"
+    calls = dict(world.fake.calls)
+    assert ours.settings(Where(), offline=True).account == "account"
+    assert world.fake.calls == calls
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "message"),
+    [
+        (
+            {"zones": ("us-east-1f",)},
+            {},
+            "zone 'us-east-1f' is not a zone of this account in us-east-1; the zones with",
+        ),
+        ({"zones": ("use1-az5",)}, {}, "zone 'use1-az5' is not a zone of this account in us-east-1; the zones with"),
+        ({"gpu": "l4", "zones": ("use1-az2",)}, {}, "zone 'use1-az2' has no g6.xlarge in us-east-1; the zones with"),
+        ({"gpu": "h100", "zones": ()}, {}, "region 'us-east-1' has no p5.4xlarge for this account"),
+        ({"ami": "ami-0aaaaaaaaaaaaaaaa"}, {}, "there is no AMI 'ami-0aaaaaaaaaaaaaaaa' in us-east-1"),
+        ({}, {"ami_parameter": "/my/ami"}, "there is no SSM parameter '/my/ami' in us-east-1"),
+        ({}, {"security_group": "closed"}, "there is no security group 'closed' in vpc-1 of us-east-1"),
+        ({}, {"subnet": "subnet-0aaaaaaaa"}, "there is no subnet 'subnet-0aaaaaaaa' in us-east-1"),
+    ],
+)
+def test_what_aws_does_not_have(world: World, options: dict[str, Any], settings: dict[str, str], message: str) -> None:
+    options = {"fallback": not options.get("zones", True), **options}
+    with pytest.raises(UsageError) as caught:
+        prepared(world, replace(SETTINGS, **settings), **options)
+    assert str(caught.value).startswith(message)
+    assert caught.value.hint
+    assert world.left == (0, 0, 0)
+
+
+def failed(world: World) -> RooflaunchError:
+    with pytest.raises(ToolError) as caught:
+        prepared(world)
+    assert caught.value.exit_code == ExitCode.TOOL
+    assert "\n" not in str(caught.value)
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "hint"),
+    [
+        ("RequestExpired", "the credentials for AWS have expired: ", "aws sso login"),
+        ("AuthFailure", "no usable credentials for AWS in us-east-1: ", "aws sso login"),
+        (
+            "UnauthorizedOperation",
+            "no permission for DescribeAvailabilityZones in ",
+            "ask the account's owner",
+        ),
+        ("OptInRequired", "this account cannot use us-east-1: OptInRequired: ", "enable the region"),
+        ("RequestTimeTooSkewed", "the clock of this machine is wrong", "set the clock"),
+        ("InvalidSignatureException", "no usable credentials for AWS in us-east-1: ", "aws sso login"),
+        ("InvalidParameter", "AWS refused describeAvailabilityZones: InvalidParameter: ", "launch doctor aws"),
+    ],
+)
+def test_refusals_of_a_look_up(world: World, code: str, message: str, hint: str) -> None:
+    world.fake.errors["DescribeAvailabilityZones"] = [AwsError(code)]
+    error = failed(world)
+    assert str(error).startswith(message)
+    assert error.hint.startswith(hint)
+
+
+def test_a_busy_server_is_asked_for_half_a_minute(world: World) -> None:
+    world.fake.outage = AwsError("RequestLimitExceeded", 503)
+    error = failed(world)
+    assert "answers that it is busy: RequestLimitExceeded" in str(error)
+    assert 15 < world.clock.slept_s <= 30
+
+
+def test_no_server(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENDPOINT_VARIABLE, "http://127.0.0.1:9")
+    error = failed(world)
+    assert str(error).startswith("EC2 cannot be reached at http://127.0.0.1:9: ")
+    assert error.hint == "start the server at this address, or unset AWS_ENDPOINT_URL"
+
+
+@pytest.mark.parametrize("code", ["InvalidSignatureException", "SignatureDoesNotMatch"])
+@pytest.mark.parametrize("message", ["Signature expired: 1 is now earlier than 2", "Signature not yet current: 2 is …"])
+def test_a_wrong_clock_by_its_message(world: World, code: str, message: str) -> None:
+    world.fake.errors["DescribeAvailabilityZones"] = [AwsError(code, 403, message)]
+    error = failed(world)
+    assert str(error) == f"the clock of this machine is wrong, so AWS refuses its requests: {message}"
+    assert error.hint.startswith("set the clock")
+
+
+@pytest.mark.parametrize("address", ["localhost:1", "foo"])
+def test_an_address_that_is_none(world: World, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv(ENDPOINT_VARIABLE, address)
+    with pytest.raises(UsageError) as caught:
+        prepared(world)
+    assert str(caught.value) == f"AWS_ENDPOINT_URL must be an address as http://HOST:PORT; got '{address}'"
+    assert caught.value.hint == "correct it, or unset AWS_ENDPOINT_URL"
+
+
+def test_no_credentials(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "absent")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    error = failed(world)
+    assert str(error) == "no usable credentials for AWS: Unable to locate credentials"
+    assert error.hint == "aws sso login, or aws configure"
+
+
+def test_a_profile_of_credentials_that_does_not_exist(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "missing")
+    assert str(failed(world)) == "no usable credentials for AWS: The config profile (missing) could not be found"
+
+
+def test_boto3_is_missing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    error = failed(world)
+    assert (str(error), error.hint) == ("the package boto3 is missing", "pip install 'rooflaunch[aws]'")

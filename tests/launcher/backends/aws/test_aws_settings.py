@@ -1,0 +1,104 @@
+"""Where `launch aws` finds its region, bucket and the rest."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.aws.settings import NAMES, RULES, Settings, resolve_settings
+from workload.contract.errors import UsageError
+from workload.contract.spec import OTHER_VARIABLES, resolve
+
+ACCOUNT = "111122223333"
+VALUES = {
+    "region": "eu-west-1",
+    "bucket": "other-bucket",
+    "repository": "registry:5000/trainer",
+    "instance_profile": "other-vm",
+    "schedule_role": "other-role",
+    "security_group": "sg-0123456789abcdef0",
+    "subnet": "subnet-0aaaaaaaaaaaaaaaa",
+    "ami_parameter": "/my/ami",
+}
+
+
+def resolved(
+    given: dict[str, str | None] | None = None, environment: dict[str, str] | None = None, folder: Path | None = None
+) -> tuple[Settings, dict[str, str]]:
+    settings, origins = resolve_settings(given or {}, environment or {}, folder, account=lambda _: ACCOUNT)
+    return settings, dict(origins)
+
+
+def test_everything_follows_from_account_and_region() -> None:
+    settings, origins = resolved()
+    assert settings == Settings(
+        region="us-east-1",
+        account=ACCOUNT,
+        bucket=f"rooflaunch-{ACCOUNT}-us-east-1",
+        repository=f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/rooflaunch/trainer",
+        instance_profile="rooflaunch-vm",
+        schedule_role="rooflaunch-schedule",
+        security_group="rooflaunch",
+    )
+    assert settings.schedule_role_arn == f"arn:aws:iam::{ACCOUNT}:role/rooflaunch-schedule"
+    assert set(origins.values()) == {"default"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_option_over_environment_over_config(tmp_path: Path, name: str) -> None:
+    example, value, variable = RULES[name][2], VALUES[name], f"ROOFLAUNCH_AWS_{name.upper()}"
+    (tmp_path / "rooflaunch.toml").write_text(f'[aws]\n{name} = "{example}"\n')
+
+    def found(given: dict[str, str | None], environment: dict[str, str]) -> tuple[str | None, str]:
+        settings, origins = resolved(given, environment, tmp_path)
+        return settings.to_json()[name], origins[name]
+
+    assert found({}, {}) == (example, "rooflaunch.toml")
+    assert found({}, {variable: value}) == (value, "environment")
+    assert found({name: example}, {variable: value}) == (example, "option")
+    assert variable in OTHER_VARIABLES
+    assert resolve({}, {variable: value}, tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", ["", "$(reboot)", "a\nb", "-v/:/host", "a'b", "x" * 4096, "a b"])
+def test_hostile_values_get_nowhere(name: str, value: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolved({name: value})
+    assert str(caught.value).startswith(f"{name.replace('_', ' ')} must be {RULES[name][1]}; got '")
+    assert caught.value.hint == f"--{name.replace('_', '-')} {RULES[name][2]}"
+
+
+@pytest.mark.parametrize(
+    ("environment", "region"),
+    [
+        ({"AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "us-west-2"}, "eu-west-1"),
+        ({"AWS_DEFAULT_REGION": "us-west-2"}, "us-west-2"),
+        ({"AWS_CONFIG_FILE": "config"}, "eu-north-1"),
+        ({"AWS_CONFIG_FILE": "config", "AWS_PROFILE": "work"}, "ap-south-1"),
+        ({"AWS_CONFIG_FILE": "config", "AWS_PROFILE": "missing"}, "us-east-1"),
+        ({"AWS_CONFIG_FILE": "config", "AWS_DEFAULT_PROFILE": "work", "AWS_PROFILE": "missing"}, "ap-south-1"),
+        ({"AWS_CONFIG_FILE": "~/config", "HOME": "."}, "eu-north-1"),
+        ({"AWS_CONFIG_FILE": "~/config", "HOME": "absent"}, "us-east-1"),
+        ({"AWS_CONFIG_FILE": "absent"}, "us-east-1"),
+    ],
+)
+def test_the_region_of_awss_own_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], region: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config").write_text("[default]\nregion = eu-north-1\n[profile work]\nregion = ap-south-1\n")
+    assert resolved({}, environment)[0].region == region
+
+
+@pytest.mark.parametrize("content", [b"region = eu-north-1\n", b"\xff\xfe"])
+def test_an_unreadable_configuration_of_aws(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "config"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="not readable"):
+        resolved({}, {"AWS_CONFIG_FILE": str(path)})
+
+
+def test_a_region_that_is_none() -> None:
+    with pytest.raises(UsageError) as caught:
+        resolved({}, {"AWS_REGION": "moon"})
+    assert str(caught.value) == "AWS configuration: region must be a region's name such as us-east-1; got 'moon'"

@@ -1,0 +1,144 @@
+"""Real runs of two ranks on a CPU: their one bundle, a rank that is slower, and ranks that are killed."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import until
+from workload.contract import bundle
+from workload.contract.errors import ExitCode
+from workload.contract.record import Status
+
+pytestmark = [
+    pytest.mark.world,
+    pytest.mark.slow,
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each rank needs a CPU"),
+]
+
+TINY = [*("--cpu", "--devices", "2", "--image-size", "32", "--batch-size", "2", "--warmup", "1"), "--no-ceilings"]
+# Python runs a module of this name when it starts. Sleeps stand for the work of a step, so that a busy machine changes
+# the ranks' relation little.
+SLOW_RANK = """
+import os, sys, time
+from importlib import abc, util
+
+class Finder(abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "workload.model.models":
+            return None
+        sys.meta_path.remove(self)
+        spec = util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            loss = module.loss
+
+            def slow(*arguments):
+                time.sleep({"0": 1.0, "1": 1.3}[os.environ["RANK"]])
+                return loss(*arguments)
+
+            module.loss = slow
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+if "RANK" in os.environ:
+    sys.meta_path.insert(0, Finder())
+"""
+
+
+def started(folder: Path, *words: str, **variables: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-P", "-m", "workload", "train", *TINY, *words, "-o", str(folder)]
+    environment = {**os.environ, **variables}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def process_of(rank: int, starter: int) -> int | None:
+    """Process id of a rank that `starter` has started; None if it is not there."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            variables = stat.with_name("environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if parent == starter and b"RANK=%d" % rank in variables:
+            return int(stat.parent.name)
+    return None
+
+
+def rows(folder: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") - 1 for path in folder.glob("*/steps.csv"))
+
+
+def test_two_ranks_write_one_bundle(tmp_path: Path) -> None:
+    process = started(tmp_path / "out", "--iterations", "6")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == ExitCode.DONE, err
+    found = bundle.read(Path(out.strip()))
+    names = {file.name for file in found.files}
+    assert {"steps.csv", "ranks/0/collectives.csv", "ranks/1/collectives.csv", "ranks/1/steps.csv"} <= names
+    record = found.record
+    assert (record.status, record.spec.devices, record.environment.device.threads) == (Status.COMPLETED, 2, 1)
+    ranks = record.ranks
+    assert ranks is not None
+    assert (ranks.number, ranks.backend, list(ranks.steps or ()), ranks.images) == (2, "gloo", [6, 6], 24)
+    assert record.timing.images == 12, "rank 0's, as in steps.csv"
+    assert ranks.images_per_s == pytest.approx(2 * (record.timing.images_per_s or 0))
+    assert all(seconds > 0 for seconds in ranks.exposed_s or ())
+
+
+def test_the_slower_rank_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_RANK)
+    process = started(tmp_path / "out", "--iterations", "8", PYTHONPATH=str(tmp_path))
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == ExitCode.DONE, err
+    ranks = bundle.read(Path(out.strip())).record.ranks
+    assert ranks is not None
+    assert ranks.slowest == 1, ranks
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_run_and_loses_no_step(tmp_path: Path, rank: int) -> None:
+    process = started(tmp_path / "out", "--iterations", "100000")
+    until(lambda: rows(tmp_path / "out") >= 8, within_s=300)
+    victim = process_of(rank, process.pid)
+    other = process_of(1 - rank, process.pid)
+    assert victim
+    assert other
+    written = rows(tmp_path / "out")
+    os.kill(victim, signal.SIGKILL)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == ExitCode.RUN_FAILED
+    assert err.count("error: ") == 1, err
+    assert f"rank {rank} was killed by SIGKILL" in err
+    assert not Path(f"/proc/{other}").exists()
+    (folder,) = (tmp_path / "out").iterdir()
+    found = bundle.read(folder)
+    assert found.record.status is Status.FAILED
+    assert len(found.steps()) >= written
+    assert found.record.ranks is not None
+    assert found.record.ranks.images
+
+
+def test_a_rank_killed_before_the_first_step(tmp_path: Path) -> None:
+    process = started(tmp_path / "out", "--iterations", "100000")
+    until(lambda: process_of(1, process.pid) is not None, within_s=300)
+    os.kill(process_of(1, process.pid) or 0, signal.SIGKILL)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == ExitCode.RUN_FAILED
+    assert "error: rank 1 was killed by SIGKILL" in err
+    assert bundle.read(Path(out.strip())).record.status is Status.FAILED
+
+
+def test_more_ranks_than_cpus(tmp_path: Path) -> None:
+    number = len(os.sched_getaffinity(0)) + 1
+    process = started(tmp_path / "out", "--devices", str(number))
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == ExitCode.USAGE
+    assert err.startswith("error: --devices must be at most the number of usable CPUs, ")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,153 @@
+"""Steps of all ranks of a run: the files that the ranks write, and their summary in run.json. Standard library only.
+
+A rank is one of the processes that train together, each on a device of its own. Rank 0 writes the bundle. Every rank
+writes its own times into the bundle's folder `ranks/N`, so that they are kept if a process is killed.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median, quantiles
+
+from workload.contract.fields import Number, Numbers, Share, Text
+
+# Folder in a bundle with a folder for each rank. Rank 0 has its steps in the bundle's own steps.csv.
+FOLDER = "ranks"
+STEPS, COLLECTIVES = "steps.csv", "collectives.csv"
+COLLECTIVE_COLUMNS = ("step", "hidden_s", "exposed_s")
+# Quartiles of fewer steps say nothing.
+LEAST_STEPS = 5
+# A smaller difference is not worth a search for its cause, even if it is certain.
+LEAST_SLOWER = 0.05
+MEASURED = "measured"
+TOO_FEW = f"fewer than {LEAST_STEPS} measured steps were completed by all ranks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Processes that trained together. Lists have a value for each rank, in order; times are medians of the steps.
+
+    `steps`: measured steps of each rank; `images`: of all ranks in the steps that every rank completed.
+    `images_per_s`: of all ranks. `own_s`: step and wait for data without `exposed_s`. `exposed_s`: time after the last
+    gradient was ready in which the rank only waited for collectives; `hidden_s`: time of collectives before that.
+    `slower_by`: how much longer than the others the rank with the longest `own_s` takes, as a share of their time;
+    `spread`: interquartile range of this share. `slowest`: that rank, if it is slower by more than the spread, else
+    None. `why`: why there is no comparison.
+    """
+
+    number: Number = None
+    backend: Text = None
+    steps: Numbers = None
+    images: Number = None
+    images_per_s: Number = None
+    own_s: Numbers = None
+    data_s: Numbers = None
+    hidden_s: Numbers = None
+    exposed_s: Numbers = None
+    slowest: Number = None
+    slower_by: Share = None
+    spread: Share = None
+    why: Text = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStep:
+    """A measured step of a rank, in seconds; names as in `Ranks`."""
+
+    own_s: float
+    data_s: float
+    hidden_s: float
+    exposed_s: float
+    images: int
+
+
+def backend_of(device: str | None) -> str:
+    """Library that does the collectives of ranks on this kind of device."""
+    return "nccl" if device == "cuda" else "gloo"
+
+
+def summary(folder: Path, *, device: str | None, measured_s: float | None) -> Ranks | None:
+    """Summary of the files that the ranks of the bundle `folder` have written so far; None for a run of one device.
+
+    `measured_s`: wall time of rank 0's measured steps, if known.
+    """
+    places = sorted(
+        (path for path in (folder / FOLDER).glob("[0-9]*") if path.is_dir()), key=lambda path: int(path.name)
+    )
+    if not places:
+        return None
+    known = summarized([_steps_of(folder, place) for place in places], measured_s)
+    return replace(known, backend=backend_of(device))
+
+
+def summarized(ranks: Sequence[Mapping[int, RankStep]], measured_s: float | None = None) -> Ranks:
+    """Summary of the measured steps of all ranks; `ranks`: steps by their number, for each rank."""
+    common = sorted(set(ranks[0]).intersection(*ranks[1:]))
+    images = sum(steps[number].images for steps in ranks for number in common)
+    # Of a run that was broken off, the wall time may cover a step more.
+    is_whole = bool(common) and len(common) == len(ranks[0])
+    known = Ranks(
+        number=len(ranks),
+        steps=[len(steps) for steps in ranks],
+        images=images,
+        images_per_s=images / measured_s if measured_s and is_whole else None,
+        why=TOO_FEW,
+    )
+    if len(common) < LEAST_STEPS:
+        return known
+    return _compared(known, [[steps[number] for number in common] for steps in ranks])
+
+
+def _compared(known: Ranks, ranks: Sequence[Sequence[RankStep]]) -> Ranks:
+    own_s = [median(step.own_s for step in steps) for steps in ranks]
+    slowest = max(range(len(ranks)), key=own_s.__getitem__)
+    others = [steps for rank, steps in enumerate(ranks) if rank != slowest]
+    # Ranks of one step are compared with each other, so that what slows all ranks does not count.
+    shares = [
+        step.own_s / usual - 1
+        for step, *beside in zip(ranks[slowest], *others, strict=True)
+        if (usual := median(other.own_s for other in beside)) > 0
+    ]
+    low, _, high = quantiles(shares, n=4, method="inclusive")
+    slower_by, spread = median(shares), high - low
+    return replace(
+        known,
+        own_s=own_s,
+        data_s=[median(step.data_s for step in steps) for steps in ranks],
+        hidden_s=[median(step.hidden_s for step in steps) for steps in ranks],
+        exposed_s=[median(step.exposed_s for step in steps) for steps in ranks],
+        why=None,
+        slowest=slowest if slower_by > max(spread, LEAST_SLOWER) else None,
+        slower_by=max(0.0, slower_by),
+        spread=spread,
+    )
+
+
+def _steps_of(folder: Path, place: Path) -> dict[int, RankStep]:
+    """Measured steps of a rank by number, without a step that was cut off by a kill."""
+    collectives = {row["step"]: row for row in _rows(place / COLLECTIVES)}
+    steps = _rows(folder / STEPS if place.name == "0" else place / STEPS)
+    found = {}
+    for row in steps:
+        beside = collectives.get(row.get("step", ""))
+        if beside is None or row["phase"] != MEASURED:
+            continue
+        data_s, exposed_s = float(row["data_s"]), float(beside["exposed_s"])
+        found[int(row["step"])] = RankStep(
+            own_s=max(0.0, float(row["step_s"]) + data_s - exposed_s),
+            data_s=data_s,
+            hidden_s=float(beside["hidden_s"]),
+            exposed_s=exposed_s,
+            images=int(row["images"]),
+        )
+    return found
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """Complete rows of a CSV file; none if it is absent."""
+    with suppress(FileNotFoundError), path.open(newline="", encoding="utf-8") as lines:
+        complete = (line for line in lines if line.endswith("\n"))
+        return [row for row in csv.DictReader(complete) if None not in row.values()]
+    return []

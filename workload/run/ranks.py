@@ -1,0 +1,257 @@
+"""Several ranks of our trainer: the process that starts them with torchrun's library, and the life of one rank.
+
+The starting process trains nothing. It waits for the ranks, names the one that failed first, and seals the bundle if
+rank 0 could not. `notes`: a folder for one run, in which rank 0 leaves the path of its bundle, and each rank its error.
+"""
+
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from workload import log
+from workload.contract import bundle
+from workload.contract.context import Context
+from workload.contract.errors import (
+    BundleError,
+    InterruptedRunError,
+    OutOfDeviceMemoryError,
+    RooflaunchError,
+    RunFailedError,
+    ToolError,
+    UsageError,
+)
+from workload.contract.interrupt import (
+    handled_by,
+    interruption,
+    interruption_deferred,
+    kill_family,
+    pending_interruption,
+    raise_if_interrupted,
+)
+from workload.contract.operating_system import SIGNALS
+from workload.contract.spec import Device, Resolved, RunSpec, arguments
+from workload.measure.timing import Timeline
+from workload.run import unfinished
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+# Option of `train`, for us only: this process is a rank, and leaves its notes in this folder.
+FLAG = "--rank-notes"
+BUNDLE_NOTE, ERROR_NOTE = "bundle", "error-{}.json"
+ERRORS = MappingProxyType(
+    {kind.__name__: kind for kind in (UsageError, ToolError, OutOfDeviceMemoryError, InterruptedRunError)}
+)
+# A rank that was told to end may hang in a collective, which no signal interrupts. torchrun kills after 30 s.
+END_LIMIT_S = 10.0
+PARENT_EVERY_S = 0.5
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+# --- the process that starts the ranks
+
+
+def start(resolved: Resolved, context: Context, output: Path) -> None:
+    """Run one configuration on several ranks, and wait for them. Raises the error of the rank that failed first."""
+    spec = resolved.spec
+    _require_devices(spec)
+    context = replace(context, spec_origin=context.spec_origin or dict(resolved.origin))
+    with tempfile.TemporaryDirectory() as folder:
+        notes = Path(folder)
+        words = ["train", *arguments(spec), "-o", str(output), FLAG, folder, "--context", context.to_argument()]
+        failure = _ended(spec.devices, words, notes)
+        if failure is None:
+            return
+        with interruption_deferred():
+            _seal(notes, spec, context, output, failure)
+    raise failure
+
+
+def _require_devices(spec: RunSpec) -> None:
+    """Raise `UsageError` if this machine has fewer devices than ranks are asked for."""
+    if os.name == "nt":
+        raise UsageError(
+            f"several devices need Linux or macOS; got --devices {spec.devices}", hint="leave --devices out, or use WSL"
+        )
+    import torch  # noqa: PLC0415 - takes seconds
+
+    from workload.environment import device  # noqa: PLC0415 - imports torch
+
+    chosen, wanted = device.choose(spec.device), spec.devices
+    replace(spec, device=chosen).checked()
+    gpus, cpus = torch.cuda.device_count() if chosen is Device.CUDA else 0, int(device.usable_cpus())
+    if chosen is Device.CUDA and gpus < wanted:
+        raise UsageError(
+            f"--devices must be at most the number of GPUs, {gpus}: two ranks cannot share a GPU; got {wanted}",
+            hint=f"--devices {gpus}, or --cpu" if gpus > 1 else "leave --devices out, or use --cpu",
+        )
+    if cpus < wanted:
+        raise UsageError(
+            f"--devices must be at most the number of usable CPUs, {cpus}: each rank needs one; got {wanted}",
+            hint=f"--devices {cpus}" if cpus > 1 else "leave --devices out",
+        )
+    if not torch.distributed.is_available() or (chosen is Device.CUDA and not torch.distributed.is_nccl_available()):
+        raise ToolError(
+            f"torch {torch.__version__} was built without the collectives for {chosen}",
+            hint="install another build of torch, or leave --devices out",
+        )
+
+
+def _ended(number: int, words: list[str], notes: Path) -> RooflaunchError | None:
+    """Run `number` ranks to their end; return the error that ended them, else None."""
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException  # noqa: PLC0415
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
+
+    # Its warnings and tables of errors would surround our two lines. Each of its loggers has a level of its own.
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # All ranks are on this machine, whose name may lead nowhere.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=number,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        logs_specs=DefaultLogsSpecs(log_dir=str(notes / "torchrun")),
+    )
+    try:
+        # torchrun sets handlers of its own.
+        with handled_by(signal.getsignal(signal.SIGTERM)):  # type: ignore[arg-type]
+            raise_if_interrupted()
+            elastic_launch(config, sys.executable)("-P", "-m", "workload", *words)
+    except SignalException as stopped:
+        return interruption(stopped.sigval)
+    except ChildFailedError as failed:
+        return pending_interruption() or _first_error(failed, notes)
+    except RooflaunchError as error:
+        return error
+    return None
+
+
+def _first_error(failed: "ChildFailedError", notes: Path) -> RooflaunchError:
+    """Error of the rank that failed first: the other ranks fail because they lose it."""
+    by_signal = {rank: -failure.exitcode for rank, failure in failed.failures.items() if failure.exitcode < 0}
+    # torchrun ends the other ranks with SIGTERM.
+    for rank, number in sorted(by_signal.items(), key=lambda item: (item[1] == signal.SIGTERM, item[0])):
+        return RunFailedError(
+            f"rank {rank} was killed by {signal.Signals(number).name}; the bundle keeps the steps so far",
+            hint="if `dmesg` shows that memory ran out, try a smaller --batch-size; else run again",
+        )
+    told = sorted((json.loads(path.read_text(encoding="utf-8")) for path in notes.glob("error-*.json")), key=_when)
+    if not told:
+        rank, failure = failed.get_first_failure()
+        return RunFailedError(f"rank {rank} ended with exit code {failure.exitcode}", hint="run again")
+    first = told[0]
+    return ERRORS.get(first["kind"], RunFailedError)(first["message"], hint=first["hint"])
+
+
+def _when(note: dict[str, float]) -> float:
+    return note["at_s"]
+
+
+def _seal(notes: Path, spec: RunSpec, context: Context, output: Path, failure: RooflaunchError) -> None:
+    """Seal the bundle of a run that failed; write one if rank 0 had not opened it, except after a user's mistake."""
+    status = unfinished.status_of(failure)
+    # A full disk has been reported by rank 0.
+    with suppress(BundleError, OSError):
+        if (notes / BUNDLE_NOTE).is_file():
+            folder = Path((notes / BUNDLE_NOTE).read_text(encoding="utf-8"))
+            unfinished.seal(folder, spec, context, status, str(failure))
+        elif not isinstance(failure, UsageError | ToolError | InterruptedRunError):
+            print(unfinished.write_new(output, spec, context, status, str(failure)), flush=True)
+
+
+# --- one rank
+
+
+def run(resolved: Resolved, context: Context, output: Path, timeline: Timeline, notes: Path) -> None:
+    """Train as one rank. Its error is left in `notes`, and raised again."""
+    rank = int(os.environ["RANK"])
+    _end_in_time()
+    if rank:
+        # Errors are in the notes, and rank 0 shows the progress.
+        log.LOGGER.handlers.clear()
+    try:
+        _train(resolved, context, output, timeline, notes)
+    except Exception as error:
+        failure = pending_interruption() or error
+        known = isinstance(failure, RooflaunchError)
+        note = {
+            "kind": type(failure).__name__,
+            "message": str(failure) if known else f"rank {rank} ended with a traceback: {failure}",
+            "hint": failure.hint if isinstance(failure, RooflaunchError) else "run again with --devices 1",
+            "at_s": time.time(),
+        }
+        with suppress(OSError):
+            (notes / ERROR_NOTE.format(rank)).write_text(json.dumps(note), encoding="utf-8")
+        raise
+
+
+def _train(resolved: Resolved, context: Context, output: Path, timeline: Timeline, notes: Path) -> None:
+    from workload.environment.host_sections import SectionsBeside  # noqa: PLC0415 - needs psutil
+
+    # The facts are collected while torch is imported.
+    beside = SectionsBeside()
+    from workload.run import train  # noqa: PLC0415 - imports torch, which takes seconds
+    from workload.run.group import Group  # noqa: PLC0415 - the same
+
+    timeline.enter("prepare")
+    job = train.prepare(resolved, context, int(os.environ["RANK"]))
+    raise_if_interrupted()
+    timeline.enter("environment")
+    group = Group.join(job.spec.device)
+    if group.rank:
+        folder = Path(group.shared(""))
+        with log.to_file(group.own_folder(folder) / bundle.LOG):
+            try:
+                train.follow(job, folder, timeline, group)
+            except Exception as error:
+                raise train.explain(error, job.spec) from error
+    else:
+        folder = bundle.create(output, job.run_id(timeline.started_at))
+        (notes / BUNDLE_NOTE).write_text(str(folder.absolute()), encoding="utf-8")
+        print(folder, flush=True)
+        group.shared(str(folder.absolute()))
+        with bundle.guarded_writes(folder), log.to_file(folder / bundle.LOG):
+            train.execute(job, folder, timeline, beside, group)
+    group.leave()
+
+
+def _end_in_time() -> None:
+    """End this rank soon after a signal, even from a call that no signal interrupts, and with its parent process."""
+    if sys.platform == "win32":
+        raise AssertionError("several devices are refused there")
+    parent = os.getppid()
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while True:
+            arrived = select.select([reading], [], [], PARENT_EVERY_S)[0]
+            if arrived and set(os.read(reading, 64)) & set(SIGNALS):
+                break
+            if os.getppid() != parent:
+                os.kill(os.getpid(), signal.SIGTERM)
+                break
+        time.sleep(END_LIMIT_S)
+        kill_family()
+
+    threading.Thread(target=watch, name="end of the rank", daemon=True).start()

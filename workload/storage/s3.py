@@ -1,0 +1,462 @@
+"""Access to S3: requests to one bucket, and conversion of botocore's errors to ours.
+
+boto3 is imported only inside functions. `store.py` has the interface of a store; `address.py` opens stores.
+
+A listing of S3 has neither checksums nor metadata: a checksum is a request of its own, and labels of bundles are read
+from their manifests. The version of an object is its ETag.
+"""
+
+import io
+import random
+import re
+import time
+import urllib.parse
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, suppress
+from functools import cache, partial
+from typing import Any, TypeVar
+
+from workload.contract.checksum import crc32c, crc32c_text
+from workload.contract.errors import RooflaunchError, ToolError
+from workload.storage.buckets import CloudBucket, Content, arrived_damaged, bounded, content_type, sent_damaged
+from workload.storage.s3_errors import (
+    CONFLICT,
+    GONE,
+    NOT_AS_EXPECTED,
+    NOTHING_DONE,
+    SERVICE,
+    THROTTLED,
+    error_code,
+    is_temporary,
+    translated,
+)
+from workload.storage.store import (
+    MAX_RECORD_BYTES,
+    BoundedSink,
+    Patience,
+    Sink,
+    StoredObject,
+    UnreachableError,
+    changed,
+    not_sealed,
+    within,
+)
+
+T = TypeVar("T")
+
+# Larger objects are sent in parts of this size: one part is held in memory, and sent again if the connection breaks.
+PART_BYTES = 8 << 20
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
+MAX_PARTS = 10_000
+# Number of attempts to upload an object in parts.
+ATTEMPTS = 5
+# Pauses between attempts double from the first to the longest.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
+BLOCK_BYTES = 1 << 16
+# First digits of statuses of HTTP.
+SUCCESS, REDIRECTION, REFUSAL = 2, 3, 4
+# Beginning of a page for people, such as that of a proxy which forbids an address.
+PAGE = re.compile(rb"\s*<(!doctype )?html", re.IGNORECASE)
+
+
+class Bucket(CloudBucket):
+    """A `Store` in a bucket of S3. `client_for`: returns botocore's client with given time limits.
+
+    `region`: the bucket's, as S3 names it in lists; empty before the first list, and if the server does not name it.
+    """
+
+    scheme = "s3"
+    region = ""
+
+    def __init__(self, client_for: Callable[[Patience], Any], name: str, patience: Patience, prefix: str = "") -> None:
+        super().__init__(name, patience, prefix)
+        self._client_for, self._client = client_for, client_for(patience)
+
+    def removal(self, name: str) -> str:
+        return f"aws s3 rm {'--recursive ' if name.endswith('/') else ''}{self.locate(name)}"
+
+    def with_patience(self, patience: Patience) -> "Bucket":
+        return Bucket(self._client_for, self.name, patience, self._prefix)
+
+    def require_answer(self, prefix: str) -> None:
+        """Request the name of one object, to learn whether the bucket answers.
+
+        Raises `UsageError` if the bucket does not exist or is in another region, `ToolError` without permission or an
+        answer. The request is repeated for longer if the server is overloaded than if it does not answer.
+        """
+        limits = self._patience
+        with self._translated():
+            self._ask(
+                partial(self._page, prefix, MaxKeys=1),
+                limit_s=limits.first_retry_s,
+                throttled_s=max(limits.first_retry_s, limits.first_answer_s - limits.first_retry_s),
+            )
+
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
+        for page in self._pages(prefix):
+            for row in page.get("Contents", ()):
+                name = str(_required(row, "Key")).removeprefix(self._prefix)
+                yield StoredObject(name=name, bytes=int(_required(row, "Size")), crc32c="", version=_version(row))
+
+    def folders(self, prefix: str) -> list[str]:
+        whole = self._prefix + prefix
+        found = (
+            _required(row, "Prefix")
+            for page in self._pages(prefix, Delimiter="/")
+            for row in page.get("CommonPrefixes", ())
+        )
+        return sorted(str(name).removeprefix(whole).rstrip("/") for name in found)
+
+    def read(self, name: str, *, most_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
+        """Content of a small object as stored, compared with its checksum; None if it does not exist.
+
+        Raises `TooLongError` if the object has more than `most_bytes`; at most `most_bytes` are held in memory.
+        """
+
+        def attempt() -> tuple[bytes, Any]:
+            content = io.BytesIO()
+            answer = self._client.get_object(Bucket=self.name, Key=self._prefix + name, ChecksumMode="ENABLED")
+            _pass_on(answer, BoundedSink(content, most_bytes, what=f"'{self._prefix}{name}' in {self}"))
+            return content.getvalue(), answer
+
+        with self._translated():
+            try:
+                content, answer = self._ask(attempt)
+            except Exception as error:
+                if error_code(error) in GONE:
+                    return None
+                raise
+            if _checksum(answer) not in (None, crc32c_text(crc32c(content))):
+                raise sent_damaged(self.name)
+            return content
+
+    def checksum(self, name: str) -> str | None:
+        """Current CRC-32C of an object; None if it does not exist.
+
+        The server knows it for objects that we stored. Others are read to the end.
+        """
+        with self._translated():
+            try:
+                answer = self._ask(
+                    lambda: self._client.head_object(Bucket=self.name, Key=self._prefix + name, ChecksumMode="ENABLED")
+                )
+            except Exception as error:
+                if error_code(error) in GONE:
+                    return None
+                raise
+        if (known := _checksum(answer)) is not None:
+            return known
+        sink = _Summing()
+        size = int(_required(answer, "ContentLength"))
+        self.download(StoredObject(name=name, bytes=size, crc32c="", version=_version(answer)), sink)
+        return crc32c_text(sink.crc)
+
+    def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
+        counted = _Counting(BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'"))
+
+        def attempt() -> None:
+            answer = self._client.get_object(
+                Bucket=self.name,
+                Key=self._prefix + listed.name,
+                IfMatch=_etag(listed.version),
+                **({"Range": f"bytes={first}-"} if (first := start + counted.count) else {}),
+            )
+            if _version(answer) != listed.version:
+                raise changed(listed)
+            _pass_on(answer, counted)
+
+        while start + counted.count < listed.bytes:  # an empty range is an error in HTTP
+            before = counted.count
+            try:
+                with self._translated():
+                    self._ask(attempt)
+            except UnreachableError:
+                if counted.count == before:
+                    raise
+            except RooflaunchError as error:
+                if error_code(error.__cause__) in {*GONE, *NOT_AS_EXPECTED, "InvalidRange", "416"}:
+                    raise changed(listed) from error
+                raise
+            else:
+                break
+
+    def _is_conflict(self, error: Exception) -> bool:
+        # An object to replace that is gone answers 404.
+        return error_code(error.__cause__) in {*NOT_AS_EXPECTED, "NoSuchKey"}
+
+    def _details(self, address: str) -> str:
+        return f"aws s3 ls {address}"
+
+    def _send(self, wanted: Content, unclear: list[Exception] | None) -> None:
+        """Send an object, in parts if it is large; start again if the server has lost or refused the parts."""
+        # S3 compares every part with the checksum that comes with it; we compare their sum with the sealed one.
+        condition: dict[str, str] = {}
+        if wanted.replaces is not None:
+            condition = {"IfMatch": _etag(wanted.replaces)} if wanted.replaces else {"IfNoneMatch": "*"}
+        with self._translated():
+            if wanted.bytes <= PART_BYTES:
+                self._send_whole(wanted, condition, unclear)
+                return
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    self._send_in_parts(wanted, condition)
+                except Exception as error:
+                    if error_code(error) not in {"NoSuchUpload", *CONFLICT} or attempt == ATTEMPTS:
+                        raise
+                else:
+                    return
+
+    def _send_whole(self, wanted: Content, condition: dict[str, str], unclear: list[Exception] | None) -> None:
+        wanted.source.seek(0)
+        content = wanted.source.read(wanted.bytes)
+        if crc32c_text(crc32c(content)) != wanted.crc32c:
+            raise not_sealed(wanted.name)
+        stored = self._ask(
+            lambda: self._client.put_object(
+                Bucket=self.name,
+                Key=wanted.name,
+                Body=content,
+                ContentType=content_type(wanted.name),
+                ChecksumAlgorithm="CRC32C",
+                ChecksumCRC32C=wanted.crc32c,
+                **condition,
+            ),
+            unclear=unclear,
+        )
+        self._require_stored(wanted, stored)
+
+    def _send_in_parts(self, wanted: Content, condition: dict[str, str]) -> None:
+        where = {"Bucket": self.name, "Key": wanted.name}
+        kind = {"ChecksumAlgorithm": "CRC32C", "ChecksumType": "FULL_OBJECT"}
+        begun = self._ask(
+            lambda: self._client.create_multipart_upload(**where, **kind, ContentType=content_type(wanted.name))
+        )
+        where["UploadId"] = _required(begun, "UploadId")
+        unclear: list[Exception] = []
+        try:
+            parts = self._send_parts(wanted, where)
+            stored = self._ask(
+                lambda: self._client.complete_multipart_upload(
+                    **where,
+                    MultipartUpload={"Parts": parts},
+                    ChecksumCRC32C=wanted.crc32c,
+                    ChecksumType=kind["ChecksumType"],
+                    **condition,
+                ),
+                unclear=unclear,
+                # API_CompleteMultipartUpload.html: after a conflict the parts must be sent again.
+                lasting=CONFLICT,
+            )
+        except BaseException as error:
+            # A lost answer: the upload has ended because the object is stored.
+            name = wanted.name.removeprefix(self._prefix)
+            if unclear and error_code(error) == "NoSuchUpload" and self.checksum(name) == wanted.crc32c:
+                return
+            # Parts of a broken upload cost money until they are removed. A rule of the bucket removes what stays here.
+            with suppress(Exception):
+                self._client.abort_multipart_upload(**where)
+            raise
+        self._require_stored(wanted, stored)
+
+    def _send_parts(self, wanted: Content, where: dict[str, Any]) -> list[dict[str, Any]]:
+        """Send the parts; return their numbers, tags and checksums. Raises `BundleError` if the file has changed."""
+        wanted.source.seek(0)
+        size, whole = max(PART_BYTES, -(-wanted.bytes // MAX_PARTS)), 0
+        parts: list[dict[str, Any]] = []
+        for start in range(0, wanted.bytes, size):
+            block = wanted.source.read(min(size, wanted.bytes - start))
+            whole = crc32c(block, whole)
+            part = {"PartNumber": len(parts) + 1, "ChecksumCRC32C": crc32c_text(crc32c(block))}
+            send = partial(self._client.upload_part, **where, **part, Body=block, ChecksumAlgorithm="CRC32C")
+            parts.append(part | {"ETag": _required(self._ask(send), "ETag")})
+        if crc32c_text(whole) != wanted.crc32c:
+            raise not_sealed(wanted.name)
+        return parts
+
+    def _require_stored(self, wanted: Content, answer: Any) -> None:
+        _required(answer, "ETag")
+        if _checksum(answer) not in (None, wanted.crc32c):
+            raise arrived_damaged(wanted.name, self.name)
+
+    def _pages(self, prefix: str, **options: Any) -> Iterator[Any]:
+        """Pages of the list of all objects below `prefix`."""
+        token: dict[str, str] = {}
+        with self._translated():
+            while True:
+                page = self._ask(partial(self._page, prefix, **options, **token))
+                yield page
+                if not page.get("IsTruncated"):
+                    return
+                following = {"ContinuationToken": page.get("NextContinuationToken", "")}
+                if following == token:
+                    raise SERVICE.foreign()  # it would repeat this page for ever
+                token = following
+
+    def _page(self, prefix: str, **options: Any) -> Any:
+        page = self._client.list_objects_v2(Bucket=self.name, Prefix=self._prefix + prefix, **options)
+        _required(page, "Name")
+        self.region = str(page["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region", ""))
+        return page
+
+    def _ask(
+        self,
+        work: Callable[[], T],
+        *,
+        limit_s: float | None = None,
+        throttled_s: float | None = None,
+        unclear: list[Exception] | None = None,
+        lasting: Collection[str] = (),
+    ) -> T:
+        """Return `work()`, repeated after temporary errors for `limit_s` seconds, or `throttled_s` if overloaded.
+
+        `unclear`: gets the errors after which the server may have done the work. `lasting`: codes of errors that are
+        not temporary for this work.
+        """
+        began_s, pause_s = time.monotonic(), FIRST_PAUSE_S
+        limit_s = self._patience.retry_s if limit_s is None else limit_s
+        while True:
+            try:
+                return work()
+            except Exception as error:
+                code = error_code(error)
+                if code in lasting or not is_temporary(error):
+                    raise
+                end_s = began_s + (throttled_s if throttled_s is not None and code in THROTTLED else limit_s)
+                # A part of the pause is random, so that a hundred machines do not repeat at the same moment.
+                wanted_s = pause_s * (0.5 + random.random() / 2)  # noqa: S311 - no secret
+                if time.monotonic() + wanted_s > end_s:
+                    raise
+                if unclear is not None and code not in NOTHING_DONE:
+                    unclear.append(error)
+            time.sleep(wanted_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    def _translated(self) -> Any:
+        return translated(self.name, self._patience)
+
+
+def connect(name: str, *, prefix: str, root: str = "", jobs: int = 1, patience: Patience | None = None) -> Bucket:
+    """Open the part of a bucket below `root`, after it has answered a request for names that start with `prefix`.
+
+    `jobs`: number of requests that may run at a time. Raises `ToolError` (no package, no credentials, no permission, no
+    answer) or `UsageError` (no such bucket, or another region).
+    """
+    limits = patience or Patience()
+
+    def ask() -> Bucket:
+        bucket = Bucket(clients(jobs), name, limits, root)
+        bucket.require_answer(prefix)
+        return bucket
+
+    try:
+        import boto3  # noqa: F401, PLC0415 - takes 0.2 s
+    except ModuleNotFoundError as error:
+        raise ToolError("the package boto3 is missing", hint="pip install 'rooflaunch[aws]'") from error
+    with translated(name, limits):
+        return within(limits.first_answer_s, ask)
+
+
+def clients(jobs: int) -> Callable[[Patience], Any]:
+    """Function that returns the client with given time limits; it is made once, with the credentials of one session.
+
+    `jobs`: number of connections that are kept open.
+    """
+    import boto3  # noqa: PLC0415 - see the module
+    from botocore.config import Config  # noqa: PLC0415
+
+    session = boto3.session.Session()
+
+    @cache
+    def client(connect_s: float, read_s: float) -> Any:
+        made = session.client(
+            "s3",
+            config=Config(
+                connect_timeout=connect_s,
+                read_timeout=read_s,
+                max_pool_connections=jobs,
+                # `Bucket` repeats requests itself, because it has a time limit and no number of attempts.
+                retries={"mode": "standard", "total_max_attempts": 1},
+                response_checksum_validation="when_required",
+            ),
+        )
+        _bound_answers(made._endpoint.http_session)  # noqa: SLF001 - no public way
+        return made
+
+    return lambda patience: client(patience.connect_s, patience.read_s)
+
+
+def _bound_answers(session: Any) -> None:
+    """Have `session` refuse answers with more than `MAX_ANSWER_BYTES`; contents of objects are streamed without limit.
+
+    A redirection that does not come from S3 is refused as well: botocore would ask for the bucket's region without end.
+    """
+    send = session.send
+
+    def bounded_send(request: Any) -> Any:
+        is_content, request.stream_output = request.stream_output, True
+        answer = send(request)
+        kind, headers = answer.status_code // 100, answer.headers
+        if kind == REDIRECTION and not {"x-amz-bucket-region", "x-amz-request-id"} & {name.lower() for name in headers}:
+            raise SERVICE.foreign()
+        if not is_content or kind != SUCCESS:  # botocore reads the text of an error
+            content = bounded(answer.raw.stream(BLOCK_BYTES))
+            if content is None or (kind == REFUSAL and PAGE.match(content)):
+                answer.raw.close()
+                raise SERVICE.foreign()
+            answer._content = content  # noqa: SLF001 - read by its property `content`
+        return answer
+
+    session.send = bounded_send
+
+
+class _Counting:
+    """Sink that counts the bytes which it passes on."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink, self.count = sink, 0
+
+    def write(self, data: bytes, /) -> int:
+        written = self._sink.write(data)
+        self.count += len(data)
+        return written
+
+
+class _Summing:
+    """Sink that keeps only the checksum."""
+
+    crc = 0
+
+    def write(self, data: bytes, /) -> int:
+        self.crc = crc32c(data, self.crc)
+        return len(data)
+
+
+def _pass_on(answer: Any, sink: Sink) -> None:
+    """Write the content of an object to `sink`."""
+    with closing(answer["Body"]) as body:
+        _required(answer, "ETag")
+        for block in body.iter_chunks(BLOCK_BYTES):
+            sink.write(block)
+
+
+def _required(answer: Any, name: str) -> Any:
+    """A field that every answer of S3 has. A log-in page of a network lacks it: HTML may be valid XML."""
+    if name not in answer:
+        raise SERVICE.foreign()
+    return answer[name]
+
+
+def _version(row: Any) -> str:
+    """Version of an object: its ETag without quotes, as text that may be a part of a file's name."""
+    return urllib.parse.quote(str(row.get("ETag", "")).strip('"'), safe="")
+
+
+def _etag(version: str) -> str:
+    return f'"{urllib.parse.unquote(version)}"'
+
+
+def _checksum(answer: Any) -> str | None:
+    """CRC-32C in an answer. That of an object in parts may be a checksum of checksums: `value-3`."""
+    found = answer.get("ChecksumCRC32C")
+    is_whole = answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
+    return str(found) if found and is_whole and "-" not in found else None
