@@ -35,6 +35,7 @@ Examples:
   launch status
   launch status 3fa9c1
   launch status --all --format json
+  launch status --backend aws
 """
 LOGS_EXAMPLES = """\b
 Examples:
@@ -52,7 +53,9 @@ Examples:
   launch reap --dry-run
   launch reap
 """
-BACKEND_HELP = "backend of the launches (default: the backend of the other options or of rooflaunch.toml, else gcp)"
+BACKEND_HELP = (
+    "backend of the launches (default: that of the other options, of a table such as [aws] in rooflaunch.toml, or gcp)"
+)
 RUN_HELP = (
     "the launch's name, or its beginning or end if unique (for example the last 6 characters), or one of its runs"
 )

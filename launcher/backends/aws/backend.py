@@ -42,7 +42,7 @@ class ElasticCompute:
         """Settings for region and bucket. Raises `UsageError` for a name that AWS does not allow, or an unknown GPU."""
         if options is not None:
             gpus.require(options.gpu)
-        given = {"region": where.region, "bucket": where.bucket, **(options.settings if options else {})}
+        given = vars(where) | (vars(options) if options else {})
         account = (lambda _: ANY_ACCOUNT) if offline else (lambda region: self.ec2(region).account())
         return resolve_settings(given, os.environ, Path.cwd(), account=account)[0]
 

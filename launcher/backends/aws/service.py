@@ -14,10 +14,11 @@ from functools import cache
 from typing import Any
 
 from launcher.backends.aws import resources
-from launcher.backends.aws.refusals import DeniedError, RefusedError, Service, is_temporary, translated
+from launcher.backends.aws.refusals import DeniedError, RefusedError, is_temporary, service_in, translated
 from launcher.backends.aws.resources import LABEL, LABEL_VALUE, NAME_TAG, Ami, Instance, Volume
-from launcher.backends.cloud_requests import CloudClock, repeated
+from launcher.backends.cloud_requests import CloudClock
 from workload.contract.errors import ToolError, UsageError
+from workload.storage.buckets import repeated
 
 # Limits for one request, and for repeating a failing request. RunInstances may take longer than a look-up.
 ANSWER_S, CONNECT_S, RETRY_S = 20.0, 5.0, 30.0
@@ -50,7 +51,7 @@ class Ec2:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.region = region
-        self.service = Service(region=region)
+        self.service = service_in(region)
         self.calls: Counter[str] = Counter()
         self._sleep, self._monotonic = sleep, monotonic
         self._clock = CloudClock(monotonic)
@@ -243,10 +244,7 @@ class Ec2:
         filters = [{"Name": "group-name", "Values": [name]}, {"Name": "vpc-id", "Values": [network]}]
         answer = self._ask("ec2", "describe_security_groups", Filters=filters)
         if not answer["SecurityGroups"]:
-            raise UsageError(
-                f"there is no security group '{name}' in {network} of {self.region}",
-                hint="make it with infra/aws/, or name another one with --security-group",
-            )
+            raise _unusable(f"there is no security group '{name}' in {network} of {self.region}", "--security-group")
         return str(answer["SecurityGroups"][0]["GroupId"])
 
     def zone_of_subnet(self, subnet: str) -> str:
@@ -265,17 +263,16 @@ class Ec2:
         roles = answer["InstanceProfile"]["Roles"] if answer else []
         if not roles:
             what = f"the instance profile '{name}' has no role" if answer else f"there is no instance profile '{name}'"
-            raise UsageError(what, hint="make it with infra/aws/, or name another one with --instance-profile")
+            raise _unusable(what, "--instance-profile")
         return str(roles[0]["RoleName"])
 
     def schedule_role(self, name: str) -> str:
         """ARN of a role that schedules can use. Raises `UsageError` if there is none, or if it trusts others only."""
         answer = self._ask("iam", "get_role", missing="NoSuchEntity", RoleName=name)
-        hint = "make it with infra/aws/, or name another one with --schedule-role"
         if answer is None:
-            raise UsageError(f"there is no role '{name}'", hint=hint)
+            raise _unusable(f"there is no role '{name}'", "--schedule-role")
         if "scheduler." not in str(answer["Role"].get("AssumeRolePolicyDocument")):
-            raise UsageError(f"role '{name}' does not trust EventBridge Scheduler", hint=hint)
+            raise _unusable(f"role '{name}' does not trust EventBridge Scheduler", "--schedule-role")
         return str(answer["Role"]["Arn"])
 
     def repository(self, name: str) -> str:
@@ -283,10 +280,7 @@ class Ec2:
         missing = "RepositoryNotFoundException"
         answer = self._ask("ecr", "describe_repositories", missing=missing, repositoryNames=[name])
         if answer is None:
-            raise UsageError(
-                f"there is no repository '{name}' in {self.region}",
-                hint="make it with infra/aws/, or name another one with --repository",
-            )
+            raise _unusable(f"there is no repository '{name}' in {self.region}", "--repository")
         return str(answer["repositories"][0]["repositoryUri"])
 
     def account(self) -> str:
@@ -329,7 +323,7 @@ class Ec2:
             import boto3  # noqa: F401, PLC0415 - see the module
         except ModuleNotFoundError as error:
             raise ToolError("the package boto3 is missing", hint="pip install 'rooflaunch[aws]'") from error
-        return translated(self.service)
+        return translated(self.service, self.region)
 
     def _client(self, kind: str) -> Any:
         from botocore.config import Config  # noqa: PLC0415 - see the module
@@ -366,6 +360,11 @@ def _descriptions() -> Any:
     from botocore.loaders import create_loader  # noqa: PLC0415 - see the module
 
     return create_loader()
+
+
+def _unusable(message: str, option: str) -> UsageError:
+    """Error for something that infra/aws/ makes, and that is missing or wrong. `option`: names another one."""
+    return UsageError(message, hint=f"make it with infra/aws/, or name another one with {option}")
 
 
 def schedule_name(instance_id: str) -> str:
