@@ -192,14 +192,15 @@ class RentedPlan:
         )
         return replace(self, request=request)
 
-    def facts(self) -> dict[str, Any]:
-        """Fields that the JSON objects of all clouds' plans have."""
+    def facts(self, **image: Any) -> dict[str, Any]:
+        """Fields that the JSON objects of all clouds' plans have. `image`: field for what the machine boots."""
         zone = self.zones[0]
         price = self.price(zone)
         return {
             "name": self.name,
             "gpu": self.gpu.name,
             "machine_type": self.machine.name,
+            **image,
             "spot": self.options.spot,
             "zones": list(self.zones),
             "zone": zone,
@@ -208,6 +209,7 @@ class RentedPlan:
             "expected_usd": self.expected_usd(zone),
             "limit_s": self.limit_s,
             "max_usd": self.highest_usd,
+            "regions_without_price": self.regions_without_price,
             "settings": asdict(self.settings),
             "notes": list(self.notes),
         }
@@ -418,7 +420,7 @@ class Draft:
             zones=list(zones),
             spot=self.options.spot,
             prices={region: asdict(price) for region, price in known.items()},
-            options={**more, "flavour": self.flavour},
+            options=dict(more),
             task=self.task.to_json(self.spec) if self.task else {},
         )
 

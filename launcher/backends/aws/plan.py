@@ -193,11 +193,7 @@ class InstancePlan(RentedPlan):
 
     def to_json(self) -> dict[str, Any]:
         """The plan as a JSON object, for `--dry-run --format json`. Key `run_instances`: request for the first zone."""
-        return {
-            **self.facts(),
-            "ami": self.ami.id if self.ami else None,
-            "run_instances": self.body(self.zones[0]),
-        }
+        return {**self.facts(ami=self.ami.id if self.ami else None), "run_instances": self.body(self.zones[0])}
 
 
 def make_plan(
@@ -226,7 +222,7 @@ def make_plan(
     known = _known_price(draft, settings.region, now)
     if options.max_cost_usd is not None and not known:
         raise needs_price(options, CLOUD, f"in {settings.region}")
-    more = {"region": settings.region, "ami": options.ami}
+    more = {"region": settings.region, "flavour": draft.flavour, "ami": options.ami}
     plan = InstancePlan(
         request=draft.request(now, token, image=image, bucket=settings.bucket, zones=zones, known=known, more=more),
         settings=settings,

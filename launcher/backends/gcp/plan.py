@@ -68,6 +68,7 @@ def make_plan(
         zones = tuple(zone for zone in zones if region_of(zone) in known)
     more = {
         "project": settings.project,
+        "flavour": draft.flavour,
         "vm_image": images[0].path,
         "driver": str(driver),
         "secure_boot": bool(options.secure_boot),

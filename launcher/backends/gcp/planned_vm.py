@@ -159,12 +159,7 @@ class VmPlan(RentedPlan):
 
     def to_json(self) -> dict[str, Any]:
         """The plan as a JSON object, for `--dry-run --format json`. Key `insert`: the request for the first zone."""
-        return {
-            **self.facts(),
-            "vm_images": [image.path for image in self.vm_images],
-            "regions_without_price": self.regions_without_price,
-            "insert": self.shown_body(),
-        }
+        return {**self.facts(vm_images=[image.path for image in self.vm_images]), "insert": self.shown_body()}
 
     def shown_body(self) -> dict[str, Any]:
         """Body of the insert for the first zone, with a placeholder as its request id."""
