@@ -378,13 +378,16 @@ class Draft:
         """Flavour of the image for these runs."""
         return self.gpu.flavour if self.uses_gpu else CPU_FLAVOUR
 
-    def listed_price(self, region: str, disk_type: str, address: AddressPrice) -> Price | None:
-        """Price of VM, disk and address in one region by our table; None if the table lacks VM or disk."""
+    def price(self, region: str, disk_type: str, address: AddressPrice, *, today: Price | None = None) -> Price | None:
+        """Price of VM, disk and address in one region by our table; None if the table lacks VM or disk.
+
+        `today`: the cloud's own price of the VM, which counts instead, without a disk if the table lacks the disk.
+        """
         spot = self.options.spot
-        vm = self.gpu.price(self.machine.name, gpus=self.count, region=region, spot=spot)
+        vm = today or self.gpu.price(self.machine.name, gpus=self.count, region=region, spot=spot)
         disk = prices.load().disk_usd_per_gb_month(disk_type, region)
         if vm is None or disk is None:
-            return None
+            return today
         return replace(
             vm,
             disk_usd_per_h=prices.disk_usd_per_h(disk, self.options.disk_gb),

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -205,13 +205,15 @@ def make_plan(
     now: datetime,
     token: str,
     task: Task | None = None,
+    spot_price: Callable[[str, Sequence[str]], Price | None] | None = None,
     notes: Sequence[str] = (),
 ) -> InstancePlan:
     """Plan of `launch aws`. Reads only this program's own tables and the instance's start-up programs.
 
     `task`: runs of a sweep, which replace the run of `resolved`. `image`: reference with a digest, except in a dry run.
-    `token`: 6 hex digits that make the name unique. Raises `UsageError` for a run that an instance cannot do or options
-    that do not fit the GPU.
+    `token`: 6 hex digits that make the name unique. `spot_price`: today's price of a machine type in the dearest of
+    some zones, if AWS may be asked. Raises `UsageError` for a run that an instance cannot do or options that do not fit
+    the GPU.
     """
     gpu = gpus.require(options.gpu)
     gpus.refuse_machine_type(options.machine_type, gpu)
@@ -219,9 +221,8 @@ def make_plan(
         raise UsageError(f"--ami must be the id of an AMI; got '{shown(options.ami)}'", hint="--ami ami-ID")
     draft = draft_of(CLOUD, gpu, options, resolved, task)
     zones = _zone_order(gpu, options, settings.region)
-    known = _known_price(draft, settings.region, now)
-    if options.max_cost_usd is not None and not known:
-        raise needs_price(options, CLOUD, f"in {settings.region}")
+    today = spot_price(draft.machine.name, zones) if spot_price else None
+    known = _known_price(draft, settings.region, now, today)
     more = {"region": settings.region, "flavour": draft.flavour, "ami": options.ami}
     plan = InstancePlan(
         request=draft.request(now, token, image=image, bucket=settings.bucket, zones=zones, known=known, more=more),
@@ -264,10 +265,15 @@ def _zone_order(gpu: GpuOffer, options: Options, region: str) -> tuple[str, ...]
     return (*named_zones, *(zone for zone in there if zone not in named_zones))
 
 
-def _known_price(draft: Draft, region: str, now: datetime) -> Mapping[str, Price]:
-    """Price of VM, disk and address by the first part of zone ids, from the user or the table; {} if unknown."""
-    own = draft.options.usd_per_h
-    price = draft.listed_price(region, DISK_TYPE, prices.load().aws_address) if own is None else own_price(own, now)
+def _known_price(draft: Draft, region: str, now: datetime, today: Price | None) -> Mapping[str, Price]:
+    """Price of VM, disk and address by the first part of zone ids, from user, AWS or table; {} if unknown.
+
+    Raises `UsageError` for `--max-cost` without a price, or without that of the disk.
+    """
+    own, address = draft.options.usd_per_h, prices.load().aws_address
+    price = draft.price(region, DISK_TYPE, address, today=today) if own is None else own_price(own, now)
+    if draft.options.max_cost_usd is not None and (price is None or price.disk_usd_per_h is None):
+        raise needs_price(draft.options, CLOUD, f"with its disk in {region}")
     return {gpus.region_code(region): price} if price else {}
 
 

@@ -4,6 +4,7 @@ boto3 is imported inside functions only. Its own retries are turned off, since i
 that is not free; requests that may be repeated are repeated here, within a limit.
 """
 
+import math
 import re
 import threading
 import time
@@ -17,12 +18,14 @@ from launcher.backends.aws import resources
 from launcher.backends.aws.refusals import DeniedError, RefusedError, is_temporary, service_in, translated
 from launcher.backends.aws.resources import LABEL, LABEL_VALUE, NAME_TAG, Ami, Instance, Volume
 from launcher.backends.cloud_requests import CloudClock
+from launcher.protocol.records import Price
 from workload.contract.errors import ToolError, UsageError
+from workload.contract.text import counted
 from workload.storage.buckets import repeated
 
 # Limits for one request, and for repeating a failing request. RunInstances may take longer than a look-up.
 ANSWER_S, CONNECT_S, RETRY_S = 20.0, 5.0, 30.0
-QUOTA_RETRY_S = 5.0
+QUICK_RETRY_S = 5.0
 CONNECTIONS = 32
 # AWS's own images, with driver, Docker and NVIDIA's container toolkit. Their guide prints the second name.
 AMI_PARAMETERS = tuple(
@@ -181,11 +184,28 @@ class Ec2:
         pages = self._pages("ec2", "describe_instance_type_offerings", LocationType=where, Filters=filters)
         return sorted(str(item["Location"]) for page in pages for item in page["InstanceTypeOfferings"])
 
+    def spot_price(self, machine_type: str, zones: Sequence[str]) -> Price | None:
+        """Highest price of a spot instance in these zones (ids or names) now, alone; None if EC2 knows none."""
+        ids, now = self.zone_ids(), datetime.fromtimestamp(self.now_s(), UTC)
+        wanted = {ids.get(zone, zone) for zone in zones}
+        asked = {"InstanceTypes": [machine_type], "ProductDescriptions": ["Linux/UNIX"], "StartTime": now}
+        pages = self._pages("ec2", "describe_spot_price_history", retry_s=QUICK_RETRY_S, **asked)
+        told = [item for page in pages for item in page["SpotPriceHistory"]]
+        # The last price of a zone is the one in effect.
+        in_order = sorted(told, key=lambda item: item["Timestamp"])
+        newest = {resources.zone_id(item, ids): float(item["SpotPrice"]) for item in in_order}
+        known = {zone: usd for zone, usd in newest.items() if zone in wanted and 0 < usd < math.inf}
+        if not known:
+            return None
+        dearest = max(known, key=lambda zone: known[zone])
+        source = f"EC2's spot price in {dearest}, the highest of {counted(len(known), 'zone')}"
+        return Price(usd_per_h=known[dearest], source=source, read=f"{now:%Y-%m-%d}")
+
     def quota(self, code: str) -> float | None:
         """Quota of EC2 in vCPUs; None if AWS does not tell. The account's own value, else AWS's default."""
         for method in ("get_service_quota", "get_aws_default_service_quota"):
             try:
-                answer = self._ask("service-quotas", method, retry_s=QUOTA_RETRY_S, ServiceCode="ec2", QuotaCode=code)
+                answer = self._ask("service-quotas", method, retry_s=QUICK_RETRY_S, ServiceCode="ec2", QuotaCode=code)
             except ToolError:
                 continue  # the request for the instance tells it too
             return float(answer["Quota"]["Value"])

@@ -267,7 +267,7 @@ def _known_prices(
     address = prices.load().address
     listed = {
         region: (price_list and price_list.price(gpu, draft.machine, draft.count, region, options))
-        or draft.listed_price(region, gpu.disk_type, address)
+        or draft.price(region, gpu.disk_type, address)
         for region in regions
     }
     return {region: price for region, price in listed.items() if price}
