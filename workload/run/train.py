@@ -102,7 +102,7 @@ def prepare(resolved: Resolved, context: Context, output: Path, rank: int = 0) -
     source = data.open_source(spec, rank)
     assert spec.image_size is not None
     assert spec.batch_size is not None
-    counted = {
+    counted: dict[str, Any] = {
         "model": spec.model,
         "num_classes": source.classes,
         "image_size": spec.image_size,
