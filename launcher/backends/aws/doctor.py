@@ -24,8 +24,9 @@ def examine(
 ) -> Iterator[Check]:
     """Checks of `launch doctor aws`. The account is first: if it cannot be read, the other checks are left out."""
     try:
-        own = resolve_settings(vars(where), os.environ, Path.cwd(), account=lambda region: ec2(region).account())
-        settings = own[0]
+        settings, _ = resolve_settings(
+            vars(where), os.environ, Path.cwd(), account=lambda region: ec2(region).account()
+        )
         client = ec2(settings.region)
         zones = sorted(client.zone_ids().values())
     except RooflaunchError as error:

@@ -14,10 +14,13 @@ from launcher.backends.aws.service import AMI_PARAMETERS
 from launcher.protocol.backend import Job
 from tests.launcher.backends.aws.aws_world import GROUP, IMAGE, NOW, SETTINGS, World, plan_of
 from tests.launcher.backends.aws.fake_aws import ACCOUNT, AMI, AwsError
-from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
+from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, ToolError, UsageError
 from workload.contract.spec import resolve
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
+
+
+QUOTA = {False: ("L-DB2E81BA", "on demand"), True: ("L-3819A6DF", "spot")}
 
 
 class Registry:
@@ -157,6 +160,27 @@ def test_without_a_spot_price_of_now_the_table_counts(world: World) -> None:
     assert plan.price("use1-az4").usd_per_h == 0.216  # type: ignore[union-attr]
     told = "the spot price is not that of today: no permission for DescribeSpotPriceHistory in us-east-1: "
     assert [note for note in plan.notes if note.startswith(told)]
+
+
+@pytest.mark.parametrize("spot", QUOTA)
+def test_the_quota_is_asked_before_an_image_is_built(world: World, spot: bool) -> None:
+    """A new account has none, and building and pushing an image takes minutes."""
+    code, market = QUOTA[spot]
+    world.fake.quotas[code] = 3.0
+    with pytest.raises(NoCapacityError) as caught:
+        prepared(world, spot=spot)
+    assert str(caught.value) == f"the quota of us-east-1 for G and VT ({market}) is 3 vCPUs; g4dn.xlarge has 4"
+    assert caught.value.hint == (
+        "ask for more: aws service-quotas request-service-quota-increase --service-code ec2 "
+        f"--quota-code {code} --desired-value 4 --region us-east-1; or another --region"
+    )
+    world.fake.quotas[code] = 4.0
+    assert prepared(world, spot=spot).notes == plan_of(spot=spot).notes
+
+
+def test_a_quota_that_aws_does_not_report_is_a_note(world: World) -> None:
+    del world.fake.quotas["L-3819A6DF"]
+    assert "AWS does not report the quota L-3819A6DF" in prepared(world, spot=True).notes
 
 
 def failed(world: World) -> RooflaunchError:
