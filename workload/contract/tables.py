@@ -144,7 +144,8 @@ def plain(value: Any, form: TableFormat, *, rows_of: str = "") -> str:
 
 def _flat(value: Mapping[str, Any] | Sequence[Any], before: str = "") -> Iterator[tuple[str, Any]]:
     """Paths of all plain values and their values. A list without objects is one value."""
-    for name, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+    for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+        name = printable(str(key))
         has_objects = isinstance(each, list | tuple) and any(isinstance(item, Mapping) for item in each)
         if has_objects or isinstance(each, Mapping):
             yield from _flat(each, f"{before}{name}.")
