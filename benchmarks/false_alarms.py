@@ -318,29 +318,30 @@ PAGE_FILE = Path(__file__).parents[1] / "docs" / "false-alarms.md"
 PAGE = """# How often the audit is wrong
 
 `analyze audit` and `analyze variance` look for problems within a run: steps that drift, stall or jump. How often is
-there no such problem, and how often do they find one? The runs are simulated, so the truth is known
-(`python benchmarks/false_alarms.py --write`; `benchmarks/false_alarms.json` has all rows).
+there no such problem, and how often do they find one? The runs are simulated, so the truth is known (`python
+benchmarks/false_alarms.py --write`; `benchmarks/false_alarms.json` has all rows).
 
 ## False alarms
 
-Nothing is wrong with these runs: their steps vary by 3 % about one level, with {noises} kinds of noise (independent, correlated,
-skewed, heavy tails). The limits of the rules were chosen without two of the kinds. The table shows the percentage of {runs} runs
-in which a rule reports something, for the worst kind. The other rules reported nothing.
+Nothing is wrong with these runs: their steps vary by 3 % about one level, with {noises} kinds of noise (independent,
+correlated, skewed, heavy tails). The limits of the rules were chosen without two of the kinds. The table shows the
+percentage of {runs} runs in which a rule reports something, for the worst kind. The other rules reported nothing.
 
 {alarms}
 
-Of audits of five runs, {five_mean} report something; {five_most} for the worst kind. Slow waves under independent noise are one kind
-more, which the rules cannot tell from a real change: they report {beyond} of runs with 20 and 100 steps.
+Of audits of five runs, {five_mean} report something; {five_most} for the worst kind. Slow waves under independent
+noise are one kind more, which the rules cannot tell from a real change: they report {beyond} of runs with 20 and 100
+steps.
 
 ## Problems that are found
 
-Percentage of {power_runs} runs in which a problem is found, for the smallest size that was tried, by the number of steps and how
-much they vary:
+Percentage of {power_runs} runs in which a problem is found, for the smallest size that was tried, by the number of
+steps and how much they vary:
 
 {power}
 
-A run's note says what could be missed, for example "a change of less than 19 % over a fifth of the run cannot
-be seen in 20 steps".
+A run's note says what could be missed, for example "a change of less than 19 % over a fifth of the run cannot be seen
+in 20 steps".
 
 Next: [how well comparisons do](blocks.md).
 """
@@ -381,7 +382,9 @@ def page(results: Mapping[str, Any]) -> str:
     alarms = [[name, *(f"{share:.1f}" for share in of)] for name, of in most.items() if any(of)]
     beyond = [row[ANY].partition(" ")[0] for row in rows if row["noise"] == BEYOND.name and row["runs"] == "1"]
     found = {row[0]: dict(zip(POWER_HEADINGS, row, strict=True)) for row in reversed(results["power"])}
-    power_rows = [[f"{name}: {found[name]['size']}", *(found[name][column] for column in ON_PAGE)] for name, _, _ in FAULTS]
+    power_rows = [
+        [f"{name}: {found[name]['size']}", *(found[name][column] for column in ON_PAGE)] for name, _, _ in FAULTS
+    ]
     return PAGE.format(
         noises=len(NOISES),
         runs=results["runs"],

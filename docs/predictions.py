@@ -262,33 +262,35 @@ def of_profiles(data: Path) -> Iterator[tuple[str, Check]]:
 HEAD = """\
 # Predicted step times, compared with measured ones
 
-`analyze predict RESULTS --gpu l4` predicts the step time on a GPU that was not run, as an interval. This page says how good the
-intervals are. A script writes it (DATA is a folder with `published_throughput.csv` and `ncu/`):
+`analyze predict RESULTS --gpu l4` predicts the step time on a GPU that was not run, as an interval. This page says
+how good the intervals are. A script writes it (DATA is a folder with `published_throughput.csv` and `ncu/`):
 
     python docs/predictions.py DATA > docs/predictions.md
     python docs/predictions.py DATA --errors > analysis/roofline/prediction_errors.toml
 
-**The time at the roofs.** A kernel takes at least its FLOP / the peak FLOP/s, and at least its bytes / the peak bytes/s. The sum
-over the kernels is the step's time at the roofs: the time of a perfect GPU program. If only the totals of a step are known, the
-sum is between the longer of the two times and both times together.
+**The time at the roofs.** A kernel takes at least its FLOP / the peak FLOP/s, and at least its bytes / the peak
+bytes/s. The sum over the kernels is the step's time at the roofs: the time of a perfect GPU program. If only the
+totals of a step are known, the sum is between the longer of the two times and both times together.
 
-**The interval.** Real steps take longer, by a factor that published measurements show. The interval reaches from the time at the
-roofs x the 5 % quantile of this factor to the time x the 95 % quantile. The quantiles are of the same kind of precision if it has at
-least {fewest} measurements, otherwise of all. The lower end is never above the time at the roofs (*the limit*). A step that is shorter at the
-roofs than every published one has no prediction: gaps between kernels decide how long it takes.
+**The interval.** Real steps take longer, by a factor that published measurements show. The interval reaches from the
+time at the roofs x the 5 % quantile of this factor to the time x the 95 % quantile. The quantiles are of the same
+kind of precision if it has at least {fewest} measurements, otherwise of all. The lower end is never above the time at
+the roofs (*the limit*). A step that is shorter at the roofs than every published one has no prediction: gaps between
+kernels decide how long it takes.
 
-**Three tiers of evidence**: `kernels` (a profile), `operators` (a trace), `model` (totals by formula, for which runs on a CPU are
-enough). The first two narrow the time at the roofs, but too few profiles are public for quantiles of their own. The reports below
-are the only check of them.
+**Three tiers of evidence**: `kernels` (a profile), `operators` (a trace), `model` (totals by formula, for which runs
+on a CPU are enough). The first two narrow the time at the roofs, but too few profiles are public for quantiles of
+their own. The reports below are the only check of them.
 
-**How the rule was chosen.** A first rule had the quantiles alone, and covered too little, above all in fp32. The limit of the
-lower end came after this comparison, so `covered` does not check it independently.
+**How the rule was chosen.** A first rule had the quantiles alone, and covered too little, above all in fp32. The
+limit of the lower end came after this comparison, so `covered` does not check it independently.
 
-`covered` is the share of the measurements that lie in intervals made without their chip. The quantiles aim at 90 %. A chip that
-is left out can differ more than the others do.
+`covered` is the share of the measurements that lie in intervals made without their chip. The quantiles aim at 90 %. A
+chip that is left out can differ more than the others do.
 
-Of the published rows that are graded A or B, {used} are used. Skipped: {skipped}. The most time at the roofs is off by {most} on average, the least
-by {least}. `error` is the middle of both compared with the measured time, {error} on average.
+Of the published rows that are graded A or B, {used} are used. Skipped: {skipped}. The most time at the roofs is off
+by {most} on average, the least by {least}. `error` is the middle of both compared with the measured time, {error} on
+average.
 """
 REPORTS = """
 ## The reports
