@@ -357,7 +357,7 @@ class FlopCounter(TorchDispatchMode):
         self._bytes_by_module[self.module] += moved_bytes
         reference = StorageWeakRef(storage)
         key = self._storages.setdefault(reference.cdata, reference).cdata
-        part = (key, tensor.storage_offset(), moved_bytes)
+        part = (key, int(tensor.storage_offset()), moved_bytes)
         if part not in self._parts:
             self._parts.add(part)
             before = self._touched_bytes[key]
