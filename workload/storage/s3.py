@@ -410,7 +410,7 @@ def _bound_answers(session: Any) -> None:
 
 
 class _Counting:
-    """Sink that counts the bytes which it passes on."""
+    """Sink that writes to another sink and counts the bytes."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink, self.count = sink, 0
@@ -422,7 +422,7 @@ class _Counting:
 
 
 class _Summing:
-    """Sink that keeps only the checksum."""
+    """Sink that discards the bytes written to it and keeps their CRC32C."""
 
     crc = 0
 

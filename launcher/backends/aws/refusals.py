@@ -189,7 +189,7 @@ def code_of(error: BaseException | None) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """First line of AWS's message, or of the exception."""
+    """First line of the message of AWS in `error`; without one, of the exception's text."""
     response = getattr(error, "response", None) or {}
     text = str(response.get("Error", {}).get("Message") or (code_of(error) if response else error)).strip()
     return text.splitlines()[0][:MAX_MESSAGE_CHARS] if text else type(error).__name__
