@@ -248,9 +248,9 @@ class Bucket(CloudBucket):
                 lasting=CONFLICT,
             )
         except BaseException as error:
-            # A lost answer: the upload has ended because the object is stored.
-            name = wanted.name.removeprefix(self._prefix)
-            if unclear and error_code(error) == "NoSuchUpload" and self.checksum(name) == wanted.crc32c:
+            # A lost answer: the upload has ended because the object is stored, by us.
+            name, ended = wanted.name.removeprefix(self._prefix), {"NoSuchUpload", *NOT_AS_EXPECTED}
+            if unclear and error_code(error) in ended and self.checksum(name) == wanted.crc32c:
                 return
             # Parts of a broken upload cost money until they are removed. A rule of the bucket removes what stays here.
             with suppress(Exception):

@@ -47,7 +47,7 @@ DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedExcept
 ACCOUNT = frozenset({"OptInRequired", "PendingVerification", "Blocked", "SubscriptionRequiredException"})
 
 # Our own codes, in addition to those of EC2.
-TOOK_TOO_LONG, LOST, NO_QUOTA, BUSY = "TookTooLong", "Lost", "QuotaTooLow", "Busy"
+TOOK_TOO_LONG, LOST, BUSY = "TookTooLong", "Lost", "Busy"
 
 
 class DeniedError(ToolError):
@@ -168,7 +168,7 @@ def scope_of(fault: Fault) -> Scope:
     """Scope in which an error rules out further attempts. An unknown code counts as fatal."""
     if fault.code in CAPACITY or fault.code in (TOOK_TOO_LONG, LOST, BUSY):
         return Scope.ZONE
-    return Scope.REGION if fault.code in QUOTA or fault.code == NO_QUOTA else Scope.FATAL
+    return Scope.REGION if fault.code in QUOTA else Scope.FATAL
 
 
 def is_temporary(error: Exception) -> bool:
