@@ -1,5 +1,6 @@
-"""The table on README is the one that a run prints."""
+"""The tables on README and docs/start.md are those that a run prints."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +63,14 @@ def test_the_table_of_the_first_run() -> None:
     [first] = [command for command in pages.commands("README.md") if command.text.endswith(f"-- {COMMAND}")]
     bundle = Bundle(path=Path("results") / RECORD["run_id"], document=RECORD, files=(), contents={})
     assert "\n".join(first.shown) == render([bundle])
+
+
+def test_the_lines_of_a_script_s_table_are_explained() -> None:
+    """docs/start.md explains every line that a script's run prints, in this order."""
+    page = (pages.ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    explained = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    script = {"command": "examples/mnist.py", "step": "a step = 1 backward pass and 1 Adadelta step", "unit": "images"}
+    record = {**RECORD, "spec": {**RECORD["spec"], "script": script}}
+    table = render([Bundle(path=Path("results") / RECORD["run_id"], document=record, files=(), contents={})])
+    printed = re.findall(r"^  (\S+(?: \S+)?)  ", table, re.MULTILINE)
+    assert [line for line in explained if line != "busy"] == [line for line in printed if line != "next"]
