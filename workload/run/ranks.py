@@ -26,6 +26,7 @@ from workload.contract import bundle
 from workload.contract.context import Context
 from workload.contract.errors import (
     BundleError,
+    ExitCode,
     InterruptedRunError,
     LostRankError,
     OutOfDeviceMemoryError,
@@ -38,7 +39,7 @@ from workload.contract.interrupt import (
     handled_by,
     interruption,
     interruption_deferred,
-    kill_family,
+    kill_descendants,
     pending_interruption,
     raise_if_interrupted,
 )
@@ -46,6 +47,7 @@ from workload.contract.operating_system import SIGNALS
 from workload.contract.spec import Device, Resolved, RunSpec, arguments
 from workload.measure.timing import Timeline
 from workload.run import unfinished
+from workload.steps.program import LEAVE
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -113,8 +115,14 @@ def _run_ranks(
 
 def _is_complete(notes: Path) -> bool:
     """Whether rank 0 has sealed the bundle: the measurement is complete, whatever a script did afterwards."""
+    folder = _opened(notes)
+    return folder is not None and (folder / bundle.MANIFEST).is_file()
+
+
+def _opened(notes: Path) -> Path | None:
+    """Bundle that rank 0 has opened, if any."""
     note = notes / BUNDLE_NOTE
-    return note.is_file() and (Path(note.read_text(encoding="utf-8")) / bundle.MANIFEST).is_file()
+    return Path(note.read_text(encoding="utf-8").rstrip("\n")) if note.is_file() else None
 
 
 def _require_devices(spec: RunSpec) -> None:
@@ -186,13 +194,15 @@ def _ended(number: int, words: list[str], notes: Path) -> RooflaunchError | None
 def _first_error(failed: "ChildFailedError", notes: Path) -> RooflaunchError:
     """Error of the rank that failed first: the other ranks fail because they lose it."""
     by_signal = {rank: -failure.exitcode for rank, failure in failed.failures.items() if failure.exitcode < 0}
+    told = sorted((json.loads(path.read_text(encoding="utf-8")) for path in notes.glob("error-*.json")), key=_when)
     # torchrun ends the other ranks with SIGTERM.
-    for rank, number in sorted(by_signal.items(), key=lambda item: (item[1] == signal.SIGTERM, item[0])):
+    killed = sorted(by_signal.items(), key=lambda item: (item[1] == signal.SIGTERM, item[0]))
+    if killed and (killed[0][1] != signal.SIGTERM or not told):
+        rank, number = killed[0]
         return RunFailedError(
             f"rank {rank} was killed by {signal.Signals(number).name}; the bundle keeps the steps so far",
             hint="if `dmesg` shows that memory ran out, try a smaller --batch-size; else run again",
         )
-    told = sorted((json.loads(path.read_text(encoding="utf-8")) for path in notes.glob("error-*.json")), key=_when)
     if not told:
         rank, failure = failed.get_first_failure()
         return RunFailedError(f"rank {rank} ended with exit code {failure.exitcode}", hint="run again")
@@ -215,8 +225,7 @@ def _seal(
     status = unfinished.status_of(failure)
     # A full disk has been reported by rank 0.
     with suppress(BundleError, OSError):
-        if (notes / BUNDLE_NOTE).is_file():
-            folder = Path((notes / BUNDLE_NOTE).read_text(encoding="utf-8"))
+        if folder := _opened(notes):
             unfinished.seal(folder, spec, context, status, str(failure))
         elif is_launched and not isinstance(failure, UsageError | ToolError | InterruptedRunError):
             print(unfinished.write_new(output, spec, context, status, str(failure)), flush=True)
@@ -307,6 +316,8 @@ def _end_in_time() -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
                 break
         time.sleep(END_LIMIT_S)
-        kill_family()
+        kill_descendants()
+        # Not by SIGKILL, which would look like the cause of the failure.
+        LEAVE(ExitCode.INTERRUPTED)
 
     threading.Thread(target=watch, name="end of the rank", daemon=True).start()

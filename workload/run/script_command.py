@@ -54,6 +54,7 @@ The order of backward passes and optimizer steps shows what a step is; it is pri
 the script is ended, as by sys.exit(). Everything after -- belongs to the script.
 """
 THEN = ("stop", "continue")
+TRACEBACK_HINT = "the script's own message is above; does it run without rooflaunch, under torchrun?"
 RUN_SCRIPTS = ("script", "profile", "profiled-script")
 
 
@@ -225,6 +226,9 @@ def _measure(request: dict[str, Any], limits: dict[str, Any], timeline: Timeline
     hooks.when_imported("torch", listen)
     end = program.run_script(script, lambda error: agreement.explain(error) if agreement else None)
     if not measured:
+        if end.code and request["leaves_failures"]:
+            what = f"rank {os.environ['RANK']}: {script.name} {_how(end)} before it imported torch"
+            raise RunFailedError(what, hint=TRACEBACK_HINT)
         return _without_torch(script, end, is_launched=is_launched)
     return _close(measured[0], script, end, is_launched=is_launched)
 
@@ -340,6 +344,11 @@ def _close(measured: "MeasuredScript", script: program.Program, end: program.End
     raise _error_without_steps(measured, script)
 
 
+def _how(end: program.End) -> str:
+    is_exit = end.error is None or isinstance(end.error, SystemExit)
+    return f"ended with exit code {end.code}" if is_exit else f"failed with {type(end.error).__name__}"
+
+
 def _failed(measured: "MeasuredScript", script: program.Program, end: program.End, *, is_launched: bool) -> int:
     """Seal the bundle of a script that failed, and log an error; the script has shown its traceback itself.
 
@@ -347,9 +356,7 @@ def _failed(measured: "MeasuredScript", script: program.Program, end: program.En
     """
     from workload.environment import device  # noqa: PLC0415 - torch is there by now
 
-    steps, is_exit = measured.measured_steps, end.error is None or isinstance(end.error, SystemExit)
-    how = f"ended with exit code {end.code}" if is_exit else f"failed with {type(end.error).__name__}"
-    what = f"{script.name} {how}"
+    steps, what = measured.measured_steps, f"{script.name} {_how(end)}"
     after = f"after {counted(steps, 'measured step')}" if measured.folder else "before its training step was known"
     kept = f"; the bundle has these steps: {measured.folder}" if steps else ""
     is_memory = isinstance(end.error, Exception) and device.is_out_of_memory(end.error)
@@ -357,7 +364,7 @@ def _failed(measured: "MeasuredScript", script: program.Program, end: program.En
         measured.close(Status.OUT_OF_MEMORY if is_memory else Status.FAILED, f"{what} {after}")
     if measured.leaves_failures:
         failure = OutOfDeviceMemoryError if is_memory else RunFailedError
-        hint = "a smaller batch size" if is_memory else "the script's own traceback is above"
+        hint = "a smaller batch size" if is_memory else TRACEBACK_HINT
         raise failure(f"rank {os.environ['RANK']}: {what} {after}", hint=hint)
     log.LOGGER.error("error: %s %s%s", what, after, kept)
     if not is_launched:

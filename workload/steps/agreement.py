@@ -24,7 +24,9 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.05
 STUCK_S, LOOK_EVERY_S = 3.0, 1.0
 OWN_GPU = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) at the beginning of the script'
 # Texts of torch's errors: no GPU for NCCL, and the loss of another rank in gloo and in NCCL.
-NO_NCCL = re.compile(r"NCCL is only supported with GPUs|doesn't have NCCL built in")
+NO_NCCL = re.compile(
+    r"NCCL is only supported with GPUs|nccl2? requires at least one CUDA device|doesn't have NCCL built in"
+)
 LOST = re.compile(r"Connection (closed|reset) by peer|pair closure|Broken pipe|remote process exited", re.IGNORECASE)
 EVEN = "give every rank the same number of batches (DistributedSampler does), or run the loop in `with model.join():`"
 
