@@ -341,7 +341,7 @@ def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Ti
             from workload.run import train  # noqa: PLC0415 - imports torch, which takes seconds
         raise_if_interrupted()
         timeline.enter("prepare")
-        job = train.prepare(resolved, context)
+        job = train.prepare(resolved, context, output)
         raise_if_interrupted()
         timeline.enter("environment")
         folder = bundle.create(output, job.run_id(timeline.started_at))

@@ -171,7 +171,7 @@ class RentedPlan:
 
 
 def _steps_s(spec: RunSpec) -> float:
-    """Estimated seconds for the steps of one run. `spec`: result of `RunSpec.filled`, which sets defaults."""
+    """Estimated seconds for the steps of one run. `spec` must have its defaults set (`RunSpec.filled`)."""
     warmup_s, measured_s = ((steps or 0) * spec.grad_accumulation * STEP_S for steps in (spec.warmup, spec.iterations))
     return warmup_s + max(measured_s, spec.min_seconds or 0.0)
 

@@ -46,7 +46,6 @@ INSTEAD = (
     ),
     Instead(match=r"sudo apt-get|sudo usermod|ssh-keygen", run=None, why="for the reader's own machine"),
     Instead(match=FOR_ENGINE.pattern, run=None, why="tests/docker_engine/test_pages_for_real.py runs it"),
-    Instead(match=r"launch gcp (?!.*--dry-run).*; done", run=None, why="the loop's line is on the page a second time"),
     Instead(match=r"launch gcp (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
     Instead(match=r"launch doctor aws|s3://|--backend aws", run=None, why="it needs an account of AWS"),
     Instead(match=r"launch aws (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
@@ -61,6 +60,7 @@ INSTEAD = (
         why="it needs a cluster: tests/launcher/backends/slurm/test_slurm_page.py runs it",
     ),
     Instead(match=r"launch duel --commit", run=None, why="it needs a checkout: test_ci_page.py has one"),
+    Instead(match=r"launch duel (?!.*--dry-run)", run="{0} --dry-run", why="its exit code is its verdict"),
     Instead(match=r"launch local .*--profile ncu", run=None, why="even its plan needs an NVIDIA GPU"),
     Instead(match=r"--cuda", run="{0} --dry-run", why="it needs an NVIDIA GPU"),
 )

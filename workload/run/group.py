@@ -38,7 +38,7 @@ class Group:
         return own_folder(bundle, self.rank)
 
     def shared(self, text: str) -> str:
-        """`text` of rank 0, for every rank."""
+        """Send the `text` of rank 0 to all ranks; returns it in each rank."""
         holder = [text]
         distributed.broadcast_object_list(holder, src=0)
         return holder[0]

@@ -248,9 +248,9 @@ class Bucket(CloudBucket):
                 lasting=CONFLICT,
             )
         except BaseException as error:
-            # A lost answer: the upload has ended because the object is stored.
-            name = wanted.name.removeprefix(self._prefix)
-            if unclear and error_code(error) == "NoSuchUpload" and self.checksum(name) == wanted.crc32c:
+            # A lost answer: the upload has ended because the object is stored, by us.
+            name, ended = wanted.name.removeprefix(self._prefix), {"NoSuchUpload", *NOT_AS_EXPECTED}
+            if unclear and error_code(error) in ended and self.checksum(name) == wanted.crc32c:
                 return
             # Parts of a broken upload cost money until they are removed. A rule of the bucket removes what stays here.
             with suppress(Exception):
@@ -410,7 +410,7 @@ def _bound_answers(session: Any) -> None:
 
 
 class _Counting:
-    """Sink that counts the bytes which it passes on."""
+    """Sink that writes to another sink and counts the bytes."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink, self.count = sink, 0
@@ -422,7 +422,7 @@ class _Counting:
 
 
 class _Summing:
-    """Sink that keeps only the checksum."""
+    """Sink that discards the bytes written to it and keeps their CRC32C."""
 
     crc = 0
 

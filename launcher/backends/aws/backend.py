@@ -21,7 +21,7 @@ from launcher.backends.vm_container import architecture_notes, by_digest, image_
 from launcher.docker_engine import Engine
 from launcher.protocol.backend import Job
 from launcher.protocol.checks import Check
-from workload.contract.errors import UsageError
+from workload.contract.errors import NoCapacityError, UsageError
 
 if TYPE_CHECKING:
     from workload.storage.s3 import Bucket
@@ -61,16 +61,16 @@ class ElasticCompute:
         )
 
     def prepare(self, draft: InstancePlan, machines: Ec2Machines) -> InstancePlan:
-        """Ask AWS for zones, AMI and security group, then push the container image if needed; return the final plan."""
+        """Ask AWS for zones, quota, AMI and security group, push the image if needed; return the final plan."""
         ec2, options, settings = machines.ec2, draft.options, draft.settings
         # Building and pushing an image takes minutes, so check first all that AWS can tell.
         zones = zones_there(ec2, draft)
+        notes = quota_notes(ec2, draft)
         ami = ec2.ami(options.ami or ec2.newest_ami(settings.ami_parameter))
         group = ec2.security_group(settings.security_group, settings.subnet)
-        notes: tuple[str, ...] = ()
         if options.image:
             image = by_digest(self.engine, options.image)
-            notes = architecture_notes(self.engine, image)
+            notes += architecture_notes(self.engine, image)
         else:
             image = pushed_image(self.engine(), draft.request.options["flavour"], settings.repository, docker_log_in)
         now = datetime.fromtimestamp(ec2.now_s(), UTC)
@@ -96,6 +96,21 @@ def docker_log_in(host: str) -> str:
     ecr = re.fullmatch(r"[0-9]{12}\.dkr\.ecr\.([-a-z0-9]+)\.amazonaws\.com", host)
     password = f"aws ecr get-login-password --region {ecr[1]}" if ecr else ""
     return f"{password} | docker login -u AWS --password-stdin {host}" if ecr else ""
+
+
+def quota_notes(ec2: Ec2, plan: InstancePlan) -> tuple[str, ...]:
+    """Note on a quota that AWS does not report. Raises `NoCapacityError` if the quota holds no machine of this type."""
+    limit = ec2.quota(plan.quota_code)
+    if limit is None:
+        return (f"AWS does not report the quota {plan.quota_code}",)
+    if limit < plan.machine.vcpus:
+        market = "spot" if plan.options.spot else "on demand"
+        raise NoCapacityError(
+            f"the quota of {ec2.region} for {plan.gpu.quota.title} ({market}) is {limit:g} vCPUs; "
+            f"{plan.machine.name} has {plan.machine.vcpus}",
+            hint=f"ask for more: {plan.quota_request}; or another --region",
+        )
+    return ()
 
 
 def zones_there(ec2: Ec2, plan: InstancePlan) -> Sequence[str]:

@@ -22,7 +22,7 @@ PART = CheckPart("aws")
 def examine(
     where: Where, *, ec2: Callable[[str], Ec2] = Ec2, bucket: "Callable[[Settings], Bucket]" = open_bucket
 ) -> Iterator[Check]:
-    """Checks, the account first: without an answer there, the other checks are left out."""
+    """Checks of `launch doctor aws`. The account is first: if it cannot be read, the other checks are left out."""
     given = {"region": where.region, "bucket": where.bucket}
     try:
         settings = resolve_settings(given, os.environ, Path.cwd(), account=lambda region: ec2(region).account())[0]

@@ -96,7 +96,7 @@ def table() -> Table:
 
 
 def require(name: str) -> GpuOffer:
-    """Row of the GPU with this name. Raises `UsageError` for an unknown name, with the reason for a known refusal."""
+    """Offer of the GPU with this name. Raises `UsageError` if it is unknown, or refused for a reason in the table."""
     if why := table().refused_gpus.get(name):
         raise UsageError(why, hint=f"--gpu {' or '.join(load())}; launch gcp --gpu {name}")
     return gpu_named(name, load())

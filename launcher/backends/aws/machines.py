@@ -192,7 +192,7 @@ def _is_left(disk: Volume, now_s: float) -> bool:
 
 
 def _grown(before: str, window: str) -> str:
-    """All text of a console: what was read before, and what a window of its latest text adds."""
+    """Text of a console: `before`, which was read earlier, continued by the new part of `window`, its latest text."""
     tail = before[-OVERLAP:]
     end = window.rfind(tail) + len(tail) if tail and tail in window else 0
     return before + window[end:]

@@ -101,6 +101,17 @@ class InstancePlan(RentedPlan):
         del region
         return self.settings.region
 
+    @property
+    def quota_code(self) -> str:
+        """Code of the quota in vCPUs that the machine counts against."""
+        return self.gpu.quota.code(spot=self.options.spot)
+
+    @property
+    def quota_request(self) -> str:
+        """Command that asks AWS for a quota that holds one machine."""
+        ask = f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {self.quota_code}"
+        return f"{ask} --desired-value {self.machine.vcpus} --region {self.settings.region}"
+
     def client_token(self, zone: str) -> str:
         """Token that makes a repeated request for the same trial return the same instance."""
         trial = (self.name, self.machine.name, zone, "spot" if self.options.spot else "on-demand")
@@ -354,10 +365,8 @@ def _vm(plan: InstancePlan) -> Iterator[tuple[str, str]]:
     yield "image", f"{plan.request.image}, flavour {plan.request.options['flavour']}"
     yield "role", plan.settings.instance_profile
     yield "bucket", f"s3://{plan.settings.bucket}/runs/"
-    quota = plan.gpu.quota
-    code = quota.code(spot=plan.options.spot)
     asked = "" if plan.ami else "; not asked yet, and 0 in a new account"
-    yield "quota", f"{plan.machine.vcpus} vCPUs of {quota.title} ({kind}), {code}{asked}"
+    yield "quota", f"{plan.machine.vcpus} vCPUs of {plan.gpu.quota.title} ({kind}), {plan.quota_code}{asked}"
 
 
 def _limits(plan: InstancePlan) -> Iterator[tuple[str, str]]:

@@ -47,7 +47,7 @@ DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedExcept
 ACCOUNT = frozenset({"OptInRequired", "PendingVerification", "Blocked", "SubscriptionRequiredException"})
 
 # Our own codes, in addition to those of EC2.
-TOOK_TOO_LONG, LOST, NO_QUOTA, BUSY = "TookTooLong", "Lost", "QuotaTooLow", "Busy"
+TOOK_TOO_LONG, LOST, BUSY = "TookTooLong", "Lost", "Busy"
 
 
 class DeniedError(ToolError):
@@ -168,7 +168,7 @@ def scope_of(fault: Fault) -> Scope:
     """Scope in which an error rules out further attempts. An unknown code counts as fatal."""
     if fault.code in CAPACITY or fault.code in (TOOK_TOO_LONG, LOST, BUSY):
         return Scope.ZONE
-    return Scope.REGION if fault.code in QUOTA or fault.code == NO_QUOTA else Scope.FATAL
+    return Scope.REGION if fault.code in QUOTA else Scope.FATAL
 
 
 def is_temporary(error: Exception) -> bool:
@@ -189,7 +189,7 @@ def code_of(error: BaseException | None) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """First line of AWS's message, or of the exception."""
+    """First line of the message of AWS in `error`; without one, of the exception's text."""
     response = getattr(error, "response", None) or {}
     text = str(response.get("Error", {}).get("Message") or (code_of(error) if response else error)).strip()
     return text.splitlines()[0][:MAX_MESSAGE_CHARS] if text else type(error).__name__

@@ -67,7 +67,7 @@ class Ec2:
     def run_instance(self, body: Mapping[str, Any]) -> Instance:
         """Ask once for the instance that `body` describes.
 
-        Raises `RefusedError` for an answer that there is none, `DoubtfulError` if nobody can tell.
+        Raises `RefusedError` if EC2 answered that it started none, `DoubtfulError` if it may have started one.
         """
         zones = self.zone_ids()
         return resources.instance(self._ask("ec2", "run_instances", retry_s=0.0, **body)["Instances"][0], zones)

@@ -12,9 +12,12 @@ from launcher.backends.aws.refusals import ENDPOINT_VARIABLE
 from launcher.backends.aws.service import AMI_PARAMETERS
 from tests.launcher.backends.aws.aws_world import GROUP, IMAGE, SETTINGS, World, plan_of
 from tests.launcher.backends.aws.fake_aws import ACCOUNT, AMI, AwsError
-from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
+from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, ToolError, UsageError
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
+
+
+QUOTA = {False: ("L-DB2E81BA", "on demand"), True: ("L-3819A6DF", "spot")}
 
 
 class Registry:
@@ -98,6 +101,27 @@ def test_what_aws_does_not_have(world: World, options: dict[str, Any], settings:
     assert str(caught.value).startswith(message)
     assert caught.value.hint
     assert world.left == (0, 0, 0)
+
+
+@pytest.mark.parametrize("spot", QUOTA)
+def test_the_quota_is_asked_before_an_image_is_built(world: World, spot: bool) -> None:
+    """A new account has none, and building and pushing an image takes minutes."""
+    code, market = QUOTA[spot]
+    world.fake.quotas[code] = 3.0
+    with pytest.raises(NoCapacityError) as caught:
+        prepared(world, spot=spot)
+    assert str(caught.value) == f"the quota of us-east-1 for G and VT ({market}) is 3 vCPUs; g4dn.xlarge has 4"
+    assert caught.value.hint == (
+        "ask for more: aws service-quotas request-service-quota-increase --service-code ec2 "
+        f"--quota-code {code} --desired-value 4 --region us-east-1; or another --region"
+    )
+    world.fake.quotas[code] = 4.0
+    assert prepared(world, spot=spot).notes == plan_of(spot=spot).notes
+
+
+def test_a_quota_that_aws_does_not_report_is_a_note(world: World) -> None:
+    del world.fake.quotas["L-3819A6DF"]
+    assert "AWS does not report the quota L-3819A6DF" in prepared(world, spot=True).notes
 
 
 def failed(world: World) -> RooflaunchError:

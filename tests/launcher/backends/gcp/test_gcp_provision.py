@@ -154,8 +154,8 @@ def test_everything_tried_is_told(fake: FakeCompute, go: Go) -> None:
     with pytest.raises(NoCapacityError) as caught:
         go(plan_for(A, B, fallback=False, spot=True))
     assert str(caught.value) == (
-        f"no n1-standard-4 with T4 16 GB (spot) is free; tried:\n  {A}: ZONE_RESOURCE_POOL_EXHAUSTED (0 s)\n "
-        f" {B}: VM_MIN_COUNT_NOT_REACHED: 0 of 1 (0 s)"
+        f"no n1-standard-4 with T4 16 GB (spot) is free; tried: {A}: ZONE_RESOURCE_POOL_EXHAUSTED (0 s); "
+        f"{B}: VM_MIN_COUNT_NOT_REACHED: 0 of 1 (0 s)"
     )
     assert caught.value.hint == "run again later, without --no-fallback, without --spot, or with another --gpu"
     assert (caught.value.exit_code, fake.instances) == (ExitCode.NO_CAPACITY, [])
@@ -167,8 +167,8 @@ def test_the_budget_ends_the_search(fake: FakeCompute, go: Go) -> None:
     with pytest.raises(NoCapacityError) as caught:
         go(plan_for(A, B, C, fallback=False), budget_s=200.0)
     assert inserts(fake) == [A, B]
-    assert f"{A}: TOOK_TOO_LONG: still PROVISIONING (180 s)\n" in str(caught.value)
-    assert str(caught.value).endswith(f"\n  not tried, as 200 s have passed: {C}")
+    assert f"{A}: TOOK_TOO_LONG: still PROVISIONING (180 s); " in str(caught.value)
+    assert str(caught.value).endswith(f"; not tried, as 200 s have passed: {C}")
     assert fake.instances == []
 
 
@@ -222,7 +222,7 @@ def test_a_new_project_is_told_at_once(fake: FakeCompute, go: Go) -> None:
     with pytest.raises(NoCapacityError) as caught:
         go(plan_for(A))
     assert str(caught.value) == (
-        "no n1-standard-4 with T4 16 GB is free; tried:\n  all regions: QUOTA_EXCEEDED: GPUS_ALL_REGIONS is "
+        "no n1-standard-4 with T4 16 GB is free; tried: all regions: QUOTA_EXCEEDED: GPUS_ALL_REGIONS is "
         "0, 0 in use, 1 wanted (0 s)"
     )
     assert caught.value.hint == (
