@@ -10,18 +10,15 @@ from launcher.choice import Command, choice
 EXAMPLES = """\b
 Examples:
   launch aws --gpu t4 --dry-run
-  launch aws --gpu t4 --zone use1-az4 --precision amp --profile ncu
-  launch aws --gpu l4 --spot --rerun-preempted 2 --repeats 3 --max-cost 1
-  launch aws --gpu a10g --region us-west-2 --max-run-time 90m --detach
   launch aws --gpu t4 --max-cost 0.50 -- train.py --lr 0.1
 """
 COMMAND = Command(
     help="""Train on a VM of EC2, and collect the bundles.
 
-    The VM ends itself when the run is over. A timer on the VM and a schedule of EventBridge end it at its time limit,
-    even if this command is gone.
+    The VM ends itself when the run is over; a timer on it and a schedule of EventBridge end it at its time limit.
     """,
     examples=EXAMPLES,
+    first=("gpu", "max_cost_usd"),
     noun="VM",
     sent_to="EC2",
     is_fresh=True,
@@ -60,15 +57,15 @@ class Options(RentedOptions):
 
     gpu: str = choice("the GPU of the VM", metavar="t4|l4|a10g|a100|…", autocompletion=gpu_names)
     zones: tuple[str, ...] = choice(
-        "try this zone first, by its id or its name in your account; repeatable (default: all of the region)",
+        "try this zone first, by id or by name; repeatable (all of the region)",
         default=(),
         flag="--zone",
-        metavar="use1-az4|us-east-1a",
+        metavar="Z",
         autocompletion=zone_names,
     )
-    external_ip: bool = choice("without a public address the subnet needs a NAT gateway or endpoints", default=True)
+    external_ip: bool = choice("a public address; without it the subnet needs NAT or endpoints", default=True)
     ami: str | None = choice(
-        "AMI that the VM boots (default: the newest Deep Learning Base AMI)", default=None, metavar="ami-ID"
+        "AMI that the VM boots (the newest Deep Learning Base AMI)", default=None, metavar="ami-ID"
     )
     repository: str | None = choice("repository for the image", default=None, metavar="HOST/NAME")
     instance_profile: str | None = choice("instance profile of the VM (rooflaunch-vm)", default=None, metavar="NAME")
@@ -76,9 +73,7 @@ class Options(RentedOptions):
         "role that ends the VM at its limit (rooflaunch-schedule)", default=None, metavar="NAME"
     )
     security_group: str | None = choice("security group of the VM (rooflaunch)", default=None, metavar="NAME|sg-ID")
-    subnet: str | None = choice(
-        "subnet of the VM, in one zone (default: the zone's own)", default=None, metavar="subnet-ID"
-    )
+    subnet: str | None = choice("subnet of the VM, in one zone (the zone's own)", default=None, metavar="subnet-ID")
 
     @property
     def settings(self) -> dict[str, str | None]:
