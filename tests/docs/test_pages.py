@@ -66,7 +66,6 @@ INSTEAD = (
 )
 IT_TRAINS = "it trains: the campaign `pages` runs it"
 IN_CI = (
-    Instead(match=r"make run", run="make --dry-run run", why=IT_TRAINS),
     Instead(match=r"launch local(?!.*--dry-run)", run="{0} --dry-run", why=IT_TRAINS),
     Instead(match=r"launch sweep first.toml$", run="{0} --dry-run", why=IT_TRAINS),
     Instead(match=r"analyze report", run=None, why="seconds, as analyze example: the campaign `pages` runs it"),
