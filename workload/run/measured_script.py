@@ -1,4 +1,4 @@
-"""What every rank of a measured script has: its request, its session, its timed steps and their files."""
+"""Parts that every rank of a measured script has: its request, its session, its timed steps and their files."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

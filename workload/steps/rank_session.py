@@ -35,7 +35,7 @@ class RankSession(Session):
         self._open_own = open_receiver
 
     def buffer_limits(self) -> tuple[int, float]:
-        """One step: another rank may end this process at any time, so that no step is kept back."""
+        """Limits of one step, because another rank may end this process at any time."""
         return 1, math.inf
 
     def _unjoined(self) -> RooflaunchError | None:
