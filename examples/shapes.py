@@ -1,8 +1,8 @@
 """Learn to tell circles, squares, triangles and crosses apart: a training script as most people write it.
 
-It downloads nothing, knows nothing of rooflaunch, and ends with an accuracy above 90 % after half a minute on two cores.
+It downloads nothing, knows nothing of rooflaunch, and reaches 99 % of the test images in half a minute on two cores.
 
-python -m rooflaunch script -- examples/shapes.py --lr 0.05
+python -m rooflaunch script -- examples/shapes.py --lr 0.002
 """
 
 import argparse
@@ -59,11 +59,11 @@ def accuracy(model: nn.Module, loader: DataLoader[tuple[Tensor, int]], device: s
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--lr", type=float, default=0.001)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--images", type=int, default=4096)
-    parser.add_argument("--channels", type=int, default=24, help="channels of the first layer")
+    parser.add_argument("--channels", type=int, default=16, help="channels of the first layer")
     parser.add_argument("--workers", type=int, default=0, help="processes that draw images")
     given = parser.parse_args()
     torch.manual_seed(0)
