@@ -58,12 +58,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-# The README's picture, light and dark: the roofline of the example's bundles.
+# The picture of README and docs/analysing.md, light and dark.
 picture: $(READY)
-	$(BIN)/analyze example -o build/example/example.html --figures build/example
-	mkdir -p docs/images
-	cp build/example/roofline_combined.svg docs/images/roofline.svg
-	cp build/example/roofline_combined-dark.svg docs/images/roofline-dark.svg
+	$(BIN)/python docs/five_steps.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

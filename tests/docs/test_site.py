@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from docs import build_site
+from docs import build_site, run_schema
 from tests.docs import pages
+from workload.contract import record
 
 DOCS = pages.ROOT / "docs"
 # Written by programs: `wc -w` counts what people write.
@@ -83,6 +84,10 @@ def test_a_guide_is_short(name: str) -> None:
 def test_the_pages_are_short() -> None:
     counts = {name: words(name) for name in order() if name not in GENERATED}
     assert sum(counts.values()) <= MOST_WORDS, f"docs/ has {sum(counts.values())} words: {counts}"
+
+
+def test_the_fields_of_run_json_are_on_their_page() -> None:
+    assert text("run-json") == run_schema.page(record.json_schema()), "docs/run-json.md: run python docs/run_schema.py"
 
 
 class Page(HTMLParser):
