@@ -34,7 +34,7 @@ GONE = (
         r"|(?:its|an|the|own) environment\b(?! of)|, environment,",
     ),
     Gone(r"(?:between|known|one|each|two|several|slow|\d+) hosts?", "machine", r"one host key|known hosts"),
-    Gone("hosts (?:and|that|differ|vary|in)", "machines"),
+    Gone("hosts (?:and|that|differ|vary|in)", "machines", "jump hosts"),
     Gone("computers?", "machine, or VM for a rented one"),
     Gone("experiments?|trials?|replicates?|repetitions?", "run, or repeat", r"(?i)free.trial"),
     Gone("(?:compute|memory|bandwidth|input|overhead)[- ]bound", "limited by compute, by memory, …"),
