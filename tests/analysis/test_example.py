@@ -38,7 +38,7 @@ def test_the_bundles_name_no_machine_or_person() -> None:
     for path in BUNDLES.rglob("*"):
         if path.is_file():
             assert not PRIVATE.search(path.read_bytes()), path
-    assert {bundle.read(folder).document["place"]["host"]["hostname"] for folder in ours()} == {"example"}
+    assert {bundle.read(folder).document["environment"]["host"]["hostname"] for folder in ours()} == {"example"}
 
 
 def test_no_run_was_disturbed() -> None:
