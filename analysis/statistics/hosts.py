@@ -79,7 +79,8 @@ def machine_split(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Machine
     """
     known = [run for run in runs if run.host is not None and _is_usable(run)]
     hosts, zones = {(run.zone, run.host) for run in known}, {run.zone for run in known}
-    lost = f"{counted(len(runs) - len(known), 'run')} without a known machine left out" if len(known) < len(runs) else None
+    unknown = counted(len(runs) - len(known), "run")
+    lost = f"{unknown} without a known machine left out" if len(known) < len(runs) else None
     by_zone, by_host, rest = _strata(known) if known else (None, None, None)
     return MachineSplit(
         runs=len(known),
@@ -172,7 +173,8 @@ def _hosts(n: int, by_host: _Stratum | None, rest: _Stratum | None, *, level: fl
     if n < 2:  # noqa: PLR2004 - a variance needs two
         return Estimate(value=None, n=n, reason=f"unknown: {counted(n, 'machine')}")
     if by_host is None:
-        return Estimate(value=None, n=n, reason="unknown: one machine in each zone, or machines and configurations coincide")
+        reason = "unknown: one machine in each zone, or machines and configurations coincide"
+        return Estimate(value=None, n=n, reason=reason)
     if rest is None:
         together, _ = plain_stdev(by_host.mean_square, by_host.degrees, level=level)
         reason = f"unknown: one run on each machine; machines and runs together vary by {100 * together:.2g} %"

@@ -102,7 +102,10 @@ COVARIATES = (
         cause="CPU clock", column="cpu_mhz", unit="MHz", cure="a fixed CPU governor, or more warm-up", is_clock=True
     ),
     Covariate(
-        cause="steal", column="cpu_steal_percent", unit="%", cure="a machine type without shared CPUs, or another machine"
+        cause="steal",
+        column="cpu_steal_percent",
+        unit="%",
+        cure="a machine type without shared CPUs, or another machine",
     ),
     Covariate(cause="CPU pressure", column="cpu_pressure_percent", unit="%", cure="stop other work on the machine"),
 )

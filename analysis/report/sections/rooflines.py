@@ -20,9 +20,7 @@ ROOFS = (
     *words.facts(source="source", note="note"),
 )
 SHIFTS = (
-    *words.facts(
-        place="place", model="model", source="bytes", changed="changed", left="from", right="to", at="at"
-    ),
+    *words.facts(place="place", model="model", source="bytes", changed="changed", left="from", right="to", at="at"),
     Column(name="intensity_left", heading="FLOP/byte from", digits=3),
     Column(name="intensity_right", heading="to", digits=3),
     Column(name="flop_per_s_ratio", heading="FLOP/s, ratio", digits=3),

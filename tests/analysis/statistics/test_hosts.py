@@ -92,7 +92,7 @@ def one_configuration(hosts: Sequence[str | None], zones: Sequence[str] = ()) ->
 @pytest.mark.parametrize(
     ("runs", "between_runs", "between_hosts", "between_zones"),
     [
-        pytest.param([], "no run with a known machine", "unknown: 0 machines", "unknown: no zone is known", id="no run"),
+        pytest.param([], "no run with a known machine", "unknown: 0 machines", "unknown: no zone is known", id="none"),
         pytest.param(
             one_configuration([None, None]),
             "no run with a known machine; 2 runs without a known machine left out",
