@@ -9,6 +9,7 @@ data "aws_iam_policy_document" "launcher" {
       "ec2:DescribeInstanceTypeOfferings",
       "ec2:DescribeInstances",
       "ec2:DescribeSecurityGroups",
+      "ec2:DescribeSpotPriceHistory",
       "ec2:DescribeSubnets",
       "ec2:DescribeVolumes",
       "ec2:DescribeVpcs",

@@ -52,7 +52,9 @@ Examples:
   launch reap --dry-run
   launch reap
 """
-BACKEND_HELP = "backend of the launches (that of the other options or of rooflaunch.toml, else gcp)"
+BACKEND_HELP = (
+    "backend of the launches (by the other options, or by a table such as [aws] in rooflaunch.toml, else gcp)"
+)
 RUN_HELP = (
     "the launch's name, or its beginning or end if unique (for example the last 6 characters), or one of its runs"
 )

@@ -245,7 +245,7 @@ def test_a_validation_takes_or_refuses(name: str, value: str, taken: bool) -> No
 
 
 def test_outputs_are_the_settings_of_launch_aws() -> None:
-    made = [name for name in settings.NAMES if name not in ("subnet", "ami_parameter")]
+    made = [name for name in settings.RULES if name not in ("subnet", "ami_parameter")]
     assert list(AMAZON.named("output")) == [*made, "launcher_policy", "rooflaunch_toml"]
     assert list(AMAZON.locals()["settings"]) == made
 

@@ -21,7 +21,8 @@ from launcher.backends.vm_container import architecture_notes, by_digest, image_
 from launcher.docker_engine import Engine
 from launcher.protocol.backend import Job
 from launcher.protocol.checks import Check
-from workload.contract.errors import NoCapacityError, UsageError
+from launcher.protocol.records import Price
+from workload.contract.errors import NoCapacityError, RooflaunchError, UsageError
 
 if TYPE_CHECKING:
     from workload.storage.s3 import Bucket
@@ -42,14 +43,23 @@ class ElasticCompute:
         """Settings for region and bucket. Raises `UsageError` for a name that AWS does not allow, or an unknown GPU."""
         if options is not None:
             gpus.require(options.gpu)
-        given = {"region": where.region, "bucket": where.bucket, **(options.settings if options else {})}
+        given = vars(where) | (vars(options) if options else {})
         account = (lambda _: ANY_ACCOUNT) if offline else (lambda region: self.ec2(region).account())
         return resolve_settings(given, os.environ, Path.cwd(), account=account)[0]
 
     def plan(
         self, job: Job, options: Options, settings: Settings, *, now: datetime, offline: bool = False
     ) -> InstancePlan:
-        del offline  # prices are in our table
+        notes: list[str] = []
+
+        def spot_price(machine_type: str, zones: Sequence[str]) -> Price | None:
+            try:
+                return self.ec2(settings.region).spot_price(machine_type, zones)
+            except RooflaunchError as error:
+                notes.append(f"the spot price is not that of today: {error}")
+                return None
+
+        asks = options.spot and options.usd_per_h is None and not offline
         return make_plan(
             job.resolved,
             options,
@@ -58,6 +68,8 @@ class ElasticCompute:
             now=now,
             token=job.token,
             task=job.task,
+            spot_price=spot_price if asks else None,
+            notes=notes,
         )
 
     def prepare(self, draft: InstancePlan, machines: Ec2Machines) -> InstancePlan:

@@ -1,9 +1,8 @@
 """Options of the command `launch aws`, besides those of the run. Imports little, because `launch --help` loads it."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from launcher.backends.rented_options import RentedOptions
+from launcher.backends.rented_options import Completions, RentedOptions
 from launcher.choice import Command, choice
 
 # \b: the help shows these lines without wrapping them.
@@ -23,22 +22,7 @@ COMMAND = Command(
     sent_to="EC2",
     is_fresh=True,
 )
-
-
-def gpu_names() -> list[str]:
-    """Names of all GPUs that a VM can have."""
-    from launcher.backends.aws import gpus  # noqa: PLC0415 - for those who complete a line
-
-    return list(gpus.load())
-
-
-def zone_names(ctx: Any) -> list[str]:
-    """Zones with the GPU that the unfinished command line names; without a valid GPU, the zones of all GPUs."""
-    from launcher.backends.aws import gpus  # noqa: PLC0415 - for those who complete a line
-
-    known = gpus.load()
-    row = known.get(str(ctx.params.get("gpu")))
-    return sorted({zone for gpu in ([row] if row else known.values()) for zone in gpu.zones})
+COMPLETIONS = Completions(gpus="launcher.backends.aws.gpus")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +39,13 @@ class Where:
 class Options(RentedOptions):
     """Options of `launch aws` besides those of the run. `zones`: ids or names of zones, in order."""
 
-    gpu: str = choice("the GPU of the VM", metavar="t4|l4|a10g|a100|…", autocompletion=gpu_names)
+    gpu: str = choice("the GPU of the VM", metavar="t4|l4|a10g|a100|…", autocompletion=COMPLETIONS.gpu_names)
     zones: tuple[str, ...] = choice(
         "try this zone first, by id or by name; repeatable (all of the region)",
         default=(),
         flag="--zone",
         metavar="Z",
-        autocompletion=zone_names,
+        autocompletion=COMPLETIONS.zone_names,
     )
     external_ip: bool = choice("a public address; without it the subnet needs NAT or endpoints", default=True)
     ami: str | None = choice(
@@ -74,9 +58,3 @@ class Options(RentedOptions):
     )
     security_group: str | None = choice("security group of the VM (rooflaunch)", default=None, metavar="NAME|sg-ID")
     subnet: str | None = choice("subnet of the VM, in one zone (the zone's own)", default=None, metavar="subnet-ID")
-
-    @property
-    def settings(self) -> dict[str, str | None]:
-        """Options that are settings. None: an environment variable, the configuration file or a default decides."""
-        names = ("repository", "instance_profile", "schedule_role", "security_group", "subnet")
-        return {name: getattr(self, name) for name in names}

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field, fields
 
+from launcher.backends.gcp.options import COMPLETIONS
 from launcher.backends.gcp.options import Options as VmOptions
-from launcher.backends.gcp.options import gpu_names, zone_names
 from launcher.choice import Command, choice
 from launcher.sizes import limit_s
 
@@ -52,13 +52,13 @@ class Where:
 class Options:
     """Options of `launch batch` besides those of the run. `zones`: allowed zones of the region; () allows all."""
 
-    gpu: str = choice("the GPU of the VM", metavar="t4|l4|v100|a100|…", autocompletion=gpu_names)
+    gpu: str = choice("the GPU of the VM", metavar="t4|l4|v100|a100|…", autocompletion=COMPLETIONS.gpu_names)
     zones: tuple[str, ...] = choice(
         "allow this zone of the region; repeatable (all with the GPU)",
         default=(),
         flag="--zone",
         metavar="Z",
-        autocompletion=zone_names,
+        autocompletion=COMPLETIONS.zone_names,
     )
     spot: bool = _as_gcp("spot")  # type: ignore[assignment] # a field, as dataclass takes it
     rerun_preempted: int = choice(

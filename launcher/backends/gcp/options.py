@@ -1,9 +1,9 @@
 """Options of the command `launch gcp`, besides those of the run. Imports little, because `launch --help` loads it."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from launcher.backends.rented_options import RentedOptions
+from launcher.backends.rented_options import Completions, RentedOptions
 from launcher.choice import Command, choice
 
 VmDriver = Literal["preinstalled", "install"]
@@ -25,22 +25,7 @@ COMMAND = Command(
     sent_to="Compute Engine",
     is_fresh=True,
 )
-
-
-def gpu_names() -> list[str]:
-    """Names of all GPUs that a VM can have."""
-    from launcher.backends.gcp import gpus  # noqa: PLC0415 - for those who complete a line
-
-    return list(gpus.load())
-
-
-def zone_names(ctx: Any) -> list[str]:
-    """Zones with the GPU that the unfinished command line names; without a valid GPU, the zones of all GPUs."""
-    from launcher.backends.gcp import gpus  # noqa: PLC0415 - for those who complete a line
-
-    known = gpus.load()
-    row = known.get(str(ctx.params.get("gpu")))
-    return sorted({zone for gpu in ([row] if row else known.values()) for zone in gpu.zones})
+COMPLETIONS = Completions(gpus="launcher.backends.gcp.gpus")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +45,13 @@ class Options(RentedOptions):
     None in a Shielded VM option means the cloud's own default.
     """
 
-    gpu: str = choice("the GPU of the VM", metavar="t4|l4|v100|a100|…", autocompletion=gpu_names)
+    gpu: str = choice("the GPU of the VM", metavar="t4|l4|v100|a100|…", autocompletion=COMPLETIONS.gpu_names)
     zones: tuple[str, ...] = choice(
         "try this zone first; repeatable (all, those with known prices first)",
         default=(),
         flag="--zone",
         metavar="Z",
-        autocompletion=zone_names,
+        autocompletion=COMPLETIONS.zone_names,
     )
     vm_image: str | None = choice(
         "image family of Ubuntu or Debian, or an image's path, that boots",
@@ -87,9 +72,3 @@ class Options(RentedOptions):
     service_account: str | None = choice("service account of the VM", default=None, metavar="EMAIL")
     network: str | None = choice("the VM's network (default)", default=None, metavar="NAME")
     subnetwork: str | None = choice("the VM's subnetwork", default=None, metavar="NAME")
-
-    @property
-    def settings(self) -> dict[str, str | None]:
-        """Options that are settings. None: an environment variable, the configuration file or a default decides."""
-        names = ("repository", "service_account", "network", "subnetwork")
-        return {name: getattr(self, name) for name in names}

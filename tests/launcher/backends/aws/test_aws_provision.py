@@ -289,15 +289,6 @@ def test_reap_finds_schedules_and_disks_without_an_instance(world: World) -> Non
     assert machine.name not in {item.name for item in left}
 
 
-def test_phases_are_read_from_the_console(world: World) -> None:
-    [machine] = submitted(world).machines
-    world.fake.live[0].console = (
-        "[    0.0] Linux\nrooflaunch: phase booted 2027-01-15T08:01:00.000Z\r\n"
-        "rooflaunch: phase dream 2027-01-15T08:01:00Z\nrooflaunch: phase driver_ready soon\n"
-    )
-    assert dict(world.machines().phases(machine)) == {"booted": "2027-01-15T08:01:00.000Z"}
-
-
 def test_output_goes_on_when_the_consoles_window_moves(world: World) -> None:
     [machine] = submitted(world).machines
     machines, vm = world.machines(), world.fake.live[0]

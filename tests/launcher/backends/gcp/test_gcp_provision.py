@@ -12,9 +12,10 @@ from launcher.backends.gcp import provision as provisioning
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.plan import Options, make_plan
 from launcher.backends.gcp.planned_vm import VmPlan
-from launcher.backends.gcp.provision import Scope, provision, reach, remove
+from launcher.backends.gcp.provision import Provisioning, remove, scope_of
 from launcher.backends.gcp.resources import OperationFault
 from launcher.backends.gcp.settings import Settings
+from launcher.backends.zone_by_zone import Scope, widest
 from launcher.protocol.backend import Submitted, Tried
 from tests.launcher.backends.gcp.compute_bodies import plain_body
 from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
@@ -53,7 +54,10 @@ def go(compute: Compute, clock: Clock) -> Go:
 
     def launch(plan: VmPlan, *, budget_s: float = 600.0, events: list[str] | None = None) -> Submitted:
         told = [] if events is None else events
-        return provision(plan, compute, budget_s=budget_s, now=clock.now, sleep=clock.sleep, on_event=told.append)
+        attempts = Provisioning(
+            plan=plan, compute=compute, budget_s=budget_s, now=clock.now, sleep=clock.sleep, on_event=told.append
+        )
+        return attempts.run()
 
     return launch
 
@@ -134,7 +138,7 @@ def test_a_zone_that_only_the_cloud_knows_is_tried(fake: FakeCompute, go: Go) ->
     [
         pytest.param({"max_cost_usd": 2.0}, SETTINGS, id="its price is unknown"),
         pytest.param({"fallback": False}, SETTINGS, id="no fallback"),
-        pytest.param({}, Settings(**{**SETTINGS.to_json(), "subnetwork": "mine"}), id="a subnetwork has a region"),  # type: ignore[arg-type]
+        pytest.param({}, Settings(**{**vars(SETTINGS), "subnetwork": "mine"}), id="a subnetwork has a region"),  # type: ignore[arg-type]
     ],
 )
 def test_a_zone_beyond_the_plan_is_not_tried_where(
@@ -556,14 +560,14 @@ REGIONAL, GLOBAL = {"region": "us-central1"}, {"global": "global"}
     ],
 )
 def test_how_far_a_code_reaches(code: str, message: str, dimensions: dict[str, str], scope: Scope) -> None:
-    assert reach([OperationFault(code=code, message=message, quota_dimensions=dimensions)]) is scope
+    assert scope_of(OperationFault(code=code, message=message, quota_dimensions=dimensions)) is scope
 
 
 def test_the_widest_of_several_errors_counts() -> None:
     stockout = OperationFault(code="ZONE_RESOURCE_POOL_EXHAUSTED", message="")
     quota = OperationFault(code="QUOTA_EXCEEDED", message="", quota_dimensions=REGIONAL)
-    assert reach([stockout, quota]) is Scope.REGION
-    assert reach([quota, OperationFault(code="NEW", message="")]) is Scope.FATAL
+    assert widest(map(scope_of, [stockout, quota])) is Scope.REGION
+    assert widest(map(scope_of, [quota, OperationFault(code="NEW", message="")])) is Scope.FATAL
 
 
 def test_the_fake_knows_the_least_that_an_insert_needs(compute: Compute, fake: FakeCompute) -> None:
