@@ -29,4 +29,5 @@ def test_docs_start_explains_the_lines_of_the_table() -> None:
     printed = re.findall(r"^  (\S+(?: \S+)?)  ", table, re.MULTILINE)
     page = (pages.ROOT / "docs" / "start.md").read_text(encoding="utf-8")
     explained = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
-    assert [line for line in explained if line != "busy"] == [line for line in printed if line != "next"]
+    of_other_runs = {"in theory", "busy"}
+    assert [line for line in explained if line not in of_other_runs] == [line for line in printed if line != "next"]
