@@ -63,4 +63,4 @@ picture: $(READY)
 	$(BIN)/python docs/five_steps.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
