@@ -284,7 +284,7 @@ def _notes(
         yield f"{counted(len(more), 'run')} of additional blocks from --until exist; they are kept"
     several = [plan.place.name for plan in plans if len(plan.tasks) < len({run.block for run in plan.runs})]
     if several:
-        yield f"{', '.join(several)}: one machine runs several blocks, so the difference between hosts stays unknown"
+        yield f"{', '.join(several)}: one machine runs several blocks, so the difference between machines stays unknown"
     if is_fresh:
         yield "--fresh: everything is measured again under another name, and existing results are kept"
     for plan in plans:

@@ -77,7 +77,7 @@ def add_parser(commands: Any) -> None:
     ours.add_argument("--samples-per-step", metavar="N", help="samples per step, if the script has no DataLoader")
     ours.add_argument("--data", metavar="PATH", help="path that replaces {data} in the script's arguments")
     measuring.add_argument("--then", metavar="|".join(THEN), default="stop", help="after the last measured step (stop)")
-    first.add_argument(
+    parser.groups[Group.PLACE].add_argument(
         "--devices", metavar="N", default="1", help="ranks to start as torchrun does, each with a device of its own (1)"
     )
     first.add_argument(
