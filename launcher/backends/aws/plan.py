@@ -249,10 +249,11 @@ def make_plan(
     check_options(options, CLOUD)
     if options.ami is not None and not re.fullmatch(r"ami-[0-9a-f]{8,17}", options.ami):
         raise UsageError(f"--ami must be the id of an AMI; got '{shown(options.ami)}'", hint="--ami ami-ID")
-    machine, count = choose_machine(gpu, options)
     spec, task, changed = work_on_vm(resolved.spec, task, gpu)
     specs = [run.spec for run in task.runs] if task else [spec]
     uses_gpu = any(run_spec.device is not Device.CPU for run_spec in specs)
+    devices = task.devices if task else spec.devices
+    machine, count = choose_machine(gpu, options, devices=devices, uses_gpu=uses_gpu)
     zones = _zone_order(gpu, options, settings.region)
     known = _known_price(gpu, machine, options, settings.region, now)
     if options.max_cost_usd is not None and not known:

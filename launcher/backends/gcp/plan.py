@@ -71,10 +71,11 @@ def make_plan(
     """
     gpu = gpus.require(options.gpu)
     check_options(options, CLOUD)
-    machine, count = choose_machine(gpu, options)
     spec, task, changed = work_on_vm(resolved.spec, task, gpu)
     specs = [run.spec for run in task.runs] if task else [spec]
     with_driver = any(run_spec.device is not Device.CPU for run_spec in specs)
+    devices = task.devices if task else spec.devices
+    machine, count = choose_machine(gpu, options, devices=devices, uses_gpu=with_driver)
     images = candidate_images(gpu, options, with_driver=with_driver)
     driver = images[0].driver if with_driver else Driver.NONE
     zones = _zone_order(gpu, options, settings)
