@@ -94,15 +94,15 @@ def list_price(
 ) -> HourlyPrice | None:
     """The price in prices.toml; None if it is not listed, or if `spot` is unknown.
 
-    The machine has the smallest listed number of GPUs that is enough for this number of devices.
+    `devices`: GPUs that the run used. An N1 machine, to which GPUs are attached, is assumed to have no others.
     """
     gpu = peaks.find_gpu(device_name)
     if gpu is None or spot is None:
         return None
-    for row in sorted(prices.load().listed, key=lambda row: row.gpus):
+    for row in prices.load().listed:
         figure = row.figure(spot=spot)
-        same = (row.machine_type, row.gpu, row.region) == (machine_type, gpu.gpu, region) and row.gpus >= devices
-        if same and figure is not None:
+        same = (row.machine_type, row.gpu, row.region) == (machine_type, gpu.gpu, region)
+        if same and figure is not None and (row.gpus == devices or not row.machine_type.startswith("n1-")):
             return HourlyPrice(usd_per_h=figure, source=f"list of {row.read}")
     return None
 

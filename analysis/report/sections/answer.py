@@ -300,7 +300,7 @@ def _best(row: Mapping[str, Any], lines: int) -> str:
     rate = words.rate_with_interval(row)
     batch = f"batch {words.text(row['batch_size'])}, " if words.is_known(row["batch_size"]) else ""
     busy = f", {row['busy']}" if words.is_known(row["busy"]) else ""
-    rate += f" on each of {row['devices']:g} devices" if row["devices"] > 1 else ""
+    rate += f" on each of {row['devices']:g} devices" if (row["devices"] or 1) > 1 else ""
     at = f"at {batch}{row['variant']} on {words.with_device(row)}{busy}"
     return (
         f"{row['task']}: {rate} {at}" if lines == 1 else f"{row['task']} reached its highest throughput, {rate}, {at}"
