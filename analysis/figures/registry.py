@@ -261,9 +261,13 @@ def _over_devices(material: Material) -> Iterator[Figure]:
 
 
 def _devices_text(row: dict[Any, Any]) -> str:
-    ends = [percent(row[name]) for name in ("efficiency_low", "efficiency_high") if pd.notna(row[name])]
+    value, *ends = (
+        f"{number(100 * row[name], 3)} %"
+        for name in ("efficiency", "efficiency_low", "efficiency_high")
+        if pd.notna(row[name])
+    )
     between = f" ({' to '.join(ends)})" if ends else ""
-    return f"{row['setting']}, {row['env']}, {row['devices']:g} devices: {percent(row['efficiency'])}{between}"
+    return f"{row['setting']}, {row['env']}, {row['devices']:g} devices: {value}{between}"
 
 
 def _efficiency(material: Material) -> Iterator[Figure]:

@@ -329,9 +329,9 @@ def _devices(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
     if not words.is_known(best["efficiency"]):
         efficiency = f"no efficiency, because there is {best['why']}"
     else:
-        efficiency = f"{words.percent(best['efficiency'])} of {devices} times one device"
+        efficiency = f"{words.percent(best['efficiency'], 3)} of {devices} times one device"
         if words.is_known(best["efficiency_low"]):
-            ends = f"{words.percent(best['efficiency_low'])} to {words.percent(best['efficiency_high'])}"
+            ends = f"{words.percent(best['efficiency_low'], 3)} to {words.percent(best['efficiency_high'], 3)}"
             efficiency += f" ({words.percent(best['level'])} interval {ends})"
     limit = f"; {best['sentence']}" if words.is_known(best["sentence"]) else ""
     return f" {devices} devices together: {rate} {units.unit_of(best)}/s, {efficiency}{limit}."

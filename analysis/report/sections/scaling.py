@@ -45,5 +45,5 @@ def section(evidence: ReportEvidence) -> Section:
 def _interval(row: dict[str, Any]) -> str:
     if not words.is_known(row["level"]):
         return words.ABSENT
-    ends = (words.percent(row["efficiency_low"]), words.percent(row["efficiency_high"]))
+    ends = (words.percent(row["efficiency_low"], 3), words.percent(row["efficiency_high"], 3))
     return f"{words.percent(row['level'])}: {' to '.join(ends)}"

@@ -242,10 +242,10 @@ CASES = {
     ),
     "efficiency with an interval": Case(
         figure="devices_efficiency",
-        words=r"2 devices: 5\d % \(\d+ % to \d+ %\)",
+        words=r"2 devices: 50\.0 % \(4\d\.\d % to 5\d\.\d %\)",
         true=lambda: on_devices(1.0, 2.0),
         false=lambda: [one for one in on_devices(1.0, 2.0) if not one["run_id"].endswith("2")],
-        instead="2 devices: 50 %",
+        instead=r"2 devices: 50\.0 %$",
     ),
     "throughput of each device": Case(
         figure="throughput_env",

@@ -137,7 +137,7 @@ CASES = {
         words="2 devices together: .* images/s, no efficiency, because there is no run on one device",
         true=lambda: own(devices=2.0, all_images_per_s=200.0),
         false=lambda: [*own(devices=1.0), *own(SLOW, "b", devices=2.0, all_images_per_s=100.0)],
-        instead=r"2 devices together: 100\.0 images/s, 50 % of 2 times one device \(95 % interval ",
+        instead=r"2 devices together: 100\.0 images/s, 50\.0 % of 2 times one device \(95 % interval ",
     ),
     "a busy machine": Case(
         section=answer.section,
