@@ -3,6 +3,7 @@
 # make test-ci      every test but the campaigns: slow ones too, and those that need servers, a browser or Docker
 # make test-night   the campaigns, which take hours: make test-night PARTS="kills pages" runs two of them
 # make lint         style and types
+# make docs         the site of docs/, in build/site; needs no network after the set-up
 # Needs Python >= 3.11 (PYTHON=python3.12 picks one) and a network for the first set-up.
 
 VENV := .venv
@@ -20,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist
 # Without compiled files every process compiles the tests and our packages anew: 40 s of each run.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: run test test-ci test-night lint setup picture clean
+.PHONY: run test test-ci test-night lint docs setup picture clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -44,6 +45,9 @@ lint: $(READY)
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 
+docs: $(READY)
+	$(BIN)/python -m docs.build_site
+
 setup: $(READY)
 
 # The stamp comes last: an interrupted set-up is taken up again, a finished one is not repeated.
@@ -54,12 +58,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-# The README's picture, light and dark: the roofline of the example's bundles.
+# The picture of README and docs/analysing.md, light and dark.
 picture: $(READY)
-	$(BIN)/analyze example -o build/example/example.html --figures build/example
-	mkdir -p docs/images
-	cp build/example/roofline_combined.svg docs/images/roofline.svg
-	cp build/example/roofline_combined-dark.svg docs/images/roofline-dark.svg
+	$(BIN)/python docs/five_steps.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -154,7 +154,7 @@ def sweep(folder: Path, times: int) -> Iterator[Row]:
 
 def duel(folder: Path, times: int) -> Iterator[Row]:
     """A duel of equal sides, too short to decide about 0.1 %."""
-    command = (*LAUNCH, "duel", *RUN, "--same-within", "0.1%", "--max-segments", str(DUEL_RUNS), "--", "---")
+    command = (*LAUNCH, "duel", *RUN, "--same-within", "0.1%", "--max-runs", str(DUEL_RUNS), "--", "---")
     spent = [spend(command, fresh(folder), code=NOT_DECIDABLE) for _ in range(times)]
     yield Row(what=f"a duel of {DUEL_RUNS} runs", goal="<= 132 s", spent=spent)
 

@@ -1,4 +1,4 @@
-"""Consequences of each fault of the cloud, as a table: fault, outcome, VMs left, bundles and requests.
+"""Consequences of each fault of the cloud, as a table: fault, outcome, VMs left, bundles home and lost, requests.
 
     python benchmarks/launch_faults.py [gcp|aws]
 
@@ -27,6 +27,7 @@ from tests.launcher.backends.gcp.canned_vm import Fault  # noqa: E402
 from tests.launcher.backends.gcp.fake_compute import FakeCompute  # noqa: E402
 from tests.workload.storage.gcs_server import running  # noqa: E402
 from workload.contract.errors import RooflaunchError  # noqa: E402
+from workload.storage.inventory import sealed_runs  # noqa: E402
 
 NEAR = "us-central1-f"
 ALL = "GPUS_ALL_REGIONS"
@@ -189,7 +190,8 @@ def watch(cloud: Cloud | AwsCloud, case: Case) -> Iterator[str]:
         yield str(len(cloud.fake.all_vms))
         yield str(len(cloud.fake.instances))
         requests = len(cloud.fake.calls)
-    yield str(bundles)
+    sealed = sum(1 for _ in sealed_runs(cloud.bucket))
+    yield f"{bundles}, {sealed - bundles}"
     yield str(requests)
     yield f"{took_s:.0f}"
 
@@ -204,7 +206,7 @@ def main() -> None:
     """Print the table."""
     on_aws = sys.argv[1:] == ["aws"]
     left = "VMs, disks, schedules left" if on_aws else "VMs left"
-    columns = ("fault", "outcome", "VMs made", left, "bundles home", "requests", "simulated s")
+    columns = ("fault", "outcome", "VMs made", left, "bundles home, lost", "requests", "simulated s")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for case in AWS_CASES if on_aws else CASES:
         with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:

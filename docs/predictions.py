@@ -262,36 +262,35 @@ def of_profiles(data: Path) -> Iterator[tuple[str, Check]]:
 HEAD = """\
 # Predicted step times, compared with measured ones
 
-`analyze predict RESULTS --gpu l4` gives intervals for GPUs that were not run. This page says how good they are. A
-script writes it (DATA is a folder with `published_throughput.csv` and `ncu/`):
+`analyze predict RESULTS --gpu l4` predicts the step time on a GPU that was not run, as an interval. This page says
+how good the intervals are. A script writes it (DATA is a folder with `published_throughput.csv` and `ncu/`):
 
     python docs/predictions.py DATA > docs/predictions.md
     python docs/predictions.py DATA --errors > analysis/roofline/prediction_errors.toml
 
 **The time at the roofs.** A kernel takes at least its FLOP / the peak FLOP/s, and at least its bytes / the peak
-bytes/s. The sum over the kernels is the step's time at the roofs. If only totals are known, this sum is between the
-longer of the two times of the whole step and both times together.
+bytes/s. The sum over the kernels is the step's time at the roofs: the time of a perfect GPU program. If only the
+totals of a step are known, the sum is between the longer of the two times and both times together.
 
-**The interval.** Its ends are the time at the roofs times the 5 % and the 95 % quantile of measured time / time at the
-roofs. The quantiles are of published measurements in the same kind of precision if there are at least {fewest},
-otherwise of all. The lower end is never above the time at the roofs. The measurements are whole steps of models. A
-profile or a trace narrows the time at the roofs, but too few profiles are public for quantiles of their own. These
-tiers use the quantiles relative to the other end, which are wider. A step that is shorter at the roofs than every
-published one has no prediction: gaps between kernels decide how long it takes.
+**The interval.** Real steps take longer, by a factor that published measurements show. The interval reaches from the
+time at the roofs x the 5 % quantile of this factor to the time x the 95 % quantile. The quantiles are of the same
+kind of precision if it has at least {fewest} measurements, otherwise of all. The lower end is never above the time at
+the roofs (*the limit*). A step that is shorter at the roofs than every published one has no prediction: gaps between
+kernels decide how long it takes.
 
-**How the rule was chosen.** Two rules were tried. The first had the quantiles alone. Before it was written, the times
-at the roofs of two rows of the V100 had been compared by hand. It covered too little, above all in fp32, where 5 % of
-all measurements say little about a chip that comes close to its roofs. The second rule adds the limit for the lower
-end, after this comparison with the data on this page, so `covered` is not an independent check of it. The rule on
-short steps came from a script of a user, whose interval ended below what its kernels' launches alone take.
+**Three tiers of evidence**: `kernels` (a profile), `operators` (a trace), `model` (totals by formula, for which runs
+on a CPU are enough). The first two narrow the time at the roofs, but too few profiles are public for quantiles of
+their own. The reports below are the only check of them.
 
-`covered` is the share of the measurements that lie in intervals made without their chip. The quantiles aim at 90 %.
-Measurements of one chip and one author are alike, and a chip that is left out can differ more than the others do. It
-says nothing of the tiers *kernels* and *operators*, for which the reports below are the only check.
+**How the rule was chosen.** A first rule had the quantiles alone, and covered too little, above all in fp32. The
+limit of the lower end came after this comparison, so `covered` does not check it independently.
 
-Of the rows with tier A or B, {used} are used. Skipped: {skipped}.
-The most time at the roofs is off by {most} on average, the least by {least}. `error` is the middle of both compared
-with the measured time, {error} on average.
+`covered` is the share of the measurements that lie in intervals made without their chip. The quantiles aim at 90 %. A
+chip that is left out can differ more than the others do.
+
+Of the published rows that are graded A or B, {used} are used. Skipped: {skipped}. The most time at the roofs is off
+by {most} on average, the least by {least}. `error` is the middle of both compared with the measured time, {error} on
+average.
 """
 REPORTS = """
 ## The reports
@@ -352,6 +351,7 @@ def page(data: Path) -> Iterator[str]:
         yield f"- {group}: {inside} of {len(chosen)} in the interval; the roofs are off by {off} on average."
     yield PUBLISHED
     yield from _table([("", check, without_chip(checks, check)) for check in checks], None)
+    yield "\nNext: [published tables](published-tables.md)"
 
 
 def _group(origin: str) -> str:

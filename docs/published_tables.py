@@ -31,6 +31,7 @@ from analysis.roofline.roofs import Roof, RoofKind, intensity
 from workload.contract import peaks
 from workload.contract.text import percent
 
+NEXT = "\nNext: [is it true on your GPU?](gpu-truth.md)"
 FIGURES = Path(__file__).with_name("published_tables.toml")
 # What a step's FLOP are to the MACs of its forward pass, about: 2 FLOP each, and backward is two forward passes.
 STEP_OVER_MAC = 6
@@ -338,16 +339,16 @@ def claimed(claim: Mapping[str, Any]) -> tuple[float, str, bool]:
 def page(data: Path) -> str:
     """The whole page as Markdown."""
     return "\n".join(
-        [*_head(), *_page_a(data), *_page_b(), *_page_c(data), *_page_complexity(), *published_items.section()]
+        [*_head(), *_page_a(data), *_page_b(), *_page_c(data), *_page_complexity(), *published_items.section(), NEXT]
     )
 
 
 def _head() -> Iterator[str]:
     yield "# Three published tables, recomputed"
     yield ""
-    yield "A worked example with three student reports: the figures that they print, what follows from these figures,"
-    yield "and the right figures. The published figures are in `docs/published_tables.toml`; `analysis` does the"
-    yield "arithmetic. A script writes this page (DATA is a folder with the public files in `iterations/` and `ncu/`):"
+    yield "Three student reports on training speed, recomputed figure by figure. [What published reports get"
+    yield "wrong](published-mistakes.md) sums this page up. The published figures are in `docs/published_tables.toml`."
+    yield "A script writes this page (DATA is a folder with the public files in `iterations/` and `ncu/`):"
     yield ""
     yield "    python docs/published_tables.py DATA > docs/published-tables.md"
     yield "    analyze import DATA/iterations/*.csv -o results; analyze roofline results"

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, fields
-from enum import StrEnum
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -12,16 +11,11 @@ import typer
 
 from launcher.choice import flag_of
 from workload.contract.errors import UsageError
+from workload.contract.help_text import Group
+from workload.contract.program import option
 from workload.contract.spec import Device, Option, options
 
 DEVICE_SWITCHES = (Device.CPU, Device.CUDA, Device.MPS)
-
-
-class Format(StrEnum):
-    """How a result is printed on stdout."""
-
-    TABLE = "table"
-    JSON = "json"
 
 
 T = TypeVar("T")
@@ -36,13 +30,16 @@ def _folder(context: typer.Context, value: Path) -> Path:
     return require_folder(value)
 
 
-OutputOption = Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles", callback=_folder)]
-FormatOption = Annotated[Format, typer.Option("--format", help="format of stdout")]
+OutputOption = Annotated[
+    Path,
+    option("-o --output", "folder for the bundles", Group.OUTPUT, metavar="DIR", callback=_folder, show_default=True),
+]
+DryRunOption = Annotated[bool, option("--dry-run", "print the plan and stop", Group.OUTPUT)]
 
 
 def run_options(command: Callable[..., int], *, without: Collection[str] = ()) -> Callable[..., int]:
     """Give `command` every run option except `without`. It gets the typed options as `typed`, by field name."""
-    run = [_parameter(option) for option in options() if option.name not in ("device", *without)]
+    run = [_parameter(item) for item in options() if item.name not in ("device", *without)]
     devices = [_device_switch(device) for device in DEVICE_SWITCHES]
     own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "typed"]
 
@@ -65,20 +62,19 @@ def _chosen_device(chosen: list[Device]) -> dict[str, Device]:
 
 def _device_switch(device: Device) -> inspect.Parameter:
     text = {Device.CPU: "compute on the CPU", Device.CUDA: "on the NVIDIA GPU", Device.MPS: "on the Apple GPU"}
-    info = typer.Option(f"--{device}", help=text[device], show_default=False)
-    return _keyword(device.value, Annotated[bool, info], default=False)
+    return _keyword(device.value, Annotated[bool, option(f"--{device}", text[device], Group.PLACE)], default=False)
 
 
-def _parameter(option: Option) -> inspect.Parameter:
+def _parameter(item: Option) -> inspect.Parameter:
     """Parameter for an option; None unless the user typed the option. Values stay text, which `Option.parse` checks."""
-    if option.kind is bool:
-        info = typer.Option(f"{option.flag}/{option.off_flag}", help=option.help, show_default=False)
-        return _keyword(option.name, Annotated[bool | None, info])
-    known = "" if option.default is None else f" ({option.default})"
-    metavar = "|".join(option.choices) or ("N" if option.is_number else option.name.upper())
-    complete = (lambda: list(option.choices)) if option.choices else None
-    info = typer.Option(option.flag, metavar=metavar, help=option.help + known, autocompletion=complete)
-    return _keyword(option.name, Annotated[str | None, info])
+    if item.kind is bool:
+        info = option(f"{item.flag}/{item.off_flag}", item.help, item.group)
+        return _keyword(item.name, Annotated[bool | None, info])
+    known = "" if item.default is None else f" ({item.default})"
+    metavar = "|".join(item.choices) or ("N" if item.is_number else item.name.upper())
+    complete = (lambda: list(item.choices)) if item.choices else None
+    info = option(item.flag, item.help + known, item.group, metavar=metavar, autocompletion=complete)
+    return _keyword(item.name, Annotated[str | None, info])
 
 
 def _keyword(name: str, annotation: Any, default: object = None) -> inspect.Parameter:
@@ -93,10 +89,13 @@ def signed(command: Callable[..., Any], parameters: Iterable[inspect.Parameter])
     return command
 
 
-def parameters_of(kind: type, *, required: bool = True) -> list[inspect.Parameter]:
-    """Parameters for the options of `kind`, a dataclass of `choice` fields. With `required` False, all are optional."""
+def parameters_of(kind: type, *, group: Group = Group.PLACE, required: bool = True) -> list[inspect.Parameter]:
+    """Parameters for the options of `kind`, a dataclass of `choice` fields. With `required` False, all are optional.
+
+    `group`: heading of the options in the help.
+    """
     hints = get_type_hints(kind)
-    return [_choice_parameter(item, hints[item.name], required=required) for item in fields(kind)]
+    return [_choice_parameter(item, hints[item.name], group=group, required=required) for item in fields(kind)]
 
 
 def instance_of(kind: type[T], arguments: dict[str, Any]) -> T:
@@ -110,8 +109,8 @@ def instance_of(kind: type[T], arguments: dict[str, Any]) -> T:
     return kind(**values)
 
 
-def _choice_parameter(item: Any, hint: Any, *, required: bool) -> inspect.Parameter:
-    shown: Mapping[str, Any] = item.metadata["shown"]
+def _choice_parameter(item: Any, hint: Any, *, group: Group, required: bool) -> inspect.Parameter:
+    shown: Mapping[str, Any] = {"rich_help_panel": group, **item.metadata["shown"]}
     flag = flag_of(item)
     is_switch = hint is bool or bool in get_args(hint)
     default = None if item.default is MISSING else item.default

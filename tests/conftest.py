@@ -4,6 +4,7 @@ import atexit
 import gc
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -134,6 +135,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert built.returncode == 0, built.stderr
     [path] = folder.glob("*.whl")
     return path
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, which draws our pages."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no chromium found (apt-get install chromium)")
+    quiet = ("--disable-background-networking", "--disable-component-update", "--disable-sync")
+    with sync_api.sync_playwright() as driver:
+        started = driver.chromium.launch(
+            executable_path=chromium, args=["--headless", "--no-sandbox", "--disable-gpu", *quiet]
+        )
+        yield started
+        started.close()
 
 
 @pytest.fixture

@@ -128,6 +128,7 @@ DECLARING = {
             "context",
             "entry",
             "errors",
+            "help_text",
             "interrupt",
             "invocation",
             "ncu_metrics",

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from workload import __version__, log
+from workload.arguments import Parser
 from workload.contract import bundle
 from workload.contract.context import Context
 from workload.contract.errors import (
@@ -25,6 +26,7 @@ from workload.contract.errors import (
     ToolError,
     UsageError,
 )
+from workload.contract.help_text import Group
 from workload.contract.installation import from_checkout
 from workload.contract.interrupt import interruption_deferred, pending_interruption, raise_if_interrupted, stoppable
 from workload.contract.spec import (
@@ -38,6 +40,7 @@ from workload.contract.spec import (
     options,
     resolve,
 )
+from workload.contract.tables import TableFormat, plain
 from workload.environment import gpu_index, resource_errors
 from workload.measure.timing import Timeline
 from workload.profile import profiled_script
@@ -46,27 +49,42 @@ from workload.run import ranks, unfinished
 from workload.run import script_command as script
 from workload.run.repeats import repeat_trainer
 
-EXAMPLES = """examples:
-  python -m workload train
+EXAMPLES = """\b
+Examples:
   python -m workload train --model resnet50 --device cuda --precision amp --batch-size 64 -o results
-  python -m workload train --model vit_b_16 --dataset ~/photos --workers 4
-  python -m workload train --model resnet50 --device cuda --profile ncu
-  python -m workload profile results/*-cpu-* --profile torch
-  python -m workload ceilings --device cpu --format json
   python -m workload complexity --model resnet18 resnet50 --batch-size 32 64 128
+"""
+TRAIN_EXAMPLES = """\b
+Examples:
+  python -m workload train --model resnet50 --device cuda --profile ncu
+  python -m workload train --model vit_b_16 --dataset ~/photos --workers 4
+"""
+CEILINGS_EXAMPLES = """\b
+Examples:
+  python -m workload ceilings
+  python -m workload ceilings --device cpu --format csv
+"""
+ENV_EXAMPLES = """\b
+Examples:
+  python -m workload env
+  python -m workload env --device cpu
+"""
+MODELS_EXAMPLES = """\b
+Examples:
+  python -m workload models
+  python -m workload models | grep resnet
 """
 PROFILE_TEXT = """Train the configuration of each BUNDLE again for a few steps, and add the profile to the bundle.
 Its timing does not change. Prints each bundle that got a profile.
 
+\b
 ncu    FLOP and bytes per kernel, by Nsight Compute; needs an NVIDIA GPU and permission to read its counters
 torch  time per kernel, or per operator on a CPU, by torch.profiler; needs no privileges
 """
-PROFILE_EXAMPLES = """examples:
-  python -m workload profile results/RUN                                       with the bundle's own --profile
-  python -m workload profile results/RUN --profile torch                       trace.json.gz for Perfetto, kernels.csv
-  python -m workload profile results/RUN --profile ncu --profile-steps 4       counters, mean of four steps
-  python -m workload profile results/RUN --profile ncu --profile-step-bytes --profile-throughput
-  python -m rooflaunch profile results/RUN --profile torch -- train.py --token T  a script with a secret
+PROFILE_EXAMPLES = """\b
+Examples:
+  python -m workload profile results/RUN --profile torch
+  python -m rooflaunch profile results/RUN --profile ncu -- train.py --token T
 """
 
 GPU_TRUTH_TEXT = """Check which of this project's assumptions about GPUs are true on this one: counters, clocks, power,
@@ -74,24 +92,18 @@ rates, memory and failures. Each part runs in child processes with a time limit,
 command continues where the last one stopped. Prints the path of an archive of all parts, at most 16 MiB. Without a
 GPU it prints what was skipped and why.
 """
-GPU_TRUTH_EXAMPLES = """examples:
-  python -m workload gpu-truth -o truth                          everything, about 25 minutes
-  python -m workload gpu-truth -o truth --max-seconds 540        stop after 9 minutes; repeat until nothing is left
-  python -m workload gpu-truth -o truth --part counters --again  repeat one part
-  analyze gpu-truth truth                                        claim, expected, found, verdict
+GPU_TRUTH_EXAMPLES = """\b
+Examples:
+  python -m workload gpu-truth -o truth --max-seconds 540
+  python -m workload gpu-truth -o truth --part counters --again
 """
 # Default of `gpu-truth --max-seconds`: seconds of wall time after which the command ends.
 GPU_TRUTH_S = 1500.0
+# Run options that the help lists first.
+MOST_USED = ("model", "repeats", "profile")
 Command = Callable[[argparse.Namespace, Timeline], int]
 TRAINER_PACKAGES = ("torch", "torchvision", "numpy", "psutil")
 INSTALL = "pip install 'rooflaunch[trainer]'"
-
-
-class _Parser(argparse.ArgumentParser):
-    """Argument parser that raises `UsageError`, which `main` prints in two lines (error and hint)."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint=f"{self.prog} --help")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -135,18 +147,19 @@ def _report(error: RooflaunchError) -> int:
     return error.exit_code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m workload",
+def _parser() -> Parser:
+    prog = "python -m workload"
+    parser = Parser(
+        prog=prog,
+        usage="%(prog)s COMMAND [OPTIONS]",
         description="Train a vision model for a few steps and measure what limits it.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"rooflaunch {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    version = f"rooflaunch {__version__}"
+    parser.groups[Group.OUTPUT].add_argument("--version", action="version", version=version, help="print the version")
+    commands = parser.add_subparsers(title="Commands", prog=prog, metavar="COMMAND", required=True)
     _add_train(commands)
-    script.add_parser(commands, argparse.RawDescriptionHelpFormatter)
+    script.add_parser(commands)
     _add_profile(commands)
     _add_profiled_step(commands)
     profiled_script.add_parser(commands)
@@ -163,21 +176,26 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     _add_gpu_truth(commands)
-    environment = _add_command(
-        commands, "env", _environment, help="print hardware and software of this machine, as JSON"
-    )
-    environment.add_argument("--device", choices=tuple(Device), default=Device.AUTO)
-    _add_command(commands, "models", _models, help="list the models that can be trained")
+    text = "print hardware and software of this machine, as JSON"
+    environment = _add_command(commands, "env", _environment, help=text, epilog=ENV_EXAMPLES)
+    _add_device(environment, Group.FIRST)
+    _add_command(commands, "models", _models, help="list the models that can be trained", epilog=MODELS_EXAMPLES)
     return parser
 
 
-def _add_command(commands: Any, name: str, run: Command, **texts: str) -> argparse.ArgumentParser:
+def _add_command(commands: Any, name: str, run: Command, **texts: str) -> Parser:
     """Add a command with its `help`, `description` and `epilog`; a command without `help` is not listed."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **texts
-    )
+    description = {"description": f"{texts['help'][0].upper()}{texts['help'][1:]}."} if "help" in texts else {}
+    parser: Parser = commands.add_parser(name, **{**description, **texts})
     parser.set_defaults(command=run)
     return parser
+
+
+def _add_device(parser: Parser, group: Group) -> None:
+    devices = "|".join(Device)
+    parser.groups[group].add_argument(
+        "--device", choices=tuple(Device), default=Device.AUTO, metavar=devices, help="device to use (the best found)"
+    )
 
 
 def _add_train(commands: Any) -> None:
@@ -187,12 +205,13 @@ def _add_train(commands: Any) -> None:
         _train,
         help="run one configuration and write a bundle",
         description="Train one configuration and write a bundle; prints the bundle's folder.",
+        epilog=TRAIN_EXAMPLES,
     )
     for option in options():
         if option.name not in SCRIPT_ONLY_OPTIONS:
-            _add_option(train, option)
+            train.add_option(option, Group.FIRST if option.name in MOST_USED else None)
     # Device switches, which `launch local` has too.
-    switches = train.add_mutually_exclusive_group()
+    switches = train.groups[Group.PLACE].add_mutually_exclusive_group()
     for device in (Device.CPU, Device.CUDA, Device.MPS):
         switches.add_argument(
             f"--{device}",
@@ -202,7 +221,9 @@ def _add_train(commands: Any) -> None:
             default=argparse.SUPPRESS,
             help=f"same as --device {device}",
         )
-    train.add_argument("-o", "--output", type=Path, default=Path("results"), help="folder for bundles (results)")
+    train.groups[Group.OUTPUT].add_argument(
+        "-o", "--output", metavar="DIR", type=Path, default=Path("results"), help="folder for the bundles (results)"
+    )
     _add_gpu_index(train)
     train.add_argument("--context", help=argparse.SUPPRESS)
     train.add_argument(ranks.FLAG, type=Path, help=argparse.SUPPRESS)
@@ -217,11 +238,16 @@ def _add_profile(commands: Any) -> None:
         description=PROFILE_TEXT,
         epilog=PROFILE_EXAMPLES,
     )
-    profile.add_argument("bundles", metavar="BUNDLE", type=Path, nargs="+", help="folder of a completed run")
+    profile.usage = "%(prog)s [OPTIONS] BUNDLE... [-- train.py ARGS]"
+    profile.groups[Group.FIRST].add_argument(
+        "bundles", metavar="BUNDLE", type=Path, nargs="+", help="folder of a completed run"
+    )
     for option in _profile_options():
         # Remove the defaults: options that the user leaves out are taken from the bundle.
-        _add_option(profile, replace(option, default=None))
-    profile.add_argument("--data", metavar="PATH", help="path that replaces {data} in the arguments of a script")
+        profile.add_option(replace(option, default=None), Group.FIRST if option.name in MOST_USED else Group.MEASURING)
+    profile.groups[Group.SCRIPT].add_argument(
+        "--data", metavar="PATH", help="path that replaces {data} in the arguments of a script"
+    )
     _add_gpu_index(profile)
     profile.set_defaults(script_words=())
 
@@ -234,7 +260,7 @@ def _add_profiled_step(commands: Any) -> None:
     """Add the internal command `profiled-step`, which a profile pass starts."""
     step = _add_command(commands, "profiled-step", _profiled_step)
     for option in options():
-        _add_option(step, option)
+        step.add_option(option)
     step.add_argument("--mode", required=True)
     step.add_argument("--report", type=Path, required=True)
     step.add_argument("--owner", type=int, required=True)
@@ -250,32 +276,33 @@ def _add_script_ceilings(commands: Any) -> None:
     ceilings.add_argument("--fresh", action="store_true")
 
 
-def _add_gpu_index(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(gpu_index.FLAG, metavar="N", type=gpu_index.parsed, help=gpu_index.HELP)
-
-
-def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
-    """Add an option to the parser; the namespace gets only options that the user typed."""
-    absent = argparse.SUPPRESS
-    if option.kind is bool:
-        on_text = option.help + ("" if option.default else f"; off: {option.off_flag}")
-        off_text = f"do not: {option.help}" if option.default else argparse.SUPPRESS
-        for flag, value, text in ((option.flag, True, on_text), (option.off_flag, False, off_text)):
-            parser.add_argument(flag, dest=option.name, action="store_const", const=value, default=absent, help=text)
-        return
-    metavar = "|".join(option.choices) or ("N" if option.is_number else option.name.upper())
-    text = option.help + ("" if option.default is None else f" ({option.default})")
-    parser.add_argument(option.flag, dest=option.name, metavar=metavar, default=absent, help=text)
+def _add_gpu_index(parser: Parser) -> None:
+    parser.groups[Group.PLACE].add_argument(gpu_index.FLAG, metavar="N", type=gpu_index.parsed, help=gpu_index.HELP)
 
 
 def _add_ceilings(commands: Any) -> None:
-    ceilings = _add_command(commands, "ceilings", _ceilings, help="measure the best FLOP/s and bytes/s of this machine")
-    ceilings.add_argument("--device", choices=tuple(Device), default=Device.AUTO)
-    ceilings.add_argument(
-        "--precision", choices=tuple(Precision), action="append", help="only this precision; repeatable"
+    text = "measure the best FLOP/s and bytes/s of this machine"
+    ceilings = _add_command(commands, "ceilings", _ceilings, help=text, epilog=CEILINGS_EXAMPLES)
+    _add_device(ceilings, Group.FIRST)
+    ceilings.groups[Group.FIRST].add_argument(
+        "--precision",
+        choices=tuple(Precision),
+        metavar="|".join(Precision),
+        action="append",
+        help="only this precision; repeatable",
     )
-    ceilings.add_argument("--format", choices=("table", "json"), default="table")
+    _add_format(ceilings, Group.FIRST)
     _add_gpu_index(ceilings)
+
+
+def _add_format(parser: Parser, group: Group) -> None:
+    parser.groups[group].add_argument(
+        "--format",
+        choices=tuple(TableFormat),
+        default=TableFormat.TABLE,
+        metavar="|".join(TableFormat),
+        help="format of stdout (table)",
+    )
 
 
 def _add_gpu_truth(commands: Any) -> None:
@@ -287,15 +314,18 @@ def _add_gpu_truth(commands: Any) -> None:
         description=GPU_TRUTH_TEXT,
         epilog=GPU_TRUTH_EXAMPLES,
     )
-    truth.add_argument(
-        "-o", "--output", type=Path, default=Path("gpu-truth"), help="folder for the results (gpu-truth)"
+    first, measuring = truth.groups[Group.FIRST], truth.groups[Group.MEASURING]
+    first.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, default=Path("gpu-truth"), help="folder for the results (gpu-truth)"
     )
-    truth.add_argument("--part", action="append", default=[], metavar="NAME", help="only this part; repeatable")
-    truth.add_argument(
+    first.add_argument(
         "--max-seconds", type=float, default=GPU_TRUTH_S, metavar="N", help=f"end after this time ({GPU_TRUTH_S:g})"
     )
-    truth.add_argument("--again", action="store_true", help="repeat parts that exist already")
-    truth.add_argument("--quick", action="store_true", help="tiny models and short loads: to try the collector itself")
+    first.add_argument("--part", action="append", default=[], metavar="NAME", help="only this part; repeatable")
+    measuring.add_argument("--again", action="store_true", help="repeat parts that exist already")
+    measuring.add_argument(
+        "--quick", action="store_true", help="tiny models and short loads: to try the collector itself"
+    )
 
 
 def _train(parsed: argparse.Namespace, timeline: Timeline) -> int:
@@ -341,7 +371,7 @@ def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Ti
             from workload.run import train  # noqa: PLC0415 - imports torch, which takes seconds
         raise_if_interrupted()
         timeline.enter("prepare")
-        job = train.prepare(resolved, context)
+        job = train.prepare(resolved, context, output)
         raise_if_interrupted()
         timeline.enter("environment")
         folder = bundle.create(output, job.run_id(timeline.started_at))
@@ -441,10 +471,8 @@ def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
                     log.LOGGER.info("note       %s", note)
     sensors = ceilings.sensors_of(chosen)
     measured = ceilings.measure(chosen, precisions=precisions, sample=sensors, progress=log.LOGGER.info)
-    if parsed.format == "json":
-        print(json.dumps(measured.to_json(), indent=1))
-    else:
-        print(ceiling_rates.table(measured))
+    form = TableFormat(parsed.format)
+    print(ceiling_rates.table(measured) if form is TableFormat.TABLE else plain(measured.to_json(), form))
     return ExitCode.DONE
 
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, assert_never
 import typer
 
 import analysis
-from analysis.commands.shared import FormatOption, PeaksOption, VerifyOption, first_names, print_problems, use_peaks
+from analysis.commands.shared import PeaksOption, VerifyOption, first_names, print_problems, use_peaks
 from workload.contract.errors import ExitCode, UsageError
+from workload.contract.help_text import Group
 from workload.contract.invocation import as_typed
+from workload.contract.program import FormatOption, option
 from workload.contract.tables import Column, TableFormat, as_json
 from workload.contract.tables import render as render_table
 from workload.contract.text import counted, printable, terminal_width, wrapped
@@ -26,11 +28,8 @@ SHOWN_RUNS = 3
 
 EXAMPLES = """\b
 Examples:
-  analyze audit results
-  analyze audit results --strict && analyze report results
+  analyze audit results --strict
   analyze audit --claims published.csv
-
-Exit code with --strict: 10 if there is an error or a warning; notes do not count.
 """
 
 
@@ -39,15 +38,14 @@ def audit(
     results: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[RESULTS...]", help="folders of bundles, or single bundles; may be left out with --claims"
+            metavar="RESULTS...", help="folders of bundles, or single bundles; may be left out with --claims"
         ),
     ] = None,
     claims: Annotated[
-        Path | None,
-        typer.Option("--claims", metavar="FILE.csv", help="published figures to audit as well", show_default=False),
+        Path | None, option("--claims", "published figures to audit as well", Group.RESULTS, metavar="FILE.csv")
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="exit code 10 for errors and warnings", show_default=False)
+        bool, option("--strict", "exit code 10 for errors and warnings, not for notes", Group.OUTPUT)
     ] = False,
     peaks: PeaksOption = None,
     verify: VerifyOption = False,

@@ -6,10 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from analysis.commands.shared import (
-    FormatOption,
     PeaksOption,
     ResultsArgument,
     VerifyOption,
@@ -18,8 +15,9 @@ from analysis.commands.shared import (
     print_problems,
 )
 from workload.contract.errors import ExitCode
+from workload.contract.help_text import Group
 from workload.contract.invocation import as_typed
-from workload.contract.program import WideOption
+from workload.contract.program import FormatOption, WideOption, option
 from workload.contract.tables import TableFormat, render
 from workload.contract.text import counted, printable
 
@@ -29,9 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   analyze compare results
-  analyze compare results --by precision
   analyze compare results --by place --baseline local-cpu
-  analyze compare results --by zone --allow-mixed driver_version
 """
 # Largest number of run ids that are shown; others are replaced by their count.
 SHOWN_RUNS = 2
@@ -42,33 +38,30 @@ def compare(
     results: ResultsArgument,
     by: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--by",
+            "place, device_name, precision, runtime, torch, … (default: the first one in which runs differ)",
+            Group.RESULTS,
             metavar="COLUMN",
-            help="place, device_name, precision, runtime, torch, …; default: the first one in which runs differ",
-            show_default=False,
         ),
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--baseline",
+            "compare all others only with this value (default: every pair, or, with more than six values, the "
+            "value with most runs)",
+            Group.RESULTS,
             metavar="VALUE",
-            help="compare all others only with this value; default: every pair, or, with more than six values, "
-            "the value with most runs",
-            show_default=False,
         ),
     ] = None,
     all_pairs: Annotated[
-        bool, typer.Option("--all-pairs", help="compare every pair, however many there are", show_default=False)
+        bool, option("--all-pairs", "compare every pair, however many there are", Group.RESULTS)
     ] = False,
     allow_mixed: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allow-mixed",
-            metavar="COLUMN",
-            help="pool runs although they differ in this fact; may be repeated",
-            show_default=False,
+        option(
+            "--allow-mixed", "pool runs although they differ in this fact; repeatable", Group.RESULTS, metavar="COLUMN"
         ),
     ] = None,
     peaks: PeaksOption = None,

@@ -1,21 +1,23 @@
 """`analyze fetch`: copy bundles from a bucket or a folder, with a progress bar, a table and an exit code."""
 
-import json
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 
+from analysis.commands.shared import OutputOption
 from workload.contract.errors import ExitCode, InterruptedRunError, NothingToDoError
+from workload.contract.help_text import Group
 from workload.contract.interrupt import handled_by
 from workload.contract.operating_system import CAUSES
+from workload.contract.program import FormatOption, option
+from workload.contract.tables import TableFormat, plain
 from workload.contract.text import counted, size
 
 if TYPE_CHECKING:
@@ -23,24 +25,14 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  analyze fetch gs://BUCKET -o results
-  analyze fetch gs://BUCKET/PREFIX --incomplete
-  analyze fetch s3://BUCKET/PREFIX -o results
-  analyze fetch gs://BUCKET/PREFIX/runs/RUN_ID --format json
-  analyze fetch /mnt/shared/experiment -o results
+  analyze fetch gs://BUCKET/PREFIX -o results
+  analyze fetch s3://BUCKET/PREFIX/runs/RUN_ID
 """
 BAR_WIDTH = 30
 LINE_EVERY_S = 10.0
 # Number of bundles copied at a time. A bundle of four files takes five requests, each 2 ms of this machine's time and
 # some 40 ms of waiting: 2,000 bundles took 64 s with 8 at a time, and take 16 s with 32.
-JOBS = 32
-
-
-class FetchFormat(StrEnum):
-    """Format of the result on stdout."""
-
-    TABLE = "table"
-    JSON = "json"
+AT_A_TIME = 32
 
 
 def run_fetch(
@@ -48,18 +40,25 @@ def run_fetch(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="gs://… | s3://… | ssh://… | FOLDER", help="where the folders runs/RUN_ID/ are, or one run"
+            metavar="SOURCE", help="gs://…, s3://…, ssh://… or a folder in which runs/RUN_ID/ are, or one run"
         ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
-    incomplete: Annotated[
-        bool, typer.Option("--incomplete", help="copy runs without MANIFEST.json too", show_default=False)
-    ] = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="overwrite complete bundles that differ here", show_default=False)
-    ] = False,
-    jobs: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="runs at a time")] = JOBS,
-    output_format: Annotated[FetchFormat, typer.Option("--format", help="format of stdout")] = FetchFormat.TABLE,
+    output: OutputOption = Path("results"),
+    incomplete: Annotated[bool, option("--incomplete", "copy runs without MANIFEST.json too", Group.RESULTS)] = False,
+    replace: Annotated[bool, option("--replace", "overwrite complete bundles that differ here", Group.OUTPUT)] = False,
+    at_a_time: Annotated[
+        int,
+        option(
+            "--at-a-time --jobs",
+            "how many runs are copied at the same time",
+            Group.RESULTS,
+            min=1,
+            max=256,
+            metavar="N",
+            show_default=True,
+        ),
+    ] = AT_A_TIME,
+    output_format: FormatOption = TableFormat.TABLE,
 ) -> int:
     """Copy bundles from Cloud Storage, S3 or a folder: only what is new, every file compared with its manifest."""
     # Imported here, because `analyze --help` needs no store.
@@ -68,18 +67,18 @@ def run_fetch(
 
     place = parse_source(source)
     with _stoppable():
-        store = open_store(place.address, probe=place.prefix, jobs=jobs)
+        store = open_store(place.address, probe=place.prefix, jobs=at_a_time)
         bar = Bar()
         report = fetching.fetch(
-            store, place, output, incomplete=incomplete, replace=replace, jobs=jobs, on_progress=bar.update
+            store, place, output, incomplete=incomplete, replace=replace, jobs=at_a_time, on_progress=bar.update
         )
         bar.finish()
     if not report.outcomes and not report.refused and not report.error:
         raise NothingToDoError(f"no run below {place}", hint=place.search())
-    if output_format is FetchFormat.JSON:
-        print(json.dumps(report.to_json(), indent=1))
-    else:
+    if output_format is TableFormat.TABLE:
         print(render(report))
+    else:
+        print(plain(report.to_json(), output_format, rows_of="runs"))
     if report.error:
         raise report.error
     if report.refused or report.count(fetching.FetchState.REFUSED):

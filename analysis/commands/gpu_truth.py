@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 
-from analysis.commands.shared import FormatOption
 from workload.contract.errors import ExitCode
 from workload.contract.installation import from_checkout
-from workload.contract.program import WideOption
+from workload.contract.program import FormatOption, WideOption
 from workload.contract.tables import TableFormat
 
 EXAMPLES = """\b

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from analysis.commands.shared import PeaksOption, use_peaks
+from analysis.commands.shared import OutputOption, PeaksOption, use_peaks
 from workload.contract.errors import ExitCode, NothingToDoError, RooflaunchError
+from workload.contract.help_text import Group
+from workload.contract.program import option
 from workload.contract.text import counted, printable
 
 if TYPE_CHECKING:
@@ -16,10 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  analyze import iterations.csv --gpu "Tesla T4"
   analyze import train.log --model resnet50 --batch-size 256
-  analyze import train.log --model resnet18 --batch-size 128 --dataset cifar10 --image-size 32
-  analyze import worker0.pt.trace.json.gz --model resnet50 --batch-size 64
   analyze import ncu.csv --model resnet50 --batch-size 64 --precision fp32 --profile-steps 4
 """
 
@@ -33,36 +32,37 @@ def import_files(
         ),
     ],
     model: Annotated[
-        str | None, typer.Option(metavar="M", help="the model, if the file does not name it", show_default=False)
+        str | None, option("--model", "the model, if the file does not name it", Group.MODEL, metavar="M")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(metavar="N", help="images per step, if the file does not give it", show_default=False)
+        int | None, option("--batch-size", "images per step, if the file does not give it", Group.MODEL, metavar="N")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(metavar="fp32|tf32|amp|bf16", help="of the run, if known", show_default=False)
+        str | None, option("--precision", "of the run, if known", Group.MODEL, metavar="fp32|tf32|amp|bf16")
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help='the device, for example "Tesla T4"', show_default=False)
+        str | None, option("--gpu", 'the device, for example "Tesla T4"', Group.PLACE, metavar="NAME")
     ] = None,
     profile_steps: Annotated[
-        int | None, typer.Option(metavar="N", help="training steps in a profile, if known", show_default=False)
+        int | None, option("--profile-steps", "training steps in a profile, if known", Group.MEASURING, metavar="N")
     ] = None,
-    driver: Annotated[str | None, typer.Option(metavar="V", help="of the GPU, if known", show_default=False)] = None,
-    torch: Annotated[
-        str | None, typer.Option(metavar="V", help="version of PyTorch, if known", show_default=False)
+    driver: Annotated[
+        str | None, option("--driver", "version of the GPU's driver, if known", Group.PLACE, metavar="V")
     ] = None,
+    torch: Annotated[str | None, option("--torch", "version of PyTorch, if known", Group.PLACE, metavar="V")] = None,
     dataset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="the data set, for example cifar10", show_default=False)
+        str | None, option("--dataset", "the data set, for example cifar10", Group.MODEL, metavar="NAME")
     ] = None,
     image_size: Annotated[
         int | None,
-        typer.Option(metavar="N", help="width and height of its images in pixels, if known", show_default=False),
+        option("--image-size", "width and height of its images in pixels, if known", Group.MODEL, metavar="N"),
     ] = None,
-    device: Annotated[
-        int | None, typer.Option(metavar="N", help="which GPU of a trace with several", show_default=False)
+    gpu_index: Annotated[
+        int | None,
+        option("--gpu-index --device", "which GPU of a trace with several", Group.PLACE, metavar="N"),
     ] = None,
     peaks: PeaksOption = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
+    output: OutputOption = Path("results"),
 ) -> int:
     """Make bundles of other people's logs and profiles; prints the folder of each, and what was left out of it."""
     from analysis.importing import UserFacts
@@ -78,7 +78,7 @@ def import_files(
         torch=torch,
         dataset=dataset,
         image_size=image_size,
-        device=device,
+        device=gpu_index,
     )
     refused, present = list[tuple[Path, RooflaunchError]](), list[NothingToDoError]()
     for file in files:

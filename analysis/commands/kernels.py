@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from analysis.commands.shared import FormatOption, PeaksOption, VerifyOption, print_problems, use_peaks
+from analysis.commands.shared import PeaksOption, VerifyOption, print_problems, use_peaks
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.program import WideOption
+from workload.contract.help_text import Group
+from workload.contract.program import FormatOption, WideOption, option
 from workload.contract.tables import TableFormat
 
 EXAMPLES = """\b
 Examples:
-  analyze kernels results
   analyze kernels results --by operator --top 10
   analyze kernels somebody_elses_ncu.csv --by kernel --top 10
 """
@@ -32,10 +32,8 @@ def kernels(
     paths: Annotated[
         list[Path], typer.Argument(metavar="RESULTS...", help="folders of bundles, or files of Nsight Compute")
     ],
-    by: Annotated[GroupBy, typer.Option("--by", help="what one row stands for")] = GroupBy.FAMILY,
-    top: Annotated[
-        int | None, typer.Option("--top", metavar="N", help="the N longest of each profile", show_default=False)
-    ] = None,
+    by: Annotated[GroupBy, option("--by", "what one row stands for", Group.OUTPUT, show_default=True)] = GroupBy.FAMILY,
+    top: Annotated[int | None, option("--top", "the N longest of each profile", Group.OUTPUT, metavar="N")] = None,
     peaks: PeaksOption = None,
     verify: VerifyOption = False,
     output_format: FormatOption = TableFormat.TABLE,

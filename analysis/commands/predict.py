@@ -3,11 +3,10 @@
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from analysis.commands.shared import FormatOption, PeaksOption, ResultsArgument, VerifyOption, load, print_problems
+from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, load, print_problems
 from workload.contract.errors import ExitCode
-from workload.contract.program import WideOption
+from workload.contract.help_text import Group
+from workload.contract.program import FormatOption, WideOption, option
 from workload.contract.tables import Column, Role, TableFormat, render
 from workload.contract.text import percent
 
@@ -41,7 +40,7 @@ def predict(
     results: ResultsArgument,
     gpu: Annotated[
         list[str],
-        typer.Option("--gpu", metavar="NAME", help="the GPU, such as l4, v100 or a100; may be repeated"),
+        option("--gpu", "the GPU, such as l4, v100 or a100; repeatable", Group.RESULTS, metavar="NAME"),
     ],
     verify: VerifyOption = False,
     peaks: PeaksOption = None,

@@ -8,12 +8,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 import analysis
 from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, load, print_problems, use_peaks
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.files import replacing
+from workload.contract.help_text import Group
+from workload.contract.program import option
 from workload.contract.text import counted, printable
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   analyze report results
-  analyze report results/t4 results/l4 -o t4-l4.html --figures figures --markdown t4-l4.md
-  analyze report results -o report.md
+  analyze report results/t4 results/l4 -o t4-l4.html --figures figures
 """
 EXAMPLES_OF_EXAMPLE = """\b
 Examples:
@@ -35,10 +34,13 @@ Examples:
 # Endings of the page's name that ask for the course report.
 COURSE_SUFFIXES = (".md", ".markdown")
 
-PageOption = Annotated[Path, typer.Option("-o", "--output", help="the page; FILE.md: a course report to complete")]
-FiguresOption = Annotated[
-    Path | None, typer.Option("--figures", metavar="DIR", help="also as PNG and SVG", show_default=False)
+PageOption = Annotated[
+    Path,
+    option(
+        "-o --output", "the page; FILE.md: a course report to complete", Group.OUTPUT, metavar="FILE", show_default=True
+    ),
 ]
+FiguresOption = Annotated[Path | None, option("--figures", "also as PNG and SVG", Group.OUTPUT, metavar="DIR")]
 
 
 class Bars(StrEnum):
@@ -49,11 +51,15 @@ class Bars(StrEnum):
 
 
 BarsOption = Annotated[
-    Bars, typer.Option("--bars", help="bars of throughput figures: 95 % interval, or mean ± 1 standard deviation")
+    Bars,
+    option(
+        "--bars",
+        "bars of throughput figures: 95 % interval, or mean ± 1 standard deviation",
+        Group.OUTPUT,
+        show_default=True,
+    ),
 ]
-MarkdownOption = Annotated[
-    Path | None, typer.Option("--markdown", metavar="FILE", help="also as Markdown", show_default=False)
-]
+MarkdownOption = Annotated[Path | None, option("--markdown", "also as Markdown", Group.OUTPUT, metavar="FILE")]
 
 
 def report(
@@ -80,7 +86,7 @@ def example(
     figures: FiguresOption = None,
     markdown: MarkdownOption = None,
     open_page: Annotated[
-        bool, typer.Option("--open", help="open the page in a browser if this is a terminal", show_default=False)
+        bool, option("--open", "open the page in a browser if this is a terminal", Group.OUTPUT)
     ] = False,
 ) -> int:
     """The finished report over bundles that come with the package: small models on a CPU."""
@@ -120,9 +126,9 @@ def _report(
     if output == markdown:
         hint = "--markdown with another FILE, or without -o"
         raise UsageError(f"-o and --markdown name the same file '{output}'", hint=hint)
-    for path, option in ((output, "-o"), (markdown, "--markdown")):
+    for path, flag in ((output, "-o"), (markdown, "--markdown")):
         if path is not None:
-            _require_writable(path, option=option)
+            _require_writable(path, option=flag)
     if output.suffix.lower() in COURSE_SUFFIXES:
         return _course_report(
             folders,

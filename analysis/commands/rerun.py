@@ -4,17 +4,16 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 import analysis
 from analysis.commands.shared import ResultsArgument, print_problems
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.files import replace_text
+from workload.contract.help_text import Group
+from workload.contract.program import option
 from workload.contract.text import printable
 
 EXAMPLES = """\b
 Examples:
-  analyze rerun results > matrix.toml
   analyze rerun results -o matrix.toml
   launch sweep matrix.toml --dry-run
 """
@@ -24,9 +23,9 @@ def rerun(
     *,
     results: ResultsArgument,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="the matrix file (stdout)", show_default=False)
+        Path | None, option("-o --output", "file for the matrix (stdout)", Group.OUTPUT, metavar="FILE")
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="name of the sweep")] = "again",
+    name: Annotated[str, option("--name", "name of the sweep", Group.OUTPUT, show_default=True)] = "again",
 ) -> int:
     """Write a matrix for launch sweep that plans the same configurations, repeats and places again."""
     from analysis.report.rerun import rerun as plan

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from analysis.commands.shared import FormatOption, PeaksOption, ResultsArgument, VerifyOption, load, print_problems
+from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, load, print_problems
 from workload.contract.errors import ExitCode, NothingToDoError
-from workload.contract.program import WideOption
+from workload.contract.program import FormatOption, WideOption
 from workload.contract.tables import Column, Role, TableFormat, render
 from workload.contract.text import counted
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import analysis
+from workload.contract.help_text import Group
+from workload.contract.program import option
 from workload.contract.tables import Column, TableFormat, render
 from workload.contract.text import printable
 
@@ -20,18 +22,19 @@ if TYPE_CHECKING:
 ResultsArgument = Annotated[
     list[Path], typer.Argument(metavar="RESULTS...", help="folders of bundles, nested ones too, or single bundles")
 ]
-FormatOption = Annotated[TableFormat, typer.Option("--format", help="format of stdout")]
-VerifyOption = Annotated[
-    bool, typer.Option("--verify", help="check every file again, also those that look unchanged", show_default=False)
+OutputOption = Annotated[
+    Path, option("-o --output", "folder for the bundles", Group.OUTPUT, metavar="DIR", show_default=True)
 ]
-
+VerifyOption = Annotated[
+    bool, option("--verify", "check every file again, also those that look unchanged", Group.RESULTS)
+]
 PeaksOption = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--peaks",
+        "own peaks of devices (default: peaks.toml in the working folder, if present)",
+        Group.RESULTS,
         metavar="FILE",
-        help="own peaks of devices (default: peaks.toml in the working folder, if present)",
-        show_default=False,
     ),
 ]
 

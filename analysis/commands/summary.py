@@ -1,7 +1,6 @@
 """`analyze summary`."""
 
 from analysis.commands.shared import (
-    FormatOption,
     PeaksOption,
     ResultsArgument,
     VerifyOption,
@@ -10,7 +9,7 @@ from analysis.commands.shared import (
     rendered,
 )
 from workload.contract.errors import ExitCode
-from workload.contract.program import WideOption
+from workload.contract.program import FormatOption, WideOption
 from workload.contract.tables import TableFormat
 
 # \b preserves the line breaks.

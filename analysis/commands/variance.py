@@ -4,10 +4,7 @@ import json
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from analysis.commands.shared import (
-    FormatOption,
     PeaksOption,
     ResultsArgument,
     VerifyOption,
@@ -16,7 +13,8 @@ from analysis.commands.shared import (
     rendered,
 )
 from workload.contract.errors import ExitCode, NothingToDoError
-from workload.contract.program import WideOption
+from workload.contract.help_text import Group
+from workload.contract.program import FormatOption, WideOption, option
 from workload.contract.tables import TableFormat, as_json, render
 from workload.contract.text import counted
 
@@ -46,7 +44,7 @@ def variance(
     results: ResultsArgument,
     part: Annotated[
         VariancePart | None,
-        typer.Option("--part", help="only this table; CSV needs one (default: between)", show_default=False),
+        option("--part", "only this table; CSV needs one (default: between)", Group.OUTPUT),
     ] = None,
     peaks: PeaksOption = None,
     verify: VerifyOption = False,

@@ -47,7 +47,7 @@ class Case:
         return self.facts[fact]
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields alone: another thread may compute a cached property while this case is pickled."""
+        """State to pickle: the fields, without cached properties, which another thread may be adding."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property

@@ -10,9 +10,9 @@ from pathlib import Path
 INTRODUCTION = """\
 # Glossary
 
-The words of tables, messages and reports, each with one meaning everywhere. Written by
-`python -m analysis.report.glossary` from `analysis/report/glossary.toml`.
+The words of tables, messages and reports, each with one meaning everywhere.
 """
+NEXT = "Next: [how often the audit is wrong](false-alarms.md).\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ def page() -> str:
     """The text of docs/glossary.md."""
     parts = [INTRODUCTION]
     for title, words in load().items():
-        rows = "\n".join(f"| **{word.word}** | {word.meaning} |" for word in words)
-        parts.append(f"## {title}\n\n| word | means |\n|---|---|\n{rows}\n")
-    return "\n".join(parts)
+        rows = "\n".join(f"- **{word.word}**: {word.meaning}" for word in words)
+        parts.append(f"## {title}\n\n{rows}\n")
+    return "\n".join([*parts, NEXT])
 
 
 if __name__ == "__main__":

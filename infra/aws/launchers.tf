@@ -9,6 +9,7 @@ data "aws_iam_policy_document" "launcher" {
       "ec2:DescribeInstanceTypeOfferings",
       "ec2:DescribeInstances",
       "ec2:DescribeSecurityGroups",
+      "ec2:DescribeSpotPriceHistory",
       "ec2:DescribeSubnets",
       "ec2:DescribeVolumes",
       "ec2:DescribeVpcs",
@@ -16,9 +17,18 @@ data "aws_iam_policy_document" "launcher" {
       "scheduler:ListSchedules",
       "servicequotas:GetAWSDefaultServiceQuota",
       "servicequotas:GetServiceQuota",
-      "ssm:GetParameter",
     ]
     resources = ["*"]
+  }
+
+  # Where the AMI's id is: with AWS, or in a parameter of one's own for the setting `ami_parameter`. Others may be secrets.
+  statement {
+    sid     = "FindImage"
+    actions = ["ssm:GetParameter"]
+    resources = [
+      "arn:${local.partition}:ssm:${var.region}::parameter/aws/service/*",
+      "arn:${local.partition}:ssm:${var.region}:${local.account}:parameter/rooflaunch/*",
+    ]
   }
 
   # What an instance is made of, and what is there already.

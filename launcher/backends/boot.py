@@ -1,6 +1,6 @@
 """Prepare a rented machine for its run and start the run's container: Docker, NVIDIA toolkit, driver, image, agent.
 
-A cloud's own boot.py subclasses `Boot`. The launcher joins the two files to one program (`boot_program` of
+A cloud's own boot.py subclasses `Boot`. The launcher joins the two files to one program (`program_text` of
 shared_plan.py), which runs with the machine's own Python: 3.8 or newer, standard library only. Commands are lists,
 printed before they run.
 """

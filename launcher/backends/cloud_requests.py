@@ -1,25 +1,12 @@
-"""Requests to a cloud: the time of its answers, and the repetition of failed requests."""
+"""A cloud's clock, read from the dates of its answers."""
 
-import random
 from collections.abc import Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from workload.contract.errors import ToolError
-
-T = TypeVar("T")
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 8.0
-
-
-class Dated(Protocol):
-    """A service whose answers have a date: its name for messages, and its public address."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def public(self) -> str: ...
+from workload.storage.buckets import Service
 
 
 class CloudClock:
@@ -44,7 +31,7 @@ class CloudClock:
             # Dates are rounded down to seconds and delayed by the network, so the largest `ahead_s` is best.
             self._ahead_s = ahead_s if self._ahead_s is None else max(self._ahead_s, ahead_s)
 
-    def now_s(self, service: Dated, items: str, ask: Callable[[], object]) -> float:
+    def now_s(self, service: Service, items: str, ask: Callable[[], object]) -> float:
         """Seconds since 1970. `ask`: sends any request, in case there was no answer with a date yet.
 
         Raises `ToolError` if the answers have no date; the error's message names `service` and `items` (such as "VMs").
@@ -57,29 +44,3 @@ class CloudClock:
                 hint=f"curl -I {service.public}: perhaps a proxy removes the date",
             )
         return self._monotonic() + self._ahead_s
-
-
-def repeated(
-    call: Callable[[], T],
-    limit_s: float,
-    is_temporary: Callable[[Exception], bool],
-    *,
-    sleep: Callable[[float], None],
-    monotonic: Callable[[], float],
-) -> T:
-    """Result of `call()`, repeated for up to `limit_s` seconds while the service is busy or does not answer.
-
-    The clouds' own libraries take no clock, and some raise an error of their own at their limit.
-    """
-    end_s = monotonic() + limit_s
-    pause_s = FIRST_PAUSE_S
-    while True:
-        try:
-            return call()
-        except Exception as error:
-            # Half of the pause is random, so that 100 launches do not retry at the same moment.
-            wanted_s = pause_s * (0.5 + random.random())  # noqa: S311 - no secret
-            if not is_temporary(error) or monotonic() + wanted_s > end_s:
-                raise
-        sleep(wanted_s)
-        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)

@@ -1,15 +1,17 @@
 """GPUs and machine types as the tables of clouds (gpus.toml) describe them. Imports little, for completions."""
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
-from launcher.protocol.records import region_of
+from launcher.protocol.records import Price, region_of
 from launcher.sizes import shown
-from workload.contract.errors import UsageError
+from workload.contract.errors import ToolError, UsageError
+from workload.contract.prices import VmPrice
 
-T = TypeVar("T")
+G = TypeVar("G", bound="Gpu")
+TABLE = "gpus.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,28 +28,86 @@ class MachineType:
     spot_only: bool = False
 
 
-class Gpu(Protocol):
-    """The facts about a cloud's GPU that a plan needs; a row of the backend's gpus.toml.
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A row of a cloud's gpus.toml with its prices. `accelerator`: type of an attached GPU; None if it is built in.
 
-    `accelerator`: type of an attached GPU; None if the machine has it built in. `capability`: CUDA's compute
-    capability.
+    `device`: name of the GPU among the vendors' peaks (workload/contract/peaks.toml). `capability`: CUDA's compute
+    capability. `regions`: in the order of the zones.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def accelerator(self) -> str | None: ...
-    @property
-    def capability(self) -> tuple[int, int]: ...
-    @property
-    def machine_types(self) -> Mapping[str, MachineType]: ...
-    @property
-    def default_machine_type(self) -> str: ...
+    name: str
+    title: str
+    memory_gb: int
+    device: str
+    accelerator: str | None = None
+    capability: tuple[int, int]
+    flavour: str
+    minimum_driver: str
+    machine_types: Mapping[str, MachineType]
+    default_machine_type: str
+    zones: tuple[str, ...]
+    regions: tuple[str, ...]
+    prices: tuple[VmPrice, ...]
+
+    def price(self, machine_type: str, *, gpus: int, region: str, spot: bool) -> Price | None:
+        """Listed price for exactly this machine type, number of GPUs and region, spot or on demand; None if unknown."""
+        for row in self.prices:
+            usd_per_h = row.figure(spot=spot)
+            if (row.machine_type, row.gpus, row.region) == (machine_type, gpus, region) and usd_per_h is not None:
+                return Price(usd_per_h=usd_per_h, source=row.source, read=row.read)
+        return None
 
 
-def gpu_named(name: str, known: Mapping[str, T]) -> T:
+def parsed_gpus(
+    kind: type[G],
+    table: Mapping[str, Mapping[str, Any]],
+    listed: Iterable[VmPrice],
+    more: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    region_names: Mapping[str, str] | None = None,
+) -> dict[str, G]:
+    """GPUs of a table in the form of gpus.toml, by name. `listed`: the cloud's prices; `more`: the cloud's own fields.
+
+    `region_names`: names of regions by the first part of a zone; None if a region is named as in its zones. Raises
+    `ToolError` for rows that contradict themselves or their prices.
+    """
+    listed = tuple(listed)
+    gpus = dict[str, G]()
+    for name, row in table.items():
+        major, _, minor = row["capability"].partition(".")
+        machines = [MachineType(**{**machine, "gpus": tuple(machine["gpus"])}) for machine in row["machine"]]
+        zones = tuple(zones_of(row["zones"]))
+        regions = dict.fromkeys(map(region_of, zones))
+        facts = {key: value for key, value in row.items() if key in {item.name for item in fields(kind)}}
+        parsed = {
+            "name": name,
+            "title": f"{row['title']} {row['memory_gb']} GB",
+            "capability": (int(major), int(minor)),
+            "machine_types": {machine.name: machine for machine in machines},
+            "zones": zones,
+            "regions": tuple(regions if region_names is None else (region_names.get(code, code) for code in regions)),
+            "prices": tuple(price for price in listed if price.gpu == row["device"]),
+        }
+        gpus[name] = kind(**{**facts, **parsed, **more(row)})
+        for problem in _problems(gpus[name], region_names):
+            raise ToolError(f"{TABLE}: {name}: {problem}", hint="correct the table, with the source's figures")
+    return gpus
+
+
+def _problems(gpu: Gpu, region_names: Mapping[str, str] | None) -> Iterator[str]:
+    if gpu.default_machine_type not in gpu.machine_types:
+        yield f"no machine type {gpu.default_machine_type}"
+    if len(set(gpu.zones)) != len(gpu.zones):
+        yield "a zone is listed twice"
+    if region_names is not None and (unknown := set(gpu.regions) - set(region_names.values())):
+        yield f"zones of regions that are not listed: {', '.join(sorted(unknown))}"
+    for price in gpu.prices:
+        machine = gpu.machine_types.get(price.machine_type)
+        if machine is None or price.gpus not in machine.gpus or price.region not in gpu.regions:
+            yield f"a price for {price.machine_type} in {price.region} with {price.gpus} GPUs, which is not offered"
+
+
+def gpu_named(name: str, known: Mapping[str, G]) -> G:
     """Row of the GPU with this name. Raises `UsageError` for an unknown name."""
     if name not in known:
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)

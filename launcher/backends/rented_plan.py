@@ -5,30 +5,40 @@ Compute Engine and EC2 plan with this module; each adds its own request, machine
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from launcher.backends.machine_types import Gpu, MachineType
 from launcher.backends.rented_options import DEFAULT_DISK_GB, RentedOptions
-from launcher.machine.runtime import NO_COMPILER
+from launcher.kinds import Runtime
+from launcher.machine.runtime import CPU_FLAVOUR, NO_COMPILER
 from launcher.protocol.backend import Estimate
 from launcher.protocol.records import Price, Request, region_of
 from launcher.protocol.task import Task
 from launcher.sizes import MAX_LIMIT_S, MIN_LIMIT_S, shown
+from workload.contract import prices
 from workload.contract.errors import UsageError
-from workload.contract.invocation import as_typed
-from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Precision, Profile, RunSpec
-from workload.contract.text import counted, dollars, minutes, wrapped
+from workload.contract.prices import AddressPrice
+from workload.contract.spec import (
+    CIFAR10,
+    IMAGENETTE,
+    SYNTHETIC,
+    Device,
+    Origin,
+    Precision,
+    Profile,
+    Resolved,
+    RunSpec,
+)
+from workload.contract.text import counted, dollars, minutes
 
 # Assumed seconds: pulling the image, starting a run (with its measured ceilings), one step, a profile, a download.
 PULL_S, START_S, STEP_S, PROFILE_S, DOWNLOAD_S = 120, 60, 0.3, 180, 60
 SECONDS_PER_H = 3600
 FEW = 4
-# Column at which the facts of a printed plan begin.
-TEXT_COLUMN = 11
 # Characters of an image reference: a registry, a path, a tag, a digest.
 IMAGE = r"[a-z0-9][-._/:@a-zA-Z0-9]{0,511}"
 # NVIDIA's bf16 units came with Ampere: https://docs.nvidia.com/cuda/ampere-tuning-guide (improved tensor cores).
@@ -43,10 +53,12 @@ MIN_DISK_GB, MAX_DISK_GB = 50, 65536
 class Cloud:
     """Facts and words of a cloud for its plans. `around_s`: seconds that a machine may cost money beside its limit.
 
-    `at_limit`: who ends the machine at its time limit. `usable`: origin of the time until a machine is usable.
-    `calculator`: page with the cloud's prices. `image`, `zone`: examples in hints.
+    `scheme`: that of a bucket's address. `at_limit`: who ends the machine at its time limit. `usable`: origin of the
+    time until a machine is usable. `calculator`: page with the cloud's prices. `image`, `zone`: examples in hints.
     """
 
+    backend: str
+    scheme: str
     around_s: int
     at_limit: str
     usable: str
@@ -65,6 +77,7 @@ class RentedPlan:
     cloud: ClassVar[Cloud]
 
     request: Request
+    settings: Any
     options: RentedOptions
     gpu: Gpu
     machine: MachineType
@@ -169,9 +182,41 @@ class RentedPlan:
         """Copy of the plan with `request`, for a separate launch."""
         return replace(self, request=request)
 
+    def at(self, now: datetime, *, image: str) -> Self:
+        """Copy of the plan with `image` (a reference by digest), the launch time `now`, and a name with this time."""
+        request = replace(
+            self.request,
+            name=launch_name(self.gpu, now, token=self.name.rpartition("-")[2]),
+            launched_at=time_stamp(now),
+            image=checked_image(image, self.cloud),
+        )
+        return replace(self, request=request)
+
+    def facts(self, **image: Any) -> dict[str, Any]:
+        """Fields that the JSON objects of all clouds' plans have. `image`: field for what the machine boots."""
+        zone = self.zones[0]
+        price = self.price(zone)
+        return {
+            "name": self.name,
+            "gpu": self.gpu.name,
+            "machine_type": self.machine.name,
+            **image,
+            "spot": self.options.spot,
+            "zones": list(self.zones),
+            "zone": zone,
+            "price": asdict(price) if price else None,
+            "expected_s": self.expected_s,
+            "expected_usd": self.expected_usd(zone),
+            "limit_s": self.limit_s,
+            "max_usd": self.highest_usd,
+            "regions_without_price": self.regions_without_price,
+            "settings": asdict(self.settings),
+            "notes": list(self.notes),
+        }
+
 
 def _steps_s(spec: RunSpec) -> float:
-    """Estimated seconds for the steps of one run. `spec`: result of `RunSpec.filled`, which sets defaults."""
+    """Estimated seconds for the steps of one run. `spec` must have its defaults set (`RunSpec.filled`)."""
     warmup_s, measured_s = ((steps or 0) * spec.grad_accumulation * STEP_S for steps in (spec.warmup, spec.iterations))
     return warmup_s + max(measured_s, spec.min_seconds or 0.0)
 
@@ -326,14 +371,103 @@ def on_vm(spec: RunSpec, gpu: Gpu) -> tuple[RunSpec, list[str]]:
     return spec, notes
 
 
-def work_on_vm(spec: RunSpec, task: Task | None, gpu: Gpu) -> tuple[RunSpec, Task | None, list[str]]:
-    """Spec and task adapted to a VM, and notes on the changes. Raises `UsageError` for a run that a VM cannot do."""
-    spec, changed = on_vm(spec, gpu)
-    if task is None:
-        return spec, None, changed
-    # An error of `mapped` names the run.
-    mapped = task.mapped(lambda run_spec: on_vm(run_spec, gpu)[0].checked())
-    return spec, mapped, list(dict.fromkeys(note for run in task.runs for note in on_vm(run.spec, gpu)[1]))
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """Parts of a plan that follow from the user's options: a machine type with `count` GPUs, and the runs on it.
+
+    `task`: runs of a sweep, which replace the run of `spec`. `uses_gpu`: one of the runs computes on a GPU. `changed`: notes on what a VM does otherwise than asked.
+    """
+
+    cloud: Cloud
+    gpu: Gpu
+    options: RentedOptions
+    machine: MachineType
+    count: int
+    spec: RunSpec
+    origin: Mapping[str, Origin]
+    task: Task | None
+    uses_gpu: bool
+    changed: list[str]
+
+    @property
+    def flavour(self) -> str:
+        """Flavour of the image for these runs."""
+        return self.gpu.flavour if self.uses_gpu else CPU_FLAVOUR
+
+    def price(self, region: str, disk_type: str, address: AddressPrice, *, today: Price | None = None) -> Price | None:
+        """Price of VM, disk and address in one region by our table; None if the table lacks VM or disk.
+
+        `today`: the cloud's own price of the VM, which counts instead, without a disk if the table lacks the disk.
+        """
+        spot = self.options.spot
+        vm = today or self.gpu.price(self.machine.name, gpus=self.count, region=region, spot=spot)
+        disk = prices.load().disk_usd_per_gb_month(disk_type, region)
+        if vm is None or disk is None:
+            return today
+        return replace(
+            vm,
+            disk_usd_per_h=prices.disk_usd_per_h(disk, self.options.disk_gb),
+            address_usd_per_h=address.figure(spot=spot) if self.options.external_ip else 0.0,
+        )
+
+    def request(
+        self,
+        now: datetime,
+        token: str,
+        *,
+        image: str,
+        bucket: str,
+        zones: Sequence[str],
+        known: Mapping[str, Price],
+        more: Mapping[str, Any],
+    ) -> Request:
+        """Request of the launch. `known`: prices by region; `more`: facts that only this cloud's machines need."""
+        return Request(
+            name=launch_name(self.gpu, now, token=token),
+            backend=self.cloud.backend,
+            launched_at=time_stamp(now),
+            store=f"{self.cloud.scheme}://{bucket}",
+            place=f"{self.cloud.backend}-{self.gpu.name}",
+            runtime=Runtime.DOCKER,
+            limit_s=time_limit_s(self.options, known.values(), self.cloud.around_s),
+            spec=self.spec.to_json(),
+            spec_origin={key: str(value) for key, value in self.origin.items() if key != "data_dir"},
+            image=checked_image(image, self.cloud),
+            gpu=self.gpu.name,
+            gpu_count=self.count,
+            machine_type=self.machine.name,
+            zones=list(zones),
+            spot=self.options.spot,
+            prices={region: asdict(price) for region, price in known.items()},
+            options=dict(more),
+            task=self.task.to_json(self.spec) if self.task else {},
+        )
+
+
+def draft_of(cloud: Cloud, gpu: Gpu, options: RentedOptions, resolved: Resolved, task: Task | None) -> Draft:
+    """Draft of a plan. Raises `UsageError` for options that do not fit the GPU, and for a run that a VM cannot do."""
+    check_options(options, cloud)
+    spec, changed = on_vm(resolved.spec, gpu)
+    if task is not None:
+        # An error of `mapped` names the run.
+        mapped = task.mapped(lambda run_spec: on_vm(run_spec, gpu)[0].checked())
+        changed = list(dict.fromkeys(note for run in task.runs for note in on_vm(run.spec, gpu)[1]))
+        task = mapped
+    specs = [run.spec for run in task.runs] if task else [spec]
+    uses_gpu = any(run_spec.device is not Device.CPU for run_spec in specs)
+    machine, count = choose_machine(gpu, options, devices=task.devices if task else spec.devices, uses_gpu=uses_gpu)
+    return Draft(
+        cloud=cloud,
+        gpu=gpu,
+        options=options,
+        machine=machine,
+        count=count,
+        spec=spec,
+        origin=resolved.origin,
+        task=task,
+        uses_gpu=uses_gpu,
+        changed=changed,
+    )
 
 
 def needs_price(options: RentedOptions, cloud: Cloud, where: str) -> UsageError:
@@ -394,25 +528,6 @@ def work_notes(plan: RentedPlan, *, uses_gpu: bool) -> Iterator[str]:
 
 
 # The text for the user.
-
-
-def text_of(rows: Iterable[tuple[str, str]], notes: Iterable[str], width: int | None) -> str:
-    """Text of a plan: rows of a name and a fact, then the notes, in lines of at most `width` characters."""
-    named = [*rows, *(("note", note) for note in notes)]
-    return "\n".join(wrapped(as_typed(text), width, indent=TEXT_COLUMN, first=name) for name, text in named)
-
-
-def run_rows(plan: RentedPlan) -> Iterator[tuple[str, str]]:
-    """Rows of a plan's text: the runs, the files that are sent, and the origin of each option."""
-    spec = plan.spec
-    times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, each in its own process"
-    profile = "" if spec.profile is Profile.NONE else f", then a profile by {spec.profile}"
-    single = f"{shown(spec.title)}, on {spec.where}; {times}{profile}"
-    yield "plan", f"{plan.request.work}, each in its own process" if plan.request.task else single
-    if files := plan.request.files_text:
-        yield "sends", files
-    origin = plan.request.spec_origin.items()
-    yield "set by", ", ".join(f"{name}: {source}" for name, source in origin) or "all defaults"
 
 
 def zones_text(plan: RentedPlan) -> str:

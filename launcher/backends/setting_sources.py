@@ -14,7 +14,7 @@ from workload.contract.text import did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class SettingSources:
-    """Settings of one cloud. `table`: its table in rooflaunch.toml; `prefix`: start of its variables' names.
+    """Sources of the settings of one cloud. `table`: its table in rooflaunch.toml; `prefix`: start of its variables.
 
     `rules`: for each setting a pattern of its values, the pattern in words, and an example. `address`: scheme of a
     bucket's address, which a user may type with the bucket's name.

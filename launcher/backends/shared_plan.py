@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.protocol.records import Price, Request
+from launcher.sizes import shown
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.spec import RunSpec
+from workload.contract.invocation import as_typed
+from workload.contract.spec import Profile, RunSpec
+from workload.contract.text import wrapped
 
 # A cloud's boot.py imports the boot that all clouds share; on the machine there is no such module.
 BOOT, BOOT_IMPORT = (
@@ -17,16 +20,28 @@ BOOT, BOOT_IMPORT = (
     re.compile(r"^from launcher\.backends\.boot import .*\n", re.MULTILINE),
 )
 FUTURE = "from __future__ import annotations\n"
+# Column at which the facts of a printed plan begin.
+TEXT_COLUMN = 11
 
 
 def run_rows(request: Request) -> Iterator[tuple[str, str]]:
-    """Rows of a plan's text: the runs, the source of each option, and the files of a script."""
+    """Rows of a plan's text: the runs, the files of a script, and the origin of each option."""
     spec = RunSpec.from_json(request.spec)
     times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, each in its own process"
-    runs = f"{request.work}, each in its own process" if request.task else f"{spec.title}, on {spec.where}; {times}"
-    yield "plan", runs
-    yield "set by", ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items()) or "all defaults"
+    profile = "" if spec.profile is Profile.NONE else f", then a profile by {spec.profile}"
+    single = f"{shown(spec.title)}, on {spec.where}; {times}{profile}"
+    yield "plan", f"{request.work}, each in its own process" if request.task else single
     yield "sends", request.files_text
+    yield "set by", ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items()) or "all defaults"
+
+
+def text_of(rows: Iterable[tuple[str, str]], notes: Iterable[str], width: int | None) -> str:
+    """Text of a plan: rows of a name and a fact, then the notes, in lines of at most `width` characters.
+
+    A row without a fact is left out.
+    """
+    named = [*rows, *(("note", note) for note in notes)]
+    return "\n".join(wrapped(as_typed(text), width, indent=TEXT_COLUMN, first=name) for name, text in named if text)
 
 
 def cost_text(usd_per_h: float | None) -> str:

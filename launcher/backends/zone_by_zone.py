@@ -78,9 +78,9 @@ class ZoneByZone(ABC):
 
     # What a cloud does in its own way.
 
-    @abstractmethod
     def _has_quota_in_project(self) -> bool:
         """Whether the quotas of the whole project may have room; if not, the reason is in the list of attempts."""
+        return True
 
     def _has_quota_in(self, region: str) -> bool:
         """Whether the region's quotas may have room for the machine; if not, block all zones of the region."""
@@ -137,7 +137,7 @@ class ZoneByZone(ABC):
         return [zone for zone in self._reach() if zone not in self._done and region_of(zone) not in self._blocked]
 
     def _reach(self) -> list[str]:
-        """Zones that the plan allows."""
+        """Zones in which this launch may have a machine."""
         return list(self.plan.zones)
 
     # One zone.
@@ -214,14 +214,13 @@ class ZoneByZone(ABC):
 
     def _no_capacity(self) -> NoCapacityError:
         lines = [
-            f"  {tried.zone}: {self._error_text(tried.code, tried.message)} ({tried.seconds:.0f} s)"
+            f"{tried.zone}: {self._error_text(tried.code, tried.message)} ({tried.seconds:.0f} s)"
             for tried in self._tried
         ]
         untried = self._open_zones()
         if untried and self.now() >= self._end_s:
-            lines.append(f"  not tried, as {self.budget_s:g} s have passed: {', '.join(untried)}")
-        message = "\n".join([f"no {self._what()} is free; tried:", *lines])
-        return NoCapacityError(message, hint=self._what_next())
+            lines.append(f"not tried, as {self.budget_s:g} s have passed: {', '.join(untried)}")
+        return NoCapacityError(f"no {self._what()} is free; tried: {'; '.join(lines)}", hint=self._what_next())
 
     def _run_again(self) -> str:
         """Hint to run again later or with other options."""

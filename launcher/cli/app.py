@@ -3,7 +3,6 @@
 Nothing heavy may be imported here: `launch --help` loads neither google nor docker nor engines nor images.
 """
 
-import json
 import os
 import sys
 from collections.abc import Iterable
@@ -21,24 +20,31 @@ from launcher.jobs import places
 from launcher.kinds import HERE, Runtime
 from launcher.machine.local_options import LocalOptions
 from launcher.script.command import HereOptions, ScriptCommand, Words, refuse_without_script
-from launcher.typer_options import Format, FormatOption, OutputOption, instance_of, parameters_of, run_options
+from launcher.typer_options import (
+    DryRunOption,
+    OutputOption,
+    instance_of,
+    parameters_of,
+    run_options,
+)
 from workload.contract.context import Context
 from workload.contract.errors import ExitCode, UsageError
+from workload.contract.help_text import Group
 from workload.contract.invocation import as_typed
-from workload.contract.program import VersionOption, help_unless_called
+from workload.contract.program import FormatOption, VersionOption, grouped, help_unless_called, option
 from workload.contract.spec import RunSpec, resolve
+from workload.contract.tables import TableFormat, plain
 from workload.contract.text import printable_lines, terminal_width
 
 if TYPE_CHECKING:
     from launcher.protocol.checks import Check
 
-app = typer.Typer(
-    name="launch",
-    help="Measure PyTorch training steps on this machine or elsewhere, and collect the results.",
-    rich_markup_mode=None,
-)
-
 # \b keeps the line breaks of the help text.
+LAUNCH_EXAMPLES = """\b
+Examples:
+  launch local -- train.py --lr 0.1
+  launch gcp --gpu t4 --dry-run
+"""
 LOCAL_EXAMPLES = """\b
 Examples:
   launch local -- train.py --lr 0.1
@@ -46,18 +52,21 @@ Examples:
 """
 BUILD_EXAMPLES = """\b
 Examples:
-  launch build
-  launch build --flavour cpu --base debian:12-slim
+  launch build --flavour cpu
   launch build --push --repository us-central1-docker.pkg.dev/PROJECT/rooflaunch/trainer
-  launch build --pin
 """
 DOCTOR_EXAMPLES = """\b
 Examples:
   launch doctor
-  launch doctor docker
-  launch doctor gpu --format json
   launch doctor gcp --project PROJECT
 """
+
+app = typer.Typer(
+    name="launch",
+    help="Measure PyTorch training steps on this machine or elsewhere, and collect the results.",
+    rich_markup_mode=None,
+    epilog=LAUNCH_EXAMPLES,
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -70,8 +79,8 @@ def run_local(
     words: Words = None,
     typed: dict[str, object],
     output: OutputOption = Path("results"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
-    output_format: FormatOption = Format.TABLE,
+    dry_run: DryRunOption = False,
+    output_format: FormatOption = TableFormat.TABLE,
     **own: Any,
 ) -> int:
     """Measure your own unchanged training script or, without a script, our trainer with a vision model."""
@@ -123,13 +132,13 @@ def run_local(
     plan = plan_of(resolved.spec)
     shown = printable_lines(as_typed(plan.text()))
     if dry_run:
-        print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else shown)
+        print(shown if output_format is TableFormat.TABLE else plain(plan.to_json(), output_format))
         return ExitCode.DONE
     print(shown, file=sys.stderr)
     # Only a user's script is repeated here; our trainer does its repeats itself.
     outcome = task.repeated(plan.spec, plan_of) if words else local.run(plan)
-    if output_format is Format.JSON:
-        print(json.dumps(outcome.to_json(), indent=1))
+    if output_format is not TableFormat.TABLE:
+        print(plain(outcome.to_json(), output_format, rows_of="runs"))
     elif outcome.bundles:
         print(run_table.render(outcome.bundles, width=terminal_width(sys.stdout)))
     if outcome.error:
@@ -137,49 +146,58 @@ def run_local(
     return outcome.exit_code
 
 
-jobs.declare(run_local, [*parameters_of(LocalOptions), *parameters_of(HereOptions)], before="output")
-app.command("local", cls=ScriptCommand, epilog=LOCAL_EXAMPLES)(run_options(run_local))
-app.command("sweep", epilog=SWEEP_EXAMPLES)(run_sweep)
+jobs.declare(
+    run_local, [*parameters_of(LocalOptions), *parameters_of(HereOptions, group=Group.SCRIPT)], before="output"
+)
+local_command = grouped("model", "repeats", "profile", kind=ScriptCommand)
+app.command("local", cls=local_command, epilog=LOCAL_EXAMPLES)(run_options(run_local))
+app.command("sweep", cls=grouped("dry_run", "on", "until"), epilog=SWEEP_EXAMPLES)(run_sweep)
 duel.register(app)
 jobs.register(app)
 
 
-@app.command("build", epilog=BUILD_EXAMPLES)
+@app.command("build", cls=grouped("flavour", "push", "repository"), epilog=BUILD_EXAMPLES)
 def build_image(
     *,
     flavour: Annotated[
         str,
-        typer.Option(metavar="cpu|cuda|volta", help="cpu: for CPUs; cuda: for NVIDIA GPUs; volta: for P100 and V100"),
+        option(
+            "--flavour",
+            "cpu: for CPUs; cuda: for NVIDIA GPUs; volta: for P100 and V100",
+            Group.IMAGE,
+            metavar="cpu|cuda|volta",
+            show_default=True,
+        ),
     ] = "cpu",
     base: Annotated[
         str | None,
-        typer.Option(metavar="IMAGE", help="base image to use instead of the one in images.toml", show_default=False),
+        option("--base", "base image to use instead of the one in images.toml", Group.IMAGE, metavar="IMAGE"),
     ] = None,
     wheel_index: Annotated[
         str | None,
-        typer.Option(metavar="URL|pip", help="package index for torch; pip: pip's own default", show_default=False),
+        option("--wheel-index", "package index for torch; pip: pip's own default", Group.IMAGE, metavar="URL|pip"),
     ] = None,
-    network: Annotated[
+    build_network: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="network for the steps of the build, for example host", show_default=False),
+        option(
+            "--build-network --network",
+            "Docker's network for the steps of the build, for example host",
+            Group.IMAGE,
+            metavar="NAME",
+        ),
     ] = None,
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="build every layer again, without the cache", show_default=False)
-    ] = False,
+    rebuild: Annotated[bool, option("--rebuild", "build every layer again, without the cache", Group.IMAGE)] = False,
     pin: Annotated[
-        bool, typer.Option("--pin", help="write the base image's current digest into images.toml", show_default=False)
+        bool, option("--pin", "write the base image's current digest into images.toml", Group.IMAGE)
     ] = False,
-    push: Annotated[
-        bool, typer.Option("--push", help="push the image and print its digest", show_default=False)
-    ] = False,
+    push: Annotated[bool, option("--push", "push the image and print its digest", Group.OUTPUT)] = False,
     repository: Annotated[
-        str | None, typer.Option(metavar="HOST/NAME", help="repository for --push", show_default=False)
+        str | None, option("--repository", "repository for --push", Group.OUTPUT, metavar="HOST/NAME")
     ] = None,
     sif: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="also write the image to a file for Apptainer", show_default=False),
+        Path | None, option("--sif", "also write the image to a file for Apptainer", Group.OUTPUT, metavar="FILE")
     ] = None,
-    output_format: FormatOption = Format.TABLE,
+    output_format: FormatOption = TableFormat.TABLE,
 ) -> int:
     """Build the container image for this code.
 
@@ -207,12 +225,13 @@ def build_image(
         commit=contents.current_commit(),
         platform=building.platform_of_a_vm(docker) if target else "",
     )
-    built = building.build(docker, recipe, network=network, cached=not rebuild)
+    built = building.build(docker, recipe, network=build_network, cached=not rebuild)
     if target:
         built = building.push(docker, built, target)
     if sif and tool:
         building.write_sif(tool, built.tag, sif)
-    print(json.dumps(built.to_json(), indent=1) if output_format is Format.JSON else as_typed(built.text()))
+    text = as_typed(built.text())
+    print(text if output_format is TableFormat.TABLE else plain(built.to_json(), output_format))
     return ExitCode.DONE
 
 
@@ -229,14 +248,14 @@ def run_doctor(
     parts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar=f"[{'|'.join((*HERE, *BACKENDS))}]...",
-            help=f"what to check ({' and '.join(HERE)}; the others contact other machines)",
+            metavar="PART...",
+            help=f"{', '.join(HERE)} (these if none is named), or, on other machines, {', '.join(BACKENDS)}",
             callback=_known_parts,
             autocompletion=lambda: [*HERE, *BACKENDS],
             show_default=False,
         ),
     ] = None,
-    output_format: FormatOption = Format.TABLE,
+    output_format: FormatOption = TableFormat.TABLE,
     **where: Any,
 ) -> int:
     """Check what runs need here, and say what to do.
@@ -260,11 +279,9 @@ def run_doctor(
         return backends.load(name).checks(checked.where)
 
     checks = doctor.examine(chosen, named=bool(parts), checks_of=checks_of)
-    if output_format is Format.JSON:
-        print(json.dumps([check.to_json() for check in checks], indent=1))
-    else:
-        print(as_typed(doctor.render(checks)))
+    text = as_typed(doctor.render(checks))
+    print(text if output_format is TableFormat.TABLE else plain([check.to_json() for check in checks], output_format))
     return doctor.exit_code(checks)
 
 
-app.command("doctor", epilog=DOCTOR_EXAMPLES)(jobs.with_where(run_doctor, names_backend=False))
+app.command("doctor", cls=grouped(), epilog=DOCTOR_EXAMPLES)(jobs.with_where(run_doctor, names_backend=False))

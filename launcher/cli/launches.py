@@ -17,14 +17,16 @@ from launcher.choice import Command
 from launcher.jobs.places import Place, options_of, place_of
 from launcher.script.command import ScriptCommand, ThereOptions, Words, refuse_without_script
 from launcher.typer_options import (
-    Format,
-    FormatOption,
+    DryRunOption,
     OutputOption,
     instance_of,
     parameters_of,
     run_options,
     signed,
 )
+from workload.contract.help_text import Group
+from workload.contract.program import FormatOption, grouped, option
+from workload.contract.tables import TableFormat
 
 if TYPE_CHECKING:
     from launcher.jobs.commands import Script
@@ -34,7 +36,6 @@ STATUS_EXAMPLES = """\b
 Examples:
   launch status
   launch status 3fa9c1
-  launch status --all --format json
 """
 LOGS_EXAMPLES = """\b
 Examples:
@@ -45,14 +46,15 @@ DOWN_EXAMPLES = """\b
 Examples:
   launch down 3fa9c1
   launch down --all
-  launch down --all --yes --format json
 """
 REAP_EXAMPLES = """\b
 Examples:
   launch reap --dry-run
   launch reap
 """
-BACKEND_HELP = "backend of the launches (default: the backend of the other options or of rooflaunch.toml, else gcp)"
+BACKEND_HELP = (
+    "backend of the launches (by the other options, or by a table such as [aws] in rooflaunch.toml, else gcp)"
+)
 RUN_HELP = (
     "the launch's name, or its beginning or end if unique (for example the last 6 characters), or one of its runs"
 )
@@ -65,13 +67,13 @@ def register(app: typer.Typer) -> None:
         _add_backend(app, name, module)
         if name in OWN_COMMANDS:
             importlib.import_module(OWN_COMMANDS[name]).register(app)
-    for name, command, examples in (
-        ("status", show_status, STATUS_EXAMPLES),
-        ("logs", show_logs, LOGS_EXAMPLES),
-        ("down", take_down, DOWN_EXAMPLES),
-        ("reap", reap, REAP_EXAMPLES),
+    for name, command, first, examples in (
+        ("status", show_status, ("every",), STATUS_EXAMPLES),
+        ("logs", show_logs, ("follow",), LOGS_EXAMPLES),
+        ("down", take_down, ("every", "yes"), DOWN_EXAMPLES),
+        ("reap", reap, ("dry_run",), REAP_EXAMPLES),
     ):
-        app.command(name, epilog=examples)(with_where(command))
+        app.command(name, cls=grouped(*first), epilog=examples)(with_where(command))
 
 
 def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
@@ -83,19 +85,15 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
         typed: dict[str, object],
         detach: Annotated[
             bool,
-            typer.Option(
-                "--detach", help=f"return as soon as the {declared.noun} runs; it ends by itself", show_default=False
-            ),
+            option("--detach", f"return as soon as the {declared.noun} runs; it ends by itself", Group.OUTPUT),
         ] = False,
         output: OutputOption = Path("results"),
-        dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
+        dry_run: DryRunOption = False,
         request: Annotated[
             bool,
-            typer.Option(
-                "--request", help=f"with --dry-run: also print the request to {declared.sent_to}", show_default=False
-            ),
+            option("--request", f"with --dry-run: also print the request to {declared.sent_to}", Group.OUTPUT),
         ] = False,
-        output_format: FormatOption = Format.TABLE,
+        output_format: FormatOption = TableFormat.TABLE,
         **own: Any,
     ) -> int:
         from launcher.jobs import commands
@@ -116,9 +114,10 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
         )
 
     launch.__doc__ = declared.help
-    kinds = (module.Options, module.Where, ThereOptions)
-    declare(launch, [parameter for kind in kinds for parameter in parameters_of(kind)], before="detach")
-    app.command(name, cls=ScriptCommand, epilog=declared.examples)(run_options(launch))
+    place = [*parameters_of(module.Options), *parameters_of(module.Where)]
+    declare(launch, [*place, *parameters_of(ThereOptions, group=Group.SCRIPT)], before="detach")
+    command = grouped(*declared.first, "dry_run", kind=ScriptCommand)
+    app.command(name, cls=command, epilog=declared.examples)(run_options(launch))
 
 
 def _script(words: list[str] | None, options: ThereOptions, declared: Command) -> "Script | None":
@@ -145,7 +144,7 @@ def with_where(command: Callable[..., int], *, names_backend: bool = True) -> Ca
     """
     options: dict[str, inspect.Parameter] = {}
     if names_backend:
-        info = typer.Option("--backend", metavar="NAME", help=BACKEND_HELP, autocompletion=lambda: list(BACKENDS))
+        info = option("--backend", BACKEND_HELP, Group.PLACE, metavar="NAME", autocompletion=lambda: list(BACKENDS))
         annotation = Annotated[str | None, info]
         options["backend"] = inspect.Parameter(
             "backend", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
@@ -166,16 +165,15 @@ def show_status(
     *,
     name: Annotated[str | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)] = None,
     every: Annotated[
-        bool,
-        typer.Option("--all", help="all launches, not only the newest and those with a machine", show_default=False),
+        bool, option("--all", "all launches, not only the newest and those with a machine", Group.OUTPUT)
     ] = False,
-    output_format: FormatOption = Format.TABLE,
+    output_format: FormatOption = TableFormat.TABLE,
     **where: Any,
 ) -> int:
     """Show what has become of launches.
 
     The state is read from the place where the launches run and from the store of their bundles. This works on any
-    computer, also after the command that launched them was ended.
+    machine, also after the command that launched them was ended.
     """
     from launcher.jobs import commands
 
@@ -185,10 +183,8 @@ def show_status(
 def show_logs(
     *,
     name: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)],
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="follow until the VM or the job is gone", show_default=False)
-    ] = False,
-    output_format: FormatOption = Format.TABLE,
+    follow: Annotated[bool, option("-f --follow", "follow until the VM or the job is gone", Group.OUTPUT)] = False,
+    output_format: FormatOption = TableFormat.TABLE,
     **where: Any,
 ) -> int:
     """Show what a launch prints.
@@ -202,12 +198,10 @@ def show_logs(
 
 def take_down(
     *,
-    names: Annotated[list[str] | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="all launches in the project, or on the host", show_default=False)
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="with --all: do not ask", show_default=False)] = False,
-    output_format: FormatOption = Format.TABLE,
+    names: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help=RUN_HELP, show_default=False)] = None,
+    every: Annotated[bool, option("--all", "all launches at this place", Group.PLACE)] = False,
+    yes: Annotated[bool, option("--yes -y", "with --all: do not ask", Group.OUTPUT)] = False,
+    output_format: FormatOption = TableFormat.TABLE,
     **where: Any,
 ) -> int:
     """Delete VMs and stop jobs now, and wait until they are gone.
@@ -221,10 +215,8 @@ def take_down(
 
 def reap(
     *,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="only show what would be deleted", show_default=False)
-    ] = False,
-    output_format: FormatOption = Format.TABLE,
+    dry_run: Annotated[bool, option("--dry-run", "only show what would be deleted", Group.OUTPUT)] = False,
+    output_format: FormatOption = TableFormat.TABLE,
     **where: Any,
 ) -> int:
     """Delete VMs that are stopped for good, and VMs and disks that are past their time limit.

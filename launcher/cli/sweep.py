@@ -1,6 +1,5 @@
 """Options of `launch sweep`. Imports little, because `launch --help` loads this module."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -9,9 +8,12 @@ from typing import Annotated
 import typer
 
 from launcher import sizes
-from launcher.typer_options import Format, FormatOption, OutputOption
+from launcher.typer_options import DryRunOption, OutputOption
 from workload.contract.errors import ExitCode, UsageError
+from workload.contract.help_text import Group
 from workload.contract.invocation import as_typed
+from workload.contract.program import FormatOption, option
+from workload.contract.tables import TableFormat, plain
 from workload.contract.text import cut_long_words, printable, terminal_width
 
 MATRICES = Path(__file__).parents[1] / "sweep" / "matrices"
@@ -20,10 +22,6 @@ SWEEP_EXAMPLES = """\b
 Examples:
   launch sweep --example first > first.toml
   launch sweep first.toml --dry-run
-  launch sweep first.toml
-  launch sweep first.toml --until 5% --max-repeats 10
-  launch sweep first.toml --until-ratio 2% --baseline precision=fp32
-  launch sweep night.toml --on t4 --max-cost 5
 """
 
 
@@ -48,48 +46,72 @@ def run_sweep(
     *,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="MATRIX.toml", help="the sweep's file: what to run, and where", show_default=False),
+        typer.Argument(metavar="MATRIX.toml", help="the matrix: what to run, and where", show_default=False),
     ] = None,
     on: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="run only at this place; repeatable", autocompletion=place_names),
+        option("--on", "run only at this place; repeatable", Group.PLACE, metavar="NAME", autocompletion=place_names),
     ] = None,
     until: Annotated[
         str | None,
-        typer.Option(
-            metavar="SHARE", help="add blocks until every throughput is known within this share, for example 1%"
+        option(
+            "--until",
+            "add blocks until every throughput is known within this share, for example 1%",
+            Group.MEASURING,
+            metavar="SHARE",
         ),
     ] = None,
     until_ratio: Annotated[
         str | None,
-        typer.Option(metavar="SHARE", help="add blocks until every ratio to --baseline is known within this share"),
+        option(
+            "--until-ratio",
+            "add blocks until every ratio to --baseline is known within this share",
+            Group.MEASURING,
+            metavar="SHARE",
+        ),
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(metavar="NAME=VALUE,...", help="baseline of --until-ratio, for example precision=fp32")
+        str | None,
+        option(
+            "--baseline",
+            "baseline of --until-ratio, for example precision=fp32",
+            Group.MEASURING,
+            metavar="NAME=VALUE,...",
+        ),
     ] = None,
     max_repeats: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="with --until: at most this number of blocks")
+        int | None,
+        option("--max-repeats", "with --until: at most this number of blocks", Group.MEASURING, metavar="N", min=1),
     ] = None,
     max_cost: Annotated[
         float | None,
-        typer.Option(metavar="USD", help="maximum cost of the whole sweep, kept by time limits of the machines"),
-    ] = None,
-    max_time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="begin no run after this time, for example 8h or 90m")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="measure everything again, even if results exist", show_default=False)
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="allow more than 10,000 runs", show_default=False)] = False,
-    example: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="print an example of a sweep's file", autocompletion=examples, show_default=False
+        option(
+            "--max-cost",
+            "cost limit of the whole sweep, kept by time limits of the machines",
+            Group.MEASURING,
+            metavar="USD",
         ),
     ] = None,
+    max_time: Annotated[
+        str | None,
+        option(
+            "--max-time",
+            "begin no run after this time, for example 8h; --max-run-time limits a machine",
+            Group.MEASURING,
+            metavar="TIME",
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool, option("--fresh", "measure everything again, even if results exist", Group.MEASURING)
+    ] = False,
+    yes: Annotated[bool, option("--yes -y", "allow more than 10,000 runs", Group.MEASURING)] = False,
+    example: Annotated[
+        str | None,
+        option("--example", "print an example of a matrix", Group.OUTPUT, metavar="NAME", autocompletion=examples),
+    ] = None,
     output: OutputOption = Path("results"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
-    output_format: FormatOption = Format.TABLE,
+    dry_run: DryRunOption = False,
+    output_format: FormatOption = TableFormat.TABLE,
 ) -> int:
     """Run a matrix of configurations, in blocks, at one place or several.
 
@@ -133,8 +155,8 @@ def run_sweep(
         max_cost_usd=max_cost_usd,
     )
     if dry_run:
-        text = plan.text(terminal_width(sys.stdout))
-        print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else as_typed(text))
+        text = as_typed(plan.text(terminal_width(sys.stdout)))
+        print(text if output_format is TableFormat.TABLE else plain(plan.to_json(), output_format))
         return ExitCode.DONE
     print(as_typed(plan.text(terminal_width(sys.stderr))), file=sys.stderr)
     outcome = drive(
@@ -146,7 +168,7 @@ def run_sweep(
         damaged=plan.damaged,
     )
     text = outcome.text(terminal_width(sys.stdout))
-    print(json.dumps(outcome.to_json(), indent=1) if output_format is Format.JSON else text)
+    print(text if output_format is TableFormat.TABLE else plain(outcome.to_json(), output_format))
     return outcome.exit_code
 
 

@@ -346,7 +346,7 @@ def parse(words: Sequence[str], variant: str) -> dict[str, object]:
         if flag[2:].removeprefix("no-").replace("-", "_") in LEFT_OUT:
             raise UsageError(
                 f"a duel repeats its runs itself, and does not profile; got {flag} of {variant}",
-                hint=f"leave {flag} out; --max-segments limits the runs",
+                hint=f"leave {flag} out; --max-runs limits the runs",
             )
         if flag in switches and not equals:
             name, chosen[name] = switches[flag]

@@ -35,7 +35,6 @@ from launcher.protocol.backend import (
 from launcher.script import notes
 from launcher.script.command import ThereOptions, variables_of
 from launcher.script.files import ScriptFiles, pack, place_of_data, relative_words
-from launcher.typer_options import Format
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -49,6 +48,7 @@ from workload.contract.invocation import as_typed
 from workload.contract.script import without_secrets
 from workload.contract.spec import resolve
 from workload.contract.spent import Spent
+from workload.contract.tables import TableFormat, plain
 from workload.contract.text import printable, terminal_width, wrapped
 from workload.storage.store import Store, UnreachableError
 
@@ -174,7 +174,7 @@ def launch(
     output: Path,
     dry_run: bool,
     request: bool,
-    output_format: Format,
+    output_format: TableFormat,
 ) -> int:
     """Carry out `launch <backend>`. `typed`: run options; `options`: the backend's own options."""
     ports = real_ports()
@@ -221,16 +221,16 @@ def launch(
     return _print_outcome(outcome, draft, place, machines, output_format)
 
 
-def _shown(plan: Plan, script_files: ScriptFiles | None, *, request: bool, output_format: Format) -> str:
+def _shown(plan: Plan, script_files: ScriptFiles | None, *, request: bool, output_format: TableFormat) -> str:
     """Output of a dry run, without the secrets in a script's arguments."""
     spec = plan.request.spec
     if spec.get("script"):
         plan = plan.renamed(replace(plan.request, spec={**spec, "script": without_secrets(spec["script"])}))
-    if output_format is Format.JSON:
+    if output_format is not TableFormat.TABLE:
         values = plan.to_json()
         if script_files:
             values = {**values, "notes": [*values.get("notes", ()), *script_files.notes]}
-        return json.dumps(values, indent=1)
+        return plain(values, output_format)
     return _text(plan, script_files, terminal_width(sys.stdout)) + (f"\n\n{plan.sent_text()}" if request else "")
 
 
@@ -258,9 +258,11 @@ def _ask_whether_to_keep(ports: Ports, left: LeftRunningError, session: Session)
     raise InterruptedRunError(f"interrupted; '{name}' is deleted", hint="launch again") from left
 
 
-def _print_outcome(outcome: LaunchOutcome, plan: Plan, place: Place, machines: Machines, output_format: Format) -> int:
-    if output_format is Format.JSON:
-        print(json.dumps(outcome.to_json(), indent=1))
+def _print_outcome(
+    outcome: LaunchOutcome, plan: Plan, place: Place, machines: Machines, output_format: TableFormat
+) -> int:
+    if output_format is not TableFormat.TABLE:
+        print(plain(outcome.to_json(), output_format, rows_of="runs"))
     elif outcome.detached:
         rows = [("launch", outcome.name), ("zone", outcome.zone)]
         rows += [("next", f"launch {verb}") for verb in (f"status {outcome.name}", f"logs {outcome.name} -f")]
@@ -296,7 +298,7 @@ def _closing(outcome: LaunchOutcome, plan: Plan, noun: str) -> list[tuple[str, s
 
 
 @_hints_name_the_place
-def show_status(place: Place, *, name: str | None, every: bool, output_format: Format) -> int:
+def show_status(place: Place, *, name: str | None, every: bool, output_format: TableFormat) -> int:
     """Carry out `launch status`."""
     session = _connect(place).session()
     if name is not None:
@@ -304,7 +306,7 @@ def show_status(place: Place, *, name: str | None, every: bool, output_format: F
         now_s = session.now_s()
         text = as_typed(place.named_in(launches.render_one(launch, session.store, now_s)))
         _warn_of_stopped([launch], now_s)
-        print(json.dumps(launch.to_json(), indent=1) if output_format is Format.JSON else text)
+        print(text if output_format is TableFormat.TABLE else plain(launch.to_json(), output_format))
         return ExitCode.DONE
     listing = launches.list_launches(session, limit=None if every else launches.SHOWN)
     now_s, noun = session.now_s(), session.machines.noun
@@ -315,8 +317,8 @@ def show_status(place: Place, *, name: str | None, every: bool, output_format: F
             f"warning: no answer from {zones}: a {noun} there without a record in the {kind} is not shown",
             file=sys.stderr,
         )
-    if output_format is Format.JSON:
-        print(json.dumps([launch.to_json() for launch in listing], indent=1))
+    if output_format is not TableFormat.TABLE:
+        print(plain([launch.to_json() for launch in listing], output_format))
     elif listing.there:
         print(launches.render(listing.there, now_s))
     elif not listing.unreachable:
@@ -335,20 +337,25 @@ def _warn_of_stopped(shown: Sequence[Launch], now_s: float) -> None:
 
 
 @_hints_name_the_place
-def show_logs(place: Place, *, name: str, follow: bool, output_format: Format) -> int:
+def show_logs(place: Place, *, name: str, follow: bool, output_format: TableFormat) -> int:
     """Carry out `launch logs`."""
     session = _connect(place).session()
     launch_name = _find(session, name)
-    for piece in logs.read(session, launch_name, follow=follow):
-        if output_format is Format.JSON:
-            print(json.dumps({"launch": launch_name, "source": piece.source, "text": piece.text}), flush=True)
-        else:
-            print(piece.text, end="", flush=True)
+    for number, piece in enumerate(logs.read(session, launch_name, follow=follow)):
+        row = {"launch": launch_name, "source": piece.source, "text": piece.text}
+        match output_format:
+            case TableFormat.TABLE:
+                print(piece.text, end="", flush=True)
+            case TableFormat.JSON:
+                print(json.dumps(row), flush=True)
+            case TableFormat.CSV:
+                heading, _, line = plain([row], output_format).partition("\n")
+                print(line if number else f"{heading}\n{line}", flush=True)
     return ExitCode.DONE
 
 
 @_hints_name_the_place
-def take_down(place: Place, *, names: Sequence[str], every: bool, yes: bool, output_format: Format) -> int:
+def take_down(place: Place, *, names: Sequence[str], every: bool, yes: bool, output_format: TableFormat) -> int:
     """Carry out `launch down`."""
     if bool(names) == every:
         raise UsageError("launch down takes either launches or --all", hint="launch down RUN, or --all")
@@ -443,7 +450,7 @@ def _confirm_all(ports: Ports, chosen: Sequence[Machine], machines: Machines) ->
 
 
 @_hints_name_the_place
-def reap(place: Place, *, dry_run: bool, output_format: Format) -> int:
+def reap(place: Place, *, dry_run: bool, output_format: TableFormat) -> int:
     """End and delete all leftovers of launches at a place, print them, and return the exit code.
 
     `dry_run`: only print them.
@@ -456,8 +463,8 @@ def reap(place: Place, *, dry_run: bool, output_format: Format) -> int:
         removed = machines.stop(leftovers.there)
         _erase_variables(_store_or_none(connected), machines)
         return _print_removed(removed, output_format, nothing=nothing, unlisted=leftovers.unreachable)
-    if output_format is Format.JSON:
-        print(json.dumps([leftover.to_json() for leftover in leftovers], indent=1))
+    if output_format is not TableFormat.TABLE:
+        print(plain([leftover.to_json() for leftover in leftovers], output_format))
     elif leftovers.there or not leftovers.unreachable:
         print("\n".join(f"{item.kind} {item.name} in {item.zone}: {item.why}" for item in leftovers) or nothing)
     cleanup.require_gone((), leftovers.unreachable)
@@ -465,11 +472,11 @@ def reap(place: Place, *, dry_run: bool, output_format: Format) -> int:
 
 
 def _print_removed(
-    removed: Sequence[Removed], output_format: Format, *, nothing: str, unlisted: Sequence[str] = ()
+    removed: Sequence[Removed], output_format: TableFormat, *, nothing: str, unlisted: Sequence[str] = ()
 ) -> int:
     gone = [f"{item.kind} {item.name} in {item.zone} is gone" for item in removed if item.gone]
-    if output_format is Format.JSON:
-        print(json.dumps([item.to_json() for item in removed], indent=1))
+    if output_format is not TableFormat.TABLE:
+        print(plain([item.to_json() for item in removed], output_format))
     elif gone or not (removed or unlisted):
         print("\n".join(gone) or nothing)
     cleanup.require_gone(removed, unlisted)

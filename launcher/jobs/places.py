@@ -36,7 +36,7 @@ class Place:
     @property
     def words(self) -> str:
         """Options that select this place in another command, as text; empty if none is needed."""
-        if self.backend == USUAL:
+        if self.backend == USUAL == implied_by(()):
             return ""
         items = fields(self.where)
         values = {item.name: getattr(self.where, item.name) for item in items}
@@ -53,16 +53,16 @@ class Place:
 def place_of(where: Mapping[str, Any], *, likely: Sequence[str] = ()) -> Place:
     """Return the place that the options select; without options, the default place.
 
-    Unless a backend is named, the first backend that has all these options is taken. `likely`: backends to try first.
-    Raises `UsageError` for options of two backends.
+    Unless a backend is named, the backend that the options imply is taken. `likely`: backends to try first. Raises
+    `UsageError` for options of two backends.
     """
     typed = {name: value for name, value in where.items() if value is not None}
     named = typed.pop("backend", None)
     if named is not None and named not in BACKENDS:
         raise UsageError(f"there is no backend '{named}'", hint=f"--backend {' or '.join(BACKENDS)}")
     if not typed:
-        return _usual_place() if named is None else place_in(named)
-    for name in (named,) if named else (*(part for part in likely if part in BACKENDS), *BACKENDS):
+        return place_in(named or implied_by(()))
+    for name in (named,) if named else (*(part for part in likely if part in BACKENDS), *_in_order()):
         if set(typed) <= set(_place_fields(name)):
             return Place(backend=name, where=_where(name, typed))
     if named:
@@ -74,8 +74,14 @@ def place_of(where: Mapping[str, Any], *, likely: Sequence[str] = ()) -> Place:
 
 
 def implied_by(typed: Collection[str]) -> str:
-    """Return the first backend that has all options of these names, else `USUAL`."""
-    return next((name for name in BACKENDS if typed and set(typed) <= set(_place_fields(name))), USUAL)
+    """Return the first backend with all options of these names; those with a table in rooflaunch.toml come first."""
+    return next((name for name in _in_order() if set(typed) <= set(_place_fields(name))), USUAL)
+
+
+def _in_order() -> list[str]:
+    """Backends, those with a table in rooflaunch.toml first."""
+    tables = _configured()
+    return sorted(BACKENDS, key=lambda name: not isinstance(tables.get(name), dict))
 
 
 def _place_fields(name: str) -> list[str]:
@@ -93,16 +99,17 @@ def flags_of(name: str) -> list[str]:
 
 
 def other_places(name: str) -> str:
-    """Required options of the backends other than `name`, as a text for a hint; empty if they require none."""
-    kinds = (options_of(other).Where for other in BACKENDS if other != name)
-    needed = (item for kind in kinds for item in fields(kind) if item.default is MISSING)
-    return " or ".join(f"{flag_of(item)} {item.metadata['shown'].get('metavar')}" for item in needed)
-
-
-def _usual_place() -> Place:
-    """Default place of the first backend with a table in rooflaunch.toml, else of `USUAL`."""
-    tables = _configured()
-    return place_in(next((name for name in BACKENDS if isinstance(tables.get(name), dict)), USUAL))
+    """Options for a place of each backend other than `name`, as a text for a hint."""
+    needed = {
+        other: [item for item in fields(options_of(other).Where) if item.default is MISSING] for other in BACKENDS
+    }
+    return " or ".join(
+        " ".join(
+            [f"--backend {other}", *(f"{flag_of(item)} {item.metadata['shown'].get('metavar')}" for item in items)]
+        )
+        for other, items in needed.items()
+        if other != name
+    )
 
 
 def _where(name: str, typed: Mapping[str, Any]) -> Any:

@@ -5,17 +5,18 @@ Imports little, because `launch --help` loads this module.
 
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from launcher.choice import choice, flag_of
 from workload.contract.errors import UsageError
+from workload.contract.help_text import Group
+from workload.contract.program import GroupedCommand
 from workload.contract.script import DATA, DATA_EXAMPLE
-from workload.contract.spec import SCRIPT_OPTIONS, options
+from workload.contract.spec import options
 
 Words = Annotated[
     list[str] | None,
@@ -70,43 +71,12 @@ class ThereOptions:
     )
 
 
-# Headings of a command's help, in order, with the options below each; all other options are below "Place".
-SCRIPTS_OWN = {
-    "words",
-    "samples_per_step",
-    *(item.name for kind in (HereOptions, ThereOptions) for item in fields(kind)),
-}
-RUN_OPTIONS = options()
 DEVICES = ("cpu", "cuda", "mps")
-PLACE = "Place"
-HEADINGS: Mapping[str, Collection[str]] = {
-    "Your own script": SCRIPTS_OWN,
-    "Measuring": SCRIPT_OPTIONS - {"device", "samples_per_step"},
-    PLACE: DEVICES,
-    "Output": ("output", "detach", "dry_run", "request", "output_format", "help"),
-    "Model and data, without a script": {option.name for option in RUN_OPTIONS if option.name not in SCRIPT_OPTIONS},
-}
-OFF_SWITCHES = {option.name for option in RUN_OPTIONS if option.default is False}
+OFF_SWITCHES = {option.name for option in options() if option.default is False}
 
 
-class ScriptCommand(TyperCommand):
-    """A command whose line may end in `-- train.py ARGS`; the words after `--` belong to the script.
-
-    `place`: heading for the command's own options.
-    """
-
-    place = PLACE
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options in groups by subject; options that a script refuses come last."""
-        below: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
-        for parameter in sorted(self.get_params(ctx), key=lambda parameter: parameter.name != "words"):
-            heading = next((name for name, known in HEADINGS.items() if parameter.name in known), PLACE)
-            if (row := _help_row(parameter, ctx)) is not None:
-                below[heading].append(row)
-        for heading, rows in below.items():
-            with formatter.section(self.place if heading == PLACE else heading):
-                formatter.write_dl(rows)
+class ScriptCommand(GroupedCommand):
+    """A command whose line may end in `-- train.py ARGS`; the words after `--` belong to the script."""
 
     example = "-- train.py --lr 0.1"
 
@@ -128,17 +98,19 @@ class ScriptCommand(TyperCommand):
         ctx.params["words"] = script
         return rest
 
+    def rows_by_heading(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+        """Rows of the help by heading; a script refuses the options on model and data."""
+        rows = super().rows_by_heading(ctx)
+        return {heading + ", without a script" * (heading == Group.MODEL): below for heading, below in rows.items()}
 
-def _help_row(parameter: Any, ctx: Any) -> tuple[str, str] | None:
-    """Help row of an option, in one line if it fits."""
-    if parameter.name in DEVICES:
-        names = ", ".join(f"--{device}" for device in DEVICES)
-        return (names, "device to compute on (the best one found)") if parameter.name == DEVICES[0] else None
-    name, text = parameter.get_help_record(ctx)
-    if parameter.name == "words":
-        return parameter.metavar, text
-    # If a switch is off by default, `--no-…` only overrides a file or an environment variable: help omits that form.
-    return name.partition(" / ")[0] if parameter.name in OFF_SWITCHES else name, text
+    def help_row(self, parameter: Any, ctx: Any) -> tuple[str, str] | None:
+        """Name and description of an option; the devices share a row."""
+        if parameter.name in DEVICES:
+            names = ", ".join(f"--{device}" for device in DEVICES)
+            return (names, "device to compute on (the best one found)") if parameter.name == DEVICES[0] else None
+        row = super().help_row(parameter, ctx)
+        # If a switch is off by default, `--no-…` only overrides a file or an environment variable: not shown.
+        return (parameter.opts[0], row[1]) if row and parameter.name in OFF_SWITCHES else row
 
 
 def _refuse_stray(ctx: Any, typed: list[str]) -> None:

@@ -27,7 +27,7 @@ LOG = "iter_time_ms,timestamp\n100,1763159640\n100,1763159641\n"
 def test_help_names_what_works(analyze: Analyze) -> None:
     code, out, _ = analyze("--help")
     assert code == ExitCode.DONE
-    commands = out.partition("Commands:\n")[2].splitlines()
+    commands = out.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
     # Further lines of a long summary are indented more.
     named = {line.split()[0] for line in commands if line.startswith("  ") and not line.startswith("   ")}
     assert {"summary", "import"} <= named

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BASE = "rooflaunch-test-base:latest"
-BUILD = ["--flavour", "cpu", "--base", BASE, "--wheel-index", "pip", "--network", "host"]
+BUILD = ["--flavour", "cpu", "--base", BASE, "--wheel-index", "pip", "--build-network", "host"]
 # Small enough that starting torch is most of it.
 TINY = ["--model", "resnet18", "--image-size", "32", "--batch-size", "2", "--warmup", "1", "--no-ceilings"]
 

@@ -46,7 +46,6 @@ INSTEAD = (
     ),
     Instead(match=r"sudo apt-get|sudo usermod|ssh-keygen", run=None, why="for the reader's own machine"),
     Instead(match=FOR_ENGINE.pattern, run=None, why="tests/docker_engine/test_pages_for_real.py runs it"),
-    Instead(match=r"launch gcp (?!.*--dry-run).*; done", run=None, why="the loop's line is on the page a second time"),
     Instead(match=r"launch gcp (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
     Instead(match=r"launch doctor aws|s3://|--backend aws", run=None, why="it needs an account of AWS"),
     Instead(match=r"launch aws (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
@@ -61,12 +60,12 @@ INSTEAD = (
         why="it needs a cluster: tests/launcher/backends/slurm/test_slurm_page.py runs it",
     ),
     Instead(match=r"launch duel --commit", run=None, why="it needs a checkout: test_ci_page.py has one"),
+    Instead(match=r"launch duel (?!.*--dry-run)", run="{0} --dry-run", why="its exit code is its verdict"),
     Instead(match=r"launch local .*--profile ncu", run=None, why="even its plan needs an NVIDIA GPU"),
     Instead(match=r"--cuda", run="{0} --dry-run", why="it needs an NVIDIA GPU"),
 )
 IT_TRAINS = "it trains: the campaign `pages` runs it"
 IN_CI = (
-    Instead(match=r"make run", run="make --dry-run run", why=IT_TRAINS),
     Instead(match=r"launch local(?!.*--dry-run)", run="{0} --dry-run", why=IT_TRAINS),
     Instead(match=r"launch sweep first.toml$", run="{0} --dry-run", why=IT_TRAINS),
     Instead(match=r"analyze report", run=None, why="seconds, as analyze example: the campaign `pages` runs it"),
@@ -185,16 +184,40 @@ def test_the_python_of_the_pages_runs(stage: Stage) -> None:
 
 @pytest.mark.parametrize("page", pages.names())
 def test_links_and_pictures_lead_somewhere(page: str) -> None:
-    text = (pages.ROOT / page).read_text(encoding="utf-8")
-    targets = re.findall(r"\]\((?!https?:)([^)]+)\)|(?:srcset|src)=\"(?!https?:)([^\"]+)\"", text)
-    for link, picture in targets:
-        path, _, anchor = (link or picture).partition("#")
-        target = (pages.ROOT / page).parent / path if path else pages.ROOT / page
-        assert target.exists(), f"{page}: {path}"
-        assert not anchor or anchor in _anchors(target), f"{page}: {path}#{anchor}"
+    dead = []
+    for number, line in enumerate((pages.ROOT / page).read_text(encoding="utf-8").splitlines(), start=1):
+        targets = re.findall(r"\]\((?!https?:)([^)]+)\)|(?:srcset|src)=\"(?!https?:)([^\"]+)\"", line)
+        dead += [f"{page}:{number}: {target}" for pair in targets for target in pair if not _exists(page, target)]
+    assert not dead, "\n".join(dead)
+
+
+def _exists(page: str, target: str) -> bool:
+    """Whether a file exists, and the heading in it if the target names one."""
+    path, _, anchor = target.partition("#")
+    file = (pages.ROOT / page).parent / path if path else pages.ROOT / page
+    return file.exists() and (not anchor or anchor in _anchors(file))
 
 
 def _anchors(page: Path) -> set[str]:
-    """Anchors that GitHub makes of the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """Anchors that GitHub makes of the headings of a page, and those that the page sets itself."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    made = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return made | set(re.findall(r"<a id=\"([^\"]+)\"", text))
+
+
+# Headings that README or a message printed in earlier versions; pages themselves never went away.
+OLD_ADDRESSES = (
+    "docs/analysing.md#other-peoples-figures",
+    "docs/ci.md#how-many-runs-it-takes",
+    "docs/commands.md#exit-codes",
+    "docs/commands.md#one-gpu-of-several",
+    "docs/measuring.md#several-devices",
+    "docs/measuring.md#the-trainer-alone",
+    "docs/sweep.md#how-runs-are-started",
+)
+
+
+@pytest.mark.parametrize("address", OLD_ADDRESSES)
+def test_old_addresses_lead_on(address: str) -> None:
+    assert _exists("README.md", address)

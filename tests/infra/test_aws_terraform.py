@@ -146,6 +146,17 @@ def test_a_launcher_ends_only_what_carries_our_tag_and_makes_nothing_without_it(
     assert re.fullmatch(pattern, service.schedule_name("i-0123456789abcdef0"))
 
 
+def test_a_launcher_only_looks_at_what_is_not_ours() -> None:
+    wide = [action for block in _statements("launcher") if "*" in block["resources"] for action in block["actions"]]
+    looks = re.compile(r"ec2:Describe\w+|scheduler:ListSchedules|servicequotas:Get\w+|ecr:GetAuthorizationToken")
+    assert wide
+    assert not [action for action in wide if not looks.fullmatch(action)]
+    (parameters,) = _granted("launcher")["ssm:GetParameter"]
+    public, own = (name.rpartition(":parameter")[2] for name in parameters["resources"])
+    assert own == "/rooflaunch/*"
+    assert all(re.fullmatch(public.replace("*", ".*"), name) for name in service.AMI_PARAMETERS)
+
+
 def test_a_launcher_gives_each_role_to_its_service_alone() -> None:
     passed = {block["resources"][0]: block["condition"][0]["values"] for block in _granted("launcher")["iam:PassRole"]}
     assert passed == {
@@ -234,7 +245,7 @@ def test_a_validation_takes_or_refuses(name: str, value: str, taken: bool) -> No
 
 
 def test_outputs_are_the_settings_of_launch_aws() -> None:
-    made = [name for name in settings.NAMES if name not in ("subnet", "ami_parameter")]
+    made = [name for name in settings.RULES if name not in ("subnet", "ami_parameter")]
     assert list(AMAZON.named("output")) == [*made, "launcher_policy", "rooflaunch_toml"]
     assert list(AMAZON.locals()["settings"]) == made
 

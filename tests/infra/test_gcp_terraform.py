@@ -328,9 +328,9 @@ def test_a_validation_takes_or_refuses(name: str, value: str, taken: bool) -> No
 
 def test_outputs_are_the_settings_of_launch_gcp() -> None:
     outputs = GOOGLE.named("output")
-    assert list(outputs) == [*settings.NAMES, "rooflaunch_toml"]
+    assert list(outputs) == [*settings.RULES, "rooflaunch_toml"]
     assert all(body["description"].endswith(".") for body in outputs.values())
-    assert list(GOOGLE.locals()["settings"]) == list(settings.NAMES)
+    assert list(GOOGLE.locals()["settings"]) == list(settings.RULES)
 
 
 @pytest.mark.parametrize("name", sorted(GOOGLE.named("output")))

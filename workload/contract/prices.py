@@ -64,6 +64,10 @@ class AddressPrice:
     source: str
     read: str
 
+    def figure(self, *, spot: bool) -> float:
+        """USD per hour beside a VM, spot or on demand."""
+        return self.usd_per_h_spot if spot else self.usd_per_h
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:

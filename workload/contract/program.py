@@ -8,26 +8,19 @@ import inspect
 import itertools
 import os
 import re
-import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from copy import copy
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from workload import __version__
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.invocation import as_typed
-from workload.contract.text import NARROWEST, NO_BREAK
-
-# Wider lines of text are hard to read.
-WIDEST_HELP = 100
-# On a narrower terminal an option's description stands below the option instead of beside it.
-TWO_COLUMNS_FROM = 64
-NO_REWRAP = "\b"
+from workload.contract.help_text import OPTION_WIDTH, TWO_COLUMNS_FROM, Group, paragraph, width, wrapped
+from workload.contract.tables import TableFormat
 
 if TYPE_CHECKING:
     Formatter: Any
@@ -39,48 +32,95 @@ class HelpText(Formatter):  # type: ignore[misc] # typer has no public name for 
     """Typer's layout of help. Examples name the program as the user started it; one column if two do not fit."""
 
     def write_text(self, text: str) -> None:
-        """Write a paragraph; examples, which stand below the options, keep their line breaks."""
-        if not text.startswith(NO_REWRAP):
-            super().write_text(text)
-            return
-        for line in as_typed(text.removeprefix(NO_REWRAP).strip("\n")).splitlines():
-            indent = " " * (self.current_indent + len(line) - len(line.lstrip()))
-            lines = _wrapped(line, self.width, indent) if line[:1] != " " else _continued(line, self.width, indent)
-            self.write("".join(f"{part}\n" for part in lines or [""]))
-
-    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
-        """Write options or commands with their descriptions."""
-        if self.width >= TWO_COLUMNS_FROM:
-            super().write_dl(rows, col_max, col_spacing)
-            return
+        """Write paragraphs; examples, which stand below the options, keep their line breaks."""
         indent = " " * self.current_indent
+        self.write("\n\n".join("\n".join(paragraph(each, self.width, indent)) for each in text.split("\n\n")) + "\n")
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = OPTION_WIDTH, col_spacing: int = 2) -> None:
+        """Write options or commands with their descriptions."""
+        indent, is_narrow = " " * self.current_indent, self.width < TWO_COLUMNS_FROM
+        room = min(max(len(name) for name, _ in rows), col_max)
+        margin = indent + " " * (4 if is_narrow else room + col_spacing)
         for name, meaning in rows:
-            lines = _wrapped(name, self.width, indent) + _wrapped(meaning, self.width, indent + " " * 4)
+            lines = wrapped(meaning, self.width, margin)
+            if lines and not is_narrow and len(name) <= room:
+                lines[0] = (indent + name).ljust(len(margin)) + lines[0].lstrip()
+            else:
+                lines = [*wrapped(name, self.width, indent), *lines]
             self.write("".join(f"{line}\n" for line in lines))
 
 
-def _wrapped(text: str, width: int, indent: str, later_indent: str | None = None) -> list[str]:
-    """Lines of at most `width` characters; a longer word has a line of its own."""
-    later_indent = indent if later_indent is None else later_indent
-    lines = textwrap.wrap(
-        text.strip(),
-        width,
-        initial_indent=indent,
-        subsequent_indent=later_indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace(NO_BREAK, " ") for line in lines]
+class GroupedCommand(TyperCommand):
+    """A command whose help lists its options below headings: `Group.FIRST`, then the `rich_help_panel` of each option.
+
+    `first`: names of the most used options, in order. Arguments stand before them.
+    """
+
+    first: Sequence[str] = ()
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Parts of the line `Usage:` after the command's name."""
+        names = [
+            f"{each.metavar}" if each.required else f"[{each.metavar}]"
+            for each in self.get_params(ctx)
+            if each.param_type_name == "argument"
+        ]
+        return ["[OPTIONS]", *names]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options in groups."""
+        for heading, rows in self.rows_by_heading(ctx).items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+    def rows_by_heading(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+        """Rows of the help, name and description, by heading; a heading without options is left out."""
+        rows: dict[str, dict[str, tuple[str, str]]] = {group: {} for group in Group}
+        for parameter in self.get_params(ctx):
+            is_first = parameter.param_type_name == "argument" or parameter.name in self.first
+            heading = Group.FIRST if is_first else getattr(parameter, "rich_help_panel", None) or Group.OUTPUT
+            if (row := self.help_row(parameter, ctx)) is not None:
+                rows[heading][parameter.name] = row
+        order = {name: number for number, name in enumerate(self.first)}
+        first = sorted(rows[Group.FIRST].items(), key=lambda row: order.get(row[0], -1))
+        found = {**rows, Group.FIRST: dict(first)}
+        return {heading: list(below.values()) for heading, below in found.items() if below}
+
+    def help_row(self, parameter: Any, ctx: Any) -> tuple[str, str] | None:
+        """Name and description of an option, None if hidden: a switch and its `--no-` twin are one name.
+
+        The second long name of an option is its name in an earlier release, which the help leaves out.
+        """
+        row: tuple[str, str] | None = parameter.get_help_record(ctx)
+        if row is None or parameter.name == "help":
+            return None
+        name, text = row
+        if parameter.param_type_name == "argument":
+            return parameter.metavar, EXTRA.sub(_facts, text)
+        long, *old = [name for name in parameter.opts if name.startswith("--")]
+        for each in old:
+            name = name.replace(f", {each}", "")
+        off = f"--no-{long[2:]}"
+        if parameter.secondary_opts == [off]:
+            name = name.replace(f"{long} / {off}", f"--[no-]{long[2:]}")
+            text = text.replace(f"[default: {long[2:]}", "[default: on")
+        return name, EXTRA.sub(_facts, text)
 
 
-def _continued(command: str, width: int, indent: str) -> list[str]:
-    """Break a long command into lines with backslashes, as a shell reads it; options stay with their values."""
-    line = indent + command.strip()
-    if len(line) <= width:
-        return [line]
-    kept = re.sub(r"(?<= )(--?[a-z-]+) (?=[^-])", rf"\1{NO_BREAK}", command)
-    *lines, last = _wrapped(kept, width - len(" \\"), indent, indent + " " * 4)
-    return [*(f"{line} \\" for line in lines), last]
+# Typer's facts on an option at the end of its text: `[default: 1; x>=1]`, `[required]`.
+EXTRA = re.compile(r"  \[((?:default|env var|required|x|[\d.]+<=x).*)\]$")
+
+
+def _facts(found: re.Match[str]) -> str:
+    """Typer's facts as all our options show them: `(1)` for a default, no range of values."""
+    facts = [fact.removeprefix("default: ") for fact in found[1].split("; ")]
+    shown = [fact.strip("()") for fact in facts if not re.match(r"x[<>]|[\d.]+<", fact)]
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+def grouped(*first: str, kind: type[GroupedCommand] = GroupedCommand) -> type[GroupedCommand]:
+    """Class for a command whose most used options are `first`, by parameter name."""
+    return type(kind.__name__, (kind,), {"first": first})
 
 
 class HelpContext(typer.Context):
@@ -96,16 +136,22 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def option(names: str, text: str, group: Group, **more: Any) -> Any:
+    """Option of a typer command below a heading of its help, for example `option("-f --follow", …)`.
+
+    The first long name is the option's name; a second one is its name in an earlier release, which still works.
+    `more`: arguments of `typer.Option`. The default is shown only with `show_default=True`.
+    """
+    return typer.Option(*names.split(), help=text, rich_help_panel=group, **{"show_default": False, **more})
+
+
 VersionOption = Annotated[
-    bool, typer.Option("--version", help="print the version", is_eager=True, callback=show_version, show_default=False)
+    bool, option("--version", "print the version", Group.OUTPUT, is_eager=True, callback=show_version)
 ]
-WideOption = Annotated[
-    bool,
-    typer.Option(
-        "--wide",
-        help="show every column, not only those that fit the terminal (without a terminal: COLUMNS or 100 characters)",
-        show_default=False,
-    ),
+WideOption = Annotated[bool, option("--wide", "show every column, not only those that fit the terminal", Group.OUTPUT)]
+FormatOption = Annotated[
+    TableFormat,
+    option("--format", "format of stdout", Group.OUTPUT, metavar="|".join(TableFormat), show_default=True),
 ]
 
 
@@ -148,8 +194,7 @@ def _command(app: typer.Typer, used: frozenset[str]) -> Any:
 def run(app: typer.Typer, name: str) -> int:
     """Run the program with this process's arguments and return its exit code. Raises `UsageError` for bad arguments."""
     command = _command(app, _used(app, name))
-    width = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST_HELP)
-    settings = {"terminal_width": width, "help_option_names": ["-h", "--help"]}
+    settings = {"terminal_width": width(), "help_option_names": ["-h", "--help"]}
     try:
         # Not `app()`: it replaces the process's excepthook by one that hides parts of a bug's traceback.
         return int(command.main(prog_name=name, standalone_mode=False, **settings) or ExitCode.DONE)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, get_args
 from workload.contract import ncu_metrics
 from workload.contract import script as scripts
 from workload.contract.errors import UsageError
+from workload.contract.help_text import Group
 from workload.contract.text import did_you_mean
 
 CONFIG_NAME = "rooflaunch.toml"
@@ -371,6 +372,15 @@ class Option:
     def is_number(self) -> bool:
         """Whether the value is an integer or a float."""
         return self.kind in (int, float)
+
+    @property
+    def group(self) -> Group:
+        """Heading of this option in a command's help."""
+        if self.name in ("device", "devices"):
+            return Group.PLACE
+        if self.name in SCRIPT_ONLY_OPTIONS:
+            return Group.SCRIPT
+        return Group.MEASURING if self.name in SCRIPT_OPTIONS else Group.MODEL
 
     @property
     def label(self) -> str:

@@ -123,6 +123,36 @@ def as_json(value: Any, *, indent: int | None = None) -> str:
     return BEYOND_ASCII.sub(lambda match: match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1], text)
 
 
+def plain(value: Any, form: TableFormat, *, rows_of: str = "") -> str:
+    """JSON or CSV of an object or a list of objects, as `json.dumps` takes them, without a final newline.
+
+    CSV has a row for each object of a list; one object has rows with `name` and `value`. The name of a nested value is
+    its path, for example `spec.batch_size` or `places.0.name`. `rows_of`: print as CSV only this list of the object,
+    unless it is empty.
+    """
+    if form is TableFormat.JSON:
+        return json.dumps(value, indent=1)
+    value = (value.get(rows_of) if rows_of else None) or value
+    is_table = isinstance(value, list)
+    flat = [dict(_flat(each)) for each in value] if is_table else []
+    rows = flat if is_table else [{"name": name, "value": each} for name, each in _flat(value)]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return _csv(
+        [{name: row.get(name) for name in names} for row in rows], [Column(name=name, heading=name) for name in names]
+    )
+
+
+def _flat(value: Mapping[str, Any] | Sequence[Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Paths of all plain values and their values. A list without objects is one value."""
+    for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+        name = printable(str(key))
+        has_objects = isinstance(each, list | tuple) and any(isinstance(item, Mapping) for item in each)
+        if has_objects or isinstance(each, Mapping):
+            yield from _flat(each, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", _plain(each)
+
+
 def _values(table: DataFrameLike | Sequence[Mapping[str, Any]], names: list[str]) -> Iterable[Sequence[Any]]:
     if isinstance(table, Sequence):
         return ([row[name] for name in names] for row in table)

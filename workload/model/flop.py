@@ -269,8 +269,9 @@ class Tally:
 class FlopCounter(TorchDispatchMode):
     """Counts all ops dispatched inside the `with` block, on real, fake or meta tensors.
 
-    `bytes_lower`: each distinct storage touched counts once. `bytes_upper`: each op that is no view reads its inputs
-    from memory and writes its outputs to memory. Subclasses may set `module`, the module that runs the next ops.
+    `bytes_lower`: each distinct part of a storage counts once, for example a batch of a data set in memory.
+    `bytes_upper`: each op that is no view reads its inputs from memory and writes its outputs to memory. Subclasses may
+    set `module`, the module that runs the next ops.
     """
 
     def __init__(self) -> None:
@@ -284,6 +285,9 @@ class FlopCounter(TorchDispatchMode):
         self._bytes_lower = 0
         # A weak reference frees the storage's memory, but no other storage gets its address, which is the key.
         self._storages: dict[int, StorageWeakRef] = {}
+        # Parts of each storage that ops have touched (offset and bytes), and the sum of their bytes.
+        self._parts: set[tuple[int, int, int]] = set()
+        self._touched_bytes: Counter[int] = Counter()
 
     def tally(self) -> Tally:
         """Counts so far."""
@@ -352,8 +356,13 @@ class FlopCounter(TorchDispatchMode):
         self._bytes_upper += moved_bytes
         self._bytes_by_module[self.module] += moved_bytes
         reference = StorageWeakRef(storage)
-        if self._storages.setdefault(reference.cdata, reference) is reference:
-            self._bytes_lower += storage_bytes
+        key = self._storages.setdefault(reference.cdata, reference).cdata
+        part = (key, int(tensor.storage_offset()), moved_bytes)
+        if part not in self._parts:
+            self._parts.add(part)
+            before = self._touched_bytes[key]
+            self._touched_bytes[key] = min(storage_bytes, before + moved_bytes)
+            self._bytes_lower += self._touched_bytes[key] - before
 
 
 @cache

@@ -115,7 +115,7 @@ def command(
 
 def add_parser(commands: Any) -> None:
     """Add the internal command `profiled-script`, which a profile pass starts; `--help` does not list the command."""
-    parser = commands.add_parser("profiled-script", allow_abbrev=False)
+    parser = commands.add_parser("profiled-script")
     parser.add_argument("--mode", type=Mode, required=True)
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--owner", type=int, required=True)

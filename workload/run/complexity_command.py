@@ -10,8 +10,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workload.arguments import Parser
 from workload.contract import big_o, files
 from workload.contract.errors import ExitCode, UsageError
+from workload.contract.help_text import Group
 from workload.contract.spec import Option, options
 from workload.contract.tables import Column, Role, TableFormat, as_json, render, table_width
 from workload.contract.text import did_you_mean, wrapped
@@ -26,13 +28,10 @@ TEXT = """Count parameters, FLOP, activations and bytes of a training step witho
 the backward pass. Bytes are modelled: least if each tensor is moved once, most if every operation reads and writes
 memory; intensity is FLOP per byte between these ends.
 """
-EXAMPLES = """examples:
-  python -m workload complexity --model resnet50
-  python -m workload complexity --model resnet18 resnet50 mobilenet_v2 --batch-size 32 64 128 -o complexity.csv
-  python -m workload complexity --model resnet18 --image-size 32 --num-classes 10 --precision amp
-  python -m workload complexity --model resnet50 --by-module
+EXAMPLES = """\b
+Examples:
+  python -m workload complexity --model resnet18 resnet50 --batch-size 32 64 128 -o complexity.csv
   python -m workload complexity --model resnet50 --by-module layer3.0.conv1 layer4
-  python -m workload complexity --model vgg16 --format json
 """
 BATCH_SIZE, IMAGENET_CLASSES, IMAGE_SIZE = 32, 1000, 224
 # Options of `train` that a count takes too, with several values and with one.
@@ -86,18 +85,26 @@ LAYERS = (
 )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     """Add the options of the command."""
+    first, output = parser.groups[Group.FIRST], parser.groups[Group.OUTPUT]
     for name in (*SEVERAL, *ONE):
-        option, several = _option(name), "+" if name in SEVERAL else None
+        option, below = _option(name), first if name in SEVERAL else parser.groups[Group.MODEL]
         metavar = "|".join(option.choices) or ("N" if option.is_number else name.upper())
         text = f"{option.help} ({option.default or 'that of the model'})"
-        parser.add_argument(option.flag, nargs=several, default=None, metavar=metavar, help=text)
-    parser.add_argument(
+        several = "+" if name in SEVERAL else None
+        below.add_argument(option.flag, nargs=several, default=None, metavar=metavar, help=text)
+    first.add_argument(
         "--by-module", nargs="*", metavar="MODULE", help="every module's FLOP and bytes, or only of these"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write FILE.csv or FILE.json, not stdout")
-    parser.add_argument("--format", choices=tuple(TableFormat), default=TableFormat.TABLE, help="on stdout (table)")
+    output.add_argument("-o", "--output", type=Path, metavar="FILE", help="write FILE.csv or FILE.json, not stdout")
+    output.add_argument(
+        "--format",
+        choices=tuple(TableFormat),
+        metavar="|".join(TableFormat),
+        default=TableFormat.TABLE,
+        help="format of stdout (table)",
+    )
 
 
 def run(parsed: argparse.Namespace, _: Timeline) -> int:

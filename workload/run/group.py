@@ -40,7 +40,7 @@ class Group:
         return folder
 
     def shared(self, text: str) -> str:
-        """`text` of rank 0, for every rank."""
+        """Send the `text` of rank 0 to all ranks; returns it in each rank."""
         holder = [text]
         distributed.broadcast_object_list(holder, src=0)
         return holder[0]

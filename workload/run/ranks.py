@@ -213,7 +213,7 @@ def _train(resolved: Resolved, context: Context, output: Path, timeline: Timelin
     from workload.run.group import Group  # noqa: PLC0415 - the same
 
     timeline.enter("prepare")
-    job = train.prepare(resolved, context, int(os.environ["RANK"]))
+    job = train.prepare(resolved, context, output, int(os.environ["RANK"]))
     raise_if_interrupted()
     timeline.enter("environment")
     group = Group.join(job.spec.device)

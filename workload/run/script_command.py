@@ -23,6 +23,7 @@ from workload.contract.errors import (
     RunFailedError,
     UsageError,
 )
+from workload.contract.help_text import Group
 from workload.contract.interrupt import pending_interruption
 from workload.contract.record import Status
 from workload.contract.spec import Option, Profile, RunSpec, options
@@ -36,12 +37,9 @@ from workload.steps.hidden_packages import shown
 if TYPE_CHECKING:
     from workload.run.script import ScriptRun
 
-EXAMPLES = """examples:
+EXAMPLES = """\b
+Examples:
   python -m rooflaunch script -- train.py --lr 0.1
-  python -m rooflaunch script --warmup 5 --iterations 50 -o results -- train.py --epochs 1
-  python -m rooflaunch script --samples-per-step 64 -- -m package.train
-  python -m rooflaunch script --then continue -- train.py
-  python -m rooflaunch script --data ~/photos -- train.py --root {data}
   python -m rooflaunch script --repeats 3 --profile torch -- train.py
 """
 TEXT = """Run a PyTorch training script without changes, measure its steps and write a bundle.
@@ -53,44 +51,50 @@ THEN = ("stop", "continue")
 RUN_SCRIPTS = ("script", "profile", "profiled-script")
 
 
-def add_parser(commands: Any, formatter: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add the command `script` and its options."""
     parser = commands.add_parser(
         "script",
         help="run your own training script and measure its steps",
         description=TEXT,
         epilog=EXAMPLES,
-        formatter_class=formatter,
-        allow_abbrev=False,
         prog="python -m rooflaunch script",
         usage="%(prog)s [OPTIONS] -- train.py ARGS",
     )
-    parser.add_argument("--warmup", metavar="N", help="warm-up steps, not counted in the results (10; 3 on a CPU)")
-    parser.add_argument("--iterations", metavar="N", help="least number of measured steps (100; 20 on a CPU)")
-    parser.add_argument(
+    first, ours, measuring, output = (
+        parser.groups[group] for group in (Group.FIRST, Group.SCRIPT, Group.MEASURING, Group.OUTPUT)
+    )
+    measuring.add_argument("--warmup", metavar="N", help="warm-up steps, not counted in the results (10; 3 on a CPU)")
+    first.add_argument("--iterations", metavar="N", help="least number of measured steps (100; 20 on a CPU)")
+    measuring.add_argument(
         "--min-seconds", metavar="S", help="add measured steps until this number of seconds has passed (3; 0 on a CPU)"
     )
-    parser.add_argument("--samples-per-step", metavar="N", help="samples per step, if the script has no DataLoader")
-    parser.add_argument("--data", metavar="PATH", help="path that replaces {data} in the script's arguments")
-    parser.add_argument("--then", metavar="|".join(THEN), default="stop", help="after the last measured step (stop)")
-    parser.add_argument(
+    ours.add_argument("--samples-per-step", metavar="N", help="samples per step, if the script has no DataLoader")
+    ours.add_argument("--data", metavar="PATH", help="path that replaces {data} in the script's arguments")
+    measuring.add_argument("--then", metavar="|".join(THEN), default="stop", help="after the last measured step (stop)")
+    first.add_argument(
         "--repeats", metavar="N", default="1", help="run the script this many times, each in a new process (1)"
     )
-    parser.add_argument(
+    first.add_argument(
         "--profile",
         metavar="|".join(Profile),
         default=Profile.NONE,
         help="run the script once more with a profiler: ncu counts FLOP and bytes, torch records a trace (none)",
     )
-    parser.add_argument("--profile-steps", metavar="N", default="1", help="steps in the profile (1)")
-    parser.add_argument("--ncu-metrics", metavar="NAMES", help="with ncu: further metrics, a list or a file of names")
-    parser.add_argument(
+    measuring.add_argument("--profile-steps", metavar="N", default="1", help="steps in the profile (1)")
+    measuring.add_argument(
+        "--ncu-metrics", metavar="NAMES", help="with ncu: further metrics, a list or a file of names"
+    )
+    measuring.add_argument(
         "--no-ceilings", dest="ceilings", action="store_false", help="do not measure the best rates of this machine"
     )
-    parser.add_argument("--fresh-ceilings", action="store_true", help="measure them again")
-    parser.add_argument("-o", "--output", type=Path, default=Path("results"), help="folder for bundles (results)")
-    parser.add_argument(gpu_index.FLAG, metavar="N", type=gpu_index.parsed, help=gpu_index.HELP)
-    parser.add_argument("--context", help="only for launchers: print nothing but the bundle's folder to stdout")
+    measuring.add_argument("--fresh-ceilings", action="store_true", help="measure them again")
+    output.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, default=Path("results"), help="folder for the bundles (results)"
+    )
+    parser.groups[Group.PLACE].add_argument(gpu_index.FLAG, metavar="N", type=gpu_index.parsed, help=gpu_index.HELP)
+    # Set by launchers: the run's facts; only the bundle's folder is printed to stdout.
+    parser.add_argument("--context", help=SUPPRESS)
     # Set for one run of a series: the run's context, and the file to write its bundle's folder to.
     parser.add_argument("--series", help=SUPPRESS)
     parser.add_argument("--bundles", type=Path, help=SUPPRESS)

@@ -6,12 +6,13 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,7 +48,7 @@ from workload.run.group import Group
 from workload.run.region import Region
 from workload.run.run_record import RunRecord
 from workload.run.unfinished import status_of
-from workload.steps import complexity, data
+from workload.steps import complexity, complexity_cache, data
 from workload.steps.training_step import TrainingStep
 
 LOGGER = logging.getLogger("workload")
@@ -57,7 +58,10 @@ NOT_DETERMINISTIC = re.compile(r"(\w+) does not have a deterministic implementat
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """A run that is ready to start: all mistakes of the user have been found, and nothing has been written."""
+    """A run that is ready to start: all mistakes of the user have been found, and nothing has been written.
+
+    `counted`: arguments of `complexity.count`, from which `complexity` follows.
+    """
 
     spec: RunSpec
     context: Context
@@ -66,6 +70,7 @@ class TrainingJob:
     source: data.DataSource
     model: nn.Module
     complexity: complexity.Complexity
+    counted: Mapping[str, Any]
     notes: list[str]
 
     def run_id(self, started_at: datetime) -> str:
@@ -80,10 +85,11 @@ class TrainingJob:
         )
 
 
-def prepare(resolved: Resolved, context: Context, rank: int = 0) -> TrainingJob:
+def prepare(resolved: Resolved, context: Context, output: Path, rank: int = 0) -> TrainingJob:
     """Choose the device, open the data, build the model and count its FLOP. Raises `UsageError` or `ToolError`.
 
-    `rank`: number of this process, if several train together; each gets its share of the CPUs.
+    `output`: folder of the bundles, which may have the FLOP of an earlier run. `rank`: number of this process, if
+    several train together; each gets its share of the CPUs.
     """
     models.require(resolved.spec.model)
     cpus = device.usable_cpus() / max(resolved.spec.devices, context.cpu_shares)
@@ -96,17 +102,17 @@ def prepare(resolved: Resolved, context: Context, rank: int = 0) -> TrainingJob:
     source = data.open_source(spec, rank)
     assert spec.image_size is not None
     assert spec.batch_size is not None
-    counted = complexity.count(
-        spec.model,
-        num_classes=source.classes,
-        image_size=spec.image_size,
-        batch_size=spec.batch_size,
-        precision=spec.precision,
-        optimizer=spec.optimizer,
-        grad_accumulation=spec.grad_accumulation,
-        device=spec.device,
-        with_fvcore=True,
-    )
+    counted: dict[str, Any] = {
+        "model": spec.model,
+        "num_classes": source.classes,
+        "image_size": spec.image_size,
+        "batch_size": spec.batch_size,
+        "precision": spec.precision,
+        "optimizer": spec.optimizer,
+        "grad_accumulation": spec.grad_accumulation,
+        "device": spec.device,
+        "with_fvcore": True,
+    }
     return TrainingJob(
         spec=spec,
         context=context,
@@ -114,7 +120,8 @@ def prepare(resolved: Resolved, context: Context, rank: int = 0) -> TrainingJob:
         origin={option.name: "default" for option in options()} | dict(context.spec_origin or resolved.origin),
         source=source,
         model=models.build(spec.model, num_classes=source.classes, image_size=spec.image_size),
-        complexity=counted,
+        complexity=complexity_cache.read(output, counted) or complexity.count(**counted),
+        counted=counted,
         notes=notes,
     )
 
@@ -133,6 +140,7 @@ def execute(
     rank 0 of several; the process that started them seals the bundle of a run that fails, as it knows which rank did.
     """
     run = RunRecord(folder, _first_record(job, folder.name, timeline, beside), timeline)
+    complexity_cache.write(folder.parent, job.counted, job.complexity)
     failure: Exception | None = None
     try:
         _measure(job, run, timeline, group)

@@ -355,7 +355,7 @@ def fvcore_mac_per_image(model: str, *, num_classes: int, image_size: int) -> fl
 
 @contextlib.contextmanager
 def _threads(number: int) -> Iterator[None]:
-    """Compute with this number of threads."""
+    """Use this number of threads for PyTorch's operators inside the `with` block."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

@@ -47,8 +47,9 @@ class DataSource:
 
 
 def open_source(spec: RunSpec, rank: int = 0) -> DataSource:
-    """Open the data set that `spec` names. `rank`: the one of several ranks that the batches are for.
+    """Open the data set that `spec` names.
 
+    `rank`: number of the rank that the batches are for; each rank has batches of its own.
     Raises `UsageError` or `ToolError` if the data set is absent, empty or too small.
     """
     if spec.dataset == SYNTHETIC:

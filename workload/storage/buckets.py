@@ -6,12 +6,13 @@ Standard library only; `gcs.py` and `s3.py` have the requests of their clouds.
 import http.client
 import io
 import os
+import random
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import BinaryIO, ClassVar, TypeVar
 
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError
@@ -20,11 +21,14 @@ from workload.storage.store import ObjectExistsError, Patience, UnreachableError
 
 # A page of a list has 1000 objects: with our names at most 1.5 MB. Hostile JSON takes 40 times its size in Python.
 MAX_ANSWER_BYTES = 3_000_000
+# Pauses between attempts double from the first to the longest.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """A cloud's storage in messages: its name, its public address, and variables that name another address for it.
+    """A cloud's service in messages: its name, its public address, and variables that name another address for it.
 
     `settings`: end of a hint that names other settings of the address; may be empty.
     """
@@ -51,14 +55,14 @@ class Service:
         """Error for an answer that this service never gives."""
         return foreign_answer(self.name, self.where)
 
-    def unreachable(self, bucket: str, why: str, *, where: str = "") -> UnreachableError:
+    def unreachable(self, what: str, why: str, *, where: str = "") -> UnreachableError:
         """Error for a service that does not answer, or whose answer breaks off. `where`: the address, if known."""
         hint = (
             f"start the server at this address, or unset {self.variable()}"
             if self.variable()
             else f"check the network and its proxy (curl -I {self.public}){self.settings}, then run again"
         )
-        return UnreachableError(f"bucket '{bucket}' cannot be reached at {where or self.where}: {why}", hint=hint)
+        return UnreachableError(f"{what} cannot be reached at {where or self.where}: {why}", hint=hint)
 
 
 def foreign_answer(service: str, where: str) -> UnreachableError:
@@ -75,6 +79,33 @@ def throttled(bucket: str, code: str) -> UnreachableError:
         f"bucket '{bucket}' answers that it gets too many requests ({code})",
         hint="wait a minute, then run again, with fewer commands at the same time",
     )
+
+
+def repeated(
+    call: Callable[[], T],
+    limit_s: float,
+    is_temporary: Callable[[Exception], bool],
+    *,
+    sleep: Callable[[float], None],
+    monotonic: Callable[[], float],
+) -> T:
+    """Result of `call()`, repeated for up to `limit_s` seconds while the service is busy or does not answer.
+
+    `is_temporary`: whether the call may succeed later. The clouds' own libraries take no clock, and some raise an error
+    of their own at their limit.
+    """
+    end_s = monotonic() + limit_s
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            # Half of the pause is random, so that 100 launches do not retry at the same moment.
+            wanted_s = pause_s * (0.5 + random.random())  # noqa: S311 - no secret
+            if not is_temporary(error) or monotonic() + wanted_s > end_s:
+                raise
+        sleep(wanted_s)
+        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
 
 @dataclass(frozen=True, kw_only=True)

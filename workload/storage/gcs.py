@@ -385,7 +385,7 @@ def _unreachable(bucket: str, error: BaseException, patience: Patience) -> Unrea
     if has_wrong_certificate(error) or any(isinstance(cause, json.JSONDecodeError) for cause in causes(error)):
         return SERVICE.foreign()
     why = network_reason(error, patience, no_connection=(requests.ConnectTimeout,), no_data=(requests.Timeout,))
-    return SERVICE.unreachable(bucket, why or _first_line(list(causes(error))[-1]))
+    return SERVICE.unreachable(f"bucket '{bucket}'", why or _first_line(list(causes(error))[-1]))
 
 
 def _is_throttled(error: BaseException) -> bool:

@@ -7,7 +7,6 @@ from their manifests. The version of an object is its ETag.
 """
 
 import io
-import random
 import re
 import time
 import urllib.parse
@@ -18,7 +17,15 @@ from typing import Any, TypeVar
 
 from workload.contract.checksum import crc32c, crc32c_text
 from workload.contract.errors import RooflaunchError, ToolError
-from workload.storage.buckets import CloudBucket, Content, arrived_damaged, bounded, content_type, sent_damaged
+from workload.storage.buckets import (
+    CloudBucket,
+    Content,
+    arrived_damaged,
+    bounded,
+    content_type,
+    repeated,
+    sent_damaged,
+)
 from workload.storage.s3_errors import (
     CONFLICT,
     GONE,
@@ -50,8 +57,6 @@ PART_BYTES = 8 << 20
 MAX_PARTS = 10_000
 # Number of attempts to upload an object in parts.
 ATTEMPTS = 5
-# Pauses between attempts double from the first to the longest.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
 BLOCK_BYTES = 1 << 16
 # First digits of statuses of HTTP.
 SUCCESS, REDIRECTION, REFUSAL = 2, 3, 4
@@ -86,10 +91,12 @@ class Bucket(CloudBucket):
         """
         limits = self._patience
         with self._translated():
-            self._ask(
-                partial(self._page, prefix, MaxKeys=1),
-                limit_s=limits.first_retry_s,
-                throttled_s=max(limits.first_retry_s, limits.first_answer_s - limits.first_retry_s),
+            repeated(
+                lambda: self._ask(partial(self._page, prefix, MaxKeys=1), limit_s=limits.first_retry_s),
+                limits.first_answer_s - 2 * limits.first_retry_s,
+                lambda error: error_code(error) in THROTTLED,
+                sleep=time.sleep,
+                monotonic=time.monotonic,
             )
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
@@ -248,9 +255,9 @@ class Bucket(CloudBucket):
                 lasting=CONFLICT,
             )
         except BaseException as error:
-            # A lost answer: the upload has ended because the object is stored.
-            name = wanted.name.removeprefix(self._prefix)
-            if unclear and error_code(error) == "NoSuchUpload" and self.checksum(name) == wanted.crc32c:
+            # A lost answer: the upload has ended because the object is stored, by us.
+            name, ended = wanted.name.removeprefix(self._prefix), {"NoSuchUpload", *NOT_AS_EXPECTED}
+            if unclear and error_code(error) in ended and self.checksum(name) == wanted.crc32c:
                 return
             # Parts of a broken upload cost money until they are removed. A rule of the bucket removes what stays here.
             with suppress(Exception):
@@ -303,33 +310,25 @@ class Bucket(CloudBucket):
         work: Callable[[], T],
         *,
         limit_s: float | None = None,
-        throttled_s: float | None = None,
         unclear: list[Exception] | None = None,
         lasting: Collection[str] = (),
     ) -> T:
-        """Return `work()`, repeated after temporary errors for `limit_s` seconds, or `throttled_s` if overloaded.
+        """Return `work()`, repeated after temporary errors for `limit_s` seconds.
 
         `unclear`: gets the errors after which the server may have done the work. `lasting`: codes of errors that are
         not temporary for this work.
         """
-        began_s, pause_s = time.monotonic(), FIRST_PAUSE_S
+
+        def passes(error: Exception) -> bool:
+            code = error_code(error)
+            if code in lasting or not is_temporary(error):
+                return False
+            if unclear is not None and code not in NOTHING_DONE:
+                unclear.append(error)
+            return True
+
         limit_s = self._patience.retry_s if limit_s is None else limit_s
-        while True:
-            try:
-                return work()
-            except Exception as error:
-                code = error_code(error)
-                if code in lasting or not is_temporary(error):
-                    raise
-                end_s = began_s + (throttled_s if throttled_s is not None and code in THROTTLED else limit_s)
-                # A part of the pause is random, so that a hundred machines do not repeat at the same moment.
-                wanted_s = pause_s * (0.5 + random.random() / 2)  # noqa: S311 - no secret
-                if time.monotonic() + wanted_s > end_s:
-                    raise
-                if unclear is not None and code not in NOTHING_DONE:
-                    unclear.append(error)
-            time.sleep(wanted_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        return repeated(work, limit_s, passes, sleep=time.sleep, monotonic=time.monotonic)
 
     def _translated(self) -> Any:
         return translated(self.name, self._patience)
@@ -410,7 +409,7 @@ def _bound_answers(session: Any) -> None:
 
 
 class _Counting:
-    """Sink that counts the bytes which it passes on."""
+    """Sink that writes to another sink and counts the bytes."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink, self.count = sink, 0
@@ -422,7 +421,7 @@ class _Counting:
 
 
 class _Summing:
-    """Sink that keeps only the checksum."""
+    """Sink that discards the bytes written to it and keeps their CRC32C."""
 
     crc = 0
 

@@ -75,27 +75,32 @@ def translated(bucket: str, patience: Patience) -> Iterator[None]:
         raise SERVICE.foreign() from error
     except (boto.ParamValidationError, boto.ValidationError, boto.EndpointProviderError) as error:
         raise UsageError(
-            f"bucket '{bucket}' cannot be asked: {_first_line(error)}",
+            f"bucket '{bucket}' cannot be asked: {first_line(error)}",
             hint=f"correct the bucket's name, or the region in {REGION_VARIABLE}",
         ) from error
     except ValueError as error:
         if not str(error).startswith("Invalid endpoint"):
             raise
-        raise UsageError(
-            f"{SERVICE.variable() or 'endpoint_url'} must be an address as http://HOST:PORT; got '{SERVICE.where}'",
-            hint=f"correct it, or unset {SERVICE.variable() or 'endpoint_url'}",
-        ) from error
-    except _network_errors() as error:
+        raise wrong_endpoint(SERVICE) from error
+    except network_errors() as error:
         raise _unreachable(bucket, error, patience) from error
     except (boto.FlexibleChecksumError, boto.ChecksumError) as error:
         raise sent_damaged(bucket) from error
     except boto.BotoCoreError as error:
-        raise ToolError(f"no usable credentials for AWS: {_first_line(error)}", hint=LOG_IN) from error
+        raise ToolError(f"no usable credentials for AWS: {first_line(error)}", hint=LOG_IN) from error
+
+
+def wrong_endpoint(service: Service) -> UsageError:
+    """Error for a variable or a setting of AWS's own that is no address of a server."""
+    name = service.variable() or "endpoint_url"
+    return UsageError(
+        f"{name} must be an address as http://HOST:PORT; got '{service.where}'", hint=f"correct it, or unset {name}"
+    )
 
 
 def _refusal(bucket: str, error: Any) -> RooflaunchError:
     """Error for a request that the server has refused."""
-    code, why = error_code(error), _first_line(error)
+    code, why = error_code(error), first_line(error)
     found: RooflaunchError
     if code == "NoSuchBucket":
         found = UsageError(f"bucket '{bucket}' does not exist", hint=f"aws s3 ls{SERVICE.note()}")
@@ -116,8 +121,8 @@ def _refusal(bucket: str, error: Any) -> RooflaunchError:
         )
     elif code in THROTTLED:
         found = throttled(bucket, code)
-    elif _status(error) in TEMPORARY_STATUS:
-        found = SERVICE.unreachable(bucket, why)
+    elif status_of(error) in TEMPORARY_STATUS:
+        found = SERVICE.unreachable(f"bucket '{bucket}'", why)
     elif code in DAMAGED:
         found = ToolError(f"bucket '{bucket}' received damaged data: {why}", hint="check the network, then run again")
     else:
@@ -152,17 +157,18 @@ def _unreachable(bucket: str, error: BaseException, patience: Patience) -> Unrea
         (cause.kwargs.get("endpoint_url") for cause in causes(error) if isinstance(cause, boto.BotoCoreError)), ""
     )
     where = "" if SERVICE.variable() else "/".join(str(asked or "").split("/")[:3])
-    return SERVICE.unreachable(bucket, why or _first_line(list(causes(error))[-1]), where=where)
+    return SERVICE.unreachable(f"bucket '{bucket}'", why or first_line(list(causes(error))[-1]), where=where)
 
 
 def is_temporary(error: Exception) -> bool:
     if error_code(error):
-        return error_code(error) in TEMPORARY or _status(error) in TEMPORARY_STATUS
-    return isinstance(error, _network_errors()) and not has_wrong_certificate(error)
+        return error_code(error) in TEMPORARY or status_of(error) in TEMPORARY_STATUS
+    return isinstance(error, network_errors()) and not has_wrong_certificate(error)
 
 
 @cache
-def _network_errors() -> tuple[type[BaseException], ...]:
+def network_errors() -> tuple[type[BaseException], ...]:
+    """Exceptions of boto3 and its libraries for a server that does not answer."""
     import urllib3  # noqa: PLC0415 - see the module
     from botocore import exceptions as boto  # noqa: PLC0415
 
@@ -173,10 +179,11 @@ def _network_errors() -> tuple[type[BaseException], ...]:
 def error_code(error: BaseException | None) -> str:
     """The server's word for an error, such as `NoSuchKey`; empty if it is no answer of the server."""
     response = getattr(error, "response", None)
-    return str(response.get("Error", {}).get("Code") or _status(error)) if isinstance(response, dict) else ""
+    return str(response.get("Error", {}).get("Code") or status_of(error)) if isinstance(response, dict) else ""
 
 
-def _status(error: BaseException | None) -> int:
+def status_of(error: BaseException | None) -> int:
+    """HTTP's status of an error answer; 0 if `error` is none."""
     return int(getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
 
 
@@ -186,7 +193,8 @@ def _action(error: Any) -> str:
     return named[1] if named else ACTIONS.get(error.operation_name, WRITING)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """First line of the server's message, or of the exception."""
     response = getattr(error, "response", None)
     text = (
         str(response.get("Error", {}).get("Message") or error_code(error)) if isinstance(response, dict) else str(error)

@@ -21,7 +21,8 @@ from launcher.backends.vm_container import architecture_notes, by_digest, image_
 from launcher.docker_engine import Engine
 from launcher.protocol.backend import Job
 from launcher.protocol.checks import Check
-from workload.contract.errors import UsageError
+from launcher.protocol.records import Price
+from workload.contract.errors import NoCapacityError, RooflaunchError, UsageError
 
 if TYPE_CHECKING:
     from workload.storage.s3 import Bucket
@@ -42,14 +43,23 @@ class ElasticCompute:
         """Settings for region and bucket. Raises `UsageError` for a name that AWS does not allow, or an unknown GPU."""
         if options is not None:
             gpus.require(options.gpu)
-        given = {"region": where.region, "bucket": where.bucket, **(options.settings if options else {})}
+        given = vars(where) | (vars(options) if options else {})
         account = (lambda _: ANY_ACCOUNT) if offline else (lambda region: self.ec2(region).account())
         return resolve_settings(given, os.environ, Path.cwd(), account=account)[0]
 
     def plan(
         self, job: Job, options: Options, settings: Settings, *, now: datetime, offline: bool = False
     ) -> InstancePlan:
-        del offline  # prices are in our table
+        notes: list[str] = []
+
+        def spot_price(machine_type: str, zones: Sequence[str]) -> Price | None:
+            try:
+                return self.ec2(settings.region).spot_price(machine_type, zones)
+            except RooflaunchError as error:
+                notes.append(f"the spot price is not that of today: {error}")
+                return None
+
+        asks = options.spot and options.usd_per_h is None and not offline
         return make_plan(
             job.resolved,
             options,
@@ -58,19 +68,21 @@ class ElasticCompute:
             now=now,
             token=job.token,
             task=job.task,
+            spot_price=spot_price if asks else None,
+            notes=notes,
         )
 
     def prepare(self, draft: InstancePlan, machines: Ec2Machines) -> InstancePlan:
-        """Ask AWS for zones, AMI and security group, then push the container image if needed; return the final plan."""
+        """Ask AWS for zones, quota, AMI and security group, push the image if needed; return the final plan."""
         ec2, options, settings = machines.ec2, draft.options, draft.settings
         # Building and pushing an image takes minutes, so check first all that AWS can tell.
         zones = zones_there(ec2, draft)
+        notes = quota_notes(ec2, draft)
         ami = ec2.ami(options.ami or ec2.newest_ami(settings.ami_parameter))
         group = ec2.security_group(settings.security_group, settings.subnet)
-        notes: tuple[str, ...] = ()
         if options.image:
             image = by_digest(self.engine, options.image)
-            notes = architecture_notes(self.engine, image)
+            notes += architecture_notes(self.engine, image)
         else:
             image = pushed_image(self.engine(), draft.request.options["flavour"], settings.repository, docker_log_in)
         now = datetime.fromtimestamp(ec2.now_s(), UTC)
@@ -96,6 +108,21 @@ def docker_log_in(host: str) -> str:
     ecr = re.fullmatch(r"[0-9]{12}\.dkr\.ecr\.([-a-z0-9]+)\.amazonaws\.com", host)
     password = f"aws ecr get-login-password --region {ecr[1]}" if ecr else ""
     return f"{password} | docker login -u AWS --password-stdin {host}" if ecr else ""
+
+
+def quota_notes(ec2: Ec2, plan: InstancePlan) -> tuple[str, ...]:
+    """Note on a quota that AWS does not report. Raises `NoCapacityError` if the quota holds no machine of this type."""
+    limit = ec2.quota(plan.quota_code)
+    if limit is None:
+        return (f"AWS does not report the quota {plan.quota_code}",)
+    if limit < plan.machine.vcpus:
+        market = "spot" if plan.options.spot else "on demand"
+        raise NoCapacityError(
+            f"the quota of {ec2.region} for {plan.gpu.quota.title} ({market}) is {limit:g} vCPUs; "
+            f"{plan.machine.name} has {plan.machine.vcpus}",
+            hint=f"ask for more: {plan.quota_request}; or another --region",
+        )
+    return ()
 
 
 def zones_there(ec2: Ec2, plan: InstancePlan) -> Sequence[str]:

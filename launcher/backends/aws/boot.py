@@ -120,7 +120,7 @@ class Ec2Boot(Boot):
                 print(f"the status cannot be written: {error}", flush=True)
 
     def upload_log(self) -> None:
-        """Upload the output of this and all earlier boots."""
+        """Upload the log of this machine: the output of this boot and of all earlier ones."""
         content = (self.home / "startup.log").read_text(encoding="utf-8", errors="replace")
 
         def upload() -> bytes:

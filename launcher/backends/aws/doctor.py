@@ -22,10 +22,11 @@ PART = CheckPart("aws")
 def examine(
     where: Where, *, ec2: Callable[[str], Ec2] = Ec2, bucket: "Callable[[Settings], Bucket]" = open_bucket
 ) -> Iterator[Check]:
-    """Checks, the account first: without an answer there, the other checks are left out."""
-    given = {"region": where.region, "bucket": where.bucket}
+    """Checks of `launch doctor aws`. The account is first: if it cannot be read, the other checks are left out."""
     try:
-        settings = resolve_settings(given, os.environ, Path.cwd(), account=lambda region: ec2(region).account())[0]
+        settings, _ = resolve_settings(
+            vars(where), os.environ, Path.cwd(), account=lambda region: ec2(region).account()
+        )
         client = ec2(settings.region)
         zones = sorted(client.zone_ids().values())
     except RooflaunchError as error:

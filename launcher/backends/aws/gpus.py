@@ -3,22 +3,20 @@
 import functools
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.machine_types import MachineType, gpu_named, zones_of
-from launcher.protocol.records import Price, region_of
+from launcher.backends.machine_types import Gpu, gpu_named, parsed_gpus
+from launcher.protocol.records import region_of
 from workload.contract import prices
-from workload.contract.errors import ToolError, UsageError
+from workload.contract.errors import UsageError
 from workload.contract.prices import VmPrice
 
 TABLE = Path(__file__).with_name("gpus.toml")
 PROVIDER = "aws"
-# Words of a region's name, as the ids of its zones abbreviate them: `use1` for us-east-1, `apne1` for ap-northeast-1.
-_DIRECTION = re.compile("north|south|east|west|central")
-_DIRECTIONS = re.compile(f"({_DIRECTION.pattern})+")
+DIRECTION = re.compile("north|south|east|west|central")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,52 +32,25 @@ class QuotaFamily:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuOffer:
-    """A row of gpus.toml with its prices. `device`: name of the GPU in the vendors' peaks (workload/contract)."""
+class GpuOffer(Gpu):
+    """A row of gpus.toml with its prices; that of a spot VM is the highest of the region's zones."""
 
-    name: str
-    title: str
-    memory_gb: int
-    device: str
-    capability: tuple[int, int]
-    flavour: str
-    minimum_driver: str
     quota: QuotaFamily
-    machine_types: Mapping[str, MachineType]
-    default_machine_type: str
-    zones: tuple[str, ...]
-    prices: tuple[VmPrice, ...]
-
-    @property
-    def accelerator(self) -> None:
-        """None: machines of EC2 have their GPUs built in."""
-        return
-
-    @property
-    def regions(self) -> tuple[str, ...]:
-        """Names of the regions with this GPU."""
-        known = region_names()
-        return tuple(dict.fromkeys(known[region_of(zone)] for zone in self.zones))
 
     def zones_in(self, region: str) -> tuple[str, ...]:
         """Ids of the zones with this GPU in a region."""
         return tuple(zone for zone in self.zones if region_of(zone) == region_code(region))
 
-    def price(self, machine_type: str, *, region: str, spot: bool) -> Price | None:
-        """Listed price of this machine type in a region; None if unknown. Spot: that of the region's dearest zone."""
-        for row in self.prices:
-            usd_per_h = row.figure(spot=spot)
-            if (row.machine_type, row.region) == (machine_type, region) and usd_per_h is not None:
-                return Price(usd_per_h=usd_per_h, source=row.source, read=row.read)
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Content of gpus.toml. `refused`: reasons by the beginning of a machine type; `refused_gpus`: by GPU."""
+    """Content of gpus.toml. `regions`: names by the first part of zones' ids.
+
+    `refused`: reasons by the beginning of a machine type; `refused_gpus`: by GPU.
+    """
 
     gpus: Mapping[str, GpuOffer]
-    regions: tuple[str, ...]
+    regions: Mapping[str, str]
     refused: Mapping[str, str]
     refused_gpus: Mapping[str, str]
 
@@ -96,7 +67,7 @@ def table() -> Table:
 
 
 def require(name: str) -> GpuOffer:
-    """Row of the GPU with this name. Raises `UsageError` for an unknown name, with the reason for a known refusal."""
+    """Offer of the GPU with this name. Raises `UsageError` if it is unknown, or refused for a reason in the table."""
     if why := table().refused_gpus.get(name):
         raise UsageError(why, hint=f"--gpu {' or '.join(load())}; launch gcp --gpu {name}")
     return gpu_named(name, load())
@@ -110,63 +81,29 @@ def refuse_machine_type(name: str | None, gpu: GpuOffer) -> None:
 
 
 def region_code(region: str) -> str:
-    """First part of the ids of a region's zones: `use1` for us-east-1.
-
-    A region of another partition (us-gov-west-1, cn-north-1, us-iso-east-1) has no zones here: its code is its name.
-    """
-    first, *words, number = region.split("-")
-    if first == "cn" or not all(_DIRECTIONS.fullmatch(word) for word in words):
-        return region
-    return first + "".join(part[0] for word in words for part in _DIRECTION.findall(word)) + number
+    """First part of the ids of a region's zones: `use1` for us-east-1; the name of a region that is not listed."""
+    return next((code for code, name in region_names().items() if name == region), region)
 
 
 def region_names() -> Mapping[str, str]:
     """Names of regions by the first part of their zones' ids."""
-    return {region_code(region): region for region in table().regions}
+    return table().regions
 
 
 def parse(document: Mapping[str, Any], listed: Iterable[VmPrice]) -> Table:
     """A table in the form of gpus.toml, with its prices. Raises `ToolError` for contradictions."""
     quotas = {name: QuotaFamily(**row) for name, row in document["quota"].items()}
     ours = [price for price in listed if price.provider == PROVIDER]
-    gpus = {name: _row(name, row, quotas, ours) for name, row in document["gpu"].items()}
-    parsed = Table(
-        gpus=gpus,
-        regions=tuple(document["regions"].split()),
+    regions = {_code(region): region for region in document["regions"].split()}
+    return Table(
+        gpus=parsed_gpus(GpuOffer, document["gpu"], ours, lambda row: {"quota": quotas[row["quota"]]}, regions),
+        regions=regions,
         refused=document["refused"],
         refused_gpus=document["refused_gpu"],
     )
-    codes = {region_code(region) for region in parsed.regions}
-    for gpu in gpus.values():
-        for problem in _problems(gpu, codes):
-            raise ToolError(f"{TABLE.name}: {gpu.name}: {problem}", hint="correct the table, with the source's figures")
-    return parsed
 
 
-def _row(name: str, row: Mapping[str, Any], quotas: Mapping[str, QuotaFamily], listed: Iterable[VmPrice]) -> GpuOffer:
-    major, _, minor = row["capability"].partition(".")
-    machines = [MachineType(**{**machine, "gpus": tuple(machine["gpus"])}) for machine in row["machine"]]
-    facts = {key: value for key, value in row.items() if key in {item.name for item in fields(GpuOffer)}}
-    parsed = {
-        "name": name,
-        "title": f"{row['title']} {row['memory_gb']} GB",
-        "capability": (int(major), int(minor)),
-        "quota": quotas[row["quota"]],
-        "machine_types": {machine.name: machine for machine in machines},
-        "zones": tuple(zones_of(row["zones"])),
-        "prices": tuple(price for price in listed if price.gpu == row["device"]),
-    }
-    return GpuOffer(**{**facts, **parsed})
-
-
-def _problems(gpu: GpuOffer, codes: set[str]) -> Iterator[str]:
-    if gpu.default_machine_type not in gpu.machine_types:
-        yield f"no machine type {gpu.default_machine_type}"
-    if len(set(gpu.zones)) != len(gpu.zones):
-        yield "a zone is listed twice"
-    if unknown := {region_of(zone) for zone in gpu.zones} - codes:
-        yield f"zones of regions that are not listed: {', '.join(sorted(unknown))}"
-    for price in gpu.prices:
-        machine = gpu.machine_types.get(price.machine_type)
-        if machine is None or price.gpus not in machine.gpus or not gpu.zones_in(price.region):
-            yield f"a price for {price.machine_type} in {price.region} with {price.gpus} GPUs, which is not offered"
+def _code(region: str) -> str:
+    """First part of the ids of a region's zones, which abbreviates the region's name: `apne1` for ap-northeast-1."""
+    first, directions, number = region.split("-")
+    return first + "".join(word[0] for word in DIRECTION.findall(directions)) + number

@@ -1,13 +1,10 @@
 """Instances of a region behind the interface of `launcher.protocol.backend`."""
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 
 from launcher.backends.aws.plan import LATE_S, InstancePlan
 from launcher.backends.aws.provision import Provisioning, guard, remove
-from launcher.backends.aws.refusals import code_of
 from launcher.backends.aws.resources import Instance, Volume
 from launcher.backends.aws.service import Ec2, schedule_name
 from launcher.protocol.backend import (
@@ -21,15 +18,14 @@ from launcher.protocol.backend import (
     Submitted,
     Tell,
 )
-from launcher.protocol.records import NAME, LaunchPhase
+from launcher.protocol.records import NAME
 from workload.contract.errors import RooflaunchError
 from workload.contract.text import duration
+from workload.storage.s3_errors import error_code
 from workload.storage.store import UnreachableError
 
 # An instance counts as a leftover this long after its limit. Before, its timer, its schedule or its launcher ends it.
 GRACE_S = LATE_S + 5 * 60
-# boot.py prints a line on the console at each phase.
-PHASE = re.compile(r"^rooflaunch: phase ([a-z_]+) (\S{1,40})\s*$", re.MULTILINE)
 # The console has a window of 64 KB; this many characters find where the text that was read before ends.
 OVERLAP = 500
 
@@ -76,7 +72,7 @@ class Ec2Machines:
                 return Listing(there=tuple(self._ours()))
             except UnreachableError as error:
                 # The server answers, but not with a list. Without any answer the network is down.
-                if not code_of(error.__cause__):
+                if not error_code(error.__cause__):
                     raise
                 return Listing(unreachable=(ANYWHERE,))
         valid = [name for name in names if NAME.fullmatch(name)]
@@ -104,10 +100,9 @@ class Ec2Machines:
         return Output(text=text[start:], next_start=max(start, len(text)))
 
     def phases(self, machine: Machine) -> Mapping[str, str]:
-        instance = self._live(machine)
-        text = self.ec2.console(instance.id) if instance else ""
-        printed = {phase: at for phase, at in PHASE.findall(text) if _is_time(at)}
-        return {phase: printed[phase] for phase in LaunchPhase if phase in printed}
+        """Always empty: boot.py writes the phases into the store from its first second on."""
+        del machine
+        return {}
 
     def leftovers(self) -> Listing[Leftover]:
         """Instances that are stopped or past their limit; disks that no instance uses; schedules without instance."""
@@ -192,14 +187,7 @@ def _is_left(disk: Volume, now_s: float) -> bool:
 
 
 def _grown(before: str, window: str) -> str:
-    """All text of a console: what was read before, and what a window of its latest text adds."""
+    """Text of a console: `before`, which was read earlier, continued by the new part of `window`, its latest text."""
     tail = before[-OVERLAP:]
     end = window.rfind(tail) + len(tail) if tail and tail in window else 0
     return before + window[end:]
-
-
-def _is_time(text: str) -> bool:
-    try:
-        return datetime.fromisoformat(text) is not None
-    except ValueError:
-        return False

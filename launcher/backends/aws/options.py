@@ -1,47 +1,28 @@
 """Options of the command `launch aws`, besides those of the run. Imports little, because `launch --help` loads it."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from launcher.backends.rented_options import RentedOptions
+from launcher.backends.rented_options import Completions, RentedOptions
 from launcher.choice import Command, choice
 
 # \b: the help shows these lines without wrapping them.
 EXAMPLES = """\b
 Examples:
   launch aws --gpu t4 --dry-run
-  launch aws --gpu t4 --zone use1-az4 --precision amp --profile ncu
-  launch aws --gpu l4 --spot --rerun-preempted 2 --repeats 3 --max-cost 1
-  launch aws --gpu a10g --region us-west-2 --max-run-time 90m --detach
   launch aws --gpu t4 --max-cost 0.50 -- train.py --lr 0.1
 """
 COMMAND = Command(
     help="""Train on a VM of EC2, and collect the bundles.
 
-    The VM ends itself when the run is over. A timer on the VM and a schedule of EventBridge end it at its time limit,
-    even if this command is gone.
+    The VM ends itself when the run is over; a timer on it and a schedule of EventBridge end it at its time limit.
     """,
     examples=EXAMPLES,
+    first=("gpu", "max_cost_usd"),
     noun="VM",
     sent_to="EC2",
     is_fresh=True,
 )
-
-
-def gpu_names() -> list[str]:
-    """Names of all GPUs that a VM can have."""
-    from launcher.backends.aws import gpus  # noqa: PLC0415 - for those who complete a line
-
-    return list(gpus.load())
-
-
-def zone_names(ctx: Any) -> list[str]:
-    """Zones with the GPU that the unfinished command line names; without a valid GPU, the zones of all GPUs."""
-    from launcher.backends.aws import gpus  # noqa: PLC0415 - for those who complete a line
-
-    known = gpus.load()
-    row = known.get(str(ctx.params.get("gpu")))
-    return sorted({zone for gpu in ([row] if row else known.values()) for zone in gpu.zones})
+COMPLETIONS = Completions(gpus="launcher.backends.aws.gpus")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +39,17 @@ class Where:
 class Options(RentedOptions):
     """Options of `launch aws` besides those of the run. `zones`: ids or names of zones, in order."""
 
-    gpu: str = choice("the GPU of the VM", metavar="t4|l4|a10g|a100|…", autocompletion=gpu_names)
+    gpu: str = choice("the GPU of the VM", metavar="t4|l4|a10g|a100|…", autocompletion=COMPLETIONS.gpu_names)
     zones: tuple[str, ...] = choice(
-        "try this zone first, by its id or its name in your account; repeatable (default: all of the region)",
+        "try this zone first, by id or by name; repeatable (all of the region)",
         default=(),
         flag="--zone",
-        metavar="use1-az4|us-east-1a",
-        autocompletion=zone_names,
+        metavar="Z",
+        autocompletion=COMPLETIONS.zone_names,
     )
-    external_ip: bool = choice("without a public address the subnet needs a NAT gateway or endpoints", default=True)
+    external_ip: bool = choice("a public address; without it the subnet needs NAT or endpoints", default=True)
     ami: str | None = choice(
-        "AMI that the VM boots (default: the newest Deep Learning Base AMI)", default=None, metavar="ami-ID"
+        "AMI that the VM boots (the newest Deep Learning Base AMI)", default=None, metavar="ami-ID"
     )
     repository: str | None = choice("repository for the image", default=None, metavar="HOST/NAME")
     instance_profile: str | None = choice("instance profile of the VM (rooflaunch-vm)", default=None, metavar="NAME")
@@ -76,12 +57,4 @@ class Options(RentedOptions):
         "role that ends the VM at its limit (rooflaunch-schedule)", default=None, metavar="NAME"
     )
     security_group: str | None = choice("security group of the VM (rooflaunch)", default=None, metavar="NAME|sg-ID")
-    subnet: str | None = choice(
-        "subnet of the VM, in one zone (default: the zone's own)", default=None, metavar="subnet-ID"
-    )
-
-    @property
-    def settings(self) -> dict[str, str | None]:
-        """Options that are settings. None: an environment variable, the configuration file or a default decides."""
-        names = ("repository", "instance_profile", "schedule_role", "security_group", "subnet")
-        return {name: getattr(self, name) for name in names}
+    subnet: str | None = choice("subnet of the VM, in one zone (the zone's own)", default=None, metavar="subnet-ID")

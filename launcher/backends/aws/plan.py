@@ -3,8 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -13,33 +13,24 @@ from launcher.backends.aws.gpus import GpuOffer
 from launcher.backends.aws.options import Options
 from launcher.backends.aws.resources import LABEL, LABEL_VALUE, LIMIT_TAG, NAME_TAG, Ami
 from launcher.backends.aws.settings import ANY_ACCOUNT, Settings
-from launcher.backends.machine_types import MachineType
 from launcher.backends.rented_plan import (
     Cloud,
+    Draft,
     RentedPlan,
-    check_options,
-    checked_image,
-    choose_machine,
     cost_rows,
-    launch_name,
+    draft_of,
     needs_price,
     own_price,
-    run_rows,
-    text_of,
-    time_limit_s,
-    time_stamp,
     work_notes,
-    work_on_vm,
     zones_text,
 )
-from launcher.kinds import Runtime
-from launcher.machine.runtime import CPU_FLAVOUR
-from launcher.protocol.records import Price, Request, region_of
+from launcher.backends.shared_plan import run_rows, text_of
+from launcher.protocol.records import Price, region_of
 from launcher.protocol.task import Task
 from launcher.sizes import shown
 from workload.contract import prices
 from workload.contract.errors import UsageError
-from workload.contract.spec import Device, Resolved
+from workload.contract.spec import Resolved
 from workload.contract.text import did_you_mean
 
 # Assumed seconds from the request to a usable driver; nobody has measured it here.
@@ -55,6 +46,8 @@ AMI_TO_BE, GROUP_TO_BE = "ami-found-at-launch", "sg-found-at-launch"
 ZONE_NAME = re.compile(r"([a-z]{2}(?:-[a-z]+){1,2}-[0-9])[a-z]")
 ZONE_ID = re.compile(r"([a-z]+[0-9])-az[0-9]{1,2}")
 CLOUD = Cloud(
+    backend="aws",
+    scheme="s3",
     around_s=STARTING_S + LATE_S + STOPPING_S,
     at_limit="a timer on the VM ends it, and if that fails, a schedule of EventBridge",
     usable="assumed",
@@ -100,6 +93,17 @@ class InstancePlan(RentedPlan):
         """Name of the launch's region."""
         del region
         return self.settings.region
+
+    @property
+    def quota_code(self) -> str:
+        """Code of the quota in vCPUs that the machine counts against."""
+        return self.gpu.quota.code(spot=self.options.spot)
+
+    @property
+    def quota_request(self) -> str:
+        """Command that asks AWS for a quota that holds one machine."""
+        ask = f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {self.quota_code}"
+        return f"{ask} --desired-value {self.machine.vcpus} --region {self.settings.region}"
 
     def client_token(self, zone: str) -> str:
         """Token that makes a repeated request for the same trial return the same instance."""
@@ -180,21 +184,15 @@ class InstancePlan(RentedPlan):
         self, now: datetime, *, image: str, zones: Sequence[str], ami: Ami, group: str, notes: Sequence[str] = ()
     ) -> "InstancePlan":
         """Copy of the plan with what AWS told, the launch time `now`, and a name with this time."""
-        request = replace(
-            self.request,
-            name=launch_name(self.gpu, now, token=self.name.rpartition("-")[2]),
-            launched_at=time_stamp(now),
-            image=checked_image(image, CLOUD),
-            zones=list(zones),
-            options={**self.request.options, "ami": ami.id},
-        )
-        plan = replace(self, request=request, zones=tuple(zones), ami=ami, group=group, notes=(*notes, *self.notes))
+        plan = self.at(now, image=image)
+        request = replace(plan.request, zones=list(zones), options={**plan.request.options, "ami": ami.id})
+        plan = replace(plan, request=request, zones=tuple(zones), ami=ami, group=group, notes=(*notes, *self.notes))
         plan.start_up_program()
         return plan
 
     def text(self, width: int | None = None) -> str:
         """The plan as text for the user, in lines of at most `width` characters."""
-        return text_of([*run_rows(self), *_vm(self), *cost_rows(self), *_limits(self)], self.notes, width)
+        return text_of([*run_rows(self.request), *_vm(self), *cost_rows(self), *_limits(self)], self.notes, width)
 
     def sent_text(self) -> str:
         """Requests that create the instance in the first zone and then its schedule, with long texts shortened."""
@@ -206,25 +204,7 @@ class InstancePlan(RentedPlan):
 
     def to_json(self) -> dict[str, Any]:
         """The plan as a JSON object, for `--dry-run --format json`. Key `run_instances`: request for the first zone."""
-        zone = self.zones[0]
-        price = self.price(zone)
-        return {
-            "name": self.name,
-            "gpu": self.gpu.name,
-            "machine_type": self.machine.name,
-            "ami": self.ami.id if self.ami else None,
-            "spot": self.options.spot,
-            "zones": list(self.zones),
-            "zone": zone,
-            "price": asdict(price) if price else None,
-            "expected_s": self.expected_s,
-            "expected_usd": self.expected_usd(zone),
-            "limit_s": self.limit_s,
-            "max_usd": self.highest_usd,
-            "settings": self.settings.to_json(),
-            "notes": list(self.notes),
-            "run_instances": self.body(zone),
-        }
+        return {**self.facts(ami=self.ami.id if self.ami else None), "run_instances": self.body(self.zones[0])}
 
 
 def make_plan(
@@ -236,59 +216,36 @@ def make_plan(
     now: datetime,
     token: str,
     task: Task | None = None,
+    spot_price: Callable[[str, Sequence[str]], Price | None] | None = None,
     notes: Sequence[str] = (),
 ) -> InstancePlan:
     """Plan of `launch aws`. Reads only this program's own tables and the instance's start-up programs.
 
     `task`: runs of a sweep, which replace the run of `resolved`. `image`: reference with a digest, except in a dry run.
-    `token`: 6 hex digits that make the name unique. Raises `UsageError` for a run that an instance cannot do or options
-    that do not fit the GPU.
+    `token`: 6 hex digits that make the name unique. `spot_price`: today's price of a machine type in the dearest of
+    some zones, if AWS may be asked. Raises `UsageError` for a run that an instance cannot do or options that do not fit
+    the GPU.
     """
     gpu = gpus.require(options.gpu)
     gpus.refuse_machine_type(options.machine_type, gpu)
-    check_options(options, CLOUD)
     if options.ami is not None and not re.fullmatch(r"ami-[0-9a-f]{8,17}", options.ami):
         raise UsageError(f"--ami must be the id of an AMI; got '{shown(options.ami)}'", hint="--ami ami-ID")
-    spec, task, changed = work_on_vm(resolved.spec, task, gpu)
-    specs = [run.spec for run in task.runs] if task else [spec]
-    uses_gpu = any(run_spec.device is not Device.CPU for run_spec in specs)
-    devices = task.devices if task else spec.devices
-    machine, count = choose_machine(gpu, options, devices=devices, uses_gpu=uses_gpu)
+    draft = draft_of(CLOUD, gpu, options, resolved, task)
     zones = _zone_order(gpu, options, settings.region)
-    known = _known_price(gpu, machine, options, settings.region, now)
-    if options.max_cost_usd is not None and not known:
-        raise needs_price(options, CLOUD, f"in {settings.region}")
-    request = Request(
-        name=launch_name(gpu, now, token=token),
-        backend="aws",
-        launched_at=time_stamp(now),
-        store=f"s3://{settings.bucket}",
-        place=f"aws-{gpu.name}",
-        runtime=Runtime.DOCKER,
-        limit_s=time_limit_s(options, known.values(), CLOUD.around_s),
-        spec=spec.to_json(),
-        spec_origin={key: str(value) for key, value in resolved.origin.items() if key != "data_dir"},
-        image=checked_image(image, CLOUD),
-        gpu=gpu.name,
-        gpu_count=count,
-        machine_type=machine.name,
-        zones=list(zones),
-        spot=options.spot,
-        prices={region: asdict(price) for region, price in known.items()},
-        options={"region": settings.region, "flavour": gpu.flavour if uses_gpu else CPU_FLAVOUR, "ami": options.ami},
-        task=task.to_json(spec) if task else {},
-    )
+    today = spot_price(draft.machine.name, zones) if spot_price else None
+    known = _known_price(draft, settings.region, now, today)
+    more = {"region": settings.region, "flavour": draft.flavour, "ami": options.ami}
     plan = InstancePlan(
-        request=request,
+        request=draft.request(now, token, image=image, bucket=settings.bucket, zones=zones, known=known, more=more),
         settings=settings,
         gpu=gpu,
-        machine=machine,
-        uses_gpu=uses_gpu,
+        machine=draft.machine,
+        uses_gpu=draft.uses_gpu,
         options=options,
         zones=zones,
     )
     plan.start_up_program()
-    return replace(plan, notes=(*changed, *notes, *_notes(plan)))
+    return replace(plan, notes=(*draft.changed, *notes, *_notes(plan)))
 
 
 def _zone_order(gpu: GpuOffer, options: Options, region: str) -> tuple[str, ...]:
@@ -319,21 +276,16 @@ def _zone_order(gpu: GpuOffer, options: Options, region: str) -> tuple[str, ...]
     return (*named_zones, *(zone for zone in there if zone not in named_zones))
 
 
-def _known_price(
-    gpu: GpuOffer, machine: MachineType, options: Options, region: str, now: datetime
-) -> Mapping[str, Price]:
-    """Price of VM, disk and address by the first part of zone ids, from the user or the table; {} if unknown."""
-    code = gpus.region_code(region)
-    if options.usd_per_h is not None:
-        return {code: own_price(options.usd_per_h, now)}
-    table = prices.load()
-    vm = gpu.price(machine.name, region=region, spot=options.spot)
-    disk = table.disk_usd_per_gb_month(DISK_TYPE, region)
-    if vm is None or disk is None:
-        return {}
-    address = table.aws_address.usd_per_h if options.external_ip else 0.0
-    disk_usd = prices.disk_usd_per_h(disk, options.disk_gb)
-    return {code: replace(vm, disk_usd_per_h=disk_usd, address_usd_per_h=address)}
+def _known_price(draft: Draft, region: str, now: datetime, today: Price | None) -> Mapping[str, Price]:
+    """Price of VM, disk and address by the first part of zone ids, from user, AWS or table; {} if unknown.
+
+    Raises `UsageError` for `--max-cost` without a price, or without that of the disk.
+    """
+    own, address = draft.options.usd_per_h, prices.load().aws_address
+    price = draft.price(region, DISK_TYPE, address, today=today) if own is None else own_price(own, now)
+    if draft.options.max_cost_usd is not None and (price is None or price.disk_usd_per_h is None):
+        raise needs_price(draft.options, CLOUD, f"with its disk in {region}")
+    return {gpus.region_code(region): price} if price else {}
 
 
 def _placement(zone: str) -> dict[str, str]:
@@ -355,10 +307,8 @@ def _vm(plan: InstancePlan) -> Iterator[tuple[str, str]]:
     yield "image", f"{plan.request.image}, flavour {plan.request.options['flavour']}"
     yield "role", plan.settings.instance_profile
     yield "bucket", f"s3://{plan.settings.bucket}/runs/"
-    quota = plan.gpu.quota
-    code = quota.code(spot=plan.options.spot)
     asked = "" if plan.ami else "; not asked yet, and 0 in a new account"
-    yield "quota", f"{plan.machine.vcpus} vCPUs of {quota.title} ({kind}), {code}{asked}"
+    yield "quota", f"{plan.machine.vcpus} vCPUs of {plan.gpu.quota.title} ({kind}), {plan.quota_code}{asked}"
 
 
 def _limits(plan: InstancePlan) -> Iterator[tuple[str, str]]:

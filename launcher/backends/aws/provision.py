@@ -1,6 +1,6 @@
 """Start the instance of a plan, make the schedule that ends it, and remove instances with their schedules.
 
-The quota is asked first. After any failure no instance of the launch is left: each failed, doubtful or interrupted
+After any failure no instance of the launch is left: each failed, doubtful or interrupted
 request is followed by a search for the launch's tag, which an instance has from its first moment.
 """
 
@@ -14,7 +14,6 @@ from launcher.backends.aws.refusals import (
     BUSY,
     CAPACITY,
     LOST,
-    NO_QUOTA,
     QUOTA,
     TOOK_TOO_LONG,
     DeniedError,
@@ -151,20 +150,6 @@ class Provisioning(ZoneByZone):
     # Whether an answer was lost in this zone, so that an instance of ours may exist although a later request failed.
     _is_doubtful: bool = False
 
-    def _has_quota_in_project(self) -> bool:
-        plan = self.plan
-        code, wanted = plan.gpu.quota.code(spot=plan.options.spot), plan.machine.vcpus
-        limit = self.ec2.quota(code)
-        if limit is None:
-            self.on_event(f"{self.ec2.region}: AWS does not report the quota {code}")
-            return True
-        if limit >= wanted:
-            return True
-        kind = "spot" if plan.options.spot else "on demand"
-        message = f"{code} ({plan.gpu.quota.title}, {kind}) is {limit:g} vCPUs, {wanted} wanted"
-        self._note(self.ec2.region, (Fault(code=NO_QUOTA, message=message),), self.now())
-        return False
-
     def _insert(self, zone: str) -> Instance | tuple[Fault, ...]:
         body = {**self.plan.body(zone), "UserData": self.plan.start_up_program()}
         self._may_live = True
@@ -247,9 +232,6 @@ class Provisioning(ZoneByZone):
         return code if code in CAPACITY and not code.startswith("Server.") else f"{code}: {message}"
 
     def _what_next(self) -> str:
-        quota = self.plan.gpu.quota.code(spot=self.plan.options.spot)
-        if any(tried.code in QUOTA or tried.code == NO_QUOTA for tried in self._tried):
-            ask = f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {quota}"
-            vcpus = self.plan.machine.vcpus
-            return f"ask for more: {ask} --desired-value {vcpus} --region {self.ec2.region}; or another --region"
+        if any(tried.code in QUOTA for tried in self._tried):
+            return f"ask for more: {self.plan.quota_request}; or another --region"
         return f"{self._run_again()} or --region"

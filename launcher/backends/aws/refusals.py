@@ -1,18 +1,27 @@
 """Turns failures of AWS into our errors: error answers, and exceptions of boto3 and its libraries."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from launcher.backends.zone_by_zone import Fault, Scope
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
-from workload.storage.s3_errors import EXPIRED, LOG_IN, THROTTLED, WRONG_CLOCK, WRONG_KEY
+from workload.storage.buckets import Service
+from workload.storage.s3_errors import (
+    EXPIRED,
+    LOG_IN,
+    THROTTLED,
+    WRONG_CLOCK,
+    WRONG_KEY,
+    error_code,
+    first_line,
+    network_errors,
+    status_of,
+    wrong_endpoint,
+)
 from workload.storage.store import UnreachableError
 
 ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL"
-MAX_MESSAGE_CHARS = 500
 HTTP_BUSY = (429, 500, 502, 503, 504)
 
 # Error codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
@@ -47,7 +56,7 @@ DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedExcept
 ACCOUNT = frozenset({"OptInRequired", "PendingVerification", "Blocked", "SubscriptionRequiredException"})
 
 # Our own codes, in addition to those of EC2.
-TOOK_TOO_LONG, LOST, NO_QUOTA, BUSY = "TookTooLong", "Lost", "QuotaTooLow", "Busy"
+TOOK_TOO_LONG, LOST, BUSY = "TookTooLong", "Lost", "Busy"
 
 
 class DeniedError(ToolError):
@@ -66,66 +75,41 @@ class RefusedError(ToolError):
         self.code = code
 
 
-@dataclass(frozen=True, kw_only=True)
-class Service:
-    """AWS in one region, for messages."""
-
-    region: str
-    name: str = "EC2"
-
-    @property
-    def public(self) -> str:
-        """Public address of EC2 in the region."""
-        return f"https://ec2.{self.region}.amazonaws.com"
-
-    @property
-    def address(self) -> str:
-        """Address that is asked: the value of AWS's own variable if set, else the public address."""
-        return os.environ.get(ENDPOINT_VARIABLE) or self.public
+def service_in(region: str) -> Service:
+    """EC2 in one region, for messages."""
+    public = f"https://ec2.{region}.amazonaws.com"
+    return Service(name="EC2", public=public, variables=(ENDPOINT_VARIABLE,), settings=", and the region")
 
 
 @contextmanager
-def translated(service: Service) -> Iterator[None]:
+def translated(service: Service, region: str) -> Iterator[None]:
     """Turn exceptions of boto3 and its libraries into our errors, with their cause."""
-    import urllib3  # noqa: PLC0415 - loaded only when it is needed
-    from botocore import exceptions as boto  # noqa: PLC0415
+    from botocore import exceptions as boto  # noqa: PLC0415 - loaded only when it is needed
     from botocore.parsers import ResponseParserError  # noqa: PLC0415
 
-    network = (boto.ConnectionError, boto.HTTPClientError, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError)
     try:
         yield
     except boto.ClientError as error:
-        raise _refusal(service, error) from error
-    except ResponseParserError as error:
-        raise DoubtfulError(
-            f"{service.name} at {service.address} gave an answer that is not AWS's: {message_of(error)}",
-            hint=f"check the network and its proxy (curl -I {service.public}), or unset {ENDPOINT_VARIABLE}",
-        ) from error
-    except network as error:
-        hint = f"check the region and the network (curl -I {service.public}), then run again"
-        if os.environ.get(ENDPOINT_VARIABLE):
-            hint = f"start the server at this address, or unset {ENDPOINT_VARIABLE}"
-        raise DoubtfulError(
-            f"{service.name} cannot be reached at {service.address}: {message_of(error)}", hint=hint
-        ) from error
+        raise _refusal(service, region, error) from error
+    except (ResponseParserError, *network_errors()) as error:
+        is_foreign = isinstance(error, ResponseParserError)
+        known = service.foreign() if is_foreign else service.unreachable(service.name, first_line(error))
+        raise DoubtfulError(str(known), hint=known.hint) from error
     except (boto.ParamValidationError, boto.EndpointProviderError, boto.InvalidRegionError) as error:
         raise UsageError(
-            f"AWS cannot be asked in region '{service.region}': {message_of(error)}", hint="--region us-east-1"
+            f"AWS cannot be asked in region '{region}': {first_line(error)}", hint="--region us-east-1"
         ) from error
     except ValueError as error:
         if not str(error).startswith("Invalid endpoint"):
             raise
-        raise UsageError(
-            f"{ENDPOINT_VARIABLE} must be an address as http://HOST:PORT; got '{service.address}'",
-            hint=f"correct it, or unset {ENDPOINT_VARIABLE}",
-        ) from error
+        raise wrong_endpoint(service) from error
     except boto.BotoCoreError as error:
-        raise DeniedError(f"no usable credentials for AWS: {message_of(error)}", hint=LOG_IN) from error
+        raise DeniedError(f"no usable credentials for AWS: {first_line(error)}", hint=LOG_IN) from error
 
 
-def _refusal(service: Service, error: Any) -> RooflaunchError:
+def _refusal(service: Service, region: str, error: Any) -> RooflaunchError:
     """Error for an error answer of AWS."""
-    code, message = code_of(error), message_of(error)
+    code, message = error_code(error), first_line(error)
     action = f"{error.operation_name[:1].lower()}{error.operation_name[1:]}"
     meaning: RooflaunchError
     if code in EXPIRED:
@@ -136,28 +120,27 @@ def _refusal(service: Service, error: Any) -> RooflaunchError:
             hint="set the clock, for example with sudo timedatectl set-ntp true; then run again",
         )
     elif code in WRONG_CREDENTIALS:
-        meaning = DeniedError(f"no usable credentials for AWS in {service.region}: {message}", hint=LOG_IN)
+        meaning = DeniedError(f"no usable credentials for AWS in {region}: {message}", hint=LOG_IN)
     elif code in DENIED:
         meaning = DeniedError(
-            f"no permission for {error.operation_name} in {service.region}: {message}",
+            f"no permission for {error.operation_name} in {region}: {message}",
             hint="ask the account's owner for the rights in infra/aws/, or use other credentials: " + LOG_IN,
         )
     elif code in ACCOUNT:
         meaning = DeniedError(
-            f"this account cannot use {service.region}: {code}: {message}",
-            hint=f"enable the region or the service in the account's console, or use another --region than "
-            f"{service.region}",
+            f"this account cannot use {region}: {code}: {message}",
+            hint=f"enable the region or the service in the account's console, or use another --region than {region}",
         )
     elif code in CAPACITY or code in QUOTA:
         meaning = RefusedError(f"{code}: {message}", code=code, hint="run again with another --zone or --gpu")
     elif code in BUSY_CODES:
         meaning = UnreachableError(
-            f"{service.name} at {service.address} answers that it is busy: {code}: {message}",
+            f"{service.name} at {service.where} answers that it is busy: {code}: {message}",
             hint="wait a minute, then run again, with fewer commands at the same time",
         )
-    elif code in DOUBTFUL or _status(error) in HTTP_BUSY:
+    elif code in DOUBTFUL or status_of(error) in HTTP_BUSY:
         meaning = DoubtfulError(
-            f"{service.name} at {service.address} failed at {action}: {code}: {message}", hint="run again in a minute"
+            f"{service.name} at {service.where} failed at {action}: {code}: {message}", hint="run again in a minute"
         )
     else:
         meaning = RefusedError(f"AWS refused {action}: {code}: {message}", code=code, hint="launch doctor aws")
@@ -168,7 +151,7 @@ def scope_of(fault: Fault) -> Scope:
     """Scope in which an error rules out further attempts. An unknown code counts as fatal."""
     if fault.code in CAPACITY or fault.code in (TOOK_TOO_LONG, LOST, BUSY):
         return Scope.ZONE
-    return Scope.REGION if fault.code in QUOTA or fault.code == NO_QUOTA else Scope.FATAL
+    return Scope.REGION if fault.code in QUOTA else Scope.FATAL
 
 
 def is_temporary(error: Exception) -> bool:
@@ -176,24 +159,7 @@ def is_temporary(error: Exception) -> bool:
     from botocore import exceptions as boto  # noqa: PLC0415 - loaded only when it is needed
 
     if isinstance(error, boto.ClientError):
-        if code_of(error) in CAPACITY | QUOTA:
+        if error_code(error) in CAPACITY | QUOTA:
             return False
-        return code_of(error) in BUSY_CODES | DOUBTFUL or _status(error) in HTTP_BUSY
-    return isinstance(error, (boto.ConnectionError, boto.HTTPClientError, ConnectionError, TimeoutError))
-
-
-def code_of(error: BaseException | None) -> str:
-    """AWS's word for an error; empty if `error` is no answer of AWS."""
-    response = getattr(error, "response", None)
-    return str((response or {}).get("Error", {}).get("Code") or "")
-
-
-def message_of(error: BaseException) -> str:
-    """First line of AWS's message, or of the exception."""
-    response = getattr(error, "response", None) or {}
-    text = str(response.get("Error", {}).get("Message") or (code_of(error) if response else error)).strip()
-    return text.splitlines()[0][:MAX_MESSAGE_CHARS] if text else type(error).__name__
-
-
-def _status(error: Any) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
+        return error_code(error) in BUSY_CODES | DOUBTFUL or status_of(error) in HTTP_BUSY
+    return isinstance(error, network_errors())

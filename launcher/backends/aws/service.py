@@ -4,6 +4,7 @@ boto3 is imported inside functions only. Its own retries are turned off, since i
 that is not free; requests that may be repeated are repeated here, within a limit.
 """
 
+import math
 import re
 import threading
 import time
@@ -14,14 +15,17 @@ from functools import cache
 from typing import Any
 
 from launcher.backends.aws import resources
-from launcher.backends.aws.refusals import DeniedError, RefusedError, Service, is_temporary, translated
+from launcher.backends.aws.refusals import DeniedError, RefusedError, is_temporary, service_in, translated
 from launcher.backends.aws.resources import LABEL, LABEL_VALUE, NAME_TAG, Ami, Instance, Volume
-from launcher.backends.cloud_requests import CloudClock, repeated
+from launcher.backends.cloud_requests import CloudClock
+from launcher.protocol.records import Price
 from workload.contract.errors import ToolError, UsageError
+from workload.contract.text import counted
+from workload.storage.buckets import repeated
 
 # Limits for one request, and for repeating a failing request. RunInstances may take longer than a look-up.
 ANSWER_S, CONNECT_S, RETRY_S = 20.0, 5.0, 30.0
-QUOTA_RETRY_S = 5.0
+QUICK_RETRY_S = 5.0
 CONNECTIONS = 32
 # AWS's own images, with driver, Docker and NVIDIA's container toolkit. Their guide prints the second name.
 AMI_PARAMETERS = tuple(
@@ -50,7 +54,7 @@ class Ec2:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.region = region
-        self.service = Service(region=region)
+        self.service = service_in(region)
         self.calls: Counter[str] = Counter()
         self._sleep, self._monotonic = sleep, monotonic
         self._clock = CloudClock(monotonic)
@@ -67,7 +71,7 @@ class Ec2:
     def run_instance(self, body: Mapping[str, Any]) -> Instance:
         """Ask once for the instance that `body` describes.
 
-        Raises `RefusedError` for an answer that there is none, `DoubtfulError` if nobody can tell.
+        Raises `RefusedError` if EC2 answered that it started none, `DoubtfulError` if it may have started one.
         """
         zones = self.zone_ids()
         return resources.instance(self._ask("ec2", "run_instances", retry_s=0.0, **body)["Instances"][0], zones)
@@ -180,11 +184,28 @@ class Ec2:
         pages = self._pages("ec2", "describe_instance_type_offerings", LocationType=where, Filters=filters)
         return sorted(str(item["Location"]) for page in pages for item in page["InstanceTypeOfferings"])
 
+    def spot_price(self, machine_type: str, zones: Sequence[str]) -> Price | None:
+        """Highest price of a spot instance in these zones (ids or names) now, alone; None if EC2 knows none."""
+        ids, now = self.zone_ids(), datetime.fromtimestamp(self.now_s(), UTC)
+        wanted = {ids.get(zone, zone) for zone in zones}
+        asked = {"InstanceTypes": [machine_type], "ProductDescriptions": ["Linux/UNIX"], "StartTime": now}
+        pages = self._pages("ec2", "describe_spot_price_history", retry_s=QUICK_RETRY_S, **asked)
+        told = [item for page in pages for item in page["SpotPriceHistory"]]
+        # The last price of a zone is the one in effect.
+        in_order = sorted(told, key=lambda item: item["Timestamp"])
+        newest = {resources.zone_id(item, ids): float(item["SpotPrice"]) for item in in_order}
+        known = {zone: usd for zone, usd in newest.items() if zone in wanted and 0 < usd < math.inf}
+        if not known:
+            return None
+        dearest = max(known, key=lambda zone: known[zone])
+        source = f"EC2's spot price in {dearest}, the highest of {counted(len(known), 'zone')}"
+        return Price(usd_per_h=known[dearest], source=source, read=f"{now:%Y-%m-%d}")
+
     def quota(self, code: str) -> float | None:
         """Quota of EC2 in vCPUs; None if AWS does not tell. The account's own value, else AWS's default."""
         for method in ("get_service_quota", "get_aws_default_service_quota"):
             try:
-                answer = self._ask("service-quotas", method, retry_s=QUOTA_RETRY_S, ServiceCode="ec2", QuotaCode=code)
+                answer = self._ask("service-quotas", method, retry_s=QUICK_RETRY_S, ServiceCode="ec2", QuotaCode=code)
             except ToolError:
                 continue  # the request for the instance tells it too
             return float(answer["Quota"]["Value"])
@@ -243,10 +264,7 @@ class Ec2:
         filters = [{"Name": "group-name", "Values": [name]}, {"Name": "vpc-id", "Values": [network]}]
         answer = self._ask("ec2", "describe_security_groups", Filters=filters)
         if not answer["SecurityGroups"]:
-            raise UsageError(
-                f"there is no security group '{name}' in {network} of {self.region}",
-                hint="make it with infra/aws/, or name another one with --security-group",
-            )
+            raise _unusable(f"there is no security group '{name}' in {network} of {self.region}", "--security-group")
         return str(answer["SecurityGroups"][0]["GroupId"])
 
     def zone_of_subnet(self, subnet: str) -> str:
@@ -265,17 +283,16 @@ class Ec2:
         roles = answer["InstanceProfile"]["Roles"] if answer else []
         if not roles:
             what = f"the instance profile '{name}' has no role" if answer else f"there is no instance profile '{name}'"
-            raise UsageError(what, hint="make it with infra/aws/, or name another one with --instance-profile")
+            raise _unusable(what, "--instance-profile")
         return str(roles[0]["RoleName"])
 
     def schedule_role(self, name: str) -> str:
         """ARN of a role that schedules can use. Raises `UsageError` if there is none, or if it trusts others only."""
         answer = self._ask("iam", "get_role", missing="NoSuchEntity", RoleName=name)
-        hint = "make it with infra/aws/, or name another one with --schedule-role"
         if answer is None:
-            raise UsageError(f"there is no role '{name}'", hint=hint)
+            raise _unusable(f"there is no role '{name}'", "--schedule-role")
         if "scheduler." not in str(answer["Role"].get("AssumeRolePolicyDocument")):
-            raise UsageError(f"role '{name}' does not trust EventBridge Scheduler", hint=hint)
+            raise _unusable(f"role '{name}' does not trust EventBridge Scheduler", "--schedule-role")
         return str(answer["Role"]["Arn"])
 
     def repository(self, name: str) -> str:
@@ -283,10 +300,7 @@ class Ec2:
         missing = "RepositoryNotFoundException"
         answer = self._ask("ecr", "describe_repositories", missing=missing, repositoryNames=[name])
         if answer is None:
-            raise UsageError(
-                f"there is no repository '{name}' in {self.region}",
-                hint="make it with infra/aws/, or name another one with --repository",
-            )
+            raise _unusable(f"there is no repository '{name}' in {self.region}", "--repository")
         return str(answer["repositories"][0]["repositoryUri"])
 
     def account(self) -> str:
@@ -329,7 +343,7 @@ class Ec2:
             import boto3  # noqa: F401, PLC0415 - see the module
         except ModuleNotFoundError as error:
             raise ToolError("the package boto3 is missing", hint="pip install 'rooflaunch[aws]'") from error
-        return translated(self.service)
+        return translated(self.service, self.region)
 
     def _client(self, kind: str) -> Any:
         from botocore.config import Config  # noqa: PLC0415 - see the module
@@ -366,6 +380,11 @@ def _descriptions() -> Any:
     from botocore.loaders import create_loader  # noqa: PLC0415 - see the module
 
     return create_loader()
+
+
+def _unusable(message: str, option: str) -> UsageError:
+    """Error for something that infra/aws/ makes, and that is missing or wrong. `option`: names another one."""
+    return UsageError(message, hint=f"make it with infra/aws/, or name another one with {option}")
 
 
 def schedule_name(instance_id: str) -> str:

@@ -6,7 +6,7 @@ the account's number and the region. The region may also come from AWS's own var
 
 import configparser
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.backends.setting_sources import SettingSources
@@ -63,17 +63,10 @@ class Settings:
     subnet: str | None = None
     ami_parameter: str | None = None
 
-    def to_json(self) -> dict[str, str | None]:
-        """Settings by field name."""
-        return asdict(self)
-
     @property
     def schedule_role_arn(self) -> str:
         """ARN of the role with which EventBridge Scheduler ends a VM."""
         return f"arn:aws:iam::{self.account}:role/{self.schedule_role}"
-
-
-NAMES = tuple(item.name for item in fields(Settings) if item.name in RULES)
 
 
 def resolve_settings(

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field, fields
 
+from launcher.backends.gcp.options import COMPLETIONS
 from launcher.backends.gcp.options import Options as VmOptions
-from launcher.backends.gcp.options import gpu_names, zone_names
 from launcher.choice import Command, choice
 from launcher.sizes import limit_s
 
@@ -14,8 +14,7 @@ MOST_RETRIES = 10
 EXAMPLES = """\b
 Examples:
   launch batch --gpu t4 --region us-central1 --dry-run
-  launch batch --gpu l4 --region us-central1 --spot --rerun-preempted 3 --repeats 3
-  launch batch --gpu t4 --region us-central1 --zone us-central1-a --queue-time 2h --detach
+  launch batch --gpu t4 --region us-central1 --queue-time 2h --detach
 """
 COMMAND = Command(
     help="""Train on a VM of Google Cloud Batch, and collect the bundles.
@@ -24,6 +23,7 @@ COMMAND = Command(
     the bucket.
     """,
     examples=EXAMPLES,
+    first=("region", "gpu"),
     noun="task",
     sent_to="Cloud Batch",
     is_fresh=True,
@@ -52,24 +52,24 @@ class Where:
 class Options:
     """Options of `launch batch` besides those of the run. `zones`: allowed zones of the region; () allows all."""
 
-    gpu: str = choice("the GPU of the VM", metavar="t4|l4|v100|a100|…", autocompletion=gpu_names)
+    gpu: str = choice("the GPU of the VM", metavar="t4|l4|v100|a100|…", autocompletion=COMPLETIONS.gpu_names)
     zones: tuple[str, ...] = choice(
-        "allow this zone of the region; repeatable (default: every zone of the region with the GPU)",
+        "allow this zone of the region; repeatable (all with the GPU)",
         default=(),
         flag="--zone",
         metavar="Z",
-        autocompletion=zone_names,
+        autocompletion=COMPLETIONS.zone_names,
     )
     spot: bool = _as_gcp("spot")  # type: ignore[assignment] # a field, as dataclass takes it
     rerun_preempted: int = choice(
-        "let Batch start a task again if its spot VM was taken away, at most N times",
+        "start again if the spot VM is taken away, at most N times",
         default=0,
         metavar="N",
         min=0,
         max=MOST_RETRIES,
     )
     queue_time_s: int = choice(
-        "cancel the job if no GPU is free within this time, for example 30m or 2h",
+        "cancel the job if no GPU is free within this time",
         default=DEFAULT_QUEUE_S,
         flag="--queue-time",
         metavar="TIME",
@@ -82,7 +82,7 @@ class Options:
     max_cost_usd: float | None = _as_gcp("max_cost_usd")  # type: ignore[assignment]
     usd_per_h: float | None = _as_gcp("usd_per_h")  # type: ignore[assignment]
     disk_gb: int = _as_gcp("disk_gb")  # type: ignore[assignment]
-    external_ip: bool = choice("without an external address the subnetwork needs Private Google Access", default=False)
+    external_ip: bool = choice("a public address; without it the subnetwork needs Google Access", default=False)
     image: str | None = _as_gcp("image")  # type: ignore[assignment]
     repository: str | None = _as_gcp("repository")  # type: ignore[assignment]
     service_account: str | None = _as_gcp("service_account")  # type: ignore[assignment]

@@ -15,8 +15,8 @@ from launcher.backends.gcp import plan as gcp_plan
 from launcher.backends.gcp.gpus import Driver, require
 from launcher.backends.gcp.planned_vm import SCOPE, VmPlan
 from launcher.backends.gcp.settings import Settings
-from launcher.backends.rented_plan import PULL_S, run_rows, text_of
-from launcher.backends.shared_plan import program_text
+from launcher.backends.rented_plan import PULL_S
+from launcher.backends.shared_plan import program_text, run_rows, text_of
 from launcher.kinds import Runtime
 from launcher.protocol.backend import Estimate
 from launcher.protocol.records import Price, Request, region_of
@@ -115,7 +115,7 @@ class BatchPlan:
 
     def text(self, width: int | None = None) -> str:
         """The plan as text for the user, in lines of at most `width` characters."""
-        return text_of([*run_rows(self.vm), *self._rows()], self.notes, width)
+        return text_of([*run_rows(self.vm.request), *self._rows()], self.notes, width)
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         vm, options, limit_s = self.vm, self.options, self.request.limit_s

@@ -16,25 +16,26 @@ from datetime import datetime
 from typing import Any
 
 from launcher.backends.batch.plan import LAUNCH_VARIABLE, PREEMPTED_CODE
-from launcher.backends.cloud_requests import CloudClock, repeated
+from launcher.backends.cloud_requests import CloudClock
 from launcher.backends.gcp.compute import credentials_for
 from launcher.backends.gcp.refusals import (
     BUSY,
     DeniedError,
-    Service,
     is_temporary,
     message_of,
     no_credentials,
     reasons_of,
     translated,
+    unreachable,
 )
 from launcher.backends.gcp.settings import RESOURCE_NAME
 from workload.contract.errors import ToolError, UsageError
+from workload.storage.buckets import Service, repeated
 from workload.storage.gcs import LOG_IN
 
 ENDPOINT_VARIABLE = "ROOFLAUNCH_BATCH_ENDPOINT"
 PUBLIC_ENDPOINT = "https://batch.googleapis.com"
-BATCH = Service(name="Cloud Batch", public=PUBLIC_ENDPOINT, variable=ENDPOINT_VARIABLE)
+BATCH = Service(name="Cloud Batch", public=PUBLIC_ENDPOINT, variables=(ENDPOINT_VARIABLE,))
 # Limits for one request, which takes a second or two, and for repeating a failing request.
 ANSWER_S, RETRY_S = 15.0, 30.0
 PAGE = 1000
@@ -197,7 +198,7 @@ class BatchService:
     def _explained(self, error: Any, method: str) -> ToolError | UsageError:
         code, message = int(error.code), message_of(error)
         if code in BUSY:
-            return BATCH.unreachable(error)
+            return unreachable(BATCH, error)
         if reasons_of(error) & {"accessNotConfigured", "SERVICE_DISABLED"}:
             return DeniedError(
                 f"the Batch API is disabled in project '{self.project}'",

@@ -59,10 +59,11 @@ class ComputeEngine:
         """
         if options is not None:
             gpus.require(options.gpu)
-        from_options = {"project": where.project, "bucket": where.bucket, **(options.settings if options else {})}
         # Finding the project of the credentials may need the network.
         project = (lambda: ANY_PROJECT) if offline else self.default_project
-        return resolve_settings(from_options, os.environ, Path.cwd(), default_project=project)[0]
+        return resolve_settings(
+            vars(where) | (vars(options) if options else {}), os.environ, Path.cwd(), default_project=project
+        )[0]
 
     def plan(self, job: Job, options: Options, settings: Settings, *, now: datetime, offline: bool = False) -> VmPlan:
         prices = self.prices(None if offline or options.usd_per_h is not None else settings.project)
@@ -106,7 +107,7 @@ class ComputeEngine:
     def checks(self, where: Where) -> Iterator[Check]:
         from launcher.backends.gcp import doctor  # noqa: PLC0415 - only `launch doctor` needs it
 
-        return iter(doctor.examine({"project": where.project, "bucket": where.bucket}))
+        return iter(doctor.examine(vars(where)))
 
 
 backend = ComputeEngine()

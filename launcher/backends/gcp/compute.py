@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from launcher.backends.cloud_requests import CloudClock, repeated
+from launcher.backends.cloud_requests import CloudClock
 from launcher.backends.gcp import resources
 from launcher.backends.gcp.refusals import (
     COMPUTE_ENGINE,
@@ -33,6 +33,7 @@ from launcher.backends.gcp.refusals import (
 from launcher.backends.gcp.resources import Instance, Operation, OperationFault, Quota, VmDisk
 from launcher.protocol.backend import ANYWHERE, Listing, Output
 from workload.contract.errors import ToolError
+from workload.storage.buckets import repeated
 from workload.storage.store import UnreachableError
 
 T = TypeVar("T")

@@ -7,15 +7,15 @@ import typer
 
 from launcher.backends.gcp.options import Where
 from launcher.typer_options import parameters_of
-from workload.contract import tables
 from workload.contract.errors import ExitCode
+from workload.contract.help_text import Group
 from workload.contract.invocation import as_typed
-from workload.contract.program import WideOption
+from workload.contract.program import FormatOption, WideOption, grouped, option
+from workload.contract.tables import TableFormat
 
 # \b: the help shows these lines without wrapping them.
 GPUS_EXAMPLES = """\b
 Examples:
-  launch gpus
   launch gpus --live
   launch gpus --format csv > gpus.csv
 """
@@ -24,14 +24,10 @@ ProjectOption = Annotated[str | None, parameters_of(Where)[0].annotation.__metad
 
 def show_gpus(
     *,
-    live: Annotated[
-        bool, typer.Option("--live", help="with today's prices, fetched with your credentials", show_default=False)
-    ] = False,
+    live: Annotated[bool, option("--live", "with today's prices, fetched with your credentials", Group.OUTPUT)] = False,
     wide: WideOption = False,
     project: ProjectOption = None,
-    output_format: Annotated[
-        tables.TableFormat, typer.Option("--format", help="format of stdout")
-    ] = tables.TableFormat.TABLE,
+    output_format: FormatOption = TableFormat.TABLE,
 ) -> int:
     """Show the GPUs that a launch can have, their peaks, and what they cost.
 
@@ -52,4 +48,4 @@ def show_gpus(
 
 def register(app: typer.Typer) -> None:
     """Add the command `launch gpus` to `app`."""
-    app.command("gpus", epilog=GPUS_EXAMPLES)(show_gpus)
+    app.command("gpus", cls=grouped("live"), epilog=GPUS_EXAMPLES)(show_gpus)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from launcher.backends.gcp.compute import ZONE, Compute
 from launcher.backends.gcp.planned_vm import VmPlan
-from launcher.backends.gcp.provision import PAUSE_S, REMOVE_S, provision
+from launcher.backends.gcp.provision import PAUSE_S, REMOVE_S, Provisioning
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.resources import Instance, VmDisk
 from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
@@ -48,7 +48,8 @@ class ComputeMachines:
         earlier = tuple(vm for vm in self.compute.instances() if vm.name == plan.name)
         if earlier:
             return Submitted(machines=earlier)
-        return provision(plan, self.compute, now=self.now_s, sleep=self._sleep, on_event=tell)
+        start = Provisioning(plan=plan, compute=self.compute, now=self.now_s, sleep=self._sleep, on_event=tell)
+        return start.run()
 
     def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
         if names is None:

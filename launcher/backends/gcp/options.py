@@ -1,9 +1,9 @@
 """Options of the command `launch gcp`, besides those of the run. Imports little, because `launch --help` loads it."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from launcher.backends.rented_options import RentedOptions
+from launcher.backends.rented_options import Completions, RentedOptions
 from launcher.choice import Command, choice
 
 VmDriver = Literal["preinstalled", "install"]
@@ -12,38 +12,20 @@ VmDriver = Literal["preinstalled", "install"]
 EXAMPLES = """\b
 Examples:
   launch gcp --gpu t4 --dry-run
-  launch gcp --gpu t4 --zone us-central1-a --precision amp --profile ncu
-  launch gcp --gpu l4 --spot --rerun-preempted 2 --repeats 3 --max-cost 1
-  launch gcp --gpu v100 --max-run-time 90m --detach
-  launch gcp --gpu t4 --image HOST/PROJECT/NAME@sha256:DIGEST --no-external-ip
   launch gcp --gpu t4 --max-cost 0.50 -- train.py --lr 0.1
 """
 COMMAND = Command(
     help="""Train on a VM of Google Cloud, and collect the bundles.
 
-    The VM deletes itself at the end, and the cloud deletes it at its time limit, even if this command is gone.
+    The VM deletes itself at the end, and the cloud deletes it at its time limit in any case.
     """,
     examples=EXAMPLES,
+    first=("gpu", "max_cost_usd"),
     noun="VM",
     sent_to="Compute Engine",
     is_fresh=True,
 )
-
-
-def gpu_names() -> list[str]:
-    """Names of all GPUs that a VM can have."""
-    from launcher.backends.gcp import gpus  # noqa: PLC0415 - for those who complete a line
-
-    return list(gpus.load())
-
-
-def zone_names(ctx: Any) -> list[str]:
-    """Zones with the GPU that the unfinished command line names; without a valid GPU, the zones of all GPUs."""
-    from launcher.backends.gcp import gpus  # noqa: PLC0415 - for those who complete a line
-
-    known = gpus.load()
-    row = known.get(str(ctx.params.get("gpu")))
-    return sorted({zone for gpu in ([row] if row else known.values()) for zone in gpu.zones})
+COMPLETIONS = Completions(gpus="launcher.backends.gcp.gpus")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,36 +45,30 @@ class Options(RentedOptions):
     None in a Shielded VM option means the cloud's own default.
     """
 
-    gpu: str = choice("the GPU of the VM", metavar="t4|l4|v100|a100|…", autocompletion=gpu_names)
+    gpu: str = choice("the GPU of the VM", metavar="t4|l4|v100|a100|…", autocompletion=COMPLETIONS.gpu_names)
     zones: tuple[str, ...] = choice(
-        "try this zone first; repeatable (default: every zone with the GPU, known prices first)",
+        "try this zone first; repeatable (all, those with known prices first)",
         default=(),
         flag="--zone",
         metavar="Z",
-        autocompletion=zone_names,
+        autocompletion=COMPLETIONS.zone_names,
     )
     vm_image: str | None = choice(
-        "image family that the VM boots, Ubuntu or Debian; or the path of an image or family",
+        "image family of Ubuntu or Debian, or an image's path, that boots",
         default=None,
         metavar="PROJECT/FAMILY",
     )
     vm_driver: VmDriver | None = choice(
-        "whether --vm-image contains a driver (default: yes, except Ubuntu's and Debian's own images)",
+        "preinstalled or install: the driver of --vm-image",
         default=None,
-        metavar="preinstalled|install",
+        metavar="KIND",
     )
     secure_boot: bool | None = choice("boot only signed code, the driver included", default=None, show_default="off")
     vtpm: bool | None = choice("a virtual TPM", default=None, show_default="on")
     integrity_monitoring: bool | None = choice(
-        "compare each boot with the first boot; needs the vTPM", default=None, show_default="on"
+        "compare each boot with the first one; needs the vTPM", default=None, show_default="on"
     )
     repository: str | None = choice("repository for the image", default=None, metavar="HOST/NAME")
     service_account: str | None = choice("service account of the VM", default=None, metavar="EMAIL")
     network: str | None = choice("the VM's network (default)", default=None, metavar="NAME")
     subnetwork: str | None = choice("the VM's subnetwork", default=None, metavar="NAME")
-
-    @property
-    def settings(self) -> dict[str, str | None]:
-        """Options that are settings. None: an environment variable, the configuration file or a default decides."""
-        names = ("repository", "service_account", "network", "subnetwork")
-        return {name: getattr(self, name) for name in names}

@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
@@ -15,29 +15,15 @@ from launcher.backends.gcp.planned_vm import CLOUD, PROGRAMS, VmPlan, check_size
 from launcher.backends.gcp.price_list import PriceList
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.settings import ANY_PROJECT, PROJECT, RESOURCE_NAME, Settings
-from launcher.backends.machine_types import MachineType, compact
-from launcher.backends.rented_plan import (
-    check_options,
-    checked_image,
-    choose_machine,
-    launch_name,
-    needs_price,
-    own_price,
-    require,
-    time_limit_s,
-    time_stamp,
-    work_notes,
-    work_on_vm,
-)
+from launcher.backends.machine_types import compact
+from launcher.backends.rented_plan import Draft, draft_of, needs_price, own_price, require, work_notes
 from launcher.backends.shared_plan import program_text
-from launcher.kinds import Runtime
-from launcher.machine.runtime import CPU_FLAVOUR
-from launcher.protocol.records import Price, Request, region_of
+from launcher.protocol.records import Price, region_of
 from launcher.protocol.task import Task
 from launcher.sizes import shown
 from workload.contract import prices
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.spec import Device, Resolved
+from workload.contract.spec import Resolved
 
 PROGRAM_FOLDER = Path(__file__).parent
 NEEDS_NAT = "without an external address the VM needs Cloud NAT, for its packages"
@@ -70,52 +56,28 @@ def make_plan(
     a broken installation.
     """
     gpu = gpus.require(options.gpu)
-    check_options(options, CLOUD)
-    spec, task, changed = work_on_vm(resolved.spec, task, gpu)
-    specs = [run.spec for run in task.runs] if task else [spec]
-    with_driver = any(run_spec.device is not Device.CPU for run_spec in specs)
-    devices = task.devices if task else spec.devices
-    machine, count = choose_machine(gpu, options, devices=devices, uses_gpu=with_driver)
-    images = candidate_images(gpu, options, with_driver=with_driver)
-    driver = images[0].driver if with_driver else Driver.NONE
+    draft = draft_of(CLOUD, gpu, options, resolved, task)
+    images = candidate_images(gpu, options, with_driver=draft.uses_gpu)
+    driver = images[0].driver if draft.uses_gpu else Driver.NONE
     zones = _zone_order(gpu, options, settings)
-    known = _known_prices(gpu, machine, count, options, zones, now, price_list)
+    known = _known_prices(draft, options, gpu, zones, now, price_list)
     if options.max_cost_usd is not None:
         unknown = [zone for zone in options.zones if region_of(zone) not in known]
         if not known or unknown:
             raise needs_price(options, CLOUD, f"in {compact(unknown)}" if unknown else "anywhere")
         zones = tuple(zone for zone in zones if region_of(zone) in known)
-    request = Request(
-        name=launch_name(gpu, now, token=token),
-        backend="gcp",
-        launched_at=time_stamp(now),
-        store=f"gs://{settings.bucket}",
-        place=f"gcp-{gpu.name}",
-        runtime=Runtime.DOCKER,
-        limit_s=time_limit_s(options, known.values(), CLOUD.around_s),
-        spec=spec.to_json(),
-        spec_origin={key: str(value) for key, value in resolved.origin.items() if key != "data_dir"},
-        image=checked_image(image, CLOUD),
-        gpu=gpu.name,
-        gpu_count=count,
-        machine_type=machine.name,
-        zones=list(zones),
-        spot=options.spot,
-        prices={region: asdict(price) for region, price in known.items()},
-        options={
-            "project": settings.project,
-            "flavour": gpu.flavour if with_driver else CPU_FLAVOUR,
-            "vm_image": images[0].path,
-            "driver": str(driver),
-            "secure_boot": bool(options.secure_boot),
-        },
-        task=task.to_json(spec) if task else {},
-    )
+    more = {
+        "project": settings.project,
+        "flavour": draft.flavour,
+        "vm_image": images[0].path,
+        "driver": str(driver),
+        "secure_boot": bool(options.secure_boot),
+    }
     plan = VmPlan(
-        request=request,
+        request=draft.request(now, token, image=image, bucket=settings.bucket, zones=zones, known=known, more=more),
         settings=settings,
         gpu=gpu,
-        machine=machine,
+        machine=draft.machine,
         vm_images=images,
         driver=driver,
         shielded=shielded_config(options),
@@ -124,7 +86,7 @@ def make_plan(
         programs={key: program_text(PROGRAM_FOLDER / name) for key, name in PROGRAMS.items()},
     )
     check_size(plan)
-    return replace(plan, notes=(*changed, *notes, *_notes(plan)))
+    return replace(plan, notes=(*draft.changed, *notes, *_notes(plan)))
 
 
 def _notes(plan: VmPlan) -> Iterator[str]:
@@ -143,9 +105,6 @@ def _notes(plan: VmPlan) -> Iterator[str]:
             f"every region needs a subnetwork '{plan.settings.subnetwork}'; name it with its region to use only "
             "that region"
         )
-
-
-# Checks of the options, and the machine type that they select.
 
 
 # Images that the VM may boot. The container of the run has another image.
@@ -296,13 +255,7 @@ def _reach(gpu: GpuOffer, settings: Settings) -> tuple[str, ...]:
 
 
 def _known_prices(
-    gpu: GpuOffer,
-    machine: MachineType,
-    count: int,
-    options: Options,
-    zones: Iterable[str],
-    now: datetime,
-    price_list: PriceList | None,
+    draft: Draft, options: Options, gpu: GpuOffer, zones: Iterable[str], now: datetime, price_list: PriceList | None
 ) -> dict[str, Price]:
     """Prices by region, from today's list or else from the table; a region without a known price is left out.
 
@@ -311,24 +264,10 @@ def _known_prices(
     regions = dict.fromkeys(map(region_of, zones))
     if options.usd_per_h is not None:
         return dict.fromkeys(regions, own_price(options.usd_per_h, now))
-    listed = {region: _listed(gpu, machine, count, options, region, price_list) for region in regions}
+    address = prices.load().address
+    listed = {
+        region: (price_list and price_list.price(gpu, draft.machine, draft.count, region, options))
+        or draft.price(region, gpu.disk_type, address)
+        for region in regions
+    }
     return {region: price for region, price in listed.items() if price}
-
-
-def _listed(
-    gpu: GpuOffer, machine: MachineType, count: int, options: Options, region: str, price_list: PriceList | None
-) -> Price | None:
-    """Price of VM, disk and address in one region; None if neither today's list nor the table has VM and disk."""
-    if price_list and (price := price_list.price(gpu, machine, count, region, options)):
-        return price
-    table = prices.load()
-    vm = gpu.price(machine.name, gpus=count, region=region, spot=options.spot)
-    disk = table.disk_usd_per_gb_month(gpu.disk_type, region)
-    if vm is None or disk is None:
-        return None
-    address = table.address.usd_per_h_spot if options.spot else table.address.usd_per_h
-    return replace(
-        vm,
-        disk_usd_per_h=prices.disk_usd_per_h(disk, options.disk_gb),
-        address_usd_per_h=address if options.external_ip else 0.0,
-    )

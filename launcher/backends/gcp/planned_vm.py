@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -13,14 +13,10 @@ from launcher.backends.gcp.settings import Settings
 from launcher.backends.rented_plan import (
     Cloud,
     RentedPlan,
-    checked_image,
     cost_rows,
-    launch_name,
-    run_rows,
-    text_of,
-    time_stamp,
     zones_text,
 )
+from launcher.backends.shared_plan import run_rows, text_of
 from launcher.protocol.records import region_of
 from workload.contract.errors import UsageError
 
@@ -36,6 +32,8 @@ LATE_S = 30
 STARTING_S, STOPPING_S = 180, 90
 AROUND_S = STARTING_S + LATE_S + STOPPING_S
 CLOUD = Cloud(
+    backend="gcp",
+    scheme="gs",
     around_s=AROUND_S,
     at_limit="the cloud deletes the VM",
     usable="as published",
@@ -161,26 +159,7 @@ class VmPlan(RentedPlan):
 
     def to_json(self) -> dict[str, Any]:
         """The plan as a JSON object, for `--dry-run --format json`. Key `insert`: the request for the first zone."""
-        zone = self.zones[0]
-        price = self.price(zone)
-        return {
-            "name": self.name,
-            "gpu": self.gpu.name,
-            "machine_type": self.machine.name,
-            "vm_images": [image.path for image in self.vm_images],
-            "spot": self.options.spot,
-            "zones": list(self.zones),
-            "zone": zone,
-            "price": asdict(price) if price else None,
-            "expected_s": self.expected_s,
-            "expected_usd": self.expected_usd(zone),
-            "limit_s": self.limit_s,
-            "max_usd": self.highest_usd,
-            "regions_without_price": self.regions_without_price,
-            "settings": self.settings.to_json(),
-            "notes": list(self.notes),
-            "insert": self.shown_body(),
-        }
+        return {**self.facts(vm_images=[image.path for image in self.vm_images]), "insert": self.shown_body()}
 
     def shown_body(self) -> dict[str, Any]:
         """Body of the insert for the first zone, with a placeholder as its request id."""
@@ -188,13 +167,7 @@ class VmPlan(RentedPlan):
 
     def launched(self, now: datetime, *, image: str) -> "VmPlan":
         """Copy of the plan with `image` (a reference by digest), the launch time `now`, and a name with this time."""
-        request = replace(
-            self.request,
-            name=launch_name(self.gpu, now, token=self.name.rpartition("-")[2]),
-            launched_at=time_stamp(now),
-            image=checked_image(image, CLOUD),
-        )
-        plan = replace(self, request=request)
+        plan = self.at(now, image=image)
         check_size(plan)
         return plan
 
@@ -213,7 +186,7 @@ class VmPlan(RentedPlan):
 
     def text(self, width: int | None = None) -> str:
         """The plan as text for the user, in lines of at most `width` characters."""
-        return text_of([*run_rows(self), *_vm(self), *cost_rows(self)], self.notes, width)
+        return text_of([*run_rows(self.request), *_vm(self), *cost_rows(self)], self.notes, width)
 
     def sent_text(self) -> str:
         """Request that creates the VM in the first zone: a line of explanation, then JSON with long texts shortened."""

@@ -6,7 +6,7 @@ VM of the launch is left: each failed or interrupted insert is followed by a loo
 
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from launcher.backends.gcp.compute import Compute
@@ -21,8 +21,7 @@ from launcher.backends.gcp.refusals import (
     refused_for_good,
 )
 from launcher.backends.gcp.resources import STARTING, Instance, Operation, OperationFault, Quota
-from launcher.backends.zone_by_zone import BUDGET_S, SETTLE_S, Fault, Scope, ZoneByZone, widest
-from launcher.protocol.backend import Submitted
+from launcher.backends.zone_by_zone import SETTLE_S, Fault, Scope, ZoneByZone
 from workload.contract.errors import RooflaunchError, ToolError
 from workload.storage.store import UnreachableError
 
@@ -46,23 +45,6 @@ _ZONE_CODES = (STOCKOUT, "VM_MIN_COUNT_NOT_REACHED", NOT_FOUND, NOT_IN_ZONE, TOO
 # Resources that, if missing, are missing in every zone.
 _MISSING_EVERYWHERE = re.compile(r"serviceaccount|service account|/images/|/networks/|@", re.IGNORECASE)
 _EVERYWHERE = re.compile(r"globally|ALL[_-]REGIONS", re.IGNORECASE)
-
-
-def provision(
-    plan: VmPlan,
-    compute: Compute,
-    *,
-    budget_s: float = BUDGET_S,
-    now: Callable[[], float],
-    sleep: Callable[[float], None],
-    on_event: Callable[[str], None],
-) -> Submitted:
-    """Start the plan's VM in the first zone with a free machine; return the VM once it runs.
-
-    `budget_s`: no insert starts later than this many seconds after the beginning. Raises `NoCapacityError`,
-    which names every attempt, and `ToolError` for other errors. After an error or an interrupt no VM is left.
-    """
-    return _Provisioning(plan=plan, compute=compute, budget_s=budget_s, now=now, sleep=sleep, on_event=on_event).run()
 
 
 def remove(
@@ -114,7 +96,7 @@ def _delete(compute: Compute, zone: str, name: str, wait_s: float) -> tuple[bool
 
 
 @dataclass(kw_only=True)
-class _Provisioning(ZoneByZone):
+class Provisioning(ZoneByZone):
     """Attempts of one launch on Compute Engine."""
 
     plan: VmPlan
@@ -242,7 +224,7 @@ class _Provisioning(ZoneByZone):
         return remove(self.compute, zone, self.plan.name, now=self.now, sleep=self.sleep, settle_s=settle_s)
 
     def _scope(self, fault: Fault) -> Scope:
-        return _scope(fault)
+        return scope_of(fault)
 
     def _fatal(self, zone: str, faults: tuple[Fault, ...]) -> ToolError:
         reasons = "; ".join(f"{fault.code}: {fault.message}" for fault in faults)
@@ -267,12 +249,8 @@ class _Provisioning(ZoneByZone):
         return self._run_again()
 
 
-def reach(faults: Iterable[Fault]) -> Scope:
-    """Widest scope in which these errors rule out further attempts. An unknown code counts as fatal."""
-    return widest(map(_scope, faults))
-
-
-def _scope(fault: Fault) -> Scope:
+def scope_of(fault: Fault) -> Scope:
+    """Scope in which an error rules out further attempts. An unknown code counts as fatal."""
     if fault.code.startswith("QUOTA"):
         return _quota_scope(fault)
     if fault.code == NOT_FOUND and "/subnetworks/" in fault.message:

@@ -1,17 +1,15 @@
 """Turns failures into our errors: exceptions of Compute Engine's client and its libraries, and error answers."""
 
 import http
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from launcher.backends.gcp.resources import OperationFault
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.interrupt import raise_if_interrupted
-from workload.storage.buckets import foreign_answer
+from workload.storage.buckets import Service
 from workload.storage.gcs import LOG_IN, log_in
 from workload.storage.store import UnreachableError
 
@@ -62,31 +60,15 @@ class RefusedError(ToolError):
         self.faults = faults
 
 
-@dataclass(frozen=True, kw_only=True)
-class Service:
-    """A service of Google Cloud: name for messages, public address, and the variable that overrides the address."""
-
-    name: str
-    public: str
-    variable: str
-
-    @property
-    def address(self) -> str:
-        """Address of the service: the value of its environment variable if set, else Google's public address."""
-        return os.environ.get(self.variable) or self.public
-
-    def unreachable(self, error: BaseException) -> UnreachableError:
-        """Error for a service that does not answer."""
-        if (code := getattr(error, "code", None)) in BUSY:
-            message = f"{self.name} at {self.address} answers that it is busy ({int(code)}): {_why(error)}"
-            return UnreachableError(message, hint="wait a minute, then run again, with fewer commands at the same time")
-        hint = f"check the network and its proxy (curl -I {self.public}), then run again"
-        if os.environ.get(self.variable):
-            hint = f"start the server at this address, or unset {self.variable}"
-        return UnreachableError(f"{self.name} cannot be reached at {self.address}: {_why(error)}", hint=hint)
+COMPUTE_ENGINE = Service(name="Compute Engine", public=PUBLIC_ENDPOINT, variables=(ENDPOINT_VARIABLE,))
 
 
-COMPUTE_ENGINE = Service(name="Compute Engine", public=PUBLIC_ENDPOINT, variable=ENDPOINT_VARIABLE)
+def unreachable(service: Service, error: BaseException) -> UnreachableError:
+    """Error for a service that does not answer, or that answers that it is busy."""
+    if (code := getattr(error, "code", None)) in BUSY:
+        message = f"{service.name} at {service.where} answers that it is busy ({int(code)}): {_why(error)}"
+        return UnreachableError(message, hint="wait a minute, then run again, with fewer commands at the same time")
+    return service.unreachable(service.name, _why(error))
 
 
 @contextmanager
@@ -106,15 +88,15 @@ def translated(service: Service, error_of_answer: Callable[[Any], RooflaunchErro
     except json_format.ParseError as error:
         # json_format raises a ParseError for any exception while it reads an answer, even for a Ctrl-C.
         raise_if_interrupted()
-        raise foreign_answer(service.name, service.address) from error
+        raise service.foreign() from error
     except api.GoogleAPICallError as error:
         raise error_of_answer(error) from error
     except auth.TransportError as error:
-        raise service.unreachable(error) from error
+        raise unreachable(service, error) from error
     except auth.GoogleAuthError as error:
-        raise (service.unreachable if error.retryable else no_credentials)(error) from error
+        raise (unreachable(service, error) if error.retryable else no_credentials(error)) from error
     except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError) as error:
-        raise service.unreachable(error) from error
+        raise unreachable(service, error) from error
 
 
 def explained(error: Any, project: str, method: str) -> RooflaunchError:
@@ -126,7 +108,7 @@ def explained(error: Any, project: str, method: str) -> RooflaunchError:
     elif method == "insert" and (fault := _insert_fault(error)):
         meaning = RefusedError((fault,), hint="run again with other zones: --zone Z")
     elif code in BUSY:
-        meaning = COMPUTE_ENGINE.unreachable(error)
+        meaning = unreachable(COMPUTE_ENGINE, error)
     elif code == http.HTTPStatus.FORBIDDEN:
         meaning = _forbidden(error, project)
     elif code == http.HTTPStatus.UNAUTHORIZED:

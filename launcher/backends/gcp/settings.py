@@ -5,7 +5,7 @@ the project's name. The project itself may come from the user's application-defa
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.backends.setting_sources import SettingSources
@@ -62,12 +62,7 @@ class Settings:
     network: str | None = None
     subnetwork: str | None = None
 
-    def to_json(self) -> dict[str, str | None]:
-        """Settings by field name."""
-        return asdict(self)
 
-
-NAMES = tuple(item.name for item in fields(Settings))
 SOURCES = SettingSources(table=TABLE, prefix=ENVIRONMENT_PREFIX, rules=RULES, address="gs://")
 
 

@@ -18,7 +18,6 @@ ROOT = "~/.rooflaunch"
 EXAMPLES = """\b
 Examples:
   launch slurm --partition gpu --gres gpu:1 --dry-run --request
-  launch slurm --partition gpu --account lab --time 30:00 --python ~/torch/bin/python
   launch slurm --host me@login.cluster --partition gpu --image ~/rooflaunch.sif
 """
 COMMAND = Command(
@@ -28,6 +27,7 @@ COMMAND = Command(
     that the compute nodes share with the login node.
     """,
     examples=EXAMPLES,
+    first=("partition", "time_s"),
     noun="job",
     sent_to="sbatch",
 )
@@ -117,7 +117,7 @@ class Options:
     )
     exclusive: bool = choice("use the whole node, so that no other job disturbs the figures", default=False)
     time_s: int = choice(
-        "time limit, in the format of sbatch",
+        "time limit of the job, as sbatch reads it; --max-time limits a sweep",
         default=DEFAULT_LIMIT_S,
         flag="--time",
         metavar="TIME",
@@ -125,7 +125,7 @@ class Options:
         typed_default="1:00:00",
     )
     at_a_time: int | None = choice(
-        "how many jobs of a sweep may run at the same time (no limit)",
+        "how many jobs of a sweep run at the same time (no limit)",
         default=None,
         metavar="N",
         min=1,
@@ -133,9 +133,7 @@ class Options:
     sbatch: tuple[str, ...] = choice(
         "another option of sbatch, for example --sbatch=--mem=16G; repeatable", default=(), metavar="OPTION"
     )
-    requeue: bool = choice(
-        "after a preemption or a failure of the node, start again and run what is missing", default=True
-    )
+    requeue: bool = choice("start again after a preemption or a failure of the node", default=True)
     container: Software = choice(
         "auto: a container if --image is given, else the cluster's Python", default=Software.AUTO
     )

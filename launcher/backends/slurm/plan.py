@@ -5,14 +5,14 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from launcher.backends.shared_plan import cost_text, prices_of, require_price, run_rows
+from launcher.backends.shared_plan import cost_text, prices_of, require_price, run_rows, text_of
 from launcher.backends.slurm.options import Options, Software, parse_gres, time_text
 from launcher.backends.slurm.script import NodeSoftware, cpu_words, job_script
 from launcher.protocol.records import WORD, Request, region_of
 from launcher.protocol.task import Task
 from workload.contract.errors import UsageError
 from workload.contract.spec import Device, Resolved, RunSpec
-from workload.contract.text import minutes, wrapped
+from workload.contract.text import minutes
 from workload.storage.ssh import Login
 
 USUAL_PYTHON = "python3"
@@ -25,7 +25,6 @@ SBATCH = re.compile(r"--[a-z][a-z0-9-]*(=[^\x00-\x1f\x7f]{1,512})?")
 OURS = ("--array", "--job-name", "--output", "--error", "--open-mode", "--time", "--wrap", "--requeue", "--no-requeue")
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+#-]{0,511}")
 FILE = re.compile(r"(?:~/|/)[^\x00-\x1f\x7f]{1,1023}")
-TEXT_COLUMN = 11
 # Text on when Slurm restarts a job with --requeue, by the PreemptMode of the job's partition ("": not yet known).
 RESTARTS = {
     "": "a node's failure, and after a preemption unless its partition cancels preempted jobs",
@@ -99,9 +98,8 @@ class SlurmPlan:
             ("limit", f"{minutes(request.limit_s)} ({time_text(request.limit_s)}), enforced by Slurm"),
             ("ends", again if options.requeue else "not started again after a preemption"),
             ("cost", cost_text(options.usd_per_h)),
-            *(("note", note) for note in self.notes),
         ]
-        return "\n".join(wrapped(text, width, indent=TEXT_COLUMN, first=name) for name, text in rows if text)
+        return text_of(rows, self.notes, width)
 
     def _asked_for(self) -> str:
         options = self.options

@@ -11,8 +11,6 @@ DEFAULT_LIMIT_S = 3600
 EXAMPLES = """\b
 Examples:
   launch ssh --host user@box --dry-run
-  launch ssh --host user@box --port 2222 --precision amp --repeats 3
-  launch ssh --host lab --runtime process --python /opt/conda/bin/python
   launch ssh --host lab -- train.py --lr 0.1
 """
 COMMAND = Command(
@@ -21,6 +19,7 @@ COMMAND = Command(
     The run continues when this command or the connection ends, until it finishes or reaches its time limit.
     """,
     examples=EXAMPLES,
+    first=("host", "max_run_time_s"),
     noun="job",
     sent_to="the machine",
     one_machine=True,
@@ -46,7 +45,7 @@ class Options:
     image: str | None = choice("run this image instead of the one for this code", default=None, metavar="REF")
     gpu_index: int | None = choice("the GPU with this index in nvidia-smi", default=None, metavar="N", min=0)
     max_run_time_s: int = choice(
-        "end the run after this time, for example 60m or 1h30m",
+        "end the run after this time; --max-time limits a sweep",
         default=DEFAULT_LIMIT_S,
         flag="--max-run-time",
         metavar="TIME",

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from launcher.backends.shared_plan import cost_text, prices_of, require_price, run_rows
+from launcher.backends.shared_plan import cost_text, prices_of, require_price, run_rows, text_of
 from launcher.backends.ssh.options import Options
 from launcher.kinds import Runtime
 from launcher.protocol.backend import Estimate
@@ -15,7 +15,7 @@ from launcher.protocol.records import Request, region_of
 from launcher.protocol.task import Task
 from workload.contract.errors import UsageError
 from workload.contract.spec import Resolved, RunSpec
-from workload.contract.text import minutes, wrapped
+from workload.contract.text import minutes
 from workload.environment import gpu_index
 from workload.storage.ssh import Login
 
@@ -23,7 +23,6 @@ from workload.storage.ssh import Login
 NAMED, MOST_NAMED = re.compile(r"[^a-z0-9]+"), 24
 # Placeholder for our folder's path in a dry run, which does not ask the machine for the user's home.
 UNASKED_ROOT = "/~/.rooflaunch"
-TEXT_COLUMN = 11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +87,8 @@ class SshPlan:
             ("runtime", self.runtime or _runtime_asked_for(self.options)),
             ("limit", f"{minutes(request.limit_s)}, enforced on the machine even if this command ends"),
             ("cost", cost_text(self.options.usd_per_h)),
-            *(("note", note) for note in self.notes),
         ]
-        return "\n".join(wrapped(text, width, indent=TEXT_COLUMN, first=name) for name, text in rows if text)
+        return text_of(rows, self.notes, width)
 
     def sent_text(self) -> str:
         """Command that starts the job."""

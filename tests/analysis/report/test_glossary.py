@@ -37,5 +37,5 @@ def test_the_report_explains_its_words() -> None:
     [table] = context.glossary(evidence).blocks
     assert isinstance(table, Table)
     shown = [row[0] for row in table.rows]
-    assert {"roof", "ridge", "intensity", "overhead", "block", "ceiling", "peak", "bound", "MFU"} <= set(shown)
+    assert {"roof", "ridge", "intensity", "overhead", "block", "ceiling", "peak", "limit", "MFU"} <= set(shown)
     assert "steal" not in shown, "the report explains what it says, not every word"

@@ -15,20 +15,7 @@ from analysis.report.compose import compose
 from analysis.report.evidence import gather
 from tests.analysis.report.report_bundles import hostile, matrix
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.world,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium found (apt-get install chromium)"),
-]
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+pytestmark = pytest.mark.world
 # A picture below this size, in pixels, is a legend without a chart.
 LEAST_WIDTH, LEAST_HEIGHT = 200, 60
 
@@ -49,14 +36,6 @@ class Visit:
 
     def chart(self, name: str) -> Any:
         return self.page.locator(f'[data-figure="{name}"]')
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
 
 
 def example(folder: Path) -> Path:

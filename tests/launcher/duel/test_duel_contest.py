@@ -289,8 +289,8 @@ SHARE = "--same-within must be a share from 0.1 % to 50 %, as 2%; got "
         ({"same_within": "nan%"}, f"{SHARE}'nan%'", "--same-within 2%"),
         (
             {"max_segments": 23},
-            "a verdict takes 24 segments or more; got --max-segments 23",
-            "--max-segments 24",
+            "a verdict takes 24 runs or more; got --max-runs 23",
+            "--max-runs 24",
         ),
         (
             {"max_time": "soon"},

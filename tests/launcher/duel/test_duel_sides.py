@@ -174,7 +174,7 @@ def test_equal_sides_are_allowed(words: tuple[str, ...]) -> None:
             ("---", "--repeats", "3"),
             {},
             "a duel repeats its runs itself, and does not profile; got --repeats of B",
-            "leave --repeats out; --max-segments limits the runs",
+            "leave --repeats out; --max-runs limits the runs",
             id="repeats",
         ),
     ],

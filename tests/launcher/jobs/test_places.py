@@ -82,6 +82,9 @@ def test_every_backend_may_have_a_table_beside_the_options_of_a_run() -> None:
         ({}, "nonsense", Place(backend="gcp", where=Project())),
         ({"backend": "queue", "project": "p"}, "", Place(backend="queue", where=Cluster(project="p"))),
         ({"backend": "queue"}, "[gcp]", Place(backend="queue", where=Cluster())),
+        ({"project": "p"}, "[queue]", Place(backend="queue", where=Cluster(project="p"))),
+        ({"project": "p"}, "[gcp]\n[queue]", Place(backend="gcp", where=Project(project="p"))),
+        ({"bucket": "b"}, "[queue]", Place(backend="gcp", where=Project(bucket="b"))),
     ],
     ids=[
         "nothing",
@@ -95,6 +98,9 @@ def test_every_backend_may_have_a_table_beside_the_options_of_a_run() -> None:
         "none",
         "named, with an option that others have",
         "named",
+        "shared, one with a table",
+        "shared, both with a table",
+        "not of the one with a table",
     ],
 )
 def test_the_options_choose_the_place(typed: dict[str, Any], config: str, place: Place) -> None:
@@ -167,8 +173,8 @@ def test_an_option_that_is_missing_or_wrong_is_refused(words: tuple[str, ...], m
 
 
 def test_a_hint_names_how_other_places_are_looked_at() -> None:
-    assert places.other_places("gcp") == "--host USER@HOST"
-    assert places.other_places("box") == ""
+    assert places.other_places("gcp") == "--backend box --host USER@HOST or --backend queue"
+    assert places.other_places("queue") == "--backend gcp or --backend box --host USER@HOST"
 
 
 @pytest.mark.parametrize(
@@ -184,6 +190,23 @@ def test_a_hint_names_how_other_places_are_looked_at() -> None:
 def test_a_place_is_found_again_by_its_words(place: Place, words: str) -> None:
     assert place.words == words
     assert place.named_in("launch logs RUN -f") == f"launch logs RUN -f {words}".rstrip()
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (Place(backend="gcp", where=Project()), "--backend gcp"),
+        (Place(backend="gcp", where=Project(project="p")), "--backend gcp --project p"),
+        (Place(backend="gcp", where=Project(bucket="b")), "--bucket b"),
+        (Place(backend="queue", where=Cluster()), ""),
+        (Place(backend="queue", where=Cluster(project="p")), "--project p"),
+    ],
+)
+def test_words_where_a_file_decides_the_place(place: Place, words: str) -> None:
+    Path("rooflaunch.toml").write_text("[queue]")
+    assert place.words == words
+    typed = dict(zip(*(iter(part.removeprefix("--") for part in words.split()),) * 2, strict=True))
+    assert places.place_of(typed) == place
 
 
 @pytest.mark.parametrize(

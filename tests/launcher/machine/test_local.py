@@ -10,10 +10,8 @@ from typing import Any, NoReturn
 import pytest
 from fake_docker import FakeDocker
 
-from launcher import docker_engine
-from launcher.images import contents
 from launcher.kinds import Runtime
-from launcher.machine import containers, local, runtime
+from launcher.machine import containers, local
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Choice
@@ -21,8 +19,6 @@ from workload.contract import bundle
 from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RunFailedError, ToolError, UsageError
 from workload.contract.record import Record, Spec, Status, to_json
 from workload.contract.spec import RunSpec, resolve
-from workload.environment import gpu_index
-from workload.environment.gpu_index import ListedGpu
 
 PROCESS = Choice(runtime=Runtime.PROCESS, why="asked for")
 Launch = Callable[..., int]
@@ -74,15 +70,6 @@ def choice(docker: FakeDocker) -> Choice:
     docker.hold("sha256:ab", "rooflaunch:cpu", labels=labels, RepoDigests=["host/trainer@sha256:cd"])
     engine = docker.engine(version="20.10.24", SecurityOptions=["name=rootless"])
     return Choice(runtime=Runtime.DOCKER, why="an image was named", engine=engine, image=engine.image("sha256:ab"))
-
-
-@pytest.fixture
-def caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The caller's folder and environment."""
-    monkeypatch.chdir(tmp_path)
-    for name in containers.FORWARDED:
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
 
 
 def test_plan_of_a_container(choice: Choice, caller: Path) -> None:
@@ -458,17 +445,6 @@ def test_folder_that_cannot_be_made_is_said_before_the_start(docker: FakeDocker,
     assert docker.containers.created == []
 
 
-@pytest.fixture
-def command(docker: FakeDocker, caller: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
-    """`launch local` on a machine with an engine that holds the image for this code."""
-    inputs = contents.make_recipe(contents.require_flavour("cpu")).inputs_hash
-    docker.hold("sha256:ab", "rooflaunch:cpu", labels={"rooflaunch.flavour": "cpu", "rooflaunch.inputs": inputs})
-    monkeypatch.setattr(docker_engine, "socket_exists", lambda: True)
-    monkeypatch.setattr(docker_engine, "connect", docker.engine)
-    monkeypatch.setattr("workload.environment.outside.outside_facts", lambda: {"host": {"kernel": str(caller)}})
-    return docker
-
-
 def test_command_plans_a_container_with_the_facts_of_the_host(
     command: FakeDocker, caller: Path, launch: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -481,85 +457,6 @@ def test_command_plans_a_container_with_the_facts_of_the_host(
     assert words[words.index("--cpus") + 1] == "1.5"
     assert words[words.index("--shm-size") + 1] == "2147483648"
     assert command.containers.created == []
-
-
-TWO_GPUS = tuple(ListedGpu(index=index, uuid=f"GPU-{index}{index}", is_split=False) for index in (0, 1))
-
-
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch, caller: Path) -> Path:
-    """A machine with two GPUs of compute capability 8.9; returns the caller's folder."""
-    monkeypatch.setattr(gpu_index, "listed", lambda: TWO_GPUS)
-    monkeypatch.setattr(runtime, "gpu_capability", lambda _=None: (8, 9))
-    (caller / "train.py").touch()
-    return caller
-
-
-@pytest.mark.parametrize(
-    ("words", "trainer"),
-    [
-        ((), ["workload", "train", "--device", "cuda", "--gpu-index", "1", "-o", "results", "--context"]),
-        (("--", "train.py"), ["rooflaunch", "script", "--gpu-index", "1", "-o", "results", "--context"]),
-    ],
-    ids=["our trainer", "a script"],
-)
-@pytest.mark.usefixtures("two_gpus")
-def test_the_trainer_gets_the_index_of_the_gpu(
-    words: tuple[str, ...], trainer: list[str], launch: Launch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = ("--runtime", "process", "--gpu-index", "1", "--dry-run", "--format", "json")
-    assert launch("local", *asked, *words) == ExitCode.DONE
-    command = json.loads(capsys.readouterr().out)["command"]
-    assert command[3 : 3 + len(trainer)] == trainer
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_a_container_gets_that_gpu_alone_and_is_told_its_index(
-    command: FakeDocker, launch: Launch, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(docker_engine, "connect", lambda: command.engine(gpus=True))
-    asked = ("--image", "rooflaunch:cpu", "--gpu-index", "1", "--dry-run", "--format", "json")
-    assert launch("local", *asked) == ExitCode.DONE
-    words = json.loads(capsys.readouterr().out)["command"]
-    assert words[words.index("--gpus") + 1] == "device=1"
-    assert "--gpu-index" not in words
-    assert json.loads(words[-1])["outside"]["device"] == {"gpu_index": 1}
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (("--gpu-index", "2"), 2, "--gpu-index must be one of the GPUs of this machine (0, 1); got 2"),
-        (
-            ("--gpu-index", "1", "--cpu"),
-            2,
-            "--gpu-index chooses an NVIDIA GPU, but the device is cpu; got --gpu-index 1",
-        ),
-        (
-            ("--gpu-index", "1", "--mps"),
-            2,
-            "--gpu-index chooses an NVIDIA GPU, but the device is mps; got --gpu-index 1",
-        ),
-        (("--gpu-index", "-1"), 2, "Invalid value for '--gpu-index': should be greater than or equal to 0; got '-1'"),
-    ],
-)
-@pytest.mark.usefixtures("two_gpus")
-def test_an_index_that_cannot_be(
-    words: tuple[str, ...], code: int, message: str, launch: Launch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert launch("local", "--runtime", "process", *words) == code
-    assert message in capsys.readouterr().err
-
-
-def test_an_index_without_a_gpu(
-    launch: Launch, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_index, "listed", tuple)
-    assert launch("local", "--runtime", "process", "--gpu-index", "0") == ExitCode.TOOL
-    assert capsys.readouterr().err.splitlines() == [
-        "error: nvidia-smi shows no GPU on this machine; got --gpu-index 0",
-        "hint: leave out --gpu-index: without a GPU, runs use the CPU",
-    ]
 
 
 def test_command_says_what_killed_the_container(

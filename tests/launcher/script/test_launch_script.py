@@ -190,14 +190,16 @@ def test_the_help_lists_apart_what_a_script_refuses(
     assert launch("local", "--help") == 0
     text = capsys.readouterr().out
     assert len(text.splitlines()) <= 66
-    headings = re.findall(r"^(\w.*):$", text, re.MULTILINE)
-    assert headings == ["Your own script", "Measuring", "Place", "Output", APART]
-    parts = dict(zip(headings, re.split(r"^\w.*:\n", text, flags=re.MULTILINE)[1:], strict=True))
+    headings = re.findall(r"^ *(\w.*):$", text, re.MULTILINE)
+    assert headings == ["Most used", "Your own script", APART, "Measuring", "Place", "Output", "Examples"]
+    parts = dict(zip(headings, re.split(r"^ *\w.*:\n", text, flags=re.MULTILINE)[1:], strict=True))
     for option in options():
-        flag = "--cpu" if option.name == "device" else option.flag
-        heading = next(name for name, part in parts.items() if re.search(rf"^  {flag}\b", part, re.MULTILINE))
-        assert (heading == APART) == (option.name not in SCRIPT_OPTIONS), flag
-    assert parts["Your own script"].startswith("  -- train.py ARGS  ")
+        flag = "cpu" if option.name == "device" else option.flag[2:]
+        row = rf"^  --(\[no-\])?{flag}[ ,]"
+        heading = next(name for name, part in parts.items() if re.search(row, part, re.MULTILINE))
+        if heading != "Most used":
+            assert (heading == APART) == (option.name not in {*SCRIPT_OPTIONS, "devices"}), flag
+    assert parts["Most used"].startswith("  -- train.py ARGS  ")
 
 
 def test_every_option_is_a_scripts_too_or_has_a_reason() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workload.contract.tables import Column, Role, TableFormat, number, render, table_width
+from workload.contract.tables import Column, Role, TableFormat, number, plain, render, table_width
 
 COLUMNS = (
     Column(name="model", heading="model"),
@@ -318,3 +318,23 @@ def test_csv_is_no_formula_and_no_command(text: str, cell: str) -> None:
     columns = (Column(name="model", heading="model"), Column(name="x", heading="x"))
     out = render([{"model": text, "x": -1.5}], columns, TableFormat.CSV)
     assert list(csv.reader(io.StringIO(out))) == [["model", "x"], [cell, "-1.5"]]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (
+            {"a": 1, "spec": {"model": "x", "none": None}, "words": ["-m", "y"], "empty": {}, "places": [{"n": 1}, {}]},
+            'name,value\na,1\nspec.model,x\nspec.none,\nwords,"[""-m"", ""y""]"\nplaces.0.n,1',
+        ),
+        ([{"a": 1, "of": {"b": True}}, {"a": "=2", "c": "x\ny"}], "a,of.b,c\n1,true,\n'=2,,x\\ny"),
+        ({"exit_code": 0, "runs": [{"a": 1}]}, "a\n1"),
+        ({"exit_code": 6, "runs": []}, "name,value\nexit_code,6\nruns,[]"),
+        ({"\x1b[2J": 1}, "name,value\n\\x1b[2J,1"),
+        ([], ""),
+    ],
+)
+def test_plain_values_as_csv(value: object, expected: str) -> None:
+    rows_of = "runs" if isinstance(value, dict) else ""
+    assert plain(value, TableFormat.CSV, rows_of=rows_of) == expected
+    assert json.loads(plain(value, TableFormat.JSON)) == value

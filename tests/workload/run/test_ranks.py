@@ -117,7 +117,7 @@ def test_a_killed_rank_ends_the_run_and_loses_no_step(tmp_path: Path, rank: int)
     assert err.count("error: ") == 1, err
     assert f"rank {rank} was killed by SIGKILL" in err
     assert not Path(f"/proc/{other}").exists()
-    (folder,) = (tmp_path / "out").iterdir()
+    (folder,) = (tmp_path / "out").glob("[!.]*")
     found = bundle.read(folder)
     assert found.record.status is Status.FAILED
     assert len(found.steps()) >= written

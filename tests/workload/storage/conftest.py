@@ -8,7 +8,7 @@ from tests.workload.storage.fake_gcs import FakeStorage
 from tests.workload.storage.gcs_server import GcsServer, running
 from tests.workload.storage.s3_server import S3Server
 from tests.workload.storage.strict_s3 import PART_BYTES, StrictS3
-from workload.storage import s3
+from workload.storage import buckets, s3
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def strict(strict_server: StrictS3, strict_session: Any, monkeypatch: pytest.Mon
 @pytest.fixture
 def small_parts(strict: StrictS3, monkeypatch: pytest.MonkeyPatch) -> StrictS3:
     """A failed request is repeated at once, and 250 kB are large."""
-    monkeypatch.setattr(s3, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(s3, "LONGEST_PAUSE_S", 0.002)
+    monkeypatch.setattr(buckets, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(buckets, "LONGEST_PAUSE_S", 0.002)
     monkeypatch.setattr(s3, "PART_BYTES", PART_BYTES)
     strict.least_part_bytes = PART_BYTES
     return strict

@@ -323,19 +323,25 @@ class _Handler(BaseHTTPRequestHandler):
     def _UploadPart(self) -> Answer:  # noqa: N802
         upload = self._upload()
         found = self._require_checksum(self.body)
+        assert found, "an upload with a checksum's algorithm has one in each part"
         upload.parts[int(self.query["partNumber"])] = self.body
         return Answer(headers={"ETag": f'"{hashlib.md5(self.body).hexdigest()}"', "x-amz-checksum-crc32c": found})
 
     def _CompleteMultipartUpload(self) -> Answer:  # noqa: N802
-        upload = self._upload()
         self.s3.require(self.key, self.headers)
-        numbers = [int(row.findtext("{*}PartNumber") or 0) for row in ET.fromstring(self.body)]
+        upload = self._upload()
+        rows = list(ET.fromstring(self.body))
+        numbers = [int(row.findtext("{*}PartNumber") or 0) for row in rows]
         contents: Sequence[bytes] = [upload.parts[number] for number in numbers]
+        for row, part in zip(rows, contents, strict=True):
+            known = (row.findtext("{*}ETag"), row.findtext("{*}ChecksumCRC32C"))
+            if known != (f'"{hashlib.md5(part).hexdigest()}"', crc32c(part)):
+                raise RefusedError(400, "InvalidPart", "One or more of the specified parts could not be found.")
         if any(len(each) < self.s3.least_part_bytes for each in contents[:-1]):
             raise RefusedError(400, "EntityTooSmall", "Your proposed upload is smaller than the minimum allowed size")
         whole = b"".join(contents)
         assert self.headers["x-amz-checksum-type"] == "FULL_OBJECT"
-        self._require_checksum(whole)
+        assert self._require_checksum(whole)
         sums = b"".join(hashlib.md5(each).digest() for each in contents)
         etag = f'"{hashlib.md5(sums).hexdigest()}-{len(numbers)}"'
         self.s3.store(self.key, whole, upload.headers, etag, has_checksum=True)

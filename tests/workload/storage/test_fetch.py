@@ -16,6 +16,7 @@ from tests.workload.storage.bundles import make_bundle
 from tests.workload.storage.fake_gcs import NAME, FakeStorage
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, NothingToDoError, ToolError, UsageError
+from workload.contract.tables import TableFormat
 from workload.storage import fetch
 from workload.storage import gcs as bucket
 from workload.storage.address import parse_source
@@ -505,7 +506,7 @@ def test_many_runs_wait_for_the_network_at_the_same_time(
     for number in range(32):
         storage.put_folder(make(f"run-{number}"))
         storage.before[f"runs/run-{number}/MANIFEST.json"] = lambda: (together.wait(60), None)[1]
-    assert run(jobs=command.JOBS) == ExitCode.DONE
+    assert run(at_a_time=command.AT_A_TIME) == ExitCode.DONE
 
 
 def test_an_interrupted_command_says_that_it_can_be_given_again(
@@ -550,7 +551,7 @@ def test_json(
 ) -> None:
     storage.put_folder(make("run-a"))
     storage.put("runs/../evil")
-    assert run(output_format=command.FetchFormat.JSON) == ExitCode.BAD_BUNDLE
+    assert run(output_format=TableFormat.JSON) == ExitCode.BAD_BUNDLE
     sent = sum(len(each.content) for name, each in storage.objects.items() if "run-a" in name)
     assert json.loads(capsys.readouterr().out) == {
         "source": "gs://bucket/runs/",

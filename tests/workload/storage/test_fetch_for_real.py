@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from analysis.commands.fetch import FetchFormat, run_fetch
+from analysis.commands.fetch import run_fetch
 from tests.waiting import until
 from tests.workload.storage.bundles import STEPS, content_of, make_bundle
 from tests.workload.storage.gcs_server import BUCKET, GcsServer, Relay
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, ToolError, UsageError
+from workload.contract.tables import TableFormat
 from workload.storage import fetch
 from workload.storage import gcs as bucket
 from workload.storage.address import parse_source
@@ -32,7 +33,7 @@ MEBIBYTE = 1 << 20
 # (`ru_maxrss` would count the test's own process, from before the exec).
 DOOR = """
 import pathlib, re, sys, typer
-from analysis.commands.fetch import FetchFormat, run_fetch
+from analysis.commands.fetch import run_fetch
 from workload.contract.errors import RooflaunchError
 app = typer.Typer()
 app.command()(run_fetch)
@@ -105,7 +106,7 @@ def test_killed_and_continued(server: GcsServer, prefix: str, make: Make, tmp_pa
     server.put_folder(small, f"{prefix}/")
     server.put_folder(large, f"{prefix}/")
     output = tmp_path / "results"
-    arguments = [f"gs://{BUCKET}/{prefix}", "-o", str(output), "--jobs", "1"]
+    arguments = [f"gs://{BUCKET}/{prefix}", "-o", str(output), "--at-a-time", "1"]
     with Relay(server, limit_bytes=2 * MEBIBYTE) as relay, start(relay.url, *arguments) as killed:
         assert relay.reached.wait(60)
         until(lambda: piece_bytes(output) > MEBIBYTE)
@@ -208,7 +209,7 @@ def test_hostile_names_of_a_real_server(
     for name in hostile:
         server.put(name, b"evil")
     code = run_fetch(
-        source=f"gs://{BUCKET}/{prefix}", output=tmp_path / "results" / "here", output_format=FetchFormat.JSON
+        source=f"gs://{BUCKET}/{prefix}", output=tmp_path / "results" / "here", output_format=TableFormat.JSON
     )
     assert code == ExitCode.BAD_BUNDLE
     printed = json.loads(capsys.readouterr().out)

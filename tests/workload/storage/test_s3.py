@@ -212,12 +212,16 @@ def test_many_parts(small_parts: StrictS3, opened: Bucket, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("breaks", [1, 2])
-def test_who_wrote_it_knows_so_after_a_lost_answer(breaks: int, small_parts: StrictS3, opened: Bucket) -> None:
-    small_parts.fail["PutObject"] = [BREAK] * breaks
-    assert opened.write("x", b"mine", if_absent=True) is True
-    small_parts.fail["PutObject"] = [(500, "InternalError")]
-    assert opened.write("x", b"yours", if_absent=True) is False
-    assert small_parts.objects["x"].content == b"mine"
+@pytest.mark.parametrize(("operation", "size"), [("PutObject", 4), ("CompleteMultipartUpload", LARGE_BYTES)])
+def test_who_wrote_it_knows_so_after_a_lost_answer(
+    operation: str, size: int, breaks: int, small_parts: StrictS3, opened: Bucket
+) -> None:
+    small_parts.fail[operation] = [BREAK] * breaks
+    assert opened.write("x", b"m" * size, if_absent=True) is True
+    small_parts.fail[operation] = [(500, "InternalError")]
+    assert opened.write("x", b"y" * size, if_absent=True) is False
+    assert small_parts.objects["x"].content == b"m" * size
+    assert small_parts.uploads == {}
 
 
 @pytest.mark.parametrize("fault", [CONFLICT, SLOW_DOWN])

@@ -29,6 +29,8 @@ QUOTAS = {"L-DB2E81BA": 8.0, "L-3819A6DF": 8.0, "L-417A185B": 0.0, "L-7212CCBC":
 AMI = "ami-0123456789abcdef0"
 PARAMETER = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 USER_DATA_BYTES, CONSOLE_BYTES = 16_384, 65_536
+# Machine type, id of the zone, USD per hour, and since when.
+SpotPrice = tuple[str, str, float, float]
 
 
 class AwsError(Exception):
@@ -94,6 +96,7 @@ class FakeAws:
     profiles: set[str] = field(default_factory=lambda: {"rooflaunch-vm"})
     roles: set[str] = field(default_factory=lambda: {f"arn:aws:iam::{ACCOUNT}:role/rooflaunch-schedule"})
     groups: dict[str, str] = field(default_factory=lambda: {"rooflaunch": "sg-0123456789abcdef0"})
+    spot_prices: list[SpotPrice] = field(default_factory=list)
     repositories: set[str] = field(default_factory=lambda: {"rooflaunch/trainer"})
     # Service that roles trust.
     trusted: str = "scheduler.amazonaws.com"
@@ -201,6 +204,33 @@ class FakeAws:
         zones = ZONES.values() if wanted in TYPES else ()
         rows = [{"instanceType": wanted, "location": zone, "locationType": fields["LocationType"]} for zone in zones]
         return {"instanceTypeOfferingSet": [row for row in rows if row["location"] not in self.without(wanted)]}
+
+    def _ec2_describe_spot_price_history(self, fields: Any) -> Any:
+        """Prices since `StartTime`, and of each zone the one that was in effect then; in no order."""
+        [kind], [product] = fields["InstanceType"], fields["ProductDescription"]
+        if product != "Linux/UNIX":
+            raise AwsError("InvalidParameterValue", 400, f"no product {product}")
+        start_s = datetime.fromisoformat(fields["StartTime"]).timestamp()
+        rows = [row for row in self.spot_prices if row[0] == kind]
+        before: dict[str, SpotPrice] = {}
+        for row in sorted(rows, key=lambda row: row[3]):
+            if row[3] <= start_s:
+                before[row[1]] = row
+        there = [row for row in rows if row[3] > start_s] + list(before.values())
+        names = {zone: name for name, zone in ZONES.items()}
+        return {
+            "spotPriceHistorySet": [
+                {
+                    "instanceType": kind,
+                    "availabilityZone": names[zone],
+                    "productDescription": product,
+                    "spotPrice": f"{usd:.6f}",
+                    "timestamp": datetime.fromtimestamp(at_s, UTC).isoformat(),
+                }
+                for _, zone, usd, at_s in there
+            ],
+            "nextToken": "",
+        }
 
     def without(self, machine_type: str) -> set[str]:
         """Zones that do not offer a type."""

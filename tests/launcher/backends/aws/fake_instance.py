@@ -136,12 +136,16 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Instance:
-    """An instance that a test starts, and what the test looks at afterwards."""
+    """An instance that a test starts, and what the test looks at afterwards.
+
+    `sent`: user data that a launcher sent; None: made of `parameters`, with pauses of a millisecond and `constants`.
+    """
 
     def __init__(self, folder: Path, inside: tuple[str, ...], aws: Aws, imds: ImdsServer) -> None:
         self.folder, self.inside, self.aws, self.imds = folder, inside, aws, imds
         self.shims = dict(SHIMS)
         self.constants: dict[str, str] = {}
+        self.sent: str | None = None
         self.parameters: dict[str, Any] = {
             "name": NAME,
             "store": f"s3://{BUCKET}/a+b",
@@ -172,7 +176,9 @@ class Instance:
         return path
 
     def user_data(self) -> str:
-        """The user data with pauses of a millisecond, and with `constants` of boot.py."""
+        """User data as the instance runs it."""
+        if self.sent is not None:
+            return self.sent
         text = re.sub(r"(_AGAIN_S = .*?)(\d+)$", r"\g<1>0.001", self.text(), flags=re.MULTILINE)
         for names, values in self.constants.items():
             text, count = re.subn(rf"^{names} = .*$", f"{names} = {values}", text, flags=re.MULTILINE)
@@ -244,10 +250,13 @@ class Instance:
 
 
 @contextmanager
-def instance(folder: Path) -> Iterator[Instance]:
-    """An instance in a mount name space of its own. Its processes have ended when the context ends."""
+def instance(folder: Path, private: tuple[str, ...] = PRIVATE) -> Iterator[Instance]:
+    """An instance in a mount name space of its own, in which the folders `private` are below `folder`.
+
+    Its processes have ended when the context ends.
+    """
     mounts = []
-    for path in PRIVATE:
+    for path in private:
         Path(path).mkdir(parents=True, exist_ok=True)
         private = folder / "root" / path.lstrip("/")
         private.mkdir(parents=True)

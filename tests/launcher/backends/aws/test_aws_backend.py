@@ -7,14 +7,20 @@ from typing import Any
 import pytest
 
 from launcher.backends.aws.backend import ElasticCompute, zones_there
-from launcher.backends.aws.options import Where
+from launcher.backends.aws.options import Options, Where
+from launcher.backends.aws.plan import InstancePlan
 from launcher.backends.aws.refusals import ENDPOINT_VARIABLE
 from launcher.backends.aws.service import AMI_PARAMETERS
-from tests.launcher.backends.aws.aws_world import GROUP, IMAGE, SETTINGS, World, plan_of
+from launcher.protocol.backend import Job
+from tests.launcher.backends.aws.aws_world import GROUP, IMAGE, NOW, SETTINGS, World, plan_of
 from tests.launcher.backends.aws.fake_aws import ACCOUNT, AMI, AwsError
-from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
+from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, ToolError, UsageError
+from workload.contract.spec import resolve
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
+
+
+QUOTA = {False: ("L-DB2E81BA", "on demand"), True: ("L-3819A6DF", "spot")}
 
 
 class Registry:
@@ -98,6 +104,83 @@ def test_what_aws_does_not_have(world: World, options: dict[str, Any], settings:
     assert str(caught.value).startswith(message)
     assert caught.value.hint
     assert world.left == (0, 0, 0)
+
+
+def planned(world: World, *, offline: bool = False, **options: Any) -> InstancePlan:
+    job, given = Job(resolved=resolve({}, {}, None), token="0a1b2c"), Options(**{"gpu": "t4", "spot": True, **options})
+    return backend(world).plan(job, replace(given, image=IMAGE), SETTINGS, now=NOW, offline=offline)
+
+
+@pytest.fixture
+def spot_prices(world: World) -> None:
+    now_s = NOW.timestamp()
+    world.fake.spot_prices = [
+        ("g4dn.xlarge", "use1-az4", 0.30, now_s - 60),
+        ("g4dn.xlarge", "use1-az4", 0.20, now_s - 7200),
+        ("g4dn.xlarge", "use1-az6", 0.25, now_s - 90),
+        ("g4dn.xlarge", "use1-az1", 0.45, now_s - 90),
+        ("g6.xlarge", "use1-az4", 0.90, now_s - 90),
+    ]
+
+
+@pytest.mark.usefixtures("spot_prices")
+@pytest.mark.parametrize(
+    ("zones", "usd_per_h", "where"),
+    [
+        (("us-east-1a", "use1-az6"), 0.30, "use1-az4, the highest of 2 zones"),
+        (("use1-az6",), 0.25, "use1-az6, the highest of 1 zone"),
+        ((), 0.45, "use1-az1, the highest of 3 zones"),
+    ],
+)
+def test_a_spot_launch_asks_for_the_price_of_now(
+    world: World, zones: tuple[str, ...], usd_per_h: float, where: str
+) -> None:
+    plan = planned(world, zones=zones, fallback=not zones, max_cost_usd=0.2)
+    disk_and_address = 100 * 0.08 / 672 + 0.005
+    assert plan.usd_per_h("use1-az4") == pytest.approx(usd_per_h + disk_and_address)
+    assert plan.limit_s == int(0.2 / (usd_per_h + disk_and_address) * 3600) - 390
+    assert f"read 2027-01-15: EC2's spot price in {where}\n" in f"{plan.text()}\n"
+    assert plan.price("use1-az6") == plan.request.price("use1-az6"), "what the record of the run has"
+
+
+@pytest.mark.usefixtures("spot_prices")
+@pytest.mark.parametrize(
+    ("options", "usd_per_h"), [({"offline": True}, 0.216), ({"spot": False}, 0.526), ({"usd_per_h": 0.5}, 0.5)]
+)
+def test_other_plans_do_not_ask_for_the_spot_price(world: World, options: dict[str, Any], usd_per_h: float) -> None:
+    assert planned(world, **options).price("use1-az4").usd_per_h == usd_per_h  # type: ignore[union-attr]
+    assert not world.fake.calls
+
+
+def test_without_a_spot_price_of_now_the_table_counts(world: World) -> None:
+    assert planned(world).price("use1-az4").usd_per_h == 0.216, "EC2 names none"  # type: ignore[union-attr]
+    assert world.fake.calls["DescribeSpotPriceHistory"] == 1
+    world.fake.errors["DescribeSpotPriceHistory"] = [AwsError("UnauthorizedOperation", 403)]
+    plan = planned(world)
+    assert plan.price("use1-az4").usd_per_h == 0.216  # type: ignore[union-attr]
+    told = "the spot price is not that of today: no permission for DescribeSpotPriceHistory in us-east-1: "
+    assert [note for note in plan.notes if note.startswith(told)]
+
+
+@pytest.mark.parametrize("spot", QUOTA)
+def test_the_quota_is_asked_before_an_image_is_built(world: World, spot: bool) -> None:
+    """A new account has none, and building and pushing an image takes minutes."""
+    code, market = QUOTA[spot]
+    world.fake.quotas[code] = 3.0
+    with pytest.raises(NoCapacityError) as caught:
+        prepared(world, spot=spot)
+    assert str(caught.value) == f"the quota of us-east-1 for G and VT ({market}) is 3 vCPUs; g4dn.xlarge has 4"
+    assert caught.value.hint == (
+        "ask for more: aws service-quotas request-service-quota-increase --service-code ec2 "
+        f"--quota-code {code} --desired-value 4 --region us-east-1; or another --region"
+    )
+    world.fake.quotas[code] = 4.0
+    assert prepared(world, spot=spot).notes == plan_of(spot=spot).notes
+
+
+def test_a_quota_that_aws_does_not_report_is_a_note(world: World) -> None:
+    del world.fake.quotas["L-3819A6DF"]
+    assert "AWS does not report the quota L-3819A6DF" in prepared(world, spot=True).notes
 
 
 def failed(world: World) -> RooflaunchError:

@@ -78,12 +78,12 @@ def test_zones_of_the_pairs_with_gcp_in_us_east_1() -> None:
 
 def test_prices_by_market() -> None:
     gpu = gpus.require("t4")
-    usual, spot = (gpu.price("g4dn.xlarge", region="us-east-1", spot=market) for market in (False, True))
+    usual, spot = (gpu.price("g4dn.xlarge", gpus=1, region="us-east-1", spot=market) for market in (False, True))
     assert usual is not None
     assert spot is not None
     assert (usual.usd_per_h, spot.usd_per_h, usual.read) == (0.526, 0.216, "2026-11")
-    assert gpu.price("g4dn.xlarge", region="us-east-2", spot=False) is None
-    assert gpu.price("g4dn.4xlarge", region="us-east-1", spot=True) is None
+    assert gpu.price("g4dn.xlarge", gpus=1, region="us-east-2", spot=False) is None
+    assert gpu.price("g4dn.4xlarge", gpus=1, region="us-east-1", spot=True) is None
 
 
 @pytest.mark.parametrize(

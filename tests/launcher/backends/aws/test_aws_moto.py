@@ -15,13 +15,13 @@ from launcher.protocol.backend import Machine, Machines
 from tests.launcher.backends import contract
 from tests.launcher.backends.aws.aws_world import plan_of
 from tests.launcher.backends.aws.fake_aws import REGION
+from tests.launcher.backends.aws.moto_account import furnish
 from tests.launcher.backends.contract import Check, Place, name_of
 from tests.launcher.backends.gcp.fake_compute import Clock
 from tests.workload.storage import s3_server
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
-ROLE = {"Version": "2012-10-17", "Statement": []}
 # moto has no limits, preemptions, outages and quotas; a second request with the same token makes a second instance.
 HAPPY = (
     contract.test_what_was_submitted_is_there,
@@ -74,14 +74,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoPlace]:
     with pytest.MonkeyPatch.context() as patch, s3_server.running(tmp_path_factory.mktemp("moto") / "log") as server:
         for name, value in {**s3_server.SETTINGS, ENDPOINT_VARIABLE: server.url}.items():
             patch.setenv(name, value)
-        client = Ec2(REGION)
-        iam, ec2 = client._client("iam"), client._client("ec2")
-        for role in ("rooflaunch-vm", "rooflaunch-schedule"):
-            iam.create_role(RoleName=role, AssumeRolePolicyDocument=str(ROLE).replace("'", '"'))
-        iam.create_instance_profile(InstanceProfileName="rooflaunch-vm")
-        image = next(image for image in ec2.describe_images()["Images"] if image.get("RootDeviceName"))
-        group = ec2.create_security_group(GroupName="rooflaunch", Description="no ingress")["GroupId"]
-        yield MotoPlace(image["ImageId"], group)
+        yield MotoPlace(*furnish(Ec2(REGION)._client))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from launcher.backends.aws import user_data
 from launcher.backends.aws.options import Options
 from launcher.backends.aws.plan import InstancePlan, make_plan
 from launcher.backends.aws.settings import ANY_ACCOUNT, Settings, resolve_settings
+from launcher.protocol.records import Price
 from launcher.protocol.task import Task, TaskRun
 from tests.launcher.backends.aws.aws_world import GROUP, IMAGE, NOW, plan_of
 from tests.launcher.backends.aws.fake_aws import AMI
@@ -29,6 +30,7 @@ def planned(
     run: Mapping[str, object] | None = None,
     settings: Settings | None = None,
     task: Task | None = None,
+    spot_price: Any = None,
     **options: Any,
 ) -> InstancePlan:
     return make_plan(
@@ -39,6 +41,7 @@ def planned(
         now=NOW,
         token="0a1b2c",
         task=task,
+        spot_price=spot_price,
     )
 
 
@@ -142,6 +145,18 @@ def test_costs_by_hand() -> None:
     assert plan.usd_per_h("use1-az1") == pytest.approx(0.5429, abs=1e-4)
     assert plan.highest_usd == pytest.approx(0.5429048 * 3990 / 3600, abs=1e-6)
     assert planned(max_cost_usd=0.30).limit_s == int(0.30 / 0.5429047619 * 3600) - 390
+
+
+def test_where_the_price_of_the_disk_is_unknown_the_spot_price_stands_alone() -> None:
+    def spot_price(*_: object) -> Price:
+        return Price(usd_per_h=0.2, source="EC2's spot price", read="2027-01-15")
+
+    settings = settings_of(region="us-west-2")
+    plan = planned(settings=settings, spot=True, spot_price=spot_price)
+    assert "price      0.200 USD per hour in us-west-2; read 2027-01-15: EC2's spot price\n" in plan.text()
+    assert "besides    disk, address, traffic and tax, which are not counted here\n" in plan.text()
+    with pytest.raises(UsageError, match=r"type .spot. is unknown with its disk in us-west-2"):
+        planned(settings=settings, spot=True, spot_price=spot_price, max_cost_usd=1.0)
 
 
 def test_runs_of_a_task_that_no_vm_can_do_are_named() -> None:

@@ -109,22 +109,6 @@ def test_a_quota_is_not_tried_again_in_the_region(world: World, code: str, in_re
     assert (error.exit_code, "request-service-quota-increase" in error.hint) == (ExitCode.NO_CAPACITY, True)
 
 
-@pytest.mark.parametrize(("spot", "code"), [(False, "L-DB2E81BA"), (True, "L-3819A6DF")])
-def test_the_quota_is_asked_first(world: World, spot: bool, code: str) -> None:
-    world.fake.quotas[code] = 0.0
-    error = refused(world, spot=spot)
-    assert f"{code} (G and VT, {'spot' if spot else 'on demand'}) is 0 vCPUs, 4 wanted" in str(error)
-    assert world.fake.calls["RunInstances"] == 0
-    assert f"--quota-code {code} --desired-value 4 --region us-east-1" in error.hint
-
-
-def test_an_unknown_quota_is_told_and_does_not_stop_the_launch(world: World) -> None:
-    del world.fake.quotas["L-3819A6DF"]
-    world.fake.errors["RunInstances"] = [AwsError("InsufficientInstanceCapacity", 500)] * 2
-    refused(world, spot=True)
-    assert world.told[0] == "us-east-1: AWS does not report the quota L-3819A6DF"
-
-
 def test_a_lost_answer_is_asked_again_with_the_same_token(world: World) -> None:
     world.fake.lost_answers = 2
     submitted(world)
@@ -303,15 +287,6 @@ def test_reap_finds_schedules_and_disks_without_an_instance(world: World) -> Non
     assert all(removed.gone for removed in machines.stop(left))
     assert world.left == (0, 0, 0)
     assert machine.name not in {item.name for item in left}
-
-
-def test_phases_are_read_from_the_console(world: World) -> None:
-    [machine] = submitted(world).machines
-    world.fake.live[0].console = (
-        "[    0.0] Linux\nrooflaunch: phase booted 2027-01-15T08:01:00.000Z\r\n"
-        "rooflaunch: phase dream 2027-01-15T08:01:00Z\nrooflaunch: phase driver_ready soon\n"
-    )
-    assert dict(world.machines().phases(machine)) == {"booted": "2027-01-15T08:01:00.000Z"}
 
 
 def test_output_goes_on_when_the_consoles_window_moves(world: World) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.aws.settings import NAMES, RULES, Settings, resolve_settings
+from launcher.backends.aws.settings import RULES, Settings, resolve_settings
 from workload.contract.errors import UsageError
 from workload.contract.spec import OTHER_VARIABLES, resolve
 
@@ -43,14 +43,14 @@ def test_everything_follows_from_account_and_region() -> None:
     assert set(origins.values()) == {"default"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RULES)
 def test_option_over_environment_over_config(tmp_path: Path, name: str) -> None:
     example, value, variable = RULES[name][2], VALUES[name], f"ROOFLAUNCH_AWS_{name.upper()}"
     (tmp_path / "rooflaunch.toml").write_text(f'[aws]\n{name} = "{example}"\n')
 
     def found(given: dict[str, str | None], environment: dict[str, str]) -> tuple[str | None, str]:
         settings, origins = resolved(given, environment, tmp_path)
-        return settings.to_json()[name], origins[name]
+        return getattr(settings, name), origins[name]
 
     assert found({}, {}) == (example, "rooflaunch.toml")
     assert found({}, {variable: value}) == (value, "environment")
@@ -59,7 +59,7 @@ def test_option_over_environment_over_config(tmp_path: Path, name: str) -> None:
     assert resolve({}, {variable: value}, tmp_path)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("value", ["", "$(reboot)", "a\nb", "-v/:/host", "a'b", "x" * 4096, "a b"])
 def test_hostile_values_get_nowhere(name: str, value: str) -> None:
     with pytest.raises(UsageError) as caught:

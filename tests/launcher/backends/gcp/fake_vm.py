@@ -100,7 +100,7 @@ def guest(
                     with _started(vm, [*inside, "bash", str(script)], environment, own) as process:
                         _await_end(vm, process, grace_s, lambda: _shut_down(vm, inside, environment, own, grace_s))
                     # It may be stopped, which its disk survives, and started again.
-                    _remove_containers(vm)
+                    remove_containers(HOMES / vm.name)
                     while vm.status == STOPPED and not vm.gone.wait(LOOK_EVERY_S):
                         pass
             finally:
@@ -163,12 +163,12 @@ def _await_end(vm: Vm, process: "subprocess.Popen[str]", grace_s: float, shut_do
 
 
 def _clean(vm: Vm) -> None:
-    _remove_containers(vm)
+    remove_containers(HOMES / vm.name)
     shutil.rmtree(HOMES / vm.name, ignore_errors=True)
 
 
-def _remove_containers(vm: Vm) -> None:
-    home = HOMES / vm.name
+def remove_containers(home: Path) -> None:
+    """Remove all containers that have a launch's folder, or the folder of its results."""
     if docker := shutil.which("docker"):
         filters = [word for volume in (home, home / "results") for word in ("--filter", f"volume={volume}")]
         listed = subprocess.run(

@@ -175,11 +175,11 @@ def test_every_help_has_examples(launch: Launch, command: str) -> None:
 
 def test_zones_are_completed_for_the_gpu_that_is_typed() -> None:
     context: Any = SimpleNamespace(params={"gpu": "v100"})
-    assert options.zone_names(context)[0] == "asia-east1-c"
-    assert ZONE in options.zone_names(context)
+    assert options.COMPLETIONS.zone_names(context)[0] == "asia-east1-c"
+    assert ZONE in options.COMPLETIONS.zone_names(context)
     everywhere: Any = SimpleNamespace(params={})
-    assert len(options.zone_names(everywhere)) > len(options.zone_names(context))
-    assert options.gpu_names()[:3] == ["t4", "l4", "v100"]
+    assert len(options.COMPLETIONS.zone_names(everywhere)) > len(options.COMPLETIONS.zone_names(context))
+    assert options.COMPLETIONS.gpu_names()[:3] == ["t4", "l4", "v100"]
 
 
 # Whole commands.

@@ -122,7 +122,10 @@ class SubmitsTwice(ComputeMachines):
         taken = {vm.zone for vm in self.compute.instances() if vm.name == plan.name}
         free = tuple(zone for zone in plan.zones if zone not in taken)
         elsewhere = replace(plan, zones=free, options=replace(plan.options, zones=free))
-        return provisioning.provision(elsewhere, self.compute, now=self.now_s, sleep=lambda _: None, on_event=tell)
+        start = provisioning.Provisioning(
+            plan=elsewhere, compute=self.compute, now=self.now_s, sleep=lambda _: None, on_event=tell
+        )
+        return start.run()
 
 
 class BelievesItsDeletions(ComputeMachines):

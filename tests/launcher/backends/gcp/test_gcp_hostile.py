@@ -19,10 +19,10 @@ from launcher.jobs.commands import Ports
 from launcher.jobs.launches import LaunchState
 from launcher.protocol.backend import Listing, Output
 from launcher.protocol.records import request_object, result_object, status_object
-from launcher.typer_options import Format
 from tests.launcher.backends.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
 from tests.launcher.backends.gcp.test_gcp_status import Objects, Place, as_store, beat, result, session_of
 from workload.contract.errors import RooflaunchError
+from workload.contract.tables import TableFormat
 
 HOSTILE: tuple[Any, ...] = (
     *(None, True, -1, 2**70, 1e308, float("nan"), float("inf"), "", "x", "-rf", "../../etc", "a b", "$(reboot)"),
@@ -139,7 +139,7 @@ AT_HOME = PlaceOf(backend="gcp", where=Where(project="my-project", bucket="my-bu
 
 def every_command() -> Iterator[tuple[str, Callable[[], int]]]:
     """In each of its forms, the deletion last."""
-    for form in Format:
+    for form in TableFormat:
         where: dict[str, Any] = {"place": AT_HOME, "output_format": form}
         yield f"status {form}", partial(commands.show_status, name=None, every=False, **where)
         yield f"status --all {form}", partial(commands.show_status, name=None, every=True, **where)
@@ -150,7 +150,9 @@ def every_command() -> Iterator[tuple[str, Callable[[], int]]]:
         yield f"reap {form}", partial(commands.reap, dry_run=False, **where)
     yield (
         "down",
-        partial(commands.take_down, names=[NAME], every=False, yes=True, output_format=Format.TABLE, place=AT_HOME),
+        partial(
+            commands.take_down, names=[NAME], every=False, yes=True, output_format=TableFormat.TABLE, place=AT_HOME
+        ),
     )
 
 

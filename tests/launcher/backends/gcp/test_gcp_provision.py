@@ -12,9 +12,10 @@ from launcher.backends.gcp import provision as provisioning
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.plan import Options, make_plan
 from launcher.backends.gcp.planned_vm import VmPlan
-from launcher.backends.gcp.provision import Scope, provision, reach, remove
+from launcher.backends.gcp.provision import Provisioning, remove, scope_of
 from launcher.backends.gcp.resources import OperationFault
 from launcher.backends.gcp.settings import Settings
+from launcher.backends.zone_by_zone import Scope, widest
 from launcher.protocol.backend import Submitted, Tried
 from tests.launcher.backends.gcp.compute_bodies import plain_body
 from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
@@ -53,7 +54,10 @@ def go(compute: Compute, clock: Clock) -> Go:
 
     def launch(plan: VmPlan, *, budget_s: float = 600.0, events: list[str] | None = None) -> Submitted:
         told = [] if events is None else events
-        return provision(plan, compute, budget_s=budget_s, now=clock.now, sleep=clock.sleep, on_event=told.append)
+        attempts = Provisioning(
+            plan=plan, compute=compute, budget_s=budget_s, now=clock.now, sleep=clock.sleep, on_event=told.append
+        )
+        return attempts.run()
 
     return launch
 
@@ -134,7 +138,7 @@ def test_a_zone_that_only_the_cloud_knows_is_tried(fake: FakeCompute, go: Go) ->
     [
         pytest.param({"max_cost_usd": 2.0}, SETTINGS, id="its price is unknown"),
         pytest.param({"fallback": False}, SETTINGS, id="no fallback"),
-        pytest.param({}, Settings(**{**SETTINGS.to_json(), "subnetwork": "mine"}), id="a subnetwork has a region"),  # type: ignore[arg-type]
+        pytest.param({}, Settings(**{**vars(SETTINGS), "subnetwork": "mine"}), id="a subnetwork has a region"),  # type: ignore[arg-type]
     ],
 )
 def test_a_zone_beyond_the_plan_is_not_tried_where(
@@ -154,8 +158,8 @@ def test_everything_tried_is_told(fake: FakeCompute, go: Go) -> None:
     with pytest.raises(NoCapacityError) as caught:
         go(plan_for(A, B, fallback=False, spot=True))
     assert str(caught.value) == (
-        f"no n1-standard-4 with T4 16 GB (spot) is free; tried:\n  {A}: ZONE_RESOURCE_POOL_EXHAUSTED (0 s)\n "
-        f" {B}: VM_MIN_COUNT_NOT_REACHED: 0 of 1 (0 s)"
+        f"no n1-standard-4 with T4 16 GB (spot) is free; tried: {A}: ZONE_RESOURCE_POOL_EXHAUSTED (0 s); "
+        f"{B}: VM_MIN_COUNT_NOT_REACHED: 0 of 1 (0 s)"
     )
     assert caught.value.hint == "run again later, without --no-fallback, without --spot, or with another --gpu"
     assert (caught.value.exit_code, fake.instances) == (ExitCode.NO_CAPACITY, [])
@@ -167,8 +171,8 @@ def test_the_budget_ends_the_search(fake: FakeCompute, go: Go) -> None:
     with pytest.raises(NoCapacityError) as caught:
         go(plan_for(A, B, C, fallback=False), budget_s=200.0)
     assert inserts(fake) == [A, B]
-    assert f"{A}: TOOK_TOO_LONG: still PROVISIONING (180 s)\n" in str(caught.value)
-    assert str(caught.value).endswith(f"\n  not tried, as 200 s have passed: {C}")
+    assert f"{A}: TOOK_TOO_LONG: still PROVISIONING (180 s); " in str(caught.value)
+    assert str(caught.value).endswith(f"; not tried, as 200 s have passed: {C}")
     assert fake.instances == []
 
 
@@ -222,7 +226,7 @@ def test_a_new_project_is_told_at_once(fake: FakeCompute, go: Go) -> None:
     with pytest.raises(NoCapacityError) as caught:
         go(plan_for(A))
     assert str(caught.value) == (
-        "no n1-standard-4 with T4 16 GB is free; tried:\n  all regions: QUOTA_EXCEEDED: GPUS_ALL_REGIONS is "
+        "no n1-standard-4 with T4 16 GB is free; tried: all regions: QUOTA_EXCEEDED: GPUS_ALL_REGIONS is "
         "0, 0 in use, 1 wanted (0 s)"
     )
     assert caught.value.hint == (
@@ -556,14 +560,14 @@ REGIONAL, GLOBAL = {"region": "us-central1"}, {"global": "global"}
     ],
 )
 def test_how_far_a_code_reaches(code: str, message: str, dimensions: dict[str, str], scope: Scope) -> None:
-    assert reach([OperationFault(code=code, message=message, quota_dimensions=dimensions)]) is scope
+    assert scope_of(OperationFault(code=code, message=message, quota_dimensions=dimensions)) is scope
 
 
 def test_the_widest_of_several_errors_counts() -> None:
     stockout = OperationFault(code="ZONE_RESOURCE_POOL_EXHAUSTED", message="")
     quota = OperationFault(code="QUOTA_EXCEEDED", message="", quota_dimensions=REGIONAL)
-    assert reach([stockout, quota]) is Scope.REGION
-    assert reach([quota, OperationFault(code="NEW", message="")]) is Scope.FATAL
+    assert widest(map(scope_of, [stockout, quota])) is Scope.REGION
+    assert widest(map(scope_of, [quota, OperationFault(code="NEW", message="")])) is Scope.FATAL
 
 
 def test_the_fake_knows_the_least_that_an_insert_needs(compute: Compute, fake: FakeCompute) -> None:

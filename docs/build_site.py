@@ -1,0 +1,50 @@
+"""Builds the site of these pages in build/site, without a network: `make docs`, or `python -m docs.build_site`.
+
+The pages are copied first, because their links must work in the repository too: a link to a file outside of docs/ leads
+to the repository on the site, and README.md is the first page.
+"""  # noqa: INP001 - a script
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "build/docs"  # docs_dir of mkdocs.yml
+SITE = ROOT / "build/site"
+# What a page may link beside pages.
+ASSETS = ("*.svg", "*.png", "*.json")
+
+
+def staged(text: str, files: str) -> str:
+    """Text of a page for the site; `files`: address of the repository's files."""
+    text = re.sub(r"(?<=\]\()\.\./", files, text)
+    return re.sub(r"(?<=\]\()README\.md", "index.md", text)
+
+
+def main() -> int:
+    """Copy the pages, and build the site; a dead link ends it with its page and line."""
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    for folder in (PAGES, SITE):
+        shutil.rmtree(folder, ignore_errors=True)
+    PAGES.mkdir(parents=True)
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        target = PAGES / ("index.md" if page.name == "README.md" else page.name)
+        target.write_text(
+            staged(page.read_text(encoding="utf-8"), f"{urls['Repository']}/blob/main/"), encoding="utf-8"
+        )
+    for path in (path for kind in ASSETS for path in (ROOT / "docs").rglob(kind)):
+        copy = PAGES / path.relative_to(ROOT / "docs")
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(path, copy)
+    command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if code == 0:
+        print(f"open {SITE / 'index.html'}; with search: python -m http.server --directory {SITE.relative_to(ROOT)}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

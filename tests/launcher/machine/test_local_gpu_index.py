@@ -1,0 +1,93 @@
+"""`launch local --gpu-index N` on a machine with two GPUs."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_docker import FakeDocker
+
+from launcher import docker_engine
+from launcher.machine import runtime
+from workload.contract.errors import ExitCode
+from workload.environment import gpu_index
+from workload.environment.gpu_index import ListedGpu
+
+Launch = Callable[..., int]
+TWO_GPUS = tuple(ListedGpu(index=index, uuid=f"GPU-{index}{index}", is_split=False) for index in (0, 1))
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch, caller: Path) -> Path:
+    """A machine with two GPUs of compute capability 8.9; returns the caller's folder."""
+    monkeypatch.setattr(gpu_index, "listed", lambda: TWO_GPUS)
+    monkeypatch.setattr(runtime, "gpu_capability", lambda _=None: (8, 9))
+    (caller / "train.py").touch()
+    return caller
+
+
+@pytest.mark.parametrize(
+    ("words", "trainer"),
+    [
+        ((), ["workload", "train", "--device", "cuda", "--gpu-index", "1", "-o", "results", "--context"]),
+        (("--", "train.py"), ["rooflaunch", "script", "--gpu-index", "1", "-o", "results", "--context"]),
+    ],
+    ids=["our trainer", "a script"],
+)
+@pytest.mark.usefixtures("two_gpus")
+def test_the_trainer_gets_the_index_of_the_gpu(
+    words: tuple[str, ...], trainer: list[str], launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--runtime", "process", "--gpu-index", "1", "--dry-run", "--format", "json")
+    assert launch("local", *asked, *words) == ExitCode.DONE
+    command = json.loads(capsys.readouterr().out)["command"]
+    assert command[3 : 3 + len(trainer)] == trainer
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_container_gets_that_gpu_alone_and_is_told_its_index(
+    command: FakeDocker, launch: Launch, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_engine, "connect", lambda: command.engine(gpus=True))
+    asked = ("--image", "rooflaunch:cpu", "--gpu-index", "1", "--dry-run", "--format", "json")
+    assert launch("local", *asked) == ExitCode.DONE
+    words = json.loads(capsys.readouterr().out)["command"]
+    assert words[words.index("--gpus") + 1] == "device=1"
+    assert "--gpu-index" not in words
+    assert json.loads(words[-1])["outside"]["device"] == {"gpu_index": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--gpu-index", "2"), 2, "--gpu-index must be one of the GPUs of this machine (0, 1); got 2"),
+        (
+            ("--gpu-index", "1", "--cpu"),
+            2,
+            "--gpu-index chooses an NVIDIA GPU, but the device is cpu; got --gpu-index 1",
+        ),
+        (
+            ("--gpu-index", "1", "--mps"),
+            2,
+            "--gpu-index chooses an NVIDIA GPU, but the device is mps; got --gpu-index 1",
+        ),
+        (("--gpu-index", "-1"), 2, "Invalid value for '--gpu-index': should be greater than or equal to 0; got '-1'"),
+    ],
+)
+@pytest.mark.usefixtures("two_gpus")
+def test_an_index_that_cannot_be(
+    words: tuple[str, ...], code: int, message: str, launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch("local", "--runtime", "process", *words) == code
+    assert message in capsys.readouterr().err
+
+
+def test_an_index_without_a_gpu(
+    launch: Launch, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_index, "listed", tuple)
+    assert launch("local", "--runtime", "process", "--gpu-index", "0") == ExitCode.TOOL
+    assert capsys.readouterr().err.splitlines() == [
+        "error: nvidia-smi shows no GPU on this machine; got --gpu-index 0",
+        "hint: leave out --gpu-index: without a GPU, runs use the CPU",
+    ]
