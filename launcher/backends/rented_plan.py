@@ -375,7 +375,8 @@ def on_vm(spec: RunSpec, gpu: Gpu) -> tuple[RunSpec, list[str]]:
 class Draft:
     """Parts of a plan that follow from the user's options: a machine type with `count` GPUs, and the runs on it.
 
-    `task`: runs of a sweep, which replace the run of `spec`. `uses_gpu`: one of the runs computes on a GPU. `changed`: notes on what a VM does otherwise than asked.
+    `task`: runs of a sweep, which replace the run of `spec`. `uses_gpu`: one of the runs computes on a GPU. `changed`:
+    notes on what a VM does otherwise than asked.
     """
 
     cloud: Cloud
