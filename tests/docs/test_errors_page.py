@@ -23,7 +23,6 @@ RELAYED = {
     "launcher/sweep/matrix.py": "a place that is not filled in",
     "launcher/sweep/script.py": "the error of a place",
     "analysis/importing/log.py": "the error of a row",
-    "workload/cli.py": "a message of argparse",
     "workload/contract/prices.py": "contradictions in prices.toml",
     "workload/contract/program.py": "a message of typer",
     "workload/contract/record.py": "rules of fields",
