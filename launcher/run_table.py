@@ -125,7 +125,7 @@ def _of_all(records: Sequence[Record]) -> str:
 
 
 def _scaling(ranks: Sequence[Ranks]) -> str:
-    """What limits scaling, by the medians over the runs; "" for runs of one device."""
+    """Sentence on what limits scaling, by the medians over the runs; "" for runs of one device."""
     shares = [shares for each in ranks if (shares := waits(each))]
     medians = {name: median(each[name] for each in shares) for name in (shares[0] if shares else ())}
     slowest = {each.slowest for each in ranks}
