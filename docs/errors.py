@@ -26,7 +26,7 @@ MEANINGS = {
     ExitCode.FINDINGS: "`analyze audit --strict` found errors or warnings",
     ExitCode.SLOWER: "`launch duel`: B is slower than A by `--same-within` or more (a smaller difference is 0)",
     ExitCode.FASTER: "`launch duel`: B is faster than A by `--same-within` or more",
-    ExitCode.NOT_DECIDABLE: "`launch duel`: not decidable within the budget",
+    ExitCode.NOT_DECIDABLE: "`launch duel`: not decidable within its limits",
     ExitCode.INTERRUPTED: "interrupted, by Ctrl-C or by a program",
 }
 # Titles of the groups by the beginning of a module's path; the first that fits counts.

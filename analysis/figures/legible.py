@@ -32,10 +32,10 @@ def legible(material: Material) -> tuple[Material, str]:
     device_of = _devices(material)
     if len(set(device_of.values())) == 1:
         kept = _of_one_device(material, device_of)
-        words = f"{count} environments with one device: the {MOST_ENVIRONMENTS} fastest are drawn"
+        words = f"{count} places with one device: the {MOST_ENVIRONMENTS} fastest are drawn"
     else:
         kept = _by_device(material, device_of)
-        words = f"{count} environments: for each device and model, the machine with the middle throughput is drawn"
+        words = f"{count} places: for each device and model, the machine with the middle throughput is drawn"
         drawn = list(dict.fromkeys(kept.values()))
         if len(drawn) > MOST_ENVIRONMENTS:
             fastest = set(_order(material, kept)[:MOST_ENVIRONMENTS])

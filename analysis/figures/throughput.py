@@ -15,7 +15,7 @@ from workload.contract.tables import number
 from workload.contract.text import si
 
 TITLES = {
-    "env": "environment",
+    "env": "place",
     "task": "model",
     "variant": "precision",
     "batch_size": "batch size",
@@ -224,7 +224,7 @@ def dots(material: Material, table: pd.DataFrame, *, field: str, title: str, **m
         field=field,
         legends=("env",),
         order=table["env"].map(style.present(material.environments, table["env"]).index),
-        shape=style.shape("env", table["env"], material.environments, "Environment"),
+        shape=style.shape("env", table["env"], material.environments, "Place"),
         text=lambda value: number(value, 3),
         tooltip=style.tooltips(table, titles(material, **more)),
         has_stems=not is_wide,
@@ -264,7 +264,7 @@ def rows_of_points(
         yOffset=alt.YOffset("row:O", scale=style.rows_scale(rows["row"])),
         opacity=opacity,
     )
-    coloured = base.encode(color=style.colour("env", table["env"], material.environment_colours, "Environment"))
+    coloured = base.encode(color=style.colour("env", table["env"], material.environment_colours, "Place"))
     end = alt.X("end:Q", scale=x["scale"], axis=x["axis"], title=x["title"])
     layers: list[Any] = [
         *style.bars(coloured, rows, "x", x),
@@ -302,7 +302,7 @@ def models(material: Material, table: pd.DataFrame) -> Drawing:
     )
     points = base.mark_point(filled=True, size=90).encode(
         y=y,
-        shape=style.shape("env", known["env"], material.environments, "Environment"),
+        shape=style.shape("env", known["env"], material.environments, "Place"),
         tooltip=style.tooltips(known, titles(material)),
     )
     diagonals = _diagonals(x_scale.domain, y_scale.domain)

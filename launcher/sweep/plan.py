@@ -288,7 +288,7 @@ def _notes(
             yield f"{place}: a block's runs of all numbers of devices share a machine, and each device gets {share}"
     several = [plan.place.name for plan in plans if len(plan.tasks) < len({run.block for run in plan.runs})]
     if several:
-        yield f"{', '.join(several)}: one machine runs several blocks, so the difference between hosts stays unknown"
+        yield f"{', '.join(several)}: one machine runs several blocks, so the difference between machines stays unknown"
     if is_fresh:
         yield "--fresh: everything is measured again under another name, and existing results are kept"
     for plan in plans:

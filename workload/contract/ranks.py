@@ -24,6 +24,10 @@ LEAST_STEPS = 5
 LEAST_SLOWER = 0.05
 MEASURED = "measured"
 TOO_FEW = f"fewer than {LEAST_STEPS} measured steps were completed by all ranks"
+UNKNOWN = (
+    "the script does not use DistributedDataParallel: the time that its ranks wait for each other is unknown, and which"
+    " rank is the slowest"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +59,20 @@ class Ranks:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStep:
-    """A measured step of a rank, in seconds; names as in `Ranks`."""
+    """A measured step of a rank, in seconds; names as in `Ranks`. `own_s`: whole step if `exposed_s` is unknown."""
 
     own_s: float
     data_s: float
-    hidden_s: float
-    exposed_s: float
+    hidden_s: float | None
+    exposed_s: float | None
     images: int
+
+
+def own_folder(bundle: Path, rank: int) -> Path:
+    """Folder of a rank's files in a bundle; creates it."""
+    folder = bundle / FOLDER / str(rank)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def backend_of(device: str | None) -> str:
@@ -98,6 +109,9 @@ def summarized(ranks: Sequence[Mapping[int, RankStep]], measured_s: float | None
     )
     if len(common) < LEAST_STEPS:
         return known
+    if any(steps[number].exposed_s is None for steps in ranks for number in common):
+        data_s = [median(steps[number].data_s for number in common) for steps in ranks]
+        return replace(known, data_s=data_s, why=UNKNOWN)
     return _compared(known, [[steps[number] for number in common] for steps in ranks])
 
 
@@ -117,8 +131,8 @@ def _compared(known: Ranks, ranks: Sequence[Sequence[RankStep]]) -> Ranks:
         known,
         own_s=own_s,
         data_s=[median(step.data_s for step in steps) for steps in ranks],
-        hidden_s=[median(step.hidden_s for step in steps) for steps in ranks],
-        exposed_s=[median(step.exposed_s for step in steps) for steps in ranks],
+        hidden_s=[median(step.hidden_s or 0.0 for step in steps) for steps in ranks],
+        exposed_s=[median(step.exposed_s or 0.0 for step in steps) for steps in ranks],
         why=None,
         slowest=slowest if slower_by > max(spread, LEAST_SLOWER) else None,
         slower_by=max(0.0, slower_by),
@@ -135,11 +149,12 @@ def _steps_of(folder: Path, place: Path) -> dict[int, RankStep]:
         beside = collectives.get(row.get("step", ""))
         if beside is None or row["phase"] != MEASURED:
             continue
-        data_s, exposed_s = float(row["data_s"]), float(beside["exposed_s"])
+        data_s = float(row["data_s"])
+        hidden_s, exposed_s = (float(text) if (text := beside[name]) else None for name in ("hidden_s", "exposed_s"))
         found[int(row["step"])] = RankStep(
-            own_s=max(0.0, float(row["step_s"]) + data_s - exposed_s),
+            own_s=max(0.0, float(row["step_s"]) + data_s - (exposed_s or 0.0)),
             data_s=data_s,
-            hidden_s=float(beside["hidden_s"]),
+            hidden_s=hidden_s,
             exposed_s=exposed_s,
             images=int(row["images"]),
         )

@@ -151,7 +151,7 @@ CASES = {
     ),
     "too many runs": Case(
         figure="variance_fixed_config",
-        words=f"Of an environment's runs, at most {MOST_RUNS} are drawn",
+        words=f"Of an place's runs, at most {MOST_RUNS} are drawn",
         true=lambda: own(tuple(100 + number / 100 for number in range(MOST_RUNS + 1))),
         false=own,
     ),
@@ -164,7 +164,7 @@ CASES = {
     ),
     "a roof each": Case(
         figure="roofline_combined",
-        words="Each environment has one roof, for its most frequent precision",
+        words="Each place has one roof, for its most frequent precision",
         true=two_roofs,
         false=two_points,
         instead="no roof",
@@ -255,7 +255,7 @@ CASES = {
     ),
     "machines of several devices": Case(
         figure="throughput_comparison",
-        words="^9 environments: for each device and model, the machine with the middle throughput is drawn; the tables",
+        words="^9 places: for each device and model, the machine with the middle throughput is drawn; the tables",
         true=lambda: environments(9, devices=4),
         false=lambda: environments(8, devices=4),
     ),
@@ -265,9 +265,9 @@ CASES = {
         true=lambda: environments(9, devices=9),
         false=lambda: environments(9, devices=8),
     ),
-    "many environments": Case(
+    "many places": Case(
         figure="throughput_comparison",
-        words=r"^9 environments with one device: the 8 fastest are drawn; the tables show all\.",
+        words=r"^9 places with one device: the 8 fastest are drawn; the tables show all\.",
         true=lambda: environments(9, devices=1),
         false=two_environments,
     ),

@@ -364,7 +364,7 @@ def test_every_sentence_has_a_case() -> None:
 # Pieces that are true of all data: headings, introductions, and how much of a long list is left out.
 NOT_HERE = {
     ", below under Audit",
-    "Cheapest configuration of each model and environment",
+    "Cheapest configuration of each model and place",
     "evidence, from the run with that share",
     "of each, analyze compare prints all",
     "training FLOP per parameter",
@@ -374,7 +374,7 @@ NOT_HERE = {
         "The command of each configuration, from the spec in its bundle, with only the options that differ "
         "from the defaults. Repeats of a configuration have one line."
     ),
-    "Environments; one row for each set of software",
+    "Places; one row for each set of software",
     ", with other figures",
     "more: analyze audit lists them",
     "Notes of the runs:",

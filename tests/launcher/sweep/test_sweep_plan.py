@@ -80,7 +80,7 @@ t4          6 runs, 0 done, 6 to do on 2 machines of gcp; expected 10 min (the t
 all         time unknown, with all places at the same time; expected 0.20 USD, at most 1.22 USD
 note        no store was checked: runs in the store of t4 may be done already; a start checks this
             first
-note        local-cpu: one machine runs several blocks, so the difference between hosts stays
+note        local-cpu: one machine runs several blocks, so the difference between machines stays
             unknown
 bundles     /results/\
 """
