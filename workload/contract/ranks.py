@@ -195,7 +195,7 @@ def largest_wait(shares: Mapping[str, float]) -> str | None:
 
 
 def limit_sentence(shares: Mapping[str, float], slowest: str | None = None) -> str:
-    """Sentence on what limits scaling; "" if the shares are unknown. `slowest`: the rank that is slower than the others.
+    """Sentence on what limits scaling; "" if the shares are unknown. `slowest`: rank that is slower than the others.
 
     `shares`: result of `waits`, or medians of such results.
     """
