@@ -41,7 +41,7 @@ class RentedOptions:
         "start again if the spot VM is taken away, at most N times", default=0, metavar="N", min=0, max=20
     )
     machine_type: str | None = choice("machine type instead of the GPU's usual one", default=None, metavar="M")
-    gpu_count: int = choice("number of GPUs of the VM; a run uses one", default=1, metavar="N", min=1)
+    gpu_count: int = choice("least number of GPUs of the VM (as many as --devices)", default=1, metavar="N", min=1)
     max_run_time_s: int = choice(
         "delete the VM after this time; --max-time limits a sweep",
         default=DEFAULT_LIMIT_S,
