@@ -72,7 +72,9 @@ class Scope:
     def variables(self) -> Mapping[str, list[ast.expr]]:
         if self.function:
             return _assigned(itertools.chain.from_iterable(map(ast.walk, self.function.body)))
-        return _assigned(self.module.tree.body)
+        body = self.module.tree.body
+        inner = [part for node in body if isinstance(node, ast.If) for part in (*node.body, *node.orelse)]
+        return _assigned([*body, *inner])
 
     @cached_property
     def parameters(self) -> list[str]:
@@ -112,6 +114,12 @@ class Source:
         for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
             self.modules[name] = Module(name=name, tree=ast.parse(path.read_text(encoding="utf-8")))
+
+    @cached_property
+    def methods(self) -> Mapping[str, list[Scope]]:
+        """Where functions of a name are defined, for calls on an object whose class the source does not say."""
+        pairs = [(name, Scope(module)) for module in self.modules.values() for name in module.functions]
+        return _by_name(pairs)
 
     def origin(self, name: str, module: Module) -> Module | None:
         """Module from which a name is imported; None if it is not one of the packages'."""
@@ -207,12 +215,18 @@ class Source:
             case ast.Attribute(value=template, attr="format"):
                 for text, choices in self.texts(template, scope, chosen, whole=True):
                     yield Value(ast.Constant(re.sub(r"\{\w*\}", "<…>", text)), scope), choices
+            case ast.Attribute(attr=name) if len(self.methods.get(name, ())) == 1:
+                [value] = self.methods[name]
+                yield from ((part, chosen) for part in self._returned(name, call, value))
 
     def _in_table(self, table: str, scope: Scope, chosen: Chosen) -> Choices:
         """Values of a dictionary that a variable has."""
         for value, choices in self.named(table, scope, chosen):
-            if isinstance(value.node, ast.Dict):
-                yield from ((Value(text, value.scope), choices) for text in value.node.values)
+            for node in ast.walk(value.node):
+                if isinstance(node, ast.Dict):
+                    yield from ((Value(text, value.scope), choices) for text in node.values)
+                elif isinstance(node, ast.DictComp):
+                    yield Value(node.value, value.scope), choices
 
     def _field(self, owner: str, name: str, scope: Scope, chosen: Chosen) -> Choices:
         """A constant of an imported module, or a field of the objects that a variable may have."""
@@ -245,7 +259,8 @@ class Source:
         if name in scope.variables:
             values = [value for node in scope.variables[name] for value in self._unpacked(node, scope)]
             values = [value for value in values if name not in map(last, ast.walk(value.node))]
-            yield from _chosen((scope.function, name), values, chosen)
+            rows = {ast.unparse(node.value) for node in scope.variables[name] if isinstance(node, ast.Subscript)}
+            yield from _chosen((scope.function, rows.pop() if rows else name), values, chosen)
         elif name in scope.bound:
             yield scope.bound[name], chosen
         elif name in scope.parameters and scope.function:
@@ -256,8 +271,15 @@ class Source:
             yield from self.named(name, Scope(other), chosen)
 
     def _unpacked(self, node: ast.expr, scope: Scope) -> Iterator[Value]:
-        """The value itself; of `*rows` and of `next(row for row in rows)` every row of the constant `rows`."""
+        """The value itself; of `*rows` and of `next(row for row in rows)` every row of the constant `rows`.
+
+        `(*rows)[1]` is the second cell of every row.
+        """
         match node:
+            case ast.Subscript(value=ast.Starred() as rows, slice=ast.Constant(value=int() as place)):
+                for row in self._unpacked(rows, scope):
+                    if isinstance(row.node, ast.Tuple):
+                        yield Value(row.node.elts[place], row.scope)
             case (
                 ast.Starred(value=ast.Name(id=rows))
                 | ast.Call(
@@ -325,11 +347,13 @@ def _targets(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]
             yield last(target), value
         case (ast.Attribute(attr=name), _):
             yield f".{name}", value
+        case (ast.Subscript(value=ast.Name(id=table), slice=key), _):
+            yield table, ast.Dict([key], [value])
         case (ast.Tuple(elts=targets), ast.Tuple(elts=values)):
             yield from itertools.chain.from_iterable(map(_targets, targets, values))
         case (ast.Tuple(), ast.IfExp(body=first, orelse=second)):
             yield from (*_targets(target, first), *_targets(target, second))
-        case (ast.Tuple(elts=targets), ast.Call()):
+        case (ast.Tuple(elts=targets), ast.Call() | ast.Starred()):
             for number, part in enumerate(targets):
                 yield from _targets(part, ast.Subscript(value, ast.Constant(number)))
 
@@ -354,6 +378,11 @@ def placeholder(node: ast.expr) -> str:
             text = f"{placeholder(count)} {noun}s"
         case ast.Call(func=ast.Name(id="len")):
             text = "<number>"
+        case (
+            ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(value=str() as key), *_])
+            | ast.Subscript(slice=ast.Constant(value=str() as key))
+        ):
+            text = f"<{key}>".replace("_", " ")
         case ast.Call(func=ast.Attribute(attr="join"), args=[ast.GeneratorExp(generators=parts)]):
             text = placeholder(parts[0].iter)
         case (

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 
 from tests.docker_engine.commands import BASE, BUILD, ROOT, Launch, docker, run_launch
+
+REGISTRY = "127.0.0.1:5005"
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +35,16 @@ def image(base_image: str) -> dict[str, Any]:  # noqa: ARG001 - it must be there
     done = run_launch(ROOT, "build", *BUILD, "--format", "json", limit_s=None)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
+
+
+@pytest.fixture(scope="session")
+def registry() -> str:
+    """A registry's address, or a skip that says how to get one."""
+    try:
+        urllib.request.urlopen(f"http://{REGISTRY}/v2/", timeout=5).close()
+    except urllib.error.URLError:
+        pytest.skip("no registry answers: .ci/registry")
+    return REGISTRY
 
 
 @pytest.fixture

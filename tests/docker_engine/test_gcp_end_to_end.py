@@ -7,9 +7,7 @@ server, the registry that the image is pushed to and pulled from, the start-up s
 import json
 import os
 import signal
-import subprocess
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -22,7 +20,8 @@ import pytest
 
 from launcher.protocol.records import LaunchPhase
 from tests import off_clock
-from tests.docker_engine.commands import ROOT, TINY, docker, launch_words, run_launch
+from tests.docker_engine.commands import ROOT, TINY, docker
+from tests.docker_engine.laptop import Laptop
 from tests.launcher.backends.gcp import fake_vm
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.backends.gcp.fake_metadata import TOKEN
@@ -42,7 +41,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the start-up script of a VM runs as root"),
 ]
 
-REGISTRY = "127.0.0.1:5005"
 PROJECT = "proj-1"
 GCP = ["gcp", "--gpu", "t4", "--zone", "us-central1-a", "--cpu", *TINY]
 WHERE = ["--project", PROJECT, "--bucket", BUCKET]
@@ -51,41 +49,10 @@ END_LIMIT_S = 400
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laptop:
-    """Where `launch` is typed. Nothing but its environment and its folder knows of the cloud."""
+class GoogleLaptop(Laptop):
+    """A laptop that launches on the fake Compute Engine."""
 
     compute: FakeCompute
-    environment: dict[str, str]
-    folder: Path
-
-    def launch(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return run_launch(self.folder, *words, variables=self.environment, limit_s=800)
-
-    def begin(self, *words: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            launch_words(*words),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=self.folder,
-            env=self.environment,
-        )
-
-    def await_line(self, process: "subprocess.Popen[str]", text: str) -> None:
-        """Until the launcher has said so."""
-        assert process.stderr is not None
-        said = ""
-        for line in process.stderr:
-            said += line
-            if text in line:
-                return
-        raise AssertionError(said)
-
-    def status(self, *words: str) -> list[dict[str, Any]]:
-        done = self.launch("status", *WHERE, "--format", "json", *words)
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        return list(found["launches"] if isinstance(found, dict) else found)
 
     def bucket_contents(self) -> dict[str, bytes]:
         """Every object by name, asked over plain HTTP."""
@@ -93,28 +60,14 @@ class Laptop:
         names = [item["name"] for item in json.loads(_got(base))["items"]]
         return {name: _got(f"{base}/{urllib.parse.quote(name, safe='')}?alt=media") for name in names}
 
-    def another(self, folder: Path) -> "Laptop":
-        """Another machine: the same cloud, and nothing of this one's files."""
-        folder.mkdir()
-        return Laptop(compute=self.compute, environment=self.environment, folder=folder)
-
 
 def _got(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=10) as answer:
         return bytes(answer.read())
 
 
-@pytest.fixture(scope="module")
-def registry() -> str:
-    try:
-        urllib.request.urlopen(f"http://{REGISTRY}/v2/", timeout=5).close()
-    except urllib.error.URLError:
-        pytest.skip("no registry answers: .ci/registry")
-    return REGISTRY
-
-
 @pytest.fixture
-def laptop(registry: str, tmp_path: Path) -> Iterator[Laptop]:
+def laptop(registry: str, tmp_path: Path) -> Iterator[GoogleLaptop]:
     folder = tmp_path / "laptop"
     folder.mkdir()
     with gcs_server.running(tmp_path / "gcs.log") as storage:
@@ -130,11 +83,11 @@ def laptop(registry: str, tmp_path: Path) -> Iterator[Laptop]:
                 "STORAGE_EMULATOR_HOST": storage.url,
                 "ROOFLAUNCH_REPOSITORY": f"{registry}/rooflaunch/trainer",
             }
-            yield Laptop(compute=compute, environment=environment, folder=folder)
+            yield GoogleLaptop(compute=compute, environment=environment, folder=folder, where=tuple(WHERE))
     assert docker("ps", "--all", "--quiet", "--filter", "name=rooflaunch-t4-").stdout == ""
 
 
-def test_one_command_from_the_image_to_the_bundles_at_home(laptop: Laptop, image: dict[str, Any]) -> None:
+def test_one_command_from_the_image_to_the_bundles_at_home(laptop: GoogleLaptop, image: dict[str, Any]) -> None:
     words = [*GCP, *WHERE, "--iterations", "3", "--repeats", "2", "--profile", "torch", "-o", "home"]
     done = laptop.launch(*words, "--format", "json")
     assert done.returncode == ExitCode.DONE, done.stderr
@@ -185,7 +138,7 @@ def test_one_command_from_the_image_to_the_bundles_at_home(laptop: Laptop, image
         ("run started", {"running", "uploading", "done"}),
     ],
 )
-def test_a_launcher_that_is_killed_is_not_missed(moment: str, states: set[str], laptop: Laptop) -> None:
+def test_a_launcher_that_is_killed_is_not_missed(moment: str, states: set[str], laptop: GoogleLaptop) -> None:
     killed = laptop.begin(*GCP, *WHERE, "--iterations", "20", "-o", "home")
     with killed:
         laptop.await_line(killed, moment)
@@ -196,18 +149,14 @@ def test_a_launcher_that_is_killed_is_not_missed(moment: str, states: set[str], 
     until(lambda: other.status()[0]["state"] == "done", other.status, within_s=END_LIMIT_S)
     until(lambda: not laptop.compute.instances, "the VM does not delete itself", within_s=END_LIMIT_S)
     assert list(laptop.folder.glob("home/*")) == [], "nobody was there to bring it home"
-    fetched = subprocess.run(
-        [*launch_words()[:2], "analysis", "fetch", f"gs://{BUCKET}", "-o", "home"],
-        check=False, capture_output=True, text=True, cwd=other.folder, env=other.environment,
-    )  # fmt: skip
-    assert fetched.returncode == 0, fetched.stderr
-    [run_id] = seen["runs"]
+    other.fetch(f"gs://{BUCKET}")
+    [run_id] = other.status()[0]["runs"]
     assert len(bundle.read(other.folder / "home" / run_id).steps()) == 21
 
 
 @pytest.mark.night(part="kills")
 @pytest.mark.parametrize("off_s", [-7200, 7200], ids=["two hours slow", "two hours fast"])
-def test_a_machine_whose_date_is_off_launches_as_any_other(off_s: int, laptop: Laptop, tmp_path: Path) -> None:
+def test_a_machine_whose_date_is_off_launches_as_any_other(off_s: int, laptop: GoogleLaptop, tmp_path: Path) -> None:
     laptop = replace(laptop, environment={**laptop.environment, **off_clock.shift(tmp_path, off_s)})
     began_s = time.time()
     words = [*GCP, *WHERE, "--iterations", "3", "--max-run-time", "60m", "-o", "home", "--format", "json"]
@@ -223,7 +172,7 @@ def test_a_machine_whose_date_is_off_launches_as_any_other(off_s: int, laptop: L
 
 
 @pytest.mark.night(part="kills")
-def test_a_vm_that_its_host_stopped_saves_its_steps_and_measures_nothing_again(laptop: Laptop) -> None:
+def test_a_vm_that_its_host_stopped_saves_its_steps_and_measures_nothing_again(laptop: GoogleLaptop) -> None:
     with laptop.begin(*GCP, *WHERE, "--iterations", "1000000", "-o", "home") as following:
         laptop.await_line(following, "run started")
         [vm] = laptop.compute.instances
@@ -256,7 +205,7 @@ def steps_of(vm: Vm) -> list[Path]:
     return list((fake_vm.HOMES / vm.name).glob(f"results/*/{bundle.STEPS}"))
 
 
-def test_a_script_of_ones_own_in_the_image(laptop: Laptop) -> None:
+def test_a_script_of_ones_own_in_the_image(laptop: GoogleLaptop) -> None:
     tiny.project(laptop.folder)
     (laptop.folder / "none.txt").write_text("# the image has all that it needs\n")
     words = [*GCP[:5], *tiny.FEW, *WHERE, "--requirements", "none.txt", "-o", "home", "--format", "json"]

@@ -15,16 +15,28 @@ from typing import Any
 import pytest
 import yaml
 
-from docs import build_site, run_schema
+from docs import build_site, commands, run_schema
+from tests import sources
 from tests.docs import pages
 from workload.contract import record
 
+pytestmark = pytest.mark.timeout(600)  # a browser visits all pages
 DOCS = pages.ROOT / "docs"
 # Written by programs: `wc -w` counts what people write.
-GENERATED = {"commands", "errors", "glossary", "predictions", "published-tables", "run-json"}
+GENERATED = {"errors", "false-alarms", "glossary", "predictions", "published-tables", "run-json"}
 MOST_WORDS_OF_A_GUIDE, MOST_WORDS = 900, 13_000
 WIDTHS = (1400, 390)
 BACKGROUND = {"light": "rgb(255, 255, 255)", "dark": "rgb(11, 12, 15)"}
+# What is wider than the window, beside what scrolls in a box of its own.
+CUT = """() => {
+  const scrolls = box => box && box !== document.documentElement && (
+    ['auto', 'scroll'].includes(getComputedStyle(box).overflowX) || scrolls(box.parentElement));
+  const parts = ['table', 'pre', 'img', 'p', 'h1', 'code'].map(part => `article ${part}`).join();
+  const wide = [...document.querySelectorAll(parts)]
+    .filter(item => item.getBoundingClientRect().right > innerWidth && !scrolls(item))
+    .map(item => `${item.tagName} ${item.textContent.slice(0, 60)}`);
+  return document.documentElement.scrollWidth > innerWidth ? ['the page scrolls sideways', ...wide] : wide;
+}"""
 
 
 @cache
@@ -71,7 +83,7 @@ def test_a_page_ends_with_a_next_page(name: str) -> None:
 
 
 def words(name: str) -> int:
-    return len(text(name).split())
+    return len(text(name).partition(commands.MARK)[0].split())
 
 
 @REWRITTEN
@@ -84,6 +96,34 @@ def test_a_guide_is_short(name: str) -> None:
 def test_the_pages_are_short() -> None:
     counts = {name: words(name) for name in order() if name not in GENERATED}
     assert sum(counts.values()) <= MOST_WORDS, f"docs/ has {sum(counts.values())} words: {counts}"
+
+
+def test_every_command_is_on_its_page_with_its_options() -> None:
+    written = text("commands")
+    for number, pair in enumerate(itertools.zip_longest(*map(str.splitlines, (written, commands.page(written)))), 1):
+        assert pair[0] == pair[1], f"docs/commands.md:{number}: run python -m docs.commands"
+
+
+def test_every_option_is_documented() -> None:
+    silent = [
+        place for flag in re.findall(r"^\| `(.*)` \|  \|$", text("commands"), re.MULTILINE) for place in _declared(flag)
+    ]
+    assert not silent, "\n".join(silent)
+
+
+def _declared(flag: str) -> list[str]:
+    """Lines of the packages that name an option, for a message."""
+    [name, *_] = re.findall(r"--(?:\[no-\])?([\w-]+)", flag) or [flag]
+    return [
+        f"{path.relative_to(pages.ROOT)}:{number}: {flag} has no help"
+        for path in sources.modules()
+        for number, line in enumerate(sources.text(path).splitlines(), start=1)
+        if f"--{name}" in line or f"{name.replace('-', '_')}:" in line
+    ]
+
+
+def test_an_option_without_help_is_found_where_it_is_declared() -> None:
+    assert any(re.match(r"workload/contract/spec\.py:\d+: ", place) for place in _declared("--grad-accumulation N"))
 
 
 def test_the_fields_of_run_json_are_on_their_page() -> None:
@@ -140,33 +180,6 @@ def test_the_site_has_no_dead_link_and_loads_nothing_from_another_host(site: Pat
     assert not dead, "\n".join(dead)
 
 
-@pytest.mark.parametrize("address", ["gcp.md#no-such-heading", "no-such-page.md"])
-@pytest.mark.slow
-@pytest.mark.world
-def test_a_dead_link_ends_the_build_with_its_line(
-    address: str, site: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert site.is_dir()
-    monkeypatch.setattr(build_site, "staged", lambda text, _: text.replace("(gcp.md)", f"({address})"))
-    monkeypatch.setattr(build_site, "SITE", site)
-    code = build_site.main()
-    said = re.sub(r"\x1b\[[\d;]*m", "", "".join(capfd.readouterr()))
-    assert code != 0
-    assert re.search(r"index\.md:\d+:\d+", said), said
-
-
-# What is wider than the window, beside what scrolls in a box of its own.
-CUT = """() => {
-  const scrolls = box => box && box !== document.documentElement && (
-    ['auto', 'scroll'].includes(getComputedStyle(box).overflowX) || scrolls(box.parentElement));
-  const parts = ['table', 'pre', 'img', 'p', 'h1', 'code'].map(part => `article ${part}`).join();
-  const wide = [...document.querySelectorAll(parts)]
-    .filter(item => item.getBoundingClientRect().right > innerWidth && !scrolls(item))
-    .map(item => `${item.tagName} ${item.textContent.slice(0, 60)}`);
-  return document.documentElement.scrollWidth > innerWidth ? ['the page scrolls sideways', ...wide] : wide;
-}"""
-
-
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
     """Address of a server of the site: a search needs one."""
@@ -205,3 +218,18 @@ def test_a_search_finds_an_error_by_words_of_its_message(browser: Any, address: 
     page.get_by_text("launch duel: exit code 4").first.wait_for(timeout=20_000)
     page.close()
     assert not [url for url in asked if not url.startswith((address, "data:", "blob:"))]
+
+
+# Last in this file: the site is another one afterwards.
+@pytest.mark.parametrize("address", ["gcp.md#no-such-heading", "no-such-page.md"])
+@pytest.mark.slow
+@pytest.mark.world
+def test_a_dead_link_ends_the_build_with_its_line(
+    address: str, site: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert site.is_dir()
+    monkeypatch.setattr(build_site, "staged", lambda text, _: text.replace("(gcp.md)", f"({address})"))
+    code = build_site.main()
+    said = re.sub(r"\x1b\[[\d;]*m", "", "".join(capfd.readouterr()))
+    assert code != 0
+    assert re.search(r"index\.md:\d+:\d+", said), said

@@ -142,7 +142,9 @@ class GuestOf:
                 with suppress(ProcessLookupError):
                     guest.stop()
                 until(off.exists, guest.console, within_s=SHUTDOWN_S)
-        self.ec2.terminate_instances(InstanceIds=[one["InstanceId"] for one in self.instances()])
+        [now] = self.instances()
+        if now["State"]["Name"] in LIVE:
+            self.ec2.terminate_instances(InstanceIds=[now["InstanceId"]])
 
 
 def tags_of(described: dict[str, Any]) -> dict[str, str]:
