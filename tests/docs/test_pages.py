@@ -40,7 +40,7 @@ FOR_ENGINE = re.compile(r"^(?!.*me@box).*(launch build|--runtime docker|docker r
 # The first row that matches counts.
 INSTEAD = (
     Instead(
-        match=r"launch (gcp|slurm) .* -- .*(train|mnist)",
+        match=r"launch (gcp|slurm) .* -- .*(train|shapes)",
         run=None,
         why="it sends a git repository's files: tests/docker_engine/test_gcp_end_to_end.py does",
     ),
