@@ -89,6 +89,10 @@ class RunFailedError(RooflaunchError):
     exit_code = ExitCode.RUN_FAILED
 
 
+class LostRankError(RunFailedError):
+    """A rank failed because another rank of the same run had ended."""
+
+
 class OutOfDeviceMemoryError(RunFailedError):
     """The configuration does not fit the device's memory, which is recorded as a result."""
 

@@ -356,7 +356,13 @@ def end_with_parent() -> None:
 
 def kill_family() -> None:
     """Kill the descendants of this process, then this process."""
-    for process in (*_descendants(os.getpid()), os.getpid()):
+    kill_descendants()
+    os.kill(os.getpid(), SIGKILL)
+
+
+def kill_descendants() -> None:
+    """Kill the descendants of this process."""
+    for process in _descendants(os.getpid()):
         with suppress(ProcessLookupError):
             os.kill(process, SIGKILL)
 

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 
 from workload.contract.fields import Number, Numbers, Share, Text
+from workload.contract.text import percent
 
 # Folder in a bundle with a folder for each rank. Rank 0 has its steps in the bundle's own steps.csv.
 FOLDER = "ranks"
@@ -23,6 +24,10 @@ LEAST_STEPS = 5
 LEAST_SLOWER = 0.05
 MEASURED = "measured"
 TOO_FEW = f"fewer than {LEAST_STEPS} measured steps were completed by all ranks"
+UNKNOWN = (
+    "the script does not use DistributedDataParallel: the time that its ranks wait for each other is unknown, and which"
+    " rank is the slowest"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +59,20 @@ class Ranks:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStep:
-    """A measured step of a rank, in seconds; names as in `Ranks`."""
+    """A measured step of a rank, in seconds; names as in `Ranks`. `own_s`: whole step if `exposed_s` is unknown."""
 
     own_s: float
     data_s: float
-    hidden_s: float
-    exposed_s: float
+    hidden_s: float | None
+    exposed_s: float | None
     images: int
+
+
+def own_folder(bundle: Path, rank: int) -> Path:
+    """Folder of a rank's files in a bundle; creates it."""
+    folder = bundle / FOLDER / str(rank)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def backend_of(device: str | None) -> str:
@@ -97,6 +109,9 @@ def summarized(ranks: Sequence[Mapping[int, RankStep]], measured_s: float | None
     )
     if len(common) < LEAST_STEPS:
         return known
+    if any(steps[number].exposed_s is None for steps in ranks for number in common):
+        data_s = [median(steps[number].data_s for number in common) for steps in ranks]
+        return replace(known, data_s=data_s, why=UNKNOWN)
     return _compared(known, [[steps[number] for number in common] for steps in ranks])
 
 
@@ -116,8 +131,8 @@ def _compared(known: Ranks, ranks: Sequence[Sequence[RankStep]]) -> Ranks:
         known,
         own_s=own_s,
         data_s=[median(step.data_s for step in steps) for steps in ranks],
-        hidden_s=[median(step.hidden_s for step in steps) for steps in ranks],
-        exposed_s=[median(step.exposed_s for step in steps) for steps in ranks],
+        hidden_s=[median(step.hidden_s or 0.0 for step in steps) for steps in ranks],
+        exposed_s=[median(step.exposed_s or 0.0 for step in steps) for steps in ranks],
         why=None,
         slowest=slowest if slower_by > max(spread, LEAST_SLOWER) else None,
         slower_by=max(0.0, slower_by),
@@ -134,11 +149,12 @@ def _steps_of(folder: Path, place: Path) -> dict[int, RankStep]:
         beside = collectives.get(row.get("step", ""))
         if beside is None or row["phase"] != MEASURED:
             continue
-        data_s, exposed_s = float(row["data_s"]), float(beside["exposed_s"])
+        data_s = float(row["data_s"])
+        hidden_s, exposed_s = (float(text) if (text := beside[name]) else None for name in ("hidden_s", "exposed_s"))
         found[int(row["step"])] = RankStep(
-            own_s=max(0.0, float(row["step_s"]) + data_s - exposed_s),
+            own_s=max(0.0, float(row["step_s"]) + data_s - (exposed_s or 0.0)),
             data_s=data_s,
-            hidden_s=float(beside["hidden_s"]),
+            hidden_s=hidden_s,
             exposed_s=exposed_s,
             images=int(row["images"]),
         )
@@ -151,3 +167,48 @@ def _rows(path: Path) -> list[dict[str, str]]:
         complete = (line for line in lines if line.endswith("\n"))
         return [row for row in csv.DictReader(complete) if None not in row.values()]
     return []
+
+
+# --- what limits scaling
+
+COLLECTIVES, UNEVEN, INPUT = "collectives", "uneven ranks", "input"
+
+
+def waits(ranks: Ranks) -> dict[str, float]:
+    """Shares of a step in which the ranks wait for collectives, for slower ranks and for data; empty if unknown.
+
+    The rank with the shortest wait after its last gradient waits for no other rank, so its wait is that of the
+    collectives. Longer waits of other ranks are for slower ranks.
+    """
+    if not (ranks.own_s and ranks.exposed_s and ranks.data_s):
+        return {}
+    step_s = fmean(ranks.own_s) + fmean(ranks.exposed_s)
+    least_s = min(ranks.exposed_s)
+    waits_s = {COLLECTIVES: least_s, UNEVEN: fmean(ranks.exposed_s) - least_s, INPUT: fmean(ranks.data_s)}
+    return {name: wait_s / step_s for name, wait_s in waits_s.items()} if step_s > 0 else {}
+
+
+def largest_wait(shares: Mapping[str, float]) -> str | None:
+    """Name of the largest share of `waits`; None if all are too small to limit scaling."""
+    largest = max(shares, key=shares.__getitem__, default=None)
+    return largest if largest is not None and shares[largest] >= LEAST_SLOWER else None
+
+
+def limit_sentence(shares: Mapping[str, float], slowest: str | None = None) -> str:
+    """Sentence on what limits scaling; "" if the shares are unknown. `slowest`: rank that is slower than the others.
+
+    `shares`: result of `waits`, or medians of such results.
+    """
+    if not shares:
+        return ""
+    largest = largest_wait(shares)
+    if largest is None:
+        least = percent(LEAST_SLOWER)
+        return f"no wait limits scaling: for collectives, slower devices and data, each is below {least} of the step"
+    slow = "uneven devices limit" if slowest is None else f"rank {slowest} limits"
+    limits, reason = {
+        COLLECTIVES: ("collectives limit", "for them after its last gradient"),
+        UNEVEN: (slow, "for a slower one, on average"),
+        INPUT: ("the input limits", "for data"),
+    }[largest]
+    return f"{limits} scaling: a device waits {percent(shares[largest])} of the step {reason}"

@@ -93,8 +93,8 @@ def main_file(words: Sequence[str], folder: Path, *, example: str, python: str) 
     name = Path(first).name
     if name in LAUNCHERS:
         raise UsageError(
-            f"'{first}' starts a process for each GPU, and a step of several processes cannot be measured yet",
-            hint=f"run only the script, on one GPU: {example}",
+            f"'{first}' starts a process for each GPU, and rooflaunch measures only processes that it starts itself",
+            hint=f"--devices 2 and only the script after --: {example}",
         )
     path = folder / first
     if name.rstrip("0123456789.") == "python" and not path.is_file():

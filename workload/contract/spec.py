@@ -122,7 +122,7 @@ GPU_MIN_SECONDS = 3.0
 SCRIPT_OPTIONS = frozenset(
     {
         *("device", "warmup", "iterations", "min_seconds", "repeats", "ceilings", "fresh_ceilings", "samples_per_step"),
-        *("profile", "profile_steps", "ncu_metrics"),
+        *("devices", "profile", "profile_steps", "ncu_metrics"),
     },
 )
 SCRIPT_ONLY_OPTIONS = frozenset({"samples_per_step"})
@@ -132,7 +132,6 @@ WHY_REFUSED_FOR_SCRIPT = {
     **dict.fromkeys(
         ("dataset", "data_dir", "download", "subset"), "the script reads its own data; --data gives their place"
     ),
-    "devices": "a script of several processes cannot be measured yet",
     "compile": "the script decides whether it compiles",
     "deterministic": "the script decides whether it is deterministic",
     "channels_last": "the script decides its memory format",
@@ -219,10 +218,10 @@ class RunSpec:
     @property
     def title(self) -> str:
         """Name in a plan: `resnet18, batch 16, fp32`, or the script with its arguments."""
-        if self.script:
-            return scripts.command_line(self.script)
-        batch = "the device's default batch" if self.batch_size is None else f"batch {self.batch_size}"
         devices = f", {self.devices} devices" if self.devices > 1 else ""
+        if self.script:
+            return f"{scripts.command_line(self.script)}{devices}"
+        batch = "the device's default batch" if self.batch_size is None else f"batch {self.batch_size}"
         return f"{self.model}, {batch}, {self.precision}{devices}"
 
     @property

@@ -2,15 +2,16 @@
 
 DDP averages the gradients of all ranks in buckets. A bucket's all-reduce starts as soon as its gradients are ready,
 while the backward pass computes the other buckets. The last bucket is ready when the backward pass has computed
-everything; what follows up to the end of `backward()` is exposed: the rank waits. Earlier time is hidden.
+everything; what follows up to the end of `backward()` is exposed: the rank waits. Earlier time is hidden. A user's
+script may also call collectives that return when they are done: all of their time is exposed.
 """
 
 import csv
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import distributed, nn
@@ -19,13 +20,31 @@ from torch.nn.parallel import DistributedDataParallel
 from workload.contract.ranks import COLLECTIVE_COLUMNS, COLLECTIVES
 from workload.measure.clock import Clock
 
+Span = tuple[Any, Any]
+
+
+class StepMarks(NamedTuple):
+    """Pairs of marks of a step. `averages`: gradients ready, and average done; `waits`: beginning and end."""
+
+    averages: Sequence[Span] = ()
+    waits: Sequence[Span] = ()
+
+
+NO_MARKS = StepMarks()
+
 
 class Collectives:
-    """Marks of the all-reduces of the open step, and the file with the times of earlier steps, in `folder`."""
+    """Marks of the collectives of the open step, and the file with the times of earlier steps, in `folder`.
 
-    def __init__(self, folder: Path, clock: Clock) -> None:
+    `are_known`: False for a script that averages its gradients in another way than by DistributedDataParallel, so that
+    its rows have no times.
+    """
+
+    def __init__(self, folder: Path, clock: Clock, *, are_known: bool = True) -> None:
         self._clock = clock
+        self._are_known = are_known
         self._open: list[list[Any]] = []
+        self._waits: list[Span] = []
         self._file = (folder / COLLECTIVES).open("w", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file, lineterminator="\n")
         self._writer.writerow(COLLECTIVE_COLUMNS)
@@ -57,32 +76,61 @@ class Collectives:
         bucket: distributed.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
         """DDP's communication hook: average one bucket of gradients, and mark its beginning and end."""
-        marks = [self._clock.mark(), None]
-        self._open.append(marks)
+        done = self.ready()
         shared = bucket.buffer().div_(distributed.get_world_size())
         work = distributed.all_reduce(shared, async_op=True)
         assert work is not None
+        return work.get_future().then(lambda future: done(future)[0])
 
-        def done(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+    def ready(self) -> Callable[[torch.futures.Future[Any]], Any]:
+        """Mark that the gradients of a bucket are ready; return the function to call when their average is done.
+
+        The function returns the value of its argument, the future of the average.
+        """
+        marks = [self._clock.mark(), None]
+        self._open.append(marks)
+
+        def done(future: torch.futures.Future[Any]) -> Any:
             # On CUDA this runs at once, on a stream that waits for the collective.
             marks[1] = self._clock.mark()
-            return future.value()[0]
+            return future.value()
 
-        return work.get_future().then(done)
+        return done
 
-    def of_step(self) -> Sequence[tuple[Any, Any]]:
-        """Marks of the collectives since the last call: gradients ready, and average done."""
-        taken, self._open = [(began, ended) for began, ended in self._open], []
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Context manager: mark a collective of the script that returns when it is done."""
+        began = self._clock.mark()
+        yield
+        self._waits.append((began, self._clock.mark()))
+
+    def of_step(self) -> StepMarks:
+        """Marks of the collectives since the last call."""
+        taken = StepMarks([(ready, done) for ready, done in self._open if done is not None], self._waits)
+        self._open, self._waits = [], []
         return taken
 
-    def write(self, number: int, collectives: Sequence[tuple[Any, Any]], *, began: Any, ended: Any) -> None:
+    def write(
+        self, number: int, marks: StepMarks, *, began: Any, passes: Sequence[Span], counted: Sequence[Span]
+    ) -> None:
         """Write the row of step `number`, whose marks the device has passed.
 
-        `began`: mark of the step's beginning; `ended`: mark of the end of its last backward pass.
+        `began`: mark of the step's beginning; `passes`: beginning and end of its backward passes; `counted`: of all its
+        parts that belong to the step's time.
         """
-        since = self._clock.seconds_between
-        spans = [(since(began, ready), since(began, done)) for ready, done in collectives]
-        hidden_s, exposed_s = split(spans, backward_end_s=since(began, ended)) if spans else (0.0, 0.0)
+        if not self._are_known:
+            self._writer.writerow([number, "", ""])
+            return
+        averages, waits, backward, parts = (
+            [tuple(self._clock.seconds_between(began, mark) for mark in span) for span in spans]
+            for spans in (*marks, passes, counted)
+        )
+        hidden_s = exposed_s = 0.0
+        for since_s, end_s in backward:
+            if spans := [(ready, done) for ready, done in averages if since_s <= ready <= end_s]:
+                hidden, exposed = split(spans, backward_end_s=end_s)
+                hidden_s, exposed_s = hidden_s + hidden, exposed_s + exposed
+        exposed_s += sum(end - since for since, end in waits if any(low <= since <= high for low, high in parts))
         self._writer.writerow([number, f"{hidden_s:.7f}", f"{exposed_s:.7f}"])
 
     def flush(self) -> None:

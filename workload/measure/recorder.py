@@ -4,7 +4,7 @@ import csv
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,7 +16,7 @@ import torch
 from workload.contract.bundle import STEP_COLUMNS, STEPS
 from workload.contract.spec import Device
 from workload.measure.clock import Clock
-from workload.measure.collectives import Collectives
+from workload.measure.collectives import NO_MARKS, Collectives, StepMarks
 
 FLUSH_EVERY_S = 1.0
 # With this many unread steps the host waits for the device. The ring buffer of `PinnedReader` has room for twice as
@@ -60,6 +60,8 @@ class Aside(StrEnum):
 # Tuples, because iterating over an enum's class takes microseconds for each row.
 PARTS = tuple(StepPart)
 GAPS = tuple(aside for aside in Aside if aside not in (Aside.OTHER, Aside.MEASURING))
+# Parts whose time belongs to no step.
+NOT_COUNTED = (*GAPS, Aside.MEASURING)
 
 
 @dataclass(kw_only=True)
@@ -99,8 +101,8 @@ class _Pending:
     is_step: bool = True
     # Mark after the copy of the loss to the host, which is queued after the step.
     done: Any = None
-    # Of several ranks: marks of each collective, when its gradients were ready and when it was done.
-    collectives: Sequence[tuple[Any, Any]] = ()
+    # Of several ranks: marks of the step's collectives.
+    collectives: StepMarks = NO_MARKS
 
 
 class LossReader(Protocol):
@@ -276,6 +278,8 @@ class Recorder:
                 self._gaps_s += seconds.pop(gap)
         totals.ended_at_s = ended_at_s = self._origin_s + self._clock.seconds_between(self._origin, earlier)
         if not step.is_step:
+            # Ranks are compared step by step: a step that only this rank leaves out must not shift its later numbers.
+            self._written += self._collectives is not None
             return
         data_s = seconds.pop(StepPart.DATA)
         # Other work of a script between the parts of a step, such as logging and schedulers, counts as forward pass.
@@ -285,8 +289,15 @@ class Recorder:
         loss = "" if step.loss is None else f"{self._losses.read(step.loss):.6g}"
         self._writer.writerow([self._written, step.phase, *cells, step.images, loss])
         if self._collectives is not None:
-            ends = [mark for part, mark in step.parts if part is StepPart.BACKWARD]
-            self._collectives.write(self._written, step.collectives, began=step.began, ended=ends[-1])
+            marks = [step.began, *(mark for _, mark in step.parts)]
+            spans = [(part, since, end) for (part, _), since, end in zip(step.parts, marks, marks[1:], strict=False)]
+            self._collectives.write(
+                self._written,
+                step.collectives,
+                began=step.began,
+                passes=[(since, end) for part, since, end in spans if part is StepPart.BACKWARD],
+                counted=[(since, end) for part, since, end in spans if part not in NOT_COUNTED],
+            )
         self._written += 1
         totals.step_s.append(step_s)
         totals.data_s.append(data_s)

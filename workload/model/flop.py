@@ -33,6 +33,8 @@ CONTRACTION = re.compile(
 )
 # Ops that allocate memory without touching it.
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+# Namespaces of ops that compute nothing. The time of collectives is measured by itself.
+NO_WORK = frozenset({"prim", "profiler", "c10d", "_c10d_functional"})
 # Views whose schema does not declare them as views: they share the memory of their input.
 HIDDEN_VIEWS = frozenset(
     {"unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "transpose_", "t_", "squeeze_", "unsqueeze_", "detach_"}
@@ -367,9 +369,9 @@ class FlopCounter(TorchDispatchMode):
 
 @cache
 def _moves_nothing(func: OpOverload) -> bool:
-    """Whether the op is a view, an allocation or a query of metadata."""
+    """Whether the op is a view, an allocation, a query of metadata or a collective."""
     is_known = func.overloadpacket.__name__ in ALLOCATIONS | HIDDEN_VIEWS
-    return func.is_view or func.namespace in ("prim", "profiler") or is_known
+    return func.is_view or func.namespace in NO_WORK or is_known
 
 
 @dataclass(frozen=True, kw_only=True)

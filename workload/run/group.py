@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from workload.contract.ranks import FOLDER, backend_of
+from workload.contract.ranks import backend_of, own_folder
 from workload.contract.spec import Device
 
 # The other ranks wait while rank 0 measures the ceilings of the machine.
@@ -35,9 +35,7 @@ class Group:
 
     def own_folder(self, bundle: Path) -> Path:
         """Folder of this rank's files in a bundle; creates it."""
-        folder = bundle / FOLDER / str(self.rank)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return own_folder(bundle, self.rank)
 
     def shared(self, text: str) -> str:
         """Send the `text` of rank 0 to all ranks; returns it in each rank."""

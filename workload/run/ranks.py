@@ -1,4 +1,4 @@
-"""Several ranks of our trainer: the process that starts them with torchrun's library, and the life of one rank.
+"""Several ranks of our trainer or of a user's script: their start with torchrun's library, and the life of one rank.
 
 The starting process trains nothing. It waits for the ranks, names the one that failed first, and seals the bundle if
 rank 0 could not. `notes`: a folder for one run, in which rank 0 leaves the path of its bundle, and each rank its error.
@@ -14,18 +14,21 @@ import tempfile
 import threading
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workload import log
 from workload.contract import bundle
 from workload.contract.context import Context
 from workload.contract.errors import (
     BundleError,
+    ExitCode,
     InterruptedRunError,
+    LostRankError,
     OutOfDeviceMemoryError,
     RooflaunchError,
     RunFailedError,
@@ -36,7 +39,7 @@ from workload.contract.interrupt import (
     handled_by,
     interruption,
     interruption_deferred,
-    kill_family,
+    kill_descendants,
     pending_interruption,
     raise_if_interrupted,
 )
@@ -44,11 +47,12 @@ from workload.contract.operating_system import SIGNALS
 from workload.contract.spec import Device, Resolved, RunSpec, arguments
 from workload.measure.timing import Timeline
 from workload.run import unfinished
+from workload.steps.program import LEAVE
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-# Option of `train`, for us only: this process is a rank, and leaves its notes in this folder.
+# Option of `train` and `script`, for us only: this process is a rank, and leaves its notes in this folder.
 FLAG = "--rank-notes"
 BUNDLE_NOTE, ERROR_NOTE = "bundle", "error-{}.json"
 ERRORS = MappingProxyType(
@@ -68,15 +72,57 @@ def start(resolved: Resolved, context: Context, output: Path) -> None:
     spec = resolved.spec
     _require_devices(spec)
     context = replace(context, spec_origin=context.spec_origin or dict(resolved.origin))
+    words = ["-m", "workload", "train", *arguments(spec), "-o", str(output), "--context", context.to_argument()]
+    _run_ranks(words, (), spec, context, output)
+
+
+def start_script(words: Sequence[str], spec: RunSpec, context: Context, output: Path, *, is_launched: bool) -> None:
+    """Run a user's script on several ranks, and wait for them. Raises the error of the rank that failed first.
+
+    `words`: options of `python -m rooflaunch script` for each rank. `is_launched`: stdout gets the bundle's folder.
+    """
+    import torch  # noqa: PLC0415 - takes seconds
+
+    from workload.environment import device  # noqa: PLC0415 - imports torch
+
+    # The script chooses its device. A launcher hides the GPUs from a script that has to use the CPU.
+    spec = replace(spec, device=Device.CUDA if torch.cuda.is_available() else Device.CPU)
+    _require_devices(spec)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(device.usable_cpus() / spec.devices))))
+    words = ["-m", "rooflaunch", "script", *words]
+    _run_ranks(words, ["--", *spec.script], spec, context, output, is_launched=is_launched)
+
+
+def _run_ranks(
+    words: Sequence[str],
+    script: Sequence[str],
+    spec: RunSpec,
+    context: Context,
+    output: Path,
+    *,
+    is_launched: bool = True,
+) -> None:
+    """Run ranks to their end. `words`: Python's arguments for a rank; `script`: words after them, from `--` on."""
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder)
-        words = ["train", *arguments(spec), "-o", str(output), FLAG, folder, "--context", context.to_argument()]
-        failure = _ended(spec.devices, words, notes)
-        if failure is None:
+        failure = _ended(spec.devices, [*words, FLAG, folder, *script], notes)
+        if failure is None or _is_complete(notes):
             return
         with interruption_deferred():
-            _seal(notes, spec, context, output, failure)
+            _seal(notes, spec, context, output, failure, is_launched=is_launched)
     raise failure
+
+
+def _is_complete(notes: Path) -> bool:
+    """Whether rank 0 has sealed the bundle: the measurement is complete, whatever a script did afterwards."""
+    folder = _opened(notes)
+    return folder is not None and (folder / bundle.MANIFEST).is_file()
+
+
+def _opened(notes: Path) -> Path | None:
+    """Bundle that rank 0 has opened, if any."""
+    note = notes / BUNDLE_NOTE
+    return Path(note.read_text(encoding="utf-8").rstrip("\n")) if note.is_file() else None
 
 
 def _require_devices(spec: RunSpec) -> None:
@@ -135,7 +181,7 @@ def _ended(number: int, words: list[str], notes: Path) -> RooflaunchError | None
         # torchrun sets handlers of its own.
         with handled_by(signal.getsignal(signal.SIGTERM)):  # type: ignore[arg-type]
             raise_if_interrupted()
-            elastic_launch(config, sys.executable)("-P", "-m", "workload", *words)
+            elastic_launch(config, sys.executable)("-P", *words)
     except SignalException as stopped:
         return interruption(stopped.sigval)
     except ChildFailedError as failed:
@@ -148,13 +194,15 @@ def _ended(number: int, words: list[str], notes: Path) -> RooflaunchError | None
 def _first_error(failed: "ChildFailedError", notes: Path) -> RooflaunchError:
     """Error of the rank that failed first: the other ranks fail because they lose it."""
     by_signal = {rank: -failure.exitcode for rank, failure in failed.failures.items() if failure.exitcode < 0}
+    told = sorted((json.loads(path.read_text(encoding="utf-8")) for path in notes.glob("error-*.json")), key=_when)
     # torchrun ends the other ranks with SIGTERM.
-    for rank, number in sorted(by_signal.items(), key=lambda item: (item[1] == signal.SIGTERM, item[0])):
+    killed = sorted(by_signal.items(), key=lambda item: (item[1] == signal.SIGTERM, item[0]))
+    if killed and (killed[0][1] != signal.SIGTERM or not told):
+        rank, number = killed[0]
         return RunFailedError(
             f"rank {rank} was killed by {signal.Signals(number).name}; the bundle keeps the steps so far",
             hint="if `dmesg` shows that memory ran out, try a smaller --batch-size; else run again",
         )
-    told = sorted((json.loads(path.read_text(encoding="utf-8")) for path in notes.glob("error-*.json")), key=_when)
     if not told:
         rank, failure = failed.get_first_failure()
         return RunFailedError(f"rank {rank} ended with exit code {failure.exitcode}", hint="run again")
@@ -162,19 +210,24 @@ def _first_error(failed: "ChildFailedError", notes: Path) -> RooflaunchError:
     return ERRORS.get(first["kind"], RunFailedError)(first["message"], hint=first["hint"])
 
 
-def _when(note: dict[str, float]) -> float:
-    return note["at_s"]
+def _when(note: dict[str, Any]) -> tuple[bool, float]:
+    """Order of the ranks' errors: the error of a rank that lost another one tells nothing about the cause."""
+    return note["kind"] == LostRankError.__name__, note["at_s"]
 
 
-def _seal(notes: Path, spec: RunSpec, context: Context, output: Path, failure: RooflaunchError) -> None:
-    """Seal the bundle of a run that failed; write one if rank 0 had not opened it, except after a user's mistake."""
+def _seal(
+    notes: Path, spec: RunSpec, context: Context, output: Path, failure: RooflaunchError, *, is_launched: bool
+) -> None:
+    """Seal the bundle of a run that failed.
+
+    If rank 0 had not opened it, write one for the launcher, except after a user's mistake.
+    """
     status = unfinished.status_of(failure)
     # A full disk has been reported by rank 0.
     with suppress(BundleError, OSError):
-        if (notes / BUNDLE_NOTE).is_file():
-            folder = Path((notes / BUNDLE_NOTE).read_text(encoding="utf-8"))
+        if folder := _opened(notes):
             unfinished.seal(folder, spec, context, status, str(failure))
-        elif not isinstance(failure, UsageError | ToolError | InterruptedRunError):
+        elif is_launched and not isinstance(failure, UsageError | ToolError | InterruptedRunError):
             print(unfinished.write_new(output, spec, context, status, str(failure)), flush=True)
 
 
@@ -183,13 +236,23 @@ def _seal(notes: Path, spec: RunSpec, context: Context, output: Path, failure: R
 
 def run(resolved: Resolved, context: Context, output: Path, timeline: Timeline, notes: Path) -> None:
     """Train as one rank. Its error is left in `notes`, and raised again."""
-    rank = int(os.environ["RANK"])
-    _end_in_time()
-    if rank:
+    if int(os.environ["RANK"]):
         # Errors are in the notes, and rank 0 shows the progress.
         log.LOGGER.handlers.clear()
-    try:
+    with noted(notes):
         _train(resolved, context, output, timeline, notes)
+
+
+@contextmanager
+def noted(notes: Path | None) -> Iterator[None]:
+    """Context manager for the work of one rank: end in time, and leave the error in the folder `notes`, if any.
+
+    The error is raised again.
+    """
+    rank = int(os.environ["RANK"])
+    _end_in_time()
+    try:
+        yield
     except Exception as error:
         failure = pending_interruption() or error
         known = isinstance(failure, RooflaunchError)
@@ -200,7 +263,8 @@ def run(resolved: Resolved, context: Context, output: Path, timeline: Timeline, 
             "at_s": time.time(),
         }
         with suppress(OSError):
-            (notes / ERROR_NOTE.format(rank)).write_text(json.dumps(note), encoding="utf-8")
+            if notes:
+                (notes / ERROR_NOTE.format(rank)).write_text(json.dumps(note), encoding="utf-8")
         raise
 
 
@@ -252,6 +316,8 @@ def _end_in_time() -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
                 break
         time.sleep(END_LIMIT_S)
-        kill_family()
+        kill_descendants()
+        # Not by SIGKILL, which would look like the cause of the failure.
+        LEAVE(ExitCode.INTERRUPTED)
 
     threading.Thread(target=watch, name="end of the rank", daemon=True).start()

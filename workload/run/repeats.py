@@ -22,7 +22,10 @@ from workload.run import unfinished
 from workload.steps.program import Program
 
 # Options of `python -m rooflaunch script` that are passed unchanged to every process of the repeats.
-PASSED = ("warmup", "iterations", "min_seconds", "samples_per_step", "data", "then", "profile_steps", "ncu_metrics")
+PASSED = (
+    *("devices", "warmup", "iterations", "min_seconds", "samples_per_step", "data", "then"),
+    *("profile_steps", "ncu_metrics"),
+)
 # Function that runs the trainer or the script once, with the facts of one repeat, and returns the exit code. Raises the
 # error that ended the run.
 RunOnce = Callable[[Context], int]
@@ -66,7 +69,7 @@ def repeat_script(parsed: Namespace, program: Program, context: Context, *, repe
     folders: list[Path] = []
 
     def run_once(context: Context) -> int:
-        ended, opened = _script_once(_words(parsed, profile, context), program)
+        ended, opened = _script_once(words_of_run(parsed, profile, context), program)
         if failure := ended.error():
             raise failure
         folders.extend(opened)
@@ -125,7 +128,7 @@ def _announce(name: str, repeats: int, profile: Profile) -> None:
     )
 
 
-def _words(parsed: Namespace, profile: Profile, context: Context) -> list[str]:
+def words_of_run(parsed: Namespace, profile: Profile, context: Context) -> list[str]:
     """Options of `python -m rooflaunch script` for one run."""
     words = ["-o", str(parsed.output), "--profile", str(profile)]
     for name in PASSED:

@@ -6,7 +6,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from workload import log
-from workload.contract import bundle, verdict
+from workload.contract import bundle, ranks, verdict
 from workload.contract.context import Context
 from workload.contract.fields import from_facts
 from workload.contract.interrupt import interruption_deferred
 from workload.contract.invocation import as_typed
+from workload.contract.ranks import COLLECTIVES, Ranks, own_folder
 from workload.contract.record import (
     CeilingsRecord,
     ComplexityRecord,
@@ -31,7 +32,7 @@ from workload.contract.record import (
     Timing,
 )
 from workload.contract.script import slug
-from workload.contract.spec import Device, Precision, Profile
+from workload.contract.spec import Device, Precision
 from workload.contract.text import counted, percent, plain, seconds, si
 from workload.environment import device
 from workload.environment.collect import collect
@@ -39,13 +40,12 @@ from workload.environment.machine import HostSystem
 from workload.measure.recorder import StepPhase
 from workload.measure.timing import Timeline
 from workload.run.first_record import first_record
+from workload.run.measured_script import MeasuredScript, PhaseFiles, Request
 from workload.run.region import Measured, Region
 from workload.run.run_record import RunRecord
 from workload.steps import script_facts
-from workload.steps.program import Program
-from workload.steps.session import Session
+from workload.steps.agreement import Word
 from workload.steps.step import Limits, Phase, Step
-from workload.steps.step_log import StepLog
 from workload.steps.step_work import Work
 
 LOGGER = logging.getLogger("workload")
@@ -60,30 +60,6 @@ CEILINGS_LIMIT_S = 180.0
 UNATTRIBUTED_NOTE_FROM = 0.05
 UNATTRIBUTED_SHOWN = 4
 ROOT = Path(__file__).parents[2]
-# Suffix of the files of the longest phase so far, while a later phase is measured.
-LONGEST = ".longest"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """Settings of a measurement, from the command line.
-
-    `goes_on`: the script runs on after its last measured step. `announce` receives the bundle's folder. `is_launched`:
-    a launcher has started the run, and prints the results.
-    """
-
-    program: Program
-    limits: Limits
-    context: Context
-    output: Path
-    goes_on: bool
-    ceilings: bool = True
-    fresh_ceilings: bool = False
-    profile: Profile = Profile.NONE
-    profile_steps: int = 1
-    ncu_metrics: str | None = None
-    announce: Callable[[Path], None]
-    is_launched: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,30 +72,18 @@ class _Measurement:
     notes: list[str]
 
 
-class ScriptRun:
+class ScriptRun(MeasuredScript):
     """A script under measurement, and its bundle."""
 
     def __init__(self, request: Request, timeline: Timeline) -> None:
-        self.folder: Path | None = None
-        self.is_sealed = False
-        self._request, self._timeline = request, timeline
+        super().__init__(request, timeline)
         self._output, self._cwd = request.output.absolute(), Path.cwd()
         self._run: RunRecord | None = None
-        self._region: Region | None = None
-        self._phase: Phase | None = None
         self._longest: _Measurement | None = None
         self._device = Device.CPU
-        self._stack = ExitStack()
         self._notes: list[str] = []
         # Make the `HostSystem` before the script can change the working folder, or the files there.
         self._machine = HostSystem()
-        self.session = Session(request.limits, request.program, self._open, self._complete, goes_on=request.goes_on)
-        self.step_log = StepLog(self.session)
-
-    @property
-    def measured_steps(self) -> int:
-        """Number of measured steps of the longest phase so far; rows of the last second may not be written yet."""
-        return max(self.session.measured_steps, *(phase.taken for phase in self.session.phases), 0)
 
     def _open(self, step: Step, work: Work | None, used: Device) -> Region:
         """Create the bundle, with everything known before the first timed step."""
@@ -151,7 +115,10 @@ class ScriptRun:
         self._run = RunRecord(folder, self._first_record(folder, step, work), self._timeline)
         self._phase = self.session.phases[-1]
         LOGGER.debug("script     %s", step.text)
-        self._region = Region(folder, used, self._timeline)
+        collectives = self._collectives(folder, used)
+        self._region = Region(folder, used, self._timeline, collectives=collectives)
+        if self._agreement:
+            self._agreement.tell(Word.BEGIN, str(folder))
         return self._region
 
     def _first_record(self, folder: Path, step: Step, work: Work) -> Record:
@@ -191,6 +158,7 @@ class ScriptRun:
             ceilings=self._request.ceilings,
             fresh_ceilings=self._request.fresh_ceilings,
             samples_per_step=self._request.limits.samples_per_step,
+            devices=self._agreement.size if self._agreement else None,
             script=replace(script, step=step.text, unit=step.unit, **_copied_from(self._request.context)),
         )
 
@@ -199,9 +167,7 @@ class ScriptRun:
     def _measurement(self) -> _Measurement | None:
         """Measured steps of the current phase; None without such steps, or if the session has dropped the phase."""
         run, region, phase = self._run, self._region, self._phase
-        if run is None or region is None or phase not in self.session.phases:
-            return None
-        if region.measured is None or not region.measured.totals.step_s:
+        if run is None or phase is None or region is None or region.measured is None or not self._has_steps():
             return None
         return _Measurement(
             phase=phase,
@@ -213,31 +179,27 @@ class ScriptRun:
             ],
         )
 
-    def _files(self) -> list[tuple[Path, Path]]:
-        """Files with a phase's steps, as pairs: name in the bundle, and name while a later phase is measured."""
+    def _files(self) -> PhaseFiles:
         assert self.folder is not None
         paths = [self.folder / name for name in (bundle.STEPS, bundle.TELEMETRY)]
-        return [(path, path.with_name(path.name + LONGEST)) for path in paths]
+        return PhaseFiles([*paths, *([own_folder(self.folder, 0) / COLLECTIVES] if self._agreement else [])])
 
     def _set_aside(self) -> None:
         """Keep the steps of the finished phase if it is the longest so far."""
         current, kept = self._measurement(), self._longest
-        if current and (kept is None or current.phase.steps > kept.phase.steps):
+        if current and current.phase.is_longer_than(kept.phase if kept else None):
             self._longest = current
-            for path, aside in self._files():
-                path.replace(aside)
+            self._files().keep()
 
     def _take_longest(self) -> _Measurement | None:
         """Take the longest phase of the script, and put the steps of this phase into the bundle."""
         current, kept = self._measurement(), self._longest
         if kept is None:
             return current
-        if current and current.phase.steps > kept.phase.steps:
-            for _, aside in self._files():
-                aside.unlink()
+        if current and current.phase.is_longer_than(kept.phase):
+            self._files().forget()
             return current
-        for path, aside in self._files():
-            aside.replace(path)
+        self._files().put_back()
         assert self._run is not None
         self._run.record, self._notes = kept.record, list(kept.record.notes or ())
         return kept
@@ -245,7 +207,16 @@ class ScriptRun:
     # --- the end
 
     def _complete(self) -> None:
-        """Finish the measurement; the session calls this when every step is taken, while the script waits."""
+        if self._agreement:
+            self._agreement.meet()
+        self.close(Status.COMPLETED)
+        self.show()
+
+    def end_early(self) -> None:
+        """Finish the measurement of a script that has ended before all of its steps were taken."""
+        if self._agreement:
+            self._leave_steps()
+            self._agreement.end()
         self.close(Status.COMPLETED)
         self.show()
 
@@ -263,28 +234,33 @@ class ScriptRun:
             return
         self._timeline.enter("finish")
         with interruption_deferred():
-            self.step_log.flush_events(is_over=True)
-            region = self._region if self.session.receiver else None
-            if region:
-                if region.measured is None:
-                    region.leave()
-                region.close()
+            self._leave_steps()
             longest = self._take_longest()
             if longest:
                 self._notes += [*longest.notes, *_phase_notes(self.session.phases, longest.phase)]
             figures = longest.timing if longest else self._timing(run.record.timing, None)
-            run.set(status=status, error=error, timing=figures)
+            run.set(status=status, error=error, timing=figures, ranks=self._ranks(figures))
             run.set_process(lambda: device.memory(self._device))
             if status is Status.COMPLETED and self._request.ceilings:
                 run.set(ceilings=self._measure_ceilings(run.record.spec.precision))
             run.judge()
-            self._notes += _notes(run.record, self._request.limits)
+            self._notes += [*_notes(run.record, self._request.limits), *_notes_on_ranks(run.record)]
             for note in self._notes:
                 LOGGER.warning("note       %s", note)
             run.set(notes=self._notes)
             self._stack.close()
-            run.seal()
+            if status is not Status.COMPLETED and self._request.leaves_failures:
+                run.write()
+            else:
+                run.seal()
             self.is_sealed = True
+
+    def _ranks(self, figures: Timing) -> Ranks | None:
+        """Summary of the steps of all ranks; None for one device."""
+        if self._agreement is None or self.folder is None:
+            return None
+        found = ranks.summary(self.folder, device=self._device, measured_s=figures.measured_s)
+        return found and replace(found, backend=self._agreement.backend)
 
     def _timing(self, known: Timing, measured: Measured | None) -> Timing:
         times = self._timeline
@@ -337,7 +313,7 @@ class ScriptRun:
         share_text = f"  ({percent(share)} of the measured {spec.precision} ceiling)" if share else ""
         step_s = record.timing.step_s
         rows = {
-            f"{script.unit}/s": f"{plain(rate, 4)}  (one run: no interval)",
+            f"{script.unit}/s": f"{plain(rate, 4)}{_of_all(record)}  (one run: no interval)",
             **({"tokens/s": plain(figures.tokens / (figures.measured_s or 1.0), 4)} if figures.tokens else {}),
             "step time": f"{seconds(step_s.median or 0.0)}  (median of {counted(int(step_s.n or 0), 'step')})",
             "FLOP/s": f"{si(flop_per_s, 'FLOP/s')} while stepping{share_text}"
@@ -353,6 +329,27 @@ class ScriptRun:
         device_name = record.environment.device.name or spec.device
         lines = [f"{script.command}, {spec.precision}, on {spec.device}: {device_name}", f"  {script.step}", ""]
         return "\n".join([*lines, *(f"  {name:<13} {text}" for name, text in rows.items())])
+
+
+def _of_all(record: Record) -> str:
+    """Throughput of all ranks together, and the slowest rank, beside the throughput of each; "" for one device."""
+    found = record.ranks
+    if found is None or found.images_per_s is None:
+        return ""
+    rank, share = found.slowest, percent(found.slower_by or 0.0)
+    slower = "" if rank is None else f", rank {rank:g} is slower by {share}"
+    return f" on each of {found.number or 0:g} devices, {plain(found.images_per_s, 4)} on all{slower}"
+
+
+def _notes_on_ranks(record: Record) -> Iterator[str]:
+    """Notes on a run of several ranks whose figures lack something, or whose library surprises."""
+    found = record.ranks
+    if found is None:
+        return
+    if found.why == ranks.UNKNOWN:
+        yield found.why
+    if found.backend != ranks.backend_of(record.spec.device):
+        yield f"the script's ranks use {found.backend} on {record.spec.device}: their collectives go through the CPU"
 
 
 def _limit_words(record: Record) -> str:

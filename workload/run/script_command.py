@@ -3,12 +3,14 @@
 Standard library only: the script imports torch itself, after setting its own variables.
 """
 
+import logging
 import os
 import shlex
 import sys
 from argparse import SUPPRESS, Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +32,14 @@ from workload.contract.spec import Option, Profile, RunSpec, options
 from workload.contract.text import counted
 from workload.environment import gpu_index
 from workload.measure.timing import Timeline
-from workload.run.repeats import repeat_script
+from workload.run import ranks
+from workload.run.repeats import repeat_script, words_of_run
 from workload.steps import hooks, program
 from workload.steps.hidden_packages import shown
 
 if TYPE_CHECKING:
-    from workload.run.script import ScriptRun
+    from workload.run.measured_script import MeasuredScript
+    from workload.steps.agreement import Agreement
 
 EXAMPLES = """\b
 Examples:
@@ -48,6 +52,7 @@ The order of backward passes and optimizer steps shows what a step is; it is pri
 the script is ended, as by sys.exit(). Everything after -- belongs to the script.
 """
 THEN = ("stop", "continue")
+TRACEBACK_HINT = "the script's own message is above; does it run without rooflaunch, under torchrun?"
 RUN_SCRIPTS = ("script", "profile", "profiled-script")
 
 
@@ -72,6 +77,9 @@ def add_parser(commands: Any) -> None:
     ours.add_argument("--samples-per-step", metavar="N", help="samples per step, if the script has no DataLoader")
     ours.add_argument("--data", metavar="PATH", help="path that replaces {data} in the script's arguments")
     measuring.add_argument("--then", metavar="|".join(THEN), default="stop", help="after the last measured step (stop)")
+    parser.groups[Group.PLACE].add_argument(
+        "--devices", metavar="N", default="1", help="ranks to start as torchrun does, each with a device of its own (1)"
+    )
     first.add_argument(
         "--repeats", metavar="N", default="1", help="run the script this many times, each in a new process (1)"
     )
@@ -98,6 +106,7 @@ def add_parser(commands: Any) -> None:
     # Set for one run of a series: the run's context, and the file to write its bundle's folder to.
     parser.add_argument("--series", help=SUPPRESS)
     parser.add_argument("--bundles", type=Path, help=SUPPRESS)
+    parser.add_argument(ranks.FLAG, type=Path, help=SUPPRESS)
     parser.set_defaults(command=run, script_words=())
 
 
@@ -133,53 +142,97 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
             hint="leave out --fresh-ceilings or --no-ceilings",
         )
     script = program.resolve(parsed.script_words, data=parsed.data)
-    program.refuse_distributed()
-    if parsed.gpu_index is not None:
-        # Before the script imports torch. Repeats and the profile are child processes, which inherit the choice.
-        gpu_index.use(parsed.gpu_index)
+    devices, repeats, profile, profile_steps = (
+        _option(name).parse(getattr(parsed, name)) for name in ("devices", "repeats", "profile", "profile_steps")
+    )
     facts = parsed.context or parsed.series
     context = Context() if facts is None else Context.from_argument(facts)
-    repeats, profile, profile_steps = (
-        _option(name).parse(getattr(parsed, name)) for name in ("repeats", "profile", "profile_steps")
-    )
     if parsed.ncu_metrics is not None:
         parsed.ncu_metrics = _option("ncu_metrics").parse(parsed.ncu_metrics)
-        RunSpec(profile=profile, ncu_metrics=parsed.ncu_metrics).checked()
+    spec = RunSpec(devices=devices, profile=profile, ncu_metrics=parsed.ncu_metrics, script=script.words).checked()
+    place = program.rank_here()
+    if place and parsed.rank_notes is None:
+        _refuse_for_rank(parsed, place[1])
+    if parsed.gpu_index is not None:
+        gpu_index.required(spec, parsed.gpu_index)
+        # Before the script imports torch. Repeats and the profile are child processes, which inherit the choice.
+        gpu_index.use(parsed.gpu_index)
     if repeats > 1 or (profile is not Profile.NONE and not context.profile_later):
         return repeat_script(parsed, script, context, repeats=repeats, profile=profile)
     is_launched = parsed.context is not None
-    announce = _announcer(parsed.bundles, to_stdout=is_launched)
-    measured: list[ScriptRun] = []
+    if devices > 1 and place is None:
+        words = words_of_run(parsed, profile, context)
+        words += ["--bundles", str(parsed.bundles)] if parsed.bundles else []
+        ranks.start_script(words, replace(spec, **wanted), context, parsed.output, is_launched=is_launched)
+        return ExitCode.DONE
+    request = {
+        **{name: getattr(parsed, name) for name in ("output", "ceilings", "fresh_ceilings", "ncu_metrics")},
+        "program": script,
+        "context": context,
+        "goes_on": parsed.then == "continue",
+        "profile": profile,
+        "profile_steps": profile_steps,
+        "announce": _announcer(parsed, to_stdout=is_launched),
+        "is_launched": is_launched,
+        "leaves_failures": parsed.rank_notes is not None,
+    }
+    if place is None:
+        return _measure(request, wanted, timeline, None)
+    if place[0]:
+        # Rank 0 shows the progress. Without a process that reports the ranks' errors, each reports its own.
+        log.LOGGER.handlers[0].setLevel(logging.CRITICAL if parsed.rank_notes else logging.ERROR)
+    with ranks.noted(parsed.rank_notes):
+        return _measure(request, wanted, timeline, place)
+
+
+def _refuse_for_rank(parsed: Namespace, size: int) -> None:
+    """Raise `UsageError` for options that start processes or choose a GPU, in a rank that torchrun has started."""
+    typed = {
+        "--devices": parsed.devices != "1",
+        "--repeats": parsed.repeats != "1",
+        "--profile": parsed.profile != Profile.NONE,
+        gpu_index.FLAG: parsed.gpu_index is not None,
+    }
+    for flag in (flag for flag, is_typed in typed.items() if is_typed):
+        raise UsageError(
+            f"torchrun has started this process as one of {size} ranks, where {flag} cannot be used",
+            hint=f"leave {flag} out; or without torchrun: python -m rooflaunch script --devices {size} -- train.py",
+        )
+
+
+def _measure(request: dict[str, Any], limits: dict[str, Any], timeline: Timeline, place: tuple[int, int] | None) -> int:
+    """Run the script in this process, and measure it. `place`: number of this rank, and number of all ranks."""
+    script, is_launched = request["program"], request["is_launched"]
+    measured: list[MeasuredScript] = []
+    agreement: Agreement | None = None
 
     def listen() -> None:
+        nonlocal agreement
         with shown():
-            from workload.run.script import Request, ScriptRun  # noqa: PLC0415 - imports torch, as the script just has
+            from workload.run.measured_script import Request  # noqa: PLC0415 - imports torch, as the script just has
+            from workload.run.script import ScriptRun  # noqa: PLC0415
+            from workload.run.script_rank import ScriptRank  # noqa: PLC0415
+            from workload.steps.agreement import Agreement  # noqa: PLC0415
             from workload.steps.step import Limits  # noqa: PLC0415
 
-        request = Request(
-            program=script,
-            limits=Limits(**wanted),
-            context=context,
-            output=parsed.output,
-            goes_on=parsed.then == "continue",
-            ceilings=parsed.ceilings,
-            fresh_ceilings=parsed.fresh_ceilings,
-            profile=profile,
-            profile_steps=profile_steps,
-            ncu_metrics=parsed.ncu_metrics,
-            announce=announce,
-            is_launched=is_launched,
-        )
-        measured.append(ScriptRun(request, timeline))
+        if place:
+            agreement = Agreement(*place)
+        full = Request(**request, limits=Limits(**limits), agreement=agreement)
+        measured.append((ScriptRank if place and place[0] else ScriptRun)(full, timeline))
         rooflaunch.listen(measured[0].step_log)
         hooks.install(measured[0].step_log)
+        if agreement:
+            agreement.hooks.install(measured[0].session.refuse)
         _observe_exits(measured[0], script.name)
 
     log.LOGGER.info("script     %s: looking for its training step", script.name)
     timeline.enter("script")
     hooks.when_imported("torch", listen)
-    end = program.run_script(script)
+    end = program.run_script(script, lambda error: agreement.explain(error) if agreement else None)
     if not measured:
+        if end.code and request["leaves_failures"]:
+            what = f"rank {os.environ['RANK']}: {script.name} {_how(end)} before it imported torch"
+            raise RunFailedError(what, hint=TRACEBACK_HINT)
         return _without_torch(script, end, is_launched=is_launched)
     return _close(measured[0], script, end, is_launched=is_launched)
 
@@ -204,13 +257,13 @@ def _option(name: str) -> Option:
     return next(option for option in options() if option.name == name)
 
 
-def _announcer(bundles: Path | None, *, to_stdout: bool) -> Callable[[Path], None]:
-    """Function that reports the bundle's folder, to a file and to stdout as requested."""
+def _announcer(parsed: Namespace, *, to_stdout: bool) -> Callable[[Path], None]:
+    """Function that reports the bundle's folder, to files and to stdout as requested."""
     print_folder = _printer() if to_stdout else lambda _: None
-    path = bundles and bundles.absolute()
+    files = [parsed.bundles and parsed.bundles.absolute(), parsed.rank_notes and parsed.rank_notes / ranks.BUNDLE_NOTE]
 
     def announce(folder: Path) -> None:
-        if path:
+        for path in filter(None, files):
             path.write_text(f"{folder}\n", encoding="utf-8")
         print_folder(folder)
 
@@ -227,7 +280,7 @@ def _printer() -> Callable[[Path], None]:
     return print
 
 
-def _observe_exits(measured: "ScriptRun", name: str) -> None:
+def _observe_exits(measured: "MeasuredScript", name: str) -> None:
     """Seal the bundle if the script calls `os._exit`; log a note if it replaces itself by another program."""
     leave = os._exit
     process = os.getpid()
@@ -260,7 +313,7 @@ def _without_torch(script: program.Program, end: program.End, *, is_launched: bo
     )
 
 
-def _close(measured: "ScriptRun", script: program.Program, end: program.End, *, is_launched: bool) -> int:
+def _close(measured: "MeasuredScript", script: program.Program, end: program.End, *, is_launched: bool) -> int:
     """Seal the bundle and report the script's end; return the exit code."""
     session = measured.session
     measured.step_log.flush_events(is_over=True)
@@ -268,6 +321,9 @@ def _close(measured: "ScriptRun", script: program.Program, end: program.End, *, 
     if interruption := pending_interruption() or (end.error if isinstance(end.error, InterruptedRunError) else None):
         measured.close(Status.INTERRUPTED, str(interruption))
         raise interruption
+    if isinstance(end.error, RooflaunchError) and not measured.is_sealed:
+        # An explanation of the script's own error.
+        session.refusal = session.refusal or end.error
     if session.refusal:
         measured.close(Status.FAILED, str(session.refusal))
         if session.goes_on:
@@ -283,34 +339,44 @@ def _close(measured: "ScriptRun", script: program.Program, end: program.End, *, 
         measured.close(Status.FAILED, f"a bug in rooflaunch: {session.bug!r}")
         raise session.bug
     if measured.measured_steps:
-        measured.close(Status.COMPLETED)
-        measured.show()
+        try:
+            measured.end_early()
+        except RooflaunchError as error:
+            measured.close(Status.FAILED, str(error))
+            raise
         return ExitCode.DONE
     raise _error_without_steps(measured, script)
 
 
-def _failed(measured: "ScriptRun", script: program.Program, end: program.End, *, is_launched: bool) -> int:
+def _how(end: program.End) -> str:
+    is_exit = end.error is None or isinstance(end.error, SystemExit)
+    return f"ended with exit code {end.code}" if is_exit else f"failed with {type(end.error).__name__}"
+
+
+def _failed(measured: "MeasuredScript", script: program.Program, end: program.End, *, is_launched: bool) -> int:
     """Seal the bundle of a script that failed, and log an error; the script has shown its traceback itself.
 
     Returns the exit code.
     """
     from workload.environment import device  # noqa: PLC0415 - torch is there by now
 
-    steps, is_exit = measured.measured_steps, end.error is None or isinstance(end.error, SystemExit)
-    how = f"ended with exit code {end.code}" if is_exit else f"failed with {type(end.error).__name__}"
-    what = f"{script.name} {how}"
+    steps, what = measured.measured_steps, f"{script.name} {_how(end)}"
     after = f"after {counted(steps, 'measured step')}" if measured.folder else "before its training step was known"
     kept = f"; the bundle has these steps: {measured.folder}" if steps else ""
     is_memory = isinstance(end.error, Exception) and device.is_out_of_memory(end.error)
     with suppress(RooflaunchError):
         measured.close(Status.OUT_OF_MEMORY if is_memory else Status.FAILED, f"{what} {after}")
+    if measured.leaves_failures:
+        failure = OutOfDeviceMemoryError if is_memory else RunFailedError
+        hint = "a smaller batch size" if is_memory else TRACEBACK_HINT
+        raise failure(f"rank {os.environ['RANK']}: {what} {after}", hint=hint)
     log.LOGGER.error("error: %s %s%s", what, after, kept)
     if not is_launched:
         return end.code
     return OutOfDeviceMemoryError.exit_code if is_memory else RunFailedError.exit_code
 
 
-def _error_without_steps(measured: "ScriptRun", script: program.Program) -> RooflaunchError:
+def _error_without_steps(measured: "MeasuredScript", script: program.Program) -> RooflaunchError:
     """Error for a script that ended without failure, but has no measured step."""
     session = measured.session
     if measured.folder:
@@ -340,6 +406,6 @@ def _error_without_steps(measured: "ScriptRun", script: program.Program) -> Roof
         )
     return RunFailedError(
         f"{script.name} ended without a backward pass or an optimizer step in this process",
-        hint="a script that trains in child processes (torchrun, torch.multiprocessing) cannot be measured yet: "
-        "run the script as one process",
+        hint="a script that starts its own training processes (torch.multiprocessing) cannot be measured: let it read "
+        "torchrun's variables RANK and WORLD_SIZE, and use --devices N",
     )

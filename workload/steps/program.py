@@ -12,18 +12,19 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
 
 from workload import log
-from workload.contract.errors import ExitCode, InterruptedRunError, UsageError
+from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError, UsageError
 from workload.contract.script import DATA, main_file
 from workload.steps.hidden_packages import ROOT, hidden
 
 EXAMPLE = "python -m rooflaunch script -- train.py --lr 0.1"
+TORCHRUN = "torchrun --nproc-per-node 2 -m rooflaunch script -- train.py"
 STEP_HINT = "mark the end of a step in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
 # Time limit in seconds for the script's exit: a last checkpoint, the end of worker processes and a logger's upload take
 # seconds.
@@ -87,19 +88,20 @@ class End:
     error: BaseException | None = None
 
 
-def run_script(script: Program) -> End:
+def run_script(script: Program, explain: Callable[[BaseException], RooflaunchError | None] = lambda _: None) -> End:
     """Run the script with Python's own streams and Ctrl-C handling.
 
-    A process that the script has forked exits here with its own exit code.
+    A process that the script has forked exits here with its own exit code. `explain`: returns an error to report in
+    place of the script's own traceback, if it knows the cause.
     """
     process = os.getpid()
-    end = _run(script)
+    end = _run(script, explain)
     if os.getpid() != process:
         raise SystemExit(end.code)
     return end
 
 
-def _run(script: Program) -> End:
+def _run(script: Program, explain: Callable[[BaseException], RooflaunchError | None]) -> End:
     streams = sys.stdout, sys.stderr
     # Ctrl-C raises KeyboardInterrupt, which many training scripts catch.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -117,8 +119,10 @@ def _run(script: Program) -> End:
         hint = "run again; the unfinished bundle keeps its steps"
         return End(code=ExitCode.INTERRUPTED, error=InterruptedRunError("interrupted by Ctrl-C", hint=hint))
     except BaseException as error:  # noqa: BLE001 - whatever a script may raise
-        show_traceback(error)
-        return End(code=ExitCode.BUG, error=error)
+        explained = explain(error)
+        if explained is None:
+            show_traceback(error)
+        return End(code=explained.exit_code if explained else ExitCode.BUG, error=explained or error)
     finally:
         with suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -187,14 +191,28 @@ def _module(words: Sequence[str], filled: Sequence[str]) -> Program:
     )
 
 
-def refuse_distributed() -> None:
-    """Raise `UsageError` if a launcher of several processes has started this one."""
-    size = os.environ.get("WORLD_SIZE", "1")
-    if size != "1":
+def rank_here() -> tuple[int, int] | None:
+    """Number of this process among the ranks that torchrun has started, and their number; None for one process.
+
+    Raises `UsageError` for variables that do not describe ranks on one machine.
+    """
+    names = ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE")
+    size_text = os.environ.get("WORLD_SIZE", "1")
+    if size_text == "1":
+        return None
+    try:
+        size, rank, here = (int(os.environ.get(name, size_text)) for name in names)
+    except ValueError:
+        size = rank = here = 0
+    if not 0 <= rank < size:
+        set_so = ", ".join(f"{name}={os.environ.get(name, '')}" for name in names)
+        raise UsageError(f"these variables describe no rank: {set_so}", hint=f"unset WORLD_SIZE, or {TORCHRUN}")
+    if here != size:
         raise UsageError(
-            f"WORLD_SIZE is {size}: a step of several processes cannot be measured yet",
-            hint="unset WORLD_SIZE, and run the script as one process on one GPU",
+            f"ranks on several machines cannot be measured yet: WORLD_SIZE is {size}, LOCAL_WORLD_SIZE {here}",
+            hint=TORCHRUN,
         )
+    return rank, size
 
 
 def several_processes() -> UsageError | None:
@@ -204,8 +222,8 @@ def several_processes() -> UsageError | None:
     if size == 1:
         return None
     return UsageError(
-        f"the script trains with {size} processes: a step of several processes cannot be measured yet",
-        hint="run the script as one process on one GPU",
+        f"the script trains with {size} processes, but only this one is measured",
+        hint=f"--devices {size}, for a script that reads RANK, LOCAL_RANK and WORLD_SIZE; or run it as one process",
     )
 
 

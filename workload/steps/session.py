@@ -20,6 +20,7 @@ from workload.contract.interrupt import pending_interruption
 from workload.contract.spec import Device
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.steps.batches import Batch, Unit, fetched_at, measure, size_of
+from workload.steps.guard import Guard
 from workload.steps.hooks import Site
 from workload.steps.program import STEP_HINT, EndOfScript, Program, end_by_force_after, several_processes
 from workload.steps.step import Amount, Fetch, Limits, Loader, OpenStep, Optimizers, Phase, Step, StepReceiver, describe
@@ -92,7 +93,7 @@ class Session:
         self._event_mark: Any = None
         self._more_events_follow = False
         self._open_step = OpenStep()
-        self._guard = _Guard(self)
+        self._guard = Guard(self.refuse, self.failed)
         self._device = Device.CPU
         self._is_evaluating = self._is_classified_step = False
         self._counter: WorkCounter | None = None
@@ -184,7 +185,7 @@ class Session:
 
     def _refuse_updates_by_hand(self, what: str) -> None:
         where = fetched_at(self._folder)
-        self._refuse(
+        self.refuse(
             UsageError(
                 f"{what}, the last one at {where}, but no step of an optimizer of torch.optim",
                 hint=f"`import rooflaunch`, and after the update that follows {where}: `rooflaunch.step_done()`",
@@ -212,7 +213,7 @@ class Session:
         if self.thread is None:
             self.thread = threading.get_ident()
         elif self.thread != threading.get_ident():
-            self._refuse(UsageError("the script calls optimizers in more than one thread", hint="train in one thread"))
+            self.refuse(UsageError("the script calls optimizers in more than one thread", hint="train in one thread"))
         self._in_optimizer = False
         if self._in_backward:
             # The script has an optimizer for each parameter, which steps as soon as its gradient is computed.
@@ -304,7 +305,7 @@ class Session:
         self._use_marks()
         self._mark(StepPart.OPTIMIZER)
         with self._guard:
-            self._step_ended(is_regular=True)
+            self._follow_mark()
 
     def _use_marks(self) -> None:
         self.thread = self.thread or threading.get_ident()
@@ -376,10 +377,17 @@ class Session:
             )
             now.backward = now.closures = now.batches = 0
             now.segments.append(segment)
-            if self.stage is Stage.SEARCHING and (error := several_processes()):
-                self._refuse(error)
+            if self.stage is Stage.SEARCHING and (error := self._unjoined()):
+                self.refuse(error)
             if not self._is_marked:
                 self._follow(self._finder.add(segment))
+
+    def _unjoined(self) -> RooflaunchError | None:
+        """Error for a script that trains with processes which are not measured."""
+        return several_processes()
+
+    def _follow_mark(self) -> None:
+        self._step_ended(is_regular=True)
 
     def _follow(self, seen: Seen) -> None:
         match seen:
@@ -402,7 +410,7 @@ class Session:
             case Seen.UNCLEAR if self._counts and any(phase.taken for phase in self.phases):
                 self.complete()
             case Seen.UNCLEAR:
-                self._refuse(
+                self.refuse(
                     UsageError(
                         f"{MOST_SEGMENTS} optimizer steps have no repeating order, so it is unclear what a step is",
                         hint=STEP_HINT,
@@ -481,11 +489,14 @@ class Session:
         self._taken += 1
         if is_whole and (full or self._limits.samples_per_step):
             self._works.append(work)
-        known = usual(self._works)
-        if known is None and self._taken < 2 * MOST_COUNTED and len(self._works) < MOST_COUNTED:
+        if self._has_counted_enough():
+            self._start_receiver(usual(self._works) or chosen(self._works or [work]))
+        else:
             self._begin_counting()
-            return
-        self._start_receiver(known or chosen(self._works or [work]))
+
+    def _has_counted_enough(self) -> bool:
+        is_known = usual(self._works) is not None
+        return is_known or self._taken >= 2 * MOST_COUNTED or len(self._works) >= MOST_COUNTED
 
     def _start_receiver(self, work: Work | None) -> None:
         assert self.step is not None
@@ -536,21 +547,21 @@ class Session:
             self.samples.append(images)
             self.tokens.append(sum(fetch.batch.real_tokens for fetch in kept))
         self.receiver.end(images, is_step=is_regular)
-        warmup, iterations, least_s = self._limits.filled(self._device)
-        if self.stage is Stage.WARMUP and self._taken >= warmup:
+        if not self._is_phase_over(self.receiver):
+            self.receiver.begin(self._event_mark)
+        elif self.stage is Stage.MEASURED:
+            self.complete()
+        else:
             self.receiver.leave()
             self._enter(Stage.MEASURED)
-            return
-        if (
-            self.stage is Stage.MEASURED
-            and self._taken >= iterations
-            and not self._more_events_follow
-            and not self.receiver.wants_more
-            and time.perf_counter() - self._began_s >= least_s
-        ):
-            self.complete()
-            return
-        self.receiver.begin(self._event_mark)
+
+    def _is_phase_over(self, receiver: StepReceiver) -> bool:
+        """Whether the phase has all of its steps."""
+        warmup, iterations, least_s = self._limits.filled(self._device)
+        if self.stage is Stage.WARMUP or self._taken < iterations:
+            return self.stage is Stage.WARMUP and self._taken >= warmup
+        passed_s = time.perf_counter() - self._began_s
+        return not self._more_events_follow and not receiver.wants_more and passed_s >= least_s
 
     def complete(self) -> None:
         """Write the results after the last step, then end the script or let the script continue."""
@@ -566,7 +577,8 @@ class Session:
 
     # --- refusals
 
-    def _refuse(self, error: RooflaunchError) -> None:
+    def refuse(self, error: RooflaunchError) -> None:
+        """End the script because of `error`, or only the measurement if the script goes on."""
         is_first, self.refusal = self.refusal is None, self.refusal or error
         self.active, self.stage = not self.goes_on, Stage.OVER
         if self.goes_on and is_first:
@@ -581,22 +593,3 @@ class Session:
         self.active, self.stage, self.bug = False, Stage.OVER, error
         LOGGER.error("script     not measured any further, because of a bug in rooflaunch: %r", error)
         LOGGER.debug("%s", "".join(traceback.format_exception(error)))
-
-
-class _Guard:
-    """Context manager that keeps our own exceptions out of the script."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
-        if isinstance(error, RooflaunchError):
-            self._session._refuse(error)  # noqa: SLF001 - a part of it
-            return True
-        if not isinstance(error, Exception):
-            return False
-        self._session.failed(error)
-        return True

@@ -96,6 +96,10 @@ class Phase:
     steps: int = 0
     taken: int = 0
 
+    def is_longer_than(self, other: "Phase | None") -> bool:
+        """Whether this phase has more steps than `other`, if there is one."""
+        return other is None or self.steps > other.steps
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -123,12 +127,13 @@ class Limits:
 class Optimizer:
     """Facts of an optimizer at its first step. `kind`: number shared by optimizers of one class with the same shapes.
 
-    `elements`: number of elements of each parameter, by the parameter's identity.
+    `gpus`: indices of its NVIDIA GPUs. `elements`: number of elements of each parameter, by the parameter's identity.
     """
 
     name: str
     kind: int
     devices: frozenset[str]
+    gpus: frozenset[int]
     elements: Mapping[int, int]
 
 
@@ -160,6 +165,7 @@ class Optimizers:
                 name=type(optimizer).__name__,
                 kind=len(self._kinds),
                 devices=frozenset(tensor.device.type for tensor in parameters),
+                gpus=frozenset(tensor.device.index or 0 for tensor in parameters if tensor.is_cuda),
                 elements={id(tensor): tensor.numel() for tensor in parameters},
             ),
         )
@@ -171,6 +177,11 @@ class Optimizers:
         """
         kinds = {kind for number in numbers for kind in self.known[number].devices}
         return next((device for device in (Device.CUDA, Device.MPS) if device in kinds), Device.CPU)
+
+    def gpus(self) -> list[str]:
+        """Identities of the NVIDIA GPUs with the parameters of all optimizers."""
+        indices = {index for optimizer in self.known for index in optimizer.gpus}
+        return sorted(str(torch.cuda.get_device_properties(index).uuid) for index in indices)
 
     def parameters(self, numbers: Collection[int]) -> int:
         """Number of elements of the parameters of the optimizers with these `numbers`, each parameter counted once."""

@@ -247,8 +247,8 @@ def test_an_import_path_into_the_repository_leads_to_the_copy(project: Path, mon
         pytest.param(
             ("torchrun", "train.py"),
             {},
-            "'torchrun' starts a process for each GPU, and a step of several processes cannot be measured yet",
-            "run only the script, on one GPU: launch duel --commit main HEAD -- train.py",
+            "'torchrun' starts a process for each GPU, and rooflaunch measures only processes that it starts itself",
+            "--devices 2 and only the script after --: launch duel --commit main HEAD -- train.py",
             id="a launcher of several processes",
         ),
         pytest.param(("train.py",), {"data": "gone"}, "no data at 'gone'", None, id="no data"),

@@ -498,3 +498,15 @@ def test_how_far_a_script_is(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "script     train.py: 60 s, no step is measured yet",
         "script     train.py: 90 s, 2 steps so far",
     ]
+
+
+@pytest.mark.usefixtures("caller")
+def test_ranks_in_a_container(choice: Choice) -> None:
+    plan = make_plan({"device": "cpu", "devices": 2}, choice)
+    assert plan.container is not None
+    assert list(plan.container.command[:5]) == ["train", "--device", "cpu", "--devices", "2"]
+    script = resolve({"devices": 2}, {}, None, script=["train.py", "--lr", "1"])
+    planned = local.make_plan(script, choice, output=Path("results"), limits=ContainerLimits())
+    assert planned.container is not None
+    assert list(planned.container.command[:3]) == ["script", "--devices", "2"]
+    assert list(planned.container.command[-4:]) == ["--", "train.py", "--lr", "1"]

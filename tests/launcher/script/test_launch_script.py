@@ -115,8 +115,8 @@ REFUSED = {
     "a module without its name": ("-- -m", "-m needs the name of a module", "launch local -- -m package.train"),
     "a launcher of several processes": (
         "-- torchrun train.py",
-        "'torchrun' starts a process for each GPU, and a step of several processes cannot be measured yet",
-        "run only the script, on one GPU: launch local -- train.py --lr 0.1",
+        "'torchrun' starts a process for each GPU, and rooflaunch measures only processes that it starts itself",
+        "--devices 2 and only the script after --: launch local -- train.py --lr 0.1",
     ),
     "an option of our trainer": (
         "--model resnet50 -- train.py",

@@ -50,8 +50,8 @@ REFUSED = {
     ),
     "several processes": (
         ["--", "torchrun", "--nproc-per-node", "2", "train.py"],
-        "'torchrun' starts a process for each GPU, and a step of several processes cannot be measured yet",
-        f"run only the script, on one GPU: {EXAMPLE}",
+        "'torchrun' starts a process for each GPU, and rooflaunch measures only processes that it starts itself",
+        f"--devices 2 and only the script after --: {EXAMPLE}",
     ),
     "no module named": (
         ["--", "-m"],
@@ -93,12 +93,68 @@ def test_a_bad_command_line_is_refused(name: str, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == f"error: {message}\nhint: {hint.format(here=Path.cwd())}\n"
 
 
-def test_a_process_of_several_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(UsageError, match="WORLD_SIZE is 4: a step of several processes cannot be measured yet"):
-        program.refuse_distributed()
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    program.refuse_distributed()
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({}, None),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, None),
+        ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "2"}, (1, 2)),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, (1, 2)),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "these variables describe no rank: WORLD_SIZE=2, RANK=2"),
+        ({"WORLD_SIZE": "2"}, "these variables describe no rank: WORLD_SIZE=2, RANK=, LOCAL_WORLD_SIZE="),
+        ({"WORLD_SIZE": "many"}, "these variables describe no rank: WORLD_SIZE=many"),
+        (
+            {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+            "ranks on several machines cannot be measured yet: WORLD_SIZE is 4, LOCAL_WORLD_SIZE 2",
+        ),
+    ],
+)
+def test_variables_of_torchrun(
+    variables: dict[str, str], place: tuple[int, int] | str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if isinstance(place, str):
+        with pytest.raises(UsageError, match=place):
+            program.rank_here()
+    else:
+        assert program.rank_here() == place
+
+
+# what a rank that torchrun has started cannot do: options, and what is named
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["--devices", "2"], "--devices"),
+        (["--repeats", "3"], "--repeats"),
+        (["--profile", "torch"], "--profile"),
+        (["--gpu-index", "0"], "--gpu-index"),
+    ],
+)
+def test_a_rank_of_torchrun_starts_nothing(
+    words: list[str], flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert cli.main(["script", *words, "--", "train.py"]) == ExitCode.USAGE
+    assert capsys.readouterr().err == (
+        f"error: torchrun has started this process as one of 2 ranks, where {flag} cannot be used\n"
+        f"hint: leave {flag} out; or without torchrun: python -m rooflaunch script --devices 2 -- train.py\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--profile", "ncu"], "only a run of one device can be profiled; got --profile ncu --devices 2"),
+        (["--gpu-index", "0"], "--gpu-index chooses one GPU; got --gpu-index 0 --devices 2"),
+    ],
+)
+def test_options_of_one_device(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["script", "--devices", "2", *words, "--", "train.py"]) == ExitCode.USAGE
+    assert capsys.readouterr().err.startswith(f"error: {message}\nhint: ")
 
 
 def test_everything_after_the_dashes_is_the_scripts() -> None:
@@ -124,8 +180,8 @@ TOO_FEW = (
     "`import rooflaunch`, then `rooflaunch.step_done()` after each update"
 )
 RUN_ALONE = (
-    "hint: a script that trains in child processes (torchrun, torch.multiprocessing) cannot be measured "
-    "yet: run the script as one process"
+    "hint: a script that starts its own training processes (torch.multiprocessing) cannot be measured: let it read "
+    "torchrun's variables RANK and WORLD_SIZE, and use --devices N"
 )
 NO_OPTIMIZER = "but no step of an optimizer of torch.optim"
 MADE_NONE = "and made no step of an optimizer of torch.optim"

@@ -187,7 +187,7 @@ child = multiprocessing.get_context('fork').Process(target=lambda: list(train())
 """,
         code=6,
         status=None,
-        message="hint: a script that trains in child processes",
+        message="hint: a script that starts its own training processes",
     ),
     "catches everything": Case(
         text="""

@@ -1,0 +1,241 @@
+"""A user's script in two ranks on a CPU: their one bundle, what is unknown, and how ranks end that do not fit."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import until
+from tests.workload.run.test_ranks import process_of, rows
+from workload.contract import bundle
+from workload.contract.errors import ExitCode
+from workload.contract.ranks import UNKNOWN
+from workload.contract.record import Status
+
+pytestmark = [
+    pytest.mark.world,
+    pytest.mark.slow,
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each rank needs a CPU"),
+]
+
+# Sleeps stand for the work of a step, so that a busy machine changes the ranks' relation little.
+TRAIN = """
+import os, sys, time, torch
+from torch import distributed as dist, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+steps, slow_s, last = int(sys.argv[1]), float(sys.argv[2]), [int(word) for word in sys.argv[3:]]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(8 * steps, 3, 8, 8), torch.randint(5, (8 * steps,)))
+model = DistributedDataParallel(
+    nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5))
+)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for number, (x, y) in enumerate(DataLoader(data, 4, sampler=DistributedSampler(data)), 1):
+    time.sleep(slow_s * (1 + rank / 2))
+    loss = nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if [rank, number] == last:
+        break
+print("weights", sum(p.double().sum().item() for p in model.parameters()), flush=True)
+dist.destroy_process_group()
+"""
+# Each rank averages the gradients by a collective of its own choice.
+BY_HAND = """
+import torch
+from torch import distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for (x,) in DataLoader(TensorDataset(torch.ones(400, 4)), 4):
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+"""
+# Script; exit code and error, as said once for both ranks.
+BROKEN = {
+    "ranks that are not joined": (
+        BY_HAND.replace('dist.init_process_group("gloo")', "").replace("dist.all_reduce(parameter.grad)", "pass"),
+        ExitCode.USAGE,
+        "train.py runs in 2 ranks, but has joined 1 of them by init_process_group: each trains alone",
+    ),
+    "NCCL on a CPU": (
+        TRAIN.replace('"gloo"', '"nccl"'),
+        ExitCode.USAGE,
+        "the script asks for NCCL, which needs NVIDIA GPUs, and none is visible here",
+    ),
+    "processes of its own": (
+        "import torch.multiprocessing as mp\nif __name__ == '__main__':\n    mp.spawn(print, nprocs=2)\n",
+        ExitCode.USAGE,
+        "the script starts its own processes by torch.multiprocessing.spawn, but several ranks run it already",
+    ),
+    "a rank that fails before the first step": (
+        TRAIN.replace("rank = dist.get_rank()", "rank = dist.get_rank(); assert rank == 0"),
+        ExitCode.RUN_FAILED,
+        "rank 1: train.py failed with AssertionError before its training step was known",
+    ),
+    "a rank that exits before torch": (
+        "import os, sys\nif os.environ['RANK'] == '1': sys.exit(3)\n" + TRAIN,
+        ExitCode.RUN_FAILED,
+        "rank 1: train.py ended with exit code 3 before it imported torch",
+    ),
+}
+
+
+def started(folder: Path, text: str, *words: str, options: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
+    (folder / "train.py").write_text(text)
+    ours = ["--devices", "2", "--no-ceilings", "--warmup", "1", *options, "-o", "out", "--", "train.py"]
+    command = [sys.executable, "-P", "-m", "rooflaunch", "script", *ours, *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=folder)
+
+
+def bundle_in(folder: Path) -> bundle.Bundle:
+    (found,) = (folder / "out").iterdir()
+    return bundle.read(found)
+
+
+def test_two_ranks_write_one_bundle_and_learn_the_same(tmp_path: Path) -> None:
+    process = started(tmp_path, TRAIN, "24", "0", options=("--iterations", "6", "--then", "continue"))
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == ExitCode.DONE, err
+    found = bundle_in(tmp_path)
+    names = {file.name for file in found.files}
+    assert {"steps.csv", "ranks/0/collectives.csv", "ranks/1/collectives.csv", "ranks/1/steps.csv"} <= names
+    record = found.record
+    ranks = record.ranks
+    assert ranks is not None
+    assert (record.status, record.spec.devices, record.environment.device.threads) == (Status.COMPLETED, 2, 1)
+    assert (ranks.number, ranks.backend, list(ranks.steps or ()), ranks.images) == (2, "gloo", [6, 6], 48)
+    assert record.timing.images == 24, "rank 0's, as in steps.csv"
+    assert ranks.images_per_s == pytest.approx(2 * (record.timing.images_per_s or 0))
+    assert all(seconds > 0 for seconds in ranks.exposed_s or ())
+    assert " on each of 2 devices, " in err
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    alone = subprocess.run(
+        [*torchrun, "train.py", "24", "0"], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=300
+    )
+    assert sorted(out.split()) == sorted(alone.stdout.split()) != []
+
+
+def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ours = [
+        "-m",
+        "rooflaunch",
+        "script",
+        "--no-ceilings",
+        "--iterations",
+        "5",
+        "-o",
+        "out",
+        "--",
+        "train.py",
+        "40",
+        "0",
+    ]
+    process = subprocess.run([*torchrun, *ours], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300)
+    assert process.returncode == 0, process.stderr
+    ranks = bundle_in(tmp_path).record.ranks
+    assert ranks is not None
+    assert list(ranks.steps or ()) == [5, 5]
+    assert process.stderr.count("a step = ") == 2, "rank 0 says it twice: once it is found, and with the results"
+
+
+def test_the_slower_rank_is_named(tmp_path: Path) -> None:
+    process = started(tmp_path, TRAIN, "40", "0.6", options=("--iterations", "8"))
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == ExitCode.DONE, err
+    ranks = bundle_in(tmp_path).record.ranks
+    assert ranks is not None
+    assert ranks.slowest == 1, ranks
+    assert ", rank 1 is slower by " in err
+
+
+def test_waits_are_unknown_without_distributed_data_parallel(tmp_path: Path) -> None:
+    process = started(tmp_path, BY_HAND, options=("--iterations", "5"))
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == ExitCode.DONE, err
+    record = bundle_in(tmp_path).record
+    ranks = record.ranks
+    assert ranks is not None
+    assert (list(ranks.steps or ()), ranks.images, ranks.exposed_s, ranks.slowest) == ([5, 5], 40, None, None)
+    assert ranks.images_per_s
+    assert UNKNOWN in (record.notes or ())
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_ranks_that_cannot_train(case: str, tmp_path: Path) -> None:
+    text, code, message = BROKEN[case]
+    process = started(tmp_path, text, "40", "0")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == code, err
+    assert [line for line in err.splitlines() if line.startswith("error: ")] == [f"error: {message}"]
+    assert err.splitlines()[-1].startswith("hint: ")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_ends_early_ends_the_run(rank: int, tmp_path: Path) -> None:
+    process = started(tmp_path, TRAIN, "400", "0", str(rank), "30", options=("--iterations", "100"))
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == ExitCode.RUN_FAILED
+    message = f"rank {rank} ended after 30 optimizer steps, and another rank takes more: it waits for rank {rank}"
+    assert [line for line in err.splitlines() if line.startswith("error: ")] == [f"error: {message}"]
+    found = bundle_in(tmp_path)
+    assert (found.record.status, found.record.error) == (Status.FAILED, message)
+    assert found.record.ranks is not None
+    assert found.record.ranks.images
+
+
+def test_ranks_that_all_end_early_are_complete(tmp_path: Path) -> None:
+    process = started(tmp_path, TRAIN, "30", "0", options=("--iterations", "100"))
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == ExitCode.DONE, err
+    record = bundle_in(tmp_path).record
+    assert record.status is Status.COMPLETED
+    assert record.ranks is not None
+    assert len(set(record.ranks.steps or ())) == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_run_and_loses_no_step(tmp_path: Path, rank: int) -> None:
+    process = started(tmp_path, TRAIN, "100000", "0.02", options=("--iterations", "40000"))
+    until(lambda: rows(tmp_path / "out") >= 8, within_s=300)
+    victim, other = process_of(rank, process.pid), process_of(1 - rank, process.pid)
+    assert victim
+    assert other
+    written = rows(tmp_path / "out")
+    os.kill(victim, signal.SIGKILL)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == ExitCode.RUN_FAILED
+    assert err.count("error: ") == 1, err
+    assert f"rank {rank} was killed by SIGKILL" in err
+    assert not Path(f"/proc/{other}").exists()
+    found = bundle_in(tmp_path)
+    assert found.record.status is Status.FAILED
+    assert len(found.steps()) >= written
+    assert found.record.ranks is not None
+    assert found.record.ranks.images
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    process = started(tmp_path, TRAIN, "100000", "0.02", options=("--iterations", "40000"))
+    until(lambda: rows(tmp_path / "out") >= 8, within_s=300)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert err.count("error: ") == 1, err
+    assert bundle_in(tmp_path).record.status is Status.INTERRUPTED
