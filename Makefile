@@ -67,4 +67,4 @@ recording: $(READY)
 	$(BIN)/python docs/recording.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

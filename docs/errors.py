@@ -64,7 +64,8 @@ INTRODUCTION = """\
 # Every error by its message
 
 An error is two lines on stderr: `error:` with the message, and `hint:` with the next step. Search this page for words
-of the message; `<…>` stands for what differs each time. Written from the code by `python -m docs.errors`.
+of the message; `<…>` stands for what differs each time. What another program or service answers is shown in its own
+words, and is not listed. Written from the code by `python -m docs.errors`.
 
 ## Exit codes
 
@@ -169,13 +170,18 @@ def _cell(text: str) -> str:
 def _row(message: str, cures: set[str]) -> str:
     """Row of a message; a cure that is only a placeholder depends on the case, and is left to the hint itself."""
     known = sorted(cure for cure in cures if not BARE.fullmatch(cure))
-    return f"| {_cell(message)} | {'<br>'.join(map(_cell, known)) or 'as its hint says'} |"
+    return f"| {_cell(message)} | {'<br>or '.join(map(_cell, known)) or 'as its hint says'} |"
+
+
+def has_words(entry: Entry) -> bool:
+    """Whether a message has words of its own, by which it can be found."""
+    return bool(re.sub(r"<[^<>]*>|\W", "", entry.message))
 
 
 def page(entries: Iterable[Entry]) -> str:
     """Text of docs/errors.md."""
     groups: dict[str, dict[int, dict[str, set[str]]]] = {title: {} for title in GROUPS.values()}
-    for entry in entries:
+    for entry in filter(has_words, entries):
         groups[entry.group].setdefault(entry.code, {}).setdefault(entry.message, set()).add(entry.cure)
     parts = [INTRODUCTION, *(f"| {code.value} | {meaning} |\n" for code, meaning in MEANINGS.items())]
     for title, by_code in groups.items():

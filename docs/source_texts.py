@@ -72,7 +72,9 @@ class Scope:
     def variables(self) -> Mapping[str, list[ast.expr]]:
         if self.function:
             return _assigned(itertools.chain.from_iterable(map(ast.walk, self.function.body)))
-        return _assigned(self.module.tree.body)
+        body = self.module.tree.body
+        inner = [part for node in body if isinstance(node, ast.If) for part in (*node.body, *node.orelse)]
+        return _assigned([*body, *inner])
 
     @cached_property
     def parameters(self) -> list[str]:
@@ -345,6 +347,8 @@ def _targets(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]
             yield last(target), value
         case (ast.Attribute(attr=name), _):
             yield f".{name}", value
+        case (ast.Subscript(value=ast.Name(id=table), slice=key), _):
+            yield table, ast.Dict([key], [value])
         case (ast.Tuple(elts=targets), ast.Tuple(elts=values)):
             yield from itertools.chain.from_iterable(map(_targets, targets, values))
         case (ast.Tuple(), ast.IfExp(body=first, orelse=second)):

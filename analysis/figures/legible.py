@@ -104,6 +104,7 @@ def _reduced(material: Material, kept: Mapping[Pair, str]) -> Material:
         points=_renamed(material.points, kept),
         kernel_points=_renamed(material.kernel_points, kept),
         costs=_renamed(material.costs, kept),
+        scaling=_renamed(material.scaling, kept),
         roofs=roofs.reset_index(drop=True),
         environments=by_speed(every, measured, "env"),
         tasks=[task for task in material.tasks if task in set(every["task"])],

@@ -41,6 +41,7 @@ BARS = "bars"
 DEVIATIONS = "Bars are the mean ± 1 standard deviation over runs, where there are at least two."
 INTERVALS = "Bars are 95 % intervals over runs, where there are at least three."
 ARROWS = "An arrowhead means that the interval continues outside of the figure."
+EACH_DEVICE = "Of several devices that train together, the figure of each is drawn. "
 COUNTERS = "counters"
 # Up to this many environments, two batch sizes make a curve; with more, batch_size_scaling compares them instead.
 FEW_ENVIRONMENTS = 3
@@ -240,6 +241,35 @@ def _scaling(material: Material) -> Iterator[Figure]:
     )
 
 
+def _over_devices(material: Material) -> Iterator[Figure]:
+    rows = [row for row in material.scaling.to_dict("records") if pd.notna(row["efficiency"])]
+    if not rows:
+        return
+    table = pd.DataFrame(rows)
+    # In `variant`, the number of devices stands beside the other settings that differ.
+    variants = table["variant"].str.replace(r", devices \d+", "", regex=True)
+    table = table.assign(setting=table["task"] + [f", batch {_batch(row)}, " for row in rows] + variants)
+    yield Figure(
+        name="devices_efficiency",
+        title="Efficiency of several devices",
+        caption=f"{_shared(table, 'env', 'setting')}Throughput of each of several devices divided by that of one "
+        "device alone, at the same batch size and threads per device. On the dashed line, all devices together are as "
+        f"fast as that many times one device. {_intervals(table, 'efficiency')}",
+        text=_listed([_devices_text(row) for row in table.to_dict("records")[:MOST_LISTED]], len(table)),
+        chart=throughput.over_devices(material, table),
+    )
+
+
+def _devices_text(row: dict[Any, Any]) -> str:
+    value, *ends = (
+        f"{number(100 * row[name], 3)} %"
+        for name in ("efficiency", "efficiency_low", "efficiency_high")
+        if pd.notna(row[name])
+    )
+    between = f" ({' to '.join(ends)})" if ends else ""
+    return f"{row['setting']}, {row['env']}, {row['devices']:g} devices: {value}{between}"
+
+
 def _efficiency(material: Material) -> Iterator[Figure]:
     table = efficiencies(material)
     if len(table) < LEAST_DOTS:
@@ -376,6 +406,7 @@ REGISTRY: dict[str, Builder] = {
     "throughput_comparison": _throughput_comparison,
     "throughput_env": _throughput_env,
     "batch_size_scaling": _scaling,
+    "devices_efficiency": _over_devices,
     "model_comparison": _models,
     "variance_fixed_config": _variance,
     "roofline_env": _roofline_env,
@@ -462,11 +493,12 @@ def _shared(table: pd.DataFrame, *fields: str) -> str:
 
 def _intervals(table: pd.DataFrame, field: str) -> str:
     """Caption text on the interval bars, and on arrowheads if bars are cut off."""
+    each = EACH_DEVICE if field != "efficiency" and "devices" in table and (table["devices"] > 1).any() else ""
     if not style.has_bars(table, field):
         is_single = "runs" in table and bool((table["runs"] <= 1).all())
-        return "One run each: no intervals." if is_single else "No intervals."
+        return f"{each}One run each: no intervals." if is_single else f"{each}No intervals."
     what = DEVIATIONS if BARS in table and field in ("images_per_s", "fraction") else INTERVALS
-    return f"{what} {ARROWS}" if style.is_cut(table, field) else what
+    return f"{each}{what} {ARROWS}" if style.is_cut(table, field) else f"{each}{what}"
 
 
 def _devices(table: pd.DataFrame) -> str:

@@ -92,7 +92,7 @@ def prepare(resolved: Resolved, context: Context, output: Path, rank: int = 0) -
     several train together; each gets its share of the CPUs.
     """
     models.require(resolved.spec.model)
-    cpus = device.usable_cpus() / resolved.spec.devices
+    cpus = device.usable_cpus() / max(resolved.spec.devices, context.cpu_shares)
     chosen = device.choose(resolved.spec.device)
     spec = resolved.spec.filled(chosen, cpus=max(1, int(cpus))).checked()
     gpu_notes = device.unused_gpu_note(resolved.spec.device, chosen)

@@ -12,6 +12,7 @@ from analysis.figures.registry import REGISTRY, built
 from analysis.figures.shares import MOST_RUNS
 from tests.analysis.by_hand import results, run
 from tests.analysis.sentence_runs import (
+    FAST,
     ROOFS,
     SLOW,
     T4,
@@ -93,6 +94,11 @@ def environments(number: int, *, devices: int) -> Runs:
         for place in range(number)
         for one in own(SLOW, f"e{place}-", place=f"zone-{place}", device_name=f"GPU {place % devices}")
     ]
+
+
+def on_devices(*numbers: float) -> Runs:
+    """Runs that are half as fast on each of two devices."""
+    return [one for number in numbers for one in own(SLOW if number > 1 else FAST, f"d{number:g}-", devices=number)]
 
 
 def lower_bounds() -> Runs:
@@ -227,6 +233,25 @@ CASES = {
         words="Price per hour of the machine divided by throughput, for the cheapest configuration",
         true=of_four_models(lambda: own(usd_per_h=1.0)),
         false=of_four_models(own),
+    ),
+    "several devices": Case(
+        figure="devices_efficiency",
+        words="On the dashed line, all devices together are as fast as that many times one device",
+        true=lambda: on_devices(1.0, 2.0),
+        false=lambda: on_devices(2.0),
+    ),
+    "efficiency with an interval": Case(
+        figure="devices_efficiency",
+        words=r"2 devices: 50\.0 % \(4\d\.\d % to 5\d\.\d %\)",
+        true=lambda: on_devices(1.0, 2.0),
+        false=lambda: [one for one in on_devices(1.0, 2.0) if not one["run_id"].endswith("2")],
+        instead=r"2 devices: 50\.0 %$",
+    ),
+    "throughput of each device": Case(
+        figure="throughput_env",
+        words="Of several devices that train together, the figure of each is drawn",
+        true=lambda: [one | {"devices": 2.0} for one in three_batches()],
+        false=three_batches,
     ),
     "machines of several devices": Case(
         figure="throughput_comparison",

@@ -83,6 +83,7 @@ NAMES = {
     "throughput_env-local-cuda",
     "throughput_env-t4",
     "batch_size_scaling",
+    "devices_efficiency",
     "model_comparison",
     "variance_fixed_config",
     "roofline_local-cuda",

@@ -10,7 +10,7 @@ import pytest
 
 from analysis.report.content import Bullets, Commands, Paragraph, Picture, Section, Table
 from analysis.report.evidence import ReportEvidence
-from analysis.report.sections import answer, complexity, context, measurements, rooflines
+from analysis.report.sections import answer, complexity, context, measurements, rooflines, scaling
 from tests.analysis.by_hand import results, run
 from tests.analysis.sentence_runs import (
     CPU,
@@ -125,6 +125,19 @@ CASES = {
         true=own,
         false=two_batches,
         instead="^resnet18 reached its highest throughput, 120",
+    ),
+    "several devices": Case(
+        section=scaling.section,
+        words="Runs on several devices",
+        true=lambda: own(devices=2.0),
+        false=lambda: own(devices=1.0),
+    ),
+    "no efficiency": Case(
+        section=answer.section,
+        words="2 devices together: .* images/s, no efficiency, because there is no run on one device",
+        true=lambda: own(devices=2.0, all_images_per_s=200.0),
+        false=lambda: [*own(devices=1.0), *own(SLOW, "b", devices=2.0, all_images_per_s=100.0)],
+        instead=r"2 devices together: 100\.0 images/s, 50\.0 % of 2 times one device \(95 % interval ",
     ),
     "a busy machine": Case(
         section=answer.section,
