@@ -51,7 +51,7 @@ class RentedOptions:
         typed_default="60m",
     )
     max_cost_usd: float | None = choice(
-        "lower the time limit so that the cost stays below this sum", default=None, flag="--max-cost", metavar="USD"
+        "cost limit of the launch: its time limit is lowered to keep it", default=None, flag="--max-cost", metavar="USD"
     )
     usd_per_h: float | None = choice("your own price per hour of VM, disk and address", default=None, metavar="USD")
     disk_gb: int = choice("size of the VM's disk", default=DEFAULT_DISK_GB, metavar="GB")

@@ -1,6 +1,7 @@
 """The README's first run: its table is the one that a run prints, and its picture shows the same session."""
 
 import json
+import re
 from html import escape
 from pathlib import Path
 
@@ -20,3 +21,13 @@ def test_the_table_of_the_first_run() -> None:
     drawn = PICTURE.read_text(encoding="utf-8")
     assert [word for word in escape(" ".join((first.text, *first.shown))).split() if word not in drawn] == []
     assert "http" not in drawn.replace("http://www.w3.org/2000/svg", ""), "no font or script from another host"
+
+
+def test_docs_start_explains_the_lines_of_the_table() -> None:
+    record = json.loads(RUN.read_text(encoding="utf-8"))
+    table = render([Bundle(path=Path("results") / record["run_id"], document=record, files=(), contents={})])
+    printed = re.findall(r"^  (\S+(?: \S+)?)  ", table, re.MULTILINE)
+    page = (pages.ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    explained = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    of_other_runs = {"in theory", "busy"}
+    assert [line for line in explained if line not in of_other_runs] == [line for line in printed if line != "next"]

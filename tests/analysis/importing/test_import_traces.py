@@ -244,7 +244,7 @@ def test_kernels_by_family_operator_and_kernel(run: Analyze, tmp_path: Path) -> 
     for family in ("convolution", "GEMM", "optimizer", "copy", "communication", "unattributed"):
         assert family in out
     assert "no FLOP and bytes for 9.9 % of the time: no formula" in out
-    _, out, _ = run("kernels", "results", "--by", "operator", "--top", "2", "--format", "json")
+    _, out, _ = run("kernels", "results", "--row", "operator", "--top", "2", "--format", "json")
     rows = json.loads(out)
     assert [(row["family"], row["name"], row["flop"]) for row in rows] == [
         ("convolution", "aten::convolution", CONVOLUTION_FLOP),
@@ -252,7 +252,7 @@ def test_kernels_by_family_operator_and_kernel(run: Analyze, tmp_path: Path) -> 
         ("all", "all", FLOP),
     ]
     assert all(row["bytes_lower"] <= row["bytes_upper"] for row in rows)
-    _, out, _ = run("kernels", "results", "--by", "kernel", "--top", "1")
+    _, out, _ = run("kernels", "results", "--row", "kernel", "--top", "1")
     assert out.startswith("by torch.profiler: kernels on a GPU, per step\n")
 
 
