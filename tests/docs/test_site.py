@@ -68,11 +68,6 @@ def test_the_list_of_pages_has_the_order_of_the_site() -> None:
     assert ["README", *re.findall(r"\]\(([\w-]+)\.md\)", "\n".join(links))] == order(), "docs/README.md"
 
 
-# Until all pages are rewritten: issue 34.
-REWRITTEN = pytest.mark.xfail(reason="pages are being rewritten", strict=False)
-
-
-@REWRITTEN
 @pytest.mark.parametrize("name", order())
 def test_a_page_ends_with_a_next_page(name: str) -> None:
     """The last paragraph links to another page."""
@@ -86,13 +81,12 @@ def words(name: str) -> int:
     return len(text(name).partition(commands.MARK)[0].split())
 
 
-@REWRITTEN
 @pytest.mark.parametrize("name", [*nav()["Start"], *nav()["Guides"]])
 def test_a_guide_is_short(name: str) -> None:
     assert words(name) <= MOST_WORDS_OF_A_GUIDE, f"docs/{name}.md has {words(name)} words"
 
 
-@REWRITTEN
+@pytest.mark.xfail(reason="1,500 words too many on 2026-11-23", strict=False)
 def test_the_pages_are_short() -> None:
     counts = {name: words(name) for name in order() if name not in GENERATED}
     assert sum(counts.values()) <= MOST_WORDS, f"docs/ has {sum(counts.values())} words: {counts}"
