@@ -112,7 +112,7 @@ def test_help_fits_a_narrow_terminal(words: tuple[str, ...], width: int, shown: 
 def test_a_terminal_gets_the_same_text_as_a_pipe_and_no_colour(module: str, command: str) -> None:
     if sys.platform == "win32":
         pytest.skip("Windows has no pty")
-    import pty  # noqa: PLC0415 - Windows has none
+    import pty
 
     words = [sys.executable, "-m", module, command, "--help"]
     environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm-256color", "NO_COLOR": "1"}
