@@ -73,7 +73,7 @@ BROKEN = {
     "NCCL on a CPU": (
         TRAIN.replace('"gloo"', '"nccl"'),
         ExitCode.USAGE,
-        "the script asks for NCCL, which needs NVIDIA GPUs, and none is visible here",
+        "the script asks for NVIDIA GPUs, or for NCCL, which needs them, and none is visible here",
     ),
     "processes of its own": (
         "import torch.multiprocessing as mp\nif __name__ == '__main__':\n    mp.spawn(print, nprocs=2)\n",
