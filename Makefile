@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist
 # Without compiled files every process compiles the tests and our packages anew: 40 s of each run.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: run test test-ci test-night lint docs setup picture clean
+.PHONY: run test test-ci test-night lint docs setup picture recording clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -62,5 +62,9 @@ $(READY): pyproject.toml constraints.txt
 picture: $(READY)
 	$(BIN)/python docs/five_steps.py
 
+# The README's terminal recording, and the results below its first command: on an idle machine.
+recording: $(READY)
+	$(BIN)/python docs/recording.py
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -44,7 +44,7 @@ def _analyze(context: typer.Context, *, version: VersionOption = False) -> None:
 app.command("summary", cls=grouped("output_format", "wide"), epilog=summary.EXAMPLES)(summary.summary)
 app.command("roofline", cls=grouped("output_format", "wide"), epilog=roofline.EXAMPLES)(roofline.roofline)
 app.command("predict", cls=grouped("gpu"), epilog=predict.EXAMPLES)(predict.predict)
-app.command("kernels", cls=grouped("by", "top"), epilog=kernels.EXAMPLES)(kernels.kernels)
+app.command("kernels", cls=grouped("row", "top"), epilog=kernels.EXAMPLES)(kernels.kernels)
 app.command("variance", cls=grouped("part"), epilog=variance.EXAMPLES)(variance.variance)
 app.command("compare", cls=grouped("by", "baseline"), epilog=compare.EXAMPLES)(compare.compare)
 app.command("audit", cls=grouped("strict", "claims"), epilog=audit.EXAMPLES)(audit.audit)

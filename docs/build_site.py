@@ -21,6 +21,8 @@ ASSETS = ("*.svg", "*.png", "*.json")
 def staged(text: str, files: str) -> str:
     """Text of a page for the site; `files`: address of the repository's files."""
     text = re.sub(r"(?<=\]\()\.\./", files, text)
+    # GitHub wants every | in a cell with a backslash, which the site would show in code.
+    text = re.sub(r"`[^`\n]+`", lambda code: code[0].replace("\\|", "|"), text)
     return re.sub(r"(?<=\]\()README\.md", "index.md", text)
 
 

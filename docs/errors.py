@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from docs.source_texts import BARE, MOST_TEXTS, Module, Scope, Source, Value, arguments, last
+from docs.source_texts import BARE, MOST_TEXTS, Chosen, Module, Scope, Source, Value, arguments, last
 from workload.contract.errors import ExitCode
 
 TARGET = Path(__file__).with_name("errors.md")
@@ -26,7 +26,7 @@ MEANINGS = {
     ExitCode.FINDINGS: "`analyze audit --strict` found errors or warnings",
     ExitCode.SLOWER: "`launch duel`: B is slower than A by `--same-within` or more (a smaller difference is 0)",
     ExitCode.FASTER: "`launch duel`: B is faster than A by `--same-within` or more",
-    ExitCode.NOT_DECIDABLE: "`launch duel`: not decidable within the budget",
+    ExitCode.NOT_DECIDABLE: "`launch duel`: not decidable within its limits",
     ExitCode.INTERRUPTED: "interrupted, by Ctrl-C or by a program",
 }
 # Titles of the groups by the beginning of a module's path; the first that fits counts.
@@ -64,7 +64,8 @@ INTRODUCTION = """\
 # Every error by its message
 
 An error is two lines on stderr: `error:` with the message, and `hint:` with the next step. Search this page for words
-of the message; `<…>` stands for what differs each time. Written from the code by `python -m docs.errors`.
+of the message; `<…>` stands for what differs each time. What another program or service answers is shown in its own
+words, and is not listed. Written from the code by `python -m docs.errors`.
 
 ## Exit codes
 
@@ -144,7 +145,9 @@ class Errors:
                     calls = (node for node in ast.walk(own) if isinstance(node, ast.Call))
                     call = next(node for node in calls if last(node.func) == "__init__")
         [hint] = [keyword.value for keyword in call.keywords if keyword.arg == "hint"]
-        texts = self.source.texts(call.args[0], scope, {}, whole=True)
+        block = site.scope.module.blocks.get(site.node)
+        known: Chosen = {(site.scope.function, "block"): block} if block else {}
+        texts = self.source.texts(call.args[0], scope, known, whole=True)
         for text, chosen in itertools.islice(texts, MOST_TEXTS):
             for cure, _ in itertools.islice(self.source.texts(hint, scope, chosen, whole=True), MOST_TEXTS):
                 yield " ".join(text.split()), " ".join(cure.split())
@@ -169,13 +172,18 @@ def _cell(text: str) -> str:
 def _row(message: str, cures: set[str]) -> str:
     """Row of a message; a cure that is only a placeholder depends on the case, and is left to the hint itself."""
     known = sorted(cure for cure in cures if not BARE.fullmatch(cure))
-    return f"| {_cell(message)} | {'<br>'.join(map(_cell, known)) or 'as its hint says'} |"
+    return f"| {_cell(message)} | {'<br>or '.join(map(_cell, known)) or 'as its hint says'} |"
+
+
+def has_words(entry: Entry) -> bool:
+    """Whether a message has words of its own, by which it can be found."""
+    return bool(re.sub(r"<[^<>]*>|\W", "", entry.message))
 
 
 def page(entries: Iterable[Entry]) -> str:
     """Text of docs/errors.md."""
     groups: dict[str, dict[int, dict[str, set[str]]]] = {title: {} for title in GROUPS.values()}
-    for entry in entries:
+    for entry in filter(has_words, entries):
         groups[entry.group].setdefault(entry.code, {}).setdefault(entry.message, set()).add(entry.cure)
     parts = [INTRODUCTION, *(f"| {code.value} | {meaning} |\n" for code, meaning in MEANINGS.items())]
     for title, by_code in groups.items():

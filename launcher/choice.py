@@ -11,7 +11,7 @@ _REQUIRED: Any = object()
 class Command:
     """Description of `launch <backend>`. `noun`: word for the backend's machines; `sent_to`: the receiver of a request.
 
-    `first`: fields of the two options that are used most.
+    `first`: fields of the options that are used most.
     `one_machine`: the options name one machine, while other backends' options name a kind of machine, of which there
     may be several. `is_fresh`: machines are created for the launch, so they have no folder of the user, and they get
     their image from a registry.
@@ -19,9 +19,9 @@ class Command:
 
     help: str
     examples: str
-    first: tuple[str, str]
     noun: str
     sent_to: str
+    first: tuple[str, ...] = ()
     one_machine: bool = False
     is_fresh: bool = False
 

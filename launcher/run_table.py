@@ -9,6 +9,7 @@ from typing import TypeVar
 from workload.contract.bundle import Bundle
 from workload.contract.invocation import as_typed
 from workload.contract.profile_record import LongestKernel, ProfileResult
+from workload.contract.ranks import Ranks, limit_sentence, waits
 from workload.contract.record import Record, Status, StepSeconds, Verdict
 from workload.contract.text import counted, percent, plain, seconds, si, unbroken, wrapped
 from workload.contract.verdict import (
@@ -79,6 +80,8 @@ def _measured_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     yield "FLOP/s", _flop_rate(records)
     for index, line in enumerate(_limits([record.bound or NO_BOUND for record in records])):
         yield "limited by" if index == 0 else "", line
+    if scaling := _scaling(_known(record.ranks for record in records)):
+        yield "scaling", scaling
     if busy := busy_sentence([record.bound.busy if record.bound else None for record in records]):
         yield "busy", busy
     waits = _known(record.timing.data_wait_fraction for record in records)
@@ -119,6 +122,15 @@ def _of_all(records: Sequence[Record]) -> str:
     slowest = [each for each in ranks if each.slowest is not None]
     slower = f", rank {slowest[0].slowest:g} is slower by {percent(slowest[0].slower_by or 0.0)}" if slowest else ""
     return f" on each of {ranks[0].number or 0:g} devices, {_rate(median(rates))} on all{slower}"
+
+
+def _scaling(ranks: Sequence[Ranks]) -> str:
+    """Sentence on what limits scaling, by the medians over the runs; "" for runs of one device."""
+    shares = [shares for each in ranks if (shares := waits(each))]
+    medians = {name: median(each[name] for each in shares) for name in (shares[0] if shares else ())}
+    slowest = {each.slowest for each in ranks}
+    named = slowest.pop() if len(slowest) == 1 else None
+    return limit_sentence(medians, None if named is None else f"{named:g}")
 
 
 def _rate(value: float) -> str:

@@ -1,8 +1,9 @@
-"""The notebooks of examples/: generated from their scripts, and executed from top to bottom."""
+"""The script of examples/, and its notebooks: generated from their scripts, and executed from top to bottom."""
 
 import json
 import os
 import re
+import subprocess
 import sys
 import tomllib
 import venv
@@ -58,6 +59,22 @@ def test_a_notebook_is_its_script(name: str) -> None:
     cells = [[(cell.cell_type, cell.source) for cell in each.cells] for each in (script, notebook)]
     assert cells[0] == cells[1], f"jupytext --to ipynb examples/{name}.py"
     assert not any(cell.get("outputs") for cell in notebook.cells)
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(
+    ("words", "least"),
+    [(("--images", "512", "--epochs", "2"), 0.0), pytest.param((), 0.9, marks=pytest.mark.slow)],
+    ids=["small", "as it is"],
+)
+def test_the_script_learns_to_tell_shapes_apart(words: tuple[str, ...], least: float) -> None:
+    """Without learning, it would name one of four right."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "shapes.py", *words], capture_output=True, text=True, check=True, timeout=300
+    )
+    lines = re.findall(r"^epoch \d+: accuracy ([\d.]+)%$", done.stdout, re.MULTILINE)
+    assert len(lines) == len(done.stdout.splitlines()) > 1
+    assert float(lines[-1]) / 100 > least
 
 
 @pytest.mark.slow

@@ -163,7 +163,7 @@ RULES = (
         severity=Severity.WARNING,
         threshold=f"at most {percent(LEAST_TIME_SHARE)} of the CPU time lost to a quota or to other virtual machines, "
         "because wall times are not more accurate than that",
-        why="a container's limit, or another virtual machine on the host, decides the speed",
+        why="a container's limit, or another VM on the same physical host, decides the speed",
         cure="give the container as many --cpus as threads, or no limit; use a machine type without shared CPUs",
         check=each_case(cpu_time_taken),
     ),

@@ -14,8 +14,8 @@ from workload.contract.tables import TableFormat
 
 EXAMPLES = """\b
 Examples:
-  analyze kernels results --by operator --top 10
-  analyze kernels somebody_elses_ncu.csv --by kernel --top 10
+  analyze kernels results --row operator --top 10
+  analyze kernels somebody_elses_ncu.csv --row kernel --top 10
 """
 
 
@@ -32,7 +32,9 @@ def kernels(
     paths: Annotated[
         list[Path], typer.Argument(metavar="RESULTS...", help="folders of bundles, or files of Nsight Compute")
     ],
-    by: Annotated[GroupBy, option("--by", "what one row stands for", Group.OUTPUT, show_default=True)] = GroupBy.FAMILY,
+    row: Annotated[
+        GroupBy, option("--row --by", "what one row stands for", Group.OUTPUT, show_default=True)
+    ] = GroupBy.FAMILY,
     top: Annotated[int | None, option("--top", "the N longest of each profile", Group.OUTPUT, metavar="N")] = None,
     peaks: PeaksOption = None,
     verify: VerifyOption = False,
@@ -45,9 +47,9 @@ def kernels(
     use_peaks(peaks)
     from analysis.kernels.profiles import gather, render
 
-    keys = ("family",) if by is GroupBy.FAMILY else ("family", "name")
+    keys = ("family",) if row is GroupBy.FAMILY else ("family", "name")
     # An imported trace has one table of kernels, and another of the operators that launched them.
-    imported_keys = {GroupBy.FAMILY: ("family",), GroupBy.KERNEL: (), GroupBy.OPERATOR: ("family", "name")}[by]
+    imported_keys = {GroupBy.FAMILY: ("family",), GroupBy.KERNEL: (), GroupBy.OPERATOR: ("family", "name")}[row]
     profiles = gather(paths, keys, verify=verify, imported_keys=imported_keys)
     print(render(profiles, output_format, top=top, wide=wide))
     print_problems(profiles.problems)

@@ -155,6 +155,11 @@ def pair_up(
             "--baseline compares with one value, --all-pairs compares every pair", hint="leave out one of them"
         )
     _require_comparable([*([by] if by else []), *allow_mixed])
+    if "devices" in allow_mixed:
+        raise UsageError(
+            "runs on different numbers of devices are never mixed: their figures are those of one device",
+            hint="--by devices compares them",
+        )
     runs = measured(results.runs)
     runs = runs[runs["images_per_s"] > 0]
     wanted = set(runs["run_id"])

@@ -10,9 +10,10 @@ from analysis.loading.cases import Case
 from analysis.loading.configurations import CONFIGURATION, PLACE, Group, group, measured, shown
 from analysis.loading.rows import joined
 from analysis.loading.rows import rows as rows_of
-from analysis.loading.run_row import WAITS
+from analysis.loading.run_row import SLOW_RANK, WAITS
 from analysis.loading.tables import Tables
 from workload.contract.errors import RooflaunchError
+from workload.contract.ranks import limit_sentence
 from workload.contract.text import counted
 
 BY = "devices"
@@ -28,7 +29,8 @@ def scaling(results: Tables, every: Sequence[Case] | None = None) -> list[dict[s
     `images_per_s`: of each device, `all_images_per_s`: of all. `efficiency`: images/s of each device over images/s of
     one device at the same batch size and number of threads per device; 1 is perfect. `efficiency_low` and
     `efficiency_high`: ends of its interval, by the rules of `analysis.compare`. `why`: why efficiency or interval is
-    absent. `limit`: the largest of the shares of a step in which devices wait, with the number of runs if they differ.
+    absent. `limit`: the largest of the shares of a step in which devices wait, with the number of runs if they differ;
+    `sentence`: what limits scaling, by the medians of these shares.
     """
     groups = group(measured(results.runs))
     several = [pool for pool in groups if (pool[BY] or 1) > 1]
@@ -49,12 +51,17 @@ def _figures(pool: Group) -> dict[str, Any]:
     names = [
         f"{limit} {counted(number, 'run')}" if len(limits) > 1 else limit for limit, number in limits.most_common()
     ]
+    shares = {column: pool.median(column) for column in WAITS}
+    known = {WAITS[column]: share for column, share in shares.items() if share is not None}
+    # A rank is named if it limits all runs.
+    rank = next(iter(limits)).removeprefix(SLOW_RANK) if len(limits) == 1 else ""
     return {
         "runs": len(pool),
         "images_per_s": pool.median("images_per_s"),
         "all_images_per_s": pool.median("all_images_per_s"),
-        **{name: pool.median(name) for name in WAITS},
+        **shares,
         "limit": ", ".join(names) or None,
+        "sentence": limit_sentence(known, rank if rank.isdecimal() else None) or None,
     }
 
 

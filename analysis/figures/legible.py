@@ -32,10 +32,10 @@ def legible(material: Material) -> tuple[Material, str]:
     device_of = _devices(material)
     if len(set(device_of.values())) == 1:
         kept = _of_one_device(material, device_of)
-        words = f"{count} environments with one device: the {MOST_ENVIRONMENTS} fastest are drawn"
+        words = f"{count} places with one device: the {MOST_ENVIRONMENTS} fastest are drawn"
     else:
         kept = _by_device(material, device_of)
-        words = f"{count} environments: for each device and model, the machine with the middle throughput is drawn"
+        words = f"{count} places: for each device and model, the machine with the middle throughput is drawn"
         drawn = list(dict.fromkeys(kept.values()))
         if len(drawn) > MOST_ENVIRONMENTS:
             fastest = set(_order(material, kept)[:MOST_ENVIRONMENTS])
@@ -104,6 +104,7 @@ def _reduced(material: Material, kept: Mapping[Pair, str]) -> Material:
         points=_renamed(material.points, kept),
         kernel_points=_renamed(material.kernel_points, kept),
         costs=_renamed(material.costs, kept),
+        scaling=_renamed(material.scaling, kept),
         roofs=roofs.reset_index(drop=True),
         environments=by_speed(every, measured, "env"),
         tasks=[task for task in material.tasks if task in set(every["task"])],

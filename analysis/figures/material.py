@@ -45,6 +45,7 @@ MEASURED_COLUMNS = (
     "bound",
     "bound_why",
     "busy",
+    "devices",
     "data_wait_fraction",
     "peak_memory_bytes",
     "usd_per_h",
@@ -65,8 +66,9 @@ class Material:
     `every`: all runs. `measured`: one row per group of poolable runs, columns as in `MEASURED_COLUMNS`. `runs`: the
     runs in `measured`; column `line` is the row number there. `failed`: configurations of which no run completed.
     `points` and `roofs` are tables of `analysis.roofline`, `kernel_points` of `analysis.kernels`, `costs` of
-    `analysis.summary`; `roofs` has only `env`. `unit`: what throughput counts; the word `units` if the runs count
-    different things. `environments`, `tasks` and `variants`: all names, in the order of the figures.
+    `analysis.summary`, `scaling` of `analysis.compare`; `roofs` has only `env`. `unit`: what throughput counts; the
+    word `units` if the runs count different things. `environments`, `tasks` and `variants`: all names, in the order of
+    the figures.
     """
 
     every: pd.DataFrame
@@ -77,6 +79,7 @@ class Material:
     roofs: pd.DataFrame = field(default_factory=pd.DataFrame)
     kernel_points: pd.DataFrame = field(default_factory=pd.DataFrame)
     costs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    scaling: pd.DataFrame = field(default_factory=pd.DataFrame)
     unit: str = units.IMAGES
     environments: Sequence[str] = ()
     tasks: Sequence[str] = ()
@@ -91,10 +94,13 @@ class Material:
         return style.colours(self.tasks)
 
 
+# Facts that decide the names of a run.
+NAMING = tuple(dict.fromkeys(("place", "device_name", "threads", "imported", *CONFIGURATION)))
+
+
 def named(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs with `env`, `task` and `variant` added."""
-    columns = list(dict.fromkeys(("place", "device_name", "threads", "imported", *CONFIGURATION)))
-    facts = [dict(zip(columns, row, strict=True)) for row in _tuples(runs, columns)]
+    facts = [dict(zip(NAMING, row, strict=True)) for row in _tuples(runs, NAMING)]
     environments = [
         f"{env} (imported)" if fact["imported"] else env
         for env, fact in zip(labels.environments(facts), facts, strict=True)
@@ -112,6 +118,7 @@ def make(
     roofs: MakeTable | None = None,
     kernel_points: MakeTable | None = None,
     costs: MakeTable | None = None,
+    scaling: MakeTable | None = None,
 ) -> Material:
     """Make the material from results.
 
@@ -137,6 +144,7 @@ def make(
         roofs=_split(results, every, roofs, ("place", "device_name"), ("env",)),
         kernel_points=_split(results, every, kernel_points, keys_of_names, names),
         costs=_split(results, every, costs, keys_of_names, names),
+        scaling=_split(results, every, scaling, NAMING, names),
         environments=by_speed(every, table, "env"),
         tasks=by_speed(every, table, "task"),
         variants=sorted(set(every["variant"])),
@@ -217,7 +225,7 @@ def _row(pool: Group) -> dict[str, Any]:
     flops = over_runs(_ratio(pool.numbers("train_flop_per_step"), pool.numbers("step_median_s")))
     return {
         **{name: pool.values(name)[0] for name in ("env", "task", "variant", "place", "device_name", "device_type")},
-        **{name: pool[name] for name in ("model", "batch_size", "precision", "unit")},
+        **{name: pool[name] for name in ("model", "batch_size", "precision", "unit", "devices")},
         **pool.figures(),
         "flop_per_s": flops.value,
         **{name: pool.median(name) for name in MEDIANS},

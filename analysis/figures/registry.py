@@ -41,6 +41,7 @@ BARS = "bars"
 DEVIATIONS = "Bars are the mean ± 1 standard deviation over runs, where there are at least two."
 INTERVALS = "Bars are 95 % intervals over runs, where there are at least three."
 ARROWS = "An arrowhead means that the interval continues outside of the figure."
+EACH_DEVICE = "Of several devices that train together, the figure of each is drawn. "
 COUNTERS = "counters"
 # Up to this many environments, two batch sizes make a curve; with more, batch_size_scaling compares them instead.
 FEW_ENVIRONMENTS = 3
@@ -78,7 +79,7 @@ def _throughput_env(material: Material) -> Iterator[Figure]:
         for env in material.environments
         if len(table := _in(known, env)) >= LEAST_ON_A_CURVE and _has_batches(table, "series", least=2 if few else 3)
     }
-    shown, more = _first(list(curves.items()), "environments")
+    shown, more = _first(list(curves.items()), "places")
     for env, table in shown:
         failed = _in(material.failed, env)
         yield Figure(
@@ -102,9 +103,9 @@ def _variance(material: Material) -> Iterator[Figure]:
     yield Figure(
         name="variance_fixed_config",
         title=f"Variability of one configuration: {configuration}",
-        caption=f"Each point is a run, relative to the median of its environment{_step_ranges(rows)}. This is the "
-        "configuration that was repeated in the most environments."
-        + (f" Of an environment's runs, at most {shares.MOST_RUNS} are drawn." if len(rows) < len(runs) else ""),
+        caption=f"Each point is a run, relative to the median of its place{_step_ranges(rows)}. This is the "
+        "configuration that was repeated in the most places."
+        + (f" Of an place's runs, at most {shares.MOST_RUNS} are drawn." if len(rows) < len(runs) else ""),
         text="; ".join(
             f"{env}: {size:g} runs from {signed_percent(low)} to {signed_percent(high)}"
             for env, low, high, size in spread.itertuples(name=None)
@@ -147,7 +148,7 @@ def _roofline_env(material: Material) -> Iterator[Figure]:
     tables = {env: table for env in material.environments if len(table := _in(points, env))}
     # The combined roofline already shows an environment with a single point.
     several = {env: table for env, table in tables.items() if len(table) >= MOST_IN_COMBINED or len(tables) == 1}
-    shown, more = _first(list(several.items()), "environments")
+    shown, more = _first(list(several.items()), "places")
     for env, table in shown:
         roofs = usable_roofs(_in(material.roofs, env), table)
         yield Figure(
@@ -170,10 +171,10 @@ def _roofline_combined(material: Material) -> Iterator[Figure]:
     roofs = _one_roof_each(usable_roofs(material.roofs, points), points)
     yield Figure(
         name="roofline_combined",
-        title="Roofline: all environments",
-        caption=f"{_shared(points, 'task')}The configuration of each model and environment with the most FLOP/s. "
+        title="Roofline: all places",
+        caption=f"{_shared(points, 'task')}The configuration of each model and place with the most FLOP/s. "
         f"{_roofline_caption(points, roofs)}"
-        + (" Each environment has one roof, for its most frequent precision." if len(roofs) else ""),
+        + (" Each place has one roof, for its most frequent precision." if len(roofs) else ""),
         text=_points_text(points),
         chart=rooflines.combined(material, points, roofs),
     )
@@ -209,8 +210,8 @@ def _throughput_comparison(material: Material) -> Iterator[Figure]:
         return
     yield Figure(
         name="throughput_comparison",
-        title="Best throughput of each model and environment",
-        caption=f"{_shared(best, 'env')}The fastest batch size and precision of each model and environment. "
+        title="Best throughput of each model and place",
+        caption=f"{_shared(best, 'env')}The fastest batch size and precision of each model and place. "
         f"{_intervals(best, 'images_per_s')}",
         text=_rate_text(best),
         chart=throughput.comparison(material, best),
@@ -234,10 +235,39 @@ def _scaling(material: Material) -> Iterator[Figure]:
         name="batch_size_scaling",
         title="Throughput gained by larger batches",
         caption=f"{_shared(table, 'env', 'task', 'variant')}Throughput relative to the smallest batch of the same "
-        "model, precision and environment. A flat line means that larger batches do not help any more.",
+        "model, precision and place. A flat line means that larger batches do not help any more.",
         text=gain,
         chart=throughput.scaling(material, table),
     )
+
+
+def _over_devices(material: Material) -> Iterator[Figure]:
+    rows = [row for row in material.scaling.to_dict("records") if pd.notna(row["efficiency"])]
+    if not rows:
+        return
+    table = pd.DataFrame(rows)
+    # In `variant`, the number of devices stands beside the other settings that differ.
+    variants = table["variant"].str.replace(r", devices \d+", "", regex=True)
+    table = table.assign(setting=table["task"] + [f", batch {_batch(row)}, " for row in rows] + variants)
+    yield Figure(
+        name="devices_efficiency",
+        title="Efficiency of several devices",
+        caption=f"{_shared(table, 'env', 'setting')}Throughput of each of several devices divided by that of one "
+        "device alone, at the same batch size and threads per device. On the dashed line, all devices together are as "
+        f"fast as that many times one device. {_intervals(table, 'efficiency')}",
+        text=_listed([_devices_text(row) for row in table.to_dict("records")[:MOST_LISTED]], len(table)),
+        chart=throughput.over_devices(material, table),
+    )
+
+
+def _devices_text(row: dict[Any, Any]) -> str:
+    value, *ends = (
+        f"{number(100 * row[name], 3)} %"
+        for name in ("efficiency", "efficiency_low", "efficiency_high")
+        if pd.notna(row[name])
+    )
+    between = f" ({' to '.join(ends)})" if ends else ""
+    return f"{row['setting']}, {row['env']}, {row['devices']:g} devices: {value}{between}"
 
 
 def _efficiency(material: Material) -> Iterator[Figure]:
@@ -249,7 +279,7 @@ def _efficiency(material: Material) -> Iterator[Figure]:
         name="efficiency_comparison",
         title="Attained share of the device's roof",
         caption=f"{_shared(table, 'env', 'of')}The model's FLOP divided by the step time without a profiler, for the "
-        "fastest configuration of each model and environment, divided by "
+        "fastest configuration of each model and place, divided by "
         f"{' and by '.join(roof.removeprefix('of ') for roof in roofs)} of its precision. "
         f"{_intervals(table, 'fraction')}",
         text="; ".join(
@@ -332,7 +362,7 @@ def _cost(material: Material) -> Iterator[Figure]:
         name="cost",
         title=f"Cost of a million {material.unit}",
         caption=f"{_shared(table, 'env')}Price per hour of the machine divided by throughput, for the cheapest "
-        "configuration of each model and environment; without the time to set up. "
+        "configuration of each model and place; without the time to set up. "
         f"{_intervals(table, 'usd_per_million_images')}",
         text="; ".join(
             f"{row['task']}, {row['env']}: {number(row['usd_per_million_images'], 3)} USD"
@@ -376,6 +406,7 @@ REGISTRY: dict[str, Builder] = {
     "throughput_comparison": _throughput_comparison,
     "throughput_env": _throughput_env,
     "batch_size_scaling": _scaling,
+    "devices_efficiency": _over_devices,
     "model_comparison": _models,
     "variance_fixed_config": _variance,
     "roofline_env": _roofline_env,
@@ -462,11 +493,12 @@ def _shared(table: pd.DataFrame, *fields: str) -> str:
 
 def _intervals(table: pd.DataFrame, field: str) -> str:
     """Caption text on the interval bars, and on arrowheads if bars are cut off."""
+    each = EACH_DEVICE if field != "efficiency" and "devices" in table and (table["devices"] > 1).any() else ""
     if not style.has_bars(table, field):
         is_single = "runs" in table and bool((table["runs"] <= 1).all())
-        return "One run each: no intervals." if is_single else "No intervals."
+        return f"{each}One run each: no intervals." if is_single else f"{each}No intervals."
     what = DEVIATIONS if BARS in table and field in ("images_per_s", "fraction") else INTERVALS
-    return f"{what} {ARROWS}" if style.is_cut(table, field) else what
+    return f"{each}{what} {ARROWS}" if style.is_cut(table, field) else f"{each}{what}"
 
 
 def _devices(table: pd.DataFrame) -> str:

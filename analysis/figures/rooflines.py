@@ -15,7 +15,7 @@ from workload.contract.text import si
 
 INTENSITY = "Arithmetic intensity [FLOP/byte]"
 TITLES = {
-    "env": "environment",
+    "env": "place",
     "task": "model",
     "variant": "precision",
     "batch_size": "batch size",
@@ -187,7 +187,7 @@ def combined(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> D
     frame = frame_of(points, roofs, height=430)
     parameters, opacity = style.picked(points, "env", "task")
     colour = style.colour(
-        "env", [*points["env"], *roofs.get("env", [])], material.environment_colours, "Environment", style.RINGS
+        "env", [*points["env"], *roofs.get("env", [])], material.environment_colours, "Place", style.RINGS
     )
     rows = style.with_bars(_drawn(points), "flop_per_s")
     base = style.chart(rows).encode(x=frame.x, y=frame.y, color=colour, opacity=opacity)
@@ -246,7 +246,7 @@ def against_batch(material: Material, points: pd.DataFrame) -> Drawing:
     known = _known(points, "intensity_flop_per_byte", "intensity_low", "intensity_high")
     scale, axis, _ = style.log_axis(min(known) / 1.3, max(known) * 1.3)
     y = alt.Y("intensity_flop_per_byte:Q", scale=scale, axis=axis, title=INTENSITY)
-    colour = style.colour("env", points["env"], material.environment_colours, "Environment", style.RINGS)
+    colour = style.colour("env", points["env"], material.environment_colours, "Place", style.RINGS)
     base = style.chart(table).encode(x=x, y=y, color=colour, opacity=opacity)
     shape = style.shape("variant", points["variant"], material.variants, "Precision", style.RINGS)
     layers = [_curve(base), _modelled_span(base, "y"), *_points(base, points, shape)]

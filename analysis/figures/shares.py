@@ -115,14 +115,14 @@ def variance(material: Material, rows: pd.DataFrame) -> Drawing:
     base = style.chart(rows).encode(
         y=alt.Y("env:N", sort=environments, title=None, axis=style.named_axis(environments, grid=True)),
         yOffset=alt.YOffset("row:O", sort=None, scale=alt.Scale(paddingOuter=0.5)),
-        color=style.colour("env", environments, material.environment_colours, "Environment"),
+        color=style.colour("env", environments, material.environment_colours, "Place"),
         opacity=opacity,
     )
     ends = [value for column in ("relative", "slow", "fast") for value in rows[column].dropna()]
     least, most_relative = min([*ends, -LEAST_SPREAD]), max([*ends, LEAST_SPREAD])
     scale, axis = style.linear_axis(1.05 * least, 1.05 * most_relative, percent="+")
     columns = {
-        "env": "environment",
+        "env": "place",
         "run_id": "run",
         "images_per_s": f"{material.unit}/s",
         "relative": "against the median",
@@ -132,7 +132,7 @@ def variance(material: Material, rows: pd.DataFrame) -> Drawing:
         spans.encode(x=alt.X("slow:Q", scale=scale, axis=axis), x2=alt.X2("fast:Q")),
         base.mark_point(filled=True, size=60).encode(
             x=alt.X("relative:Q", scale=scale, axis=axis, title="Throughput against the median [%]"),
-            shape=style.shape("env", rows["env"], material.environments, "Environment"),
+            shape=style.shape("env", rows["env"], material.environments, "Place"),
             tooltip=style.tooltips(rows, columns),
         ),
     ]

@@ -294,10 +294,15 @@ def rows_scale(rows: pd.Series) -> alt.Scale:
 
 def batch_axis(batches: Iterable[float], unit: str, field: str = "batch_size") -> alt.X:
     """Axis of batch sizes on a scale of powers of two, with a tick at each size; `field`: column of the values."""
-    values = sorted({float(batch) for batch in batches})
+    return doubling_axis(batches, field, f"Batch size [{unit} per forward pass]")
+
+
+def doubling_axis(numbers: Iterable[float], field: str, title: str) -> alt.X:
+    """Axis of whole numbers on a scale of powers of two, with a tick at each; `field`: column of the values."""
+    values = sorted(set(map(float, numbers)))
     scale = alt.Scale(type="log", base=2, domain=[values[0] / 1.2, values[-1] * 1.2], nice=False)
     axis = alt.Axis(values=values, format="d", labelOverlap="greedy", grid=False)
-    return alt.X(f"{field}:Q", scale=scale, axis=axis, title=f"Batch size [{unit} per forward pass]")
+    return alt.X(f"{field}:Q", scale=scale, axis=axis, title=title)
 
 
 def linear_axis(low: float, high: float, *, count: int = 6, percent: str | None = None) -> tuple[alt.Scale, alt.Axis]:

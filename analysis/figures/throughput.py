@@ -15,7 +15,7 @@ from workload.contract.tables import number
 from workload.contract.text import si
 
 TITLES = {
-    "env": "environment",
+    "env": "place",
     "task": "model",
     "variant": "precision",
     "batch_size": "batch size",
@@ -143,6 +143,57 @@ def scaling(material: Material, table: pd.DataFrame) -> Drawing:
         )
 
 
+def over_devices(material: Material, table: pd.DataFrame) -> Drawing:
+    """Chart of efficiency (rows of `scaling`) over the number of devices; 1 is as fast as as many times one device.
+
+    `table` also has `setting`: configuration without the number of devices.
+    """
+    parameters, opacity = style.picked(table, "env", "setting")
+    series, settings = table["env"] + table["setting"], list(dict.fromkeys(table["setting"]))
+    shift = style.dodged(list(dict.fromkeys(series)))
+    rows = style.with_bars(table, "efficiency")
+    rows = rows.assign(at=rows["devices"] * series.map(shift))
+    # Each line begins at one device alone, the measure of the others.
+    begins = rows.drop_duplicates(["env", "setting"])[["env", "setting"]].assign(at=1.0, devices=1.0, efficiency=1.0)
+    x = style.doubling_axis([1.0, *table["devices"]], "at", "Devices")
+    scale, axis = style.linear_axis(0, max(1.0, style.reach(table, "efficiency")) * 1.05, percent="")
+    y = alt.Y("efficiency:Q", scale=scale, axis=axis, title="Throughput of each device / one device alone [%]")
+    colour = style.colour("env", table["env"], material.environment_colours, "Environment")
+    base = style.chart(rows).encode(x=x, color=colour, opacity=opacity)
+    lines = style.chart(pd.concat([begins, rows[list(begins.columns)]])).encode(x=x, color=colour, opacity=opacity)
+    ideal = style.chart(pd.DataFrame({"text": ["N times one device"], "efficiency": [1.0]}))
+    more = {
+        "setting": "configuration",
+        "devices": "devices",
+        "efficiency": "efficiency (1 = all)",
+        "efficiency_low": "bar from",
+        "efficiency_high": "to",
+        "images_per_s": "{unit}/s of each",
+        "all_images_per_s": "{unit}/s of all",
+        "limit": "limits scaling",
+    }
+    layers: list[Any] = [
+        ideal.mark_rule(style="ink-line", strokeDash=[4, 4], opacity=0.6).encode(y=y),
+        lines.mark_line(strokeWidth=1.8).encode(
+            y=y,
+            strokeDash=style.dash("setting", settings, settings, "Configuration"),
+            detail=alt.Detail(["env:N", "setting:N"]),
+            order=alt.Order("devices:Q"),
+        ),
+        *style.bars(base, rows, "y", y),
+        base.mark_point(filled=True, size=60).encode(
+            y=y,
+            shape=style.shape("setting", settings, settings, "Configuration", style.WITHOUT_RIM),
+            tooltip=style.tooltips(table, titles(material, **more)),
+        ),
+        *(
+            layer.encode(x=alt.value(style.WIDTH), y=y, text=alt.Text("text:N"))
+            for layer in style.text_on(ideal, align="right", baseline="bottom", dx=-4, dy=-3, fontSize=11)
+        ),
+    ]
+    return style.layered(layers, parameters, height=style.HEIGHT)
+
+
 def best(table: pd.DataFrame) -> pd.DataFrame:
     """The row of `table` with the highest throughput, for each model and environment."""
     known = table[table["images_per_s"].notna()]
@@ -173,7 +224,7 @@ def dots(material: Material, table: pd.DataFrame, *, field: str, title: str, **m
         field=field,
         legends=("env",),
         order=table["env"].map(style.present(material.environments, table["env"]).index),
-        shape=style.shape("env", table["env"], material.environments, "Environment"),
+        shape=style.shape("env", table["env"], material.environments, "Place"),
         text=lambda value: number(value, 3),
         tooltip=style.tooltips(table, titles(material, **more)),
         has_stems=not is_wide,
@@ -213,7 +264,7 @@ def rows_of_points(
         yOffset=alt.YOffset("row:O", scale=style.rows_scale(rows["row"])),
         opacity=opacity,
     )
-    coloured = base.encode(color=style.colour("env", table["env"], material.environment_colours, "Environment"))
+    coloured = base.encode(color=style.colour("env", table["env"], material.environment_colours, "Place"))
     end = alt.X("end:Q", scale=x["scale"], axis=x["axis"], title=x["title"])
     layers: list[Any] = [
         *style.bars(coloured, rows, "x", x),
@@ -251,7 +302,7 @@ def models(material: Material, table: pd.DataFrame) -> Drawing:
     )
     points = base.mark_point(filled=True, size=90).encode(
         y=y,
-        shape=style.shape("env", known["env"], material.environments, "Environment"),
+        shape=style.shape("env", known["env"], material.environments, "Place"),
         tooltip=style.tooltips(known, titles(material)),
     )
     diagonals = _diagonals(x_scale.domain, y_scale.domain)

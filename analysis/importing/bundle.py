@@ -53,7 +53,7 @@ class UserFacts:
             if number is not None and not 1 <= number <= limit:
                 raise UsageError(f"{flag} must be a positive integer; got '{number}'", hint=f"{flag} 4")
         if self.device is not None and self.device < 0:
-            raise UsageError(f"--device must be the number of a GPU; got '{self.device}'", hint="--device 0")
+            raise UsageError(f"--gpu-index must be the number of a GPU; got '{self.device}'", hint="--gpu-index 0")
         if self.precision is not None:
             parsed_precision(self.precision, "--precision")
         return self

@@ -192,19 +192,19 @@ def _device(trace: Trace, device_number: int | None, file: str) -> str | None:
                 hint="torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])",
             )
         if device_number is not None:
-            raise UsageError(f"'{file}' is of a CPU; got --device {device_number}", hint=f"analyze import {file}")
+            raise UsageError(f"'{file}' is of a CPU; got --gpu-index {device_number}", hint=f"analyze import {file}")
         return None
     launches = ", ".join(f"{device}: {counted(number, 'kernel')}" for device, number in sorted(devices.items()))
     if device_number is not None:
         if str(device_number) not in devices:
             raise UsageError(
-                f"'{file}' has no kernels of GPU {device_number} ({launches})", hint=f"--device {min(devices)}"
+                f"'{file}' has no kernels of GPU {device_number} ({launches})", hint=f"--gpu-index {min(devices)}"
             )
         return str(device_number)
     if len(devices) > 1:
         raise UsageError(
             f"'{file}' holds the kernels of {len(devices)} GPUs, but a run has one ({launches})",
-            hint=f"--device {max(devices, key=lambda device: devices[device])}",
+            hint=f"--gpu-index {max(devices, key=lambda device: devices[device])}",
         )
     return next(iter(devices))
 

@@ -232,10 +232,10 @@ def with_usual_batch(runs: pd.DataFrame) -> pd.DataFrame:
     """Set the batch size and gradient accumulation of each script's runs to their most frequent values, in place.
 
     Both are counted while a script runs, and may differ between repeats. Runs of one script have the same arguments,
-    files and unit.
+    files, unit and number of devices.
     """
     scripts = runs[runs["script"].notna()]
-    for _, same in scripts.groupby(["script", "script_sha256", "unit"], dropna=False):
+    for _, same in scripts.groupby(["script", "script_sha256", "unit", "devices"], dropna=False):
         for name in COUNTED:
             usual = same[name].mode()
             if len(usual):

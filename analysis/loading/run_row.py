@@ -6,7 +6,6 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Any
 
 from analysis.loading import model_work
@@ -15,7 +14,7 @@ from workload.contract import verdict
 from workload.contract.environment_record import CloudFacts
 from workload.contract.fields import RANGES, Kind, instant
 from workload.contract.forks import Start
-from workload.contract.ranks import LEAST_SLOWER, Ranks
+from workload.contract.ranks import COLLECTIVES, INPUT, UNEVEN, Ranks, largest_wait, waits
 from workload.contract.record import MeasuredRate, Record, Status, Verdict
 from workload.contract.spent import RUN_PARTS, Spent
 
@@ -54,8 +53,8 @@ DERIVED: Mapping[str, Kind] = {
     "usd": Kind.NUMBER,
 }
 # Shares of a step in which the devices of a run wait, with their names as what limits scaling.
-WAITS = {"collectives_share": "collectives", "slow_rank_share": "uneven ranks", "rank_input_share": "input"}
-NO_WAIT = "no wait"
+WAITS = {"collectives_share": COLLECTIVES, "slow_rank_share": UNEVEN, "rank_input_share": INPUT}
+NO_WAIT, SLOW_RANK = "no wait", "slow rank "
 # Column of `runs` -> its type.
 RUN_COLUMNS: Mapping[str, Kind] = {
     **{str(leaf.column): leaf.kind for leaf in contract.COLUMNS if leaf.kind is not Kind.TEXTS},
@@ -187,23 +186,12 @@ def _derived(run: Record) -> dict[str, Any]:
 
 
 def _waits(ranks: Ranks) -> dict[str, Any]:
-    """Shares of a step in which ranks wait for collectives, for slower ranks and for data; None if unknown.
-
-    The rank with the shortest wait after its last gradient waits for no other rank, so its wait is that of the
-    collectives. Longer waits of other ranks are for slower ranks. `scaling_limit`: the largest share, unless it
-    is small.
-    """
-    shares: dict[str, float] = {}
-    if ranks.own_s and ranks.exposed_s and ranks.data_s:
-        waits_s = min(ranks.exposed_s), fmean(ranks.exposed_s) - min(ranks.exposed_s), fmean(ranks.data_s)
-        step_s = fmean(ranks.own_s) + fmean(ranks.exposed_s)
-        if step_s > 0:
-            shares = dict(zip(WAITS, (wait_s / step_s for wait_s in waits_s), strict=True))
-    largest = max(shares, key=shares.__getitem__, default=None)
-    limit = None if largest is None else WAITS[largest] if shares[largest] >= LEAST_SLOWER else NO_WAIT
-    if largest == "slow_rank_share" and limit != NO_WAIT and ranks.slowest is not None:
-        limit = f"slow rank {ranks.slowest:g}"
-    return {**dict.fromkeys(WAITS), **shares, "scaling_limit": limit}
+    """Shares of a step in which ranks wait, None if unknown; `scaling_limit`: the largest, unless all are small."""
+    shares = waits(ranks)
+    limit = (largest_wait(shares) or NO_WAIT) if shares else None
+    if limit == UNEVEN and ranks.slowest is not None:
+        limit = f"{SLOW_RANK}{ranks.slowest:g}"
+    return {**{column: shares.get(name) for column, name in WAITS.items()}, "scaling_limit": limit}
 
 
 def _peak_memory_bytes(run: Record) -> float | None:

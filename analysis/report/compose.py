@@ -38,7 +38,7 @@ def compose(evidence: ReportEvidence) -> Report:
     facts = [
         counted(len(runs), "run"),
         counted(_configurations(evidence), "configuration"),
-        counted(len(evidence.material.environments), "environment"),
+        counted(len(evidence.material.environments), "place"),
         counted(runs["model"].nunique(), "model"),
     ]
     ours = runs[~runs["imported"].eq(True)]

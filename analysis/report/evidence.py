@@ -114,7 +114,8 @@ class ReportEvidence:
 
     @cached_property
     def scaling(self) -> list[dict[str, Any]]:
-        return scaling.scaling(self.results, self.of_runs.cases)
+        """Rows of `analysis.compare.scaling`, with names as in the charts."""
+        return rows_of(self.material.scaling)
 
     def compare(self) -> None:
         """Make the tables that take longest and need nothing of `of_runs` but the cases."""
@@ -188,6 +189,7 @@ def gather(
         roofs=roofs,
         kernel_points=kernel_points,
         costs=costs.costs,
+        scaling=lambda found: pd.DataFrame(scaling.scaling(found, of_runs.cases)),
     )
     on_stage("figures")
     drawn = registry.figures(tables, bars)

@@ -136,12 +136,15 @@ def _script_words(spec: Spec) -> list[str]:
     return [*words_of_spec, "--", *(printable(str(word)) for word in argv)]
 
 
+def _flag(name: str) -> str:
+    """Option of `analyze import` that sets a field of `Imported.given`."""
+    return "--gpu-index" if name == "device" else f"--{name.replace('_', '-')}"
+
+
 def _import(imported: Imported) -> str:
     """`analyze import FILE` with the options of the original import."""
     options = encode(imported.given) if imported.given else {}
-    options_given = [
-        word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", printable(str(value)))
-    ]
+    options_given = [word for name, value in options.items() for word in (_flag(name), printable(str(value)))]
     return shlex.join(["analyze", "import", printable(imported.file or "FILE"), *options_given])
 
 

@@ -60,14 +60,14 @@ OF_TABLE_2 = (
 )
 # Columns of the environment table: heading, and the columns of the page's table that it joins.
 ENVIRONMENT = (
-    ("Env key", ("environment",)),
-    ("Host", ("host",)),
+    ("Env key", ("place",)),
+    ("Host", ("host name",)),
     ("OS/Kernel", ("OS, kernel",)),
     ("Device", ("device",)),
     ("Driver/CUDA/cuDNN", ("driver", "CUDA, cuDNN")),
     ("Python/Torch", ("Python", "torch, torchvision")),
     ("Storage", ("storage",)),
-    ("Region/Zone", ("machine, zone",)),
+    ("Region/Zone", ("machine type, zone",)),
 )
 # Options in the paragraph on reproducibility: column of `runs`, and the option's name.
 OPTIONS = (("deterministic", "--deterministic"), ("channels_last", "--channels-last"), ("compile", "--compile"))
@@ -158,7 +158,7 @@ def _content(blocks: Blocks, evidence: ReportEvidence, figures: str) -> Mapping[
         "table_1": shown(_table_1(evidence), "no run has a model whose work is known"),
         "complexity_words": shown(blocks.take("complexity", kind=Paragraph)),
         "throughput_figures": figures_of(
-            "throughput_", "batch_size_scaling", nothing="no environment has three batch sizes with a throughput"
+            "throughput_", "batch_size_scaling", nothing="no place has three batch sizes with a throughput"
         ),
         "trends": shown([Bullets(sentences=changes)] if changes else [], "no certain difference between settings"),
         "ratios": shown(blocks.take("measurements", caption="Ratio of")),
@@ -172,7 +172,7 @@ def _content(blocks: Blocks, evidence: ReportEvidence, figures: str) -> Mapping[
         "shifts": shown(blocks.take("intensity", kind=Table)),
         "table_2": shown(_table_2(evidence), "no run has a throughput or a profile"),
         "cost": shown(blocks.take("measurements", caption="Cheapest") + blocks.pictures("cost")),
-        "environment_table": shown(_environments(blocks), "no facts of the environments"),
+        "environment_table": shown(_environments(blocks), "no facts of the places"),
         "limits": shown(blocks.take("limits")),
         "audit": shown(_audit(evidence)),
         "peak_sources": shown([Bullets(sentences=_peak_sources(evidence))]),
@@ -261,7 +261,7 @@ def _run_matrix(evidence: ReportEvidence) -> Table:
         warmup = words.text(first.spec.warmup if first else None)
         backend = words.listed(of_env["device_type"])
         rows.append({**row, "backend": backend, "iterations": f"{warmup} / {row['steps']}"})
-    return words.table("Runs by environment", RUN_MATRIX, rows)
+    return words.table("Runs by place", RUN_MATRIX, rows)
 
 
 def _complexity_commands(evidence: ReportEvidence) -> Commands:

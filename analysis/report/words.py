@@ -26,12 +26,12 @@ def facts(**headings: str) -> tuple[Column, ...]:
 
 # Columns that name a configuration: with the names that the charts use, and with the facts that its runs recorded.
 AS_IN_CHARTS = (
-    *facts(env="environment", task="model"),
+    *facts(env="place", task="model"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="variant", heading="precision", role=Role.FACT),
 )
 AS_RECORDED = (
-    *facts(place="environment", model="model"),
+    *facts(place="place", model="model"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="precision", heading="precision", role=Role.FACT),
 )

@@ -193,7 +193,7 @@ def _work(results: Tables, pool: Group, launches: Mapping[Any, Any]) -> tuple[Wo
         raise Unpredictable(str(why), hint="launch local counts them; for a log: analyze import FILE --model resnet50")
     if unknown > MOST_UNATTRIBUTED:
         why = joined([*notes, f"FLOP and bytes of {percent(unknown)} of the step's time are unknown"])
-        raise Unpredictable(str(why), hint="analyze kernels RESULTS --by operator names these operations")
+        raise Unpredictable(str(why), hint="analyze kernels RESULTS --row operator names these operations")
     assumptions = dict.fromkeys(pool.texts("work_assumption"))
     return Work.total(flop, low, high), [*notes, *assumptions, *pool.apart]
 

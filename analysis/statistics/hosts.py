@@ -79,7 +79,8 @@ def machine_split(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Machine
     """
     known = [run for run in runs if run.host is not None and _is_usable(run)]
     hosts, zones = {(run.zone, run.host) for run in known}, {run.zone for run in known}
-    lost = f"{counted(len(runs) - len(known), 'run')} without a known host left out" if len(known) < len(runs) else None
+    unknown = counted(len(runs) - len(known), "run")
+    lost = f"{unknown} without a known machine left out" if len(known) < len(runs) else None
     by_zone, by_host, rest = _strata(known) if known else (None, None, None)
     return MachineSplit(
         runs=len(known),
@@ -146,7 +147,7 @@ def _basis(columns: Floats) -> Floats:
 def _runs(runs: Sequence[PlacedRun], rest: _Stratum | None, *, level: float, lost: str | None) -> Estimate:
     n = len(runs)
     if rest is None:
-        few = "no host has run a configuration twice, nor two configurations" if n else "no run with a known host"
+        few = "no machine has run a configuration twice, nor two configurations" if n else "no run with a known machine"
         return Estimate(value=None, n=n, reason="; ".join(text for text in (few, lost) if text))
     if rest.degrees < LEAST_REPLICATES - 1:
         return Estimate(value=None, n=n, reason=f"{too_few(n, 'run')} for a spread")
@@ -170,12 +171,13 @@ def _runs(runs: Sequence[PlacedRun], rest: _Stratum | None, *, level: float, los
 
 def _hosts(n: int, by_host: _Stratum | None, rest: _Stratum | None, *, level: float) -> Estimate:
     if n < 2:  # noqa: PLR2004 - a variance needs two
-        return Estimate(value=None, n=n, reason=f"unknown: {counted(n, 'host')}")
+        return Estimate(value=None, n=n, reason=f"unknown: {counted(n, 'machine')}")
     if by_host is None:
-        return Estimate(value=None, n=n, reason="unknown: one host in each zone, or hosts and configurations coincide")
+        reason = "unknown: one machine in each zone, or machines and configurations coincide"
+        return Estimate(value=None, n=n, reason=reason)
     if rest is None:
         together, _ = plain_stdev(by_host.mean_square, by_host.degrees, level=level)
-        reason = f"unknown: one run on each host; hosts and runs together vary by {100 * together:.2g} %"
+        reason = f"unknown: one run on each machine; machines and runs together vary by {100 * together:.2g} %"
         return Estimate(value=None, n=n, reason=reason)
     return above_noise(
         by_host.mean_square,
@@ -185,7 +187,7 @@ def _hosts(n: int, by_host: _Stratum | None, rest: _Stratum | None, *, level: fl
         coefficient=by_host.hosts,
         level=level,
         n=n,
-        if_zero="hosts differ no more than the runs on them explain",
+        if_zero="machines differ no more than the runs on them explain",
     )
 
 
@@ -198,7 +200,7 @@ def _zones(
         return Estimate(value=None, n=n, reason=f"unknown: {reason}")
     if by_host is None:
         return Estimate(
-            value=None, n=n, reason="unknown: one host in each zone, so zones and hosts cannot be separated"
+            value=None, n=n, reason="unknown: one machine in each zone, so zones and machines cannot be separated"
         )
     share = by_zone.hosts / by_host.hosts
     parts = [(share, by_host)] + ([(1 - share, rest)] if rest else [])
@@ -213,7 +215,7 @@ def _zones(
         coefficient=by_zone.zones,
         level=level,
         n=n,
-        if_zero="zones differ no more than the hosts in them explain",
+        if_zero="zones differ no more than the machines in them explain",
     )
 
 

@@ -90,15 +90,19 @@ def costs(results: Tables) -> pd.DataFrame:
 
 
 def list_price(
-    *, machine_type: str | None, device_name: str | None, region: str | None, spot: bool | None
+    *, machine_type: str | None, device_name: str | None, region: str | None, spot: bool | None, devices: float = 1
 ) -> HourlyPrice | None:
-    """The price in prices.toml; None if it is not listed, or if `spot` is unknown."""
+    """The price in prices.toml; None if it is not listed, or if `spot` is unknown.
+
+    `devices`: GPUs that the run used. An N1 machine, to which GPUs are attached, is assumed to have no others.
+    """
     gpu = peaks.find_gpu(device_name)
     if gpu is None or spot is None:
         return None
     for row in prices.load().listed:
         figure = row.figure(spot=spot)
-        if (row.machine_type, row.gpu, row.region) == (machine_type, gpu.gpu, region) and figure is not None:
+        same = (row.machine_type, row.gpu, row.region) == (machine_type, gpu.gpu, region)
+        if same and figure is not None and (row.gpus == devices or not row.machine_type.startswith("n1-")):
             return HourlyPrice(usd_per_h=figure, source=f"list of {row.read}")
     return None
 
@@ -153,6 +157,7 @@ def _price(pool: Group, spot: bool | None) -> tuple[HourlyPrice | None, str | No
         device_name=pool["device_name"],
         region=regions.pop() if len(regions) == 1 else None,
         spot=spot,
+        devices=pool["devices"] or 1,
     )
     return listed, None if listed else "no price: the run has none, and no list has one for its machine and region"
 

@@ -102,7 +102,10 @@ COVARIATES = (
         cause="CPU clock", column="cpu_mhz", unit="MHz", cure="a fixed CPU governor, or more warm-up", is_clock=True
     ),
     Covariate(
-        cause="steal", column="cpu_steal_percent", unit="%", cure="a machine type without shared CPUs, or another host"
+        cause="steal",
+        column="cpu_steal_percent",
+        unit="%",
+        cure="a machine type without shared CPUs, or another machine",
     ),
     Covariate(cause="CPU pressure", column="cpu_pressure_percent", unit="%", cure="stop other work on the machine"),
 )
@@ -288,7 +291,7 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
             share_explained=stolen,
             share_of=ShareOf.CPU_TIME,
             evidence=f"{percent(stolen, decimals=1)} of the CPU time went to other virtual machines",
-            cure="a machine type without shared CPUs, or another host",
+            cure="a machine type without shared CPUs, or another machine",
         )
     if (throttled := cgroup_throttled(case)) is not None:
         yield Cause(

@@ -96,8 +96,8 @@ MACHINE_COLUMNS = (
     *NAMED_COLUMNS,
     Column(name="runs", heading="runs"),
     *_with_interval(Column(name="cov_runs", heading="CoV of runs", unit="%", digits=3)),
-    Column(name="hosts", heading="hosts"),
-    *_with_interval(Column(name="cov_hosts", heading="CoV of hosts", unit="%", digits=3, optional=True)),
+    Column(name="hosts", heading="machines"),
+    *_with_interval(Column(name="cov_hosts", heading="CoV of machines", unit="%", digits=3, optional=True)),
     Column(name="zones", heading="zones", optional=True),
     *_with_interval(Column(name="cov_zones", heading="CoV of zones", unit="%", digits=3, optional=True)),
     *_with_interval(Column(name="first_ratio", heading="first in block", digits=4, optional=True)),
@@ -253,7 +253,7 @@ def _machine(runs: Sequence[Case]) -> dict[str, Any]:
             f"{name}: {reason}"
             for name, reason in (
                 ("between runs", split.between_runs.reason),
-                ("between hosts", split.between_hosts.reason),
+                ("between machines", split.between_hosts.reason),
                 # Machines outside a cloud have no zone, and runs without blocks have no order.
                 ("between zones", split.between_zones.reason if any(run.zone for run in placed) else None),
                 ("order", order.reason if any(run.block for run in placed) else None),
@@ -300,8 +300,8 @@ TABLES: Mapping[str, VarianceTable] = {
     "machines": VarianceTable(
         make=machines,
         columns=MACHINE_COLUMNS,
-        heading="variation between runs on a host, between hosts and between zones, by place",
-        nothing="no place with two runs on known hosts",
+        heading="variation between runs on a machine, between machines and between zones, by place",
+        nothing="no place with two runs on known machines",
     ),
     "causes": VarianceTable(
         make=causes, columns=CAUSE_COLUMNS, heading="causes", nothing="no cause found in steps and telemetry"

@@ -41,7 +41,7 @@ class RentedOptions:
         "start again if the spot VM is taken away, at most N times", default=0, metavar="N", min=0, max=20
     )
     machine_type: str | None = choice("machine type instead of the GPU's usual one", default=None, metavar="M")
-    gpu_count: int = choice("number of GPUs of the VM; a run uses one", default=1, metavar="N", min=1)
+    gpu_count: int = choice("least number of GPUs of the VM (as many as --devices)", default=1, metavar="N", min=1)
     max_run_time_s: int = choice(
         "delete the VM after this time; --max-time limits a sweep",
         default=DEFAULT_LIMIT_S,
@@ -51,7 +51,7 @@ class RentedOptions:
         typed_default="60m",
     )
     max_cost_usd: float | None = choice(
-        "lower the time limit so that the cost stays below this sum", default=None, flag="--max-cost", metavar="USD"
+        "cost limit of the launch: its time limit is lowered to keep it", default=None, flag="--max-cost", metavar="USD"
     )
     usd_per_h: float | None = choice("your own price per hour of VM, disk and address", default=None, metavar="USD")
     disk_gb: int = choice("size of the VM's disk", default=DEFAULT_DISK_GB, metavar="GB")

@@ -277,25 +277,38 @@ def check_options(options: RentedOptions, cloud: Cloud) -> None:
     )
 
 
-def choose_machine(gpu: Gpu, options: RentedOptions) -> tuple[MachineType, int]:
-    """Machine type and its number of GPUs, built in or attached. Raises `UsageError` if they do not fit."""
-    machine = _named_machine(gpu, options.machine_type) if options.machine_type else _fitting_machine(gpu, options)
-    count = options.gpu_count
-    if gpu.accelerator is None and count == 1:
-        count = machine.gpus[0]
-    if count not in machine.gpus:
-        counts = " or ".join(map(str, machine.gpus))
-        raise UsageError(
-            f"{machine.name} has {counts} GPUs of {gpu.title}; got --gpu-count {count}",
-            hint=f"--gpu-count {machine.gpus[0]}, or another --machine-type",
-        )
+def choose_machine(
+    gpu: Gpu, options: RentedOptions, *, devices: int = 1, uses_gpu: bool = True
+) -> tuple[MachineType, int]:
+    """Machine type and its number of GPUs, built in or attached. Raises `UsageError` if none is large enough.
+
+    `devices`: largest number of devices of a run; `uses_gpu`: the devices are GPUs, not shares of the CPUs. A machine
+    with more GPUs is taken if there is none with exactly as many.
+    """
+    usual, used = gpu.machine_types[gpu.default_machine_type], devices if uses_gpu else 1
+    gpus = max(used, options.gpu_count)
+    # A GPU should have as many vCPUs as in the usual machine, so that several are fed as well as one.
+    vcpus = used * usual.vcpus // usual.gpus[0]
+    known = gpu.machine_types.values()
+    fitting = sorted(
+        (machine for machine in known if max(machine.gpus) >= gpus and machine.vcpus >= devices),
+        key=lambda machine: (_gpus_of(machine, gpus), machine.vcpus < vcpus, machine.vcpus),
+    )
+    machine = _named_machine(gpu, options.machine_type) if options.machine_type else next(iter(fitting), None)
+    if machine is None or machine not in fitting:
+        raise _too_small(gpu, options, machine, fitting, devices=devices, uses_gpu=uses_gpu)
     if machine.spot_only and not options.spot:
-        on_demand = [other.name for other in gpu.machine_types.values() if not other.spot_only]
+        on_demand = [other.name for other in fitting if not other.spot_only]
         raise UsageError(
             f"{machine.name} is not sold on demand, only as spot, flex-start or by reservation",
             hint=" or ".join(["--spot", *(f"--machine-type {name}" for name in on_demand)]),
         )
-    return machine, count
+    return machine, _gpus_of(machine, gpus)
+
+
+def _gpus_of(machine: MachineType, least: int) -> int:
+    """Smallest number of GPUs that the machine may have, from `least` on."""
+    return min(count for count in machine.gpus if count >= least)
 
 
 def _named_machine(gpu: Gpu, name: str) -> MachineType:
@@ -307,20 +320,28 @@ def _named_machine(gpu: Gpu, name: str) -> MachineType:
     return gpu.machine_types[name]
 
 
-def _fitting_machine(gpu: Gpu, options: RentedOptions) -> MachineType:
-    """Default machine type of the GPU, or the first machine type with the requested number of GPUs."""
-    default = gpu.machine_types[gpu.default_machine_type]
-    count = options.gpu_count
-    if count == 1 or count in default.gpus:
-        return default
-    fitting = [machine for machine in gpu.machine_types.values() if count in machine.gpus]
-    if not fitting:
-        counts = sorted({count_of_type for machine in gpu.machine_types.values() for count_of_type in machine.gpus})
-        raise UsageError(
-            f"a VM has {', '.join(map(str, counts))} GPUs of {gpu.title}; got --gpu-count {count}",
-            hint=f"--gpu-count {counts[0]}",
-        )
-    return fitting[0]
+def _too_small(
+    gpu: Gpu,
+    options: RentedOptions,
+    named: MachineType | None,
+    fitting: Sequence[MachineType],
+    *,
+    devices: int,
+    uses_gpu: bool,
+) -> UsageError:
+    """Error for a machine type that has too few GPUs or CPUs, or for a GPU that no machine has so many of."""
+    flag, number = max(("--devices", devices), ("--gpu-count", options.gpu_count), key=lambda asked: asked[1])
+    if named and fitting:
+        has = f"at most {counted(max(named.gpus), 'GPU')} and {counted(named.vcpus, 'vCPU')}"
+        return UsageError(f"{named.name} has {has}; got {flag} {number}", hint=f"--machine-type {fitting[0].name}")
+    known = gpu.machine_types.values()
+    counts = sorted({count for machine in known for count in machine.gpus})
+    most_vcpus = max(machine.vcpus for machine in known)
+    has = f"{', '.join(map(str, counts))} GPUs of {gpu.title}, and up to {most_vcpus} vCPUs"
+    return UsageError(
+        f"a VM has {has}; got {flag} {number}",
+        hint=f"{flag} {counts[-1] if uses_gpu or flag == '--gpu-count' else most_vcpus}",
+    )
 
 
 def on_vm(spec: RunSpec, gpu: Gpu) -> tuple[RunSpec, list[str]]:
@@ -354,7 +375,8 @@ def on_vm(spec: RunSpec, gpu: Gpu) -> tuple[RunSpec, list[str]]:
 class Draft:
     """Parts of a plan that follow from the user's options: a machine type with `count` GPUs, and the runs on it.
 
-    `task`: runs of a sweep, which replace the run of `spec`. `changed`: notes on what a VM does otherwise than asked.
+    `task`: runs of a sweep, which replace the run of `spec`. `uses_gpu`: one of the runs computes on a GPU. `changed`:
+    notes on what a VM does otherwise than asked.
     """
 
     cloud: Cloud
@@ -365,13 +387,8 @@ class Draft:
     spec: RunSpec
     origin: Mapping[str, Origin]
     task: Task | None
+    uses_gpu: bool
     changed: list[str]
-
-    @property
-    def uses_gpu(self) -> bool:
-        """Whether one of the runs computes on a GPU."""
-        specs = [run.spec for run in self.task.runs] if self.task else [self.spec]
-        return any(spec.device is not Device.CPU for spec in specs)
 
     @property
     def flavour(self) -> str:
@@ -431,13 +448,15 @@ class Draft:
 def draft_of(cloud: Cloud, gpu: Gpu, options: RentedOptions, resolved: Resolved, task: Task | None) -> Draft:
     """Draft of a plan. Raises `UsageError` for options that do not fit the GPU, and for a run that a VM cannot do."""
     check_options(options, cloud)
-    machine, count = choose_machine(gpu, options)
     spec, changed = on_vm(resolved.spec, gpu)
     if task is not None:
         # An error of `mapped` names the run.
         mapped = task.mapped(lambda run_spec: on_vm(run_spec, gpu)[0].checked())
         changed = list(dict.fromkeys(note for run in task.runs for note in on_vm(run.spec, gpu)[1]))
         task = mapped
+    specs = [run.spec for run in task.runs] if task else [spec]
+    uses_gpu = any(run_spec.device is not Device.CPU for run_spec in specs)
+    machine, count = choose_machine(gpu, options, devices=task.devices if task else spec.devices, uses_gpu=uses_gpu)
     return Draft(
         cloud=cloud,
         gpu=gpu,
@@ -447,6 +466,7 @@ def draft_of(cloud: Cloud, gpu: Gpu, options: RentedOptions, resolved: Resolved,
         spec=spec,
         origin=resolved.origin,
         task=task,
+        uses_gpu=uses_gpu,
         changed=changed,
     )
 
@@ -493,8 +513,9 @@ def work_notes(plan: RentedPlan, *, uses_gpu: bool) -> Iterator[str]:
         yield "the time before a script's first step is unknown: the time of our own trainer is assumed"
     if not uses_gpu:
         yield f"the run computes on the VM's CPU, but its {plan.gpu.title} must be paid too"
-    elif plan.request.gpu_count > 1:
-        yield f"the run computes on one GPU of {plan.request.gpu_count}"
+    elif plan.request.gpu_count > (devices := plan.request.work.devices):
+        used = "one GPU" if devices == 1 else f"at most {devices} GPUs"
+        yield f"a run computes on {used} of the VM's {plan.request.gpu_count}; the price is that of the whole VM"
     if (
         uses_gpu
         and any(run.spec.precision is Precision.BF16 for run in plan.request.work.runs)

@@ -94,7 +94,7 @@ class Limits:
         """Reason to stop after this number of segments and seconds; None if another quadruple may run."""
         quadruples = segments // SEGMENTS
         if self.max_segments is not None and segments + SEGMENTS > self.max_segments:
-            return f"the limit of {self.max_segments} segments was reached"
+            return f"the limit of {self.max_segments} runs was reached"
         if not quadruples:
             return None
         quadruple_s = elapsed_s / quadruples
@@ -439,7 +439,7 @@ def _failed(side: Side, position: int, outcome: LocalOutcome, lines: deque[str])
         raised = next((line for line in reversed(lines) if RAISED.match(line)), "")
         why, usual = f"{why}: {raised}" if raised else why, f"python {side.plan.spec.title} alone shows the whole error"
     kind = ERRORS.get(outcome.exit_code, RunFailedError)
-    where = f"segment {position + 1}, of {side.variant} ({side.label})"
+    where = f"run {position + 1}, of {side.variant} ({side.label})"
     return kind(f"{where}: {why}", hint=hint or usual)
 
 
@@ -448,7 +448,7 @@ def _measured(sealed: Bundle, side: Side, position: int) -> Measured:
     steps = [row for row in bundle.read_steps(sealed.path) if row["phase"] == "measured"]
     if sealed.record.status is not Status.COMPLETED or not steps or not rate:
         raise RunFailedError(
-            f"segment {position + 1}, of {side.variant} ({side.label}), measured no step",
+            f"run {position + 1}, of {side.variant} ({side.label}), measured no step",
             hint=f"{sealed.path}/{bundle.LOG} gives the reason",
         )
     record = sealed.record

@@ -225,7 +225,7 @@ def _quadruples(segments: Sequence[Segment]) -> tuple[list[_Quadruple], int]:
         if is_begun and members[-1] is ordered[-1] and any(known.startswith(pattern) for known in PATTERNS):
             break
         if positions != expected or pattern not in PATTERNS:
-            raise ValueError(f"segments {positions} are '{pattern}': four in a row must be {' or '.join(PATTERNS)}")
+            raise ValueError(f"runs {positions} are '{pattern}': four in a row must be {' or '.join(PATTERNS)}")
         if not all(isfinite(segment.seconds) and segment.seconds > 0 for segment in members):
             left_out += 1
             continue

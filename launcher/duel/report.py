@@ -211,7 +211,7 @@ class Result:
             case DuelVerdict.SAME:
                 return f"B is {sign}, by less than {margin}" if sign else f"the same within {margin}"
             case DuelVerdict.NOT_DECIDABLE:
-                undecided = "not decidable on this machine within the budget"
+                undecided = "not decidable on this machine within the limits"
                 return f"B is {sign}, and whether by {margin} or more is {undecided}" if sign else undecided
             case DuelVerdict.SLOWER | DuelVerdict.FASTER:
                 return f"B is {self.verdict} by {margin} or more"

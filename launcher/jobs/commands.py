@@ -31,7 +31,6 @@ from launcher.protocol.backend import (
     Machines,
     Plan,
     Removed,
-    require_one_device,
 )
 from launcher.script import notes
 from launcher.script.command import ThereOptions, variables_of
@@ -190,7 +189,6 @@ def launch(
         raise UsageError("--request needs --dry-run", hint="--dry-run --request")
     words, script_files = script.packed(place.backend, Path.cwd(), os.environ) if script else ((), None)
     resolved = resolve(typed, os.environ, Path.cwd(), script=words)
-    require_one_device(resolved.spec, place.backend)
     models.require(resolved.spec.model)
     models.require_data(resolved.spec, is_here=False)
     models.require_profile(resolved.spec)

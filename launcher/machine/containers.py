@@ -33,7 +33,7 @@ CRASHES = {128 + 4: "SIGILL", 128 + 6: "SIGABRT", 128 + 7: "SIGBUS", 128 + 11: "
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerLimits:
-    """Limits of the container. A limit of None allows as much as the machine has."""
+    """Limits of the container. A limit of None allows as much as the machine has. `shm_bytes`: for each device."""
 
     shm_bytes: int = sizes.DEFAULT_SHM_BYTES
     memory_bytes: int | None = None
@@ -74,7 +74,8 @@ def describe(
         network="bridge" if spec.download else "none",
         gpus=choice.gpus,
         gpu_index=gpu_index,
-        shm_bytes=limits.shm_bytes,
+        # Each rank has data workers of its own, and NCCL's buffers for GPUs that cannot reach each other directly.
+        shm_bytes=limits.shm_bytes * spec.devices,
         memory_bytes=limits.memory_bytes,
         cpus=limits.cpus,
         labels={RUN_LABEL: __version__},

@@ -28,7 +28,9 @@ class LocalOptions:
     )
     image: str | None = choice("run this image", default=None, metavar="NAME")
     flavour: str | None = choice("use the image of this flavour", default=None, metavar="cpu|cuda|volta")
-    shm_size: str = choice("a container's /dev/shm", default=sizes.text(sizes.DEFAULT_SHM_BYTES), metavar="SIZE")
+    shm_size: str = choice(
+        "a container's /dev/shm, for each device", default=sizes.text(sizes.DEFAULT_SHM_BYTES), metavar="SIZE"
+    )
     memory: str | None = choice("a container's memory limit, for example 8g", default=None, metavar="SIZE")
     cpus: float | None = choice("a container's CPU limit, for example 1.5", default=None, metavar="N")
     gpu_index: int | None = choice("the GPU with this index in nvidia-smi", default=None, metavar="N", min=0)

@@ -173,6 +173,7 @@ class _Work:
             kept_ceilings=self._kept_ceilings(run),
             settles=self._settles,
             settle_to_c=self._settle_to_c,
+            cpu_shares=task.devices,
         )
 
     def _kept_ceilings(self, run: TaskRun) -> KeptCeilings:

@@ -17,7 +17,6 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from launcher.protocol.checks import Check
 from launcher.protocol.records import Request
 from launcher.protocol.task import Task
-from workload.contract.errors import UsageError
 from workload.contract.spec import Resolved, RunSpec
 
 T = TypeVar("T")
@@ -187,15 +186,6 @@ class Estimate:
     usd_per_h: float | None = None
     most_usd: float | None = None
     is_most_partial: bool = False
-
-
-def require_one_device(spec: RunSpec, backend: str) -> None:
-    """Raise `UsageError` for a run of several devices on another machine: so far, only this machine can do it."""
-    if spec.devices > 1:
-        raise UsageError(
-            f"a launch on {backend} cannot use several devices yet; got --devices {spec.devices}",
-            hint=f"launch local --devices {spec.devices} on that machine, or leave --devices out",
-        )
 
 
 class Plan(Protocol):

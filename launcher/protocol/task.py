@@ -30,10 +30,15 @@ class TaskRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Runs of one machine. `job`: the sweep's name, empty for a single launch. `number`: the task's number, from 1."""
+    """Runs of one machine. `job`: the sweep's name, empty for a single launch. `number`: the task's number, from 1.
+
+    `devices`: largest number of devices of a configuration at this place, even if its runs are done: the machine has as
+    many.
+    """
 
     job: str = ""
     number: int = 1
+    devices: int = 1
     runs: tuple[TaskRun, ...]
 
     @property
@@ -50,7 +55,8 @@ class Task:
     def of_repeats(cls, spec: RunSpec) -> Self:
         """Task of one configuration, run `spec.repeats` times."""
         once = replace(spec, repeats=1)
-        return cls(runs=tuple(TaskRun(spec=once, block=block) for block in range(1, spec.repeats + 1)))
+        runs = tuple(TaskRun(spec=once, block=block) for block in range(1, spec.repeats + 1))
+        return cls(devices=spec.devices, runs=runs)
 
     def mapped(self, change: Callable[[RunSpec], RunSpec]) -> Self:
         """Task with `change` applied to each run's spec. A `UsageError` that `change` raises gets the run's number."""
@@ -75,7 +81,8 @@ class Task:
             }
             for run in self.runs
         ]
-        return {"job": self.job, "number": self.number, "runs": runs}
+        several = {"devices": self.devices} if self.devices > 1 else {}
+        return {"job": self.job, "number": self.number, **several, "runs": runs}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], base: RunSpec) -> Self:
@@ -92,6 +99,7 @@ class Task:
                 )
                 for run in values["runs"]
             )
-            return cls(job=str(values["job"]), number=int(values["number"]), runs=runs)
+            devices = int(values.get("devices", 1))
+            return cls(job=str(values["job"]), number=int(values["number"]), devices=devices, runs=runs)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"the request has no readable task: {error!r}", hint="launch again") from error

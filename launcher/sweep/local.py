@@ -54,7 +54,8 @@ class LocalPlaces:
         for block, work, runs in sorted(turns, key=lambda turn: turn[0]):
             if self._control.why_not:
                 return False
-            self._run_block(work, Task(job=work.plan.tasks[0].job, number=1, runs=runs), block)
+            block_task = Task(job=work.plan.tasks[0].job, devices=work.plan.devices, runs=runs)
+            self._run_block(work, block_task, block)
         return True
 
     def _run_block(self, work: PlaceWork, block_task: Task, block: int) -> None:

@@ -18,7 +18,6 @@ import typer
 from launcher.backends import BACKENDS
 from launcher.choice import flag_of
 from launcher.machine.local_options import LocalOptions
-from launcher.protocol.backend import require_one_device
 from launcher.script.command import HereOptions, ThereOptions
 from launcher.sweep.places import ARGUMENT, LOCAL, Configuration, Exclude, Place, Unfilled, as_text, missing_keys
 from launcher.typer_options import instance_of, parameters_of, signed
@@ -450,8 +449,6 @@ class _Reader:
                 spec = replace(once, **_run_options_in(combination), script=self._script_with(combination)).checked()
                 if (index := getattr(place.options, "gpu_index", None)) is not None:
                     gpu_index.required(spec, index)
-                if place.backend != LOCAL:
-                    require_one_device(spec, place.backend)
                 configurations.append(Configuration(values=combination, spec=spec))
         except UsageError as error:
             raise impossible(self._file, place, combination, error) from error

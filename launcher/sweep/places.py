@@ -134,6 +134,11 @@ class PlacePlan:
     code: str = ""
 
     @property
+    def devices(self) -> int:
+        """Number of devices that every machine of this place has for its runs."""
+        return _most_devices(self.configurations)
+
+    @property
     def runs(self) -> tuple[TaskRun, ...]:
         """Runs of all tasks, done or not."""
         return tuple(run for task in self.tasks for run in task.runs)
@@ -191,13 +196,15 @@ class Sweep:
     places: tuple[PlacePlan, ...]
 
 
-def run_key(spec: RunSpec, block: int, *, code: str, asked: Mapping[str, Any]) -> str:
+def run_key(spec: RunSpec, block: int, *, code: str, asked: Mapping[str, Any], devices: int = 1) -> str:
     """16 hex digits that identify a run by its options, block, code or image, and place.
 
-    Only options that differ from their default enter the key, so that a new option changes no key of older runs.
+    `devices`: the largest number of devices at this place, on which a run's share of the CPUs depends. Only options
+    that differ from their default enter the key, so that a new option changes no key of older runs.
     """
     changed = {name: value for name, usual in USUAL.items() if (value := getattr(spec, name)) != usual}
     changed |= {"script": list(spec.script)} if spec.script else {}
+    changed |= {"cpu_shares": devices} if devices > spec.devices else {}
     return _digest_of_json({"options": changed, "block": block, "code": code, "place": asked})[:KEY_DIGITS]
 
 
@@ -235,6 +242,7 @@ def plan_place(
 ) -> PlacePlan:
     """Make the blocks of a place and share them out among its machines in turn: block 1 to the first, and so on."""
     runs_by_machine: dict[int, list[TaskRun]] = {}
+    devices = _most_devices(configurations)
     for block in range(1, repeats + 1):
         ordered = in_order(configurations, seed=seed, block=block)
         runs_by_machine.setdefault(place.machine_of(block), []).extend(
@@ -242,19 +250,25 @@ def plan_place(
                 spec=configuration.spec,
                 block=block,
                 position=position,
-                run_key=run_key(configuration.spec, block, code=code, asked=place.asked),
+                run_key=run_key(configuration.spec, block, code=code, asked=place.asked, devices=devices),
             )
             for position, configuration in enumerate(ordered, start=1)
         )
     return PlacePlan(
         place=place,
-        tasks=tuple(Task(job=name, number=number, runs=tuple(runs)) for number, runs in runs_by_machine.items()),
+        tasks=tuple(
+            Task(job=name, number=number, devices=devices, runs=tuple(runs)) for number, runs in runs_by_machine.items()
+        ),
         done=frozenset(done),
         configurations=tuple(configurations),
         origin=origin or {},
         seed=seed,
         code=code,
     )
+
+
+def _most_devices(configurations: Iterable[Configuration]) -> int:
+    return max((configuration.spec.devices for configuration in configurations), default=1)
 
 
 def _digest_of_json(values: Mapping[str, Any]) -> str:

@@ -238,7 +238,7 @@ def _last_block(plan: PlacePlan, existing: ExistingRuns) -> int:
 
 def _keys_of_block(plan: PlacePlan, block: int) -> list[str]:
     specs = [configuration.spec for configuration in plan.configurations]
-    return [run_key(spec, block, code=plan.code, asked=plan.place.asked) for spec in specs]
+    return [run_key(spec, block, code=plan.code, asked=plan.place.asked, devices=plan.devices) for spec in specs]
 
 
 def _keys_of_more_blocks(plan: PlacePlan, existing: ExistingRuns) -> Iterator[str]:
@@ -282,9 +282,13 @@ def _notes(
         yield f"no store was checked: runs in {stores} may be done already; a start checks this first"
     if more:
         yield f"{counted(len(more), 'run')} of additional blocks from --until exist; they are kept"
+    for plan in plans:
+        if any(configuration.spec.devices < plan.devices for configuration in plan.configurations):
+            place, share = plan.place.name, f"1/{plan.devices} of the CPUs"
+            yield f"{place}: a block's runs of all numbers of devices share a machine, and each device gets {share}"
     several = [plan.place.name for plan in plans if len(plan.tasks) < len({run.block for run in plan.runs})]
     if several:
-        yield f"{', '.join(several)}: one machine runs several blocks, so the difference between hosts stays unknown"
+        yield f"{', '.join(several)}: one machine runs several blocks, so the difference between machines stays unknown"
     if is_fresh:
         yield "--fresh: everything is measured again under another name, and existing results are kept"
     for plan in plans:

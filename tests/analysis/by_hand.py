@@ -1,7 +1,9 @@
 """Results made by hand: rows of facts and series, everything else absent, as `analysis.load` would give them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.api import Results
+from analysis.loading.index import Problem
 from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS
 from workload.contract import bundle
 from workload.contract.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
@@ -70,15 +73,28 @@ def noisy(*, seed: int = 0, n: int = 60, step_s: float = 0.1, share: float = 0.0
     return list(step_s * (1 + share * np.random.default_rng(seed).standard_normal(n)))
 
 
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ByHand(Results):
+    """Results with launches that `Results.kernels` would read from files."""
+
+    launches: pd.DataFrame
+
+    @cached_property
+    def _kernels(self) -> tuple[pd.DataFrame, tuple[Problem, ...]]:
+        return self.launches[self.launches["run_id"].isin(["", *self.runs["run_id"]])], ()
+
+
 def results(*runs: Mapping[str, Any], folder: Path | None = None) -> Results:
     """Results of rows by `run`, which may also have ended_at_s, data_s, telemetry, record, ceilings and kernels."""
     series = {"steps": _steps, "telemetry": _telemetry, "ceilings": _ceilings}
     tables = {name: pd.concat([table(each) for each in runs], ignore_index=True) for name, table in series.items()}
-    made = Results(runs=pd.DataFrame([_facts(each, folder) for each in runs]), problems=(), **tables)
     launches = [each["kernels"].assign(run_id=each["run_id"]) for each in runs if "kernels" in each]
-    # Launches that `Results.kernels` would read from files.
-    made.__dict__["_kernels"] = (pd.concat([kernels().assign(run_id=""), *launches], ignore_index=True), ())
-    return made
+    return ByHand(
+        runs=pd.DataFrame([_facts(each, folder) for each in runs]),
+        problems=(),
+        launches=pd.concat([kernels().assign(run_id=""), *launches], ignore_index=True),
+        **tables,
+    )
 
 
 def _facts(given: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
@@ -163,6 +179,8 @@ def for_every_figure() -> list[dict[str, Any]]:
         *at_rates("d", (45.0, 45.5), batch_size=64, **slow),
         *at_rates("g", (300.0,), **{**facts, "model": "mobilenet_v2", "train_flop_per_image": 1.8e9}),
         *at_rates("h", (150.0,), **{**slow, "model": "mobilenet_v2", "train_flop_per_image": 1.8e9}),
+        *at_rates("i", (50.0, 50.5), **facts, model="vgg11", devices=1.0),
+        *at_rates("j", (45.0, 45.5), **facts, model="vgg11", devices=2.0),
         run("e", batch_size=128, status="out_of_memory", steps=[], path="/nowhere"),
     ]
 

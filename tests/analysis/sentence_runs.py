@@ -7,7 +7,10 @@ from math import nan
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pandas as pd
+
 from analysis.api import Results
+from analysis.compare import scaling
 from analysis.figures import material
 from analysis.kernels.breakdown import kernel_points
 from analysis.loading.cases import cases
@@ -123,6 +126,7 @@ def undrawn(loaded: Results) -> ReportEvidence:
         roofs=roofs,
         kernel_points=kernel_points,
         costs=costs.costs,
+        scaling=lambda found: pd.DataFrame(scaling.scaling(found)),
     )
     return ReportEvidence(results=loaded, of_runs=OfRuns(cases=cases(loaded)), material=tables, drawn=())
 

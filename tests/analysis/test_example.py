@@ -79,13 +79,13 @@ def test_other_peoples_runs_are_sums_with_their_source() -> None:
 def test_the_picture_is_a_roofline_of_these_bundles(name: str) -> None:
     text = (Path(__file__).parents[2] / "docs" / "images" / name).read_text()
     assert len(text) < MOST_PICTURE_BYTES
-    assert "Roofline: all environments" in text
+    assert "Roofline: all places" in text
     for environment in ("local-cpu", *(f"{device} (imported)" for device in ("Tesla T4", *IMPORTED))):
         assert environment in text
     # Vega writes what it draws beside each mark; at 1 FLOP/byte the roof is the bandwidth, in 5 digits.
     records = [bundle.read_record(folder) for folder in ours()]
     rates = {rate.roof_per_s for run in records if run.ceilings and (rate := run.ceilings.copy())}
-    assert any(f": {float(f'{rate:.5g}'):.12g}; Environment: local-cpu; Roof: measured" in text for rate in rates)
+    assert any(f": {float(f'{rate:.5g}'):.12g}; Place: local-cpu; Roof: measured" in text for rate in rates)
 
 
 @pytest.fixture

@@ -51,10 +51,10 @@ def run(line: str, checkout: Path, **environment: str) -> "subprocess.CompletedP
     )
 
 
-def steps() -> list[str]:
-    """The command of each `run:` of the page."""
-    text = "\n".join(block.text for block in pages.blocks(PAGE) if block.language == "yaml")
-    return re.findall(r"^ *- run: (.+)$", text, re.MULTILINE)
+def steps(workflow: str | None = None) -> list[str]:
+    """The command of each `run:` of a workflow; without one, of the page's."""
+    page = "\n".join(block.text for block in pages.blocks(PAGE) if block.language == "yaml")
+    return re.findall(r"^ *- run: (.+)$", workflow or page, re.MULTILINE)
 
 
 def test_the_page_installs_and_compares() -> None:
@@ -106,3 +106,20 @@ def test_the_step_runs_with_the_real_program(checkout: Path) -> None:
     summary = (checkout / "summary.md").read_text()
     assert summary.startswith("### launch duel: ")
     assert "| what | origin/main (" in summary
+
+
+def test_the_workflow_of_the_example_plans_a_duel_of_its_script(checkout: Path) -> None:
+    """It is the page's, for a script that needs no further packages."""
+    examples = pages.ROOT / "examples"
+    install, compare = steps((examples / "training-step.yml").read_text())
+    assert [f"{install} -r requirements.txt", compare.replace("shapes.py", "train.py")] == steps()
+    shutil.copy(examples / "shapes.py", checkout)
+    for words in (("add", "-A"), ("commit", "-qm", "The example"), ("update-ref", "refs/remotes/origin/main", "HEAD")):
+        who = ("-c", "user.name=A", "-c", "user.email=a@b")
+        subprocess.run(["git", *who, *words], cwd=checkout, check=True)
+    path = f"{checkout / '.venv/bin'}:{os.environ['PATH']}"
+
+    planned = run(compare.replace("--cpu", "--cpu --dry-run"), checkout, PATH=path, GITHUB_BASE_REF="main")
+
+    assert planned.returncode == 0, planned.stderr
+    assert "\nA          origin/main (" in planned.stdout

@@ -42,7 +42,7 @@ CASES = {
     "launch local --profil ncu": "No such option",
     "launch local --precision fp8": "precision must be one of",
     "launch gcp --zone Z": "Missing option",
-    "analyze kernels results --by kernels": "is not one of",
+    "analyze kernels results --row kernels": "is not one of",
     "python -m workload profle BUNDLE": "invalid choice",
     "python -m workload.bundles results/*": "no module ['workload.bundles']",
     "gcloud auth login-again": "not in foreign_tools.toml",

@@ -40,14 +40,14 @@ FOR_ENGINE = re.compile(r"^(?!.*me@box).*(launch build|--runtime docker|docker r
 # The first row that matches counts.
 INSTEAD = (
     Instead(
-        match=r"launch (gcp|slurm) .* -- .*(train|mnist)",
+        match=r"launch (gcp|slurm) .* -- .*(train|shapes)",
         run=None,
         why="it sends a git repository's files: tests/docker_engine/test_gcp_end_to_end.py does",
     ),
     Instead(match=r"sudo apt-get|sudo usermod|ssh-keygen", run=None, why="for the reader's own machine"),
     Instead(match=FOR_ENGINE.pattern, run=None, why="tests/docker_engine/test_pages_for_real.py runs it"),
     Instead(match=r"launch gcp (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
-    Instead(match=r"launch doctor aws|s3://|--backend aws", run=None, why="it needs an account of AWS"),
+    Instead(match=r"launch doctor aws|s3://|--backend aws|docker login", run=None, why="it needs an account of AWS"),
     Instead(match=r"launch aws (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
     Instead(match=r"launch batch (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
     Instead(match=r"launch (doctor|status|logs|down) .*--region", run=None, why="it needs a project of Google Cloud"),
@@ -62,7 +62,7 @@ INSTEAD = (
     Instead(match=r"launch duel --commit", run=None, why="it needs a checkout: test_ci_page.py has one"),
     Instead(match=r"launch duel (?!.*--dry-run)", run="{0} --dry-run", why="its exit code is its verdict"),
     Instead(match=r"launch local .*--profile ncu", run=None, why="even its plan needs an NVIDIA GPU"),
-    Instead(match=r"--cuda", run="{0} --dry-run", why="it needs an NVIDIA GPU"),
+    Instead(match=r"--cuda|launch local --mps", run="{0} --dry-run", why="it needs a GPU of NVIDIA or Apple"),
 )
 IT_TRAINS = "it trains: the campaign `pages` runs it"
 IN_CI = (

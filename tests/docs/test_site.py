@@ -20,12 +20,23 @@ from tests import sources
 from tests.docs import pages
 from workload.contract import record
 
+pytestmark = pytest.mark.timeout(600)  # a browser visits all pages
 DOCS = pages.ROOT / "docs"
 # Written by programs: `wc -w` counts what people write.
-GENERATED = {"errors", "glossary", "predictions", "published-tables", "run-json"}
+GENERATED = {"errors", "false-alarms", "glossary", "predictions", "published-tables", "run-json"}
 MOST_WORDS_OF_A_GUIDE, MOST_WORDS = 900, 13_000
 WIDTHS = (1400, 390)
 BACKGROUND = {"light": "rgb(255, 255, 255)", "dark": "rgb(11, 12, 15)"}
+# What is wider than the window, beside what scrolls in a box of its own.
+CUT = """() => {
+  const scrolls = box => box && box !== document.documentElement && (
+    ['auto', 'scroll'].includes(getComputedStyle(box).overflowX) || scrolls(box.parentElement));
+  const parts = ['table', 'pre', 'img', 'p', 'h1', 'code'].map(part => `article ${part}`).join();
+  const wide = [...document.querySelectorAll(parts)]
+    .filter(item => item.getBoundingClientRect().right > innerWidth && !scrolls(item))
+    .map(item => `${item.tagName} ${item.textContent.slice(0, 60)}`);
+  return document.documentElement.scrollWidth > innerWidth ? ['the page scrolls sideways', ...wide] : wide;
+}"""
 
 
 @cache
@@ -57,11 +68,6 @@ def test_the_list_of_pages_has_the_order_of_the_site() -> None:
     assert ["README", *re.findall(r"\]\(([\w-]+)\.md\)", "\n".join(links))] == order(), "docs/README.md"
 
 
-# Until all pages are rewritten: issue 34.
-REWRITTEN = pytest.mark.xfail(reason="pages are being rewritten", strict=False)
-
-
-@REWRITTEN
 @pytest.mark.parametrize("name", order())
 def test_a_page_ends_with_a_next_page(name: str) -> None:
     """The last paragraph links to another page."""
@@ -75,13 +81,12 @@ def words(name: str) -> int:
     return len(text(name).partition(commands.MARK)[0].split())
 
 
-@REWRITTEN
 @pytest.mark.parametrize("name", [*nav()["Start"], *nav()["Guides"]])
 def test_a_guide_is_short(name: str) -> None:
     assert words(name) <= MOST_WORDS_OF_A_GUIDE, f"docs/{name}.md has {words(name)} words"
 
 
-@REWRITTEN
+@pytest.mark.xfail(reason="1,500 words too many on 2026-11-23", strict=False)
 def test_the_pages_are_short() -> None:
     counts = {name: words(name) for name in order() if name not in GENERATED}
     assert sum(counts.values()) <= MOST_WORDS, f"docs/ has {sum(counts.values())} words: {counts}"
@@ -169,33 +174,6 @@ def test_the_site_has_no_dead_link_and_loads_nothing_from_another_host(site: Pat
     assert not dead, "\n".join(dead)
 
 
-@pytest.mark.parametrize("address", ["gcp.md#no-such-heading", "no-such-page.md"])
-@pytest.mark.slow
-@pytest.mark.world
-def test_a_dead_link_ends_the_build_with_its_line(
-    address: str, site: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert site.is_dir()
-    monkeypatch.setattr(build_site, "staged", lambda text, _: text.replace("(gcp.md)", f"({address})"))
-    monkeypatch.setattr(build_site, "SITE", site)
-    code = build_site.main()
-    said = re.sub(r"\x1b\[[\d;]*m", "", "".join(capfd.readouterr()))
-    assert code != 0
-    assert re.search(r"index\.md:\d+:\d+", said), said
-
-
-# What is wider than the window, beside what scrolls in a box of its own.
-CUT = """() => {
-  const scrolls = box => box && box !== document.documentElement && (
-    ['auto', 'scroll'].includes(getComputedStyle(box).overflowX) || scrolls(box.parentElement));
-  const parts = ['table', 'pre', 'img', 'p', 'h1', 'code'].map(part => `article ${part}`).join();
-  const wide = [...document.querySelectorAll(parts)]
-    .filter(item => item.getBoundingClientRect().right > innerWidth && !scrolls(item))
-    .map(item => `${item.tagName} ${item.textContent.slice(0, 60)}`);
-  return document.documentElement.scrollWidth > innerWidth ? ['the page scrolls sideways', ...wide] : wide;
-}"""
-
-
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
     """Address of a server of the site: a search needs one."""
@@ -234,3 +212,18 @@ def test_a_search_finds_an_error_by_words_of_its_message(browser: Any, address: 
     page.get_by_text("launch duel: exit code 4").first.wait_for(timeout=20_000)
     page.close()
     assert not [url for url in asked if not url.startswith((address, "data:", "blob:"))]
+
+
+# Last in this file: the site is another one afterwards.
+@pytest.mark.parametrize("address", ["gcp.md#no-such-heading", "no-such-page.md"])
+@pytest.mark.slow
+@pytest.mark.world
+def test_a_dead_link_ends_the_build_with_its_line(
+    address: str, site: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert site.is_dir()
+    monkeypatch.setattr(build_site, "staged", lambda text, _: text.replace("(gcp.md)", f"({address})"))
+    code = build_site.main()
+    said = re.sub(r"\x1b\[[\d;]*m", "", "".join(capfd.readouterr()))
+    assert code != 0
+    assert re.search(r"index\.md:\d+:\d+", said), said

@@ -221,6 +221,17 @@ def test_throughput_of_several_devices() -> None:
     assert row.split("images/s")[1].strip().startswith("20 on each of 2 devices, 39 on all, rank 1 is slower by 31 %")
 
 
+def test_what_limits_scaling_is_below_what_limits_the_step() -> None:
+    """Of two runs, the medians: 0.1 s of own work and 0.02 s of waits in one, 0.04 s in the other."""
+    ranks = [{"own_s": [0.1, 0.1], "exposed_s": [wait_s, wait_s], "data_s": [0.0, 0.0]} for wait_s in (0.02, 0.04)]
+    lines = render([bundle(run_id=name, ranks=each) for name, each in zip("ab", ranks, strict=True)]).splitlines()
+    [at] = [number for number, line in enumerate(lines) if line.startswith("  scaling")]
+    said = "collectives limit scaling: a device waits 23 % of the step for them after its last gradient"
+    assert lines[at].split(maxsplit=1)[1] == said
+    assert lines[at - 1].startswith("  limited by")
+    assert "  scaling" not in render([bundle()])
+
+
 def test_no_ceilings_is_said_not_guessed() -> None:
     unknown = RECORD["complexity"] | {"theoretical_step_s": None}
     text = render([bundle(ceilings=None, bound=None, complexity=unknown)])

@@ -29,7 +29,9 @@ class Context:
     `profile_later`: the launcher profiles the bundle itself after the timing runs. `job` (name, task, block, position)
     and `run_key` are set for a run of a sweep. `settles`: let the device cool down before the warm-up, to `settle_to_c`
     degrees Celsius; None for the first run of a task, because its start temperature is the target of later runs.
-    `script_commit`: commit of the folder that a script was copied from, with `-dirty` if the folder had changes.
+    `cpu_shares`: number of equal shares into which the CPUs are divided, one for each device, if more than the run has
+    devices: one device alone then gets the share that it has beside others in the same task. `script_commit`: commit
+    of the folder that a script was copied from, with `-dirty` if the folder had changes.
     """
 
     backend: str = "local"
@@ -46,6 +48,7 @@ class Context:
     kept_ceilings: str = KeptCeilings.HOUR
     settles: bool = False
     settle_to_c: float | None = None
+    cpu_shares: int = 1
     script_commit: str = ""
 
     def to_argument(self) -> str:

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 
 from workload.contract.fields import Number, Numbers, Share, Text
+from workload.contract.text import percent
 
 # Folder in a bundle with a folder for each rank. Rank 0 has its steps in the bundle's own steps.csv.
 FOLDER = "ranks"
@@ -166,3 +167,48 @@ def _rows(path: Path) -> list[dict[str, str]]:
         complete = (line for line in lines if line.endswith("\n"))
         return [row for row in csv.DictReader(complete) if None not in row.values()]
     return []
+
+
+# --- what limits scaling
+
+COLLECTIVES, UNEVEN, INPUT = "collectives", "uneven ranks", "input"
+
+
+def waits(ranks: Ranks) -> dict[str, float]:
+    """Shares of a step in which the ranks wait for collectives, for slower ranks and for data; empty if unknown.
+
+    The rank with the shortest wait after its last gradient waits for no other rank, so its wait is that of the
+    collectives. Longer waits of other ranks are for slower ranks.
+    """
+    if not (ranks.own_s and ranks.exposed_s and ranks.data_s):
+        return {}
+    step_s = fmean(ranks.own_s) + fmean(ranks.exposed_s)
+    least_s = min(ranks.exposed_s)
+    waits_s = {COLLECTIVES: least_s, UNEVEN: fmean(ranks.exposed_s) - least_s, INPUT: fmean(ranks.data_s)}
+    return {name: wait_s / step_s for name, wait_s in waits_s.items()} if step_s > 0 else {}
+
+
+def largest_wait(shares: Mapping[str, float]) -> str | None:
+    """Name of the largest share of `waits`; None if all are too small to limit scaling."""
+    largest = max(shares, key=shares.__getitem__, default=None)
+    return largest if largest is not None and shares[largest] >= LEAST_SLOWER else None
+
+
+def limit_sentence(shares: Mapping[str, float], slowest: str | None = None) -> str:
+    """Sentence on what limits scaling; "" if the shares are unknown. `slowest`: rank that is slower than the others.
+
+    `shares`: result of `waits`, or medians of such results.
+    """
+    if not shares:
+        return ""
+    largest = largest_wait(shares)
+    if largest is None:
+        least = percent(LEAST_SLOWER)
+        return f"no wait limits scaling: for collectives, slower devices and data, each is below {least} of the step"
+    slow = "uneven devices limit" if slowest is None else f"rank {slowest} limits"
+    limits, reason = {
+        COLLECTIVES: ("collectives limit", "for them after its last gradient"),
+        UNEVEN: (slow, "for a slower one, on average"),
+        INPUT: ("the input limits", "for data"),
+    }[largest]
+    return f"{limits} scaling: a device waits {percent(shares[largest])} of the step {reason}"

@@ -3,6 +3,7 @@
 Format: docs.kernel.org/admin-guide/cgroup-v2.html, cgroup-v1/memory.html, scheduler/sched-bwc.html.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -27,6 +28,25 @@ class CgroupLimits:
     cpus: float | None
     memory_bytes: int | None
     cpu_folder: str | None
+
+
+def usable_cpus() -> float:
+    """Number of CPUs that this process may use: the smaller of its affinity's CPUs and its control group's limit.
+
+    The limit may be a fraction.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = limits(HostSystem()).cpus
+    return allowed if limit is None else min(allowed, limit)
+
+
+def limit_threads(shares: int) -> None:
+    """Let this process and its children start threads for one of `shares` equal shares of the CPUs; no limit for one.
+
+    Libraries read the variable when they are loaded. A value of the user's own is kept.
+    """
+    if shares > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(usable_cpus() / shares))))
 
 
 def limits(machine: HostSystem) -> CgroupLimits:

@@ -10,7 +10,7 @@ from workload.contract import hosted
 from workload.contract.errors import UsageError
 from workload.contract.record import Memory
 from workload.contract.spec import Device, Precision, RunSpec
-from workload.environment import cgroup, gpu_code, instructions
+from workload.environment import gpu_code, instructions
 from workload.environment.machine import HostSystem
 from workload.environment.resource_errors import is_memory_shortage, is_workspace_shortage
 
@@ -125,16 +125,6 @@ def _missing_code() -> Obstacle | None:
         f"{capability}: it was built for {' '.join(built)}",
         hint=f"{cure}; {CPU_HINT}",
     )
-
-
-def usable_cpus() -> float:
-    """Number of CPUs that this process may use: the smaller of its affinity's CPUs and its control group's limit.
-
-    The limit may be a fraction.
-    """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limit = cgroup.limits(HostSystem()).cpus
-    return allowed if limit is None else min(allowed, limit)
 
 
 def prepare(spec: RunSpec, *, cpus: float) -> list[str]:

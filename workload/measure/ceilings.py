@@ -26,7 +26,8 @@ from torch import Tensor
 from workload.contract.spec import Device, Precision
 from workload.contract.text import counted
 from workload.environment import cgroup, host, instructions
-from workload.environment.device import TF32_CAPABILITY, is_out_of_memory, usable_cpus
+from workload.environment.cgroup import usable_cpus
+from workload.environment.device import TF32_CAPABILITY, is_out_of_memory
 from workload.environment.machine import HostSystem
 from workload.environment.nvml import GpuSensors
 from workload.measure.ceiling_rates import Ceilings, MeasuredRate, Samples

@@ -19,6 +19,7 @@ from workload.contract.files import replace_text
 from workload.contract.spec import RunSpec
 from workload.contract.vocabulary import step_range
 from workload.environment import device
+from workload.environment.cgroup import usable_cpus
 from workload.measure.clock import clock_for
 from workload.measure.recorder import StepPart
 from workload.model import models
@@ -97,7 +98,7 @@ def _prepared(spec: RunSpec, warmup: int) -> Generator[_Session]:
     """Prepare a session like the timing run, but with data loaded in this process: workers would be profiled too."""
     alone = replace(spec, workers=0)
     device.choose(alone.device)
-    device.prepare(alone, cpus=device.usable_cpus())
+    device.prepare(alone, cpus=usable_cpus())
     source = data.open_source(alone)
     assert alone.image_size is not None
     model = models.build(alone.model, num_classes=source.classes, image_size=alone.image_size)

@@ -45,6 +45,7 @@ from workload.contract.interrupt import (
 )
 from workload.contract.operating_system import SIGNALS
 from workload.contract.spec import Device, Resolved, RunSpec, arguments
+from workload.environment import cgroup
 from workload.measure.timing import Timeline
 from workload.run import unfinished
 from workload.steps.program import LEAVE
@@ -83,12 +84,10 @@ def start_script(words: Sequence[str], spec: RunSpec, context: Context, output: 
     """
     import torch  # noqa: PLC0415 - takes seconds
 
-    from workload.environment import device  # noqa: PLC0415 - imports torch
-
     # The script chooses its device. A launcher hides the GPUs from a script that has to use the CPU.
     spec = replace(spec, device=Device.CUDA if torch.cuda.is_available() else Device.CPU)
     _require_devices(spec)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(device.usable_cpus() / spec.devices))))
+    cgroup.limit_threads(max(spec.devices, context.cpu_shares))
     words = ["-m", "rooflaunch", "script", *words]
     _run_ranks(words, ["--", *spec.script], spec, context, output, is_launched=is_launched)
 
@@ -137,7 +136,7 @@ def _require_devices(spec: RunSpec) -> None:
 
     chosen, wanted = device.choose(spec.device), spec.devices
     replace(spec, device=chosen).checked()
-    gpus, cpus = torch.cuda.device_count() if chosen is Device.CUDA else 0, int(device.usable_cpus())
+    gpus, cpus = torch.cuda.device_count() if chosen is Device.CUDA else 0, int(cgroup.usable_cpus())
     if chosen is Device.CUDA and gpus < wanted:
         raise UsageError(
             f"--devices must be at most the number of GPUs, {gpus}: two ranks cannot share a GPU; got {wanted}",

@@ -30,7 +30,7 @@ from workload.contract.interrupt import pending_interruption
 from workload.contract.record import Status
 from workload.contract.spec import Option, Profile, RunSpec, options
 from workload.contract.text import counted
-from workload.environment import gpu_index
+from workload.environment import cgroup, gpu_index
 from workload.measure.timing import Timeline
 from workload.run import ranks
 from workload.run.repeats import repeat_script, words_of_run
@@ -77,7 +77,7 @@ def add_parser(commands: Any) -> None:
     ours.add_argument("--samples-per-step", metavar="N", help="samples per step, if the script has no DataLoader")
     ours.add_argument("--data", metavar="PATH", help="path that replaces {data} in the script's arguments")
     measuring.add_argument("--then", metavar="|".join(THEN), default="stop", help="after the last measured step (stop)")
-    first.add_argument(
+    parser.groups[Group.PLACE].add_argument(
         "--devices", metavar="N", default="1", help="ranks to start as torchrun does, each with a device of its own (1)"
     )
     first.add_argument(
@@ -177,6 +177,7 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
         "leaves_failures": parsed.rank_notes is not None,
     }
     if place is None:
+        cgroup.limit_threads(context.cpu_shares)
         return _measure(request, wanted, timeline, None)
     if place[0]:
         # Rank 0 shows the progress. Without a process that reports the ranks' errors, each reports its own.

@@ -32,6 +32,7 @@ from workload.contract.record import (
 from workload.contract.spec import Device, Precision, Resolved, RunSpec, options
 from workload.contract.text import counted, cpu_share, percent, seconds, si
 from workload.environment import device, resource_errors
+from workload.environment.cgroup import usable_cpus
 from workload.environment.collect import collect
 from workload.environment.host_sections import SectionsBeside
 from workload.log import Progress
@@ -92,7 +93,7 @@ def prepare(resolved: Resolved, context: Context, output: Path, rank: int = 0) -
     several train together; each gets its share of the CPUs.
     """
     models.require(resolved.spec.model)
-    cpus = device.usable_cpus() / resolved.spec.devices
+    cpus = usable_cpus() / max(resolved.spec.devices, context.cpu_shares)
     chosen = device.choose(resolved.spec.device)
     spec = resolved.spec.filled(chosen, cpus=max(1, int(cpus))).checked()
     gpu_notes = device.unused_gpu_note(resolved.spec.device, chosen)

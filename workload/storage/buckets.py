@@ -7,6 +7,7 @@ import http.client
 import io
 import os
 import random
+import shlex
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -183,7 +184,7 @@ class CloudBucket(ABC):
             if self._is_conflict(error):
                 raise ObjectExistsError(
                     f"another '{wanted.name}' is in {self} already",
-                    hint=self._details(f"{self.scheme}://{self.name}/{wanted.name}"),
+                    hint=self._details(shlex.quote(f"{self.scheme}://{self.name}/{wanted.name}")),
                 ) from error
             wanted.source.seek(0)
             if isinstance(error, UnreachableError) or crc32c_of(wanted.source) == wanted.crc32c:

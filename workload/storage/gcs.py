@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import shlex
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class Bucket(CloudBucket):
         self._timeout_s = (patience.connect_s, patience.read_s)
 
     def removal(self, name: str) -> str:
-        return f"gcloud storage rm {'-r ' if name.endswith('/') else ''}{self.locate(name).rstrip('/')}"
+        return f"gcloud storage rm {'-r ' if name.endswith('/') else ''}{shlex.quote(self.locate(name).rstrip('/'))}"
 
     def with_patience(self, patience: Patience) -> "Bucket":
         return Bucket(self._client, self.name, patience, self._prefix)

@@ -8,6 +8,7 @@ from their manifests. The version of an object is its ETag.
 
 import io
 import re
+import shlex
 import time
 import urllib.parse
 from collections.abc import Callable, Collection, Iterator
@@ -78,7 +79,7 @@ class Bucket(CloudBucket):
         self._client_for, self._client = client_for, client_for(patience)
 
     def removal(self, name: str) -> str:
-        return f"aws s3 rm {'--recursive ' if name.endswith('/') else ''}{self.locate(name)}"
+        return f"aws s3 rm {'--recursive ' if name.endswith('/') else ''}{shlex.quote(self.locate(name))}"
 
     def with_patience(self, patience: Patience) -> "Bucket":
         return Bucket(self._client_for, self.name, patience, self._prefix)

@@ -150,7 +150,7 @@ def read(text: str, *, file: str, batch_size: int | None = None) -> Sequence[Log
     text, is_doubled = without_second_half(text)
     text, repeated = training_logs.without_repeats(text)
     losses = ["the file contains everything twice: its second half is left out"] * is_doubled
-    losses += [f"{counted(repeated, 'line')} of the log are exact repetitions: left out"] * bool(repeated)
+    losses += [f"{counted(repeated, 'line')} of the log are there twice: left out"] * bool(repeated)
     logs = _logs(text, file, batch_size)
     return [replace(log, losses=(*losses, *log.losses)) for log in logs] if losses else logs
 

@@ -11,6 +11,7 @@ from analysis.audit.rule import Finding, Severity
 from analysis.compare.pairing import Side, value_text
 from analysis.figures import Figure, registry
 from analysis.kernels.breakdown import ALL
+from analysis.loading import units
 from analysis.loading.cases import Case
 from analysis.loading.configurations import label
 from analysis.loading.rows import rows as rows_of
@@ -290,6 +291,7 @@ def _models(evidence: ReportEvidence) -> list[str]:
     rows = sorted(rows_of(best), key=lambda row: (row["run_ids"][0] in evidence.imported, -row["images_per_s"]))
     return [
         f"{'; '.join([_best(row, lines[row['task']]), *_limit(row), *_too_large(row, evidence)])}."
+        + _devices(row, evidence)
         for row in rows[:MOST_MODELS]
     ]
 
@@ -298,6 +300,7 @@ def _best(row: Mapping[str, Any], lines: int) -> str:
     rate = words.rate_with_interval(row)
     batch = f"batch {words.text(row['batch_size'])}, " if words.is_known(row["batch_size"]) else ""
     busy = f", {row['busy']}" if words.is_known(row["busy"]) else ""
+    rate += f" on each of {row['devices']:g} devices" if (row["devices"] or 1) > 1 else ""
     at = f"at {batch}{row['variant']} on {words.with_device(row)}{busy}"
     return (
         f"{row['task']}: {rate} {at}" if lines == 1 else f"{row['task']} reached its highest throughput, {rate}, {at}"
@@ -311,6 +314,27 @@ def _too_large(row: Mapping[str, Any], evidence: ReportEvidence) -> Iterator[str
     too_large = failed[is_same & failed["ending"].str.contains("out of memory")]
     if len(too_large):
         yield f"batch {words.text(too_large['batch_size'].min())} runs out of memory"
+
+
+def _devices(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
+    """Words on the runs of this model and environment on the most devices: throughput, efficiency, what limits scaling.
+
+    Empty without such runs.
+    """
+    same = [found for found in evidence.scaling if (found["env"], found["task"]) == (row["env"], row["task"])]
+    if not same:
+        return ""
+    best = max(same, key=lambda found: (found["devices"], found["all_images_per_s"] or 0.0))
+    devices, rate = f"{best['devices']:g}", words.figure(best["all_images_per_s"], 4)
+    if not words.is_known(best["efficiency"]):
+        efficiency = f"no efficiency, because there is {best['why']}"
+    else:
+        efficiency = f"{words.percent(best['efficiency'], 3)} of {devices} times one device"
+        if words.is_known(best["efficiency_low"]):
+            ends = f"{words.percent(best['efficiency_low'], 3)} to {words.percent(best['efficiency_high'], 3)}"
+            efficiency += f" ({words.percent(best['level'])} interval {ends})"
+    limit = f"; {best['sentence']}" if words.is_known(best["sentence"]) else ""
+    return f" {devices} devices together: {rate} {units.unit_of(best)}/s, {efficiency}{limit}."
 
 
 def _limit(row: Mapping[str, Any]) -> Iterator[str]:

@@ -38,7 +38,7 @@ TIMED = (
 )
 EVENTS = "; inside the region, CUDA steps are timed with events"
 POOLED = (
-    "The replicate is the run: medians over runs, 95 % intervals from runs (Student's t on logarithms below 6 "
+    "A run counts as one value: medians over runs, 95 % intervals from runs (Student's t on logarithms below 6 "
     "runs, order statistics from there on). Runs whose device, driver, torch, image digest, precision or "
     "commit differ are never pooled."
 )
@@ -53,7 +53,7 @@ FOREIGN = "timing and warm-up are known only as far as the files tell."
 
 MATRIX = (
     *words.facts(
-        env="environment",
+        env="place",
         device="device",
         runtime="backend, runtime",
         models="models",
@@ -67,7 +67,7 @@ MATRIX = (
     Column(name="runs", heading="runs", digits=0),
 )
 BROKEN = (
-    *words.facts(run_id="run", env="environment", task="model"),
+    *words.facts(run_id="run", env="place", task="model"),
     Column(name="batch_size", heading="batch", digits=0),
     *words.facts(ending="ended", error="error"),
 )
@@ -94,8 +94,8 @@ SOFTWARE_FACTS = (
 )
 ENVIRONMENTS = (
     *words.facts(
-        env="environment",
-        hostname="host",
+        env="place",
+        hostname="host name",
         system="OS, kernel",
         device_name="device",
         driver_version="driver",
@@ -103,7 +103,7 @@ ENVIRONMENTS = (
         python="Python",
         torch="torch, torchvision",
         storage="storage",
-        machine="machine, zone",
+        machine="machine type, zone",
         hypervisor="virtualisation",
         cpu_model="CPU",
         image="image",
@@ -262,9 +262,9 @@ def environment(evidence: ReportEvidence) -> Section:
         }
         for row in rows_of(distinct)
     ]
-    table = words.table("Environments; one row for each set of software", ENVIRONMENTS, rows)
+    table = words.table("Places; one row for each set of software", ENVIRONMENTS, rows)
     blocks, parts = _packages(evidence, runs)
-    return Section(name="environment", title="Environments", blocks=[table, *blocks], parts=parts, folded=True)
+    return Section(name="environment", title="Places", blocks=[table, *blocks], parts=parts, folded=True)
 
 
 def _packages(evidence: ReportEvidence, runs: pd.DataFrame) -> tuple[list[Block], list[Section]]:
@@ -321,7 +321,7 @@ def _differing(lists: Mapping[str, tuple[str, ...]]) -> list[Block]:
         if len(set(row.values())) > 1:
             rows.append({"package": package, **row})
     more = f"; {len(lists) - MOST_LISTS} more lists are not compared" if len(lists) > MOST_LISTS else ""
-    return [words.table(f"Packages that differ between environments{more}", columns, rows)] if rows else []
+    return [words.table(f"Packages that differ between places{more}", columns, rows)] if rows else []
 
 
 def _joined(*values: object) -> str:

@@ -20,7 +20,7 @@ from workload.contract.text import counted
 # Maximum number of pairs of one fact in the table; `analyze compare` prints all.
 MOST_PAIRS = 100
 SUMMARY = (
-    *words.facts(env="environment", task="model", precision="precision"),
+    *words.facts(env="place", task="model", precision="precision"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="runs", heading="runs", digits=0),
     units.COUNTED,
@@ -45,7 +45,7 @@ COMPARED = (
 )
 
 CHEAPEST = (
-    *words.facts(task="model", env="environment"),
+    *words.facts(task="model", env="place"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="variant", heading="precision", role=Role.FACT),
     Column(name="usd_per_million_images", heading="USD per million {unit}", digits=3),
@@ -55,7 +55,7 @@ CHEAPEST = (
     Column(name="price", heading="price from", role=Role.FACT),
 )
 TIME = (
-    *words.facts(env="environment"),
+    *words.facts(env="place"),
     Column(name="runs", heading="runs", digits=0),
     Column(name="took", heading="took together"),
     Column(name="usd", heading="USD", digits=2),
@@ -72,7 +72,7 @@ BETWEEN = (
     Column(name="note", heading="note", role=Role.FACT),
 )
 CAUSES = (
-    *words.facts(env="environment", cause="cause"),
+    *words.facts(env="place", cause="cause"),
     Column(name="runs", heading="runs", digits=0),
     Column(name="share_explained", heading="largest share explained", unit="%", digits=2),
     Column(name="interval", heading="95 % interval"),
@@ -131,7 +131,7 @@ def _cheapest(evidence: ReportEvidence) -> list[Block]:
     if not rows:
         return []
     columns = units.headed(CHEAPEST, evidence.material.unit)
-    return [words.table("Cheapest configuration of each model and environment", columns, rows)]
+    return [words.table("Cheapest configuration of each model and place", columns, rows)]
 
 
 def _time(evidence: ReportEvidence) -> list[Block]:

@@ -13,16 +13,14 @@ from workload.contract.spec import Device
 from workload.contract.tables import Column, Role
 
 ROOFS = (
-    *words.facts(env="environment", device_name="device", precision="precision", kind="kind"),
+    *words.facts(env="place", device_name="device", precision="precision", kind="kind"),
     Column(name="flop_per_s", heading="FLOP/s", unit="FLOP/s", prefixed=True, digits=3),
     Column(name="bytes_per_s", heading="bandwidth", unit="B/s", prefixed=True, digits=3),
     Column(name="ridge", heading="ridge, FLOP/byte", digits=3),
     *words.facts(source="source", note="note"),
 )
 SHIFTS = (
-    *words.facts(
-        place="environment", model="model", source="bytes", changed="changed", left="from", right="to", at="at"
-    ),
+    *words.facts(place="place", model="model", source="bytes", changed="changed", left="from", right="to", at="at"),
     Column(name="intensity_left", heading="FLOP/byte from", digits=3),
     Column(name="intensity_right", heading="to", digits=3),
     Column(name="flop_per_s_ratio", heading="FLOP/s, ratio", digits=3),

@@ -4,12 +4,14 @@ from typing import Any
 
 from analysis.loading import units
 from analysis.report import words
-from analysis.report.content import Block, Paragraph, Section
+from analysis.report.content import Block, Paragraph, Picture, Section
 from analysis.report.evidence import ReportEvidence
 from workload.contract.tables import Column, Role
 
 TABLE = (
-    *words.AS_RECORDED,
+    *words.facts(env="environment", task="model"),
+    Column(name="batch_size", heading="batch", digits=0),
+    Column(name="precision", heading="precision", role=Role.FACT),
     Column(name="threads", heading="threads each", digits=0),
     Column(name="devices", heading="devices", digits=0),
     Column(name="runs", heading="runs", digits=0),
@@ -35,12 +37,13 @@ def section(evidence: ReportEvidence) -> Section:
     blocks: list[Block] = []
     if rows := [{**row, "interval": _interval(row)} for row in evidence.scaling]:
         columns = units.headed(TABLE, evidence.material.unit)
-        blocks = [Paragraph(text=EXPLANATION), words.table("Runs on several devices", columns, rows)]
+        blocks = [Picture(figure=figure) for figure in evidence.figures("devices_efficiency")]
+        blocks += [Paragraph(text=EXPLANATION), words.table("Runs on several devices", columns, rows)]
     return Section(name="scaling", title="Several devices", blocks=blocks)
 
 
 def _interval(row: dict[str, Any]) -> str:
     if not words.is_known(row["level"]):
         return words.ABSENT
-    ends = (words.percent(row["efficiency_low"]), words.percent(row["efficiency_high"]))
+    ends = (words.percent(row["efficiency_low"], 3), words.percent(row["efficiency_high"], 3))
     return f"{words.percent(row['level'])}: {' to '.join(ends)}"

@@ -20,6 +20,7 @@ from launcher.backends.shared_plan import program_text, run_rows, text_of
 from launcher.kinds import Runtime
 from launcher.protocol.backend import Estimate
 from launcher.protocol.records import Price, Request, region_of
+from launcher.sizes import DEFAULT_SHM_BYTES, text
 from workload.contract.errors import UsageError
 from workload.contract.spec import Profile
 from workload.contract.text import dollars, minutes
@@ -38,7 +39,6 @@ STARTED_S = {Driver.NONE: 87, Driver.PREINSTALLED: 87 + 120, Driver.INSTALL: 87 
 NEEDS_PRIVATE_ACCESS = (
     "without an external address the subnetwork needs Private Google Access, as create_network in infra/gcp/ makes it"
 )
-SHM = "2g"
 USER = 1000
 PROGRAM = Path(__file__).with_name("start.py")
 GUEST = Path(__file__).parents[1] / "gcp" / "guest.py"
@@ -209,7 +209,8 @@ class BatchPlan:
     def _container(self, plans: Sequence["BatchPlan"]) -> dict[str, Any]:
         program, guest = self.programs.values()
         begin = ["python", "-c", program, guest]
-        options = f"--network host --shm-size {SHM}"
+        shm_bytes = DEFAULT_SHM_BYTES * self.request.work.devices
+        options = f"--network host --shm-size {text(shm_bytes)}"
         if any(run.spec.profile is Profile.NCU for plan in plans for run in plan.request.work.runs):
             begin, options = [*COUNTER_WORDS, *begin], f"{options} {COUNTER_OPTIONS}"
         return {

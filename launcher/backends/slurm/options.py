@@ -11,6 +11,8 @@ DEFAULT_LIMIT_S = 3600
 MIN_LIMIT_S, MAX_LIMIT_S = 60, 120 * 86400
 # Time formats of sbatch(1): minutes, m:s, h:m:s, days-h, days-h:m, days-h:m:s.
 TIME = re.compile(r"(?:(?P<days>\d{1,3})-)?(?P<first>\d{1,6})(?::(?P<second>\d{1,2}))?(?::(?P<third>\d{1,2}))?")
+# GPUs in a list of generic resources.
+GPUS = re.compile(r"gpu(?::(?P<kind>[A-Za-z][\w.-]*))?(?::(?P<count>\d+))?")
 ROOT = "~/.rooflaunch"
 # \b keeps the line breaks of the help text.
 EXAMPLES = """\b
@@ -71,6 +73,23 @@ def time_text(seconds: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gpus:
+    """GPUs of one kind of node, such as `gpu:t4:2`."""
+
+    kind: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count} x {self.kind or 'GPU'}"
+
+
+def parse_gres(text: str) -> tuple[Gpus, ...]:
+    """GPUs in a text such as `gpu:t4:2(S:0-1),shard:8`; empty for `(null)`."""
+    parts = (GPUS.fullmatch(part) for part in re.sub(r"\([^)]*\)", "", text).split(","))
+    return tuple(Gpus(kind=part["kind"] or "", count=int(part["count"] or 1)) for part in parts if part)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Where:
     """Cluster: this machine is its login node, or `host` is a login node reached over ssh."""
 
@@ -92,7 +111,7 @@ class Options:
     qos: str | None = choice("quality of service", default=None, metavar="Q")
     constraint: str | None = choice("features that the node must have", default=None, metavar="F")
     gres: str | None = choice(
-        "resources that the job needs on a node (gpu:1 if the partition has GPUs; none with --cpu)",
+        "resources of the node (a GPU for each device if the partition has GPUs; none with --cpu)",
         default=None,
         metavar="gpu[:TYPE]:N",
     )

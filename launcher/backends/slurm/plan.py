@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from launcher.backends.shared_plan import cost_text, prices_of, require_price, run_rows, text_of
-from launcher.backends.slurm.options import Options, Software, time_text
-from launcher.backends.slurm.script import NodeSoftware, job_script
+from launcher.backends.slurm.options import Options, Software, parse_gres, time_text
+from launcher.backends.slurm.script import NodeSoftware, cpu_words, job_script
 from launcher.protocol.records import WORD, Request, region_of
 from launcher.protocol.task import Task
 from workload.contract.errors import UsageError
@@ -16,7 +16,6 @@ from workload.contract.text import minutes
 from workload.storage.ssh import Login
 
 USUAL_PYTHON = "python3"
-USUAL_GRES = "gpu:1"
 THIS_LOGIN_NODE = "this login node"
 # Valid value of an sbatch option: one word that does not look like an option.
 VALUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@%+=.,:*/()&|!\[\]-]{0,511}")
@@ -104,10 +103,13 @@ class SlurmPlan:
 
     def _asked_for(self) -> str:
         options = self.options
-        gres = self.gres or ("no GPU" if self.spec.device is Device.CPU else "a GPU if the partition has any")
+        devices = self.request.work.devices
+        gpus = "a GPU" if devices == 1 else f"{devices} GPUs"
+        gres = self.gres or ("no GPU" if self.spec.device is Device.CPU else f"{gpus} if the partition has any")
         words = [f"partition {options.partition}" if options.partition else "the default partition", gres]
         words += [f"{name} {value}" for name in ("account", "qos", "constraint") if (value := getattr(options, name))]
-        return ", ".join([*words, *(["the whole node"] if options.exclusive else []), *options.sbatch])
+        cpus = cpu_words(options, devices)
+        return ", ".join([*words, *(["the whole node"] if options.exclusive else []), *cpus, *options.sbatch])
 
     def _software_asked_for(self) -> str:
         options = self.options
@@ -145,7 +147,8 @@ def make_plan(
 ) -> SlurmPlan:
     """Make the draft of a plan, without contacting the cluster. Raises `UsageError` for invalid options."""
     spec, partitions = resolved.spec, (options.partition or "").split(",")
-    _check(options, spec)
+    devices = task.devices if task else spec.devices
+    _check(options, spec, devices)
     request = Request(
         name=f"rooflaunch-slurm-{now:%Y%m%d-%H%M%S}-{token}",
         backend="slurm",
@@ -160,7 +163,7 @@ def make_plan(
         options=_recorded(options, cluster),
         task=task.to_json(spec) if task else {},
     )
-    default = USUAL_GRES if spec.device is Device.CUDA else ""
+    default = f"gpu:{devices}" if spec.device is Device.CUDA else ""
     return SlurmPlan(request=request, cluster=cluster, options=options, node=node, gres=options.gres or default)
 
 
@@ -181,13 +184,19 @@ def _recorded(options: Options, cluster: Cluster) -> dict[str, Any]:
     } | split
 
 
-def _check(options: Options, spec: RunSpec) -> None:
+def _check(options: Options, spec: RunSpec, devices: int) -> None:
     for name in ("partition", "account", "qos", "constraint"):
         value = getattr(options, name)
         if value is not None and not VALUE.fullmatch(value):
             raise UsageError(f"--{name} must be one word, as sbatch takes it; got {value!r}", hint=f"--{name} NAME")
     if options.gres is not None and not GRES.fullmatch(options.gres):
         raise UsageError(f"--gres must be like gpu:1 or gpu:a100:2; got {options.gres!r}", hint="--gres gpu:1")
+    gpus = parse_gres(options.gres or "")
+    if gpus and sum(kind.count for kind in gpus) < devices:
+        raise UsageError(
+            f"each device needs a GPU; got --devices {devices} with --gres {options.gres}",
+            hint=f"--gres {':'.join(filter(None, ('gpu', gpus[0].kind, str(devices))))}, or leave --gres out",
+        )
     for word in options.sbatch:
         if not SBATCH.fullmatch(word):
             raise UsageError(

@@ -13,8 +13,8 @@ from typing import Any
 
 from launcher.backends.slurm import site as sites
 from launcher.backends.slurm.machines import SSH_PROGRAM, LoginNode, SlurmMachines
-from launcher.backends.slurm.options import Options, Software
-from launcher.backends.slurm.plan import USUAL_GRES, USUAL_PYTHON, Cluster, SlurmPlan
+from launcher.backends.slurm.options import Options, Software, parse_gres
+from launcher.backends.slurm.plan import USUAL_PYTHON, Cluster, SlurmPlan
 from launcher.backends.slurm.refusals import explained
 from launcher.backends.slurm.script import NodeSoftware, check_script
 from launcher.backends.slurm.site import Partition, Site
@@ -80,7 +80,7 @@ def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
         draft.node,
         root=site.root,
         container=software,
-        with_gpu=bool(sites.parse_gres(gres.partition(",")[0])),
+        with_gpu=bool(parse_gres(gres.partition(",")[0])),
         apptainer=site.apptainer_path or draft.node.apptainer,
     )
     _send(login_node, software_there)
@@ -113,9 +113,9 @@ def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
 
 
 def _usual_gres(draft: SlurmPlan, partitions: tuple[Partition, ...]) -> str:
-    """GPU request if every partition has GPUs and the device is `auto`; else empty."""
+    """A GPU for each device if every partition has GPUs and the device is `auto`; else empty."""
     with_gpus = bool(partitions) and all(partition.gpus for partition in partitions)
-    return USUAL_GRES if with_gpus and draft.spec.device is Device.AUTO else ""
+    return f"gpu:{draft.request.work.devices}" if with_gpus and draft.spec.device is Device.AUTO else ""
 
 
 def _software(site: Site, options: Options, python: str) -> tuple[Software, str]:

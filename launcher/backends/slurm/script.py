@@ -55,11 +55,18 @@ def sbatch_words(options: Options, *, gres: str) -> list[str]:
     return [f"--{key}={value}" for key, value in named.items() if value]
 
 
+def cpu_words(options: Options, devices: int) -> list[str]:
+    """Option of sbatch for a CPU for each device, unless the user asks for CPUs; Slurm gives a job one by default."""
+    is_given = any(word.startswith("--cpus-per-") for word in options.sbatch)
+    return [] if devices == 1 or is_given else [f"--cpus-per-task={devices}"]
+
+
 def job_script(requests: Sequence[Request], options: Options, node: NodeSoftware, *, gres: str) -> str:
     """Script of an array with one element for each request; the array has the first request's name."""
     name = requests[0].name
     # sbatch does not expand `~`, and is called in the user's home: a folder below the home becomes a relative path.
     folder = f"{node.root.removeprefix('~/')}/arrays/{name}"
+    devices = max(request.work.devices for request in requests)
     at_a_time = "" if options.at_a_time is None else f"%{options.at_a_time}"
     words = [
         f"--job-name={name}",
@@ -68,6 +75,7 @@ def job_script(requests: Sequence[Request], options: Options, node: NodeSoftware
         "--open-mode=append",
         "--nodes=1",
         "--ntasks=1",
+        *cpu_words(options, devices),
         f"--time={time_text(options.time_s)}",
         *sbatch_words(options, gres=gres),
         *(["--exclusive"] if options.exclusive else []),

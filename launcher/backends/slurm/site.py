@@ -1,11 +1,10 @@
 """Facts of a cluster, reported by its login node, to choose software and GPUs and for `launch doctor`."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.backends.slurm.machines import LoginNode, SlurmMachines
-from launcher.backends.slurm.options import Software, time_s
+from launcher.backends.slurm.options import Gpus, Software, parse_gres, time_s
 from launcher.backends.slurm.refusals import ACCOUNTS
 from launcher.protocol.checks import Check, CheckPart
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
@@ -17,19 +16,7 @@ UNLOCK = (
     "ask the administrator for NVreg_RestrictProfilingToAdminUsers=0 on the nodes, for example of one "
     "partition; without it runs are complete except for the counters of --profile ncu"
 )
-GRES = re.compile(r"gpu(?::(?P<kind>[A-Za-z][\w.-]*))?(?::(?P<count>\d+))?")
 UNLIMITED_S = float("inf")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpus:
-    """GPUs of one kind of node, such as `gpu:t4:2`."""
-
-    kind: str
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.count} x {self.kind or 'GPU'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +119,6 @@ def _partitions(rows: Sequence[Sequence[str]], preempted: Mapping[str, str]) -> 
         )
         for name, kinds in by_name.items()
     )
-
-
-def parse_gres(text: str) -> tuple[Gpus, ...]:
-    """GPUs in a text such as `gpu:t4:2(S:0-1),shard:8`; empty for `(null)`."""
-    parts = (GRES.fullmatch(part) for part in re.sub(r"\([^)]*\)", "", text).split(","))
-    return tuple(Gpus(kind=part["kind"] or "", count=int(part["count"] or 1)) for part in parts if part)
 
 
 def _limit_s(text: str) -> float:

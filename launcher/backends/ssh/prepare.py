@@ -35,7 +35,7 @@ def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
         hint = "`launch doctor ssh` lists the GPUs, counted from 0"
         gpu_index.require_known(options.gpu_index, range(len(site.gpus)), place=machines.place, hint=hint)
         site = replace(site, gpus=(site.gpus[options.gpu_index],))
-    _require_possible(machines.place, site, specs)
+    _require_possible(machines.place, site, specs, draft.request.work.devices)
     with_gpu = bool(site.gpus) and any(spec.device in (Device.CUDA, Device.AUTO) for spec in specs)
     runtime, why = _runtime(machines.place, options, specs, site, with_gpu=with_gpu)
     if not site.has_code:
@@ -57,7 +57,7 @@ def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
     return replace(draft, request=request, start=start, machine=str(site), runtime=f"{runtime}: {why}")
 
 
-def _require_possible(place: str, site: Site, specs: Sequence[RunSpec]) -> None:
+def _require_possible(place: str, site: Site, specs: Sequence[RunSpec], devices: int) -> None:
     if not site.is_writable:
         raise ToolError(
             f"no permission to write to {site.root} on {place}", hint="ask the machine's owner for a folder"
@@ -67,6 +67,12 @@ def _require_possible(place: str, site: Site, specs: Sequence[RunSpec]) -> None:
         raise ToolError(f"{free}; a run needs {sites.NEEDED_BYTES / 1e6:.0f} MB", hint="free some space on the machine")
     if any(spec.device is Device.CUDA for spec in specs) and not site.gpus:
         raise ToolError(f"nvidia-smi shows no GPU on {place}", hint="--cpu, or another machine")
+    on_gpus = bool(site.gpus) and any(spec.device in (Device.CUDA, Device.AUTO) for spec in specs)
+    has = {"CPU": site.cpus, **({"GPU": len(site.gpus)} if on_gpus else {})}
+    for kind, count in has.items():
+        if 0 < count < devices:
+            hint = f"--devices {count}" if count > 1 else "leave --devices out"
+            raise UsageError(f"each device needs a {kind}, and {place} has {count}; got --devices {devices}", hint=hint)
 
 
 def _runtime(

@@ -58,7 +58,7 @@ def test_table_for_people(tmp_path: Path, analyze: Analyze) -> None:
 
 def test_longest_kernels_by_name(tmp_path: Path, analyze: Analyze) -> None:
     path = save(tmp_path, wide(COUNTS, ROWS, names=[GEMM, BN, GEMM]))
-    first, whole = rows_of(analyze, path, "--by", "kernel", "--top", "1")
+    first, whole = rows_of(analyze, path, "--row", "kernel", "--top", "1")
     assert (first["name"], first["family"]) == (BN, "batch norm")
     # The total is of all kernels, shown or not.
     assert (whole["family"], whole["name"], whole["launches"]) == ("all", None, 3)
@@ -67,11 +67,11 @@ def test_longest_kernels_by_name(tmp_path: Path, analyze: Analyze) -> None:
 def test_names_are_shortened_for_people_only(tmp_path: Path, analyze: Analyze) -> None:
     name = "k" * 100
     path = save(tmp_path, wide(COUNTS, ROWS[:1], names=[name]))
-    _, out, _ = analyze("kernels", path, "--by", "kernel")
+    _, out, _ = analyze("kernels", path, "--row", "kernel")
     assert "k" * 13 + "…" + "k" * 14 + "  " in out
     assert max(map(len, out.splitlines())) <= 100
-    assert name in analyze("kernels", path, "--by", "kernel", "--wide")[1]
-    assert rows_of(analyze, path, "--by", "kernel")[0]["name"] == name
+    assert name in analyze("kernels", path, "--row", "kernel", "--wide")[1]
+    assert rows_of(analyze, path, "--row", "kernel")[0]["name"] == name
 
 
 def test_bundles_and_files_together(tmp_path: Path, analyze: Analyze) -> None:

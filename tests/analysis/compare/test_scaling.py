@@ -1,5 +1,7 @@
 """Efficiency of several devices against one, and what limits scaling."""
 
+import re
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,17 @@ import analysis
 from analysis.compare.pairing import pair_up
 from analysis.compare.ratios import of_pairs
 from analysis.compare.scaling import scaling
-from analysis.loading.configurations import completed, group
+from analysis.figures import registry
+from analysis.loading.configurations import completed, group, with_usual_batch
 from analysis.loading.rows import rows as rows_of
 from analysis.report.content import Paragraph, Table
+from analysis.report.sections.answer import sentences
 from analysis.report.sections.scaling import section
 from analysis.summary.throughput import summarize
 from benchmarks.synthetic_bundles import make
 from tests.analysis.by_hand import results
 from tests.analysis.sentence_runs import undrawn
+from workload.contract.errors import UsageError
 from workload.contract.ranks import RankStep, summarized
 
 ONE, TWO = {"devices": 1.0, "threads": 1.0}, {"devices": 2.0, "threads": 1.0}
@@ -85,6 +90,69 @@ def test_one_device_has_no_row_and_no_section() -> None:
     assert summarize(loaded.runs)["all_images_per_s"].isna().all()
 
 
+@pytest.mark.parametrize(
+    ("shares", "limits", "sentence"),
+    [
+        (
+            (0.2, 0.1, 0.0),
+            ["collectives"],
+            "collectives limit scaling: {} 20 % of the step for them after its last gradient",
+        ),
+        ((0.0, 0.2, 0.1), ["slow rank 1"], "rank 1 limits scaling: {} 20 % of the step for a slower one, on average"),
+        (
+            (0.0, 0.2, 0.1),
+            ["slow rank 1", "slow rank 0"],
+            "uneven devices limit scaling: {} 20 % of the step for a slower one, on average",
+        ),
+        ((0.0, 0.0, 0.5), ["input"], "the input limits scaling: {} 50 % of the step for data"),
+        (
+            (0.04, 0.0, 0.0),
+            ["no wait"],
+            "no wait limits scaling: for collectives, slower devices and data, each is below 5 % of the step",
+        ),
+        ((None, None, None), [None], None),
+    ],
+)
+def test_the_sentence_on_what_limits_scaling(
+    shares: tuple[float | None, ...], limits: list[str | None], sentence: str | None
+) -> None:
+    names = ("collectives_share", "slow_rank_share", "rank_input_share")
+    runs = in_blocks("b", SLOWER, **TWO, **dict(zip(names, shares, strict=True)))
+    [row] = scaling(results(*(run | {"scaling_limit": limit} for run, limit in zip(runs, cycle(limits), strict=False))))
+    assert row["sentence"] == (sentence and sentence.format("a device waits"))
+
+
+def test_runs_on_several_devices_are_never_mixed() -> None:
+    loaded = results(*in_blocks("a", RATES, **ONE), *in_blocks("b", SLOWER, **TWO))
+    with pytest.raises(UsageError, match="different numbers of devices are never mixed") as refused:
+        pair_up(loaded, "precision", allow_mixed=["devices"])
+    assert refused.value.hint == "--by devices compares them"
+
+
+def test_the_batch_of_a_script_is_counted_for_each_number_of_devices() -> None:
+    """A script that divides its batch by the devices has another batch on each: no efficiency."""
+    script = {"script": "train.py", "script_sha256": "0" * 64, "unit": "images"}
+    runs = results(
+        *in_blocks("a", RATES, **ONE, **script), *in_blocks("b", SLOWER[:2], **TWO, **script, batch_size=16.0)
+    ).runs
+    assert set(with_usual_batch(runs)["batch_size"]) == {32, 16}
+
+
+def test_the_answer_has_throughput_efficiency_and_limit() -> None:
+    limit = {"collectives_share": 0.2, "slow_rank_share": 0.0, "rank_input_share": 0.0, "scaling_limit": "collectives"}
+    alone = in_blocks("a", RATES, **ONE, path="/nowhere")
+    two = in_blocks("b", SLOWER, **TWO, **limit, all_images_per_s=160.0, path="/nowhere")
+    [told] = [text for text in sentences(undrawn(results(*alone, *two))) if "together" in text]
+    efficiency = r"79\.9\d? % of 2 times one device \(95 % interval 79\.\d % to 80\.\d %\)"
+    assert re.search(rf" 2 devices together: 160\.0 images/s, {efficiency}", told), told
+    assert told.endswith(
+        "; collectives limit scaling: a device waits 20 % of the step for them after its last gradient."
+    )
+    [told] = [text for text in sentences(undrawn(results(*two))) if "together" in text]
+    assert "images/s, no efficiency, because there is no run on one device; " in told
+    assert " on each of 2 devices at batch 32" in told
+
+
 def test_compare_says_that_its_ratio_is_per_device() -> None:
     loaded = results(*in_blocks("a", RATES, **ONE), *in_blocks("b", SLOWER, **TWO))
     [row] = rows_of(of_pairs(pair_up(loaded)))
@@ -130,6 +198,7 @@ def test_the_page_has_a_section_and_no_advice_to_use_fewer_devices(tmp_path: Pat
         make(tmp_path, number)
         make(tmp_path, 10 + number, spec__devices=2, ranks=record)
     evidence = undrawn(analysis.load(tmp_path))
+    assert [figure.name for figure in registry.figures(evidence.material)].count("devices_efficiency") == 1
     explanation, table = section(evidence).blocks
     assert isinstance(explanation, Paragraph)
     assert isinstance(table, Table)

@@ -12,6 +12,7 @@ from analysis.figures.registry import REGISTRY, built
 from analysis.figures.shares import MOST_RUNS
 from tests.analysis.by_hand import results, run
 from tests.analysis.sentence_runs import (
+    FAST,
     ROOFS,
     SLOW,
     T4,
@@ -95,6 +96,11 @@ def environments(number: int, *, devices: int) -> Runs:
     ]
 
 
+def on_devices(*numbers: float) -> Runs:
+    """Runs that are half as fast on each of two devices."""
+    return [one for number in numbers for one in own(SLOW if number > 1 else FAST, f"d{number:g}-", devices=number)]
+
+
 def lower_bounds() -> Runs:
     [one] = profile_alone()
     return [one | {"kernels": one["kernels"].assign(flop_is_lower_bound=True)}]
@@ -145,7 +151,7 @@ CASES = {
     ),
     "too many runs": Case(
         figure="variance_fixed_config",
-        words=f"Of an environment's runs, at most {MOST_RUNS} are drawn",
+        words=f"Of an place's runs, at most {MOST_RUNS} are drawn",
         true=lambda: own(tuple(100 + number / 100 for number in range(MOST_RUNS + 1))),
         false=own,
     ),
@@ -158,7 +164,7 @@ CASES = {
     ),
     "a roof each": Case(
         figure="roofline_combined",
-        words="Each environment has one roof, for its most frequent precision",
+        words="Each place has one roof, for its most frequent precision",
         true=two_roofs,
         false=two_points,
         instead="no roof",
@@ -228,9 +234,28 @@ CASES = {
         true=of_four_models(lambda: own(usd_per_h=1.0)),
         false=of_four_models(own),
     ),
+    "several devices": Case(
+        figure="devices_efficiency",
+        words="On the dashed line, all devices together are as fast as that many times one device",
+        true=lambda: on_devices(1.0, 2.0),
+        false=lambda: on_devices(2.0),
+    ),
+    "efficiency with an interval": Case(
+        figure="devices_efficiency",
+        words=r"2 devices: 50\.0 % \(4\d\.\d % to 5\d\.\d %\)",
+        true=lambda: on_devices(1.0, 2.0),
+        false=lambda: [one for one in on_devices(1.0, 2.0) if not one["run_id"].endswith("2")],
+        instead=r"2 devices: 50\.0 %$",
+    ),
+    "throughput of each device": Case(
+        figure="throughput_env",
+        words="Of several devices that train together, the figure of each is drawn",
+        true=lambda: [one | {"devices": 2.0} for one in three_batches()],
+        false=three_batches,
+    ),
     "machines of several devices": Case(
         figure="throughput_comparison",
-        words="^9 environments: for each device and model, the machine with the middle throughput is drawn; the tables",
+        words="^9 places: for each device and model, the machine with the middle throughput is drawn; the tables",
         true=lambda: environments(9, devices=4),
         false=lambda: environments(8, devices=4),
     ),
@@ -240,9 +265,9 @@ CASES = {
         true=lambda: environments(9, devices=9),
         false=lambda: environments(9, devices=8),
     ),
-    "many environments": Case(
+    "many places": Case(
         figure="throughput_comparison",
-        words=r"^9 environments with one device: the 8 fastest are drawn; the tables show all\.",
+        words=r"^9 places with one device: the 8 fastest are drawn; the tables show all\.",
         true=lambda: environments(9, devices=1),
         false=two_environments,
     ),

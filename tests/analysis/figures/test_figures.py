@@ -83,6 +83,7 @@ NAMES = {
     "throughput_env-local-cuda",
     "throughput_env-t4",
     "batch_size_scaling",
+    "devices_efficiency",
     "model_comparison",
     "variance_fixed_config",
     "roofline_local-cuda",
@@ -148,7 +149,7 @@ def test_of_many_machines_of_one_device_the_fastest_are_drawn() -> None:
     runs = [run(f"r{number}", place=f"zone-{number}", images_per_s=100.0 + number) for number in range(60)]
     figure = drawn(made(*runs))["throughput_comparison"]
     assert figure.caption.startswith(
-        "60 environments with one device: the 8 fastest are drawn; the tables show all. The fastest batch size"
+        "60 places with one device: the 8 fastest are drawn; the tables show all. The fastest batch size"
     )
     assert "zone-59" in figure.text
     assert json.dumps(figure.chart.to_dict()).count('"env": "zone-') == 8
@@ -165,7 +166,7 @@ def test_many_environments_are_one_for_each_device_and_each_sign_has_one_meaning
     found = made(*runs)
     figure = drawn(found)["throughput_comparison"]
     assert figure.caption.startswith(
-        "32 environments: for each device and model, the machine with the middle throughput is drawn; of 10 "
+        "32 places: for each device and model, the machine with the middle throughput is drawn; of 10 "
         "devices the 8 fastest; the tables show all. "
     )
     points = {row["env"]: row["images_per_s"] for row in values(figure) if "images_per_s" in row}
@@ -334,7 +335,7 @@ def test_more_environments_than_can_be_drawn_are_counted(monkeypatch: pytest.Mon
     )
     every = list(registry._throughput_env(found))
     assert [figure.name for figure in every] == [f"throughput_env-{env}" for env in found.environments[:3]]
-    assert all(figure.caption.startswith("The first 3 of 5 environments. ") for figure in every)
+    assert all(figure.caption.startswith("The first 3 of 5 places. ") for figure in every)
 
 
 def test_hostile_names_stay_in_their_strings() -> None:

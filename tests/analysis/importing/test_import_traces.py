@@ -171,14 +171,14 @@ NO_KERNELS = "'t.json' has no kernels, and its operators ran on a GPU: host time
 @pytest.mark.parametrize(
     ("events", "words", "message", "hint"),
     [
-        ([*STEP, *OTHER_GPU], "", "'t.json' holds the kernels of 2 GPUs, but a run has one (0: 6 ", "--device 0"),
-        (STEP, "--device 3", "'t.json' has no kernels of GPU 3 (0: 6 kernels)", "--device 0"),
-        ([PRODUCT, MARK], "--device 0", "'t.json' is of a CPU; got --device 0", "analyze import t.json"),
+        ([*STEP, *OTHER_GPU], "", "'t.json' holds the kernels of 2 GPUs, but a run has one (0: 6 ", "--gpu-index 0"),
+        (STEP, "--gpu-index 3", "'t.json' has no kernels of GPU 3 (0: 6 kernels)", "--gpu-index 0"),
+        ([PRODUCT, MARK], "--gpu-index 0", "'t.json' is of a CPU; got --gpu-index 0", "analyze import t.json"),
         ([*STEP, RANK_1], "", "'t.json' holds 2 processes, but a run has one", "import the trace of each rank"),
         ([MARK, OF_A_GPU], "", NO_KERNELS, "torch.profiler.profile(activities=[ProfilerActivity.CPU, "),
         ([PRODUCT], "", "'t.json' does not mark its steps, so their number is unknown", "--profile-steps N, or call "),
         ([LATER_MARK, PRODUCT], "", "'t.json' has no operator or kernel in its steps", "export it again: profiler."),
-        (STEP, "--device -1", "--device must be the number of a GPU; got '-1'", "--device 0"),
+        (STEP, "--gpu-index -1", "--gpu-index must be the number of a GPU; got '-1'", "--gpu-index 0"),
     ],
     ids=["two GPUs", "no such GPU", "a CPU", "two ranks", "host alone", "no steps", "empty steps", "negative"],
 )
@@ -244,7 +244,7 @@ def test_kernels_by_family_operator_and_kernel(run: Analyze, tmp_path: Path) -> 
     for family in ("convolution", "GEMM", "optimizer", "copy", "communication", "unattributed"):
         assert family in out
     assert "no FLOP and bytes for 9.9 % of the time: no formula" in out
-    _, out, _ = run("kernels", "results", "--by", "operator", "--top", "2", "--format", "json")
+    _, out, _ = run("kernels", "results", "--row", "operator", "--top", "2", "--format", "json")
     rows = json.loads(out)
     assert [(row["family"], row["name"], row["flop"]) for row in rows] == [
         ("convolution", "aten::convolution", CONVOLUTION_FLOP),
@@ -252,7 +252,7 @@ def test_kernels_by_family_operator_and_kernel(run: Analyze, tmp_path: Path) -> 
         ("all", "all", FLOP),
     ]
     assert all(row["bytes_lower"] <= row["bytes_upper"] for row in rows)
-    _, out, _ = run("kernels", "results", "--by", "kernel", "--top", "1")
+    _, out, _ = run("kernels", "results", "--row", "kernel", "--top", "1")
     assert out.startswith("by torch.profiler: kernels on a GPU, per step\n")
 
 

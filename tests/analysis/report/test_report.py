@@ -181,7 +181,7 @@ def test_a_batch_that_does_not_fit_is_said_where_it_was_measured() -> None:
 
 def test_cost_stands_in_a_table_where_prices_exist(evidence: ReportEvidence) -> None:
     captions = [each.caption for each in measurements.section(evidence).blocks if isinstance(each, Table)]
-    assert captions[-2] == "Cheapest configuration of each model and environment"
+    assert captions[-2] == "Cheapest configuration of each model and place"
     none = of(*at_rates("a", (100.0, 101.0)))
     assert not [text for text in texts(compose(none).sections[1]) if "Cheapest" in text]
 
@@ -209,10 +209,10 @@ def test_five_sentences_at_most() -> None:
 def test_what_one_acts_on_comes_first_and_the_rest_is_folded(report: Report) -> None:
     assert [section.title for section in report.sections] == [
         "The answer", "Measurements", "Roofline", "Variability",
-        "Audit", "Method", "Model complexity", "Environments", "Reproduce", "Words",
+        "Audit", "Method", "Model complexity", "Places", "Reproduce", "Words",
     ]  # fmt: skip
     assert [section.folded for section in report.sections] == [False] * 4 + [True] * 6
-    assert report.facts[:5] == ["36 runs", "12 configurations", "2 environments", "2 models", "2026-11-01"]
+    assert report.facts[:5] == ["36 runs", "12 configurations", "2 places", "2 models", "2026-11-01"]
     assert report.facts[5].startswith("audit: ")
     every = [text for section in report.sections for text in texts(section)]
     assert all(isinstance(text, str) for text in every)
@@ -222,7 +222,7 @@ def test_what_one_acts_on_comes_first_and_the_rest_is_folded(report: Report) -> 
 def test_sections_without_content_are_left_out() -> None:
     nothing = compose(of(run("a", status="failed", steps=[], path="/nowhere", train_flop_per_step=None)))
     assert [section.title for section in nothing.sections] == [
-        "The answer", "Audit", "Method", "Environments", "Reproduce", "Words",
+        "The answer", "Audit", "Method", "Places", "Reproduce", "Words",
     ]  # fmt: skip
 
 
@@ -357,14 +357,15 @@ def test_each_figure_of_the_registry_is_placed_in_a_section() -> None:
     assert "more" not in [section.name for section in page.sections]
 
 
+@pytest.mark.world
 @pytest.mark.timeout(600)
 @pytest.mark.night(part="report")
 def test_a_report_of_66_environments_draws_devices_and_says_so(tmp_path: Path) -> None:
     page = compose(gather(analysis.load(many(tmp_path / "results"))))
-    assert page.facts[:3] == ["292 runs", "124 configurations", "66 environments"]
+    assert page.facts[:3] == ["292 runs", "124 configurations", "66 places"]
     figures = page.figures()
     assert 10 < len(figures) < 30
-    assert [one.name for one in figures if not one.caption.startswith("66 environments: for each device and")] == []
+    assert [one.name for one in figures if not one.caption.startswith("66 places: for each device and")] == []
 
 
 def test_a_figure_that_no_section_names_is_shown_all_the_same(evidence: ReportEvidence) -> None:
@@ -423,7 +424,7 @@ def test_the_time_of_an_environment_is_that_of_its_lines_in_the_summary() -> Non
     [table] = measurements._time(gather(results))
     assert isinstance(table, Table)
     # Imported runs tell nothing, and no run here was rented.
-    headings = ["environment", "runs", "took together", "steps", "the rest"]
+    headings = ["place", "runs", "took together", "steps", "the rest"]
     assert [heading.text for heading in table.headings] == headings
     [(_, runs, took, steps, rest)] = table.rows
     lines = results.summary(wide=True).dropna(subset="wall_s")

@@ -102,9 +102,9 @@ def _hover(chart: Any) -> str:
 @pytest.mark.parametrize(
     ("figure", "expected"),
     [
-        ("throughput_env-gcp-t4-us-central1-a", ("environment", "gcp-t4-us-central1-a", "images/s", "bar from")),
+        ("throughput_env-gcp-t4-us-central1-a", ("place", "gcp-t4-us-central1-a", "images/s", "bar from")),
         ("roofline_gcp-t4-us-central1-a", ("FLOP and bytes", "modelled", "attained", "TFLOP/s", "of the roof")),
-        ("throughput_comparison", ("environment", "images/s", "runs")),
+        ("throughput_comparison", ("place", "images/s", "runs")),
         ("cost", ("USD per million images", "USD/h")),
     ],
 )

@@ -50,9 +50,9 @@ def test_escaped_text_reads_as_it_was(text: str) -> None:
 
 def test_markdown_has_tables_pictures_and_commands(report: Report) -> None:
     text = markdown.render(report, figures="figures")
-    assert text.startswith("# Training throughput, and what limits it\n\n36 runs · 12 configurations · 2 environments")
-    assert "![Best throughput of each model and environment](figures/throughput_comparison.png)" in text
-    assert "| environment | model | precision | batch | runs |" in text
+    assert text.startswith("# Training throughput, and what limits it\n\n36 runs · 12 configurations · 2 places")
+    assert "![Best throughput of each model and place](figures/throughput_comparison.png)" in text
+    assert "| place | model | precision | batch | runs |" in text
     assert "```sh\n# gcp-t4-us-central1-a: " in text
     assert "![" not in markdown.render(report, figures=None)
     rows = [line for line in text.splitlines() if line.startswith("|")]

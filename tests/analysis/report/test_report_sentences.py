@@ -10,7 +10,7 @@ import pytest
 
 from analysis.report.content import Bullets, Commands, Paragraph, Picture, Section, Table
 from analysis.report.evidence import ReportEvidence
-from analysis.report.sections import answer, complexity, context, measurements, rooflines
+from analysis.report.sections import answer, complexity, context, measurements, rooflines, scaling
 from tests.analysis.by_hand import results, run
 from tests.analysis.sentence_runs import (
     CPU,
@@ -125,6 +125,19 @@ CASES = {
         true=own,
         false=two_batches,
         instead="^resnet18 reached its highest throughput, 120",
+    ),
+    "several devices": Case(
+        section=scaling.section,
+        words="Runs on several devices",
+        true=lambda: own(devices=2.0),
+        false=lambda: own(devices=1.0),
+    ),
+    "no efficiency": Case(
+        section=answer.section,
+        words="2 devices together: .* images/s, no efficiency, because there is no run on one device",
+        true=lambda: own(devices=2.0, all_images_per_s=200.0),
+        false=lambda: [*own(devices=1.0), *own(SLOW, "b", devices=2.0, all_images_per_s=100.0)],
+        instead=r"2 devices together: 100\.0 images/s, 50\.0 % of 2 times one device \(95 % interval ",
     ),
     "a busy machine": Case(
         section=answer.section,
@@ -351,7 +364,7 @@ def test_every_sentence_has_a_case() -> None:
 # Pieces that are true of all data: headings, introductions, and how much of a long list is left out.
 NOT_HERE = {
     ", below under Audit",
-    "Cheapest configuration of each model and environment",
+    "Cheapest configuration of each model and place",
     "evidence, from the run with that share",
     "of each, analyze compare prints all",
     "training FLOP per parameter",
@@ -361,7 +374,7 @@ NOT_HERE = {
         "The command of each configuration, from the spec in its bundle, with only the options that differ "
         "from the defaults. Repeats of a configuration have one line."
     ),
-    "Environments; one row for each set of software",
+    "Places; one row for each set of software",
     ", with other figures",
     "more: analyze audit lists them",
     "Notes of the runs:",

@@ -207,7 +207,7 @@ def test_an_incomplete_profile_is_replaced_by_the_model(columns: Any, facts: Any
         ),
         ({"train_flop_per_step": np.nan}, "no run has the FLOP and bytes of its step", "--model resnet50"),
         ({"bytes_upper_per_step": np.nan}, "no run has the FLOP and bytes of its step", "--model resnet50"),
-        ({"unattributed_share": 0.06}, "FLOP and bytes of 6 % of the step's time are unknown", "--by operator"),
+        ({"unattributed_share": 0.06}, "FLOP and bytes of 6 % of the step's time are unknown", "--row operator"),
         ({"precision": "bf16"}, "T4 has no units for bf16", "runs in fp32 or amp"),
         (
             {"train_flop_per_step": 1e9, "bytes_lower_per_step": 1e6, "bytes_upper_per_step": 1e6},

@@ -207,7 +207,7 @@ def test_zones_are_split_where_they_are_known() -> None:
     ("runs", "note"),
     [
         pytest.param(
-            [run("a", hostname="laptop"), run("b", hostname="laptop")], "between hosts: unknown: 1 host", id="one host"
+            [run("a", hostname="laptop"), run("b", hostname="laptop")], "between machines: unknown: 1 machine", id="one"
         ),
         pytest.param(
             matrix(hosts=4, shuffled=False),

@@ -168,7 +168,7 @@ NOISY = "; runs of the same side differ by "
     [
         pytest.param(TEN_MINUTES, 10.0, 60, "the time of 10 min was used up after 15 quadruples", id="time"),
         pytest.param(
-            Limits(max_time_s=600, max_segments=43), 1.0, 40, "the limit of 43 segments was reached", id="segments"
+            Limits(max_time_s=600, max_segments=43), 1.0, 40, "the limit of 43 runs was reached", id="segments"
         ),
         pytest.param(
             TEN_MINUTES,
@@ -344,7 +344,7 @@ def test_a_time_that_is_too_short_is_said_before_the_first_run(
 
 
 MEMORY = OutOfDeviceMemoryError("the trainer was killed because memory ran out", hint="a smaller --batch-size")
-WHERE = "segment 6, of B (--precision bf16): "
+WHERE = "run 6, of B (--precision bf16): "
 
 
 @pytest.mark.parametrize(

@@ -319,12 +319,12 @@ def test_extreme_times_have_a_verdict(a: float, b: float, verdict: DuelVerdict) 
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (constant("AABB", 1, 1), r"segments \[0, 1, 2, 3\] are 'AABB': four in a row must be ABBA or BAAB"),
-        (constant("AA", 1, 1), r"segments \[0, 1\] are 'AA': four in a row must be ABBA or BAAB"),
-        (constant("ABBA", 1, 1)[1:], r"segments \[1, 2, 3\] are 'BBA': four in a row must be ABBA or BAAB"),
+        (constant("AABB", 1, 1), r"runs \[0, 1, 2, 3\] are 'AABB': four in a row must be ABBA or BAAB"),
+        (constant("AA", 1, 1), r"runs \[0, 1\] are 'AA': four in a row must be ABBA or BAAB"),
+        (constant("ABBA", 1, 1)[1:], r"runs \[1, 2, 3\] are 'BBA': four in a row must be ABBA or BAAB"),
         (
             constant("ABBA", 1, 1) + constant("ABBA", 1, 1, first=2),
-            r"segments \[0, 1, 2, 2, 3, 3\] are 'ABBAAB': four in a row must be ABBA or BAAB",
+            r"runs \[0, 1, 2, 2, 3, 3\] are 'ABBAAB': four in a row must be ABBA or BAAB",
         ),
     ],
 )

@@ -106,7 +106,7 @@ def test_a_side_that_fails_says_which(tmp_path: Path) -> None:
 
     assert done.returncode == 2
     error, hint = done.stderr.splitlines()[-2:]
-    assert re.match(r"error: segment 1, of [AB] \(.*\): resnet18 cannot train on 32x32 images at batch size 1", error)
+    assert re.match(r"error: run 1, of [AB] \(.*\): resnet18 cannot train on 32x32 images at batch size 1", error)
     assert hint == "hint: --batch-size 2"
     assert "Traceback" not in done.stderr
 
@@ -119,7 +119,7 @@ def test_a_commit_whose_trainer_is_broken(checkout: Path) -> None:
 
     assert done.returncode == 6
     error = done.stderr.splitlines()[-2]
-    assert error.startswith("error: segment 1, of ")
+    assert error.startswith("error: run 1, of ")
     assert error.endswith("ZeroDivisionError: broken")
 
 
@@ -215,7 +215,7 @@ def test_a_run_of_a_script_that_is_under_way_ends_with_the_time(project: Path) -
         done = duel(project, *endless, "--max-time", limit, "--", "train.py", "---", "train.py", "--large")
         assert done.returncode == ExitCode.NOT_DECIDABLE, done.stderr
         assert done.stdout.startswith(
-            f"verdict    not decidable on this machine within the budget: the time of {text} was used up before"
+            f"verdict    not decidable on this machine within the limits: the time of {text} was used up before"
             " a quadruple was complete"
         )
         if list(project.glob("results/2*")):

@@ -74,19 +74,19 @@ def test_a_winner_on_a_machine_that_was_busy_at_first() -> None:
         pytest.param(
             Machine(effect=0.02, noise=0.01, segment_s=4.0),
             13,
-            "B is slower, and whether by 2 % or more is not decidable on this machine within the budget",
+            "B is slower, and whether by 2 % or more is not decidable on this machine within the limits",
             id="only the margin is in doubt",
         ),
         pytest.param(
             Machine(noise=0.2, segment_s=10.0),
             13,
-            "not decidable on this machine within the budget",
+            "not decidable on this machine within the limits",
             id="not decidable",
         ),
         pytest.param(
             Machine(effect=0.05, busy_to=10_000),
             13,
-            "not decidable on this machine within the budget",
+            "not decidable on this machine within the limits",
             id="on a busy machine",
         ),
     ],

@@ -55,6 +55,7 @@ def test_limits_and_gpus(choice: Choice) -> None:
     found = describe(replace(choice, gpus=True), RunSpec(), limits=limits)
     assert (found.shm_bytes, found.memory_bytes, found.cpus, found.gpus) == (1, 2, 1.5, True)
     assert describe(choice, RunSpec()).gpus is False
+    assert describe(choice, RunSpec(devices=4)).shm_bytes == 4 * 2**31, "for each device"
 
 
 def test_only_what_changes_the_computation_is_forwarded(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,12 @@ def shown(outcomes: list[Outcome]) -> list[tuple[str, str]]:
     return [(outcome.end.value, outcome.why) for outcome in outcomes]
 
 
+def test_one_device_gets_the_share_of_the_cpus_that_it_has_beside_others(machine: Machine) -> None:
+    machine.work(replace(sweep(run_of("vgg11"), run_of("alexnet", position=2)), devices=2))
+    machine.work(sweep(run_of("vgg11")))
+    assert [context.cpu_shares for context in machine.contexts] == [2, 2, 1]
+
+
 def test_each_run_is_a_container_of_its_own_that_knows_its_place(machine: Machine) -> None:
     task = sweep(run_of("vgg11"), run_of("alexnet", position=2), run_of("alexnet", block=2), run_of("vgg11", block=2))
     outcomes = machine.work(task)

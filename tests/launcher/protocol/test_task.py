@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ def test_repeats_are_blocks_of_one_run() -> None:
         (2, 1, 1, ""),
         (3, 1, 1, ""),
     ]
-    assert (task.blocks, task.job) == (3, "")
+    assert (task.blocks, task.job, task.devices) == (3, "", 1)
+    assert Task.of_repeats(RunSpec(devices=2)).devices == 2
 
 
 def test_a_run_is_written_as_its_difference_from_the_base() -> None:
@@ -28,6 +30,9 @@ def test_a_run_is_written_as_its_difference_from_the_base() -> None:
     values = task.to_json(BASE)
     assert [run["spec"] for run in values["runs"]] == [{}, {"batch_size": None, "precision": "bf16"}]
     assert Task.from_json(values, BASE) == task
+    assert "devices" not in values
+    several = replace(task, devices=2)
+    assert Task.from_json(several.to_json(BASE), BASE) == several
 
 
 def test_a_task_says_what_it_is() -> None:

@@ -112,14 +112,9 @@ def test_devices_are_an_axis_of_this_machine_with_keys_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("place", ['backend = "gcp"\ngpu = "t4"', 'backend = "ssh"\nhost = "me@box"'])
-def test_several_devices_at_another_place_are_refused(place: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        read(f"[matrix]\ndevices = [1, 2]\n[[on]]\n{place}\n")
-    backend = place.split('"')[1]
-    assert f"with devices = 2: a launch on {backend} cannot use several devices yet; got --devices 2" in str(
-        caught.value
-    )
-    assert "launch local --devices 2 on that machine" in caught.value.hint
+def test_devices_are_an_axis_of_every_place(place: str) -> None:
+    [there] = read(f"[matrix]\ndevices = [1, 2]\n[[on]]\n{place}\n").places
+    assert [configuration.spec.devices for configuration in there.configurations] == [1, 2]
 
 
 def test_a_value_of_the_file_wins_over_the_environment_and_that_over_the_configuration(tmp_path: Path) -> None:

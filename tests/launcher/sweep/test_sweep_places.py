@@ -57,6 +57,21 @@ def test_a_configuration_is_named_by_what_the_matrix_says_of_it() -> None:
     assert Configuration(values={}, spec=spec).text == "resnet50"
 
 
+def test_devices_of_a_place_are_those_of_its_largest_configuration_even_if_that_is_done() -> None:
+    """The share of the CPUs of one device depends on it, and so does the key."""
+    one, two = (Configuration(values={"devices": count}, spec=RunSpec(devices=count)) for count in (1, 2))
+    place = Place(name="t4", backend="gcp", asked=T4, machines=0)
+    both, alone = (
+        plan_place(place, chosen, name="night", repeats=2, seed=0, code=CODE) for chosen in ([one, two], [one])
+    )
+    large = [run.run_key for run in both.runs if run.spec.devices == 2]
+    assert [task.devices for task in both.without(large)] == [2, 2]
+    assert [task.devices for task in both.with_blocks(3).tasks] == [2, 2, 2]
+    assert [task.devices for task in alone.tasks] == [1, 1]
+    assert not {run.run_key for run in both.runs} & {run.run_key for run in alone.runs}
+    assert large[0] == run_key(two.spec, 1, code=CODE, asked=T4)
+
+
 T4 = {"name": "t4", "backend": "gcp", "gpu": "t4", "zones": ["us-central1-a"]}
 HERE = {"name": "local", "backend": "local"}
 CODE = "sha256:" + 64 * "0"

@@ -80,10 +80,28 @@ t4          6 runs, 0 done, 6 to do on 2 machines of gcp; expected 10 min (the t
 all         time unknown, with all places at the same time; expected 0.20 USD, at most 1.22 USD
 note        no store was checked: runs in the store of t4 may be done already; a start checks this
             first
-note        local-cpu: one machine runs several blocks, so the difference between hosts stays
+note        local-cpu: one machine runs several blocks, so the difference between machines stays
             unknown
 bundles     /results/\
 """
+
+
+def test_numbers_of_devices_share_a_machine_with_the_largest(tmp_path: Path) -> None:
+    """Its 1.08 USD per hour and a disk for each of 2 machines, even if only runs of one device are left."""
+    text = TWO_PLACES.replace("batch_size = [16, 32, 64]", "devices = [1, 2]").replace('device = "cpu"', "")
+    whole = plan(text, tmp_path)
+    note = "a block's runs of all numbers of devices share a machine, and each device gets 1/2 of the CPUs"
+    assert [line for line in whole.text(10_000).splitlines() if note in line] == [
+        f"note        {place.plan.place.name}: {note}" for place in whole.places
+    ]
+    large = [number for number, run in enumerate(whole.places[1].plan.runs) if run.spec.devices == 2]
+    for number in large:
+        seal(tmp_path, whole, number, 1, number, spec__devices=2)
+    left = plan(text, tmp_path).places[1]
+    assert (left.missing, left.machines) == (2, 2)
+    assert (
+        left.most_usd == whole.places[1].most_usd == pytest.approx(2 * (1.08 + 0.015 + 0.005) * 3900 / 3600, rel=0.01)
+    )
 
 
 def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:

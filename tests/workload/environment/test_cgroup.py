@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from tests.workload.conftest import LayOut
@@ -101,3 +103,18 @@ def test_limits_without_proc(lay_out: LayOut) -> None:
 )
 def test_throttled(lay_out: LayOut, stat: str, expected_s: float | None) -> None:
     assert cgroup.throttled_s(lay_out({"/group/cpu.stat": stat}), "/group") == expected_s
+
+
+@pytest.mark.parametrize(
+    ("shares", "own", "expected"), [(1, None, None), (2, None, "3"), (12, None, "1"), (2, "5", "5")]
+)
+def test_threads_for_a_share_of_the_cpus(
+    monkeypatch: pytest.MonkeyPatch, shares: int, own: str | None, expected: str | None
+) -> None:
+    monkeypatch.setattr(cgroup, "usable_cpus", lambda: 6.5)
+    # Set first, so that pytest restores it.
+    monkeypatch.setenv("OMP_NUM_THREADS", own or "")
+    if own is None:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    cgroup.limit_threads(shares)
+    assert os.environ.get("OMP_NUM_THREADS") == expected

@@ -96,6 +96,17 @@ def test_an_object_is_made_once(size: int, small_parts: StrictS3, opened: Bucket
     assert small_parts.uploads == {}, "no parts are left"
 
 
+def test_an_object_that_the_server_stores_otherwise(
+    small_parts: StrictS3, opened: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = Answer(headers={"ETag": '"1"', "x-amz-checksum-crc32c": "AAAAAA=="})
+    monkeypatch.setattr(_Handler, "_PutObject", lambda _: stored)
+    assert report_of(lambda: opened.write("x", b"content"), BundleError, ExitCode.BAD_BUNDLE) == (
+        f"error: 'x' arrived damaged in bucket '{BUCKET}'\nhint: upload it again"
+    )
+    assert small_parts.calls["PutObject"] == 1
+
+
 def test_an_object_to_replace_that_is_gone(opened: Bucket, tmp_path: Path) -> None:
     path, crc = file_of(tmp_path, 20)
     with pytest.raises(ObjectExistsError):
@@ -278,6 +289,24 @@ def test_objects_of_other_programs_have_a_checksum_too(small_parts: StrictS3, op
     opened.write("y", b"1")
     assert opened.checksum("y") == crc32c_of(io.BytesIO(b"1"))
     assert small_parts.calls["GetObject"] == 1, "the server knows that of ours"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [("AAAAAA==-3", "COMPOSITE"), ("AAAAAA==", "COMPOSITE"), ("AAAAAA==-3", "FULL_OBJECT")]
+)
+def test_a_checksum_of_the_parts_is_not_that_of_the_object(
+    text: str, kind: str, small_parts: StrictS3, opened: Bucket
+) -> None:
+    """Other programs upload in parts whose checksums S3 sums up."""
+    small_parts.put("x", b"content")
+    small_parts.objects["x"].headers |= {"x-amz-checksum-crc32c": text, "x-amz-checksum-type": kind}
+    assert opened.checksum("x") == crc32c_of(io.BytesIO(b"content"))
+    assert opened.read("x") == b"content"
+
+
+def test_commands_for_people_are_words_of_a_shell(opened: Bucket) -> None:
+    assert opened.removal("runs/x") == f"aws s3 rm s3://{BUCKET}/runs/x"
+    assert opened.removal("my runs/") == f"aws s3 rm --recursive 's3://{BUCKET}/my runs/'"
 
 
 # Downloads

@@ -64,6 +64,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
     },
     "h100": {"gpu": "h100"},
     "t4-cpu": {"run": {"device": "cpu"}},
+    "t4-two": {"run": {"devices": 2}},
 }
 
 
@@ -121,6 +122,23 @@ def test_the_disk_is_as_large_as_the_ami_needs() -> None:
     assert plan.body("use1-az4")["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 75
 
 
+@pytest.mark.parametrize(
+    ("gpu", "devices", "machine", "count"),
+    [
+        ("t4", 4, "g4dn.12xlarge", 4),
+        ("t4", 5, "g4dn.metal", 8),
+        ("l4", 2, "g6.12xlarge", 4),
+        ("l4", 8, "g6.48xlarge", 8),
+        ("a10g", 4, "g5.12xlarge", 4),
+        ("a100", 2, "p4d.24xlarge", 8),
+        ("h100", 8, "p5.48xlarge", 8),
+    ],
+)
+def test_a_machine_for_several_devices(gpu: str, devices: int, machine: str, count: int) -> None:
+    request = planned(gpu, {"devices": devices}).request
+    assert (request.machine_type, request.gpu_count) == (machine, count)
+
+
 def test_costs_by_hand() -> None:
     # 0.526 + 100 GB at 0.08 USD in 672 h + 0.005 USD = 0.5429 USD per hour, for 60 min and 390 s.
     plan = planned()
@@ -165,9 +183,19 @@ def test_runs_of_a_task_that_no_vm_can_do_are_named() -> None:
         ({"ami": "ami-1; reboot"}, "--ami must be the id of an AMI", "--ami ami-ID"),
         ({"machine_type": "g6.xlarge"}, "machine type for t4 must be one of g4dn.xlarge", "--machine-type g4dn.xlarge"),
         ({"gpu": "a100", "max_cost_usd": 1.0}, "--max-cost 1 buys 0 s at 21.97 USD per hour", "--max-cost 6.05"),
-        ({"gpu": "h100", "max_cost_usd": 5.0}, "--max-cost needs a price", "--usd-per-h with the figure of calculator"),
+        (
+            {"gpu": "h100", "spot": True, "max_cost_usd": 5.0},
+            "--max-cost needs a price",
+            "--usd-per-h with the figure of calculator",
+        ),
         ({"fallback": False}, "--no-fallback allows only the zones", "--zone use1-az4 --no-fallback"),
         ({"rerun_preempted": 1}, "--rerun-preempted is only for spot VMs", "--spot --rerun-preempted 2"),
+        ({"run": {"devices": 16}}, "a VM has 1, 4, 8 GPUs of T4 16 GB, and up to 96 vCPUs", "--devices 8"),
+        (
+            {"machine_type": "g4dn.2xlarge", "run": {"devices": 2}},
+            "g4dn.2xlarge has at most 1 GPU and 8 vCPUs; got --devices 2",
+            "--machine-type g4dn.12xlarge",
+        ),
         ({"image": "$(reboot)"}, "image must be a reference", "--image 123456789012.dkr.ecr"),
         ({"run": {"precision": "tf32"}}, "precision tf32 needs compute capability 8.0", "--precision fp32"),
     ],

@@ -20,6 +20,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
     "l4-spot": {"gpu": "l4", "spot": True, "rerun_preempted": 3, "zones": ("us-central1-a",)},
     "v100-ncu": {"gpu": "v100", "given": {"profile": "ncu"}, "disk_gb": 200, "external_ip": True},
     "t4-cpu": {"gpu": "t4", "given": {"device": "cpu"}, "usd_per_h": 0.5},
+    "t4-two": {"gpu": "t4", "given": {"devices": 2}},
 }
 
 

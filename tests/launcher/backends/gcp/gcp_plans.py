@@ -88,6 +88,8 @@ GOLDEN: dict[str, dict[str, Any]] = {
         },
     },
     "t4-cpu": {"run": {"device": "cpu"}},
+    "t4-two": {"run": {"devices": 2}, "max_cost_usd": 1.0},
+    "l4-three": {"gpu": "l4", "run": {"devices": 3}},
 }
 
 

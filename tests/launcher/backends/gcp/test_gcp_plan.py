@@ -91,7 +91,8 @@ def test_googles_own_client_takes_the_request(name: str) -> None:
     instance = compute_v1.Instance.from_json(json.dumps(body), ignore_unknown_fields=False)
     assert instance.scheduling.max_run_duration.seconds == plan.request.limit_s
     assert instance.scheduling.provisioning_model == ("SPOT" if plan.options.spot else "STANDARD")
-    assert [each.accelerator_count for each in instance.guest_accelerators] == [1] * bool(plan.gpu.accelerator)
+    attached = [plan.request.gpu_count] if plan.gpu.accelerator else []
+    assert [each.accelerator_count for each in instance.guest_accelerators] == attached
     assert instance.disks[0].initialize_params.disk_size_gb == plan.options.disk_gb
     assert dict(instance.labels) == body["labels"]
     assert len(instance.network_interfaces[0].access_configs) == plan.options.external_ip

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.gcp import gpus
 from tests.launcher.backends.gcp.gcp_plans import planned, refused
 from workload.contract.spec import Device, RunSpec, resolve
 
@@ -18,9 +19,11 @@ pytestmark = pytest.mark.usefixtures("made_up_programs")
         ("t4", None, 1, ("n1-standard-4", 1)),
         ("t4", None, 4, ("n1-standard-4", 4)),
         ("t4", "n1-standard-32", 2, ("n1-standard-32", 2)),
+        ("v100", "n1-standard-16", 1, ("n1-standard-16", 2)),
         ("l4", None, 2, ("g2-standard-24", 2)),
         ("l4", "g2-standard-48", 1, ("g2-standard-48", 4)),
         ("l4", "g2-standard-48", 4, ("g2-standard-48", 4)),
+        ("a100", None, 3, ("a2-highgpu-4g", 4)),
         ("h100", None, 8, ("a3-highgpu-8g", 8)),
         ("h200", None, 1, ("a3-ultragpu-8g", 8)),
     ],
@@ -30,6 +33,44 @@ def test_machine(gpu: str, machine_type: str | None, gpu_count: int, expected: t
     assert (plan.request.machine_type, plan.request.gpu_count) == expected
 
 
+@pytest.mark.parametrize(
+    ("gpu", "devices", "options", "expected"),
+    [
+        ("t4", 2, {}, ("n1-standard-8", 2)),
+        ("t4", 3, {}, ("n1-standard-16", 4)),
+        ("t4", 4, {}, ("n1-standard-16", 4)),
+        ("t4", 2, {"gpu_count": 4}, ("n1-standard-8", 4)),
+        ("t4", 2, {"machine_type": "n1-standard-2"}, ("n1-standard-2", 2)),
+        ("v100", 8, {}, ("n1-standard-64", 8)),
+        ("l4", 2, {}, ("g2-standard-24", 2)),
+        ("l4", 4, {}, ("g2-standard-48", 4)),
+        ("l4", 8, {}, ("g2-standard-96", 8)),
+        ("a100-80gb", 2, {}, ("a2-ultragpu-2g", 2)),
+        ("h100", 2, {"spot": True}, ("a3-highgpu-2g", 2)),
+        ("h200", 8, {}, ("a3-ultragpu-8g", 8)),
+    ],
+)
+def test_a_machine_for_several_devices(
+    gpu: str, devices: int, options: dict[str, Any], expected: tuple[str, int]
+) -> None:
+    """A GPU for each, and as many vCPUs for each as the usual machine of one has."""
+    plan = planned(gpu, {"devices": devices}, **options)
+    assert (plan.request.machine_type, plan.request.gpu_count) == expected
+
+
+def test_devices_of_a_cpu_need_vcpus_and_no_gpus() -> None:
+    small, large = (planned("t4", {"devices": devices, "device": "cpu"}).request for devices in (4, 6))
+    assert (small.machine_type, small.gpu_count) == ("n1-standard-4", 1)
+    assert (large.machine_type, large.gpu_count) == ("n1-standard-8", 1)
+
+
+@pytest.mark.parametrize("gpu", sorted(gpus.load()))
+def test_one_device_gets_the_usual_machine(gpu: str) -> None:
+    usual = gpus.load()[gpu]
+    plan = planned(gpu, spot=True)
+    assert (plan.machine.name, plan.request.gpu_count) == (usual.default_machine_type, plan.machine.gpus[0])
+
+
 A2 = "a2-highgpu-1g, a2-highgpu-2g, a2-highgpu-4g, a2-highgpu-8g"
 
 
@@ -37,21 +78,40 @@ A2 = "a2-highgpu-1g, a2-highgpu-2g, a2-highgpu-4g, a2-highgpu-8g"
     ("options", "message", "hint"),
     [
         (
-            {"gpu": "v100", "machine_type": "n1-standard-16"},
-            "n1-standard-16 has 2 or 4 or 8 GPUs of V100 16 GB; got --gpu-count 1",
-            "--gpu-count 2, or another --machine-type",
-        ),
-        (
             {"gpu": "l4", "machine_type": "g2-standard-4", "gpu_count": 2},
-            "g2-standard-4 has 1 GPUs of L4 24 GB; got --gpu-count 2",
-            "--gpu-count 1, or another --machine-type",
+            "g2-standard-4 has at most 1 GPU and 4 vCPUs; got --gpu-count 2",
+            "--machine-type g2-standard-24",
         ),
         (
-            {"gpu": "a100", "gpu_count": 3},
-            "a VM has 1, 2, 4, 8 GPUs of A100 40 GB; got --gpu-count 3",
-            "--gpu-count 1",
+            {"gpu": "l4", "machine_type": "g2-standard-12", "run": {"devices": 2}},
+            "g2-standard-12 has at most 1 GPU and 12 vCPUs; got --devices 2",
+            "--machine-type g2-standard-24",
         ),
-        ({"gpu_count": 0}, "a VM has 1, 2, 4 GPUs of T4 16 GB; got --gpu-count 0", "--gpu-count 1"),
+        (
+            {"machine_type": "n1-standard-2", "run": {"devices": 4}},
+            "n1-standard-2 has at most 4 GPUs and 2 vCPUs; got --devices 4",
+            "--machine-type n1-standard-16",
+        ),
+        (
+            {"gpu": "a100", "gpu_count": 9},
+            "a VM has 1, 2, 4, 8 GPUs of A100 40 GB, and up to 96 vCPUs; got --gpu-count 9",
+            "--gpu-count 8",
+        ),
+        (
+            {"run": {"devices": 8}},
+            "a VM has 1, 2, 4 GPUs of T4 16 GB, and up to 96 vCPUs; got --devices 8",
+            "--devices 4",
+        ),
+        (
+            {"run": {"devices": 97, "device": "cpu"}},
+            "a VM has 1, 2, 4 GPUs of T4 16 GB, and up to 96 vCPUs; got --devices 97",
+            "--devices 96",
+        ),
+        (
+            {"gpu": "h100", "run": {"devices": 4}},
+            "a3-highgpu-4g is not sold on demand, only as spot, flex-start or by reservation",
+            "--spot or --machine-type a3-highgpu-8g",
+        ),
         (
             {"gpu": "h100"},
             "a3-highgpu-1g is not sold on demand, only as spot, flex-start or by reservation",

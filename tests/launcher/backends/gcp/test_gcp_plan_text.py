@@ -164,7 +164,11 @@ def test_the_request_in_short() -> None:
     ("options", "note"),
     [
         ({"run": {"device": "cpu"}}, "the run computes on the VM's CPU, but its T4 16 GB must be paid too"),
-        ({"gpu_count": 2}, "the run computes on one GPU of 2"),
+        ({"gpu_count": 2}, "a run computes on one GPU of the VM's 2; the price is that of the whole VM"),
+        (
+            {"gpu": "l4", "run": {"devices": 3}},
+            "a run computes on at most 3 GPUs of the VM's 4; the price is that of the whole VM",
+        ),
         ({"max_run_time_s": 300}, "the run may take longer than the limit of 300 s: --max-run-time"),
         (
             {"settings": settings_of(subnetwork="gpu")},

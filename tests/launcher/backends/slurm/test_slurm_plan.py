@@ -136,6 +136,12 @@ BAD: Mapping[str, tuple[Options, dict[str, object], str, str]] = {
         "--image ~/my.sif",
     ),
     "python": (Options(python="-c"), {}, "'-c' is not the path of a program", "--python ~/torch/bin/python"),
+    "fewer GPUs than devices": (
+        Options(gres="gpu:a100:1"),
+        {"devices": 2},
+        "each device needs a GPU; got --devices 2 with --gres gpu:a100:1",
+        "--gres gpu:a100:2, or leave --gres out",
+    ),
     "price": (Options(usd_per_h=-1), {}, "--usd-per-h must be a price in USD; got -1", "--usd-per-h 0.80"),
 }
 
@@ -205,6 +211,17 @@ def test_the_script_is_the_committed_one(name: str, case: tuple[Options, NodeSof
     options, node, gres = case
     plans = [plan(options, token=token) for token in ("abcdef", "123456")]
     compared(name, job_script(requests(plans), options, node, gres=gres))
+
+
+@pytest.mark.world
+def test_a_job_of_several_devices_asks_for_gpus_and_cpus() -> None:
+    two = plan(device=Device.CUDA, devices=2)
+    compared("devices.sh", two.sent_text())
+    assert "asks for   the default partition, gpu:2, --cpus-per-task=2\n" in two.text()
+    assert "2 GPUs if the partition has any, --cpus-per-task=2\n" in plan(devices=2).text()
+    more = plan(Options(gres="gpu:4", sbatch=("--cpus-per-gpu=8",)), devices=2)
+    assert "asks for   the default partition, gpu:4, --cpus-per-gpu=8\n" in more.text()
+    assert "no GPU, --cpus-per-task=2\n" in plan(device=Device.CPU, devices=2).text()
 
 
 @pytest.mark.world

@@ -13,7 +13,7 @@ from launcher.backends.ssh.backend import backend
 from launcher.backends.ssh.machines import SshMachines
 from launcher.backends.ssh.options import Options, Where
 from launcher.backends.ssh.plan import SshPlan
-from launcher.backends.ssh.prepare import _runtime, prepare
+from launcher.backends.ssh.prepare import _require_possible, _runtime, prepare
 from launcher.backends.ssh.site import Site, inputs_by_flavour
 from launcher.kinds import Runtime
 from launcher.protocol.backend import Job
@@ -108,6 +108,25 @@ def chosen(machine: Site, asked: dict[str, Any]) -> str:
 def test_a_runtime_is_chosen(case: str) -> None:
     machine, asked, expected = CHOICES[case]
     assert chosen(machine, asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("has", "device", "devices", "message"),
+    [
+        ({"gpus": L4 * 2}, Device.AUTO, 3, "each device needs a GPU, and box has 2; got --devices 3; --devices 2"),
+        ({"gpus": L4}, Device.CUDA, 2, "each device needs a GPU, and box has 1; got --devices 2; leave --devices out"),
+        ({"gpus": L4, "cpus": 8}, Device.CPU, 8, ""),
+        ({"cpus": 8}, Device.AUTO, 9, "each device needs a CPU, and box has 8; got --devices 9; --devices 8"),
+        ({"cpus": 0}, Device.CPU, 2, ""),
+    ],
+)
+def test_devices_that_the_machine_lacks(has: dict[str, Any], device: Device, devices: int, message: str) -> None:
+    said = ""
+    try:
+        _require_possible("box", site(**has), [RunSpec(device=device)], devices)
+    except UsageError as error:
+        said = f"{error}; {error.hint}"
+    assert said == message
 
 
 @pytest.fixture
