@@ -175,7 +175,7 @@ class Agreement:
         if "invalid device ordinal" in text:
             return UsageError(
                 f"rank {self.rank} of {self.size} asks for a GPU that is not there",
-                hint="at most one rank for each GPU: --devices N, or torchrun --nproc-per-node N",
+                hint="start one rank for each GPU: --devices N",
             )
         if "Duplicate GPU" in text:
             return UsageError(f"rank {self.rank} trains on the same GPU as another rank", hint=OWN_GPU)
