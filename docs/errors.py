@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from docs.source_texts import BARE, MOST_TEXTS, Module, Scope, Source, Value, arguments, last
+from docs.source_texts import BARE, MOST_TEXTS, Chosen, Module, Scope, Source, Value, arguments, last
 from workload.contract.errors import ExitCode
 
 TARGET = Path(__file__).with_name("errors.md")
@@ -145,7 +145,9 @@ class Errors:
                     calls = (node for node in ast.walk(own) if isinstance(node, ast.Call))
                     call = next(node for node in calls if last(node.func) == "__init__")
         [hint] = [keyword.value for keyword in call.keywords if keyword.arg == "hint"]
-        texts = self.source.texts(call.args[0], scope, {}, whole=True)
+        block = site.scope.module.blocks.get(site.node)
+        known: Chosen = {(site.scope.function, "block"): block} if block else {}
+        texts = self.source.texts(call.args[0], scope, known, whole=True)
         for text, chosen in itertools.islice(texts, MOST_TEXTS):
             for cure, _ in itertools.islice(self.source.texts(hint, scope, chosen, whole=True), MOST_TEXTS):
                 yield " ".join(text.split()), " ".join(cure.split())

@@ -22,6 +22,8 @@ MOST_TEXTS = 40  # of one expression
 DEEPEST = 8  # calls and variables that are followed
 # Names that say too little by themselves: `<zone name>`, not `<name>`.
 VAGUE = {"name", "value", "title", "text", "path", "id", "code", "flag", "label", "message", "stem", "parent"}
+# Functions and words that say nothing of a value: `<…>`.
+MEANINGLESS = {"self", "str", "max", "min", "join", "fromkeys", "splitlines", "replace"}
 BARE = re.compile(r"<[^<>]*>|")
 
 
@@ -52,6 +54,18 @@ class Module:
         """Module of each name of `from module import name`."""
         froms = [node for node in self.nodes if isinstance(node, ast.ImportFrom)]
         return {alias.asname or alias.name: str(node.module) for node in froms for alias in node.names}
+
+    @cached_property
+    def blocks(self) -> Mapping[ast.AST, int]:
+        """The innermost list of statements around each node, below an `if` for example; not a function's own."""
+        lists = [
+            statements
+            for node in self.nodes
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module)
+            for statements in (getattr(node, "body", None), getattr(node, "orelse", None))
+            if isinstance(statements, list)
+        ]
+        return {node: id(each) for each in lists for statement in each for node in ast.walk(statement)}
 
     @cached_property
     def owners(self) -> Mapping[ast.AST, ast.FunctionDef]:
@@ -260,7 +274,12 @@ class Source:
             values = [value for node in scope.variables[name] for value in self._unpacked(node, scope)]
             values = [value for value in values if name not in map(last, ast.walk(value.node))]
             rows = {ast.unparse(node.value) for node in scope.variables[name] if isinstance(node, ast.Subscript)}
-            yield from _chosen((scope.function, rows.pop() if rows else name), values, chosen)
+            for value, choices in _chosen((scope.function, rows.pop() if rows else name), values, chosen):
+                block, key = scope.module.blocks.get(value.node), (scope.function, "block")
+                others = {scope.module.blocks.get(other.node) for other in values} - {None}
+                # Message and hint that are assigned side by side belong together.
+                if key not in chosen or chosen[key] == block or chosen[key] not in others:
+                    yield value, {key: block, **choices} if block else choices
         elif name in scope.bound:
             yield scope.bound[name], chosen
         elif name in scope.parameters and scope.function:
@@ -385,6 +404,8 @@ def placeholder(node: ast.expr) -> str:
             text = f"<{key}>".replace("_", " ")
         case ast.Call(func=ast.Attribute(attr="join"), args=[ast.GeneratorExp(generators=parts)]):
             text = placeholder(parts[0].iter)
+        case ast.Call(func=ast.Name(id="map"), args=[_, inner]):
+            text = placeholder(inner)
         case (
             ast.Call(args=[ast.Name() | ast.Attribute() | ast.Call() | ast.Subscript() as inner, *_])
             | ast.Call(func=ast.Attribute(value=inner, attr="strip" | "rstrip" | "partition" | "as_posix" | "resolve"))
@@ -395,7 +416,7 @@ def placeholder(node: ast.expr) -> str:
             text = placeholder(inner)
         case ast.Attribute(value=ast.Name() | ast.Attribute() as owner, attr=name) if name in VAGUE - {last(owner)}:
             text = f"<{last(owner).removeprefix('self')} {name}>".replace("_", " ").replace("< ", "<").lower()
-        case ast.Name() | ast.Attribute():
+        case ast.Name() | ast.Attribute() if last(node) not in MEANINGLESS:
             text = f"<{last(node).strip('_').replace('_', ' ').lower()}>"
         case _:
             text = "<…>"

@@ -47,7 +47,7 @@ INSTEAD = (
     Instead(match=r"sudo apt-get|sudo usermod|ssh-keygen", run=None, why="for the reader's own machine"),
     Instead(match=FOR_ENGINE.pattern, run=None, why="tests/docker_engine/test_pages_for_real.py runs it"),
     Instead(match=r"launch gcp (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
-    Instead(match=r"launch doctor aws|s3://|--backend aws", run=None, why="it needs an account of AWS"),
+    Instead(match=r"launch doctor aws|s3://|--backend aws|docker login", run=None, why="it needs an account of AWS"),
     Instead(match=r"launch aws (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
     Instead(match=r"launch batch (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
     Instead(match=r"launch (doctor|status|logs|down) .*--region", run=None, why="it needs a project of Google Cloud"),

@@ -82,15 +82,15 @@ def _rows(cloud: str, gpu: Any, price_list: PriceList | None) -> Iterator[dict[s
 
 def _row(cloud: str, gpu: Any, machine: MachineType, price: VmPrice | None) -> dict[str, Any]:
     """Row of a GPU on a machine type, with its price in one region. `price`: None if no price is known anywhere."""
-    device = {row.gpu: row for row in peaks.gpus()}.get(gpu.device)
-    flop_per_s = {peak.precision: peak.tflop_per_s * 1e12 for peak in (device.peaks if device else ())}
+    device = {row.gpu: row for row in peaks.gpus()}[gpu.device]
+    flop_per_s = {peak.precision: peak.tflop_per_s * 1e12 for peak in device.peaks}
     return {
         "provider": cloud,
         "gpu": gpu.name,
         "machine_type": machine.name,
         "memory_gb": gpu.memory_gb,
         **{f"{precision}_flop_per_s": flop_per_s.get(precision) for precision in Precision},
-        "bytes_per_s": device.bytes_per_s if device else None,
+        "bytes_per_s": device.bytes_per_s,
         "vcpus": machine.vcpus,
         "sold_on_demand": not machine.spot_only,
         "zones": list(gpu.zones),
@@ -114,9 +114,7 @@ def _for_people(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **row,
         **{rate: None if row[rate] is None else f"{row[rate] / 1e12:g}" for rate in RATES},
-        # A GPU without peaks in our table; "-" would say that it does not support a precision.
-        **({} if row["bytes_per_s"] else dict.fromkeys(RATES, UNKNOWN)),
-        "bytes_per_s": round(row["bytes_per_s"] / 1e9) if row["bytes_per_s"] else UNKNOWN,
+        "bytes_per_s": round(row["bytes_per_s"] / 1e9),
         "machine_type": row["machine_type"] + (f" ({row['gpus']})" if row["gpus"] > 1 else ""),
         "region": row["region"] or UNKNOWN,
         "usd_per_h": _usd(row["usd_per_h"], UNKNOWN if row["sold_on_demand"] else NOT_SOLD),

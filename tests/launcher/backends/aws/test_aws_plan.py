@@ -183,7 +183,11 @@ def test_runs_of_a_task_that_no_vm_can_do_are_named() -> None:
         ({"ami": "ami-1; reboot"}, "--ami must be the id of an AMI", "--ami ami-ID"),
         ({"machine_type": "g6.xlarge"}, "machine type for t4 must be one of g4dn.xlarge", "--machine-type g4dn.xlarge"),
         ({"gpu": "a100", "max_cost_usd": 1.0}, "--max-cost 1 buys 0 s at 21.97 USD per hour", "--max-cost 6.05"),
-        ({"gpu": "h100", "max_cost_usd": 5.0}, "--max-cost needs a price", "--usd-per-h with the figure of calculator"),
+        (
+            {"gpu": "h100", "spot": True, "max_cost_usd": 5.0},
+            "--max-cost needs a price",
+            "--usd-per-h with the figure of calculator",
+        ),
         ({"fallback": False}, "--no-fallback allows only the zones", "--zone use1-az4 --no-fallback"),
         ({"rerun_preempted": 1}, "--rerun-preempted is only for spot VMs", "--spot --rerun-preempted 2"),
         ({"run": {"devices": 16}}, "a VM has 1, 4, 8 GPUs of T4 16 GB, and up to 96 vCPUs", "--devices 8"),
