@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 LOOPS_AT = Path(__file__).with_name("foreign")
 # Of FLOP against those of torch's counter.
 MOST_DIFFERENCE = 0.01
-ONE_PROCESS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,8 @@ LOOPS = {
         package="fastai",
         why="the steps of the head alone come first, and have all that are asked for",
     ),
-    "one_process": Loop(step=f"{ONE} SGD step, 8 images from DataLoader", start=ONE_PROCESS),
+    "one_process": Loop(step=f"{ONE} SGD step, 8 images from DataLoader", start=(*TORCHRUN, "1")),
+    "two_processes": Loop(step=f"{ONE} SGD step, 8 images from DataLoader", start=(*TORCHRUN, "2")),
     "diffusion": Loop(step=f"{ONE} AdamW step, 8 images from DataLoader"),
     "contrastive": Loop(step=f"{ONE} SGD step, 8 images from DataLoader"),
     "maml": Loop(step="4 backward passes and 1 Adam step, no batch from a DataLoader: throughput counts steps"),

@@ -23,9 +23,10 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.05
 # A rank in a collective that another rank will never join makes no progress.
 STUCK_S, LOOK_EVERY_S = 3.0, 1.0
 OWN_GPU = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) at the beginning of the script'
-# Texts of torch's errors: no GPU for NCCL, and the loss of another rank in gloo and in NCCL.
-NO_NCCL = re.compile(
+# Texts of torch's errors: no GPU for the script or for NCCL, and the loss of another rank in gloo and in NCCL.
+NO_GPU = re.compile(
     r"NCCL is only supported with GPUs|nccl2? requires at least one CUDA device|doesn't have NCCL built in"
+    r"|Found no NVIDIA driver|not compiled with CUDA|No CUDA GPUs are available"
 )
 LOST = re.compile(r"Connection (closed|reset) by peer|pair closure|Broken pipe|remote process exited", re.IGNORECASE)
 EVEN = "give every rank the same number of batches (DistributedSampler does), or run the loop in `with model.join():`"
@@ -166,10 +167,15 @@ class Agreement:
         None for any other error.
         """
         text = str(error)
-        if NO_NCCL.search(text):
+        if NO_GPU.search(text):
             return UsageError(
-                "the script asks for NCCL, which needs NVIDIA GPUs, and none is visible here",
+                "the script asks for NVIDIA GPUs, or for NCCL, which needs them, and none is visible here",
                 hint='on a CPU: init_process_group("gloo"), and device_ids=None for DistributedDataParallel',
+            )
+        if "invalid device ordinal" in text:
+            return UsageError(
+                f"rank {self.rank} of {self.size} asks for a GPU that is not there",
+                hint="start one rank for each GPU: --devices N",
             )
         if "Duplicate GPU" in text:
             return UsageError(f"rank {self.rank} trains on the same GPU as another rank", hint=OWN_GPU)

@@ -95,3 +95,13 @@ def test_a_rank_that_wrote_nothing(tmp_path: Path) -> None:
 def test_one_device_has_no_summary(tmp_path: Path) -> None:
     (tmp_path / "steps.csv").write_text(STEPS_CSV)
     assert ranks.summary(tmp_path, device="cpu", measured_s=1.0) is None
+
+
+def test_waits_of_a_script_that_are_unknown(tmp_path: Path) -> None:
+    bundle_of(tmp_path, last="")
+    unknown = COLLECTIVES_CSV + "".join(f"{number},,\n" for number in range(7))
+    (tmp_path / "ranks/1/collectives.csv").write_text(unknown)
+    found = ranks.summary(tmp_path, device="cpu", measured_s=10.5)
+    assert found is not None
+    assert (found.steps, found.images_per_s, found.data_s) == ([6, 6], pytest.approx(48 / 10.5), [0.25] * 2)
+    assert (found.own_s, found.exposed_s, found.slowest, found.why) == (None, None, None, ranks.UNKNOWN)
