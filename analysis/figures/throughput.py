@@ -161,7 +161,9 @@ def over_devices(material: Material, table: pd.DataFrame) -> Drawing:
     colour = style.colour("env", table["env"], material.environment_colours, "Environment")
     base = style.chart(rows).encode(x=x, color=colour, opacity=opacity)
     lines = style.chart(pd.concat([begins, rows[list(begins.columns)]])).encode(x=x, color=colour, opacity=opacity)
-    ideal = style.chart(pd.DataFrame({"text": ["N times one device"], "efficiency": [1.0]}))
+    ideal = style.chart(
+        pd.DataFrame({"text": ["N times one device"], "at": [table["devices"].max()], "efficiency": [1.0]})
+    )
     more = {
         "setting": "configuration",
         "devices": "devices",
@@ -187,8 +189,9 @@ def over_devices(material: Material, table: pd.DataFrame) -> Drawing:
             tooltip=style.tooltips(table, titles(material, **more)),
         ),
         *(
-            layer.encode(x=alt.value(style.WIDTH), y=y, text=alt.Text("text:N"))
-            for layer in style.text_on(ideal, align="right", baseline="bottom", dx=-4, dy=-3, fontSize=11)
+            # At a place of the axis, because a page narrows the figure.
+            layer.encode(x=x, y=y, text=alt.Text("text:N"))
+            for layer in style.text_on(ideal, align="right", baseline="bottom", dy=-3, fontSize=11)
         ),
     ]
     return style.layered(layers, parameters, height=style.HEIGHT)

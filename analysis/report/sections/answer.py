@@ -333,6 +333,8 @@ def _devices(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
         if words.is_known(best["efficiency_low"]):
             ends = f"{words.percent(best['efficiency_low'], 3)} to {words.percent(best['efficiency_high'], 3)}"
             efficiency += f" ({words.percent(best['level'])} interval {ends})"
+        else:
+            efficiency += f" (no interval: {best['why']})"
     limit = f"; {best['sentence']}" if words.is_known(best["sentence"]) else ""
     return f" {devices} devices together: {rate} {units.unit_of(best)}/s, {efficiency}{limit}."
 

@@ -148,6 +148,8 @@ def test_the_answer_has_throughput_efficiency_and_limit() -> None:
     assert told.endswith(
         "; collectives limit scaling: a device waits 20 % of the step for them after its last gradient."
     )
+    [told] = [text for text in sentences(undrawn(results(*alone[:2], *two[:2]))) if "together" in text]
+    assert "% of 2 times one device (no interval: two blocks: too few); collectives" in told
     [told] = [text for text in sentences(undrawn(results(*two))) if "together" in text]
     assert "images/s, no efficiency, because there is no run on one device; " in told
     assert " on each of 2 devices at batch 32" in told
