@@ -16,7 +16,7 @@ from workload.contract.text import percent
 
 # Folder in a bundle with a folder for each rank. Rank 0 has its steps in the bundle's own steps.csv.
 FOLDER = "ranks"
-STEPS, COLLECTIVES = "steps.csv", "collectives.csv"
+STEPS, COLLECTIVES_FILE = "steps.csv", "collectives.csv"
 COLLECTIVE_COLUMNS = ("step", "hidden_s", "exposed_s")
 # Quartiles of fewer steps say nothing.
 LEAST_STEPS = 5
@@ -142,7 +142,7 @@ def _compared(known: Ranks, ranks: Sequence[Sequence[RankStep]]) -> Ranks:
 
 def _steps_of(folder: Path, place: Path) -> dict[int, RankStep]:
     """Measured steps of a rank by number, without a step that was cut off by a kill."""
-    collectives = {row["step"]: row for row in _rows(place / COLLECTIVES)}
+    collectives = {row["step"]: row for row in _rows(place / COLLECTIVES_FILE)}
     steps = _rows(folder / STEPS if place.name == "0" else place / STEPS)
     found = {}
     for row in steps:
