@@ -9,7 +9,7 @@ from analysis.report.evidence import ReportEvidence
 from workload.contract.tables import Column, Role
 
 TABLE = (
-    *words.facts(env="environment", task="model"),
+    *words.facts(env="place", task="model"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="precision", heading="precision", role=Role.FACT),
     Column(name="threads", heading="threads each", digits=0),
