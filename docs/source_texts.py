@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("launcher", "rooflaunch", "workload", "analysis")
 # A value of fewer words, such as a name or a number, stays a placeholder within a text.
 WORDS_OF_A_SENTENCE = 3
-MOST_TEXTS = 40  # of one expression
+MOST_TEXTS = 150  # of one expression
 DEEPEST = 8  # calls and variables that are followed
 # Names that say too little by themselves: `<zone name>`, not `<name>`.
 VAGUE = {"name", "value", "title", "text", "path", "id", "code", "flag", "label", "message", "stem", "parent"}

@@ -13,7 +13,7 @@ from workload.contract.text import percent, seconds
 # steps.csv has seven decimals, logs twelve digits: a sum of four such figures has an error of 2e-7 s at most.
 ROUNDING_S = 5e-7
 DIGITS = 1e-6
-# docs/architecture.md, "Rules of measuring": steps and waits must add up to the wall time within 2 %.
+# CONTRIBUTING.md, "Rules of measuring": steps and waits must add up to the wall time within 2 %.
 WALL_WITHIN = 0.02
 # Ending a measurement (waiting for the device, a process that is not scheduled) takes longer than 2 % of a short run.
 ENDING_S = 0.2

@@ -24,7 +24,7 @@ LEAST_ODD_SHARE = 0.05
 SHORT = 0.5
 # If steps of unusual time agree with the others by their time stamps within this fraction, the timer is at fault.
 STAMPS_ALIKE = 0.1
-# docs/architecture.md, "Rules of measuring": steps and waits must add up to the wall time within 2 %.
+# CONTRIBUTING.md, "Rules of measuring": steps and waits must add up to the wall time within 2 %.
 EXPLAINED_WITHIN = 0.02
 # Longest time that our hooks take between two steps of a script; benchmarks/script_overhead.py measured 30 to 250 us
 # per step on a busy machine.

@@ -14,7 +14,7 @@ from workload.contract import verdict
 from workload.contract.environment_record import CloudFacts
 from workload.contract.fields import RANGES, Kind, instant
 from workload.contract.forks import Start
-from workload.contract.ranks import COLLECTIVES, INPUT, UNEVEN, Ranks, largest_wait, waits
+from workload.contract.ranks import IN_COLLECTIVES, INPUT, UNEVEN, Ranks, largest_wait, waits
 from workload.contract.record import MeasuredRate, Record, Status, Verdict
 from workload.contract.spent import RUN_PARTS, Spent
 
@@ -53,7 +53,7 @@ DERIVED: Mapping[str, Kind] = {
     "usd": Kind.NUMBER,
 }
 # Shares of a step in which the devices of a run wait, with their names as what limits scaling.
-WAITS = {"collectives_share": COLLECTIVES, "slow_rank_share": UNEVEN, "rank_input_share": INPUT}
+WAITS = {"collectives_share": IN_COLLECTIVES, "slow_rank_share": UNEVEN, "rank_input_share": INPUT}
 NO_WAIT, SLOW_RANK = "no wait", "slow rank "
 # Column of `runs` -> its type.
 RUN_COLUMNS: Mapping[str, Kind] = {

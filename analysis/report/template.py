@@ -334,7 +334,7 @@ def _mean_sd(values: Iterable[float]) -> str | None:
 
 def _environments(blocks: Blocks) -> list[Block]:
     """The table of environments with the columns of the template; the appendix has all columns."""
-    found = (section.blocks for section in blocks.report.sections if section.name == "environment")
+    found = (section.blocks for section in blocks.report.sections if section.name == "places")
     return [_joined(block) for block in next(found, ())[:1] if isinstance(block, Table)]
 
 

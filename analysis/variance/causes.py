@@ -33,7 +33,7 @@ LEAST_SAMPLES_APART = 2
 LEAST_SHARE = 0.1
 # Least share of samples with a lowered clock: a single sample of one second does not characterize a run.
 LEAST_CLOCK_LOWERED = 0.05
-# The precision of the wall time: docs/architecture.md, "Rules of measuring".
+# The precision of the wall time: CONTRIBUTING.md, "Rules of measuring".
 LEAST_TIME_SHARE = 0.02
 # If a run waits for data for a larger share of its time, the remainder is too short to judge.
 MOST_WAITS = 0.9

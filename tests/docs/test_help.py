@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pty
 import re
 import shlex
 import subprocess
@@ -109,9 +108,12 @@ def test_help_fits_a_narrow_terminal(words: tuple[str, ...], width: int, shown: 
 
 
 @pytest.mark.world
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pty")
 @pytest.mark.parametrize(("module", "command"), [("launcher", "local"), ("analysis", "summary"), ("workload", "train")])
 def test_a_terminal_gets_the_same_text_as_a_pipe_and_no_colour(module: str, command: str) -> None:
+    if sys.platform == "win32":
+        pytest.skip("Windows has no pty")
+    import pty
+
     words = [sys.executable, "-m", module, command, "--help"]
     environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm-256color", "NO_COLOR": "1"}
     piped = subprocess.run(words, env=environment, check=True, capture_output=True, timeout=60).stdout

@@ -2,9 +2,15 @@
 
 import json
 import re
+import tomllib
 from html import escape
 from pathlib import Path
 
+import pytest
+import vl_convert
+
+from analysis.figures import style
+from docs import five_steps
 from launcher.run_table import render
 from tests.docs import pages
 from workload.contract.bundle import Bundle
@@ -31,3 +37,10 @@ def test_docs_start_explains_the_lines_of_the_table() -> None:
     explained = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
     of_other_runs = {"in theory", "busy"}
     assert [line for line in explained if line not in of_other_runs] == [line for line in printed if line != "next"]
+
+
+@pytest.mark.parametrize(("name", "theme"), [("five-steps", style.PAPER), ("five-steps-dark", style.DARK)])
+def test_the_picture_of_five_steps_is_drawn_from_its_figures(name: str, theme: dict[str, object]) -> None:
+    facts = tomllib.loads((pages.ROOT / "docs/five_steps.toml").read_text(encoding="utf-8"))
+    drawn = vl_convert.vegalite_to_svg(json.dumps(five_steps.drawing(facts, theme)))
+    assert (pages.ROOT / f"docs/images/{name}.svg").read_text(encoding="utf-8") == drawn, "make picture"

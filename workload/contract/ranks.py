@@ -16,7 +16,7 @@ from workload.contract.text import percent
 
 # Folder in a bundle with a folder for each rank. Rank 0 has its steps in the bundle's own steps.csv.
 FOLDER = "ranks"
-STEPS, COLLECTIVES = "steps.csv", "collectives.csv"
+STEPS, COLLECTIVES_FILE = "steps.csv", "collectives.csv"
 COLLECTIVE_COLUMNS = ("step", "hidden_s", "exposed_s")
 # Quartiles of fewer steps say nothing.
 LEAST_STEPS = 5
@@ -142,7 +142,7 @@ def _compared(known: Ranks, ranks: Sequence[Sequence[RankStep]]) -> Ranks:
 
 def _steps_of(folder: Path, place: Path) -> dict[int, RankStep]:
     """Measured steps of a rank by number, without a step that was cut off by a kill."""
-    collectives = {row["step"]: row for row in _rows(place / COLLECTIVES)}
+    collectives = {row["step"]: row for row in _rows(place / COLLECTIVES_FILE)}
     steps = _rows(folder / STEPS if place.name == "0" else place / STEPS)
     found = {}
     for row in steps:
@@ -171,7 +171,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 # --- what limits scaling
 
-COLLECTIVES, UNEVEN, INPUT = "collectives", "uneven ranks", "input"
+IN_COLLECTIVES, UNEVEN, INPUT = "collectives", "uneven ranks", "input"
 
 
 def waits(ranks: Ranks) -> dict[str, float]:
@@ -184,7 +184,7 @@ def waits(ranks: Ranks) -> dict[str, float]:
         return {}
     step_s = fmean(ranks.own_s) + fmean(ranks.exposed_s)
     least_s = min(ranks.exposed_s)
-    waits_s = {COLLECTIVES: least_s, UNEVEN: fmean(ranks.exposed_s) - least_s, INPUT: fmean(ranks.data_s)}
+    waits_s = {IN_COLLECTIVES: least_s, UNEVEN: fmean(ranks.exposed_s) - least_s, INPUT: fmean(ranks.data_s)}
     return {name: wait_s / step_s for name, wait_s in waits_s.items()} if step_s > 0 else {}
 
 
@@ -207,7 +207,7 @@ def limit_sentence(shares: Mapping[str, float], slowest: str | None = None) -> s
         return f"no wait limits scaling: for collectives, slower devices and data, each is below {least} of the step"
     slow = "uneven devices limit" if slowest is None else f"rank {slowest} limits"
     limits, reason = {
-        COLLECTIVES: ("collectives limit", "for them after its last gradient"),
+        IN_COLLECTIVES: ("collectives limit", "for them after its last gradient"),
         UNEVEN: (slow, "for a slower one, on average"),
         INPUT: ("the input limits", "for data"),
     }[largest]

@@ -17,7 +17,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workload.contract.ranks import COLLECTIVE_COLUMNS, COLLECTIVES
+from workload.contract.ranks import COLLECTIVE_COLUMNS, COLLECTIVES_FILE
 from workload.measure.clock import Clock
 
 Span = tuple[Any, Any]
@@ -45,7 +45,7 @@ class Collectives:
         self._are_known = are_known
         self._open: list[list[Any]] = []
         self._waits: list[Span] = []
-        self._file = (folder / COLLECTIVES).open("w", newline="", encoding="utf-8")
+        self._file = (folder / COLLECTIVES_FILE).open("w", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file, lineterminator="\n")
         self._writer.writerow(COLLECTIVE_COLUMNS)
 

@@ -20,7 +20,7 @@ from workload.contract.context import Context
 from workload.contract.fields import from_facts
 from workload.contract.interrupt import interruption_deferred
 from workload.contract.invocation import as_typed
-from workload.contract.ranks import COLLECTIVES, Ranks, own_folder
+from workload.contract.ranks import COLLECTIVES_FILE, Ranks, own_folder
 from workload.contract.record import (
     CeilingsRecord,
     ComplexityRecord,
@@ -182,7 +182,7 @@ class ScriptRun(MeasuredScript):
     def _files(self) -> PhaseFiles:
         assert self.folder is not None
         paths = [self.folder / name for name in (bundle.STEPS, bundle.TELEMETRY)]
-        return PhaseFiles([*paths, *([own_folder(self.folder, 0) / COLLECTIVES] if self._agreement else [])])
+        return PhaseFiles([*paths, *([own_folder(self.folder, 0) / COLLECTIVES_FILE] if self._agreement else [])])
 
     def _set_aside(self) -> None:
         """Keep the steps of the finished phase if it is the longest so far."""

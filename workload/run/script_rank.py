@@ -6,7 +6,7 @@ from pathlib import Path
 from workload import log
 from workload.contract import bundle
 from workload.contract.interrupt import interruption_deferred
-from workload.contract.ranks import COLLECTIVES, own_folder
+from workload.contract.ranks import COLLECTIVES_FILE, own_folder
 from workload.contract.record import Status
 from workload.contract.spec import Device
 from workload.measure.timing import Timeline
@@ -42,7 +42,7 @@ class ScriptRank(MeasuredScript):
         assert self.folder is not None
         assert self._agreement is not None
         own = own_folder(self.folder, self._agreement.rank)
-        return PhaseFiles([own / bundle.STEPS, own / COLLECTIVES])
+        return PhaseFiles([own / bundle.STEPS, own / COLLECTIVES_FILE])
 
     def _is_longest(self) -> bool:
         """Whether the present phase has steps, and more than each phase before it."""

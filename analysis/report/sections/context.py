@@ -264,7 +264,7 @@ def environment(evidence: ReportEvidence) -> Section:
     ]
     table = words.table("Places; one row for each set of software", ENVIRONMENTS, rows)
     blocks, parts = _packages(evidence, runs)
-    return Section(name="environment", title="Places", blocks=[table, *blocks], parts=parts, folded=True)
+    return Section(name="places", title="Places", blocks=[table, *blocks], parts=parts, folded=True)
 
 
 def _packages(evidence: ReportEvidence, runs: pd.DataFrame) -> tuple[list[Block], list[Section]]:

@@ -103,7 +103,7 @@ def test_each_figure_and_table_of_the_page_is_placed_once(text: str, report: Rep
         block.caption
         for section in template._flat(report.sections)
         for block in section.blocks
-        if isinstance(block, Table) and section.name != "environment"
+        if isinstance(block, Table) and section.name != "places"
     ]
     assert captions
     assert {caption: text.count(f"*{escape(caption)}*") for caption in captions} == dict.fromkeys(captions, 1)

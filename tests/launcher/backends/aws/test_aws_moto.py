@@ -115,3 +115,11 @@ def test_zones_and_offerings(moto: MotoPlace) -> None:
 
 def test_a_quota_that_moto_does_not_tell(moto: MotoPlace) -> None:
     assert moto.client().quota("L-3819A6DF") is None
+
+
+def test_the_spot_price_of_a_zone(moto: MotoPlace) -> None:
+    price = moto.client().spot_price("g4dn.xlarge", ["us-east-1a", "moon1-az1"])
+    assert price is not None
+    zone = moto.client().zone_ids()["us-east-1a"]
+    assert price.usd_per_h > 0
+    assert price.source == f"EC2's spot price in {zone}, the highest of 1 zone"
