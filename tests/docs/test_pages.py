@@ -206,9 +206,10 @@ def _anchors(page: Path) -> set[str]:
     return made | set(re.findall(r"<a id=\"([^\"]+)\"", text))
 
 
-# Headings that README or a message printed in earlier versions; pages themselves never went away.
+# Pages and headings that README or a message printed in earlier versions.
 OLD_ADDRESSES = (
     "docs/analysing.md#other-peoples-figures",
+    "docs/architecture.md",
     "docs/ci.md#how-many-runs-it-takes",
     "docs/commands.md#exit-codes",
     "docs/commands.md#one-gpu-of-several",
