@@ -219,7 +219,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def rooms(page: str) -> list[list[str]]:
-    """Rooms of each package from the top down, as the tables of docs/architecture.md list them."""
+    """Rooms of each package from the top down, as the tables of ARCHITECTURE.md list them."""
     found = []
     for table in re.split(r"^\| `(\w+)/` \| contents \|$", page, flags=re.MULTILINE)[1:]:
         if re.fullmatch(r"\w+", table):
@@ -233,7 +233,7 @@ def rooms(page: str) -> list[list[str]]:
 def test_imports_point_downwards() -> None:
     graph = imports()
     TopologicalSorter(graph).prepare()  # raises if modules import each other
-    tables = rooms((ROOT / "docs/architecture.md").read_text())
+    tables = rooms((ROOT / "ARCHITECTURE.md").read_text())
     assert [package for package, *_ in tables] == ["launcher", "workload", "analysis"]
     for package, *names in tables:
         folders = {path.parent.name for path in (ROOT / package).glob("*/*.py")}

@@ -158,7 +158,7 @@ def over_devices(material: Material, table: pd.DataFrame) -> Drawing:
     x = style.doubling_axis([1.0, *table["devices"]], "at", "Devices")
     scale, axis = style.linear_axis(0, max(1.0, style.reach(table, "efficiency")) * 1.05, percent="")
     y = alt.Y("efficiency:Q", scale=scale, axis=axis, title="Throughput of each device / one device alone [%]")
-    colour = style.colour("env", table["env"], material.environment_colours, "Environment")
+    colour = style.colour("env", table["env"], material.environment_colours, "Place")
     base = style.chart(rows).encode(x=x, color=colour, opacity=opacity)
     lines = style.chart(pd.concat([begins, rows[list(begins.columns)]])).encode(x=x, color=colour, opacity=opacity)
     ideal = style.chart(

@@ -39,6 +39,7 @@ def names() -> list[str]:
         *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")),
         "infra/aws/README.md",
         "infra/gcp/README.md",
+        "ARCHITECTURE.md",
         "CONTRIBUTING.md",
     ]
 

@@ -86,7 +86,6 @@ def test_a_guide_is_short(name: str) -> None:
     assert words(name) <= MOST_WORDS_OF_A_GUIDE, f"docs/{name}.md has {words(name)} words"
 
 
-@pytest.mark.xfail(reason="1,500 words too many on 2026-11-23", strict=False)
 def test_the_pages_are_short() -> None:
     counts = {name: words(name) for name in order() if name not in GENERATED}
     assert sum(counts.values()) <= MOST_WORDS, f"docs/ has {sum(counts.values())} words: {counts}"

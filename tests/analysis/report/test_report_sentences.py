@@ -389,4 +389,12 @@ NOT_HERE = {
     "Kernel families of each profile",
     "longest of each profile, and the total of all",
     "Causes of slow or uneven runs, and the share that each explains",
+    "Metrics of the profiles",
+    "Metrics that Nsight Compute collected, by profile",
+    "Packages that differ between places",
+    "Where the time of the completed runs went. Parts of less than 1 % are left out",
+    "metrics that the user added",
+    "modules with most training FLOP per step (python -m workload complexity --by-module)",
+    "more lists are not compared",
+    "waits for slower ranks",
 }
