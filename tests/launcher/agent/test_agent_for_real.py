@@ -125,7 +125,7 @@ def test_an_agent_that_is_killed_takes_the_trainer_with_it_and_the_next_one_save
     with tower.started() as process:
         tower.wait_until(tower.measures)
         process.kill()
-    [folder] = tower.home.glob("results/*")
+    [folder] = tower.home.glob("results/[!.]*")
     tower.wait_until((folder / bundle.MANIFEST).exists)
     assert tower.work() == 0, tower.log()
     result = tower.result()
@@ -145,5 +145,5 @@ def test_a_second_agent_waits_until_the_first_has_ended(tower: Tower) -> None:
             assert first.wait(LIMIT_S) == 0, tower.log()
             assert second.wait(LIMIT_S) == 0, tower.log()
     assert f"another agent has lease 1 of '{NAME}': waiting until it ends" in tower.log()
-    assert len(tower.result().runs) == len(list(tower.home.glob("results/*"))) == 1
+    assert len(tower.result().runs) == len(list(tower.home.glob("results/[!.]*"))) == 1
     assert tower.record(tower.result().runs[0])["status"] == "completed"

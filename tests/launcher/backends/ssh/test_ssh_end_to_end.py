@@ -83,7 +83,7 @@ def test_from_the_command_to_the_bundle(machine: sshd.Machine, tmp_path: Path) -
     assert 0 < (run.record.timing.interpreter_s or 0) < spent.seconds["imports"]
     [launched] = records(machine)
     assert json.loads((launched / "result.json").read_text())["exit_code"] == 0
-    assert not list((machine.home / ".rooflaunch/jobs").glob("*/results/*")), "the store has it: once is enough"
+    assert not list((machine.home / ".rooflaunch/jobs").glob("*/results/[!.]*")), "the store has it: once is enough"
 
     out, _ = ran(machine, tmp_path, "launch", "status")
     assert re.search(rf"^{launched.name} +- +\S+ +done .* 1$", out, re.MULTILINE)
