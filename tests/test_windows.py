@@ -167,7 +167,7 @@ def test_a_run_in_a_group_of_its_own_is_interrupted(tmp_path: Path) -> None:
 def test_a_run_whose_launcher_was_killed_ends(tmp_path: Path) -> None:
     killed = INTERRUPTED.replace("children[0].send_signal(signal.SIGINT)", "import os; os._exit(9)")
     assert run("-c", killed, folder=tmp_path).returncode == 9
-    (folder,) = (tmp_path / "results").iterdir()
+    (folder,) = (tmp_path / "results").glob("[!.]*")
     until((folder / "MANIFEST.json").is_file, "a sealed bundle")
     record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     assert record["error"] == "interrupted: the process that started this run has ended"

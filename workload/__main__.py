@@ -20,7 +20,10 @@ def _start() -> int:
 
             return main(sys.argv[1:])
     except InterruptedRunError as error:
-        print(error.report(), file=sys.stderr)
+        from workload.contract.ranks import is_reported_by_parent  # noqa: PLC0415 - needed after a signal only
+
+        if not is_reported_by_parent(sys.argv):
+            print(error.report(), file=sys.stderr)
         return error.exit_code
 
 

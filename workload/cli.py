@@ -29,6 +29,7 @@ from workload.contract.errors import (
 from workload.contract.help_text import Group
 from workload.contract.installation import from_checkout
 from workload.contract.interrupt import interruption_deferred, pending_interruption, raise_if_interrupted, stoppable
+from workload.contract.ranks import NOTES_FLAG, is_reported_by_parent
 from workload.contract.spec import (
     SCRIPT_ONLY_OPTIONS,
     Device,
@@ -116,9 +117,7 @@ def main(argv: Sequence[str]) -> int:
             command: Command = parsed.command
             return command(parsed, timeline)
     except RooflaunchError as error:
-        # The process that started a rank reports the error.
-        is_rank = "RANK" in os.environ and ranks.FLAG in argv
-        return int(error.exit_code) if is_rank else _report(error)
+        return int(error.exit_code) if is_reported_by_parent(argv) else _report(error)
     except ModuleNotFoundError as error:
         if error.name not in TRAINER_PACKAGES:
             raise
@@ -226,7 +225,7 @@ def _add_train(commands: Any) -> None:
     )
     _add_gpu_index(train)
     train.add_argument("--context", help=argparse.SUPPRESS)
-    train.add_argument(ranks.FLAG, type=Path, help=argparse.SUPPRESS)
+    train.add_argument(NOTES_FLAG, type=Path, help=argparse.SUPPRESS)
 
 
 def _add_profile(commands: Any) -> None:

@@ -82,7 +82,7 @@ def test_the_trainer_ends_in_order_when_launch_is_killed(tmp_path: Path) -> None
     with start(tmp_path, *LOCAL, "--no-ceilings", "--iterations", "100000") as process:
         wait_for(measures, process, tmp_path)
         process.kill()
-    (folder,) = (tmp_path / "out").iterdir()
+    (folder,) = (tmp_path / "out").glob("[!.]*")
     until((folder / bundle.MANIFEST).exists)
     record = bundle.read(folder).document
     assert (record["status"], record["error"]) == (

@@ -5,6 +5,7 @@ writes its own times into the bundle's folder `ranks/N`, so that they are kept i
 """
 
 import csv
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from statistics import fmean, median, quantiles
 from workload.contract.fields import Number, Numbers, Share, Text
 from workload.contract.text import percent
 
+# Option of a rank: the folder in which it leaves its error for the process that started it.
+NOTES_FLAG = "--rank-notes"
 # Folder in a bundle with a folder for each rank. Rank 0 has its steps in the bundle's own steps.csv.
 FOLDER = "ranks"
 STEPS, COLLECTIVES_FILE = "steps.csv", "collectives.csv"
@@ -66,6 +69,11 @@ class RankStep:
     hidden_s: float | None
     exposed_s: float | None
     images: int
+
+
+def is_reported_by_parent(words: Sequence[str]) -> bool:
+    """Whether the process with this command line is a rank whose error is printed by the process that started it."""
+    return "RANK" in os.environ and NOTES_FLAG in words
 
 
 def own_folder(bundle: Path, rank: int) -> Path:

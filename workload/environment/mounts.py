@@ -5,8 +5,6 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from workload.environment.machine import HostSystem
 
 # Fields of a /proc/self/mountinfo line before the optional ones (proc_pid_mountinfo(5)).
@@ -75,6 +73,8 @@ def _deepest(path: Path, mounted: list[Mount]) -> Mount | None:
 
 def _psutil_mounts(machine: HostSystem) -> list[Mount]:
     """Mounts of this machine on a system without /proc; empty if psutil cannot list them."""
+    import psutil  # noqa: PLC0415 - absent where only the launcher is installed, which needs the CPU limits beside this
+
     try:
         partitions = psutil.disk_partitions() if machine.native else []
     except (OSError, psutil.Error):

@@ -109,7 +109,8 @@ class MeasuredScript(ABC):
                 region.leave()
             region.close()
         if self._agreement:
-            self._agreement.hooks.receiver, self._agreement.is_over = None, True
+            self._agreement.hooks.receiver = None
+            self._agreement.close()
 
     def _collectives(self, folder: Path, used: Device) -> Collectives | None:
         """Receiver of the collectives of the steps that follow; None for one device."""

@@ -44,6 +44,7 @@ from workload.contract.interrupt import (
     raise_if_interrupted,
 )
 from workload.contract.operating_system import SIGNALS
+from workload.contract.ranks import NOTES_FLAG
 from workload.contract.spec import Device, Resolved, RunSpec, arguments
 from workload.environment import cgroup
 from workload.measure.timing import Timeline
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 # Option of `train` and `script`, for us only: this process is a rank, and leaves its notes in this folder.
-FLAG = "--rank-notes"
 BUNDLE_NOTE, ERROR_NOTE = "bundle", "error-{}.json"
 ERRORS = MappingProxyType(
     {kind.__name__: kind for kind in (UsageError, ToolError, OutOfDeviceMemoryError, InterruptedRunError)}
@@ -104,7 +104,7 @@ def _run_ranks(
     """Run ranks to their end. `words`: Python's arguments for a rank; `script`: words after them, from `--` on."""
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder)
-        failure = _ended(spec.devices, [*words, FLAG, folder, *script], notes)
+        failure = _ended(spec.devices, [*words, NOTES_FLAG, folder, *script], notes)
         if failure is None or _is_complete(notes):
             return
         with interruption_deferred():
@@ -194,9 +194,12 @@ def _first_error(failed: "ChildFailedError", notes: Path) -> RooflaunchError:
     """Error of the rank that failed first: the other ranks fail because they lose it."""
     by_signal = {rank: -failure.exitcode for rank, failure in failed.failures.items() if failure.exitcode < 0}
     told = sorted((json.loads(path.read_text(encoding="utf-8")) for path in notes.glob("error-*.json")), key=_when)
-    # torchrun ends the other ranks with SIGTERM.
+    # torchrun ends the other ranks with SIGTERM. A rank that loses another one may abort, in a thread of gloo or NCCL.
+    has_cause = any(note["kind"] != LostRankError.__name__ for note in told)
+    consequences = {*([signal.SIGTERM] if told else []), *([signal.SIGABRT] if has_cause else [])}
     killed = sorted(by_signal.items(), key=lambda item: (item[1] == signal.SIGTERM, item[0]))
-    if killed and (killed[0][1] != signal.SIGTERM or not told):
+    killed = [item for item in killed if item[1] not in consequences]
+    if killed:
         rank, number = killed[0]
         return RunFailedError(
             f"rank {rank} was killed by {signal.Signals(number).name}; the bundle keeps the steps so far",

@@ -27,6 +27,7 @@ from workload.contract.errors import (
 )
 from workload.contract.help_text import Group
 from workload.contract.interrupt import pending_interruption
+from workload.contract.ranks import NOTES_FLAG
 from workload.contract.record import Status
 from workload.contract.spec import Option, Profile, RunSpec, options
 from workload.contract.text import counted
@@ -106,7 +107,7 @@ def add_parser(commands: Any) -> None:
     # Set for one run of a series: the run's context, and the file to write its bundle's folder to.
     parser.add_argument("--series", help=SUPPRESS)
     parser.add_argument("--bundles", type=Path, help=SUPPRESS)
-    parser.add_argument(ranks.FLAG, type=Path, help=SUPPRESS)
+    parser.add_argument(NOTES_FLAG, type=Path, help=SUPPRESS)
     parser.set_defaults(command=run, script_words=())
 
 

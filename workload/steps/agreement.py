@@ -52,7 +52,8 @@ class Agreement:
         self.event = self.until = 0
         self.backend: str | None = None
         self.folder = ""
-        self.is_over = False
+        self._over = threading.Event()
+        self._watcher: threading.Thread | None = None
         self.hooks = CollectiveHooks()
         self._store: Any = None
         self._told = -1
@@ -77,7 +78,8 @@ class Agreement:
         store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
         self._store = distributed.PrefixStore("rooflaunch", store)  # type: ignore[attr-defined]
         self.backend = distributed.get_backend()
-        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher.start()
         return None
 
     # --- decisions of rank 0
@@ -161,6 +163,12 @@ class Agreement:
                 raise self._too_early(self.rank)
             time.sleep(LONGEST_PAUSE_S)
 
+    def close(self) -> None:
+        """End the thread of this agreement: Python's exit would abort in a thread that talks to the store."""
+        self._over.set()
+        if self._watcher is not None:
+            self._watcher.join(LOOK_EVERY_S)
+
     def explain(self, error: BaseException) -> RooflaunchError | None:
         """Error to report in place of the script's own `error`, if its cause is that the script runs in several ranks.
 
@@ -205,8 +213,7 @@ class Agreement:
     def _watch(self) -> None:
         """Tell a rank that has ended if this rank waits for it: the main thread is in a collective for ever."""
         since_s, known = time.monotonic(), -1
-        while not self.is_over:
-            time.sleep(LOOK_EVERY_S)
+        while not self._over.wait(LOOK_EVERY_S):
             if self.hooks.begun != known:
                 since_s, known = time.monotonic(), self.hooks.begun
             elif time.monotonic() - since_s >= STUCK_S:

@@ -108,7 +108,7 @@ def test_the_report_has_the_operators(tmp_path: Path) -> None:
     assert on_gpu.caption.startswith("Kernels by torch.profiler, per step: their time on the GPU;")
     headings = [heading.text for heading in on_cpu.headings]
     assert headings == [
-        "environment",
+        "place",
         "model",
         "batch",
         "precision",

@@ -233,8 +233,8 @@ def test_a_script_that_fails_says_which_and_why(project: Path) -> None:
     assert done.returncode == 6
     error, hint = done.stderr.splitlines()[-2:]
     assert re.fullmatch(
-        r"error: segment [12], of B \(train\.py --fail\): train\.py failed before it imported torch; nothing was"
-        r" measured: ValueError: no data|error: segment [12], of B \(train\.py --fail\): train\.py failed with"
+        r"error: run [12], of B \(train\.py --fail\): train\.py failed before it imported torch; nothing was"
+        r" measured: ValueError: no data|error: run [12], of B \(train\.py --fail\): train\.py failed with"
         r" ValueError before its training step was known: ValueError: no data",
         error,
     )
