@@ -47,10 +47,10 @@ class Line:
 
 
 def record(command: Sequence[str]) -> list[Line]:
-    """Run a command with a terminal each for stdout and stderr; return what it prints. Exits if the command fails."""
+    """Run a command with a wide terminal each for stdout and stderr; return its lines. Exits if the command fails."""
     lines: list[Line] = []
     began_s = time.monotonic()
-    surroundings = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": str(COLUMNS)}
+    surroundings = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
     (result, stdout), (progress, stderr) = pty.openpty(), pty.openpty()
     with subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=stderr, env=surroundings) as process:
         os.close(stdout)

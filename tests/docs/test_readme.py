@@ -35,8 +35,8 @@ def test_docs_start_explains_the_lines_of_the_table() -> None:
     printed = re.findall(r"^  (\S+(?: \S+)?)  ", table, re.MULTILINE)
     page = (pages.ROOT / "docs" / "start.md").read_text(encoding="utf-8")
     explained = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
-    of_other_runs = {"in theory", "busy"}
-    assert [line for line in explained if line not in of_other_runs] == [line for line in printed if line != "next"]
+    # Some lines are those of other runs, for example on a busy machine.
+    assert [line for line in explained if line in printed] == [line for line in printed if line != "next"]
 
 
 @pytest.mark.parametrize(("name", "theme"), [("five-steps", style.PAPER), ("five-steps-dark", style.DARK)])
