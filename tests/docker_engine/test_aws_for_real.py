@@ -29,7 +29,7 @@ from workload.contract.errors import ExitCode
 pytestmark = [
     pytest.mark.world,
     pytest.mark.docker,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.usefixtures("image"),
     pytest.mark.skipif(os.geteuid() != 0, reason="user data runs as root"),
 ]
