@@ -1,4 +1,4 @@
-"""Options that the commands of all clouds with machines for rent share. Imports little: `launch --help` loads it."""
+"""Options that `launch gcp` and `launch aws` share. Imports little, because `launch --help` loads it."""
 
 import importlib
 from dataclasses import dataclass

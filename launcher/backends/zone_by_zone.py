@@ -133,7 +133,7 @@ class ZoneByZone(ABC):
         return min(self._open_zones(), key=rank, default=None)
 
     def _open_zones(self) -> list[str]:
-        """Zones that may still be tried."""
+        """Zones of the plan that were not tried yet, and whose region has not refused the launch."""
         return [zone for zone in self._reach() if zone not in self._done and region_of(zone) not in self._blocked]
 
     def _reach(self) -> list[str]:

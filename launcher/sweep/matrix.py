@@ -61,7 +61,10 @@ class PlaceMatrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Content of a matrix file. `warnings`: entries without an effect; `unfilled`: entries that are no places yet."""
+    """Content of a matrix file. `warnings`: messages about entries without an effect.
+
+    `unfilled`: places in which the user has yet to replace words in capitals, such as ACCOUNT.
+    """
 
     name: str
     repeats: int

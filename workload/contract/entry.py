@@ -112,7 +112,7 @@ def end_quickly(code: int) -> NoReturn:
 
 
 def _write_utf8() -> None:
-    """Write UTF-8 to files and pipes: the encoding of Windows lacks characters of paths and of our tables."""
+    """Let stdout and stderr use UTF-8 in files and pipes, where Windows uses an encoding that lacks many characters."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
             stream.reconfigure(encoding="utf-8")

@@ -355,7 +355,7 @@ def end_with_parent() -> None:
 
 
 def kill_family() -> None:
-    """Kill the descendants of this process, then this process."""
+    """Send SIGKILL to all child processes, their children and so on, and at last to this process."""
     kill_descendants()
     os.kill(os.getpid(), SIGKILL)
 

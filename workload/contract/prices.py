@@ -71,7 +71,7 @@ class AddressPrice:
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """Content of prices.toml. `address`: of Compute Engine; `aws_address`: of EC2."""
+    """Content of prices.toml. `address`, `aws_address`: price of a public IPv4 address at Google Cloud and at AWS."""
 
     listed: tuple[VmPrice, ...]
     disks: tuple[DiskPrice, ...]

@@ -111,7 +111,7 @@ class Agreement:
         return word, value
 
     def differs(self) -> RunFailedError:
-        """Error of a rank that finds other training steps than rank 0."""
+        """Error to raise if this rank takes training steps of another kind than rank 0."""
         return RunFailedError(
             f"rank {self.rank} takes other steps than rank 0, at optimizer step {self.event}",
             hint=f"let all ranks train alike; or {STEP_HINT}",

@@ -86,7 +86,7 @@ class InstancePlan(RentedPlan):
 
     @property
     def regions_without_price(self) -> list[str]:
-        """The launch's region, if its price is unknown."""
+        """List of the launch's region, or an empty list if the price of its machine is known."""
         return [] if self.request.prices else [self.settings.region]
 
     def region_title(self, region: str) -> str:

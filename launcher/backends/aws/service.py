@@ -185,7 +185,10 @@ class Ec2:
         return sorted(str(item["Location"]) for page in pages for item in page["InstanceTypeOfferings"])
 
     def spot_price(self, machine_type: str, zones: Sequence[str]) -> Price | None:
-        """Highest price of a spot instance in these zones (ids or names) now, alone; None if EC2 knows none."""
+        """Highest of the present spot prices in these zones, without disk and address; None if EC2 knows none.
+
+        `zones`: ids or names.
+        """
         ids, now = self.zone_ids(), datetime.fromtimestamp(self.now_s(), UTC)
         wanted = {ids.get(zone, zone) for zone in zones}
         asked = {"InstanceTypes": [machine_type], "ProductDescriptions": ["Linux/UNIX"], "StartTime": now}

@@ -64,7 +64,7 @@ COMPUTE_ENGINE = Service(name="Compute Engine", public=PUBLIC_ENDPOINT, variable
 
 
 def unreachable(service: Service, error: BaseException) -> UnreachableError:
-    """Error for a service that does not answer, or that answers that it is busy."""
+    """Error that says why `service` cannot be used now: it is busy, or it gave no answer."""
     if (code := getattr(error, "code", None)) in BUSY:
         message = f"{service.name} at {service.where} answers that it is busy ({int(code)}): {_why(error)}"
         return UnreachableError(message, hint="wait a minute, then run again, with fewer commands at the same time")
