@@ -243,7 +243,8 @@ class Connection:
             by_hand = f"try it by hand: {self.login.command()}"
             raise LostError(f"{self.login} did not answer within {limit_s:g} s", hint=by_hand)
         stderr = ended.stderr
-        if ended.code == SSH_FAILED and CLOSED.search(stderr):
+        # ssh says nothing at all if its ProxyCommand ends before ssh has written its first line (OpenSSH 9.2).
+        if ended.code == SSH_FAILED and (not stderr.strip() or CLOSED.search(stderr)):
             stderr = self._proxy_stderr() or stderr
         raise self._explained(ended.code, stderr, ended.preamble)
 

@@ -268,7 +268,7 @@ def test_a_script_runs_here_as_by_itself(folder: Path, launch: Launch, capsys: p
     (folder / "workload").mkdir()
     (folder / "workload" / "__init__.py").write_text("raise SystemExit('the wrong workload')\n")
     (folder / "train.py").write_text(TINY)
-    line = ("--repeats", "2", "--data", "data", "--", "train.py", "--root", "{data}", "--api-key", "abc")
+    line = ("--repeats", "2", "--data", "data", "--", "train.py", "--root", "{data}", "--api-key", "hunter2")
     assert launch("local", *FEW, *line) == 0
     printed = capsys.readouterr()
     # Each is ended after its last measured step.
@@ -279,7 +279,7 @@ def test_a_script_runs_here_as_by_itself(folder: Path, launch: Launch, capsys: p
     script = bundles[0].record.spec.script
     assert script is not None
     assert script.command == "train.py --root '{data}' --api-key '[redacted]'"
-    assert "abc" not in (bundles[0].path / "run.json").read_text()
+    assert "hunter2" not in (bundles[0].path / "run.json").read_text()
     assert printed.out.startswith("train.py --root '{data}' --api-key '[redacted]', batch 4, fp32, on cpu")
     assert "1 backward pass and 1 SGD step, 4 samples from DataLoader at train.py:5" in printed.out
     assert "  samples/s     " in printed.out
