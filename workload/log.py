@@ -9,10 +9,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
-from workload.contract.text import printable_lines
+from workload.contract.text import LINE_EVERY_S, printable_lines
 
 LOGGER = logging.getLogger("workload")
-LINE_EVERY_S = 30.0
 BAR_WIDTH = 30
 
 

@@ -29,10 +29,7 @@ else:
 # Number of SIGKILL, a name that Windows lacks; `os.kill` with this number ends a process there, too.
 SIGKILL = 9
 # Signals that end a run, and their causes. The third signal comes from a closed terminal; on Windows it is Ctrl-Break.
-CAUSES: dict[int, str] = {
-    signal.SIGINT: "interrupted by Ctrl-C",
-    signal.SIGTERM: "interrupted by SIGTERM",
-}
+CAUSES: dict[int, str] = {signal.SIGINT: "interrupted by Ctrl-C", signal.SIGTERM: "interrupted by SIGTERM"}
 if sys.platform == "win32":
     CAUSES[signal.SIGBREAK] = "interrupted by Ctrl-C or Ctrl-Break"
 else:

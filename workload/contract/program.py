@@ -150,8 +150,7 @@ VersionOption = Annotated[
 ]
 WideOption = Annotated[bool, option("--wide", "show every column, not only those that fit the terminal", Group.OUTPUT)]
 FormatOption = Annotated[
-    TableFormat,
-    option("--format", "format of stdout", Group.OUTPUT, metavar="|".join(TableFormat), show_default=True),
+    TableFormat, option("--format", "format of stdout", Group.OUTPUT, metavar="|".join(TableFormat), show_default=True)
 ]
 
 

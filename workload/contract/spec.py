@@ -123,7 +123,7 @@ SCRIPT_OPTIONS = frozenset(
     {
         *("device", "warmup", "iterations", "min_seconds", "repeats", "ceilings", "fresh_ceilings", "samples_per_step"),
         *("devices", "profile", "profile_steps", "ncu_metrics"),
-    },
+    }
 )
 SCRIPT_ONLY_OPTIONS = frozenset({"samples_per_step"})
 # Reasons why a script refuses an option. For other options, the reason is "the script decides its NAME".

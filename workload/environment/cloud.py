@@ -9,13 +9,7 @@ from collections.abc import Callable
 from workload.environment.ec2 import ec2_facts
 from workload.environment.gce import gce_facts
 from workload.environment.machine import HostSystem
-from workload.environment.metadata import (
-    EC2_VARIABLE,
-    HOST_VARIABLE,
-    InstanceMetadata,
-    MetadataServer,
-    named_address,
-)
+from workload.environment.metadata import EC2_VARIABLE, HOST_VARIABLE, InstanceMetadata, MetadataServer, named_address
 from workload.environment.system import dmi_makers
 
 # Limit of all requests together. On a VM an answer takes about a millisecond.

@@ -105,15 +105,7 @@ def commit_facts(machine: HostSystem, folder: Path) -> dict[str, object]:
     # Ask git only in a checkout of this project: an installed copy may lie in another project's repository.
     if (folder / ".git").exists():
         status = machine.tool(
-            "git",
-            "--no-optional-locks",
-            "-C",
-            str(folder),
-            "status",
-            "--porcelain=v2",
-            "--branch",
-            "--",
-            "workload",
+            "git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch", "--", "workload"
         )
         if status and (match := re.search(r"^# branch\.oid ([0-9a-f]{40,64})$", status, re.MULTILINE)):
             changed = any(not line.startswith("#") for line in status.splitlines())

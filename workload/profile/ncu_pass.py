@@ -18,6 +18,7 @@ from workload.contract.ncu_csv import NcuSource
 from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record
 from workload.contract.spec import Profile, RunSpec
+from workload.contract.text import duration
 from workload.environment.machine import HostSystem
 from workload.log import Progress
 from workload.profile import command, diagnosis, kernels, metrics, preflight, summary, supervise, tool
@@ -37,10 +38,7 @@ PROGRESS_LINES = {
     Replay.KERNEL: re.compile(r'==PROF== Profiling "'),
     Replay.RANGE: re.compile(r"Application replay pass \d+"),
 }
-MINUTE_S = 60
-SHOW_MINUTES_FROM_S = 100
 COLD, WARM = "cold cache, per kernel", "warm cache, whole step"
-AGAIN = "python -m workload profile BUNDLE"
 
 LOGGER = logging.getLogger("workload")
 
@@ -160,7 +158,7 @@ class NcuPass:
         if answer is None:
             reason = f"the process that counts kernels ended with exit code {end.returncode}"
             raise (
-                _cut_off(end, limit_s, "before a kernel was profiled")
+                diagnosis.cut_off(end, limit_s, "before a kernel was profiled")
                 or diagnosis.own_error(end.output)
                 or ProfileError(ProfileStatus.FAILED, reason, hint=diagnosis.LOOK)
             )
@@ -286,7 +284,7 @@ class NcuPass:
     def _error_without_profile(self, end: End, estimate: ExpectedTime) -> ProfileError:
         reason = f"ncu ended with exit code {end.returncode} and without a profile"
         return (
-            _cut_off(end, estimate.limit_s, "before a kernel was profiled")
+            diagnosis.cut_off(end, estimate.limit_s, "before a kernel was profiled")
             or diagnosis.explain(end.output, self._facts)
             or ProfileError(ProfileStatus.FAILED, reason, hint=diagnosis.LOOK)
         )
@@ -339,7 +337,7 @@ class NcuPass:
         """Reason why the profile is incomplete; None if it is complete."""
         number = f"after {len(done.launches)} kernels"
         explained = diagnosis.explain(done.end.output, self._facts)
-        if cut_off := _cut_off(done.end, plan.estimate.limit_s, number):
+        if cut_off := diagnosis.cut_off(done.end, plan.estimate.limit_s, number):
             return cut_off
         if explained:
             return ProfileError(ProfileStatus.PARTIAL, f"{explained}; {number}", hint=explained.hint)
@@ -445,7 +443,7 @@ def _result_or_error(name: str, work: Callable[[], dict[str, Any]]) -> dict[str,
     except ProfileError as error:
         failed = error
     except InterruptedRunError as error:
-        failed = ProfileError(ProfileStatus.INTERRUPTED, str(error), hint=AGAIN)
+        failed = ProfileError(ProfileStatus.INTERRUPTED, str(error), hint=diagnosis.AGAIN)
     except (RooflaunchError, OSError, subprocess.SubprocessError) as error:
         failed = ProfileError(ProfileStatus.FAILED, str(error), hint=diagnosis.LOOK)
     LOGGER.warning("note       %s: %s: %s", name, failed.status, failed)
@@ -488,15 +486,6 @@ def _settings(plan: _Plan, bytes_are: str, done: _Run) -> dict[str, Any]:
     }
 
 
-def _cut_off(end: End, limit_s: float, when: str) -> ProfileError | None:
-    if end.interrupted:
-        return ProfileError(ProfileStatus.INTERRUPTED, f"interrupted {when}", hint=AGAIN)
-    if end.timed_out:
-        reason = f"the time limit of {duration(limit_s)} ended the profile {when}"
-        return ProfileError(ProfileStatus.TIMED_OUT, reason, hint="fewer --profile-steps, or a smaller model")
-    return None
-
-
 def _answer(report: Path) -> dict[str, Any] | None:
     """Result written by the profiled process; None if there is none."""
     try:
@@ -504,8 +493,3 @@ def _answer(report: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return answer
-
-
-def duration(seconds: float) -> str:
-    """Duration as text: `45 s`, `12 min`."""
-    return f"{seconds:.0f} s" if seconds < SHOW_MINUTES_FROM_S else f"{seconds / MINUTE_S:.0f} min"

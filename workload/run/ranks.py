@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workload import log
 from workload.contract import bundle
@@ -44,7 +44,7 @@ from workload.contract.interrupt import (
     raise_if_interrupted,
 )
 from workload.contract.operating_system import SIGNALS
-from workload.contract.ranks import NOTES_FLAG
+from workload.contract.ranks import NOTES_FLAG, own_folder
 from workload.contract.record import Status
 from workload.contract.spec import Device, Resolved, RunSpec, arguments
 from workload.environment import cgroup
@@ -197,7 +197,9 @@ def _ended(number: int, words: list[str], notes: Path) -> RooflaunchError | None
 def _first_error(failed: "ChildFailedError", notes: Path) -> RooflaunchError:
     """Error of the rank that failed first: the other ranks fail because they lose it."""
     by_signal = {rank: -failure.exitcode for rank, failure in failed.failures.items() if failure.exitcode < 0}
-    told = sorted((json.loads(path.read_text(encoding="utf-8")) for path in notes.glob("error-*.json")), key=_when)
+    notes_read = [json.loads(path.read_text(encoding="utf-8")) for path in notes.glob("error-*.json")]
+    # The error of a rank that lost another one tells nothing about the cause.
+    told = sorted(notes_read, key=lambda note: (note["kind"] == LostRankError.__name__, note["at_s"]))
     # torchrun ends the other ranks with SIGTERM. A rank that loses another one may abort, in a thread of gloo or NCCL.
     has_cause = any(note["kind"] != LostRankError.__name__ for note in told)
     consequences = {*([signal.SIGTERM] if told else []), *([signal.SIGABRT] if has_cause else [])}
@@ -214,11 +216,6 @@ def _first_error(failed: "ChildFailedError", notes: Path) -> RooflaunchError:
         return RunFailedError(f"rank {rank} ended with exit code {failure.exitcode}", hint="run again")
     first = told[0]
     return ERRORS.get(first["kind"], RunFailedError)(first["message"], hint=first["hint"])
-
-
-def _when(note: dict[str, Any]) -> tuple[bool, float]:
-    """Order of the ranks' errors: the error of a rank that lost another one tells nothing about the cause."""
-    return note["kind"] == LostRankError.__name__, note["at_s"]
 
 
 def _seal(
@@ -312,7 +309,9 @@ def _train(resolved: Resolved, context: Context, output: Path, timeline: Timelin
 
     # The facts are collected while torch is imported.
     beside = SectionsBeside()
-    from workload.run import train  # noqa: PLC0415 - imports torch, which takes seconds
+    import torch  # noqa: PLC0415 - takes seconds
+
+    from workload.run import train  # noqa: PLC0415 - imports torch
     from workload.run.group import Group  # noqa: PLC0415 - the same
 
     timeline.enter("prepare")
@@ -322,7 +321,7 @@ def _train(resolved: Resolved, context: Context, output: Path, timeline: Timelin
     group = Group.join(job.spec.device)
     if group.rank:
         folder = Path(group.shared(""))
-        with log.to_file(group.own_folder(folder) / bundle.LOG):
+        with log.to_file(own_folder(folder, group.rank) / bundle.LOG):
             try:
                 train.follow(job, folder, timeline, group)
             except Exception as error:
@@ -334,7 +333,7 @@ def _train(resolved: Resolved, context: Context, output: Path, timeline: Timelin
         group.shared(str(folder.absolute()))
         with bundle.guarded_writes(folder), log.to_file(folder / bundle.LOG):
             train.execute(job, folder, timeline, beside, group)
-    group.leave()
+    torch.distributed.destroy_process_group()
 
 
 def _end_in_time(last: Callable[[], None]) -> None:

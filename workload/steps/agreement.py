@@ -127,10 +127,7 @@ class Agreement:
         for rank, (_, *names) in enumerate(met):
             for name in names:
                 if name in users:
-                    raise UsageError(
-                        f"ranks {users[name]} and {rank} train on the same GPU",
-                        hint=OWN_GPU,
-                    )
+                    raise UsageError(f"ranks {users[name]} and {rank} train on the same GPU", hint=OWN_GPU)
                 users[name] = rank
 
     def meet(self, value: str = "") -> list[str]:

@@ -18,7 +18,7 @@ from workload.steps.hidden_packages import ROOT
 
 # A repository of thousands of modules is identified by its commit.
 MOST_FILES = 500
-PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 
 
 def collect(words: Sequence[str], folder: Path, main: Path | None, *, machine: HostSystem) -> ScriptFacts:
@@ -54,7 +54,7 @@ def _files(folder: Path, main: Path | None) -> dict[str, Path]:
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
         path = Path(name) if isinstance(name, str) and name.endswith(".py") else None
-        if path and path.is_absolute() and path.is_relative_to(folder) and not _is_installed(path):
+        if path and path.is_absolute() and path.is_relative_to(folder) and not PACKAGE_FOLDERS & set(path.parts):
             paths.add(path)
     kept = sorted(path for path in paths if path.is_file() and not _is_ours(path))[:MOST_FILES]
     return {path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name: path for path in kept}
@@ -62,10 +62,6 @@ def _files(folder: Path, main: Path | None) -> dict[str, Path]:
 
 def _is_ours(path: Path) -> bool:
     return any(path.is_relative_to(ROOT / name) for name in ("rooflaunch", "workload"))
-
-
-def _is_installed(path: Path) -> bool:
-    return any(part in PACKAGE_FOLDERS for part in path.parts)
 
 
 def _packages() -> Iterator[tuple[str, str]]:

@@ -41,6 +41,8 @@ from workload.storage.s3_errors import (
 from workload.storage.store import (
     MAX_RECORD_BYTES,
     BoundedSink,
+    ChecksumSink,
+    CountedSink,
     Patience,
     Sink,
     StoredObject,
@@ -154,32 +156,32 @@ class Bucket(CloudBucket):
                 raise
         if (known := _checksum(answer)) is not None:
             return known
-        sink = _Summing()
+        sink = ChecksumSink()
         size = int(_required(answer, "ContentLength"))
         self.download(StoredObject(name=name, bytes=size, crc32c="", version=_version(answer)), sink)
         return crc32c_text(sink.crc)
 
     def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
-        counted = _Counting(BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'"))
+        counted = CountedSink(BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'"))
 
         def attempt() -> None:
             answer = self._client.get_object(
                 Bucket=self.name,
                 Key=self._prefix + listed.name,
                 IfMatch=_etag(listed.version),
-                **({"Range": f"bytes={first}-"} if (first := start + counted.count) else {}),
+                **({"Range": f"bytes={first}-"} if (first := start + counted.bytes) else {}),
             )
             if _version(answer) != listed.version:
                 raise changed(listed)
             _pass_on(answer, counted)
 
-        while start + counted.count < listed.bytes:  # an empty range is an error in HTTP
-            before = counted.count
+        while start + counted.bytes < listed.bytes:  # an empty range is an error in HTTP
+            before = counted.bytes
             try:
                 with self._translated():
                     self._ask(attempt)
             except UnreachableError:
-                if counted.count == before:
+                if counted.bytes == before:
                     raise
             except RooflaunchError as error:
                 if error_code(error.__cause__) in {*GONE, *NOT_AS_EXPECTED, "InvalidRange", "416"}:
@@ -407,28 +409,6 @@ def _bound_answers(session: Any) -> None:
         return answer
 
     session.send = bounded_send
-
-
-class _Counting:
-    """Sink that writes to another sink and counts the bytes."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink, self.count = sink, 0
-
-    def write(self, data: bytes, /) -> int:
-        written = self._sink.write(data)
-        self.count += len(data)
-        return written
-
-
-class _Summing:
-    """Sink that discards the bytes written to it and keeps their CRC32C."""
-
-    crc = 0
-
-    def write(self, data: bytes, /) -> int:
-        self.crc = crc32c(data, self.crc)
-        return len(data)
 
 
 def _pass_on(answer: Any, sink: Sink) -> None:

@@ -459,8 +459,3 @@ def test_low_counts_name_the_likely_cause(tmp_path: Path) -> None:
     found = profile(folder)
     assert found["checks"]["model_flop"]["flagged"]
     assert found["checks"]["model_flop"]["likely_cause"].startswith("Winograd")
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (99.4, "99 s"), (130, "2 min"), (3600, "60 min")])
-def test_duration(seconds: float, text: str) -> None:
-    assert ncu_pass.duration(seconds) == text

@@ -71,7 +71,7 @@ REFUSED = {
     "half a sample": (
         ["--samples-per-step", "1.5", "--", "train.py"],
         "samples per step must be a positive integer; got '1.5'",
-        "--samples-per-step 32",
+        "--samples-per-step 64",
     ),
     "then": (
         ["--then", "sleep", "--", "train.py"],
