@@ -1,6 +1,7 @@
-"""Facts of a rented machine from the metadata server of its cloud, within a second. Only this module decides the cloud.
+"""Facts of a rented machine from the metadata server of its cloud, within a second.
 
-A run on any other machine must not wait: firmware or a variable decides whether a server is asked at all.
+This module decides which cloud it is. A run on any other machine must not wait for an answer, so the firmware or a
+variable decides whether a server is asked at all.
 """
 
 import time
@@ -16,7 +17,7 @@ from workload.environment.system import dmi_makers
 LIMIT_S = 1.0
 # Limit of one answer: these values are short.
 MOST_BYTES = 64 * 1024
-# Instances of EC2's older types, on Xen, have Xen's firmware, and a UUID that begins so.
+# EC2's older types of instances run on Xen: their firmware is Xen's, and their UUID begins with these letters.
 XEN_UUID, EC2_UUID = "/sys/hypervisor/uuid", "ec2"
 
 
@@ -36,9 +37,9 @@ def cloud_facts(machine: HostSystem, *, clock: Callable[[], float] = time.monoto
 
 
 def _variable(machine: HostSystem) -> str | None:
-    """Variable that may name the metadata server, and so the cloud; None if a request is pointless.
+    """Variable that may hold the metadata server's address, and that identifies the cloud; None if there is no server.
 
-    A variable that is set decides, then the firmware's maker. A Linux that hides its firmware may be a VM of Google's.
+    A variable that is set decides, otherwise the firmware's maker. A Linux without firmware may be a VM of Google's.
     """
     for variable in (HOST_VARIABLE, EC2_VARIABLE):
         if machine.environ.get(variable):

@@ -101,7 +101,7 @@ class _Pending:
     is_step: bool = True
     # Mark after the copy of the loss to the host, which is queued after the step.
     done: Any = None
-    # Of several ranks: marks of the step's collectives.
+    # Marks of the step's collectives; none in a run of one device.
     collectives: StepMarks = NO_MARKS
 
 
@@ -176,7 +176,7 @@ class Recorder:
         self._losses = losses
         self._now = now
         self._collectives = collectives
-        # Another rank may end this process at any time, so that its rows are written at once.
+        # If another rank fails, this process may be killed at any time, so that rows are written at once.
         self._flush_every_s = FLUSH_EVERY_S if collectives is None else 0.0
         self._started_s = started_s
         self._pending: deque[_Pending] = deque()
@@ -278,7 +278,7 @@ class Recorder:
                 self._gaps_s += seconds.pop(gap)
         totals.ended_at_s = ended_at_s = self._origin_s + self._clock.seconds_between(self._origin, earlier)
         if not step.is_step:
-            # Ranks are compared step by step: a step that only this rank leaves out must not shift its later numbers.
+            # Ranks are compared step by step, so the later steps of a rank that leaves out a step keep their numbers.
             self._written += self._collectives is not None
             return
         data_s = seconds.pop(StepPart.DATA)

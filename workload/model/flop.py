@@ -33,7 +33,7 @@ CONTRACTION = re.compile(
 )
 # Ops that allocate memory without touching it.
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
-# Namespaces of ops that compute nothing. The time of collectives is measured by itself.
+# Namespaces of ops that compute nothing. Collectives are timed separately.
 NO_WORK = frozenset({"prim", "profiler", "c10d", "_c10d_functional"})
 # Views whose schema does not declare them as views: they share the memory of their input.
 HIDDEN_VIEWS = frozenset(

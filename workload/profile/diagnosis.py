@@ -2,7 +2,7 @@
 
 import re
 
-from workload.contract.text import duration
+from workload.contract.text import minutes
 from workload.profile import preflight
 from workload.profile.status import ProfileError, ProfileStatus, unavailable
 from workload.profile.supervise import End
@@ -79,7 +79,7 @@ def cut_off(end: End, limit_s: float, when: str) -> ProfileError | None:
     if end.interrupted:
         return ProfileError(ProfileStatus.INTERRUPTED, f"interrupted {when}", hint=AGAIN)
     if end.timed_out:
-        reason = f"the time limit of {duration(limit_s)} ended the profile {when}"
+        reason = f"the time limit of {minutes(limit_s)} ended the profile {when}"
         return ProfileError(ProfileStatus.TIMED_OUT, reason, hint="fewer --profile-steps, or a smaller model")
     return None
 

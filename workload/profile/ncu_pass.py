@@ -18,7 +18,7 @@ from workload.contract.ncu_csv import NcuSource
 from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record
 from workload.contract.spec import Profile, RunSpec
-from workload.contract.text import duration
+from workload.contract.text import duration, minutes
 from workload.environment.machine import HostSystem
 from workload.log import Progress
 from workload.profile import command, diagnosis, kernels, metrics, preflight, summary, supervise, tool
@@ -194,7 +194,7 @@ class NcuPass:
             LOGGER.info("note       this ncu does not have %s: unavailable", ", ".join(plan.metrics.missing))
         number = "an unknown number of" if plan.total is None else f"{plan.total}"
         steps = command.counted_steps(self._spec.profile_steps)
-        expected, limit = duration(plan.estimate.expected_s), duration(plan.estimate.limit_s)
+        expected, limit = duration(plan.estimate.expected_s), minutes(plan.estimate.limit_s)
         LOGGER.info("profile    %s kernels in %s: about %s, at most %s", number, steps, expected, limit)
 
     def _under_ncu(self, fitting: tool.Fitting, plan: _Plan) -> _Run:

@@ -1,4 +1,4 @@
-"""The group of ranks that this process trains with: what they agree on, and where each one writes."""
+"""The group of ranks that this process trains with, and messages by which the ranks agree."""
 
 import os
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import distributed
 from workload.contract.ranks import backend_of
 from workload.contract.spec import Device
 
-# The other ranks wait while rank 0 measures the ceilings of the machine.
+# Longest wait for another rank: all wait while rank 0 measures the ceilings of the machine.
 LIMIT = timedelta(minutes=30)
 
 

@@ -30,8 +30,8 @@ LONGEST = ".longest"
 class Request:
     """Settings of a measurement, from the command line.
 
-    `goes_on`: the script runs on after its last measured step. `agreement`: with the other ranks, of which rank 0
-    writes the bundle. `announce` receives the bundle's folder. `is_launched`: a launcher has started the run, and
+    `goes_on`: the script runs on after its last measured step. `agreement`: with the other ranks; None for
+    one device. `announce` receives the bundle's folder. `is_launched`: a launcher has started the run, and
     prints the results. `leaves_failures`: the process that started the ranks seals the bundle of a run that fails.
     """
 
@@ -124,7 +124,7 @@ class MeasuredScript(ABC):
 
 
 class PhaseFiles:
-    """Files with the steps of the present phase; those of the longest phase before it have another name meanwhile."""
+    """Files with the steps of the present phase. Files of the longest earlier phase are kept under another name."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._pairs = [(path, path.with_name(path.name + LONGEST)) for path in paths]

@@ -55,14 +55,14 @@ from workload.steps.program import LEAVE
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-# Option of `train` and `script`, for us only: this process is a rank, and leaves its notes in this folder.
+# Files in the folder of notes: one with the path of the bundle, and one for the error of each rank.
 BUNDLE_NOTE, ERROR_NOTE = "bundle", "error-{}.json"
 ERRORS = MappingProxyType(
     {kind.__name__: kind for kind in (UsageError, ToolError, OutOfDeviceMemoryError, InterruptedRunError)}
 )
 # A rank that was told to end may hang in a collective, which no signal interrupts. torchrun kills after 30 s.
 END_LIMIT_S = 10.0
-# The end of rank 0 breaks its connections, possibly before its process is gone. Other ranks end at `END_LIMIT_S`.
+# Longest waits of rank 1 for the ends of rank 0, whose connections may break a moment before, and of other ranks.
 RANK_0_LIMIT_S, OTHERS_LIMIT_S = 2.0, 15.0
 PARENT_EVERY_S = 0.5
 _sealing = threading.Lock()
@@ -164,10 +164,10 @@ def _ended(number: int, words: list[str], notes: Path) -> RooflaunchError | None
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
 
-    # Its warnings and tables of errors would surround our two lines. Each of its loggers has a level of its own.
+    # torchrun's warnings and tables of errors would surround our error. Each of its loggers has a level of its own.
     for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # All ranks are on this machine, whose name may lead nowhere.
+    # All ranks are on this machine, whose name may have no address.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     config = LaunchConfig(
         min_nodes=1,
@@ -181,7 +181,7 @@ def _ended(number: int, words: list[str], notes: Path) -> RooflaunchError | None
         logs_specs=DefaultLogsSpecs(log_dir=str(notes / "torchrun")),
     )
     try:
-        # torchrun sets handlers of its own.
+        # torchrun replaces the handlers of signals.
         with handled_by(signal.getsignal(signal.SIGTERM)):  # type: ignore[arg-type]
             raise_if_interrupted()
             elastic_launch(config, sys.executable)("-P", *words)
@@ -238,7 +238,7 @@ def _seal(
 
 
 def run(resolved: Resolved, context: Context, output: Path, timeline: Timeline, notes: Path) -> None:
-    """Train as one rank. Its error is left in `notes`, and raised again."""
+    """Train as one rank. An error is written to the folder `notes`, and raised again."""
     if int(os.environ["RANK"]):
         # Errors are in the notes, and rank 0 shows the progress.
         log.LOGGER.handlers.clear()
@@ -248,9 +248,9 @@ def run(resolved: Resolved, context: Context, output: Path, timeline: Timeline, 
 
 @contextmanager
 def noted(notes: Path | None, last: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Context manager for the work of one rank: end in time, and leave the error in the folder `notes`, if any.
+    """Context manager around the work of one rank: write an error to the folder `notes`, if any, and raise it again.
 
-    The error is raised again. `last`: called before this process ends, after an error too.
+    From now on this process also ends soon after a signal. `last`: called at the end, also after an error.
     """
     rank = int(os.environ["RANK"])
     _end_in_time(last)
@@ -275,15 +275,15 @@ def noted(notes: Path | None, last: Callable[[], None] = lambda: None) -> Iterat
 
 
 def seal_for_rank_0(folder: Path, processes: Sequence[int]) -> None:
-    """Seal the bundle `folder` if rank 0 was killed, which rank 1 does where no other process knows the bundle.
+    """Called in rank 1: seal the bundle `folder` if rank 0 was killed, after the other ranks have ended.
 
-    `processes`: process id of each rank. While one of the others lives, it may write into the bundle.
+    Until then they may write into the bundle. `processes`: process id of each rank.
     """
     import psutil  # noqa: PLC0415 - not every command needs it
 
     def lives(process: int) -> bool:
         with suppress(psutil.NoSuchProcess):
-            # torchrun asks for the ends of its ranks in order, so that a rank which has ended may be a zombie.
+            # torchrun collects the exit codes of its ranks one by one: a rank that has ended may be a zombie.
             return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
         return False
 
@@ -337,7 +337,7 @@ def _train(resolved: Resolved, context: Context, output: Path, timeline: Timelin
 
 
 def _end_in_time(last: Callable[[], None]) -> None:
-    """End this rank soon after a signal, even from a call that no signal interrupts, and with its parent process.
+    """End this rank soon after a signal, even if it hangs in a call that no signal interrupts, or with its parent.
 
     `last`: called before a rank that hangs is ended.
     """

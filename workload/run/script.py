@@ -340,7 +340,10 @@ def _of_all(record: Record) -> str:
 
 
 def _notes_on_ranks(record: Record, has_async: bool) -> Iterator[str]:
-    """Notes on a run of several ranks whose figures lack something, or whose library surprises."""
+    """Notes on a run of several ranks: figures that are missing, and an unusual library for collectives.
+
+    `has_async`: the script calls collectives that return before they are done.
+    """
     found = record.ranks
     if found is None:
         return

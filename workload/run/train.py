@@ -55,7 +55,7 @@ NOT_DETERMINISTIC = re.compile(r"(\w+) does not have a deterministic implementat
 class TrainingJob:
     """A run that is ready to start: all mistakes of the user have been found, and nothing has been written.
 
-    `counted`: arguments of `complexity.count`, from which `complexity` follows.
+    `counted`: arguments of `complexity.count` that gave `complexity`.
     """
 
     spec: RunSpec
@@ -90,7 +90,7 @@ def prepare(resolved: Resolved, context: Context, output: Path, rank: int = 0) -
     cpus = usable_cpus() / max(resolved.spec.devices, context.cpu_shares)
     chosen = device.choose(resolved.spec.device)
     if chosen is Device.CUDA:
-        # Before the FLOP are counted, which takes memory of the present GPU: of the first one, in every rank.
+        # Counting the FLOP takes memory of the current GPU. Every rank would otherwise take memory of the first GPU.
         torch.cuda.set_device(rank)
     spec = resolved.spec.filled(chosen, cpus=max(1, int(cpus))).checked()
     gpu_notes = device.unused_gpu_note(resolved.spec.device, chosen)
@@ -130,8 +130,9 @@ def execute(
     """Run the job and leave a sealed bundle in `folder`, even if the run fails; return the record.
 
     Raises the run's error after sealing the bundle. A full disk leaves the bundle incomplete and raises `OSError`.
-    `beside`: collects facts of the environment in a thread, which ends before the first step. `group`: this process is
-    rank 0 of several; the process that started them seals the bundle of a run that fails, as it knows which rank did.
+    `beside`: collects facts of the environment in a thread, which ends before the first step. `group`: set in rank 0
+    of several ranks. If such a run fails, the process that started the ranks knows which rank failed, and seals the
+    bundle.
     """
     run = RunRecord(folder, _first_record(job, folder.name, timeline, beside), timeline)
     complexity_cache.write(folder.parent, job.counted, job.complexity)

@@ -46,7 +46,7 @@ class CollectiveHooks:
         self.has_async = False
         self.receiver: Collectives | None = None
         self._all_reduce: Callable[..., Any] = lambda *_: None
-        # The hook of each DistributedDataParallel, in a list of one.
+        # The hook of each DistributedDataParallel, in a list of one, so that it can be replaced.
         self._hooks: WeakKeyDictionary[Any, list[Hook]] = WeakKeyDictionary()
         self._is_inside = False
 
@@ -74,7 +74,7 @@ class CollectiveHooks:
     def _blocking(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            # Functions that send objects call others; so does DistributedDataParallel.
+            # A collective inside another one does not count: functions that send objects call other collectives.
             if self._is_inside:
                 return original(*args, **kwargs)
             self._is_inside = True
@@ -97,7 +97,7 @@ class CollectiveHooks:
         @functools.wraps(make)
         def make_and_hook(parallel: Any, *args: Any, **kwargs: Any) -> None:
             make(parallel, *args, **kwargs)
-            # Some of its modes have registered a hook of their own.
+            # Some modes of DistributedDataParallel have registered a hook of their own.
             if parallel not in self._hooks:
                 self._register(parallel, (self._average, parallel.process_group))
 
@@ -126,7 +126,7 @@ class CollectiveHooks:
             done = self.receiver.ready()
             return call(state, bucket).then(done)
 
-        # Not by its own method, which would keep the function in an attribute that a script may save.
+        # Not `parallel.register_comm_hook`: it keeps the function in an attribute, and a script may save the model.
         distributed._register_comm_hook(parallel.reducer, None, mark)  # type: ignore[attr-defined]  # noqa: SLF001
 
     def _average(self, group: Any, bucket: Any) -> Any:
@@ -148,6 +148,6 @@ def _refuse_spawning(refuse: Callable[[UsageError], None]) -> None:
             )
         )
 
-    # The package has a function of the module's name.
+    # The attribute of this name is the function; the module of the same name is only here.
     module = sys.modules["torch.multiprocessing.spawn"]
     module.start_processes = torch.multiprocessing.start_processes = start  # type: ignore[attr-defined]

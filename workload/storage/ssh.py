@@ -69,7 +69,7 @@ SSH_OPTIONS = {
 KEPT_S = 60
 # A Unix socket's path has at most 104 bytes on macOS. ssh's socket name has 40, and 17 more at its creation.
 MAX_CONTROL_FOLDER = 46
-# Folder for ssh's socket, followed by the user's number, if the usual one has too long a path or is read-only.
+# Folder for ssh's socket, followed by the user id, if the usual folder has too long a path or is read-only.
 SHORT_FOLDER = "/tmp/rooflaunch-ssh-"  # noqa: S108 - `_shared` checks its owner
 # Pauses before a request is repeated, if the machine has answered before.
 PAUSES_S = (1.0, 3.0, 6.0)
