@@ -1,14 +1,17 @@
 """Facts of a rented machine from the metadata server of its cloud, within a second.
 
 This module decides which cloud it is. A run on any other machine must not wait for an answer, so the firmware or a
-variable decides whether a server is asked at all.
+variable decides whether a server is asked at all. Only the named keys are requested, one by one: a recursive query
+would also return service accounts, SSH keys and start-up scripts. The account's number and the private address of EC2's
+identity document are dropped.
 """
 
+import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from http import HTTPStatus
 
-from workload.environment.ec2 import ec2_facts
-from workload.environment.gce import gce_facts
 from workload.environment.machine import HostSystem
 from workload.environment.metadata import EC2_VARIABLE, HOST_VARIABLE, InstanceMetadata, MetadataServer, named_address
 from workload.environment.system import dmi_makers
@@ -19,6 +22,34 @@ LIMIT_S = 1.0
 MOST_BYTES = 64 * 1024
 # EC2's older types of instances run on Xen: their firmware is Xen's, and their UUID begins with these letters.
 XEN_UUID, EC2_UUID = "/sys/hypervisor/uuid", "ec2"
+# Our name -> key of Compute Engine's server, for texts and for flags.
+GCE_TEXTS = {
+    "instance_id": "instance/id",
+    "instance_name": "instance/name",
+    "zone": "instance/zone",
+    "machine_type": "instance/machine-type",
+    "image": "instance/image",
+    "cpu_platform": "instance/cpu-platform",
+    "maintenance_event": "instance/maintenance-event",
+    "on_host_maintenance": "instance/scheduling/on-host-maintenance",
+    "physical_host": "instance/attributes/physical_host",
+}
+GCE_FLAGS = {
+    "preempted": "instance/preempted",
+    "spot": "instance/scheduling/preemptible",
+    "automatic_restart": "instance/scheduling/automatic-restart",
+}
+# Opaque names of cluster, block, sub-block and host.
+GCE_TOPOLOGY = "instance/attributes/physical_host_topology"
+EC2_IDENTITY = "dynamic/instance-identity/document"
+# Our name -> name in EC2's identity document.
+EC2_TEXTS = {"instance_id": "instanceId", "machine_type": "instanceType", "image": "imageId", "region": "region"}
+# A zone's id (`use1-az4`) names the same zone in all accounts; a zone's letter (`us-east-1a`) does not.
+EC2_ZONE = "meta-data/placement/availability-zone-id"
+# `on-demand`, `spot`, `scheduled` or `capacity-block`.
+EC2_LIFE_CYCLE = "meta-data/instance-life-cycle"
+# Only dedicated hosts have this key.
+EC2_HOST = "meta-data/placement/host-id"
 
 
 def cloud_facts(machine: HostSystem, *, clock: Callable[[], float] = time.monotonic) -> dict[str, object] | None:
@@ -31,9 +62,11 @@ def cloud_facts(machine: HostSystem, *, clock: Callable[[], float] = time.monoto
     if address is None:
         return None
     deadline_s = clock() + LIMIT_S
-    if variable == EC2_VARIABLE:
-        return ec2_facts(InstanceMetadata(address=address, deadline_s=deadline_s, clock=clock, most_bytes=MOST_BYTES))
-    return gce_facts(MetadataServer(address=address, deadline_s=deadline_s, clock=clock, most_bytes=MOST_BYTES))
+    with suppress(OSError):
+        if variable == EC2_VARIABLE:
+            return _of_ec2(InstanceMetadata(address=address, deadline_s=deadline_s, clock=clock, most_bytes=MOST_BYTES))
+        return _of_gce(MetadataServer(address=address, deadline_s=deadline_s, clock=clock, most_bytes=MOST_BYTES))
+    return None
 
 
 def _variable(machine: HostSystem) -> str | None:
@@ -49,3 +82,52 @@ def _variable(machine: HostSystem) -> str | None:
         return EC2_VARIABLE
     is_google = any(maker.startswith("Google") for maker in makers)
     return HOST_VARIABLE if is_google or (not makers and machine.exists("/proc/self")) else None
+
+
+def _of_gce(server: MetadataServer) -> dict[str, object]:
+    """Facts of a VM of Compute Engine. Raises `OSError` if its server does not answer."""
+    server.ask("instance/id")
+
+    def text(key: str) -> str | None:
+        with suppress(OSError):
+            answer = server.ask(key)
+            return answer.text.strip() or None if answer.status == HTTPStatus.OK else None
+        return None
+
+    texts = {name: text(key) for name, key in GCE_TEXTS.items()}
+    # The server gives whole paths: `projects/1/zones/us-central1-a`. The path of an image names its owner, and is kept.
+    short = {name: (texts[name] or "").rpartition("/")[2] or None for name in ("zone", "machine_type")}
+    flags = {name: {"TRUE": True, "FALSE": False}.get((text(key) or "").upper()) for name, key in GCE_FLAGS.items()}
+    topology = _object_in(text(GCE_TOPOLOGY))
+    return {"provider": "gce", **texts, **short, **flags, "physical_host_topology": topology}
+
+
+def _of_ec2(server: InstanceMetadata) -> dict[str, object] | None:
+    """Facts of an EC2 instance; None if its identity is unreadable. Raises `OSError` if its server does not answer."""
+    identity = _object_in(server.ask(EC2_IDENTITY) or "{}")
+    if identity is None:
+        return None
+
+    def text(key: str) -> str | None:
+        with suppress(OSError):
+            return server.ask(key) or None
+        return None
+
+    life_cycle = text(EC2_LIFE_CYCLE)
+    return {
+        "provider": "ec2",
+        **{ours: identity.get(theirs) or None for ours, theirs in EC2_TEXTS.items()},
+        "zone": text(EC2_ZONE),
+        "life_cycle": life_cycle,
+        "spot": None if life_cycle is None else life_cycle == "spot",
+        "physical_host": text(EC2_HOST),
+    }
+
+
+def _object_in(text: str | None) -> dict[str, str] | None:
+    """Texts in a JSON object, by name; None if `text` is anything else."""
+    with suppress(ValueError):
+        parsed = json.loads(text or "null")
+        if isinstance(parsed, dict):
+            return {name: str(value) for name, value in parsed.items() if value is not None}
+    return None

@@ -231,7 +231,7 @@ def test_every_command_is_kept_and_said(fake_ncu: Path, run_folder: Path, capsys
     assert "--import" in commands[2]
     for line in commands:
         assert f"command    {line}\n" in captured.err
-    assert "profile    9 kernels in 2 steps: about 13 s, at most 2.9 min\n" in captured.err
+    assert "profile    9 kernels in 2 steps: about 13 s, at most 2.6 min\n" in captured.err
     assert "profile    9/9 kernels" in captured.err
     log = (run_folder / "log.txt").read_text()
     assert log.startswith("before\n")
