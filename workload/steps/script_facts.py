@@ -5,7 +5,6 @@ Standard library only.
 
 import hashlib
 import importlib.metadata
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from workload.contract.record import ScriptFacts
 from workload.contract.script import redacted
 from workload.environment.machine import HostSystem
+from workload.environment.software import checked_out
 from workload.steps.hidden_packages import ROOT
 
 # A repository of thousands of modules is identified by its commit.
@@ -26,7 +26,7 @@ def collect(words: Sequence[str], folder: Path, main: Path | None, *, machine: H
     argv = redacted(words)
     files = {name: sha256_of(path) for name, path in sorted(_files(folder, main).items())}
     packages = dict(sorted(_packages()))
-    commit, dirty = _commit(machine, folder)
+    commit, dirty = checked_out(machine, folder, "--untracked-files=no")
     return ScriptFacts(
         argv=argv,
         command=shlex.join(argv),
@@ -74,13 +74,3 @@ def _packages() -> Iterator[tuple[str, str]]:
             yield name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-
-
-def _commit(machine: HostSystem, folder: Path) -> tuple[str | None, bool | None]:
-    """Commit of the script's repository, and whether tracked files differ from it; both None without a repository."""
-    command = ("git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch")
-    status = machine.tool(*command, "--untracked-files=no")
-    match = re.search(r"^# branch\.oid ([0-9a-f]{40,64})$", status or "", re.MULTILINE)
-    if status is None or match is None:
-        return None, None
-    return match[1], any(not line.startswith("#") for line in status.splitlines())
