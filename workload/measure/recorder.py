@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
@@ -105,16 +105,6 @@ class _Pending:
     collectives: StepMarks = NO_MARKS
 
 
-class LossReader(Protocol):
-    """Copies a loss to the host without making the host wait for the device."""
-
-    def put(self, loss: torch.Tensor) -> Any:
-        """Take a scalar loss; return a handle for `read`, valid once the device has completed the step."""
-
-    def read(self, handle: Any) -> float:
-        """Value of the loss behind a handle."""
-
-
 class ItemReader:
     """Loss reader for a CPU, where the value is available at once, and for MPS, which has no pinned memory."""
 
@@ -144,6 +134,10 @@ class PinnedReader:
     def read(self, handle: int) -> float:
         """Value of the loss in the slot `handle`. The device must have passed a mark that was set after `put`."""
         return float(self._ring[handle])
+
+
+# Copies a loss to the host without making the host wait for the device.
+LossReader = ItemReader | PinnedReader
 
 
 def loss_reader_for(device: Device) -> LossReader:

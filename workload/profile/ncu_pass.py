@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -468,7 +469,7 @@ class _NcuProgress(Progress):
         self.update(self.done)
 
     def _counts(self, done: int) -> str:
-        elapsed_s = self._now() - self._started_s
+        elapsed_s = time.perf_counter() - self._started_s
         each = f", {elapsed_s / done:.2g} s each" if done else ""
         remaining_s = elapsed_s * (self._total - done) / done if done else 0.0
         remaining = f", {duration(remaining_s)} left" if remaining_s > 0 else ""

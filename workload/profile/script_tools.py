@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -50,31 +50,13 @@ class Request:
     began_s: float
 
 
-class Tool(Protocol):
-    """Profiler of the steps after the warm-up."""
-
-    wants_more: bool
-
-    def begin(self, usual: tuple[Part, ...]) -> None:
-        """Begin a step; `usual`: parts that a step most often has."""
-
-    def passed(self, part: Part) -> None:
-        """End a part of the step."""
-
-    def end(self, number: int, *, is_whole: bool) -> None:
-        """End the step; `number`: number of steps before this step, warm-up included."""
-
-    def answer(self) -> dict[str, Any]:
-        """Result of the pass."""
-
-
 class ProfiledScript:
     """Session whose steps are profiled, and whose result is written to a file afterwards."""
 
     def __init__(self, request: Request, program: Program) -> None:
         self.is_done = False
         self._request, self._name = request, program.name
-        self._tool: Tool | None = None
+        self._tool: Trace | Count | Counters | None = None
         self._refuse_profilers()
         # No least measuring time: the tool decides how many steps it needs.
         limits = Limits(warmup=request.warmup, iterations=1, samples_per_step=None, min_seconds=0.0)
@@ -127,7 +109,7 @@ class ProfiledScript:
 class ProfiledSteps:
     """Receives a script's steps, which `Region` would time, and passes the steps after the warm-up to the profiler."""
 
-    def __init__(self, tool: Tool, device: Device, session: Session) -> None:
+    def __init__(self, tool: "Trace | Count | Counters", device: Device, session: Session) -> None:
         self.phase = StepPhase.WARMUP
         self.is_open = False
         # Events must be reported at once, because a profiler starts and stops with the steps.

@@ -19,8 +19,9 @@ from torch.utils._pytree import tree_leaves
 from workload.contract.spec import Device
 from workload.measure.clock import clock_for
 from workload.model.flop import FlopCounter, Tally, formula_of, is_known
-from workload.steps.hooks import Site
 
+# Statement that turns a script's gradients off: its code and line, and those of its caller.
+Site = tuple[Any, int, Any, int]
 # By element type of a matrix product: the precision of the ceiling to compare it with. fp16 counts as `amp`, with or
 # without a GradScaler.
 PRECISIONS = {torch.float32: "fp32", torch.float16: "amp", torch.bfloat16: "bf16", torch.float64: "fp64"}
