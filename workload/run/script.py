@@ -277,8 +277,8 @@ class ScriptRun(MeasuredScript):
     def _measure_ceilings(self, precision: str | None) -> CeilingsRecord | None:
         """Measure ceilings in a separate process, free of the script's settings and memory, while the script waits."""
         LOGGER.info("script     all steps are measured; now measuring this machine's ceilings")
-        command = [sys.executable, "-P", "-m", "workload", "script-ceilings", "--device", self._device.value]
-        command += ["--output", str(self._output), *(["--fresh"] if self._request.spec.fresh_ceilings else [])]
+        command = [sys.executable, "-P", "-m", "workload", "ceilings", "--device", self._device.value]
+        command += ["--cache", str(self._output), *(["--fresh"] if self._request.spec.fresh_ceilings else [])]
         if precision in set(Precision):
             command += ["--precision", str(precision)]
         python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
