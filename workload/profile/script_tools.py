@@ -56,7 +56,7 @@ class ProfiledScript:
     def __init__(self, request: Request, program: Program) -> None:
         self.is_done = False
         self._request, self._name = request, program.name
-        self._tool: Trace | Count | Counters | None = None
+        self._tool: Tool | None = None
         self._refuse_profilers()
         # No least measuring time: the tool decides how many steps it needs.
         limits = Limits(warmup=request.warmup, iterations=1, samples_per_step=None, min_seconds=0.0)
@@ -109,7 +109,7 @@ class ProfiledScript:
 class ProfiledSteps:
     """Receives a script's steps, which `Region` would time, and passes the steps after the warm-up to the profiler."""
 
-    def __init__(self, tool: "Trace | Count | Counters", device: Device, session: Session) -> None:
+    def __init__(self, tool: "Tool", device: Device, session: Session) -> None:
         self.phase = StepPhase.WARMUP
         self.is_open = False
         # Events must be reported at once, because a profiler starts and stops with the steps.
@@ -384,3 +384,7 @@ class Counters:
     def answer(self) -> dict[str, Any]:
         """Numbers of profiled steps, of incomplete profiled steps, and of steps before the first profiled step."""
         return {"steps": self._taken, "skipped_steps": self._broken, "warmup_steps": self._first}
+
+
+# Profilers of the steps after the warm-up.
+Tool = Trace | Count | Counters
