@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from workload.contract.errors import UsageError
 from workload.contract.help_text import OPTION_WIDTH, TWO_COLUMNS_FROM, Group, paragraph, width, wrapped
 from workload.contract.spec import Option
+from workload.contract.tables import TableFormat
 
 
 class HelpText(argparse.HelpFormatter):
@@ -65,6 +66,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"{self.prog} --help")
+
+    def add_format(self, group: Group) -> None:
+        """Add the option `--format`, the format of stdout."""
+        self.groups[group].add_argument(
+            "--format",
+            choices=tuple(TableFormat),
+            default=TableFormat.TABLE,
+            metavar="|".join(TableFormat),
+            help="format of stdout (table)",
+        )
 
     def add_option(self, option: Option, group: Group | None = None) -> None:
         """Add a run option below `group`, or its own heading. The parsed result has only options that were typed."""

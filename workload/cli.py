@@ -280,21 +280,11 @@ def _add_ceilings(commands: Any) -> None:
         action="append",
         help="only this precision; repeatable",
     )
-    _add_format(ceilings, Group.FIRST)
+    ceilings.add_format(Group.FIRST)
     _add_gpu_index(ceilings)
     # Set for a user's script: the folder of its bundles, which keeps ceilings, and whether to replace those.
     ceilings.add_argument("--cache", type=Path, help=argparse.SUPPRESS)
     ceilings.add_argument("--fresh", action="store_true", help=argparse.SUPPRESS)
-
-
-def _add_format(parser: Parser, group: Group) -> None:
-    parser.groups[group].add_argument(
-        "--format",
-        choices=tuple(TableFormat),
-        default=TableFormat.TABLE,
-        metavar="|".join(TableFormat),
-        help="format of stdout (table)",
-    )
 
 
 def _add_gpu_truth(commands: Any) -> None:
