@@ -16,11 +16,14 @@ PAGES = ROOT / "build/docs"  # docs_dir of mkdocs.yml
 SITE = ROOT / "build/site"
 # What a page may link beside pages.
 ASSETS = ("*.svg", "*.png", "*.json")
+# GitHub chooses a picture by the reader's system, the site by its own button: `#only-light`, `#only-dark`.
+PICTURE = re.compile(r'<picture>\s*<source [^>]*srcset="([^"]+)">\s*<img src="([^"]+)"([^>]*)>\s*</picture>')
 
 
 def staged(text: str, files: str) -> str:
     """Text of a page for the site; `files`: address of the repository's files."""
     text = re.sub(r"(?<=\]\()\.\./", files, text)
+    text = PICTURE.sub(r'<img src="\2#only-light"\3><img src="\1#only-dark"\3>', text)
     # GitHub wants every | in a cell with a backslash, which the site would show in code.
     text = re.sub(r"`[^`\n]+`", lambda code: code[0].replace("\\|", "|"), text)
     return re.sub(r"(?<=\]\()README\.md", "index.md", text)

@@ -20,7 +20,6 @@ from tests import sources
 from tests.docs import pages
 from workload.contract import record
 
-pytestmark = pytest.mark.timeout(600)  # a browser visits all pages
 DOCS = pages.ROOT / "docs"
 # Written by programs: `wc -w` counts what people write.
 GENERATED = {"errors", "false-alarms", "glossary", "predictions", "published-tables", "run-json"}
@@ -168,7 +167,7 @@ def test_the_site_has_no_dead_link_and_loads_nothing_from_another_host(site: Pat
                 if not target.is_file() or (anchor and target in parsed and anchor not in known):
                     dead.append(f"{path.stem}: {link}")
         dead += [
-            f"{path.stem} loads {url}" for url in page.loads if not (path.parent / url.partition("?")[0]).is_file()
+            f"{path.stem} loads {url}" for url in page.loads if not (path.parent / re.split("[?#]", url)[0]).is_file()
         ]
     assert not dead, "\n".join(dead)
 
@@ -199,6 +198,17 @@ def test_nothing_is_cut_and_nothing_scrolls_sideways(browser: Any, address: str,
     assert not cut, "\n".join(cut)
     assert not [url for url in asked if not url.startswith(address)]
     assert not said
+
+
+def test_the_button_of_the_theme_changes_the_picture(browser: Any, address: str) -> None:
+    context = browser.new_context(color_scheme="light")
+    page = context.new_page()
+    page.goto(f"{address}/analysing.html")
+    shown = "[...document.querySelectorAll('article img')].filter(image => image.offsetWidth).map(image => image.src)"
+    assert page.evaluate(shown) == [f"{address}/images/five-steps.svg#only-light"]
+    page.get_by_title("dark").click()
+    assert page.evaluate(shown) == [f"{address}/images/five-steps-dark.svg#only-dark"]
+    context.close()
 
 
 def test_a_search_finds_an_error_by_words_of_its_message(browser: Any, address: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from workload import log
-from workload.contract import bundle
+from workload.contract import bundle, verdict
 from workload.contract.bundle import Bundle
 from workload.contract.errors import InterruptedRunError, RooflaunchError, UsageError
 from workload.contract.interrupt import interruption_deferred, stoppable
@@ -179,6 +179,10 @@ def _close(profiled: Bundle, collected: ProfileResult | None, kind: Profile, wor
     if collected is not None:
         _move(work / FOLDERS[kind], profiled.path / FOLDERS[kind])
         record = replace(record, profile=collected)
+        record = replace(record, bound=verdict.from_record(record))
+        if record.bound and record.bound != profiled.record.bound:
+            name = verdict.NAMES.get(record.bound.bound, record.bound.bound)
+            log.LOGGER.info("note       with the profile, the limit is %s: %s", name, record.bound.why)
     with (profiled.path / bundle.LOG).open("ab") as kept:
         kept.write((work / bundle.LOG).read_bytes())
     shutil.rmtree(work)

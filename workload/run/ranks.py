@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +45,7 @@ from workload.contract.interrupt import (
 )
 from workload.contract.operating_system import SIGNALS
 from workload.contract.ranks import NOTES_FLAG
+from workload.contract.record import Status
 from workload.contract.spec import Device, Resolved, RunSpec, arguments
 from workload.environment import cgroup
 from workload.measure.timing import Timeline
@@ -61,7 +62,10 @@ ERRORS = MappingProxyType(
 )
 # A rank that was told to end may hang in a collective, which no signal interrupts. torchrun kills after 30 s.
 END_LIMIT_S = 10.0
+# The end of rank 0 breaks its connections, possibly before its process is gone. Other ranks end at `END_LIMIT_S`.
+RANK_0_LIMIT_S, OTHERS_LIMIT_S = 2.0, 15.0
 PARENT_EVERY_S = 0.5
+_sealing = threading.Lock()
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -246,13 +250,13 @@ def run(resolved: Resolved, context: Context, output: Path, timeline: Timeline, 
 
 
 @contextmanager
-def noted(notes: Path | None) -> Iterator[None]:
+def noted(notes: Path | None, last: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Context manager for the work of one rank: end in time, and leave the error in the folder `notes`, if any.
 
-    The error is raised again.
+    The error is raised again. `last`: called before this process ends, after an error too.
     """
     rank = int(os.environ["RANK"])
-    _end_in_time()
+    _end_in_time(last)
     try:
         yield
     except Exception as error:
@@ -268,6 +272,39 @@ def noted(notes: Path | None) -> Iterator[None]:
             if notes:
                 (notes / ERROR_NOTE.format(rank)).write_text(json.dumps(note), encoding="utf-8")
         raise
+    finally:
+        with interruption_deferred():
+            last()
+
+
+def seal_for_rank_0(folder: Path, processes: Sequence[int]) -> None:
+    """Seal the bundle `folder` if rank 0 was killed, which rank 1 does where no other process knows the bundle.
+
+    `processes`: process id of each rank. While one of the others lives, it may write into the bundle.
+    """
+    import psutil  # noqa: PLC0415 - not every command needs it
+
+    def lives(process: int) -> bool:
+        with suppress(psutil.NoSuchProcess):
+            # torchrun asks for the ends of its ranks in order, so that a rank which has ended may be a zombie.
+            return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+        return False
+
+    def are_gone(those: Sequence[int], within_s: float) -> bool:
+        until_s = time.monotonic() + within_s
+        while any(map(lives, those)):
+            if time.monotonic() > until_s:
+                return False
+            time.sleep(0.05)
+        return True
+
+    # The thread that ends a hanging rank may come here while the main thread waits.
+    with _sealing, suppress(BundleError, OSError):
+        is_open = folder.is_dir() and not (folder / bundle.MANIFEST).exists()
+        if is_open and are_gone(processes[:1], RANK_0_LIMIT_S) and are_gone(processes[2:], OTHERS_LIMIT_S):
+            error = "rank 0 was killed; the bundle keeps the steps so far"
+            bundle.seal_unfinished(folder, Status.FAILED, error)
+            log.LOGGER.error("error: %s: %s", error, folder)
 
 
 def _train(resolved: Resolved, context: Context, output: Path, timeline: Timeline, notes: Path) -> None:
@@ -300,8 +337,11 @@ def _train(resolved: Resolved, context: Context, output: Path, timeline: Timelin
     group.leave()
 
 
-def _end_in_time() -> None:
-    """End this rank soon after a signal, even from a call that no signal interrupts, and with its parent process."""
+def _end_in_time(last: Callable[[], None]) -> None:
+    """End this rank soon after a signal, even from a call that no signal interrupts, and with its parent process.
+
+    `last`: called before a rank that hangs is ended.
+    """
     if sys.platform == "win32":
         raise AssertionError("several devices are refused there")
     parent = os.getppid()
@@ -318,6 +358,7 @@ def _end_in_time() -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
                 break
         time.sleep(END_LIMIT_S)
+        last()
         kill_descendants()
         # Not by SIGKILL, which would look like the cause of the failure.
         LEAVE(ExitCode.INTERRUPTED)

@@ -244,7 +244,8 @@ class ScriptRun(MeasuredScript):
             if status is Status.COMPLETED and self._request.ceilings:
                 run.set(ceilings=self._measure_ceilings(run.record.spec.precision))
             run.judge()
-            self._notes += [*_notes(run.record, self._request.limits), *_notes_on_ranks(run.record)]
+            has_async = bool(self._agreement and self._agreement.hooks.has_async)
+            self._notes += [*_notes(run.record, self._request.limits), *_notes_on_ranks(run.record, has_async)]
             for note in self._notes:
                 LOGGER.warning("note       %s", note)
             run.set(notes=self._notes)
@@ -341,13 +342,18 @@ def _of_all(record: Record) -> str:
     return f" on each of {found.number or 0:g} devices, {plain(found.images_per_s, 4)} on all{slower}"
 
 
-def _notes_on_ranks(record: Record) -> Iterator[str]:
+def _notes_on_ranks(record: Record, has_async: bool) -> Iterator[str]:
     """Notes on a run of several ranks whose figures lack something, or whose library surprises."""
     found = record.ranks
     if found is None:
         return
     if found.why == ranks.UNKNOWN:
         yield found.why
+    elif has_async:
+        yield (
+            "the script calls collectives with async_op=True: its waits for them are counted as its own work, not as "
+            "waits for other ranks"
+        )
     if found.backend != ranks.backend_of(record.spec.device):
         yield f"the script's ranks use {found.backend} on {record.spec.device}: their collectives go through the CPU"
 

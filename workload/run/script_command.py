@@ -9,7 +9,7 @@ import shlex
 import sys
 from argparse import SUPPRESS, Namespace
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,12 +179,11 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
     }
     if place is None:
         cgroup.limit_threads(context.cpu_shares)
-        return _measure(request, wanted, timeline, None)
+        return _measure(request, wanted, timeline)
     if place[0]:
         # Rank 0 shows the progress. Without a process that reports the ranks' errors, each reports its own.
         log.LOGGER.handlers[0].setLevel(logging.CRITICAL if parsed.rank_notes else logging.ERROR)
-    with ranks.noted(parsed.rank_notes):
-        return _measure(request, wanted, timeline, place)
+    return _measure(request, wanted, timeline, place, parsed.rank_notes)
 
 
 def _refuse_for_rank(parsed: Namespace, size: int) -> None:
@@ -202,8 +201,17 @@ def _refuse_for_rank(parsed: Namespace, size: int) -> None:
         )
 
 
-def _measure(request: dict[str, Any], limits: dict[str, Any], timeline: Timeline, place: tuple[int, int] | None) -> int:
-    """Run the script in this process, and measure it. `place`: number of this rank, and number of all ranks."""
+def _measure(
+    request: dict[str, Any],
+    limits: dict[str, Any],
+    timeline: Timeline,
+    place: tuple[int, int] | None = None,
+    notes: Path | None = None,
+) -> int:
+    """Run the script in this process, and measure it. `place`: number of this rank, and number of all ranks.
+
+    `notes`: folder in which a rank leaves its error for the process that started the ranks; None under torchrun.
+    """
     script, is_launched = request["program"], request["is_launched"]
     measured: list[MeasuredScript] = []
     agreement: Agreement | None = None
@@ -227,16 +235,21 @@ def _measure(request: dict[str, Any], limits: dict[str, Any], timeline: Timeline
             agreement.hooks.install(measured[0].session.refuse)
         _observe_exits(measured[0], script.name)
 
+    def seal_for_rank_0() -> None:
+        if agreement and agreement.rank == 1 and agreement.processes and notes is None:
+            ranks.seal_for_rank_0(Path(agreement.folder), agreement.processes)
+
     log.LOGGER.info("script     %s: looking for its training step", script.name)
     timeline.enter("script")
     hooks.when_imported("torch", listen)
-    end = program.run_script(script, lambda error: agreement.explain(error) if agreement else None)
-    if not measured:
-        if end.code and request["leaves_failures"]:
+    with ranks.noted(notes, seal_for_rank_0) if place else nullcontext():
+        end = program.run_script(script, lambda error: agreement.explain(error) if agreement else None)
+        if measured:
+            return _close(measured[0], script, end, is_launched=is_launched)
+        if end.code and notes:
             what = f"rank {os.environ['RANK']}: {script.name} {_how(end)} before it imported torch"
             raise RunFailedError(what, hint=TRACEBACK_HINT)
         return _without_torch(script, end, is_launched=is_launched)
-    return _close(measured[0], script, end, is_launched=is_launched)
 
 
 def _counts(parsed: Namespace) -> dict[str, Any]:

@@ -5,6 +5,7 @@ event timed steps begin and end, and the other ranks ask it. They talk through t
 process group. Between the first and the last timed step nothing is sent.
 """
 
+import os
 import re
 import threading
 import time
@@ -44,7 +45,7 @@ class Agreement:
     """This rank's side of the agreement. `event`: number of optimizer steps, and of steps marked in the script, so far.
 
     `until`: event after which the phase of timed steps ends. `backend`: library of the collectives, once joined.
-    `folder`: the bundle, once rank 0 has begun to time steps.
+    `folder`: the bundle, once rank 0 has begun to time steps. `processes`: process id of each rank, from then on.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -52,6 +53,7 @@ class Agreement:
         self.event = self.until = 0
         self.backend: str | None = None
         self.folder = ""
+        self.processes: list[int] = []
         self._over = threading.Event()
         self._watcher: threading.Thread | None = None
         self.hooks = CollectiveHooks()
@@ -120,8 +122,10 @@ class Agreement:
     def meet_at_start(self, gpus: Sequence[str]) -> None:
         """Wait until every rank is ready to time its steps. `gpus`: identities of the GPUs that this rank trains on."""
         users: dict[str, int] = {}
-        for rank, names in enumerate(self.meet(" ".join(gpus))):
-            for name in names.split():
+        met = [value.split() for value in self.meet(" ".join([str(os.getpid()), *gpus]))]
+        self.processes = [int(process) for process, *_ in met]
+        for rank, (_, *names) in enumerate(met):
+            for name in names:
                 if name in users:
                     raise UsageError(
                         f"ranks {users[name]} and {rank} train on the same GPU",

@@ -7,6 +7,7 @@ DistributedDataParallel averages gradients as before, through a communication ho
 import functools
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -36,11 +37,13 @@ Hook = tuple[Callable[[Any, Any], Any], Any]
 class CollectiveHooks:
     """Hooks that count the collectives which this rank has begun, and mark them for `receiver`, if there is one.
 
-    Collectives of DistributedDataParallel are those of its buckets and buffers.
+    Collectives of DistributedDataParallel are those of its buckets and buffers. `has_async`: the script itself has
+    begun collectives that return before they are done, whose waits are not marked.
     """
 
     def __init__(self) -> None:
         self.begun = 0
+        self.has_async = False
         self.receiver: Collectives | None = None
         self._all_reduce: Callable[..., Any] = lambda *_: None
         # The hook of each DistributedDataParallel, in a list of one.
@@ -78,10 +81,10 @@ class CollectiveHooks:
             self.begun += 1
             receiver = self.receiver
             try:
-                if receiver is None or kwargs.get("async_op"):
-                    return original(*args, **kwargs)
-                with receiver.waiting():
-                    return original(*args, **kwargs)
+                with receiver.waiting() if receiver else nullcontext():
+                    unfinished = original(*args, **kwargs)
+                self.has_async |= unfinished is not None
+                return unfinished
             finally:
                 self._is_inside = False
 

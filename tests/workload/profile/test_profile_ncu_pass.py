@@ -442,6 +442,16 @@ def test_bundle_is_whole_during_the_pass(run_folder: Path, monkeypatch: pytest.M
     assert not (run_folder / profile_bundle.WORK).exists()
 
 
+def test_the_limit_is_judged_again_with_the_profile(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels run for 2 ms of each step of 10 ms."""
+    found = ProfileResult(status="completed", kind="ncu", kernel_time_s_per_step=0.002)
+    monkeypatch.setattr(ncu_pass, "profile", lambda *_: found)
+    profile_bundle.profile(run_folder, ProfileRequest())
+    bound = bundle.read(run_folder).record.bound
+    assert bound is not None
+    assert (bound.bound, bound.device_busy_share) == ("overhead", 0.2)
+
+
 def test_low_counts_name_the_likely_cause(tmp_path: Path) -> None:
     folder = make_bundle(tmp_path / "amp", RunSpec(precision=Precision.AMP, profile=Profile.NCU))
     record = replace(bundle.read(folder).record, complexity=ComplexityRecord(train_flop_per_step=10_000))
