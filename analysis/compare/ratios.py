@@ -182,9 +182,7 @@ def _compare_all(left: Sequence[Case], right: Sequence[Case], designs: Designs, 
     left_blocks, right_blocks = _by_block(left), _by_block(right)
     if len(shared_blocks(right_blocks, left_blocks)) >= LEAST_FOR_SPREAD:
         contrast = designs.contrast(
-            {designs.configuration(left): -1.0, designs.configuration(right): 1.0},
-            [*left, *right],
-            with_busy=with_busy,
+            {designs.configuration(left): -1.0, designs.configuration(right): 1.0}, [*left, *right], with_busy=with_busy
         )
         paired = compare_within_blocks(right_blocks, left_blocks, contrast=contrast)
         blocks = paired.within_blocks.blocks if paired.within_blocks else 0
@@ -461,11 +459,7 @@ def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:
         hedges_g=None,
         reasons=(reason,) if reason else (),
         within_blocks=WithinBlocks(
-            blocks=contrast.blocks,
-            left_out=0,
-            narrower=None,
-            shared=contrast.shared,
-            noisy=contrast.noisy,
+            blocks=contrast.blocks, left_out=0, narrower=None, shared=contrast.shared, noisy=contrast.noisy
         ),
     )
     if contrast.blocks >= LEAST_REPLICATES:

@@ -181,8 +181,7 @@ def _device(trace: Trace, device_number: int | None, file: str) -> str | None:
     """Number of the GPU whose kernels are read, as text; None for a trace of a CPU. `UsageError` if ambiguous."""
     if len(trace.processes) > 1:
         raise UsageError(
-            f"'{file}' holds {len(trace.processes)} processes, but a run has one",
-            hint="import the trace of each rank",
+            f"'{file}' holds {len(trace.processes)} processes, but a run has one", hint="import the trace of each rank"
         )
     devices = trace.devices
     if not devices:
