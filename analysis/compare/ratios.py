@@ -46,6 +46,8 @@ from workload.contract.text import counted, digits_beside_one, percent, plain
 
 # If the whole interval of the ratio is closer to 1 than this, the verdict names no winner, even if one is certain.
 SAME_WITHIN = 0.001
+# Meaning of the ratio if numbers of devices are compared.
+PER_DEVICE = "images/s per device, so the ratio to 1 device is the efficiency"
 # Facts that the column `note` names if both sides also differ in them, because they may explain the difference.
 NOTED = (*SOFTWARE, "cudnn")
 
@@ -239,7 +241,7 @@ def _line(pair: Pair, by: str, comparison: Comparison, *, level: float, count: i
         "note": joined(
             [
                 *_where(pair, by),
-                *_per_device(by),
+                *([PER_DEVICE] if by == "devices" else []),
                 *pair.pool,
                 *_blocks_words(pair, comparison),
                 *_also_different(pair, by),
@@ -327,12 +329,6 @@ def _where(pair: Pair, by: str) -> Iterator[str]:
     """Words on the place that both sides share."""
     if by not in MACHINE and pair.shared.get("place"):
         yield f"on {pair.shared['place']}"
-
-
-def _per_device(by: str) -> Iterator[str]:
-    """Words on the meaning of the ratio if numbers of devices are compared."""
-    if by == "devices":
-        yield "images/s per device, so the ratio to 1 device is the efficiency"
 
 
 def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:

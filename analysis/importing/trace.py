@@ -191,7 +191,9 @@ def _device(trace: Trace, device_number: int | None, file: str) -> str | None:
                 hint="torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])",
             )
         if device_number is not None:
-            raise UsageError(f"'{file}' is of a CPU; got --gpu-index {device_number}", hint=f"analyze import {file}")
+            raise UsageError(
+                f"'{file}' is a trace of a CPU; got --gpu-index {device_number}", hint=f"analyze import {file}"
+            )
         return None
     launches = ", ".join(f"{device}: {counted(number, 'kernel')}" for device, number in sorted(devices.items()))
     if device_number is not None:
