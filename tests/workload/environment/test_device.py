@@ -1,5 +1,5 @@
-import tomllib
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
