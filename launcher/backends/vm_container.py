@@ -19,6 +19,19 @@ def image_to_be(job: Job, flavour: str, repository: str) -> str:
     return f"{repository}:{recipe.tag.partition(':')[2]}"
 
 
+def prepared_image(
+    engine: Callable[[], Engine], image: str | None, flavour: str, repository: str, log_in: Callable[[str], str]
+) -> tuple[str, tuple[str, ...]]:
+    """Image of a launch by digest, and notes on it: the user's `image`, or the one for this code, which is pushed.
+
+    Raises `UsageError` for an image that no VM can run, `ToolError` if an image cannot be found, built or pushed.
+    """
+    if image is None:
+        return pushed_image(engine(), flavour, repository, log_in), ()
+    reference = by_digest(engine, image)
+    return reference, architecture_notes(engine, reference)
+
+
 def by_digest(engine: Callable[[], Engine], image: str) -> str:
     """Reference of the image by digest, which never changes. A tag is looked up in its registry.
 

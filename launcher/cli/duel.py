@@ -54,6 +54,9 @@ def run_duel(
     image: Annotated[
         tuple[str, str] | None, option("--image", "two images, in containers", Group.PLACE, metavar="A B")
     ] = None,
+    gpu_index: Annotated[
+        int | None, option("--gpu-index", "the GPU with this index in nvidia-smi", Group.PLACE, metavar="N", min=0)
+    ] = None,
     data: Annotated[
         str | None,
         option("--data", "the script's data; {data} in its arguments becomes this path", Group.SCRIPT, metavar="PATH"),
@@ -116,7 +119,13 @@ def run_duel(
     limits = contest.make_limits(same_within=same_within, max_time=max_time, max_segments=max_runs)
     report.require_writable(summary)
     request = sides.Request(
-        shared=typed, words=tuple(words or ()), commits=commit, images=image, output=output, data=data
+        shared=typed,
+        words=tuple(words or ()),
+        commits=commit,
+        images=image,
+        output=output,
+        data=data,
+        gpu_index=gpu_index,
     )
     with sides.prepared(request, os.environ) as pair:
         plan = report.Plan(pair=pair, limits=limits, output=output)

@@ -28,6 +28,7 @@ from workload.contract import script as scripts
 from workload.contract.errors import UsageError
 from workload.contract.spec import GPU_MIN_SECONDS, Device, Option, Resolved, RunSpec, options, resolve
 from workload.contract.text import did_you_mean
+from workload.environment import gpu_index
 from workload.environment.outside import outside_facts
 
 Variant = Literal["A", "B"]
@@ -45,6 +46,8 @@ SEGMENT_S = GPU_MIN_SECONDS
 class Request:
     """Command line of a duel. `shared`: run options of both sides. `data`: folder of a script's data.
 
+    `gpu_index`: the GPU for both sides, as nvidia-smi counts; None for CUDA's own choice.
+
     `words`: everything after `--`: the words of A, `---`, and the words of B, where each side has run options, or a
     script with its arguments. If commits or images are compared, `words` is one script for both sides.
     """
@@ -55,6 +58,7 @@ class Request:
     images: tuple[str, str] | None
     output: Path
     data: str | None = None
+    gpu_index: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +112,9 @@ def prepared(request: Request, environment: Mapping[str, str]) -> Iterator[Pair]
         )
     if request.data is not None and not any(is_script(words) for words in (request.words, words_of_b(request.words))):
         raise UsageError("--data is only for your own script", hint=f"leave --data out, or {SCRIPT_EXAMPLE}")
+    if request.gpu_index is not None:
+        gpu_index.require(request.gpu_index, gpu_index.listed(), environment)
+        request = replace(request, shared={"device": Device.CUDA, **request.shared})
     if request.commits and request.words:
         code = commits.code_of_script(request.words, Path.cwd())
         with commits.exported(request.commits, Path.cwd(), code) as exports:
@@ -291,8 +298,15 @@ def _pair_of_images(request: Request, environment: Mapping[str, str], names: tup
 def _plan(
     request: Request, resolved: Resolved, choice: Choice, *, workplace: Workplace | None = None, **more: Any
 ) -> LocalPlan:
-    limits = ContainerLimits()
-    plan = local.make_plan(resolved, choice, output=request.output, limits=limits, workplace=workplace, **more)
+    plan = local.make_plan(
+        resolved,
+        choice,
+        output=request.output,
+        limits=ContainerLimits(),
+        workplace=workplace,
+        gpu_index=request.gpu_index,
+        **more,
+    )
     if workplace and resolved.spec.script and choice.runtime is Runtime.PROCESS:
         local_script.require_module(resolved.spec.script, workplace.folder)
         local_script.require_gpu(resolved.spec)

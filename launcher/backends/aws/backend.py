@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from launcher.backends.aws.options import Options, Where
 from launcher.backends.aws.plan import ZONE_NAME, InstancePlan, make_plan
 from launcher.backends.aws.service import Ec2
 from launcher.backends.aws.settings import ANY_ACCOUNT, Settings, resolve_settings
-from launcher.backends.vm_container import architecture_notes, by_digest, image_to_be, pushed_image
+from launcher.backends.vm_container import image_to_be, prepared_image
 from launcher.docker_engine import Engine
 from launcher.protocol.backend import Job
 from launcher.protocol.checks import Check
@@ -53,11 +54,9 @@ class ElasticCompute:
         notes: list[str] = []
 
         def spot_price(machine_type: str, zones: Sequence[str]) -> Price | None:
-            try:
-                return self.ec2(settings.region).spot_price(machine_type, zones)
-            except RooflaunchError as error:
-                notes.append(f"the spot price is not that of today: {error}")
-                return None
+            price, why = spot_price_now(self.ec2, settings.region, machine_type, tuple(zones))
+            notes.extend(why)
+            return price
 
         asks = options.spot and options.usd_per_h is None and not offline
         return make_plan(
@@ -80,13 +79,10 @@ class ElasticCompute:
         notes = quota_notes(ec2, draft)
         ami = ec2.ami(options.ami or ec2.newest_ami(settings.ami_parameter))
         group = ec2.security_group(settings.security_group, settings.subnet)
-        if options.image:
-            image = by_digest(self.engine, options.image)
-            notes += architecture_notes(self.engine, image)
-        else:
-            image = pushed_image(self.engine(), draft.request.options["flavour"], settings.repository, docker_log_in)
+        flavour = draft.request.options["flavour"]
+        image, more = prepared_image(self.engine, options.image, flavour, settings.repository, docker_log_in)
         now = datetime.fromtimestamp(ec2.now_s(), UTC)
-        return draft.launched(now, image=image, zones=zones, ami=ami, group=group, notes=notes)
+        return draft.launched(now, image=image, zones=zones, ami=ami, group=group, notes=(*notes, *more))
 
     def machines(self, settings: Settings) -> Ec2Machines:
         return Ec2Machines(self.ec2(settings.region), sleep=self.sleep, monotonic=self.monotonic)
@@ -101,6 +97,17 @@ class ElasticCompute:
 
 
 backend = ElasticCompute()
+
+
+@cache
+def spot_price_now(
+    ec2: Callable[[str], Ec2], region: str, machine_type: str, zones: tuple[str, ...]
+) -> tuple[Price | None, tuple[str, ...]]:
+    """Today's spot price, and a note if AWS does not tell it. A sweep plans each task, and asks only for the first."""
+    try:
+        return ec2(region).spot_price(machine_type, zones), ()
+    except RooflaunchError as error:
+        return None, (f"the spot price is not that of today: {error}",)
 
 
 def docker_log_in(host: str) -> str:

@@ -59,12 +59,12 @@ def _registry(client: Ec2, settings: Settings) -> Check:
 
 def _quotas(client: Ec2) -> Iterator[Check]:
     """Quotas in vCPUs, and the GPUs for which each is too small. A note for a quota that AWS does not report."""
-    families: dict[tuple[str, str], dict[str, int]] = {}
+    families: dict[str, tuple[str, dict[str, int]]] = {}
     for gpu in gpus.load().values():
         for spot, market in ((False, "on demand"), (True, "spot")):
-            needs = families.setdefault((gpu.quota.code(spot=spot), f"quota {gpu.quota.title}, {market}"), {})
+            _, needs = families.setdefault(gpu.quota.code(spot=spot), (f"quota {gpu.quota.title}, {market}", {}))
             needs[gpu.name] = gpu.machine_types[gpu.default_machine_type].vcpus
-    for (code, name), needs in families.items():
+    for code, (name, needs) in families.items():
         ask = f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code}"
         try:
             limit = client.quota(code)

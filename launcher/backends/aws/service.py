@@ -32,6 +32,8 @@ AMI_PARAMETERS = tuple(
     f"/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver{part}-ubuntu-22.04/latest/ami-id"
     for part in ("-gpu", "")
 )
+# Processors of all machine types in gpus.toml, as DescribeImages calls them.
+PROCESSOR = "x86_64"
 AMI_OWNER = "898082745236"
 AMI_NAME = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) *"
 SCHEDULE_TARGET = "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
@@ -241,13 +243,19 @@ class Ec2:
         return str(max(answer["Images"], key=lambda image: image["CreationDate"])["ImageId"])
 
     def ami(self, ami_id: str) -> Ami:
-        """Image of this id. Raises `UsageError` if it does not exist in the region."""
+        """Image of this id. Raises `UsageError` if the region lacks it, or if it is not Linux for x86_64."""
         answer = self._ask("ec2", "describe_images", missing="InvalidAMIID", ImageIds=[ami_id])
         if not answer or not answer["Images"]:
             raise UsageError(
                 f"there is no AMI '{ami_id}' in {self.region}", hint="leave --ami out, or name another one"
             )
         [image] = answer["Images"]
+        system, processor = image.get("Platform", "Linux"), image.get("Architecture", PROCESSOR)
+        if (system, processor) != ("Linux", PROCESSOR):
+            raise UsageError(
+                f"AMI '{ami_id}' is for {system} on {processor}; the VMs need Linux on {PROCESSOR}",
+                hint="leave --ami out, or name another one",
+            )
         root = str(image.get("RootDeviceName") or "/dev/sda1")
         disks = {disk.get("DeviceName"): disk.get("Ebs", {}) for disk in image.get("BlockDeviceMappings", ())}
         size = int(disks.get(root, {}).get("VolumeSize") or 0)

@@ -14,7 +14,7 @@ from launcher.backends.gcp import gpus
 from launcher.backends.gcp.backend import ComputeEngine, docker_log_in
 from launcher.backends.gcp.options import Where as VmWhere
 from launcher.backends.gcp.settings import Settings
-from launcher.backends.vm_container import by_digest, pushed_image
+from launcher.backends.vm_container import prepared_image
 from launcher.protocol.backend import Job
 from launcher.protocol.checks import Check
 from launcher.protocol.records import LAUNCHES, READERS
@@ -67,12 +67,9 @@ class CloudBatch:
         """Push the image for this code, unless the user chose an image; return the plan with the image's digest."""
         # Building and pushing an image takes minutes, so check first that Batch answers.
         now_s = machines.now_s()
-        if draft.options.image:
-            reference = by_digest(self.vm.engine, draft.options.image)
-        else:
-            flavour = draft.vm.request.options["flavour"]
-            reference = pushed_image(self.vm.engine(), flavour, draft.settings.repository, docker_log_in)
-        return draft.launched(datetime.fromtimestamp(now_s, UTC), image=reference)
+        flavour, repository = draft.vm.request.options["flavour"], draft.settings.repository
+        image, notes = prepared_image(self.vm.engine, draft.options.image, flavour, repository, docker_log_in)
+        return draft.launched(datetime.fromtimestamp(now_s, UTC), image=image, notes=notes)
 
     def machines(self, settings: Region) -> BatchMachines:
         service = self.service(settings.settings.project, settings.region)

@@ -83,12 +83,15 @@ class BatchPlan:
         vm_request = replace(self.vm.request, spec=request.spec, script=request.script)
         return replace(self, request=request, vm=self.vm.renamed(vm_request))
 
-    def launched(self, now: datetime, *, image: str) -> "BatchPlan":
-        """Copy of the plan with `image` (a reference by digest), the launch time `now`, and a name with this time."""
+    def launched(self, now: datetime, *, image: str, notes: Sequence[str]) -> "BatchPlan":
+        """Copy of the plan with `image` (a reference by digest), the launch time `now`, and a name with this time.
+
+        `notes` come before the plan's own.
+        """
         vm_plan = self.vm.launched(now, image=image)
         named = vm_plan.request
         request = replace(self.request, name=named.name, launched_at=named.launched_at, image=named.image)
-        return replace(self, vm=vm_plan, request=request)
+        return replace(self, vm=vm_plan, request=request, notes=(*notes, *self.notes))
 
     @property
     def ready_s(self) -> float:

@@ -17,7 +17,7 @@ from launcher.backends.gcp.plan import find_image, make_plan
 from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.price_list import PriceLookup
 from launcher.backends.gcp.settings import ANY_PROJECT, Settings, resolve_settings
-from launcher.backends.vm_container import architecture_notes, by_digest, image_to_be, pushed_image
+from launcher.backends.vm_container import image_to_be, prepared_image
 from launcher.docker_engine import Engine
 from launcher.protocol.backend import Job
 from launcher.protocol.checks import Check
@@ -87,16 +87,10 @@ class ComputeEngine:
             # Building and pushing an image takes minutes, so check first that the project answers.
             cloud.project_quotas()
         vm_image, notes = find_image(draft.vm_images, cloud, is_named=options.vm_image is not None)
-        engine = self.engine
-        if options.image:
-            reference = by_digest(engine, options.image)
-            notes += architecture_notes(engine, reference)
-        else:
-            reference = pushed_image(
-                engine(), draft.request.options["flavour"], draft.settings.repository, docker_log_in
-            )
+        flavour = draft.request.options["flavour"]
+        image, more = prepared_image(self.engine, options.image, flavour, draft.settings.repository, docker_log_in)
         now = datetime.fromtimestamp(cloud.now_s(), UTC)
-        return draft.launched(now, image=reference).on_image(vm_image, notes)
+        return draft.launched(now, image=image).on_image(vm_image, (*notes, *more))
 
     def machines(self, settings: Settings) -> ComputeMachines:
         return ComputeMachines(self.compute(settings.project), sleep=self.sleep)

@@ -44,6 +44,18 @@ def test_the_trainer_gets_the_index_of_the_gpu(
     assert command[3 : 3 + len(trainer)] == trainer
 
 
+@pytest.mark.parametrize("words", [("--", "---", "--precision", "amp"), ("--", "train.py", "---", "train.py", "--b")])
+@pytest.mark.usefixtures("two_gpus")
+def test_both_sides_of_a_duel_get_the_index_of_the_gpu(
+    words: tuple[str, ...], launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch("duel", "--gpu-index", "1", "--dry-run", "--format", "json", *words) == ExitCode.DONE
+    plan = json.loads(capsys.readouterr().out)
+    for side in (plan["A"], plan["B"]):
+        assert side["command"][side["command"].index("--gpu-index") + 1] == "1"
+        assert side["spec"]["device"] == "cuda"
+
+
 @pytest.mark.usefixtures("two_gpus")
 def test_a_container_gets_that_gpu_alone_and_is_told_its_index(
     command: FakeDocker, launch: Launch, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -79,6 +91,8 @@ def test_an_index_that_cannot_be(
     words: tuple[str, ...], code: int, message: str, launch: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert launch("local", "--runtime", "process", *words) == code
+    assert message in capsys.readouterr().err
+    assert launch("duel", *words, "--", "---") == code
     assert message in capsys.readouterr().err
 
 

@@ -100,6 +100,8 @@ class FakeAws:
     repositories: set[str] = field(default_factory=lambda: {"rooflaunch/trainer"})
     # Service that roles trust.
     trusted: str = "scheduler.amazonaws.com"
+    # What DescribeImages tells of the image's processor, and of its system if that is Windows.
+    image: dict[str, str] = field(default_factory=lambda: {"architecture": "x86_64"})
     # What goes on inside of an instance, in a thread of its own from the moment that it runs.
     inside: Callable[[Vm], None] | None = None
 
@@ -248,6 +250,7 @@ class FakeAws:
                     "rootDeviceName": "/dev/sda1",
                     "creationDate": "2026-11-20T00:00:00.000Z",
                     "blockDeviceMapping": disks,
+                    **self.image,
                 }
             ]
         }

@@ -152,6 +152,15 @@ def test_other_plans_do_not_ask_for_the_spot_price(world: World, options: dict[s
     assert not world.fake.calls
 
 
+@pytest.mark.usefixtures("spot_prices")
+def test_all_tasks_of_a_sweep_ask_once_for_the_spot_price(world: World) -> None:
+    ours, options = backend(world), Options(gpu="t4", spot=True, image=IMAGE)
+    for token in ("0a1b2c", "0a1b2d"):
+        plan = ours.plan(Job(resolved=resolve({}, {}, None), token=token), options, SETTINGS, now=NOW)
+        assert plan.price("use1-az4").usd_per_h == 0.45  # type: ignore[union-attr]
+    assert world.fake.calls["DescribeSpotPriceHistory"] == 1
+
+
 def test_without_a_spot_price_of_now_the_table_counts(world: World) -> None:
     assert planned(world).price("use1-az4").usd_per_h == 0.216, "EC2 names none"  # type: ignore[union-attr]
     assert world.fake.calls["DescribeSpotPriceHistory"] == 1
@@ -160,6 +169,18 @@ def test_without_a_spot_price_of_now_the_table_counts(world: World) -> None:
     assert plan.price("use1-az4").usd_per_h == 0.216  # type: ignore[union-attr]
     told = "the spot price is not that of today: no permission for DescribeSpotPriceHistory in us-east-1: "
     assert [note for note in plan.notes if note.startswith(told)]
+
+
+@pytest.mark.parametrize(
+    ("image", "found"),
+    [({"platform": "windows"}, "windows on x86_64"), ({"architecture": "arm64"}, "Linux on arm64")],
+)
+def test_an_ami_that_the_vms_cannot_boot_is_refused(world: World, image: dict[str, str], found: str) -> None:
+    """Windows would start, and never run our program; the processor is told before an image is built."""
+    world.fake.image |= image
+    with pytest.raises(UsageError) as caught:
+        prepared(world, ami=AMI)
+    assert str(caught.value) == f"AMI '{AMI}' is for {found}; the VMs need Linux on x86_64"
 
 
 @pytest.mark.parametrize("spot", QUOTA)

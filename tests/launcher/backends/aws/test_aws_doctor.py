@@ -28,7 +28,9 @@ def examined(world: World) -> dict[str, Check]:
             raise UsageError(f"bucket '{settings.bucket}' does not exist", hint="aws s3 ls")
         return Bucket(lambda _: None, settings.bucket, Patience())
 
-    return {check.name: check for check in doctor.examine(Where(), ec2=lambda _: world.ec2(), bucket=bucket)}
+    checks = list(doctor.examine(Where(), ec2=lambda _: world.ec2(), bucket=bucket))
+    assert len({check.name for check in checks}) == len(checks), "each row has a name of its own"
+    return {check.name: check for check in checks}
 
 
 def test_a_sound_account(world: World) -> None:

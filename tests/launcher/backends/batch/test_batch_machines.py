@@ -3,17 +3,22 @@
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from launcher.backends.batch.backend import CloudBatch
 from launcher.backends.batch.machines import BatchMachines
 from launcher.backends.batch.plan import BatchPlan
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
+from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.protocol.backend import Condition, Machine
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch
 from tests.launcher.backends.batch.test_batch_contract import plan_of
 from tests.launcher.backends.contract import silent
+from tests.launcher.backends.gcp.canned_cloud import IMAGE
 from tests.launcher.backends.gcp.fake_compute import Clock
 from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError, UsageError
 from workload.storage.address import open_store
@@ -44,6 +49,19 @@ def region(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Region]:
     with FakeBatch(clock=clock.now) as fake:
         monkeypatch.setenv(ENDPOINT_VARIABLE, fake.url)
         yield Region(fake, clock, open_store(str(tmp_path)))
+
+
+@pytest.mark.parametrize("platform", ["linux/amd64", "linux/arm64"])
+def test_an_image_for_another_processor_is_refused_before_a_job_is_made(region: Region, platform: str) -> None:
+    engine: Any = SimpleNamespace(registry_platforms=lambda _: {platform})
+    backend = CloudBatch(vm=ComputeEngine(engine=lambda: engine))
+    draft = plan_of("000009", image=IMAGE)
+    if platform == "linux/amd64":
+        assert backend.prepare(draft, region.machines).notes == draft.notes
+        return
+    with pytest.raises(UsageError, match="is an image for linux/arm64; the VMs are linux/amd64"):
+        backend.prepare(draft, region.machines)
+    assert not region.fake.jobs
 
 
 def test_a_job_that_waits_for_ever_is_cancelled_with_the_reason(region: Region) -> None:
