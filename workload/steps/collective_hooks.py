@@ -16,20 +16,10 @@ from workload.measure.collectives import Collectives
 
 # Functions of torch.distributed that return when their collective is done, unless `async_op` is set.
 BLOCKING = (
-    *(
-        "all_reduce",
-        "broadcast",
-        "reduce",
-        "all_gather",
-        "gather",
-        "scatter",
-        "reduce_scatter",
-        "all_to_all",
-        "barrier",
-    ),
-    *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"),
-    *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"),
-)
+    "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier",
+    "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single",
+    "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list",
+)  # fmt: skip
 # A communication hook of DistributedDataParallel, and its state.
 Hook = tuple[Callable[[Any, Any], Any], Any]
 
