@@ -25,12 +25,19 @@ SETTINGS = {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
-# moto computes CRC-32 in place of CRC-32C where the package crc32c is missing: it gets our own in that name.
+# moto computes CRC-32 in place of CRC-32C where the package crc32c is missing: it gets our own in that name. It answers
+# one request at a time, because between its check of If-None-Match and its writing another request may write.
 PROGRAM = """
-import sys
+import sys, threading
 from workload.contract import checksum
 sys.modules["crc32c"] = checksum
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from moto.server import main
+turn, answer = threading.Lock(), DomainDispatcherApplication.__call__
+def in_turn(*request):
+    with turn:
+        return answer(*request)
+DomainDispatcherApplication.__call__ = in_turn
 main()
 """
 

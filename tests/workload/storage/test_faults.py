@@ -95,7 +95,7 @@ def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         monkeypatch.setattr(blob, "_MAX_MULTIPART_SIZE", GRAIN_BYTES)
         monkeypatch.setattr(gcs, "CHUNK_BYTES", 2 * GRAIN_BYTES)
         server: GcsServer = request.getfixturevalue("server")
-        with FaultyProxy(server).running() as proxy:
+        with FaultyProxy(server) as proxy:
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
             yield Cloud(
                 kind="gcs",
@@ -107,7 +107,7 @@ def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
             )
         return
     strict: StrictS3 = request.getfixturevalue("small_parts")
-    with FaultyProxy(strict).running() as proxy:
+    with FaultyProxy(strict) as proxy:
         s3_server.meet(proxy.url, request.getfixturevalue("strict_session"), monkeypatch)
         yield Cloud(
             kind="s3",
