@@ -15,7 +15,16 @@ import pandas as pd
 
 from analysis.compare.pairing import MACHINE, Designs, Pair, Pairing, Side, is_busy, pair_up, value_text
 from analysis.loading.cases import Case, shared
-from analysis.loading.configurations import CONFIGURATION, DATA_DETAILS, PLACE, SOFTWARE, label, needs_no_digest, shown
+from analysis.loading.configurations import (
+    CONFIGURATION,
+    COUNTED,
+    DATA_DETAILS,
+    PLACE,
+    SOFTWARE,
+    label,
+    needs_no_digest,
+    shown,
+)
 from analysis.loading.rows import joined
 from analysis.loading.tables import Tables
 from analysis.statistics.comparison import (
@@ -358,7 +367,7 @@ def within_blocks_words(pairing: WithinBlocks) -> str:
 def _also_different(pair: Pair, by: str) -> Iterator[str]:
     # A process has no container image: in a comparison with a container, the note on the runtime is enough.
     one_has_no_image = any(all(needs_no_digest(case.facts) for case in side.runs) for side in pair.sides)
-    for fact in NOTED:
+    for fact in (*NOTED, *(COUNTED if by == "script" else ())):
         left, right = ({case[fact] for case in side.runs} for side in pair.sides)
         if fact != by and left != right and not (fact == "image_digest" and one_has_no_image):
             words = [" and ".join(sorted(value_text(fact, value) for value in values)) for values in (left, right)]

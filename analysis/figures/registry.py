@@ -278,7 +278,7 @@ def _efficiency(material: Material) -> Iterator[Figure]:
     yield Figure(
         name="efficiency_comparison",
         title="Attained share of the device's roof",
-        caption=f"{_shared(table, 'env', 'of')}The model's FLOP divided by the step time without a profiler, for the "
+        caption=f"{_shared(table, 'env')}The model's FLOP divided by the step time without a profiler, for the "
         "fastest configuration of each model and place, divided by "
         f"{' and by '.join(roof.removeprefix('of ') for roof in roofs)} of its precision. "
         f"{_intervals(table, 'fraction')}",
