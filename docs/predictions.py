@@ -290,8 +290,8 @@ limit of the lower end came after this comparison, so `covered` does not check i
 chip that is left out can differ more than the others do.
 
 Of the published rows that are graded A or B, {used} are used. Skipped: {skipped}. The longest time at the roofs
-differs from the measured one by {most} on average, the shortest by {least}. `error` is that of the middle of both, {error} on
-average.
+differs from the measured one by {most} on average, the shortest by {least}; `error`, that of the middle of both,
+is {error} on average.
 """
 REPORTS = """
 ## The reports
