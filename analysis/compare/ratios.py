@@ -41,21 +41,18 @@ from analysis.statistics.comparison import compare as compare_runs
 from analysis.statistics.hosts import PlacedRun, PositionEffect, position_effect
 from analysis.statistics.samples import LEAST_FOR_SPREAD, LEAST_REPLICATES, LEVEL, Interval, too_few
 from workload.contract.design import Contrast
-from workload.contract.tables import Column, Role, number
+from workload.contract.tables import Column, Role, facts, number
 from workload.contract.text import counted, digits_beside_one, percent, plain
 
 # If the whole interval of the ratio is closer to 1 than this, the verdict names no winner, even if one is certain.
 SAME_WITHIN = 0.001
+# Meaning of the ratio if numbers of devices are compared.
+PER_DEVICE = "images/s per device, so the ratio to 1 device is the efficiency"
 # Facts that the column `note` names if both sides also differ in them, because they may explain the difference.
 NOTED = (*SOFTWARE, "cudnn")
 
 COLUMNS = (
-    Column(name="by", heading="by", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", role=Role.FACT),
-    Column(name="precision", heading="precision", role=Role.FACT),
-    Column(name="left", heading="left", role=Role.FACT),
-    Column(name="right", heading="right", role=Role.FACT),
+    *facts(by="by", model="model", batch_size="batch", precision="precision", left="left", right="right"),
     Column(name="combinations", heading="combinations", optional=True),
     Column(name="ratio", heading="right/left"),
     Column(name="ratio_low", heading="low"),
@@ -182,9 +179,7 @@ def _compare_all(left: Sequence[Case], right: Sequence[Case], designs: Designs, 
     left_blocks, right_blocks = _by_block(left), _by_block(right)
     if len(shared_blocks(right_blocks, left_blocks)) >= LEAST_FOR_SPREAD:
         contrast = designs.contrast(
-            {designs.configuration(left): -1.0, designs.configuration(right): 1.0},
-            [*left, *right],
-            with_busy=with_busy,
+            {designs.configuration(left): -1.0, designs.configuration(right): 1.0}, [*left, *right], with_busy=with_busy
         )
         paired = compare_within_blocks(right_blocks, left_blocks, contrast=contrast)
         blocks = paired.within_blocks.blocks if paired.within_blocks else 0
@@ -241,7 +236,7 @@ def _line(pair: Pair, by: str, comparison: Comparison, *, level: float, count: i
         "note": joined(
             [
                 *_where(pair, by),
-                *_per_device(by),
+                *([PER_DEVICE] if by == "devices" else []),
                 *pair.pool,
                 *_blocks_words(pair, comparison),
                 *_also_different(pair, by),
@@ -329,12 +324,6 @@ def _where(pair: Pair, by: str) -> Iterator[str]:
     """Words on the place that both sides share."""
     if by not in MACHINE and pair.shared.get("place"):
         yield f"on {pair.shared['place']}"
-
-
-def _per_device(by: str) -> Iterator[str]:
-    """Words on the meaning of the ratio if numbers of devices are compared."""
-    if by == "devices":
-        yield "images/s per device, so the ratio to 1 device is the efficiency"
 
 
 def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
@@ -461,11 +450,7 @@ def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:
         hedges_g=None,
         reasons=(reason,) if reason else (),
         within_blocks=WithinBlocks(
-            blocks=contrast.blocks,
-            left_out=0,
-            narrower=None,
-            shared=contrast.shared,
-            noisy=contrast.noisy,
+            blocks=contrast.blocks, left_out=0, narrower=None, shared=contrast.shared, noisy=contrast.noisy
         ),
     )
     if contrast.blocks >= LEAST_REPLICATES:

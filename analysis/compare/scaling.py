@@ -66,22 +66,31 @@ def _figures(pool: Group) -> dict[str, Any]:
 
 
 def _efficiencies(results: Tables, every: Sequence[Case] | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each run on several devices that has a counterpart on one device, with the efficiency of its group."""
+    """Each run on several devices that has a counterpart on one device, with the efficiency of its group.
+
+    If several pools of runs on one device are counterparts, as with two drivers, the largest pool comes last.
+    """
     try:
         pairing = pair_up(results, BY, baseline="1", every=every)
     except RooflaunchError:
         return
-    for pair, row in zip(pairing.pairs, rows_of(ratios.of_pairs(pairing)), strict=True):
+    found = zip(pairing.pairs, rows_of(ratios.of_pairs(pairing)), strict=True)
+    for pair, row in sorted(found, key=lambda item: len(item[0].left.runs)):
         efficiency = {
             "efficiency": row["ratio"],
             "efficiency_low": row["ratio_low"],
             "efficiency_high": row["ratio_high"],
             "level": row["level"],
             "why": None if row["level"] else row["verdict"].removeprefix("no winner: "),
-            "note": joined([row["note"], row["busy"]]),
+            "note": joined([*_notes(row["note"], pair.shared["place"]), row["busy"]]),
         }
         for case in pair.right.runs:
             yield case.run_id, efficiency
+
+
+def _notes(note: str | None, place: str | None) -> list[str]:
+    """Notes of a comparison, except those that are clear from the row's place and the word efficiency."""
+    return [text for text in (note or "").split("; ") if text not in ("", f"on {place}", ratios.PER_DEVICE)]
 
 
 def _why_none(pool: Group, alone: Sequence[Group]) -> str:
