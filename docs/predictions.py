@@ -274,7 +274,7 @@ bytes/s. The sum over the kernels is the step's time at the roofs: the time of a
 totals of a step are known, the sum is between the longer of the two times and both times together.
 
 **The interval.** Real steps take longer, by a factor that published measurements show. The interval reaches from the
-time at the roofs x the 5 % quantile of this factor to the time x the 95 % quantile. The quantiles are of the same
+time at the roofs x the 5 % quantile of this factor to that time x the 95 % quantile. The quantiles are of the same
 kind of precision if it has at least {fewest} measurements, otherwise of all. The lower end is never above the time at
 the roofs (*the limit*). A step that is shorter at the roofs than every published one has no prediction: gaps between
 kernels decide how long it takes.
@@ -289,9 +289,9 @@ limit of the lower end came after this comparison, so `covered` does not check i
 `covered` is the share of the measurements that lie in intervals made without their chip. The quantiles aim at 90 %. A
 chip that is left out can differ more than the others do.
 
-Of the published rows that are graded A or B, {used} are used. Skipped: {skipped}. The most time at the roofs is off
-by {most} on average, the least by {least}. `error` is the middle of both compared with the measured time, {error} on
-average.
+Of the published rows that are graded A or B, {used} are used. Skipped: {skipped}. The longest time at the roofs
+differs from the measured one by {most} on average, the shortest by {least}; `error`, that of the middle of both,
+is {error} on average.
 """
 REPORTS = """
 ## The reports
@@ -322,8 +322,8 @@ def page(data: Path) -> Iterator[str]:
             "precision",
             "quantiles of",
             "chips",
-            "/ least time at the roofs",
-            "/ most time",
+            "measured / shortest time at the roofs",
+            "measured / longest",
             "covered",
             "without the limit",
         ),

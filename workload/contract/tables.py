@@ -74,6 +74,11 @@ class Column:
     role: Role = Role.FIGURE
 
 
+def facts(**headings: str) -> tuple[Column, ...]:
+    """Columns of facts; `headings`: the heading of each column, by the column's name."""
+    return tuple(Column(name=name, heading=heading, role=Role.FACT) for name, heading in headings.items())
+
+
 class DataFrameLike(Protocol):
     """Part of pandas.DataFrame's interface that a table needs."""
 

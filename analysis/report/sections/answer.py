@@ -145,7 +145,7 @@ def _usd_per_h(runs: Sequence[Case]) -> str:
     found = []
     for case in runs:
         facts = {name: case[name] for name in ("machine_type", "device_name", "region", "spot")}
-        listed = None if words.is_known(case["usd_per_h"]) else list_price(**facts)
+        listed = None if words.is_known(case["usd_per_h"]) else list_price(**facts, devices=case["devices"] or 1)
         found.append(listed.usd_per_h if listed else case["usd_per_h"])
     known = [usd for usd in found if words.is_known(usd)]
     spot = " (spot)" if any(case["spot"] is True for case in runs) else ""
