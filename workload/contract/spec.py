@@ -25,37 +25,23 @@ ENVIRONMENT_PREFIX = "ROOFLAUNCH_"
 # Variables with our prefix that are not run options.
 OTHER_VARIABLES = frozenset(
     {
-        "ROOFLAUNCH_COMPUTE_ENDPOINT",
-        "ROOFLAUNCH_BATCH_ENDPOINT",
+        "ROOFLAUNCH_COMPUTE_ENDPOINT", "ROOFLAUNCH_BATCH_ENDPOINT",
         # Set for a task of Cloud Batch: launcher/backends/batch/plan.py
-        "ROOFLAUNCH_LAUNCH",
-        "ROOFLAUNCH_STORE",
-        "ROOFLAUNCH_RETRIES",
-        "ROOFLAUNCH_LIMIT_S",
-        "ROOFLAUNCH_COMMIT",
+        "ROOFLAUNCH_LAUNCH", "ROOFLAUNCH_STORE", "ROOFLAUNCH_RETRIES", "ROOFLAUNCH_LIMIT_S", "ROOFLAUNCH_COMMIT",
         "ROOFLAUNCH_IMAGE_DIGEST",
         # Set for every process of a job over ssh: launcher/backends/ssh/keeper.py
         "ROOFLAUNCH_JOB",
         # launcher/backends/slurm/script.py
         "ROOFLAUNCH_END_S",
         # launcher/backends/gcp/settings.py
-        "ROOFLAUNCH_PROJECT",
-        "ROOFLAUNCH_BUCKET",
-        "ROOFLAUNCH_REPOSITORY",
-        "ROOFLAUNCH_SERVICE_ACCOUNT",
-        "ROOFLAUNCH_NETWORK",
-        "ROOFLAUNCH_SUBNETWORK",
+        "ROOFLAUNCH_PROJECT", "ROOFLAUNCH_BUCKET", "ROOFLAUNCH_REPOSITORY", "ROOFLAUNCH_SERVICE_ACCOUNT",
+        "ROOFLAUNCH_NETWORK", "ROOFLAUNCH_SUBNETWORK",
         # launcher/backends/aws/settings.py
-        "ROOFLAUNCH_AWS_REGION",
-        "ROOFLAUNCH_AWS_BUCKET",
-        "ROOFLAUNCH_AWS_REPOSITORY",
-        "ROOFLAUNCH_AWS_INSTANCE_PROFILE",
-        "ROOFLAUNCH_AWS_SCHEDULE_ROLE",
-        "ROOFLAUNCH_AWS_SECURITY_GROUP",
-        "ROOFLAUNCH_AWS_SUBNET",
+        "ROOFLAUNCH_AWS_REGION", "ROOFLAUNCH_AWS_BUCKET", "ROOFLAUNCH_AWS_REPOSITORY", "ROOFLAUNCH_AWS_SUBNET",
+        "ROOFLAUNCH_AWS_INSTANCE_PROFILE", "ROOFLAUNCH_AWS_SCHEDULE_ROLE", "ROOFLAUNCH_AWS_SECURITY_GROUP",
         "ROOFLAUNCH_AWS_AMI_PARAMETER",
     }
-)
+)  # fmt: skip
 # Tables of rooflaunch.toml that are not run options: a launcher's settings for its backends.
 OTHER_TABLES = frozenset({"gcp", "ssh", "batch", "slurm", "aws"})
 

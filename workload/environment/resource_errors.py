@@ -9,15 +9,9 @@ from workload.contract.errors import OutOfDeviceMemoryError, RooflaunchError, Ru
 
 # Messages of torch's allocators, C++ and the dynamic loader. A library that cannot be mapped raises ImportError.
 NO_MEMORY = (
-    "can't allocate memory",
-    "not enough memory",
-    "out of memory",
-    "Cannot allocate memory",
-    "bad_alloc",
-    "failed to map segment from shared object",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-)
+    "can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory", "bad_alloc",
+    "failed to map segment from shared object", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED",
+)  # fmt: skip
 # cuDNN's messages if no algorithm's workspace fits. With free memory they mean that cuDNN has no such algorithm.
 NO_WORKSPACE = (
     "FIND was unable to find an engine",

@@ -44,13 +44,9 @@ ABOUT_KEYS = {
 WRONG_CLOCK = {"RequestTimeTooSkewed", "RequestInTheFuture"}
 DENIED = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "Forbidden", "403", "401"}
 ELSEWHERE = {
-    "PermanentRedirect",
-    "TemporaryRedirect",
-    "AuthorizationHeaderMalformed",
-    "IllegalLocationConstraintException",
-    "301",
-    "307",
-}
+    "PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException",
+    "301", "307",
+}  # fmt: skip
 # The permission that an operation needs: https://docs.aws.amazon.com/AmazonS3/latest/API/API_Operations.html
 ACTIONS = {
     "ListObjectsV2": "s3:ListBucket",
