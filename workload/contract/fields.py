@@ -416,10 +416,6 @@ def _checked_one(item: _Field, value: Any, where: str, findings: Findings) -> An
     return converted
 
 
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT else None
 
@@ -437,14 +433,6 @@ def _number_in(kind: Kind) -> Callable[[Any], float | None]:
     return convert
 
 
-def _flag(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
-def _time(value: Any) -> str | None:
-    return value if instant(value) else None
-
-
 def _texts(value: Any) -> Sequence[str] | None:
     is_texts = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
     return tuple(value) if is_texts else None
@@ -456,11 +444,11 @@ def _numbers(value: Any) -> Sequence[float] | None:
 
 
 CONVERTERS: Mapping[Kind, Callable[[Any], Any]] = {
-    Kind.TEXT: _text,
+    Kind.TEXT: lambda value: value if isinstance(value, str) else None,
     Kind.COUNT: _count,
     **{kind: _number_in(kind) for kind in RANGES},
-    Kind.FLAG: _flag,
-    Kind.TIME: _time,
+    Kind.FLAG: lambda value: value if isinstance(value, bool) else None,
+    Kind.TIME: lambda value: value if instant(value) else None,
     Kind.TEXTS: _texts,
     Kind.NUMBERS: _numbers,
     Kind.ANY: lambda value: value,

@@ -312,13 +312,12 @@ def _train(resolved: Resolved, context: Context, output: Path, timeline: Timelin
     import torch  # noqa: PLC0415 - takes seconds
 
     from workload.run import train  # noqa: PLC0415 - imports torch
-    from workload.run.group import Group  # noqa: PLC0415 - the same
 
     timeline.enter("prepare")
     job = train.prepare(resolved, context, output, int(os.environ["RANK"]))
     raise_if_interrupted()
     timeline.enter("environment")
-    group = Group.join(job.spec.device)
+    group = train.Group.join(job.spec.device)
     if group.rank:
         folder = Path(group.shared(""))
         with log.to_file(own_folder(folder, group.rank) / bundle.LOG):

@@ -9,13 +9,13 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from workload.contract import bundle, ranks, verdict
 from workload.contract.context import Context, KeptCeilings
@@ -38,7 +38,6 @@ from workload.measure.settle import settle, thermometer_of
 from workload.measure.telemetry import Telemetry
 from workload.measure.timing import Timeline
 from workload.model import models
-from workload.run.group import Group
 from workload.run.region import Region
 from workload.run.run_record import RunRecord, first_record
 from workload.run.unfinished import status_of
@@ -46,8 +45,42 @@ from workload.steps import complexity, complexity_cache, data
 from workload.steps.training_step import TrainingStep
 
 LOGGER = logging.getLogger("workload")
+# Longest wait for another rank: all wait while rank 0 measures the ceilings of the machine.
+GROUP_LIMIT = timedelta(minutes=30)
 # Error text by which `torch.use_deterministic_algorithms` refuses an operation, with the name of its kernel.
 NOT_DETERMINISTIC = re.compile(r"(\w+) does not have a deterministic implementation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Position of this process among the ranks. `device`: the kind of device of all ranks."""
+
+    rank: int
+    size: int
+    device: Device
+
+    @classmethod
+    def join(cls, device: Device) -> "Group":
+        """Join the group that torchrun's variables describe; wait for the other ranks."""
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        distributed.init_process_group(ranks.backend_of(device), timeout=GROUP_LIMIT)
+        return cls(rank=rank, size=size, device=device)
+
+    def shared(self, text: str) -> str:
+        """Send the `text` of rank 0 to all ranks; returns it in each rank."""
+        holder = [text]
+        distributed.broadcast_object_list(holder, src=0)
+        return holder[0]
+
+    def more_steps(self, taken: int, taken_s: float, least_s: float) -> int:
+        """Number of steps that are missing until `least_s` seconds have passed, as rank 0 sees it.
+
+        `taken`: steps so far, in `taken_s` seconds. Every rank gets the same number.
+        """
+        wanted = 0 if taken_s >= least_s else max(1, math.ceil(taken * (least_s - taken_s) / taken_s))
+        shared = torch.tensor(wanted, device=self.device.value)
+        distributed.broadcast(shared, src=0)
+        return int(shared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +172,7 @@ def execute(
     try:
         _measure(job, run, timeline, group)
         if group:
-            torch.distributed.barrier()
+            distributed.barrier()
             measured_s = run.record.timing.measured_s
             run.set(ranks=ranks.summary(folder, device=job.spec.device, measured_s=measured_s))
         run.set(status=Status.COMPLETED)
@@ -184,7 +217,7 @@ def _first_record(job: TrainingJob, run_id: str, timeline: Timeline, beside: Sec
 def follow(job: TrainingJob, folder: Path, timeline: Timeline, group: Group) -> None:
     """Train beside rank 0, which writes the bundle `folder`; write only this rank's own files."""
     _train(job, folder, None, timeline, group)
-    torch.distributed.barrier()
+    distributed.barrier()
 
 
 def _measure(job: TrainingJob, run: RunRecord, timeline: Timeline, group: Group | None) -> None:
