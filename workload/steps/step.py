@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
-from workload.contract.errors import RooflaunchError
 from workload.contract.spec import Device, default_steps
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.steps.batches import Batch, Unit
@@ -247,25 +246,6 @@ def _data_words(samples: int, unit: Unit, tokens: Sequence[int], loaders: Sequen
         high = max(tokens)
         amount += f" of {low:,} tokens" if low == high else f" of {low:,} to {high:,} tokens"
     return f"{amount} from {'DataLoaders' if len(places) > 1 else 'DataLoader'} at {' and '.join(places)}"
-
-
-class Guard:
-    """Context manager that passes a `RooflaunchError` to `refuse`, and any other exception, a bug, to `failed`."""
-
-    def __init__(self, refuse: Callable[[RooflaunchError], None], failed: Callable[[Exception], None]) -> None:
-        self._refuse, self._failed = refuse, failed
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
-        if isinstance(error, RooflaunchError):
-            self._refuse(error)
-            return True
-        if not isinstance(error, Exception):
-            return False
-        self._failed(error)
-        return True
 
 
 # --- receivers of steps
