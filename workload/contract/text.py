@@ -125,8 +125,8 @@ def size(count: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Number with its noun: `1 step`, `3 steps`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """Number with its noun: `1 step`, `3 steps`, `2 passes`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, before: str = "", after: str = "") -> str:

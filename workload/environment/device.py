@@ -136,7 +136,9 @@ def prepare(spec: RunSpec, *, cpus: float) -> list[str]:
     Returns notes for the bundle on effects that the user might not expect. `cpus`: CPUs that this process may use.
     """
     torch.manual_seed(spec.seed)
-    _limit_threads(cpus)
+    # By default torch starts a thread for each core of the machine.
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cpus:
+        torch.set_num_threads(max(1, int(cpus)))
     _set_precision(spec)
     if spec.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -144,12 +146,6 @@ def prepare(spec: RunSpec, *, cpus: float) -> list[str]:
     # Shapes are fixed, so autotuning settles in the warm-up.
     torch.backends.cudnn.benchmark = not spec.deterministic
     return _notes(spec)
-
-
-def _limit_threads(cpus: float) -> None:
-    """Limit torch's threads to the usable CPUs; by default torch starts a thread for each core of the machine."""
-    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cpus:
-        torch.set_num_threads(max(1, int(cpus)))
 
 
 def _set_precision(spec: RunSpec) -> None:

@@ -52,6 +52,8 @@ class MeasuredScript(ABC):
     def __init__(self, request: Request, timeline: Timeline) -> None:
         self.folder: Path | None = None
         self.is_sealed = False
+        # The process that started the ranks reports a failure, and seals the bundle.
+        self.leaves_failures = request.leaves_failures
         self._request, self._timeline, self._agreement = request, timeline, request.agreement
         self._region: Region | None = None
         self._phase: Phase | None = None
@@ -69,11 +71,6 @@ class MeasuredScript(ABC):
             else Session(limits, program, self._open, self._complete, goes_on=goes_on)
         )
         self.step_log = StepLog(self.session)
-
-    @property
-    def leaves_failures(self) -> bool:
-        """Whether the process that started the ranks reports a failure, and seals the bundle."""
-        return self._request.leaves_failures
 
     @property
     def measured_steps(self) -> int:

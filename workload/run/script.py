@@ -246,7 +246,7 @@ class ScriptRun(MeasuredScript):
                 LOGGER.warning("note       %s", note)
             run.set(notes=self._notes)
             self._stack.close()
-            if status is not Status.COMPLETED and self._request.leaves_failures:
+            if status is not Status.COMPLETED and self.leaves_failures:
                 run.write()
             else:
                 run.seal()

@@ -78,12 +78,8 @@ class Pattern:
             name = optimizers[number]
             which = f" of optimizer {number + 1}" if names[name] > 1 else ""
             texts.append(f"{counted(times, f'{name} step')}{which}")
-        parts = [_passes(self.backward), *texts]
+        parts = [counted(self.backward, "backward pass"), *texts]
         return f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def _passes(number: int) -> str:
-    return f"{number} backward pass{'' if number == 1 else 'es'}"
 
 
 class Seen(Enum):
