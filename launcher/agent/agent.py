@@ -299,11 +299,7 @@ class Agent:
         return WorkEnd(exit_code=code, error=error, hint=hint, timed_out=timed_out)
 
     def _plan(
-        self,
-        spec: RunSpec,
-        context: Context,
-        outside: Mapping[str, Mapping[str, Any]],
-        workplace: Workplace | None,
+        self, spec: RunSpec, context: Context, outside: Mapping[str, Mapping[str, Any]], workplace: Workplace | None
     ) -> local.LocalPlan:
         spec = spec.checked()
         if spec.download:  # the user's data folder does not exist on this machine
@@ -354,10 +350,7 @@ class Agent:
             self.stop.started(trainer)
 
         return Watcher(
-            on_message=self._hear,
-            on_bundle=self.delivery.folders.append,
-            on_started=started,
-            on_ended=self.stop.ended,
+            on_message=self._hear, on_bundle=self.delivery.folders.append, on_started=started, on_ended=self.stop.ended
         )
 
     def _hear(self, line: str) -> None:

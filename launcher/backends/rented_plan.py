@@ -22,17 +22,7 @@ from launcher.sizes import MAX_LIMIT_S, MIN_LIMIT_S, shown
 from workload.contract import prices
 from workload.contract.errors import UsageError
 from workload.contract.prices import AddressPrice
-from workload.contract.spec import (
-    CIFAR10,
-    IMAGENETTE,
-    SYNTHETIC,
-    Device,
-    Origin,
-    Precision,
-    Profile,
-    Resolved,
-    RunSpec,
-)
+from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Origin, Precision, Profile, Resolved, RunSpec
 from workload.contract.text import counted, dollars, minutes
 
 # Assumed seconds: pulling the image, starting a run (with its measured ceilings), one step, a profile, a download.
@@ -235,8 +225,7 @@ def checked_image(image: str, cloud: Cloud) -> str:
     """The reference of an image, if its characters are allowed. Raises `UsageError`."""
     if not re.fullmatch(IMAGE, image):
         raise UsageError(
-            f"image must be a reference such as HOST/PATH@sha256:…; got '{shown(image)}'",
-            hint=f"--image {cloud.image}",
+            f"image must be a reference such as HOST/PATH@sha256:…; got '{shown(image)}'", hint=f"--image {cloud.image}"
         )
     return image
 

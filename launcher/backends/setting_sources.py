@@ -40,11 +40,7 @@ class SettingSources:
         return values, origins
 
     def _first(
-        self,
-        name: str,
-        options: Mapping[str, str | None],
-        environment: Mapping[str, str],
-        table: Mapping[str, object],
+        self, name: str, options: Mapping[str, str | None], environment: Mapping[str, str], table: Mapping[str, object]
     ) -> tuple[Origin, str] | None:
         """First source that has the setting, and the checked value; None if no source has it."""
         variable = self.prefix + name.upper()

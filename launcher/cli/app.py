@@ -20,13 +20,7 @@ from launcher.jobs import places
 from launcher.kinds import HERE, Runtime
 from launcher.machine.local_options import LocalOptions
 from launcher.script.command import HereOptions, ScriptCommand, Words, refuse_without_script
-from launcher.typer_options import (
-    DryRunOption,
-    OutputOption,
-    instance_of,
-    parameters_of,
-    run_options,
-)
+from launcher.typer_options import DryRunOption, OutputOption, instance_of, parameters_of, run_options
 from workload.contract.context import Context
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.help_text import Group

@@ -16,14 +16,7 @@ from launcher.backends import BACKENDS, OWN_COMMANDS
 from launcher.choice import Command
 from launcher.jobs.places import Place, options_of, place_of
 from launcher.script.command import ScriptCommand, ThereOptions, Words, refuse_without_script
-from launcher.typer_options import (
-    DryRunOption,
-    OutputOption,
-    instance_of,
-    parameters_of,
-    run_options,
-    signed,
-)
+from launcher.typer_options import DryRunOption, OutputOption, instance_of, parameters_of, run_options, signed
 from workload.contract.help_text import Group
 from workload.contract.program import FormatOption, grouped, option
 from workload.contract.tables import TableFormat
@@ -84,14 +77,12 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
         words: Words = None,
         typed: dict[str, object],
         detach: Annotated[
-            bool,
-            option("--detach", f"return as soon as the {declared.noun} runs; it ends by itself", Group.OUTPUT),
+            bool, option("--detach", f"return as soon as the {declared.noun} runs; it ends by itself", Group.OUTPUT)
         ] = False,
         output: OutputOption = Path("results"),
         dry_run: DryRunOption = False,
         request: Annotated[
-            bool,
-            option("--request", f"with --dry-run: also print the request to {declared.sent_to}", Group.OUTPUT),
+            bool, option("--request", f"with --dry-run: also print the request to {declared.sent_to}", Group.OUTPUT)
         ] = False,
         output_format: FormatOption = TableFormat.TABLE,
         **own: Any,

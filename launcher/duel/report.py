@@ -271,11 +271,7 @@ def append(summary: Path, markdown: str) -> None:
 
 
 def _limits(limits: Limits) -> dict[str, Any]:
-    return {
-        "same_within": limits.same_within,
-        "max_time_s": limits.max_time_s,
-        "max_segments": limits.max_segments,
-    }
+    return {"same_within": limits.same_within, "max_time_s": limits.max_time_s, "max_segments": limits.max_segments}
 
 
 def _state_json(state: DuelState) -> dict[str, Any]:

@@ -309,7 +309,8 @@ def _plan(
     )
     if workplace and resolved.spec.script and choice.runtime is Runtime.PROCESS:
         local_script.require_module(resolved.spec.script, workplace.folder)
-        local_script.require_gpu(resolved.spec)
+        if request.gpu_index is None:
+            local_script.require_gpu(resolved.spec)
     return plan
 
 

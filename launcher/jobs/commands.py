@@ -22,16 +22,7 @@ from launcher.jobs.launches import Launch
 from launcher.jobs.places import Place, other_places
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, prepared, run
 from launcher.jobs.session import LaunchProgress, Session
-from launcher.protocol.backend import (
-    Backend,
-    Condition,
-    Job,
-    Listing,
-    Machine,
-    Machines,
-    Plan,
-    Removed,
-)
+from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
 from launcher.script import notes
 from launcher.script.command import ThereOptions, variables_of
 from launcher.script.files import ScriptFiles, pack, place_of_data, relative_words

@@ -15,15 +15,7 @@ from enum import StrEnum
 from math import inf
 from typing import Any, TypeVar
 
-from launcher.jobs.liveness import (
-    PROVISIONING_S,
-    Liveness,
-    Observed,
-    PlaceSays,
-    StoreSays,
-    boot_limit_s,
-    liveness,
-)
+from launcher.jobs.liveness import PROVISIONING_S, Liveness, Observed, PlaceSays, StoreSays, boot_limit_s, liveness
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Condition, Listing, Machine
 from launcher.protocol.records import (

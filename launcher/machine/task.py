@@ -47,11 +47,7 @@ class End(StrEnum):
     NOT_STARTED = "not started"
 
 
-ENDS = {
-    Status.COMPLETED: End.COMPLETED,
-    Status.OUT_OF_MEMORY: End.OUT_OF_MEMORY,
-    Status.INTERRUPTED: End.INTERRUPTED,
-}
+ENDS = {Status.COMPLETED: End.COMPLETED, Status.OUT_OF_MEMORY: End.OUT_OF_MEMORY, Status.INTERRUPTED: End.INTERRUPTED}
 ENDS_BY_CODE: Mapping[int, End] = {ExitCode.OUT_OF_MEMORY: End.OUT_OF_MEMORY, ExitCode.INTERRUPTED: End.INTERRUPTED}
 
 

@@ -204,10 +204,7 @@ def signed(
     for part in (*scope.split("/"), text):
         key = hmac.new(key, part.encode(), hashlib.sha256).digest()
     credential = f"Credential={keys['AccessKeyId']}/{scope}"
-    return {
-        **every,
-        "authorization": f"AWS4-HMAC-SHA256 {credential}, SignedHeaders={names}, Signature={key.hex()}",
-    }
+    return {**every, "authorization": f"AWS4-HMAC-SHA256 {credential}, SignedHeaders={names}, Signature={key.hex()}"}
 
 
 if __name__ == "__main__":

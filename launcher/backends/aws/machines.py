@@ -7,17 +7,7 @@ from launcher.backends.aws.plan import LATE_S, InstancePlan
 from launcher.backends.aws.provision import Provisioning, guard, remove
 from launcher.backends.aws.resources import Instance, Volume
 from launcher.backends.aws.service import Ec2, schedule_name
-from launcher.protocol.backend import (
-    ANYWHERE,
-    Condition,
-    Leftover,
-    Listing,
-    Machine,
-    Output,
-    Removed,
-    Submitted,
-    Tell,
-)
+from launcher.protocol.backend import ANYWHERE, Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
 from launcher.protocol.records import NAME
 from workload.contract.errors import RooflaunchError
 from workload.contract.text import duration

@@ -216,12 +216,7 @@ class BatchPlan:
         options = f"--network host --shm-size {text(shm_bytes)}"
         if any(run.spec.profile is Profile.NCU for plan in plans for run in plan.request.work.runs):
             begin, options = [*COUNTER_WORDS, *begin], f"{options} {COUNTER_OPTIONS}"
-        return {
-            "imageUri": self.request.image,
-            "entrypoint": begin[0],
-            "commands": begin[1:],
-            "options": options,
-        }
+        return {"imageUri": self.request.image, "entrypoint": begin[0], "commands": begin[1:], "options": options}
 
     def _allocation(self, labels: Mapping[str, str]) -> dict[str, Any]:
         vm, options = self.vm, self.options

@@ -10,12 +10,7 @@ from launcher.backends.gcp.gpus import Driver, GpuOffer, VmImage
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.resources import LIMIT_LABEL
 from launcher.backends.gcp.settings import Settings
-from launcher.backends.rented_plan import (
-    Cloud,
-    RentedPlan,
-    cost_rows,
-    zones_text,
-)
+from launcher.backends.rented_plan import Cloud, RentedPlan, cost_rows, zones_text
 from launcher.backends.shared_plan import run_rows, text_of
 from launcher.protocol.records import region_of
 from workload.contract.errors import UsageError

@@ -12,17 +12,7 @@ from typing import Any
 from launcher.backends.slurm.plan import Cluster, SlurmPlan
 from launcher.backends.slurm.refusals import explained
 from launcher.backends.slurm.script import job_script
-from launcher.protocol.backend import (
-    ANYWHERE,
-    Condition,
-    Leftover,
-    Listing,
-    Machine,
-    Output,
-    Removed,
-    Submitted,
-    Tell,
-)
+from launcher.protocol.backend import ANYWHERE, Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
 from launcher.protocol.records import NAME
 from workload.contract.errors import ToolError
 from workload.contract.text import printable
@@ -44,10 +34,7 @@ SLURM_PROGRAM = "launcher/backends/slurm/remote.py"
 # Slurm's states of a job: see squeue(1), JOB STATE CODES. Any state in neither table counts as running. In COMPLETING,
 # the job's processes may still be ending.
 WAITING = frozenset(
-    {
-        *("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED"),
-        *("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
-    }
+    {*("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED"), *("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")}
 )
 # Why a job ended, by its final state; empty for COMPLETED.
 ENDED: Mapping[str, str] = {

@@ -221,8 +221,7 @@ def _require_good(answer: Mapping[str, Any], plan: SlurmPlan, place: str) -> Non
         )
     if facts.get("apptainer") == "missing":
         raise ToolError(
-            f"{where} has no Apptainer",
-            hint="--python PATH instead of --image, or ask the administrator for Apptainer",
+            f"{where} has no Apptainer", hint="--python PATH instead of --image, or ask the administrator for Apptainer"
         )
     python = facts.get("python", "ok")
     if python != "ok":
