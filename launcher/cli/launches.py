@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -20,9 +20,6 @@ from launcher.typer_options import DryRunOption, OutputOption, instance_of, para
 from workload.contract.help_text import Group
 from workload.contract.program import FormatOption, grouped, option
 from workload.contract.tables import TableFormat
-
-if TYPE_CHECKING:
-    from launcher.jobs.commands import Script
 
 # \b keeps the line breaks of the help text.
 STATUS_EXAMPLES = """\b
@@ -92,11 +89,12 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
         options, where = instance_of(module.Options, own), instance_of(module.Where, own)
         of_script = instance_of(ThereOptions, own)
         refuse_without_script(of_script, words)
+        script = commands.Script(words=tuple(words or ()), options=of_script, is_fresh=declared.is_fresh)
         return commands.launch(
             Place(backend=name, where=where),
             options,
             typed,
-            script=_script(words, of_script, declared),
+            script=script if words else None,
             detach=detach,
             output=output,
             dry_run=dry_run,
@@ -109,12 +107,6 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
     declare(launch, [*place, *parameters_of(ThereOptions, group=Group.SCRIPT)], before="detach")
     command = grouped(*declared.first, "dry_run", kind=ScriptCommand)
     app.command(name, cls=command, epilog=declared.examples)(run_options(launch))
-
-
-def _script(words: list[str] | None, options: ThereOptions, declared: Command) -> "Script | None":
-    from launcher.jobs.commands import Script
-
-    return Script(words=tuple(words), options=options, is_fresh=declared.is_fresh) if words else None
 
 
 def declare(command: Callable[..., int], options: list[inspect.Parameter], *, before: str) -> None:

@@ -1,6 +1,5 @@
 """Texts of a duel: its plan, and its result as text, as JSON, and as Markdown for a job's summary."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,16 +65,10 @@ class Plan:
                 ),
             ),
             ("bundles", f"{self.output}/"),
-            *((f"command {name}", shlex.join(self._command(name))) for name in VARIANTS),
+            *((f"command {name}", self.pair.side(name).plan.command_text()) for name in VARIANTS),
             *(("warning", warning) for warning in self.warnings),
         ]
         return _lines(rows)
-
-    def _command(self, variant: str) -> list[str]:
-        """Command line of one side, without the arguments that only record the duel's plan in the bundle."""
-        words: list[str] = self.pair.side(variant).plan.to_json()["command"]
-        index = words.index("--context")
-        return words[:index] + words[index + 2 :]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ def read(session: Session, name: str, *, follow: bool) -> Iterator[Piece]:
     if machine is not None:
         for part in printed(session, machine, follow=follow):
             text = clean(part)
-            last_line = _last_line(text) or last_line
+            last_line = next((line for line in reversed(text.splitlines()) if line.strip()), last_line)
             yield Piece(source="serial port", text=text)
         if not follow:
             return
@@ -76,10 +76,6 @@ def printed(session: Session, machine: Machine, *, follow: bool = False) -> Iter
 def _is_gone(session: Session, machine: Machine) -> bool:
     listing = session.machines.look({machine.name: (machine.zone,)})
     return any(seen.condition is Condition.GONE for seen in listing)
-
-
-def _last_line(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _after(log: str, last: str) -> str:

@@ -73,11 +73,16 @@ class LocalPlan:
             "runtime": f"{self.choice.runtime} ({self.choice.why})",
             **({"image": image.name} if image else {}),
             "bundles": f"{self.output}/",
-            # Command to repeat the run by hand, without `--context`, which only records the plan in the bundle.
-            "command": shlex.join(_without_context(script.shown(self._words()))),
+            "command": self.command_text(),
         }
         rows = [*lines.items(), *(("note", note) for note in self.notes)]
         return "\n".join(f"{name:<10} {text}" for name, text in rows)
+
+    def command_text(self) -> str:
+        """Command to repeat the run by hand, without `--context`, which only records the plan in the bundle."""
+        words = script.shown(self._words())
+        index = words.index("--context")
+        return shlex.join(words[:index] + words[index + 2 :])
 
     def _words(self) -> list[str]:
         if self.container:
@@ -308,11 +313,6 @@ def _profile(plan: LocalPlan, timing: Container, folder: Path, watcher: Watcher 
     if code not in (ExitCode.DONE, ExitCode.TOOL, ExitCode.INTERRUPTED):
         print(f"warning: the profile pass ended with exit code {code}; the run is complete", file=sys.stderr)
     return ExitCode.INTERRUPTED if code == ExitCode.INTERRUPTED else ExitCode.DONE
-
-
-def _without_context(words: list[str]) -> list[str]:
-    index = words.index("--context")
-    return words[:index] + words[index + 2 :]
 
 
 def _sealed(folders: list[Path]) -> tuple[Bundle, ...]:

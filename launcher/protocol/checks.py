@@ -1,5 +1,6 @@
 """Results of `launch doctor`: each check is a line with the name of what was checked, and the result."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -47,6 +48,13 @@ class CheckPart:
     def problem(self, name: str, found: str, cure: str) -> Check:
         """Check that found a problem that affects runs."""
         return Check(part=self.name, name=name, state=Health.PROBLEM, found=found, cure=cure)
+
+    def looked(self, name: str, look: Callable[[], str]) -> Check:
+        """Check that `look` answers with what was found; its error is a problem."""
+        try:
+            return self.ok(name, look())
+        except RooflaunchError as error:
+            return self.failed(name, error)
 
     def failed(self, name: str, error: RooflaunchError) -> Check:
         """Check that an error prevented, with the error's hint as the cure."""

@@ -174,8 +174,10 @@ class _Reader:
             usual = 'with backend = "local", or "gcp" and gpu'
             problem, cure = (str(unfilled[0]), unfilled[0].cure) if unfilled else ("no place to run", f"[[on]] {usual}")
             raise self._error(problem, hint=cure)
-        self._require_distinct([place.name for _, place in entries])
-        excludes = self._excludes(axes, [place.name for _, place in entries])
+        names = [place.name for _, place in entries]
+        for twice in (name for name in names if names.count(name) > 1):
+            raise self._error(f"two places are named '{twice}'", hint=f'name = "{twice}-2" in one of the [[on]]')
+        excludes = self._excludes(axes, names)
         repeats = self._repeats()
         self._require_few(axes, repeats, len(places), allow_many_runs=allow_many_runs)
         used: set[int] = set()
@@ -344,7 +346,8 @@ class _Reader:
         script = instances.pop() if script_kinds else None
         changed = {name: value for instance in instances for name, value in _changed(instance).items()}
         measured = {name: value for name, value in changed.items() if name not in NOT_MEASURED}
-        usual_name = _usual_name(str(backend), measured, entry.get("device"))
+        hardware = measured.get("gpu") or measured.get("host") or entry.get("device") or ""
+        usual_name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{backend}-{hardware}".strip("-"))
         name = self._require_name(entry.get("name", usual_name), where=f"{where}: ", example="t4")
         return Place(
             name=name,
@@ -408,11 +411,6 @@ class _Reader:
             raise self._error(
                 f"{where}: {key} must be one value; got '{_toml(value)}'", hint=f"an [[on]] for each {key}"
             )
-
-    def _require_distinct(self, names: Sequence[str]) -> None:
-        for name in names:
-            if names.count(name) > 1:
-                raise self._error(f"two places are named '{name}'", hint=f'name = "{name}-2" in one of the [[on]]')
 
     def _at(
         self,
@@ -575,11 +573,6 @@ def _changed(instance: Any) -> dict[str, Any]:
     """Fields that differ from their defaults, as plain values."""
     values = {item.name: value for item in fields(instance) if (value := getattr(instance, item.name)) != item.default}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-def _usual_name(backend: str, asked: Mapping[str, Any], device: object) -> str:
-    hardware = asked.get("gpu") or asked.get("host") or device or ""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{backend}-{hardware}".strip("-"))
 
 
 def _nearest(word: str, known: Collection[str], otherwise: str) -> str:

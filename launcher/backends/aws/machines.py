@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 
 from launcher.backends.aws.plan import LATE_S, InstancePlan
 from launcher.backends.aws.provision import Provisioning, guard, remove
-from launcher.backends.aws.resources import Instance, Volume
+from launcher.backends.aws.resources import Instance
 from launcher.backends.aws.service import Ec2, schedule_name
 from launcher.protocol.backend import ANYWHERE, Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
 from launcher.protocol.records import NAME
@@ -99,11 +100,13 @@ class Ec2Machines:
         scheduled = self.ec2.scheduled()
         ours, now_s = self._ours(), self.now_s()
         vms = ((vm, _why_left(vm, now_s)) for vm in ours)
-        disks = [disk for disk in self.ec2.free_volumes() if _is_left(disk, now_s)]
+        disks = [disk for disk in self.ec2.free_volumes() if now_s > (disk.deadline_s or -inf) + GRACE_S]
         left = [Leftover(kind=self.noun, name=vm.name, zone=vm.zone, why=why) for vm, why in vms if why]
         left += [Leftover(kind="disk", name=disk.id, zone=disk.zone, why="no VM uses it") for disk in disks]
         live = {vm.id for vm in ours}
-        for gone in [one for one in scheduled if one not in live and not self._exists(one)]:
+        for gone in [one for one in scheduled if one not in live]:
+            if (seen := self.ec2.instance(gone)) and seen.condition is not Condition.GONE:
+                continue
             why = f"its VM {gone} is gone"
             left.append(Leftover(kind="schedule", name=schedule_name(gone), zone=self.ec2.region, why=why))
         return Listing(there=tuple(left))
@@ -133,10 +136,6 @@ class Ec2Machines:
     def _live(self, machine: Machine) -> Instance | None:
         found = self._found(machine.name, self.ec2.instances([machine.name])) if NAME.fullmatch(machine.name) else None
         return found if found and found.condition is not Condition.GONE else None
-
-    def _exists(self, instance_id: str) -> bool:
-        seen = self.ec2.instance(instance_id)
-        return seen is not None and seen.condition is not Condition.GONE
 
     def _drop_schedule(self, instance_id: str) -> None:
         if instance_id not in self._without_schedule:
@@ -170,10 +169,6 @@ def _why_left(vm: Machine, now_s: float) -> str:
     if vm.deadline_s is not None and now_s > vm.deadline_s + GRACE_S:
         return f"its time limit ended {duration(now_s - vm.deadline_s)} ago"
     return ""
-
-
-def _is_left(disk: Volume, now_s: float) -> bool:
-    return disk.deadline_s is None or now_s > disk.deadline_s + GRACE_S
 
 
 def _grown(before: str, window: str) -> str:

@@ -123,6 +123,7 @@ class InstancePlan(RentedPlan):
         kinds = ("instance", "volume", "network-interface", *(("spot-instances-request",) if self.options.spot else ()))
         spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
         market = {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": spot}} if self.options.spot else {}
+        zone_kind = "AvailabilityZoneId" if ZONE_ID.fullmatch(zone) else "AvailabilityZone"
         disk = {
             "VolumeSize": max(self.options.disk_gb, ami.gigabytes),
             "VolumeType": DISK_TYPE,
@@ -147,7 +148,7 @@ class InstancePlan(RentedPlan):
             "IamInstanceProfile": {"Name": self.settings.instance_profile},
             "BlockDeviceMappings": [{"DeviceName": ami.root, "Ebs": disk}],
             "NetworkInterfaces": [self._interface()],
-            **({} if self.settings.subnet else {"Placement": _placement(zone)}),
+            **({} if self.settings.subnet else {"Placement": {zone_kind: zone}}),
             **market,
             "TagSpecifications": [
                 {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
@@ -286,10 +287,6 @@ def _known_price(draft: Draft, region: str, now: datetime, today: Price | None) 
     if draft.options.max_cost_usd is not None and (price is None or price.disk_usd_per_h is None):
         raise needs_price(draft.options, CLOUD, f"with its disk in {region}")
     return {gpus.region_code(region): price} if price else {}
-
-
-def _placement(zone: str) -> dict[str, str]:
-    return {"AvailabilityZoneId" if ZONE_ID.fullmatch(zone) else "AvailabilityZone": zone}
 
 
 def _vm(plan: InstancePlan) -> Iterator[tuple[str, str]]:

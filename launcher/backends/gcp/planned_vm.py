@@ -84,48 +84,42 @@ class VmPlan(RentedPlan):
             # A duration, no end time: this computer's clock may be hours off, and the cloud records the VM's start.
             LIMIT_LABEL: str(self.limit_s),
         }
-        accelerators = {"guestAccelerators": self._accelerators(zone)} if self.gpu.accelerator else {}
+        kind = f"zones/{zone}/acceleratorTypes/{self.gpu.accelerator}"
+        gpus = [{"acceleratorType": kind, "acceleratorCount": self.request.gpu_count}]
+        accelerators = {"guestAccelerators": gpus} if self.gpu.accelerator else {}
         shielded = {"shieldedInstanceConfig": dict(self.shielded)} if self.shielded else {}
         return {
             "name": self.name,
             "machineType": f"zones/{zone}/machineTypes/{self.machine.name}",
             **accelerators,
-            "scheduling": self._scheduling(),
-            "disks": [self._disk(zone, labels)],
+            # The cloud never deletes a VM that host maintenance or a host error has stopped, but it can restart the
+            # VM: boot.py then saves the results, does the missing runs of a sweep, and deletes the VM; no run is
+            # measured twice. A spot VM is deleted, and may not be restarted.
+            "scheduling": {
+                "provisioningModel": "SPOT" if self.options.spot else "STANDARD",
+                "onHostMaintenance": "TERMINATE",
+                "automaticRestart": not self.options.spot,
+                "instanceTerminationAction": "DELETE",
+                "maxRunDuration": {"seconds": str(self.limit_s)},
+            },
+            "disks": [
+                {
+                    "boot": True,
+                    "autoDelete": True,
+                    "type": "PERSISTENT",
+                    "initializeParams": {
+                        "sourceImage": self.vm_image.path,
+                        "diskType": f"zones/{zone}/diskTypes/{self.gpu.disk_type}",
+                        "diskSizeGb": str(self.options.disk_gb),
+                        "labels": labels,
+                    },
+                }
+            ],
             **shielded,
             "networkInterfaces": [self._interface(zone)],
             "serviceAccounts": [{"email": self.settings.service_account, "scopes": [SCOPE]}],
             "labels": {**labels, "rooflaunch-request": request_id},
             "metadata": {"items": [{"key": key, "value": value} for key, value in self.metadata().items()]},
-        }
-
-    def _accelerators(self, zone: str) -> list[dict[str, Any]]:
-        kind = f"zones/{zone}/acceleratorTypes/{self.gpu.accelerator}"
-        return [{"acceleratorType": kind, "acceleratorCount": self.request.gpu_count}]
-
-    def _scheduling(self) -> dict[str, Any]:
-        # The cloud never deletes a VM that host maintenance or a host error has stopped, but it can restart the VM:
-        # boot.py then saves the results, does the missing runs of a sweep, and deletes the VM; no run is measured
-        # twice. A spot VM is deleted, and may not be restarted.
-        return {
-            "provisioningModel": "SPOT" if self.options.spot else "STANDARD",
-            "onHostMaintenance": "TERMINATE",
-            "automaticRestart": not self.options.spot,
-            "instanceTerminationAction": "DELETE",
-            "maxRunDuration": {"seconds": str(self.limit_s)},
-        }
-
-    def _disk(self, zone: str, labels: Mapping[str, str]) -> dict[str, Any]:
-        return {
-            "boot": True,
-            "autoDelete": True,
-            "type": "PERSISTENT",
-            "initializeParams": {
-                "sourceImage": self.vm_image.path,
-                "diskType": f"zones/{zone}/diskTypes/{self.gpu.disk_type}",
-                "diskSizeGb": str(self.options.disk_gb),
-                "labels": dict(labels),
-            },
         }
 
     def _interface(self, zone: str) -> dict[str, Any]:

@@ -203,13 +203,10 @@ class Provisioning(ZoneByZone):
         if vm is not None and vm.status == RUNNING:
             return vm
         status = "gone" if vm is None else vm.status
-        return (self._lost(zone, f"the VM is {status} right after its insert"),)
-
-    def _lost(self, zone: str, message: str) -> OperationFault:
-        """Fault for a VM that vanished: preempted if the cloud says so or the VM is spot, else deleted by somebody."""
-        if self.compute.preempted(zone, self.plan.name) or self.plan.request.spot:
-            return OperationFault(code=PREEMPTED, message=message)
-        return OperationFault(code=DELETED, message=message)
+        # A VM that vanished was preempted if the cloud says so or the VM is spot, else deleted by somebody.
+        was_preempted = self.compute.preempted(zone, self.plan.name) or self.plan.request.spot
+        code = PREEMPTED if was_preempted else DELETED
+        return (OperationFault(code=code, message=f"the VM is {status} right after its insert"),)
 
     # After a failure.
 
@@ -252,15 +249,11 @@ class Provisioning(ZoneByZone):
 def scope_of(fault: Fault) -> Scope:
     """Scope in which an error rules out further attempts. An unknown code counts as fatal."""
     if fault.code.startswith("QUOTA"):
-        return _quota_scope(fault)
+        if isinstance(fault, OperationFault) and fault.quota_dimensions:
+            return Scope.REGION if "region" in fault.quota_dimensions else Scope.PROJECT
+        return Scope.PROJECT if _EVERYWHERE.search(fault.message) else Scope.REGION
     if fault.code == NOT_FOUND and "/subnetworks/" in fault.message:
         return Scope.REGION
     if fault.code == NOT_FOUND and _MISSING_EVERYWHERE.search(fault.message):
         return Scope.FATAL
     return Scope.ZONE if fault.code.startswith(_ZONE_CODES) else Scope.FATAL
-
-
-def _quota_scope(fault: Fault) -> Scope:
-    if isinstance(fault, OperationFault) and fault.quota_dimensions:
-        return Scope.REGION if "region" in fault.quota_dimensions else Scope.PROJECT
-    return Scope.PROJECT if _EVERYWHERE.search(fault.message) else Scope.REGION
