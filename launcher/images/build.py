@@ -9,9 +9,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from launcher.docker_engine import Engine, EngineEvent, Image
 from launcher.images import contents
@@ -75,10 +75,6 @@ class Built:
     seconds: float
     cached: bool
     architecture: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Result as JSON values, by field name."""
-        return asdict(self)
 
     def text(self) -> str:
         """Result as text, with a line for each fact."""

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -455,7 +455,7 @@ def reap(place: Place, *, dry_run: bool, output_format: TableFormat) -> int:
         _erase_variables(_store_or_none(connected), machines)
         return _print_removed(removed, output_format, nothing=nothing, unlisted=leftovers.unreachable)
     if output_format is not TableFormat.TABLE:
-        print(plain([leftover.to_json() for leftover in leftovers], output_format))
+        print(plain([asdict(leftover) for leftover in leftovers], output_format))
     elif leftovers.there or not leftovers.unreachable:
         print("\n".join(f"{item.kind} {item.name} in {item.zone}: {item.why}" for item in leftovers) or nothing)
     cleanup.require_gone((), leftovers.unreachable)
@@ -467,7 +467,7 @@ def _print_removed(
 ) -> int:
     gone = [f"{item.kind} {item.name} in {item.zone} is gone" for item in removed if item.gone]
     if output_format is not TableFormat.TABLE:
-        print(plain([item.to_json() for item in removed], output_format))
+        print(plain([asdict(item) for item in removed], output_format))
     elif gone or not (removed or unlisted):
         print("\n".join(gone) or nothing)
     cleanup.require_gone(removed, unlisted)

@@ -68,14 +68,10 @@ def printed(session: Session, machine: Machine, *, follow: bool = False) -> Iter
             return
         start, quiet_polls = max(start, part.next_start), 0 if part.text else quiet_polls + 1
         if follow:
-            if quiet_polls >= QUIET_POLLS and _is_gone(session, machine):
+            seen = session.machines.look({machine.name: (machine.zone,)}) if quiet_polls >= QUIET_POLLS else ()
+            if any(each.condition is Condition.GONE for each in seen):
                 return
             session.sleep(EVERY_S)
-
-
-def _is_gone(session: Session, machine: Machine) -> bool:
-    listing = session.machines.look({machine.name: (machine.zone,)})
-    return any(seen.condition is Condition.GONE for seen in listing)
 
 
 def _after(log: str, last: str) -> str:

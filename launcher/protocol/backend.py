@@ -9,7 +9,7 @@ when it is used. `tests/launcher/backends/contract.py` has the tests that every 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -123,10 +123,6 @@ class Leftover:
     zone: str
     why: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Fields as JSON values, by name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
@@ -147,10 +143,6 @@ class Removed:
         """Result for an item that may be in zones that do not answer."""
         answer = "the zone does not answer" if len(zones) == 1 else "these zones do not answer"
         return cls(kind=kind, name=name, zone=", ".join(zones), gone=False, reason=answer, unknown=True)
-
-    def to_json(self) -> dict[str, Any]:
-        """Fields as JSON values, by name."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)

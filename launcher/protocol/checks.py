@@ -1,9 +1,8 @@
 """Results of `launch doctor`: each check is a line with the name of what was checked, and the result."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from workload.contract.errors import RooflaunchError
 
@@ -25,10 +24,6 @@ class Check:
     state: Health
     found: str
     cure: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Fields as JSON values, by name."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

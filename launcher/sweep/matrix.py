@@ -185,16 +185,12 @@ class _Reader:
         later = {entry.name for entry in unfilled}
         unused = [rule.text for number, rule in enumerate(excludes) if number not in used and not later & {*rule.on}]
         warnings = tuple(f"{self._file}: an [[exclude]] matches nothing: {text}" for text in unused)
-        seed = self._seed()
-        return Matrix(name=name, repeats=repeats, seed=seed, places=matrices, warnings=warnings, unfilled=unfilled)
-
-    # Methods that read keys at the top level of the file.
-
-    def _seed(self) -> int:
         seed = self._table.get("seed", 0)
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise self._error(f"seed must be an integer; got '{seed}'", hint="seed = 0")
-        return seed
+        return Matrix(name=name, repeats=repeats, seed=seed, places=matrices, warnings=warnings, unfilled=unfilled)
+
+    # Methods that read keys at the top level of the file.
 
     def _repeats(self) -> int:
         """Repeats of the file, else of the environment or rooflaunch.toml, else `USUAL_REPEATS`."""

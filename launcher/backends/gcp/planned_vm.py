@@ -180,7 +180,13 @@ class VmPlan(RentedPlan):
     def sent_text(self) -> str:
         """Request that creates the VM in the first zone: a line of explanation, then JSON with long texts shortened."""
         request = f"request    instances.insert in {self.zones[0]}; --format json shows its texts in full"
-        return f"{request}\n{json.dumps(_short(self), indent=1)}"
+        body = self.shown_body()
+        short = {
+            key: f"<launcher/backends/gcp/{PROGRAMS[key]}, {len(text.splitlines())} lines>"
+            for key, text in self.programs.items()
+        } | {REQUEST: "<this plan as data>"}
+        items = [{**item, "value": short.get(item["key"], item["value"])} for item in body["metadata"]["items"]]
+        return f"{request}\n{json.dumps({**body, 'metadata': {'items': items}}, indent=1)}"
 
 
 def check_size(plan: VmPlan) -> None:
@@ -221,12 +227,3 @@ def _driver(plan: VmPlan) -> str:
             return f"installed on the VM, with a reboot or two; {needed}"
         case Driver.NONE:
             return "none: the run does not use the GPU"
-
-
-def _short(plan: VmPlan) -> dict[str, Any]:
-    body = plan.shown_body()
-    items = {item["key"]: item["value"] for item in body["metadata"]["items"]}
-    lines = {key: len(text.splitlines()) for key, text in plan.programs.items()}
-    short = {key: f"<launcher/backends/gcp/{PROGRAMS[key]}, {count} lines>" for key, count in lines.items()}
-    short[REQUEST] = "<this plan as data>"
-    return {**body, "metadata": {"items": [{"key": key, "value": short.get(key, items[key])} for key in items]}}

@@ -153,7 +153,14 @@ class Provisioning(ZoneByZone):
         except RefusedError as error:
             return error.faults
         except AlreadyThereError:
-            self._require_ours(zone, request_id)
+            # If the VM is ours, the first insert worked, and this answers a repetition. Another VM is not deleted.
+            vm = self.compute.get(zone, self.plan.name)
+            if vm is not None and vm.request_id != request_id:
+                self._may_live = False
+                raise ToolError(
+                    f"zone {zone} has another VM '{self.plan.name}', which does not belong to this launch",
+                    hint="launch again",
+                ) from None
             return self._await_running(zone)
         except RooflaunchError as error:
             # An error that Compute Engine answered means that there is no VM; without an answer there may be one.
@@ -179,19 +186,6 @@ class Provisioning(ZoneByZone):
             if vm is not None and vm.status == RUNNING:
                 return ()
         return None
-
-    def _require_ours(self, zone: str, request_id: str) -> None:
-        """Raise `ToolError` if the VM of this name belongs to another launch, and must not be deleted.
-
-        Called after a 409. If the VM is ours, the first insert worked, and the 409 answers a repetition.
-        """
-        vm = self.compute.get(zone, self.plan.name)
-        if vm is not None and vm.request_id != request_id:
-            self._may_live = False
-            raise ToolError(
-                f"zone {zone} has another VM '{self.plan.name}', which does not belong to this launch",
-                hint="launch again",
-            )
 
     def _await_running(self, zone: str, *, limit_s: float | None = None) -> Instance | tuple[Fault, ...]:
         """Wait until the VM runs; return the VM, or the reason why it does not run."""

@@ -344,6 +344,7 @@ class Arrays:
             return ""
 
 
+# Slurm's states of a job that waits or runs.
 LIVING = frozenset(
     [
         "PENDING",
