@@ -202,12 +202,12 @@ class Launcher:
             seen = launches.Seen(name=outcome.name, request=plan.request, machine=machine)
             if cost := launches.cost_of(seen, self._session.now_s()):
                 outcome = replace(outcome, usd=cost.usd, billed_from=cost.began, billed_to=cost.ended)
-            return outcome, was_preempted
         except (KeyboardInterrupt, InterruptedRunError) as stopped:
             raise InterruptedRunError(
                 f"interrupted; '{outcome.name}' has ended, but not all of its results are here",
                 hint=f"launch status {outcome.name} shows how to fetch the rest",
             ) from stopped
+        return outcome, was_preempted
 
     def record(self, plan: Plan) -> None:
         """Write the request into the store before a machine exists, so that no machine is ever without a record."""
