@@ -194,7 +194,7 @@ class Launcher:
         except (KeyboardInterrupt, InterruptedRunError) as stopped:
             raise LeftRunningError(machine) from stopped
         was_preempted = ended.liveness is Liveness.PREEMPTED
-        if ended.result:  # a machine that is taken away may still write it, perhaps of a run that was done in time
+        if ended.result:  # a machine that is taken away may still write a result, even of a run that was done
             was_preempted = ended.result.preempted and ended.result.exit_code != ExitCode.DONE
         try:
             outcome = self._collected(outcome, ended, machine)

@@ -233,8 +233,8 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None, forks: Forks | None) 
             variables = {**plan.workplace.variables, **script.variables(plan.spec)}
         is_quiet = bool(plan.workplace) and watcher is None and not sys.stderr.isatty()
         with repeated_every(lambda passed_s: _print_steps(plan, folders, passed_s)) if is_quiet else nullcontext():
-            # A trainer that profiles starts further processes, and should hold neither torch nor a GPU meanwhile. So
-            # does one that starts ranks.
+            # A trainer that profiles or that starts ranks should hold neither torch nor a GPU while its own processes
+            # run.
             forking = None if forks is None or plan.profiles or plan.spec.devices > 1 else forks.child
             ended = run_child(
                 plan.command, on_line=keep, follower=watcher, folder=folder, variables=variables, forking=forking

@@ -84,6 +84,13 @@ class Listing(Generic[T]):
         region = zone.rpartition("-")[0]
         return any(silent in (zone, region, ANYWHERE) for silent in self.unreachable)
 
+    def overdue(self, now_s: float, *, late_s: float, kind: str, why: str) -> "Listing[Leftover]":
+        """Leftovers in a list of machines: those that still run `late_s` seconds after their deadline."""
+        machines: tuple[Any, ...] = self.there
+        late = [item for item in machines if item.deadline_s is not None and now_s > item.deadline_s + late_s]
+        left = tuple(Leftover(kind=kind, name=item.name, zone=item.zone, why=why) for item in late)
+        return Listing(there=left, unreachable=self.unreachable)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Output:

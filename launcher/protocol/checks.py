@@ -45,7 +45,7 @@ class CheckPart:
         return Check(part=self.name, name=name, state=Health.PROBLEM, found=found, cure=cure)
 
     def looked(self, name: str, look: Callable[[], str]) -> Check:
-        """Check that `look` answers with what was found; its error is a problem."""
+        """Check with the text that `look` returns; a problem if `look` raises an error."""
         try:
             return self.ok(name, look())
         except RooflaunchError as error:

@@ -101,7 +101,7 @@ class ScriptCommand(GroupedCommand):
         return rest
 
     def rows_by_heading(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-        """Rows of the help by heading; a script refuses the options on model and data."""
+        """Rows of the help by heading; that of the model's options says that a script refuses them."""
         rows = super().rows_by_heading(ctx)
         return {heading + ", without a script" * (heading == Group.MODEL): below for heading, below in rows.items()}
 

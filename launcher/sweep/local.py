@@ -120,7 +120,7 @@ class LocalPlaces:
         if outcome.end is End.FAILED:
             why = place.messages.get("error") or outcome.why
             hint = place.messages.get("hint") or outcome.hint or LOG_HINT
-            # A trainer that ends without a bundle has failed, even with `DONE`; its traceback is no bug of the sweep.
+            # Without a bundle a run has failed, even with exit code 0; and a bug in the trainer is none of the sweep.
             code = ExitCode.RUN_FAILED if outcome.code in (ExitCode.DONE, ExitCode.BUG) else outcome.code
             work.fail([run], why=why, hint=hint, code=code)
             result = f"{outcome.end}: {why}"

@@ -63,7 +63,7 @@ class PlaceMatrix:
 class Matrix:
     """Content of a matrix file. `warnings`: messages about entries without an effect.
 
-    `unfilled`: places in which the user has yet to replace words in capitals, such as ACCOUNT.
+    `unfilled`: places in which the user has yet to write a value in place of a `<…>`.
     """
 
     name: str

@@ -43,7 +43,7 @@ def examine(
 
 
 def _registry(client: Ec2, settings: Settings) -> Check:
-    """Whether the repository exists; a note for another registry than that of the account and region."""
+    """Check whether the repository exists. One of another account or region is not checked, only noted."""
     host, _, name = settings.repository.partition("/")
     if not host.startswith(f"{settings.account}.dkr.ecr.{settings.region}."):
         return PART.note("registry", f"{settings.repository} is not in this account's registry: not checked")
@@ -51,7 +51,7 @@ def _registry(client: Ec2, settings: Settings) -> Check:
 
 
 def _quotas(client: Ec2) -> Iterator[Check]:
-    """Quotas in vCPUs, and the GPUs for which each is too small. A note for a quota that AWS does not report."""
+    """Checks of the quotas in vCPUs; each names the GPUs for which its quota is too small."""
     families: dict[str, tuple[str, dict[str, int]]] = {}
     for gpu in gpus.load().values():
         for spot, market in ((False, "on demand"), (True, "spot")):

@@ -17,7 +17,8 @@ from workload.storage.store import UnreachableError
 
 # An instance counts as a leftover this long after its limit. Before, its timer, its schedule or its launcher ends it.
 GRACE_S = LATE_S + 5 * 60
-# The console has a window of 64 KB; this many characters find where the text that was read before ends.
+# EC2 shows the last 64 KB of a console. The end of the text that was read before, this many characters, is searched in
+# the next answer: new text follows it.
 OVERLAP = 500
 
 
@@ -45,7 +46,7 @@ class Ec2Machines:
         return self.ec2.now_s()
 
     def submit(self, plan: InstancePlan, tell: Tell) -> Submitted:
-        """Start the plan's instance; if one of that name exists, return it, with the schedule that it may lack."""
+        """Start the plan's instance. If one of that name exists, return it; make its schedule if missing."""
         earlier = [seen for seen in self.ec2.instances([plan.name]) if seen.condition is not Condition.GONE]
         for seen in earlier:
             guard(plan, self.ec2, seen)
@@ -114,7 +115,7 @@ class Ec2Machines:
     # Look-ups.
 
     def _ours(self) -> list[Instance]:
-        """Every instance of a launch that is not gone, by name. One that somebody else gave our tag is left out."""
+        """Instances of launches that are not gone, sorted by name. Our tag with a foreign name does not count."""
         there = (vm for vm in self.ec2.instances() if vm.condition is not Condition.GONE and NAME.fullmatch(vm.name))
         return sorted(there, key=lambda vm: vm.name)
 

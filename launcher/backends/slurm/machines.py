@@ -228,15 +228,8 @@ class SlurmMachines:
 
     def leftovers(self) -> Listing[Leftover]:
         """Jobs that still run after their time limit, because Slurm did not end them."""
-        now_s, listing = self.now_s(), self.look()
-        leftovers = [
-            Leftover(
-                kind=self.noun, name=job.name, zone=job.zone, why="the job is past its limit, but Slurm did not end it"
-            )
-            for job in listing
-            if job.deadline_s is not None and now_s > job.deadline_s + LATE_S
-        ]
-        return Listing(there=tuple(leftovers), unreachable=listing.unreachable)
+        why = "the job is past its limit, but Slurm did not end it"
+        return self.look().overdue(self.now_s(), late_s=LATE_S, kind=self.noun, why=why)
 
 
 def _machine(row: Mapping[str, str]) -> Machine:
