@@ -2,7 +2,7 @@
 
 The pages are copied first, because their links must work in the repository too: a link to a file outside of docs/ leads
 to the repository on the site, and README.md is the first page.
-"""  # noqa: INP001 - a script
+"""
 
 import re
 import shutil

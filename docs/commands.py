@@ -1,7 +1,7 @@
 """Writes the reference of docs/commands.md, every command with its options, below what people write there.
 
 The options are those that `--help` lists: `python -m docs.commands`.
-"""  # noqa: INP001 - a script
+"""
 
 import argparse
 import re

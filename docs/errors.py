@@ -1,4 +1,4 @@
-"""Writes docs/errors.md, every error by its message, from the source of the packages: `python -m docs.errors`."""  # noqa: INP001
+"""Writes docs/errors.md, every error by its message, from the source of the packages: `python -m docs.errors`."""
 
 import ast
 import itertools

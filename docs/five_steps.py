@@ -1,4 +1,4 @@
-"""Draw the picture of README and docs/analysing.md, light and dark: `make picture`."""  # noqa: INP001 - a script in docs/
+"""Draw the picture of README and docs/analysing.md, light and dark: `make picture`."""
 
 import json
 import tomllib
@@ -47,9 +47,9 @@ def drawing(facts: dict[str, Any], theme: dict[str, Any]) -> dict[str, Any]:
 def _text(place: dict[str, Any], text: str, *, dy: float) -> alt.Chart:
     """A text `dy` pixels below a place."""
     row = {name: place[name] for name in ("intensity_low", "flop_per_s")}
-    return alt.Chart(style.data([row])).mark_text(
-        style="ink-text", text=text, align="left", dx=-5, dy=dy, fontSize=TEXT
-    )
+    chart = alt.Chart(style.data([row]))
+    drawn: alt.Chart = chart.mark_text(style="ink-text", text=text, align="left", dx=-5, dy=dy, fontSize=TEXT)
+    return drawn
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Writes analysis/loading/model_work.csv, classifiers' work by formula: `python docs/model_work.py`.
 
 Twenty minutes of one core. `analysis` loads no torch, and a log from elsewhere brings no count of its own.
-"""  # noqa: INP001 - a script
+"""
 
 import csv
 from concurrent.futures import ProcessPoolExecutor
@@ -18,16 +18,9 @@ TARGET = Path(__file__).parents[1] / "analysis" / "loading" / "model_work.csv"
 IMAGE_SIZES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 299, 384)
 # What people train on images of other sizes than ImageNet's; counting the others takes hours.
 OF_MANY_SIZES = (
-    "alexnet",
-    "efficientnet_b0",
-    "googlenet",
-    "inception",
-    "mobilenet",
-    "resnet",
-    "shufflenet",
-    "squeezenet",
-)
-OF_MANY_SIZES += ("densenet121", "vgg", "vit_b_16", "wide_resnet50")
+    "alexnet", "densenet121", "efficientnet_b0", "googlenet", "inception", "mobilenet", "resnet", "shufflenet",
+    "squeezenet", "vgg", "vit_b_16", "wide_resnet50",
+)  # fmt: skip
 CLASSES = 1000
 # Two batches tell what a step moves anyhow, and what each image adds; one image is too few for batch normalisation.
 BATCH_SIZES = (2, 3)

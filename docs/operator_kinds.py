@@ -1,7 +1,7 @@
 """Writes operator_kinds.csv of analysis/readers/traces, PyTorch's operators by kind: `python docs/operator_kinds.py`.
 
 `analysis` loads no torch, and a trace from elsewhere has only the names of operators and the shapes of their inputs.
-"""  # noqa: INP001 - a script
+"""
 
 import csv
 from collections.abc import Iterator

@@ -1,14 +1,14 @@
-"""Compares predicted with measured step times: `python docs/predictions.py DATA` prints the page.
+"""Compares predicted with measured step times: `python -m docs.predictions DATA` prints the page.
 
 DATA is a folder with `published_throughput.csv` and `ncu/`. With `--errors`, prints prediction_errors.toml instead.
-"""  # noqa: INP001 - a script beside the page that it writes
+"""
 
 import csv
 import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +19,7 @@ from analysis.loading import model_work
 from analysis.loading.gpu_names import gpus_named
 from analysis.readers import ncu
 from analysis.roofline.predictions import Errors, Tier, Unpredictable, Work, find_gpus, kind_of, roof_step_s
+from docs.published_items import table
 from workload.contract.errors import UsageError
 from workload.contract.peaks_table import Gpu
 from workload.contract.spec import Precision
@@ -265,15 +266,15 @@ HEAD = """\
 `analyze predict RESULTS --gpu l4` predicts the step time on a GPU that was not run, as an interval. This page says
 how good the intervals are. A script writes it (DATA is a folder with `published_throughput.csv` and `ncu/`):
 
-    python docs/predictions.py DATA > docs/predictions.md
-    python docs/predictions.py DATA --errors > analysis/roofline/prediction_errors.toml
+    python -m docs.predictions DATA > docs/predictions.md
+    python -m docs.predictions DATA --errors > analysis/roofline/prediction_errors.toml
 
 **The time at the roofs.** A kernel takes at least its FLOP / the peak FLOP/s, and at least its bytes / the peak
 bytes/s. The sum over the kernels is the step's time at the roofs: the time of a perfect GPU program. If only the
 totals of a step are known, the sum is between the longer of the two times and both times together.
 
 **The interval.** Real steps take longer, by a factor that published measurements show. The interval reaches from the
-time at the roofs x the 5 % quantile of this factor to the time x the 95 % quantile. The quantiles are of the same
+time at the roofs x the 5 % quantile of this factor to that time x the 95 % quantile. The quantiles are of the same
 kind of precision if it has at least {fewest} measurements, otherwise of all. The lower end is never above the time at
 the roofs (*the limit*). A step that is shorter at the roofs than every published one has no prediction: gaps between
 kernels decide how long it takes.
@@ -288,9 +289,9 @@ limit of the lower end came after this comparison, so `covered` does not check i
 `covered` is the share of the measurements that lie in intervals made without their chip. The quantiles aim at 90 %. A
 chip that is left out can differ more than the others do.
 
-Of the published rows that are graded A or B, {used} are used. Skipped: {skipped}. The most time at the roofs is off
-by {most} on average, the least by {least}. `error` is the middle of both compared with the measured time, {error} on
-average.
+Of the published rows that are graded A or B, {used} are used. Skipped: {skipped}. The longest time at the roofs
+differs from the measured one by {most} on average, the shortest by {least}; `error`, that of the middle of both,
+is {error} on average.
 """
 REPORTS = """
 ## The reports
@@ -316,13 +317,13 @@ def page(data: Path) -> Iterator[str]:
     least, most = (percent(fmean(abs(check.roof_s[end] / check.measured_s - 1) for check in checks)) for end in (0, 1))
     error = percent(fmean(abs(check.error) for check in checks))
     yield HEAD.format(fewest=FEWEST, used=len(checks), skipped=words, error=error, least=least, most=most)
-    yield from markdown(
+    yield from table(
         (
             "precision",
             "quantiles of",
             "chips",
-            "/ least time at the roofs",
-            "/ most time",
+            "measured / shortest time at the roofs",
+            "measured / longest",
             "covered",
             "without the limit",
         ),
@@ -371,7 +372,7 @@ def _table(rows: Sequence[tuple[str, Check, Errors]], origin: str | None) -> Ite
         "predicted, ms",
         "inside",
     )
-    yield from markdown(names, [_cells(*row, with_origin=bool(origin)) for row in rows])
+    yield from table(names, [_cells(*row, with_origin=bool(origin)) for row in rows])
 
 
 def _cells(origin: str, check: Check, errors: Errors, *, with_origin: bool) -> Sequence[str]:
@@ -392,12 +393,6 @@ def _ms(value_s: float) -> str:
     """Milliseconds with three significant digits, whole ones from 100 on."""
     milliseconds = 1e3 * value_s
     return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"  # noqa: PLR2004
-
-
-def markdown(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Lines of a table."""
-    for cells in (names, ["---"] * len(names), *rows):
-        yield f"| {' | '.join(cells)} |"
 
 
 def main() -> None:

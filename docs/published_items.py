@@ -1,7 +1,7 @@
-"""The last sections of docs/published-tables.md: all places and all else in the reports, from published_items.toml."""  # noqa: INP001
+"""The last sections of docs/published-tables.md: all places and all else in the reports, from published_items.toml."""
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ def section() -> Iterator[str]:
     yield ""
     yield "## Every place of the reports, and how to run there"
     yield ""
-    yield from _table(
+    yield from table(
         ("report", "place", "command", "page", "remark"),
         [
             (letter, _cell(row["item"]), _command(row), _page(row), row.get("note", ""))
@@ -35,13 +35,14 @@ def section() -> Iterator[str]:
     yield "roofline`, `within` to `analyze variance`; `steps` and `telemetry` are files of a bundle; the others are the"
     yield "tables of the commands of that name."
     yield ""
-    yield from _table(
+    yield from table(
         ("report", "what it shows, uses or promises", "command", "remark"),
         [(letter, _cell(row["item"]), _command(row), _remark(row)) for letter, row in rows if not row.get("place")],
     )
 
 
-def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Lines of a table."""
     for cells in (heading, ["---"] * len(heading), *rows):
         yield f"| {' | '.join(cells)} |"
 

@@ -1,7 +1,7 @@
-"""Recomputes three published tables with our own functions: `python docs/published_tables.py DATA` prints the page.
+"""Recomputes three published tables with our own functions: `python -m docs.published_tables DATA` prints the page.
 
 DATA is a folder with `iterations/` and `ncu/`, the public files that the tables rest on.
-"""  # noqa: INP001 - a script beside the page that it writes
+"""
 
 import csv
 import io
@@ -18,7 +18,6 @@ from statistics import fmean
 from typing import Any
 
 import pandas as pd
-import published_items
 
 import analysis
 from analysis.commands import kernels
@@ -26,10 +25,13 @@ from analysis.importing import UserFacts, import_file
 from analysis.kernels.breakdown import breakdown
 from analysis.readers import ncu
 from analysis.readers.ncu import families
-from analysis.roofline.points import counted_over_model, model_warning
-from analysis.roofline.roofs import Roof, RoofKind, intensity
+from analysis.roofline.lower_bound import counted_over_model, model_warning
+from analysis.roofline.roofs import Roof, intensity
+from docs import published_items
+from docs.published_items import table
 from workload.contract import peaks
 from workload.contract.text import percent
+from workload.contract.verdict import RoofKind
 
 NEXT = "\nNext: [is it true on your GPU?](gpu-truth.md)"
 FIGURES = Path(__file__).with_name("published_tables.toml")
@@ -335,34 +337,50 @@ def claimed(claim: Mapping[str, Any]) -> tuple[float, str, bool]:
 
 # --- the page
 
+HEAD = """\
+# Three published tables, recomputed
+
+Three student reports on training speed, recomputed figure by figure. [What published reports get
+wrong](published-mistakes.md) sums this page up. The published figures are in `docs/published_tables.toml`.
+A script writes this page (DATA is a folder with the public files in `iterations/` and `ncu/`):
+
+    python -m docs.published_tables DATA > docs/published-tables.md
+    analyze import DATA/iterations/*.csv -o results; analyze roofline results
+    analyze kernels DATA/ncu/l4_resnet18_long_nvtx.csv
+
+The columns "follows" say whether the printed figure can be calculated from the other printed figures,
+if each of them was rounded to its last digit.
+"""
+A = """\
+## A. Efficiency with two meanings of FLOP, and a desktop's peak
+
+The published efficiency is: images per *timed* second x 3 x **MACs** of the forward pass / peak. But this
+peak counts a fused multiply-add as 2 operations, and for the laptop it is the peak of a desktop card, 48.7
+TFLOP/s. Right is: images per second of **wall time** x training FLOP / the device's own peak (the laptop's:
+20.0 to 33.9 TFLOP/s, depending on its power limit). If the log of a run is not public, only the published
+rate of the timed part is known, which gives an upper limit.
+"""
+B = """\
+## B. A point without its tensor cores, and milliseconds called seconds
+
+Intensity = GFLOP/s / GB/s. FLOP of a step = GFLOP/s x s. `x model` divides these by 6 x the figure that the
+report calls the FLOP of a step. That figure is really the MACs of the forward pass (ResNet50: 270 / 64 =
+4.2 GMAC per image; fvcore counts 4.11).
+"""
+C = "## C. Powers of 1024, a join of many to many, and a step without its backward pass\n"
+
 
 def page(data: Path) -> str:
     """The whole page as Markdown."""
     return "\n".join(
-        [*_head(), *_page_a(data), *_page_b(), *_page_c(data), *_page_complexity(), *published_items.section(), NEXT]
+        [HEAD, *_page_a(data), *_page_b(), *_page_c(data), *_page_complexity(), *published_items.section(), NEXT]
     )
-
-
-def _head() -> Iterator[str]:
-    yield "# Three published tables, recomputed"
-    yield ""
-    yield "Three student reports on training speed, recomputed figure by figure. [What published reports get"
-    yield "wrong](published-mistakes.md) sums this page up. The published figures are in `docs/published_tables.toml`."
-    yield "A script writes this page (DATA is a folder with the public files in `iterations/` and `ncu/`):"
-    yield ""
-    yield "    python docs/published_tables.py DATA > docs/published-tables.md"
-    yield "    analyze import DATA/iterations/*.csv -o results; analyze roofline results"
-    yield "    analyze kernels DATA/ncu/l4_resnet18_long_nvtx.csv"
-    yield ""
-    yield 'The columns "follows" say whether the printed figure can be calculated from the other printed figures,'
-    yield "if each of them was rounded to its last digit."
-    yield ""
 
 
 def _page_complexity() -> Iterator[str]:
     yield figures()["complexity_text"]["before"]
     rows = [(claim, *claimed(claim)) for claim in figures()["claim"]]
-    yield from _markdown(
+    yield from table(
         ("report", "model", "figure", "batch", "published", "explained by", "gives", "follows", "right"),
         [
             (
@@ -380,15 +398,8 @@ def _page_complexity() -> Iterator[str]:
 
 def _page_a(data: Path) -> Iterator[str]:
     rows = table_a(data)
-    yield "## A. Efficiency with two meanings of FLOP, and a desktop's peak"
-    yield ""
-    yield "The published efficiency is: images per *timed* second x 3 x **MACs** of the forward pass / peak. But this"
-    yield "peak counts a fused multiply-add as 2 operations, and for the laptop it is the peak of a desktop card, 48.7"
-    yield "TFLOP/s. Right is: images per second of **wall time** x training FLOP / the device's own peak (the laptop's:"
-    yield "20.0 to 33.9 TFLOP/s, depending on its power limit). If the log of a run is not public, only the published"
-    yield "rate of the timed part is known, which gives an upper limit."
-    yield ""
-    yield from _markdown(
+    yield A
+    yield from table(
         ("GPU", "model", "batch", "published img/s", "wall img/s", "published %", "reproduced %", "right %"),
         [
             (
@@ -421,8 +432,7 @@ def _right(row: Efficiency) -> str:
 
 
 def _rates(rows: Sequence[Efficiency]) -> Iterator[str]:
-    yield "The published images/s are means of rates, in which fast iterations have too much weight:"
-    yield ""
+    yield "The published images/s are means of rates, in which fast iterations have too much weight:\n"
     for row in rows:
         if row.mean_of_rates is not None and row.wall_images_per_s is not None:
             factor = row.mean_of_rates / row.wall_images_per_s
@@ -435,13 +445,8 @@ def _rates(rows: Sequence[Efficiency]) -> Iterator[str]:
 
 def _page_b() -> Iterator[str]:
     rows = table_b()
-    yield "## B. A point without its tensor cores, and milliseconds called seconds"
-    yield ""
-    yield "Intensity = GFLOP/s / GB/s. FLOP of a step = GFLOP/s x s. `x model` divides these by 6 x the figure that the"
-    yield "report calls the FLOP of a step. That figure is really the MACs of the forward pass (ResNet50: 270 / 64 ="
-    yield "4.2 GMAC per image; fvcore counts 4.11)."
-    yield ""
-    yield from _markdown(
+    yield B
+    yield from table(
         ("model", "GPU", "published FLOP/byte", "recomputed", "follows", "GFLOP per step", "x model", "finding"),
         [
             (
@@ -477,9 +482,8 @@ def _page_b() -> Iterator[str]:
 
 
 def _estimates(rows: Sequence[Measured], flop: float) -> Iterator[str]:
-    yield 'The "theoretical training time" is printed in "seconds", but is in milliseconds:'
-    yield ""
-    yield from _markdown(
+    yield 'The "theoretical training time" is printed in "seconds", but is in milliseconds:\n'
+    yield from table(
         ("model", "GPU", 'published, "s"', "recomputed, s"),
         [(row.model, row.gpu, row.estimate.text, f"{row.estimate_s:.5f}") for row in rows],
     )
@@ -498,9 +502,8 @@ def _estimates(rows: Sequence[Measured], flop: float) -> Iterator[str]:
 def _page_c(data: Path) -> Iterator[str]:
     rows, exact = table_c(), row_a1(data)
     said = next(row for row in figures()["c"]["row"] if "profile" in row)
-    yield "## C. Powers of 1024, a join of many to many, and a step without its backward pass"
-    yield ""
-    yield from _markdown(
+    yield C
+    yield from table(
         ("id", "GFLOP/s", "recomputed", "follows", "FLOP/byte", "recomputed", "follows", "x forward", "x step"),
         [
             (
@@ -518,35 +521,15 @@ def _page_c(data: Path) -> Iterator[str]:
         ],
     )
     yield ""
-    yield "Row A-1, computed from its published profile:"
-    yield ""
-    yield from _markdown(
-        ("", "published", "computed with the mistake", "right", "the mistake"),
-        [
-            ("GFLOP/s", said["gflop_per_s"], "", f"{exact.gflop_per_s:.3f}", "none"),
-            (
-                "FLOP/byte",
-                "6.623475",
-                f"{exact.binary_intensity:.6f}",
-                f"{exact.intensity:.3f}",
-                "1 Mbyte taken as 2^20 byte",
-            ),
-            (
-                "DRAM %",
-                said["dram_percent"],
-                f"{exact.joined_dram_percent:.3f}",
-                f"{exact.dram_percent:.2f}",
-                "join, see below",
-            ),
-            (
-                "SM %",
-                said["sm_percent"],
-                f"{exact.joined_sm_percent:.3f}",
-                f"{exact.sm_percent:.3f}",
-                "join, see below",
-            ),
-        ],
-    )
+    yield "Row A-1, computed from its published profile:\n"
+    joined, mbyte = "join, see below", "1 Mbyte taken as 2^20 byte"
+    figures_a1 = [
+        ("GFLOP/s", said["gflop_per_s"], "", f"{exact.gflop_per_s:.3f}", "none"),
+        ("FLOP/byte", "6.623475", f"{exact.binary_intensity:.6f}", f"{exact.intensity:.3f}", mbyte),
+        ("DRAM %", said["dram_percent"], f"{exact.joined_dram_percent:.3f}", f"{exact.dram_percent:.2f}", joined),
+        ("SM %", said["sm_percent"], f"{exact.joined_sm_percent:.3f}", f"{exact.sm_percent:.3f}", joined),
+    ]  # fmt: skip
+    yield from table(("", "published", "computed with the mistake", "right", "the mistake"), figures_a1)
     yield ""
     yield (
         f"The author joined the table of percentages with the table of times on kernel name, block and grid. The "
@@ -561,8 +544,7 @@ def _page_c(data: Path) -> Iterator[str]:
     )
     yield ""
     yield from _roof_of_c(exact)
-    yield "The output of `analyze kernels` for the file:"
-    yield ""
+    yield "The output of `analyze kernels` for the file:\n"
     yield from (f"    {line}" for line in _command(_profile(data)).splitlines())
 
 
@@ -587,11 +569,6 @@ def _command(path: Path) -> str:
 
 def _yes(agrees: bool) -> str:
     return "yes" if agrees else "**no**"
-
-
-def _markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    for cells in (heading, ["---"] * len(heading), *rows):
-        yield f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

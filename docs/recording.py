@@ -1,4 +1,4 @@
-"""Terminal recording of the README's first session: `make recording`, on an idle machine."""  # noqa: INP001 - a script in docs/
+"""Terminal recording of the README's first session: `make recording`, on an idle machine."""
 
 import json
 import os
@@ -93,7 +93,7 @@ def _read(terminal: int) -> bytes:
 def drawn(command: str, lines: Sequence[Line]) -> str:
     """SVG of a session: its lines appear when they were printed, after shorter pauses, and stay."""
     shown_s = before_s = 0.0
-    texts = []
+    texts = list[str]()
     for line in [Line(at_s=0.0, text=f"$ {command}"), *lines]:
         shown_s += min(line.at_s - before_s, LONGEST_PAUSE_S)
         before_s = line.at_s

@@ -1,7 +1,7 @@
 """Writes docs/run.schema.json, the JSON Schema of run.json, and docs/run-json.md, which lists its fields for people.
 
 Both come from the definition, `workload/contract/record.py`: `python docs/run_schema.py`.
-"""  # noqa: INP001 - a script
+"""
 
 import json
 from collections.abc import Iterator, Mapping

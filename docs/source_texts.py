@@ -2,7 +2,7 @@
 
 What is known only at run time becomes a placeholder: `<batch size>`. A text that is made elsewhere is followed: to a
 variable, a constant, a function, a row of a table, a field, or what the callers pass.
-"""  # noqa: INP001 - beside the scripts that use it
+"""
 
 import ast
 import itertools
@@ -326,7 +326,9 @@ class Source:
     def _returned(self, name: str, node: ast.expr, scope: Scope) -> Iterator[Value]:
         """What a function of the module, or one that it imports, returns."""
         module = scope.module if name in scope.module.functions else self.origin(name, scope.module)
-        for function in module.functions.get(name, [])[:1] if module else ():
+        if module is None:
+            return
+        for function in module.functions.get(name, [])[:1]:
             inner = Scope(module, function, arguments(function, node, scope) if isinstance(node, ast.Call) else {})
             for part in ast.walk(function):
                 if isinstance(part, ast.Return) and part.value is not None:
@@ -393,7 +395,7 @@ def arguments(function: ast.FunctionDef, call: ast.Call, scope: Scope) -> dict[s
 def placeholder(node: ast.expr) -> str:
     """What stands for an expression on the page: `<batch size>`."""
     match node:
-        case ast.Call(func=ast.Name(id="counted"), args=[count, ast.Constant(value=noun), *_]):
+        case ast.Call(func=ast.Name(id="counted"), args=[count, ast.Constant(value=str() as noun), *_]):
             text = f"{placeholder(count)} {noun}s"
         case ast.Call(func=ast.Name(id="len")):
             text = "<number>"

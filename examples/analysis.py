@@ -9,7 +9,7 @@
 # # From results to answers
 #
 # A notebook on the bundles that come with rooflaunch: 24 runs on two CPU cores, and profiles of others on a V100 and an
-# L4. For your own, set `FOLDER = "results"`. `pip install 'rooflaunch[analysis]' jupyterlab` is all that it needs.
+# L4. For your own, set `FOLDER = "results"`. After `make setup`, `.venv/bin/pip install jupyterlab` is all it needs.
 
 # %%
 import shutil

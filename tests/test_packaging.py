@@ -16,7 +16,7 @@ from workload.environment.machine import HostSystem
 from workload.environment.software import commit_facts
 
 ROOT = Path(__file__).parents[1]
-pytestmark = [pytest.mark.world, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.world
 
 
 def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:

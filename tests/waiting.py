@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(holds: Callable[[], T], what: object = "", *, within_s: float = 100.0, every_s: float = 0.02) -> T:
+def until(holds: Callable[[], T], what: object = "", *, within_s: float = 300.0, every_s: float = 0.02) -> T:
     """Wait until `holds()` is true and return its result; fail after `within_s` seconds.
 
     `what`: text of the failure, or a function that returns it. `every_s`: seconds between two looks.

@@ -6,14 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from analysis.commands.shared import (
-    PeaksOption,
-    ResultsArgument,
-    VerifyOption,
-    first_names,
-    load,
-    print_problems,
-)
+from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, first_names, load, print_problems
 from workload.contract.errors import ExitCode
 from workload.contract.help_text import Group
 from workload.contract.invocation import as_typed

@@ -38,7 +38,7 @@ def import_files(
         int | None, option("--batch-size", "images per step, if the file does not give it", Group.MODEL, metavar="N")
     ] = None,
     precision: Annotated[
-        str | None, option("--precision", "of the run, if known", Group.MODEL, metavar="fp32|tf32|amp|bf16")
+        str | None, option("--precision", "precision of the run, if known", Group.MODEL, metavar="fp32|tf32|amp|bf16")
     ] = None,
     gpu: Annotated[
         str | None, option("--gpu", 'the device, for example "Tesla T4"', Group.PLACE, metavar="NAME")
@@ -58,8 +58,7 @@ def import_files(
         option("--image-size", "width and height of its images in pixels, if known", Group.MODEL, metavar="N"),
     ] = None,
     gpu_index: Annotated[
-        int | None,
-        option("--gpu-index --device", "which GPU of a trace with several", Group.PLACE, metavar="N"),
+        int | None, option("--gpu-index --device", "which GPU of a trace with several", Group.PLACE, metavar="N")
     ] = None,
     peaks: PeaksOption = None,
     output: OutputOption = Path("results"),

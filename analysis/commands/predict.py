@@ -39,8 +39,7 @@ def predict(
     *,
     results: ResultsArgument,
     gpu: Annotated[
-        list[str],
-        option("--gpu", "the GPU, such as l4, v100 or a100; repeatable", Group.RESULTS, metavar="NAME"),
+        list[str], option("--gpu", "the GPU, such as l4, v100 or a100; repeatable", Group.RESULTS, metavar="NAME")
     ],
     verify: VerifyOption = False,
     peaks: PeaksOption = None,

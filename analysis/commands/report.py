@@ -40,7 +40,9 @@ PageOption = Annotated[
         "-o --output", "the page; FILE.md: a course report to complete", Group.OUTPUT, metavar="FILE", show_default=True
     ),
 ]
-FiguresOption = Annotated[Path | None, option("--figures", "also as PNG and SVG", Group.OUTPUT, metavar="DIR")]
+FiguresOption = Annotated[
+    Path | None, option("--figures", "folder for the figures as PNG and SVG", Group.OUTPUT, metavar="DIR")
+]
 
 
 class Bars(StrEnum):
@@ -59,7 +61,9 @@ BarsOption = Annotated[
         show_default=True,
     ),
 ]
-MarkdownOption = Annotated[Path | None, option("--markdown", "also as Markdown", Group.OUTPUT, metavar="FILE")]
+MarkdownOption = Annotated[
+    Path | None, option("--markdown", "file for the report as Markdown", Group.OUTPUT, metavar="FILE")
+]
 
 
 def report(
@@ -221,7 +225,7 @@ def _composed(
     root = folders[0] if len(folders) == 1 and not verify and bars is Bars.INTERVAL else None
     key = kept.key_of(root) if root else None
     if root and key:
-        # From now on another process makes the page's libraries.
+        # Another process begins to make the page's JavaScript libraries.
         vega.begin()
         if found := kept.load(root, key):
             return found

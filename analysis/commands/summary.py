@@ -1,13 +1,6 @@
 """`analyze summary`."""
 
-from analysis.commands.shared import (
-    PeaksOption,
-    ResultsArgument,
-    VerifyOption,
-    load,
-    print_problems,
-    rendered,
-)
+from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, load, print_problems, rendered
 from workload.contract.errors import ExitCode
 from workload.contract.program import FormatOption, WideOption
 from workload.contract.tables import TableFormat

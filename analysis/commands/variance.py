@@ -4,14 +4,7 @@ import json
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-from analysis.commands.shared import (
-    PeaksOption,
-    ResultsArgument,
-    VerifyOption,
-    load,
-    print_problems,
-    rendered,
-)
+from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, load, print_problems, rendered
 from workload.contract.errors import ExitCode, NothingToDoError
 from workload.contract.help_text import Group
 from workload.contract.program import FormatOption, WideOption, option
@@ -43,8 +36,7 @@ def variance(
     *,
     results: ResultsArgument,
     part: Annotated[
-        VariancePart | None,
-        option("--part", "only this table; CSV needs one (default: between)", Group.OUTPUT),
+        VariancePart | None, option("--part", "only this table; CSV needs one (default: between)", Group.OUTPUT)
     ] = None,
     peaks: PeaksOption = None,
     verify: VerifyOption = False,

@@ -16,6 +16,7 @@ from typing import Any
 from analysis.loading.cases import Case, cases
 from analysis.loading.configurations import (
     CONFIGURATION,
+    COUNTED,
     PLACE,
     SOFTWARE,
     label,
@@ -184,12 +185,7 @@ def pair_up(
             hint=" ".join([f"--by {by}", *mixed]),
         )
     if not pairing.pairs:
-        values = sorted({value_text(by, case[by]) for case in compared})
-        raise NothingToDoError(
-            f"nothing to compare: no two runs that differ in {label(by)} and agree in everything else; "
-            f"{label(by)} is {', '.join(values) or 'unknown'}",
-            hint="add folders with other runs, or compare --by " + " | ".join(BY_EXAMPLES),
-        )
+        raise _nothing(compared, by, options)
     return pairing
 
 
@@ -224,15 +220,46 @@ def _by_what_differs(compared: Sequence[Case], options: _Options) -> Pairing:
         differing = [options.baseline[0]]
     pairings = [pairing for fact in differing if (pairing := _paired(compared, fact, options)).pairs]
     if not pairings:
-        difference = f"they differ in {', '.join(map(label, differing))}" if differing else "they agree in everything"
-        runs = counted(len(compared), "measured run")
-        raise NothingToDoError(
-            f"nothing to compare: among {runs} no two differ in one fact and agree in everything else"
-            + (f"; {difference}" if len(compared) > 1 else ""),
-            hint="add folders with other runs: analyze compare RESULTS MORE_RESULTS",
-        )
+        raise _nothing(compared, options.baseline[0] if options.baseline else None, options)
     first, *others = pairings
     return replace(first, also=tuple(pairing.by for pairing in others))
+
+
+def _nothing(compared: Sequence[Case], by: str | None, options: _Options) -> NothingToDoError:
+    """Error that no runs differ in `by` (None: in one fact) alone, with the options that compare the nearest two."""
+    runs = counted(len(compared), "measured run")
+    if by and len({case[by] for case in compared}) == 1:
+        return NothingToDoError(
+            f"nothing to compare: {label(by)} is {value_text(by, compared[0][by])} in all of {runs}",
+            hint="add folders with other runs, or compare --by " + " | ".join(BY_EXAMPLES),
+        )
+    nearest = _nearest(compared, by, options)
+    if not nearest:
+        return NothingToDoError(
+            f"nothing to compare: no setting differs in {runs}",
+            hint="add folders with other runs: analyze compare RESULTS MORE_RESULTS",
+        )
+    mixed = {fact: [other for other in nearest if other in _equal_facts(fact)] for fact in nearest}
+    # Numbers of devices are never mixed.
+    first = "devices" if "devices" in nearest else min(nearest, key=lambda fact: len(mixed[fact]))
+    return NothingToDoError(
+        f"nothing to compare: no two of {runs} differ in {label(by) if by else 'one setting'} alone; "
+        f"the nearest two differ in {', '.join(map(label, nearest))}",
+        hint=" --allow-mixed ".join([f"--by {first}", *sorted(options.allow_mixed), *mixed[first]]) + " compares them",
+    )
+
+
+def _nearest(compared: Sequence[Case], by: str | None, options: _Options) -> list[str]:
+    """Facts in which the two most similar runs differ; `by`, if given, is the first of these facts."""
+    equal = [*_equal_facts(by), by] if by else [*CONFIGURATION, *PLACE]
+    facts = sorted({*equal} - options.allow_mixed, key=[by, *DEFAULT_ORDER, *MACHINE].index)
+    base = options.baseline[1:] if options.baseline else ()
+    found = (
+        [fact for fact, one, other in zip(facts, left, right, strict=True) if one != other]
+        for left, right in combinations({tuple(case[fact] for fact in facts): None for case in compared}, 2)
+        if not by or (left[0] != right[0] and (not base or base[0] in (left[0], right[0])))
+    )
+    return min(found, key=len, default=[])
 
 
 def _require_comparable(columns: Sequence[str]) -> None:
@@ -312,9 +339,12 @@ def _baseline(sides: Mapping[Any, Sequence[Case]], options: _Options, runs_of: M
 
 
 def _equal_facts(by: str) -> tuple[str, ...]:
-    """Facts that must be equal on both sides: the configuration and, unless machines are compared, the place."""
+    """Facts that must be equal on both sides: the configuration and, unless machines are compared, the place.
+
+    A script's batch size follows from its arguments, which are part of the fact `script`.
+    """
     facts = CONFIGURATION if by in MACHINE else (*CONFIGURATION, *PLACE)
-    return tuple(fact for fact in facts if fact != by)
+    return tuple(fact for fact in facts if fact != by and not (by == "script" and fact in COUNTED))
 
 
 def _pairs_of(

@@ -15,7 +15,16 @@ import pandas as pd
 
 from analysis.compare.pairing import MACHINE, Designs, Pair, Pairing, Side, is_busy, pair_up, value_text
 from analysis.loading.cases import Case, shared
-from analysis.loading.configurations import CONFIGURATION, DATA_DETAILS, PLACE, SOFTWARE, label, needs_no_digest, shown
+from analysis.loading.configurations import (
+    CONFIGURATION,
+    COUNTED,
+    DATA_DETAILS,
+    PLACE,
+    SOFTWARE,
+    label,
+    needs_no_digest,
+    shown,
+)
 from analysis.loading.rows import joined
 from analysis.loading.tables import Tables
 from analysis.statistics.comparison import (
@@ -37,6 +46,8 @@ from workload.contract.text import counted, digits_beside_one, percent, plain
 
 # If the whole interval of the ratio is closer to 1 than this, the verdict names no winner, even if one is certain.
 SAME_WITHIN = 0.001
+# Meaning of the ratio if numbers of devices are compared.
+PER_DEVICE = "images/s per device, so the ratio to 1 device is the efficiency"
 # Facts that the column `note` names if both sides also differ in them, because they may explain the difference.
 NOTED = (*SOFTWARE, "cudnn")
 
@@ -173,9 +184,7 @@ def _compare_all(left: Sequence[Case], right: Sequence[Case], designs: Designs, 
     left_blocks, right_blocks = _by_block(left), _by_block(right)
     if len(shared_blocks(right_blocks, left_blocks)) >= LEAST_FOR_SPREAD:
         contrast = designs.contrast(
-            {designs.configuration(left): -1.0, designs.configuration(right): 1.0},
-            [*left, *right],
-            with_busy=with_busy,
+            {designs.configuration(left): -1.0, designs.configuration(right): 1.0}, [*left, *right], with_busy=with_busy
         )
         paired = compare_within_blocks(right_blocks, left_blocks, contrast=contrast)
         blocks = paired.within_blocks.blocks if paired.within_blocks else 0
@@ -232,7 +241,7 @@ def _line(pair: Pair, by: str, comparison: Comparison, *, level: float, count: i
         "note": joined(
             [
                 *_where(pair, by),
-                *_per_device(by),
+                *([PER_DEVICE] if by == "devices" else []),
                 *pair.pool,
                 *_blocks_words(pair, comparison),
                 *_also_different(pair, by),
@@ -322,12 +331,6 @@ def _where(pair: Pair, by: str) -> Iterator[str]:
         yield f"on {pair.shared['place']}"
 
 
-def _per_device(by: str) -> Iterator[str]:
-    """Words on the meaning of the ratio if numbers of devices are compared."""
-    if by == "devices":
-        yield "images/s per device, so the ratio to 1 device is the efficiency"
-
-
 def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
     """Words on the pairing within blocks and its effect; none if a side has no blocks."""
     pairing = comparison.within_blocks
@@ -358,7 +361,7 @@ def within_blocks_words(pairing: WithinBlocks) -> str:
 def _also_different(pair: Pair, by: str) -> Iterator[str]:
     # A process has no container image: in a comparison with a container, the note on the runtime is enough.
     one_has_no_image = any(all(needs_no_digest(case.facts) for case in side.runs) for side in pair.sides)
-    for fact in NOTED:
+    for fact in (*NOTED, *(COUNTED if by == "script" else ())):
         left, right = ({case[fact] for case in side.runs} for side in pair.sides)
         if fact != by and left != right and not (fact == "image_digest" and one_has_no_image):
             words = [" and ".join(sorted(value_text(fact, value) for value in values)) for values in (left, right)]
@@ -452,11 +455,7 @@ def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:
         hedges_g=None,
         reasons=(reason,) if reason else (),
         within_blocks=WithinBlocks(
-            blocks=contrast.blocks,
-            left_out=0,
-            narrower=None,
-            shared=contrast.shared,
-            noisy=contrast.noisy,
+            blocks=contrast.blocks, left_out=0, narrower=None, shared=contrast.shared, noisy=contrast.noisy
         ),
     )
     if contrast.blocks >= LEAST_REPLICATES:

@@ -78,10 +78,15 @@ def _efficiencies(results: Tables, every: Sequence[Case] | None) -> Iterator[tup
             "efficiency_high": row["ratio_high"],
             "level": row["level"],
             "why": None if row["level"] else row["verdict"].removeprefix("no winner: "),
-            "note": joined([row["note"], row["busy"]]),
+            "note": joined([*_notes(row["note"], pair.shared["place"]), row["busy"]]),
         }
         for case in pair.right.runs:
             yield case.run_id, efficiency
+
+
+def _notes(note: str | None, place: str | None) -> list[str]:
+    """Notes of a comparison, except those that are clear from the row's place and the word efficiency."""
+    return [text for text in (note or "").split("; ") if text not in ("", f"on {place}", ratios.PER_DEVICE)]
 
 
 def _why_none(pool: Group, alone: Sequence[Group]) -> str:

@@ -14,6 +14,7 @@ from analysis.loading.rows import cells
 from analysis.loading.tables import Tables
 from analysis.statistics.intervals import over_runs
 from workload.contract.record import Status
+from workload.contract.text import counted
 
 # Upper limit of plausible figures: ten million times what all computers of the world do per second, in FLOP or bytes.
 LARGEST = 1e30
@@ -207,13 +208,14 @@ def by_speed(every: pd.DataFrame, table: pd.DataFrame, column: str) -> list[str]
 
 
 def _variants(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Precision of each run, and other facts of the configuration that differ between runs of its model."""
-    columns = [name for name in CONFIGURATION if name not in (*TASK, "batch_size", "precision")]
+    """Precision of each run, its number of devices if above 1, and the facts that differ between runs of its model."""
+    columns = [name for name in CONFIGURATION if name not in (*TASK, "batch_size", "precision", "devices")]
     values = labels.known_values(facts, "model", columns)
     return [
         ", ".join(
             [
                 labels.shown(run["precision"] or "unknown precision"),
+                *([counted(int(run["devices"]), "device")] if (run["devices"] or 1) > 1 else []),
                 *(labels.shown(shown(name, run[name])) for name in columns if len(values[run["model"]][name]) > 1),
             ]
         )
@@ -237,7 +239,7 @@ def _row(pool: Group) -> dict[str, Any]:
 def _reason(pool: Group) -> str | None:
     """Why the runs are limited as they are: the reason of one run, if possible of one whose limit is known.
 
-    Of several limits, the first in alphabetical order.
+    If the runs have several limits, the reason is that of the first limit in alphabetical order.
     """
     pairs = zip(pool.values("bound"), pool.values("bound_why"), strict=True)
     reasons = [(bound if isinstance(bound, str) else None, why) for bound, why in pairs if isinstance(why, str)]

@@ -41,7 +41,7 @@ BARS = "bars"
 DEVIATIONS = "Bars are the mean ± 1 standard deviation over runs, where there are at least two."
 INTERVALS = "Bars are 95 % intervals over runs, where there are at least three."
 ARROWS = "An arrowhead means that the interval continues outside of the figure."
-EACH_DEVICE = "Of several devices that train together, the figure of each is drawn. "
+EACH_DEVICE = "Where several devices train together, the figure is that of one of them. "
 COUNTERS = "counters"
 # Up to this many environments, two batch sizes make a curve; with more, batch_size_scaling compares them instead.
 FEW_ENVIRONMENTS = 3
@@ -105,7 +105,7 @@ def _variance(material: Material) -> Iterator[Figure]:
         title=f"Variability of one configuration: {configuration}",
         caption=f"Each point is a run, relative to the median of its place{_step_ranges(rows)}. This is the "
         "configuration that was repeated in the most places."
-        + (f" Of an place's runs, at most {shares.MOST_RUNS} are drawn." if len(rows) < len(runs) else ""),
+        + (f" At most {shares.MOST_RUNS} runs of each place are drawn." if len(rows) < len(runs) else ""),
         text="; ".join(
             f"{env}: {size:g} runs from {signed_percent(low)} to {signed_percent(high)}"
             for env, low, high, size in spread.itertuples(name=None)
@@ -247,14 +247,14 @@ def _over_devices(material: Material) -> Iterator[Figure]:
         return
     table = pd.DataFrame(rows)
     # In `variant`, the number of devices stands beside the other settings that differ.
-    variants = table["variant"].str.replace(r", devices \d+", "", regex=True)
+    variants = table["variant"].str.replace(r", \d+ devices", "", regex=True)
     table = table.assign(setting=table["task"] + [f", batch {_batch(row)}, " for row in rows] + variants)
     yield Figure(
         name="devices_efficiency",
         title="Efficiency of several devices",
         caption=f"{_shared(table, 'env', 'setting')}Throughput of each of several devices divided by that of one "
-        "device alone, at the same batch size and threads per device. On the dashed line, all devices together are as "
-        f"fast as that many times one device. {_intervals(table, 'efficiency')}",
+        "device alone, at the same batch size and threads per device. At 100 %, the dashed line, 4 devices together "
+        f"are 4 times as fast as one. {_intervals(table, 'efficiency')}",
         text=_listed([_devices_text(row) for row in table.to_dict("records")[:MOST_LISTED]], len(table)),
         chart=throughput.over_devices(material, table),
     )
@@ -278,7 +278,7 @@ def _efficiency(material: Material) -> Iterator[Figure]:
     yield Figure(
         name="efficiency_comparison",
         title="Attained share of the device's roof",
-        caption=f"{_shared(table, 'env', 'of')}The model's FLOP divided by the step time without a profiler, for the "
+        caption=f"{_shared(table, 'env')}The model's FLOP divided by the step time without a profiler, for the "
         "fastest configuration of each model and place, divided by "
         f"{' and by '.join(roof.removeprefix('of ') for roof in roofs)} of its precision. "
         f"{_intervals(table, 'fraction')}",

@@ -121,12 +121,7 @@ def variance(material: Material, rows: pd.DataFrame) -> Drawing:
     ends = [value for column in ("relative", "slow", "fast") for value in rows[column].dropna()]
     least, most_relative = min([*ends, -LEAST_SPREAD]), max([*ends, LEAST_SPREAD])
     scale, axis = style.linear_axis(1.05 * least, 1.05 * most_relative, percent="+")
-    columns = {
-        "env": "place",
-        "run_id": "run",
-        "images_per_s": f"{material.unit}/s",
-        "relative": "against the median",
-    }
+    columns = {"env": "place", "run_id": "run", "images_per_s": f"{material.unit}/s", "relative": "against the median"}
     spans = base.transform_filter("isValid(datum.slow) && isValid(datum.fast)").mark_rule(strokeWidth=2, opacity=0.45)
     layers = [
         spans.encode(x=alt.X("slow:Q", scale=scale, axis=axis), x2=alt.X2("fast:Q")),

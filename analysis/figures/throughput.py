@@ -144,7 +144,7 @@ def scaling(material: Material, table: pd.DataFrame) -> Drawing:
 
 
 def over_devices(material: Material, table: pd.DataFrame) -> Drawing:
-    """Chart of efficiency (rows of `scaling`) over the number of devices; 1 is as fast as as many times one device.
+    """Chart of efficiency (rows of `scaling`) over the number of devices; at 1, N devices are N times as fast as one.
 
     `table` also has `setting`: configuration without the number of devices.
     """
@@ -167,7 +167,7 @@ def over_devices(material: Material, table: pd.DataFrame) -> Drawing:
     more = {
         "setting": "configuration",
         "devices": "devices",
-        "efficiency": "efficiency (1 = all)",
+        "efficiency": "efficiency (1: N times one device)",
         "efficiency_low": "bar from",
         "efficiency_high": "to",
         "images_per_s": "{unit}/s of each",

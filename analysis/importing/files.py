@@ -29,8 +29,16 @@ def import_file(path: Path, user: UserFacts, *, output: Path) -> list[Path]:
     Raises `UsageError` for a file that cannot be understood or lacks required facts, `NothingToDoError` for a file that
     `output` already contains.
     """
-    file = _read(path)
-    _refuse_again(file, output)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be read: {error.strerror}", hint="analyze import FILE.csv") from error
+    file = File(path=path, content=content, sha256=hashlib.sha256(content).hexdigest())
+    held = _imported(output).get(file.sha256)
+    if held:
+        raise NothingToDoError(
+            f"'{file.path}' is imported already: {held}", hint=f"remove {held} first to import it with other options"
+        )
     # Modules that load pandas are imported here, and only for a file of the kind that they read.
     if text := _trace(file):
         from analysis.importing import trace  # noqa: PLC0415
@@ -41,22 +49,6 @@ def import_file(path: Path, user: UserFacts, *, output: Path) -> list[Path]:
 
         return [profile.make(file, user.checked(), output)]
     return log.make(file, user.checked(), output)
-
-
-def _read(path: Path) -> File:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"'{path}' cannot be read: {error.strerror}", hint="analyze import FILE.csv") from error
-    return File(path=path, content=content, sha256=hashlib.sha256(content).hexdigest())
-
-
-def _refuse_again(file: File, output: Path) -> None:
-    held = _imported(output).get(file.sha256)
-    if held:
-        raise NothingToDoError(
-            f"'{file.path}' is imported already: {held}", hint=f"remove {held} first to import it with other options"
-        )
 
 
 def _imported(output: Path) -> dict[str, str]:

@@ -181,8 +181,7 @@ def _device(trace: Trace, device_number: int | None, file: str) -> str | None:
     """Number of the GPU whose kernels are read, as text; None for a trace of a CPU. `UsageError` if ambiguous."""
     if len(trace.processes) > 1:
         raise UsageError(
-            f"'{file}' holds {len(trace.processes)} processes, but a run has one",
-            hint="import the trace of each rank",
+            f"'{file}' holds {len(trace.processes)} processes, but a run has one", hint="import the trace of each rank"
         )
     devices = trace.devices
     if not devices:
@@ -192,7 +191,9 @@ def _device(trace: Trace, device_number: int | None, file: str) -> str | None:
                 hint="torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])",
             )
         if device_number is not None:
-            raise UsageError(f"'{file}' is of a CPU; got --gpu-index {device_number}", hint=f"analyze import {file}")
+            raise UsageError(
+                f"'{file}' is a trace of a CPU; got --gpu-index {device_number}", hint=f"analyze import {file}"
+            )
         return None
     launches = ", ".join(f"{device}: {counted(number, 'kernel')}" for device, number in sorted(devices.items()))
     if device_number is not None:

@@ -65,7 +65,7 @@ SCHEMA = pa.schema(
         *RUN_SCHEMA,
         (CEILINGS, pa.list_(CEILING_STRUCT)),
         *((f"_{name}", pa.list_(layout.struct)) for name, layout in LAYOUTS.items()),
-    ],
+    ]
 )
 
 

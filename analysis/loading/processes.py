@@ -4,6 +4,7 @@ They are neither forks, because this process has threads (numpy, pyarrow), nor o
 run the user's script again if it lacks `if __name__ == "__main__"`.
 """
 
+import atexit
 import os
 import pickle
 import signal
@@ -145,7 +146,10 @@ def _started(number: int) -> "Iterator[subprocess.Popen[bytes]]":
     pipe = subprocess.PIPE
     with suppress(OSError):
         for _ in range(number if sys.executable else 0):
-            yield subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+            other = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+            # After Ctrl-C, it would first complete its part, which may take seconds.
+            atexit.register(other.kill)
+            yield other
 
 
 def _answer(other: "subprocess.Popen[bytes]", work: Callable[[Any], Any], part: Any) -> Any:

@@ -54,8 +54,7 @@ LAYOUTS = {
         needs_every_column=True,
     ),
     "telemetry": SeriesFile(
-        file=TELEMETRY,
-        types={name: pa.float64() for name in TELEMETRY_COLUMNS} | {MASK: pa.uint64()},
+        file=TELEMETRY, types={name: pa.float64() for name in TELEMETRY_COLUMNS} | {MASK: pa.uint64()}
     ),
 }
 

@@ -16,11 +16,7 @@ FIRST_OF_TEXT = 9
 # Logs and profiles of 2 GB exist; a file that unpacks to more than this is probably a decompression bomb.
 MOST_BYTES = 4 << 30
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
-_BYTE_ORDER_MARKS = {
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
+_BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 # Windows' encoding before UTF-8; tried last, because it has a character for nearly every byte.
 _LAST_RESORT = "cp1252"
 _AS_WINDOWS = "the file was read as Windows-1252"

@@ -86,7 +86,7 @@ def store(root: Path, key: str, report: Report, problems: Sequence[Problem]) -> 
 
 
 def drawn(figures: Sequence[Figure]) -> list[Figure]:
-    """Figures whose charts are in the form of `Drawn`."""
+    """Figures with their charts as JSON text, in place of objects of Altair."""
     from analysis.figures.export import specification  # noqa: PLC0415 - Altair
 
     return [replace(figure, chart=Drawn(text=json.dumps(specification(figure)))) for figure in figures]

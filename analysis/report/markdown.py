@@ -66,7 +66,13 @@ def block_lines(block: Block, figures: str | None, *, attributes: str = "") -> I
         case Table():
             yield from _table(block)
         case Picture():
-            yield from _picture(block, figures, attributes)
+            figure = block.figure
+            if figures is not None:
+                yield f"![{escape(figure.title)}]({quote(f'{figures}/{figure.name}.png')}){attributes}"
+                yield ""
+            yield f"**{escape(figure.title)}.** {escape(figure.caption)}"
+            yield ""
+            yield f"In words: {escape(figure.text)}"
         case Commands():
             yield from _commands(block.lines)
         case _:
@@ -87,16 +93,6 @@ def _table(table: Table) -> Iterator[str]:
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(escape(cell) for cell in cells)} |"
-
-
-def _picture(picture: Picture, figures: str | None, attributes: str) -> Iterator[str]:
-    figure = picture.figure
-    if figures is not None:
-        yield f"![{escape(figure.title)}]({quote(f'{figures}/{figure.name}.png')}){attributes}"
-        yield ""
-    yield f"**{escape(figure.title)}.** {escape(figure.caption)}"
-    yield ""
-    yield f"In words: {escape(figure.text)}"
 
 
 def _commands(lines: Sequence[str]) -> Iterator[str]:

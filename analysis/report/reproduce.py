@@ -12,7 +12,6 @@ from workload.contract import peaks
 from workload.contract.environment_record import Environment, SlurmFacts
 from workload.contract.errors import UsageError
 from workload.contract.fields import encode
-from workload.contract.import_record import Imported
 from workload.contract.record import Record, Spec
 from workload.contract.spec import Device, Profile, arguments
 from workload.contract.text import printable
@@ -54,7 +53,9 @@ def command(record: Record) -> str:
     If the spec cannot be read or the GPU is unknown, a comment that gives this reason.
     """
     if record.imported:
-        return _import(record.imported)
+        options = encode(record.imported.given) if record.imported.given else {}
+        options_given = [word for name, value in options.items() for word in (_flag(name), printable(str(value)))]
+        return shlex.join(["analyze", "import", printable(record.imported.file or "FILE"), *options_given])
     place = place_of(record.environment, record.spec.device)
     if isinstance(place, str):
         return f"# {place}"
@@ -139,13 +140,6 @@ def _script_words(spec: Spec) -> list[str]:
 def _flag(name: str) -> str:
     """Option of `analyze import` that sets a field of `Imported.given`."""
     return "--gpu-index" if name == "device" else f"--{name.replace('_', '-')}"
-
-
-def _import(imported: Imported) -> str:
-    """`analyze import FILE` with the options of the original import."""
-    options = encode(imported.given) if imported.given else {}
-    options_given = [word for name, value in options.items() for word in (_flag(name), printable(str(value)))]
-    return shlex.join(["analyze", "import", printable(imported.file or "FILE"), *options_given])
 
 
 def _gpu(environment: Environment) -> str | None:

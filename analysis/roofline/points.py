@@ -264,6 +264,9 @@ def _point(pool: Group, measurement: _Measurement, device: DeviceRoofs, refuted:
     # If the FLOP are a lower bound, so is the intensity, and the share of a roof is unknown.
     limit = roof.at(flop_per_byte) if roof and flop_per_byte is not None and is_complete else None
     verdict = _verdict(pool, measurement, roof, step_s)
+    if roof is None and verdict.bound is None and refuted.keys().isdisjoint(pool.known("ceiling_flop_per_s")):
+        # Without a bandwidth, the runs may still reach enough of their own compute ceilings.
+        verdict = replace(verdict, bound=pool.bound)
     moved = None if source is WorkSource.MODELLED else work.bytes_high
     row = PointRow(
         **{name: pool[name] for name in WORK_NAMED},

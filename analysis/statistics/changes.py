@@ -105,8 +105,7 @@ class Scan:
         noise = n * self.stdev**2
         sizes = np.geomspace(*VISIBLE_STDEVS, num=VISIBLE_SIZES) * self.stdev
         changed = _Fit(
-            squares=noise + sizes**2 * (later @ later),
-            products=noise * self.lag1 + sizes**2 * (later[1:] @ later[:-1]),
+            squares=noise + sizes**2 * (later @ later), products=noise * self.lag1 + sizes**2 * (later[1:] @ later[:-1])
         )
         gains = n * np.log(changed.innovations / (noise * (1 - self.lag1**2)))
         is_found = np.sqrt(np.maximum(gains, 0.0)) >= np.sqrt(limits_of(n, lag1=changed.lag1)) + power_score

@@ -7,15 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.loading.configurations import (
-    CONFIGURATION,
-    DETAILS,
-    NAMED_COLUMNS,
-    PLACE,
-    SOFTWARE,
-    Group,
-    group,
-)
+from analysis.loading.configurations import CONFIGURATION, DETAILS, NAMED_COLUMNS, PLACE, SOFTWARE, Group, group
 from analysis.loading.rows import cells
 from workload.contract.record import Status
 from workload.contract.spent import PARTS, RUN_PARTS, Spent

@@ -157,7 +157,15 @@ def of_run(case: Case) -> Iterator[Cause]:
     for reason, share in clock_reasons(case).items():
         yield _held(case, reason, share)
     yield from _time_shares(case)
-    yield from _retries(case)
+    memory = case.record.memory if case["device_type"] == Device.CUDA else None
+    if memory and (retries := memory.allocator_retries):
+        yield Cause(
+            cause="allocator retries",
+            share_explained=None,
+            share_of=ShareOf.STEP_TIME,
+            evidence=f"{retries} times the allocator emptied its cache and tried again",
+            cure=f"--batch-size {max(1, case['batch_size'] // 2)}; --grad-accumulation for the same step",
+        )
 
 
 def clock_reasons(case: Case) -> dict[Reason, float]:
@@ -273,10 +281,6 @@ def _time_shares(case: Case) -> Iterator[Cause]:
             evidence=f"steps and waits add up to {percent(explained, decimals=1)} of the wall time",
             cure="analyze audit says more",
         )
-    yield from _cpu_shares(case)
-
-
-def _cpu_shares(case: Case) -> Iterator[Cause]:
     if (lost := competed(case)) is not None:
         yield Cause(
             cause="CPU competition",
@@ -346,19 +350,6 @@ def cgroup_throttled(case: Case) -> float | None:
         return None
     share = float((seconds[-1] - seconds[0]) / (at[-1] - at[0]) / max(case["threads"] or 1.0, 1.0))
     return share if share > LEAST_TIME_SHARE else None
-
-
-def _retries(case: Case) -> Iterator[Cause]:
-    """Cause: the caching allocator retried. Memory was full, so it freed its cache, and the GPU waited each time."""
-    memory = case.record.memory if case["device_type"] == Device.CUDA else None
-    if memory and (retries := memory.allocator_retries):
-        yield Cause(
-            cause="allocator retries",
-            share_explained=None,
-            share_of=ShareOf.STEP_TIME,
-            evidence=f"{retries} times the allocator emptied its cache and tried again",
-            cure=f"--batch-size {max(1, case['batch_size'] // 2)}; --grad-accumulation for the same step",
-        )
 
 
 # --- comparison of batch sizes

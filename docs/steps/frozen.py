@@ -1,4 +1,4 @@
-"""Train a small head on a large frozen layer: memory limits the step (docs/analysing.md)."""  # noqa: INP001 - a script
+"""Train a small head on a large frozen layer: memory limits the step (docs/analysing.md)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Train a linear model and count right answers in a Python loop: overhead limits the step (docs/analysing.md)."""  # noqa: INP001 - a script
+"""Train a linear model and count right answers in a Python loop: overhead limits the step (docs/analysing.md)."""
 
 import torch
 from torch import nn

@@ -350,9 +350,9 @@ def _extract(content: bytes, folder: Path) -> None:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
             for entry in archive:
                 bytes_left -= entry.size
-                reason = why_unsafe(entry.name) or ("" if entry.isreg() else "not a regular file")
-                if reason or bytes_left < 0:
-                    reason = reason or f"more than {MOST_UNPACKED_BYTES} bytes"
+                what = "" if entry.isreg() else "not a regular file"
+                size = "" if bytes_left >= 0 else f"more than {MOST_UNPACKED_BYTES} bytes"
+                if reason := why_unsafe(entry.name) or what or size:
                     raise BundleError(f"{entry.name!r} in the script's archive: {reason}", hint="launch again")
                 path = folder / entry.name
                 path.parent.mkdir(parents=True, exist_ok=True)

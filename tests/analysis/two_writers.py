@@ -1,5 +1,6 @@
 """Two processes that write one file again and again, while this process reads it."""
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,8 @@ from analysis.loading.processes import Sharing
 Content = TypeVar("Content")
 Found = TypeVar("Found")
 TIMES = 30
+# A process that cannot start must fail the test, not let it wait for ever.
+MOST_S = 60.0
 
 
 def read_meanwhile(
@@ -34,7 +37,9 @@ def _write(part: tuple[Callable[[Content], object], Content, Path]) -> None:
     write, content, begun = part
     begun.touch()
     # None begins before the other one can write.
+    until = time.monotonic() + MOST_S
     while len(list(begun.parent.iterdir())) < 2:
-        pass
+        if time.monotonic() > until:
+            raise TimeoutError("the other writer has not begun")
     for _ in range(TIMES):
         write(content)

@@ -20,7 +20,7 @@ from tests.ports import held_port
 from tests.waiting import until
 from workload.contract.errors import ToolError
 
-pytestmark = [pytest.mark.world, pytest.mark.docker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.world, pytest.mark.docker]
 
 
 def shell(image: str, script: str) -> Container:

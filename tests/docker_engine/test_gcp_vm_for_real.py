@@ -37,7 +37,6 @@ from workload.storage.inventory import RUNS, sealed_runs
 pytestmark = [
     pytest.mark.world,
     pytest.mark.docker,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0, reason="the start-up script of a VM runs as root"),
 ]
 

@@ -13,7 +13,7 @@ from tests.docker_engine.commands import docker, launch_words
 from tests.waiting import until
 from workload.contract import bundle
 
-pytestmark = [pytest.mark.docker, pytest.mark.world, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.docker, pytest.mark.world]
 
 TINY = ("--cpu", "--model=squeezenet1_1", "--batch-size=1", "--warmup=1", "--image-size=64", "--no-ceilings")
 
@@ -37,7 +37,7 @@ def containers(name: str) -> str:
 
 def test_a_run_in_the_image_for_this_code(image: dict[str, Any], machine: sshd.Machine, tmp_path: Path) -> None:
     process = launched(machine, tmp_path, "ssh", *TINY, "--iterations=2", "--runtime=docker")
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate()
     assert process.returncode == 0, out + err
     assert "with the image for this code" in err
     [folder] = (tmp_path / "results").iterdir()
@@ -55,7 +55,7 @@ def test_down_leaves_no_container(image: dict[str, Any], machine: sshd.Machine, 
     """Also where the keeper was killed, so that nobody there would clear up."""
     del image
     process = launched(machine, tmp_path, "ssh", *TINY, "--iterations=100000", "--runtime=docker", "--detach")
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate()
     assert process.returncode == 0, out + err
     name = re.search(r"^launch +(\S+)$", out, re.MULTILINE)
     assert name
@@ -65,7 +65,7 @@ def test_down_leaves_no_container(image: dict[str, Any], machine: sshd.Machine, 
         [pid] = [pid for pid, words in machine.jobs() if "keeper.py" in words]
         subprocess.run(["kill", "-9", str(pid)], check=True)
     process = launched(machine, tmp_path, "down", name[1])
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate()
     assert (process.returncode, out) == (0, f"job {name[1]} in 127.0.0.1 is gone\n"), err
     assert containers(str(home / "results")) == ""
     assert docker("ps", "--all", "--quiet", "--filter", f"name={name[1]}").stdout == ""

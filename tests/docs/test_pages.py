@@ -73,7 +73,6 @@ IN_CI = (
 )
 # What stands for a name that only the reader's own folder or project has.
 NAMES = {
-    "results/RUN_ID": "$(ls -d results/*-local-cpu-* | tail -1)",
     "gs://BUCKET/PREFIX": "gs://rooflaunch-test",
     "gs://my-project-rooflaunch/batch": "gs://rooflaunch-test",
     "gs://my-project-rooflaunch": "gs://rooflaunch-test",

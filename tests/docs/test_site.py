@@ -20,7 +20,6 @@ from tests import sources
 from tests.docs import pages
 from workload.contract import record
 
-pytestmark = pytest.mark.timeout(600)  # a browser visits all pages
 DOCS = pages.ROOT / "docs"
 # Written by programs: `wc -w` counts what people write.
 GENERATED = {"errors", "false-alarms", "glossary", "predictions", "published-tables", "run-json"}

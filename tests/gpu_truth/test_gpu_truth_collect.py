@@ -196,7 +196,6 @@ ON_CPU = ("machine", "compiler", "counters", "loops")
 
 @pytest.mark.world
 @pytest.mark.night(part="trainer")
-@pytest.mark.timeout(300)
 def test_on_this_machines_cpu(tmp_path: Path) -> None:
     folder = tmp_path / "truth"
     words = [sys.executable, "-m", "workload", "gpu-truth", "-o", str(folder), "--quick"]

@@ -11,7 +11,7 @@ from benchmarks.interruptions import LOCAL, await_end, press, start
 from tests.waiting import until
 from workload.contract import bundle
 
-pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 Moment = Callable[[Path, int], bool]
 

@@ -388,8 +388,9 @@ class Memory:
 class Usage:
     """Resource usage of the process and its reaped children, as `/usr/bin/time -v` reports it.
 
-    Figures are sums over processes, except `max_rss_bytes`, which is of the largest process. Linux never counts
-    `swaps`. `cpu_percent`: 100 is one busy CPU. `fs_inputs` and `fs_outputs` count 512-byte blocks.
+    Figures are sums over processes, except `max_rss_bytes`, which is of the largest process, on Linux without the
+    memory for measuring the ceilings. Linux never counts `swaps`. `cpu_percent`: 100 is one busy CPU. `fs_inputs` and
+    `fs_outputs` count 512-byte blocks.
     """
 
     user_s: Number = None

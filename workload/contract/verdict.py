@@ -9,11 +9,12 @@ the measurement: `Verdict.busy`, given in addition to the limit.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TypeAlias
 
 from workload.contract import peaks
 from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record, Verdict
-from workload.contract.text import percent, percent_range, plain, seconds
+from workload.contract.text import percent, percent_range, plain, seconds, si
 
 # Share of the wall time spent on waits for data above which the input pipeline, not the step, limits the throughput.
 INPUT_BOUND_FRACTION = 0.10
@@ -100,17 +101,21 @@ class Figures:
     possible_causes: Sequence[str] = ()
 
     @property
-    def fractions(self) -> tuple[float, float, float] | None:
+    def fractions(self) -> "Shares | None":
         """Reached shares of the roofs: compute, memory with the fewest bytes, memory with the most bytes.
 
-        None if a figure is missing.
+        Both shares of memory are None if bytes or bandwidth are unknown; all are None if the share of compute is.
         """
-        if not (self.step_s and self.roof_flop_per_s and self.roof_bytes_per_s):
+        if self.flop is None or not self.step_s or not self.roof_flop_per_s:
             return None
-        if self.flop is None or self.bytes_low is None or self.bytes_high is None:
-            return None
+        compute = self.flop / self.roof_flop_per_s / self.step_s
+        if self.bytes_low is None or self.bytes_high is None or not self.roof_bytes_per_s:
+            return compute, None, None
         movable = self.roof_bytes_per_s * self.step_s
-        return self.flop / self.roof_flop_per_s / self.step_s, self.bytes_low / movable, self.bytes_high / movable
+        return compute, self.bytes_low / movable, self.bytes_high / movable
+
+
+Shares: TypeAlias = tuple[float, float | None, float | None]
 
 
 def decide(figures: Figures, why_unknown: str = UNKNOWN) -> Verdict:
@@ -135,14 +140,17 @@ def decide(figures: Figures, why_unknown: str = UNKNOWN) -> Verdict:
     )
 
 
-def _decided(figures: Figures, shares: tuple[float, float, float] | None, why_unknown: str) -> tuple[Bound | None, str]:
+def _decided(figures: Figures, shares: Shares | None, why_unknown: str) -> tuple[Bound | None, str]:
     waits, device_busy = figures.data_wait_fraction, figures.device_busy_share
     if waits is not None and waits > INPUT_BOUND_FRACTION:
         return Bound.INPUT, f"{percent(waits)} of the wall time is spent waiting for data"
     if device_busy is not None and device_busy < LEAST_DEVICE_BUSY and not figures.kernels_alone:
         return Bound.OVERHEAD, f"{_device_busy(figures, device_busy)}, and the device is idle in the rest"
-    if shares is None:
-        return None, why_unknown
+    return _by_roofs(figures, shares, why_unknown) if shares else (None, why_unknown)
+
+
+def _by_roofs(figures: Figures, shares: Shares, why_unknown: str) -> tuple[Bound | None, str]:
+    """Limit and reason by the reached shares of the roofs."""
     compute, low, high = shares
     compute_roof, memory_roof = ROOF_NAMES[figures.roof or RoofKind.MEASURED]
     if compute > ABOVE_CEILING:
@@ -150,6 +158,8 @@ def _decided(figures: Figures, shares: tuple[float, float, float] | None, why_un
             f"{percent(compute)} of {compute_roof} was reached, which is impossible: the ceiling is too low, "
             "the precision is wrong, or the kernels execute fewer FLOP than the model has (Winograd)"
         )
+    if low is None or high is None:
+        return _by_compute_alone(figures, compute, why_unknown)
     is_modelled = high > low
     if low > ABOVE_CEILING and not is_modelled:
         return None, (
@@ -163,6 +173,21 @@ def _decided(figures: Figures, shares: tuple[float, float, float] | None, why_un
         reached = f"these kernels reach {reached.replace(', ', ' and ', 1)}; gaps between them are unknown"
     why = [reached] if bound is not Bound.NEITHER else _neither(figures, reached, low=low, high=high)
     return bound, "; ".join(why)
+
+
+def _by_compute_alone(figures: Figures, compute: float, why_unknown: str) -> tuple[Bound | None, str]:
+    """Limit and reason if the share of the bandwidth is unknown: `compute` from half of its roof on, else unknown.
+
+    Unknown too if the bytes of a step are unknown, because then memory may be the nearer limit on any machine.
+    """
+    reached = f"{percent(compute)} of {ROOF_NAMES[figures.roof or RoofKind.MEASURED][0]}"
+    if compute < LEAST_OF_ROOF:
+        return None, f"{reached}, so compute is not the limit; {why_unknown}"
+    if not figures.step_s or figures.bytes_low is None:
+        return None, f"{reached}; {why_unknown}"
+    # Below this bandwidth, the step would reach a larger share of it than of the compute roof.
+    least = si(figures.bytes_low / figures.step_s / compute, "B/s")
+    return Bound.COMPUTE, f"{reached}; memory would be the limit only with a bandwidth below {least}; {why_unknown}"
 
 
 def by_fractions(*, compute: float, low: float) -> Bound:
@@ -317,18 +342,24 @@ def _kernels(profile: ProfileResult) -> tuple[float | None, float | None]:
 
 
 def _roof(run: Record) -> tuple[str | None, float | None, float | None]:
-    """Kind of roof, FLOP/s and bytes/s: measured on this machine, else the vendor's peaks; None if unknown."""
+    """Kind of roof, FLOP/s and bytes/s: measured on this machine, else the vendor's peaks; None if unknown.
+
+    Without either's bandwidth, the measured FLOP/s alone.
+    """
     compute, copy = compute_roof_per_s(run), run.ceilings.copy() if run.ceilings else None
-    if compute and copy and copy.roof_per_s:
-        return RoofKind.MEASURED, compute, copy.roof_per_s
     device = run.environment.device
+    # A run may use few of a CPU's cores, so the vendor's peak is no better than a measured ceiling without a bandwidth.
+    if compute and ((copy and copy.roof_per_s) or device.type == "cpu"):
+        return RoofKind.MEASURED, compute, copy.roof_per_s if copy else None
     peak = peaks.find(device.name, precision=run.spec.precision, memory_bytes=device.memory_total_bytes)
-    return (RoofKind.PEAK, peak.flop_per_s, peak.bytes_per_s) if peak else (None, None, None)
+    if peak:
+        return RoofKind.PEAK, peak.flop_per_s, peak.bytes_per_s
+    return (RoofKind.MEASURED, compute, None) if compute else (None, None, None)
 
 
 def _why_unknown(run: Record, figures: Figures) -> str:
     """Reason why the shares of the roofs that a run reached are unknown."""
-    if figures.roof is None:
+    if not figures.roof_bytes_per_s:
         return _why_no_roof(run)
     names = {"FLOP": figures.flop, "bytes": figures.bytes_low and figures.bytes_high}
     missing = " and ".join(name for name, value in names.items() if not value)

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Tools that describe the machine answer in milliseconds. A hanging tool must not delay a run.
-TOOL_LIMIT_S = 1.0
+# Tools that describe the machine answer in milliseconds, but git on a busy machine or a network disk in seconds, and a
+# run without its commit cannot be told from other code. A hanging tool must not delay a run for long.
+TOOL_LIMIT_S = 10.0
 
 
 def run_tool(*argv: str, limit_s: float = TOOL_LIMIT_S) -> str | None:

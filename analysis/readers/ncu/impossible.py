@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.readers.ncu import metrics
-from analysis.readers.ncu.errors import Failure, NcuFileError
+from analysis.readers.ncu.errors import NcuFileError
 from analysis.readers.ncu.launches import Launches
 from analysis.readers.ncu.numbers import Floats
 from workload.contract import ncu_csv, peaks
@@ -121,7 +121,6 @@ def _refusal(
     reason = f"{where}{metric} of launch {number} ({name}) is '{cell}'{' ' + unit if unit else ''}: {why}"
     return NcuFileError(
         original.path,
-        Failure.IMPOSSIBLE,
         reason,
         hint="correct the cell or its unit, or profile again",
         what="cannot be a profile",

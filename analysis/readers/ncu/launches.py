@@ -18,19 +18,7 @@ from analysis.readers.ncu import metrics, numbers
 from analysis.readers.ncu.metrics import WHOLE_UNITS, MetricRole
 from analysis.readers.ncu.numbers import Floats, NumberFormat
 from analysis.readers.ncu.table import NcuTable
-from workload.contract.ncu_csv import (
-    ID,
-    METRIC,
-    NAME,
-    PROCESS,
-    PUSHED,
-    STARTED,
-    UNIT,
-    VALUE,
-    Layout,
-    Quantity,
-    factor,
-)
+from workload.contract.ncu_csv import ID, METRIC, NAME, PROCESS, PUSHED, STARTED, UNIT, VALUE, Layout, Quantity, factor
 
 Codes = npt.NDArray[np.integer]
 # If there are at most this many more codes than rows, counting is cheaper than sorting.

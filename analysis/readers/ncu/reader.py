@@ -8,18 +8,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.readers import profile_text
-from analysis.readers.ncu import (
-    errors,
-    families,
-    flop,
-    impossible,
-    launches,
-    metrics,
-    numbers,
-    report,
-    table,
-)
-from analysis.readers.ncu.errors import Failure, NcuFileError
+from analysis.readers.ncu import errors, families, flop, impossible, launches, metrics, numbers, report, table
+from analysis.readers.ncu.errors import NcuFileError
 from analysis.readers.ncu.families import Family
 from analysis.readers.ncu.launches import Launches
 from analysis.readers.ncu.numbers import Floats, MixedNumbersError, NumberFormat
@@ -106,7 +96,7 @@ def read(path: Path, *, own: Sequence[str] = ()) -> NcuFile:
         content = _of_report(path) if path.suffix == report.SUFFIX else _of_csv(path, own)
     except OSError as error:
         reason = f"it cannot be read: {error.strerror or error}"
-        raise NcuFileError(path, Failure.ABSENT, reason, hint="check the path") from error
+        raise NcuFileError(path, reason, hint="check the path") from error
     whole = launches.unique_launches(content.tables)
     gpus = launches.gpus_of(whole.tables)
     losses = [*content.losses, *whole.damage]
@@ -170,11 +160,11 @@ def _of_csv(path: Path, own: Sequence[str]) -> _FileContent:
     sections = [section for section in sections if len(section.columns)]
     if not sections:
         reason = "it has a header, but no kernel launch"
-        raise NcuFileError(path, Failure.NO_LAUNCHES, reason, hint="profile again; --launch-count 0 profiles all")
+        raise NcuFileError(path, reason, hint="profile again; --launch-count 0 profiles all")
     try:
         form = numbers.decide([column for part in sections for column in launches.number_columns(part)])
     except MixedNumbersError as error:
-        raise NcuFileError(path, Failure.MIXED_NUMBERS, str(error), hint="export again with LC_ALL=C") from error
+        raise NcuFileError(path, str(error), hint="export again with LC_ALL=C") from error
     warnings, is_broken = _around(start, sections)
     return _FileContent(
         layout=sections[0].plan.layout,
@@ -199,9 +189,7 @@ def _source(path: Path) -> NcuSource:
         whole = head + file.read() if content is None else content
     decoded = decode(whole)
     if decoded.remarks and not decoded.content:
-        raise NcuFileError(
-            path, Failure.DAMAGED, decoded.remarks[0], hint="copy it again from the machine that made it"
-        )
+        raise NcuFileError(path, decoded.remarks[0], hint="copy it again from the machine that made it")
     return NcuSource(path=path, content=decoded.content, remarks=decoded.remarks, losses=decoded.losses)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.readers.ncu import metrics
-from analysis.readers.ncu.errors import REPORT_MAGIC, Failure, NcuFileError
+from analysis.readers.ncu.errors import REPORT_MAGIC, NcuFileError
 from analysis.readers.ncu.launches import Launches, capability
 from workload.contract.errors import ToolError
 from workload.contract.ncu_csv import factor
@@ -58,7 +58,7 @@ def _check(path: Path) -> None:
         is_report = file.read(len(REPORT_MAGIC)) == REPORT_MAGIC
     if not is_report:
         reason = f"its name ends in {SUFFIX}, but it is no report"
-        raise NcuFileError(path, Failure.DAMAGED, reason, hint="copy it again from the machine that made it")
+        raise NcuFileError(path, reason, hint="copy it again from the machine that made it")
 
 
 def _load(path: Path) -> Any:
@@ -86,7 +86,7 @@ def _actions(context: Any, path: Path) -> list[Action]:
 
 def _damaged(path: Path, reason: str) -> NcuFileError:
     hint = f"ncu --import {shlex.quote(str(path))} shows what ncu itself reads in it"
-    return NcuFileError(path, Failure.DAMAGED, f"{_MODULE} cannot read it: {reason}", hint=hint)
+    return NcuFileError(path, f"{_MODULE} cannot read it: {reason}", hint=hint)
 
 
 def _value(action: Action, role: metrics.MetricRole) -> tuple[str, str, float] | None:

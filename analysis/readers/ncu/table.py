@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from analysis.readers.ncu import metrics, numbers
-from analysis.readers.ncu.errors import Failure, NcuFileError
+from analysis.readers.ncu.errors import NcuFileError
 from analysis.readers.ncu.metrics import ReadingPlan
 from workload.contract import ncu_csv
 from workload.contract.ncu_csv import ID, DamagedTableError, Layout, NcuSource, Preamble, TableHead
@@ -205,7 +205,7 @@ def _differing(source: NcuSource, head: Preamble, name: str, first: int, twin: i
     line += ncu_csv.lines_before(source, head)
     reason = f"it has two columns {name}, and they differ in line {line}: '{row[first]}', '{row[twin]}'"
     hint = "export it again, or leave one of them out"
-    return NcuFileError(source.path, Failure.DAMAGED, reason, hint=hint, what="contradicts itself")
+    return NcuFileError(source.path, reason, hint=hint, what="contradicts itself")
 
 
 def _is_no_row(row: "pyarrow.csv.InvalidRow", plan: ReadingPlan, delimiter: str) -> bool:
@@ -331,6 +331,6 @@ def _irregular(source: NcuSource, head: Preamble) -> Iterator[NcuTable]:
             collector.take(row)
     except DamagedTableError as error:
         hint = "export or download it again"
-        raise NcuFileError(source.path, Failure.DAMAGED, str(error), hint=hint) from error
+        raise NcuFileError(source.path, str(error), hint=hint) from error
     if collector:
         yield collector.section()

@@ -457,10 +457,7 @@ def _by_kernels(trace: Trace, threads: Mapping[Thread, CallTree], steps: Steps, 
 
 
 def _launch(
-    event: OnDevice,
-    trace: Trace,
-    threads: Mapping[Thread, CallTree],
-    by_id: Mapping[int | str, tuple[CallTree, int]],
+    event: OnDevice, trace: Trace, threads: Mapping[Thread, CallTree], by_id: Mapping[int | str, tuple[CallTree, int]]
 ) -> tuple[tuple[CallTree, int] | None, float]:
     """The innermost operator that launched a kernel, and the time of the launch in microseconds.
 

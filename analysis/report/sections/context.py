@@ -193,9 +193,7 @@ def _method(runs: pd.DataFrame, unit: str) -> Sequence[str]:
     is_imported = runs["imported"].fillna(False).astype(bool)
     imported, ours = int(is_imported.sum()), runs[~is_imported]
     timed = TIMED.format(
-        events=EVENTS if (ours["device_type"] == Device.CUDA).any() else "",
-        rate=f"{unit.capitalize()}/s",
-        unit=unit,
+        events=EVENTS if (ours["device_type"] == Device.CUDA).any() else "", rate=f"{unit.capitalize()}/s", unit=unit
     )
     work = WORK.format(
         counters=COUNTERS if ours["kernels_file"].notna().any() else "",
@@ -426,10 +424,7 @@ def reproduce(evidence: ReportEvidence) -> Section:
         "from the defaults. Repeats of a configuration have one line."
     )
     return Section(
-        name="reproduce",
-        title="Reproduce",
-        blocks=[Paragraph(text=intro), Commands(lines=lines)],
-        folded=True,
+        name="reproduce", title="Reproduce", blocks=[Paragraph(text=intro), Commands(lines=lines)], folded=True
     )
 
 

@@ -26,10 +26,7 @@ SHIFTS = (
     Column(name="flop_per_s_ratio", heading="FLOP/s, ratio", digits=3),
     Column(name="bounds", heading="limited by", role=Role.FACT),
 )
-IMPORTED = (
-    *words.AS_IN_CHARTS,
-    *words.facts(imported_file="file", details="details"),
-)
+IMPORTED = (*words.AS_IN_CHARTS, *words.facts(imported_file="file", details="details"))
 FAMILY_COLUMNS = (
     *words.AS_IN_CHARTS,
     Column(name="family", heading="kernels", role=Role.FACT),
@@ -147,10 +144,7 @@ def _operators(evidence: ReportEvidence) -> list[Block]:
     # On a CPU, the operators of imported traces are already in the first table; on a GPU, kernels are not operators.
     alone, kernels = evidence.listed_alone, traced[traced["device_type"] != Device.CPU]
     own = longest(alone[alone["device_type"] == Device.CPU], SHOWN)
-    for table, name, caption in (
-        (own, "operator", OF_OPERATORS),
-        (longest(kernels, SHOWN), "kernel", OF_KERNELS),
-    ):
+    for table, name, caption in ((own, "operator", OF_OPERATORS), (longest(kernels, SHOWN), "kernel", OF_KERNELS)):
         if len(table):
             columns = [
                 replace(column, heading=name) if column.name == "name" else column for column in OPERATOR_COLUMNS

@@ -26,9 +26,10 @@ TABLE = (
 )
 EXPLANATION = (
     "Efficiency is the throughput of each device over that of one device alone, at the same batch size and threads per "
-    "device. The shares are parts of a step, as means over the devices: collectives are what the device with the "
-    "shortest wait spends in them after its last gradient; the others wait longer because of slower devices. Devices "
-    "also share memory, power and cooling, which slows each of them without a wait."
+    "device. A rank is the process of one device. Waits are shares of a step, averaged over the ranks. Collectives: "
+    "all gradients of a rank are computed, and it still exchanges them; this is the wait of the rank that waits least. "
+    "The other ranks wait longer, for slower ranks. Input: a rank waits for its next batch. Devices also share memory, "
+    "power and cooling, which slows each of them without a wait."
 )
 
 

@@ -90,15 +90,15 @@ def _runtime(
         if no_process:
             raise ToolError(f"no process can run on {place}: {no_process}", hint=sites.PYTHON_CURE)
         return Runtime.PROCESS, f"asked for; {site.python_shown}"
-    no_container = no_container or site.why_no_container(with_gpu=with_gpu)
+    why_not = no_container or site.why_no_container(with_gpu=with_gpu)
     is_built = bool(site.images.get(site.flavour if with_gpu else CPU_FLAVOUR))
-    if not wants_container and not no_process and (no_container or not is_built):
+    if not wants_container and not no_process and (why_not or not is_built):
         return Runtime.PROCESS, site.python_shown
-    if no_container and wants_container:
+    if why_not and wants_container:
         hint = "--runtime process, or launch doctor ssh, which shows what is missing"
-        raise ToolError(f"no container can run on {place}: {no_container}", hint=hint)
-    if no_container:
-        raise ToolError(f"nothing can run on {place}: {no_container}, and {no_process}", hint=sites.PYTHON_CURE)
+        raise ToolError(f"no container can run on {place}: {why_not}", hint=hint)
+    if why_not:
+        raise ToolError(f"nothing can run on {place}: {why_not}, and {no_process}", hint=sites.PYTHON_CURE)
     image = options.image or ("the image for this code" if is_built else "a new image, built on the machine")
     return Runtime.DOCKER, f"Docker {site.docker['version']} with {image}"
 

@@ -442,6 +442,14 @@ def test_runs_that_nothing_differs_from_are_named() -> None:
     assert pair_up(results(*runs), "precision").without_other_value == ("c",)
 
 
+def test_batch_sizes_of_a_script_are_compared_by_its_arguments() -> None:
+    small = side("a", LEFT, script="t.py -b 8", batch_size=8)
+    (row,) = rows(*small, *side("b", RIGHT, script="t.py -b 16", batch_size=16), by=None)
+
+    assert (row["by"], row["left"], row["right"]) == ("script", "t.py -b 16", "t.py -b 8")
+    assert row["note"] == "on local-cuda; batch size differs too: 16 against 8"
+
+
 # --- refusals
 
 
@@ -459,8 +467,7 @@ def test_another_column_than_the_one_that_differs_does_not_help() -> None:
 
 HERE, THERE = side("l", LEFT, place="here"), side("r", LEFT, place="there")
 FACTS = "place | device_name | precision | batch_size | zone | torch"
-NO_PAIR = "nothing to compare: no two runs that differ in place and agree in everything else; place is here"
-NO_TWO = "no two differ in one fact and agree in everything else"
+NO_PAIR = f"nothing to compare: place is here in all of {len(HERE)} measured runs"
 OTHER_FOLDERS = "add folders with other runs: analyze compare RESULTS MORE_RESULTS"
 
 
@@ -475,12 +482,33 @@ OTHER_FOLDERS = "add folders with other runs: analyze compare RESULTS MORE_RESUL
             NO_PAIR,
             f"add folders with other runs, or compare --by {FACTS}",
         ),
-        ([run("a")], {}, f"nothing to compare: among 1 measured run {NO_TWO}", OTHER_FOLDERS),
+        ([run("a")], {}, "nothing to compare: no setting differs in 1 measured run", OTHER_FOLDERS),
         (
             [run("a"), run("b", precision="amp", batch_size=64)],
             {},
-            f"nothing to compare: among 2 measured runs {NO_TWO}; they differ in precision, batch size",
-            OTHER_FOLDERS,
+            (
+                "nothing to compare: no two of 2 measured runs differ in one setting alone; the nearest two differ in "
+                "precision, batch size"
+            ),
+            "--by precision --allow-mixed batch_size compares them",
+        ),
+        (
+            [run("a"), run("b", precision="amp", batch_size=64), run("c", precision="bf16", compile=True, devices=2.0)],
+            {"by": "precision", "baseline": "bf16", "allow_mixed": ["batch_size"]},
+            (
+                "nothing to compare: no two of 3 measured runs differ in precision alone; the nearest two differ in "
+                "precision, compile, devices"
+            ),
+            "--by devices --allow-mixed batch_size --allow-mixed precision --allow-mixed compile compares them",
+        ),
+        (
+            [run("a", script="t.py -b 8"), run("b", script="t.py -b 9", batch_size=9)],
+            {"by": "batch_size"},
+            (
+                "nothing to compare: no two of 2 measured runs differ in batch size alone; the nearest two differ in "
+                "batch size, script"
+            ),
+            "--by script compares them",
         ),
         (HERE, {"by": "batchsize"}, "runs cannot be compared by 'batchsize'", "--by batch_size"),
         (HERE, {"by": "qqq"}, "runs cannot be compared by 'qqq'", f"--by {FACTS}"),

@@ -59,7 +59,6 @@ def machine() -> Iterator[Machine]:
 
 @pytest.mark.slow
 @pytest.mark.world
-@pytest.mark.timeout(600)  # torch is loaded twice, on a machine that may be busy
 @pytest.mark.parametrize("condition", duel_real.CONDITIONS)
 def test_a_duel_of_real_steps(condition: str, machine: Machine) -> None:
     segments = machine.duel(condition, slower=0.03, seed=1, quadruples=3)
@@ -87,7 +86,6 @@ def assert_stopped(pids: list[int], *, is_stopped: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.world
-@pytest.mark.timeout(600)
 def test_who_is_stopped_by_hand_goes_on_afterwards(machine: Machine) -> None:
     switch = ByHand(machine.neighbours)
     for on in (True, True, False, False):

@@ -236,7 +236,7 @@ CASES = {
     ),
     "several devices": Case(
         figure="devices_efficiency",
-        words="On the dashed line, all devices together are as fast as that many times one device",
+        words="At 100 %, the dashed line, 4 devices together are 4 times as fast as one",
         true=lambda: on_devices(1.0, 2.0),
         false=lambda: on_devices(2.0),
     ),
@@ -249,7 +249,7 @@ CASES = {
     ),
     "throughput of each device": Case(
         figure="throughput_env",
-        words="Of several devices that train together, the figure of each is drawn",
+        words="Where several devices train together, the figure is that of one of them",
         true=lambda: [one | {"devices": 2.0} for one in three_batches()],
         false=three_batches,
     ),

@@ -173,7 +173,7 @@ NO_KERNELS = "'t.json' has no kernels, and its operators ran on a GPU: host time
     [
         ([*STEP, *OTHER_GPU], "", "'t.json' holds the kernels of 2 GPUs, but a run has one (0: 6 ", "--gpu-index 0"),
         (STEP, "--gpu-index 3", "'t.json' has no kernels of GPU 3 (0: 6 kernels)", "--gpu-index 0"),
-        ([PRODUCT, MARK], "--gpu-index 0", "'t.json' is of a CPU; got --gpu-index 0", "analyze import t.json"),
+        ([PRODUCT, MARK], "--gpu-index 0", "'t.json' is a trace of a CPU; got --gpu-index 0", "analyze import t.json"),
         ([*STEP, RANK_1], "", "'t.json' holds 2 processes, but a run has one", "import the trace of each rank"),
         ([MARK, OF_A_GPU], "", NO_KERNELS, "torch.profiler.profile(activities=[ProfilerActivity.CPU, "),
         ([PRODUCT], "", "'t.json' does not mark its steps, so their number is unknown", "--profile-steps N, or call "),

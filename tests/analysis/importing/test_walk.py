@@ -14,7 +14,6 @@ from tests.analysis.readers.ncu.ncu_files import COUNTS, TIME, long, wide
 from workload.contract.errors import ExitCode
 
 pytestmark = [
-    pytest.mark.timeout(600),
     pytest.mark.night(part="report"),
 ]
 SHARED = Path(__file__).parents[4] / "shared" / "data"

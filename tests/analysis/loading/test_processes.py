@@ -1,7 +1,11 @@
+import fcntl
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +130,37 @@ def test_a_process_is_reused_until_the_block_ends(monkeypatch: pytest.MonkeyPatc
             assert sharing.results() == [started[0].pid] * 2
         assert started[0].returncode is None
     assert [process.returncode is not None for process in started] == [True]
+
+
+def hold(lock: Path) -> None:
+    """Hold a lock until this process ends."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        lock.with_suffix(".held").touch()
+        signal.alarm(100)
+        signal.pause()
+
+
+@pytest.mark.world
+def test_no_process_survives_this_one(tmp_path: Path) -> None:
+    lock, held = tmp_path / "x.lock", tmp_path / "x.held"
+    code = f"""if True:
+        import pathlib
+        from analysis.loading.processes import Sharing
+        from tests.analysis.loading.test_processes import hold
+        begun = Sharing(hold, [pathlib.Path({str(lock)!r})], others=1)
+        while not pathlib.Path({str(held)!r}).exists():
+            pass
+        raise KeyboardInterrupt
+    """
+    subprocess.run([sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL)
+    with lock.open("w") as file:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+    pytest.fail("the other process still waits")
 
 
 @pytest.mark.world

@@ -358,7 +358,6 @@ def test_each_figure_of_the_registry_is_placed_in_a_section() -> None:
 
 
 @pytest.mark.world
-@pytest.mark.timeout(600)
 @pytest.mark.night(part="report")
 def test_a_report_of_66_environments_draws_devices_and_says_so(tmp_path: Path) -> None:
     page = compose(gather(analysis.load(many(tmp_path / "results"))))

@@ -352,7 +352,6 @@ def sides(case: Case) -> list[list[str]]:
     return [said_of(make, case.section) for make in (case.true, case.false)]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.night(part="report")
 def test_every_sentence_has_a_case() -> None:
     """A new sentence of a section needs data of which it is true, and data of which it would be false."""

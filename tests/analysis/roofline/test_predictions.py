@@ -1,10 +1,7 @@
 """Predicted step times against hand-computed values, the command `analyze predict`, and the page of its errors."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,6 +13,7 @@ from analysis.api import Results
 from analysis.loading.configurations import UNNAMED
 from analysis.roofline import predictions
 from analysis.roofline.predictions import COLUMNS, Tier, Work, errors, find_gpus, predict, roof_step_s
+from docs import predictions as script
 from tests.analysis import in_process
 from tests.analysis.by_hand import kernels, results, run
 from tests.analysis.in_process import Analyze
@@ -331,19 +329,6 @@ def test_bad_input_is_one_line(on: Analyze) -> None:
 
 
 # --- the page
-
-
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("predictions_page", ROOT / "docs" / "predictions.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-script = _script()
 
 
 @needs_data

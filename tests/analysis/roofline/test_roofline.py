@@ -84,6 +84,22 @@ def test_points_agree_with_the_recorded_bound(
     assert row["fraction_of_roof"] == pytest.approx(max(each for each in fractions if each is not None))
 
 
+@pytest.mark.parametrize(("ceiling", "bound"), [(1.2, Bound.COMPUTE), (2.1, None)])
+def test_a_point_without_a_bandwidth_has_the_limit_of_its_runs(
+    tmp_path: Path, ceiling: float, bound: Bound | None
+) -> None:
+    record = make_record(0, [0.1] * 5)
+    flop_per_s = record["complexity"]["train_flop_per_step"] / 0.1
+    changes = {
+        "timing": record["timing"],
+        "environment": {"device": {"type": "cpu", "name": None}},
+        "ceilings": {"flop_per_s": {"fp32": {"median": ceiling * flop_per_s}}, "unavailable": {"copy": "disturbed"}},
+    }
+    row = only(points(tmp_path, changes))
+    assert (row["bound"], row["fraction_of_roof"]) == (bound, None)
+    assert row["bound_why"].endswith("the bandwidth was not measured: disturbed")
+
+
 @pytest.mark.slow
 @pytest.mark.world
 def test_point_agrees_with_a_real_bundle(tmp_path: Path) -> None:

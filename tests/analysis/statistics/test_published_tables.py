@@ -1,12 +1,9 @@
 """The tables of other people's reports, recomputed by our own functions from what they print."""
 
-import importlib.util
 import re
-import sys
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,6 +16,8 @@ from analysis.loading import run_row
 from analysis.roofline import points, predictions
 from analysis.summary import throughput
 from analysis.variance import tables as variance
+from docs import published_items
+from docs import published_tables as published
 from tests.docs import grammar
 from workload.contract.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
 from workload.run import complexity_command
@@ -26,21 +25,6 @@ from workload.run import complexity_command
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
-
-
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("published_tables", ROOT / "docs" / "published_tables.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    # The script is run in its folder, from which it imports its last section.
-    sys.path.append(str(ROOT / "docs"))
-    spec.loader.exec_module(module)
-    return module
-
-
-published = _script()
 
 
 @pytest.mark.parametrize(
@@ -185,7 +169,7 @@ TABLES = {
     "steps": set(STEP_COLUMNS),
     "telemetry": set(TELEMETRY_COLUMNS),
 }
-ITEMS = [(letter, row) for letter, rows in published.published_items.items().items() for row in rows]
+ITEMS = [(letter, row) for letter, rows in published_items.items().items() for row in rows]
 # Reports in ../shared/reports by letter; A has a README of its own.
 REPORTS = {"A": ("000", "001"), "B": ("002",), "C": ("004",), "D": ("003",)}
 FILE_NAME = re.compile(r"[\w<>-]+\.(?:py|csv|png|json|txt|ipynb|md|zip)\b")

@@ -29,7 +29,7 @@ NAME = "rooflaunch-t4-20261121-100000-0000aa"
 IMAGE = "us-central1-docker.pkg.dev/p/rooflaunch/trainer@sha256:" + "ab" * 32
 ZONE = "us-central1-a"
 BOOTED_S = 1_795_255_200.0  # 2026-11-21T10:00:00Z
-LONG_S = 10.0
+LONG_S = 100.0
 CPU = {"device": "cpu"}
 PREEMPTED = f"the spot VM was taken away (preempted) in {ZONE}"
 

@@ -21,7 +21,7 @@ from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.spec import resolve
 
-pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[3]
 NAME = "rooflaunch-tower-20261121-100000-0000aa"

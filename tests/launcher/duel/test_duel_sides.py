@@ -193,7 +193,7 @@ def test_an_unknown_model_is_refused_before_anything_runs() -> None:
 def test_a_script_against_itself_with_other_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    words = ("train.py", "--lr", "1", "---", "train.py", "--root", "{data}", "--token", "abc123")
+    words = ("train.py", "--lr", "1", "---", "train.py", "--root", "{data}", "--token", "hunter2")
     pair = prepare(*words, shared={"device": "cpu", "iterations": "5"}, data=".")
 
     assert (pair.a.label, pair.b.label) == (

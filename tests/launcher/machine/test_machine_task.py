@@ -289,7 +289,6 @@ TINY = {"device": "cpu", "image_size": "32", "batch_size": "2", "warmup": "1", "
 
 @pytest.mark.world
 @pytest.mark.night(part="trainer")
-@pytest.mark.timeout(400)
 def test_processes_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks of two, one of which does not exist: the others leave bundles that say what they are."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -227,7 +227,7 @@ def test_the_trainers_options_in_a_file_or_a_variable_are_passed_over(tmp_path: 
 
 
 def test_the_plan_shows_no_secret(folder: Path, launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
-    line = "--cpu --repeats 2 --iterations 5 --data package --dry-run -- train.py --root {data} --token abc123"
+    line = "--cpu --repeats 2 --iterations 5 --data package --dry-run -- train.py --root {data} --token hunter2"
     assert launch("local", *shlex.split(line)) == 0
     python = f"env CUDA_VISIBLE_DEVICES= {shlex.quote(sys.executable)} -P -m rooflaunch"
     assert capsys.readouterr().out.splitlines() == [
@@ -239,7 +239,7 @@ def test_the_plan_shows_no_secret(folder: Path, launch: Launch, capsys: pytest.C
     ]
     assert launch("local", *shlex.split(line.replace("--dry-run", "--dry-run --format json"))) == 0
     printed = capsys.readouterr().out
-    assert "abc123" not in printed
+    assert "hunter2" not in printed
     assert json.loads(printed)["spec"]["script"][0] == "train.py"
 
 

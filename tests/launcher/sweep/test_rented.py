@@ -18,6 +18,7 @@ from launcher.sweep.until import Until
 from tests.launcher.backends.gcp.canned_cloud import QUICK, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
 from tests.launcher.sweep.cloudy import cloud_sweep, ports_of, swept, t4
+from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.record import Status
 from workload.storage.inventory import sealed_in
@@ -56,12 +57,8 @@ def meanwhile(condition: Callable[[], bool], act: Callable[[], object]) -> threa
     """Do something as soon as a condition holds."""
 
     def watch() -> None:
-        ended = threading.Event()
-        for _ in range(4000):
-            if condition():
-                act()
-                return
-            ended.wait(0.005)
+        until(condition, every_s=0.005)
+        act()
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

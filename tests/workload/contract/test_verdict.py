@@ -182,10 +182,6 @@ IMPOSSIBLE = (
             lambda r: (r["ceilings"]["flop_per_s"].clear(), r["ceilings"].update(unavailable={"fp32": BUSY_WHY})),
             f"the fp32 ceiling was not measured: {BUSY_WHY}",
         ),
-        (
-            lambda r: (r["ceilings"]["bytes_per_s"].clear(), r["ceilings"].update(unavailable={"copy": BUSY_WHY})),
-            f"the bandwidth was not measured: {BUSY_WHY}",
-        ),
         # 50 FLOP/s where the ceiling is said to be 31 FLOP/s.
         (
             lambda r: r["ceilings"]["flop_per_s"]["fp32"].update(median=31.0),
@@ -196,6 +192,51 @@ IMPOSSIBLE = (
 def test_a_verdict_without_its_figures_is_unknown_and_says_why(lack: Any, why: str) -> None:
     judged = from_record(changed(lack))
     assert (judged.bound, judged.compute_fraction, judged.why) == (None, None, why)
+
+
+NO_BANDWIDTH = f"the bandwidth was not measured: {BUSY_WHY}"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("ceiling", "bound", "why"),
+    [
+        # A byte in a step of 2 s: half of the roof of compute, and of a bandwidth of 1 B/s.
+        (
+            100.0,
+            Bound.COMPUTE,
+            "50 % of the measured compute ceiling; memory would be the limit only with a bandwidth below 1 B/s; "
+            + NO_BANDWIDTH,
+        ),
+        (102.0, None, f"49 % of the measured compute ceiling, so compute is not the limit; {NO_BANDWIDTH}"),
+        (31.0, None, f"161 % of the measured compute ceiling was reached, {IMPOSSIBLE}"),
+    ],
+)
+def test_without_a_bandwidth_the_compute_ceiling_may_decide(
+    ceiling: float, bound: Bound | None, why: str, device: str
+) -> None:
+    judged = from_record(
+        changed(
+            lambda r: r.update(
+                environment={"device": {"type": device}},
+                ceilings={"flop_per_s": {"fp32": {"median": ceiling}}, "unavailable": {"copy": BUSY_WHY}},
+            )
+        )
+    )
+    assert (judged.bound, judged.why, judged.memory_fraction_low) == (bound, why, None)
+    assert judged.compute_fraction == (0.5 if bound else None)
+
+
+def test_a_cpu_without_a_bandwidth_is_not_judged_by_the_peak_of_all_its_cores() -> None:
+    judged = from_record(
+        changed(
+            lambda r: r.update(
+                environment={"device": {"type": "cpu", "name": "Intel(R) Core(TM) i9-14900HX"}},
+                ceilings={"flop_per_s": {"fp32": {"median": 100.0}}},
+            )
+        )
+    )
+    assert (judged.bound, judged.roof) == (Bound.COMPUTE, "measured")
 
 
 @pytest.mark.parametrize(("ceiling", "bound"), [(47.7, Bound.COMPUTE), (47.5, None)])
@@ -290,7 +331,7 @@ def test_a_record_without_waits_is_read_as_before() -> None:
 
 def test_a_record_without_the_work_of_a_step_says_what_it_lacks() -> None:
     judged = from_record(changed(lambda r: r["complexity"].update(bytes_per_step_lower=None, bytes_per_step_upper="x")))
-    assert (judged.bound, judged.why) == (None, "the bytes of a step are unknown")
+    assert (judged.bound, judged.why) == (None, "50 % of the measured compute ceiling; the bytes of a step are unknown")
 
 
 # --- what the device, its profile and its vendor say

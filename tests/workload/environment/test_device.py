@@ -1,3 +1,4 @@
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from workload.contract.errors import UsageError
 from workload.contract.spec import Device
 from workload.environment import device
 from workload.environment.machine import HostSystem
+from workload.measure.timing import process_usage
 
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder@U16)"
@@ -214,3 +216,15 @@ def test_what_cudnn_says_for_want_of_memory(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_bytes, 24_000_000_000))
     assert device.is_out_of_memory(RuntimeError(text)) is expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux resets the peak of a process")
+def test_memory_of_the_ceilings_is_not_the_runs() -> None:
+    """The peak of this process falls once a large buffer is freed and the peak is reset."""
+    torch.ones(100_000_000).sum()
+    before = process_usage(0.0, 1.0)
+    device.reset_peak_memory(Device.CPU)
+    after = process_usage(0.0, 1.0)
+    assert before is not None
+    assert after is not None
+    assert after.max_rss_bytes < before.max_rss_bytes - 300_000_000

@@ -659,7 +659,6 @@ class Ticking:
 
 @pytest.mark.slow
 @pytest.mark.world
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("isa", ["AVX2", "SSE41"])
 def test_a_cpu_without_units_for_a_type_is_measured_in_time(isa: str) -> None:
     """Without AVX-512 a bf16 product runs at 1 to 2 GFLOP/s: a fixed n of 2048 would take minutes."""

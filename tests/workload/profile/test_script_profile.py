@@ -155,7 +155,7 @@ def test_repeats_and_a_profile_from_the_command_line(tmp_path: Path) -> None:
     words = ["script", "--no-ceilings", "--warmup", "1", "--iterations", "3", "--repeats", "2", "--profile", "torch"]
     token = "hf_" + 24 * "x"
     with trainer(tmp_path, *words, "--profile-steps", "2", "--", "train.py", "--token", token) as process:
-        output, error = process.communicate(timeout=200)
+        output, error = process.communicate()
     assert process.returncode == 0, error
     assert set(output.splitlines()) == {f"{epoch} {token}" for epoch in range(3)}, "the script's own output alone"
     assert error.startswith(
@@ -187,7 +187,7 @@ def test_a_signal_ends_the_series_and_its_script(number: signal.Signals, tmp_pat
             if line == "10\n":
                 break
         process.send_signal(number)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate()
     assert process.returncode == ExitCode.INTERRUPTED
     assert "Traceback" not in error
     assert "repeat 1 of 2 ended" not in error

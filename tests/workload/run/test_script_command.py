@@ -399,7 +399,7 @@ def test_a_script_that_needs_no_torch(tmp_path: Path) -> None:
     """A new process, because the copies that other tests use have loaded torch."""
     (tmp_path / "script.py").write_text("print('well')")
     with trainer(tmp_path, "script", "--", "script.py") as process:
-        output, error = process.communicate(timeout=100)
+        output, error = process.communicate()
     assert (process.returncode, output) == (6, "well\n"), error
     assert error.endswith("\nhint: name the script that trains, not a script that starts it\n")
     assert not (tmp_path / "results").exists()

@@ -109,7 +109,7 @@ def bundle_in(folder: Path) -> bundle.Bundle:
 
 def test_two_ranks_write_one_bundle_and_learn_the_same(tmp_path: Path) -> None:
     process = started(tmp_path, TRAIN, "24", "0", options=("--iterations", "6", "--then", "continue"))
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate()
     assert process.returncode == ExitCode.DONE, err
     found = bundle_in(tmp_path)
     names = {file.name for file in found.files}
@@ -125,9 +125,7 @@ def test_two_ranks_write_one_bundle_and_learn_the_same(tmp_path: Path) -> None:
     assert not record.notes
     assert " on each of 2 devices, " in err
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    alone = subprocess.run(
-        [*torchrun, "train.py", "24", "0"], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=300
-    )
+    alone = subprocess.run([*torchrun, "train.py", "24", "0"], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert sorted(out.split()) == sorted(alone.stdout.split()) != []
 
 
@@ -142,7 +140,7 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     waits = "dist.all_reduce(loss.detach(), async_op=True).wait(); optimizer.step()"
     (tmp_path / "train.py").write_text(TRAIN.replace("optimizer.step()", waits))
     process = started_by_torchrun(tmp_path, 2, "--iterations", "5", "--", "train.py", "40", "0")
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate()
     assert process.returncode == 0, err
     record = bundle_in(tmp_path).record
     assert record.ranks is not None
@@ -155,10 +153,10 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
 def test_another_rank_seals_the_bundle_of_a_rank_0_that_is_killed(number: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     process = started_by_torchrun(tmp_path, number, "--iterations", "40000", "--", "train.py", "100000", "0.02")
-    until(lambda: rows(tmp_path / "out") >= 8, within_s=300)
+    until(lambda: rows(tmp_path / "out") >= 8)
     written = rows(tmp_path / "out")
     os.kill(process_of(0, process.pid) or 0, signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode
     found = bundle_in(tmp_path)
     error = "rank 0 was killed; the bundle keeps the steps so far"
@@ -171,7 +169,7 @@ def test_another_rank_seals_the_bundle_of_a_rank_0_that_is_killed(number: int, t
 
 def test_the_slower_rank_is_named(tmp_path: Path) -> None:
     process = started(tmp_path, TRAIN, "40", "0.6", options=("--iterations", "8"))
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate()
     assert process.returncode == ExitCode.DONE, err
     ranks = bundle_in(tmp_path).record.ranks
     assert ranks is not None
@@ -181,7 +179,7 @@ def test_the_slower_rank_is_named(tmp_path: Path) -> None:
 
 def test_waits_are_unknown_without_distributed_data_parallel(tmp_path: Path) -> None:
     process = started(tmp_path, BY_HAND, options=("--iterations", "5"))
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate()
     assert process.returncode == ExitCode.DONE, err
     record = bundle_in(tmp_path).record
     ranks = record.ranks
@@ -195,7 +193,7 @@ def test_waits_are_unknown_without_distributed_data_parallel(tmp_path: Path) -> 
 def test_ranks_that_cannot_train(case: str, tmp_path: Path) -> None:
     text, code, message = BROKEN[case]
     process = started(tmp_path, text, "40", "0")
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate()
     assert process.returncode == code, err
     assert [line for line in err.splitlines() if line.startswith("error: ")] == [f"error: {message}"]
     assert err.splitlines()[-1].startswith("hint: ")
@@ -208,7 +206,7 @@ def test_ranks_that_cannot_train(case: str, tmp_path: Path) -> None:
 )
 def test_a_rank_that_ends_early_ends_the_run(rank: int, text: str, tmp_path: Path) -> None:
     process = started(tmp_path, text, "400", "0", str(rank), "30", options=("--iterations", "100"))
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate()
     assert process.returncode == ExitCode.RUN_FAILED
     message = f"rank {rank} ended after 30 optimizer steps, and another rank takes more: it waits for rank {rank}"
     assert [line for line in err.splitlines() if line.startswith("error: ")] == [f"error: {message}"]
@@ -220,7 +218,7 @@ def test_a_rank_that_ends_early_ends_the_run(rank: int, text: str, tmp_path: Pat
 
 def test_ranks_that_all_end_early_are_complete(tmp_path: Path) -> None:
     process = started(tmp_path, TRAIN, "30", "0", options=("--iterations", "100"))
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate()
     assert process.returncode == ExitCode.DONE, err
     record = bundle_in(tmp_path).record
     assert record.status is Status.COMPLETED
@@ -231,13 +229,13 @@ def test_ranks_that_all_end_early_are_complete(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_the_run_and_loses_no_step(tmp_path: Path, rank: int) -> None:
     process = started(tmp_path, TRAIN, "100000", "0.02", options=("--iterations", "40000"))
-    until(lambda: rows(tmp_path / "out") >= 8, within_s=300)
+    until(lambda: rows(tmp_path / "out") >= 8)
     victim, other = process_of(rank, process.pid), process_of(1 - rank, process.pid)
     assert victim
     assert other
     written = rows(tmp_path / "out")
     os.kill(victim, signal.SIGKILL)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate()
     assert process.returncode == ExitCode.RUN_FAILED
     assert err.count("error: ") == 1, err
     assert f"rank {rank} was killed by SIGKILL" in err
@@ -251,9 +249,9 @@ def test_a_killed_rank_ends_the_run_and_loses_no_step(tmp_path: Path, rank: int)
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     process = started(tmp_path, TRAIN, "100000", "0.02", options=("--iterations", "40000"))
-    until(lambda: rows(tmp_path / "out") >= 8, within_s=300)
+    until(lambda: rows(tmp_path / "out") >= 8)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == ExitCode.INTERRUPTED
     assert err.count("error: ") == 1, err
     assert bundle_in(tmp_path).record.status is Status.INTERRUPTED

@@ -20,7 +20,7 @@ from workload.storage.fetch import FetchReport, FetchState
 from workload.storage.gcs import Bucket
 from workload.storage.store import Patience
 
-pytestmark = [pytest.mark.world, pytest.mark.night(part="faults"), pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.world, pytest.mark.night(part="faults")]
 
 # Long enough for a few repetitions, and no test waits for it but where every answer is spoiled.
 # Time for a second try on a busy machine too.

@@ -19,7 +19,7 @@ from workload.storage.fetch import FetchReport, FetchState
 from workload.storage.s3 import Bucket
 from workload.storage.store import Patience
 
-pytestmark = [pytest.mark.world, pytest.mark.night(part="faults"), pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.world, pytest.mark.night(part="faults")]
 
 # Long enough for a second attempt on a busy machine; a test waits for it where every answer is spoiled.
 IMPATIENT = Patience(first_answer_s=10.0, first_retry_s=1.0, retry_s=1.0, connect_s=2.0, read_s=2.0)

@@ -277,7 +277,7 @@ def test_a_connection_that_nobody_has_any_more_ends(machine: sshd.Machine) -> No
     [[session]] = connection._idle.values()
     process = session._process
     del connection, session
-    assert process.wait(60) == 0
+    assert process.wait() == 0
 
 
 @pytest.mark.world

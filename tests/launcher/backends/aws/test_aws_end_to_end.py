@@ -24,7 +24,7 @@ from workload.storage.address import open_store
 from workload.storage.inventory import sealed_runs
 from workload.storage.store import Store
 
-pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[4]
 TINY = {"device": "cpu", "image_size": "32", "batch_size": "2", "warmup": "1", "iterations": "3", "ceilings": False}

@@ -38,7 +38,6 @@ from workload.storage.inventory import sealed_runs
 pytestmark = [
     pytest.mark.world,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
 ]
 
 ROOT = Path(__file__).parents[4]

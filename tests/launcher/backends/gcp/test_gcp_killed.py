@@ -24,7 +24,6 @@ from workload.storage.address import parse_source
 
 pytestmark = [
     pytest.mark.world,
-    pytest.mark.timeout(200),
     pytest.mark.night(part="kills"),
 ]
 
@@ -53,7 +52,7 @@ def kill_when(moment: Callable[[], object], folder: Path) -> None:
 
 def answer(folder: Path, *words: str) -> str:
     with start(folder, *words, *AT_HOME) as process:
-        said, errors = process.communicate(timeout=100)
+        said, errors = process.communicate()
     assert process.returncode == 0, errors
     return said
 

@@ -20,7 +20,6 @@ from workload.contract import bundle
 
 pytestmark = [
     pytest.mark.world,
-    pytest.mark.timeout(200),
     pytest.mark.night(part="faults"),
 ]
 

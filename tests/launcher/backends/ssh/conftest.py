@@ -1,7 +1,10 @@
 """A machine to log in to: a real sshd on loopback, with a folder of its own for each test."""
 
+import os
+import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +18,7 @@ from launcher.backends.ssh.plan import SshPlan, Start
 from launcher.protocol.backend import Job
 from tests import sshd
 from tests.launcher.backends.contract import TINY
+from tests.waiting import until
 from workload.contract.spec import resolve
 
 
@@ -47,6 +51,30 @@ def plan_of(where: Where, *, token: str = "abcdef", limit_s: int = 300, **given:
 def doing(plan: SshPlan, code: str) -> SshPlan:
     """The plan with a few lines of Python in place of the agent."""
     return replace(plan, start=Start(words=(sys.executable, "-u", "-c", code), environment={}))
+
+
+def keepers(machine: sshd.Machine) -> list[int]:
+    """Keepers of jobs. A keeper leads its session; the agent, before it is executed, is a child with the same words."""
+    return [pid for pid, words in machine.jobs() if "keeper.py" in words and leads_session(pid)]
+
+
+def leads_session(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        return os.getsid(pid) == pid
+    return False
+
+
+def end_session(session: int) -> None:
+    """Kill all of a session, its leader first: a keeper would start the agent once more."""
+
+    def killed() -> bool:
+        left = sorted(processes_in(session), key=session.__ne__)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
+
+    until(killed, f"processes of session {session} do not end")
 
 
 def processes_in(session: int) -> list[int]:

@@ -2,9 +2,7 @@
 
 import fcntl
 import json
-import os
 import platform
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -19,7 +17,8 @@ from launcher.backends.ssh.options import Where
 from launcher.protocol.backend import Machine, Plan
 from tests import sshd
 from tests.launcher.backends.contract import CHECKS, Check, Place, launcher_of, name_of
-from tests.launcher.backends.ssh.conftest import doing, plan_of, processes_in
+from tests.launcher.backends.ssh.conftest import doing, end_session, plan_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.world
 
@@ -59,13 +58,8 @@ class OneMachine(Place):
 
     def lose(self, machine: Machine) -> None:
         keeper = json.loads((self._ours / "jobs" / machine.name / "kept.json").read_text())["pid"]
-        # First the keeper, which would start the agent once more.
-        for pid in (keeper, *(pid for pid, words in self._machine.jobs() if SLEEP in words)):
-            os.kill(pid, signal.SIGKILL)
-        for pid in processes_in(keeper):
-            os.kill(pid, signal.SIGKILL)
-        while _is_held(self._ours / "jobs" / machine.name / "lock"):
-            pass
+        end_session(keeper)
+        until(lambda: not _is_held(self._ours / "jobs" / machine.name / "lock"), "the lock is held")
 
     def fill(self) -> None:
         self._ours.mkdir()

@@ -18,10 +18,7 @@ from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.spent import Spent
 
-pytestmark = [
-    pytest.mark.world,
-    pytest.mark.timeout(400),
-]
+pytestmark = pytest.mark.world
 
 ROOT = Path(__file__).parents[4]
 TINY = ("--cpu", "--model=squeezenet1_1", "--batch-size=1", "--warmup=1", "--image-size=64", "--no-ceilings")
@@ -48,7 +45,7 @@ def ran(
 ) -> tuple[str, str]:
     """What a command printed to stdout and stderr."""
     process = started(machine, folder, *words, place=place)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate()
     assert process.returncode == code, out + err
     return out, err
 
@@ -65,8 +62,8 @@ def test_from_the_command_to_the_bundle(machine: sshd.Machine, tmp_path: Path) -
     assert run.record.status == "completed"
     assert "-ssh-127-0-0-1-squeezenet1_1-" in folder.name, "its place"
     assert f"runtime    process: asked for; {sys.executable} 3." in err
-    # On a busy machine a line about the steps may stand between the phases.
-    shown = [line for line in re.findall(r"^ *\+\d+ \w+  (.*)$", err, re.MULTILINE) if not line.startswith("measured")]
+    # On a busy machine lines about the steps and about waiting may stand between the phases.
+    shown = re.findall(r"^ *\+\d+ \w+  (?!measured|.*; waiting for the next phase$)(.*)$", err, re.MULTILINE)
     phases = ["booted", "run started", "run ended", "uploaded", "finished"]
     assert shown == ["requested", f"starting the job on {machine.host}", *phases]
     assert re.search(r"^  job +127\.0\.0\.1$", out, re.MULTILINE)
@@ -128,7 +125,7 @@ def test_ctrl_c_leaves_it_running_and_down_ends_it(machine: sshd.Machine, tmp_pa
     assert any("run started" in line for line in process.stderr)
     process.send_signal(signal.SIGINT)
     rest = process.stderr.read()
-    assert process.wait(60) == ExitCode.INTERRUPTED
+    assert process.wait() == ExitCode.INTERRUPTED
     name = records(machine)[0].name
     place = f"--host {machine.host} --port {machine.port}"
     assert re.search(rf"logs {name} -f {place} to follow it, .* down {name} {place} to end it$", rest, re.MULTILINE)
@@ -277,7 +274,7 @@ def test_steps_survive_a_restart_of_the_machine(machine: sshd.Machine, tmp_path:
     for pid, words in machine.jobs():
         if "keeper.py" in words or "launcher.agent" in words or "-m workload" in words:
             os.kill(pid, signal.SIGKILL)
-    _, err = process.communicate(timeout=200)
+    _, err = process.communicate()
     assert process.returncode == ExitCode.RUN_FAILED, err
     assert "the job was broken off: its machine was restarted, or its processes were killed" in err
     [folder] = (tmp_path / "results").iterdir()

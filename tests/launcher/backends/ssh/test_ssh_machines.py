@@ -17,7 +17,7 @@ from launcher.backends.ssh.options import Where
 from launcher.backends.ssh.plan import SshPlan
 from launcher.protocol.backend import Condition, Machine
 from tests import sshd
-from tests.launcher.backends.ssh.conftest import doing, plan_of, processes_in
+from tests.launcher.backends.ssh.conftest import doing, end_session, keepers, plan_of, processes_in
 from tests.waiting import until
 from workload.contract.errors import ExitCode, NoCapacityError
 from workload.storage.ssh import LostError
@@ -66,7 +66,7 @@ def test_submitting_twice_starts_once(machine: sshd.Machine, machines: SshMachin
     assert (first.name, first.zone, first.condition) == (plan.request.name, "127.0.0.1", Condition.RUNNING)
     assert submitted(machines, plan) == first
     assert submitted(backend.machines(backend.settings(where)), plan) == first, "another launcher"
-    assert len([words for _, words in machine.jobs() if "keeper.py" in words]) == 1
+    assert len(keepers(machine)) == 1
     assert [job.name for job in machines.look()] == [first.name]
 
 
@@ -74,7 +74,7 @@ def test_submitting_what_has_ended_starts_nothing(machine: sshd.Machine, machine
     plan = doing(plan_of(where), SLEEP)
     machines.stop([submitted(machines, plan)])
     assert submitted(machines, plan).condition is Condition.GONE
-    assert [words for _, words in machine.jobs() if "keeper.py" in words] == []
+    assert keepers(machine) == []
 
 
 def test_one_at_a_time(machines: SshMachines, where: Where) -> None:
@@ -109,7 +109,7 @@ def test_of_two_launchers_at_once_one_wins(machine: sshd.Machine, where: Where) 
         launcher.join()
     assert outcomes.count("started") == 1
     assert len([text for text in outcomes if " is busy with rooflaunch-127-0-0-1-" in text]) == 3
-    assert len([words for _, words in machine.jobs() if "keeper.py" in words]) == 1
+    assert len(keepers(machine)) == 1
 
 
 def test_a_start_whose_answer_is_lost(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
@@ -121,7 +121,7 @@ def test_a_start_whose_answer_is_lost(machine: sshd.Machine, machines: SshMachin
     )
     job = submitted(machines, doing(plan_of(where), SLEEP))
     assert job.condition is Condition.RUNNING
-    assert len([words for _, words in machine.jobs() if "keeper.py" in words]) == 1
+    assert len(keepers(machine)) == 1
 
 
 def test_a_start_that_breaks_before_the_job_runs(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
@@ -131,7 +131,7 @@ def test_a_start_that_breaks_before_the_job_runs(machine: sshd.Machine, machines
         "        subprocess.Popen = lambda *words, **options: os._exit(255)\n    return _main(question, payload)\n"
     )
     assert submitted(machines, doing(plan_of(where), SLEEP)).condition is Condition.RUNNING
-    assert len([words for _, words in machine.jobs() if "keeper.py" in words]) == 1
+    assert len(keepers(machine)) == 1
 
 
 def test_a_job_outlives_every_connection(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
@@ -221,7 +221,7 @@ def test_whatever_is_killed_the_truth_is_told(
     """A job is gone when nothing of it runs; an agent that was killed is started once more, to save what there is."""
     job = submitted(machines, doing(plan_of(where), SLEEP))
     until(lambda: "here" in printed(machines, job), "it runs")
-    [keeper] = [pid for pid, words in machine.jobs() if "keeper.py" in words]
+    [keeper] = keepers(machine)
     agents = [pid for pid in processes_in(keeper) if pid != keeper]
     for pid in {"keeper": [keeper], "agent": agents, "both": [keeper, *agents]}[victim]:
         os.kill(pid, signal.SIGKILL)
@@ -313,10 +313,8 @@ def broken_off(machine: sshd.Machine, machines: SshMachines, plan: SshPlan) -> M
     """A job of which keeper and agent were killed, as by a restart of the machine."""
     job = submitted(machines, doing(plan, SAVES))
     until(lambda: "here" in printed(machines, job), "it runs")
-    [keeper] = [pid for pid, words in machine.jobs() if "keeper.py" in words]
-    for pid in processes_in(keeper):
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: processes_in(keeper) == [], "it is gone")
+    [keeper] = keepers(machine)
+    end_session(keeper)
     return job
 
 
@@ -433,7 +431,8 @@ def test_a_child_with_a_session_of_its_own_ends_with_its_job(
     until(lambda: condition(machines, job.name) is Condition.GONE, "the job ends")
     assert not lives(child)
     assert "could not be ended" not in log_of(machine, job)
-    assert not list(Path("/sys/fs/cgroup").glob(f"**/{job.name}")), "nor is its group left"
+    # os.walk bears that groups of other tests vanish meanwhile.
+    assert job.name not in [Path(path).name for path, *_ in os.walk("/sys/fs/cgroup")], "nor is its group left"
 
 
 def without_group(patch: pytest.MonkeyPatch) -> None:
@@ -450,10 +449,8 @@ def test_a_child_that_outlives_keeper_and_agent_is_found(
         without_group(monkeypatch)
     job = submitted(machines, doing(plan_of(where), AWAY.format(env="None", then="time.sleep(600)")))
     child = away(machine, job)
-    [keeper] = [pid for pid, words in machine.jobs() if "keeper.py" in words]
-    for pid in processes_in(keeper):
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: processes_in(keeper) == [], "both are gone")
+    [keeper] = keepers(machine)
+    end_session(keeper)
     assert [seen.name for seen in machines.look()] == [job.name], "it runs as long as anything of it does"
     [removed] = machines.stop([job])
     assert (removed.gone, removed.reason) == (True, "")
