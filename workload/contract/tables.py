@@ -104,8 +104,10 @@ def render(
         for values in _values(table, [column.name for column in columns])
     ]
     match form:
+        case TableFormat.TABLE if wide:
+            return "\n".join(_lines([_as_text(column, rows) for column in columns if _has_values(column, rows)], {}))
         case TableFormat.TABLE:
-            return _wide_table(rows, columns) if wide else _table(rows, columns, width or table_width())
+            return _table(rows, columns, width or table_width())
         case TableFormat.JSON:
             return as_json(rows, indent=1)
         case TableFormat.CSV:
@@ -226,10 +228,6 @@ class _TextColumn:
     @property
     def is_fact(self) -> bool:
         return self.column.role is Role.FACT
-
-
-def _wide_table(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> str:
-    return "\n".join(_lines([_as_text(column, rows) for column in columns if _has_values(column, rows)], {}))
 
 
 def _table(rows: Sequence[dict[str, Any]], columns: Sequence[Column], width: int) -> str:
