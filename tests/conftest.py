@@ -147,7 +147,7 @@ def browser() -> Iterator[Any]:
     quiet = ("--disable-background-networking", "--disable-component-update", "--disable-sync")
     with sync_api.sync_playwright() as driver:
         started = driver.chromium.launch(
-            executable_path=chromium, args=["--headless", "--no-sandbox", "--disable-gpu", *quiet]
+            executable_path=chromium, args=["--headless", "--no-sandbox", "--disable-gpu", *quiet], timeout=200_000
         )
         yield started
         started.close()

@@ -4,7 +4,6 @@ import getpass
 import os
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import tempfile
@@ -15,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import held_port
-from tests.waiting import until
+from tests.ports import await_server, held_port
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 WHY_SKIPPED = "no sshd here: .ci/packages installs it (openssh-server)"
@@ -119,7 +117,7 @@ def _serving(folder: Path, port: int) -> Iterator[Machine]:
         process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)
     machine = Machine(port=port, folder=folder, process=process)
     try:
-        until(lambda: _answers(port), lambda: f"sshd did not start: {(folder / 'log').read_text(errors='replace')}")
+        await_server(process, port, folder / "log")
         yield machine
     finally:
         machine.cut_off()
@@ -136,9 +134,3 @@ def meet(machine: Machine, patch: pytest.MonkeyPatch) -> None:
 def _executable(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-
-
-def _answers(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False

@@ -5,19 +5,13 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from workload.contract.errors import UsageError
-from workload.contract.help_text import (
-    OPTION_WIDTH,
-    TWO_COLUMNS_FROM,
-    Group,
-    paragraph,
-    width,
-    wrapped,
-)
+from workload.contract.help_text import OPTION_WIDTH, TWO_COLUMNS_FROM, Group, paragraph, width, wrapped
 from workload.contract.spec import Option
+from workload.contract.tables import TableFormat
 
 
 class HelpText(argparse.HelpFormatter):
-    """Layout of help, as wide as the terminal."""
+    """Lays out the help of a command, as wide as the terminal."""
 
     def __init__(self, prog: str) -> None:
         columns = width()
@@ -33,13 +27,13 @@ class HelpText(argparse.HelpFormatter):
         return wrapped(text, width, "")
 
     def _format_action(self, action: argparse.Action) -> str:
-        # Commands begin where options do, without a row for COMMAND.
+        # Commands are indented as options are. The row that argparse writes for `COMMAND` itself is left out.
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - argparse has no public name for it
             return "".join(map(super()._format_action, action._get_subactions()))  # noqa: SLF001
         return super()._format_action(action)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        """Names of an option and its value: `-o, --output FILE`; a switch and its `--no-` twin are one name."""
+        """Names of an option and its value: `-o, --output FILE`; `--[no-]compile` if the option can be turned off."""
         if not action.option_strings:
             return super()._format_action_invocation(action)
         if isinstance(action, Switch):
@@ -50,7 +44,7 @@ class HelpText(argparse.HelpFormatter):
 
 
 class Switch(argparse.Action):
-    """Option without a value that has a twin which turns it off. `is_off`: it is off by default."""
+    """Option that turns something on, with a second name that turns it off. `is_off`: off is the default."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, *, is_off: bool, **more: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, **more)
@@ -61,7 +55,7 @@ class Switch(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser with a group of options for each heading of the help. A wrong line raises `UsageError`."""
+    """Parser with a group of options for each heading of the help. An invalid command line raises `UsageError`."""
 
     def __init__(self, **texts: Any) -> None:
         super().__init__(
@@ -73,8 +67,18 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"{self.prog} --help")
 
+    def add_format(self, group: Group) -> None:
+        """Add the option `--format`, the format of stdout."""
+        self.groups[group].add_argument(
+            "--format",
+            choices=tuple(TableFormat),
+            default=TableFormat.TABLE,
+            metavar="|".join(TableFormat),
+            help="format of stdout (table)",
+        )
+
     def add_option(self, option: Option, group: Group | None = None) -> None:
-        """Add a run option below `group` or its own heading. The namespace gets only options that the user typed."""
+        """Add a run option below `group`, or its own heading. The parsed result has only options that were typed."""
         below = self.groups[group or option.group]
         if option.kind is bool:
             below.add_argument(

@@ -162,7 +162,6 @@ def _parser() -> Parser:
     _add_profile(commands)
     _add_profiled_step(commands)
     profiled_script.add_parser(commands)
-    _add_script_ceilings(commands)
     _add_ceilings(commands)
     complexity.add_options(
         _add_command(
@@ -266,15 +265,6 @@ def _add_profiled_step(commands: Any) -> None:
     step.add_argument("--warmup-steps", type=int)
 
 
-def _add_script_ceilings(commands: Any) -> None:
-    """Add the internal command `script-ceilings`, which measures the ceilings for a user's script."""
-    ceilings = _add_command(commands, "script-ceilings", _script_ceilings)
-    ceilings.add_argument("--device", type=Device, required=True)
-    ceilings.add_argument("--precision", type=Precision, action="append", default=[])
-    ceilings.add_argument("--output", type=Path, required=True)
-    ceilings.add_argument("--fresh", action="store_true")
-
-
 def _add_gpu_index(parser: Parser) -> None:
     parser.groups[Group.PLACE].add_argument(gpu_index.FLAG, metavar="N", type=gpu_index.parsed, help=gpu_index.HELP)
 
@@ -290,18 +280,11 @@ def _add_ceilings(commands: Any) -> None:
         action="append",
         help="only this precision; repeatable",
     )
-    _add_format(ceilings, Group.FIRST)
+    ceilings.add_format(Group.FIRST)
     _add_gpu_index(ceilings)
-
-
-def _add_format(parser: Parser, group: Group) -> None:
-    parser.groups[group].add_argument(
-        "--format",
-        choices=tuple(TableFormat),
-        default=TableFormat.TABLE,
-        metavar="|".join(TableFormat),
-        help="format of stdout (table)",
-    )
+    # Set for a user's script: the folder of its bundles, which keeps ceilings, and whether to replace those.
+    ceilings.add_argument("--cache", type=Path, help=argparse.SUPPRESS)
+    ceilings.add_argument("--fresh", action="store_true", help=argparse.SUPPRESS)
 
 
 def _add_gpu_truth(commands: Any) -> None:
@@ -459,38 +442,26 @@ def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
         wanted = gpu_index.required_device(wanted, parsed.gpu_index)
         gpu_index.use(parsed.gpu_index)
     from workload.environment import device, instructions  # noqa: PLC0415 - imports torch
-    from workload.measure import ceiling_rates, ceilings  # noqa: PLC0415 - imports torch
+    from workload.measure import ceiling_cache, ceiling_rates, ceilings  # noqa: PLC0415 - imports torch
 
-    chosen = device.choose(wanted)
-    precisions = [Precision(each) for each in parsed.precision or Precision]
-    if chosen is Device.CPU:
+    chosen = wanted if parsed.cache else device.choose(wanted)
+    precisions = [Precision(each) for each in parsed.precision or (() if parsed.cache else Precision)]
+    for dtype in dict.fromkeys(ceilings.DTYPES[precision] for precision in precisions if chosen is Device.CPU):
         with suppress(UsageError):  # the table then shows the precision as unavailable
-            for dtype in {ceilings.DTYPES[precision] for precision in precisions}:
-                if note := instructions.hold_back(dtype):
-                    log.LOGGER.info("note       %s", note)
-    sensors = ceilings.sensors_of(chosen)
-    measured = ceilings.measure(chosen, precisions=precisions, sample=sensors, progress=log.LOGGER.info)
+            if note := instructions.hold_back(dtype):
+                log.LOGGER.info("note       %s", note)
+    settings: dict[str, Any] = {
+        "precisions": precisions,
+        "sample": ceilings.sensors_of(chosen),
+        "progress": log.LOGGER.info,
+    }
+    if parsed.cache:
+        kept, age_s = ceiling_cache.cached_or_measure(parsed.cache, device=chosen, fresh=parsed.fresh, **settings)
+        print(json.dumps(kept.to_json() | {"age_s": age_s}))
+        return ExitCode.DONE
+    measured = ceilings.measure(chosen, **settings)
     form = TableFormat(parsed.format)
     print(ceiling_rates.table(measured) if form is TableFormat.TABLE else plain(measured.to_json(), form))
-    return ExitCode.DONE
-
-
-def _script_ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
-    from workload.environment import instructions  # noqa: PLC0415 - imports torch
-    from workload.measure import ceiling_cache, ceilings  # noqa: PLC0415 - imports torch
-
-    for precision in parsed.precision if parsed.device is Device.CPU else ():
-        with suppress(UsageError):  # the rate is unavailable, with this error as the reason
-            instructions.hold_back(ceilings.DTYPES[precision])
-    measured, age_s = ceiling_cache.cached_or_measure(
-        parsed.output,
-        device=parsed.device,
-        precisions=parsed.precision,
-        sample=ceilings.sensors_of(parsed.device),
-        progress=log.LOGGER.info,
-        fresh=parsed.fresh,
-    )
-    print(json.dumps(measured.to_json() | {"age_s": age_s}))
     return ExitCode.DONE
 
 

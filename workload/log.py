@@ -4,15 +4,14 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from workload.contract.text import printable_lines
+from workload.contract.text import LINE_EVERY_S, printable_lines
 
 LOGGER = logging.getLogger("workload")
-LINE_EVERY_S = 30.0
 BAR_WIDTH = 30
 
 
@@ -79,22 +78,10 @@ class Progress:
     `update` may be called any number of times.
     """
 
-    def __init__(
-        self,
-        label: str,
-        total: int,
-        *,
-        images_per_step: int,
-        stream: TextIO | None = None,
-        now: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._label = label
-        self._total = total
-        self._images_per_step = images_per_step
-        self._stream = stream or sys.stderr
-        self._now = now
-        self._started_s = now()
-        self._last_line_s = self._started_s
+    def __init__(self, label: str, total: int, *, images_per_step: int) -> None:
+        self._label, self._total, self._images_per_step = label, total, images_per_step
+        self._stream = sys.stderr
+        self._started_s = self._last_line_s = time.perf_counter()
 
     def expect(self, total: int) -> None:
         """Change the total number of steps."""
@@ -106,8 +93,8 @@ class Progress:
             width = shutil.get_terminal_size().columns - 1
             self._stream.write(f"\r{self._bar(done)[:width]:<{width}}")
             self._stream.flush()
-        elif self._now() - self._last_line_s >= LINE_EVERY_S:
-            self._last_line_s = self._now()
+        elif time.perf_counter() - self._last_line_s >= LINE_EVERY_S:
+            self._last_line_s = time.perf_counter()
             LOGGER.info(self._text(done))
 
     def finish(self, done: int) -> None:
@@ -125,7 +112,7 @@ class Progress:
         return f"{self._label:<10} {self._counts(done)}"
 
     def _counts(self, done: int) -> str:
-        elapsed_s = self._now() - self._started_s
+        elapsed_s = time.perf_counter() - self._started_s
         rate = done * self._images_per_step / elapsed_s if elapsed_s > 0 else 0.0
         remaining_s = elapsed_s * (self._total - done) / done if done else None
         remaining = f", {remaining_s:.0f} s left" if remaining_s else ""

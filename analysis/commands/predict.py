@@ -7,7 +7,7 @@ from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption,
 from workload.contract.errors import ExitCode
 from workload.contract.help_text import Group
 from workload.contract.program import FormatOption, WideOption, option
-from workload.contract.tables import Column, Role, TableFormat, render
+from workload.contract.tables import Column, Role, TableFormat, facts, render
 from workload.contract.text import percent
 
 if TYPE_CHECKING:
@@ -19,11 +19,7 @@ Examples:
   analyze predict results --gpu a100 --format csv > predicted.csv
 """
 PRINTED = (
-    Column(name="gpu", heading="GPU", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", role=Role.FACT),
-    Column(name="precision", heading="precision", role=Role.FACT),
-    Column(name="place", heading="work from", role=Role.FACT),
+    *facts(gpu="GPU", model="model", batch_size="batch", precision="precision", place="work from"),
     Column(name="device_name", heading="device of that run", role=Role.FACT, detail=True),
     Column(name="tier", heading="tier"),
     Column(name="predicted_step_s_low", heading="predicted from", unit="s", prefixed=True, digits=3),

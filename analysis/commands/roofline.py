@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, load, print_problems
 from workload.contract.errors import ExitCode, NothingToDoError
 from workload.contract.program import FormatOption, WideOption
-from workload.contract.tables import Column, Role, TableFormat, render
+from workload.contract.tables import Column, Role, TableFormat, facts, render
 from workload.contract.text import counted
 
 if TYPE_CHECKING:
@@ -22,11 +22,9 @@ Examples:
   analyze roofline results --format csv > points.csv
 """
 ROOFS = (
-    Column(name="place", heading="place", role=Role.FACT),
-    Column(name="device_name", heading="device", role=Role.FACT),
+    *facts(place="place", device_name="device"),
     Column(name="threads", heading="threads", optional=True, role=Role.FACT),
-    Column(name="precision", heading="precision", role=Role.FACT),
-    Column(name="kind", heading="roof", role=Role.FACT),
+    *facts(precision="precision", kind="roof"),
     Column(name="flop_per_s", heading="compute", unit="FLOP/s", prefixed=True),
     Column(name="bytes_per_s", heading="memory", unit="B/s", prefixed=True),
     Column(name="ridge", heading="ridge", unit="FLOP/B"),
@@ -34,18 +32,15 @@ ROOFS = (
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
 )
 POINTS = (
-    Column(name="place", heading="place", role=Role.FACT),
-    Column(name="device_name", heading="device", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", role=Role.FACT),
-    Column(name="precision", heading="precision", role=Role.FACT),
-    Column(name="source", heading="source", role=Role.FACT),
+    *facts(
+        place="place", device_name="device", model="model", batch_size="batch", precision="precision", source="source"
+    ),
     Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True),
     Column(name="bound", heading="limited by"),
     Column(name="device_busy_share", heading="device busy", unit="%", digits=3, optional=True),
     Column(name="fraction_of_roof", heading="of roof", unit="%", digits=3),
     Column(name="intensity_flop_per_byte", heading="intensity", unit="FLOP/B"),
-    Column(name="roof", heading="roof", role=Role.FACT),
+    *facts(roof="roof"),
     Column(name="fraction_of_peak", heading="of peak", unit="%", digits=3, optional=True),
     Column(name="runs", heading="runs"),
     Column(name="flop_per_s_low", heading="low", unit="FLOP/s", prefixed=True, optional=True),
@@ -66,14 +61,8 @@ POINTS = (
     Column(name="place_fraction_of_peak", heading="of peak, mean of the place", unit="%", digits=3, detail=True),
 )
 SHIFTS = (
-    Column(name="place", heading="place", role=Role.FACT),
-    Column(name="device_name", heading="device", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="source", heading="source", role=Role.FACT),
-    Column(name="changed", heading="changed", role=Role.FACT),
-    Column(name="left", heading="from", role=Role.FACT),
-    Column(name="right", heading="to", role=Role.FACT),
-    Column(name="at", heading="at", role=Role.FACT),
+    *facts(place="place", device_name="device", model="model", source="source", changed="changed"),
+    *facts(left="from", right="to", at="at"),
     Column(name="intensity_left", heading="intensity", unit="FLOP/B"),
     Column(name="intensity_right", heading="then", unit="FLOP/B"),
     Column(name="intensity_ratio", heading="intensity x"),

@@ -41,7 +41,7 @@ from analysis.statistics.comparison import compare as compare_runs
 from analysis.statistics.hosts import PlacedRun, PositionEffect, position_effect
 from analysis.statistics.samples import LEAST_FOR_SPREAD, LEAST_REPLICATES, LEVEL, Interval, too_few
 from workload.contract.design import Contrast
-from workload.contract.tables import Column, Role, number
+from workload.contract.tables import Column, Role, facts, number
 from workload.contract.text import counted, digits_beside_one, percent, plain
 
 # If the whole interval of the ratio is closer to 1 than this, the verdict names no winner, even if one is certain.
@@ -52,12 +52,7 @@ PER_DEVICE = "images/s per device, so the ratio to 1 device is the efficiency"
 NOTED = (*SOFTWARE, "cudnn")
 
 COLUMNS = (
-    Column(name="by", heading="by", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", role=Role.FACT),
-    Column(name="precision", heading="precision", role=Role.FACT),
-    Column(name="left", heading="left", role=Role.FACT),
-    Column(name="right", heading="right", role=Role.FACT),
+    *facts(by="by", model="model", batch_size="batch", precision="precision", left="left", right="right"),
     Column(name="combinations", heading="combinations", optional=True),
     Column(name="ratio", heading="right/left"),
     Column(name="ratio_low", heading="low"),

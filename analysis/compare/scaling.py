@@ -66,12 +66,16 @@ def _figures(pool: Group) -> dict[str, Any]:
 
 
 def _efficiencies(results: Tables, every: Sequence[Case] | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each run on several devices that has a counterpart on one device, with the efficiency of its group."""
+    """Each run on several devices that has a counterpart on one device, with the efficiency of its group.
+
+    If several pools of runs on one device are counterparts, as with two drivers, the largest pool comes last.
+    """
     try:
         pairing = pair_up(results, BY, baseline="1", every=every)
     except RooflaunchError:
         return
-    for pair, row in zip(pairing.pairs, rows_of(ratios.of_pairs(pairing)), strict=True):
+    found = zip(pairing.pairs, rows_of(ratios.of_pairs(pairing)), strict=True)
+    for pair, row in sorted(found, key=lambda item: len(item[0].left.runs)):
         efficiency = {
             "efficiency": row["ratio"],
             "efficiency_low": row["ratio_low"],

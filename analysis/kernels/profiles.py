@@ -25,7 +25,7 @@ from analysis.loading.tables import load_folders
 from analysis.readers import ncu
 from workload.contract.errors import NothingToDoError
 from workload.contract.spec import Device
-from workload.contract.tables import Column, Role, TableFormat
+from workload.contract.tables import Column, Role, TableFormat, facts
 from workload.contract.tables import render as render_table
 
 ALL_KEYS = ("family", "name")
@@ -40,7 +40,7 @@ KERNEL_COLUMNS = (
     Column(name="batch_size", heading="batch", optional=True, role=Role.FACT),
     Column(name="precision", heading="precision", optional=True, role=Role.FACT),
     Column(name="steps", heading="steps", optional=True, role=Role.FACT),
-    Column(name="family", heading="family", role=Role.FACT),
+    *facts(family="family"),
     Column(name="name", heading="kernel", optional=True, role=Role.FACT),
     Column(name="launches", heading="launches"),
     Column(name="duration_s", heading="time", unit="s", prefixed=True),
@@ -56,8 +56,7 @@ KERNEL_COLUMNS = (
 )
 OPERATOR_COLUMNS = (
     *NAMED_COLUMNS,
-    Column(name="steps", heading="steps", role=Role.FACT),
-    Column(name="name", heading="operator", role=Role.FACT),
+    *facts(steps="steps", name="operator"),
     Column(name="launches", heading="calls"),
     Column(name="duration_s", heading="own time", unit="s", prefixed=True),
     Column(name="share_of_time", heading="share", unit="%", digits=3),
@@ -67,8 +66,7 @@ OPERATOR_COLUMNS = (
 # Columns for imported traces: operators, or families of operators, with their modelled work.
 IMPORTED_OPERATOR_COLUMNS = (
     *NAMED_COLUMNS,
-    Column(name="steps", heading="steps", role=Role.FACT),
-    Column(name="family", heading="family", role=Role.FACT),
+    *facts(steps="steps", family="family"),
     Column(name="name", heading="operator", optional=True, role=Role.FACT),
     Column(name="launches", heading="calls"),
     Column(name="duration_s", heading="time", unit="s", prefixed=True),

@@ -15,7 +15,7 @@ import pandas as pd
 from workload.contract.blocks_interval import FIRST_LOOK
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.record import Status
-from workload.contract.tables import Column, Role
+from workload.contract.tables import Column, Role, facts
 from workload.contract.text import si
 from workload.contract.verdict import busy_sentence
 from workload.contract.vocabulary import MODEL_RATIO_TO
@@ -68,13 +68,7 @@ NAMED = ("place", "device_name", "model", "batch_size", "precision")
 WORK_NAMED = (*NAMED, "image_size")
 # Further facts that distinguish groups of runs; each is a column in data output.
 UNNAMED = tuple(name for name in (*CONFIGURATION, *PLACE, *SOFTWARE) if name not in WORK_NAMED)
-NAMED_COLUMNS = (
-    Column(name="place", heading="place", role=Role.FACT),
-    Column(name="device_name", heading="device", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", role=Role.FACT),
-    Column(name="precision", heading="precision", role=Role.FACT),
-)
+NAMED_COLUMNS = (*facts(place="place", device_name="device", model="model", batch_size="batch", precision="precision"),)
 
 LABELS = {
     "device_name": "device",

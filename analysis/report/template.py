@@ -21,7 +21,7 @@ from analysis.report.evidence import ReportEvidence
 from analysis.report.markdown import block_lines, escape
 from analysis.report.sections import answer, context
 from workload.contract.spec import Precision
-from workload.contract.tables import Column, Role
+from workload.contract.tables import Column, facts
 from workload.contract.text import counted, printable
 
 # Escaped content of a bundle is no gap.
@@ -34,24 +34,30 @@ MOST_RULES = 12
 MEGA, GIGA = 1e6, 1e9
 
 RUN_MATRIX = (
-    *words.facts(env="Env", backend="Backend", precision="Precision", batch_sizes="Batch sizes"),
-    *words.facts(iterations="Iters (warmup/measured)", repeats="Repeats"),
+    *facts(
+        env="Env",
+        backend="Backend",
+        precision="Precision",
+        batch_sizes="Batch sizes",
+        iterations="Iters (warmup/measured)",
+        repeats="Repeats",
+    ),
 )
 TABLE_1 = (
-    *words.facts(task="Model"),
+    *facts(task="Model"),
     Column(name="parameters", heading="Params (M)", digits=4),
     Column(name="mac", heading="Forward MACs / sample (G)", digits=4),
     Column(name="batch_size", heading="Batch", digits=0),
     Column(name="flop", heading="Forward FLOPs / batch (G)", digits=4),
-    Column(name="notes", heading="Notes", role=Role.FACT),
+    *facts(notes="Notes"),
 )
 TABLE_2 = (
-    *words.facts(env="Env", task="Model", variant="Precision"),
+    *facts(env="Env", task="Model", variant="Precision"),
     Column(name="batch_size", heading="Batch", digits=0),
     Column(name="rate", heading="{unit}/s"),
     Column(name="flop_per_s", heading="Attained GFLOP/s"),
     Column(name="intensity", heading="AI"),
-    *words.facts(bound="Bound"),
+    *facts(bound="Bound"),
     Column(name="runs", heading="Runs", digits=0),
 )
 OF_TABLE_2 = (

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.figures import labels
 from analysis.loading import units
 from analysis.report.content import Heading, Table
-from workload.contract.tables import Column, Role, number
+from workload.contract.tables import Column, Role, facts, number
 from workload.contract.text import LARGE_PREFIXES, SMALL_PREFIXES, counted, printable
 
 ABSENT = "\N{EN DASH}"
@@ -19,21 +19,16 @@ ROWS_UNFOLDED = 24
 MOST_CHARACTERS = 5000
 
 
-def facts(**headings: str) -> tuple[Column, ...]:
-    """Columns of facts; `headings`: the heading of each column, by the column's name."""
-    return tuple(Column(name=name, heading=heading, role=Role.FACT) for name, heading in headings.items())
-
-
 # Columns that name a configuration: with the names that the charts use, and with the facts that its runs recorded.
 AS_IN_CHARTS = (
     *facts(env="place", task="model"),
     Column(name="batch_size", heading="batch", digits=0),
-    Column(name="variant", heading="precision", role=Role.FACT),
+    *facts(variant="precision"),
 )
 AS_RECORDED = (
     *facts(place="place", model="model"),
     Column(name="batch_size", heading="batch", digits=0),
-    Column(name="precision", heading="precision", role=Role.FACT),
+    *facts(precision="precision"),
 )
 
 

@@ -32,7 +32,7 @@ from analysis.statistics.periods import period_scan
 from analysis.statistics.samples import Estimate
 from analysis.statistics.trend import Drift, drift
 from analysis.variance.causes import causes
-from workload.contract.tables import Column, Role
+from workload.contract.tables import Column, Role, facts
 
 
 def _with_interval(column: Column) -> tuple[Column, Column, Column]:
@@ -42,11 +42,7 @@ def _with_interval(column: Column) -> tuple[Column, Column, Column]:
 
 
 WITHIN_COLUMNS = (
-    Column(name="run_id", heading="run", role=Role.FACT),
-    Column(name="place", heading="place", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", role=Role.FACT),
-    Column(name="precision", heading="precision", role=Role.FACT),
+    *facts(run_id="run", place="place", model="model", batch_size="batch", precision="precision"),
     Column(name="steps", heading="steps"),
     Column(name="step_median_s", heading="step", unit="s", prefixed=True),
     Column(name="step_p5_s", heading="p5", unit="s", prefixed=True),
@@ -78,12 +74,11 @@ BETWEEN_COLUMNS = (
 
 
 CAUSE_COLUMNS = (
-    Column(name="run_id", heading="run", role=Role.FACT),
-    Column(name="cause", heading="cause", role=Role.FACT),
+    *facts(run_id="run", cause="cause"),
     Column(name="share_explained", heading="explains", unit="%", digits=3),
     Column(name="share_low", heading="low", unit="%", digits=3, optional=True),
     Column(name="share_high", heading="high", unit="%", digits=3, optional=True),
-    Column(name="share_of", heading="of", role=Role.FACT),
+    *facts(share_of="of"),
     Column(name="is_fault", heading="fault"),
     Column(name="evidence", heading="evidence", role=Role.SENTENCE),
     Column(name="cure", heading="cure", role=Role.SENTENCE),

@@ -218,7 +218,7 @@ def test_a_search_finds_an_error_by_words_of_its_message(browser: Any, address: 
     page.goto(f"{address}/index.html")
     page.locator(".md-search__button").click()
     page.get_by_placeholder("Search").fill("git cannot be run")
-    page.get_by_text("launch duel: exit code 4").first.wait_for(timeout=20_000)
+    page.get_by_text("launch duel: exit code 4").first.wait_for(timeout=100_000)
     page.close()
     assert not [url for url in asked if not url.startswith((address, "data:", "blob:"))]
 

@@ -47,34 +47,13 @@ DAMAGED = ".damaged"
 SHORT_BYTES = 1 << 20
 
 STEP_COLUMNS = (
-    "step",
-    "phase",
-    "ended_at_s",
-    "step_s",
-    "data_s",
-    "forward_s",
-    "backward_s",
-    "optimizer_s",
-    "images",
-    "loss",
-)
+    "step", "phase", "ended_at_s", "step_s", "data_s", "forward_s", "backward_s", "optimizer_s", "images", "loss",
+)  # fmt: skip
 TELEMETRY_COLUMNS = (
-    "t_s",
-    "sm_clock_mhz",
-    "memory_clock_mhz",
-    "temperature_c",
-    "power_w",
-    "clock_event_reasons",
-    "gpu_utilization_percent",
-    "gpu_memory_used_bytes",
-    "cpu_percent",
-    "cpu_steal_percent",
-    "cpu_mhz",
-    "rss_bytes",
-    "cgroup_throttled_s",
-    "cpu_pressure_percent",
-    "memory_available_bytes",
-)
+    "t_s", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w", "clock_event_reasons",
+    "gpu_utilization_percent", "gpu_memory_used_bytes", "cpu_percent", "cpu_steal_percent", "cpu_mhz", "rss_bytes",
+    "cgroup_throttled_s", "cpu_pressure_percent", "memory_available_bytes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,9 +29,9 @@ class Context:
     `profile_later`: the launcher profiles the bundle itself after the timing runs. `job` (name, task, block, position)
     and `run_key` are set for a run of a sweep. `settles`: let the device cool down before the warm-up, to `settle_to_c`
     degrees Celsius; None for the first run of a task, because its start temperature is the target of later runs.
-    `cpu_shares`: number of equal shares into which the CPUs are divided, one for each device, if more than the run has
-    devices: one device alone then gets the share that it has beside others in the same task. `script_commit`: commit
-    of the folder that a script was copied from, with `-dirty` if the folder had changes.
+    `cpu_shares`: number of equal shares into which the CPUs are divided, if more than the run has devices. A run of one
+    device then has as many CPUs as each device in the task's runs of several devices. `script_commit`: commit of the
+    folder that a script was copied from, with `-dirty` if the folder had changes.
     """
 
     backend: str = "local"

@@ -122,8 +122,6 @@ class Leaf:
         return ".".join(self.names)
 
 
-# `decode(value, where, findings)` returns the converted value, or None after adding a remark.
-_Decode = Callable[[Any, str, Findings], Any]
 # `convert(value)` returns the converted value, or None without a remark if any part of the value is unusable.
 _Convert = Callable[[Any], Any]
 
@@ -145,7 +143,6 @@ class _Field:
     column: str | None
     default: Any
     convert: _Convert
-    decode: _Decode
 
 
 def decode(section: type[Section], document: Mapping[str, Any], where: str, findings: Findings) -> Section:
@@ -160,7 +157,7 @@ def decode(section: type[Section], document: Mapping[str, Any], where: str, find
     values: dict[str, Any] = {}
     for item in _fields(section):
         value = document.get(item.name)
-        value = item.default if value is None else item.decode(value, where, findings)
+        value = item.default if value is None else _checked(item, value, where + item.name, findings)
         if value is None and item.required:
             value = _absent(item, where, findings)
         values[item.name] = value
@@ -273,7 +270,6 @@ def _described(item: Any) -> _Field:
         column=item.metadata.get("column"),
         convert=_many_converter(_converter(section) if section else CONVERTERS[kind or Kind.ANY], many, section),
         default=None if item.default is MISSING or not optional else item.default,
-        decode=_decoder(item.name, kind, section, many, measured=measured),
     )
 
 
@@ -384,65 +380,40 @@ def _converted_in_order(inner: _Convert, value: Any) -> Any:
 # --- decoding with remarks
 
 
-def _decoder(name: str, kind: Kind | None, section: type | None, many: type | None, *, measured: bool) -> _Decode:
-    inner = _section_decoder(section) if section else _value_decoder(kind or Kind.ANY, measured=measured)
-    if many is Mapping:
-        inner = _by_name(inner, keep_none=section is None)
-    elif many is Sequence:
-        inner = _in_order(inner)
+def _checked(item: _Field, value: Any, where: str, findings: Findings) -> Any:
+    """Convert the value of the field at `where`: unusable parts are left out, with remarks; None if nothing is left.
 
-    def decode_field(value: Any, where: str, findings: Findings) -> Any:
-        return inner(value, where + name, findings)
-
-    return decode_field
-
-
-def _value_decoder(kind: Kind, *, measured: bool) -> _Decode:
-    convert, wanted = CONVERTERS[kind], WANTED[kind]
-
-    def decode_value(value: Any, where: str, findings: Findings) -> Any:
-        converted = convert(value)
-        if converted is None:
-            if measured:
-                findings.impossible.append(f"run.json: {where} must be {wanted}; got {shown(value)}")
-            findings.left_out(where, wanted)
-        return converted
-
-    return decode_value
-
-
-def _section_decoder(section: type) -> _Decode:
-    def decode_section(value: Any, where: str, findings: Findings) -> Any:
-        if isinstance(value, dict):
-            return decode(section, value, f"{where}.", findings)
-        findings.left_out(where, "an object")
-        return None
-
-    return decode_section
-
-
-def _by_name(inner: _Decode, *, keep_none: bool) -> _Decode:
-    """Decoder of a mapping. `keep_none`: keep names whose value is unknown (None); without it they are dropped."""
-
-    def decode_by_name(value: Any, where: str, findings: Findings) -> Any:
+    In a mapping of plain values, names whose value is unknown (None) are kept.
+    """
+    if item.many is Mapping:
         if not isinstance(value, dict):
-            findings.left_out(where, "an object")
-            return None
-        known = {name: None if one is None else inner(one, f"{where}.{name}", findings) for name, one in value.items()}
-        return {name: one for name, one in known.items() if keep_none or one is not None}
-
-    return decode_by_name
-
-
-def _in_order(inner: _Decode) -> _Decode:
-    def decode_in_order(value: Any, where: str, findings: Findings) -> Any:
+            return findings.left_out(where, "an object")
+        known = {
+            name: None if one is None else _checked_one(item, one, f"{where}.{name}", findings)
+            for name, one in value.items()
+        }
+        return {name: one for name, one in known.items() if item.kind or one is not None}
+    if item.many is Sequence:
         if not isinstance(value, list | tuple):
-            findings.left_out(where, "a list")
-            return None
-        known = [inner(one, f"{where}.{number}", findings) for number, one in enumerate(value)]
-        return tuple(one for one in known if one is not None)
+            return findings.left_out(where, "a list")
+        ordered = [_checked_one(item, one, f"{where}.{number}", findings) for number, one in enumerate(value)]
+        return tuple(one for one in ordered if one is not None)
+    return _checked_one(item, value, where, findings)
 
-    return decode_in_order
+
+def _checked_one(item: _Field, value: Any, where: str, findings: Findings) -> Any:
+    if item.section:
+        is_object = isinstance(value, dict)
+        return (
+            decode(item.section, value, f"{where}.", findings) if is_object else findings.left_out(where, "an object")
+        )
+    kind = item.kind or Kind.ANY
+    converted = CONVERTERS[kind](value)
+    if converted is None:
+        if item.measured:
+            findings.impossible.append(f"run.json: {where} must be {WANTED[kind]}; got {shown(value)}")
+        findings.left_out(where, WANTED[kind])
+    return converted
 
 
 def _text(value: Any) -> str | None:

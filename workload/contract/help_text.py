@@ -14,7 +14,7 @@ WIDEST_HELP = 100
 TWO_COLUMNS_FROM = 64
 # Mark at the beginning of a paragraph that keeps its line breaks.
 NO_REWRAP = "\b"
-# Width that an option and its description share: options that are longer have a line of their own.
+# Width of the column of options. A longer option has a line of its own, above its description.
 OPTION_WIDTH = 30
 
 
@@ -37,9 +37,10 @@ def width() -> int:
 
 
 def paragraph(text: str, width: int, indent: str) -> list[str]:
-    """Lines of a paragraph. If it begins with `NO_REWRAP`, it keeps its lines, and commands are as the user types them.
+    """Lines of a paragraph, of at most `width` characters, each after `indent`.
 
-    Lines that begin with a blank are commands: a long one is continued with backslashes, as a shell reads it.
+    A paragraph that begins with `NO_REWRAP` keeps its line breaks, and has our commands as this user can type them. Its
+    lines that begin with a blank are commands: a long command is continued with backslashes, as a shell reads it.
     """
     if not text.startswith(NO_REWRAP):
         return wrapped(" ".join(text.split()), width, indent)

@@ -24,7 +24,7 @@ SERVICES = (
     ),
     Service(name="Colab", variable="COLAB_RELEASE_TAG", gpu="Runtime > Change runtime type > T4 GPU"),
 )
-# Cure if the driver keeps its counters closed: its settings belong to the service.
+# Hint if the GPU's driver refuses to count: users cannot change the settings of the service's driver.
 WITHOUT_COUNTERS = "--profile torch, which needs no counters: the driver belongs to the service"
 
 

@@ -80,7 +80,8 @@ _parent_is_gone = False
 def interruption(number: int, hint: str = RUN_HINT) -> InterruptedRunError:
     """Error for the signal `number`; its message names the cause of the signal."""
     is_orphan = number == signal.SIGTERM and _parent_is_gone
-    cause = "interrupted: the process that started this run has ended" if is_orphan else CAUSES[number]
+    cause = CAUSES.get(number) or f"interrupted by {signal.Signals(number).name}"  # torchrun handles SIGQUIT too
+    cause = "interrupted: the process that started this run has ended" if is_orphan else cause
     return InterruptedRunError(cause, hint=hint)
 
 
@@ -349,15 +350,10 @@ def end_with_parent() -> None:
         _parent_is_gone = True
         signal_main_thread(signal.SIGTERM)
         time.sleep(ORPHAN_LIMIT_S)
-        kill_family()
+        kill_descendants()
+        os.kill(os.getpid(), SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def kill_family() -> None:
-    """Send SIGKILL to all child processes, their children and so on, and at last to this process."""
-    kill_descendants()
-    os.kill(os.getpid(), SIGKILL)
 
 
 def kill_descendants() -> None:

@@ -24,38 +24,14 @@ MODULES = {"launch": "launcher", "analyze": "analysis"}
 # that every command is in this table.
 COMMANDS = {
     "launch": [
-        "local",
-        "duel",
-        "gcp",
-        "aws",
-        "ssh",
-        "slurm",
-        "batch",
-        "sweep",
-        "gpus",
-        "build",
-        "doctor",
-        "status",
-        "logs",
-        "down",
-        "reap",
+        "local", "duel", "gcp", "aws", "ssh", "slurm", "batch", "sweep", "gpus", "build", "doctor", "status", "logs",
+        "down", "reap",
     ],
     "analyze": [
-        "summary",
-        "roofline",
-        "kernels",
-        "variance",
-        "predict",
-        "rerun",
-        "compare",
-        "audit",
-        "report",
-        "example",
-        "import",
-        "gpu-truth",
-        "fetch",
+        "summary", "roofline", "kernels", "variance", "predict", "rerun", "compare", "audit", "report", "example",
+        "import", "gpu-truth", "fetch",
     ],
-}
+}  # fmt: skip
 # Option of the program itself, as in `launch --help`.
 OPTION = "--?[a-z]+"
 PACKAGES = ("rooflaunch", "workload", *MODULES.values())

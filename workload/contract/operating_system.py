@@ -29,10 +29,7 @@ else:
 # Number of SIGKILL, a name that Windows lacks; `os.kill` with this number ends a process there, too.
 SIGKILL = 9
 # Signals that end a run, and their causes. The third signal comes from a closed terminal; on Windows it is Ctrl-Break.
-CAUSES: dict[int, str] = {
-    signal.SIGINT: "interrupted by Ctrl-C",
-    signal.SIGTERM: "interrupted by SIGTERM",
-}
+CAUSES: dict[int, str] = {signal.SIGINT: "interrupted by Ctrl-C", signal.SIGTERM: "interrupted by SIGTERM"}
 if sys.platform == "win32":
     CAUSES[signal.SIGBREAK] = "interrupted by Ctrl-C or Ctrl-Break"
 else:
@@ -42,11 +39,11 @@ SIGNALS = tuple(CAUSES)
 PIPE_ENCODING = "utf-8" if sys.platform == "win32" else None
 # Exit codes of Windows from here on are NTSTATUS errors: the process crashed.
 LEAST_CRASH = 0xC0000000
-# Byte of a lock file that is locked on Windows, beyond its content: nobody else can read a locked byte there.
+# Position of the byte that is locked on Windows. Other processes cannot read a locked byte, so it is after the content.
 LOCKED_BYTE = 1 << 30
 # Pauses between attempts to replace a file that another process, such as a virus scanner, has open on Windows.
 REPLACE_PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-# Seconds between two looks at stdin on Windows.
+# Seconds between two checks of stdin on Windows.
 LOOK_EVERY_S = 0.5
 # https://learn.microsoft.com/windows/win32/fileio/naming-a-file
 DEVICE = re.compile(r"(CON|PRN|AUX|NUL|(COM|LPT)[0-9¹²³])(\..*)?", re.IGNORECASE)
@@ -104,13 +101,13 @@ if sys.platform == "win32":
             super().__init__(words, creationflags=flags, **settings)
 
         def send_signal(self, sig: int) -> None:
-            """Kill the process (SIGKILL), or interrupt it. A process of our own group got our console's Ctrl-C."""
+            """Kill the process if `sig` is SIGKILL, else interrupt it. The console has interrupted our own group."""
             if sig == SIGKILL:
                 self.kill()
             elif self._is_apart:
                 try:
                     super().send_signal(signal.CTRL_BREAK_EVENT)
-                # Without a console; Python before 3.13 raises the second error.
+                # There is no console. Python before 3.13 raises SystemError.
                 except (OSError, SystemError):
                     self.kill()
 
@@ -179,13 +176,13 @@ def replace_file(new: Path, path: Path) -> None:
 
 
 def require_possible(path: PurePath) -> None:
-    """Raise `UsageError` on Windows for a path that Windows cannot have, or would change silently."""
+    """Raise `UsageError` on Windows for a path that Windows forbids, or would silently change."""
     if sys.platform == "win32" and (why := why_impossible(PureWindowsPath(str(path)))):
         raise UsageError(f"'{path}' is no path for Windows: {why}", hint="give another name, for example results")
 
 
 def why_impossible(path: PureWindowsPath) -> str:
-    """Reason why Windows cannot have a file of this path, or would give it another name; empty if it can."""
+    """Reason why Windows forbids a file of this path, or would give it another name; empty if the path is possible."""
     for part in path.parts[1:] if path.anchor else path.parts:
         if found := NOT_IN_NAMES.search(part):
             return f"a name cannot have the character {found[0]!r}"

@@ -26,15 +26,9 @@ RANGES: Mapping[str, tuple[float, float]] = {
 }
 GPU_KEYS = ("gpu", "names", "memory_gb", "device", "sms", "gb_per_s", "source", "note", "peak")
 PEAK_KEYS = (
-    "precision",
-    "dense",
-    "tflop_per_s",
-    "flop_per_clock_per_sm",
-    "clock_mhz",
-    "tflop_per_s_low",
-    "clock_mhz_low",
+    "precision", "dense", "tflop_per_s", "flop_per_clock_per_sm", "clock_mhz", "tflop_per_s_low", "clock_mhz_low",
     "source",
-)
+)  # fmt: skip
 # Kinds of devices in a table of peaks.
 KINDS = (Device.CUDA, Device.MPS, Device.CPU)
 # Vendors round their rates.

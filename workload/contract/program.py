@@ -87,7 +87,7 @@ class GroupedCommand(TyperCommand):
         return {heading: list(below.values()) for heading, below in found.items() if below}
 
     def help_row(self, parameter: Any, ctx: Any) -> tuple[str, str] | None:
-        """Name and description of an option, None if hidden: a switch and its `--no-` twin are one name.
+        """Name and description of an option, None if hidden. `--[no-]compile` names an option that can be turned off.
 
         The second long name of an option is its name in an earlier release, which the help leaves out.
         """
@@ -112,7 +112,7 @@ EXTRA = re.compile(r"  \[((?:default|env var|required|x|[\d.]+<=x).*)\]$")
 
 
 def _facts(found: re.Match[str]) -> str:
-    """Typer's facts as all our options show them: `(1)` for a default, no range of values."""
+    """Text in place of Typer's facts, as in all our help texts: a default is `(1)`, a range is left out."""
     facts = [fact.removeprefix("default: ") for fact in found[1].split("; ")]
     shown = [fact.strip("()") for fact in facts if not re.match(r"x[<>]|[\d.]+<", fact)]
     return f" ({', '.join(shown)})" if shown else ""
@@ -150,8 +150,7 @@ VersionOption = Annotated[
 ]
 WideOption = Annotated[bool, option("--wide", "show every column, not only those that fit the terminal", Group.OUTPUT)]
 FormatOption = Annotated[
-    TableFormat,
-    option("--format", "format of stdout", Group.OUTPUT, metavar="|".join(TableFormat), show_default=True),
+    TableFormat, option("--format", "format of stdout", Group.OUTPUT, metavar="|".join(TableFormat), show_default=True)
 ]
 
 

@@ -21,7 +21,7 @@ NOTES_FLAG = "--rank-notes"
 FOLDER = "ranks"
 STEPS, COLLECTIVES_FILE = "steps.csv", "collectives.csv"
 COLLECTIVE_COLUMNS = ("step", "hidden_s", "exposed_s")
-# Quartiles of fewer steps say nothing.
+# Least number of steps for quartiles.
 LEAST_STEPS = 5
 # A smaller difference is not worth a search for its cause, even if it is certain.
 LEAST_SLOWER = 0.05
@@ -103,10 +103,10 @@ def summary(folder: Path, *, device: str | None, measured_s: float | None) -> Ra
 
 
 def summarized(ranks: Sequence[Mapping[int, RankStep]], measured_s: float | None = None) -> Ranks:
-    """Summary of the measured steps of all ranks; `ranks`: steps by their number, for each rank."""
+    """Summary of the measured steps of all ranks. `ranks`: for each rank, its steps by their number."""
     common = sorted(set(ranks[0]).intersection(*ranks[1:]))
     images = sum(steps[number].images for steps in ranks for number in common)
-    # Of a run that was broken off, the wall time may cover a step more.
+    # The wall time of an interrupted run may include a step that not every rank has completed.
     is_whole = bool(common) and len(common) == len(ranks[0])
     known = Ranks(
         number=len(ranks),
@@ -127,7 +127,7 @@ def _compared(known: Ranks, ranks: Sequence[Sequence[RankStep]]) -> Ranks:
     own_s = [median(step.own_s for step in steps) for steps in ranks]
     slowest = max(range(len(ranks)), key=own_s.__getitem__)
     others = [steps for rank, steps in enumerate(ranks) if rank != slowest]
-    # Ranks of one step are compared with each other, so that what slows all ranks does not count.
+    # Ranks are compared within each step, so that work which slows all ranks alike does not count.
     shares = [
         step.own_s / usual - 1
         for step, *beside in zip(ranks[slowest], *others, strict=True)
@@ -185,8 +185,8 @@ IN_COLLECTIVES, UNEVEN, INPUT = "collectives", "uneven ranks", "input"
 def waits(ranks: Ranks) -> dict[str, float]:
     """Shares of a step in which the ranks wait for collectives, for slower ranks and for data; empty if unknown.
 
-    The rank with the shortest wait after its last gradient waits for no other rank, so its wait is that of the
-    collectives. Longer waits of other ranks are for slower ranks.
+    The rank with the shortest wait after its last gradient waits for no other rank, so its wait is the time of the
+    collectives themselves. The other ranks wait longer by the time that they wait for slower ranks.
     """
     if not (ranks.own_s and ranks.exposed_s and ranks.data_s):
         return {}

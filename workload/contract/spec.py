@@ -123,7 +123,7 @@ SCRIPT_OPTIONS = frozenset(
     {
         *("device", "warmup", "iterations", "min_seconds", "repeats", "ceilings", "fresh_ceilings", "samples_per_step"),
         *("devices", "profile", "profile_steps", "ncu_metrics"),
-    },
+    }
 )
 SCRIPT_ONLY_OPTIONS = frozenset({"samples_per_step"})
 # Reasons why a script refuses an option. For other options, the reason is "the script decides its NAME".
@@ -207,7 +207,7 @@ class RunSpec:
     persistent_workers: bool | None = _option(None, "keep the workers from one epoch to the next (on)")
     optimizer: Optimizer = _option(Optimizer.SGD, "which of PyTorch's optimizers", example="sgd")
     seed: int = _option(0, "seed of weights, data order and labels", minimum=0, example="0")
-    ceilings: bool = _option(True, "measure the best rates of this machine before the run")
+    ceilings: bool = _option(True, "measure the best rates of this machine")
     fresh_ceilings: bool = _option(False, "measure the best rates again, even if a run of the last hour did")
     samples_per_step: int | None = _option(
         None, "samples per step of a script without a DataLoader", minimum=1, example="64"

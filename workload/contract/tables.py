@@ -74,6 +74,11 @@ class Column:
     role: Role = Role.FIGURE
 
 
+def facts(**headings: str) -> tuple[Column, ...]:
+    """Columns of facts; `headings`: the heading of each column, by the column's name."""
+    return tuple(Column(name=name, heading=heading, role=Role.FACT) for name, heading in headings.items())
+
+
 class DataFrameLike(Protocol):
     """Part of pandas.DataFrame's interface that a table needs."""
 
@@ -99,8 +104,10 @@ def render(
         for values in _values(table, [column.name for column in columns])
     ]
     match form:
+        case TableFormat.TABLE if wide:
+            return "\n".join(_lines([_as_text(column, rows) for column in columns if _has_values(column, rows)], {}))
         case TableFormat.TABLE:
-            return _wide_table(rows, columns) if wide else _table(rows, columns, width or table_width())
+            return _table(rows, columns, width or table_width())
         case TableFormat.JSON:
             return as_json(rows, indent=1)
         case TableFormat.CSV:
@@ -221,10 +228,6 @@ class _TextColumn:
     @property
     def is_fact(self) -> bool:
         return self.column.role is Role.FACT
-
-
-def _wide_table(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> str:
-    return "\n".join(_lines([_as_text(column, rows) for column in columns if _has_values(column, rows)], {}))
 
 
 def _table(rows: Sequence[dict[str, Any]], columns: Sequence[Column], width: int) -> str:

@@ -199,7 +199,7 @@ def _columns(stream: TextIO) -> int:
 
 def printable(text: str) -> str:
     """`text` as one line with control characters escaped: a foreign name must not move the cursor or break a row."""
-    return "".join(character if character.isprintable() else _escape(character) for character in text)
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
 def printable_lines(text: str) -> str:
@@ -220,7 +220,3 @@ def _cut(word: str) -> str:
     """Cut a word to 200 characters, not counting the quotes, brackets and punctuation around the word."""
     inside = word.strip(AROUND_A_WORD)
     return word if len(inside) <= MOST_QUOTED or "…" in inside else word.replace(inside, f"{inside[:MOST_QUOTED]}…")
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")

@@ -41,9 +41,9 @@ def usable_cpus() -> float:
 
 
 def limit_threads(shares: int) -> None:
-    """Let this process and its children start threads for one of `shares` equal shares of the CPUs; no limit for one.
+    """Limit the threads of this process and its children to one of `shares` equal shares of the CPUs.
 
-    Libraries read the variable when they are loaded. A value of the user's own is kept.
+    Libraries read OMP_NUM_THREADS when they are loaded. A value that the user has set is kept.
     """
     if shares > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(usable_cpus() / shares))))

@@ -43,7 +43,7 @@ def collect(
 
 
 def _with_host(cloud: Mapping[str, object] | None, device: Mapping[str, object]) -> Mapping[str, object] | None:
-    """Section `cloud`. On EC2, which tells no host, the GPU identifies it: two runs on one GPU were on one host."""
+    """Section `cloud` with its physical host. EC2 does not tell the host, so the GPU in it stands for the host."""
     if cloud is None or cloud.get("provider") != "ec2":
         return cloud
     return {**cloud, "physical_host": cloud.get("physical_host") or device.get("serial") or device.get("uuid")}

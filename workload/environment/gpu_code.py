@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 def missing(capabilities: Iterable[str], targets: Sequence[str]) -> list[str]:
     """Compute capabilities (`8.9`) that no target (`sm_86`) supports, in the order of `capabilities`."""
     built = {_split(target.removeprefix("sm_")) for target in targets if target.startswith("sm_")}
-    return [wanted for wanted in capabilities if not any(_serves(_pair(wanted), each) for each in built)]
+    asked = {name: tuple(map(int, name.split("."))) for name in capabilities}
+    return [name for name, (major, minor) in asked.items() if not any(major == of and minor >= at for of, at in built)]
 
 
 def built_targets() -> list[str]:
@@ -29,15 +30,6 @@ def _split(digits: str) -> tuple[int, int]:
     """Major and minor version in the digits of a target, such as `86`, `90a` or `120`."""
     number = digits.rstrip("abcdefghijklmnopqrstuvwxyz")
     return int(number[:-1]), int(number[-1])
-
-
-def _pair(capability: str) -> tuple[int, int]:
-    major, _, minor = capability.partition(".")
-    return int(major), int(minor)
-
-
-def _serves(wanted: tuple[int, int], built: tuple[int, int]) -> bool:
-    return wanted[0] == built[0] and wanted[1] >= built[1]
 
 
 def main(capabilities: Sequence[str]) -> int:

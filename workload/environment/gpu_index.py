@@ -114,6 +114,6 @@ def use(index: int) -> None:
     """Let this process and its children see only the GPU with this index. Raises as `require` does."""
     gpus = listed()
     chosen = require(index, gpus, os.environ)
-    # nvidia-smi counts by bus address. CUDA's numbers are others beside a GPU in MIG mode: it may count the slices.
+    # nvidia-smi numbers GPUs by bus address, and so does CUDA now. In MIG mode, CUDA may number the slices too.
     name = chosen.uuid if any(gpu.is_split for gpu in gpus) else str(index)
     os.environ.update({ORDER: "PCI_BUS_ID", VISIBLE: name})

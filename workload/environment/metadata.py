@@ -42,7 +42,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalServer:
-    """HTTP server that a cloud runs for a VM, as a client sees it; no byte is read after `deadline_s` on `clock`."""
+    """Client of the HTTP server that a cloud runs for a VM; no byte is read after `deadline_s` on `clock`."""
 
     address: tuple[str, int]
     deadline_s: float
@@ -51,7 +51,7 @@ class LocalServer:
     most_bytes: int = MOST_BYTES
 
     def exchange(self, words: str, headers: Mapping[str, str], content: bytes | None = None) -> Answer:
-        """Send a request, `words` being its method and path, and return the answer.
+        """Send a request and return the answer. `words`: method and path.
 
         Raises `OSError` if no readable answer comes in time.
         """
@@ -101,7 +101,7 @@ class MetadataServer(LocalServer):
 
 
 class InstanceMetadata(LocalServer):
-    """EC2's metadata server: version 2 of the service, which answers only with a token of its own."""
+    """EC2's metadata server, version 2: it answers only requests with a token that it has issued."""
 
     def ask(self, key: str) -> str | None:
         """Value of a key below `/latest/`; None if the server lacks the key.

@@ -49,14 +49,14 @@ class GpuSensors:
             "name": _text(ask("nvmlDeviceGetName")),
             "uuid": _text(ask("nvmlDeviceGetUUID")),
             "gpu_index": ask("nvmlDeviceGetIndex"),
-            "bus_id": _text(_field(ask("nvmlDeviceGetPciInfo"), "busId")),
+            "bus_id": _text(getattr(ask("nvmlDeviceGetPciInfo"), "busId", None)),
             "serial": _text(ask("nvmlDeviceGetSerial")),
             "driver_version": _text(_query(self.library, "nvmlSystemGetDriverVersion")),
             "vbios_version": _text(ask("nvmlDeviceGetVbiosVersion")),
             "compute_capability": None if capability is None else ".".join(map(str, capability)),
-            "sm_count": _field(ask("nvmlDeviceGetAttributes"), "multiprocessorCount"),
+            "sm_count": getattr(ask("nvmlDeviceGetAttributes"), "multiprocessorCount", None),
             "cuda_cores": ask("nvmlDeviceGetNumGpuCores"),
-            "memory_total_bytes": _field(ask("nvmlDeviceGetMemoryInfo"), "total"),
+            "memory_total_bytes": getattr(ask("nvmlDeviceGetMemoryInfo"), "total", None),
             "memory_bus_width_bits": ask("nvmlDeviceGetMemoryBusWidth"),
             **self._modes(),
             **self._limits(),
@@ -71,8 +71,8 @@ class GpuSensors:
             "temperature_c": ask("nvmlDeviceGetTemperature", self.library.NVML_TEMPERATURE_GPU),
             "power_w": self._power_w(),
             "clock_event_reasons": self._clock_event_reasons(),
-            "gpu_utilization_percent": _field(ask("nvmlDeviceGetUtilizationRates"), "gpu"),
-            "memory_used_bytes": _field(ask("nvmlDeviceGetMemoryInfo"), "used"),
+            "gpu_utilization_percent": getattr(ask("nvmlDeviceGetUtilizationRates"), "gpu", None),
+            "memory_used_bytes": getattr(ask("nvmlDeviceGetMemoryInfo"), "used", None),
         }
 
     def _power_w(self) -> float | None:
@@ -179,7 +179,3 @@ def _switch(mode: int | None) -> bool | None:
 
 def _first(pair: tuple[int, int] | list[int] | None) -> int | None:
     return None if pair is None else pair[0]
-
-
-def _field(structure: object, name: str) -> Any:
-    return getattr(structure, name, None)

@@ -17,47 +17,16 @@ CODE = Path(__file__).parents[2]
 
 # Variables that change speed. Only these are recorded: bundles are shared, and other variables may hold credentials.
 SPEED_VARIABLES = (
-    "OMP_*",
-    "GOMP_*",
-    "KMP_*",
-    "MKL_*",
-    "OPENBLAS_NUM_THREADS",
-    "GOTO_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "ACCELERATE_NEW_LAPACK",
-    "NUMEXPR_NUM_THREADS",
-    "ATEN_CPU_CAPABILITY",
-    "ONEDNN_*",
-    "DNNL_*",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_*_ALLOC_CONF",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "PYTORCH_ENABLE_MPS_FALLBACK",
-    "PYTORCH_MPS_*_WATERMARK_RATIO",
-    "PYTORCH_NVML_BASED_CUDA_CHECK",
-    "TORCH_CUDNN_*",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "TORCH_BLAS_PREFER_CUBLASLT",
-    "TORCHINDUCTOR_MAX_AUTOTUNE*",
-    "TORCH_COMPILE_DISABLE",
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_MODULE_LOADING",
-    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUBLASLT_WORKSPACE_SIZE",
-    "CUDNN_*LOG*",
-    "NVIDIA_TF32_OVERRIDE",
-    "NVIDIA_VISIBLE_DEVICES",
-    "LD_PRELOAD",
-    "MALLOC_*",
-    "TCMALLOC_*",
-    "PYTHONOPTIMIZE",
-    "PYTHONFAULTHANDLER",
-)
+    "OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS", "ACCELERATE_NEW_LAPACK", "NUMEXPR_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_*",
+    "DNNL_*", "PYTORCH_ALLOC_CONF", "PYTORCH_*_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_MPS_*_WATERMARK_RATIO", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCH_CUDNN_*",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT", "TORCHINDUCTOR_MAX_AUTOTUNE*",
+    "TORCH_COMPILE_DISABLE", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLASLT_WORKSPACE_SIZE", "CUDNN_*LOG*", "NVIDIA_TF32_OVERRIDE", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD",
+    "MALLOC_*", "TCMALLOC_*", "PYTHONOPTIMIZE", "PYTHONFAULTHANDLER",
+)  # fmt: skip
 
 
 def facts_without_torch(machine: HostSystem) -> dict[str, object]:
@@ -74,8 +43,8 @@ def software_facts(machine: HostSystem, known: Mapping[str, object] | None = Non
         **(known or facts_without_torch(machine)),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "torchvision": _version("torchvision"),
-        "numpy": _version("numpy"),
+        "torchvision": version("torchvision"),
+        "numpy": version("numpy"),
         "torch_commit": torch.version.git_version,
         "cuda_build": torch.version.cuda,
         "cudnn": _cudnn(),
@@ -104,27 +73,31 @@ def commit_facts(machine: HostSystem, folder: Path) -> dict[str, object]:
     """
     # Ask git only in a checkout of this project: an installed copy may lie in another project's repository.
     if (folder / ".git").exists():
-        status = machine.tool(
-            "git",
-            "--no-optional-locks",
-            "-C",
-            str(folder),
-            "status",
-            "--porcelain=v2",
-            "--branch",
-            "--",
-            "workload",
-        )
-        if status and (match := re.search(r"^# branch\.oid ([0-9a-f]{40,64})$", status, re.MULTILINE)):
-            changed = any(not line.startswith("#") for line in status.splitlines())
-            return {"commit": match[1], "commit_dirty": changed}
+        commit, dirty = checked_out(machine, folder, "--", "workload")
+        if commit:
+            return {"commit": commit, "commit_dirty": dirty}
     built_from = machine.environ.get("ROOFLAUNCH_COMMIT") or packaged_commit() or None
     if built_from is None or not built_from.endswith("-dirty"):
         return {"commit": built_from, "commit_dirty": None}
     return {"commit": built_from.removesuffix("-dirty"), "commit_dirty": True}
 
 
-def _version(package: str) -> str | None:
+def checked_out(machine: HostSystem, folder: Path, *options: str) -> tuple[str | None, bool | None]:
+    """Commit of the git repository that holds `folder`, and whether files differ from it; both None without one.
+
+    `options`: more words for `git status`.
+    """
+    status = machine.tool(
+        "git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch", *options
+    )
+    match = re.search(r"^# branch\.oid ([0-9a-f]{40,64})$", status or "", re.MULTILINE)
+    if status is None or match is None:
+        return None, None
+    return match[1], any(not line.startswith("#") for line in status.splitlines())
+
+
+def version(package: str) -> str | None:
+    """Version of an installed package; None if it is absent."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -136,11 +109,11 @@ def _cudnn() -> int | None:
     import torch  # noqa: PLC0415 - see `software_facts`
 
     try:
-        version: int | None = torch.backends.cudnn.version()
+        number: int | None = torch.backends.cudnn.version()
     except RuntimeError:
         # torch was built for another version of cuDNN than the installed one.
         return None
-    return version
+    return number
 
 
 def _build_facts(text: str) -> dict[str, object]:

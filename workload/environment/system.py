@@ -65,7 +65,8 @@ def virtualization_facts(machine: HostSystem) -> dict[str, object] | None:
     # Hypervisors set this bit for x86 guests. A cloud's bare-metal machine has the cloud's DMI, but not this bit.
     if flags is not None and "hypervisor" not in flags.split():
         return {"hypervisor": "none", "source": "cpu flags"}
-    if maker := _dmi_hypervisor(machine):
+    makers = dmi_makers(machine)
+    if maker := next((name for start, name in MAKERS.items() if any(text.startswith(start) for text in makers)), None):
         return {"hypervisor": maker, "source": "dmi"}
     if vendor := fields(machine.tool("lscpu")).get("Hypervisor vendor"):
         return {"hypervisor": vendor.lower(), "source": "lscpu"}
@@ -75,8 +76,3 @@ def virtualization_facts(machine: HostSystem) -> dict[str, object] | None:
 def dmi_makers(machine: HostSystem) -> list[str]:
     """Makers of the machine according to its firmware; empty if DMI cannot be read."""
     return [text for name in MAKER_FIELDS if (text := machine.text(f"{DMI}/{name}")) is not None]
-
-
-def _dmi_hypervisor(machine: HostSystem) -> str | None:
-    makers = dmi_makers(machine)
-    return next((name for start, name in MAKERS.items() if any(text.startswith(start) for text in makers)), None)

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from workload.contract import record
 from workload.contract.text import counted, cpu_share, percent, si
 
 # Least share of the wanted CPUs for a clean rate. On an idle virtual machine of two CPUs, products and copies got 92 %
@@ -22,7 +23,7 @@ BURST_MARGIN = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredRate:
+class MeasuredRate(record.MeasuredRate):
     """FLOP or bytes per second over `samples` samples. `size`: edge of the matrices, or bytes of an array.
 
     The device was loaded for `load_s` seconds before the samples. `first_third`: median over the first third of the
@@ -43,15 +44,6 @@ class MeasuredRate:
     samples: int
     size: int
     load_s: float = 0.0
-    first_third: float | None = None
-    last_third: float | None = None
-    burst: float | None = None
-    sustained: float | None = None
-    conditions: Mapping[str, object] | None = None
-    conditions_at_start: Mapping[str, object] | None = None
-    conditions_at_end: Mapping[str, object] | None = None
-    cpus: float | None = None
-    cpus_wanted: float | None = None
 
     @classmethod
     def of(cls, work: float, taken: "Samples", *, size: int) -> Self:
@@ -82,11 +74,6 @@ class MeasuredRate:
             cpus=taken.cpus,
             cpus_wanted=taken.cpus_wanted,
         )
-
-    @property
-    def roof(self) -> float:
-        """Rate to compare a long run with: the sustained rate if the device slowed down under load, else the median."""
-        return self.median if self.sustained is None else self.sustained
 
     @property
     def slowdown(self) -> str | None:
@@ -195,4 +182,4 @@ def _row(name: str, rate: MeasuredRate, unit: str) -> str:
     spread = ", ".join(f"{what} {si(value, unit, 4)}" for what, value in figures.items())
     samples = counted(rate.samples, "sample")
     ending = f"{samples}; sustained: {rate.slowdown}" if rate.slowdown else samples
-    return f"{name:<6}{si(rate.roof, unit, 4):>14}  ({spread}; {ending})"
+    return f"{name:<6}{si(rate.roof_per_s or 0.0, unit, 4):>14}  ({spread}; {ending})"

@@ -270,11 +270,7 @@ def _flop_rates(
 
 
 def _first_clean(
-    name: str,
-    measure_rate: Callable[[], MeasuredRate],
-    patience: Patience,
-    unavailable: dict[str, str],
-    report: Report,
+    name: str, measure_rate: Callable[[], MeasuredRate], patience: Patience, unavailable: dict[str, str], report: Report
 ) -> MeasuredRate | None:
     """Measured rate. A disturbed measurement is repeated once; returns None if the last measurement was disturbed too.
 

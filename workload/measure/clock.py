@@ -6,29 +6,13 @@ stream, whose time is known once the device has passed it. On MPS a mark waits f
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from workload.contract.spec import Device
 
 MS_PER_S = 1000
-
-
-class Clock(Protocol):
-    """Marks points of the device's timeline; a mark may be used only with the clock that made it."""
-
-    def mark(self) -> Any:
-        """Mark the present end of the device's queue."""
-
-    def passed(self, mark: Any) -> bool:
-        """Whether the device has reached `mark`."""
-
-    def seconds_between(self, earlier: Any, later: Any) -> float:
-        """Seconds from `earlier` to `later`, both passed."""
-
-    def synchronize(self) -> None:
-        """Wait until the device is idle."""
 
 
 class HostClock:
@@ -93,6 +77,10 @@ class EventClock:
     def synchronize(self) -> None:
         """Wait until the device is idle."""
         self._synchronize()
+
+
+# Clock that marks points of a device's timeline. A mark may be used only with the clock that made it.
+Clock = HostClock | EventClock
 
 
 def clock_for(device: Device) -> Clock:

@@ -24,7 +24,7 @@ Span = tuple[Any, Any]
 
 
 class StepMarks(NamedTuple):
-    """Pairs of marks of a step. `averages`: gradients ready, and average done; `waits`: beginning and end."""
+    """Pairs of marks. `averages`: gradients of a bucket ready, and averaged; `waits`: collective begun, and done."""
 
     averages: Sequence[Span] = ()
     waits: Sequence[Span] = ()
@@ -34,10 +34,9 @@ NO_MARKS = StepMarks()
 
 
 class Collectives:
-    """Marks of the collectives of the open step, and the file with the times of earlier steps, in `folder`.
+    """Takes marks of the open step's collectives, and writes the times of earlier steps to a file in `folder`.
 
-    `are_known`: False for a script that averages its gradients in another way than by DistributedDataParallel, so that
-    its rows have no times.
+    `are_known`: False for a script that does not average its gradients by DistributedDataParallel: rows have no times.
     """
 
     def __init__(self, folder: Path, clock: Clock, *, are_known: bool = True) -> None:
@@ -115,8 +114,8 @@ class Collectives:
     ) -> None:
         """Write the row of step `number`, whose marks the device has passed.
 
-        `began`: mark of the step's beginning; `passes`: beginning and end of its backward passes; `counted`: of all its
-        parts that belong to the step's time.
+        `began`: mark of the step's beginning; `passes`: beginning and end of its backward passes; `counted`: beginning
+        and end of its parts whose time counts as time of the step.
         """
         if not self._are_known:
             self._writer.writerow([number, "", ""])
@@ -141,7 +140,7 @@ class Collectives:
 def split(spans: Sequence[tuple[float, float]], *, backward_end_s: float) -> tuple[float, float]:
     """Seconds of collectives that were hidden behind the backward pass, and seconds that were exposed.
 
-    `spans`: beginning and end of each collective. The backward pass computes until the last one begins.
+    `spans`: beginning and end of each collective. The backward pass computes until the last collective begins.
     """
     computed_s = max(began for began, _ in spans)
     hidden_s = reached_s = 0.0

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
@@ -101,18 +101,8 @@ class _Pending:
     is_step: bool = True
     # Mark after the copy of the loss to the host, which is queued after the step.
     done: Any = None
-    # Of several ranks: marks of the step's collectives.
+    # Marks of the step's collectives; none in a run of one device.
     collectives: StepMarks = NO_MARKS
-
-
-class LossReader(Protocol):
-    """Copies a loss to the host without making the host wait for the device."""
-
-    def put(self, loss: torch.Tensor) -> Any:
-        """Take a scalar loss; return a handle for `read`, valid once the device has completed the step."""
-
-    def read(self, handle: Any) -> float:
-        """Value of the loss behind a handle."""
 
 
 class ItemReader:
@@ -146,6 +136,10 @@ class PinnedReader:
         return float(self._ring[handle])
 
 
+# Copies a loss to the host without making the host wait for the device.
+LossReader = ItemReader | PinnedReader
+
+
 def loss_reader_for(device: Device) -> LossReader:
     """Loss reader that does not stall this device."""
     return PinnedReader() if device is Device.CUDA else ItemReader()
@@ -176,7 +170,7 @@ class Recorder:
         self._losses = losses
         self._now = now
         self._collectives = collectives
-        # Another rank may end this process at any time, so that its rows are written at once.
+        # If another rank fails, this process may be killed at any time, so that rows are written at once.
         self._flush_every_s = FLUSH_EVERY_S if collectives is None else 0.0
         self._started_s = started_s
         self._pending: deque[_Pending] = deque()
@@ -278,7 +272,7 @@ class Recorder:
                 self._gaps_s += seconds.pop(gap)
         totals.ended_at_s = ended_at_s = self._origin_s + self._clock.seconds_between(self._origin, earlier)
         if not step.is_step:
-            # Ranks are compared step by step: a step that only this rank leaves out must not shift its later numbers.
+            # Ranks are compared step by step, so the later steps of a rank that leaves out a step keep their numbers.
             self._written += self._collectives is not None
             return
         data_s = seconds.pop(StepPart.DATA)

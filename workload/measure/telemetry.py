@@ -211,11 +211,7 @@ class HostCounters:
     """
 
     def __init__(
-        self,
-        machine: HostSystem,
-        *,
-        pid: int | None = None,
-        find: Callable[[int], psutil.Process] = psutil.Process,
+        self, machine: HostSystem, *, pid: int | None = None, find: Callable[[int], psutil.Process] = psutil.Process
     ) -> None:
         self._machine = machine
         self._find = find

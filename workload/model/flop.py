@@ -33,7 +33,7 @@ CONTRACTION = re.compile(
 )
 # Ops that allocate memory without touching it.
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
-# Namespaces of ops that compute nothing. The time of collectives is measured by itself.
+# Namespaces of ops that compute nothing. Collectives are timed separately.
 NO_WORK = frozenset({"prim", "profiler", "c10d", "_c10d_functional"})
 # Views whose schema does not declare them as views: they share the memory of their input.
 HIDDEN_VIEWS = frozenset(
@@ -125,10 +125,6 @@ def _lstm(_output: Any, inputs: Tensor, into: Tensor, between: Tensor, *_others:
     return formulas.recurrent(inputs.shape, [into.shape, between.shape])
 
 
-def _lstm_backward(_output: Any, inputs: Tensor, into: Tensor, between: Tensor, *_others: Any) -> int:
-    return 2 * _lstm(_output, inputs, into, between)
-
-
 def _cell(_output: Any, inputs: Tensor, *_others: Any) -> int:
     """Return 0 for the element-wise part of a fused recurrent cell, whose products are dispatched separately."""
     return 0 * inputs.dim()
@@ -139,8 +135,9 @@ def _cudnn_rnn(_output: Any, inputs: Tensor, weights: Sequence[Tensor], *_others
     return formulas.recurrent(inputs.shape, [weight.shape for weight in weights])
 
 
-def _cudnn_rnn_backward(_output: Any, inputs: Tensor, weights: Sequence[Tensor], *_others: Any) -> int:
-    return 2 * _cudnn_rnn(_output, inputs, weights)
+def _twice(flop: Callable[..., int]) -> Callable[..., int]:
+    """FLOP of a backward pass that has two products for each product of the forward pass."""
+    return lambda *arguments, **options: 2 * flop(*arguments, **options)
 
 
 def _attention(_output: Any, query: Tensor, key: Tensor, value: Tensor, *_others: Any, **_options: Any) -> int:
@@ -180,9 +177,9 @@ FORMULAS: Mapping[str, Formula] = MappingProxyType(
         "addmv": ADD_MATMUL,
         "addbmm": Formula(kind="matmul", flop=_add_summed_bmm),
         "mkldnn_rnn_layer": Formula(kind="recurrent", flop=_lstm),
-        "mkldnn_rnn_layer_backward": Formula(kind="recurrent_backward", flop=_lstm_backward),
+        "mkldnn_rnn_layer_backward": Formula(kind="recurrent_backward", flop=_twice(_lstm)),
         "_cudnn_rnn": Formula(kind="recurrent", flop=_cudnn_rnn),
-        "_cudnn_rnn_backward": Formula(kind="recurrent_backward", flop=_cudnn_rnn_backward),
+        "_cudnn_rnn_backward": Formula(kind="recurrent_backward", flop=_twice(_cudnn_rnn)),
         "_thnn_fused_lstm_cell": Formula(kind="recurrent", flop=_cell),
         "_thnn_fused_lstm_cell_backward_impl": Formula(kind="recurrent_backward", flop=_cell),
         "_thnn_fused_gru_cell": Formula(kind="recurrent", flop=_cell),

@@ -2,12 +2,15 @@
 
 import re
 
+from workload.contract.text import minutes
 from workload.profile import preflight
 from workload.profile.status import ProfileError, ProfileStatus, unavailable
+from workload.profile.supervise import End
 
 # Prefix of ncu's own lines.
 ERROR = "==ERROR=="
 LOOK = "ncu/ncu.log in the bundle has the output of ncu"
+AGAIN = "python -m workload profile BUNDLE"
 NOTHING_PROFILED = ("No kernels were profiled", "No ranges were profiled")
 
 # Rows: text that ncu prints, reason, hint. The text of a cause stands before the texts of its consequences.
@@ -69,6 +72,16 @@ def explain(output: str, facts: preflight.Facts) -> ProfileError | None:
         if text in output:
             return unavailable(reason, hint=hint)
     return own_error(output) or _unknown(output)
+
+
+def cut_off(end: End, limit_s: float, when: str) -> ProfileError | None:
+    """Error for a process that was interrupted or reached its time limit, else None. `when`: progress, in words."""
+    if end.interrupted:
+        return ProfileError(ProfileStatus.INTERRUPTED, f"interrupted {when}", hint=AGAIN)
+    if end.timed_out:
+        reason = f"the time limit of {minutes(limit_s)} ended the profile {when}"
+        return ProfileError(ProfileStatus.TIMED_OUT, reason, hint="fewer --profile-steps, or a smaller model")
+    return None
 
 
 def own_error(output: str) -> ProfileError | None:

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,7 @@ from workload.contract.ncu_csv import NcuSource
 from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record
 from workload.contract.spec import Profile, RunSpec
+from workload.contract.text import duration, minutes
 from workload.environment.machine import HostSystem
 from workload.log import Progress
 from workload.profile import command, diagnosis, kernels, metrics, preflight, summary, supervise, tool
@@ -37,10 +39,7 @@ PROGRESS_LINES = {
     Replay.KERNEL: re.compile(r'==PROF== Profiling "'),
     Replay.RANGE: re.compile(r"Application replay pass \d+"),
 }
-MINUTE_S = 60
-SHOW_MINUTES_FROM_S = 100
 COLD, WARM = "cold cache, per kernel", "warm cache, whole step"
-AGAIN = "python -m workload profile BUNDLE"
 
 LOGGER = logging.getLogger("workload")
 
@@ -160,7 +159,7 @@ class NcuPass:
         if answer is None:
             reason = f"the process that counts kernels ended with exit code {end.returncode}"
             raise (
-                _cut_off(end, limit_s, "before a kernel was profiled")
+                diagnosis.cut_off(end, limit_s, "before a kernel was profiled")
                 or diagnosis.own_error(end.output)
                 or ProfileError(ProfileStatus.FAILED, reason, hint=diagnosis.LOOK)
             )
@@ -196,7 +195,7 @@ class NcuPass:
             LOGGER.info("note       this ncu does not have %s: unavailable", ", ".join(plan.metrics.missing))
         number = "an unknown number of" if plan.total is None else f"{plan.total}"
         steps = command.counted_steps(self._spec.profile_steps)
-        expected, limit = duration(plan.estimate.expected_s), duration(plan.estimate.limit_s)
+        expected, limit = duration(plan.estimate.expected_s), minutes(plan.estimate.limit_s)
         LOGGER.info("profile    %s kernels in %s: about %s, at most %s", number, steps, expected, limit)
 
     def _under_ncu(self, fitting: tool.Fitting, plan: _Plan) -> _Run:
@@ -286,7 +285,7 @@ class NcuPass:
     def _error_without_profile(self, end: End, estimate: ExpectedTime) -> ProfileError:
         reason = f"ncu ended with exit code {end.returncode} and without a profile"
         return (
-            _cut_off(end, estimate.limit_s, "before a kernel was profiled")
+            diagnosis.cut_off(end, estimate.limit_s, "before a kernel was profiled")
             or diagnosis.explain(end.output, self._facts)
             or ProfileError(ProfileStatus.FAILED, reason, hint=diagnosis.LOOK)
         )
@@ -339,7 +338,7 @@ class NcuPass:
         """Reason why the profile is incomplete; None if it is complete."""
         number = f"after {len(done.launches)} kernels"
         explained = diagnosis.explain(done.end.output, self._facts)
-        if cut_off := _cut_off(done.end, plan.estimate.limit_s, number):
+        if cut_off := diagnosis.cut_off(done.end, plan.estimate.limit_s, number):
             return cut_off
         if explained:
             return ProfileError(ProfileStatus.PARTIAL, f"{explained}; {number}", hint=explained.hint)
@@ -445,7 +444,7 @@ def _result_or_error(name: str, work: Callable[[], dict[str, Any]]) -> dict[str,
     except ProfileError as error:
         failed = error
     except InterruptedRunError as error:
-        failed = ProfileError(ProfileStatus.INTERRUPTED, str(error), hint=AGAIN)
+        failed = ProfileError(ProfileStatus.INTERRUPTED, str(error), hint=diagnosis.AGAIN)
     except (RooflaunchError, OSError, subprocess.SubprocessError) as error:
         failed = ProfileError(ProfileStatus.FAILED, str(error), hint=diagnosis.LOOK)
     LOGGER.warning("note       %s: %s: %s", name, failed.status, failed)
@@ -470,7 +469,7 @@ class _NcuProgress(Progress):
         self.update(self.done)
 
     def _counts(self, done: int) -> str:
-        elapsed_s = self._now() - self._started_s
+        elapsed_s = time.perf_counter() - self._started_s
         each = f", {elapsed_s / done:.2g} s each" if done else ""
         remaining_s = elapsed_s * (self._total - done) / done if done else 0.0
         remaining = f", {duration(remaining_s)} left" if remaining_s > 0 else ""
@@ -488,15 +487,6 @@ def _settings(plan: _Plan, bytes_are: str, done: _Run) -> dict[str, Any]:
     }
 
 
-def _cut_off(end: End, limit_s: float, when: str) -> ProfileError | None:
-    if end.interrupted:
-        return ProfileError(ProfileStatus.INTERRUPTED, f"interrupted {when}", hint=AGAIN)
-    if end.timed_out:
-        reason = f"the time limit of {duration(limit_s)} ended the profile {when}"
-        return ProfileError(ProfileStatus.TIMED_OUT, reason, hint="fewer --profile-steps, or a smaller model")
-    return None
-
-
 def _answer(report: Path) -> dict[str, Any] | None:
     """Result written by the profiled process; None if there is none."""
     try:
@@ -504,8 +494,3 @@ def _answer(report: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return answer
-
-
-def duration(seconds: float) -> str:
-    """Duration as text: `45 s`, `12 min`."""
-    return f"{seconds:.0f} s" if seconds < SHOW_MINUTES_FROM_S else f"{seconds / MINUTE_S:.0f} min"

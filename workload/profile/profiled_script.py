@@ -49,8 +49,7 @@ def words_of(bundle: Bundle, typed: Sequence[str], kind: Profile, *, data: str |
         )
     if redacted(words) != argv(script):
         raise UsageError(
-            f"'{bundle.path}' is a run of: {script.command}; got: {shlex.join(redacted(words))}",
-            hint=line,
+            f"'{bundle.path}' is a run of: {script.command}; got: {shlex.join(redacted(words))}", hint=line
         )
     if data is None and any(DATA in word for word in words):
         raise UsageError(

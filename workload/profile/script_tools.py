@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -48,24 +48,6 @@ class Request:
     warmup: int
     precision: Precision
     began_s: float
-
-
-class Tool(Protocol):
-    """Profiler of the steps after the warm-up."""
-
-    wants_more: bool
-
-    def begin(self, usual: tuple[Part, ...]) -> None:
-        """Begin a step; `usual`: parts that a step most often has."""
-
-    def passed(self, part: Part) -> None:
-        """End a part of the step."""
-
-    def end(self, number: int, *, is_whole: bool) -> None:
-        """End the step; `number`: number of steps before this step, warm-up included."""
-
-    def answer(self) -> dict[str, Any]:
-        """Result of the pass."""
 
 
 class ProfiledScript:
@@ -127,7 +109,7 @@ class ProfiledScript:
 class ProfiledSteps:
     """Receives a script's steps, which `Region` would time, and passes the steps after the warm-up to the profiler."""
 
-    def __init__(self, tool: Tool, device: Device, session: Session) -> None:
+    def __init__(self, tool: "Tool", device: Device, session: Session) -> None:
         self.phase = StepPhase.WARMUP
         self.is_open = False
         # Events must be reported at once, because a profiler starts and stops with the steps.
@@ -402,3 +384,7 @@ class Counters:
     def answer(self) -> dict[str, Any]:
         """Numbers of profiled steps, of incomplete profiled steps, and of steps before the first profiled step."""
         return {"steps": self._taken, "skipped_steps": self._broken, "warmup_steps": self._first}
+
+
+# Profilers of the steps after the warm-up.
+Tool = Trace | Count | Counters

@@ -56,10 +56,9 @@ def hide_secrets(log: Path, application: Application) -> None:
 
 
 def _error_without_trace(end: supervise.End, limit_s: float) -> ProfileError:
-    if end.interrupted:
-        return ProfileError(ProfileStatus.INTERRUPTED, "interrupted", hint="python -m workload profile BUNDLE")
-    if end.timed_out:
-        reason = f"the time limit of {limit_s:.0f} s ended the profile"
-        return ProfileError(ProfileStatus.TIMED_OUT, reason, hint="fewer --profile-steps, or a smaller model")
     reason = f"the profiled process ended with exit code {end.returncode}"
-    return diagnosis.own_error(end.output) or ProfileError(ProfileStatus.FAILED, reason, hint=LOOK)
+    return (
+        diagnosis.cut_off(end, limit_s, "before it was complete")
+        or diagnosis.own_error(end.output)
+        or ProfileError(ProfileStatus.FAILED, reason, hint=LOOK)
+    )

@@ -98,13 +98,7 @@ def add_options(parser: Parser) -> None:
         "--by-module", nargs="*", metavar="MODULE", help="every module's FLOP and bytes, or only of these"
     )
     output.add_argument("-o", "--output", type=Path, metavar="FILE", help="write FILE.csv or FILE.json, not stdout")
-    output.add_argument(
-        "--format",
-        choices=tuple(TableFormat),
-        metavar="|".join(TableFormat),
-        default=TableFormat.TABLE,
-        help="format of stdout (table)",
-    )
+    parser.add_format(Group.OUTPUT)
 
 
 def run(parsed: argparse.Namespace, _: Timeline) -> int:

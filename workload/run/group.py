@@ -1,18 +1,17 @@
-"""The group of ranks that this process trains with: what they agree on, and where each one writes."""
+"""The group of ranks that this process trains with, and messages by which the ranks agree."""
 
 import os
 from dataclasses import dataclass
 from datetime import timedelta
 from math import ceil
-from pathlib import Path
 
 import torch
 from torch import distributed
 
-from workload.contract.ranks import backend_of, own_folder
+from workload.contract.ranks import backend_of
 from workload.contract.spec import Device
 
-# The other ranks wait while rank 0 measures the ceilings of the machine.
+# Longest wait for another rank: all wait while rank 0 measures the ceilings of the machine.
 LIMIT = timedelta(minutes=30)
 
 
@@ -28,28 +27,14 @@ class Group:
     def join(cls, device: Device) -> "Group":
         """Join the group that torchrun's variables describe; wait for the other ranks."""
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        if device is Device.CUDA:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         distributed.init_process_group(backend_of(device), timeout=LIMIT)
         return cls(rank=rank, size=size, device=device)
-
-    def own_folder(self, bundle: Path) -> Path:
-        """Folder of this rank's files in a bundle; creates it."""
-        return own_folder(bundle, self.rank)
 
     def shared(self, text: str) -> str:
         """Send the `text` of rank 0 to all ranks; returns it in each rank."""
         holder = [text]
         distributed.broadcast_object_list(holder, src=0)
         return holder[0]
-
-    def wait(self) -> None:
-        """Wait until every rank has come here."""
-        distributed.barrier()
-
-    def leave(self) -> None:
-        """Leave the group; frees its connections."""
-        distributed.destroy_process_group()
 
     def more_steps(self, taken: int, taken_s: float, least_s: float) -> int:
         """Number of steps that are missing until `least_s` seconds have passed, as rank 0 sees it.

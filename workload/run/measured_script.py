@@ -9,7 +9,7 @@ from pathlib import Path
 from workload.contract.context import Context
 from workload.contract.ranks import own_folder
 from workload.contract.record import Status
-from workload.contract.spec import Device, Profile
+from workload.contract.spec import Device, RunSpec
 from workload.measure.clock import clock_for
 from workload.measure.collectives import Collectives
 from workload.measure.timing import Timeline
@@ -30,22 +30,17 @@ LONGEST = ".longest"
 class Request:
     """Settings of a measurement, from the command line.
 
-    `goes_on`: the script runs on after its last measured step. `agreement`: with the other ranks, of which rank 0
-    writes the bundle. `announce` receives the bundle's folder. `is_launched`: a launcher has started the run, and
+    `goes_on`: the script runs on after its last measured step. `agreement`: with the other ranks; None for
+    one device. `announce` receives the bundle's folder. `is_launched`: a launcher has started the run, and
     prints the results. `leaves_failures`: the process that started the ranks seals the bundle of a run that fails.
     """
 
+    spec: RunSpec
     program: Program
-    limits: Limits
     context: Context
     output: Path
     goes_on: bool
     agreement: Agreement | None = None
-    ceilings: bool = True
-    fresh_ceilings: bool = False
-    profile: Profile = Profile.NONE
-    profile_steps: int = 1
-    ncu_metrics: str | None = None
     announce: Callable[[Path], None]
     is_launched: bool = False
     leaves_failures: bool = False
@@ -61,7 +56,13 @@ class MeasuredScript(ABC):
         self._region: Region | None = None
         self._phase: Phase | None = None
         self._stack = ExitStack()
-        limits, program, goes_on = request.limits, request.program, request.goes_on
+        spec, program, goes_on = request.spec, request.program, request.goes_on
+        self._limits = limits = Limits(
+            warmup=spec.warmup,
+            iterations=spec.iterations,
+            samples_per_step=spec.samples_per_step,
+            min_seconds=spec.min_seconds,
+        )
         self.session = (
             RankSession(limits, program, self._open, self._complete, goes_on=goes_on, agreement=self._agreement)
             if self._agreement
@@ -118,14 +119,12 @@ class MeasuredScript(ABC):
             return None
         hooks = self._agreement.hooks
         own = own_folder(folder, self._agreement.rank)
-        hooks.receiver = self._stack.enter_context(
-            Collectives(own, clock_for(used), are_known=hooks.has_parallel),
-        )
+        hooks.receiver = self._stack.enter_context(Collectives(own, clock_for(used), are_known=hooks.has_parallel))
         return hooks.receiver
 
 
 class PhaseFiles:
-    """Files with the steps of the present phase; those of the longest phase before it have another name meanwhile."""
+    """Files with the steps of the present phase. Files of the longest earlier phase are kept under another name."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._pairs = [(path, path.with_name(path.name + LONGEST)) for path in paths]

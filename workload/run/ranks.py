@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workload import log
 from workload.contract import bundle
@@ -44,7 +44,7 @@ from workload.contract.interrupt import (
     raise_if_interrupted,
 )
 from workload.contract.operating_system import SIGNALS
-from workload.contract.ranks import NOTES_FLAG
+from workload.contract.ranks import NOTES_FLAG, own_folder
 from workload.contract.record import Status
 from workload.contract.spec import Device, Resolved, RunSpec, arguments
 from workload.environment import cgroup
@@ -55,14 +55,14 @@ from workload.steps.program import LEAVE
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-# Option of `train` and `script`, for us only: this process is a rank, and leaves its notes in this folder.
+# Files in the folder of notes: one with the path of the bundle, and one for the error of each rank.
 BUNDLE_NOTE, ERROR_NOTE = "bundle", "error-{}.json"
 ERRORS = MappingProxyType(
     {kind.__name__: kind for kind in (UsageError, ToolError, OutOfDeviceMemoryError, InterruptedRunError)}
 )
 # A rank that was told to end may hang in a collective, which no signal interrupts. torchrun kills after 30 s.
 END_LIMIT_S = 10.0
-# The end of rank 0 breaks its connections, possibly before its process is gone. Other ranks end at `END_LIMIT_S`.
+# Longest waits of rank 1 for the ends of rank 0, whose connections may break a moment before, and of other ranks.
 RANK_0_LIMIT_S, OTHERS_LIMIT_S = 2.0, 15.0
 PARENT_EVERY_S = 0.5
 _sealing = threading.Lock()
@@ -164,10 +164,10 @@ def _ended(number: int, words: list[str], notes: Path) -> RooflaunchError | None
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
 
-    # Its warnings and tables of errors would surround our two lines. Each of its loggers has a level of its own.
+    # torchrun's warnings and tables of errors would surround our error. Each of its loggers has a level of its own.
     for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # All ranks are on this machine, whose name may lead nowhere.
+    # All ranks are on this machine, whose name may have no address.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     config = LaunchConfig(
         min_nodes=1,
@@ -181,7 +181,7 @@ def _ended(number: int, words: list[str], notes: Path) -> RooflaunchError | None
         logs_specs=DefaultLogsSpecs(log_dir=str(notes / "torchrun")),
     )
     try:
-        # torchrun sets handlers of its own.
+        # torchrun replaces the handlers of signals.
         with handled_by(signal.getsignal(signal.SIGTERM)):  # type: ignore[arg-type]
             raise_if_interrupted()
             elastic_launch(config, sys.executable)("-P", *words)
@@ -197,7 +197,9 @@ def _ended(number: int, words: list[str], notes: Path) -> RooflaunchError | None
 def _first_error(failed: "ChildFailedError", notes: Path) -> RooflaunchError:
     """Error of the rank that failed first: the other ranks fail because they lose it."""
     by_signal = {rank: -failure.exitcode for rank, failure in failed.failures.items() if failure.exitcode < 0}
-    told = sorted((json.loads(path.read_text(encoding="utf-8")) for path in notes.glob("error-*.json")), key=_when)
+    notes_read = [json.loads(path.read_text(encoding="utf-8")) for path in notes.glob("error-*.json")]
+    # The error of a rank that lost another one tells nothing about the cause.
+    told = sorted(notes_read, key=lambda note: (note["kind"] == LostRankError.__name__, note["at_s"]))
     # torchrun ends the other ranks with SIGTERM. A rank that loses another one may abort, in a thread of gloo or NCCL.
     has_cause = any(note["kind"] != LostRankError.__name__ for note in told)
     consequences = {*([signal.SIGTERM] if told else []), *([signal.SIGABRT] if has_cause else [])}
@@ -214,11 +216,6 @@ def _first_error(failed: "ChildFailedError", notes: Path) -> RooflaunchError:
         return RunFailedError(f"rank {rank} ended with exit code {failure.exitcode}", hint="run again")
     first = told[0]
     return ERRORS.get(first["kind"], RunFailedError)(first["message"], hint=first["hint"])
-
-
-def _when(note: dict[str, Any]) -> tuple[bool, float]:
-    """Order of the ranks' errors: the error of a rank that lost another one tells nothing about the cause."""
-    return note["kind"] == LostRankError.__name__, note["at_s"]
 
 
 def _seal(
@@ -241,7 +238,7 @@ def _seal(
 
 
 def run(resolved: Resolved, context: Context, output: Path, timeline: Timeline, notes: Path) -> None:
-    """Train as one rank. Its error is left in `notes`, and raised again."""
+    """Train as one rank. An error is written to the folder `notes`, and raised again."""
     if int(os.environ["RANK"]):
         # Errors are in the notes, and rank 0 shows the progress.
         log.LOGGER.handlers.clear()
@@ -251,9 +248,9 @@ def run(resolved: Resolved, context: Context, output: Path, timeline: Timeline, 
 
 @contextmanager
 def noted(notes: Path | None, last: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Context manager for the work of one rank: end in time, and leave the error in the folder `notes`, if any.
+    """Context manager around the work of one rank: write an error to the folder `notes`, if any, and raise it again.
 
-    The error is raised again. `last`: called before this process ends, after an error too.
+    From now on this process also ends soon after a signal. `last`: called at the end, also after an error.
     """
     rank = int(os.environ["RANK"])
     _end_in_time(last)
@@ -278,15 +275,15 @@ def noted(notes: Path | None, last: Callable[[], None] = lambda: None) -> Iterat
 
 
 def seal_for_rank_0(folder: Path, processes: Sequence[int]) -> None:
-    """Seal the bundle `folder` if rank 0 was killed, which rank 1 does where no other process knows the bundle.
+    """Called in rank 1: seal the bundle `folder` if rank 0 was killed, after the other ranks have ended.
 
-    `processes`: process id of each rank. While one of the others lives, it may write into the bundle.
+    Until then they may write into the bundle. `processes`: process id of each rank.
     """
     import psutil  # noqa: PLC0415 - not every command needs it
 
     def lives(process: int) -> bool:
         with suppress(psutil.NoSuchProcess):
-            # torchrun asks for the ends of its ranks in order, so that a rank which has ended may be a zombie.
+            # torchrun collects the exit codes of its ranks one by one: a rank that has ended may be a zombie.
             return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
         return False
 
@@ -312,7 +309,9 @@ def _train(resolved: Resolved, context: Context, output: Path, timeline: Timelin
 
     # The facts are collected while torch is imported.
     beside = SectionsBeside()
-    from workload.run import train  # noqa: PLC0415 - imports torch, which takes seconds
+    import torch  # noqa: PLC0415 - takes seconds
+
+    from workload.run import train  # noqa: PLC0415 - imports torch
     from workload.run.group import Group  # noqa: PLC0415 - the same
 
     timeline.enter("prepare")
@@ -322,7 +321,7 @@ def _train(resolved: Resolved, context: Context, output: Path, timeline: Timelin
     group = Group.join(job.spec.device)
     if group.rank:
         folder = Path(group.shared(""))
-        with log.to_file(group.own_folder(folder) / bundle.LOG):
+        with log.to_file(own_folder(folder, group.rank) / bundle.LOG):
             try:
                 train.follow(job, folder, timeline, group)
             except Exception as error:
@@ -334,11 +333,11 @@ def _train(resolved: Resolved, context: Context, output: Path, timeline: Timelin
         group.shared(str(folder.absolute()))
         with bundle.guarded_writes(folder), log.to_file(folder / bundle.LOG):
             train.execute(job, folder, timeline, beside, group)
-    group.leave()
+    torch.distributed.destroy_process_group()
 
 
 def _end_in_time(last: Callable[[], None]) -> None:
-    """End this rank soon after a signal, even from a call that no signal interrupts, and with its parent process.
+    """End this rank soon after a signal, even if it hangs in a call that no signal interrupts, or with its parent.
 
     `last`: called before a rank that hangs is ended.
     """

@@ -17,15 +17,10 @@ from workload.contract.context import Context
 from workload.contract.errors import ExitCode, InterruptedRunError
 from workload.contract.interrupt import ChildEnd, handled_by, raise_if_interrupted, run_child
 from workload.contract.invocation import SCRIPTS, TRAINER
-from workload.contract.spec import Profile, Resolved, arguments
+from workload.contract.spec import Profile, Resolved, RunSpec, arguments
 from workload.run import unfinished
 from workload.steps.program import Program
 
-# Options of `python -m rooflaunch script` that are passed unchanged to every process of the repeats.
-PASSED = (
-    *("devices", "warmup", "iterations", "min_seconds", "samples_per_step", "data", "then"),
-    *("profile_steps", "ncu_metrics"),
-)
 # Function that runs the trainer or the script once, with the facts of one repeat, and returns the exit code. Raises the
 # error that ended the run.
 RunOnce = Callable[[Context], int]
@@ -63,20 +58,20 @@ def repeat_trainer(resolved: Resolved, context: Context, output: Path) -> int:
     return _profile(folders[0])
 
 
-def repeat_script(parsed: Namespace, program: Program, context: Context, *, repeats: int, profile: Profile) -> int:
+def repeat_script(parsed: Namespace, spec: RunSpec, program: Program, context: Context) -> int:
     """Run a user's script as often as requested, each time from its start, then profile it."""
-    _announce(program.name, repeats, profile)
+    _announce(program.name, spec.repeats, spec.profile)
     folders: list[Path] = []
 
     def run_once(context: Context) -> int:
-        ended, opened = _script_once(words_of_run(parsed, profile, context), program)
+        ended, opened = _script_once(words_of_run(parsed, spec, context), program)
         if failure := ended.error():
             raise failure
         folders.extend(opened)
         return ended.code
 
-    code = _repeated(run_once, context, repeats=repeats)
-    if code != ExitCode.DONE or profile is Profile.NONE or context.profile_later or not folders:
+    code = _repeated(run_once, context, repeats=spec.repeats)
+    if code != ExitCode.DONE or spec.profile is Profile.NONE or context.profile_later or not folders:
         return code
     return _profile(folders[0], program.words, data=parsed.data)
 
@@ -128,14 +123,10 @@ def _announce(name: str, repeats: int, profile: Profile) -> None:
     )
 
 
-def words_of_run(parsed: Namespace, profile: Profile, context: Context) -> list[str]:
+def words_of_run(parsed: Namespace, spec: RunSpec, context: Context) -> list[str]:
     """Options of `python -m rooflaunch script` for one run."""
-    words = ["-o", str(parsed.output), "--profile", str(profile)]
-    for name in PASSED:
-        if getattr(parsed, name) is not None:
-            words += ["--" + name.replace("_", "-"), str(getattr(parsed, name))]
-    words += [] if parsed.ceilings else ["--no-ceilings"]
-    words += ["--fresh-ceilings"] if parsed.fresh_ceilings else []
+    words = ["-o", str(parsed.output), *arguments(spec), "--then", parsed.then]
+    words += [] if parsed.data is None else ["--data", parsed.data]
     # With --context, a run prints only its bundle's folder, for a launcher; with --series, a run prints its results.
     return [*words, "--series" if parsed.context is None else "--context", context.to_argument()]
 

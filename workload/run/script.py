@@ -136,7 +136,7 @@ class ScriptRun(MeasuredScript):
         )
 
     def _spec(self, step: Step, work: Work) -> Spec:
-        program, (warmup, iterations, least_s) = self._request.program, self._request.limits.filled(self._device)
+        program, (warmup, iterations, least_s) = self._request.program, self._limits.filled(self._device)
         script = script_facts.collect(program.words, program.folder, program.path, machine=self._machine)
         return Spec(
             model=program.name,
@@ -147,17 +147,17 @@ class ScriptRun(MeasuredScript):
             iterations=iterations,
             min_seconds=least_s,
             repeats=self._request.context.repeats,
-            profile=self._request.profile,
-            profile_steps=self._request.profile_steps,
-            ncu_metrics=self._request.ncu_metrics,
+            profile=self._request.spec.profile,
+            profile_steps=self._request.spec.profile_steps,
+            ncu_metrics=self._request.spec.ncu_metrics,
             compile=_is_compiled(),
             deterministic=torch.are_deterministic_algorithms_enabled(),
             grad_accumulation=step.batches,
             workers=step.workers,
             optimizer=", ".join(dict.fromkeys(step.optimizers)) or None,
-            ceilings=self._request.ceilings,
-            fresh_ceilings=self._request.fresh_ceilings,
-            samples_per_step=self._request.limits.samples_per_step,
+            ceilings=self._request.spec.ceilings,
+            fresh_ceilings=self._request.spec.fresh_ceilings,
+            samples_per_step=self._limits.samples_per_step,
             devices=self._agreement.size if self._agreement else None,
             script=replace(script, step=step.text, unit=step.unit, **_copied_from(self._request.context)),
         )
@@ -173,10 +173,7 @@ class ScriptRun(MeasuredScript):
             phase=phase,
             record=run.record,
             timing=self._timing(run.record.timing, region.measured),
-            notes=[
-                *_spread(self.session.samples, str(phase.step.unit)),
-                *_spread(self.session.tokens, "tokens"),
-            ],
+            notes=[*_spread(self.session.samples, str(phase.step.unit)), *_spread(self.session.tokens, "tokens")],
         )
 
     def _files(self) -> PhaseFiles:
@@ -241,11 +238,11 @@ class ScriptRun(MeasuredScript):
             figures = longest.timing if longest else self._timing(run.record.timing, None)
             run.set(status=status, error=error, timing=figures, ranks=self._ranks(figures))
             run.set_process(lambda: device.memory(self._device))
-            if status is Status.COMPLETED and self._request.ceilings:
+            if status is Status.COMPLETED and self._request.spec.ceilings:
                 run.set(ceilings=self._measure_ceilings(run.record.spec.precision))
             run.judge()
             has_async = bool(self._agreement and self._agreement.hooks.has_async)
-            self._notes += [*_notes(run.record, self._request.limits), *_notes_on_ranks(run.record, has_async)]
+            self._notes += [*_notes(run.record, self._limits), *_notes_on_ranks(run.record, has_async)]
             for note in self._notes:
                 LOGGER.warning("note       %s", note)
             run.set(notes=self._notes)
@@ -280,8 +277,8 @@ class ScriptRun(MeasuredScript):
     def _measure_ceilings(self, precision: str | None) -> CeilingsRecord | None:
         """Measure ceilings in a separate process, free of the script's settings and memory, while the script waits."""
         LOGGER.info("script     all steps are measured; now measuring this machine's ceilings")
-        command = [sys.executable, "-P", "-m", "workload", "script-ceilings", "--device", self._device.value]
-        command += ["--output", str(self._output), *(["--fresh"] if self._request.fresh_ceilings else [])]
+        command = [sys.executable, "-P", "-m", "workload", "ceilings", "--device", self._device.value]
+        command += ["--cache", str(self._output), *(["--fresh"] if self._request.spec.fresh_ceilings else [])]
         if precision in set(Precision):
             command += ["--precision", str(precision)]
         python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -343,7 +340,10 @@ def _of_all(record: Record) -> str:
 
 
 def _notes_on_ranks(record: Record, has_async: bool) -> Iterator[str]:
-    """Notes on a run of several ranks whose figures lack something, or whose library surprises."""
+    """Notes on a run of several ranks: figures that are missing, and an unusual library for collectives.
+
+    `has_async`: the script calls collectives that return before they are done.
+    """
     found = record.ranks
     if found is None:
         return

@@ -10,7 +10,6 @@ import sys
 from argparse import SUPPRESS, Namespace
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ from workload.contract.help_text import Group
 from workload.contract.interrupt import pending_interruption
 from workload.contract.ranks import NOTES_FLAG
 from workload.contract.record import Status
-from workload.contract.spec import Option, Profile, RunSpec, options
+from workload.contract.spec import SCRIPT_OPTIONS, Profile, RunSpec, options, resolve
 from workload.contract.text import counted
 from workload.environment import cgroup, gpu_index
 from workload.measure.timing import Timeline
@@ -54,6 +53,8 @@ the script is ended, as by sys.exit(). Everything after -- belongs to the script
 """
 THEN = ("stop", "continue")
 TRACEBACK_HINT = "the script's own message is above; does it run without rooflaunch, under torchrun?"
+# Run options that the help lists first.
+MOST_USED = ("iterations", "repeats", "profile")
 RUN_SCRIPTS = ("script", "profile", "profiled-script")
 
 
@@ -67,38 +68,16 @@ def add_parser(commands: Any) -> None:
         prog="python -m rooflaunch script",
         usage="%(prog)s [OPTIONS] -- train.py ARGS",
     )
-    first, ours, measuring, output = (
-        parser.groups[group] for group in (Group.FIRST, Group.SCRIPT, Group.MEASURING, Group.OUTPUT)
+    for option in options():
+        if option.name in SCRIPT_OPTIONS and option.name != "device":
+            parser.add_option(option, Group.FIRST if option.name in MOST_USED else None)
+    parser.groups[Group.SCRIPT].add_argument(
+        "--data", metavar="PATH", help="path that replaces {data} in the script's arguments"
     )
-    measuring.add_argument("--warmup", metavar="N", help="warm-up steps, not counted in the results (10; 3 on a CPU)")
-    first.add_argument("--iterations", metavar="N", help="least number of measured steps (100; 20 on a CPU)")
-    measuring.add_argument(
-        "--min-seconds", metavar="S", help="add measured steps until this number of seconds has passed (3; 0 on a CPU)"
+    parser.groups[Group.MEASURING].add_argument(
+        "--then", metavar="|".join(THEN), default="stop", help="after the last measured step (stop)"
     )
-    ours.add_argument("--samples-per-step", metavar="N", help="samples per step, if the script has no DataLoader")
-    ours.add_argument("--data", metavar="PATH", help="path that replaces {data} in the script's arguments")
-    measuring.add_argument("--then", metavar="|".join(THEN), default="stop", help="after the last measured step (stop)")
-    parser.groups[Group.PLACE].add_argument(
-        "--devices", metavar="N", default="1", help="ranks to start as torchrun does, each with a device of its own (1)"
-    )
-    first.add_argument(
-        "--repeats", metavar="N", default="1", help="run the script this many times, each in a new process (1)"
-    )
-    first.add_argument(
-        "--profile",
-        metavar="|".join(Profile),
-        default=Profile.NONE,
-        help="run the script once more with a profiler: ncu counts FLOP and bytes, torch records a trace (none)",
-    )
-    measuring.add_argument("--profile-steps", metavar="N", default="1", help="steps in the profile (1)")
-    measuring.add_argument(
-        "--ncu-metrics", metavar="NAMES", help="with ncu: further metrics, a list or a file of names"
-    )
-    measuring.add_argument(
-        "--no-ceilings", dest="ceilings", action="store_false", help="do not measure the best rates of this machine"
-    )
-    measuring.add_argument("--fresh-ceilings", action="store_true", help="measure them again")
-    output.add_argument(
+    parser.groups[Group.OUTPUT].add_argument(
         "-o", "--output", metavar="DIR", type=Path, default=Path("results"), help="folder for the bundles (results)"
     )
     parser.groups[Group.PLACE].add_argument(gpu_index.FLAG, metavar="N", type=gpu_index.parsed, help=gpu_index.HELP)
@@ -134,65 +113,57 @@ def refuse_stray(argv: Sequence[str]) -> None:
 
 def run(parsed: Namespace, timeline: Timeline) -> int:
     """Measure the script. Returns 0 once every step is taken, else the script's own exit code."""
-    wanted = _counts(parsed)
     if parsed.then not in THEN:
         raise UsageError(f"--then must be one of {', '.join(THEN)}; got '{parsed.then}'", hint="--then continue")
-    if parsed.fresh_ceilings and not parsed.ceilings:
-        raise UsageError(
-            "--fresh-ceilings and --no-ceilings contradict each other",
-            hint="leave out --fresh-ceilings or --no-ceilings",
-        )
     script = program.resolve(parsed.script_words, data=parsed.data)
-    devices, repeats, profile, profile_steps = (
-        _option(name).parse(getattr(parsed, name)) for name in ("devices", "repeats", "profile", "profile_steps")
-    )
+    typed = {name: value for name, value in vars(parsed).items() if name in SCRIPT_OPTIONS}
+    spec = resolve(typed, {}, None, script=script.words).spec
     facts = parsed.context or parsed.series
     context = Context() if facts is None else Context.from_argument(facts)
-    if parsed.ncu_metrics is not None:
-        parsed.ncu_metrics = _option("ncu_metrics").parse(parsed.ncu_metrics)
-    spec = RunSpec(devices=devices, profile=profile, ncu_metrics=parsed.ncu_metrics, script=script.words).checked()
     place = program.rank_here()
     if place and parsed.rank_notes is None:
-        _refuse_for_rank(parsed, place[1])
+        _refuse_for_rank(spec, parsed.gpu_index, place[1])
     if parsed.gpu_index is not None:
         gpu_index.required(spec, parsed.gpu_index)
         # Before the script imports torch. Repeats and the profile are child processes, which inherit the choice.
         gpu_index.use(parsed.gpu_index)
-    if repeats > 1 or (profile is not Profile.NONE and not context.profile_later):
-        return repeat_script(parsed, script, context, repeats=repeats, profile=profile)
+    if spec.repeats > 1 or (spec.profile is not Profile.NONE and not context.profile_later):
+        return repeat_script(parsed, spec, script, context)
     is_launched = parsed.context is not None
-    if devices > 1 and place is None:
-        words = words_of_run(parsed, profile, context)
+    if spec.devices > 1 and place is None:
+        words = words_of_run(parsed, spec, context)
         words += ["--bundles", str(parsed.bundles)] if parsed.bundles else []
-        ranks.start_script(words, replace(spec, **wanted), context, parsed.output, is_launched=is_launched)
+        ranks.start_script(words, spec, context, parsed.output, is_launched=is_launched)
         return ExitCode.DONE
     request = {
-        **{name: getattr(parsed, name) for name in ("output", "ceilings", "fresh_ceilings", "ncu_metrics")},
+        "spec": spec,
         "program": script,
         "context": context,
+        "output": parsed.output,
         "goes_on": parsed.then == "continue",
-        "profile": profile,
-        "profile_steps": profile_steps,
         "announce": _announcer(parsed, to_stdout=is_launched),
         "is_launched": is_launched,
         "leaves_failures": parsed.rank_notes is not None,
     }
     if place is None:
         cgroup.limit_threads(context.cpu_shares)
-        return _measure(request, wanted, timeline)
+        return _measure(request, timeline)
     if place[0]:
         # Rank 0 shows the progress. Without a process that reports the ranks' errors, each reports its own.
         log.LOGGER.handlers[0].setLevel(logging.CRITICAL if parsed.rank_notes else logging.ERROR)
-    return _measure(request, wanted, timeline, place, parsed.rank_notes)
+    return _measure(request, timeline, place, parsed.rank_notes)
 
 
-def _refuse_for_rank(parsed: Namespace, size: int) -> None:
-    """Raise `UsageError` for options that start processes or choose a GPU, in a rank that torchrun has started."""
+def _refuse_for_rank(spec: RunSpec, index: int | None, size: int) -> None:
+    """Raise `UsageError` for options that start processes or choose a GPU, in a rank that torchrun has started.
+
+    `index`: the chosen GPU's, if any; `size`: number of ranks.
+    """
     typed = {
-        "--devices": parsed.devices != "1",
-        "--repeats": parsed.repeats != "1",
-        "--profile": parsed.profile != Profile.NONE,
-        gpu_index.FLAG: parsed.gpu_index is not None,
+        "--devices": spec.devices > 1,
+        "--repeats": spec.repeats > 1,
+        "--profile": spec.profile is not Profile.NONE,
+        gpu_index.FLAG: index is not None,
     }
     for flag in (flag for flag, is_typed in typed.items() if is_typed):
         raise UsageError(
@@ -202,11 +173,7 @@ def _refuse_for_rank(parsed: Namespace, size: int) -> None:
 
 
 def _measure(
-    request: dict[str, Any],
-    limits: dict[str, Any],
-    timeline: Timeline,
-    place: tuple[int, int] | None = None,
-    notes: Path | None = None,
+    request: dict[str, Any], timeline: Timeline, place: tuple[int, int] | None = None, notes: Path | None = None
 ) -> int:
     """Run the script in this process, and measure it. `place`: number of this rank, and number of all ranks.
 
@@ -223,11 +190,10 @@ def _measure(
             from workload.run.script import ScriptRun  # noqa: PLC0415
             from workload.run.script_rank import ScriptRank  # noqa: PLC0415
             from workload.steps.agreement import Agreement  # noqa: PLC0415
-            from workload.steps.step import Limits  # noqa: PLC0415
 
         if place:
             agreement = Agreement(*place)
-        full = Request(**request, limits=Limits(**limits), agreement=agreement)
+        full = Request(**request, agreement=agreement)
         measured.append((ScriptRank if place and place[0] else ScriptRun)(full, timeline))
         rooflaunch.listen(measured[0].step_log)
         hooks.install(measured[0].step_log)
@@ -250,26 +216,6 @@ def _measure(
             what = f"rank {os.environ['RANK']}: {script.name} {_how(end)} before it imported torch"
             raise RunFailedError(what, hint=TRACEBACK_HINT)
         return _without_torch(script, end, is_launched=is_launched)
-
-
-def _counts(parsed: Namespace) -> dict[str, Any]:
-    counts: dict[str, Any] = {}
-    for name in ("warmup", "iterations", "min_seconds", "samples_per_step"):
-        # The number of samples in a step must meet the rules of a batch size.
-        option = _option("batch_size" if name == "samples_per_step" else name)
-        text = getattr(parsed, name)
-        try:
-            counts[name] = None if text is None else option.parse(text)
-        except UsageError as error:
-            rule = str(error).partition(" must ")[2]
-            flag = "--" + name.replace("_", "-")
-            raise UsageError(f"{name.replace('_', ' ')} must {rule}", hint=f"{flag} {option.example}") from error
-    return counts
-
-
-def _option(name: str) -> Option:
-    """Option of our own trainer with this name; its rule for values is used for scripts too."""
-    return next(option for option in options() if option.name == name)
 
 
 def _announcer(parsed: Namespace, *, to_stdout: bool) -> Callable[[Path], None]:
@@ -410,8 +356,7 @@ def _error_without_steps(measured: "MeasuredScript", script: program.Program) ->
     if session.backward_passes:
         passes = f"{session.backward_passes} backward pass{'' if session.backward_passes == 1 else 'es'}"
         return UsageError(
-            f"{script.name} made {passes} and no step of an optimizer of torch.optim",
-            hint=program.STEP_HINT,
+            f"{script.name} made {passes} and no step of an optimizer of torch.optim", hint=program.STEP_HINT
         )
     if session.gradients:
         return UsageError(

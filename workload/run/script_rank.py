@@ -17,7 +17,7 @@ from workload.steps.step_work import Work
 
 
 class ScriptRank(MeasuredScript):
-    """A script under measurement in another rank than rank 0."""
+    """A script under measurement in a rank other than rank 0."""
 
     def __init__(self, request: Request, timeline: Timeline) -> None:
         super().__init__(request, timeline)

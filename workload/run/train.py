@@ -22,13 +22,7 @@ from workload.contract.context import Context, KeptCeilings
 from workload.contract.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.fields import from_facts
 from workload.contract.interrupt import interruption_deferred, pending_interruption, raise_if_interrupted
-from workload.contract.record import (
-    CeilingsRecord,
-    Record,
-    SkippedSteps,
-    Spec,
-    Status,
-)
+from workload.contract.record import CeilingsRecord, Record, SkippedSteps, Spec, Status
 from workload.contract.spec import Device, Precision, Resolved, RunSpec, options
 from workload.contract.text import counted, cpu_share, percent, seconds, si
 from workload.environment import device, resource_errors
@@ -61,7 +55,7 @@ NOT_DETERMINISTIC = re.compile(r"(\w+) does not have a deterministic implementat
 class TrainingJob:
     """A run that is ready to start: all mistakes of the user have been found, and nothing has been written.
 
-    `counted`: arguments of `complexity.count`, from which `complexity` follows.
+    `counted`: arguments of `complexity.count` that gave `complexity`.
     """
 
     spec: RunSpec
@@ -95,6 +89,9 @@ def prepare(resolved: Resolved, context: Context, output: Path, rank: int = 0) -
     models.require(resolved.spec.model)
     cpus = usable_cpus() / max(resolved.spec.devices, context.cpu_shares)
     chosen = device.choose(resolved.spec.device)
+    if chosen is Device.CUDA:
+        # Counting the FLOP takes memory of the current GPU. Every rank would otherwise take memory of the first GPU.
+        torch.cuda.set_device(rank)
     spec = resolved.spec.filled(chosen, cpus=max(1, int(cpus))).checked()
     gpu_notes = device.unused_gpu_note(resolved.spec.device, chosen)
     for note in gpu_notes:
@@ -128,17 +125,14 @@ def prepare(resolved: Resolved, context: Context, output: Path, rank: int = 0) -
 
 
 def execute(
-    job: TrainingJob,
-    folder: Path,
-    timeline: Timeline,
-    beside: SectionsBeside | None = None,
-    group: Group | None = None,
+    job: TrainingJob, folder: Path, timeline: Timeline, beside: SectionsBeside | None = None, group: Group | None = None
 ) -> Record:
     """Run the job and leave a sealed bundle in `folder`, even if the run fails; return the record.
 
     Raises the run's error after sealing the bundle. A full disk leaves the bundle incomplete and raises `OSError`.
-    `beside`: collects facts of the environment in a thread, which ends before the first step. `group`: this process is
-    rank 0 of several; the process that started them seals the bundle of a run that fails, as it knows which rank did.
+    `beside`: collects facts of the environment in a thread, which ends before the first step. `group`: set in rank 0
+    of several ranks. If such a run fails, the process that started the ranks knows which rank failed, and seals the
+    bundle.
     """
     run = RunRecord(folder, _first_record(job, folder.name, timeline, beside), timeline)
     complexity_cache.write(folder.parent, job.counted, job.complexity)
@@ -146,7 +140,7 @@ def execute(
     try:
         _measure(job, run, timeline, group)
         if group:
-            group.wait()
+            torch.distributed.barrier()
             measured_s = run.record.timing.measured_s
             run.set(ranks=ranks.summary(folder, device=job.spec.device, measured_s=measured_s))
         run.set(status=Status.COMPLETED)
@@ -191,7 +185,7 @@ def _first_record(job: TrainingJob, run_id: str, timeline: Timeline, beside: Sec
 def follow(job: TrainingJob, folder: Path, timeline: Timeline, group: Group) -> None:
     """Train beside rank 0, which writes the bundle `folder`; write only this rank's own files."""
     _train(job, folder, None, timeline, group)
-    group.wait()
+    torch.distributed.barrier()
 
 
 def _measure(job: TrainingJob, run: RunRecord, timeline: Timeline, group: Group | None) -> None:
@@ -260,7 +254,7 @@ def _train(job: TrainingJob, folder: Path, run: RunRecord | None, timeline: Time
     assert spec.iterations is not None
     phases = ((StepPhase.WARMUP, spec.warmup, 0.0), (StepPhase.MEASURED, spec.iterations, spec.min_seconds or 0.0))
     with ExitStack() as stack:
-        own = group.own_folder(folder) if group else folder
+        own = ranks.own_folder(folder, group.rank) if group else folder
         collectives = stack.enter_context(Collectives(own, clock_for(spec.device))) if group else None
         step = TrainingStep(job.model, spec, collectives)
         losses = loss_reader_for(spec.device)

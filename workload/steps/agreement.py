@@ -18,10 +18,10 @@ from workload.contract.errors import LostRankError, RooflaunchError, RunFailedEr
 from workload.steps.collective_hooks import CollectiveHooks
 from workload.steps.program import STEP_HINT
 
-# Rank 0 may look at the machine or evaluate the model while the other ranks wait.
+# Longest wait for another rank: rank 0 may collect facts of the machine, or evaluate the model, while the others wait.
 LIMIT_S = 600.0
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.05
-# A rank in a collective that another rank will never join makes no progress.
+# A rank that begins no collective for STUCK_S may wait for a rank that has ended. It looks every LOOK_EVERY_S.
 STUCK_S, LOOK_EVERY_S = 3.0, 1.0
 OWN_GPU = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) at the beginning of the script'
 # Texts of torch's errors: no GPU for the script or for NCCL, and the loss of another rank in gloo and in NCCL.
@@ -64,7 +64,7 @@ class Agreement:
     def join(self, name: str) -> UsageError | None:
         """Connect the ranks at the first step of an optimizer. Returns an error if the script did not join its ranks.
 
-        `name`: of the script.
+        `name`: name of the script, for the error.
         """
         if self._store is not None:
             return None
@@ -127,10 +127,7 @@ class Agreement:
         for rank, (_, *names) in enumerate(met):
             for name in names:
                 if name in users:
-                    raise UsageError(
-                        f"ranks {users[name]} and {rank} train on the same GPU",
-                        hint=OWN_GPU,
-                    )
+                    raise UsageError(f"ranks {users[name]} and {rank} train on the same GPU", hint=OWN_GPU)
                 users[name] = rank
 
     def meet(self, value: str = "") -> list[str]:
@@ -215,7 +212,7 @@ class Agreement:
         )
 
     def _watch(self) -> None:
-        """Tell a rank that has ended if this rank waits for it: the main thread is in a collective for ever."""
+        """In a thread: tell a rank that has ended if this rank's main thread waits for it in a collective, for ever."""
         since_s, known = time.monotonic(), -1
         while not self._over.wait(LOOK_EVERY_S):
             if self.hooks.begun != known:

@@ -16,20 +16,10 @@ from workload.measure.collectives import Collectives
 
 # Functions of torch.distributed that return when their collective is done, unless `async_op` is set.
 BLOCKING = (
-    *(
-        "all_reduce",
-        "broadcast",
-        "reduce",
-        "all_gather",
-        "gather",
-        "scatter",
-        "reduce_scatter",
-        "all_to_all",
-        "barrier",
-    ),
-    *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"),
-    *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"),
-)
+    "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier",
+    "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single",
+    "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list",
+)  # fmt: skip
 # A communication hook of DistributedDataParallel, and its state.
 Hook = tuple[Callable[[Any, Any], Any], Any]
 
@@ -46,7 +36,7 @@ class CollectiveHooks:
         self.has_async = False
         self.receiver: Collectives | None = None
         self._all_reduce: Callable[..., Any] = lambda *_: None
-        # The hook of each DistributedDataParallel, in a list of one.
+        # The hook of each DistributedDataParallel, in a list of one, so that it can be replaced.
         self._hooks: WeakKeyDictionary[Any, list[Hook]] = WeakKeyDictionary()
         self._is_inside = False
 
@@ -74,7 +64,7 @@ class CollectiveHooks:
     def _blocking(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            # Functions that send objects call others; so does DistributedDataParallel.
+            # A collective inside another one does not count: functions that send objects call other collectives.
             if self._is_inside:
                 return original(*args, **kwargs)
             self._is_inside = True
@@ -97,7 +87,7 @@ class CollectiveHooks:
         @functools.wraps(make)
         def make_and_hook(parallel: Any, *args: Any, **kwargs: Any) -> None:
             make(parallel, *args, **kwargs)
-            # Some of its modes have registered a hook of their own.
+            # Some modes of DistributedDataParallel have registered a hook of their own.
             if parallel not in self._hooks:
                 self._register(parallel, (self._average, parallel.process_group))
 
@@ -126,7 +116,7 @@ class CollectiveHooks:
             done = self.receiver.ready()
             return call(state, bucket).then(done)
 
-        # Not by its own method, which would keep the function in an attribute that a script may save.
+        # Not `parallel.register_comm_hook`: it keeps the function in an attribute, and a script may save the model.
         distributed._register_comm_hook(parallel.reducer, None, mark)  # type: ignore[attr-defined]  # noqa: SLF001
 
     def _average(self, group: Any, bucket: Any) -> Any:
@@ -148,6 +138,6 @@ def _refuse_spawning(refuse: Callable[[UsageError], None]) -> None:
             )
         )
 
-    # The package has a function of the module's name.
+    # The attribute of this name is the function; the module of the same name is only here.
     module = sys.modules["torch.multiprocessing.spawn"]
     module.start_processes = torch.multiprocessing.start_processes = start  # type: ignore[attr-defined]

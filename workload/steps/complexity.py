@@ -266,8 +266,10 @@ class _FakeStep:
     def _pass(self) -> tuple[Tally, Tally]:
         """Counts of the forward pass, and of forward pass, loss and backward pass together."""
         before = self._counter.tally()
+        dtype = AUTOCAST_DTYPES.get(self._precision)
+        autocast = torch.autocast(self._device_type, dtype=dtype, enabled=dtype is not None)
         with self._counter:
-            with self._autocast(), saved_tensors_hooks(self._counter.keep, lambda tensor: tensor):
+            with autocast, saved_tensors_hooks(self._counter.keep, lambda tensor: tensor):
                 output = self._module(self._images)
                 forward = self._counter.tally().plus(before, times=-1)
                 loss = models.loss(output, self._labels)
@@ -285,10 +287,6 @@ class _FakeStep:
                 torch._foreach_mul_(gradients, 1.0)
             self._optimizer.step()
         return self._counter.tally().plus(before, times=-1)
-
-    def _autocast(self) -> torch.autocast:
-        dtype = AUTOCAST_DTYPES.get(self._precision)
-        return torch.autocast(self._device_type, dtype=dtype, enabled=dtype is not None)
 
 
 class _MetaWeights(TorchFunctionMode):

@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from workload.contract.files import replace_text
+from workload.environment.software import version
 from workload.model import flop, models
 from workload.steps import complexity, training_step
 from workload.steps.complexity import Complexity
@@ -63,11 +63,4 @@ def _counted_by() -> str:
     for module in (complexity, flop, models, training_step):
         assert module.__file__
         code.update(Path(module.__file__).read_bytes())
-    return " ".join([code.hexdigest(), *map(_version, PACKAGES)])
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "absent"
+    return " ".join([code.hexdigest(), *(version(name) or "absent" for name in PACKAGES)])

@@ -98,7 +98,11 @@ def _subset(spec: RunSpec, dataset: Any) -> Any:
 
 def _loader(spec: RunSpec, rank: int, dataset: Dataset[Any]) -> DataLoader[Any]:
     workers = spec.workers or 0
-    sampler = _sampler(spec, rank, dataset) if spec.devices > 1 else None
+    sampler: DistributedSampler[Any] | None = None
+    if spec.devices > 1:
+        # All ranks draw the same order, and take turns in it.
+        ordered: Any = dataset
+        sampler = DistributedSampler(ordered, spec.devices, rank, shuffle=True, seed=spec.seed, drop_last=True)
     return DataLoader(
         dataset,
         batch_size=spec.batch_size,
@@ -112,11 +116,6 @@ def _loader(spec: RunSpec, rank: int, dataset: Dataset[Any]) -> DataLoader[Any]:
         worker_init_fn=_ignore_ctrl_c,
         generator=torch.Generator().manual_seed(spec.seed),
     )
-
-
-def _sampler(spec: RunSpec, rank: int, dataset: Any) -> DistributedSampler[Any]:
-    """Sampler of the images of one rank: all ranks draw the same order, and take turns in it."""
-    return DistributedSampler(dataset, spec.devices, rank, shuffle=True, seed=spec.seed, drop_last=True)
 
 
 def _ignore_ctrl_c(_: int) -> None:
@@ -159,10 +158,7 @@ def _to_device(spec: RunSpec, batch: Batch) -> Batch:
     images, labels = batch
     layout = torch.channels_last if spec.channels_last else torch.contiguous_format
     device = spec.device.value
-    return (
-        images.to(device, non_blocking=True, memory_format=layout),
-        labels.to(device, non_blocking=True),
-    )
+    return (images.to(device, non_blocking=True, memory_format=layout), labels.to(device, non_blocking=True))
 
 
 def _data_dir(spec: RunSpec) -> Path:

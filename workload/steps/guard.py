@@ -6,7 +6,7 @@ from workload.contract.errors import RooflaunchError
 
 
 class Guard:
-    """Context manager that passes on our own errors: those of the user to `refuse`, bugs to `failed`."""
+    """Context manager that passes a `RooflaunchError` to `refuse`, and any other exception, a bug, to `failed`."""
 
     def __init__(self, refuse: Callable[[RooflaunchError], None], failed: Callable[[Exception], None]) -> None:
         self._refuse, self._failed = refuse, failed

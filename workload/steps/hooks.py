@@ -13,60 +13,18 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workload.steps.session import Session
+    from workload.steps.step_log import StepLog
+    from workload.steps.step_work import Site
 
 # Optimizers outside torch.optim: module, class, and the method that changes the parameters.
 OTHER_OPTIMIZERS = (
     ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"),
     ("fastai.optimizer", "Optimizer", "step"),
 )
-# Statement that turns a script's gradients off: its code and line, and those of its caller.
-Site = tuple[Any, int, Any, int]
-
-
-class Observer(Protocol):
-    """Receiver of a script's events, called while `active` in the thread of each event."""
-
-    active: bool
-
-    def silence(self) -> None:
-        """Set `active` to False: this process is a forked copy of the measured one."""
-
-    def fetch_began(self) -> None:
-        """Called when a DataLoader is asked for a batch."""
-
-    def fetched(self, loader: Any, batch: Any) -> None:
-        """Called when the batch has arrived; `batch` is None at the end of the data."""
-
-    def backward_began(self) -> None:
-        """Called when the outermost backward pass begins."""
-
-    def backward_ended(self) -> None:
-        """Called when the outermost backward pass has ended."""
-
-    def gradient_taken(self) -> None:
-        """Called when `torch.autograd.grad` has returned."""
-
-    def stepping(self, optimizer: Any) -> None:
-        """Called when an optimizer is about to step."""
-
-    def stepped(self, optimizer: Any) -> None:
-        """Called when an optimizer has stepped."""
-
-    def left_out(self, optimizer: Any) -> None:
-        """Called when a GradScaler has skipped an optimizer's step."""
-
-    def gradients_off(self, site: Site) -> None:
-        """Called when gradients are switched off, with the place of the statement."""
-
-    def gradients_on(self) -> None:
-        """Called when gradients are switched on again."""
-
-    def saving(self) -> None:
-        """Called when a checkpoint is about to be written."""
-
-    def saved(self) -> None:
-        """Called when the checkpoint was written."""
 
 
 class _Loader(importlib.abc.Loader):
@@ -115,7 +73,7 @@ def when_imported(name: str, then: Callable[[], None]) -> None:
         sys.meta_path.insert(0, _Finder(name, then))
 
 
-def install(observer: Observer) -> None:
+def install(observer: "Session | StepLog") -> None:
     """Wrap the functions that a training loop calls. torch must be imported. Forked children are not observed."""
     import torch  # noqa: PLC0415 - see `when_imported`
     import torch.utils.data  # noqa: PLC0415
@@ -156,7 +114,7 @@ def install(observer: Observer) -> None:
     _observe_gradient_switches(observer, torch)
 
 
-def _observe_loaders(observer: Observer, data: Any) -> None:
+def _observe_loaders(observer: "Session | StepLog", data: Any) -> None:
     iterator = data.dataloader._BaseDataLoaderIter  # noqa: SLF001 - every DataLoader's iterator is one; there is no hook
     fetch, start = iterator.__next__, data.DataLoader.__iter__
 
@@ -186,7 +144,7 @@ def _observe_loaders(observer: Observer, data: Any) -> None:
     data.DataLoader.__iter__, iterator.__next__ = begin, fetch_and_report
 
 
-def _observe_backward(observer: Observer, autograd: Any) -> None:
+def _observe_backward(observer: "Session | StepLog", autograd: Any) -> None:
     # Checkpointed layers run a backward pass inside the backward pass, on a GPU in another thread.
     is_inside = [False]
 
@@ -238,7 +196,7 @@ def _observe_other_optimizer(
     setattr(kind, method, step_and_report)
 
 
-def _observe_scaler(observer: Observer, scaler: Any) -> None:
+def _observe_scaler(observer: "Session | StepLog", scaler: Any) -> None:
     step = scaler.step
 
     @functools.wraps(step)
@@ -256,7 +214,7 @@ def _observe_scaler(observer: Observer, scaler: Any) -> None:
     scaler.step = step_and_report
 
 
-def _observe_saves(observer: Observer, torch: Any) -> None:
+def _observe_saves(observer: "Session | StepLog", torch: Any) -> None:
     save = torch.save
 
     @functools.wraps(save)
@@ -272,7 +230,7 @@ def _observe_saves(observer: Observer, torch: Any) -> None:
     torch.save = save_and_report
 
 
-def _observe_gradient_switches(observer: Observer, torch: Any) -> None:
+def _observe_gradient_switches(observer: "Session | StepLog", torch: Any) -> None:
     """Observe the outermost `no_grad`, `inference_mode` or `set_grad_enabled(False)`, as a block or a decorator."""
     is_on = torch.is_grad_enabled
 
@@ -302,7 +260,7 @@ def _observe_gradient_switches(observer: Observer, torch: Any) -> None:
     patch(torch.set_grad_enabled, is_set_at_once=True)
 
 
-def _site(frame: Any) -> Site:
+def _site(frame: Any) -> "Site":
     # Skip the frames of torch.utils._contextlib, from which a decorated function is entered.
     while frame.f_back is not None and frame.f_code.co_filename.endswith("_contextlib.py"):
         frame = frame.f_back

@@ -35,7 +35,7 @@ class RankSession(Session):
         self._open_own = open_receiver
 
     def buffer_limits(self) -> tuple[int, float]:
-        """Limits of one step, because another rank may end this process at any time."""
+        """Buffer one step only: if another rank fails, this process may be killed at any time."""
         return 1, math.inf
 
     def _unjoined(self) -> RooflaunchError | None:
@@ -54,7 +54,7 @@ class RankSession(Session):
         self._agree()
 
     def _agree(self) -> None:
-        """Until steps are timed: begin them if rank 0 has begun them at this event."""
+        """Before the first timed step: begin to time steps if rank 0 has begun at this event."""
         if self.stage in (Stage.WARMUP, Stage.MEASURED, Stage.OVER):
             return
         if self._agreement.rank == 0:

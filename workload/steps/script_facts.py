@@ -5,7 +5,6 @@ Standard library only.
 
 import hashlib
 import importlib.metadata
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +13,12 @@ from pathlib import Path
 from workload.contract.record import ScriptFacts
 from workload.contract.script import redacted
 from workload.environment.machine import HostSystem
+from workload.environment.software import checked_out
 from workload.steps.hidden_packages import ROOT
 
 # A repository of thousands of modules is identified by its commit.
 MOST_FILES = 500
-PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 
 
 def collect(words: Sequence[str], folder: Path, main: Path | None, *, machine: HostSystem) -> ScriptFacts:
@@ -26,7 +26,7 @@ def collect(words: Sequence[str], folder: Path, main: Path | None, *, machine: H
     argv = redacted(words)
     files = {name: sha256_of(path) for name, path in sorted(_files(folder, main).items())}
     packages = dict(sorted(_packages()))
-    commit, dirty = _commit(machine, folder)
+    commit, dirty = checked_out(machine, folder, "--untracked-files=no")
     return ScriptFacts(
         argv=argv,
         command=shlex.join(argv),
@@ -54,7 +54,7 @@ def _files(folder: Path, main: Path | None) -> dict[str, Path]:
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
         path = Path(name) if isinstance(name, str) and name.endswith(".py") else None
-        if path and path.is_absolute() and path.is_relative_to(folder) and not _is_installed(path):
+        if path and path.is_absolute() and path.is_relative_to(folder) and not PACKAGE_FOLDERS & set(path.parts):
             paths.add(path)
     kept = sorted(path for path in paths if path.is_file() and not _is_ours(path))[:MOST_FILES]
     return {path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name: path for path in kept}
@@ -62,10 +62,6 @@ def _files(folder: Path, main: Path | None) -> dict[str, Path]:
 
 def _is_ours(path: Path) -> bool:
     return any(path.is_relative_to(ROOT / name) for name in ("rooflaunch", "workload"))
-
-
-def _is_installed(path: Path) -> bool:
-    return any(part in PACKAGE_FOLDERS for part in path.parts)
 
 
 def _packages() -> Iterator[tuple[str, str]]:
@@ -78,13 +74,3 @@ def _packages() -> Iterator[tuple[str, str]]:
             yield name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-
-
-def _commit(machine: HostSystem, folder: Path) -> tuple[str | None, bool | None]:
-    """Commit of the script's repository, and whether tracked files differ from it; both None without a repository."""
-    command = ("git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch")
-    status = machine.tool(*command, "--untracked-files=no")
-    match = re.search(r"^# branch\.oid ([0-9a-f]{40,64})$", status or "", re.MULTILINE)
-    if status is None or match is None:
-        return None, None
-    return match[1], any(not line.startswith("#") for line in status.splitlines())

@@ -21,11 +21,10 @@ from workload.contract.spec import Device
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.steps.batches import Batch, Unit, fetched_at, measure, size_of
 from workload.steps.guard import Guard
-from workload.steps.hooks import Site
 from workload.steps.program import STEP_HINT, EndOfScript, Program, end_by_force_after, several_processes
 from workload.steps.step import Amount, Fetch, Limits, Loader, OpenStep, Optimizers, Phase, Step, StepReceiver, describe
 from workload.steps.step_finder import MOST_SEGMENTS, REPEATS, Pattern, Seen, Segment, StepFinder
-from workload.steps.step_work import MOST_COUNTED, Work, WorkCounter, chosen, usual
+from workload.steps.step_work import MOST_COUNTED, Site, Work, WorkCounter, chosen, usual
 
 LOGGER = log.LOGGER
 # No script accumulates gradients over this many backward passes: a script with so many passes and no optimizer step
@@ -50,7 +49,7 @@ Open = Callable[[Step, Work | None, Device], StepReceiver]
 
 
 class Session:
-    """Observer of a script, `active` while something is left to measure; see `workload.steps.hooks.Observer`."""
+    """Observer of a script, which the hooks call; `active` while something is left to measure."""
 
     def __init__(
         self,

@@ -197,11 +197,7 @@ def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
 
 
 def describe(
-    pattern: Pattern | None,
-    recent: Sequence[Amount],
-    loaders: Sequence[Loader],
-    optimizers: Optimizers,
-    limits: Limits,
+    pattern: Pattern | None, recent: Sequence[Amount], loaders: Sequence[Loader], optimizers: Optimizers, limits: Limits
 ) -> Step:
     """Define a step by `pattern` or, if None, by the marks that the script sets itself.
 

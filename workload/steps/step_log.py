@@ -13,8 +13,8 @@ from torch import Size, Tensor
 
 from workload.measure.recorder import FLUSH_EVERY_S
 from workload.steps.batches import Batch
-from workload.steps.hooks import Site
 from workload.steps.session import Session
+from workload.steps.step_work import Site
 
 # Largest number of optimizer steps in the buffer.
 MOST_STEPS = 64
@@ -25,7 +25,7 @@ MOST_EVENTS = 4096
 class StepLog:
     """Observer of a script that buffers the events of timed steps for its session, and passes on all others at once.
 
-    See `workload.steps.hooks.Observer`.
+    The hooks of `workload.steps.hooks` call its methods.
     """
 
     def __init__(self, session: Session) -> None:

@@ -4,8 +4,7 @@ The step runs under a dispatch mode, which makes it slow and changes nothing els
 """
 
 import sys
-import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,15 +17,16 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from workload.contract.spec import Device
+from workload.measure.clock import clock_for
 from workload.model.flop import FlopCounter, Tally, formula_of, is_known
-from workload.steps.hooks import Site
 
+# Statement that turns a script's gradients off: its code and line, and those of its caller.
+Site = tuple[Any, int, Any, int]
 # By element type of a matrix product: the precision of the ceiling to compare it with. fp16 counts as `amp`, with or
 # without a GradScaler.
 PRECISIONS = {torch.float32: "fp32", torch.float16: "amp", torch.bfloat16: "bf16", torch.float64: "fp64"}
 # Number of counted steps: 4 if all are alike, else 5.
 ENOUGH_ALIKE, MOST_COUNTED = 4, 5
-MS_PER_S = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,8 @@ class WorkCounter(FlopCounter):
         super().__init__()
         self.in_backward = self.ignores = False
         self.without_gradients = WorkWithoutGradients()
-        self._timer = _Events() if device is Device.CUDA else _HostTimes()
+        self._clock = clock_for(Device.CUDA if device is Device.CUDA else Device.CPU)
+        self._spans: list[tuple[str, Any, Any]] = []
         self._forward_flop = 0
         self._block = ExitStack()
         self._precisions: Counter[str] = Counter()
@@ -144,14 +145,17 @@ class WorkCounter(FlopCounter):
     def stop(self) -> Work:
         """Stop counting and return the counts."""
         self._block.close()
-        time_s = self._timer.seconds()
+        self._clock.synchronize()
+        time_s = defaultdict[str, float](float)
+        for name, began, ended in self._spans:
+            time_s[name] += self._clock.seconds_between(began, ended)
         total_s = sum(time_s.values()) or 1.0
         shares = {name: time_s[name] / total_s for name in self._unattributed if name in time_s}
         return Work(
             tally=self.tally(),
             forward_flop=self._forward_flop,
             flop_by_precision=dict(self._precisions),
-            time_s=time_s,
+            time_s=dict(time_s),
             unattributed=dict(sorted(shares.items(), key=lambda item: -item[1])),
             uncounted=tuple(sorted(self.uncounted)),
             copied_to_device_bytes=self._copied_bytes,
@@ -169,16 +173,15 @@ class WorkCounter(FlopCounter):
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and record its time."""
-        name = str(func.overloadpacket)
-        name = name.removeprefix("aten.")
-        began = self._timer.mark()
+        name = str(func.overloadpacket).removeprefix("aten.")
+        began = self._clock.mark()
         output = func(*args, **kwargs)
-        ended = self._timer.mark()
+        ended = self._clock.mark()
         self.without_gradients.follow((args, kwargs), output, in_backward=self.in_backward)
         if copied := _bytes_to_device(func, args, output):
             self._copied_bytes += copied
             name = COPY_TO_DEVICE
-        self._timer.add(name, began, ended)
+        self._spans.append((name, began, ended))
         if formula_of(func.overloadpacket.__name__) is None and not is_known(func):
             self._unattributed.add(name)
         if isinstance(output, Tensor):
@@ -211,44 +214,6 @@ def _bytes_to_device(func: OpOverload, args: tuple[Any, ...], output: Any) -> in
     source = args[1] if name == "copy_" and len(args) > 1 else args[0] if name == "_to_copy" and args else None
     is_copy = isinstance(source, Tensor) and source.device.type == "cpu"
     return source.numel() * source.element_size() if is_copy and isinstance(source, Tensor) else 0
-
-
-class _HostTimes:
-    """Times of operations on a CPU, where an operation ends before its call returns."""
-
-    def __init__(self) -> None:
-        self._time_s: Counter[str] = Counter()
-
-    def mark(self) -> Any:
-        return time.perf_counter()
-
-    def add(self, name: str, began: Any, ended: Any) -> None:
-        self._time_s[name] += ended - began
-
-    def seconds(self) -> dict[str, float]:
-        return dict(self._time_s)
-
-
-class _Events:
-    """Times of operations on a GPU: an event before and after each operation, read after all have completed."""
-
-    def __init__(self) -> None:
-        self._spans: list[tuple[str, Any, Any]] = []
-
-    def mark(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def add(self, name: str, began: Any, ended: Any) -> None:
-        self._spans.append((name, began, ended))
-
-    def seconds(self) -> dict[str, float]:
-        torch.cuda.synchronize()
-        time_s: Counter[str] = Counter()
-        for name, began, ended in self._spans:
-            time_s[name] += began.elapsed_time(ended) / MS_PER_S
-        return dict(time_s)
 
 
 def usual(works: Sequence[Work]) -> Work | None:

@@ -21,7 +21,7 @@ class TrainingStep:
     """A model on its device with its optimizer; call it once per step.
 
     `skipped` counts the steps in which AMP skipped the optimizer because a gradient overflowed in fp16. `collectives`:
-    several ranks train together, and it times the averages of their gradients.
+    times how several ranks average their gradients; None for one device.
     """
 
     def __init__(self, model: nn.Module, spec: RunSpec, collectives: Collectives | None = None) -> None:

@@ -33,14 +33,7 @@ from workload.storage.inventory import (
     wanted_files,
 )
 from workload.storage.names import clashes
-from workload.storage.store import (
-    ObjectChangedError,
-    Store,
-    StoredObject,
-    TooLongError,
-    UnreachableError,
-    checksum_of,
-)
+from workload.storage.store import ObjectChangedError, Store, StoredObject, TooLongError, UnreachableError, checksum_of
 
 # Largest size of a manifest or record, which are read into memory. A row of a manifest has about 200 bytes: this limit
 # allows 80,000 files.

@@ -339,10 +339,7 @@ def connect(address: str, root: Path, *, limit_s: float) -> Folder:
     try:
         return within(limit_s, ask)
     except FileNotFoundError as error:
-        raise UsageError(
-            f"folder '{address}' does not exist",
-            hint="correct the name, or mount the disk",
-        ) from error
+        raise UsageError(f"folder '{address}' does not exist", hint="correct the name, or mount the disk") from error
     except NotADirectoryError as error:
         raise UsageError(f"'{address}' is not a folder", hint="name the folder that contains runs/") from error
     except PermissionError as error:

@@ -41,6 +41,8 @@ from workload.storage.s3_errors import (
 from workload.storage.store import (
     MAX_RECORD_BYTES,
     BoundedSink,
+    ChecksumSink,
+    CountedSink,
     Patience,
     Sink,
     StoredObject,
@@ -59,9 +61,9 @@ MAX_PARTS = 10_000
 # Number of attempts to upload an object in parts.
 ATTEMPTS = 5
 BLOCK_BYTES = 1 << 16
-# First digits of statuses of HTTP.
+# First digits of HTTP status codes.
 SUCCESS, REDIRECTION, REFUSAL = 2, 3, 4
-# Beginning of a page for people, such as that of a proxy which forbids an address.
+# Beginning of an HTML page, for example of a proxy that blocks an address.
 PAGE = re.compile(rb"\s*<(!doctype )?html", re.IGNORECASE)
 
 
@@ -154,32 +156,32 @@ class Bucket(CloudBucket):
                 raise
         if (known := _checksum(answer)) is not None:
             return known
-        sink = _Summing()
+        sink = ChecksumSink()
         size = int(_required(answer, "ContentLength"))
         self.download(StoredObject(name=name, bytes=size, crc32c="", version=_version(answer)), sink)
         return crc32c_text(sink.crc)
 
     def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
-        counted = _Counting(BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'"))
+        counted = CountedSink(BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'"))
 
         def attempt() -> None:
             answer = self._client.get_object(
                 Bucket=self.name,
                 Key=self._prefix + listed.name,
                 IfMatch=_etag(listed.version),
-                **({"Range": f"bytes={first}-"} if (first := start + counted.count) else {}),
+                **({"Range": f"bytes={first}-"} if (first := start + counted.bytes) else {}),
             )
             if _version(answer) != listed.version:
                 raise changed(listed)
             _pass_on(answer, counted)
 
-        while start + counted.count < listed.bytes:  # an empty range is an error in HTTP
-            before = counted.count
+        while start + counted.bytes < listed.bytes:  # an empty range is an error in HTTP
+            before = counted.bytes
             try:
                 with self._translated():
                     self._ask(attempt)
             except UnreachableError:
-                if counted.count == before:
+                if counted.bytes == before:
                     raise
             except RooflaunchError as error:
                 if error_code(error.__cause__) in {*GONE, *NOT_AS_EXPECTED, "InvalidRange", "416"}:
@@ -189,7 +191,7 @@ class Bucket(CloudBucket):
                 break
 
     def _is_conflict(self, error: Exception) -> bool:
-        # An object to replace that is gone answers 404.
+        # S3 answers 404 if the object to replace is gone.
         return error_code(error.__cause__) in {*NOT_AS_EXPECTED, "NoSuchKey"}
 
     def _details(self, address: str) -> str:
@@ -256,7 +258,7 @@ class Bucket(CloudBucket):
                 lasting=CONFLICT,
             )
         except BaseException as error:
-            # A lost answer: the upload has ended because the object is stored, by us.
+            # The answer to an earlier attempt was lost: that attempt has stored the object.
             name, ended = wanted.name.removeprefix(self._prefix), {"NoSuchUpload", *NOT_AS_EXPECTED}
             if unclear and error_code(error) in ended and self.checksum(name) == wanted.crc32c:
                 return
@@ -409,28 +411,6 @@ def _bound_answers(session: Any) -> None:
     session.send = bounded_send
 
 
-class _Counting:
-    """Sink that writes to another sink and counts the bytes."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink, self.count = sink, 0
-
-    def write(self, data: bytes, /) -> int:
-        written = self._sink.write(data)
-        self.count += len(data)
-        return written
-
-
-class _Summing:
-    """Sink that discards the bytes written to it and keeps their CRC32C."""
-
-    crc = 0
-
-    def write(self, data: bytes, /) -> int:
-        self.crc = crc32c(data, self.crc)
-        return len(data)
-
-
 def _pass_on(answer: Any, sink: Sink) -> None:
     """Write the content of an object to `sink`."""
     with closing(answer["Body"]) as body:
@@ -440,7 +420,7 @@ def _pass_on(answer: Any, sink: Sink) -> None:
 
 
 def _required(answer: Any, name: str) -> Any:
-    """A field that every answer of S3 has. A log-in page of a network lacks it: HTML may be valid XML."""
+    """Field `name`, which every answer of S3 has. A network's log-in page, which may be valid XML, lacks it."""
     if name not in answer:
         raise SERVICE.foreign()
     return answer[name]
@@ -456,7 +436,7 @@ def _etag(version: str) -> str:
 
 
 def _checksum(answer: Any) -> str | None:
-    """CRC-32C in an answer. That of an object in parts may be a checksum of checksums: `value-3`."""
+    """CRC-32C of an object's content; None if the answer has none, or the checksum of its parts' checksums (`x-3`)."""
     found = answer.get("ChecksumCRC32C")
     is_whole = answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
     return str(found) if found and is_whole and "-" not in found else None

@@ -91,7 +91,7 @@ def translated(bucket: str, patience: Patience) -> Iterator[None]:
 
 
 def wrong_endpoint(service: Service) -> UsageError:
-    """Error for a variable or a setting of AWS's own that is no address of a server."""
+    """Error for a variable or a setting of AWS whose value is no address of a server."""
     name = service.variable() or "endpoint_url"
     return UsageError(
         f"{name} must be an address as http://HOST:PORT; got '{service.where}'", hint=f"correct it, or unset {name}"
@@ -177,13 +177,13 @@ def network_errors() -> tuple[type[BaseException], ...]:
 
 
 def error_code(error: BaseException | None) -> str:
-    """The server's word for an error, such as `NoSuchKey`; empty if it is no answer of the server."""
+    """The server's word for an error, such as `NoSuchKey`; empty if `error` is no answer of the server."""
     response = getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code") or status_of(error)) if isinstance(response, dict) else ""
 
 
 def status_of(error: BaseException | None) -> int:
-    """HTTP's status of an error answer; 0 if `error` is none."""
+    """HTTP status of an answer of the server; 0 if `error` is no answer."""
     return int(getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
 
 

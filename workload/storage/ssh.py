@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from workload.contract.checksum import crc32c, crc32c_of, crc32c_text
+from workload.contract.checksum import crc32c_of, crc32c_text
 from workload.contract.errors import BundleError, ToolError, UsageError
 from workload.storage.names import require_safe
 from workload.storage.store import (
@@ -33,6 +33,8 @@ from workload.storage.store import (
     PRIVATE_MODE,
     USUAL_MODE,
     BoundedSink,
+    ChecksumSink,
+    CountedSink,
     ObjectExistsError,
     Patience,
     Sink,
@@ -67,7 +69,7 @@ SSH_OPTIONS = {
 KEPT_S = 60
 # A Unix socket's path has at most 104 bytes on macOS. ssh's socket name has 40, and 17 more at its creation.
 MAX_CONTROL_FOLDER = 46
-# Folder for ssh's socket, followed by the user's number, if the usual one has too long a path or is read-only.
+# Folder for ssh's socket, followed by the user id, if the usual folder has too long a path or is read-only.
 SHORT_FOLDER = "/tmp/rooflaunch-ssh-"  # noqa: S108 - `_shared` checks its owner
 # Pauses before a request is repeated, if the machine has answered before.
 PAUSES_S = (1.0, 3.0, 6.0)
@@ -199,7 +201,7 @@ class Connection:
         """
         pauses, is_again = iter(PAUSES_S), False
         while True:
-            counted, request = _Counted(sink), {**question, "again": is_again}
+            counted, request = CountedSink(sink), {**question, "again": is_again}
             try:
                 answer = self._ask_once(program, request, payload, counted, limit_s)
             except LostError as error:
@@ -223,7 +225,7 @@ class Connection:
                 return answer
 
     def _ask_once(
-        self, program: str, question: Mapping[str, Any], payload: bytes | Path, sink: "_Counted", limit_s: float
+        self, program: str, question: Mapping[str, Any], payload: bytes | Path, sink: CountedSink, limit_s: float
     ) -> dict[str, Any]:
         waiting = self._idle.setdefault(program, [])
         try:
@@ -304,18 +306,6 @@ class Connection:
         return ToolError(message, hint=hint)
 
 
-class _Counted:
-    """Sink that counts the received bytes."""
-
-    def __init__(self, sink: Sink | None) -> None:
-        self._sink, self.bytes = sink, 0
-
-    def write(self, data: bytes) -> None:
-        self.bytes += len(data)
-        if self._sink is not None:
-            self._sink.write(data)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Ended:
     """End of an ssh process: its exit code, its error output, its output before an answer, and whether it timed out."""
@@ -342,7 +332,7 @@ class _Session:
         self._is_late = False
 
     def ask(
-        self, question: Mapping[str, Any], payload: bytes | Path, sink: "_Counted", limit_s: float
+        self, question: Mapping[str, Any], payload: bytes | Path, sink: CountedSink, limit_s: float
     ) -> dict[str, Any] | None:
         """Send a request and return the answer; None if program or connection ended before the answer was complete."""
         mark = secrets.token_hex(16)
@@ -408,7 +398,7 @@ class _Session:
             stdin.flush()
 
 
-def _read_answer(stdout: IO[bytes], mark: str, sink: _Counted) -> tuple[dict[str, Any] | None, str]:
+def _read_answer(stdout: IO[bytes], mark: str, sink: CountedSink) -> tuple[dict[str, Any] | None, str]:
     """Read the answer after the mark; return it and the output before it. None if the stream ends too early."""
     wanted, preamble = mark.encode() + b"\n", b""
     while (line := stdout.readline(MAX_PREAMBLE_BYTES)) != wanted:
@@ -514,7 +504,7 @@ class SshFolder:
 
     def checksum(self, name: str) -> str | None:
         """Current CRC-32C of an object, computed here from its downloaded bytes; None if it does not exist."""
-        sink = _ChecksumSink()
+        sink = ChecksumSink()
         answer = self._ask("read", sink, name=name, start=0, most_bytes=None, version="")
         return None if answer["state"] == "absent" else crc32c_text(sink.crc)
 
@@ -563,12 +553,3 @@ class SshFolder:
                 f"{answer['unsafe']} in {self}", hint="give it another name, or replace the link by the file itself"
             )
         return answer
-
-
-class _ChecksumSink:
-    def __init__(self) -> None:
-        self.crc = 0
-
-    def write(self, data: bytes) -> int:
-        self.crc = crc32c(data, self.crc)
-        return len(data)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
+from workload.contract.checksum import crc32c
 from workload.contract.errors import BundleError, ToolError
 
 T = TypeVar("T")
@@ -88,6 +89,27 @@ class BoundedSink:
             raise too_long(self._what, self._most)
         self._left -= len(data)
         return self._sink.write(data)
+
+
+class CountedSink:
+    """Counts the bytes written to it, and passes them on to `sink`, if there is one."""
+
+    def __init__(self, sink: Sink | None) -> None:
+        self._sink, self.bytes = sink, 0
+
+    def write(self, data: bytes, /) -> int:
+        self.bytes += len(data)
+        return len(data) if self._sink is None else self._sink.write(data)
+
+
+class ChecksumSink:
+    """Discards the bytes written to it, and keeps their CRC-32C."""
+
+    crc = 0
+
+    def write(self, data: bytes, /) -> int:
+        self.crc = crc32c(data, self.crc)
+        return len(data)
 
 
 class Store(Protocol):

@@ -77,12 +77,18 @@ def _errors(evidence: ReportEvidence) -> Iterator[str]:
             by_rule[finding.rule].append(finding)
     if not by_rule:
         return
-    shown = [f"{rule}: {findings[0].figure} ({_subject(findings)})" for rule, findings in by_rule.items()]
+    shown = [f"{rule}: {_first(findings[0].figure)} ({_subject(findings)})" for rule, findings in by_rule.items()]
     rest = len(shown) - MOST_ERRORS
     more = [f"{counted(rest, 'other rule')}, below under Audit"] if rest > 0 else []
     number = counted(sum(map(len, by_rule.values())), "error")
     listed = "; ".join([*shown[:MOST_ERRORS], *more])
     yield f"The audit found {number}, so figures of these runs are wrong or mean something else: {listed}."
+
+
+def _first(figure: str) -> str:
+    """The first part of a finding's figure, and the number of its other parts."""
+    first, *others = figure.split("; ")
+    return f"{first}, and {len(others)} more" if others else first
 
 
 def _subject(findings: Sequence[Finding]) -> str:
@@ -145,7 +151,7 @@ def _usd_per_h(runs: Sequence[Case]) -> str:
     found = []
     for case in runs:
         facts = {name: case[name] for name in ("machine_type", "device_name", "region", "spot")}
-        listed = None if words.is_known(case["usd_per_h"]) else list_price(**facts)
+        listed = None if words.is_known(case["usd_per_h"]) else list_price(**facts, devices=case["devices"] or 1)
         found.append(listed.usd_per_h if listed else case["usd_per_h"])
     known = [usd for usd in found if words.is_known(usd)]
     spot = " (spot)" if any(case["spot"] is True for case in runs) else ""

@@ -11,13 +11,13 @@ from analysis.report import words
 from analysis.report.content import Block, Paragraph, Section
 from analysis.report.evidence import ReportEvidence
 from workload.contract import big_o
-from workload.contract.tables import Column, Role
+from workload.contract.tables import Column, facts
 from workload.contract.text import printable
 
 COUNTED = "matrix products and convolutions, forward and backward; element-wise work, normalisation and pooling count 0"
 
 MODELS = (
-    Column(name="task", heading="model", role=Role.FACT),
+    *facts(task="model"),
     Column(name="parameters", heading="parameters", prefixed=True, digits=3),
     Column(name="forward_mac_per_image", heading="forward MAC/{one}", unit="MAC", prefixed=True, digits=3),
     Column(name="forward_flop_per_image", heading="forward FLOP/{one}", unit="FLOP", prefixed=True, digits=3),
@@ -26,7 +26,7 @@ MODELS = (
     Column(name="per_parameter", heading="training FLOP per parameter", digits=3),
 )
 STEPS = (
-    *words.facts(task="model", variant="precision"),
+    *facts(task="model", variant="precision"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="train_flop_per_step", heading="FLOP per step", unit="FLOP", prefixed=True, digits=3),
     Column(name="bytes_lower_per_step", heading="bytes per step, least", unit="B", prefixed=True, digits=3),
@@ -37,12 +37,12 @@ STEPS = (
 )
 SHOWN_MODULES = 5
 LARGEST = (
-    *words.facts(task="model", module="module"),
+    *facts(task="model", module="module"),
     Column(name="flop", heading="FLOP", unit="FLOP", prefixed=True, digits=3),
     Column(name="share", heading="share", unit="%", digits=2),
     Column(name="bytes", heading="bytes, most", unit="B", prefixed=True, digits=3),
 )
-LAYERS = words.facts(
+LAYERS = facts(
     layer="layer",
     forward="forward FLOP",
     order="order",
@@ -118,7 +118,7 @@ def _by_operation(evidence: ReportEvidence, rows: list[dict[str, Any]]) -> list[
     if not kinds:
         return []
     columns = [
-        Column(name="model", heading="model", role=Role.FACT),
+        *facts(model="model"),
         *(Column(name=kind, heading=kind.replace("_", " "), unit="%", digits=2) for kind in kinds),
     ]
     rows_of_shares = [

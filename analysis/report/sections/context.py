@@ -17,7 +17,7 @@ from analysis.report.evidence import ReportEvidence
 from analysis.report.glossary import load as glossary_words
 from analysis.report.reproduce import commands
 from workload.contract.spec import Device, Profile
-from workload.contract.tables import Column
+from workload.contract.tables import Column, facts
 from workload.contract.text import counted
 
 SHOWN_RUNS = 3
@@ -52,7 +52,7 @@ OURS = "For the {ours} that this program measured: "
 FOREIGN = "timing and warm-up are known only as far as the files tell."
 
 MATRIX = (
-    *words.facts(
+    *facts(
         env="place",
         device="device",
         runtime="backend, runtime",
@@ -67,9 +67,9 @@ MATRIX = (
     Column(name="runs", heading="runs", digits=0),
 )
 BROKEN = (
-    *words.facts(run_id="run", env="place", task="model"),
+    *facts(run_id="run", env="place", task="model"),
     Column(name="batch_size", heading="batch", digits=0),
-    *words.facts(ending="ended", error="error"),
+    *facts(ending="ended", error="error"),
 )
 # Facts that distinguish rows of the environment table.
 SOFTWARE_FACTS = (
@@ -93,7 +93,7 @@ SOFTWARE_FACTS = (
     "commit_dirty",
 )
 ENVIRONMENTS = (
-    *words.facts(
+    *facts(
         env="place",
         hostname="host name",
         system="OS, kernel",
@@ -112,7 +112,7 @@ ENVIRONMENTS = (
     Column(name="runs", heading="runs", digits=0),
 )
 METRICS = (
-    *words.facts(
+    *facts(
         profiles="profiles",
         ncu="Nsight Compute",
         ours="metrics",
@@ -312,7 +312,7 @@ def _differing(lists: Mapping[str, tuple[str, ...]]) -> list[Block]:
         for number, (_, listed) in enumerate(shown)
     }
     headings = zip(versions, (name for name, _ in shown), strict=True)
-    columns = words.facts(package="package", **dict(headings))
+    columns = facts(package="package", **dict(headings))
     rows = []
     for package in sorted({package for its in versions.values() for package in its}, key=str.lower):
         row = {name: its.get(package, "not installed") for name, its in versions.items()}

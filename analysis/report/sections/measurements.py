@@ -14,13 +14,13 @@ from analysis.report.content import Block, Picture, Section
 from analysis.report.evidence import ReportEvidence
 from analysis.summary.throughput import spent
 from workload.contract.spent import STEPS, time_text
-from workload.contract.tables import Column, Role
+from workload.contract.tables import Column, facts
 from workload.contract.text import counted
 
 # Maximum number of pairs of one fact in the table; `analyze compare` prints all.
 MOST_PAIRS = 100
 SUMMARY = (
-    *words.facts(env="place", task="model", precision="precision"),
+    *facts(env="place", task="model", precision="precision"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="runs", heading="runs", digits=0),
     units.COUNTED,
@@ -31,36 +31,36 @@ SUMMARY = (
     Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True, digits=3),
     Column(name="intensity", heading="FLOP/byte", digits=3),
     Column(name="fraction_of_roof", heading="of the roof", unit="%", digits=2),
-    *words.facts(bound="limited by", busy="busy"),
+    *facts(bound="limited by", busy="busy"),
     Column(name="data_wait_fraction", heading="data waits", unit="%", digits=2),
 )
 COMPARED = (
-    *words.facts(fact="compared", model="model"),
+    *facts(fact="compared", model="model"),
     Column(name="batch_size", heading="batch", digits=0),
-    *words.facts(precision="precision", left="left", right="right"),
+    *facts(precision="precision", left="left", right="right"),
     Column(name="ratio", heading="right/left", digits=3),
     Column(name="interval", heading="jointly 95 %"),
     Column(name="p_holm", heading="p (Holm)", digits=2),
-    *words.facts(verdict="verdict", note="note"),
+    *facts(verdict="verdict", note="note"),
 )
 
 CHEAPEST = (
-    *words.facts(task="model", env="place"),
+    *facts(task="model", env="place"),
     Column(name="batch_size", heading="batch", digits=0),
-    Column(name="variant", heading="precision", role=Role.FACT),
+    *facts(variant="precision"),
     Column(name="usd_per_million_images", heading="USD per million {unit}", digits=3),
     Column(name="interval", heading="95 % interval"),
     Column(name="usd_per_h", heading="USD/h", digits=3),
     Column(name="runs", heading="runs", digits=0),
-    Column(name="price", heading="price from", role=Role.FACT),
+    *facts(price="price from"),
 )
 TIME = (
-    *words.facts(env="place"),
+    *facts(env="place"),
     Column(name="runs", heading="runs", digits=0),
     Column(name="took", heading="took together"),
     Column(name="usd", heading="USD", digits=2),
     Column(name="steps", heading="steps", unit="%", digits=2),
-    Column(name="rest", heading="the rest", role=Role.FACT),
+    *facts(rest="the rest"),
 )
 BETWEEN = (
     *words.AS_RECORDED,
@@ -69,16 +69,14 @@ BETWEEN = (
     Column(name="interval", heading="95 % interval"),
     Column(name="cov_within", heading="CoV within runs", unit="%", digits=2),
     Column(name="effective_steps", heading="independent steps", digits=3),
-    Column(name="note", heading="note", role=Role.FACT),
+    *facts(note="note"),
 )
 CAUSES = (
-    *words.facts(env="place", cause="cause"),
+    *facts(env="place", cause="cause"),
     Column(name="runs", heading="runs", digits=0),
     Column(name="share_explained", heading="largest share explained", unit="%", digits=2),
     Column(name="interval", heading="95 % interval"),
-    *words.facts(
-        share_of="share of", is_fault="a fault", evidence="evidence, from the run with that share", cure="cure"
-    ),
+    *facts(share_of="share of", is_fault="a fault", evidence="evidence, from the run with that share", cure="cure"),
 )
 FIGURES = (
     "throughput_comparison",

@@ -10,26 +10,26 @@ from analysis.report.content import Block, Picture, Section
 from analysis.report.evidence import ReportEvidence
 from analysis.report.sections.answer import headline
 from workload.contract.spec import Device
-from workload.contract.tables import Column, Role
+from workload.contract.tables import Column, facts
 
 ROOFS = (
-    *words.facts(env="place", device_name="device", precision="precision", kind="kind"),
+    *facts(env="place", device_name="device", precision="precision", kind="kind"),
     Column(name="flop_per_s", heading="FLOP/s", unit="FLOP/s", prefixed=True, digits=3),
     Column(name="bytes_per_s", heading="bandwidth", unit="B/s", prefixed=True, digits=3),
     Column(name="ridge", heading="ridge, FLOP/byte", digits=3),
-    *words.facts(source="source", note="note"),
+    *facts(source="source", note="note"),
 )
 SHIFTS = (
-    *words.facts(place="place", model="model", source="bytes", changed="changed", left="from", right="to", at="at"),
+    *facts(place="place", model="model", source="bytes", changed="changed", left="from", right="to", at="at"),
     Column(name="intensity_left", heading="FLOP/byte from", digits=3),
     Column(name="intensity_right", heading="to", digits=3),
     Column(name="flop_per_s_ratio", heading="FLOP/s, ratio", digits=3),
-    Column(name="bounds", heading="limited by", role=Role.FACT),
+    *facts(bounds="limited by"),
 )
-IMPORTED = (*words.AS_IN_CHARTS, *words.facts(imported_file="file", details="details"))
+IMPORTED = (*words.AS_IN_CHARTS, *facts(imported_file="file", details="details"))
 FAMILY_COLUMNS = (
     *words.AS_IN_CHARTS,
-    Column(name="family", heading="kernels", role=Role.FACT),
+    *facts(family="kernels"),
     Column(name="duration_s", heading="time", unit="s", prefixed=True),
     Column(name="share_of_time", heading="share", unit="%", digits=2),
     Column(name="intensity_flop_per_byte", heading="FLOP/byte", digits=3),
@@ -39,12 +39,12 @@ FAMILY_COLUMNS = (
 )
 OPERATOR_COLUMNS = (
     *words.AS_RECORDED,
-    Column(name="name", heading="operator", role=Role.FACT),
+    *facts(name="operator"),
     Column(name="launches", heading="calls", digits=3),
     Column(name="duration_s", heading="own time", unit="s", prefixed=True),
     Column(name="share_of_time", heading="share", unit="%", digits=2),
     Column(name="flop_per_s", heading="FLOP/s", unit="FLOP/s", prefixed=True, digits=3),
-    Column(name="note", heading="note", role=Role.FACT),
+    *facts(note="note"),
 )
 OF_OPERATORS = (
     "Operators by torch.profiler, per step: self time on the CPU, without the time of called operators; "
@@ -53,7 +53,7 @@ OF_OPERATORS = (
 OF_KERNELS = "Kernels by torch.profiler, per step: their time on the GPU"
 IMPORTED_OPERATOR_COLUMNS = (
     *words.AS_RECORDED,
-    *words.facts(family="family", name="operator"),
+    *facts(family="family", name="operator"),
     Column(name="launches", heading="calls", digits=3),
     Column(name="duration_s", heading="time", unit="s", prefixed=True, digits=3),
     Column(name="share_of_time", heading="share", unit="%", digits=2),
@@ -61,7 +61,7 @@ IMPORTED_OPERATOR_COLUMNS = (
     Column(name="flop_per_s", heading="FLOP/s", unit="FLOP/s", prefixed=True, digits=3),
     Column(name="bytes_lower", heading="bytes from", unit="B", prefixed=True, digits=3),
     Column(name="bytes_upper", heading="to", unit="B", prefixed=True, digits=3),
-    Column(name="note", heading="note", role=Role.FACT),
+    *facts(note="note"),
 )
 OF_TRACES = (
     "Operators of imported traces, per step. Time: on a CPU the operator's own time, on a GPU the time of the kernels "

@@ -6,23 +6,23 @@ from analysis.loading import units
 from analysis.report import words
 from analysis.report.content import Block, Paragraph, Picture, Section
 from analysis.report.evidence import ReportEvidence
-from workload.contract.tables import Column, Role
+from workload.contract.tables import Column, facts
 
 TABLE = (
-    *words.facts(env="place", task="model"),
+    *facts(env="place", task="model"),
     Column(name="batch_size", heading="batch", digits=0),
-    Column(name="precision", heading="precision", role=Role.FACT),
+    *facts(precision="precision"),
     Column(name="threads", heading="threads each", digits=0),
     Column(name="devices", heading="devices", digits=0),
     Column(name="runs", heading="runs", digits=0),
     Column(name="all_images_per_s", heading="{unit}/s of all"),
     Column(name="images_per_s", heading="of each"),
     Column(name="efficiency", heading="efficiency", unit="%", digits=3),
-    Column(name="interval", heading="interval", role=Role.FACT),
+    *facts(interval="interval"),
     Column(name="collectives_share", heading="collectives", unit="%", digits=2),
     Column(name="slow_rank_share", heading="waits for slower ranks", unit="%", digits=2),
     Column(name="rank_input_share", heading="input", unit="%", digits=2),
-    *words.facts(limit="limits scaling", why="why no interval", note="note"),
+    *facts(limit="limits scaling", why="why no interval", note="note"),
 )
 EXPLANATION = (
     "Efficiency is the throughput of each device over that of one device alone, at the same batch size and threads per "

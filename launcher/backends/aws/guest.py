@@ -1,8 +1,8 @@
 """Facts that an EC2 instance learns about itself from its metadata server. Standard library only.
 
 This file travels in the instance's user data instead of in the image. The interface is described in
-launcher/agent/host_facts.py. A run's record gets its facts from workload/environment/ec2.py, which, unlike this module,
-never waits for an answer.
+launcher/agent/host_facts.py. A run's record gets its facts from workload/environment/cloud.py, which, unlike this
+module, never waits for an answer.
 """
 
 import json

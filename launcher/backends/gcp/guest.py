@@ -4,7 +4,7 @@ This file travels in the VM's metadata, or in the command of a Cloud Batch task,
 is described in launcher/agent/host_facts.py. A launch that is submitted again keeps its image, which may be of an
 earlier version, so this file imports only modules that earlier versions have too.
 
-A run's record gets its facts from workload/environment/gce.py, which, unlike this module, never waits for an answer.
+A run's record gets its facts from workload/environment/cloud.py, which, unlike this module, never waits for an answer.
 """
 
 import json

@@ -54,6 +54,16 @@ def test_efficiency_is_the_throughput_per_device_within_blocks() -> None:
     assert row["note"].startswith("paired within 3 blocks")
 
 
+@pytest.mark.parametrize("odd_first", [True, False])
+def test_of_several_counterparts_the_one_with_most_runs_counts(*, odd_first: bool) -> None:
+    odd = in_blocks("odd", (200.0,), **ONE, driver_version="570.1")
+    usual = in_blocks("a", RATES, **ONE, driver_version="570.2")
+    several = in_blocks("b", SLOWER, **TWO, driver_version="570.3")
+    [row] = scaling(results(*(odd + usual if odd_first else usual + odd), *several))
+    assert row["efficiency"] == pytest.approx(0.8, rel=0.01)
+    assert "driver differs too: 570.2 against 570.3" in row["note"]
+
+
 def test_too_few_runs_have_no_interval() -> None:
     [row] = scaling(results(*in_blocks("a", RATES[:2], **ONE), *in_blocks("b", SLOWER[:2], **TWO)))
     assert row["efficiency"] == pytest.approx(0.8, rel=0.003)

@@ -14,6 +14,7 @@ from analysis.report import html
 from analysis.report.compose import compose
 from analysis.report.evidence import gather
 from tests.analysis.report.report_bundles import hostile, matrix
+from tests.waiting import until
 
 pytestmark = pytest.mark.world
 # A picture below this size, in pixels, is a legend without a chart.
@@ -32,7 +33,7 @@ class Visit:
         page.on("request", lambda request: self.asked.append(request.url))
         self.address = path.as_uri()
         page.goto(self.address)
-        page.wait_for_selector("html[data-charts=drawn]", state="attached", timeout=60_000)
+        page.wait_for_selector("html[data-charts=drawn]", state="attached")
 
     def chart(self, name: str) -> Any:
         return self.page.locator(f'[data-figure="{name}"]')
@@ -60,6 +61,7 @@ def visit(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
 
     def go(name: str, **options: Any) -> Visit:
         context = browser.new_context(**options)
+        context.set_default_timeout(100_000)
         contexts.append(context)
         return Visit(context.new_page(), pages[name])
 
@@ -95,7 +97,7 @@ def _hover(chart: Any) -> str:
     box = chart.locator(".mark-symbol.role-mark path").last.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2 - 3, box["y"] + box["height"] / 2)
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    page.wait_for_selector("#vg-tooltip-element.visible", timeout=5000)
+    page.wait_for_selector("#vg-tooltip-element.visible")
     return str(page.locator("#vg-tooltip-element").inner_text())
 
 
@@ -140,13 +142,11 @@ def test_a_click_on_the_legend_fades_the_rest_and_another_brings_it_back(visit: 
     assert set(_opacities(chart)) == {1.0}
     entry = chart.locator(".role-legend-entry text", has_text=re.compile("^resnet18$"))
     entry.click()
-    seen.page.wait_for_timeout(300)
+    until(lambda: set(_opacities(chart)) == {0.08, 1.0}, "nothing fades")
     faded = _opacities(chart)
-    assert sorted(set(faded)) == [0.08, 1.0]
     assert faded.count(1.0) == len(faded) / 2
     entry.click(modifiers=["Shift"])
-    seen.page.wait_for_timeout(300)
-    assert set(_opacities(chart)) == {1.0}
+    until(lambda: set(_opacities(chart)) == {1.0}, "it stays faded")
     assert seen.said == []
 
 

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from analysis import api
 from analysis.report.evidence import gather
 from analysis.report.sections import answer
 from benchmarks.synthetic_bundles import make
+from workload.contract import prices
 
 CLOUDS = {
     "gcp": ("n1-standard-4", "us-central1-a", "us-central1", "580.95.05", "ubuntu-2204-580"),
@@ -13,7 +16,7 @@ CLOUDS = {
 }
 
 
-def _bundles(folder: Path, *, blocks: int) -> None:
+def _bundles(folder: Path, *, blocks: int, **changes: object) -> None:
     for block in range(blocks):
         for cloud, (machine, zone, region, driver, vm_image) in CLOUDS.items():
             facts = {"provider": cloud, "zone": zone, "region": region, "machine_type": machine, "vm_image": vm_image}
@@ -27,6 +30,7 @@ def _bundles(folder: Path, *, blocks: int) -> None:
                 environment__cloud={**facts, "spot": False},
                 job={"name": "twins", "block": block, "position": 0},
                 cost=None,
+                **changes,
             )
 
 
@@ -38,6 +42,20 @@ def test_a_t4_in_two_clouds_with_list_prices_and_vm_images(tmp_path: Path) -> No
     assert first.endswith("VM image ami-0123456789abcdef0 and ubuntu-2204-580.")
 
 
+def test_two_t4s_have_the_price_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CLOUDS, "gcp", ("n1-standard-8", *CLOUDS["gcp"][1:]))
+    _bundles(tmp_path, blocks=3, spec__devices=2)
+    [usd] = [row.usd_per_h for row in prices.load().listed if (row.machine_type, row.gpus) == ("n1-standard-8", 2)]
+    assert f"{usd:.3f} USD/h on gcp" in answer.sentences(gather(api.load(tmp_path)))[0]
+
+
 def test_with_two_blocks_nothing_is_said(tmp_path: Path) -> None:
     _bundles(tmp_path, blocks=2)
     assert not [text for text in answer.sentences(gather(api.load(tmp_path))) if "a T4?" in text]
+
+
+def test_an_error_of_many_parts_has_one_part_in_the_answer(tmp_path: Path) -> None:
+    _bundles(tmp_path, blocks=1, timing__step_s={"median": 0.2, "mean": 0.2, "stdev": 0.1, "min": 0.1, "max": 0.3})
+    first = answer.sentences(gather(api.load(tmp_path)))[0]
+    assert first.count("steps.csv gives") == 1
+    assert ", and 4 more (2" in first

@@ -35,6 +35,10 @@ def test_a_signal_ends_the_work(number: signal.Signals, message: str) -> None:
     assert [signal.getsignal(each) for each in interrupt.SIGNALS] == before
 
 
+def test_a_signal_that_only_torchrun_handles_has_a_name() -> None:
+    assert str(interrupt.interruption(signal.SIGQUIT)) == "interrupted by SIGQUIT"
+
+
 def test_work_that_leaves_no_bundle_has_a_hint_of_its_own() -> None:
     with pytest.raises(InterruptedRunError) as caught, stoppable("nothing was submitted"):
         signal.raise_signal(signal.SIGINT)

@@ -1,11 +1,10 @@
 """EC2's metadata server, version 2: answers only with a token of its own; knows the keys of one instance."""
 
 import json
-import threading
 from collections.abc import Mapping
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
+
+from tests.ports import Answering, Fake
 
 ROLE, SECRET = "rooflaunch-vm", "this-key-is-a-secret-of-the-test"
 SESSION = "IQoJ//this-session-is-a-secret-of-the-test=="
@@ -45,7 +44,7 @@ KEYS: Mapping[str, str] = {
 OPTIONAL = ("meta-data/placement/host-id", "meta-data/spot/instance-action", "meta-data/tags/instance/")
 
 
-class ImdsServer:
+class ImdsServer(Fake):
     """A context manager; `.url` is for AWS_EC2_METADATA_SERVICE_ENDPOINT. Raises at its end for an unknown key.
 
     `silent`: how many of the next questions are answered with 503.
@@ -55,20 +54,7 @@ class ImdsServer:
         self.keys = dict(KEYS)
         self.silent = 0
         self.asked: list[str] = []
-        self.unknown: list[str] = []
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.fake = self
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        if kind is None:
-            assert not self.unknown, f"the metadata server was asked for {self.unknown}"
+        super().__init__(_Handler)
 
     def tag(self, name: str, value: str) -> None:
         """Set a tag of the instance."""
@@ -79,13 +65,8 @@ class ImdsServer:
         self.keys["meta-data/spot/instance-action"] = '{"action": "terminate", "time": "2026-11-21T10:30:00Z"}'
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+class _Handler(Answering):
     fake: ImdsServer
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
 
     def do_PUT(self) -> None:
         seconds = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
@@ -93,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200 if is_token else 400, "a-token==" if is_token else "")
 
     def do_GET(self) -> None:
-        fake, key = self.server.fake, self.path.removeprefix("/latest/")
+        fake, key = self.fake, self.path.removeprefix("/latest/")
         if self.headers.get("X-aws-ec2-metadata-token") != "a-token==" or self.headers.get("X-Forwarded-For"):
             self._answer(401)
             return
@@ -103,17 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, fake.keys[key]) if key in fake.keys else self._answer(404, "<html>404 - Not Found</html>")
 
     def _answer(self, status: int, text: str = "") -> None:
-        fake = self.server.fake
-        if fake.silent:
-            fake.silent -= 1
+        if self.fake.silent:
+            self.fake.silent -= 1
             status, text = 503, ""
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self.send_response(status)
-            self.send_header("Server", "EC2ws")
-            self.send_header("Content-Type", "text/plain")
-            self.send_header("Content-Length", str(len(text.encode())))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.send(status, text, Content_Type="text/plain")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.ports import held_port
 from tests.workload.conftest import LayOut
-from workload.environment import cloud, gce
+from workload.environment import cloud
 from workload.environment.cloud import cloud_facts
 from workload.environment.machine import HostSystem
 
@@ -278,4 +278,4 @@ def test_who_is_asked(
     [('{"block": "b", "n": 1}', {"block": "b", "n": "1"}), ("[1]", None), ("{", None), (None, None)],
 )
 def test_topology(text: str | None, expected: dict[str, str] | None) -> None:
-    assert gce._topology(text) == expected
+    assert cloud._object_in(text) == expected

@@ -98,8 +98,8 @@ def test_ceilings_beside_a_script_hold_back_instructions_of_a_cpu(
     measured = SimpleNamespace(to_json=lambda: {"device": device})
     monkeypatch.setattr(instructions, "hold_back", hold_back)
     monkeypatch.setattr(ceiling_cache, "cached_or_measure", lambda *_, **__: (measured, 2.0))
-    words = ["script-ceilings", "--device", device, "--precision", "bf16", "--precision", "amp"]
-    parsed = cli._parser().parse_args([*words, "--output", str(tmp_path)])
+    words = ["ceilings", "--device", device, "--precision", "bf16", "--precision", "amp"]
+    parsed = cli._parser().parse_args([*words, "--cache", str(tmp_path)])
     assert parsed.command(parsed, None) == 0
     assert tried == held_back
     assert json.loads(capsys.readouterr().out) == {"device": device, "age_s": 2.0}

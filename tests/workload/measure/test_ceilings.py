@@ -216,7 +216,7 @@ def loaded(machine: Throttling, *, load_s: float, limit_s: float = 2.0, call_s: 
 
 def test_the_ceiling_of_a_device_that_throttles_is_what_it_sustains() -> None:
     rate = loaded(Throttling(flop_per_s=1), load_s=1.5)
-    assert (rate.median, rate.roof, rate.samples) == (pytest.approx(900e9), pytest.approx(900e9), 30)
+    assert (rate.median, rate.roof_per_s, rate.samples) == (pytest.approx(900e9), pytest.approx(900e9), 30)
     assert (rate.burst, rate.sustained) == (pytest.approx(1590e9), pytest.approx(900e9))
     assert (rate.first_third, rate.last_third) == (rate.burst, rate.sustained)
     assert rate.load_s == pytest.approx(1.5, abs=0.03)
@@ -228,7 +228,7 @@ def test_the_ceiling_of_a_device_that_throttles_is_what_it_sustains() -> None:
 def test_one_that_throttles_late_is_sustained_by_the_last_third() -> None:
     """It throttles after 1.7 s, so most samples, and hence their median, are from before."""
     rate = loaded(Throttling(flop_per_s=1, burst_s=1.7), load_s=1.5)
-    assert (rate.median, rate.roof) == (pytest.approx(1590e9), pytest.approx(900e9))
+    assert (rate.median, rate.roof_per_s) == (pytest.approx(1590e9), pytest.approx(900e9))
 
 
 def test_without_a_load_a_slower_end_is_recorded_and_no_verdict() -> None:
@@ -236,7 +236,7 @@ def test_without_a_load_a_slower_end_is_recorded_and_no_verdict() -> None:
     rate = loaded(Throttling(flop_per_s=1, burst_s=0.1), load_s=0.0)
     assert (rate.first_third, rate.last_third) == (pytest.approx(1590e9), pytest.approx(900e9))
     assert (rate.burst, rate.sustained, rate.slowdown, rate.load_s) == (None, None, None, 0.0)
-    assert rate.roof == rate.median
+    assert rate.roof_per_s == rate.median
 
 
 @pytest.mark.parametrize(("slower", "differs"), [(1.05, False), (1.06, True), (1 / 1.2, False)])
@@ -244,7 +244,7 @@ def test_burst_and_sustained_are_said_where_they_differ(slower: float, differs: 
     taken = Samples(load_call_s=[1.0] * 30, call_s=[slower] * 30)
     rate = MeasuredRate.of(100, taken, size=1)
     assert ((rate.burst, rate.sustained) != (None, None)) is differs
-    assert rate.roof == pytest.approx(100 / slower)
+    assert rate.roof_per_s == pytest.approx(100 / slower)
 
 
 def test_the_load_takes_its_time_and_none_of_the_samples() -> None:
@@ -297,7 +297,7 @@ def test_a_slowdown_is_said_while_it_is_measured(monkeypatch: pytest.MonkeyPatch
 def test_a_rate_of_an_older_file_is_its_median() -> None:
     """Bundles of earlier versions have only the median, not burst and sustained rates."""
     old = {"median": 5.0, "best": 6.0, "min": 4.0, "p5": 4.5, "p95": 5.5, "samples": 30, "size": 128}
-    assert MeasuredRate.from_json(old).roof == 5.0
+    assert MeasuredRate.from_json(old).roof_per_s == 5.0
 
 
 def test_a_rate_by_hand() -> None:

@@ -25,10 +25,11 @@ from tests.waiting import until
 from tests.workload.script_stage import trainer
 from workload import cli
 from workload.contract import bundle
+from workload.contract.context import Context
 from workload.contract.environment_record import DeviceFacts, Environment
 from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Spec, Status, Timing
-from workload.contract.spec import Device, RunSpec
+from workload.contract.spec import Device, Resolved, RunSpec
 from workload.measure import settle
 from workload.model import models
 from workload.run import train
@@ -641,3 +642,14 @@ def test_the_command_ceilings(capsys: pytest.CaptureFixture[str]) -> None:
     printed = json.loads(capsys.readouterr().out)
     assert printed["flop_per_s"]["fp32"]["median"] > 0
     assert printed["bytes_per_s"]["copy"]["median"] > 0
+
+
+def test_a_rank_uses_its_own_gpu_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting takes memory of the present GPU."""
+    calls: list[object] = []
+    monkeypatch.setattr(train.device, "choose", lambda _: Device.CUDA)
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(train.complexity_cache, "read", lambda *_: calls.append("count") or "counted")
+    resolved = Resolved(spec=RunSpec(model="alexnet", image_size=64), origin={})
+    train.prepare(resolved, Context(), Path("out"), rank=1)
+    assert calls == [1, "count"]

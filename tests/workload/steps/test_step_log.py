@@ -15,11 +15,11 @@ from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.measure.timing import Timeline
 from workload.run.region import Region
 from workload.steps import step_log as module
-from workload.steps.hooks import Site
 from workload.steps.program import EndOfScript, Program
 from workload.steps.session import Session, Stage
 from workload.steps.step import Limits
 from workload.steps.step_log import StepLog
+from workload.steps.step_work import Site
 
 PARTS = [Aside.OTHER, StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD, StepPart.OPTIMIZER]
 MANY = 20

@@ -9,8 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from workload.contract.spec import Device
 from workload.model.flop import Tally
-from workload.steps.hooks import Site
-from workload.steps.step_work import Work, WorkCounter, usual
+from workload.steps.step_work import Site, Work, WorkCounter, usual
 
 
 def work(flop: int) -> Work:

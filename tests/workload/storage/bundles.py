@@ -1,9 +1,14 @@
-"""Complete bundles for tests, and what lies in a folder."""
+"""Complete bundles and random files for tests, what lies in a folder, and errors as their reader sees them."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
+
 from workload.contract import bundle
+from workload.contract.checksum import crc32c_of
+from workload.contract.errors import ExitCode, RooflaunchError
 
 STEPS = b"step,phase\n" + b"0,measured\n" * 100
 
@@ -21,3 +26,20 @@ def make_bundle(parent: Path, run_id: str, files: Mapping[str, bytes], *, status
 
 def content_of(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def file_of(folder: Path, size: int) -> tuple[Path, str]:
+    """A file of random bytes, and its checksum."""
+    path = folder / "file"
+    path.write_bytes(os.urandom(size))
+    with path.open("rb") as content:
+        return path, crc32c_of(content)
+
+
+def report_of(work: Callable[[], object], kind: type[RooflaunchError], code: ExitCode) -> str:
+    """Lines of the error that `work` raises."""
+    with pytest.raises(kind) as caught:
+        work()
+    assert caught.value.exit_code is code
+    assert str(caught.value).isprintable()
+    return caught.value.report()

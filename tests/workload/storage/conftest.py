@@ -7,7 +7,7 @@ from tests.workload.storage import s3_server
 from tests.workload.storage.fake_gcs import FakeStorage
 from tests.workload.storage.gcs_server import GcsServer, running
 from tests.workload.storage.s3_server import S3Server
-from tests.workload.storage.strict_s3 import PART_BYTES, StrictS3
+from tests.workload.storage.strict_s3 import BUCKET, PART_BYTES, StrictS3
 from workload.storage import buckets, s3
 
 
@@ -53,6 +53,14 @@ def small_parts(strict: StrictS3, monkeypatch: pytest.MonkeyPatch) -> StrictS3:
     monkeypatch.setattr(s3, "PART_BYTES", PART_BYTES)
     strict.least_part_bytes = PART_BYTES
     return strict
+
+
+@pytest.fixture
+def opened(small_parts: StrictS3) -> s3.Bucket:
+    """The bucket of our own server."""
+    found = s3.connect(BUCKET, prefix="", jobs=4)
+    small_parts.calls.clear()
+    return found
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import struct
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from typing import Protocol
+
+from tests.ports import Answering, Fake
 
 PAGE = b"<!DOCTYPE html><html><title>Log in to this network</title></html>"
 LOG_IN = "/log-in"
@@ -57,19 +57,17 @@ class Server(Protocol):
     url: str
 
 
-class FaultyProxy:
+class FaultyProxy(Fake):
     """`spoil(fault, at)`: the request of this number, from 0, counted from there; `for_ever` each one after it too."""
 
     def __init__(self, server: Server) -> None:
         self._upstream = urllib.parse.urlsplit(server.url)
         self._lock = threading.Lock()
-        self._listener = _Server(("127.0.0.1", 0), _Handler)
-        self._listener.proxy = self
-        self.url = f"http://127.0.0.1:{self._listener.server_port}"
         self.served: list[Sent] = []
         self.spoiled = 0
         self._fault: Fault | None = None
         self._at, self._for_ever = 0, False
+        super().__init__(_Handler)
 
     def spoil(self, fault: Fault | None, at: int = 0, *, for_ever: bool = False) -> None:
         with self._lock:
@@ -100,25 +98,10 @@ class FaultyProxy:
         finally:
             upstream.close()
 
-    @contextmanager
-    def running(self) -> Iterator["FaultyProxy"]:
-        threading.Thread(target=self._listener.serve_forever, args=(0.02,), daemon=True).start()
-        try:
-            yield self
-        finally:
-            self._listener.shutdown()
-            self._listener.server_close()
 
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    proxy: FaultyProxy
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+class _Handler(Answering):
+    fake: FaultyProxy
     protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16
 
     def _serve(self) -> None:
         parts = urllib.parse.urlsplit(self.path)
@@ -128,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         size = int(self.headers.get("Content-Length") or 0)
         query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
         sent = Sent(method=self.command, path=urllib.parse.unquote(parts.path), query=query, headers={}, body=b"")
-        fault = self.server.proxy.next_fault(sent)
+        fault = self.fake.next_fault(sent)
         if fault is Fault.BREAKS_ON_THE_WAY:
             self.rfile.read(size // 2)
             self._reset()
@@ -137,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
         object.__setattr__(sent, "headers", dict(self.headers.items()))
         object.__setattr__(sent, "body", body)
         if not self._refused(fault):
-            self._spoiled(fault, *self.server.proxy.ask(self.command, self.path, dict(self.headers.items()), body))
+            self._spoiled(fault, *self.fake.ask(self.command, self.path, dict(self.headers.items()), body))
 
     def _refused(self, fault: Fault | None) -> bool:
         """Whether it was answered in the server's place, which has not seen it."""
@@ -149,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             case Fault.REFUSED:
                 self._send(412, {}, b'{"error": {"code": 412, "message": "conditionNotMet"}}')
             case Fault.REDIRECTED:
-                self._send(302, {"Location": self.server.proxy.url + LOG_IN}, b"")
+                self._send(302, {"Location": self.fake.url + LOG_IN}, b"")
             case Fault.LOG_IN_PAGE:
                 self._send(200, {"Content-Type": "text/html"}, PAGE)
             case _:
@@ -199,23 +182,12 @@ class _Handler(BaseHTTPRequestHandler):
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RD)
 
-    def handle(self) -> None:
-        with suppress(ConnectionError):
-            super().handle()
-
-    def finish(self) -> None:
-        with suppress(OSError):
-            super().finish()
-
     def handle_expect_100(self) -> bool:
         done = super().handle_expect_100()
         self.wfile.flush()  # a client of S3 would wait a second for it
         return done
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = _serve  # noqa: N815 - names of the base class
-
-    def log_message(self, *_: Any) -> None:
-        pass
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = _serve
 
 
 def wrong(content: bytes) -> bytes:

@@ -6,8 +6,6 @@ import re
 import socket
 import subprocess
 import threading
-import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -15,10 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from tests.ports import held_port
+from tests.ports import await_server, held_port
 
 BUCKET = "rooflaunch-test"
-START_LIMIT_S = 60.0
 
 
 class GcsServer:
@@ -80,24 +77,11 @@ def running(log: Path) -> Iterator[GcsServer]:
         with subprocess.Popen(command, stdout=lines, stderr=lines) as process:
             try:
                 server = GcsServer(url, log)
-                _await(url, process)
+                await_server(process, port, log)
                 server.make_bucket()
                 yield server
             finally:
                 process.kill()
-
-
-def _await(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < deadline_s:
-        assert process.poll() is None, "fake-gcs-server ended"
-        try:
-            urllib.request.urlopen(f"{url}/_internal/healthcheck", timeout=1).close()
-        except urllib.error.URLError:
-            time.sleep(0.02)
-        else:
-            return
-    raise AssertionError(f"fake-gcs-server did not answer within {START_LIMIT_S:g} s")
 
 
 class Relay:

@@ -16,9 +16,7 @@ import pytest
 
 from tests import sshd
 from tests.workload.storage import s3_server, strict_s3
-from tests.workload.storage.gcs_server import BUCKET, GcsServer
-from tests.workload.storage.s3_server import S3Server
-from tests.workload.storage.strict_s3 import StrictS3
+from tests.workload.storage.gcs_server import BUCKET
 from workload.storage.address import open_store
 from workload.storage.store import Store
 
@@ -55,14 +53,15 @@ class Place(Protocol):
         """Within the block: one line for each question that the place is asked."""
 
 
-class Bucket:
-    """A prefix of its own in the server's bucket."""
+class Remote:
+    """A prefix of its own in a server's bucket."""
 
+    bucket: str
     preamble = ""
-    lists_all, version_is_content = True, False
+    lists_all, version_is_content = False, True
 
-    def __init__(self, server: GcsServer, prefix: str) -> None:
-        self.address = f"gs://{BUCKET}/{prefix}"
+    def __init__(self, server: Any, prefix: str) -> None:
+        self.address = f"{self.bucket}/{prefix}"
         self._server, self._prefix = server, prefix
 
     def opened(self) -> Store:
@@ -70,6 +69,29 @@ class Bucket:
 
     def put(self, name: str, content: bytes) -> None:
         self._server.put(f"{self._prefix}/{name}", content)
+
+    def put_many(self, names: Sequence[str], content: bytes) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda name: self.put(name, content), names))
+
+    def asked(self) -> Sequence[str]:
+        """Requests so far."""
+        requests: list[str] = self._server.requests()
+        return requests
+
+    @contextmanager
+    def requests(self) -> Iterator[list[str]]:
+        found: list[str] = []
+        before = len(self.asked())
+        yield found
+        found += self.asked()[before:]
+
+
+class Bucket(Remote):
+    """Of fake-gcs-server."""
+
+    bucket = f"gs://{BUCKET}"
+    lists_all, version_is_content = True, False
 
     def put_many(self, names: Sequence[str], content: bytes) -> None:
         self._server.put_many([f"{self._prefix}/{name}" for name in names], content)
@@ -77,74 +99,29 @@ class Bucket:
     def remove(self, name: str) -> None:
         self._server._ask("DELETE", f"/storage/v1/b/{BUCKET}/o/{urllib.parse.quote(f'{self._prefix}/{name}', safe='')}")
 
-    @contextmanager
-    def requests(self) -> Iterator[list[str]]:
-        asked: list[str] = []
-        before = len(self._server.requests())
-        yield asked
-        asked += self._server.requests()[before:]
 
+class S3Bucket(Remote):
+    """Of moto's server."""
 
-class S3Bucket:
-    """A prefix of its own in the bucket of moto's server."""
-
-    preamble = ""
-    lists_all, version_is_content = False, True
-
-    def __init__(self, server: S3Server, prefix: str) -> None:
-        self.address = f"s3://{s3_server.BUCKET}/{prefix}"
-        self._server, self._prefix = server, prefix
-
-    def opened(self) -> Store:
-        return open_store(self.address, jobs=8)
+    bucket = f"s3://{s3_server.BUCKET}"
 
     def put(self, name: str, content: bytes) -> None:
         self._server.client.put_object(Bucket=s3_server.BUCKET, Key=f"{self._prefix}/{name}", Body=content)
 
-    def put_many(self, names: Sequence[str], content: bytes) -> None:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda name: self.put(name, content), names))
-
     def remove(self, name: str) -> None:
         self._server.client.delete_object(Bucket=s3_server.BUCKET, Key=f"{self._prefix}/{name}")
 
-    @contextmanager
-    def requests(self) -> Iterator[list[str]]:
-        asked: list[str] = []
-        before = len(self._server.requests())
-        yield asked
-        asked += self._server.requests()[before:]
 
+class StrictS3Bucket(Remote):
+    """Of our own server."""
 
-class StrictS3Bucket:
-    """A prefix of its own in the bucket of our own server."""
-
-    preamble = ""
-    lists_all, version_is_content = False, True
-
-    def __init__(self, server: StrictS3, prefix: str) -> None:
-        self.address = f"s3://{strict_s3.BUCKET}/{prefix}"
-        self._server, self._prefix = server, prefix
-
-    def opened(self) -> Store:
-        return open_store(self.address, jobs=8)
-
-    def put(self, name: str, content: bytes) -> None:
-        self._server.put(f"{self._prefix}/{name}", content)
-
-    def put_many(self, names: Sequence[str], content: bytes) -> None:
-        for name in names:
-            self.put(name, content)
+    bucket = f"s3://{strict_s3.BUCKET}"
 
     def remove(self, name: str) -> None:
         del self._server.objects[f"{self._prefix}/{name}"]
 
-    @contextmanager
-    def requests(self) -> Iterator[list[str]]:
-        asked: list[str] = []
-        before = len(self._server.asked)
-        yield asked
-        asked += self._server.asked[before:]
+    def asked(self) -> Sequence[str]:
+        return list(self._server.asked)
 
 
 class Folder:

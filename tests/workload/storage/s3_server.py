@@ -2,23 +2,20 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.ports import held_port
+from tests.ports import await_server, held_port
 
 ROOT = Path(__file__).parents[3]
 BUCKET = "rooflaunch-test"
-START_LIMIT_S = 60.0
 # Nothing of the machine that runs the tests: neither its keys, nor a metadata server.
 SETTINGS = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -28,12 +25,19 @@ SETTINGS = {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
-# moto computes CRC-32 in place of CRC-32C where the package crc32c is missing: it gets our own in that name.
+# moto computes CRC-32 in place of CRC-32C where the package crc32c is missing: it gets our own in that name. It answers
+# one request at a time, because between its check of If-None-Match and its writing another request may write.
 PROGRAM = """
-import sys
+import sys, threading
 from workload.contract import checksum
 sys.modules["crc32c"] = checksum
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from moto.server import main
+turn, answer = threading.Lock(), DomainDispatcherApplication.__call__
+def in_turn(*request):
+    with turn:
+        return answer(*request)
+DomainDispatcherApplication.__call__ = in_turn
 main()
 """
 
@@ -92,19 +96,8 @@ def running(log: Path) -> Iterator[S3Server]:
         with subprocess.Popen(command, stdout=lines, stderr=lines, env=os.environ | SETTINGS, cwd=ROOT) as process:
             try:
                 server = S3Server(f"http://127.0.0.1:{port}", log)
-                _await(port, process)
+                await_server(process, port, log)
                 server.client.create_bucket(Bucket=BUCKET)
                 yield server
             finally:
                 process.kill()
-
-
-def _await(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < deadline_s:
-        assert process.poll() is None, "moto's server ended"
-        with suppress(OSError):
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"moto's server did not answer within {START_LIMIT_S:g} s")

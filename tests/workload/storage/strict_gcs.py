@@ -16,10 +16,11 @@ import threading
 import urllib.parse
 from collections import Counter
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 
 import google_crc32c
+
+from tests.ports import Answering, Fake
 
 BUCKET = "strict-test"
 # Cloud Storage keeps whole pieces of this size of a chunk whose connection broke.
@@ -43,7 +44,7 @@ class Session:
     result: dict[str, Any] | None = None
 
 
-class StrictGcs:
+class StrictGcs(Fake):
     """`fail[step]`: statuses that the next requests of that step get instead of an answer, 0: the connection breaks
     after the work is done. Steps: multipart, start, chunk, list, get, media. `keep_bytes`: how much of the next whole
     chunk is kept. `calls` counts steps; `received_bytes` what came as content.
@@ -51,9 +52,7 @@ class StrictGcs:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"gcs": self}))
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        super().__init__(_Handler)
         self.reset()
 
     def reset(self) -> None:
@@ -67,14 +66,6 @@ class StrictGcs:
         self.access: dict[str, Any] = {"uniformBucketLevelAccess": {"enabled": True}}
         self.permissions: set[str] = set()
         self._generation = 1000
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
     def why_not(self, name: str, if_generation: str | None) -> int | None:
         """412 where the precondition does not hold."""
@@ -102,13 +93,9 @@ class StrictGcs:
         }
 
 
-class _Handler(BaseHTTPRequestHandler):
-    gcs: StrictGcs
+class _Handler(Answering):
+    fake: StrictGcs
     protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16  # an answer in pieces waits for the acknowledgement of the first
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
     def do_POST(self) -> None:
         path, query = self._asked()
@@ -116,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path != f"/upload/storage/v1/b/{BUCKET}/o":
             self._send(404 if path.startswith("/upload/storage/v1/b/") else 501, {"error": {"message": "not here"}})
             return
-        with self.gcs.lock:
+        with self.fake.lock:
             match query.get("uploadType"):
                 case "multipart":
                     self._answer("multipart", lambda: self._multipart(query, body))
@@ -128,26 +115,26 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         _, query = self._asked()
         body = self._body()
-        with self.gcs.lock:
+        with self.fake.lock:
             self._answer("chunk", lambda: self._chunk(query, body))
 
     def do_GET(self) -> None:
         path, query = self._asked()
         objects = f"/storage/v1/b/{BUCKET}/o"
-        with self.gcs.lock:
+        with self.fake.lock:
             if path == objects:
                 self._answer("list", lambda: self._list(query))
             elif path.startswith(f"{objects}/"):
                 name = urllib.parse.unquote(path.removeprefix(f"{objects}/"))
-                self._answer("get", lambda: self.gcs.describe(name) if name in self.gcs.objects else 404)
+                self._answer("get", lambda: self.fake.describe(name) if name in self.fake.objects else 404)
             elif path.startswith(f"/download{objects}/"):
                 self._media(urllib.parse.unquote(path.removeprefix(f"/download{objects}/")))
             elif path == f"/storage/v1/b/{BUCKET}":
-                found = {"name": BUCKET, "location": "US-CENTRAL1", "iamConfiguration": self.gcs.access}
+                found = {"name": BUCKET, "location": "US-CENTRAL1", "iamConfiguration": self.fake.access}
                 self._answer("bucket", lambda: found)
             elif path == f"/storage/v1/b/{BUCKET}/iam/testPermissions":
                 asked = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)["permissions"]
-                held = [each for each in asked if each in self.gcs.permissions]
+                held = [each for each in asked if each in self.fake.permissions]
                 self._answer("permissions", lambda: {"permissions": held} if held else {})
             else:
                 self._send(404 if path.startswith("/storage/v1/b/") else 501, {})
@@ -167,8 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, step: str, work: Any) -> None:
         """The next fault of this step, or what `work` gives: a document, or a status."""
-        self.gcs.calls[step] += 1
-        faults = self.gcs.fail.get(step, [])
+        self.fake.calls[step] += 1
+        faults = self.fake.fail.get(step, [])
         fault = faults.pop(0) if faults else None
         if fault:
             self._send(fault, {"error": {"code": fault, "message": "as the test wants"}})
@@ -201,23 +188,23 @@ class _Handler(BaseHTTPRequestHandler):
         assert boundary
         last = body.split(b"--" + boundary[1].encode())[2]
         content = last.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
-        self.gcs.received_bytes += len(content)
-        if refused := self.gcs.why_not(metadata["name"], query.get("ifGenerationMatch")):
+        self.fake.received_bytes += len(content)
+        if refused := self.fake.why_not(metadata["name"], query.get("ifGenerationMatch")):
             return refused
-        return self.gcs.store(metadata, content)
+        return self.fake.store(metadata, content)
 
     def _start(self, query: dict[str, str], body: bytes) -> dict[str, Any] | int | None:
         metadata = json.loads(body) | {"contentType": self.headers["x-upload-content-type"]}
         session = Session(metadata, query.get("ifGenerationMatch"))
-        if refused := self.gcs.why_not(session.metadata["name"], session.if_generation):
+        if refused := self.fake.why_not(session.metadata["name"], session.if_generation):
             return refused
-        upload_id = f"session-{len(self.gcs.sessions)}"
-        self.gcs.sessions[upload_id] = session
-        self._send(200, b"", {"Location": f"{self.gcs.url}/upload/storage/v1/b/{BUCKET}/o?upload_id={upload_id}"})
+        upload_id = f"session-{len(self.fake.sessions)}"
+        self.fake.sessions[upload_id] = session
+        self._send(200, b"", {"Location": f"{self.fake.url}/upload/storage/v1/b/{BUCKET}/o?upload_id={upload_id}"})
         return None
 
     def _chunk(self, query: dict[str, str], body: bytes) -> dict[str, Any] | int | None:
-        session = self.gcs.sessions.get(query["upload_id"])
+        session = self.fake.sessions.get(query["upload_id"])
         if session is None:
             return 410
         if session.result:
@@ -230,47 +217,47 @@ class _Handler(BaseHTTPRequestHandler):
             headers = {"Range": f"bytes=0-{len(session.content) - 1}"} if session.content else {}
             self._send(308, b"", headers)
             return None
-        if refused := self.gcs.why_not(session.metadata["name"], session.if_generation):
+        if refused := self.fake.why_not(session.metadata["name"], session.if_generation):
             return refused
-        stored = self.gcs.store(session.metadata, bytes(session.content))
+        stored = self.fake.store(session.metadata, bytes(session.content))
         if isinstance(stored, dict):
             session.result = stored
         return stored
 
     def _keep(self, session: Session, start: int, end: int, body: bytes) -> None:
         """Bytes that are there already are not taken again; of a broken chunk whole grains are kept."""
-        self.gcs.received_bytes += len(body)
+        self.fake.received_bytes += len(body)
         held = len(session.content)
         assert start <= held, "a hole"
         kept = body
         if start + len(body) < end:
             kept = body[: len(body) // GRAIN_BYTES * GRAIN_BYTES]
-        elif self.gcs.keep_bytes is not None:
-            kept, self.gcs.keep_bytes = body[: self.gcs.keep_bytes], None
+        elif self.fake.keep_bytes is not None:
+            kept, self.fake.keep_bytes = body[: self.fake.keep_bytes], None
         session.content += kept[held - start :]
 
     def _list(self, query: dict[str, str]) -> dict[str, Any]:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
-        names = sorted(name for name in self.gcs.objects if name.startswith(prefix))
+        names = sorted(name for name in self.fake.objects if name.startswith(prefix))
         folders = {
             prefix + inner.partition(delimiter)[0] + delimiter
             for name in names
             if delimiter and delimiter in (inner := name.removeprefix(prefix))
         }
-        items = [self.gcs.describe(name) for name in names if not any(name.startswith(each) for each in folders)]
+        items = [self.fake.describe(name) for name in names if not any(name.startswith(each) for each in folders)]
         return {"items": items, "prefixes": sorted(folders)}
 
     def _media(self, name: str) -> None:
-        self.gcs.calls["media"] += 1
-        if name not in self.gcs.objects:
+        self.fake.calls["media"] += 1
+        if name not in self.fake.objects:
             self._send(404, b"No such object")
             return
-        found = self.gcs.describe(name)
-        content = self.gcs.objects[name].content
-        if self.gcs.fail.get("media"):
-            self.gcs.fail["media"].pop()
+        found = self.fake.describe(name)
+        content = self.fake.objects[name].content
+        if self.fake.fail.get("media"):
+            self.fake.fail["media"].pop()
             content = content[:-1] + b"?"
         headers = {"Content-Type": "application/octet-stream", "x-goog-hash": f"crc32c={found['crc32c']}"}
-        if encoding := self.gcs.objects[name].metadata.get("contentEncoding"):
+        if encoding := self.fake.objects[name].metadata.get("contentEncoding"):
             headers["Content-Encoding"] = encoding
         self._send(200, content, headers | {"x-goog-generation": found["generation"]})

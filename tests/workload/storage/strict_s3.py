@@ -15,14 +15,14 @@ import threading
 import urllib.parse
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
 import google_crc32c
+
+from tests.ports import Answering, Fake
 
 BUCKET = "strict-test"
 LEAST_PART_BYTES = 5 << 20
@@ -66,7 +66,7 @@ class RefusedError(Exception):
         self.status, self.code, self.message, self.more = status, code, message, more
 
 
-class StrictS3:
+class StrictS3(Fake):
     """`fail[operation]`: what the next requests of that operation meet; operations have the names of botocore.
 
     `calls`: number of requests by operation; `signed_by`: keys and session tokens of the requests; `refused`: codes of
@@ -76,9 +76,7 @@ class StrictS3:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"s3": self}))
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        super().__init__(_Handler)
         self.reset()
 
     def reset(self) -> None:
@@ -96,14 +94,6 @@ class StrictS3:
         self.ignores_conditions = False
         self.least_part_bytes = LEAST_PART_BYTES
         self._numbers = itertools.count()
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
     def put(self, name: str, content: bytes, *, has_checksum: bool = False) -> None:
         """Store an object, as another program does that sends no CRC-32C."""
@@ -137,21 +127,9 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    s3: StrictS3
+class _Handler(Answering):
+    fake: StrictS3
     protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16  # an answer in pieces waits for the acknowledgement of the first
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def handle(self) -> None:
-        with suppress(ConnectionError):  # the client has left
-            super().handle()
-
-    def finish(self) -> None:
-        with suppress(OSError):
-            super().finish()
 
     def _serve(self) -> None:
         parts = urllib.parse.urlsplit(self.path)
@@ -160,10 +138,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.key = urllib.parse.unquote("".join(rest))
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         operation = self._operation()
-        with self.s3.lock:
-            self.s3.calls[operation] += 1
-            self.s3.asked.append(f"{self.command} {self.path}")
-            faults = self.s3.fail.get(operation, [])
+        with self.fake.lock:
+            self.fake.calls[operation] += 1
+            self.fake.asked.append(f"{self.command} {self.path}")
+            faults = self.fake.fail.get(operation, [])
             fault = faults.pop(0) if faults else None
             try:
                 self._require_bucket(bucket, fault)
@@ -175,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == DAMAGED:
             answer.content = answer.content[:-1] + b"?"
         if fault == HANG:
-            self.s3.hangs.set()
+            self.fake.hangs.set()
             self.rfile.read()  # until the client has ended
         if fault in (BREAK, HANG):
             self.close_connection = True
@@ -201,18 +179,18 @@ class _Handler(BaseHTTPRequestHandler):
     def _require_bucket(self, bucket: str, fault: Refusal | str | None) -> None:
         if isinstance(fault, tuple):
             if fault[0] == 409:  # the parts are lost
-                self.s3.uploads.pop(self.query.get("uploadId", ""), None)
+                self.fake.uploads.pop(self.query.get("uploadId", ""), None)
             raise RefusedError(*fault)
         if bucket != BUCKET:
             raise RefusedError(404, "NoSuchBucket", "The specified bucket does not exist")
         signed = re.search(r"Credential=([^/]+)/\d+/([^/]+)/s3/", self.headers["Authorization"] or "")
         assert signed, "a signature of version 4"
-        self.s3.signed_by.add((signed[1], self.headers["X-Amz-Security-Token"]))
-        if self.s3.region and signed[2] != self.s3.region:
-            raise RefusedError(301, "PermanentRedirect", "Use another endpoint", Region=self.s3.region)
+        self.fake.signed_by.add((signed[1], self.headers["X-Amz-Security-Token"]))
+        if self.fake.region and signed[2] != self.fake.region:
+            raise RefusedError(301, "PermanentRedirect", "Use another endpoint", Region=self.fake.region)
 
     def _refusal(self, error: RefusedError) -> Answer:
-        self.s3.refused.append(error.code)
+        self.fake.refused.append(error.code)
         more = "".join(f"<{name}>{value}</{name}>" for name, value in error.more.items())
         text = f"<Error><Code>{error.code}</Code><Message>{escape(error.message)}</Message>{more}</Error>"
         headers = {"Content-Type": "application/xml", "x-amz-request-id": "1"}
@@ -232,20 +210,20 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = self.close_connection or cut
 
     def _HeadBucket(self) -> Answer:  # noqa: N802 - named as in botocore
-        return Answer(headers={"x-amz-bucket-region": self.s3.region})
+        return Answer(headers={"x-amz-bucket-region": self.fake.region})
 
     def _ListObjectsV2(self) -> Answer:  # noqa: N802
         prefix, delimiter = self.query.get("prefix", ""), self.query.get("delimiter", "")
         assert self.query["encoding-type"] == "url", "names may have characters that XML cannot have"
         after = bytes.fromhex(self.query.get("continuation-token", ""))
         found: dict[str, str] = {}
-        for name in sorted(self.s3.objects, key=str.encode):
+        for name in sorted(self.fake.objects, key=str.encode):
             if name.startswith(prefix):
                 inner, slash, _ = name.removeprefix(prefix).partition(delimiter) if delimiter else (name, "", "")
                 row = prefix + inner + slash if slash else name
                 if row.encode() > after:
                     found[row] = "folder" if slash else "object"
-        most = min(self.s3.page_rows, int(self.query.get("max-keys", 1000)))
+        most = min(self.fake.page_rows, int(self.query.get("max-keys", 1000)))
         rows = list(found.items())
         shown = "".join(self._row(name, kind) for name, kind in rows[:most])
         is_cut = "true" if len(rows) > most else "false"
@@ -253,15 +231,15 @@ class _Handler(BaseHTTPRequestHandler):
         last = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
         text = f"<Name>{BUCKET}</Name><IsTruncated>{is_cut}</IsTruncated>{last}<EncodingType>url</EncodingType>{shown}"
         answer = self._document("ListBucketResult", text)
-        if self.s3.region:
-            answer.headers["x-amz-bucket-region"] = self.s3.region
+        if self.fake.region:
+            answer.headers["x-amz-bucket-region"] = self.fake.region
         return answer
 
     def _row(self, name: str, kind: str) -> str:
         quoted = urllib.parse.quote(name, safe="/")
         if kind == "folder":
             return f"<CommonPrefixes><Prefix>{quoted}</Prefix></CommonPrefixes>"
-        held = self.s3.objects[name]
+        held = self.fake.objects[name]
         size = f"<Size>{len(held.content)}</Size>"
         return f"<Contents><Key>{quoted}</Key><ETag>{escape(held.etag)}</ETag>{size}</Contents>"
 
@@ -287,17 +265,17 @@ class _Handler(BaseHTTPRequestHandler):
         return answer
 
     def _held(self) -> Stored:
-        if self.key not in self.s3.objects:
+        if self.key not in self.fake.objects:
             raise RefusedError(404, "NoSuchKey", "The specified key does not exist.")
-        self.s3.require(self.key, {"If-None-Match": None, "If-Match": self.headers["If-Match"]})
-        return self.s3.objects[self.key]
+        self.fake.require(self.key, {"If-None-Match": None, "If-Match": self.headers["If-Match"]})
+        return self.fake.objects[self.key]
 
     def _PutObject(self) -> Answer:  # noqa: N802
-        self.s3.require(self.key, self.headers)
+        self.fake.require(self.key, self.headers)
         found = self._require_checksum(self.body)
         kept = {"Content-Type": self.headers["Content-Type"]}
         etag = f'"{hashlib.md5(self.body).hexdigest()}"'
-        self.s3.store(self.key, self.body, kept, etag, has_checksum=bool(found))
+        self.fake.store(self.key, self.body, kept, etag, has_checksum=bool(found))
         return Answer(headers={"ETag": etag} | ({"x-amz-checksum-crc32c": found} if found else {}))
 
     def _require_checksum(self, content: bytes) -> str:
@@ -309,12 +287,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _CreateMultipartUpload(self) -> Answer:  # noqa: N802
         assert self.headers["x-amz-checksum-algorithm"] == "CRC32C"
         assert self.headers["x-amz-checksum-type"] == "FULL_OBJECT"
-        upload_id = self.s3.next_upload()
-        self.s3.uploads[upload_id] = Upload(self.key, {"Content-Type": self.headers["Content-Type"]})
+        upload_id = self.fake.next_upload()
+        self.fake.uploads[upload_id] = Upload(self.key, {"Content-Type": self.headers["Content-Type"]})
         return self._document("InitiateMultipartUploadResult", f"<UploadId>{upload_id}</UploadId>")
 
     def _upload(self) -> Upload:
-        found = self.s3.uploads.get(self.query["uploadId"])
+        found = self.fake.uploads.get(self.query["uploadId"])
         if found is None:
             raise RefusedError(404, "NoSuchUpload", "The specified upload does not exist.")
         assert found.name == self.key
@@ -328,7 +306,7 @@ class _Handler(BaseHTTPRequestHandler):
         return Answer(headers={"ETag": f'"{hashlib.md5(self.body).hexdigest()}"', "x-amz-checksum-crc32c": found})
 
     def _CompleteMultipartUpload(self) -> Answer:  # noqa: N802
-        self.s3.require(self.key, self.headers)
+        self.fake.require(self.key, self.headers)
         upload = self._upload()
         rows = list(ET.fromstring(self.body))
         numbers = [int(row.findtext("{*}PartNumber") or 0) for row in rows]
@@ -337,20 +315,20 @@ class _Handler(BaseHTTPRequestHandler):
             known = (row.findtext("{*}ETag"), row.findtext("{*}ChecksumCRC32C"))
             if known != (f'"{hashlib.md5(part).hexdigest()}"', crc32c(part)):
                 raise RefusedError(400, "InvalidPart", "One or more of the specified parts could not be found.")
-        if any(len(each) < self.s3.least_part_bytes for each in contents[:-1]):
+        if any(len(each) < self.fake.least_part_bytes for each in contents[:-1]):
             raise RefusedError(400, "EntityTooSmall", "Your proposed upload is smaller than the minimum allowed size")
         whole = b"".join(contents)
         assert self.headers["x-amz-checksum-type"] == "FULL_OBJECT"
         assert self._require_checksum(whole)
         sums = b"".join(hashlib.md5(each).digest() for each in contents)
         etag = f'"{hashlib.md5(sums).hexdigest()}-{len(numbers)}"'
-        self.s3.store(self.key, whole, upload.headers, etag, has_checksum=True)
-        del self.s3.uploads[self.query["uploadId"]]
+        self.fake.store(self.key, whole, upload.headers, etag, has_checksum=True)
+        del self.fake.uploads[self.query["uploadId"]]
         return self._document("CompleteMultipartUploadResult", f"<ETag>{escape(etag)}</ETag>")
 
     def _AbortMultipartUpload(self) -> Answer:  # noqa: N802
         self._upload()
-        del self.s3.uploads[self.query["uploadId"]]
+        del self.fake.uploads[self.query["uploadId"]]
         return Answer(status=204)
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - names of the base class
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve

@@ -70,18 +70,6 @@ def names_in(folder: Path) -> list[str]:
 # Fetching
 
 
-def test_round_trip(storage: FakeStorage, make: Make, output: Path) -> None:
-    folder = make()
-    storage.put_folder(folder)
-    total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    report = fetch_all(storage, output)
-    assert only(report) == FetchedRun(run_id=RUN, state=FetchState.FETCHED, files=4, bytes=total)
-    assert names_in(output / RUN) == FILES
-    assert bundle.read(output / RUN).document["status"] == "completed"
-    assert (output / RUN / "steps.csv").read_bytes() == STEPS
-    assert storage.asked_for() == FILES
-
-
 @pytest.mark.parametrize(
     ("damage", "asked_for"),
     [
@@ -101,42 +89,6 @@ def test_a_damaged_bundle_is_repaired(
     damage(output / RUN)
     assert only(fetch_all(stored, output)).state is FetchState.FETCHED
     assert stored.asked_for() == asked_for
-    bundle.read(output / RUN)
-
-
-def test_a_complete_bundle_that_differs_is_kept(stored: FakeStorage, output: Path) -> None:
-    fetch_all(stored, output)
-    bundle.write_document(output / RUN, {"run_id": RUN, "status": "completed", "profile": "made here"})
-    bundle.seal(output / RUN)
-    outcome = only(fetch_all(stored, output))
-    assert (outcome.state, outcome.reason) == (
-        FetchState.REFUSED,
-        f"'{output / RUN}' is another complete bundle: --replace overwrites it",
-    )
-    assert "profile" in bundle.read(output / RUN).document
-    assert only(fetch_all(stored, output, replace=True)).state is FetchState.FETCHED
-    assert "profile" not in bundle.read(output / RUN).document
-
-
-def test_an_incomplete_run_comes_only_when_asked_for(storage: FakeStorage, make: Make, output: Path) -> None:
-    folder = make()
-    storage.put_folder(folder, without=["MANIFEST.json"])
-    assert only(fetch_all(storage, output)) == FetchedRun(
-        run_id=RUN,
-        state=FetchState.INCOMPLETE,
-        reason="no MANIFEST.json: the run is still going on, or was interrupted; --incomplete fetches it",
-    )
-    assert not (output / RUN).exists()
-    outcome = only(fetch_all(storage, output, incomplete=True))
-    assert (outcome.state, outcome.files) == (FetchState.INCOMPLETE, 3)
-    assert names_in(output / RUN) == FILES[1:]
-    storage.asked_for()
-    # It went on meanwhile: what is the same stays; then it ends.
-    storage.put(f"runs/{RUN}/steps.csv", STEPS + b"2,measured\n")
-    assert only(fetch_all(storage, output, incomplete=True)).files == 1
-    assert storage.asked_for() == ["steps.csv"]
-    storage.put_folder(folder)
-    assert only(fetch_all(storage, output)).state is FetchState.FETCHED
     bundle.read(output / RUN)
 
 

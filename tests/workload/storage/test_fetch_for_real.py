@@ -19,7 +19,6 @@ from tests.workload.storage.bundles import STEPS, content_of, make_bundle
 from tests.workload.storage.gcs_server import BUCKET, GcsServer, Relay
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, ToolError, UsageError
-from workload.contract.tables import TableFormat
 from workload.storage import fetch
 from workload.storage import gcs as bucket
 from workload.storage.address import parse_source
@@ -170,53 +169,6 @@ def test_memory_stays_flat(server: GcsServer, prefix: str, make: Make, tmp_path:
         peak_kb[size] = int(err.splitlines()[-1])
     print(peak_kb)
     assert peak_kb[64 * MEBIBYTE] - peak_kb[20] < 16_000
-
-
-def test_a_full_disk(server: GcsServer, prefix: str, make: Make, tmp_path: Path) -> None:
-    folder = make(size=3 * MEBIBYTE)
-    server.put_folder(folder, f"{prefix}/")
-    # A limit on the size of a file stands in for a disk of that size.
-    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({MEBIBYTE}, {MEBIBYTE}))\n"
-    output = tmp_path / "results"
-    with start(server.url, f"gs://{BUCKET}/{prefix}", "-o", str(output), limit=limit) as process:
-        _, err = process.communicate()
-    assert process.returncode == ExitCode.TOOL
-    assert err.splitlines()[:2] == [
-        f"error: File too large while writing '{output / folder.name}'",
-        "hint: free some space, or use -o FOLDER on another disk; the same command continues",
-    ]
-    assert "MANIFEST.json" not in content_of(output / folder.name)
-    assert run_fetch(source=f"gs://{BUCKET}/{prefix}", output=output) == ExitCode.DONE
-
-
-def test_hostile_names_of_a_real_server(
-    server: GcsServer, prefix: str, make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = make()
-    server.put_folder(folder, f"{prefix}/")
-    run = f"{prefix}/runs/{folder.name}"
-    hostile = {
-        f"{run}/../../../evil": "leaves its folder",
-        f"{run}//etc/passwd": "an empty part",
-        f"{run}/..\\evil": "a backslash",
-        f"{run}/C:/evil": "a drive letter",
-        f"{run}/nul\0x": "a control character",
-        f"{run}/line\nfeed": "a control character",
-        f"{run}/run.json/x/y": "clashes with a file that the manifest lists",
-        f"{prefix}/runs/../evil": "leaves its folder",
-        f"{prefix}/runs//evil/x": "an absolute path",
-    }
-    for name in hostile:
-        server.put(name, b"evil")
-    code = run_fetch(
-        source=f"gs://{BUCKET}/{prefix}", output=tmp_path / "results" / "here", output_format=TableFormat.JSON
-    )
-    assert code == ExitCode.BAD_BUNDLE
-    printed = json.loads(capsys.readouterr().out)
-    assert {each["name"]: each["reason"] for each in printed["refused_names"]} == hostile
-    assert [each["state"] for each in printed["runs"]] == ["fetched"]
-    assert content_of(tmp_path / "results" / "here" / folder.name) == content_of(folder)
-    assert [path for path in tmp_path.rglob("*") if "evil" in path.name or "passwd" in path.name] == []
 
 
 @pytest.mark.usefixtures("server")

@@ -1,14 +1,13 @@
 """Answers of a server that unpack to far more than they have: a few bytes of gzip, and most of the memory."""
 
-import threading
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 import pytest
 
+from tests.ports import Answering, Fake
 from workload.contract.errors import RooflaunchError
 from workload.storage.address import open_store
 from workload.storage.gcs import Bucket
@@ -30,44 +29,30 @@ def _bomb() -> bytes:
 BOMB = _bomb()
 
 
-class Bombs(BaseHTTPRequestHandler):
+class Bombs(Answering):
     """Answers the first question as Cloud Storage does, and all others with a bomb."""
 
     status: ClassVar[int] = 200
 
     def do_GET(self) -> None:
         """Answer."""
-        is_first = "maxResults=1" in self.path
-        content = b'{"items": []}' if is_first else BOMB
-        self.send_response(200 if is_first else self.status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("x-goog-generation", "1")
-        if not is_first:
-            self.send_header("Content-Encoding", "gzip")
-        self.end_headers()
-        try:
-            self.wfile.write(content)
-        except OSError:
-            self.close_connection = True
+        if "maxResults=1" in self.path:
+            self.send(200, b'{"items": []}', Content_Type="application/json")
+        else:
+            headers = {"Content-Type": "application/json", "x-goog-generation": "1", "Content-Encoding": "gzip"}
+            self.send(self.status, BOMB, **headers)
 
     def do_POST(self) -> None:
         """Answer an upload."""
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.content()
         self.do_GET()
-
-    def log_message(self, *_: object) -> None:  # type: ignore[override]
-        """Nothing."""
 
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Bombs)
-    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
-    yield open_store("gs://bucket")
-    server.shutdown()
-    server.server_close()
+    with Fake(Bombs) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        yield open_store("gs://bucket")
 
 
 class Counted:

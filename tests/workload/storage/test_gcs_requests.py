@@ -86,7 +86,7 @@ def every_request(patch: pytest.MonkeyPatch, folder: Path) -> dict[str, list[dic
     small.write_bytes(b"{}")
     of_small = crc32c_of(io.BytesIO(b"{}"))
     sent: dict[str, list[dict[str, Any]]] = {}
-    with gcs_server.running(folder / "log") as server, FaultyProxy(server).running() as proxy:
+    with gcs_server.running(folder / "log") as server, FaultyProxy(server) as proxy:
         patch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
         bucket: Bucket | None = None
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -14,7 +13,7 @@ from zlib import crc32
 import pytest
 
 from launcher.script import files
-from tests.workload.storage.bundles import content_of, make_bundle
+from tests.workload.storage.bundles import content_of, file_of, make_bundle, report_of
 from tests.workload.storage.s3_server import SETTINGS
 from tests.workload.storage.strict_s3 import (
     BREAK,
@@ -32,7 +31,7 @@ from tests.workload.storage.strict_s3 import (
 )
 from workload.contract import bundle
 from workload.contract.checksum import crc32c_of
-from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError
+from workload.contract.errors import BundleError, ExitCode, ToolError
 from workload.storage import s3, upload
 from workload.storage.address import open_store, parse_source
 from workload.storage.fetch import FetchState, fetch
@@ -51,28 +50,6 @@ ROOT = Path(__file__).parents[3]
 RUN = "20261121T142530Z-aws-t4-resnet18-b16-fp32-0000aa"
 SLOW_DOWN: Refusal = (503, "SlowDown")
 CONFLICT: Refusal = (409, "ConditionalRequestConflict")
-
-
-@pytest.fixture
-def opened(small_parts: StrictS3) -> Bucket:
-    found = s3.connect(BUCKET, prefix="", jobs=4)
-    small_parts.calls.clear()
-    return found
-
-
-def file_of(folder: Path, size: int) -> tuple[Path, str]:
-    path = folder / "file"
-    path.write_bytes(os.urandom(size))
-    with path.open("rb") as content:
-        return path, crc32c_of(content)
-
-
-def report_of(work: Callable[[], Any], kind: type[RooflaunchError], code: ExitCode) -> str:
-    with pytest.raises(kind) as caught:
-        work()
-    assert caught.value.exit_code is code
-    assert str(caught.value).isprintable()
-    return caught.value.report()
 
 
 # Objects

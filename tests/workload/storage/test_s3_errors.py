@@ -1,6 +1,5 @@
 """Refusals of S3, of networks on the way and of boto3's settings, each in one line of ours."""
 
-import os
 import ssl
 import sys
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.workload.environment.imds_server import SESSION, ImdsServer
+from tests.workload.storage.bundles import file_of, report_of
 from tests.workload.storage.s3_server import SETTINGS
 from tests.workload.storage.strict_s3 import (
     BUCKET,
@@ -21,7 +21,6 @@ from tests.workload.storage.strict_s3 import (
     StrictS3,
     _Handler,
 )
-from workload.contract.checksum import crc32c_of
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.storage import s3, s3_errors
 from workload.storage.s3 import Bucket
@@ -33,28 +32,6 @@ from workload.storage.store import (
 pytestmark = pytest.mark.world
 
 SLOW_DOWN: Refusal = (503, "SlowDown")
-
-
-@pytest.fixture
-def opened(small_parts: StrictS3) -> Bucket:
-    found = s3.connect(BUCKET, prefix="", jobs=4)
-    small_parts.calls.clear()
-    return found
-
-
-def file_of(folder: Path, size: int) -> tuple[Path, str]:
-    path = folder / "file"
-    path.write_bytes(os.urandom(size))
-    with path.open("rb") as content:
-        return path, crc32c_of(content)
-
-
-def report_of(work: Callable[[], Any], kind: type[RooflaunchError], code: ExitCode) -> str:
-    with pytest.raises(kind) as caught:
-        work()
-    assert caught.value.exit_code is code
-    assert str(caught.value).isprintable()
-    return caught.value.report()
 
 
 AGAIN = "wait a minute, then run again, with fewer commands at the same time"

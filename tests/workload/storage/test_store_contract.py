@@ -352,16 +352,20 @@ def test_a_complete_run_of_the_same_name_stays(store: Store, made: Path) -> None
     upload(store, made)
     bundle.write_document(made, {"run_id": RUN, "status": "preempted"})
     bundle.seal(made)
-    with pytest.raises(BundleError, match=rf"^another complete run is in (bucket|folder) '.*' as 'runs/{RUN}/MANIFEST"):
+    another = rf"^another complete run is in (bucket|folder) '.*' as '.*runs/{RUN}/MANIFEST\.json'$"
+    with pytest.raises(BundleError, match=another) as caught:
         upload(store, made)
+    assert caught.value.hint == f"to replace it: {store.removal(f'runs/{RUN}/')}"
     assert json.loads(store.read(f"runs/{RUN}/run.json") or b"")["status"] == "completed"
 
 
 def test_a_complete_run_that_was_damaged_there(place: Place, store: Store, made: Path) -> None:
     upload(store, made)
     place.put(f"runs/{RUN}/steps.csv", b"other")
-    with pytest.raises(BundleError, match=r"^'runs/.*/steps\.csv' in (bucket|folder) '.*' is damaged: it differs from"):
+    damaged = r"^'runs/.*/steps\.csv' in (bucket|folder) '.*' is damaged: it differs from its manifest$"
+    with pytest.raises(BundleError, match=damaged) as caught:
         upload(store, made)
+    assert caught.value.hint == f"{store.removal(f'runs/{RUN}/steps.csv')}, then upload again"
     place.remove(f"runs/{RUN}/steps.csv")
     assert upload(store, made).files == 1
 
@@ -493,7 +497,9 @@ def test_what_is_uploaded_is_fetched_once(place: Place, store: Store, made: Path
     assert [run.reason for run in report.outcomes] == [
         f"'{tmp_path / 'results' / RUN}' is another complete bundle: --replace overwrites it"
     ]
+    assert "made" in bundle.read(tmp_path / "results" / RUN).document
     assert fetch_all(place, tmp_path / "results", replace=True).count(FetchState.FETCHED) == 1
+    assert content_of(tmp_path / "results" / RUN) == content_of(made)
 
 
 def test_nothing_below_an_address(place: Place, store: Store, tmp_path: Path) -> None:
@@ -513,6 +519,11 @@ def test_an_incomplete_run_comes_only_when_asked_for(place: Place, store: Store,
     place.put(f"runs/{RUN}/steps.csv", (made / "steps.csv").read_bytes()[:-2] + b"?\n")
     assert fetch_all(place, tmp_path / "results", incomplete=True).outcomes[0].files == 1, "what differs"
     assert (tmp_path / "results" / RUN / "steps.csv").read_bytes().endswith(b"?\n")
+    # Then it ends.
+    place.remove(f"runs/{RUN}/steps.csv")
+    upload(store, made)
+    assert [run.state for run in fetch_all(place, tmp_path / "results").outcomes] == [FetchState.FETCHED]
+    assert content_of(tmp_path / "results" / RUN) == content_of(made)
 
 
 def test_what_was_damaged_where_it_lies_is_refused(place: Place, store: Store, made: Path, tmp_path: Path) -> None:

@@ -5,9 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -79,19 +77,6 @@ def start(url: str, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(folder)], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE
     )
-
-
-@pytest.mark.slow
-def test_many_bundles_at_a_time(opened: Bucket, make: Make, tmp_path: Path) -> None:
-    folders = [make(index) for index in range(40)]
-    began_s = time.perf_counter()
-    with ThreadPoolExecutor(8) as pool:
-        assert {each.files for each in pool.map(lambda folder: upload.upload(opened, folder), folders)} == {6}
-    print(f"40 bundles of 6 files in {time.perf_counter() - began_s:.2f} s")
-    report = fetch.fetch(opened, parse_source(f"gs://{BUCKET}/runs"), tmp_path / "results")
-    assert report.error is None
-    for folder in folders:
-        assert content_of(tmp_path / "results" / folder.name) == content_of(folder)
 
 
 @pytest.mark.parametrize("limit", [3 * MEBIBYTE, 9 * MEBIBYTE], ids=["first-chunk", "second-chunk"])

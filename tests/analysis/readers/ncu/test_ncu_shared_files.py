@@ -41,15 +41,3 @@ def test_l4() -> None:
     assert weighted == pytest.approx(32.14, abs=0.005), "its author published 23.16"
     assert set(found.kernels["family"]) >= {"convolution", "GEMM", "batch norm", "elementwise", "optimizer"}
     assert "other" not in set(found.kernels["family"])
-
-
-def test_details_page() -> None:
-    found = ncu.read(FILES / "cc75_details_ragged.csv")
-    assert found.layout is Layout.DETAILS
-    (kernel,) = found.kernels.to_dict("records")
-    assert kernel["duration_s"] == pytest.approx(21058944e-9)
-    assert kernel["cycles"] == 12319469
-    assert (kernel["sm_percent"], kernel["memory_percent"], kernel["dram_percent"]) == (1.30, 61.84, 61.84)
-    assert kernel["dram_bytes"] == pytest.approx(196456177859.63 * 21058944e-9)
-    assert kernel["compute_capability"] == "7.5"
-    assert len(found.metrics) == 71

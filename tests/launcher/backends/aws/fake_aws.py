@@ -15,11 +15,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from tests.ports import Answering, Fake
 
 REGION, ACCOUNT = "us-east-1", "111122223333"
 # Names of zones differ between accounts: this account's `a` is az4.
@@ -75,7 +75,7 @@ class Vm:
 
 
 @dataclass
-class FakeAws:
+class FakeAws(Fake):
     """`clock`: the time in seconds since 1970. `with FakeAws(...) as fake:` serves at `fake.url`."""
 
     clock: Callable[[], float]
@@ -108,27 +108,7 @@ class FakeAws:
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
-
-    def __enter__(self) -> Self:
-        fake = self
-
-        class Handler(_Handler):
-            aws = fake
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        super().__init__(_Handler)
 
     @property
     def live(self) -> list[Vm]:
@@ -464,28 +444,29 @@ class FakeAws:
         return {"Parameter": {"Name": fields["Name"], "Value": self.parameters[fields["Name"]]}}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Answering):
     """The wire protocols: EC2's and STS's queries with XML, the JSON of the others."""
 
-    aws: FakeAws
+    fake: FakeAws
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.content()
         scope = re.search(r"Credential=[^/]+/\d+/[^/]+/([^/]+)/aws4_request", self.headers.get("Authorization", ""))
         service = scope[1] if scope else "ec2"
         as_json = service not in ("ec2", "sts", "iam")
         try:
             action, fields = self._request(service, body)
-            answer = self.aws.answer(service, action, fields)
+            answer = self.fake.answer(service, action, fields)
         except Lost:
             self.close_connection = True
             return
         except AwsError as error:
-            self._send(error.status, *_error(error, as_json=as_json))
+            content, headers = _error(error, as_json=as_json)
+            self.send(error.status, content, **headers)
         else:
             content = json.dumps(answer).encode() if as_json else _xml(service, action, answer)
-            self._send(200, content, {})
+            self.send(200, content)
 
     def do_GET(self) -> None:
         self.do_POST()
@@ -504,16 +485,8 @@ class _Handler(BaseHTTPRequestHandler):
         fields = dict(parse_qsl(body.decode(), keep_blank_values=True))
         return fields.pop("Action"), _nested(fields)
 
-    def _send(self, status: int, content: bytes, headers: Mapping[str, str]) -> None:
-        self.send_response_only(status)
-        self.send_header("Date", formatdate(self.aws.clock(), usegmt=True))
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        """Be quiet."""
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(self.fake.clock() if timestamp is None else timestamp)
 
 
 def _error(error: AwsError, *, as_json: bool) -> tuple[bytes, dict[str, str]]:

@@ -12,15 +12,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from launcher.backends.aws import user_data
 from launcher.backends.aws.user_data import Parameters
+from tests.ports import Answering, Fake
 from tests.waiting import until
 from tests.workload.environment.imds_server import ImdsServer
 
@@ -71,7 +70,7 @@ SHIMS: Mapping[str, str] = {
 PRIVATE = ("/var/lib/rooflaunch", "/etc/systemd/system")
 
 
-class Aws:
+class Aws(Fake):
     """S3, of which a machine only writes objects, and ECR, which gives a login. A context manager.
 
     `refused`: S3 refuses everything, and repeats the request in its answer, as it does for a wrong signature.
@@ -82,57 +81,33 @@ class Aws:
         self.written: list[str] = []
         self.signed: list[str] = []
         self.refused = False
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.aws = self
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(_Handler)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    aws: Aws
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+class _Handler(Answering):
+    fake: Aws
 
     def do_PUT(self) -> None:
-        aws, content = self.server.aws, self._content()
+        aws, content = self.fake, self._content()
         if aws.refused:
-            self._answer(403, f"<Error><Code>AccessDenied</Code><Request>{self.headers}</Request></Error>")
+            self.send(403, f"<Error><Code>AccessDenied</Code><Request>{self.headers}</Request></Error>")
             return
         aws.objects[self.path] = content
         aws.written.append(self.path)
-        self._answer(200)
+        self.send(200)
 
     def do_POST(self) -> None:
         assert json.loads(self._content()) == {}
         assert self.headers["X-Amz-Target"] == "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken"
         token = base64.b64encode(f"AWS:{PASSWORD}".encode()).decode()
-        self._answer(200, json.dumps({"authorizationData": [{"authorizationToken": token}]}))
+        self.send(200, json.dumps({"authorizationData": [{"authorizationToken": token}]}))
 
     def _content(self) -> bytes:
         assert self.headers["X-Amz-Security-Token"]
         scope = re.search(r"Credential=[^/]+/\d{8}/([^,]+),", self.headers["Authorization"])
         assert scope
-        self.server.aws.signed.append(scope[1])
-        return self.rfile.read(int(self.headers["Content-Length"]))
-
-    def _answer(self, status: int, text: str = "") -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text.encode())))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.fake.signed.append(scope[1])
+        return self.content()
 
 
 class Instance:

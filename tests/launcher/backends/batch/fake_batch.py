@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from google.cloud import batch_v1
 from google.protobuf import json_format
+
+from tests.ports import Answering, Fake
 
 REGION, PROJECT = "us-central1", "my-project"
 PARENT = f"projects/{PROJECT}/locations/{REGION}"
@@ -67,7 +67,7 @@ class FakeJob:
         return dict(self.body["taskGroups"][0]["taskSpec"])
 
 
-class FakeBatch:
+class FakeBatch(Fake):
     """A context manager; `.url` is for ROOFLAUNCH_BATCH_ENDPOINT. Without `execute` a task runs until a test ends it.
 
     `stockout`: what a job that waits in the queue says. `refuses`: (status, reason, message) for each question.
@@ -80,25 +80,15 @@ class FakeBatch:
         self.refuses: tuple[int, str, str] | None = None
         self.cancels_nothing = False
         self.asked: Counter[str] = Counter()
-        self.unknown: list[str] = []
         self.lock = threading.RLock()
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.fake = self
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        super().__init__(_Handler)
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def __exit__(self, *error: object) -> None:
         for job in self.jobs.values():
             for task in job.tasks:
                 if task.work is not None and task.work.poll() is None:
                     task.work.terminate()
-        if kind is None:
-            assert not self.unknown, f"Cloud Batch was asked for {self.unknown}"
+        super().__exit__(*error)
 
     # What a test makes happen.
 
@@ -287,29 +277,17 @@ def _error(status: int, message: str) -> dict[str, Any]:
     return {"error": {"code": status, "message": message}}
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+class _Handler(Answering):
     fake: FakeBatch
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
     protocol_version = "HTTP/1.1"
 
     def _do(self) -> None:
-        content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         split = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(split.query).items()}
-        status, document = self.server.fake.answer(self.command, split.path, query, content)
-        body = json.dumps(document).encode()
-        self.send_response_only(status)
-        self.send_header("Content-Type", "application/json; charset=UTF-8")
-        self.send_header("Date", formatdate(self.server.fake.clock(), usegmt=True))
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        status, document = self.fake.answer(self.command, split.path, query, self.content())
+        self.send(status, json.dumps(document), Content_Type="application/json; charset=UTF-8")
 
-    do_GET = do_POST = do_DELETE = _do  # noqa: N815
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(self.fake.clock() if timestamp is None else timestamp)
 
-    def log_message(self, *_: object) -> None:
-        """Nothing is printed."""
+    do_GET = do_POST = do_DELETE = _do

@@ -12,11 +12,9 @@ import traceback
 import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 
 from tests.launcher.backends.gcp import wire
 from tests.launcher.backends.gcp.compute_bodies import (
@@ -33,6 +31,7 @@ from tests.launcher.backends.gcp.compute_bodies import (
     quota_error,
     stockout_error,
 )
+from tests.ports import Answering, Fake
 
 PROJECT = re.compile(r"[a-z][-a-z0-9]{4,28}[a-z0-9]")
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -195,7 +194,7 @@ class _Refused:
     times: int
 
 
-class FakeCompute:
+class FakeCompute(Fake):
     """Compute Engine for every project. `vm` is called in a thread of its own, the guest, once its VM is RUNNING.
 
     `operation_s`: how long each operation takes; `boot_s`: from RUNNING to the guest's first line; `grace_s`: from the
@@ -243,15 +242,9 @@ class FakeCompute:
         self._threads: list[threading.Thread] = []
         self._outages: dict[str, str] = {}
         self._closed = threading.Event()
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.fake = self
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        super().__init__(_Handler)
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.005}, daemon=True).start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._closed.set()
         with self._lock:
             timers, threads = list(self._timers), list(self._threads)
@@ -261,8 +254,7 @@ class FakeCompute:
             timer.cancel()
         for thread in threads:
             thread.join(JOIN_S)
-        self._server.shutdown()
-        self._server.server_close()
+        super().__exit__(kind, *rest)
         if kind is None:
             assert not self.guest_errors, "\n".join(self.guest_errors)
 
@@ -862,40 +854,17 @@ ROUTES: tuple[tuple[str, re.Pattern[str], _Handling], ...] = (
 )
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    # 100 launches connect at once.
-    request_queue_size = 256
+class _Handler(Answering):
     fake: FakeCompute
-
-
-class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # One packet per answer: two wait 40 ms for each other's acknowledgement.
-    wbufsize = 1 << 16
     disable_nagle_algorithm = True
 
     def _serve(self) -> None:
-        assert isinstance(self.server, _Server)
-        content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        status, document = self.server.fake.answer(self.command, self.path, content, token)
-        body = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json; charset=UTF-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        status, document = self.fake.answer(self.command, self.path, self.content(), token)
+        self.send(status, json.dumps(document), Content_Type="application/json; charset=UTF-8")
 
     def date_time_string(self, timestamp: float | None = None) -> str:
-        assert isinstance(self.server, _Server)
-        return super().date_time_string(self.server.fake.clock() if timestamp is None else timestamp)
+        return super().date_time_string(self.fake.clock() if timestamp is None else timestamp)
 
-    def handle(self) -> None:
-        with suppress(ConnectionError):
-            super().handle()
-
-    do_GET = do_POST = do_DELETE = do_PUT = do_PATCH = _serve  # noqa: N815 - names of the base class
-
-    def log_message(self, *_: object) -> None:
-        """Nothing: what was asked is in `calls`."""
+    do_GET = do_POST = do_DELETE = do_PUT = do_PATCH = _serve

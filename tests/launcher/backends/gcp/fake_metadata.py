@@ -4,12 +4,10 @@ import hashlib
 import json
 import threading
 import time
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.launcher.backends.gcp.fake_compute import Vm
+from tests.ports import Answering, Fake
 
 # What must never be seen outside the answer to a question for it.
 TOKEN = "ya29.this-token-is-a-secret-of-the-test"
@@ -18,7 +16,7 @@ VALUE_LIMIT_BYTES = 256 * 1024
 LOOK_EVERY_S = 0.02
 
 
-class FakeMetadata:
+class FakeMetadata(Fake):
     """A context manager; `.host` is for GCE_METADATA_HOST. Raises at its end for a key that it does not know.
 
     `silent`: how many of the next questions are answered with 503.
@@ -29,22 +27,13 @@ class FakeMetadata:
         self.token = token
         self.silent = 0
         self.asked: list[str] = []
-        self.unknown: list[str] = []
         self.closed = threading.Event()
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.fake = self
-        self.host = f"127.0.0.1:{self._server.server_address[1]}"
+        super().__init__(_Handler)
+        self.host = self.url.removeprefix("http://")
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self.closed.set()
-        self._server.shutdown()
-        self._server.server_close()
-        if kind is None:
-            assert not self.unknown, f"the metadata server was asked for {self.unknown}"
+        super().__exit__(*error)
 
     def get(self, key: str, query: dict[str, str]) -> tuple[int, str]:
         """Status and text; a question with `wait_for_change` is answered when the value changes."""
@@ -101,28 +90,23 @@ def tag_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+class _Handler(Answering):
     fake: FakeMetadata
 
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-
     def do_GET(self) -> None:
-        fake, parts = self.server.fake, urlsplit(self.path)
+        fake, parts = self.fake, urlsplit(self.path)
         if key := self._key(parts.path):
             query = {name: values[0] for name, values in parse_qs(parts.query).items()}
             self._answer(*fake.get(key, query))
 
     def do_PUT(self) -> None:
-        content = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+        content = self.content().decode()
         if key := self._key(urlsplit(self.path).path):
-            self._answer(self.server.fake.put(key, content))
+            self._answer(self.fake.put(key, content))
 
     def _key(self, path: str) -> str | None:
         """None, and answered, where Google's server refuses the question whatever it is for."""
-        fake, key = self.server.fake, unquote(path).removeprefix("/computeMetadata/v1/")
+        fake, key = self.fake, unquote(path).removeprefix("/computeMetadata/v1/")
         fake.asked.append(f"{self.command} {key}")
         if self.headers.get("Metadata-Flavor") != "Google" or self.headers.get("X-Forwarded-For"):
             self._answer(403, "Missing required header: Metadata-Flavor: Google")
@@ -136,14 +120,4 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _answer(self, status: int, text: str = "") -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self.send_response(status)
-            self.send_header("Metadata-Flavor", "Google")
-            self.send_header("ETag", tag_of(text))
-            self.send_header("Content-Type", "application/text")
-            self.send_header("Content-Length", str(len(text.encode())))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.send(status, text, Metadata_Flavor="Google", ETag=tag_of(text), Content_Type="application/text")

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from launcher.protocol.records import LaunchPhase
 from tests.launcher.backends.gcp import fake_vm
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.backends.gcp.fake_metadata import TOKEN, FakeMetadata
+from tests.ports import Answering, Fake
 from workload.contract.errors import ToolError
 from workload.environment.cloud import cloud_facts
 from workload.environment.machine import HostSystem
@@ -97,21 +97,15 @@ def test_nobody_there() -> None:
 
 
 def test_another_server_than_googles() -> None:
-    class Somebody(BaseHTTPRequestHandler):
+    class Somebody(Answering):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"zones/mine")
+            self.send(200, "zones/mine")
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Somebody) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        other = Guest(metadata=("127.0.0.1", server.server_port), compute="", sleep=lambda _: None)
+    with Fake(Somebody) as server:
+        host, _, port = server.url.removeprefix("http://").partition(":")
+        other = Guest(metadata=(host, int(port)), compute="", sleep=lambda _: None)
         with pytest.raises(ToolError, match="the answer is not from Google's metadata server"):
             assert other.zone
-        server.shutdown()
 
 
 def test_a_preemption_is_told_when_it_comes(here: Guest, vm: Vm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ import copy
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -19,6 +18,7 @@ from launcher.backends.gcp.services import Services
 from launcher.protocol.records import Price
 from tests.launcher.backends.gcp.canned_prices import ADDRESS, CORE, DISK, GPU, GPU_SPOT, RAM, SKUS, price_list_of, sku
 from tests.launcher.backends.gcp.fake_rest import disabled, refused
+from tests.ports import Answering, Fake
 from workload.contract.errors import ToolError
 
 T4 = gpus.require("t4")
@@ -320,21 +320,13 @@ def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Answering):
         def do_GET(self) -> None:
             assert "Authorization" not in self.headers
-            content = json.dumps(page((SKUS[:7], SKUS[7:]), self.path)).encode()
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(content)
+            self.send(200, json.dumps(page((SKUS[:7], SKUS[7:]), self.path)))
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{http.server_address[1]}"
-        http.shutdown()
+    with Fake(Handler) as http:
+        yield http.url
 
 
 @pytest.mark.world

@@ -60,16 +60,6 @@ def log_of(machine: sshd.Machine, job: Machine) -> str:
 # Starting
 
 
-def test_submitting_twice_starts_once(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
-    plan = doing(plan_of(where), SLEEP)
-    first = submitted(machines, plan)
-    assert (first.name, first.zone, first.condition) == (plan.request.name, "127.0.0.1", Condition.RUNNING)
-    assert submitted(machines, plan) == first
-    assert submitted(backend.machines(backend.settings(where)), plan) == first, "another launcher"
-    assert len(keepers(machine)) == 1
-    assert [job.name for job in machines.look()] == [first.name]
-
-
 def test_submitting_what_has_ended_starts_nothing(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
     plan = doing(plan_of(where), SLEEP)
     machines.stop([submitted(machines, plan)])
@@ -158,12 +148,6 @@ def test_what_a_job_printed(machines: SshMachines, where: Where, tmp_path: Path)
     assert second.text == "half and half\n"
     assert machines.output(job, second.next_start).text == ""
     assert machines.output(Machine(name="rooflaunch-none-1", zone="", condition=Condition.GONE), 0).text == ""
-
-
-def test_jobs_that_never_were_are_gone(machines: SshMachines) -> None:
-    assert machines.look().there == ()
-    [job] = machines.look({"rooflaunch-box-20260101-000000-abcdef": ()})
-    assert job.condition is Condition.GONE
 
 
 @pytest.mark.parametrize("name", ["../../etc", "rooflaunch-x/../y", "-rf", "", "a b", "rooflaunch-\n"])
