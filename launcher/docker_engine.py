@@ -258,7 +258,10 @@ class Engine:
                 f"the engine has {self.cpus} CPUs; got --cpus {container.cpus:g}", hint=f"--cpus {self.cpus}"
             )
         with translated(f"a container of '{container.image}' did not start"):
-            created = self._client.containers.create(**_creation(container) | _tied(container))
+            # Not shown to users: standard input is open, and its end ends the trainer.
+            environment = {**container.environment, **container.variables, LIFELINE: "stdin"}
+            settings = {**_creation(container), "stdin_open": True, "environment": environment}
+            created = self._client.containers.create(**settings)
         lifeline: Any = None
         try:
             with translated(f"a container of '{container.image}' did not start"):
@@ -434,11 +437,6 @@ def _creation(container: Container) -> dict[str, Any]:
         "nano_cpus": None if container.cpus is None else round(container.cpus * 1e9),
         "labels": dict(container.labels),
     }
-
-
-def _tied(container: Container) -> dict[str, Any]:
-    """Arguments for the SDK that are not shown to users: standard input is open, and its end ends the trainer."""
-    return {"stdin_open": True, "environment": {**container.environment, **container.variables, LIFELINE: "stdin"}}
 
 
 class _Lines:

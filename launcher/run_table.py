@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from workload.contract.bundle import Bundle
 from workload.contract.invocation import as_typed
-from workload.contract.profile_record import LongestKernel, ProfileResult
+from workload.contract.profile_record import ProfileResult
 from workload.contract.ranks import Ranks, limit_sentence, waits
 from workload.contract.record import Record, Status, StepSeconds, Verdict
 from workload.contract.text import counted, percent, plain, seconds, si, unbroken, wrapped
@@ -35,7 +35,8 @@ def render(bundles: Sequence[Bundle], *, width: int | None = None) -> str:
     """Summary of the repeats of one configuration, wrapped to `width`. Incomplete runs are listed below the figures."""
     completed = [run for run in bundles if _has_figures(run.record)]
     rows = list(_measured_rows([run.record for run in completed])) if completed else []
-    rows += [(_status_label(run), run.record.error or "") for run in bundles if run not in completed]
+    failed = [run.record for run in bundles if run not in completed]
+    rows += [(record.status.replace("_", " "), record.error or "") for record in failed]
     rows += [("bundle" if index == 0 else "", unbroken(str(run.path))) for index, run in enumerate(bundles)]
     lines = [wrapped(as_typed(text), width, indent=TEXT_COLUMN, first=_label(name)) for name, text in rows]
     if completed:
@@ -62,10 +63,6 @@ def _headline(record: Record) -> str:
         known = [f"batch {spec.batch_size}", spec.precision] if spec.script.step else []
         return ", ".join([spec.script.command or spec.model, *(text for text in known if text), f"on {on}"])
     return f"{spec.model}, batch {spec.batch_size}, {spec.precision}, on {on}"
-
-
-def _status_label(run: Bundle) -> str:
-    return run.record.status.replace("_", " ")
 
 
 def _measured_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
@@ -217,7 +214,9 @@ def _profile(profile: ProfileResult) -> list[str]:
         lines.append(_counted(profile, profile.flop_per_step))
     if profile.top:
         number = f"{profile.calls_per_step:.0f} {profile.rows} a step"
-        lines.append(f"torch: {number}; longest: {_longest(profile.top[0])}")
+        longest = profile.top[0]
+        share = "" if longest.share is None else f", {percent(longest.share)} of the time"
+        lines.append(f"torch: {number}; longest: {(longest.name or '')[:KERNEL_WIDTH]}{share}")
     return lines
 
 
@@ -229,8 +228,3 @@ def _counted(profile: ProfileResult, flop_per_step: float) -> str:
     per_byte = "" if intensity is None else f", {intensity:.3g} FLOP/byte"
     flop = si(flop_per_step, "FLOP")
     return f"ncu: {bound}{flop} a step{verified}{bytes_moved}{per_byte}; {profile.kernels_per_step:.0f} kernels"
-
-
-def _longest(kernel: LongestKernel) -> str:
-    share = "" if kernel.share is None else f", {percent(kernel.share)} of the time"
-    return f"{kernel.name or ''}"[:KERNEL_WIDTH] + share

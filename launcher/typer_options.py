@@ -15,7 +15,11 @@ from workload.contract.help_text import Group
 from workload.contract.program import option
 from workload.contract.spec import Device, Option, options
 
-DEVICE_SWITCHES = (Device.CPU, Device.CUDA, Device.MPS)
+DEVICE_SWITCHES = {
+    Device.CPU: "compute on the CPU",
+    Device.CUDA: "on the NVIDIA GPU",
+    Device.MPS: "on the Apple GPU",
+}
 
 
 T = TypeVar("T")
@@ -40,7 +44,10 @@ DryRunOption = Annotated[bool, option("--dry-run", "print the plan and stop", Gr
 def run_options(command: Callable[..., int], *, without: Collection[str] = ()) -> Callable[..., int]:
     """Give `command` every run option except `without`. It gets the typed options as `typed`, by field name."""
     run = [_parameter(item) for item in options() if item.name not in ("device", *without)]
-    devices = [_device_switch(device) for device in DEVICE_SWITCHES]
+    devices = [
+        _keyword(device.value, Annotated[bool, option(f"--{device}", text, Group.PLACE)], default=False)
+        for device, text in DEVICE_SWITCHES.items()
+    ]
     own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "typed"]
 
     @wraps(command)
@@ -48,21 +55,14 @@ def run_options(command: Callable[..., int], *, without: Collection[str] = ()) -
         values = {item.name: arguments.pop(item.name) for item in run}
         chosen = [device for device in DEVICE_SWITCHES if arguments.pop(device.value)]
         typed = {name: value for name, value in values.items() if value is not None}
-        return command(typed=typed | _chosen_device(chosen), **arguments)
+        if len(chosen) > 1:
+            flags = " and ".join(f"--{device}" for device in chosen)
+            raise UsageError(
+                f"a run has one device; got {flags}", hint=f"--{chosen[0]}, or none for the best device found"
+            )
+        return command(typed=typed | ({"device": chosen[0]} if chosen else {}), **arguments)
 
     return signed(with_run_options, [*devices, *run, *own])
-
-
-def _chosen_device(chosen: list[Device]) -> dict[str, Device]:
-    if len(chosen) > 1:
-        flags = " and ".join(f"--{device}" for device in chosen)
-        raise UsageError(f"a run has one device; got {flags}", hint=f"--{chosen[0]}, or none for the best device found")
-    return {"device": chosen[0]} if chosen else {}
-
-
-def _device_switch(device: Device) -> inspect.Parameter:
-    text = {Device.CPU: "compute on the CPU", Device.CUDA: "on the NVIDIA GPU", Device.MPS: "on the Apple GPU"}
-    return _keyword(device.value, Annotated[bool, option(f"--{device}", text[device], Group.PLACE)], default=False)
 
 
 def _parameter(item: Option) -> inspect.Parameter:

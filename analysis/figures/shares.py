@@ -34,7 +34,7 @@ def efficiency(material: Material, table: pd.DataFrame) -> Drawing:
     return rows_of_points(
         material,
         table,
-        x=alt.X("fraction:Q", scale=scale, axis=axis, title="Attained FLOP/s, share of the device's [%]"),
+        x=alt.X("fraction:Q", scale=scale, axis=axis, title="Attained FLOP/s, share of the roof [%]"),
         field="fraction",
         legends=("env", "of"),
         order=pd.Series([rank[pair] for pair in zip(table["env"], table["of"], strict=True)], index=table.index),

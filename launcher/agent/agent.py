@@ -124,7 +124,7 @@ class Agent:
             was_preempted = self.stop.why is Why.PREEMPTED and ended.exit_code != ExitCode.DONE
             comes_back = was_preempted and self.host.comes_back()
             if not comes_back:
-                ended = self._guarded(lambda: self._noted(ended))
+                ended = self._guarded(lambda: self.home.note_ended(ended))
             with self.heartbeats.beating():
                 ended = self._guarded(lambda: self._deliver_all(ended))
         if self.delivery.is_complete:
@@ -138,10 +138,6 @@ class Agent:
             if_absent = not self.home.only_saves()
             self.store.write(records.result_object(self.request.name), result.to_bytes(), if_absent=if_absent)
         return result
-
-    def _noted(self, ended: WorkEnd) -> WorkEnd:
-        self.home.note_ended(ended)
-        return ended
 
     def _guarded(self, part: Callable[[], WorkEnd]) -> WorkEnd:
         try:
@@ -202,9 +198,11 @@ class Agent:
         ):
             is_last = outcome.number == len(rest.runs)
             deliveries += self._settle(outcome, uploads, is_last=is_last)
-            outcomes.append(self._with_trainer_error(outcome))
+            outcome = self._with_trainer_error(outcome)  # noqa: PLW2901 - the same outcome, with more to tell
+            outcomes.append(outcome)
             if len(task.runs) > 1:
-                print(_line(outcomes[-1], len(rest.runs)), flush=True)
+                why = f": {outcome.why}" if outcome.why else ""
+                print(f"run {outcome.number} of {len(rest.runs)}: {outcome.end}{why}", flush=True)
         if LaunchPhase.RUN_STARTED in self.home.phases():
             is_profiled = LaunchPhase.PROFILE_STARTED in self.home.phases()
             self.heartbeats.enter(LaunchPhase.PROFILE_ENDED if is_profiled else LaunchPhase.RUN_ENDED)
@@ -299,11 +297,7 @@ class Agent:
         return WorkEnd(exit_code=code, error=error, hint=hint, timed_out=timed_out)
 
     def _plan(
-        self,
-        spec: RunSpec,
-        context: Context,
-        outside: Mapping[str, Mapping[str, Any]],
-        workplace: Workplace | None,
+        self, spec: RunSpec, context: Context, outside: Mapping[str, Mapping[str, Any]], workplace: Workplace | None
     ) -> local.LocalPlan:
         spec = spec.checked()
         if spec.download:  # the user's data folder does not exist on this machine
@@ -354,10 +348,7 @@ class Agent:
             self.stop.started(trainer)
 
         return Watcher(
-            on_message=self._hear,
-            on_bundle=self.delivery.folders.append,
-            on_started=started,
-            on_ended=self.stop.ended,
+            on_message=self._hear, on_bundle=self.delivery.folders.append, on_started=started, on_ended=self.stop.ended
         )
 
     def _hear(self, line: str) -> None:
@@ -447,8 +438,3 @@ class Agent:
 
 def _is_final(sealed: SealedRun, keys: Collection[str]) -> bool:
     return sealed.run_key in keys and sealed.status in FINAL
-
-
-def _line(outcome: Outcome, count: int) -> str:
-    """Line of the log for an outcome; `count`: number of runs in the task."""
-    return f"run {outcome.number} of {count}: {outcome.end}{f': {outcome.why}' if outcome.why else ''}"

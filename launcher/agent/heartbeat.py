@@ -61,11 +61,7 @@ class HeartbeatWriter:
             return
         at = iso(self._now())
         heartbeat = Heartbeat(
-            at=at,
-            zone=self._zone,
-            phases=self._home.phases(),
-            runs=self._home.uploaded(),
-            last_line=self.last_line,
+            at=at, zone=self._zone, phases=self._home.phases(), runs=self._home.uploaded(), last_line=self.last_line
         )
         self._report("heartbeat", at)
         with suppress(RooflaunchError, OSError):

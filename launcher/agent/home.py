@@ -105,11 +105,12 @@ class Home:
             finally:
                 os.close(number)
 
-    def note_ended(self, ended: WorkEnd) -> None:
-        """Record how the work ended, in the space reserved for this record. Raises `ToolError` if the disk is full."""
+    def note_ended(self, ended: WorkEnd) -> WorkEnd:
+        """Record how the work ended, in its reserved space, and return `ended`. Raises `ToolError` on a full disk."""
         path = self.path / ENDED
         with full_disk_reported(path), path.open("r+b" if path.exists() else "wb") as file:
             file.write(json.dumps(asdict(ended)).encode().ljust(RESERVED_BYTES))
+        return ended
 
     def ended(self) -> WorkEnd | None:
         """How the work ended; None if the work was broken off."""

@@ -22,17 +22,7 @@ from launcher.sizes import MAX_LIMIT_S, MIN_LIMIT_S, shown
 from workload.contract import prices
 from workload.contract.errors import UsageError
 from workload.contract.prices import AddressPrice
-from workload.contract.spec import (
-    CIFAR10,
-    IMAGENETTE,
-    SYNTHETIC,
-    Device,
-    Origin,
-    Precision,
-    Profile,
-    Resolved,
-    RunSpec,
-)
+from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Origin, Precision, Profile, Resolved, RunSpec
 from workload.contract.text import counted, dollars, minutes
 
 # Assumed seconds: pulling the image, starting a run (with its measured ceilings), one step, a profile, a download.
@@ -51,7 +41,7 @@ MIN_DISK_GB, MAX_DISK_GB = 50, 65536
 
 @dataclass(frozen=True, kw_only=True)
 class Cloud:
-    """Facts and words of a cloud for its plans. `around_s`: seconds that a machine may cost money beside its limit.
+    """Facts and words of a cloud for its plans. `around_s`: seconds that a machine may cost money besides its limit.
 
     `scheme`: that of a bucket's address. `at_limit`: who ends the machine at its time limit. `usable`: origin of the
     time until a machine is usable. `calculator`: page with the cloud's prices. `image`, `zone`: examples in hints.
@@ -235,8 +225,7 @@ def checked_image(image: str, cloud: Cloud) -> str:
     """The reference of an image, if its characters are allowed. Raises `UsageError`."""
     if not re.fullmatch(IMAGE, image):
         raise UsageError(
-            f"image must be a reference such as HOST/PATH@sha256:…; got '{shown(image)}'",
-            hint=f"--image {cloud.image}",
+            f"image must be a reference such as HOST/PATH@sha256:…; got '{shown(image)}'", hint=f"--image {cloud.image}"
         )
     return image
 
@@ -329,7 +318,7 @@ def _too_small(
     devices: int,
     uses_gpu: bool,
 ) -> UsageError:
-    """Error for a machine type that has too few GPUs or CPUs, or for a GPU that no machine has so many of."""
+    """Error for a machine type that has too few GPUs or CPUs, or for more GPUs than any machine has."""
     flag, number = max(("--devices", devices), ("--gpu-count", options.gpu_count), key=lambda asked: asked[1])
     if named and fitting:
         has = f"at most {counted(max(named.gpus), 'GPU')} and {counted(named.vcpus, 'vCPU')}"
@@ -376,7 +365,7 @@ class Draft:
     """Parts of a plan that follow from the user's options: a machine type with `count` GPUs, and the runs on it.
 
     `task`: runs of a sweep, which replace the run of `spec`. `uses_gpu`: one of the runs computes on a GPU. `changed`:
-    notes on what a VM does otherwise than asked.
+    notes on options that had to be changed for a VM.
     """
 
     cloud: Cloud

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,11 +40,7 @@ class SettingSources:
         return values, origins
 
     def _first(
-        self,
-        name: str,
-        options: Mapping[str, str | None],
-        environment: Mapping[str, str],
-        table: Mapping[str, object],
+        self, name: str, options: Mapping[str, str | None], environment: Mapping[str, str], table: Mapping[str, object]
     ) -> tuple[Origin, str] | None:
         """First source that has the setting, and the checked value; None if no source has it."""
         variable = self.prefix + name.upper()
@@ -84,15 +80,10 @@ def _from_config(path: Path, name: str, known: Mapping[str, tuple[str, str, str]
         ) from error
     if not isinstance(table, dict):
         raise UsageError(f"{path}: {name} must be a table; got '{shown(str(table))}'", hint=f"[{name}]")
-    return _require_known(path, name, table, known)
-
-
-def _require_known(path: Path, name: str, table: Mapping[str, object], known: Iterable[str]) -> Mapping[str, object]:
-    names = tuple(known)
     for key in table:
-        if key not in names:
+        if key not in known:
             raise UsageError(
                 f"{path}: unknown key '{shown(key)}' in [{name}]",
-                hint=f"the keys are {', '.join(names)}{did_you_mean(key, names, before='; ')}",
+                hint=f"the keys are {', '.join(known)}{did_you_mean(key, tuple(known), before='; ')}",
             )
     return table

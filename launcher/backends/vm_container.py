@@ -12,7 +12,7 @@ from workload.contract.spec import Device
 
 
 def image_to_be(job: Job, flavour: str, repository: str) -> str:
-    """Planned reference of the image for this code; `flavour`: that of the GPU. The digest follows from the push."""
+    """Planned reference of the image for this code, by tag: the push gives the digest. `flavour`: for the GPU."""
     on_cpu = all(spec.device is Device.CPU for spec in job.specs)
     row = contents.require_flavour(CPU_FLAVOUR if on_cpu else flavour)
     recipe = contents.make_recipe(row, commit=contents.current_commit())

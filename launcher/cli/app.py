@@ -6,7 +6,7 @@ Nothing heavy may be imported here: `launch --help` loads neither google nor doc
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,13 +20,7 @@ from launcher.jobs import places
 from launcher.kinds import HERE, Runtime
 from launcher.machine.local_options import LocalOptions
 from launcher.script.command import HereOptions, ScriptCommand, Words, refuse_without_script
-from launcher.typer_options import (
-    DryRunOption,
-    OutputOption,
-    instance_of,
-    parameters_of,
-    run_options,
-)
+from launcher.typer_options import DryRunOption, OutputOption, instance_of, parameters_of, run_options
 from workload.contract.context import Context
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.help_text import Group
@@ -231,7 +225,7 @@ def build_image(
     if sif and tool:
         building.write_sif(tool, built.tag, sif)
     text = as_typed(built.text())
-    print(text if output_format is TableFormat.TABLE else plain(built.to_json(), output_format))
+    print(text if output_format is TableFormat.TABLE else plain(asdict(built), output_format))
     return ExitCode.DONE
 
 
@@ -280,7 +274,7 @@ def run_doctor(
 
     checks = doctor.examine(chosen, named=bool(parts), checks_of=checks_of)
     text = as_typed(doctor.render(checks))
-    print(text if output_format is TableFormat.TABLE else plain([check.to_json() for check in checks], output_format))
+    print(text if output_format is TableFormat.TABLE else plain([asdict(check) for check in checks], output_format))
     return doctor.exit_code(checks)
 
 

@@ -48,8 +48,7 @@ def run_duel(
         typer.Argument(metavar="-- A --- B", help="run options, or a script with its arguments", show_default=False),
     ] = None,
     commit: Annotated[
-        tuple[str, str] | None,
-        option("--commit", "two commits; . is the working tree", Group.FIRST, metavar="A B"),
+        tuple[str, str] | None, option("--commit", "two commits; . is the working tree", Group.FIRST, metavar="A B")
     ] = None,
     image: Annotated[
         tuple[str, str] | None, option("--image", "two images, in containers", Group.PLACE, metavar="A B")
@@ -84,10 +83,7 @@ def run_duel(
     max_runs: Annotated[
         int | None,
         option(
-            "--max-runs --max-segments",
-            "end as not decidable after this number of runs",
-            Group.MEASURING,
-            metavar="N",
+            "--max-runs --max-segments", "end as not decidable after this number of runs", Group.MEASURING, metavar="N"
         ),
     ] = None,
     summary: Annotated[

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,20 +16,10 @@ from launcher.backends import BACKENDS, OWN_COMMANDS
 from launcher.choice import Command
 from launcher.jobs.places import Place, options_of, place_of
 from launcher.script.command import ScriptCommand, ThereOptions, Words, refuse_without_script
-from launcher.typer_options import (
-    DryRunOption,
-    OutputOption,
-    instance_of,
-    parameters_of,
-    run_options,
-    signed,
-)
+from launcher.typer_options import DryRunOption, OutputOption, instance_of, parameters_of, run_options, signed
 from workload.contract.help_text import Group
 from workload.contract.program import FormatOption, grouped, option
 from workload.contract.tables import TableFormat
-
-if TYPE_CHECKING:
-    from launcher.jobs.commands import Script
 
 # \b keeps the line breaks of the help text.
 STATUS_EXAMPLES = """\b
@@ -84,14 +74,12 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
         words: Words = None,
         typed: dict[str, object],
         detach: Annotated[
-            bool,
-            option("--detach", f"return as soon as the {declared.noun} runs; it ends by itself", Group.OUTPUT),
+            bool, option("--detach", f"return as soon as the {declared.noun} runs; it ends by itself", Group.OUTPUT)
         ] = False,
         output: OutputOption = Path("results"),
         dry_run: DryRunOption = False,
         request: Annotated[
-            bool,
-            option("--request", f"with --dry-run: also print the request to {declared.sent_to}", Group.OUTPUT),
+            bool, option("--request", f"with --dry-run: also print the request to {declared.sent_to}", Group.OUTPUT)
         ] = False,
         output_format: FormatOption = TableFormat.TABLE,
         **own: Any,
@@ -101,11 +89,12 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
         options, where = instance_of(module.Options, own), instance_of(module.Where, own)
         of_script = instance_of(ThereOptions, own)
         refuse_without_script(of_script, words)
+        script = commands.Script(words=tuple(words or ()), options=of_script, is_fresh=declared.is_fresh)
         return commands.launch(
             Place(backend=name, where=where),
             options,
             typed,
-            script=_script(words, of_script, declared),
+            script=script if words else None,
             detach=detach,
             output=output,
             dry_run=dry_run,
@@ -118,12 +107,6 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
     declare(launch, [*place, *parameters_of(ThereOptions, group=Group.SCRIPT)], before="detach")
     command = grouped(*declared.first, "dry_run", kind=ScriptCommand)
     app.command(name, cls=command, epilog=declared.examples)(run_options(launch))
-
-
-def _script(words: list[str] | None, options: ThereOptions, declared: Command) -> "Script | None":
-    from launcher.jobs.commands import Script
-
-    return Script(words=tuple(words), options=options, is_fresh=declared.is_fresh) if words else None
 
 
 def declare(command: Callable[..., int], options: list[inspect.Parameter], *, before: str) -> None:

@@ -118,7 +118,9 @@ def run_sweep(
     Running the command again does only what is missing.
     """
     if example is not None:
-        print(_example(example), end="")
+        if example not in examples():
+            raise UsageError(f"there is no example '{example}'", hint=f"one of {', '.join(examples())}")
+        print((MATRICES / f"{example}.toml").read_text(encoding="utf-8"), end="")
         return ExitCode.DONE
     if file is None:
         raise UsageError("launch sweep takes a matrix", hint="launch sweep --example first > first.toml")
@@ -170,9 +172,3 @@ def run_sweep(
     text = outcome.text(terminal_width(sys.stdout))
     print(text if output_format is TableFormat.TABLE else plain(outcome.to_json(), output_format))
     return outcome.exit_code
-
-
-def _example(name: str) -> str:
-    if name not in examples():
-        raise UsageError(f"there is no example '{name}'", hint=f"one of {', '.join(examples())}")
-    return (MATRICES / f"{name}.toml").read_text(encoding="utf-8")

@@ -118,8 +118,7 @@ def make_limits(*, same_within: str, max_time: str, max_segments: int | None) ->
     least = SEGMENTS * LEAST_QUADRUPLES
     if max_segments is not None and max_segments < least:
         raise UsageError(
-            f"a verdict takes {least} runs or more; got --max-runs {max_segments}",
-            hint=f"--max-runs {least}",
+            f"a verdict takes {least} runs or more; got --max-runs {max_segments}", hint=f"--max-runs {least}"
         )
     max_time_s = sizes.parse_duration_s(max_time, "--max-time")
     return Limits(same_within=margin, max_time_s=max_time_s, max_segments=max_segments)

@@ -1,6 +1,5 @@
 """Texts of a duel: its plan, and its result as text, as JSON, and as Markdown for a job's summary."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ class Plan:
         sides = {name: self.pair.side(name) for name in VARIANTS}
         return {
             **{name: {"label": side.label, **side.plan.to_json()} for name, side in sides.items()},
-            **_limits(self.limits),
+            **asdict(self.limits),
             **dict(self.pair.facts),
             "are_equal": self.pair.are_equal,
             "warnings": self.warnings,
@@ -66,16 +65,10 @@ class Plan:
                 ),
             ),
             ("bundles", f"{self.output}/"),
-            *((f"command {name}", shlex.join(self._command(name))) for name in VARIANTS),
+            *((f"command {name}", self.pair.side(name).plan.command_text()) for name in VARIANTS),
             *(("warning", warning) for warning in self.warnings),
         ]
         return _lines(rows)
-
-    def _command(self, variant: str) -> list[str]:
-        """Command line of one side, without the arguments that only record the duel's plan in the bundle."""
-        words: list[str] = self.pair.side(variant).plan.to_json()["command"]
-        index = words.index("--context")
-        return words[:index] + words[index + 2 :]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +151,7 @@ class Result:
                 }
                 for name in VARIANTS
             },
-            **_limits(self.limits),
+            **asdict(self.limits),
             "elapsed_s": outcome.elapsed_s,
             "interrupted": bool(outcome.interrupted),
             "notes": self.notes,
@@ -270,26 +263,9 @@ def append(summary: Path, markdown: str) -> None:
         file.write(markdown)
 
 
-def _limits(limits: Limits) -> dict[str, Any]:
-    return {
-        "same_within": limits.same_within,
-        "max_time_s": limits.max_time_s,
-        "max_segments": limits.max_segments,
-    }
-
-
 def _state_json(state: DuelState) -> dict[str, Any]:
-    return {
-        "reason": state.reason,
-        "ratio": state.ratio,
-        "low": state.low,
-        "high": state.high,
-        "level": state.level,
-        "quadruples": state.quadruples,
-        "sign": state.sign,
-        "busy": state.busy,
-        "spread": state.spread,
-    }
+    names = ("reason", "ratio", "low", "high", "level", "quadruples", "sign", "busy", "spread")
+    return {name: getattr(state, name) for name in names}
 
 
 def _lines(rows: Sequence[tuple[str, str]]) -> str:

@@ -167,17 +167,13 @@ def _pair_of_words(request: Request, environment: Mapping[str, str]) -> Pair:
             labels.append(shlex.join(words) or "no options of its own")
             resolved = _resolved({**request.shared, **parse(words, variant)}, environment)
             plans.append(_plan(request, resolved, choice))
-    _require_same_devices([plan.spec.devices for plan in plans])
-    return _pair(labels, plans, are_equal=plans[0].spec == plans[1].spec)
-
-
-def _require_same_devices(devices: Sequence[int]) -> None:
-    """Raise `UsageError` if the sides use different numbers of devices: a duel compares times of one device's step."""
-    if len(set(devices)) > 1:
+    devices = [plan.spec.devices for plan in plans]
+    if len(set(devices)) > 1:  # a duel compares times of one device's step
         raise UsageError(
             f"a duel needs the same number of devices on both sides; got --devices {' and '.join(map(str, devices))}",
             hint="launch sweep with devices = [1, 2] in [matrix]; analyze compare --by devices compares them",
         )
+    return _pair(labels, plans, are_equal=plans[0].spec == plans[1].spec)
 
 
 def _workplace(request: Request, words: Sequence[str], environment: Mapping[str, str]) -> Workplace:
@@ -192,7 +188,10 @@ def _pair_of_script_commits(request: Request, environment: Mapping[str, str], ex
     """Pair of one script at two commits, each in a copy of the user's folder."""
     subfolder = Path.cwd().resolve().relative_to(exports.root.resolve())
     data = local_script.folder_of_data(request.data)
-    words = _relative_words(request.words)
+    words = tuple(request.words)
+    if words[0] != "-m" and Path(words[0]).is_absolute():
+        # A relative path names the script in each of the copies.
+        words = (os.path.relpath(Path(words[0]).resolve(), Path.cwd().resolve()), *words[1:])
     resolved = _resolved(request.shared, environment, script=words)
     choice = Choice(runtime=Runtime.PROCESS, why="a duel of commits")
     # The sides run in temporary folders, so the path must be absolute.
@@ -219,13 +218,6 @@ def _pair_of_script_commits(request: Request, environment: Mapping[str, str], ex
         warnings=exports.warnings,
         facts=tuple(_facts(words, data, exports)),
     )
-
-
-def _relative_words(words: Sequence[str]) -> tuple[str, ...]:
-    """Command-line words with the script's path relative to the working folder, so that every copy can use the path."""
-    if words[0] == "-m" or not Path(words[0]).is_absolute():
-        return tuple(words)
-    return (os.path.relpath(Path(words[0]).resolve(), Path.cwd().resolve()), *words[1:])
 
 
 def _facts(words: Sequence[str], data: str, exports: Exports) -> Iterator[tuple[str, str]]:
@@ -309,7 +301,8 @@ def _plan(
     )
     if workplace and resolved.spec.script and choice.runtime is Runtime.PROCESS:
         local_script.require_module(resolved.spec.script, workplace.folder)
-        local_script.require_gpu(resolved.spec)
+        if request.gpu_index is None:
+            local_script.require_gpu(resolved.spec)
     return plan
 
 

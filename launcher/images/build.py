@@ -9,9 +9,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from launcher.docker_engine import Engine, EngineEvent, Image
 from launcher.images import contents
@@ -76,10 +76,6 @@ class Built:
     cached: bool
     architecture: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Result as JSON values, by field name."""
-        return asdict(self)
-
     def text(self) -> str:
         """Result as text, with a line for each fact."""
         base = (
@@ -113,7 +109,17 @@ def build(engine: Engine, recipe: Recipe, *, network: str | None = None, cached:
     if existing is None:
         earlier = engine.images({contents.FLAVOUR_LABEL: recipe.flavour.name}) if cached else []
         _require_space(engine, REBUILD_NEEDED_BYTES if earlier else NEEDED_BYTES)
-        image_id = logged(recipe.tag, _events(engine, recipe, network=network, cached=cached))
+        events = engine.build(
+            recipe.context(),
+            dockerfile=contents.DOCKERFILE,
+            tag=recipe.tag,
+            build_args=recipe.build_args(),
+            labels={contents.INPUTS_LABEL: recipe.inputs_hash},
+            network=network,
+            cached=cached,
+            platform=recipe.platform,
+        )
+        image_id = logged(recipe.tag, events)
         image = engine.image(image_id)
         if image is None:
             raise ToolError(f"the engine lost image {image_id} right after the build", hint="launch doctor docker")
@@ -242,19 +248,6 @@ def _require_space(engine: Engine, needed_bytes: int) -> None:
             f"{free / 1e9:.1f} GB are free in {engine.root_folder}; a build needs {needed_bytes / 1e9:.0f} GB",
             hint="docker image prune, or docker system prune",
         )
-
-
-def _events(engine: Engine, recipe: Recipe, *, network: str | None, cached: bool) -> Iterator[EngineEvent]:
-    return engine.build(
-        recipe.context(),
-        dockerfile=contents.DOCKERFILE,
-        tag=recipe.tag,
-        build_args=recipe.build_args(),
-        labels={contents.INPUTS_LABEL: recipe.inputs_hash},
-        network=network,
-        cached=cached,
-        platform=recipe.platform,
-    )
 
 
 def _follow(events: Iterator[EngineEvent], log: TextIO, path: Path) -> str:

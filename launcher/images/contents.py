@@ -164,13 +164,12 @@ def flavour_for(capability: tuple[int, int]) -> Flavour | None:
     None if there is none.
     """
     rows = load_flavours().values()
-    return next((row for row in rows if any(_runs_on(capability, code) for code in row.capabilities)), None)
-
-
-def _runs_on(capability: tuple[int, int], code: str) -> bool:
-    """Whether a GPU of this compute capability runs code for the capability `code`, such as `8.6`."""
-    major, _, minor = code.partition(".")
-    return int(major) == capability[0] and int(minor) <= capability[1]
+    for row in rows:
+        for code in row.capabilities:
+            major, _, minor = code.partition(".")
+            if int(major) == capability[0] and int(minor) <= capability[1]:
+                return row
+    return None
 
 
 def table_path() -> Path:
@@ -196,7 +195,7 @@ def make_recipe(
         index=index or flavour.index,
         commit=commit,
         platform=platform,
-        files=_files(),
+        files={name: (_root() / name).read_bytes() for name in OWN_FILES} | agent_code(),
     )
 
 
@@ -238,11 +237,6 @@ def _root() -> Path:
     raise ToolError(
         f"this installation lacks {TABLE}, which defines how images are built", hint="install rooflaunch again"
     )
-
-
-def _files() -> dict[str, bytes]:
-    root = _root()
-    return {name: (root / name).read_bytes() for name in OWN_FILES} | agent_code()
 
 
 def requirements() -> str:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -22,16 +22,7 @@ from launcher.jobs.launches import Launch
 from launcher.jobs.places import Place, other_places
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, prepared, run
 from launcher.jobs.session import LaunchProgress, Session
-from launcher.protocol.backend import (
-    Backend,
-    Condition,
-    Job,
-    Listing,
-    Machine,
-    Machines,
-    Plan,
-    Removed,
-)
+from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
 from launcher.script import notes
 from launcher.script.command import ThereOptions, variables_of
 from launcher.script.files import ScriptFiles, pack, place_of_data, relative_words
@@ -305,12 +296,12 @@ def show_status(place: Place, *, name: str | None, every: bool, output_format: T
         launch = launches.launch_named(session, _find(session, name))
         now_s = session.now_s()
         text = as_typed(place.named_in(launches.render_one(launch, session.store, now_s)))
-        _warn_of_stopped([launch], now_s)
+        _warn_of_stopped(place, [launch], now_s)
         print(text if output_format is TableFormat.TABLE else plain(launch.to_json(), output_format))
         return ExitCode.DONE
     listing = launches.list_launches(session, limit=None if every else launches.SHOWN)
     now_s, noun = session.now_s(), session.machines.noun
-    _warn_of_stopped(listing.there, now_s)
+    _warn_of_stopped(place, listing.there, now_s)
     if listing.unreachable:
         zones, kind = ", ".join(listing.unreachable), session.store.kind
         print(
@@ -320,20 +311,20 @@ def show_status(place: Place, *, name: str | None, every: bool, output_format: T
     if output_format is not TableFormat.TABLE:
         print(plain([launch.to_json() for launch in listing], output_format))
     elif listing.there:
-        print(launches.render(listing.there, now_s))
+        print(place.named_in(launches.render(listing.there, now_s)))
     elif not listing.unreachable:
         address = session.store.locate("").rstrip("/")
         print(f"no launch in {address}, and no {noun} of a launch in {session.machines.place}", file=sys.stderr)
     return ExitCode.DONE
 
 
-def _warn_of_stopped(shown: Sequence[Launch], now_s: float) -> None:
+def _warn_of_stopped(place: Place, shown: Sequence[Launch], now_s: float) -> None:
     machines = [launch.seen.machine for launch in shown if launch.seen.machine]
     stopped = [machine.name for machine in machines if machine.stopped_for_good(now_s)]
     if stopped:
         vms = "a VM is" if len(stopped) == 1 else f"{len(stopped)} VMs are"
         left = f"warning: {vms} stopped, and the cloud does not delete stopped VMs: {', '.join(stopped)}"
-        print(f"{left}\nhint: {as_typed('launch reap')}", file=sys.stderr)
+        print(f"{left}\nhint: {as_typed(place.named_in('launch reap'))}", file=sys.stderr)
 
 
 @_hints_name_the_place
@@ -464,7 +455,7 @@ def reap(place: Place, *, dry_run: bool, output_format: TableFormat) -> int:
         _erase_variables(_store_or_none(connected), machines)
         return _print_removed(removed, output_format, nothing=nothing, unlisted=leftovers.unreachable)
     if output_format is not TableFormat.TABLE:
-        print(plain([leftover.to_json() for leftover in leftovers], output_format))
+        print(plain([asdict(leftover) for leftover in leftovers], output_format))
     elif leftovers.there or not leftovers.unreachable:
         print("\n".join(f"{item.kind} {item.name} in {item.zone}: {item.why}" for item in leftovers) or nothing)
     cleanup.require_gone((), leftovers.unreachable)
@@ -476,7 +467,7 @@ def _print_removed(
 ) -> int:
     gone = [f"{item.kind} {item.name} in {item.zone} is gone" for item in removed if item.gone]
     if output_format is not TableFormat.TABLE:
-        print(plain([item.to_json() for item in removed], output_format))
+        print(plain([asdict(item) for item in removed], output_format))
     elif gone or not (removed or unlisted):
         print("\n".join(gone) or nothing)
     cleanup.require_gone(removed, unlisted)

@@ -15,15 +15,7 @@ from enum import StrEnum
 from math import inf
 from typing import Any, TypeVar
 
-from launcher.jobs.liveness import (
-    PROVISIONING_S,
-    Liveness,
-    Observed,
-    PlaceSays,
-    StoreSays,
-    boot_limit_s,
-    liveness,
-)
+from launcher.jobs.liveness import PROVISIONING_S, Liveness, Observed, PlaceSays, StoreSays, boot_limit_s, liveness
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Condition, Listing, Machine
 from launcher.protocol.records import (
@@ -57,6 +49,7 @@ SHOWN = 20
 # Largest number of launches to read in search of the launch that made a run, if the run's record does not name it.
 MOST_OWNERS = 20
 FEW_ZONES = 3
+NO_REQUEST = "no request in this bucket; perhaps it is in another --bucket"
 
 RUN_STAMP = re.compile(r"(\d{8})T(\d{6})Z-")
 
@@ -275,33 +268,24 @@ def _no_answer(seen: Seen, what: str) -> str:
     return f"it is unknown whether {what}: no answer from {some}"
 
 
-def _never_came_up(seen: Seen, _: float) -> str:
-    return f"no heartbeat for {duration(boot_limit_s(seen.request))} and more" if seen.request else ""
-
-
-def _booting(seen: Seen, _: float) -> str:
-    return "no heartbeat yet" if seen.request else "no request in this bucket; perhaps it is in another --bucket"
-
-
-def _exists_unknown(seen: Seen, _: float) -> str:
-    return _no_answer(seen, f"the {seen.noun} exists")
-
-
 # State as shown to people, and its reason in words, of a launch that has not ended and does not work.
 STATES: Mapping[Liveness, tuple[LaunchState, Callable[[Seen, float], str]]] = {
     Liveness.REQUESTED: (LaunchState.REQUESTED, lambda seen, _: f"no {seen.noun} yet"),
     Liveness.PREEMPTED: (LaunchState.PREEMPTED, lambda *_: "the cloud took the spot VM away"),
     Liveness.LOST: (LaunchState.LOST, lambda seen, _: _why_lost(seen)),
     Liveness.OUT_OF_TIME: (LaunchState.LOST, lambda seen, _: _why_lost(seen, is_out_of_time=True)),
-    Liveness.UNKNOWN: (LaunchState.UNKNOWN, _exists_unknown),
-    Liveness.GIVEN_UP: (LaunchState.UNKNOWN, _exists_unknown),
+    Liveness.UNKNOWN: (LaunchState.UNKNOWN, lambda seen, _: _no_answer(seen, f"the {seen.noun} exists")),
+    Liveness.GIVEN_UP: (LaunchState.UNKNOWN, lambda seen, _: _no_answer(seen, f"the {seen.noun} exists")),
     Liveness.QUEUED: (LaunchState.STARTING, lambda seen, _: seen.machine.status.lower() if seen.machine else ""),
-    Liveness.BOOTING: (LaunchState.STARTING, _booting),
+    Liveness.BOOTING: (LaunchState.STARTING, lambda seen, _: "no heartbeat yet" if seen.request else NO_REQUEST),
     Liveness.RESTARTING: (LaunchState.STALE, _machine_left),
     Liveness.STOPPED: (LaunchState.STALE, _machine_left),
     Liveness.OVERDUE: (LaunchState.STALE, lambda seen, _: f"the {seen.noun} is past its limit: launch reap"),
     Liveness.SILENT: (LaunchState.STALE, lambda seen, now_s: f"no heartbeat for {duration(_silent_s(seen, now_s))}"),
-    Liveness.NEVER_CAME_UP: (LaunchState.STALE, _never_came_up),
+    Liveness.NEVER_CAME_UP: (
+        LaunchState.STALE,
+        lambda seen, _: f"no heartbeat for {duration(boot_limit_s(seen.request))} and more" if seen.request else "",
+    ),
 }
 
 

@@ -110,12 +110,7 @@ ROWS = (
     # The cloud must have deleted the machine by now.
     Row(Liveness.GIVEN_UP, PlaceSays.UNREACHABLE, None, lambda seen: seen.over_limit_s > AFTER_LIMIT_S),
     # The store still shows that the machine works.
-    Row(
-        Liveness.ALIVE,
-        PlaceSays.UNREACHABLE,
-        StoreSays.HEARTBEAT,
-        lambda seen: seen.silent_s <= SILENCE_LIMIT_S,
-    ),
+    Row(Liveness.ALIVE, PlaceSays.UNREACHABLE, StoreSays.HEARTBEAT, lambda seen: seen.silent_s <= SILENCE_LIMIT_S),
     Row(Liveness.UNKNOWN, PlaceSays.UNREACHABLE),
     Row(Liveness.RESTARTING, PlaceSays.STOPPED, None, lambda seen: seen.may_restart),
     Row(Liveness.STOPPED, PlaceSays.STOPPED),

@@ -40,7 +40,7 @@ def read(session: Session, name: str, *, follow: bool) -> Iterator[Piece]:
     if machine is not None:
         for part in printed(session, machine, follow=follow):
             text = clean(part)
-            last_line = _last_line(text) or last_line
+            last_line = next((line for line in reversed(text.splitlines()) if line.strip()), last_line)
             yield Piece(source="serial port", text=text)
         if not follow:
             return
@@ -68,18 +68,10 @@ def printed(session: Session, machine: Machine, *, follow: bool = False) -> Iter
             return
         start, quiet_polls = max(start, part.next_start), 0 if part.text else quiet_polls + 1
         if follow:
-            if quiet_polls >= QUIET_POLLS and _is_gone(session, machine):
+            seen = session.machines.look({machine.name: (machine.zone,)}) if quiet_polls >= QUIET_POLLS else ()
+            if any(each.condition is Condition.GONE for each in seen):
                 return
             session.sleep(EVERY_S)
-
-
-def _is_gone(session: Session, machine: Machine) -> bool:
-    listing = session.machines.look({machine.name: (machine.zone,)})
-    return any(seen.condition is Condition.GONE for seen in listing)
-
-
-def _last_line(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _after(log: str, last: str) -> str:

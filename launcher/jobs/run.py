@@ -18,7 +18,7 @@ from launcher.jobs.liveness import TO_BE_REMOVED, Liveness
 from launcher.jobs.session import Event, EventKind, Session
 from launcher.jobs.watch import Watch, WatchedLaunch, settle
 from launcher.protocol.backend import Backend, Condition, Machine, Machines, Plan, Submitted, Tried
-from launcher.protocol.records import RUNS, STAMP, LaunchPhase, Request, Result, epoch_s, request_object, utc
+from launcher.protocol.records import RUNS, STAMP, LaunchPhase, Request, Result, epoch_s, request_object
 from launcher.script.files import ScriptFiles
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
@@ -193,13 +193,21 @@ class Launcher:
             ended = follow(self._session, plan.request, machine.zone, output=self._output, calls=self._store_calls)
         except (KeyboardInterrupt, InterruptedRunError) as stopped:
             raise LeftRunningError(machine) from stopped
+        was_preempted = ended.liveness is Liveness.PREEMPTED
+        if ended.result:  # a machine that is taken away may still write a result, even of a run that was done
+            was_preempted = ended.result.preempted and ended.result.exit_code != ExitCode.DONE
         try:
-            return self._billed(self._collected(outcome, ended, machine), plan, machine), _was_preempted(ended)
+            outcome = self._collected(outcome, ended, machine)
+            # The machine's cost from its request to now.
+            seen = launches.Seen(name=outcome.name, request=plan.request, machine=machine)
+            if cost := launches.cost_of(seen, self._session.now_s()):
+                outcome = replace(outcome, usd=cost.usd, billed_from=cost.began, billed_to=cost.ended)
         except (KeyboardInterrupt, InterruptedRunError) as stopped:
             raise InterruptedRunError(
                 f"interrupted; '{outcome.name}' has ended, but not all of its results are here",
                 hint=f"launch status {outcome.name} shows how to fetch the rest",
             ) from stopped
+        return outcome, was_preempted
 
     def record(self, plan: Plan) -> None:
         """Write the request into the store before a machine exists, so that no machine is ever without a record."""
@@ -270,18 +278,6 @@ class Launcher:
             bundles=bundles,
             phases={str(phase): phases[phase] for phase in LaunchPhase if phase in phases},
             error=error,
-        )
-
-    def _billed(self, outcome: LaunchOutcome, plan: Plan, machine: Machine) -> LaunchOutcome:
-        """Outcome with the cost of the machine from its request to now; unchanged if price or start is unknown."""
-        price, began_s, now_s = plan.request.price(outcome.zone), machine.created_s, self._session.now_s()
-        if price is None or began_s is None:
-            return outcome
-        return replace(
-            outcome,
-            usd=price.usd(max(0.0, now_s - began_s)),
-            billed_from=utc(began_s),
-            billed_to=utc(max(began_s, now_s)),
         )
 
     def _fetch(self, ended: WatchedLaunch) -> tuple[Bundle, ...]:
@@ -395,13 +391,6 @@ def save_output(session: Session, machine: Machine, output: Path) -> Path | None
             path.write_text(text, encoding="utf-8", errors="replace")
             return path
     return None
-
-
-def _was_preempted(ended: WatchedLaunch) -> bool:
-    """Whether a launch was preempted before its run was done; its machine may still have written a result."""
-    if (result := ended.result) is not None:
-        return result.preempted and result.exit_code != ExitCode.DONE
-    return ended.liveness is Liveness.PREEMPTED
 
 
 def _error_of(result: Result | None, name: str) -> RooflaunchError | None:

@@ -175,16 +175,11 @@ def _place_says(machine: Machine) -> PlaceSays:
     return says.get(machine.condition, PlaceSays.UP)
 
 
-def _run_in_order(tasks: Sequence[Callable[[], None]]) -> None:
-    for task in tasks:
-        task()
-
-
 class Watch:
     """Polls the machines and records of launches at one place.
 
     `calls`: counts the requests to the store, by kind. `asks_phases`: ask each booting machine for its phases, one
-    request per machine and poll. `run_all`: runs functions that each read the records of a launch, perhaps in threads.
+    request per machine and poll. `run_all`: runs functions that each read the records of a launch; None: one by one.
     """
 
     def __init__(
@@ -193,11 +188,12 @@ class Watch:
         *,
         calls: Counter[str] | None = None,
         asks_phases: bool = False,
-        run_all: Callable[[Sequence[Callable[[], None]]], object] = _run_in_order,
+        run_all: Callable[[Sequence[Callable[[], None]]], object] | None = None,
     ) -> None:
         self._session, self._machines, self._noun = session, session.machines, session.machines.noun
         self._calls = Counter[str]() if calls is None else calls
-        self._asks_phases, self._run_all = asks_phases, run_all
+        self._asks_phases = asks_phases
+        self._run_all = run_all or (lambda tasks: [task() for task in tasks])
         self._unanswered_polls = 0
         self._is_in_grace = False
 

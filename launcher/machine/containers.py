@@ -178,8 +178,7 @@ def explain(ended: ContainerEnd, limits: ContainerLimits) -> RooflaunchError | N
             else f"at the container's limit of {sizes.text(limits.memory_bytes)} of memory"
         )
         return OutOfDeviceMemoryError(
-            f"the run was killed {where}",
-            hint="a smaller --batch-size, fewer --workers, or more --memory",
+            f"the run was killed {where}", hint="a smaller --batch-size, fewer --workers, or more --memory"
         )
     if ended.exit_code == KILLED:
         return RunFailedError(

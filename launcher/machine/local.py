@@ -73,11 +73,16 @@ class LocalPlan:
             "runtime": f"{self.choice.runtime} ({self.choice.why})",
             **({"image": image.name} if image else {}),
             "bundles": f"{self.output}/",
-            # Command to repeat the run by hand, without `--context`, which only records the plan in the bundle.
-            "command": shlex.join(_without_context(script.shown(self._words()))),
+            "command": self.command_text(),
         }
         rows = [*lines.items(), *(("note", note) for note in self.notes)]
         return "\n".join(f"{name:<10} {text}" for name, text in rows)
+
+    def command_text(self) -> str:
+        """Command to repeat the run by hand, without `--context`, which only records the plan in the bundle."""
+        words = script.shown(self._words())
+        index = words.index("--context")
+        return shlex.join(words[:index] + words[index + 2 :])
 
     def _words(self) -> list[str]:
         if self.container:
@@ -228,8 +233,8 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None, forks: Forks | None) 
             variables = {**plan.workplace.variables, **script.variables(plan.spec)}
         is_quiet = bool(plan.workplace) and watcher is None and not sys.stderr.isatty()
         with repeated_every(lambda passed_s: _print_steps(plan, folders, passed_s)) if is_quiet else nullcontext():
-            # A trainer that profiles starts further processes, and should hold neither torch nor a GPU meanwhile. So
-            # does one that starts ranks.
+            # A trainer that profiles or that starts ranks should hold neither torch nor a GPU while its own processes
+            # run.
             forking = None if forks is None or plan.profiles or plan.spec.devices > 1 else forks.child
             ended = run_child(
                 plan.command, on_line=keep, follower=watcher, folder=folder, variables=variables, forking=forking
@@ -308,11 +313,6 @@ def _profile(plan: LocalPlan, timing: Container, folder: Path, watcher: Watcher 
     if code not in (ExitCode.DONE, ExitCode.TOOL, ExitCode.INTERRUPTED):
         print(f"warning: the profile pass ended with exit code {code}; the run is complete", file=sys.stderr)
     return ExitCode.INTERRUPTED if code == ExitCode.INTERRUPTED else ExitCode.DONE
-
-
-def _without_context(words: list[str]) -> list[str]:
-    index = words.index("--context")
-    return words[:index] + words[index + 2 :]
 
 
 def _sealed(folders: list[Path]) -> tuple[Bundle, ...]:

@@ -47,11 +47,7 @@ class End(StrEnum):
     NOT_STARTED = "not started"
 
 
-ENDS = {
-    Status.COMPLETED: End.COMPLETED,
-    Status.OUT_OF_MEMORY: End.OUT_OF_MEMORY,
-    Status.INTERRUPTED: End.INTERRUPTED,
-}
+ENDS = {Status.COMPLETED: End.COMPLETED, Status.OUT_OF_MEMORY: End.OUT_OF_MEMORY, Status.INTERRUPTED: End.INTERRUPTED}
 ENDS_BY_CODE: Mapping[int, End] = {ExitCode.OUT_OF_MEMORY: End.OUT_OF_MEMORY, ExitCode.INTERRUPTED: End.INTERRUPTED}
 
 
@@ -163,6 +159,7 @@ class _Work:
         """Facts on the task for the trainer of a run."""
         task = self._task
         place = {"name": task.job, "task": task.number, "block": run.block, "position": run.position}
+        in_block = KeptCeilings.BLOCK if run.block in self._measured_blocks else KeptCeilings.NONE
         return Context(
             repeat=run.block,
             repeats=max(item.block for item in task.runs),
@@ -170,17 +167,12 @@ class _Work:
             run_key=run.run_key,
             # The first of the repeats has the profile.
             profile_later=not task.job and number > 1,
-            kept_ceilings=self._kept_ceilings(run),
+            # Measured ceilings are reused in a sweep only within a block, in other launches for an hour.
+            kept_ceilings=in_block if task.job else KeptCeilings.HOUR,
             settles=self._settles,
             settle_to_c=self._settle_to_c,
             cpu_shares=task.devices,
         )
-
-    def _kept_ceilings(self, run: TaskRun) -> KeptCeilings:
-        """How long measured ceilings are reused: in a sweep only within a block, in other launches for an hour."""
-        if not self._task.job:
-            return KeptCeilings.HOUR
-        return KeptCeilings.BLOCK if run.block in self._measured_blocks else KeptCeilings.NONE
 
     def note(self, outcome: Outcome) -> None:
         """Record the result of a run that was started."""

@@ -9,7 +9,7 @@ when it is used. `tests/launcher/backends/contract.py` has the tests that every 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -84,6 +84,13 @@ class Listing(Generic[T]):
         region = zone.rpartition("-")[0]
         return any(silent in (zone, region, ANYWHERE) for silent in self.unreachable)
 
+    def overdue(self, now_s: float, *, late_s: float, kind: str, why: str) -> "Listing[Leftover]":
+        """Leftovers in a list of machines: those that still run `late_s` seconds after their deadline."""
+        machines: tuple[Any, ...] = self.there
+        late = [item for item in machines if item.deadline_s is not None and now_s > item.deadline_s + late_s]
+        left = tuple(Leftover(kind=kind, name=item.name, zone=item.zone, why=why) for item in late)
+        return Listing(there=left, unreachable=self.unreachable)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
@@ -123,10 +130,6 @@ class Leftover:
     zone: str
     why: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Fields as JSON values, by name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
@@ -147,10 +150,6 @@ class Removed:
         """Result for an item that may be in zones that do not answer."""
         answer = "the zone does not answer" if len(zones) == 1 else "these zones do not answer"
         return cls(kind=kind, name=name, zone=", ".join(zones), gone=False, reason=answer, unknown=True)
-
-    def to_json(self) -> dict[str, Any]:
-        """Fields as JSON values, by name."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Results of `launch doctor`: each check is a line with the name of what was checked, and the result."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from workload.contract.errors import RooflaunchError
 
@@ -25,10 +25,6 @@ class Check:
     found: str
     cure: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Fields as JSON values, by name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class CheckPart:
@@ -47,6 +43,13 @@ class CheckPart:
     def problem(self, name: str, found: str, cure: str) -> Check:
         """Check that found a problem that affects runs."""
         return Check(part=self.name, name=name, state=Health.PROBLEM, found=found, cure=cure)
+
+    def looked(self, name: str, look: Callable[[], str]) -> Check:
+        """Check with the text that `look` returns; a problem if `look` raises an error."""
+        try:
+            return self.ok(name, look())
+        except RooflaunchError as error:
+            return self.failed(name, error)
 
     def failed(self, name: str, error: RooflaunchError) -> Check:
         """Check that an error prevented, with the error's hint as the cure."""

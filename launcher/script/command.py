@@ -86,9 +86,11 @@ class ScriptCommand(GroupedCommand):
             return super().parse_args(ctx, args)
         separator = args.index("--") if "--" in args else len(args)
         options, script = args[:separator], args[separator + 1 :]
-        if separator == len(args):
-            _refuse_stray(ctx, options)
-        elif not script:
+        at = next((number for number, word in enumerate(options) if word.endswith(".py")), None)
+        if separator == len(args) and at is not None:
+            line = shlex.join([*options[:at], "--", *options[at:]])
+            raise UsageError(f"'{options[at]}' must stand after --", hint=f"{ctx.command_path} {line}")
+        if separator < len(args) and not script:
             raise UsageError("no script after --", hint=f"{ctx.command_path} {self.example}")
         rest = super().parse_args(ctx, options)
         if stray := ctx.params.get("words"):
@@ -99,7 +101,7 @@ class ScriptCommand(GroupedCommand):
         return rest
 
     def rows_by_heading(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-        """Rows of the help by heading; a script refuses the options on model and data."""
+        """Rows of the help by heading; that of the model's options says that a script refuses them."""
         rows = super().rows_by_heading(ctx)
         return {heading + ", without a script" * (heading == Group.MODEL): below for heading, below in rows.items()}
 
@@ -111,14 +113,6 @@ class ScriptCommand(GroupedCommand):
         row = super().help_row(parameter, ctx)
         # If a switch is off by default, `--no-…` only overrides a file or an environment variable: not shown.
         return (parameter.opts[0], row[1]) if row and parameter.name in OFF_SWITCHES else row
-
-
-def _refuse_stray(ctx: Any, typed: list[str]) -> None:
-    """Raise `UsageError` for a script without `--` in front of it."""
-    at = next((number for number, word in enumerate(typed) if word.endswith(".py")), None)
-    if at is not None:
-        line = shlex.join([*typed[:at], "--", *typed[at:]])
-        raise UsageError(f"'{typed[at]}' must stand after --", hint=f"{ctx.command_path} {line}")
 
 
 def variables_of(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:

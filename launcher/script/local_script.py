@@ -115,12 +115,7 @@ def require_visible(words: Sequence[str], folder: Path) -> None:
 
 
 def workplace_of(
-    words: Sequence[str],
-    options: HereOptions,
-    folder: Path,
-    environment: Mapping[str, str],
-    *,
-    example: str = EXAMPLE,
+    words: Sequence[str], options: HereOptions, folder: Path, environment: Mapping[str, str], *, example: str = EXAMPLE
 ) -> Workplace:
     """Folder, data and variables for a script, run in `folder`. Raises `UsageError` if script or data is missing."""
     main_file(words, folder, example=example, python=f"this Python, {sys.executable}")

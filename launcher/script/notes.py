@@ -33,6 +33,7 @@ PACKAGE_OF: Mapping[str, str] = {
 WITH_TORCH = frozenset({"functorch", "torch", "torchgen", "torchvision", "triton"})
 # Imports of our own packages in a script.
 OURS = frozenset({"rooflaunch", "workload"})
+_installed = cache(importlib.metadata.packages_distributions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +90,6 @@ def _packages(name: str) -> Iterator[str]:
     yield _normal(name)
     yield _normal(PACKAGE_OF.get(name, name))
     yield from map(_normal, _installed().get(name, ()))
-
-
-@cache
-def _installed() -> Mapping[str, Sequence[str]]:
-    return importlib.metadata.packages_distributions()
 
 
 def _normal(name: str) -> str:
@@ -159,12 +155,9 @@ def _at_load(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """Statements that run whenever a module is loaded: none in functions, in `try`, or in most conditions."""
     for node in body:
         yield node
-        if isinstance(node, ast.With | ast.ClassDef) or (isinstance(node, ast.If) and _is_of_main(node)):
+        is_of_main = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+        if isinstance(node, ast.With | ast.ClassDef | ast.If) and (is_of_main or not isinstance(node, ast.If)):
             yield from _at_load(node.body)
-
-
-def _is_of_main(node: ast.If) -> bool:
-    return "__name__" in ast.unparse(node.test)
 
 
 def left_behind(

@@ -3,7 +3,7 @@
 import platform
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -57,7 +57,11 @@ class ExistingRuns:
     def of_job(self, name: str, but: frozenset[str]) -> Counter[str]:
         """Number of runs, by configuration, of the sweep `name`, without the runs whose keys are in `but`."""
         others = (run for run in self.runs if run.job == name and run.run_key not in but)
-        return Counter(_configuration(run.run_id) for run in others)
+        names = ((run.run_id, RUN_ID.fullmatch(run.run_id)) for run in others)
+        return Counter(
+            f"{name['model']}, batch {name['batch']}, {name['precision']} at {name['place']}" if name else run_id
+            for run_id, name in names
+        )
 
 
 def look(results: Path) -> ExistingRuns:
@@ -87,17 +91,16 @@ def seconds_of_runs(existing: ExistingRuns, plan: PlacePlan, results: Path, *, p
     others = _by_name(existing.runs) if unknown else {}
     for spec in unknown[:MOST_CONFIGURATIONS]:
         similar = others.get((spec.model, spec.batch_size, spec.precision), [])
-        for record in _records(similar[-MOST_LOOKED_AT:][::-1], results):
-            if _has_options(record, spec) and _is_at(record, plan, place):
-                seconds[spec] = _seconds(record)
-                break
+        for sealed in similar[-MOST_LOOKED_AT:][::-1]:
+            with suppress(BundleError):
+                record = bundle.read_record(results / sealed.run_id)
+                if _has_options(record, spec) and _is_at(record, plan, place):
+                    timing = record.timing
+                    seconds[spec] = float(
+                        (timing.phases or {}).get("end") or (timing.setup_s or 0) + (timing.measured_s or 0)
+                    )
+                    break
     return {spec: value for spec, value in seconds.items() if value > 0}
-
-
-def _records(runs: Iterable[SealedRun], results: Path) -> Iterator[Record]:
-    for sealed in runs:
-        with suppress(BundleError):
-            yield bundle.read_record(results / sealed.run_id)
 
 
 def _by_name(runs: Iterable[SealedRun]) -> dict[tuple[str, int | None, str], list[SealedRun]]:
@@ -133,16 +136,6 @@ def _is_at(record: Record, plan: PlacePlan, place: str) -> bool:
     if plan.place.backend == LOCAL:
         return environment.host is not None and environment.host.hostname == platform.node()
     return (environment.place or "").startswith(place)
-
-
-def _seconds(record: Record) -> float:
-    phases = record.timing.phases or {}
-    return float(phases.get("end") or (record.timing.setup_s or 0) + (record.timing.measured_s or 0))
-
-
-def _configuration(run_id: str) -> str:
-    name = RUN_ID.fullmatch(run_id)
-    return f"{name['model']}, batch {name['batch']}, {name['precision']} at {name['place']}" if name else run_id
 
 
 def first_lines(counts: Sequence[tuple[str, int]], most: int) -> str:

@@ -120,7 +120,9 @@ class LocalPlaces:
         if outcome.end is End.FAILED:
             why = place.messages.get("error") or outcome.why
             hint = place.messages.get("hint") or outcome.hint or LOG_HINT
-            work.fail([run], why=why, hint=hint, code=_exit_code_of_failure(outcome.code))
+            # Without a bundle a run has failed, even with exit code 0; and a bug in the trainer is none of the sweep.
+            code = ExitCode.RUN_FAILED if outcome.code in (ExitCode.DONE, ExitCode.BUG) else outcome.code
+            work.fail([run], why=why, hint=hint, code=code)
             result = f"{outcome.end}: {why}"
         elif outcome.end is End.COMPLETED:
             place.seconds.append(outcome.seconds)
@@ -194,12 +196,3 @@ def _blocks_of(work: PlaceWork) -> Iterator[tuple[int, tuple[TaskRun, ...]]]:
     runs = [run for open_task in work.open_tasks() for run in open_task.runs]
     for block in sorted({run.block for run in runs}):
         yield block, tuple(run for run in runs if run.block == block)
-
-
-def _exit_code_of_failure(code: int) -> int:
-    """Exit code that the sweep shows for a failed run.
-
-    A trainer that ends with `DONE` but without a bundle has failed. A traceback in the trainer (`BUG`) is no bug of the
-    sweep. Both codes are shown as `RUN_FAILED`.
-    """
-    return code if code not in (ExitCode.DONE, ExitCode.BUG) else ExitCode.RUN_FAILED

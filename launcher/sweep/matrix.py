@@ -63,7 +63,7 @@ class PlaceMatrix:
 class Matrix:
     """Content of a matrix file. `warnings`: messages about entries without an effect.
 
-    `unfilled`: places in which the user has yet to replace words in capitals, such as ACCOUNT.
+    `unfilled`: places in which the user has yet to write a value in place of a `<…>`.
     """
 
     name: str
@@ -174,8 +174,10 @@ class _Reader:
             usual = 'with backend = "local", or "gcp" and gpu'
             problem, cure = (str(unfilled[0]), unfilled[0].cure) if unfilled else ("no place to run", f"[[on]] {usual}")
             raise self._error(problem, hint=cure)
-        self._require_distinct([place.name for _, place in entries])
-        excludes = self._excludes(axes, [place.name for _, place in entries])
+        names = [place.name for _, place in entries]
+        for twice in (name for name in names if names.count(name) > 1):
+            raise self._error(f"two places are named '{twice}'", hint=f'name = "{twice}-2" in one of the [[on]]')
+        excludes = self._excludes(axes, names)
         repeats = self._repeats()
         self._require_few(axes, repeats, len(places), allow_many_runs=allow_many_runs)
         used: set[int] = set()
@@ -183,16 +185,12 @@ class _Reader:
         later = {entry.name for entry in unfilled}
         unused = [rule.text for number, rule in enumerate(excludes) if number not in used and not later & {*rule.on}]
         warnings = tuple(f"{self._file}: an [[exclude]] matches nothing: {text}" for text in unused)
-        seed = self._seed()
-        return Matrix(name=name, repeats=repeats, seed=seed, places=matrices, warnings=warnings, unfilled=unfilled)
-
-    # Methods that read keys at the top level of the file.
-
-    def _seed(self) -> int:
         seed = self._table.get("seed", 0)
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise self._error(f"seed must be an integer; got '{seed}'", hint="seed = 0")
-        return seed
+        return Matrix(name=name, repeats=repeats, seed=seed, places=matrices, warnings=warnings, unfilled=unfilled)
+
+    # Methods that read keys at the top level of the file.
 
     def _repeats(self) -> int:
         """Repeats of the file, else of the environment or rooflaunch.toml, else `USUAL_REPEATS`."""
@@ -344,7 +342,8 @@ class _Reader:
         script = instances.pop() if script_kinds else None
         changed = {name: value for instance in instances for name, value in _changed(instance).items()}
         measured = {name: value for name, value in changed.items() if name not in NOT_MEASURED}
-        usual_name = _usual_name(str(backend), measured, entry.get("device"))
+        hardware = measured.get("gpu") or measured.get("host") or entry.get("device") or ""
+        usual_name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{backend}-{hardware}".strip("-"))
         name = self._require_name(entry.get("name", usual_name), where=f"{where}: ", example="t4")
         return Place(
             name=name,
@@ -408,11 +407,6 @@ class _Reader:
             raise self._error(
                 f"{where}: {key} must be one value; got '{_toml(value)}'", hint=f"an [[on]] for each {key}"
             )
-
-    def _require_distinct(self, names: Sequence[str]) -> None:
-        for name in names:
-            if names.count(name) > 1:
-                raise self._error(f"two places are named '{name}'", hint=f'name = "{name}-2" in one of the [[on]]')
 
     def _at(
         self,
@@ -575,11 +569,6 @@ def _changed(instance: Any) -> dict[str, Any]:
     """Fields that differ from their defaults, as plain values."""
     values = {item.name: value for item in fields(instance) if (value := getattr(instance, item.name)) != item.default}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-def _usual_name(backend: str, asked: Mapping[str, Any], device: object) -> str:
-    hardware = asked.get("gpu") or asked.get("host") or device or ""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{backend}-{hardware}".strip("-"))
 
 
 def _nearest(word: str, known: Collection[str], otherwise: str) -> str:

@@ -323,7 +323,10 @@ def _forecast(
     place = drafts[0].request.place if drafts else ""
     known = seconds_of_runs(existing, plan, output, place=place) if tasks else {}
     seconds = [_machine_s(task, estimate, known) for task, estimate in zip(tasks, estimates, strict=True)]
-    notes = [*_too_large_notes(too_large.values()), *_limit_notes(seconds, estimates)]
+    notes = list(_limit_notes(seconds, estimates))
+    if too_large:
+        sizes = " and ".join(map(str, sorted(set(too_large.values()))))
+        notes = [f"{counted(len(too_large), 'run')} left out: {too_large_text(sizes)}", *notes]
     return PlaceForecast(
         plan=plan,
         seconds=None if None in seconds else max((value for value in seconds if value is not None), default=0.0),
@@ -384,9 +387,8 @@ def _machine_s(task: Task, estimate: Estimate, known: Mapping[RunSpec, float]) -
 
 
 def _usd(seconds: float | None, estimate: Estimate) -> float | None:
-    if seconds is None or estimate.usd_per_h is None:
-        return None
-    return estimate.usd_per_h * seconds / SECONDS_PER_H
+    usd_per_h = estimate.usd_per_h
+    return None if seconds is None or usd_per_h is None else usd_per_h * seconds / SECONDS_PER_H
 
 
 def _limit_notes(seconds: Sequence[float | None], estimates: Sequence[Estimate]) -> Iterator[str]:
@@ -401,13 +403,6 @@ def _limit_notes(seconds: Sequence[float | None], estimates: Sequence[Estimate])
             f"the runs of a machine may not fit into its limit of {minutes(min(limited))}: a longer "
             "max_run_time, or more machines; the next start runs what is left"
         )
-
-
-def _too_large_notes(failed_sizes: Collection[int]) -> Iterator[str]:
-    """Note on the runs left out. `failed_sizes`: for each run, the smaller batch size that ran out of memory."""
-    if failed_sizes:
-        sizes = " and ".join(map(str, sorted(set(failed_sizes))))
-        yield f"{counted(len(failed_sizes), 'run')} left out: {too_large_text(sizes)}"
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

@@ -107,7 +107,10 @@ class LiveTable:
     def _print_lines(self, lines: Sequence[Line]) -> None:
         """Print the lines; if there are none for a while, print the progress of each place."""
         if not lines and self._now() - self._printed_s >= LINE_EVERY_S:
-            lines = [Line(place=state.name, text=_progress_text(state)) for state in self._progress.states]
+            for state in self._progress.states:
+                left = "" if state.left_s is None else f", about {duration(state.left_s)} left"
+                text = f"{state.done}/{state.runs}  {state.now or 'begins'}{left}"
+                lines = [*lines, Line(place=state.name, text=text)]
         for line in lines:
             print(self._text(line), file=self._stream, flush=True)
         self._printed_s = self._now() if lines else self._printed_s
@@ -132,11 +135,6 @@ def rows_of(states: Sequence[PlaceState], width: int) -> list[str]:
         "  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths, strict=True)).rstrip()[:width] for row in rows
     ]
     return [*lines, *([f"and {len(states) - MOST_ROWS} places more"] if len(states) > MOST_ROWS else [])]
-
-
-def _progress_text(state: PlaceState) -> str:
-    time_left = "" if state.left_s is None else f", about {duration(state.left_s)} left"
-    return f"{state.done}/{state.runs}  {state.now or 'begins'}{time_left}"
 
 
 def _row(state: PlaceState) -> tuple[str, ...]:

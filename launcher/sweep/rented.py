@@ -119,7 +119,10 @@ class RentedPlace:
             self._work.fail(runs, why=str(error), hint=error.hint, code=error.exit_code)
             self._show(str(error))
             self._progress.say(self.place.name, f"{error}; to solve this: {error.hint}")
-            self._name_running()
+            running = [launch.name for launch in self._under_way() if launch.machine is not None]
+            if running:
+                text = f"still running: {', '.join(running)}; the same command follows them"
+                self._progress.say(self.place.name, text)
         finally:
             for workers in (self._readers, self._submitters, self._fetchers):
                 workers.close()
@@ -362,12 +365,6 @@ class RentedPlace:
         self._progress.say(self.place.name, f"{counted(len(gone), self._noun)} ended")
         self._collector.fetch_sealed({run.run_key for launch in self._launches for run in launch.task.runs})
         cleanup.require_gone(removals)
-
-    def _name_running(self) -> None:
-        """After an error, tell which machines still run."""
-        running = [launch.name for launch in self._under_way() if launch.machine is not None]
-        if running:
-            self._progress.say(self.place.name, f"still running: {', '.join(running)}; the same command follows them")
 
     def _show(self, now: str = "") -> None:
         under_way = self._under_way()

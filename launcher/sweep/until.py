@@ -78,8 +78,7 @@ def until_of(until: str | None, until_ratio: str | None, baseline: str | None, m
         raise UsageError("--until and --until-ratio cannot be combined", hint="one of the two")
     if bool(until_ratio) != bool(baseline):
         raise UsageError(
-            "--until-ratio and --baseline need each other",
-            hint="--until-ratio 2% --baseline precision=fp32",
+            "--until-ratio and --baseline need each other", hint="--until-ratio 2% --baseline precision=fp32"
         )
     if until:
         return Until(share=parse_share(until, "--until"), most=most)

@@ -77,12 +77,18 @@ def _errors(evidence: ReportEvidence) -> Iterator[str]:
             by_rule[finding.rule].append(finding)
     if not by_rule:
         return
-    shown = [f"{rule}: {findings[0].figure} ({_subject(findings)})" for rule, findings in by_rule.items()]
+    shown = [f"{rule}: {_first(findings[0].figure)} ({_subject(findings)})" for rule, findings in by_rule.items()]
     rest = len(shown) - MOST_ERRORS
     more = [f"{counted(rest, 'other rule')}, below under Audit"] if rest > 0 else []
     number = counted(sum(map(len, by_rule.values())), "error")
     listed = "; ".join([*shown[:MOST_ERRORS], *more])
     yield f"The audit found {number}, so figures of these runs are wrong or mean something else: {listed}."
+
+
+def _first(figure: str) -> str:
+    """The first part of a finding's figure, and the number of its other parts."""
+    first, *others = figure.split("; ")
+    return f"{first}, and {len(others)} more" if others else first
 
 
 def _subject(findings: Sequence[Finding]) -> str:

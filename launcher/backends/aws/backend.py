@@ -111,7 +111,7 @@ def spot_price_now(
 
 
 def docker_log_in(host: str) -> str:
-    """Command that lets Docker push to ECR; empty for another host."""
+    """Command that logs Docker in to the registry `host`; empty if it is none of ECR."""
     ecr = re.fullmatch(r"[0-9]{12}\.dkr\.ecr\.([-a-z0-9]+)\.amazonaws\.com", host)
     password = f"aws ecr get-login-password --region {ecr[1]}" if ecr else ""
     return f"{password} | docker login -u AWS --password-stdin {host}" if ecr else ""

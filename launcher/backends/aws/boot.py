@@ -31,8 +31,8 @@ ECR_TARGET = "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken"
 # The launcher makes the schedule that ends the instance and then sets this tag (`ENDS_TAG` of user_data.py), seconds
 # after the instance was created. If the tag does not come, the launcher is dead.
 TAG_TRIES, TAG_AGAIN_S = 120, 5
-# A launcher gives a machine up after five minutes without a status, and pulling one image may take longer. After the
-# last of these statuses the boot is stuck, and the launcher shall give it up.
+# A launcher gives a machine up after five minutes without a status, and pulling an image may take longer: the boot
+# repeats its status. It stops after `BEATS` times: by then the boot is stuck, and the launcher should give it up.
 BEAT_EVERY_S, BEATS = 30, 30
 # Name of an error in an answer of S3 (XML) or ECR (JSON). The rest of the answer may contain credentials.
 ERROR_CODE = re.compile(rb'<Code>(\w+)</Code>|"__type"\s*:\s*"(?:[\w.]+#)?(\w+)"')
@@ -204,10 +204,7 @@ def signed(
     for part in (*scope.split("/"), text):
         key = hmac.new(key, part.encode(), hashlib.sha256).digest()
     credential = f"Credential={keys['AccessKeyId']}/{scope}"
-    return {
-        **every,
-        "authorization": f"AWS4-HMAC-SHA256 {credential}, SignedHeaders={names}, Signature={key.hex()}",
-    }
+    return {**every, "authorization": f"AWS4-HMAC-SHA256 {credential}, SignedHeaders={names}, Signature={key.hex()}"}
 
 
 if __name__ == "__main__":

@@ -34,31 +34,24 @@ def examine(
         return
     yield PART.ok("account", f"{settings.account}, region {settings.region} with {', '.join(zones)}")
     yield from _quotas(client)
-    yield _check("ami", lambda: f"{(ami := client.ami(client.newest_ami(settings.ami_parameter))).id}, {ami.name}")
-    yield _check("network", lambda: client.security_group(settings.security_group, settings.subnet))
-    yield _check("bucket", lambda: bucket(settings).locate(""))
-    yield _check("VM's role", lambda: client.instance_profile(settings.instance_profile))
-    yield _check("schedule's role", lambda: client.schedule_role(settings.schedule_role))
+    yield PART.looked("ami", lambda: f"{(ami := client.ami(client.newest_ami(settings.ami_parameter))).id}, {ami.name}")
+    yield PART.looked("network", lambda: client.security_group(settings.security_group, settings.subnet))
+    yield PART.looked("bucket", lambda: bucket(settings).locate(""))
+    yield PART.looked("VM's role", lambda: client.instance_profile(settings.instance_profile))
+    yield PART.looked("schedule's role", lambda: client.schedule_role(settings.schedule_role))
     yield _registry(client, settings)
 
 
-def _check(name: str, look: Callable[[], str]) -> Check:
-    try:
-        return PART.ok(name, look())
-    except RooflaunchError as error:
-        return PART.failed(name, error)
-
-
 def _registry(client: Ec2, settings: Settings) -> Check:
-    """Whether the repository exists; a note for another registry than that of the account and region."""
+    """Check whether the repository exists. One of another account or region is not checked, only noted."""
     host, _, name = settings.repository.partition("/")
     if not host.startswith(f"{settings.account}.dkr.ecr.{settings.region}."):
         return PART.note("registry", f"{settings.repository} is not in this account's registry: not checked")
-    return _check("registry", lambda: client.repository(name))
+    return PART.looked("registry", lambda: client.repository(name))
 
 
 def _quotas(client: Ec2) -> Iterator[Check]:
-    """Quotas in vCPUs, and the GPUs for which each is too small. A note for a quota that AWS does not report."""
+    """Checks of the quotas in vCPUs; each names the GPUs for which its quota is too small."""
     families: dict[str, tuple[str, dict[str, int]]] = {}
     for gpu in gpus.load().values():
         for spot, market in ((False, "on demand"), (True, "spot")):

@@ -33,7 +33,7 @@ class QuotaFamily:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuOffer(Gpu):
-    """A row of gpus.toml with its prices; that of a spot VM is the highest of the region's zones."""
+    """A row of gpus.toml with its prices. The price of a spot VM is the highest of the region's zones."""
 
     quota: QuotaFamily
 
@@ -44,9 +44,9 @@ class GpuOffer(Gpu):
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Content of gpus.toml. `regions`: names by the first part of zones' ids.
+    """Content of gpus.toml. `regions`: names of regions by the first part of their zones' ids.
 
-    `refused`: reasons by the beginning of a machine type; `refused_gpus`: by GPU.
+    `refused`: why machine types are not offered, by the beginning of their names; `refused_gpus`: the same for GPUs.
     """
 
     gpus: Mapping[str, GpuOffer]

@@ -118,7 +118,7 @@ class Guest:
 
 
 def this_machine(environment: Mapping[str, str] = os.environ) -> Guest:
-    """The instance of this process, from variables that boot.py sets; one may redirect the metadata server."""
+    """Instance on which this process runs, by variables from boot.py; a test redirects the metadata server."""
     return Guest(
         metadata=named_address(environment, EC2_VARIABLE) or METADATA_ADDRESS,
         store=environment["ROOFLAUNCH_STORE"],

@@ -2,22 +2,13 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 
 from launcher.backends.aws.plan import LATE_S, InstancePlan
 from launcher.backends.aws.provision import Provisioning, guard, remove
-from launcher.backends.aws.resources import Instance, Volume
+from launcher.backends.aws.resources import Instance
 from launcher.backends.aws.service import Ec2, schedule_name
-from launcher.protocol.backend import (
-    ANYWHERE,
-    Condition,
-    Leftover,
-    Listing,
-    Machine,
-    Output,
-    Removed,
-    Submitted,
-    Tell,
-)
+from launcher.protocol.backend import ANYWHERE, Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
 from launcher.protocol.records import NAME
 from workload.contract.errors import RooflaunchError
 from workload.contract.text import duration
@@ -26,7 +17,8 @@ from workload.storage.store import UnreachableError
 
 # An instance counts as a leftover this long after its limit. Before, its timer, its schedule or its launcher ends it.
 GRACE_S = LATE_S + 5 * 60
-# The console has a window of 64 KB; this many characters find where the text that was read before ends.
+# EC2 shows the last 64 KB of a console. The end of the text that was read before, this many characters, is searched in
+# the next answer: new text follows it.
 OVERLAP = 500
 
 
@@ -54,7 +46,7 @@ class Ec2Machines:
         return self.ec2.now_s()
 
     def submit(self, plan: InstancePlan, tell: Tell) -> Submitted:
-        """Start the plan's instance; if one of that name exists, return it, with the schedule that it may lack."""
+        """Start the plan's instance. If one of that name exists, return it; make its schedule if missing."""
         earlier = [seen for seen in self.ec2.instances([plan.name]) if seen.condition is not Condition.GONE]
         for seen in earlier:
             guard(plan, self.ec2, seen)
@@ -109,11 +101,13 @@ class Ec2Machines:
         scheduled = self.ec2.scheduled()
         ours, now_s = self._ours(), self.now_s()
         vms = ((vm, _why_left(vm, now_s)) for vm in ours)
-        disks = [disk for disk in self.ec2.free_volumes() if _is_left(disk, now_s)]
+        disks = [disk for disk in self.ec2.free_volumes() if now_s > (disk.deadline_s or -inf) + GRACE_S]
         left = [Leftover(kind=self.noun, name=vm.name, zone=vm.zone, why=why) for vm, why in vms if why]
         left += [Leftover(kind="disk", name=disk.id, zone=disk.zone, why="no VM uses it") for disk in disks]
         live = {vm.id for vm in ours}
-        for gone in [one for one in scheduled if one not in live and not self._exists(one)]:
+        for gone in [one for one in scheduled if one not in live]:
+            if (seen := self.ec2.instance(gone)) and seen.condition is not Condition.GONE:
+                continue
             why = f"its VM {gone} is gone"
             left.append(Leftover(kind="schedule", name=schedule_name(gone), zone=self.ec2.region, why=why))
         return Listing(there=tuple(left))
@@ -121,7 +115,7 @@ class Ec2Machines:
     # Look-ups.
 
     def _ours(self) -> list[Instance]:
-        """Every instance of a launch that is not gone, by name. One that somebody else gave our tag is left out."""
+        """Instances of launches that are not gone, sorted by name. Our tag with a foreign name does not count."""
         there = (vm for vm in self.ec2.instances() if vm.condition is not Condition.GONE and NAME.fullmatch(vm.name))
         return sorted(there, key=lambda vm: vm.name)
 
@@ -143,10 +137,6 @@ class Ec2Machines:
     def _live(self, machine: Machine) -> Instance | None:
         found = self._found(machine.name, self.ec2.instances([machine.name])) if NAME.fullmatch(machine.name) else None
         return found if found and found.condition is not Condition.GONE else None
-
-    def _exists(self, instance_id: str) -> bool:
-        seen = self.ec2.instance(instance_id)
-        return seen is not None and seen.condition is not Condition.GONE
 
     def _drop_schedule(self, instance_id: str) -> None:
         if instance_id not in self._without_schedule:
@@ -180,10 +170,6 @@ def _why_left(vm: Machine, now_s: float) -> str:
     if vm.deadline_s is not None and now_s > vm.deadline_s + GRACE_S:
         return f"its time limit ended {duration(now_s - vm.deadline_s)} ago"
     return ""
-
-
-def _is_left(disk: Volume, now_s: float) -> bool:
-    return disk.deadline_s is None or now_s > disk.deadline_s + GRACE_S
 
 
 def _grown(before: str, window: str) -> str:

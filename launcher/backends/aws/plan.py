@@ -106,7 +106,7 @@ class InstancePlan(RentedPlan):
         return f"{ask} --desired-value {self.machine.vcpus} --region {self.settings.region}"
 
     def client_token(self, zone: str) -> str:
-        """Token that makes a repeated request for the same trial return the same instance."""
+        """Token by which EC2 recognises a repeated request: it then returns the instance that it made before."""
         trial = (self.name, self.machine.name, zone, "spot" if self.options.spot else "on-demand")
         return hashlib.sha256("|".join(trial).encode()).hexdigest()
 
@@ -123,6 +123,7 @@ class InstancePlan(RentedPlan):
         kinds = ("instance", "volume", "network-interface", *(("spot-instances-request",) if self.options.spot else ()))
         spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
         market = {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": spot}} if self.options.spot else {}
+        zone_kind = "AvailabilityZoneId" if ZONE_ID.fullmatch(zone) else "AvailabilityZone"
         disk = {
             "VolumeSize": max(self.options.disk_gb, ami.gigabytes),
             "VolumeType": DISK_TYPE,
@@ -147,7 +148,7 @@ class InstancePlan(RentedPlan):
             "IamInstanceProfile": {"Name": self.settings.instance_profile},
             "BlockDeviceMappings": [{"DeviceName": ami.root, "Ebs": disk}],
             "NetworkInterfaces": [self._interface()],
-            **({} if self.settings.subnet else {"Placement": _placement(zone)}),
+            **({} if self.settings.subnet else {"Placement": {zone_kind: zone}}),
             **market,
             "TagSpecifications": [
                 {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
@@ -183,7 +184,7 @@ class InstancePlan(RentedPlan):
     def launched(
         self, now: datetime, *, image: str, zones: Sequence[str], ami: Ami, group: str, notes: Sequence[str] = ()
     ) -> "InstancePlan":
-        """Copy of the plan with what AWS told, the launch time `now`, and a name with this time."""
+        """Copy of the plan with the zones, AMI and group that AWS has, launched at `now` and named for this time."""
         plan = self.at(now, image=image)
         request = replace(plan.request, zones=list(zones), options={**plan.request.options, "ami": ami.id})
         plan = replace(plan, request=request, zones=tuple(zones), ami=ami, group=group, notes=(*notes, *self.notes))
@@ -288,10 +289,6 @@ def _known_price(draft: Draft, region: str, now: datetime, today: Price | None) 
     return {gpus.region_code(region): price} if price else {}
 
 
-def _placement(zone: str) -> dict[str, str]:
-    return {"AvailabilityZoneId" if ZONE_ID.fullmatch(zone) else "AvailabilityZone": zone}
-
-
 def _vm(plan: InstancePlan) -> Iterator[tuple[str, str]]:
     kind = "spot" if plan.options.spot else "on demand"
     yield "vm", f"{plan.machine.name} with {plan.request.gpu_count} x {plan.gpu.title}, {kind}"
@@ -312,7 +309,7 @@ def _vm(plan: InstancePlan) -> Iterator[tuple[str, str]]:
 
 
 def _limits(plan: InstancePlan) -> Iterator[tuple[str, str]]:
-    """Rows on the two limits, and on what each does not cover."""
+    """Rows of the plan's text on the two ways in which the instance is ended at its time limit."""
     yield "limit 1", "a timer on the VM, set first of all: fails if the kernel hangs, or user data never ran"
     made = f"made with role {plan.settings.schedule_role} once the VM's id is known; no run starts before it exists"
     yield "limit 2", f"a one-time schedule, to the minute, {made}"

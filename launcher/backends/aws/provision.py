@@ -1,7 +1,7 @@
 """Start the instance of a plan, make the schedule that ends it, and remove instances with their schedules.
 
-After any failure no instance of the launch is left: each failed, doubtful or interrupted
-request is followed by a search for the launch's tag, which an instance has from its first moment.
+After any failure no instance of the launch is left: each failed, doubtful or interrupted request is followed by a
+search for the launch's tag, which an instance has from its first moment.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -42,7 +42,7 @@ STILL_THERE = "the VM still exists"
 
 
 def guard(plan: InstancePlan, ec2: Ec2, instance: Instance) -> None:
-    """Make the schedule that ends the instance, then the tag for which the agent waits; both only if missing."""
+    """Make the schedule that ends the instance, then set the tag for which the agent waits; nothing if it is set."""
     if instance.has_schedule:
         return
     began_s = ec2.now_s() if instance.created_s is None else instance.created_s
@@ -60,9 +60,9 @@ def remove(
     limit_s: float = REMOVE_S,
     settle_s: float = 0.0,
 ) -> dict[str, str]:
-    """End all instances of these names, repeatedly if needed, and delete their schedules; reasons by name.
+    """End all instances of these names, repeatedly if needed, and delete their schedules; return why any is left.
 
-    `wanted`: names, with the ids that are known already. The reason is empty once no instance of the name has existed
+    `wanted`: names, with the ids that are known already. A reason is empty once no instance of its name has existed
     for `settle_s` seconds. An instance that EC2 does not list counts as gone only if a look-up of its id confirms it.
     """
     removal = _Removal(ec2, wanted, now=now)
@@ -73,7 +73,7 @@ def remove(
 
 
 class _Removal:
-    """The removal of some launches' instances, in rounds of one list each."""
+    """Removal of the instances of some launches, in rounds: each lists the instances and ends those that are left."""
 
     def __init__(self, ec2: Ec2, wanted: Mapping[str, Collection[str]], *, now: Callable[[], float]) -> None:
         self.reasons = dict.fromkeys(wanted, STILL_THERE)
@@ -84,7 +84,7 @@ class _Removal:
         self._gone_s: dict[str, float] = {}
 
     def round(self, settle_s: float) -> bool:
-        """Look, and ask for the end of what is there; return whether something is left to do."""
+        """List the instances and ask for the end of those that are left; return whether any is left."""
         try:
             live = self._live()
         except UnreachableError as error:

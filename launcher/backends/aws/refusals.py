@@ -76,7 +76,7 @@ class RefusedError(ToolError):
 
 
 def service_in(region: str) -> Service:
-    """EC2 in one region, for messages."""
+    """EC2 in one region, as messages name it."""
     public = f"https://ec2.{region}.amazonaws.com"
     return Service(name="EC2", public=public, variables=(ENDPOINT_VARIABLE,), settings=", and the region")
 

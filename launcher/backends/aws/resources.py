@@ -24,7 +24,7 @@ CONDITIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Instance(Machine):
-    """An instance. `id`: EC2's id; `reason`: EC2's code for its end; `has_schedule`: its tag says that one exists."""
+    """An instance. `id`: EC2's id; `reason`: EC2's code for its end; `has_schedule`: it has a schedule (by its tag)."""
 
     id: str
     reason: str = ""
@@ -53,7 +53,7 @@ class Volume:
 
 
 def instance(answer: Mapping[str, Any], zone_ids: Mapping[str, str]) -> Instance:
-    """Instance of an answer. `zone_ids`: ids of zones by their names in this account."""
+    """Instance that an answer describes. `zone_ids`: ids of zones by their names in this account."""
     tags, reason = tags_of(answer), answer.get("StateReason", {})
     state = str(answer["State"]["Name"])
     created_s = _seconds(answer.get("LaunchTime"))
@@ -76,7 +76,7 @@ def instance(answer: Mapping[str, Any], zone_ids: Mapping[str, str]) -> Instance
 
 
 def volume(answer: Mapping[str, Any], zone_ids: Mapping[str, str]) -> Volume:
-    """Volume of an answer."""
+    """Volume that an answer describes."""
     tags, created_s = tags_of(answer), _seconds(answer.get("CreateTime"))
     limit_s = _number(tags.get(LIMIT_TAG))
     deadline_s = created_s + limit_s if created_s is not None and limit_s else None

@@ -1,4 +1,4 @@
-"""Client for EC2 and its neighbours in one region: all requests of the launcher to AWS, but for those of the store.
+"""Client for EC2 and its neighbours in one region: all requests of the launcher to AWS, except the store's.
 
 boto3 is imported inside functions only. Its own retries are turned off, since it would ask three times for an instance
 that is not free; requests that may be repeated are repeated here, within a limit.
@@ -333,7 +333,7 @@ class Ec2:
         return pages
 
     def _ask(self, kind: str, method: str, *, missing: str = "", retry_s: float = RETRY_S, **fields: Any) -> Any:
-        """Send a request; None for an error whose code starts with `missing`."""
+        """Send a request; return the answer, None if AWS answers with an error code that starts with `missing`."""
 
         def call() -> Any:
             with self._lock:
@@ -394,7 +394,7 @@ def _descriptions() -> Any:
 
 
 def _unusable(message: str, option: str) -> UsageError:
-    """Error for something that infra/aws/ makes, and that is missing or wrong. `option`: names another one."""
+    """Error for a part of the account that infra/aws/ makes, if missing or wrong. `option`: names another one."""
     return UsageError(message, hint=f"make it with infra/aws/, or name another one with {option}")
 
 

@@ -48,7 +48,7 @@ SOURCES = SettingSources(table="aws", prefix=f"{ENVIRONMENT_PREFIX}AWS_", rules=
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Checked settings. None: the default VPC's subnet, and AWS's own parameters of the AMI.
+    """Checked settings. `subnet` None: one of the default VPC; `ami_parameter` None: AWS's own.
 
     `account`: number of the account, which the schedule role's ARN needs.
     """

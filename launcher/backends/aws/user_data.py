@@ -101,7 +101,6 @@ def document(parameters: Parameters) -> bytes:
     content = gzip.compress(text(parameters).encode(), mtime=0)
     if len(content) > MAX_BYTES:
         raise UsageError(
-            f"the user data of the instance has {len(content)} bytes; EC2 takes {MAX_BYTES}",
-            hint="a shorter --image",
+            f"the user data of the instance has {len(content)} bytes; EC2 takes {MAX_BYTES}", hint="a shorter --image"
         )
     return content

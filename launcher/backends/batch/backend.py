@@ -32,10 +32,6 @@ class Region:
     settings: Settings
 
 
-def _open_bucket(name: str) -> "Bucket":
-    return gcs.connect(name, prefix=LAUNCHES, root=f"{PREFIX}/", jobs=READERS)
-
-
 @dataclass(frozen=True, kw_only=True)
 class CloudBatch:
     """The backend `batch`. The fields are its connections to services and clock, which a test replaces."""
@@ -43,7 +39,7 @@ class CloudBatch:
     name: str = "batch"
     vm: ComputeEngine = field(default_factory=ComputeEngine)
     service: Callable[[str, str], BatchService] = BatchService
-    bucket: Callable[[str], "Bucket"] = _open_bucket
+    bucket: Callable[[str], "Bucket"] = lambda name: gcs.connect(name, prefix=LAUNCHES, root=f"{PREFIX}/", jobs=READERS)
     sleep: Callable[[float], None] = time.sleep
 
     def settings(self, where: Where, options: Options | None = None, *, offline: bool = False) -> Region:

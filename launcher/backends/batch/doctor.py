@@ -45,18 +45,25 @@ def examine(where: Where, ports: BatchPorts | None = None) -> Iterator[Check]:
     except RooflaunchError as error:
         yield BATCH.failed("project", error)
         return
-    yield from _queue_checks(ports.service(settings.project, where.region), settings, where)
-    yield _bucket_check(settings, ports)
+    yield from _queue_checks(ports, settings, where)
+
+    def bucket() -> str:
+        ports.bucket(settings.bucket)
+        return f"gs://{settings.bucket}/{PREFIX} can be read"
+
+    yield BATCH.looked("bucket", bucket)
     yield reporter_check(settings, ports)
     yield BATCH.note(
         "the rest", "quotas, images, registry and service account are checked for Compute Engine", "launch doctor gcp"
     )
 
 
-def _queue_checks(service: BatchService, settings: Settings, where: Where) -> Iterator[Check]:
+def _queue_checks(ports: BatchPorts, settings: Settings, where: Where) -> Iterator[Check]:
+    service = ports.service(settings.project, where.region)
     try:
         jobs = [job for job in service.jobs() if not job.is_over]
-        leftovers = list(BatchMachines(service, _no_store).leftovers())
+        machines = BatchMachines(service, lambda: ports.bucket(settings.bucket))
+        leftovers = list(machines.leftovers())
     except RooflaunchError as error:
         yield BATCH.failed("API", error)
         return
@@ -65,18 +72,6 @@ def _queue_checks(service: BatchService, settings: Settings, where: Where) -> It
     if leftovers:
         named = ", ".join(f"{leftover.name} ({leftover.why})" for leftover in leftovers)
         yield BATCH.problem("leftovers", named, f"launch reap --region {where.region}")
-
-
-def _no_store() -> Bucket:
-    raise AssertionError("the search for leftovers reads no store")
-
-
-def _bucket_check(settings: Settings, ports: BatchPorts) -> Check:
-    try:
-        ports.bucket(settings.bucket)
-    except RooflaunchError as error:
-        return BATCH.failed("bucket", error)
-    return BATCH.ok("bucket", f"gs://{settings.bucket}/{PREFIX} can be read")
 
 
 def reporter_check(settings: Settings, ports: BatchPorts) -> Check:

@@ -62,7 +62,9 @@ class BatchMachines:
             self._cancel(job_id)
             raise
         if job is None:
-            reason = self._why_queued(job_id)
+            queued = self._service.job(job_id)
+            unknown = "Batch gives no reason; likely causes are no free GPU or a missing quota"
+            reason = queued.events[-1] if queued and queued.events else unknown
             is_cancelled = self._cancel(job_id)
             unconfirmed = "" if is_cancelled else f"; could not confirm that job '{job_id}' is cancelled"
             raise NoCapacityError(
@@ -71,7 +73,8 @@ class BatchMachines:
                 hint="a longer --queue-time, another --region, or other zones (--zone); quota: launch doctor gcp",
             )
         names = [plan.request.name for plan in plans]
-        there = {machine.name: machine for machine in self.look(dict.fromkeys(names, ()))}
+        # Not `look`, which has no machines if Batch does not answer now: an error lets the caller end the job.
+        there = {machine.name: machine for machine in self._machines(job, set(names))}
         return Submitted(machines=tuple(there[name] for name in names))
 
     def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
@@ -119,7 +122,8 @@ class BatchMachines:
     def output(self, machine: Machine, start: int) -> Output:
         """Output from the log that the task writes to the bucket every 20 s; nothing goes to Cloud Logging."""
         self._store = self._store or self._open_store()
-        log = self._store.read(log_object(machine.name), most_bytes=MAX_TEXT_BYTES) if self._is_there(machine) else None
+        is_there = any(seen.condition is not Condition.GONE for seen in self.look({machine.name: (machine.zone,)}))
+        log = self._store.read(log_object(machine.name), most_bytes=MAX_TEXT_BYTES) if is_there else None
         new = (log or b"")[start:]
         return Output(text=new.decode(errors="replace"), next_start=start + len(new))
 
@@ -189,12 +193,6 @@ class BatchMachines:
                 tell(f"in the queue for {duration(waited_s)}: {last_event}")
             self._sleep(LOOK_EVERY_S)
 
-    def _why_queued(self, job_id: str) -> str:
-        job = self._service.job(job_id)
-        if job and job.events:
-            return job.events[-1]
-        return "Batch gives no reason; likely causes are no free GPU or a missing quota"
-
     def _stop(self, wanted: set[str]) -> dict[str, str]:
         """Cancel the jobs of the wanted tasks. Returns for each task the reason why it still runs, or an empty text."""
         reasons = dict.fromkeys(wanted, "")
@@ -228,10 +226,6 @@ class BatchMachines:
         except RooflaunchError:
             pass
         return False
-
-    def _is_there(self, machine: Machine) -> bool:
-        [seen] = self.look({machine.name: (machine.zone,)}) or [None]
-        return seen is not None and seen.condition is not Condition.GONE
 
     def _why_left(self, job: BatchJob, now_s: float) -> str:
         """Reason why a job is a leftover: no launcher waits for the job, or a task is past its limit. Else empty."""

@@ -62,11 +62,7 @@ class Options:
     )
     spot: bool = _as_gcp("spot")  # type: ignore[assignment] # a field, as dataclass takes it
     rerun_preempted: int = choice(
-        "start again if the spot VM is taken away, at most N times",
-        default=0,
-        metavar="N",
-        min=0,
-        max=MOST_RETRIES,
+        "start again if the spot VM is taken away, at most N times", default=0, metavar="N", min=0, max=MOST_RETRIES
     )
     queue_time_s: int = choice(
         "cancel the job if no GPU is free within this time",

@@ -216,12 +216,7 @@ class BatchPlan:
         options = f"--network host --shm-size {text(shm_bytes)}"
         if any(run.spec.profile is Profile.NCU for plan in plans for run in plan.request.work.runs):
             begin, options = [*COUNTER_WORDS, *begin], f"{options} {COUNTER_OPTIONS}"
-        return {
-            "imageUri": self.request.image,
-            "entrypoint": begin[0],
-            "commands": begin[1:],
-            "options": options,
-        }
+        return {"imageUri": self.request.image, "entrypoint": begin[0], "commands": begin[1:], "options": options}
 
     def _allocation(self, labels: Mapping[str, str]) -> dict[str, Any]:
         vm, options = self.vm, self.options
@@ -234,7 +229,9 @@ class BatchPlan:
             policy["accelerators"] = [{"type": vm.gpu.accelerator, "count": str(vm.request.gpu_count)}]
         interface: dict[str, Any] = {"noExternalIpAddress": not options.external_ip}
         if self.settings.network or not self.settings.subnetwork:
-            interface["network"] = _network(self.settings)
+            name = self.settings.network or "default"
+            path = name if "/" in name else f"projects/{self.settings.project}/global/networks/{name}"
+            interface["network"] = path
         if self.settings.subnetwork:
             interface["subnetwork"] = _subnetwork(self.settings, self.region)
         return {
@@ -301,11 +298,6 @@ def _notes(vm: VmPlan, options: Options) -> Iterator[str]:
             "the container has CAP_SYS_ADMIN during the whole task, not only for the profile, because Batch "
             "starts one container"
         )
-
-
-def _network(settings: Settings) -> str:
-    name = settings.network or "default"
-    return name if "/" in name else f"projects/{settings.project}/global/networks/{name}"
 
 
 def _subnetwork(settings: Settings, region: str) -> str:

@@ -39,10 +39,7 @@ def main(guest: str) -> int:
         print(error.report(), flush=True)
         return error.exit_code
     words = [sys.executable, "-u", "-m", "launcher.agent", str(home)]
-    with (
-        log.open("wb") as kept,
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as agent,
-    ):
+    with log.open("wb") as kept, subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as agent:
         # Batch stops a container with SIGTERM: the agent seals and uploads what it has.
         signal.signal(signal.SIGTERM, lambda number, _: agent.send_signal(number))
         over = threading.Event()

@@ -33,10 +33,6 @@ def _prices(project: str | None) -> PriceLookup:
     return price_list.cached(now_s) if project is None else price_list.current(project, now_s=now_s)
 
 
-def _open_bucket(name: str) -> "Bucket":
-    return gcs.connect(name, prefix=LAUNCHES, jobs=READERS)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ComputeEngine:
     """The backend `gcp`. The fields are its connections to services and clock, which a test replaces.
@@ -46,7 +42,7 @@ class ComputeEngine:
 
     name: str = "gcp"
     compute: Callable[[str], Compute] = connect
-    bucket: Callable[[str], "Bucket"] = _open_bucket
+    bucket: Callable[[str], "Bucket"] = lambda name: gcs.connect(name, prefix=LAUNCHES, jobs=READERS)
     engine: Callable[[], Engine] = docker_engine.connect
     default_project: Callable[[], str | None] = default_project
     prices: Callable[[str | None], PriceLookup] = _prices

@@ -108,7 +108,12 @@ def checks(resolve: Callable[[], Resolved], cloud: CloudPorts) -> Iterator[Check
     except RooflaunchError as error:
         yield GCP.failed("project", error)
         return
-    [usable] = _or_failed("project", _project_checks(compute, settings, origins))
+
+    def project() -> str:
+        compute.project_quotas()
+        return f"{settings.project} ({origins['project']}); Compute Engine answers"
+
+    usable = GCP.looked("project", project)
     yield usable
     yield from _service_checks(services, settings, cloud)
     yield from _price_checks(settings, cloud)
@@ -141,11 +146,6 @@ def _or_unseen(name: str, checks: Iterator[Check]) -> Iterator[Check]:
 
 
 # Project and services.
-
-
-def _project_checks(compute: Compute, settings: Settings, origins: Mapping[str, str]) -> Iterator[Check]:
-    compute.project_quotas()
-    yield GCP.ok("project", f"{settings.project} ({origins['project']}); Compute Engine answers")
 
 
 def _service_checks(services: Services | None, settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
@@ -231,16 +231,16 @@ def _region_quotas(
 def _gpu_quota_check(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], cure: str) -> Check:
     """Check a GPU's standard and preemptible quotas. A VM that lives for at most 7 days may use either quota."""
     kinds = {"standard": gpu.quota, "preemptible": gpu.preemptible_quota}
-    remaining = {kind: _remaining(gpu, quotas, metric) for kind, metric in kinds.items()}
+    # A region that does not report a quota is left out.
+    known = [(region, quotas[region]) for region in gpu.regions if region in quotas]
+    remaining = {
+        kind: {region: there[metric].remaining for region, there in known if metric in there}
+        for kind, metric in kinds.items()
+    }
     usable = any(count > 0 for by_region in remaining.values() for count in by_region.values())
     name = f"quota {gpu.name}"
     summary = "; ".join(f"{kind}: {_best(by_region)}" for kind, by_region in remaining.items())
     return GCP.ok(name, f"GPUs left, {summary}") if usable else GCP.note(name, f"GPUs left, {summary}", cure)
-
-
-def _remaining(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], metric: str) -> dict[str, float]:
-    """Number of GPUs that the quota `metric` still allows, by region; regions without this quota are left out."""
-    return {region: quotas[region][metric].remaining for region in gpu.regions if metric in quotas.get(region, {})}
 
 
 def _best(remaining: Mapping[str, float]) -> str:

@@ -87,7 +87,11 @@ def require(name: str) -> GpuOffer:
 
 def parse(table: Mapping[str, Any], listed: Iterable[VmPrice]) -> dict[str, GpuOffer]:
     """Rows of a table in the form of gpus.toml, with their prices. Raises `ToolError` for contradictions."""
-    images = {name: _vm_image(row) for name, row in table["vm_image"].items()}
+    images = {}
+    for name, row in table["vm_image"].items():
+        project, _, family = row["family"].partition("/")
+        driver = Driver(row["driver"])
+        images[name] = VmImage(project=project, name=family, driver=driver, signed=row["signed"])
     ours = [price for price in listed if price.provider == prices.GCP]
     return parsed_gpus(
         GpuOffer, table["gpu"], ours, lambda row: {"vm_images": tuple(images[name] for name in row["vm_images"])}
@@ -97,8 +101,3 @@ def parse(table: Mapping[str, Any], listed: Iterable[VmPrice]) -> dict[str, GpuO
 @functools.cache
 def _loaded(path: Path) -> Mapping[str, GpuOffer]:
     return parse(tomllib.loads(path.read_text(encoding="utf-8")), prices.load().listed)
-
-
-def _vm_image(row: Mapping[str, Any]) -> VmImage:
-    project, _, family = row["family"].partition("/")
-    return VmImage(project=project, name=family, driver=Driver(row["driver"]), signed=row["signed"])

@@ -54,14 +54,10 @@ class Options(RentedOptions):
         autocompletion=COMPLETIONS.zone_names,
     )
     vm_image: str | None = choice(
-        "image family of Ubuntu or Debian, or an image's path, that boots",
-        default=None,
-        metavar="PROJECT/FAMILY",
+        "image family of Ubuntu or Debian, or an image's path, that boots", default=None, metavar="PROJECT/FAMILY"
     )
     vm_driver: VmDriver | None = choice(
-        "preinstalled or install: the driver of --vm-image",
-        default=None,
-        metavar="KIND",
+        "preinstalled or install: the driver of --vm-image", default=None, metavar="KIND"
     )
     secure_boot: bool | None = choice("boot only signed code, the driver included", default=None, show_default="off")
     vtpm: bool | None = choice("a virtual TPM", default=None, show_default="on")

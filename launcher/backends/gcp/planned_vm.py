@@ -10,12 +10,7 @@ from launcher.backends.gcp.gpus import Driver, GpuOffer, VmImage
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.resources import LIMIT_LABEL
 from launcher.backends.gcp.settings import Settings
-from launcher.backends.rented_plan import (
-    Cloud,
-    RentedPlan,
-    cost_rows,
-    zones_text,
-)
+from launcher.backends.rented_plan import Cloud, RentedPlan, cost_rows, zones_text
 from launcher.backends.shared_plan import run_rows, text_of
 from launcher.protocol.records import region_of
 from workload.contract.errors import UsageError
@@ -89,48 +84,42 @@ class VmPlan(RentedPlan):
             # A duration, no end time: this computer's clock may be hours off, and the cloud records the VM's start.
             LIMIT_LABEL: str(self.limit_s),
         }
-        accelerators = {"guestAccelerators": self._accelerators(zone)} if self.gpu.accelerator else {}
+        kind = f"zones/{zone}/acceleratorTypes/{self.gpu.accelerator}"
+        gpus = [{"acceleratorType": kind, "acceleratorCount": self.request.gpu_count}]
+        accelerators = {"guestAccelerators": gpus} if self.gpu.accelerator else {}
         shielded = {"shieldedInstanceConfig": dict(self.shielded)} if self.shielded else {}
         return {
             "name": self.name,
             "machineType": f"zones/{zone}/machineTypes/{self.machine.name}",
             **accelerators,
-            "scheduling": self._scheduling(),
-            "disks": [self._disk(zone, labels)],
+            # The cloud never deletes a VM that host maintenance or a host error has stopped, but it can restart the
+            # VM: boot.py then saves the results, does the missing runs of a sweep, and deletes the VM; no run is
+            # measured twice. A spot VM is deleted, and may not be restarted.
+            "scheduling": {
+                "provisioningModel": "SPOT" if self.options.spot else "STANDARD",
+                "onHostMaintenance": "TERMINATE",
+                "automaticRestart": not self.options.spot,
+                "instanceTerminationAction": "DELETE",
+                "maxRunDuration": {"seconds": str(self.limit_s)},
+            },
+            "disks": [
+                {
+                    "boot": True,
+                    "autoDelete": True,
+                    "type": "PERSISTENT",
+                    "initializeParams": {
+                        "sourceImage": self.vm_image.path,
+                        "diskType": f"zones/{zone}/diskTypes/{self.gpu.disk_type}",
+                        "diskSizeGb": str(self.options.disk_gb),
+                        "labels": labels,
+                    },
+                }
+            ],
             **shielded,
             "networkInterfaces": [self._interface(zone)],
             "serviceAccounts": [{"email": self.settings.service_account, "scopes": [SCOPE]}],
             "labels": {**labels, "rooflaunch-request": request_id},
             "metadata": {"items": [{"key": key, "value": value} for key, value in self.metadata().items()]},
-        }
-
-    def _accelerators(self, zone: str) -> list[dict[str, Any]]:
-        kind = f"zones/{zone}/acceleratorTypes/{self.gpu.accelerator}"
-        return [{"acceleratorType": kind, "acceleratorCount": self.request.gpu_count}]
-
-    def _scheduling(self) -> dict[str, Any]:
-        # The cloud never deletes a VM that host maintenance or a host error has stopped, but it can restart the VM:
-        # boot.py then saves the results, does the missing runs of a sweep, and deletes the VM; no run is measured
-        # twice. A spot VM is deleted, and may not be restarted.
-        return {
-            "provisioningModel": "SPOT" if self.options.spot else "STANDARD",
-            "onHostMaintenance": "TERMINATE",
-            "automaticRestart": not self.options.spot,
-            "instanceTerminationAction": "DELETE",
-            "maxRunDuration": {"seconds": str(self.limit_s)},
-        }
-
-    def _disk(self, zone: str, labels: Mapping[str, str]) -> dict[str, Any]:
-        return {
-            "boot": True,
-            "autoDelete": True,
-            "type": "PERSISTENT",
-            "initializeParams": {
-                "sourceImage": self.vm_image.path,
-                "diskType": f"zones/{zone}/diskTypes/{self.gpu.disk_type}",
-                "diskSizeGb": str(self.options.disk_gb),
-                "labels": dict(labels),
-            },
         }
 
     def _interface(self, zone: str) -> dict[str, Any]:
@@ -191,7 +180,13 @@ class VmPlan(RentedPlan):
     def sent_text(self) -> str:
         """Request that creates the VM in the first zone: a line of explanation, then JSON with long texts shortened."""
         request = f"request    instances.insert in {self.zones[0]}; --format json shows its texts in full"
-        return f"{request}\n{json.dumps(_short(self), indent=1)}"
+        body = self.shown_body()
+        short = {
+            key: f"<launcher/backends/gcp/{PROGRAMS[key]}, {len(text.splitlines())} lines>"
+            for key, text in self.programs.items()
+        } | {REQUEST: "<this plan as data>"}
+        items = [{**item, "value": short.get(item["key"], item["value"])} for item in body["metadata"]["items"]]
+        return f"{request}\n{json.dumps({**body, 'metadata': {'items': items}}, indent=1)}"
 
 
 def check_size(plan: VmPlan) -> None:
@@ -232,12 +227,3 @@ def _driver(plan: VmPlan) -> str:
             return f"installed on the VM, with a reboot or two; {needed}"
         case Driver.NONE:
             return "none: the run does not use the GPU"
-
-
-def _short(plan: VmPlan) -> dict[str, Any]:
-    body = plan.shown_body()
-    items = {item["key"]: item["value"] for item in body["metadata"]["items"]}
-    lines = {key: len(text.splitlines()) for key, text in plan.programs.items()}
-    short = {key: f"<launcher/backends/gcp/{PROGRAMS[key]}, {count} lines>" for key, count in lines.items()}
-    short[REQUEST] = "<this plan as data>"
-    return {**body, "metadata": {"items": [{"key": key, "value": short.get(key, items[key])} for key in items]}}

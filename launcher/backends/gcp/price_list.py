@@ -238,11 +238,7 @@ def cached(now_s: float) -> PriceLookup:
 
 
 def current(
-    project: str,
-    *,
-    now_s: float,
-    wait_s: float = WAIT_S,
-    connect: Callable[[str], Services] | None = None,
+    project: str, *, now_s: float, wait_s: float = WAIT_S, connect: Callable[[str], Services] | None = None
 ) -> PriceLookup:
     """Today's price list: cached, or requested and waited for up to `wait_s` seconds.
 

@@ -153,7 +153,14 @@ class Provisioning(ZoneByZone):
         except RefusedError as error:
             return error.faults
         except AlreadyThereError:
-            self._require_ours(zone, request_id)
+            # If the VM is ours, the first insert worked, and this answers a repetition. Another VM is not deleted.
+            vm = self.compute.get(zone, self.plan.name)
+            if vm is not None and vm.request_id != request_id:
+                self._may_live = False
+                raise ToolError(
+                    f"zone {zone} has another VM '{self.plan.name}', which does not belong to this launch",
+                    hint="launch again",
+                ) from None
             return self._await_running(zone)
         except RooflaunchError as error:
             # An error that Compute Engine answered means that there is no VM; without an answer there may be one.
@@ -180,19 +187,6 @@ class Provisioning(ZoneByZone):
                 return ()
         return None
 
-    def _require_ours(self, zone: str, request_id: str) -> None:
-        """Raise `ToolError` if the VM of this name belongs to another launch, and must not be deleted.
-
-        Called after a 409. If the VM is ours, the first insert worked, and the 409 answers a repetition.
-        """
-        vm = self.compute.get(zone, self.plan.name)
-        if vm is not None and vm.request_id != request_id:
-            self._may_live = False
-            raise ToolError(
-                f"zone {zone} has another VM '{self.plan.name}', which does not belong to this launch",
-                hint="launch again",
-            )
-
     def _await_running(self, zone: str, *, limit_s: float | None = None) -> Instance | tuple[Fault, ...]:
         """Wait until the VM runs; return the VM, or the reason why it does not run."""
         end_s = self.now() + (self._patience_s(OPERATION_S) if limit_s is None else limit_s)
@@ -203,13 +197,10 @@ class Provisioning(ZoneByZone):
         if vm is not None and vm.status == RUNNING:
             return vm
         status = "gone" if vm is None else vm.status
-        return (self._lost(zone, f"the VM is {status} right after its insert"),)
-
-    def _lost(self, zone: str, message: str) -> OperationFault:
-        """Fault for a VM that vanished: preempted if the cloud says so or the VM is spot, else deleted by somebody."""
-        if self.compute.preempted(zone, self.plan.name) or self.plan.request.spot:
-            return OperationFault(code=PREEMPTED, message=message)
-        return OperationFault(code=DELETED, message=message)
+        # A VM that vanished was preempted if the cloud says so or the VM is spot, else deleted by somebody.
+        was_preempted = self.compute.preempted(zone, self.plan.name) or self.plan.request.spot
+        code = PREEMPTED if was_preempted else DELETED
+        return (OperationFault(code=code, message=f"the VM is {status} right after its insert"),)
 
     # After a failure.
 
@@ -252,15 +243,11 @@ class Provisioning(ZoneByZone):
 def scope_of(fault: Fault) -> Scope:
     """Scope in which an error rules out further attempts. An unknown code counts as fatal."""
     if fault.code.startswith("QUOTA"):
-        return _quota_scope(fault)
+        if isinstance(fault, OperationFault) and fault.quota_dimensions:
+            return Scope.REGION if "region" in fault.quota_dimensions else Scope.PROJECT
+        return Scope.PROJECT if _EVERYWHERE.search(fault.message) else Scope.REGION
     if fault.code == NOT_FOUND and "/subnetworks/" in fault.message:
         return Scope.REGION
     if fault.code == NOT_FOUND and _MISSING_EVERYWHERE.search(fault.message):
         return Scope.FATAL
     return Scope.ZONE if fault.code.startswith(_ZONE_CODES) else Scope.FATAL
-
-
-def _quota_scope(fault: Fault) -> Scope:
-    if isinstance(fault, OperationFault) and fault.quota_dimensions:
-        return Scope.REGION if "region" in fault.quota_dimensions else Scope.PROJECT
-    return Scope.PROJECT if _EVERYWHERE.search(fault.message) else Scope.REGION

@@ -103,7 +103,10 @@ def explained(error: Any, project: str, method: str) -> RooflaunchError:
     """Error for an answer of Compute Engine with a status of 400 or more."""
     code, message = int(error.code), message_of(error)
     meaning: RooflaunchError
-    if method == "insert" and (refused := refused_for_good(_all_messages(error))):
+    # An insert that breaks several policies gets a message for each of them.
+    messages = [str(item.get("message", "")) for item in error.errors if isinstance(item, Mapping)]
+    every = "; ".join(dict.fromkeys([message, *filter(None, messages)]))[:MAX_MESSAGE_CHARS]
+    if method == "insert" and (refused := refused_for_good(every)):
         meaning = refused
     elif method == "insert" and (fault := _insert_fault(error)):
         meaning = RefusedError((fault,), hint="run again with other zones: --zone Z")
@@ -143,12 +146,6 @@ def refused_for_good(message: str) -> ToolError | None:
             "create_network in infra/gcp/, which makes both",
         )
     return None
-
-
-def _all_messages(error: Any) -> str:
-    """All messages of an error answer, joined; an insert that breaks several policies gets one for each policy."""
-    messages = [str(item.get("message", "")) for item in error.errors if isinstance(item, Mapping)]
-    return "; ".join(dict.fromkeys([message_of(error), *filter(None, messages)]))[:MAX_MESSAGE_CHARS]
 
 
 def _insert_fault(error: Any) -> OperationFault | None:

@@ -120,10 +120,11 @@ def instance(answer: Any) -> Instance:
 
 
 def disk(answer: Any) -> VmDisk:
+    text = answer.labels.get(LIMIT_LABEL, "")
     return VmDisk(
         name=str(answer.name),
         zone=last_part(answer.zone),
-        deadline_s=_disk_deadline_s(answer),
+        deadline_s=_limit_after(answer.creation_timestamp, int(text) if text.isascii() and text.isdigit() else 0),
         users=tuple(last_part(user) for user in answer.users),
     )
 
@@ -143,11 +144,6 @@ def _vm_deadline_s(answer: Any) -> float | None:
     if deadline_s is not None:
         return deadline_s
     return _limit_after(answer.creation_timestamp, int(answer.scheduling.max_run_duration.seconds))
-
-
-def _disk_deadline_s(answer: Any) -> float | None:
-    text = answer.labels.get(LIMIT_LABEL, "")
-    return _limit_after(answer.creation_timestamp, int(text) if text.isascii() and text.isdigit() else 0)
 
 
 def _limit_after(created_at: str, limit_s: int) -> float | None:

@@ -12,17 +12,7 @@ from typing import Any
 from launcher.backends.slurm.plan import Cluster, SlurmPlan
 from launcher.backends.slurm.refusals import explained
 from launcher.backends.slurm.script import job_script
-from launcher.protocol.backend import (
-    ANYWHERE,
-    Condition,
-    Leftover,
-    Listing,
-    Machine,
-    Output,
-    Removed,
-    Submitted,
-    Tell,
-)
+from launcher.protocol.backend import ANYWHERE, Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
 from launcher.protocol.records import NAME
 from workload.contract.errors import ToolError
 from workload.contract.text import printable
@@ -44,10 +34,7 @@ SLURM_PROGRAM = "launcher/backends/slurm/remote.py"
 # Slurm's states of a job: see squeue(1), JOB STATE CODES. Any state in neither table counts as running. In COMPLETING,
 # the job's processes may still be ending.
 WAITING = frozenset(
-    {
-        *("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED"),
-        *("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
-    }
+    {*("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED"), *("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")}
 )
 # Why a job ended, by its final state; empty for COMPLETED.
 ENDED: Mapping[str, str] = {
@@ -241,15 +228,8 @@ class SlurmMachines:
 
     def leftovers(self) -> Listing[Leftover]:
         """Jobs that still run after their time limit, because Slurm did not end them."""
-        now_s, listing = self.now_s(), self.look()
-        leftovers = [
-            Leftover(
-                kind=self.noun, name=job.name, zone=job.zone, why="the job is past its limit, but Slurm did not end it"
-            )
-            for job in listing
-            if job.deadline_s is not None and now_s > job.deadline_s + LATE_S
-        ]
-        return Listing(there=tuple(leftovers), unreachable=listing.unreachable)
+        why = "the job is past its limit, but Slurm did not end it"
+        return self.look().overdue(self.now_s(), late_s=LATE_S, kind=self.noun, why=why)
 
 
 def _machine(row: Mapping[str, str]) -> Machine:

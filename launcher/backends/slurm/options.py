@@ -125,10 +125,7 @@ class Options:
         typed_default="1:00:00",
     )
     at_a_time: int | None = choice(
-        "how many jobs of a sweep run at the same time (no limit)",
-        default=None,
-        metavar="N",
-        min=1,
+        "how many jobs of a sweep run at the same time (no limit)", default=None, metavar="N", min=1
     )
     sbatch: tuple[str, ...] = choice(
         "another option of sbatch, for example --sbatch=--mem=16G; repeatable", default=(), metavar="OPTION"

@@ -41,23 +41,18 @@ def node_of(cluster: Cluster, options: Options) -> NodeSoftware:
     # On a login node, the launcher's own environment is usually in a folder that the compute nodes see.
     if options.python is None and cluster.login is None and importlib.util.find_spec("torch") is not None:
         python = sys.executable
+    usual = Software.APPTAINER if options.image else Software.NONE
     return NodeSoftware(
         root=cluster.root,
         code=_hash(code),
         # The folder and landlord.py are named as in earlier versions: see FILE in launcher/agent/host_facts.py.
         guest=f"landlords/slurm-{_hash(guest.encode())}.py",
-        container=_software_of_draft(options),
+        container=usual if options.container is Software.AUTO else options.container,
         python=python,
         image=options.image or "",
         with_gpu=bool(options.gres),
         commit=contents.current_commit(),
     )
-
-
-def _software_of_draft(options: Options) -> Software:
-    if options.container is not Software.AUTO:
-        return options.container
-    return Software.APPTAINER if options.image else Software.NONE
 
 
 def _code() -> bytes:
@@ -221,8 +216,7 @@ def _require_good(answer: Mapping[str, Any], plan: SlurmPlan, place: str) -> Non
         )
     if facts.get("apptainer") == "missing":
         raise ToolError(
-            f"{where} has no Apptainer",
-            hint="--python PATH instead of --image, or ask the administrator for Apptainer",
+            f"{where} has no Apptainer", hint="--python PATH instead of --image, or ask the administrator for Apptainer"
         )
     python = facts.get("python", "ok")
     if python != "ok":

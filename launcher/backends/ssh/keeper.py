@@ -96,11 +96,7 @@ class Keeper:
         # The agent inherits the open lock files, so that a job whose keeper was killed still counts as running.
         lock_fds = self.job["held"]
         agent = subprocess.Popen(
-            self.job["words"],
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            cwd=str(self.home),
-            pass_fds=lock_fds,
+            self.job["words"], stdin=subprocess.DEVNULL, env=environment, cwd=str(self.home), pass_fds=lock_fds
         )
         kill_s = self.end_s + self.job["grace_s"]
         is_terminated = False

@@ -126,13 +126,8 @@ class SshMachines:
 
     def leftovers(self) -> Listing[Leftover]:
         """Jobs that run past their time limit, because the keeper, which enforces the limit, was killed."""
-        now_s = self.now_s()
-        leftovers = [
-            Leftover(kind=self.noun, name=job.name, zone=job.zone, why="the job is past its limit, but still running")
-            for job in self.look()
-            if job.deadline_s is not None and now_s > job.deadline_s + LATE_S
-        ]
-        return Listing(there=tuple(leftovers))
+        why = "the job is past its limit, but still running"
+        return self.look().overdue(self.now_s(), late_s=LATE_S, kind=self.noun, why=why)
 
     def _machine(self, job: Mapping[str, Any]) -> Machine | None:
         """`Machine` made of a job's description; None if the job was never started, or its description is damaged."""

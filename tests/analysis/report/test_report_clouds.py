@@ -52,3 +52,10 @@ def test_two_t4s_have_the_price_of_two(tmp_path: Path, monkeypatch: pytest.Monke
 def test_with_two_blocks_nothing_is_said(tmp_path: Path) -> None:
     _bundles(tmp_path, blocks=2)
     assert not [text for text in answer.sentences(gather(api.load(tmp_path))) if "a T4?" in text]
+
+
+def test_an_error_of_many_parts_has_one_part_in_the_answer(tmp_path: Path) -> None:
+    _bundles(tmp_path, blocks=1, timing__step_s={"median": 0.2, "mean": 0.2, "stdev": 0.1, "min": 0.1, "max": 0.3})
+    first = answer.sentences(gather(api.load(tmp_path)))[0]
+    assert first.count("steps.csv gives") == 1
+    assert ", and 4 more (2" in first

@@ -14,10 +14,15 @@ from launcher import backends
 from launcher.backends.gcp.options import Where as Project
 from launcher.choice import Command, choice
 from launcher.cli import launches
-from launcher.jobs import places
+from launcher.jobs import commands, places
 from launcher.jobs.places import Place
+from launcher.jobs.session import Session
+from launcher.protocol.backend import Condition, Listing, Machine
+from tests.launcher.own_machine import NAME
 from workload.contract.errors import UsageError
 from workload.contract.spec import resolve
+from workload.contract.tables import TableFormat
+from workload.storage.address import open_store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,3 +229,17 @@ def test_words_where_a_file_decides_the_place(place: Place, words: str) -> None:
 )
 def test_commands_in_a_text_get_the_words_of_their_place(text: str, expected: str) -> None:
     assert Place(backend="box", where=Box(host="h")).named_in(text) == expected
+
+
+def test_status_names_the_place_in_the_command_that_deletes_a_stopped_vm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vm = Machine(name=NAME, zone="z", condition=Condition.STOPPED, status="stopped")
+    machines: Any = SimpleNamespace(noun="VM", place="q", now_s=lambda: 0.0, look=lambda *_: Listing(there=(vm,)))
+    session = Session(machines=machines, store=open_store(str(tmp_path)))
+    monkeypatch.setattr(commands, "_connect", lambda _: SimpleNamespace(session=lambda: session))
+    place = Place(backend="queue", where=Cluster())
+    commands.show_status(place, name=None, every=False, output_format=TableFormat.TABLE)
+    shown = capsys.readouterr()
+    assert shown.err.endswith("hint: launch reap --backend queue\n")
+    assert "the disk still costs money: launch reap --backend queue\n" in shown.out

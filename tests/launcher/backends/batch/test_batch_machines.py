@@ -11,7 +11,7 @@ import pytest
 from launcher.backends.batch.backend import CloudBatch
 from launcher.backends.batch.machines import BatchMachines
 from launcher.backends.batch.plan import BatchPlan
-from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
+from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService, BatchTask
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.protocol.backend import Condition, Machine
@@ -204,6 +204,22 @@ def test_what_batch_refuses(
         region.service.jobs()
     assert str(refused.value).startswith(message)
     assert refused.value.hint.startswith(hint)
+
+
+def test_batch_that_falls_silent_is_an_error_with_a_hint(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a job is submitted, and while the log of a task that runs is followed."""
+    [machine] = region.submit(plan_of("00000a"))
+    asked: list[str] = []
+
+    def tasks(job_id: str) -> list[BatchTask]:
+        asked.append(job_id)
+        raise UnreachableError("Cloud Batch does not answer", hint="run again")
+
+    monkeypatch.setattr(region.service, "tasks", tasks)
+    with pytest.raises(UnreachableError):
+        region.submit(plan_of("00000b"))
+    assert region.machines.output(machine, 0).text == ""
+    assert asked
 
 
 def test_a_closed_port(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:

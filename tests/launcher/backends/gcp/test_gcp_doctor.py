@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -278,7 +279,7 @@ def test_an_option_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(doctor, "resolve_settings", resolve)
     (check,) = doctor.examine({"project": "other-project"})
-    assert json.loads(json.dumps(check.to_json())) == {
+    assert json.loads(json.dumps(asdict(check))) == {
         "part": "gcp",
         "name": "project",
         "state": "problem",
