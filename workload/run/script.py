@@ -39,9 +39,10 @@ from workload.environment.collect import collect
 from workload.environment.machine import HostSystem
 from workload.measure.recorder import StepPhase
 from workload.measure.timing import Timeline
+from workload.run.first_record import first_record
 from workload.run.measured_script import MeasuredScript, PhaseFiles, Request
 from workload.run.region import Measured, Region
-from workload.run.run_record import RunRecord, first_record
+from workload.run.run_record import RunRecord
 from workload.steps import script_facts
 from workload.steps.agreement import Word
 from workload.steps.step import Limits, Phase, Step

@@ -354,7 +354,7 @@ def _error_without_steps(measured: "MeasuredScript", script: program.Program) ->
             hint=f"let the script make more steps (smaller batches, more epochs); or {program.STEP_HINT}",
         )
     if session.backward_passes:
-        passes = counted(session.backward_passes, "backward pass")
+        passes = f"{session.backward_passes} backward pass{'' if session.backward_passes == 1 else 'es'}"
         return UsageError(
             f"{script.name} made {passes} and no step of an optimizer of torch.optim", hint=program.STEP_HINT
         )

@@ -38,8 +38,9 @@ from workload.measure.settle import settle, thermometer_of
 from workload.measure.telemetry import Telemetry
 from workload.measure.timing import Timeline
 from workload.model import models
+from workload.run.first_record import first_record
 from workload.run.region import Region
-from workload.run.run_record import RunRecord, first_record
+from workload.run.run_record import RunRecord
 from workload.run.unfinished import status_of
 from workload.steps import complexity, complexity_cache, data
 from workload.steps.training_step import TrainingStep

@@ -15,7 +15,7 @@ from workload.contract.script import script_name, slug
 from workload.contract.spec import Device, RunSpec
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
-from workload.run.run_record import first_record
+from workload.run.first_record import first_record
 
 NOTE = "the trainer ended before it could describe the run: this record was made from outside"
 
