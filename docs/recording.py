@@ -48,6 +48,8 @@ class Line:
 
 def record(command: Sequence[str]) -> list[Line]:
     """Run a command with a wide terminal each for stdout and stderr; return its lines. Exits if the command fails."""
+    if sys.platform == "win32":
+        raise SystemExit("Windows has no pseudo-terminals")
     lines: list[Line] = []
     began_s = time.monotonic()
     surroundings = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}

@@ -19,6 +19,8 @@ OURS = {"analysis", "launcher", "rooflaunch", "workload"}
 ABSENT = {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}
 # SIGQUIT stands for SIGBREAK: both end a process that has no handler for it.
 BREAK = signal.SIGQUIT
+# A shell lets its background commands ignore SIGQUIT, and their children with them.
+signal.signal(BREAK, signal.SIG_DFL)
 MISSING_FROM_OS = """
 O_CLOEXEC O_NOFOLLOW O_NONBLOCK WEXITSTATUS WIFSIGNALED WNOHANG WTERMSIG chown fork forkpty getegid geteuid getgid
 getloadavg getpgid getpgrp getsid getuid killpg mkfifo nice openpty pidfd_open posix_spawn pread pwrite

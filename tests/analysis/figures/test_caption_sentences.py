@@ -151,7 +151,7 @@ CASES = {
     ),
     "too many runs": Case(
         figure="variance_fixed_config",
-        words=f"Of an place's runs, at most {MOST_RUNS} are drawn",
+        words=f"At most {MOST_RUNS} runs of each place are drawn",
         true=lambda: own(tuple(100 + number / 100 for number in range(MOST_RUNS + 1))),
         false=own,
     ),
