@@ -40,7 +40,8 @@ def furnish(client: Callable[[str], Any]) -> tuple[str, str]:
     for role in ("rooflaunch-vm", "rooflaunch-schedule"):
         iam.create_role(RoleName=role, AssumeRolePolicyDocument=json.dumps(ROLE))
     iam.create_instance_profile(InstanceProfileName="rooflaunch-vm")
-    ami = next(image for image in ec2.describe_images()["Images"] if image.get("RootDeviceName"))["ImageId"]
+    images = ec2.describe_images()["Images"]
+    ami = next(each["ImageId"] for each in images if each.get("RootDeviceName") and each.get("Platform") != "windows")
     client("ssm").put_parameter(Name=AMI_PARAMETER, Value=ami, Type="String")
     return ami, ec2.create_security_group(GroupName="rooflaunch", Description="no ingress")["GroupId"]
 
