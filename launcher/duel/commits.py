@@ -110,7 +110,7 @@ def _warnings(root: Path, names: tuple[str, str], code: Code) -> Iterator[str]:
     changed = _git(root, "status", "--porcelain", "--", code.path or ".").splitlines()
     if changed and WORKING_TREE not in names:
         files = counted(len(changed), "file") + (f" of {code.path}/" if code.path else "")
-        yield (f"{files} changed since the last commit, and belong to neither side (to compare them: --commit HEAD .)")
+        yield (f"{files} changed since the last commit, in neither side (to compare them: --commit HEAD .)")
 
 
 def _export(root: Path, name: str, folder: Path, code: Code) -> Export:

@@ -89,10 +89,7 @@ def test_changes_that_are_in_neither_side_are_told(checkout: Path) -> None:
     (checkout / "workload/new.py").touch()
     with commits.exported(("first", "HEAD"), checkout) as exports:
         assert exports.warnings == (
-            (
-                "1 file of workload/ changed since the last commit, and belong to neither side (to compare "
-                "them: --commit HEAD .)"
-            ),
+            ("1 file of workload/ changed since the last commit, in neither side (to compare them: --commit HEAD .)"),
         )
 
 
@@ -204,7 +201,7 @@ def test_the_same_commit_or_the_same_content_is_the_same_program(project: Path) 
     with sides.prepared(duel_of(str(project / "src/train.py")), {}) as pair:
         assert pair.a.plan.spec.script == ("train.py",)
         assert pair.warnings == (
-            ("1 file changed since the last commit, and belong to neither side (to compare them: --commit HEAD .)"),
+            ("1 file changed since the last commit, in neither side (to compare them: --commit HEAD .)"),
         )
 
 
