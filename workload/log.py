@@ -72,6 +72,13 @@ def to_file(path: Path) -> Iterator[None]:
         handler.close()
 
 
+def leave_files() -> None:
+    """Write messages and warnings to no file from here on: other files of a run are about to be sealed."""
+    for logger in (LOGGER, logging.getLogger("py.warnings")):
+        for handler in [each for each in logger.handlers if isinstance(each, logging.FileHandler)]:
+            logger.removeHandler(handler)
+
+
 class Progress:
     """Progress of steps towards a total: a bar on a terminal, plain lines elsewhere.
 

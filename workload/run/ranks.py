@@ -300,6 +300,8 @@ def seal_for_rank_0(folder: Path, processes: Sequence[int]) -> None:
         is_open = folder.is_dir() and not (folder / bundle.MANIFEST).exists()
         if is_open and are_gone(processes[:1], RANK_0_LIMIT_S) and are_gone(processes[2:], OTHERS_LIMIT_S):
             error = "rank 0 was killed; the bundle keeps the steps so far"
+            # The log of a rank that hangs is still open, and belongs to the bundle.
+            log.leave_files()
             bundle.seal_unfinished(folder, Status.FAILED, error)
             log.LOGGER.error("error: %s: %s", error, folder)
 

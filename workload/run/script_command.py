@@ -209,9 +209,15 @@ def _measure(
     timeline.enter("script")
     hooks.when_imported("torch", listen)
     with ranks.noted(notes, seal_for_rank_0) if place else nullcontext():
-        end = program.run_script(script, lambda error: agreement.explain(error) if agreement else None)
-        if measured:
-            return _close(measured[0], script, end, is_launched=is_launched)
+        try:
+            end = program.run_script(script, lambda error: agreement.explain(error) if agreement else None)
+            if measured:
+                return _close(measured[0], script, end, is_launched=is_launched)
+        except InterruptedRunError as error:
+            # The signal may have come after the script's end, before its bundle was sealed.
+            if measured:
+                measured[0].close(Status.INTERRUPTED, str(error))
+            raise
         if end.code and notes:
             what = f"rank {os.environ['RANK']}: {script.name} {_how(end)} before it imported torch"
             raise RunFailedError(what, hint=TRACEBACK_HINT)

@@ -141,6 +141,21 @@ for number in train():
         status="interrupted",
         message="error: interrupted by SIGTERM",
     ),
+    "a signal while its traceback is written": Case(
+        text="""
+class Broken:
+    def write(self, text): os.kill(os.getpid(), signal.SIGTERM)
+    def flush(self): pass
+# Its hook fails, so that Python's own traceback follows.
+sys.excepthook = lambda *_: 1 / 0
+for number in train():
+    if number == 12: sys.stderr = Broken(); raise ValueError("broken")
+""",
+        code=130,
+        status="interrupted",
+        message="error: interrupted by SIGTERM",
+        daily=True,
+    ),
     "workers": Case(text="if __name__ == '__main__': list(train(DataLoader(data, 4, num_workers=2)))"),
     "workers that are spawned": Case(
         text="""

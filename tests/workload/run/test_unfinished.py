@@ -3,12 +3,14 @@ from pathlib import Path
 
 import pytest
 
+from workload import log
 from workload.contract import bundle
 from workload.contract.context import Context
 from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
+from workload.contract.ranks import own_folder
 from workload.contract.record import Record, Repeat, Spec, Status
 from workload.contract.spec import Device, RunSpec
-from workload.run import unfinished
+from workload.run import ranks, unfinished
 
 KILLED = RunFailedError("the trainer was killed by SIGSEGV", hint="")
 NO_MEMORY = OutOfDeviceMemoryError("no memory", hint="")
@@ -52,6 +54,14 @@ def test_a_bundle_without_a_trainer_names_the_gpu_that_was_chosen(tmp_path: Path
     context = Context(outside={**OUTSIDE, "device": {"gpu_index": 1}})
     folder = unfinished.write_new(tmp_path, RunSpec(device=Device.CUDA), context, Status.FAILED, "killed")
     assert bundle.read(folder).document["environment"]["device"] == {"type": "cuda", "gpu_index": 1}
+
+
+def test_a_rank_that_hangs_seals_the_bundle_with_its_open_log(tmp_path: Path) -> None:
+    folder = make_bundle(tmp_path, "killed", Status.INTERRUPTED, sealed=False)
+    with log.to_file(own_folder(folder, 1) / bundle.LOG):
+        ranks.seal_for_rank_0(folder, [])
+        log.LOGGER.error("error: interrupted by SIGTERM")
+    assert bundle.read(folder).record.error == "rank 0 was killed; the bundle keeps the steps so far"
 
 
 @pytest.mark.parametrize("code", [0, 2, 4, 6, 7, 130])
