@@ -127,14 +127,14 @@ WRONG = [
      "args.lr = [0.1, 0.01], or {{lr}} for the literal text {lr}"),
     (SCRIPT + "[matrix]\nmodel = ['resnet50']\n" + HERE,
      "[matrix] model is only for our own trainer: the script decides its model",
-     "args.model for an argument of the script, or leave model out"),
+     "args.model for the script's argument --model, or leave model out"),
     (SCRIPT + "[defaults]\ndataset = 'cifar10'\n" + AXES + HERE,
      ("[defaults] dataset is only for our own trainer: the script reads its own data; --data gives their "
          "place"),
-     "args.dataset for an argument of the script, or leave dataset out"),
+     "args.dataset for the script's argument --dataset, or leave dataset out"),
     (SCRIPT + AXES + HERE + "precision = 'bf16'\n",
      "[[on]] local-cpu precision is only for our own trainer: the script decides its precision",
-     "args.precision for an argument of the script, or leave precision out"),
+     "args.precision for the script's argument --precision, or leave precision out"),
     (SCRIPT + AXES + "[[exclude]]\nargs.rl = 1\n" + HERE,
      "[[exclude]] 1: unknown key 'args.rl', which is not an option of [matrix], nor the key 'on'",
      "did you mean args.lr?"),
@@ -239,7 +239,8 @@ def test_the_plan_says_what_travels_and_shows_no_secret() -> None:
         pytest.param(
             TWO.replace("train.py", "trian.py") + HERE,
             "[[on]] local-cpu: no script 'trian.py'",
-            "a path relative to {folder}, or -m PACKAGE; launch sweep matrix.toml, from the folder of its script",
+            "did you mean train.py? a path relative to {folder}, or -m PACKAGE; launch sweep matrix.toml, from the "
+            "folder of its script",
             id="no script",
         ),
         pytest.param(
