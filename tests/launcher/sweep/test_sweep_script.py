@@ -333,7 +333,7 @@ def test_here_with_a_profile_and_started_again(folder: Path) -> None:
 
 
 @pytest.mark.world
-@pytest.mark.night(part="places")
+@pytest.mark.slow
 def test_a_script_that_fails_is_a_failed_run_with_its_words(folder: Path) -> None:
     (folder / "train.py").write_text(
         "import sys, torch\nif '--lr=0.2' in sys.argv: raise ValueError('no')\n" + tiny.SCRIPT
@@ -341,7 +341,8 @@ def test_a_script_that_fails_is_a_failed_run_with_its_words(folder: Path) -> Non
     code, out, _ = swept(folder, RUNS.replace("repeats = 2", "repeats = 1") + HERE)
     assert code == 6
     assert "  local-cpu     1 of 2 runs have a result" in out
-    assert "  failed        lr 0.2 (block 1): train.py failed with ValueError before its training step was known" in out
+    why = "train.py failed with ValueError before its training step was known; its last line: ValueError: no"
+    assert f"  failed        lr 0.2 (block 1): {why}" in out
     assert lines_of(folder) == TWICE[:1]
 
 
