@@ -187,6 +187,7 @@ class Result:
             state.against,
             f"{counted(state.quadruples, 'quadruple')} in {duration(outcome.elapsed_s)}",
             *self._machine_facts(),
+            *([] if outcome.interrupted else [f"exit code {self.exit_code}"]),
         ]
         notes = "".join(f"\n- {_cell(note)}" for note in self.notes)
         return (

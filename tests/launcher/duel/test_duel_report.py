@@ -42,7 +42,7 @@ def test_slower() -> None:
         "| median step | 159.9 ms a step with its wait for data, 100 images/s | "
         "168.2 ms a step with its wait for data, 95.15 images/s |\n"
         "| runs | 12 | 12 |\n\n"
-        "B's time against A's, 95 %: +4.8 % to +5.5 %; 6 quadruples in 2 min.\n\n"
+        "B's time against A's, 95 %: +4.8 % to +5.5 %; 6 quadruples in 2 min; exit code 11.\n\n"
     )
     document = json.loads(json.dumps(slower.to_json()))
     assert (document["verdict"], document["exit_code"], document["interrupted"]) == ("slower", 11, False)
