@@ -122,10 +122,10 @@ class DuelState:
 
     @property
     def interval(self) -> str:
-        """Interval of B against A in words: `98 %: -0.4 % to +0.6 %`."""
+        """Interval of B against A in words: `95 % interval -0.4 % to +0.6 %`."""
         if self.low is None or self.high is None:
             return "no interval yet"
-        return f"{percent(self.level)}: {signed_percent(self.low - 1)} to {signed_percent(self.high - 1)}"
+        return f"{percent(self.level)} interval {signed_percent(self.low - 1)} to {signed_percent(self.high - 1)}"
 
     @property
     def reason(self) -> str:

@@ -60,7 +60,7 @@ class Plan:
             (
                 "takes",
                 (
-                    f"{least} or more, in the order ABBA or BAAB, chosen at random; at most "
+                    f"{least} or more, in quadruples (ABBA or BAAB, chosen at random); at most "
                     f"{minutes(self.limits.max_time_s)}{limit}"
                 ),
             ),
@@ -184,7 +184,7 @@ class Result:
             _row("runs", [str(sum(each.variant == name for each in outcome.segments)) for name in VARIANTS]),
         ]
         facts = [
-            "interval of B against A, " + state.interval if state.low is not None else "no interval",
+            f"B against A: {state.interval}" if state.low is not None else "no interval",
             f"{counted(state.quadruples, 'quadruple')} in {duration(outcome.elapsed_s)}",
             *self._machine_facts(),
         ]
