@@ -184,7 +184,7 @@ class Result:
             _row("runs", [str(sum(each.variant == name for each in outcome.segments)) for name in VARIANTS]),
         ]
         facts = [
-            f"B against A: {state.interval}" if state.low is not None else "no interval",
+            "interval of B against A, " + state.interval if state.low is not None else "no interval",
             f"{counted(state.quadruples, 'quadruple')} in {duration(outcome.elapsed_s)}",
             *self._machine_facts(),
         ]

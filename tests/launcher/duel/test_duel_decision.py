@@ -179,7 +179,7 @@ def test_segments_that_all_take_the_same_time(pattern: str) -> None:
     """A figure for each field, and no traceback: the spread is that of a clock."""
     same = judge(constant(pattern * LEAST_QUADRUPLES, 0.010, 0.010))
     assert (same.verdict, same.sign, same.ratio) == (DuelVerdict.SAME, None, 1.0)
-    assert same.reason.startswith("B takes the same time as A within 2 % (95 % interval -")
+    assert same.reason.startswith("B takes the same time as A within 2 % (95 %: -")
 
 
 def test_a_slow_segment_at_the_start_of_each_quadruple_is_no_evidence() -> None:
@@ -205,39 +205,45 @@ def test_a_linear_drift_leaves_no_difference() -> None:
         pytest.param(
             segments(quiet(random.Random(1))),
             None,
-            "B takes the same time as A within 2 % (95 % interval -1.9 % to +1.7 %), after 6 quadruples",
+            "B takes the same time as A within 2 % (95 %: -1.9 % to +1.7 %), after 6 quadruples",
             id="same",
         ),
         pytest.param(
             segments(quiet(random.Random(1)), effect=0.03),
             None,
-            "B takes 2.7 % longer than A (95 % interval +2.0 % to +3.4 %), after 20 quadruples",
+            "B takes 2.7 % longer than A (95 %: +2.0 % to +3.4 %), after 20 quadruples",
             id="slower",
         ),
         pytest.param(
             segments(quiet(random.Random(1)), effect=-0.1),
             None,
-            "B takes 9.6 % less time than A (95 % interval -11 % to -8.0 %), after 6 quadruples",
+            "B takes 9.6 % less time than A (95 %: -11 % to -8.0 %), after 6 quadruples",
             id="faster",
         ),
         pytest.param(
             segments(still(random.Random(1)), effect=0.01),
             None,
-            "B takes 1 % longer than A (95 % interval +0.8 % to +1.2 %), after 6 quadruples",
+            "B takes 1 % longer than A (95 %: +0.8 % to +1.2 %), after 6 quadruples",
             id="slower by less",
         ),
         pytest.param(
             segments(noisy(random.Random(1)), quadruples=12),
             "60 s are over",
-            "60 s are over after 12 quadruples (95 % interval -9.8 % to +4.3 %); runs of the same side differ by "
-            "9.9 %; about 58 quadruples more would decide it",
+            "60 s are over after 12 quadruples (95 %: -9.8 % to +4.3 %); runs of the same side differ by "
+            "9.9 %; about 60 quadruples more would decide it",
             id="noise",
         ),
         pytest.param(
             segments(quiet(random.Random(1)), quadruples=4),
             None,
-            "undecided after 4 quadruples (no interval yet); about 5 quadruples more would decide it",
+            "undecided after 4 quadruples (no interval before 6 quadruples)",
             id="early",
+        ),
+        pytest.param(
+            segments(noisy(random.Random(1)), quadruples=12),
+            None,
+            "undecided after 12 quadruples (B's time against A's, 95 %: -9.8 % to +4.3 %)",
+            id="undecided",
         ),
         pytest.param(
             segments(quiet(random.Random(1)), quadruples=1)[:3],

@@ -19,7 +19,7 @@ def result(machine: Machine, *, are_equal: bool = False) -> Result:
     return Result(pair=make_pair(are_equal=are_equal), limits=TEN_MINUTES, outcome=outcome, output=Path("out"))
 
 
-TAKES = "B takes 5.1 % longer than A (95 % interval +4.8 % to +5.5 %), after 6 quadruples"
+TAKES = "B takes 5.1 % longer than A (95 %: +4.8 % to +5.5 %), after 6 quadruples"
 
 
 def test_slower() -> None:
@@ -41,7 +41,7 @@ def test_slower() -> None:
         "| what | --precision fp32 | --precision bf16 |\n"
         "| median step | 159.9 ms a step, 100 images/s | 168.2 ms a step, 95.15 images/s |\n"
         "| runs | 12 | 12 |\n\n"
-        "B against A: 95 % interval +4.8 % to +5.5 %; 6 quadruples in 2 min.\n\n"
+        "interval of B against A, 95 %: +4.8 % to +5.5 %; 6 quadruples in 2 min.\n\n"
     )
     document = json.loads(json.dumps(slower.to_json()))
     assert (document["verdict"], document["exit_code"], document["interrupted"]) == ("slower", 11, False)
@@ -110,7 +110,7 @@ def test_a_median_that_hides_something_is_told() -> None:
     notes = result(Machine(wall=0.1)).notes
 
     assert len(notes) == 1
-    assert notes[0].startswith("by the whole wall time B is slower by 2 % or more (95 % interval +10 % to +11 %): ")
+    assert notes[0].startswith("by the whole wall time B is slower by 2 % or more (95 %: +10 % to +11 %): ")
 
 
 def test_a_duel_against_itself_says_so_first() -> None:
