@@ -134,13 +134,18 @@ def _cheapest(evidence: ReportEvidence) -> list[Block]:
 
 def _time(evidence: ReportEvidence) -> list[Block]:
     """A table with a line per environment: share of the steps in the time of its runs, and the other parts."""
-    runs, rows = completed(evidence.material.every), []
+    runs, rows, is_whole = completed(evidence.material.every), [], True
     for env in evidence.material.environments:
         time = spent(runs[runs["env"] == env])
         if time.runs:
             row = {"env": env, "runs": time.runs, "took": time_text(time.wall_s), "usd": time.usd, "rest": time.rest()}
             rows.append({**row, "steps": time.shares().get(STEPS, 0.0)})
-    caption = "Where the time of the completed runs went. Parts of less than 1 % are left out"
+            # Only the time of rented machines, which is paid for, is known as a whole.
+            is_whole &= time.usd is not None
+    caption = "Where the time of the completed runs went" + (
+        "" if is_whole else ", without the launcher's own (its start, its checks before and after each run)"
+    )
+    caption += ". Parts of less than 1 % are left out"
     return [words.table(caption, TIME, rows)] if rows else []
 
 

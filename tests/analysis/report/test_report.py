@@ -443,4 +443,8 @@ def test_time_on_a_rented_machine_has_its_cost() -> None:
     assert table.rows == [
         ["local-cuda", "2", "55.2 s", "0.030", "36 %", "boot 25 s (0.014 USD), imports 10 s (0.0054 USD)"]
     ]
+    assert "launcher" not in table.caption
     assert measurements._time(of(*at_rates("a", [100.0]))) == []
+    [own] = measurements._time(of(*at_rates("a", [100.0], steps_s=10.0)))
+    assert isinstance(own, Table)
+    assert "without the launcher's own (its start, its checks before and after each run)" in own.caption
