@@ -263,7 +263,7 @@ CASES: Cases = {
         "quiet steps": (run(steps=noisy(n=20, share=0.002)), []),
         "noisy steps": (
             run(steps=noisy(n=20, share=0.03)),
-            ["a change of less than 19 % over a fifth of the run cannot be seen in 20 steps"],
+            ["20 steps are too few to notice if a fifth of them took 1.19 x the others"],
         ),
     },
     "drift": {

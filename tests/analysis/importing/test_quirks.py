@@ -220,7 +220,7 @@ def test_one_slow_step_does_not_move_the_robust_variation(name: str, files: Path
 
 def test_what_a_spilling_memory_hides(files: Path) -> None:
     state = steady_state(milliseconds(files, SPILLING))
-    assert state.unseen == "a change of less than 265 % over a fifth of the run cannot be seen in 39 steps"
+    assert state.unseen == "39 steps are too few to notice if a fifth of them took 3.65 x the others"
 
 
 # --- profiles

@@ -375,7 +375,7 @@ NOT_HERE = {
     ),
     "Places; one row for each set of software",
     ", with other figures",
-    "more: analyze audit lists them",
+    "more: analyze audit --format csv lists them",
     "Notes of the runs:",
     "Not in the tables (",
     "The words of this page",
