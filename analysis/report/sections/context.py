@@ -220,7 +220,7 @@ def matrix_row(env: str, runs: pd.DataFrame) -> dict[str, Any]:
         ),
         "models": words.listed(sorted(set(runs["model"]))),
         "data": words.listed(data(row) for row in rows_of(runs[["dataset", "image_size"]])),
-        "precision": words.listed(sorted(set(runs["variant"]))),
+        "precision": words.listed(sorted(set(runs["variant"])), separator="; "),
         "batch_sizes": words.listed(sorted(set(runs["batch_size"].dropna()))),
         "steps": _range(runs["steps"].dropna()),
         "repeats": _range(repeats),

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from analysis.compare.pairing import value_text
@@ -23,7 +24,6 @@ SUMMARY = (
     *facts(env="place", task="model", precision="precision"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="runs", heading="runs", digits=0),
-    units.COUNTED,
     Column(name="images_per_s", heading="{unit}/s, median"),
     Column(name="interval", heading="95 % interval"),
     Column(name="step_s", heading="step", unit="s", prefixed=True),
@@ -89,10 +89,9 @@ FIGURES = (
 
 
 def section(evidence: ReportEvidence) -> Section:
-    """The section: comparisons, figures, every configuration, cost."""
-    blocks: list[Block] = [*_compared(evidence)]
-    blocks += [Picture(figure=figure) for figure in evidence.figures(*FIGURES)]
-    blocks += [*_summary(evidence), *_cheapest(evidence), *_time(evidence)]
+    """The section: figures, every configuration, comparisons, cost."""
+    blocks: list[Block] = [Picture(figure=figure) for figure in evidence.figures(*FIGURES)]
+    blocks += [*_summary(evidence), *_compared(evidence), *_cheapest(evidence), *_time(evidence)]
     return Section(name="measurements", title="Measurements", blocks=blocks)
 
 
@@ -163,7 +162,10 @@ def _summary(evidence: ReportEvidence) -> list[Block]:
                 "fraction_of_roof": point.get("fraction_of_roof"),
             }
         )
-    return [words.table("Every configuration", units.headed(SUMMARY, evidence.material.unit), rows)] if rows else []
+    heading = evidence.material.variant_title.lower()
+    named = [replace(column, heading=heading) if column.name == "precision" else column for column in SUMMARY]
+    columns = units.columns(named, evidence.material.measured)
+    return [words.table("Every configuration", columns, rows)] if rows else []
 
 
 def _points(evidence: ReportEvidence) -> dict[tuple[Any, ...], dict[str, Any]]:
