@@ -1,14 +1,15 @@
 """Sections on measurements (effects of settings, every configuration, cost) and on their variability."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from analysis.compare.pairing import value_text
 from analysis.figures import registry
+from analysis.figures.material import NAMING
 from analysis.loading import units
-from analysis.loading.configurations import completed, label
+from analysis.loading.configurations import CONFIGURATION, completed, label, shown
 from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Picture, Section
@@ -63,7 +64,7 @@ TIME = (
     *facts(rest="the rest"),
 )
 BETWEEN = (
-    *words.AS_RECORDED,
+    *words.AS_IN_CHARTS,
     Column(name="runs", heading="runs", digits=0),
     Column(name="cov_between", heading="CoV between runs", unit="%", digits=2),
     Column(name="interval", heading="95 % interval"),
@@ -162,10 +163,14 @@ def _summary(evidence: ReportEvidence) -> list[Block]:
                 "fraction_of_roof": point.get("fraction_of_roof"),
             }
         )
-    heading = evidence.material.variant_title.lower()
-    named = [replace(column, heading=heading) if column.name == "precision" else column for column in SUMMARY]
-    columns = units.columns(named, evidence.material.measured)
+    columns = units.columns(_headed(SUMMARY, evidence), evidence.material.measured)
     return [words.table("Every configuration", columns, rows)] if rows else []
+
+
+def _headed(columns: Sequence[Column], evidence: ReportEvidence) -> list[Column]:
+    """Columns in which precision is headed `settings` if other settings differ as well."""
+    heading = evidence.material.variant_title.lower()
+    return [replace(column, heading=heading) if column.heading == "precision" else column for column in columns]
 
 
 def _points(evidence: ReportEvidence) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -191,13 +196,22 @@ def variability(evidence: ReportEvidence) -> Section:
 
 def _between(evidence: ReportEvidence) -> list[Block]:
     known = evidence.between.dropna(subset=["cov_between", "cov_within"], how="all")
-    rows = [row | {"interval": _share_interval(row, "cov_between")} for row in rows_of(known)]
+    name_of = {tuple(run[fact] for fact in NAMING): run for run in rows_of(evidence.material.every)}
+    rows = []
+    for row in rows_of(known):
+        run = name_of[tuple(row[fact] for fact in NAMING)]
+        # Its names say how the configuration differs from others.
+        said = {shown(fact, row[fact]) for fact in CONFIGURATION}
+        notes = [note for note in (row["note"] or "").split("; ") if note not in said]
+        names = {name: run[name] for name in ("env", "task", "variant")}
+        rows.append({**row, **names, "interval": _share_interval(row, "cov_between"), "note": "; ".join(notes) or None})
+    rows.sort(key=lambda row: (row["env"], row["task"], row["variant"], row["batch_size"] or 0))
     caption = (
         "Coefficient of variation (CoV) of step times: between the runs of a configuration, and within a run. "
         "Independent steps: the number of independent steps that would be as informative as all steps, because "
         "neighbouring steps are alike"
     )
-    return [words.table(caption, BETWEEN, rows)] if rows else []
+    return [words.table(caption, _headed(BETWEEN, evidence), rows)] if rows else []
 
 
 def _causes(evidence: ReportEvidence) -> list[Block]:
