@@ -97,9 +97,8 @@ def _variance(material: Material) -> Iterator[Figure]:
     if runs is None:
         return
     rows = shares.variance_rows(runs)
-    first = runs.iloc[0]
+    first, spread = runs.iloc[0], rows.groupby("env", sort=False)["relative"].agg(["min", "max", "size"])
     configuration = f"{first['task']}, batch {first['batch_size']:g}, {first['variant']}"
-    spread = rows.groupby("env", sort=False)["relative"].agg(["min", "max", "size"])
     yield Figure(
         name="variance_fixed_config",
         title=f"Variability of one configuration: {configuration}",
@@ -120,10 +119,8 @@ def _step_ranges(rows: pd.DataFrame) -> str:
     if not known.any():
         return "No run recorded how its steps vary."
     where = "" if known.all() else ", where its steps are known"
-    return (
-        f"The line through it{where}: the throughput if all steps were as slow as the run's 95th percentile (left end) "
-        "or as fast as its 5th (right end), with the same waits for data."
-    )
+    line = f"The line through it{where}: the throughput if all steps were as slow as the run's 95th percentile"
+    return f"{line} (left end) or as fast as its 5th (right end), with the same waits for data."
 
 
 def fixed_configuration(material: Material) -> pd.DataFrame | None:
