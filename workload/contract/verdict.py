@@ -144,8 +144,8 @@ def _decided(figures: Figures, shares: Shares | None, why_unknown: str) -> tuple
     waits, device_busy = figures.data_wait_fraction, figures.device_busy_share
     if waits is not None and waits > INPUT_BOUND_FRACTION:
         return Bound.INPUT, (
-            f"waits for data take {percent(waits)} of the wall time; above {percent(INPUT_BOUND_FRACTION)}, they come "
-            "first, as they can be avoided"
+            f"waits for data take {percent(waits)} of the wall time; above {percent(INPUT_BOUND_FRACTION)}, they are "
+            "named first, as they can be avoided"
         )
     if device_busy is not None and device_busy < LEAST_DEVICE_BUSY and not figures.kernels_alone:
         return Bound.OVERHEAD, f"{_device_busy(figures, device_busy)}, and the device is idle in the rest"

@@ -61,7 +61,7 @@ def test_bound(flop: float, low: float, high: float, others: dict[str, Any], bou
     assert fractions == (pytest.approx((flop / 100, low / 10, high / 10)) if bound else (None, None, None))
 
 
-FIRST = "of the wall time; above 10 %, they come first, as they can be avoided"
+FIRST = "of the wall time; above 10 %, they are named first, as they can be avoided"
 AT = "11 % of the measured compute ceiling,"
 
 
