@@ -237,7 +237,10 @@ def scattered(case: Case) -> str | None:
     low, high = (float(value) for value in np.percentile(steps, [5, 95]))
     if high / low <= SCATTER:
         return _two_speeds(case, steps)
-    inner = f"the middle 90 % of steps take {low:.3g} to {high:.3g} s: {high / low:.1f} x"
+    inner = f"the middle 90 % of steps take {seconds(low, 3)} to {seconds(high, 3)}: {high / low:.1f} x"
+    if not case["imported"]:
+        return inner
+    # The timer of another program may be wrong: it is shown beside the time stamps.
     timer = case.step_s[np.isfinite(case.step_s)]
     return f"{inner} ({_range(steps)} in all; {_range(timer)} by the timer)"
 
@@ -253,7 +256,7 @@ def _two_speeds(case: Case, steps: Floats) -> str | None:
 
 
 def _range(values: Floats) -> str:
-    return f"{values.min():.3g} to {values.max():.3g} s"
+    return f"{seconds(float(values.min()), 3)} to {seconds(float(values.max()), 3)}"
 
 
 def runs_apart(group: Sequence[Case]) -> str | None:
