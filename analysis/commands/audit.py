@@ -109,10 +109,13 @@ def _text(findings: Sequence["Finding"], *, looked_at: str, noun: str, width: in
 def _rule(same: Sequence["Finding"], noun: str, width: int | None) -> str:
     from analysis.audit import heading
 
-    first, shown, more = same[0], same[:SHOWN_FINDINGS], len(same) - SHOWN_FINDINGS
+    first, shown = same[0], same[:SHOWN_FINDINGS]
+    seen = {subject for finding in shown for subject in finding.subject}
+    rest = {subject for finding in same for subject in finding.subject} - seen
+    more = counted(len(rest), f"more {noun}") if rest else counted(len(same) - len(shown), "more finding")
     lines = [
         *(("found", f"{printable(finding.figure)}  [{first_names(finding.subject, SHOWN_RUNS)}]") for finding in shown),
-        *([("", f"and {more} more: --format csv lists all")] if more > 0 else []),
+        *([("", f"and {more}: --format csv lists all")] if len(same) > len(shown) else []),
         ("expected", first.threshold),
         ("why", first.why),
         *(("cure", as_typed(printable(cure))) for cure in dict.fromkeys(finding.cure for finding in same)),

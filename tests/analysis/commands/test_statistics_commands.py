@@ -185,7 +185,7 @@ def test_totals_count_what_an_audit_prints(analyze: Analyze) -> None:
 
     assert out.startswith("note: steadiness not certain (5 runs)\n")
     assert out.count("  found      20 steps are too few to notice if ") == 3
-    assert "\n             and 2 more: --format csv lists all\n" in out
+    assert "\n             and 2 more runs: --format csv lists all\n" in out
     assert "  cure       more steps (--iterations 100), or a machine with less other work" in out
     assert out.splitlines()[-1].startswith("1 note: 5 runs, ")
 

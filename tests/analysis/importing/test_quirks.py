@@ -92,8 +92,10 @@ def findings(runs: Results) -> ByRuleAndFile:
         (
             "scattered steps",
             SPILLING,
-            "the middle 90 % of steps take 2.34 s to 12 s: 5.1 x "
-            "(1.59 s to 12.3 s in all; 1.11 s to 8.63 s by the timer)",
+            (
+                "the middle 90 % of steps take 2.34 s to 12 s: 5.1 x "
+                "(1.59 s to 12.3 s in all; 1.11 s to 8.63 s by the timer)"
+            ),
         ),
         ("labels disagree", OUTSIDE, "the place 'labC' stands for 2 devices: rtx3090 (2), t4 (1)"),
         ("no backward kernels", LONG_NVTX, "3 launches, but no kernel that occurs only in a backward pass"),
