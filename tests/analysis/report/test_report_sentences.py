@@ -282,6 +282,13 @@ CASES = {
         false=own,
         instead="^Every configuration$",
     ),
+    "the time of runs": Case(
+        section=measurements.section,
+        words=r"^Where the time .* went, without the launcher's own \(its start, .* each run\)\. Parts of less than 1 % are",
+        true=lambda: own(steps_s=10.0),
+        false=lambda: own(steps_s=10.0, usd=0.01),
+        instead="^Where the time of the completed runs went. Parts of less than",
+    ),
     "imported": Case(
         section=rooflines.section,
         words="^Imported, measured by others$",
@@ -391,7 +398,6 @@ NOT_HERE = {
     "Metrics of the profiles",
     "Metrics that Nsight Compute collected, by profile",
     "Packages that differ between places",
-    "Where the time of the completed runs went. Parts of less than 1 % are left out",
     "metrics that the user added",
     "modules with most training FLOP per step (python -m workload complexity --by-module)",
     "more lists are not compared",
