@@ -49,6 +49,9 @@ docs: $(READY)
 	$(BIN)/python -m docs.build_site
 
 setup: $(READY)
+	@echo
+	@echo "ready: $(BIN)/launch and $(BIN)/analyze; measure a first script with: $(BIN)/launch local --cpu -- examples/shapes.py"
+	@echo "read on: README.md, docs/start.md; for a script of your own: docs/script.md"
 
 # The stamp comes last: an interrupted set-up is taken up again, a finished one is not repeated.
 $(READY): pyproject.toml constraints.txt

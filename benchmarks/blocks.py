@@ -16,12 +16,13 @@ import numpy as np
 
 from analysis.statistics.comparison import compare, compare_within_blocks
 from analysis.statistics.hosts import PlacedRun, machine_split
-from analysis.statistics.samples import LEAST_REPLICATES, Floats, Interval
+from analysis.statistics.samples import Floats, Interval
 from benchmarks.resumable import Figures, Results
 from launcher.sweep.places import Configuration, in_order
 from launcher.sweep.until import decision_of
 from workload.contract.blocks_interval import NOMINAL, looks, single_contrast, student_quantile
 from workload.contract.design import Design, Run
+from workload.contract.runs_interval import LEAST_REPLICATES
 from workload.contract.spec import RunSpec
 
 RUN = 0.005

@@ -11,6 +11,7 @@ from workload.contract.invocation import as_typed
 from workload.contract.profile_record import ProfileResult
 from workload.contract.ranks import Ranks, limit_sentence, waits
 from workload.contract.record import Record, Status, StepSeconds, Verdict
+from workload.contract.runs_interval import LEAST_REPLICATES, LEVEL, interval_over_runs
 from workload.contract.text import counted, percent, plain, seconds, si, unbroken, wrapped
 from workload.contract.verdict import (
     NAMES,
@@ -101,7 +102,11 @@ def _range(values: Sequence[float], show: Callable[[float], str]) -> str:
 
 
 def _over_runs(values: Sequence[float], show: Callable[[float], str]) -> str:
-    return f"median of {len(values)} runs, {_range(values, show)}"
+    """The interval of the median of several runs; their range if it has none."""
+    if ends := interval_over_runs(values):
+        return f"median of {len(values)} runs; {percent(LEVEL)} interval: {_range(ends, show)}"
+    few = ", too few for an interval" if len(values) < LEAST_REPLICATES else ""
+    return f"median of {len(values)} runs{few}: {_range(values, show)}"
 
 
 def _throughput(records: Sequence[Record]) -> str:

@@ -33,7 +33,7 @@ def compare(
         str | None,
         option(
             "--by",
-            "place, device_name, precision, runtime, torch, … (default: the first one in which runs differ)",
+            "place, precision, torch, … or args.NAME, an argument of your script (default: the first one that differs)",
             Group.RESULTS,
             metavar="COLUMN",
         ),

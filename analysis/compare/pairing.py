@@ -13,10 +13,10 @@ from functools import cache
 from itertools import combinations, product
 from typing import Any
 
+from analysis.loading.arguments import ARGUMENT, arguments_in, besides, with_arguments
 from analysis.loading.cases import Case, cases
 from analysis.loading.configurations import (
     CONFIGURATION,
-    COUNTED,
     PLACE,
     SOFTWARE,
     label,
@@ -67,8 +67,8 @@ DEFAULT_ORDER = tuple(
         ]
     )
 )
-
-
+# Facts that a script's arguments do not decide: scripts are compared although they differ in the other facts.
+OF_EVERY_SCRIPT = ("model", "unit", "devices")
 # The 15 pairs of 6 values fit a screen, and keep most of their power under Holm's correction.
 MOST_VALUES = 6
 # Maximum number of values that a message lists.
@@ -140,7 +140,7 @@ def pair_up(
     allow_mixed: Collection[str] = (),
     every: Sequence[Case] | None = None,
 ) -> Pairing:
-    """Pairs that differ in `by`; without `by`, in the first fact of `DEFAULT_ORDER` in which runs differ.
+    """Pairs that differ in `by`; without `by`, in the first fact in which runs differ.
 
     `baseline`: the value of `by` with which all other values are compared. Without a baseline, all pairs of values are
     compared. With more than `MOST_VALUES` values and without `all_pairs`, the value with the most runs is the baseline:
@@ -155,7 +155,8 @@ def pair_up(
         raise UsageError(
             "--baseline compares with one value, --all-pairs compares every pair", hint="leave out one of them"
         )
-    _require_comparable([*([by] if by else []), *allow_mixed])
+    is_argument = by is not None and by.startswith(ARGUMENT)
+    _require_comparable([*([by] if by and not is_argument else []), *allow_mixed])
     if "devices" in allow_mixed:
         raise UsageError(
             "runs on different numbers of devices are never mixed: their figures are those of one device",
@@ -164,10 +165,15 @@ def pair_up(
     runs = measured(results.runs)
     runs = runs[runs["images_per_s"] > 0]
     wanted = set(runs["run_id"])
-    compared = [case for case in every or cases(results) if case.run_id in wanted]
+    compared = with_arguments([case for case in every or cases(results) if case.run_id in wanted])
     if not compared:
         raise NothingToDoError(
             "nothing to compare: no run completed its measured steps", hint="analyze summary shows how the runs ended"
+        )
+    if by and is_argument and by not in arguments_in(compared):
+        raise UsageError(
+            f"no two scripts of one name differ in '{by}'",
+            hint="--by " + " | ".join([*arguments_in(compared), *BY_EXAMPLES][: len(BY_EXAMPLES)]),
         )
     options = _Options(
         baseline=None if baseline is None else _value_of(compared, by, baseline),
@@ -178,7 +184,7 @@ def pair_up(
         return _by_what_differs(compared, options)
     pairing = _paired(compared, by, options)
     if not pairing.pairs and pairing.without_matching_pool:
-        ignored = dict.fromkeys([by, *allow_mixed, *_equal_facts(by)])
+        ignored = dict.fromkeys([by, *allow_mixed, *_equal_facts(by), *(CONFIGURATION if is_argument else ())])
         mixed = [f"--allow-mixed {fact}" for fact in (*allow_mixed, *pairing.mixed)]
         require_poolable(
             runs[runs["run_id"].isin(pairing.without_matching_pool)].assign(**ignored),
@@ -200,7 +206,7 @@ class _Options:
 
 def _value_of(compared: Sequence[Case], by: str | None, baseline: str) -> tuple[str, Any]:
     """Fact and value that `baseline` (as typed by the user) names; without `by`, the first fact with this value."""
-    facts = [by] if by else DEFAULT_ORDER
+    facts = [by] if by else _order_of(compared)
     for fact in facts:
         for value in {case[fact]: None for case in compared}:
             if value_text(fact, value) == baseline:
@@ -214,8 +220,13 @@ def _value_of(compared: Sequence[Case], by: str | None, baseline: str) -> tuple[
     )
 
 
+def _order_of(compared: Sequence[Case]) -> list[str]:
+    """Facts to compare by if the user names none: place and device, arguments of scripts, then other options."""
+    return list(dict.fromkeys(["place", "device_name", *arguments_in(compared), *DEFAULT_ORDER]))
+
+
 def _by_what_differs(compared: Sequence[Case], options: _Options) -> Pairing:
-    differing = [fact for fact in DEFAULT_ORDER if len({case[fact] for case in compared}) > 1]
+    differing = [fact for fact in _order_of(compared) if len({case[fact] for case in compared}) > 1]
     if options.baseline is not None:
         differing = [options.baseline[0]]
     pairings = [pairing for fact in differing if (pairing := _paired(compared, fact, options)).pairs]
@@ -232,6 +243,11 @@ def _nothing(compared: Sequence[Case], by: str | None, options: _Options) -> Not
         return NothingToDoError(
             f"nothing to compare: {label(by)} is {value_text(by, compared[0][by])} in all of {runs}",
             hint="add folders with other runs, or compare --by " + " | ".join(BY_EXAMPLES),
+        )
+    if by and by.startswith(ARGUMENT):
+        return NothingToDoError(
+            f"nothing to compare: no two of {runs} differ in {by} alone",
+            hint="--by script compares whole command lines",
         )
     nearest = _nearest(compared, by, options)
     if not nearest:
@@ -341,10 +357,14 @@ def _baseline(sides: Mapping[Any, Sequence[Case]], options: _Options, runs_of: M
 def _equal_facts(by: str) -> tuple[str, ...]:
     """Facts that must be equal on both sides: the configuration and, unless machines are compared, the place.
 
-    A script's batch size follows from its arguments, which are part of the fact `script`.
+    A script's arguments decide most of its configuration, such as the batch size.
     """
+    if by == "script":
+        return (*OF_EVERY_SCRIPT, *PLACE)
+    if by.startswith(ARGUMENT):
+        return (*OF_EVERY_SCRIPT, besides(by), *PLACE)
     facts = CONFIGURATION if by in MACHINE else (*CONFIGURATION, *PLACE)
-    return tuple(fact for fact in facts if fact != by and not (by == "script" and fact in COUNTED))
+    return tuple(fact for fact in facts if fact != by)
 
 
 def _pairs_of(

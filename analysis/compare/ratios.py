@@ -13,11 +13,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.compare.pairing import MACHINE, Designs, Pair, Pairing, Side, is_busy, pair_up, value_text
+from analysis.compare.pairing import (
+    MACHINE,
+    OF_EVERY_SCRIPT,
+    Designs,
+    Pair,
+    Pairing,
+    Side,
+    is_busy,
+    pair_up,
+    value_text,
+)
+from analysis.loading.arguments import ARGUMENT, BESIDES, besides
 from analysis.loading.cases import Case, shared
 from analysis.loading.configurations import (
     CONFIGURATION,
-    COUNTED,
     DATA_DETAILS,
     PLACE,
     SOFTWARE,
@@ -39,8 +49,9 @@ from analysis.statistics.comparison import (
 )
 from analysis.statistics.comparison import compare as compare_runs
 from analysis.statistics.hosts import PlacedRun, PositionEffect, position_effect
-from analysis.statistics.samples import LEAST_FOR_SPREAD, LEAST_REPLICATES, LEVEL, Interval, too_few
+from analysis.statistics.samples import LEAST_FOR_SPREAD, Interval, too_few
 from workload.contract.design import Contrast
+from workload.contract.runs_interval import LEAST_REPLICATES, LEVEL
 from workload.contract.tables import Column, Role, facts, number
 from workload.contract.text import counted, digits_beside_one, percent, plain
 
@@ -212,10 +223,13 @@ def _line(pair: Pair, by: str, comparison: Comparison, *, level: float, count: i
     left, right = (_name(by, side) for side in pair.sides)
     runs = pair.runs
     facts = {name: shared(runs, name) for name in ("model", "batch_size", "precision", *DETAIL_NAMES)}
+    is_argument = by.startswith(ARGUMENT)
+    if is_argument:
+        facts["model"] = shared(runs, besides(by)) or facts["model"]
     return facts | {
         "by": by,
-        "left": left,
-        "right": right,
+        "left": str(pair.left.value) if is_argument else left,
+        "right": str(pair.right.value) if is_argument else right,
         "combinations": None,
         "runs_left": comparison.runs_other,
         "runs_right": comparison.runs_baseline,
@@ -315,6 +329,8 @@ def _name(by: str, side: Side) -> str:
         return f"each of {counted(int(side.value), 'device')}" if side.value > 1 else "1 device"
     if isinstance(side.value, int | float):
         return shown(by, side.value)
+    if by.startswith(ARGUMENT):
+        return f"{by} {side.value}"
     text = value_text(by, side.value)
     devices = sorted({str(case["device_name"]) for case in side.runs if case["device_name"]})
     return f"{text} ({', '.join(devices)})" if by == "place" and devices and devices != [text] else text
@@ -356,9 +372,14 @@ def within_blocks_words(pairing: WithinBlocks) -> str:
 def _also_different(pair: Pair, by: str) -> Iterator[str]:
     # A process has no container image: in a comparison with a container, the note on the runtime is enough.
     one_has_no_image = any(all(needs_no_digest(case.facts) for case in side.runs) for side in pair.sides)
-    for fact in (*NOTED, *(COUNTED if by == "script" else ())):
+    is_script = by == "script" or by.startswith(ARGUMENT)
+    of_script = [fact for fact in CONFIGURATION if fact not in (*OF_EVERY_SCRIPT, "script")] if is_script else []
+    for fact in (*NOTED, *of_script):
         left, right = ({case[fact] for case in side.runs} for side in pair.sides)
-        if fact != by and left != right and not (fact == "image_digest" and one_has_no_image):
+        is_known = fact == by or (fact == "image_digest" and one_has_no_image)
+        # The batch size is the compared argument itself.
+        is_known |= fact in of_script and [left, right] == [{side.value} for side in pair.sides]
+        if left != right and not is_known:
             words = [" and ".join(sorted(value_text(fact, value) for value in values)) for values in (left, right)]
             yield f"{label(fact)} differs too: {words[0]} against {words[1]}"
 
@@ -373,10 +394,8 @@ def effects(pairing: Pairing) -> pd.DataFrame:
     weights. There is no row for fewer than two such combinations. The verdict ends with the interaction: whether the
     effect depends on the combination.
     """
-    designs = Designs(pairing)
-    families = _families(pairing) if pairing.by in CONFIGURATION else []
-    averaged = [_averaged(family) for family in families]
-    frame = _table(pairing, averaged, [_effect(family, designs) for family in families])
+    designs, families = Designs(pairing), _families(pairing)
+    frame = _table(pairing, averaged_pairs(pairing), [_effect(family, designs) for family in families])
     frame["combinations"] = [len(family) for family in families]
     frame["verdict"] = [
         f"{verdict}; averaged over {len(family)} combinations: {_interaction(family, designs, ratio)}"
@@ -385,11 +404,19 @@ def effects(pairing: Pairing) -> pd.DataFrame:
     return frame
 
 
+def averaged_pairs(pairing: Pairing) -> list[Pair]:
+    """The pairs of the rows of `effects`: each has the runs of all combinations of the other options."""
+    return [_averaged(family) for family in _families(pairing)]
+
+
 def _families(pairing: Pairing) -> list[list[Pair]]:
     """Pairs grouped by place, software, job and their two values: a pair per combination of the other options.
 
-    Combinations that lack a value of the compared option are left out, and so are groups of a single pair.
+    Combinations that lack a value of the compared option are left out, and so are groups of a single pair. Empty if no
+    option of a run is compared.
     """
+    if pairing.by not in CONFIGURATION and not pairing.by.startswith(ARGUMENT):
+        return []
     facts = [fact for fact in (*PLACE, *SOFTWARE, "job_name") if fact != pairing.by]
     places: dict[tuple[Any, ...], list[Pair]] = defaultdict(list)
     for pair in pairing.pairs:
@@ -485,10 +512,15 @@ def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
     ]
     varying = [name for name in family[0].shared if len({pair.shared[name] for pair in family}) > 1]
     least, most = (
-        f"{plain(end, digits_beside_one((end,)))} x for {', '.join(shown(name, pair.shared[name]) for name in varying)}"
+        f"{plain(end, digits_beside_one((end,)))} x for {', '.join(_shared(pair, name) for name in varying)}"
         for end, pair in (extreme(ratios, key=itemgetter(0)) for extreme in (min, max))
     )
     return f"the ratio depends on the other options (p = {plain(p, 2)}), from {least} to {most}"
+
+
+def _shared(pair: Pair, fact: str) -> str:
+    value = pair.shared[fact]
+    return str(value) if fact.startswith(BESIDES) else shown(fact, value)
 
 
 # --- the position of a run in its block

@@ -16,6 +16,7 @@ from analysis.figures import Figure, material, registry
 from analysis.figures.material import Material
 from analysis.kernels import operators
 from analysis.kernels.breakdown import kernel_points
+from analysis.loading.arguments import ARGUMENT, arguments_in, with_arguments
 from analysis.loading.cases import Case, cases
 from analysis.loading.configurations import CONFIGURATION, measured
 from analysis.loading.index import Problem
@@ -53,6 +54,11 @@ class Contrast:
         ends = (self.row["ratio_low"], self.row["ratio_high"])
         p = self.row["p_holm"]
         return p is not None and p < ALPHA and any(end and abs(end - 1) >= ratios.SAME_WITHIN for end in ends)
+
+    @property
+    def is_average(self) -> bool:
+        """Whether the row is an average over combinations of other options."""
+        return bool(self.row["combinations"])
 
     @property
     def effect(self) -> float:
@@ -104,7 +110,12 @@ class ReportEvidence:
         runs = measured(self.results.runs)
         facts = [fact for fact in ("place", *SETTINGS) if len(runs[fact].dropna().unique()) > 1]
         every = self.of_runs.cases
-        contrasts = [contrast for fact in facts for contrast in _contrasts(self.results, every, fact)]
+        measured_runs = set(runs["run_id"])
+        arguments = arguments_in(with_arguments([case for case in every if case.run_id in measured_runs]))
+        contrasts = [contrast for fact in arguments for contrast in _contrasts(self.results, every, fact)]
+        if contrasts:
+            facts = [fact for fact in facts if fact != "script"]
+        contrasts += [contrast for fact in facts for contrast in _contrasts(self.results, every, fact)]
         for fact in PLACEMENT:
             for _, table in runs[runs[fact].notna()].groupby("device_name", sort=False):
                 if len(table[fact].dropna().unique()) > 1:
@@ -158,11 +169,17 @@ class ReportEvidence:
 
 
 def _contrasts(results: Tables, every: Sequence[Case], fact: str) -> Iterator[Contrast]:
-    """Contrasts of pairs that differ in `fact` alone; none if no otherwise equal runs differ in this fact."""
+    """Contrasts of pairs that differ in `fact` alone; none if no otherwise equal runs differ in this fact.
+
+    First come the averages of a script's argument over its other arguments, if they were swept together.
+    """
     try:
         pairing = pair_up(results, fact, every=every)
     except RooflaunchError:
         return
+    if fact.startswith(ARGUMENT):
+        averages = zip(ratios.averaged_pairs(pairing), rows_of(ratios.effects(pairing)), strict=True)
+        yield from (Contrast(fact=fact, pair=pair, row=row) for pair, row in averages)
     for pair, row in zip(pairing.pairs, rows_of(ratios.of_pairs(pairing)), strict=True):
         yield Contrast(fact=fact, pair=pair, row=row)
 

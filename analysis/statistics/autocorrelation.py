@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from analysis.statistics.samples import LEVEL, Estimate, Floats, Interval, Method, ordered, ranks
+from analysis.statistics.samples import Estimate, Floats, Interval, Method, ordered, ranks
+from workload.contract.runs_interval import LEVEL
 from workload.contract.text import counted
 
 # Least steps: fewer cannot show a correlation, because the standard error of one lag is 1 / sqrt(n) > 0.35.

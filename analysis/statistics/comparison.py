@@ -16,8 +16,9 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import gammainc, stdtr, stdtrit
 
-from analysis.statistics.samples import LEAST_FOR_SPREAD, LEVEL, Floats, Interval, Method, Runs, finite, student_reach
+from analysis.statistics.samples import LEAST_FOR_SPREAD, Floats, Interval, Method, Runs, finite, student_reach
 from workload.contract.design import Contrast, Design, Run
+from workload.contract.runs_interval import LEVEL
 from workload.contract.text import counted
 
 ALPHA = 0.05

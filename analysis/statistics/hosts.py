@@ -13,16 +13,8 @@ import numpy as np
 from scipy.special import fdtrc
 
 from analysis.statistics.components import NO_MORE_THAN_STEPS, above_noise, plain_stdev
-from analysis.statistics.samples import (
-    LEAST_REPLICATES,
-    LEVEL,
-    Estimate,
-    Floats,
-    Interval,
-    Method,
-    student_reach,
-    too_few,
-)
+from analysis.statistics.samples import Estimate, Floats, Interval, Method, student_reach, too_few
+from workload.contract.runs_interval import LEAST_REPLICATES, LEVEL
 from workload.contract.text import counted
 
 # Singular values below this share of the largest are rounding errors of linearly dependent columns.

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
+from workload.contract.runs_interval import LEVEL
 from workload.contract.text import counted, percent
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -16,11 +17,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 # One entry per run: its steps in order, or its single figure.
 Runs: TypeAlias = Sequence[npt.ArrayLike]
 
-LEVEL = 0.95
 LEAST_FOR_SPREAD = 2
-# Fewest runs or blocks for an interval. An interval from two would extend 13 standard errors to either side, because
-# two figures estimate a spread only to a factor of 30.
-LEAST_REPLICATES = 3
 # 1 / Phi^-1(3/4): factor from the median absolute deviation of a normal sample to its standard deviation.
 MAD_TO_STDEV = 1.4826022185056018
 # sqrt(pi / 2): factor from the mean absolute deviation of a normal sample to its standard deviation.

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.loading.arguments import after_program
 from analysis.loading.configurations import CONFIGURATION, DETAILS, NAMED_COLUMNS, PLACE, SOFTWARE, Group, group
 from analysis.loading.rows import cells
 from workload.contract.record import Status
@@ -18,6 +19,7 @@ USUAL_PARTS = ("steps", "imports", "prepare", "environment", "warmup")
 
 COLUMNS = (
     *NAMED_COLUMNS,
+    Column(name="arguments", heading="arguments", optional=True, role=Role.FACT),
     Column(name="images_per_s", heading="{unit}/s"),
     Column(name="images_per_s_low", heading="low"),
     Column(name="images_per_s_high", heading="high"),
@@ -105,6 +107,7 @@ def _line(pool: Group) -> dict[str, Any]:
     broken = Counter(status for status in pool.texts("status") if status != Status.COMPLETED)
     return {
         **pool.facts,
+        "arguments": after_program(pool["script"]),
         **figures,
         "all_images_per_s": done.median("all_images_per_s"),
         "interval": figures["interval"] if done.rate.n else None,

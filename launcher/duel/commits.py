@@ -140,7 +140,9 @@ def _linked(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
     Returns the names of the links.
     """
     ignored = _git(root, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z").split("\0")
-    links = [name for name in ignored if name and not _is_cache(root / name)]
+    # git also lists the content of a folder that ignores itself.
+    folders_listed = tuple(name for name in ignored if name.endswith("/"))
+    links = [name for name in ignored if name and not _is_cache(root / name) and not _is_below(name, folders_listed)]
     for folder in folders:
         for name in links:
             link = folder / name.rstrip("/")
@@ -148,6 +150,10 @@ def _linked(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(root / name)
     return tuple(links)
+
+
+def _is_below(name: str, folders: Sequence[str]) -> bool:
+    return any(name.startswith(folder) for folder in folders if folder != name)
 
 
 def _is_cache(path: Path) -> bool:

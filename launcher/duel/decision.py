@@ -124,8 +124,12 @@ class DuelState:
     def interval(self) -> str:
         """Interval of B against A in words: `98 %: -0.4 % to +0.6 %`."""
         if self.low is None or self.high is None:
-            return "no interval yet"
+            return f"no interval before {counted(LEAST_QUADRUPLES, 'quadruple')}"
         return f"{percent(self.level)}: {signed_percent(self.low - 1)} to {signed_percent(self.high - 1)}"
+
+    @property
+    def _against(self) -> str:
+        return self.interval if self.low is None else f"B's time against A's, {self.interval}"
 
     @property
     def reason(self) -> str:
@@ -142,10 +146,9 @@ class DuelState:
     @property
     def _verdict_text(self) -> str:
         after = f"after {counted(self.quadruples, 'quadruple')}"
-        about = f"; about {counted(self.expected, 'quadruple')} more would decide it" if self.expected else ""
         match self.verdict:
             case None:
-                return f"undecided {after} ({self.interval}){about}"
+                return f"undecided {after} ({self._against})"
             case DuelVerdict.SAME if self.sign is None:
                 return f"B takes the same time as A within {percent(self.margin)} ({self.interval}), {after}"
             case DuelVerdict.SLOWER | DuelVerdict.FASTER | DuelVerdict.SAME if self.ratio is not None:
@@ -154,6 +157,9 @@ class DuelState:
         if self.spread is None:
             return f"{self.ended} before a quadruple was complete"
         noise = f"runs of the same side differ by {percent(self.spread)}"
+        # Estimates from few quadruples differ by a factor.
+        rounded = round(self.expected, 1 - len(str(self.expected))) if self.expected else 0
+        about = f"; about {counted(rounded, 'quadruple')} more would decide it" if rounded else ""
         return f"{self.ended} {after} ({self.interval}); {noise}{about}"
 
 

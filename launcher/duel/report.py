@@ -60,7 +60,7 @@ class Plan:
             (
                 "takes",
                 (
-                    f"{least} or more, in the order ABBA or BAAB, chosen at random; at most "
+                    f"{least} or more, in quadruples (ABBA or BAAB, chosen at random); at most "
                     f"{minutes(self.limits.max_time_s)}{limit}"
                 ),
             ),

@@ -6,20 +6,25 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
+from statistics import median
 
 from launcher.machine.task import FINAL
 from launcher.sweep.places import LOCAL, NOT_IN_KEY, PlacePlan
 from workload.contract import bundle
 from workload.contract.errors import BundleError, UsageError
 from workload.contract.record import Record, Status
-from workload.contract.spec import Device, RunSpec
+from workload.contract.script import redacted, script_name, slug
+from workload.contract.spec import SCRIPT_OPTIONS, Device, RunSpec
 from workload.storage.inventory import SealedRun, sealed_in
 
 # Form of a run_id (`bundle.make_run_id`). No model of torchvision has a dash in its name.
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-(?P<place>.+)-(?P<model>[^-]+)-b(?P<batch>\d+)-(?P<precision>[a-z0-9]+)-[0-9a-f]{6}")
 # Most bundles to open for one configuration, in search of a run with the same options.
 MOST_LOOKED_AT = 3
+# Most bundles to open for a script: about one for each of its configurations, because times depend on the arguments.
+MOST_OF_A_SCRIPT = 9
 # Most configurations for which bundles are opened: a bundle takes milliseconds, and a plan should take a second or two.
 MOST_CONFIGURATIONS = 100
 
@@ -103,6 +108,35 @@ def seconds_of_runs(existing: ExistingRuns, plan: PlacePlan, results: Path, *, p
     return {spec: value for spec, value in seconds.items() if value > 0}
 
 
+def seconds_of_script(existing: ExistingRuns, plan: PlacePlan, results: Path, *, place: str) -> dict[RunSpec, float]:
+    """Median seconds of the latest runs of each configuration's script, with the same options and any arguments.
+
+    Only runs at this place count, as for `seconds_of_runs`. Configurations without such runs are left out.
+    """
+
+    @cache
+    def seconds_of(spec: RunSpec) -> float:
+        name = f"-{slug(script_name(spec.script))}-b"
+        runs = [run for run in existing.runs if run.status == Status.COMPLETED and run.seconds and name in run.run_id]
+        seconds = []
+        for run in runs[-MOST_OF_A_SCRIPT:]:
+            with suppress(BundleError):
+                record = bundle.read_record(results / run.run_id)
+                words = tuple((record.spec.script and record.spec.script.argv) or ())
+                if _file(words) == redacted(spec.script) and _has_options(record, spec) and _is_at(record, plan, place):
+                    seconds.append(run.seconds or 0.0)
+        return median(seconds) if seconds else 0.0
+
+    specs = {run.spec for task in plan.missing for run in task.runs if run.spec.script}
+    known = {spec: seconds_of(replace(spec, script=_file(spec.script))) for spec in specs}
+    return {spec: seconds for spec, seconds in known.items() if seconds}
+
+
+def _file(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Words of a script's command that name the script: its path, or `-m` and the module."""
+    return words[: 2 if words[:1] == ("-m",) else 1]
+
+
 def _by_name(runs: Iterable[SealedRun]) -> dict[tuple[str, int | None, str], list[SealedRun]]:
     """Completed runs by model, batch size and precision, as their run_ids state these, oldest first.
 
@@ -118,12 +152,13 @@ def _by_name(runs: Iterable[SealedRun]) -> dict[tuple[str, int | None, str], lis
 
 
 def _has_options(record: Record, spec: RunSpec) -> bool:
-    """Whether a record's spec has all options of the given spec that are set."""
+    """Whether a record's spec has all options of the given spec that are set; scripts may differ."""
     try:
         recorded = asdict(record.spec.run_spec())
     except UsageError:
         return False
-    wanted = {name: value for name, value in asdict(spec).items() if name not in NOT_IN_KEY and value is not None}
+    names = (SCRIPT_OPTIONS if spec.script else recorded.keys() - {"script"}) - NOT_IN_KEY
+    wanted = {name: value for name, value in asdict(spec).items() if name in names and value is not None}
     if spec.device is Device.AUTO:
         del wanted["device"]
     return all(recorded[name] == value for name, value in wanted.items())

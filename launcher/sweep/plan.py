@@ -15,14 +15,14 @@ from launcher import backends
 from launcher.protocol.backend import Backend, Estimate, Job
 from launcher.protocol.task import Task
 from launcher.sweep import existing_runs
-from launcher.sweep.existing_runs import ExistingRuns, first_lines, seconds_of_runs
+from launcher.sweep.existing_runs import ExistingRuns, first_lines, seconds_of_runs, seconds_of_script
 from launcher.sweep.matrix import Matrix, PlaceMatrix, impossible
 from launcher.sweep.places import LOCAL, Place, PlacePlan, Sweep, code_of, is_by_tag, plan_place, run_key
 from launcher.sweep.until import Until, require_baseline
 from launcher.sweep.work import too_large_text
 from workload.contract.bundle import DAMAGED
 from workload.contract.errors import UsageError
-from workload.contract.script import without_secrets
+from workload.contract.script import command_line, without_secrets
 from workload.contract.spec import Resolved, RunSpec
 from workload.contract.text import counted, dollars, duration, minutes, wrapped
 
@@ -41,8 +41,9 @@ class PlaceForecast:
 
     `seconds`: until the last machine has ended. `machines`: number of machines that have runs to do; `usd`, `most_usd`:
     sums of their expected and of their highest costs. `measured`: number of runs to do whose configuration has a known
-    time. `is_paid`: the place has a price per hour. `too_large`: number of runs left out because a smaller batch ran
-    out of memory.
+    time. `is_as_script`: the others are assumed to take as long as runs of the same script with other arguments.
+    `is_paid`: the place has a price per hour. `too_large`: number of runs left out because a smaller batch ran out of
+    memory.
     """
 
     plan: PlacePlan
@@ -51,6 +52,7 @@ class PlaceForecast:
     most_usd: float | None = None
     machines: int = 0
     measured: int = 0
+    is_as_script: bool = False
     is_paid: bool = False
     is_most_partial: bool = False
     notes: tuple[str, ...] = ()
@@ -133,7 +135,13 @@ class SweepPlan:
         size = f"{counted(len(configurations), 'configuration')}, {counted(sweep.repeats, 'block')}"
         places = counted(len(self.places), "place")
         yield "sweep", f"{sweep.name}: {size}, {places}: {counted(runs, 'run')}, {done} done"
-        yield "order", f"random in each pair of blocks, the same at every place (seed {sweep.seed})"
+        reversing = "; every second block reverses the order of the block before" if sweep.repeats > 1 else ""
+        yield "order", f"random, the same at every place (seed {sweep.seed}){reversing}"
+        scripts = (dict.fromkeys(each.spec.script for each in place.configurations) for place in sweep.places)
+        commands = max(scripts, key=len)
+        if script := next(iter(commands)):
+            others = f" (and {counted(len(commands) - 1, 'other')})" if len(commands) > 1 else ""
+            yield "command", f"{command_line(script)}{others}"
         for place in self.places:
             yield place.plan.place.name, _place_text(place)
             if place.plan.place.script:
@@ -322,7 +330,8 @@ def _forecast(
     estimates = [getattr(draft, "estimate", Estimate()) for draft in drafts] or [Estimate() for _ in tasks]
     place = drafts[0].request.place if drafts else ""
     known = seconds_of_runs(existing, plan, output, place=place) if tasks else {}
-    seconds = [_machine_s(task, estimate, known) for task, estimate in zip(tasks, estimates, strict=True)]
+    expected = {**seconds_of_script(existing, plan, output, place=place), **known} if tasks else {}
+    seconds = [_machine_s(task, estimate, expected) for task, estimate in zip(tasks, estimates, strict=True)]
     notes = list(_limit_notes(seconds, estimates))
     if too_large:
         sizes = " and ".join(map(str, sorted(set(too_large.values()))))
@@ -334,6 +343,7 @@ def _forecast(
         most_usd=_sum([estimate.most_usd for estimate in estimates]),
         machines=len(tasks),
         measured=sum(run.spec in known for task in tasks for run in task.runs),
+        is_as_script=all(run.spec in expected for task in tasks for run in task.runs),
         is_most_partial=any(estimate.is_most_partial for estimate in estimates),
         is_paid=any(draft.request.machine_type or draft.request.prices for draft in drafts),
         notes=tuple(dict.fromkeys([*notes, *(note for draft in drafts for note in getattr(draft, "notes", ()))])),
@@ -376,7 +386,7 @@ def _wrong_place(file: Path, place: Place, error: UsageError) -> UsageError:
 def _machine_s(task: Task, estimate: Estimate, known: Mapping[RunSpec, float]) -> float | None:
     """Expected seconds of a machine for a task, at most the machine's time limit; None if unknown.
 
-    A run takes as long as an earlier run of its configuration, else as long as the backend assumes.
+    `known`: seconds of configurations, by earlier runs. A run of another configuration takes what the backend assumes.
     """
     assumed = None if estimate.run_s is None else estimate.run_s / len(task.runs)
     runs = [known.get(run.spec, assumed) for run in task.runs]
@@ -432,7 +442,8 @@ def _expected_text(forecast: PlaceForecast) -> str:
     if forecast.measured == forecast.missing:
         return f"{_time_text(forecast.seconds)} by earlier runs"
     assumed = "all" if not forecast.measured else str(forecast.missing - forecast.measured)
-    return f"{_time_text(forecast.seconds)} (the time of {assumed} of them is assumed)"
+    like = ": as long as other runs of the script took" if forecast.is_as_script else ""
+    return f"{_time_text(forecast.seconds)} (the time of {assumed} of them is assumed{like})"
 
 
 def _time_text(seconds: float | None) -> str:

@@ -45,6 +45,14 @@ def own(rates: tuple[float, ...] = FAST, name: str = "a", **facts: Any) -> Runs:
     return at_rates(name, rates, **facts)
 
 
+def gains(times: float, rate: float = 10.0, **facts: Any) -> Runs:
+    """Three runs in fp32 at about `rate`, and three in amp that are `times` as fast."""
+    spread = (1, 1.01, 0.99)
+    name = f"{rate:g}"
+    amp = own((*(rate * times * share for share in spread),), f"{name}amp", precision="amp", **facts)
+    return [*own((*(rate * share for share in spread),), name, **facts), *amp]
+
+
 def batches(*rates: float, share: float = 0.001) -> Runs:
     """Three runs at each of the batch sizes 16, 32, 64, …"""
     return [

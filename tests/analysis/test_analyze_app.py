@@ -52,7 +52,7 @@ def test_summary(analyze: Analyze, tmp_path: Path) -> None:
     assert (found["model"], found["runs"], found["interval"]) == ("resnet18", 1, "one run: no interval")
     assert found["step_s"] == pytest.approx(0.1, rel=0.02)
     code, out, _ = analyze("summary", folder, "--format", "csv", "--verify")
-    assert out.splitlines()[0].startswith("place,device_name,model,batch_size,precision,images_per_s,")
+    assert out.splitlines()[0].startswith("place,device_name,model,batch_size,precision,arguments,images_per_s,")
     assert len(out.splitlines()) == 2
 
 

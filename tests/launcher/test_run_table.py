@@ -51,7 +51,7 @@ def bundle(**changes: Any) -> Bundle:
 
 
 CEILING = "the measured fp32 ceiling, 400 GFLOP/s"
-RATES = "median of 3 runs, 190 GFLOP/s to 219 GFLOP/s"
+RATES = "median of 3 runs; 95 % interval: 170 GFLOP/s to 242 GFLOP/s"
 BANDWIDTH = "up to 30 % of the bandwidth (modelled)"
 
 
@@ -92,7 +92,9 @@ def repeated(*figures: tuple[float, float], **changes: Sequence[Any]) -> list[Bu
 def test_repeats_that_added_steps_have_numbers_of_their_own() -> None:
     runs = repeated((20.0, 0.8), (20.0, 0.8))
     runs[1].document["timing"]["step_s"]["n"] = 25
-    assert "step time     800 ms  (median of 2 runs, 800 ms; 20 to 25 steps each)" in render(runs)
+    assert "step time     800 ms  (median of 2 runs, too few for an interval: 800 ms; 20 to 25 steps each)" in render(
+        runs
+    )
 
 
 def verdict(bound: str | None, why: str, compute: float | None = None) -> dict[str, Any]:
@@ -107,8 +109,8 @@ COMPUTE = [verdict("compute", f"{share:.0%} of it", share) for share in (0.5, 0.
 def test_repeats_have_one_summary() -> None:
     runs = repeated((19.0, 0.84), (22.0, 0.73), (20.0, 0.8), bound=COMPUTE, notes=[["x", "y"], ["x"], ["x", "x"]])
     assert render(runs).splitlines()[2:] == [
-        "  images/s      20  (median of 3 runs, 19 to 22)",
-        "  step time     800 ms  (median of 3 runs, 730 ms to 840 ms; 20 steps each)",
+        "  images/s      20  (median of 3 runs; 95 % interval: 16.87 to 24.42)",
+        "  step time     800 ms  (median of 3 runs; 95 % interval: 660.7 ms to 941.4 ms; 20 steps each)",
         "  in theory     400 ms  (the step's FLOP at the measured ceiling, nothing else)",
         f"  FLOP/s        200 GFLOP/s while stepping  ({RATES}; 48 % to 55 % of {CEILING}; 10 GFLOP per image)",
         f"  limited by    compute in all 3 runs: 40 % to 52 % of the measured compute ceiling, {BANDWIDTH}",

@@ -147,8 +147,12 @@ class Spec:
         return cls(**own, model=scripts.script_name(spec.script), batch_size=1, script=facts)
 
     def run_spec(self) -> RunSpec:
-        """Convert to a `RunSpec`, newer options at their defaults. Raises `UsageError` for a bad value."""
-        return RunSpec.from_json(encode(self))
+        """Convert to a `RunSpec`, newer options at their defaults. Raises `UsageError` for a bad value.
+
+        For a script, only its options: other fields are observed, such as its optimizer's class.
+        """
+        values = encode(self)
+        return RunSpec.from_json({name: values[name] for name in SCRIPT_OPTIONS} if self.script else values)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -163,7 +163,7 @@ def _in_trainer(record: Record) -> dict[str, float]:
     parts["gaps"] = min(gaps_s, parts[STEPS])
     parts[STEPS] -= parts["gaps"]
     ceilings = record.ceilings
-    if record.spec.script and ceilings and not ceilings.age_s:
-        # A process of their own measures a script's ceilings after its last phase.
+    if record.spec.script and ceilings and not ceilings.age_s and CEILINGS not in (timing.phases or {}):
+        # Ceilings measured after the last phase that is known: that of a phase that was set aside, or of an old bundle.
         parts[CEILINGS] += ceilings.elapsed_s or 0.0
     return parts

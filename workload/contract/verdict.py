@@ -226,7 +226,7 @@ def _neither(figures: Figures, reached: str, *, low: float, high: float) -> Iter
     elif high >= LEAST_OF_ROOF:
         yield f"{reached}: the bytes are not known well enough to tell whether memory is the limit"
     else:
-        yield f"below half of both roofs: {reached}"
+        yield f"{reached}, less than half of each"
     if figures.device_busy_share is not None and not figures.kernels_alone:
         yield _device_busy(figures, figures.device_busy_share)
     yield from figures.possible_causes

@@ -239,7 +239,10 @@ class ScriptRun(MeasuredScript):
             run.set(status=status, error=error, timing=figures, ranks=self._ranks(figures))
             run.set_process(lambda: device.memory(self._device))
             if status is Status.COMPLETED and self._request.spec.ceilings:
+                self._timeline.enter("ceilings")
                 run.set(ceilings=self._measure_ceilings(run.record.spec.precision))
+                if longest is not self._longest:  # the times of a phase that was set aside end with that phase
+                    run.set_timing(phases=self._timeline.phases())
             run.judge()
             has_async = bool(self._agreement and self._agreement.hooks.has_async)
             self._notes += [*_notes(run.record, self._limits), *_notes_on_ranks(run.record, has_async)]

@@ -12,6 +12,7 @@ from analysis.compare.pairing import Side, value_text
 from analysis.figures import Figure, registry
 from analysis.kernels.breakdown import ALL
 from analysis.loading import units
+from analysis.loading.arguments import besides
 from analysis.loading.cases import Case
 from analysis.loading.configurations import label
 from analysis.loading.rows import rows as rows_of
@@ -19,9 +20,9 @@ from analysis.report import words
 from analysis.report.content import Block, Bullets, Picture, Section
 from analysis.report.evidence import Contrast, ReportEvidence
 from analysis.roofline.points import WorkSource
-from analysis.statistics.samples import LEAST_REPLICATES
 from analysis.summary.costs import list_price
 from workload.contract import peaks, prices
+from workload.contract.runs_interval import LEAST_REPLICATES
 from workload.contract.spec import Precision
 from workload.contract.text import counted, plain
 from workload.contract.verdict import Bound
@@ -179,7 +180,7 @@ def changes(evidence: ReportEvidence) -> list[str]:
     for contrast in evidence.contrasts:
         if contrast.is_certain and not _cloud_gpu(contrast):
             by_fact_and_model[contrast.fact, contrast.pair.shared.get("model")].append(contrast)
-    tops = [max(_worthwhile(evidence, contrasts), key=_effect) for contrasts in by_fact_and_model.values()]
+    tops = [_top(evidence, contrasts) for contrasts in by_fact_and_model.values()]
     by_winner: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
     for top in sorted(tops, key=_effect, reverse=True):
         by_winner[top.fact, top.by_speed[0].value].append(top)
@@ -188,6 +189,19 @@ def changes(evidence: ReportEvidence) -> list[str]:
 
 def _effect(contrast: Contrast) -> float:
     return contrast.effect
+
+
+def _top(evidence: ReportEvidence, contrasts: Sequence[Contrast]) -> Contrast:
+    """The contrast with the fastest side and, among those, with the largest effect; an average, if there is one.
+
+    A large effect among slow configurations is no advice: another one may be faster than both sides.
+    """
+
+    def speed_and_effect(contrast: Contrast) -> tuple[float, float]:
+        return median(case["images_per_s"] for case in contrast.by_speed[0].runs), contrast.effect
+
+    averages = [contrast for contrast in contrasts if contrast.is_average]
+    return max(averages or _worthwhile(evidence, contrasts), key=speed_and_effect)
 
 
 def _worthwhile(evidence: ReportEvidence, contrasts: Sequence[Contrast]) -> Sequence[Contrast]:
@@ -206,6 +220,7 @@ def _change(evidence: ReportEvidence, top: Contrast, *others: Contrast) -> str:
     winner, loser = top.by_speed
     value = value_text(top.fact, winner.value)
     setting = f"on {value}" if top.fact == "place" else f"with {label(top.fact)} {value}"
+    setting = f"as {value}" if top.fact == "script" else setting
     models = [f"the same for {_configuration(evidence, other)}, {plain(other.effect, 3)} x" for other in others]
     more = [*_neighbours(evidence, top), *_memory(winner, loser), *_accuracy(top, winner), *models]
     return f"Run {_configuration(evidence, top)} {setting}: {'; '.join([top.row['verdict'], *more])}."
@@ -218,7 +233,9 @@ def _configuration(evidence: ReportEvidence, contrast: Contrast) -> str:
     facts += [shared["precision"]] if words.is_known(shared.get("precision")) else []
     places = {other.pair.shared.get("place") for other in evidence.contrasts} - {None}
     facts += [shared["place"]] if shared.get("place") and len(places) > 1 else []
-    return f"{shared['model']} ({', '.join(facts)})" if facts else str(shared["model"])
+    # The average over a script's other arguments has no command of its own.
+    model = str(shared.get(besides(contrast.fact)) or shared["model"])
+    return f"{model} ({', '.join(facts)})" if facts else model
 
 
 def _neighbours(evidence: ReportEvidence, top: Contrast) -> Iterator[str]:

@@ -444,10 +444,36 @@ def test_runs_that_nothing_differs_from_are_named() -> None:
 
 def test_batch_sizes_of_a_script_are_compared_by_its_arguments() -> None:
     small = side("a", LEFT, script="t.py -b 8", batch_size=8)
-    (row,) = rows(*small, *side("b", RIGHT, script="t.py -b 16", batch_size=16), by=None)
+    large = side("b", RIGHT, script="t.py -b 16", batch_size=16)
+    (row,) = rows(*small, *large, by=None)
+    assert (row["by"], row["model"], row["left"], row["right"]) == ("args.b", "t.py", "8", "16")
+    assert row["verdict"].startswith("args.b 16 is 1.5 x as fast as args.b 8 (95 %: ")
+    assert row["note"] == "on local-cuda"
 
-    assert (row["by"], row["left"], row["right"]) == ("script", "t.py -b 16", "t.py -b 8")
+    (row,) = rows(*small, *large, by="script")
+    assert (row["left"], row["right"]) == ("t.py -b 16", "t.py -b 8")
     assert row["note"] == "on local-cuda; batch size differs too: 16 against 8"
+
+
+def test_an_argument_is_compared_at_equal_others() -> None:
+    """Two arguments vary, one of which also changes a fact; the run of another script has no partner."""
+    commands = {
+        (workers, is_amp): f"t.py --workers {workers}{' --amp' if is_amp else ''} -lr=0.1 photos"
+        for workers in (0, 2)
+        for is_amp in (False, True)
+    }
+    runs = [
+        one
+        for (workers, is_amp), command in commands.items()
+        for one in side(command, RIGHT if is_amp else LEFT, script=command, precision="amp" if is_amp else "fp32")
+    ]
+    found = rows(*runs, *side("other", LEFT, script="t.py photos"), by="args.amp")
+    assert [(row["model"], row["left"], row["right"]) for row in found] == [
+        (f"t.py --workers {workers} -lr=0.1 photos", "given", "not given") for workers in (0, 2)
+    ]
+    assert found[0]["verdict"].startswith("args.amp given is 1.5 x as fast as args.amp not given (97.5 %: ")
+    assert found[0]["note"] == "on local-cuda; precision differs too: amp against fp32"
+    assert pair_up(results(*runs)).also == ("args.amp", "script")
 
 
 # --- refusals

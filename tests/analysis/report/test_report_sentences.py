@@ -23,6 +23,7 @@ from tests.analysis.sentence_runs import (
     batches,
     dear_and_cheap,
     failed,
+    gains,
     own,
     pieces,
     profile_alone,
@@ -62,6 +63,26 @@ CASES = {
         true=lambda: [*own(SLOW), *own(name="b", precision="amp")],
         false=lambda: [*own(), *own(SLOW, "b", precision="amp")],
         instead="^Run resnet18 \\(batch 32\\) with precision fp32: fp32 is 2 x as fast as amp [^;]*$",
+    ),
+    "a setting of the fastest configuration, though slower ones gain more": Case(
+        section=answer.section,
+        words=r"^Run resnet18 \(batch 64\) with precision amp: amp is 1\.5 x as fast as fp32 ",
+        true=lambda: [*gains(5, batch_size=8), *gains(1.5, 100, batch_size=64)],
+        false=lambda: gains(5, batch_size=8),
+        instead=r"^Run resnet18 \(batch 8\) with precision amp: amp is 5 x as fast as fp32 ",
+    ),
+    "an argument of a script": Case(
+        section=answer.section,
+        words=r"^Run t\.py -b 8 with args\.workers 0: args\.workers 0 is 2 x as fast as args\.workers 2 ",
+        true=lambda: [
+            *own(SLOW, "a", model="t.py", script="t.py -b 8 --workers 2", workers=2),
+            *own(name="b", model="t.py", script="t.py -b 8 --workers 0", workers=0),
+        ],
+        false=lambda: [
+            *own(SLOW, "a", model="t.py", script="t.py"),
+            *own(name="b", model="t.py", script="t.py -b 8 --workers 0", workers=0),
+        ],
+        instead=r"^Run t\.py as t\.py -b 8 --workers 0: ",
     ),
     "a GPU in two clouds": Case(
         section=answer.section,

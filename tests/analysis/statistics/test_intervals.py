@@ -5,8 +5,9 @@ import pytest
 from scipy import stats
 from scipy.stats import mstats
 
-from analysis.statistics.intervals import order_statistics_from, over_runs
+from analysis.statistics.intervals import over_runs
 from analysis.statistics.samples import Method, ranks
+from workload.contract.runs_interval import order_statistics_from
 
 
 def test_three_runs_by_scipys_t() -> None:

@@ -84,6 +84,7 @@ def test_figures_of_one_run(tmp_path: Path) -> None:
         "model": "resnet18",
         "batch_size": 32,
         "precision": "fp32",
+        "arguments": None,
         "all_images_per_s": None,
         "runs": 1,
         "images_per_s": 100.0,

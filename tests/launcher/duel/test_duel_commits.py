@@ -134,6 +134,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ".gitattributes": "*.md export-ignore\n",
         "read.md": "me",
         "data/photo.jpg": "x" * 9,
+        # A folder that ignores itself, as caches of tools do.
+        "tool/.gitignore": "*\n",
+        "tool/result": "",
         "src/weights.pt": "w",
         "src/__pycache__/train.pyc": "",
         ".venv/pyvenv.cfg": "",
@@ -174,7 +177,7 @@ def test_a_script_of_two_commits_runs_in_a_copy_of_each_with_what_git_ignores_in
                 "train.py --root '{data}', in a copy of each commit: files written there are deleted at the end",
             ),
             ("data", f"{{data}} is {project}/data, used in place by both sides"),
-            ("links", f"data/, src/weights.pt: ignored by git, used in place in {project} by both sides"),
+            ("links", f"data/, src/weights.pt, tool/: ignored by git, used in place in {project} by both sides"),
         )
         # Bundles stay where the user is.
         assert pair.a.plan.output == project / "src/out"

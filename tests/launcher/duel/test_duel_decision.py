@@ -230,14 +230,20 @@ def test_a_linear_drift_leaves_no_difference() -> None:
             segments(noisy(random.Random(1)), quadruples=12),
             "60 s are over",
             "60 s are over after 12 quadruples (95 %: -9.8 % to +4.3 %); runs of the same side differ by "
-            "9.9 %; about 58 quadruples more would decide it",
+            "9.9 %; about 60 quadruples more would decide it",
             id="noise",
         ),
         pytest.param(
             segments(quiet(random.Random(1)), quadruples=4),
             None,
-            "undecided after 4 quadruples (no interval yet); about 5 quadruples more would decide it",
+            "undecided after 4 quadruples (no interval before 6 quadruples)",
             id="early",
+        ),
+        pytest.param(
+            segments(noisy(random.Random(1)), quadruples=12),
+            None,
+            "undecided after 12 quadruples (B's time against A's, 95 %: -9.8 % to +4.3 %)",
+            id="undecided",
         ),
         pytest.param(
             segments(quiet(random.Random(1)), quadruples=1)[:3],

@@ -184,7 +184,7 @@ def test_the_plan() -> None:
         "A          --precision fp32",
         "B          --precision bf16",
         "decides    whether B is slower or faster than A by 2 % or more",
-        "takes      24 runs or more, in the order ABBA or BAAB, chosen at random; at most 10 min",
+        "takes      24 runs or more, in quadruples (ABBA or BAAB, chosen at random); at most 10 min",
         "bundles    out/",
     ]
     assert "--context" not in lines[6]

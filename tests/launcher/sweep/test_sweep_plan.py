@@ -73,7 +73,8 @@ def test_a_plan_before_anything_ran(tmp_path: Path) -> None:
 
 PLANNED = """\
 sweep       night: 3 configurations, 2 blocks, 2 places: 12 runs, 0 done
-order       random in each pair of blocks, the same at every place (seed 0)
+order       random, the same at every place (seed 0); every second block reverses the order of the
+            block before
 local-cpu   6 runs, 0 done, 6 to do on this machine; time unknown (none was measured before)
 t4          6 runs, 0 done, 6 to do on 2 machines of gcp; expected 10 min (the time of all of them
             is assumed); expected 0.20 USD, at most 1.22 USD

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.synthetic_bundles import make
 from launcher.protocol.records import Request
 from launcher.script.command import HereOptions, ThereOptions
 from launcher.sweep import matrix
@@ -226,10 +227,42 @@ def test_without_git_the_python_files_count(tmp_path: Path, monkeypatch: pytest.
 def test_the_plan_says_what_travels_and_shows_no_secret() -> None:
     text = '[script]\ncommand = ["./train.py", "--token", "hunter2"]\n[matrix]\nargs.lr = [0.1]\n' + HERE + THERE
     plan = planned(text)
+    assert "command     ./train.py --token '[redacted]' --lr 0.1\n" in plan.text()
     assert "            the script runs in this folder\n" in plan.text()
     assert "            the script sends 8 files, " in plan.text()
     assert "hunter2" not in json.dumps(plan.to_json())
     assert plan.sweep.places[1].runs[0].spec.script == ("train.py", "--token", "hunter2", "--lr", "0.1")
+
+
+@pytest.mark.world
+@pytest.mark.usefixtures("folder")
+def test_the_time_is_that_of_runs_of_the_script_with_other_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their median; another script, another host and another number of devices do not count."""
+    monkeypatch.setattr("platform.node", lambda: "box")
+    alone = {"spec__devices": 1, "environment__host__hostname": "box"}
+    for number, (words, seconds, other) in enumerate(
+        [
+            (["train.py", "--lr", "0.3"], 10.0, {}),
+            (["train.py"], 20.0, {}),
+            (["train.py"], 60.0, {}),
+            (["package/train.py"], 500.0, {}),
+            (["train.py"], 500.0, {"spec__devices": 2}),
+            (["train.py"], 500.0, {"environment__host__hostname": "other"}),
+        ]
+    ):
+        made = {
+            "run_id": f"20261101T00000{number}Z-local-cpu-train.py-b32-fp32-00000{number}",
+            "environment__backend": "local",
+            "spec__device": "cpu",
+            # Facts of a script are no options of our trainer.
+            "spec__optimizer": "SGD",
+            "spec__script": {"argv": words, "command": " ".join(words)},
+            "timing__phases": {"start": 0.0, "end": seconds},
+        }
+        make(Path("results"), number, **made, **{**alone, **other})
+    text = planned(TWO + HERE).text()
+    assert "command     train.py --epochs 1 --lr 0.1 (and 1 other)\n" in text
+    assert "; expected 2 min (the time of all of them is assumed: as long as other runs of the script took)\n" in text
 
 
 @pytest.mark.world

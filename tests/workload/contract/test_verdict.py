@@ -77,10 +77,10 @@ AT = "11 % of the measured compute ceiling,"
         ({"flop": 52}, "52 % of the measured compute ceiling, 10 % to 20 % of the bandwidth (modelled)"),
         ({"flop": 52, "bytes_high": 1}, "52 % of the measured compute ceiling, 10 % of the bandwidth"),
         ({"bytes_low": 6, "bytes_high": 30}, f"{AT} 60 % or more of the bandwidth (modelled)"),
-        ({}, f"below half of both roofs: {AT} 10 % to 20 % of the bandwidth (modelled)"),
+        ({}, f"{AT} 10 % to 20 % of the bandwidth (modelled), less than half of each"),
         (
             {"roof": "peak", "bytes_high": 1},
-            "below half of both roofs: 11 % of the vendor's compute peak, 10 % of the vendor's bandwidth",
+            "11 % of the vendor's compute peak, 10 % of the vendor's bandwidth, less than half of each",
         ),
         (
             {"bytes_high": 6},
@@ -105,7 +105,7 @@ AT = "11 % of the measured compute ceiling,"
         ),
         (
             {"device_busy_share": 0.83, "possible_causes": ["small kernels"], "bytes_high": 1},
-            f"below half of both roofs: {AT} 10 % of the bandwidth; kernels run in 83 % of the step; small kernels",
+            f"{AT} 10 % of the bandwidth, less than half of each; kernels run in 83 % of the step; small kernels",
         ),
         (
             {"bytes_low": 11, "bytes_high": 11},
@@ -349,8 +349,8 @@ def test_without_ceilings_the_vendors_peak_is_the_roof() -> None:
     judged = from_record(on_a_t4())
     assert (judged.bound, judged.roof, judged.compute_fraction) == (Bound.NEITHER, "peak", pytest.approx(0.4))
     assert judged.why == (
-        "below half of both roofs: 40 % of the vendor's compute peak,"
-        " 0.5 % to 1 % of the vendor's bandwidth (modelled);"
+        "40 % of the vendor's compute peak,"
+        " 0.5 % to 1 % of the vendor's bandwidth (modelled), less than half of each;"
         " gaps between kernels are unknown (--profile torch times them)"
     )
 

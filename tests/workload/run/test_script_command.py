@@ -345,6 +345,30 @@ def test_the_longest_phase_is_measured(name: str, tmp_path: Path) -> None:
     }
 
 
+CEILINGS = """
+import subprocess, time
+run = subprocess.run
+def fake(command, **more):
+    if 'ceilings' not in command:
+        return run(command, **more)
+    time.sleep(0.2)
+    return subprocess.CompletedProcess(command, 0, '{}')
+subprocess.run = fake
+"""
+
+
+@in_a_copy
+def test_the_time_of_the_ceilings_after_the_steps_is_part_of_the_run(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"{CEILINGS}{LOOP}list(train(30))")
+    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5", "--ceilings"))
+    assert ran.code == 0, ran.err
+    assert ran.record is not None
+    phases = ran.record["timing"]["phases"]
+    assert list(phases)[-3:] == ["finish", "ceilings", "end"]
+    assert phases["end"] - phases["ceilings"] >= 0.2
+
+
 # In the form of fastai's: an optimizer that is none of torch.optim.
 OTHER_OPTIMIZER = """
 import torch
