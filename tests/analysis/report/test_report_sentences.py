@@ -305,7 +305,7 @@ CASES = {
     ),
     "the time of runs": Case(
         section=measurements.section,
-        words=r"^Where the time .* went, without the launcher's own \(its start, .* each run\)\. Parts of less than 1 % are",
+        words=r"^Where the time .* went, without the launcher's own \(its start, .* each run\)\. Parts of",
         true=lambda: own(steps_s=10.0),
         false=lambda: own(steps_s=10.0, usd=0.01),
         instead="^Where the time of the completed runs went. Parts of less than",
