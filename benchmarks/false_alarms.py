@@ -340,8 +340,8 @@ steps and how much they vary:
 
 {power}
 
-A run's note says what could be missed, for example "a change of less than 19 % over a fifth of the run cannot be seen
-in 20 steps".
+A run's note says what could be missed, for example "20 steps are too few to notice if a fifth of them took 1.19 x the
+others".
 
 Next: [how well comparisons do](blocks.md).
 """

@@ -1,5 +1,6 @@
 """Rules of an audit, the data that they check, and their findings."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -14,6 +15,7 @@ from analysis.loading.cases import Case
 from analysis.loading.configurations import group, measured
 from analysis.loading.of_runs import OfRuns
 from analysis.loading.tables import Tables
+from workload.contract.text import counted
 from workload.contract.vocabulary import calibration_of
 
 # Statuses of a profile that has kernels.
@@ -45,6 +47,26 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
     """Sort findings by severity, errors first; stable otherwise."""
     order = tuple(Severity)
     return sorted(findings, key=lambda finding: order.index(finding.severity))
+
+
+def by_rule(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Lists of the findings with equal rule and severity, errors first: pages and totals count these lists."""
+    same: dict[tuple[Severity, str], list[Finding]] = {}
+    for finding in by_severity(findings):
+        same.setdefault((finding.severity, finding.rule), []).append(finding)
+    return list(same.values())
+
+
+def heading(same: Sequence[Finding], noun: str = "run") -> str:
+    """Heading of findings with equal rule and severity: `warning: stalls (9 runs)`; `noun`: what was audited."""
+    subjects = {subject for finding in same for subject in finding.subject}
+    return f"{same[0].severity}: {same[0].rule}" + (f" ({counted(len(subjects), noun)})" if subjects else "")
+
+
+def total(findings: Iterable[Finding]) -> str:
+    """Number of broken rules by severity: `2 warnings, 3 notes`; empty without findings."""
+    counts = Counter(same[0].severity for same in by_rule(findings))
+    return ", ".join(counted(counts[severity], severity) for severity in Severity if counts[severity])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

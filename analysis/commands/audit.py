@@ -1,7 +1,6 @@
 """`analyze audit`."""
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from analysis.audit import Finding
     from analysis.loading.index import Problem
 
-# A longer list of run ids is less useful than their number.
-SHOWN_RUNS = 3
+# Findings of a rule that are printed, and runs of a finding: longer lists are less useful than their number.
+SHOWN_FINDINGS, SHOWN_RUNS = 3, 1
 
 EXAMPLES = """\b
 Examples:
@@ -71,21 +70,24 @@ def audit(
         findings += audit_claims(rows)
         looked_at.append(f"{counted(len(rows), 'published row')}, {len(CLAIM_RULES)} rules")
     findings = by_severity(findings)
-    print(render(findings, output_format, looked_at="; ".join(looked_at), width=terminal_width(sys.stdout)))
+    noun = "run" if not claims else "case" if results else "published row"
+    print(render(findings, output_format, looked_at="; ".join(looked_at), noun=noun, width=terminal_width(sys.stdout)))
     print_problems(problems)
     serious = any(finding.severity is not Severity.NOTE for finding in findings)
     return ExitCode.FINDINGS if strict and serious else ExitCode.DONE
 
 
-def render(findings: Sequence["Finding"], form: TableFormat, *, looked_at: str, width: int | None = None) -> str:
+def render(
+    findings: Sequence["Finding"], form: TableFormat, *, looked_at: str, noun: str = "run", width: int | None = None
+) -> str:
     """Findings as text, JSON or CSV, without a final newline.
 
-    `looked_at`: description of the audited runs; `width`: most characters per line of text. JSON and CSV hold the
-    fields of `Finding`.
+    `looked_at`: description of the audited runs; `noun`: what was audited; `width`: most characters per line of text.
+    JSON and CSV hold the fields of `Finding`, and every finding.
     """
     match form:
         case TableFormat.TABLE:
-            return _text(findings, looked_at=looked_at, width=width)
+            return _text(findings, looked_at=looked_at, noun=noun, width=width)
         case TableFormat.JSON:
             return as_json([asdict(finding) for finding in findings], indent=1)
         case TableFormat.CSV:
@@ -94,30 +96,32 @@ def render(findings: Sequence["Finding"], form: TableFormat, *, looked_at: str, 
             assert_never(form)
 
 
-def _text(findings: Sequence["Finding"], *, looked_at: str, width: int | None) -> str:
+def _text(findings: Sequence["Finding"], *, looked_at: str, noun: str, width: int | None) -> str:
     """Findings grouped by rule, so that threshold, reason and cure appear once."""
-    from analysis.audit import Severity
+    from analysis.audit import by_rule, total
 
     if not findings:
         return f"nothing found: {looked_at}"
-    by_rule: dict[tuple[Severity, str], list[Finding]] = {}
-    for finding in findings:
-        by_rule.setdefault((finding.severity, finding.rule), []).append(finding)
-    counts = Counter(finding.severity for finding in findings)
-    total = ", ".join(counted(counts[severity], severity) for severity in Severity if counts[severity])
-    return "\n\n".join([*(_rule(same, width) for same in by_rule.values()), wrapped(f"{total}: {looked_at}", width)])
+    rules = (_rule(same, noun, width) for same in by_rule(findings))
+    return "\n\n".join([*rules, wrapped(f"{total(findings)}: {looked_at}", width)])
 
 
-def _rule(same: Sequence["Finding"], width: int | None) -> str:
-    first = same[0]
+def _rule(same: Sequence["Finding"], noun: str, width: int | None) -> str:
+    from analysis.audit import heading
+
+    first, shown = same[0], same[:SHOWN_FINDINGS]
+    seen = {subject for finding in shown for subject in finding.subject}
+    rest = {subject for finding in same for subject in finding.subject} - seen
+    more = counted(len(rest), f"more {noun}") if rest else counted(len(same) - len(shown), "more finding")
     lines = [
-        *(("found", f"{printable(finding.figure)}  [{first_names(finding.subject, SHOWN_RUNS)}]") for finding in same),
+        *(("found", f"{printable(finding.figure)}  [{first_names(finding.subject, SHOWN_RUNS)}]") for finding in shown),
+        *([("", f"and {more}: --format csv lists all")] if len(same) > len(shown) else []),
         ("expected", first.threshold),
         ("why", first.why),
         *(("cure", as_typed(printable(cure))) for cure in dict.fromkeys(finding.cure for finding in same)),
     ]
     texts = (wrapped(text, width, indent=13, first=f"  {name}") for name, text in lines)
-    return "\n".join([f"{first.severity}: {first.rule}", *texts])
+    return "\n".join([heading(same, noun), *texts])
 
 
 def _csv(findings: Sequence["Finding"]) -> str:

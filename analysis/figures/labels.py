@@ -67,6 +67,46 @@ def tasks(facts: Sequence[Mapping[str, Any]]) -> list[str]:
     return _named(facts, "model", ("image_size", "dataset"), {"image_size": "{:g} px".format})
 
 
+def arguments(facts: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], str]:
+    """Arguments of the scripts of each model that has several, by model and command.
+
+    `facts`: `model`, `script` and `batch_size` of each run. An option that sets the batch size is left out, because
+    figures and tables have the batch size beside this text. The text is empty if no other argument differs.
+    """
+    batches: dict[Any, dict[str, Any]] = defaultdict(dict)
+    for run in facts:
+        if run["script"] is not None:
+            batches[run["model"]][run["script"]] = run["batch_size"]
+    texts: dict[tuple[Any, Any], str] = {}
+    for model, batch_of in batches.items():
+        options = [(command, name, value) for command in batch_of for name, value in _options(command)]
+        others = {name for command, name, value in options if value != f"{batch_of[command] or 0:g}"}
+        short = {
+            command: [f"{name} {value}" for name, value in _options(command) if name in others] for command in batch_of
+        }
+        names = {
+            command: " ".join(parts).replace("  ", " ") or "no other arguments" for command, parts in short.items()
+        }
+        if len({(name, batch_of[command]) for command, name in names.items()}) < len(names):
+            names = {command: f"script {command}" for command in names}
+        if len(names) > 1:
+            texts |= {(model, command): name if len(set(names.values())) > 1 else "" for command, name in names.items()}
+    return texts
+
+
+def _options(command: str) -> list[tuple[str, str]]:
+    """Arguments of a script's command line as pairs of name and value, which is empty if there is none."""
+    words = command.removeprefix("-m ").split(" ")[1:]
+    pairs: list[tuple[str, str]] = []
+    for word in words:
+        if pairs and pairs[-1][0].startswith("-") and not pairs[-1][1] and not word.startswith("-"):
+            pairs[-1] = (pairs[-1][0], word)
+        else:
+            name, _, value = word.partition("=")
+            pairs.append((name, value))
+    return pairs
+
+
 def known_values(
     facts: Sequence[Mapping[str, Any]], first: str, more: Sequence[str]
 ) -> Mapping[Any, dict[str, set[Any]]]:

@@ -91,6 +91,11 @@ class Material:
         return style.colours(self.environments)
 
     @property
+    def variant_title(self) -> str:
+        """Title of a legend of variants."""
+        return "Settings" if any(", " in variant for variant in self.variants) else "Precision"
+
+    @property
     def task_colours(self) -> Mapping[str, str]:
         return style.colours(self.tasks)
 
@@ -208,19 +213,27 @@ def by_speed(every: pd.DataFrame, table: pd.DataFrame, column: str) -> list[str]
 
 
 def _variants(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Precision of each run, its number of devices if above 1, and the facts that differ between runs of its model."""
-    columns = [name for name in CONFIGURATION if name not in (*TASK, "batch_size", "precision", "devices")]
-    values = labels.known_values(facts, "model", columns)
-    return [
-        ", ".join(
-            [
-                labels.shown(run["precision"] or "unknown precision"),
-                *([counted(int(run["devices"]), "device")] if (run["devices"] or 1) > 1 else []),
-                *(labels.shown(shown(name, run[name])) for name in columns if len(values[run["model"]][name]) > 1),
-            ]
-        )
-        for run in facts
-    ]
+    """Precision of each run, its number of devices if above 1, and the facts that differ between runs of its model.
+
+    Of scripts, the arguments are named, and no fact that each script alone decides.
+    """
+    columns = [name for name in CONFIGURATION if name not in (*TASK, "batch_size", "precision", "devices", "script")]
+    arguments, values = labels.arguments(facts), labels.known_values(facts, "model", columns)
+    of_script = defaultdict[tuple[Any, str, Any], set[Any]](set)
+    for run in facts:
+        for name in columns:
+            of_script[run["model"], name, run["script"]].add(run[name])
+    undecided = {(model, name) for (model, name, _), found in of_script.items() if len(found) > 1}
+    variants = []
+    for run in facts:
+        text = arguments.get((run["model"], run["script"]))
+        varying = [name for name in columns if len(values[run["model"]][name]) > 1]
+        kept = [name for name in varying if text is None or (run["model"], name) in undecided]
+        parts = [run["precision"] or "unknown precision"]
+        parts += [counted(int(run["devices"]), "device")] if (run["devices"] or 1) > 1 else []
+        parts += [*([text] if text else []), *(shown(name, run[name]) for name in kept)]
+        variants.append(", ".join(map(labels.shown, parts)))
+    return variants
 
 
 def _row(pool: Group) -> dict[str, Any]:

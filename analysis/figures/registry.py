@@ -97,13 +97,12 @@ def _variance(material: Material) -> Iterator[Figure]:
     if runs is None:
         return
     rows = shares.variance_rows(runs)
-    first = runs.iloc[0]
+    first, spread = runs.iloc[0], rows.groupby("env", sort=False)["relative"].agg(["min", "max", "size"])
     configuration = f"{first['task']}, batch {first['batch_size']:g}, {first['variant']}"
-    spread = rows.groupby("env", sort=False)["relative"].agg(["min", "max", "size"])
     yield Figure(
         name="variance_fixed_config",
         title=f"Variability of one configuration: {configuration}",
-        caption=f"Each point is a run, relative to the median of its place{_step_ranges(rows)}. This is the "
+        caption=f"Each point is a run, relative to the median of its place. {_step_ranges(rows)} This is the "
         "configuration that was repeated in the most places."
         + (f" At most {shares.MOST_RUNS} runs of each place are drawn." if len(rows) < len(runs) else ""),
         text="; ".join(
@@ -115,11 +114,13 @@ def _variance(material: Material) -> Iterator[Figure]:
 
 
 def _step_ranges(rows: pd.DataFrame) -> str:
-    """Caption text on the line through each point, which spans the middle 90 % of the run's step times."""
+    """Sentence on the line through each point."""
     known = rows[["slow", "fast"]].notna().all(axis=1)
     if not known.any():
-        return "; no run recorded how its steps vary"
-    return f"; the line spans the middle 90 % of its steps{'' if known.all() else ', where they are known'}"
+        return "No run recorded how its steps vary."
+    where = "" if known.all() else ", where its steps are known"
+    line = f"The line through it{where}: the throughput if all steps were as slow as the run's 95th percentile"
+    return f"{line} (left end) or as fast as its 5th (right end), with the same waits for data."
 
 
 def fixed_configuration(material: Material) -> pd.DataFrame | None:

@@ -116,7 +116,7 @@ def steps(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> Draw
     colour = style.colour("task", points["task"], material.task_colours, "Model", style.RINGS)
     rows = style.with_bars(_drawn(points), "flop_per_s")
     base = style.chart(rows).encode(x=frame.x, y=frame.y, color=colour, opacity=opacity)
-    shape = style.shape("variant", points["variant"], material.variants, "Precision", style.RINGS)
+    shape = style.shape("variant", points["variant"], material.variants, material.variant_title, style.RINGS)
     layers = [
         *_roof_layers(roofs, frame),
         _curve(base),
@@ -248,7 +248,7 @@ def against_batch(material: Material, points: pd.DataFrame) -> Drawing:
     y = alt.Y("intensity_flop_per_byte:Q", scale=scale, axis=axis, title=INTENSITY)
     colour = style.colour("env", points["env"], material.environment_colours, "Place", style.RINGS)
     base = style.chart(table).encode(x=x, y=y, color=colour, opacity=opacity)
-    shape = style.shape("variant", points["variant"], material.variants, "Precision", style.RINGS)
+    shape = style.shape("variant", points["variant"], material.variants, material.variant_title, style.RINGS)
     layers = [_curve(base), _modelled_span(base, "y"), *_points(base, points, shape)]
     return style.layered(layers, parameters, height=320)
 

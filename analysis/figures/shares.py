@@ -85,8 +85,9 @@ def breakdown(table: pd.DataFrame) -> Drawing:
 def variance_rows(runs: pd.DataFrame) -> pd.DataFrame:
     """Runs of one configuration with `relative`: throughput over the environment's median, minus 1.
 
-    `slow` and `fast`: the throughput at the 95th and the 5th percentile of the run's step times, relative to the same
-    median.
+    `slow` and `fast`: `relative` if each step took as long as the run's 95th or 5th percentile in place of its median
+    step, with the same waits for data. Throughput includes these waits and step times do not, so a rate by steps alone
+    would be above the run's own.
     """
     parts = []
     for _, repeats in runs.groupby("env", sort=False):
@@ -95,20 +96,18 @@ def variance_rows(runs: pd.DataFrame) -> pd.DataFrame:
         if len(ordered) > MOST_RUNS:
             kept = [round(place * (len(ordered) - 1) / (MOST_RUNS - 1)) for place in range(MOST_RUNS)]
             ordered = ordered.iloc[kept]
-        parts.append(
-            ordered.assign(
-                row=range(len(ordered)),
-                relative=ordered["images_per_s"] / median - 1,
-                slow=ordered["images_per_step"] / ordered["step_p95_s"] / median - 1,
-                fast=ordered["images_per_step"] / ordered["step_p5_s"] / median - 1,
-            )
+        rate, waits = ordered["images_per_s"] / median, ordered["data_wait_fraction"].fillna(0.0)
+        slow, fast = (
+            rate / (waits + (1 - waits) * ordered[column] / ordered["step_median_s"]) - 1
+            for column in ("step_p95_s", "step_p5_s")
         )
+        parts.append(ordered.assign(row=range(len(ordered)), relative=rate - 1, slow=slow, fast=fast))
     columns = ["env", "run_id", "row", "images_per_s", "relative", "slow", "fast"]
     return pd.concat(parts, ignore_index=True)[columns]
 
 
 def variance(material: Material, rows: pd.DataFrame) -> Drawing:
-    """Chart of `variance_rows`: each run relative to its environment's median, and the range of 90 % of its steps."""
+    """Chart of `variance_rows`: each run relative to its environment's median, on a line from `slow` to `fast`."""
     parameters, opacity = style.picked(rows, "env")
     environments = style.present(material.environments, rows["env"])
     most = int(rows.groupby("env").size().max())

@@ -43,7 +43,7 @@ def against_batch(material: Material, table: pd.DataFrame, failed: pd.DataFrame)
     drawn = pd.concat([table, failed.assign(images_per_s=None)]) if len(failed) else table
     parameters, opacity = style.picked(drawn, "task", "variant")
     colour = style.colour("task", drawn["task"], material.task_colours, "Model")
-    dash = style.dash("variant", drawn["variant"], material.variants, "Precision")
+    dash = style.dash("variant", drawn["variant"], material.variants, material.variant_title)
     x, y = style.batch_axis(drawn["batch_size"], material.unit, "at"), _rate(table, material.unit)
     # Shift series sideways, because the intervals of one batch size would hide each other.
     has_bars = style.has_bars(table, "images_per_s")
@@ -58,7 +58,9 @@ def against_batch(material: Material, table: pd.DataFrame, failed: pd.DataFrame)
         *style.bars(base, rows, "y", y),
         base.mark_point(filled=True, size=60).encode(
             y=y,
-            shape=style.shape("variant", drawn["variant"], material.variants, "Precision", style.WITHOUT_RIM),
+            shape=style.shape(
+                "variant", drawn["variant"], material.variants, material.variant_title, style.WITHOUT_RIM
+            ),
             tooltip=style.tooltips(table, titles(material)),
         ),
     ]
@@ -117,12 +119,14 @@ def scaling(material: Material, table: pd.DataFrame) -> Drawing:
             opacity=opacity,
         )
         line = base.mark_line(strokeWidth=1.8).encode(
-            strokeDash=style.dash("variant", table["variant"], material.variants, "Precision"),
+            strokeDash=style.dash("variant", table["variant"], material.variants, material.variant_title),
             detail=alt.Detail("series:N"),
         )
         names = titles(material, relative="by the smallest batch's")
         points = base.mark_point(filled=True, size=50).encode(
-            shape=style.shape("variant", table["variant"], material.variants, "Precision", style.WITHOUT_RIM),
+            shape=style.shape(
+                "variant", table["variant"], material.variants, material.variant_title, style.WITHOUT_RIM
+            ),
             tooltip=style.tooltips(rows, names),
         )
         equal = alt.Chart(style.data([{"relative": 1}])).mark_rule(style="ink-line", strokeDash=[4, 4], opacity=0.6)

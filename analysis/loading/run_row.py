@@ -31,7 +31,6 @@ DERIVED: Mapping[str, Kind] = {
     "slow_rank_share": Kind.NUMBER,
     "rank_input_share": Kind.NUMBER,
     "scaling_limit": Kind.TEXT,
-    "images_per_step": Kind.NUMBER,
     "images_per_s": Kind.NUMBER,
     "ceiling_flop_per_s": Kind.NUMBER,
     "ceiling_bytes_per_s": Kind.NUMBER,
@@ -154,7 +153,7 @@ def _derived(run: Record) -> dict[str, Any]:
     """Columns that follow from several fields of run.json."""
     compute = run.ceilings.compute(run.spec.precision) if run.ceilings else None
     copy = run.ceilings.copy() if run.ceilings else None
-    cloud, accumulation = run.environment.cloud or CloudFacts(), run.spec.grad_accumulation
+    cloud = run.environment.cloud or CloudFacts()
     region, zone = cloud.region, cloud.zone
     images, wall_s = run.timing.images, run.timing.measured_s
     images_per_s = images / wall_s if images and wall_s and wall_s > 0 else None
@@ -166,7 +165,6 @@ def _derived(run: Record) -> dict[str, Any]:
         # Versions that did not record it had no forks.
         "start": run.environment.start or Start.FRESH.value,
         **_waits(run.ranks or Ranks()),
-        "images_per_step": float(run.spec.batch_size * accumulation) if accumulation else None,
         # Images over wall time, never a mean of rates.
         "images_per_s": images_per_s,
         "devices": devices,

@@ -1,11 +1,10 @@
 """Compose the report: the answer first, then its figures and tables, and details in folded sections. Pure."""
 
-from collections import Counter
 from collections.abc import Callable
 
 import pandas as pd
 
-from analysis.audit.rule import Severity
+from analysis.audit.rule import total
 from analysis.loading import units
 from analysis.loading.rows import rows as rows_of
 from analysis.report import words
@@ -67,10 +66,8 @@ def _units(runs: pd.DataFrame, unit: str) -> list[str]:
 
 
 def _findings(evidence: ReportEvidence) -> list[str]:
-    """Number of findings by severity: `audit: 2 warnings, 3 notes`."""
-    counts = Counter(finding.severity for finding in evidence.findings)
-    parts = [counted(counts[severity], str(severity)) for severity in Severity if counts[severity]]
-    return [f"audit: {', '.join(parts)}"] if parts else []
+    """Number of broken rules by severity: `audit: 2 warnings, 3 notes`."""
+    return [f"audit: {total(evidence.findings)}"] if evidence.findings else []
 
 
 def _configurations(evidence: ReportEvidence) -> int:

@@ -11,7 +11,7 @@ from importlib import resources
 from statistics import fmean, stdev
 from typing import Any
 
-from analysis.audit.rule import Severity
+from analysis.audit.rule import Severity, by_rule, heading
 from analysis.figures import registry
 from analysis.figures.labels import distinct
 from analysis.loading.rows import rows as rows_of
@@ -358,15 +358,10 @@ def _joined(table: Table) -> Table:
 
 def _audit(evidence: ReportEvidence) -> list[Block]:
     """The first finding of each rule that found an error or a warning, and the number of notes."""
-    by_rule: dict[tuple[str, str], list[Any]] = {}
-    for finding in evidence.findings:
-        by_rule.setdefault((finding.severity, finding.rule), []).append(finding)
-    serious = {key: found for key, found in by_rule.items() if key[0] in (Severity.ERROR, Severity.WARNING)}
-    sentences = [
-        f"{severity}: {rule} ({len(found)}): {found[0].figure}. Cure: {found[0].cure}."
-        for (severity, rule), found in list(serious.items())[:MOST_RULES]
-    ]
-    notes = sum(map(len, by_rule.values())) - sum(map(len, serious.values()))
+    broken = by_rule(evidence.findings)
+    serious = [found for found in broken if found[0].severity is not Severity.NOTE]
+    sentences = [f"{heading(found)}: {found[0].figure}. Cure: {found[0].cure}." for found in serious[:MOST_RULES]]
+    notes = len(broken) - len(serious)
     more = len(serious) - len(sentences)
     sentences += [f"{counted(more, 'other rule')}, in the appendix"] if more else []
     sentences += [f"{counted(notes, 'note')}, in the appendix"] if notes else []

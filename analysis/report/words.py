@@ -104,11 +104,11 @@ def with_device(row: Mapping[str, Any]) -> str:
     return f"{row['env']} ({labels.shown(device)})"
 
 
-def listed(names: Iterable[Any], limit: int = 12) -> str:
+def listed(names: Iterable[Any], limit: int = 12, separator: str = ", ") -> str:
     """Distinct known names in order, at most `limit`, with the number of further ones."""
     every = list(dict.fromkeys(text(name) for name in names if is_known(name)))
     more = [f"and {len(every) - limit} more"] if len(every) > limit else []
-    return ", ".join([*every[:limit], *more]) or ABSENT
+    return separator.join([*every[:limit], *more]) or ABSENT
 
 
 def table(caption: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -9,7 +9,7 @@ from analysis.statistics.changes import Scan, Shape, scan
 from analysis.statistics.samples import Floats, Mask, median_of, ordered, robust_stdev
 from analysis.statistics.stalls import OUTLIER_STDEVS, Stalls, stalls
 from analysis.statistics.trend import Drift, drift, slows_down
-from workload.contract.text import percent, signed_percent
+from workload.contract.text import signed_percent
 
 # Least steps to judge a run: the default number of measured steps of a CPU run.
 LEAST_STEPS = 20
@@ -74,10 +74,10 @@ class SteadyState:
 
     @property
     def unseen(self) -> str | None:
-        """Sentence on the changes that may have been missed; None if they are at most 5 %, or unknown."""
+        """Sentence on the largest change that may have been missed; None if it is at most 5 %, or unknown."""
         if self.visible is None or self.visible <= WANTED_VISIBLE:
             return None
-        return f"a change of less than {percent(self.visible)} over a fifth of the run cannot be seen in {self.n} steps"
+        return f"{self.n} steps are too few to notice if a fifth of them took {1 + self.visible:.3g} x the others"
 
     @property
     def slow_steps(self) -> Mask | None:

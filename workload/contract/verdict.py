@@ -143,7 +143,10 @@ def decide(figures: Figures, why_unknown: str = UNKNOWN) -> Verdict:
 def _decided(figures: Figures, shares: Shares | None, why_unknown: str) -> tuple[Bound | None, str]:
     waits, device_busy = figures.data_wait_fraction, figures.device_busy_share
     if waits is not None and waits > INPUT_BOUND_FRACTION:
-        return Bound.INPUT, f"{percent(waits)} of the wall time is spent waiting for data"
+        return Bound.INPUT, (
+            f"waits for data take {percent(waits)} of the wall time; above {percent(INPUT_BOUND_FRACTION)}, they are "
+            "named first, as they can be avoided"
+        )
     if device_busy is not None and device_busy < LEAST_DEVICE_BUSY and not figures.kernels_alone:
         return Bound.OVERHEAD, f"{_device_busy(figures, device_busy)}, and the device is idle in the rest"
     return _by_roofs(figures, shares, why_unknown) if shares else (None, why_unknown)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.audit.rule import Finding, Severity
+from analysis.audit.rule import Finding, by_rule, heading
 from analysis.figures.labels import file_stem
 from analysis.loading.configurations import completed
 from analysis.loading.rows import rows as rows_of
@@ -220,7 +220,7 @@ def matrix_row(env: str, runs: pd.DataFrame) -> dict[str, Any]:
         ),
         "models": words.listed(sorted(set(runs["model"]))),
         "data": words.listed(data(row) for row in rows_of(runs[["dataset", "image_size"]])),
-        "precision": words.listed(sorted(set(runs["variant"]))),
+        "precision": words.listed(sorted(set(runs["variant"])), separator="; "),
         "batch_sizes": words.listed(sorted(set(runs["batch_size"].dropna()))),
         "steps": _range(runs["steps"].dropna()),
         "repeats": _range(repeats),
@@ -342,23 +342,21 @@ def _storage(evidence: ReportEvidence, runs: pd.DataFrame) -> dict[str, str]:
 
 def audit(evidence: ReportEvidence) -> Section:
     """The section of audit findings, grouped by rule, errors first."""
-    by_rule: dict[tuple[Severity, str], list[Finding]] = defaultdict(list)
-    for finding in evidence.findings:
-        by_rule[finding.severity, finding.rule].append(finding)
-    order = {severity: rank for rank, severity in enumerate(Severity)}
-    parts = [_rule(by_rule[key]) for key in sorted(by_rule, key=lambda key: order[key[0]])]
+    parts = [_rule(same) for same in by_rule(evidence.findings)]
     return Section(name="audit", title="Audit", parts=parts, folded=True)
 
 
 def _rule(findings: Sequence[Finding]) -> Section:
     first = findings[0]
     more = (
-        [f"and {len(findings) - MOST_FIGURES} more: analyze audit lists them"] if len(findings) > MOST_FIGURES else []
+        [f"and {len(findings) - MOST_FIGURES} more: analyze audit --format csv lists them"]
+        if len(findings) > MOST_FIGURES
+        else []
     )
     cures = list(dict.fromkeys(finding.cure for finding in findings))[:SHOWN_RUNS]
     return Section(
         name=f"audit-{file_stem(first.rule)}",
-        title=f"{first.severity}: {first.rule} ({len(findings)})",
+        title=heading(findings),
         blocks=[
             Bullets(sentences=[*(f"{each.figure} ({_subject(each)})" for each in findings[:MOST_FIGURES]), *more]),
             Paragraph(text=f"Expected: {first.threshold}. Why: {first.why}. Cure: {'; '.join(cures)}."),

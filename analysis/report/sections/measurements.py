@@ -1,13 +1,15 @@
 """Sections on measurements (effects of settings, every configuration, cost) and on their variability."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from analysis.compare.pairing import value_text
 from analysis.figures import registry
+from analysis.figures.material import NAMING
 from analysis.loading import units
-from analysis.loading.configurations import completed, label
+from analysis.loading.configurations import CONFIGURATION, completed, label, shown
 from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Picture, Section
@@ -23,7 +25,6 @@ SUMMARY = (
     *facts(env="place", task="model", precision="precision"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="runs", heading="runs", digits=0),
-    units.COUNTED,
     Column(name="images_per_s", heading="{unit}/s, median"),
     Column(name="interval", heading="95 % interval"),
     Column(name="step_s", heading="step", unit="s", prefixed=True),
@@ -63,7 +64,7 @@ TIME = (
     *facts(rest="the rest"),
 )
 BETWEEN = (
-    *words.AS_RECORDED,
+    *words.AS_IN_CHARTS,
     Column(name="runs", heading="runs", digits=0),
     Column(name="cov_between", heading="CoV between runs", unit="%", digits=2),
     Column(name="interval", heading="95 % interval"),
@@ -89,10 +90,9 @@ FIGURES = (
 
 
 def section(evidence: ReportEvidence) -> Section:
-    """The section: comparisons, figures, every configuration, cost."""
-    blocks: list[Block] = [*_compared(evidence)]
-    blocks += [Picture(figure=figure) for figure in evidence.figures(*FIGURES)]
-    blocks += [*_summary(evidence), *_cheapest(evidence), *_time(evidence)]
+    """The section: figures, every configuration, comparisons, cost."""
+    blocks: list[Block] = [Picture(figure=figure) for figure in evidence.figures(*FIGURES)]
+    blocks += [*_summary(evidence), *_compared(evidence), *_cheapest(evidence), *_time(evidence)]
     return Section(name="measurements", title="Measurements", blocks=blocks)
 
 
@@ -134,13 +134,18 @@ def _cheapest(evidence: ReportEvidence) -> list[Block]:
 
 def _time(evidence: ReportEvidence) -> list[Block]:
     """A table with a line per environment: share of the steps in the time of its runs, and the other parts."""
-    runs, rows = completed(evidence.material.every), []
+    runs, rows, is_whole = completed(evidence.material.every), [], True
     for env in evidence.material.environments:
         time = spent(runs[runs["env"] == env])
         if time.runs:
             row = {"env": env, "runs": time.runs, "took": time_text(time.wall_s), "usd": time.usd, "rest": time.rest()}
             rows.append({**row, "steps": time.shares().get(STEPS, 0.0)})
-    caption = "Where the time of the completed runs went. Parts of less than 1 % are left out"
+            # Only the time of rented machines, which is paid for, is known as a whole.
+            is_whole &= time.usd is not None
+    caption = "Where the time of the completed runs went" + (
+        "" if is_whole else ", without the launcher's own (its start, its checks before and after each run)"
+    )
+    caption += ". Parts of less than 1 % are left out"
     return [words.table(caption, TIME, rows)] if rows else []
 
 
@@ -158,7 +163,14 @@ def _summary(evidence: ReportEvidence) -> list[Block]:
                 "fraction_of_roof": point.get("fraction_of_roof"),
             }
         )
-    return [words.table("Every configuration", units.headed(SUMMARY, evidence.material.unit), rows)] if rows else []
+    columns = units.columns(_headed(SUMMARY, evidence), evidence.material.measured)
+    return [words.table("Every configuration", columns, rows)] if rows else []
+
+
+def _headed(columns: Sequence[Column], evidence: ReportEvidence) -> list[Column]:
+    """Columns in which precision is headed `settings` if other settings differ as well."""
+    heading = evidence.material.variant_title.lower()
+    return [replace(column, heading=heading) if column.heading == "precision" else column for column in columns]
 
 
 def _points(evidence: ReportEvidence) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -184,13 +196,22 @@ def variability(evidence: ReportEvidence) -> Section:
 
 def _between(evidence: ReportEvidence) -> list[Block]:
     known = evidence.between.dropna(subset=["cov_between", "cov_within"], how="all")
-    rows = [row | {"interval": _share_interval(row, "cov_between")} for row in rows_of(known)]
+    name_of = {tuple(run[fact] for fact in NAMING): run for run in rows_of(evidence.material.every)}
+    rows = []
+    for row in rows_of(known):
+        run = name_of[tuple(row[fact] for fact in NAMING)]
+        # Its names say how the configuration differs from others.
+        said = {shown(fact, row[fact]) for fact in CONFIGURATION}
+        notes = [note for note in (row["note"] or "").split("; ") if note not in said]
+        names = {name: run[name] for name in ("env", "task", "variant")}
+        rows.append({**row, **names, "interval": _share_interval(row, "cov_between"), "note": "; ".join(notes) or None})
+    rows.sort(key=lambda row: (row["env"], row["task"], row["variant"], row["batch_size"] or 0))
     caption = (
         "Coefficient of variation (CoV) of step times: between the runs of a configuration, and within a run. "
         "Independent steps: the number of independent steps that would be as informative as all steps, because "
         "neighbouring steps are alike"
     )
-    return [words.table(caption, BETWEEN, rows)] if rows else []
+    return [words.table(caption, _headed(BETWEEN, evidence), rows)] if rows else []
 
 
 def _causes(evidence: ReportEvidence) -> list[Block]:

@@ -167,7 +167,7 @@ def test_findings_of_one_rule_stand_together(analyze: Analyze) -> None:
     _, out, _ = analyze("audit", "results", on=results(made))
 
     assert out.splitlines()[:2] == [
-        "warning: wall time not explained",
+        "warning: wall time not explained (1 run)",
         "  found      steps and waits add up to 50 % of the wall time: 50 % are outside of the timed parts  [a]",
     ]
     assert out.splitlines()[2].startswith(
@@ -176,6 +176,18 @@ def test_findings_of_one_rule_stand_together(analyze: Analyze) -> None:
     assert out.splitlines()[3].startswith("  why        ")
     assert out.splitlines()[4].startswith("  cure       ")
     assert out.splitlines()[-1].startswith("1 warning, 1 note: 1 run, ")
+
+
+def test_totals_count_what_an_audit_prints(analyze: Analyze) -> None:
+    """Five runs that break one rule are one note, with three of their findings."""
+    made = [run(f"a{number}", steps=noisy(seed=number, n=20, share=0.03)) for number in range(5)]
+    _, out, _ = analyze("audit", "results", on=results(*made))
+
+    assert out.startswith("note: steadiness not certain (5 runs)\n")
+    assert out.count("  found      20 steps are too few to notice if ") == 3
+    assert "\n             and 2 more runs: --format csv lists all\n" in out
+    assert "  cure       more steps (--iterations 100), or a machine with less other work" in out
+    assert out.splitlines()[-1].startswith("1 note: 5 runs, ")
 
 
 @pytest.mark.parametrize("width", [60, 120])
@@ -219,7 +231,7 @@ def test_published_figures_alone(analyze: Analyze, tmp_path: Path) -> None:
     code, out, _ = analyze("audit", "--claims", str(path), "--strict")
 
     assert code == 10
-    assert "  found      242 TFLOP/s; L4 has 30.3  [A]\n" in out
+    assert out.startswith("error: wrong peak (1 published row)\n  found      242 TFLOP/s; L4 has 30.3  [A]\n")
     assert out.endswith("1 error: 1 published row, 7 rules\n")
 
 

@@ -138,16 +138,16 @@ CASES = {
     ),
     "the steps of a run": Case(
         figure="variance_fixed_config",
-        words="the line spans the middle 90 % of its steps",
-        true=lambda: own(images_per_step=32.0),
+        words="The line through it: the throughput if all steps were",
+        true=own,
         false=imported_runs,
-        instead="no run recorded how its steps vary",
+        instead="No run recorded how its steps vary",
     ),
     "the steps of some runs": Case(
         figure="variance_fixed_config",
-        words=r"middle 90 % of its steps, where they are known\.",
-        true=lambda: [*own(imported=True, images_per_step=32.0), *imported_runs()],
-        false=lambda: own(images_per_step=32.0),
+        words="The line through it, where its steps are known: ",
+        true=lambda: [*own(imported=True), *imported_runs()],
+        false=own,
     ),
     "too many runs": Case(
         figure="variance_fixed_config",

@@ -311,6 +311,20 @@ def test_the_fixed_configuration_is_that_of_most_environments() -> None:
     assert rows["relative"].tolist() == pytest.approx([-1 / 21, 1 / 21, -1 / 21, 1 / 21])
 
 
+def test_a_run_stands_on_the_line_of_its_steps() -> None:
+    """Throughput includes waits for data and step times do not: here half of the time is spent waiting."""
+    steps = {"step_median_s": 0.1, "step_p95_s": 0.125, "step_p5_s": 0.08}
+    rows = shares.variance_rows(
+        made(
+            *at_rates("a", (100.0, 100.0, 120.0), data_wait_fraction=0.5, **steps),
+            *at_rates("b", (100.0, 100.0), place="t4", device_name="Tesla T4", data_wait_fraction=0.0, **steps),
+        ).runs
+    )
+    assert rows["slow"].tolist() == pytest.approx([-1 / 9, -1 / 9, 1.2 / 1.125 - 1, -0.2, -0.2])
+    assert rows["relative"].tolist() == pytest.approx([0, 0, 0.2, 0, 0])
+    assert rows["fast"].tolist() == pytest.approx([1 / 9, 1 / 9, 1.2 / 0.9 - 1, 0.25, 0.25])
+
+
 def test_efficiency_against_ceiling_and_peak() -> None:
     table = registry.efficiencies(made(run("a", steps=[0.1] * 10, **BYTES)))
     found = dict(zip(table["of"], table["fraction"], strict=True))

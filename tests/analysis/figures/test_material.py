@@ -48,6 +48,47 @@ def test_variants_name_only_what_differs() -> None:
     assert sorted(points["variant"]) == ["fp32, channels last no", "fp32, channels last yes"]
 
 
+def of_scripts(**batches: int) -> list[str]:
+    """Variants of runs of `train.py` with these arguments and the batch sizes that they set."""
+    runs = [
+        run(
+            f"r{size}{number}",
+            model="train.py",
+            script=f"train.py {text}".strip(),
+            batch_size=size,
+            workers=float(number),
+        )
+        for number, (text, size) in enumerate(batches.items())
+    ]
+    return list(made(*runs).every["variant"])
+
+
+def test_a_script_is_named_by_its_arguments_without_the_batch_size() -> None:
+    """A sweep over batch sizes and workers is a line per number of workers; DataLoader's own fact says no more."""
+    sweep = {f"--batch-size {size} --workers {number}": size for size in (8, 32) for number in (0, 1)}
+    lines = ["fp32, --workers 0", "fp32, --workers 1"]
+    assert of_scripts(**sweep, **{"": 32}) == [*lines, *lines, "fp32, no other arguments"]
+
+
+def test_scripts_that_differ_in_the_batch_size_alone_have_one_name() -> None:
+    assert of_scripts(**{"--bs=8 --amp": 8, "--bs=32 --amp": 32}) == ["fp32", "fp32"]
+
+
+def test_scripts_that_would_have_one_name_keep_their_command() -> None:
+    found = of_scripts(**{"--batch-size 32": 32, "": 32})
+    assert found == ["fp32, script train.py --batch-size 32", "fp32, script train.py"]
+
+
+def test_what_a_script_does_not_decide_is_named() -> None:
+    facts = {"model": "train.py", "batch_size": 8}
+    found = made(
+        *(run(f"a{number}", script="train.py --lr 1", workers=number, **facts) for number in (0.0, 1.0)),
+        run("b", script="train.py --lr 2", workers=0.0, **facts),
+    )
+    names = ["fp32, --lr 1, workers 0", "fp32, --lr 1, workers 1", "fp32, --lr 2, workers 0"]
+    assert list(found.every["variant"]) == names
+
+
 def test_what_broke_off_everywhere_is_failed_and_what_did_once_is_not() -> None:
     found = made(
         run("a"),

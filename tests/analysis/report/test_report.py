@@ -15,7 +15,7 @@ from analysis.report.content import Paragraph, Picture, Report, Table, figures_o
 from analysis.report.evidence import ReportEvidence, gather
 from analysis.report.sections import answer, complexity, context, measurements
 from benchmarks.synthetic_bundles import make
-from tests.analysis.by_hand import at_rates, for_every_figure, run
+from tests.analysis.by_hand import at_rates, for_every_figure, noisy, run
 from tests.analysis.in_process import Analyze
 from tests.analysis.report.report_bundles import many, matrix
 from tests.analysis.report.report_texts import of, texts
@@ -414,6 +414,31 @@ def test_no_bundles_is_nothing_to_report(analyze: Analyze, tmp_path: Path) -> No
     assert not (tmp_path / "report.html").exists()
 
 
+def test_a_sweep_of_a_script_has_a_row_for_each_setting_and_batch() -> None:
+    runs = [
+        run(
+            f"{size}-{workers}-{repeat}",
+            steps=noisy(seed=repeat, share=0.05),
+            model="train.py",
+            script=f"train.py --batch-size {size} --workers {workers}",
+            batch_size=size,
+            workers=float(workers),
+            path="/nowhere",
+        )
+        for size in (32, 8)
+        for workers in (1, 0)
+        for repeat in range(3)
+    ]
+    evidence = of(*runs)
+    for table in (*measurements._summary(evidence), *measurements._between(evidence)):
+        assert isinstance(table, Table)
+        headings = [heading.text for heading in table.headings]
+        assert "units" not in headings
+        shown = [[row[headings.index(name)] for name in ("settings", "batch", "runs")] for row in table.rows]
+        assert shown == [[f"fp32, --workers {workers}", size, "3"] for workers in (0, 1) for size in ("8", "32")]
+        assert not any("script" in cell for row in table.rows for cell in row)
+
+
 # --- where the time went
 
 
@@ -443,4 +468,8 @@ def test_time_on_a_rented_machine_has_its_cost() -> None:
     assert table.rows == [
         ["local-cuda", "2", "55.2 s", "0.030", "36 %", "boot 25 s (0.014 USD), imports 10 s (0.0054 USD)"]
     ]
+    assert "launcher" not in table.caption
     assert measurements._time(of(*at_rates("a", [100.0]))) == []
+    [own] = measurements._time(of(*at_rates("a", [100.0], steps_s=10.0)))
+    assert isinstance(own, Table)
+    assert "without the launcher's own (its start, its checks before and after each run)" in own.caption

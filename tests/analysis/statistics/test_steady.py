@@ -191,8 +191,8 @@ def test_a_steady_run_has_no_slow_steps() -> None:
     ("n", "stdev", "unseen"),
     [
         (100, 0.01, None),
-        (100, 0.05, "a change of less than 9.4 % over a fifth of the run cannot be seen in 100 steps"),
-        (20, 0.03, "a change of less than 19 % over a fifth of the run cannot be seen in 20 steps"),
+        (100, 0.05, "100 steps are too few to notice if a fifth of them took 1.09 x the others"),
+        (20, 0.03, "20 steps are too few to notice if a fifth of them took 1.19 x the others"),
         (20, 0.002, None),
     ],
 )

@@ -61,13 +61,14 @@ def test_bound(flop: float, low: float, high: float, others: dict[str, Any], bou
     assert fractions == (pytest.approx((flop / 100, low / 10, high / 10)) if bound else (None, None, None))
 
 
+FIRST = "of the wall time; above 10 %, they are named first, as they can be avoided"
 AT = "11 % of the measured compute ceiling,"
 
 
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ({"data_wait_fraction": 0.93}, "93 % of the wall time is spent waiting for data"),
+        ({"data_wait_fraction": 0.93}, f"waits for data take 93 % {FIRST}"),
         ({"device_busy_share": 0.07}, "kernels run in 7 % of the step, and the device is idle in the rest"),
         (
             {"device_busy_share": 0.07, "running": "operators"},
@@ -250,7 +251,7 @@ def test_waiting_for_data_needs_no_ceilings() -> None:
     record["timing"]["data_wait_fraction"] = 0.37
     judged = from_record(record)
     assert (judged.bound, judged.compute_fraction) == (Bound.INPUT, None)
-    assert judged.why == "37 % of the wall time is spent waiting for data"
+    assert judged.why == f"waits for data take 37 % {FIRST}"
 
 
 def on_cpus(used: float | None, waited: float | None, device: str = "cpu") -> dict[str, Any]:
@@ -292,7 +293,7 @@ def test_a_loader_that_sleeps_on_a_busy_machine() -> None:
     record = on_cpus(0.04, 0.56) | {"ceilings": None, "environment": {"device": {"threads": 1}}}
     record["timing"]["data_wait_fraction"] = 0.9
     judged = from_record(record)
-    assert (judged.bound, judged.why) == (Bound.INPUT, "90 % of the wall time is spent waiting for data")
+    assert (judged.bound, judged.why) == (Bound.INPUT, f"waits for data take 90 % {FIRST}")
     assert judged.busy == "other processes used the CPU: this run got 4 % of one, and waited 56 % of the wall time"
 
 
