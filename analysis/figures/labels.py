@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from analysis.loading.arguments import as_typed
 from workload.contract.text import counted, printable
 
 # Longer names hide the figure; both ends are kept, because names that follow a pattern often differ at the end.
@@ -79,10 +80,10 @@ def arguments(facts: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], str]:
             batches[run["model"]][run["script"]] = run["batch_size"]
     texts: dict[tuple[Any, Any], str] = {}
     for model, batch_of in batches.items():
-        options = [(command, name, value) for command in batch_of for name, value in _options(command)]
+        options = [(command, name, value) for command in batch_of for name, value in as_typed(command)]
         others = {name for command, name, value in options if value != f"{batch_of[command] or 0:g}"}
         short = {
-            command: [f"{name} {value}" for name, value in _options(command) if name in others] for command in batch_of
+            command: [f"{name} {value}" for name, value in as_typed(command) if name in others] for command in batch_of
         }
         names = {
             command: " ".join(parts).replace("  ", " ") or "no other arguments" for command, parts in short.items()
@@ -92,19 +93,6 @@ def arguments(facts: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], str]:
         if len(names) > 1:
             texts |= {(model, command): name if len(set(names.values())) > 1 else "" for command, name in names.items()}
     return texts
-
-
-def _options(command: str) -> list[tuple[str, str]]:
-    """Arguments of a script's command line as pairs of name and value, which is empty if there is none."""
-    words = command.removeprefix("-m ").split(" ")[1:]
-    pairs: list[tuple[str, str]] = []
-    for word in words:
-        if pairs and pairs[-1][0].startswith("-") and not pairs[-1][1] and not word.startswith("-"):
-            pairs[-1] = (pairs[-1][0], word)
-        else:
-            name, _, value = word.partition("=")
-            pairs.append((name, value))
-    return pairs
 
 
 def known_values(

@@ -26,6 +26,11 @@ def after_program(command: str | None) -> str | None:
     return None if command is None else shlex.join(_split(command)[1])
 
 
+def as_typed(command: str) -> list[tuple[str, str]]:
+    """Name as typed, and value, of each argument; a positional argument is a name, and a flag has no value."""
+    return [(name or words[0], value or "") for name, value, words in _parts(_split(command)[1])]
+
+
 def with_arguments(cases: Sequence[Case]) -> list[Case]:
     """Copies of `cases` that also have each argument in which scripts of the same name differ.
 
@@ -71,32 +76,31 @@ def _number(text: str) -> int | float | None:
     return None
 
 
-def _parts(words: Sequence[str]) -> Iterator[tuple[str | None, str, Sequence[str]]]:
-    """Name (None for a positional argument), value and words of each argument."""
+def _parts(words: Sequence[str]) -> Iterator[tuple[str, str | None, Sequence[str]]]:
+    """Name as typed (empty if positional), value (None for a flag) and words of each argument."""
     index = 0
     while index < len(words):
         word, after = words[index], words[index + 1 : index + 2]
         index += 1
         is_option = word.startswith("-") and _number(word) is None
-        name, equals, value = word.lstrip("-").partition("=")
+        name, equals, value = word.partition("=")
         if equals and name:
             yield name, value, [word]
         elif is_option and after and (not after[0].startswith("-") or _number(after[0]) is not None):
             index += 1
-            yield name, after[0], [word, *after]
-        elif is_option:
-            yield name, GIVEN, [word]
+            yield word, after[0], [word, *after]
         else:
-            yield None, word, [word]
+            yield (word if is_option else ""), None, [word]
 
 
 def _arguments(command: str) -> Iterator[tuple[str, str | float]]:
     for name, value, _ in _parts(_split(command)[1]):
-        if name is not None:
-            number = _number(value)
-            yield name, value if number is None else number
+        if name:
+            number = None if value is None else _number(value)
+            yield name.lstrip("-"), (value or GIVEN) if number is None else number
 
 
 def _without(command: str, name: str) -> str:
     program, words = _split(command)
-    return shlex.join([*program, *(word for other, _, kept in _parts(words) if other != name for word in kept)])
+    kept = (words for other, _, words in _parts(words) if other.lstrip("-") != name)
+    return shlex.join([*program, *(word for words in kept for word in words)])
