@@ -59,6 +59,8 @@ from workload.contract.text import counted, digits_beside_one, percent, plain
 SAME_WITHIN = 0.001
 # Meaning of the ratio if numbers of devices are compared.
 PER_DEVICE = "images/s per device, so the ratio to 1 device is the efficiency"
+# Characters of a commit, as `launch duel` shows it.
+SHORT_COMMIT = 10
 # Facts that the column `note` names if both sides also differ in them, because they may explain the difference.
 NOTED = (*SOFTWARE, "cudnn")
 
@@ -332,6 +334,9 @@ def _name(by: str, side: Side) -> str:
     if by.startswith(ARGUMENT):
         return f"{by} {side.value}"
     text = value_text(by, side.value)
+    if by == "script_sha256":
+        commits = sorted({case["script_commit"][:SHORT_COMMIT] for case in side.runs if case["script_commit"]})
+        return f"{text} (commit {', '.join(commits)})" if commits else text
     devices = sorted({str(case["device_name"]) for case in side.runs if case["device_name"]})
     return f"{text} ({', '.join(devices)})" if by == "place" and devices and devices != [text] else text
 

@@ -128,7 +128,8 @@ class DuelState:
         return f"{percent(self.level)}: {signed_percent(self.low - 1)} to {signed_percent(self.high - 1)}"
 
     @property
-    def _against(self) -> str:
+    def against(self) -> str:
+        """The interval in words, and of what it is."""
         return self.interval if self.low is None else f"B's time against A's, {self.interval}"
 
     @property
@@ -148,7 +149,7 @@ class DuelState:
         after = f"after {counted(self.quadruples, 'quadruple')}"
         match self.verdict:
             case None:
-                return f"undecided {after} ({self._against})"
+                return f"undecided {after} ({self.against})"
             case DuelVerdict.SAME if self.sign is None:
                 return f"B takes the same time as A within {percent(self.margin)} ({self.interval}), {after}"
             case DuelVerdict.SLOWER | DuelVerdict.FASTER | DuelVerdict.SAME if self.ratio is not None:
@@ -160,7 +161,7 @@ class DuelState:
         # Estimates from few quadruples differ by a factor.
         rounded = round(self.expected, 1 - len(str(self.expected))) if self.expected else 0
         about = f"; about {counted(rounded, 'quadruple')} more would decide it" if rounded else ""
-        return f"{self.ended} {after} ({self.interval}); {noise}{about}"
+        return f"{self.ended} {after} ({self.against}); {noise}{about}"
 
 
 def order(seed: int) -> Iterator[str]:

@@ -184,9 +184,10 @@ class Result:
             _row("runs", [str(sum(each.variant == name for each in outcome.segments)) for name in VARIANTS]),
         ]
         facts = [
-            "interval of B against A, " + state.interval if state.low is not None else "no interval",
+            state.against,
             f"{counted(state.quadruples, 'quadruple')} in {duration(outcome.elapsed_s)}",
             *self._machine_facts(),
+            *([] if outcome.interrupted else [f"exit code {self.exit_code}"]),
         ]
         notes = "".join(f"\n- {_cell(note)}" for note in self.notes)
         return (
@@ -232,7 +233,7 @@ class Result:
             unit = comparison.unit
             return f"{seconds(median_s)} per {singular(unit)}, {plain(1 / median_s, 4)} {unit}/s"
         rate = "" if work.unit == STEPS else f", {plain(work.samples / median_s, 4)} {work.unit}/s"
-        return f"{seconds(median_s)} a step{rate}"
+        return f"{seconds(median_s)} a step with its wait for data{rate}"
 
     def _machine_facts(self) -> list[str]:
         """Device and torch version of the first run; [] if unknown."""

@@ -25,6 +25,9 @@ from workload.contract.spec import Resolved, RunSpec
 from workload.environment import gpu_index
 from workload.environment.outside import outside_facts
 
+# Words in the error for a user's script that failed: the line before it tells why.
+ENDS_OF_SCRIPT = ("ended with exit code", "failed with")
+
 
 class LocalPlaces:
     """All places of this machine, one run at a time: simultaneous runs would disturb each other's measurements."""
@@ -84,11 +87,16 @@ class LocalPlaces:
     def _watcher(self, work: PlaceWork, run: TaskRun) -> Watcher:
         messages = self._places[work.name].messages
         messages.clear()
+        last = ""
 
         def keep_message(line: str) -> None:
+            nonlocal last
             kind, colon, text = line.partition(": ")
             if colon and kind in ("error", "hint"):
-                messages[kind] = text
+                is_of_script = any(f" {end} " in text for end in ENDS_OF_SCRIPT)
+                messages[kind] = f"{text}; its last line: {last}" if is_of_script and last else text
+            elif line.strip():
+                last = line.strip()
 
         self._progress.update(work.name, now=f"block {run.block}: {configuration_text(run, work.plan)}")
         return Watcher(

@@ -484,7 +484,7 @@ class _Reader:
         if self._command and name not in SCRIPT_OPTIONS:
             raise self._error(
                 f"{where} {name} is only for our own trainer: {why_not_for_script(self._options[name])}",
-                hint=f"args.{name} for an argument of the script, or leave {name} out",
+                hint=f"args.{name} for the script's argument --{name}, or leave {name} out",
             )
         return self._options[name]
 

@@ -74,18 +74,24 @@ def test_the_lines_of_the_page_run_in_a_checkout(checkout: Path) -> None:
         assert "\nA          HEAD (" in done.stdout
 
 
+@pytest.mark.parametrize("fails_undecided", [False, True])
 @pytest.mark.parametrize(
     ("code", "is_failed"), [(0, False), (2, True), (6, True), (7, True), (11, True), (12, False), (13, False)], ids=str
 )
-def test_which_verdicts_end_the_build(code: int, is_failed: bool, checkout: Path) -> None:
+def test_which_verdicts_end_the_build(code: int, is_failed: bool, fails_undecided: bool, checkout: Path) -> None:
     """A stand-in for `launch` prints its arguments and ends with the given exit code."""
+    line = steps()[1]
+    if fails_undecided:
+        strict = "|| [ $? -eq 12 ]"
+        assert strict in (pages.ROOT / PAGE).read_text()
+        line, is_failed = line.replace("|| [ $? -gt 11 ]", strict), is_failed or code == 13
     program = checkout / "bin" / "launch"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
     program.chmod(0o755)
     path = f"{program.parent}:{os.environ['PATH']}"
 
-    done = run(steps()[1], checkout, PATH=path, GITHUB_BASE_REF="main")
+    done = run(line, checkout, PATH=path, GITHUB_BASE_REF="main")
 
     assert (done.returncode != 0) is is_failed
     assert done.stdout == "duel --commit origin/main HEAD --cpu --max-time 20m -- train.py --epochs 1\n"

@@ -84,7 +84,7 @@ class ScriptFacts:
     command: Text = column("script")
     files: Mapping[str, Text] | None = None
     sha256: Text = column("script_sha256")
-    commit: Text = None
+    commit: Text = column("script_commit")
     dirty: Flag = None
     packages: Mapping[str, Text] | None = None
     packages_sha256: Text = column()

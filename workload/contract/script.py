@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workload.contract.errors import UsageError
+from workload.contract.text import did_you_mean
 
 # Programs that start a process for each GPU.
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "horovodrun", "srun")
@@ -105,7 +106,10 @@ def main_file(words: Sequence[str], folder: Path, *, example: str, python: str) 
             raise UsageError("-m needs the name of a module", hint=f"{start} -- -m package.train")
         return None
     if not path.is_file():
-        raise UsageError(_why_no_script(first, path), hint=f"a path relative to {folder}, or -m PACKAGE; {example}")
+        meant = did_you_mean(name, (other.name for other in path.parent.glob("*.py")), after=" ")
+        raise UsageError(
+            _why_no_script(first, path), hint=f"{meant}a path relative to {folder}, or -m PACKAGE; {example}"
+        )
     if path.suffix == ".ipynb":
         script = shlex.quote(str(Path(first).with_suffix(".py")))
         raise UsageError(

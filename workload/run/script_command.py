@@ -372,6 +372,6 @@ def _error_without_steps(measured: "MeasuredScript", script: program.Program) ->
         )
     return RunFailedError(
         f"{script.name} ended without a backward pass or an optimizer step in this process",
-        hint="a script that starts its own training processes (torch.multiprocessing) cannot be measured: let it read "
-        "torchrun's variables RANK and WORLD_SIZE, and use --devices N",
+        hint="name the script that trains. One that starts its own training processes (torch.multiprocessing) cannot "
+        "be measured: let it read torchrun's variables RANK and WORLD_SIZE, and use --devices N",
     )

@@ -455,6 +455,17 @@ def test_batch_sizes_of_a_script_are_compared_by_its_arguments() -> None:
     assert row["note"] == "on local-cuda; batch size differs too: 16 against 8"
 
 
+def test_two_versions_of_a_script_are_named_by_their_commits() -> None:
+    versions = [("a" * 64, "1" * 40), ("b" * 64, "2" * 40)]
+    runs = [
+        one
+        for (sha256, commit), rates in zip(versions, (LEFT, RIGHT), strict=True)
+        for one in side(commit[0], rates, script="t.py", script_sha256=sha256, script_commit=commit)
+    ]
+    (row,) = rows(*runs, by="script_sha256")
+    assert (row["left"], row["right"]) == (f"{'a' * 64} (commit {'1' * 10})", f"{'b' * 64} (commit {'2' * 10})")
+
+
 def test_an_argument_is_compared_at_equal_others() -> None:
     """Two arguments vary, one of which also changes a fact; the run of another script has no partner."""
     commands = {

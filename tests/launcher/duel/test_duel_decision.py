@@ -229,8 +229,8 @@ def test_a_linear_drift_leaves_no_difference() -> None:
         pytest.param(
             segments(noisy(random.Random(1)), quadruples=12),
             "60 s are over",
-            "60 s are over after 12 quadruples (95 %: -9.8 % to +4.3 %); runs of the same side differ by "
-            "9.9 %; about 60 quadruples more would decide it",
+            "60 s are over after 12 quadruples (B's time against A's, 95 %: -9.8 % to +4.3 %); "
+            "runs of the same side differ by 9.9 %; about 60 quadruples more would decide it",
             id="noise",
         ),
         pytest.param(

@@ -28,8 +28,8 @@ def test_slower() -> None:
     assert slower.exit_code == ExitCode.SLOWER == 11
     assert slower.text().splitlines() == [
         f"verdict    B is slower by 2 % or more: {TAKES}",
-        "A          159.9 ms a step, 100 images/s  (--precision fp32)",
-        "B          168.2 ms a step, 95.15 images/s  (--precision bf16)",
+        "A          159.9 ms a step with its wait for data, 100 images/s  (--precision fp32)",
+        "B          168.2 ms a step with its wait for data, 95.15 images/s  (--precision bf16)",
         "runs       24 in 2 min; runs of the same side differ by less than 0.1 %",
         "bundles    out/ (duel-00002a)",
     ]
@@ -39,9 +39,10 @@ def test_slower() -> None:
         "| | A | B |\n"
         "|---|---|---|\n"
         "| what | --precision fp32 | --precision bf16 |\n"
-        "| median step | 159.9 ms a step, 100 images/s | 168.2 ms a step, 95.15 images/s |\n"
+        "| median step | 159.9 ms a step with its wait for data, 100 images/s | "
+        "168.2 ms a step with its wait for data, 95.15 images/s |\n"
         "| runs | 12 | 12 |\n\n"
-        "interval of B against A, 95 %: +4.8 % to +5.5 %; 6 quadruples in 2 min.\n\n"
+        "B's time against A's, 95 %: +4.8 % to +5.5 %; 6 quadruples in 2 min; exit code 11.\n\n"
     )
     document = json.loads(json.dumps(slower.to_json()))
     assert (document["verdict"], document["exit_code"], document["interrupted"]) == ("slower", 11, False)

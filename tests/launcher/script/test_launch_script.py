@@ -60,7 +60,7 @@ REFUSED = {
     "no such script": (
         "-- trian.py",
         "no script 'trian.py'",
-        "a path relative to FOLDER, or -m PACKAGE; launch local -- train.py --lr 0.1",
+        "did you mean train.py? a path relative to FOLDER, or -m PACKAGE; launch local -- train.py --lr 0.1",
     ),
     "a folder": (
         "-- package",

@@ -128,14 +128,14 @@ WRONG = [
      "args.lr = [0.1, 0.01], or {{lr}} for the literal text {lr}"),
     (SCRIPT + "[matrix]\nmodel = ['resnet50']\n" + HERE,
      "[matrix] model is only for our own trainer: the script decides its model",
-     "args.model for an argument of the script, or leave model out"),
+     "args.model for the script's argument --model, or leave model out"),
     (SCRIPT + "[defaults]\ndataset = 'cifar10'\n" + AXES + HERE,
      ("[defaults] dataset is only for our own trainer: the script reads its own data; --data gives their "
          "place"),
-     "args.dataset for an argument of the script, or leave dataset out"),
+     "args.dataset for the script's argument --dataset, or leave dataset out"),
     (SCRIPT + AXES + HERE + "precision = 'bf16'\n",
      "[[on]] local-cpu precision is only for our own trainer: the script decides its precision",
-     "args.precision for an argument of the script, or leave precision out"),
+     "args.precision for the script's argument --precision, or leave precision out"),
     (SCRIPT + AXES + "[[exclude]]\nargs.rl = 1\n" + HERE,
      "[[exclude]] 1: unknown key 'args.rl', which is not an option of [matrix], nor the key 'on'",
      "did you mean args.lr?"),
@@ -272,7 +272,8 @@ def test_the_time_is_that_of_runs_of_the_script_with_other_arguments(monkeypatch
         pytest.param(
             TWO.replace("train.py", "trian.py") + HERE,
             "[[on]] local-cpu: no script 'trian.py'",
-            "a path relative to {folder}, or -m PACKAGE; launch sweep matrix.toml, from the folder of its script",
+            "did you mean train.py? a path relative to {folder}, or -m PACKAGE; launch sweep matrix.toml, from the "
+            "folder of its script",
             id="no script",
         ),
         pytest.param(
@@ -365,7 +366,7 @@ def test_here_with_a_profile_and_started_again(folder: Path) -> None:
 
 
 @pytest.mark.world
-@pytest.mark.night(part="places")
+@pytest.mark.slow
 def test_a_script_that_fails_is_a_failed_run_with_its_words(folder: Path) -> None:
     (folder / "train.py").write_text(
         "import sys, torch\nif '--lr=0.2' in sys.argv: raise ValueError('no')\n" + tiny.SCRIPT
@@ -373,7 +374,8 @@ def test_a_script_that_fails_is_a_failed_run_with_its_words(folder: Path) -> Non
     code, out, _ = swept(folder, RUNS.replace("repeats = 2", "repeats = 1") + HERE)
     assert code == 6
     assert "  local-cpu     1 of 2 runs have a result" in out
-    assert "  failed        lr 0.2 (block 1): train.py failed with ValueError before its training step was known" in out
+    why = "train.py failed with ValueError before its training step was known; its last line: ValueError: no"
+    assert f"  failed        lr 0.2 (block 1): {why}" in out
     assert lines_of(folder) == TWICE[:1]
 
 

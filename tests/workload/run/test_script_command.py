@@ -32,7 +32,11 @@ REFUSED = {
         "'train.py' must stand after --",
         "python -m rooflaunch script --warmup 1 -- train.py --lr 0.1",
     ),
-    "absent": (["--", "trian.py"], "no script 'trian.py'", "a path relative to {here}, or -m PACKAGE; " + EXAMPLE),
+    "absent": (
+        ["--", "trian.py"],
+        "no script 'trian.py'",
+        "did you mean train.py? a path relative to {here}, or -m PACKAGE; " + EXAMPLE,
+    ),
     "a folder": (
         ["--", "folder"],
         "'folder' is a folder, not a script",
@@ -180,7 +184,8 @@ TOO_FEW = (
     "`import rooflaunch`, then `rooflaunch.step_done()` after each update"
 )
 RUN_ALONE = (
-    "hint: a script that starts its own training processes (torch.multiprocessing) cannot be measured: let it read "
+    "hint: name the script that trains. One that starts its own training processes (torch.multiprocessing) cannot be "
+    "measured: let it read "
     "torchrun's variables RANK and WORLD_SIZE, and use --devices N"
 )
 NO_OPTIMIZER = "but no step of an optimizer of torch.optim"

@@ -202,7 +202,7 @@ child = multiprocessing.get_context('fork').Process(target=lambda: list(train())
 """,
         code=6,
         status=None,
-        message="hint: a script that starts its own training processes",
+        message="hint: name the script that trains. One that starts its own training processes",
     ),
     "catches everything": Case(
         text="""
