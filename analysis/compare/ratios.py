@@ -24,9 +24,10 @@ from analysis.compare.pairing import (
     pair_up,
     value_text,
 )
-from analysis.loading.arguments import ARGUMENT, BESIDES, besides
+from analysis.loading.arguments import BESIDES, besides
 from analysis.loading.cases import Case, shared
 from analysis.loading.configurations import (
+    ARGUMENT,
     CONFIGURATION,
     DATA_DETAILS,
     PLACE,
@@ -230,8 +231,8 @@ def _line(pair: Pair, by: str, comparison: Comparison, *, level: float, count: i
         facts["model"] = shared(runs, besides(by)) or facts["model"]
     return facts | {
         "by": by,
-        "left": str(pair.left.value) if is_argument else left,
-        "right": str(pair.right.value) if is_argument else right,
+        "left": value_text(by, pair.left.value) if is_argument else left,
+        "right": value_text(by, pair.right.value) if is_argument else right,
         "combinations": None,
         "runs_left": comparison.runs_other,
         "runs_right": comparison.runs_baseline,
@@ -329,10 +330,8 @@ def _name(by: str, side: Side) -> str:
     """Value of a side in words; for a place, with its device."""
     if by == "devices" and side.value:
         return f"each of {counted(int(side.value), 'device')}" if side.value > 1 else "1 device"
-    if isinstance(side.value, int | float):
+    if isinstance(side.value, int | float) or by.startswith(ARGUMENT):
         return shown(by, side.value)
-    if by.startswith(ARGUMENT):
-        return f"{by} {side.value}"
     text = value_text(by, side.value)
     if by == "script_sha256":
         commits = sorted({case["script_commit"][:SHORT_COMMIT] for case in side.runs if case["script_commit"]})
@@ -410,7 +409,7 @@ def effects(pairing: Pairing) -> pd.DataFrame:
 
 
 def averaged_pairs(pairing: Pairing) -> list[Pair]:
-    """The pairs of the rows of `effects`: each has the runs of all combinations of the other options."""
+    """The pairs that the rows of `effects` compare, in their order. A side has the runs of all combinations."""
     return [_averaged(family) for family in _families(pairing)]
 
 

@@ -69,7 +69,7 @@ def tasks(facts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def arguments(facts: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], str]:
-    """Arguments of the scripts of each model that has several, by model and command.
+    """Text on the arguments of each script, by model and command, for models that ran with several commands.
 
     `facts`: `model`, `script` and `batch_size` of each run. An option that sets the batch size is left out, because
     figures and tables have the batch size beside this text. The text is empty if no other argument differs.
@@ -80,18 +80,20 @@ def arguments(facts: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], str]:
             batches[run["model"]][run["script"]] = run["batch_size"]
     texts: dict[tuple[Any, Any], str] = {}
     for model, batch_of in batches.items():
-        options = [(command, name, value) for command in batch_of for name, value in as_typed(command)]
-        others = {name for command, name, value in options if value != f"{batch_of[command] or 0:g}"}
-        short = {
-            command: [f"{name} {value}" for name, value in as_typed(command) if name in others] for command in batch_of
+        typed = {command: as_typed(command) for command in batch_of}
+        kept = {
+            name for command, pairs in typed.items() for name, value in pairs if value != f"{batch_of[command] or 0:g}"
         }
         names = {
-            command: " ".join(parts).replace("  ", " ") or "no other arguments" for command, parts in short.items()
+            command: " ".join(word for pair in pairs if pair[0] in kept for word in pair if word)
+            or "no other arguments"
+            for command, pairs in typed.items()
         }
         if len({(name, batch_of[command]) for command, name in names.items()}) < len(names):
             names = {command: f"script {command}" for command in names}
         if len(names) > 1:
-            texts |= {(model, command): name if len(set(names.values())) > 1 else "" for command, name in names.items()}
+            differ = len(set(names.values())) > 1
+            texts |= {(model, command): name if differ else "" for command, name in names.items()}
     return texts
 
 

@@ -1,4 +1,4 @@
-"""Arguments of users' scripts as facts to compare by, such as `args.workers`. Pure."""
+"""Arguments of users' scripts as facts by which runs can be compared, such as `args.workers`. Pure."""
 
 import math
 import shlex
@@ -8,34 +8,35 @@ from contextlib import suppress
 from dataclasses import replace
 
 from analysis.loading.cases import Case
+from analysis.loading.configurations import ARGUMENT
+from workload.contract.script import script_words
 
-# Beginning of the name of a fact; the rest is the argument's name without dashes, as in the matrix of a sweep.
-ARGUMENT = "args."
+# Beginning of the name of the fact that has a command without one of its arguments.
 BESIDES = "besides "
+# Values of a flag, which has no value of its own.
 NOT_GIVEN, GIVEN = "not given", "given"
-_PROGRAM_WORDS = {"-m": 2}
 
 
 def besides(fact: str) -> str:
-    """Name of the fact that has the command without the argument of `fact`."""
+    """Name under which a run has its script's command without one argument; `fact`: that argument, `args.workers`."""
     return BESIDES + fact
 
 
 def after_program(command: str | None) -> str | None:
-    """Arguments of a script's command as one text; None without a script."""
-    return None if command is None else shlex.join(_split(command)[1])
+    """The part of a command after the script's name: `--lr 0.1` of `train.py --lr 0.1`; None if there is none."""
+    return shlex.join(_split(command)[1]) or None if command else None
 
 
 def as_typed(command: str) -> list[tuple[str, str]]:
-    """Name as typed, and value, of each argument; a positional argument is a name, and a flag has no value."""
+    """Arguments of a command as pairs: `("--lr", "0.1")`, `("--amp", "")` for a flag, `("photos", "")` for a word."""
     return [(name or words[0], value or "") for name, value, words in _parts(_split(command)[1])]
 
 
 def with_arguments(cases: Sequence[Case]) -> list[Case]:
-    """Copies of `cases` that also have each argument in which scripts of the same name differ.
+    """Add the arguments of users' scripts to the facts of their runs, if runs of one script differ in them.
 
-    Each of these arguments is two facts: `args.NAME`, its value or whether it is given, and the rest of the command.
-    Both are None in runs of other models and scripts.
+    An argument adds two facts: `args.NAME`, which is its value or `given` or `not given`, and `besides args.NAME`,
+    which is the command without it. Both are None in runs of other scripts and of our models. Returns copies.
     """
     by_model: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
@@ -50,22 +51,27 @@ def with_arguments(cases: Sequence[Case]) -> list[Case]:
                 fact = ARGUMENT + name
                 for case in runs:
                     facts_of[case.run_id] |= {fact: found[case.run_id], besides(fact): _without(case["script"], name)}
+    if not facts_of:
+        return list(cases)
     names = dict.fromkeys(name for facts in facts_of.values() for name in facts)
     return [replace(case, facts={**case.facts, **dict.fromkeys(names), **facts_of[case.run_id]}) for case in cases]
 
 
 def arguments_in(cases: Sequence[Case]) -> list[str]:
-    """Facts that `with_arguments` has added."""
+    """Names of the arguments, such as `args.workers`, that runs have after `with_arguments`."""
     return [name for name in (cases[0].facts if cases else ()) if name.startswith(ARGUMENT)]
 
 
 def _split(command: str) -> tuple[list[str], list[str]]:
-    """Words of the program, and words of its arguments; a command that a shell could not split is one word."""
+    """Split a command into the words that name the script and those of its arguments.
+
+    A command with an open quote, which no shell could split, is one word.
+    """
     words = [command]
     with suppress(ValueError):
         words = shlex.split(command)
-    number = _PROGRAM_WORDS.get(words[0] if words else "", 1)
-    return words[:number], words[number:]
+    program = list(script_words(words))
+    return program, words[len(program) :]
 
 
 def _number(text: str) -> int | float | None:
@@ -77,7 +83,10 @@ def _number(text: str) -> int | float | None:
 
 
 def _parts(words: Sequence[str]) -> Iterator[tuple[str, str | None, Sequence[str]]]:
-    """Name as typed (empty if positional), value (None for a flag) and words of each argument."""
+    """Split words into arguments: for each its name as typed, its value, and its words.
+
+    The name is empty for a word that belongs to no option, and the value is None for a flag.
+    """
     index = 0
     while index < len(words):
         word, after = words[index], words[index + 1 : index + 2]

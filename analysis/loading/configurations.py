@@ -70,6 +70,8 @@ WORK_NAMED = (*NAMED, "image_size")
 UNNAMED = tuple(name for name in (*CONFIGURATION, *PLACE, *SOFTWARE) if name not in WORK_NAMED)
 NAMED_COLUMNS = (*facts(place="place", device_name="device", model="model", batch_size="batch", precision="precision"),)
 
+# Beginning of the name of a script's argument as a fact; the rest is the argument without its dashes, as in a matrix.
+ARGUMENT = "args."
 LABELS = {
     "device_name": "device",
     "driver_version": "driver",
@@ -309,7 +311,7 @@ def require_poolable(runs: pd.DataFrame, *, hint: str = "name folders that conta
 
 def label(column: str) -> str:
     """The name of a column in messages."""
-    return LABELS.get(column, column.replace("_", " "))
+    return column if column.startswith(ARGUMENT) else LABELS.get(column, column.replace("_", " "))
 
 
 def shown(column: str, value: Any) -> str:

@@ -16,9 +16,9 @@ from analysis.figures import Figure, material, registry
 from analysis.figures.material import Material
 from analysis.kernels import operators
 from analysis.kernels.breakdown import kernel_points
-from analysis.loading.arguments import ARGUMENT, arguments_in, with_arguments
+from analysis.loading.arguments import arguments_in, with_arguments
 from analysis.loading.cases import Case, cases
-from analysis.loading.configurations import CONFIGURATION, measured
+from analysis.loading.configurations import ARGUMENT, CONFIGURATION, measured
 from analysis.loading.index import Problem
 from analysis.loading.of_runs import OfRuns
 from analysis.loading.rows import rows as rows_of
@@ -169,9 +169,9 @@ class ReportEvidence:
 
 
 def _contrasts(results: Tables, every: Sequence[Case], fact: str) -> Iterator[Contrast]:
-    """Contrasts of pairs that differ in `fact` alone; none if no otherwise equal runs differ in this fact.
+    """Compare all runs that differ in `fact` and agree in everything else; nothing if there are no such runs.
 
-    First come the averages of a script's argument over its other arguments, if they were swept together.
+    If `fact` is an argument of a script that was swept together with others, averages over the others come first.
     """
     try:
         pairing = pair_up(results, fact, every=every)

@@ -1,4 +1,4 @@
-"""Median over runs, and geometric mean over blocks, with their intervals."""
+"""One figure with its interval from the figures of several runs: a median, or for a sweep's blocks a geometric mean."""
 
 from collections.abc import Sequence
 

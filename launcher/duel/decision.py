@@ -129,7 +129,7 @@ class DuelState:
 
     @property
     def against(self) -> str:
-        """The interval in words, and of what it is."""
+        """The interval in words that also say what is compared: `B's time against A's, 98 %: -0.4 % to +0.6 %`."""
         return self.interval if self.low is None else f"B's time against A's, {self.interval}"
 
     @property

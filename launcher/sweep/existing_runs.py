@@ -15,7 +15,7 @@ from launcher.sweep.places import LOCAL, NOT_IN_KEY, PlacePlan
 from workload.contract import bundle
 from workload.contract.errors import BundleError, UsageError
 from workload.contract.record import Record, Status
-from workload.contract.script import redacted, script_name, slug
+from workload.contract.script import redacted, script_name, script_words, slug
 from workload.contract.spec import SCRIPT_OPTIONS, Device, RunSpec
 from workload.storage.inventory import SealedRun, sealed_in
 
@@ -123,18 +123,17 @@ def seconds_of_script(existing: ExistingRuns, plan: PlacePlan, results: Path, *,
             with suppress(BundleError):
                 record = bundle.read_record(results / run.run_id)
                 words = tuple((record.spec.script and record.spec.script.argv) or ())
-                if _file(words) == redacted(spec.script) and _has_options(record, spec) and _is_at(record, plan, place):
+                if (
+                    script_words(words) == redacted(spec.script)
+                    and _has_options(record, spec)
+                    and _is_at(record, plan, place)
+                ):
                     seconds.append(run.seconds or 0.0)
         return median(seconds) if seconds else 0.0
 
     specs = {run.spec for task in plan.missing for run in task.runs if run.spec.script}
-    known = {spec: seconds_of(replace(spec, script=_file(spec.script))) for spec in specs}
+    known = {spec: seconds_of(replace(spec, script=script_words(spec.script))) for spec in specs}
     return {spec: seconds for spec, seconds in known.items() if seconds}
-
-
-def _file(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Words of a script's command that name the script: its path, or `-m` and the module."""
-    return words[: 2 if words[:1] == ("-m",) else 1]
 
 
 def _by_name(runs: Iterable[SealedRun]) -> dict[tuple[str, int | None, str], list[SealedRun]]:
@@ -152,7 +151,7 @@ def _by_name(runs: Iterable[SealedRun]) -> dict[tuple[str, int | None, str], lis
 
 
 def _has_options(record: Record, spec: RunSpec) -> bool:
-    """Whether a record's spec has all options of the given spec that are set; scripts may differ."""
+    """Whether a recorded run had every option that `spec` sets. The script and its arguments are not compared."""
     try:
         recorded = asdict(record.spec.run_spec())
     except UsageError:

@@ -76,6 +76,11 @@ def script_name(words: Sequence[str]) -> str:
     return words[1] if words[0] == "-m" and len(words) > 1 else Path(words[0]).name
 
 
+def script_words(words: Sequence[str]) -> tuple[str, ...]:
+    """Words of a command that name the script: its path, or `-m` and the module."""
+    return tuple(words[: 2 if words[:1] in (["-m"], ("-m",)) else 1])
+
+
 def slug(name: str) -> str:
     """Name of a script in characters that suit a folder's name."""
     kept = "".join(letter if (letter.isalnum() and letter.isascii()) or letter in "._" else "-" for letter in name)

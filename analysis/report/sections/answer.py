@@ -192,9 +192,10 @@ def _effect(contrast: Contrast) -> float:
 
 
 def _top(evidence: ReportEvidence, contrasts: Sequence[Contrast]) -> Contrast:
-    """The contrast with the fastest side and, among those, with the largest effect; an average, if there is one.
+    """The comparison to give as advice: the one whose faster side is the fastest of all.
 
-    A large effect among slow configurations is no advice: another one may be faster than both sides.
+    Among those with this side it is the one with the largest effect. Averages over other settings are preferred, if
+    there are any. The largest effect of all would be no advice: another configuration may be faster than both sides.
     """
 
     def speed_and_effect(contrast: Contrast) -> tuple[float, float]:
@@ -219,11 +220,10 @@ def _change(evidence: ReportEvidence, top: Contrast, *others: Contrast) -> str:
     """Sentence on the largest effect of a setting (`top`), and on models with the same best value (`others`)."""
     winner, loser = top.by_speed
     value = value_text(top.fact, winner.value)
-    setting = f"on {value}" if top.fact == "place" else f"with {label(top.fact)} {value}"
-    setting = f"as {value}" if top.fact == "script" else setting
+    how = {"place": "on", "script": "as"}.get(top.fact, f"with {label(top.fact)}")
     models = [f"the same for {_configuration(evidence, other)}, {plain(other.effect, 3)} x" for other in others]
     more = [*_neighbours(evidence, top), *_memory(winner, loser), *_accuracy(top, winner), *models]
-    return f"Run {_configuration(evidence, top)} {setting}: {'; '.join([top.row['verdict'], *more])}."
+    return f"Run {_configuration(evidence, top)} {how} {value}: {'; '.join([top.row['verdict'], *more])}."
 
 
 def _configuration(evidence: ReportEvidence, contrast: Contrast) -> str:

@@ -168,7 +168,7 @@ def _summary(evidence: ReportEvidence) -> list[Block]:
 
 
 def _headed(columns: Sequence[Column], evidence: ReportEvidence) -> list[Column]:
-    """Columns in which precision is headed `settings` if other settings differ as well."""
+    """Copy columns; the heading `precision` becomes `settings` if its cells name other settings too."""
     heading = evidence.material.variant_title.lower()
     return [replace(column, heading=heading) if column.heading == "precision" else column for column in columns]
 

@@ -9,6 +9,7 @@ from scipy.stats import gmean
 
 from analysis.compare.pairing import pair_up
 from analysis.compare.ratios import COLUMNS, _factor, compare
+from analysis.loading.arguments import after_program
 from analysis.loading.configurations import NotPoolableError
 from analysis.statistics.comparison import compare as compare_runs
 from analysis.statistics.comparison import holm
@@ -443,16 +444,30 @@ def test_runs_that_nothing_differs_from_are_named() -> None:
 
 
 def test_batch_sizes_of_a_script_are_compared_by_its_arguments() -> None:
-    small = side("a", LEFT, script="t.py -b 8", batch_size=8)
-    large = side("b", RIGHT, script="t.py -b 16", batch_size=16)
+    small = side("a", LEFT, script="t.py --batch_size 8", batch_size=8)
+    large = side("b", RIGHT, script="t.py --batch_size 16", batch_size=16)
     (row,) = rows(*small, *large, by=None)
-    assert (row["by"], row["model"], row["left"], row["right"]) == ("args.b", "t.py", "8", "16")
-    assert row["verdict"].startswith("args.b 16 is 1.5 x as fast as args.b 8 (95 %: ")
+    assert (row["by"], row["model"], row["left"], row["right"]) == ("args.batch_size", "t.py", "8", "16")
+    assert row["verdict"].startswith("args.batch_size 16 is 1.5 x as fast as args.batch_size 8 (95 %: ")
     assert row["note"] == "on local-cuda"
 
     (row,) = rows(*small, *large, by="script")
-    assert (row["left"], row["right"]) == ("t.py -b 16", "t.py -b 8")
+    assert (row["left"], row["right"]) == ("t.py --batch_size 16", "t.py --batch_size 8")
     assert row["note"] == "on local-cuda; batch size differs too: 16 against 8"
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (None, None),
+        ("train.py", None),
+        ("-m package.train", None),
+        ("train.py --lr 0.1 'my photos'", "--lr 0.1 'my photos'"),
+        ("-m package.train --lr -1", "--lr -1"),
+    ],
+)
+def test_the_arguments_of_a_command(command: str | None, arguments: str | None) -> None:
+    assert after_program(command) == arguments
 
 
 def test_two_versions_of_a_script_are_named_by_their_commits() -> None:
