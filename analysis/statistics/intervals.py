@@ -1,4 +1,4 @@
-"""One figure with its interval from the figures of several runs: a median, or for a sweep's blocks a geometric mean."""
+"""Figure of several runs with its interval: their median, or the geometric mean of the blocks of a sweep."""
 
 from collections.abc import Sequence
 
