@@ -35,6 +35,7 @@ from workload.contract.errors import (
     ToolError,
     UsageError,
 )
+from workload.contract.files import replace_text
 from workload.contract.interrupt import (
     handled_by,
     interruption,
@@ -265,9 +266,10 @@ def noted(notes: Path | None, last: Callable[[], None] = lambda: None) -> Iterat
             "hint": failure.hint if isinstance(failure, RooflaunchError) else "run again with --devices 1",
             "at_s": time.time(),
         }
-        with suppress(OSError):
+        # torchrun ends this rank with SIGTERM as soon as another one has failed.
+        with interruption_deferred(), suppress(OSError):
             if notes:
-                (notes / ERROR_NOTE.format(rank)).write_text(json.dumps(note), encoding="utf-8")
+                replace_text(notes / ERROR_NOTE.format(rank), json.dumps(note), durable=False)
         raise
     finally:
         with interruption_deferred():
@@ -329,7 +331,7 @@ def _train(resolved: Resolved, context: Context, output: Path, timeline: Timelin
                 raise train.explain(error, job.spec) from error
     else:
         folder = bundle.create(output, job.run_id(timeline.started_at))
-        (notes / BUNDLE_NOTE).write_text(str(folder.absolute()), encoding="utf-8")
+        replace_text(notes / BUNDLE_NOTE, f"{folder.absolute()}\n", durable=False)
         print(folder, flush=True)
         group.shared(str(folder.absolute()))
         with bundle.guarded_writes(folder), log.to_file(folder / bundle.LOG):

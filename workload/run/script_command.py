@@ -24,6 +24,7 @@ from workload.contract.errors import (
     RunFailedError,
     UsageError,
 )
+from workload.contract.files import replace_text
 from workload.contract.help_text import Group
 from workload.contract.interrupt import pending_interruption
 from workload.contract.ranks import NOTES_FLAG
@@ -231,7 +232,7 @@ def _announcer(parsed: Namespace, *, to_stdout: bool) -> Callable[[Path], None]:
 
     def announce(folder: Path) -> None:
         for path in filter(None, files):
-            path.write_text(f"{folder}\n", encoding="utf-8")
+            replace_text(path, f"{folder}\n", durable=False)
         print_folder(folder)
 
     return announce

@@ -1,5 +1,6 @@
 """Real runs of two ranks on a CPU: their one bundle, a rank that is slower, and ranks that are killed."""
 
+import json
 import os
 import signal
 import subprocess
@@ -49,6 +50,24 @@ class Finder(abc.MetaPathFinder):
 
 if "RANK" in os.environ:
     sys.meta_path.insert(0, Finder())
+"""
+
+# torchrun ends the other ranks by SIGTERM once a rank has failed; here while this rank writes its error down.
+INTERRUPTED_NOTE = """
+import os, pathlib, signal, sys
+from workload.contract.interrupt import stoppable
+from workload.run import ranks
+
+opened = pathlib.Path.open
+
+def open_and_interrupt(path, *arguments, **options):
+    file = opened(path, *arguments, **options)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return file
+
+pathlib.Path.open = open_and_interrupt
+with stoppable(), ranks.noted(pathlib.Path(sys.argv[1])):
+    raise ValueError("no more data")
 """
 
 
@@ -113,7 +132,7 @@ def test_a_killed_rank_ends_the_run_and_loses_no_step(tmp_path: Path, rank: int)
     written = rows(tmp_path / "out")
     os.kill(victim, signal.SIGKILL)
     _, err = process.communicate()
-    assert process.returncode == ExitCode.RUN_FAILED
+    assert process.returncode == ExitCode.RUN_FAILED, err
     assert err.count("error: ") == 1, err
     assert f"rank {rank} was killed by SIGKILL" in err
     assert not Path(f"/proc/{other}").exists()
@@ -123,6 +142,13 @@ def test_a_killed_rank_ends_the_run_and_loses_no_step(tmp_path: Path, rank: int)
     assert len(found.steps()) >= written
     assert found.record.ranks is not None
     assert found.record.ranks.images
+
+
+def test_a_signal_leaves_the_whole_error_of_a_rank(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-c", INTERRUPTED_NOTE, str(tmp_path)]
+    subprocess.run(command, env={**os.environ, "RANK": "1"}, capture_output=True, check=False)
+    (note,) = tmp_path.iterdir()
+    assert json.loads(note.read_text())["message"] == "rank 1 ended with a traceback: no more data"
 
 
 def test_a_rank_killed_before_the_first_step(tmp_path: Path) -> None:

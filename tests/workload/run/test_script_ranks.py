@@ -236,7 +236,7 @@ def test_a_killed_rank_ends_the_run_and_loses_no_step(tmp_path: Path, rank: int)
     written = rows(tmp_path / "out")
     os.kill(victim, signal.SIGKILL)
     _, err = process.communicate()
-    assert process.returncode == ExitCode.RUN_FAILED
+    assert process.returncode == ExitCode.RUN_FAILED, err
     assert err.count("error: ") == 1, err
     assert f"rank {rank} was killed by SIGKILL" in err
     assert not Path(f"/proc/{other}").exists()
