@@ -297,6 +297,15 @@ def _time_shares(case: Case) -> Iterator[Cause]:
             evidence=f"{percent(stolen, decimals=1)} of the CPU time went to other virtual machines",
             cure="a machine type without shared CPUs, or another machine",
         )
+    if (faults := verdict.page_faults(case.record)) is not None:
+        yield Cause(
+            cause="page faults",
+            share_explained=faults.share,
+            share_of=ShareOf.CPU_TIME,
+            evidence=f"{faults.per_step:,.0f} page faults in a step: memory that a step frees goes back to the system",
+            cure=verdict.FAULTS_CURE,
+            is_fault=False,
+        )
     if (throttled := cgroup_throttled(case)) is not None:
         yield Cause(
             cause="CPU quota",

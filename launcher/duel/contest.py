@@ -148,7 +148,7 @@ class Measured:
     """Measurement of a segment, in seconds per step and per sample: from the median step, and from the wall time.
 
     The median step includes waits for data. `files`: hash of the files that a script imported. `busy`: text on how
-    other work disturbed the segment; None if no other work did.
+    other work disturbed the segment; None if no other work did. `faults`: page faults, if they slow the segment down.
     """
 
     position: int
@@ -161,6 +161,7 @@ class Measured:
     folder: Path
     files: str | None = None
     busy: str | None = None
+    faults: verdict.PageFaults | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -471,4 +472,5 @@ def _measured(sealed: Bundle, side: Side, position: int) -> Measured:
         folder=sealed.path,
         files=script.sha256 if script else None,
         busy=recorded_busy or verdict.competition(record),
+        faults=verdict.page_faults(record),
     )

@@ -115,6 +115,11 @@ class Result:
             is_of_use = self.limits.same_within < wider and (state.spread or 0.0) <= wider
             margin = f"--same-within {100 * wider:g}%, " if is_of_use else ""
             notes.append(f"to decide it: a longer --max-time, {margin}or a machine with less other work")
+        faults = [segment.faults for segment in self.outcome.segments if segment.faults]
+        if faults and state.verdict is DuelVerdict.NOT_DECIDABLE:
+            worst = max(faults, key=lambda each: each.per_step)
+            slowed = f"{len(faults)} of {counted(len(self.outcome.segments), 'run')}"
+            notes.append(f"page faults slow {slowed} down, with up to {worst.words}")
         return notes
 
     def to_json(self) -> dict[str, Any]:
@@ -129,6 +134,7 @@ class Result:
                 "wall_s_per_step": segment.wall_step_s,
                 "wall_s_per_sample": segment.wall_sample_s,
                 "busy": segment.busy,
+                "page_faults_per_step": segment.faults and segment.faults.per_step,
                 "bundle": str(segment.folder),
             }
             for segment in outcome.segments

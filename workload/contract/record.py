@@ -240,6 +240,8 @@ class GapSeconds:
 class Timing:
     """Measured region, from the beginning of its first step to the end of its last complete one.
 
+    `cpus_used`, `cpus_waited`, `cpus_in_kernel`: number of CPUs that were used, waited for, and used by the kernel, on
+    average. `page_faults_per_s`: page faults of the trainer that needed no disk.
     `images_per_s`: images over wall time; `tokens`: without padding; `explained_fraction`: share of the wall time that
     steps and data waits account for. `gaps`: pauses between the steps of a user's own script, by kind (validation,
     checkpoint, irregular), not part of `measured_s`. `phases`: beginning of each phase in seconds since the trainer's
@@ -250,6 +252,8 @@ class Timing:
     measured_s: MeasuredSeconds = column()
     cpus_used: MeasuredNumber = column()
     cpus_waited: MeasuredNumber = None
+    cpus_in_kernel: MeasuredNumber = None
+    page_faults_per_s: MeasuredNumber = None
     images: MeasuredNumber = column()
     images_per_s: MeasuredNumber = column("stated_images_per_s")
     tokens: MeasuredNumber = None

@@ -35,6 +35,12 @@ COMPETED_SHARE = 0.75
 LEAST_WAITED_SHARE = 0.10
 # Waits for a CPU over the wall time, summed over threads. Shorter waits cannot slow a run by more than this share.
 LEAST_WAITED_CPUS = 0.10
+# Kernel's share of a CPU run's time from which on page faults are worth a cure, and most time that one takes. On a
+# virtual machine with two CPUs one took 0.8 to 3 µs; runs without them spent less than 1 % in the kernel.
+LEAST_FAULTS_SHARE, MOST_FAULT_S = 0.03, 5e-6
+FAULTS_CURE = (
+    "on Linux, the variables MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_=4294967296 make glibc keep freed memory"
+)
 # Share of a trace's time up to which operators without a formula change no verdict.
 MOST_UNATTRIBUTED = 0.05
 # A host needs about 5 us to launch a kernel: kernels shorter than two launches cannot fill a GPU.
@@ -407,6 +413,38 @@ def lacks_cpus(run: Record) -> bool:
     """Whether a CPU run kept few of its threads busy, for any reason."""
     used, threads = run.timing.cpus_used, run.environment.device.threads or 0
     return run.spec.device == "cpu" and used is not None and used < COMPETED_SHARE * threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageFaults:
+    """Page faults of a CPU run: how many there are in a step, and their share of the run's CPU time."""
+
+    per_step: float
+    share: float
+
+    @property
+    def words(self) -> str:
+        """Text with both figures and the cure."""
+        return (
+            f"{self.per_step:,.0f} page faults in a step, because memory that a step frees goes back to the system: "
+            f"they take {percent(self.share)} of the CPU time; {FAULTS_CURE}"
+        )
+
+
+def page_faults(run: Record) -> PageFaults | None:
+    """Page faults that slow a CPU run down; None if they are few, or if unknown.
+
+    Whether glibc gives freed memory back depends on how the memory happens to lie in the process: two runs of one
+    configuration may have thousands of page faults in each step, or none. With data workers it is unknown, because each
+    batch of a worker causes page faults too.
+    """
+    timing = run.timing
+    per_s, kernel, used, step_s = timing.page_faults_per_s, timing.cpus_in_kernel, timing.cpus_used, timing.step_s
+    if run.spec.device != "cpu" or not (per_s and kernel and used and timing.measured_s and step_s and step_s.n):
+        return None
+    if run.spec.workers or kernel < LEAST_FAULTS_SHARE * used or kernel > per_s * MOST_FAULT_S:
+        return None
+    return PageFaults(per_step=per_s * timing.measured_s / step_s.n, share=min(1.0, kernel / used))
 
 
 def busy_sentence(busy: Collection[str | None]) -> str | None:

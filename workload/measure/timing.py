@@ -90,11 +90,14 @@ class CpuUse:
 
     `used_cpus`: CPU time over wall time, of this process and its data workers. `waited_cpus`: time over wall time,
     summed over threads, in which threads of this process could run but were queued for a CPU, plus the time for which a
-    hypervisor had taken a CPU away; None if the system does not report it.
+    hypervisor had taken a CPU away; None if the system does not report it. `kernel_cpus`: CPU time of this process in
+    the kernel, over wall time. `faults_per_s`: its page faults that needed no disk. Both are None on Windows.
     """
 
     used_cpus: float
     waited_cpus: float | None
+    kernel_cpus: float | None = None
+    faults_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +105,13 @@ class _Totals:
     now_s: float
     used_s: float
     waited_s: float | None
+    kernel_s: float | None
+    faults: float | None
 
     @classmethod
     def read(cls, machine: HostSystem, now_s: Callable[[], float]) -> Self:
-        return cls(now_s=now_s(), used_s=_used_s(), waited_s=_waited_s(machine))
+        kernel_s, faults = _kernel()
+        return cls(now_s=now_s(), used_s=_used_s(), waited_s=_waited_s(machine), kernel_s=kernel_s, faults=faults)
 
 
 class CpuMeter:
@@ -119,11 +125,25 @@ class CpuMeter:
         """CPU use since the meter was created."""
         began, ended = self._began, _Totals.read(self._machine, self._now_s)
         wall_s = max(ended.now_s - began.now_s, 1 / NS_PER_S)
-        waited = None
-        if began.waited_s is not None and ended.waited_s is not None:
+
+        def rate(before: float | None, after: float | None) -> float | None:
             # The waits of a thread that has ended are lost.
-            waited = max(0.0, ended.waited_s - began.waited_s) / wall_s
-        return CpuUse(used_cpus=(ended.used_s - began.used_s) / wall_s, waited_cpus=waited)
+            return None if before is None or after is None else max(0.0, after - before) / wall_s
+
+        return CpuUse(
+            used_cpus=(ended.used_s - began.used_s) / wall_s,
+            waited_cpus=rate(began.waited_s, ended.waited_s),
+            kernel_cpus=rate(began.kernel_s, ended.kernel_s),
+            faults_per_s=rate(began.faults, ended.faults),
+        )
+
+
+def _kernel() -> tuple[float | None, float | None]:
+    """CPU seconds of this process in the kernel, and its page faults that needed no disk; None on Windows."""
+    if sys.platform == "win32":
+        return None, None
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return own.ru_stime, float(own.ru_minflt)
 
 
 def _used_s() -> float:
@@ -170,7 +190,13 @@ def summarize(before: Timing, measured: "PhaseTotals", *, wall_s: float, cpus: C
     figures are None.
     """
     known = replace(
-        before, measured_s=wall_s, cpus_used=cpus.used_cpus, cpus_waited=cpus.waited_cpus, images=measured.images
+        before,
+        measured_s=wall_s,
+        cpus_used=cpus.used_cpus,
+        cpus_waited=cpus.waited_cpus,
+        cpus_in_kernel=cpus.kernel_cpus,
+        page_faults_per_s=cpus.faults_per_s,
+        images=measured.images,
     )
     if not measured.step_s:
         return known

@@ -366,7 +366,7 @@ def _finish(job: TrainingJob, run: RunRecord, timeline: Timeline) -> None:
     run.set_timing(setup_s=timeline.setup_s(), phases=timeline.phases(), interpreter_s=timeline.interpreter_s)
     run.set_process(lambda: device.memory(job.spec.device))
     run.judge()
-    run.set(notes=[*job.notes, *_skipped(run.record), *_idle_cpus(run.record)])
+    run.set(notes=[*job.notes, *_skipped(run.record), *_idle_cpus(run.record), *_page_faults(run.record)])
 
 
 def _skipped(run: Record) -> list[str]:
@@ -378,6 +378,12 @@ def _skipped(run: Record) -> list[str]:
     note = f"AMP skipped {share}: a gradient overflowed in fp16, and the optimizer was skipped"
     LOGGER.warning("note       %s", note)
     return [note]
+
+
+def _page_faults(run: Record) -> list[str]:
+    """Note on page faults that slow a CPU run down."""
+    faults = verdict.page_faults(run)
+    return [faults.words] if faults else []
 
 
 def _idle_cpus(run: Record) -> list[str]:

@@ -71,7 +71,7 @@ class RankSession(Session):
 
     def _open_together(self, step: Step, work: Work | None, used: Device) -> StepReceiver:
         receiver = self._open_own(step, work, used)
-        self._agreement.meet_at_start(self._optimizers.gpus())
+        self._agreement.meet_at_start(self.optimizers.gpus())
         return receiver
 
     def _enter(self, stage: Stage) -> None:

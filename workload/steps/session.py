@@ -81,7 +81,7 @@ class Session:
         self._name, self._folder = program.name, program.folder
         self._open, self._finish = open_receiver, finish
         self._finder = StepFinder()
-        self._optimizers = Optimizers()
+        self.optimizers = Optimizers()
         self._loaders: dict[int, Loader] = {}
         self.thread: int | None = None
         self._is_marked = False
@@ -366,10 +366,10 @@ class Session:
             self.optimizer_steps += 1
             now = self._open_step
             now.skipped += skipped
-            number = self._optimizers.number_of(optimizer)
+            number = self.optimizers.number_of(optimizer)
             segment = Segment(
                 optimizer=number,
-                kind=self._optimizers.known[number].kind,
+                kind=self.optimizers.known[number].kind,
                 backward=now.backward,
                 closures=now.closures,
                 batches=now.batches,
@@ -437,9 +437,9 @@ class Session:
         """Begin a phase whose steps follow `pattern` or, if None, the script's marks; count FLOP in the next step."""
         loaders = {fetch.batch.loader for fetch in self._last_fetches}
         known = [self._loaders[number] for number in loaders if number in self._loaders]
-        self.step = describe(pattern, self._recent, known, self._optimizers, self._limits)
-        used = {segment.optimizer for segment in pattern.segments} if pattern else range(len(self._optimizers.known))
-        self._device = self._optimizers.device(used)
+        self.step = describe(pattern, self._recent, known, self.optimizers, self._limits)
+        used = {segment.optimizer for segment in pattern.segments} if pattern else range(len(self.optimizers.known))
+        self._device = self.optimizers.device(used)
         if self.phases and pattern and self.phases[-1].step.is_part_of(pattern):
             self.phases.pop()
         self.phases.append(Phase(step=self.step, steps=REPEATS))

@@ -13,6 +13,9 @@ from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.steps.batches import Batch, Unit
 from workload.steps.step_finder import Pattern, Segment
 
+# Types with which a CPU computes slowly below 1.2e-38. It converts fp16, whose least normal number is 6e-5.
+SLOW_IF_SUBNORMAL = (torch.float32, torch.bfloat16)
+
 
 class Fetch(NamedTuple):
     """A batch fetched within the step; `parts`: number of parts that the step had before the fetch."""
@@ -182,6 +185,15 @@ class Optimizers:
         """Identities of the NVIDIA GPUs with the parameters of all optimizers."""
         indices = {index for optimizer in self.known for index in optimizer.gpus}
         return sorted(str(torch.cuda.get_device_properties(index).uuid) for index in indices)
+
+    def subnormal_share(self) -> float:
+        """Share of the gradients on a CPU that are subnormal numbers; 0 if the script keeps no gradients."""
+        living = [optimizer for reference, _ in self._numbers.values() if (optimizer := reference()) is not None]
+        kept = {id(tensor): tensor.grad for optimizer in living for tensor in _parameters_of(optimizer)}
+        gradients = [each for each in kept.values() if each is not None and each.device.type == Device.CPU]
+        dense = [each for each in gradients if each.layout is torch.strided and each.dtype in SLOW_IF_SUBNORMAL]
+        small = sum(int(((each != 0) & (each.abs() < torch.finfo(each.dtype).tiny)).sum()) for each in dense)
+        return small / max(1, sum(each.numel() for each in dense))
 
     def parameters(self, numbers: Collection[int]) -> int:
         """Number of elements of the parameters of the optimizers with these `numbers`, each parameter counted once."""

@@ -12,9 +12,11 @@ from workload.measure.recorder import StepPart
 from workload.model import models
 from workload.steps.data import Batch
 
-# Low enough for every model and optimizer to learn random labels without a schedule.
-SGD_LEARNING_RATE, SGD_MOMENTUM = 0.01, 0.9
-ADAM_LEARNING_RATE = 1e-4
+# Low enough for every model and optimizer to learn random labels without a schedule, and not within a few steps: the
+# gradients of a model that knows its few images by heart become subnormal numbers, with which a CPU computes several
+# times slower.
+SGD_LEARNING_RATE, SGD_MOMENTUM = 1e-5, 0.9
+ADAM_LEARNING_RATE = 1e-6
 
 
 class TrainingStep:

@@ -250,6 +250,16 @@ def test_allocator_retries(tmp_path: Path, retries: int | None, expected: list[s
     assert names(case, folder=tmp_path) == expected
 
 
+def test_page_faults_are_a_cause(tmp_path: Path) -> None:
+    timing = {"cpus_used": 2.0, "cpus_in_kernel": 0.4, "page_faults_per_s": 1e5, "measured_s": 6.0, "step_s": {"n": 60}}
+    spec = {"model": "resnet18", "batch_size": 32, "device": "cpu"}
+    case = run(record={"spec": spec, "timing": timing}, device_type="cpu", threads=2.0, cpus_used=2.0)
+
+    (row,) = found(case, folder=tmp_path).to_dict("records")
+    assert (row["cause"], row["share_explained"], row["is_fault"]) == ("page faults", 0.2, False)
+    assert row["evidence"].startswith("10,000 page faults in a step: ")
+
+
 @pytest.mark.parametrize(("waited", "expected"), [(0.0, []), (0.5, ["CPU competition"]), (None, ["CPU competition"])])
 def test_one_busy_thread_that_waits_for_no_cpu_has_no_competition(
     tmp_path: Path, waited: float | None, expected: list[str]

@@ -5,7 +5,7 @@ import random
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ from workload.contract.errors import (
 from workload.contract.forks import Forks
 from workload.contract.interrupt import interruption
 from workload.contract.spec import resolve
+from workload.contract.verdict import PageFaults
 
 
 def make_pair(*, are_equal: bool = False) -> Pair:
@@ -45,6 +46,7 @@ class Machine:
     """Runs segments: 10 ms an image, B longer by `effect`; each takes `segment_s` on its clock.
 
     The segments before `busy_to` are on a busy machine. `b`: what a step of B does, where it is not what A's does.
+    `faults`: page faults of segments, by position.
     """
 
     def __init__(
@@ -56,9 +58,10 @@ class Machine:
         wall: float = 0.0,
         busy_to: int = 0,
         b: Work | None = None,
+        faults: Mapping[int, PageFaults] | None = None,
     ) -> None:
         self._effect, self._noise, self._segment_s, self._wall = effect, noise, segment_s, wall
-        self._busy_to, self._works = busy_to, {"A": WORK, "B": b or WORK}
+        self._busy_to, self._works, self._faults = busy_to, {"A": WORK, "B": b or WORK}, faults or {}
         self._rng, self.clock_s, self.order = random.Random(0), 100.0, ""
         self.before: Callable[[int], None] = lambda _: None
 
@@ -85,6 +88,7 @@ class Machine:
             work=work,
             folder=folder,
             busy=busy,
+            faults=self._faults.get(position),
         )
 
     def fight(self, limits: Limits) -> contest.Outcome:

@@ -12,6 +12,7 @@ from launcher.duel.contest import Work
 from launcher.duel.report import EQUAL, Plan, Result
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.interrupt import interruption
+from workload.contract.verdict import PageFaults
 
 
 def result(machine: Machine, *, are_equal: bool = False) -> Result:
@@ -105,6 +106,15 @@ def test_what_helps_where_nothing_is_decided(noise: float, margin: str) -> None:
     lines = result(Machine(noise=noise, effect=0.02, segment_s=10.0)).text().splitlines()
 
     assert lines[-1] == f"note       to decide it: a longer --max-time, {margin}or a machine with less other work"
+
+
+def test_page_faults_are_named_where_nothing_is_decided() -> None:
+    faults = {3: PageFaults(per_step=900, share=0.04), 7: PageFaults(per_step=4800, share=0.16)}
+    undecided = result(Machine(noise=0.2, effect=0.02, segment_s=10.0, faults=faults))
+
+    assert undecided.notes[-1] == f"page faults slow 2 of 60 runs down, with up to {faults[7].words}"
+    assert undecided.to_json()["segments"][7]["page_faults_per_step"] == 4800
+    assert len(result(Machine(faults=faults)).notes) == 0
 
 
 def test_a_median_that_hides_something_is_told() -> None:

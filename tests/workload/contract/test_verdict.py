@@ -303,6 +303,41 @@ def test_a_run_without_steps_on_a_busy_machine_says_that_alone() -> None:
     assert from_record(record) == Verdict(busy=f"{TWO} 0.8 of 2, and its threads waited 60 % of the wall time")
 
 
+def faulting(**facts: Any) -> dict[str, Any]:
+    """A CPU run of 10 steps in 2 s, with 20,000 page faults in each step, which take 20 % of its CPU time."""
+    record = on_cpus(2.0, 0.0)
+    record["timing"] |= {"measured_s": 2.0, "cpus_in_kernel": 0.4, "page_faults_per_s": 1e5}
+    record["timing"]["step_s"] |= {"n": 10}
+    for name, value in facts.items():
+        record["spec" if name in ("device", "workers") else "timing"][name] = value
+    return record
+
+
+def test_page_faults_of_a_cpu_run() -> None:
+    found = verdict.page_faults(read(faulting()))
+    assert found == verdict.PageFaults(per_step=20_000, share=0.2)
+    assert found.words.startswith("20,000 page faults in a step, because memory that a step frees goes back to the")
+    assert "they take 20 % of the CPU time; on Linux, the variables MALLOC_" in found.words
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"cpus_in_kernel": 0.05},
+        # The kernel's time has another cause: 40 µs for each page fault.
+        {"page_faults_per_s": 1e4},
+        {"page_faults_per_s": None},
+        {"cpus_in_kernel": None},
+        {"step_s": None},
+        {"device": "cuda"},
+        # Each batch of a worker causes page faults too.
+        {"workers": 2},
+    ],
+)
+def test_page_faults_that_are_few_or_unknown(facts: dict[str, Any]) -> None:
+    assert verdict.page_faults(read(faulting(**facts))) is None
+
+
 def test_runs_of_older_versions_that_say_busy_are_read() -> None:
     old = read(RECORD | {"bound": {"bound": "busy", "why": "the run got 0.9 of 2 CPUs"}}).bound
     assert (old.bound, old.busy) == (None, "the run got 0.9 of 2 CPUs")

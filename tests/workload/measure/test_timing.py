@@ -130,6 +130,18 @@ def test_a_system_that_does_not_tell(lay_out: LayOut, files: dict[str, str]) -> 
     assert CpuMeter(lay_out(files)).use().waited_cpus is None
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not report them")
+def test_page_faults_of_this_process_are_seen() -> None:
+    meter = CpuMeter()
+    # Linux may use pages of 2 MiB.
+    kept = bytearray(64 << 20)
+    use = meter.use()
+    assert kept[-1] == 0
+    assert use.faults_per_s is not None
+    assert use.faults_per_s > 0
+    assert use.kernel_cpus is not None
+
+
 def test_work_of_this_process_is_seen() -> None:
     meter, ends_s = CpuMeter(), time.process_time() + 0.05
     while time.process_time() < ends_s:

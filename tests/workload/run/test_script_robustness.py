@@ -44,6 +44,15 @@ class Case:
 
 
 CASES = {
+    "gradients that are too small": Case(
+        text="""
+for (x,) in DataLoader(data, 4):
+    optimizer.zero_grad()
+    (model(x).sum() * 1e-40).backward()
+    optimizer.step()
+""",
+        note="100 % of the gradients are subnormal numbers, below 1.2e-38, with which a CPU computes several times",
+    ),
     "a thread beside it": Case(
         text="""
 stop = threading.Event()
