@@ -302,7 +302,7 @@ def _time_shares(case: Case) -> Iterator[Cause]:
             cause="page faults",
             share_explained=faults.share,
             share_of=ShareOf.CPU_TIME,
-            evidence=f"{faults.per_step:,.0f} page faults in a step: memory that a step frees goes back to the system",
+            evidence=f"{faults.per_step:,.0f} page faults in a step, {verdict.FAULTS_WHY}",
             cure=verdict.FAULTS_CURE,
             is_fault=False,
         )

@@ -38,9 +38,12 @@ LEAST_WAITED_CPUS = 0.10
 # Kernel's share of a CPU run's time from which on page faults are worth a cure, and most time that one takes. On a
 # virtual machine with two CPUs one took 0.8 to 3 µs; runs without them spent less than 1 % in the kernel.
 LEAST_FAULTS_SHARE, MOST_FAULT_S = 0.03, 5e-6
+FAULTS_WHY = "because memory that a step frees goes back to the system"
 FAULTS_CURE = (
     "on Linux, the variables MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_=4294967296 make glibc keep freed memory"
 )
+# The same for all runs, so that a summary of several shows it once.
+FAULTS_NOTE = f"page faults slow the steps down, {FAULTS_WHY}; {FAULTS_CURE}"
 # Share of a trace's time up to which operators without a formula change no verdict.
 MOST_UNATTRIBUTED = 0.05
 # A host needs about 5 us to launch a kernel: kernels shorter than two launches cannot fill a GPU.
@@ -426,8 +429,8 @@ class PageFaults:
     def words(self) -> str:
         """Text with both figures and the cure."""
         return (
-            f"{self.per_step:,.0f} page faults in a step, because memory that a step frees goes back to the system: "
-            f"they take {percent(self.share)} of the CPU time; {FAULTS_CURE}"
+            f"{self.per_step:,.0f} page faults in a step, {FAULTS_WHY}: they take {percent(self.share)} of the CPU"
+            f" time; {FAULTS_CURE}"
         )
 
 

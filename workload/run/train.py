@@ -382,8 +382,7 @@ def _skipped(run: Record) -> list[str]:
 
 def _page_faults(run: Record) -> list[str]:
     """Note on page faults that slow a CPU run down."""
-    faults = verdict.page_faults(run)
-    return [faults.words] if faults else []
+    return [verdict.FAULTS_NOTE] if verdict.page_faults(run) else []
 
 
 def _idle_cpus(run: Record) -> list[str]:

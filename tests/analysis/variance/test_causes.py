@@ -257,7 +257,7 @@ def test_page_faults_are_a_cause(tmp_path: Path) -> None:
 
     (row,) = found(case, folder=tmp_path).to_dict("records")
     assert (row["cause"], row["share_explained"], row["is_fault"]) == ("page faults", 0.2, False)
-    assert row["evidence"].startswith("10,000 page faults in a step: ")
+    assert row["evidence"].startswith("10,000 page faults in a step, because")
 
 
 @pytest.mark.parametrize(("waited", "expected"), [(0.0, []), (0.5, ["CPU competition"]), (None, ["CPU competition"])])
