@@ -50,7 +50,7 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def by_rule(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Group findings by rule, and a rule's by severity; errors come first."""
+    """Lists of the findings that have the same rule and the same severity; the lists of errors come first."""
     same: dict[tuple[Severity, str], list[Finding]] = {}
     for finding in by_severity(findings):
         same.setdefault((finding.severity, finding.rule), []).append(finding)
@@ -58,7 +58,7 @@ def by_rule(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 
 def heading(same: Sequence[Finding], noun: str = "run") -> str:
-    """Heading for the findings of one rule: `warning: stalls (9 runs)`; `noun`: the singular of what was audited."""
+    """Heading of such a list, for example `warning: stalls (9 runs)`; `noun`: what was audited, in the singular."""
     subjects = {subject for finding in same for subject in finding.subject}
     return f"{same[0].severity}: {same[0].rule}" + (f" ({counted(len(subjects), noun)})" if subjects else "")
 

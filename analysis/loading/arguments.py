@@ -23,7 +23,7 @@ def besides(fact: str) -> str:
 
 
 def after_program(command: str | None) -> str | None:
-    """The part of a command after the script's name: `--lr 0.1` of `train.py --lr 0.1`; None if there is none."""
+    """Words after the script in a command, for example `--lr 0.1` in `train.py --lr 0.1`; None without any."""
     return shlex.join(_split(command)[1]) or None if command else None
 
 
@@ -33,10 +33,10 @@ def as_typed(command: str) -> list[tuple[str, str]]:
 
 
 def with_arguments(cases: Sequence[Case]) -> list[Case]:
-    """Add the arguments of users' scripts to the facts of their runs, if runs of one script differ in them.
+    """Copies of `cases` whose facts include the arguments of their script, if runs of that script differ in them.
 
     An argument adds two facts: `args.NAME`, which is its value or `given` or `not given`, and `besides args.NAME`,
-    which is the command without it. Both are None in runs of other scripts and of our models. Returns copies.
+    which is the command without it. Both are None in runs of other scripts and of our models.
     """
     by_model: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
@@ -58,7 +58,7 @@ def with_arguments(cases: Sequence[Case]) -> list[Case]:
 
 
 def arguments_in(cases: Sequence[Case]) -> list[str]:
-    """Names of the arguments, such as `args.workers`, that runs have after `with_arguments`."""
+    """Names of the facts that `with_arguments` has added for arguments, such as `args.workers`."""
     return [name for name in (cases[0].facts if cases else ()) if name.startswith(ARGUMENT)]
 
 

@@ -169,7 +169,7 @@ class ReportEvidence:
 
 
 def _contrasts(results: Tables, every: Sequence[Case], fact: str) -> Iterator[Contrast]:
-    """Compare all runs that differ in `fact` and agree in everything else; nothing if there are no such runs.
+    """Compare the runs that differ in `fact` alone, such as the batch size; yield nothing if there are none.
 
     If `fact` is an argument of a script that was swept together with others, averages over the others come first.
     """

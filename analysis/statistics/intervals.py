@@ -1,4 +1,4 @@
-"""Figure of several runs with its interval: their median, or the geometric mean of the blocks of a sweep."""
+"""Figure for several runs, and its interval: their median, or the geometric mean over a sweep's blocks."""
 
 from collections.abc import Sequence
 

@@ -77,8 +77,8 @@ def script_name(words: Sequence[str]) -> str:
 
 
 def script_words(words: Sequence[str]) -> tuple[str, ...]:
-    """Words of a command that name the script: its path, or `-m` and the module."""
-    return tuple(words[: 2 if words[:1] in (["-m"], ("-m",)) else 1])
+    """First words of a command, which say which script to run: its path, or `-m` and the name of a module."""
+    return tuple(words[: 2 if [*words[:1]] == ["-m"] else 1])
 
 
 def slug(name: str) -> str:

@@ -420,14 +420,17 @@ def lacks_cpus(run: Record) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PageFaults:
-    """Page faults of a CPU run: how many there are in a step, and their share of the run's CPU time."""
+    """Page faults that slow a CPU run down: `per_step`, their number in a step on average.
+
+    `share`: part of the run's CPU time that the kernel takes, which in such a run goes to page faults.
+    """
 
     per_step: float
     share: float
 
     @property
     def words(self) -> str:
-        """Text with both figures and the cure."""
+        """Sentence for people: the number of page faults, the CPU time that they take, and how to prevent them."""
         return (
             f"{self.per_step:,.0f} page faults in a step, {FAULTS_WHY}: they take {percent(self.share)} of the CPU"
             f" time; {FAULTS_CURE}"
@@ -435,7 +438,7 @@ class PageFaults:
 
 
 def page_faults(run: Record) -> PageFaults | None:
-    """Page faults that slow a CPU run down; None if they are few, or if unknown.
+    """Find out whether page faults slow a CPU run down; None if they are too few for that, or not recorded.
 
     Whether glibc gives freed memory back depends on how the memory happens to lie in the process: two runs of one
     configuration may have thousands of page faults in each step, or none. With data workers it is unknown, because each

@@ -127,7 +127,7 @@ class CpuMeter:
         wall_s = max(ended.now_s - began.now_s, 1 / NS_PER_S)
 
         def rate(before: float | None, after: float | None) -> float | None:
-            # The waits of a thread that has ended are lost.
+            # A thread that has ended takes its waits along: their sum may fall.
             return None if before is None or after is None else max(0.0, after - before) / wall_s
 
         return CpuUse(
