@@ -4,6 +4,7 @@ The pages are copied first, because their links must work in the repository too:
 to the repository on the site, and README.md is the first page.
 """
 
+import json
 import re
 import shutil
 import subprocess
@@ -11,11 +12,16 @@ import sys
 import tomllib
 from pathlib import Path
 
+from docs import commands, run_schema
+from workload.contract.record import json_schema
+
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build/docs"  # docs_dir of mkdocs.yml
 SITE = ROOT / "build/site"
 # What a page may link beside pages.
 ASSETS = ("*.svg", "*.png", "*.json")
+# Generated references by the page that ends with them.
+REFERENCES = {"commands.md": commands.reference, "bundle.md": run_schema.reference}
 # GitHub chooses a picture by the reader's system, the site by its own button: `#only-light`, `#only-dark`.
 PICTURE = re.compile(r'<picture>\s*<source [^>]*srcset="([^"]+)">\s*<img src="([^"]+)"([^>]*)>\s*</picture>')
 
@@ -37,9 +43,12 @@ def main() -> int:
     PAGES.mkdir(parents=True)
     for page in sorted((ROOT / "docs").glob("*.md")):
         target = PAGES / ("index.md" if page.name == "README.md" else page.name)
-        target.write_text(
-            staged(page.read_text(encoding="utf-8"), f"{urls['Repository']}/blob/main/"), encoding="utf-8"
-        )
+        text = page.read_text(encoding="utf-8")
+        if reference := REFERENCES.get(page.name):
+            head, _, last = text.rstrip().rpartition("\n\n")
+            text = f"{head}\n{reference()}\n{last}\n"
+        target.write_text(staged(text, f"{urls['Repository']}/blob/main/"), encoding="utf-8")
+    (PAGES / "run.schema.json").write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
     for path in (path for kind in ASSETS for path in (ROOT / "docs").rglob(kind)):
         copy = PAGES / path.relative_to(ROOT / "docs")
         copy.parent.mkdir(exist_ok=True)

@@ -1,12 +1,8 @@
-"""Writes the reference of docs/commands.md, every command with its options, below what people write there.
-
-The options are those that `--help` lists: `python -m docs.commands`.
-"""
+"""The reference of all commands with their options, as `--help` lists them, for the site that `make docs` builds."""
 
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import typer.main
@@ -15,18 +11,12 @@ from analysis.app import app as analyze
 from launcher.cli.app import app as launch
 from workload import cli
 
-TARGET = Path(__file__).with_name("commands.md")
-MARK = "<!-- python -m docs.commands writes what is below -->\n"
-NEXT = "[every field of run.json](run-json.md)."
 Rows = dict[str, list[tuple[str, str]]]
 
 
-def page(written: str) -> str:
-    """Text of docs/commands.md, whose part above the mark stays as it is."""
-    head = written.partition(MARK)[0]
-    return "".join(
-        [head, MARK, *_typer("launch", launch), *_typer("analyze", analyze), *_trainer(), f"\nNext: {NEXT}\n"]
-    )
+def reference() -> str:
+    """A section in Markdown for each command of the three programs."""
+    return "".join([*_typer("launch", launch), *_typer("analyze", analyze), *_trainer()])
 
 
 def _typer(program: str, app: typer.Typer) -> Iterator[str]:
@@ -79,7 +69,3 @@ def _plain(text: str) -> str:
     """A sentence for a cell of a table: what Markdown would read as markup is quoted."""
     quoted = re.sub(r"(?<![\w`])(--?[a-z][\w-]*|<[^>]*>|\S*[*_<>{}\[\]]\S*)", r"`\1`", " ".join(text.split()))
     return quoted.replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    TARGET.write_text(page(TARGET.read_text(encoding="utf-8")), encoding="utf-8")

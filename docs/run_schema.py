@@ -1,31 +1,20 @@
-"""Writes docs/run.schema.json, the JSON Schema of run.json, and docs/run-json.md, which lists its fields for people.
+"""The list of the fields of run.json from their definition, for the site that `make docs` builds."""
 
-Both come from the definition, `workload/contract/record.py`: `python docs/run_schema.py`.
-"""
-
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from workload.contract.record import json_schema
 
-TARGET = Path(__file__).with_name("run.schema.json")
-PAGE = Path(__file__).with_name("run-json.md")
-INTRODUCTION = """\
-# Every field of run.json
-
+INTRODUCTION = """
 The fields of `run.json`, by the object that has them; the unit is part of a name. `null` means unknown, and a field
 that does not apply to a run is left out. `name.*` has a value for each of several names, `name[]` is a list.
-[run.schema.json](run.schema.json) is the same as a JSON Schema, with the range of each number. Written by
-`python docs/run_schema.py` from `workload/contract/record.py`.
+[run.schema.json](run.schema.json) is the same as a JSON Schema, with the range of each number.
 """
-NEXT = "[every error by its message](errors.md)."
 
 
-def page(schema: Mapping[str, Any]) -> str:
-    """Text of docs/run-json.md."""
-    return "".join([INTRODUCTION, *_object("run.json", schema), f"\nNext: {NEXT}\n"])
+def reference() -> str:
+    """A section in Markdown for each object of run.json."""
+    return "".join([INTRODUCTION, *_object("run.json", json_schema())])
 
 
 def _object(path: str, schema: Mapping[str, Any]) -> Iterator[str]:
@@ -59,8 +48,3 @@ def _type(field: Mapping[str, Any]) -> str:
     kinds = [field["type"]] if isinstance(field.get("type"), str) else field.get("type", ["any"])
     named = " or ".join(kind for kind in kinds if kind != "null")
     return "time stamp" if field.get("format") == "date-time" else named
-
-
-if __name__ == "__main__":
-    TARGET.write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page(json_schema()), encoding="utf-8")

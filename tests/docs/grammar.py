@@ -29,8 +29,6 @@ MODULES = (
     "analysis",
     "analysis.report.glossary",
     "docs.build_site",
-    "docs.commands",
-    "docs.errors",
     "pip",
     "pytest",
     "venv",

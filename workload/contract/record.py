@@ -1,7 +1,7 @@
 """run.json as typed values: one definition, one reader, one writer. Standard library only.
 
 Each field is declared once. Its name holds its unit; its declaration holds its type, its range and its column in the
-analysis (`workload.contract.fields`). docs/run.schema.json is generated from these classes. None stands for an unknown
+analysis (`workload.contract.fields`). `json_schema` describes them. None stands for an unknown
 fact. Reading drops keys that this schema does not have, and upgrades older schemas.
 """
 
@@ -526,7 +526,7 @@ def _inner(document: Mapping[str, Any], path: Iterable[str]) -> Any:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of run.json, the content of docs/run.schema.json."""
+    """JSON Schema of run.json."""
     described = schema(Record)
     version = {"const": SCHEMA_VERSION}
     return {
