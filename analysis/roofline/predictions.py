@@ -1,12 +1,11 @@
-"""Step times on GPUs that were not run, as intervals: the roofs of the GPU, and the errors of such roofs. Pure.
+"""Least step times on GPUs that were not run: the work of a step at the roofs of the GPU. Pure.
 
 A kernel takes at least the time of its FLOP at the compute roof, and at least that of its bytes at the memory roof. A
 step at its roofs takes the sum of these times over its kernels. Without kernels, the sum is known only within limits:
-the longer of the two times of all work, and both together. Real steps take longer. `prediction_errors.toml` has the
-errors of published measurements, from which docs/predictions.py computes them.
+the longer of the two times of all work, and both together. Real steps take longer; `roof_shares.toml` says by how
+much published steps did.
 """
 
-import functools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,10 +31,10 @@ from workload.contract import peaks
 from workload.contract.errors import BundleError, NothingToDoError, UsageError
 from workload.contract.peaks_table import Gpu, PeakRow, folded
 from workload.contract.spec import Device, Precision
-from workload.contract.text import did_you_mean, percent, seconds
+from workload.contract.text import did_you_mean, percent
 from workload.contract.verdict import MOST_UNATTRIBUTED
 
-ERRORS_FILE = Path(__file__).with_name("prediction_errors.toml")
+SHARES_FILE = Path(__file__).with_name("roof_shares.toml")
 # Share of FLOP in double precision above which kernels predict nothing: peaks.toml has no peaks for them.
 MOST_FP64 = 0.01
 
@@ -81,11 +80,8 @@ class PredictionRow:
     image_size: float | None
     gpu: str
     tier: str | None = None
-    predicted_step_s_low: float | None = None
-    predicted_step_s_high: float | None = None
     predicted_roof_step_s_low: float | None = None
     predicted_roof_step_s_high: float | None = None
-    overhead_added_s: float | None = None
     peak_source: str | None = None
     note: str | None = None
 
@@ -105,9 +101,8 @@ def predict(results: Tables, gpus: Sequence[str]) -> pd.DataFrame:
     """Step times on GPUs: a row per group of runs that may be pooled and GPU, with `COLUMNS`.
 
     `predicted_roof_step_s_*`: at the vendor's roofs, without any loss; an interval if the bytes or kernels are unknown.
-    `predicted_step_s_*`: see `Errors.interval`. `overhead_added_s`: measured time in which the device had no work; the
-    upper end includes it; None if unknown. `note`: assumptions, and why a row has no figures. Raises `UsageError` for
-    an unknown GPU, and `NothingToDoError` if every row lacks figures.
+    `note`: assumptions, and why a row has no figures. Raises `UsageError` for an unknown GPU, and `NothingToDoError`
+    if every row lacks figures.
     """
     targets = find_gpus(gpus)
     launches = results.kernels.groupby("run_id", sort=False).indices
@@ -127,7 +122,7 @@ def predict(results: Tables, gpus: Sequence[str]) -> pd.DataFrame:
                 reasons.append(reason)
                 row = PredictionRow(**facts, gpu=gpu.gpu, note=joined([str(reason), *pool.apart]))
             rows.append({**pool.facts, **vars(row)})
-    if len(reasons) and all(row["predicted_step_s_low"] is None for row in rows):
+    if len(reasons) and all(row["predicted_roof_step_s_low"] is None for row in rows):
         others = len({str(reason) for reason in reasons}) - 1
         more = f" (and {others} other reason{'s' if others > 1 else ''})" if others else ""
         raise NothingToDoError(f"no step time can be predicted: {reasons[0]}{more}", hint=reasons[0].hint)
@@ -139,7 +134,7 @@ def predict(results: Tables, gpus: Sequence[str]) -> pd.DataFrame:
 def find_gpus(labels: Sequence[str]) -> list[Gpu]:
     """GPUs with these names; a short name such as `v100` stands for every variant. Raises `UsageError` if unknown."""
     found: dict[str, Gpu] = {}
-    # The errors of predictions were measured on such GPUs alone.
+    # The steps of roof_shares.toml were measured on such GPUs alone.
     gpus = [gpu for gpu in peaks.gpus() if gpu.device == Device.CUDA]
     for label in labels:
         variants = [gpu for gpu in gpus if folded(label) in map(folded, (gpu.gpu, *gpu.names))]
@@ -285,90 +280,34 @@ def _slowest(peak: PeakRow) -> float:
     return (peak.tflop_per_s if peak.tflop_per_s_low is None else peak.tflop_per_s_low) * 1e12
 
 
-@dataclass(frozen=True, kw_only=True)
-class Errors:
-    """Quantiles of measured time / time at the roofs, over published measurements; see prediction_errors.toml.
-
-    `low_*`, `high_*`: relative to the least and the most time at the roofs; `*_p5`, `*_p95`: the quantiles.
-    `least_s`: most time at the roofs of the shortest step. `covered`: share of the `checked` measurements of this
-    precision in intervals that were made without their chip.
-    """
-
-    rows: int
-    chips: int
-    low_p5: float
-    low_p95: float
-    high_p5: float
-    high_p95: float
-    least_s: float
-    checked: int
-    covered: float
-
-    def interval(self, roof_s: tuple[float, float], tier: Tier) -> tuple[float, float]:
-        """The predicted seconds from the least and most seconds at the roofs.
-
-        The lower end is at most the time at the roofs: that no published step came close to them does not rule it out.
-        The measurements have totals of models only. Kernels and operators narrow the time at the roofs. How far a
-        measured step is from that narrower time is between its distances from both ends.
-        """
-        fast, slow = (self.low_p5, self.high_p95) if tier is Tier.MODEL else (self.high_p5, self.low_p95)
-        return roof_s[0] * min(1.0, fast), roof_s[1] * slow
-
-
-@functools.cache
-def errors() -> Mapping[str, Errors]:
-    """Errors by kind of precision, see `kind_of`."""
-    content = tomllib.loads(ERRORS_FILE.read_text(encoding="utf-8"))
-    return {name: Errors(**row) for name, row in content.items()}
-
-
-def kind_of(precision: str) -> str:
-    """Precisions with the same kind of units: `fp32`, `tf32`, or `16-bit`."""
-    return precision if precision in (Precision.FP32, Precision.TF32) else "16-bit"
+def longer_than_roofs(precision: str) -> str:
+    """Sentence on how much longer published steps of this kind of precision took than at the roofs."""
+    kind = precision if precision in (Precision.FP32, Precision.TF32) else "16-bit"
+    row = tomllib.loads(SHARES_FILE.read_text(encoding="utf-8"))[kind]
+    times = f"{row['low']:.1f} to {row['high']:.1f} times the longer figure"
+    return f"published {kind} steps took {times} (5 % to 95 % of {row['steps']} steps on {row['gpus']} GPUs)"
 
 
 def _row(pool: Group, facts: Mapping[str, Any], gpu: Gpu, work: Work, notes: Sequence[str]) -> PredictionRow:
     roof_s = roof_step_s(work, gpu, pool["precision"])
-    known = errors()[kind_of(pool["precision"])]
-    if roof_s[1] < known.least_s:
-        raise Unpredictable(
-            f"the step is too short for {gpu.gpu}: {seconds(roof_s[1], 2)} at the roofs, and the published ones have "
-            f"{seconds(known.least_s, 2)} or more",
-            hint="a larger batch size: --batch-size 64 for our trainer, for a script its own option",
-        )
-    low_s, high_s = known.interval(roof_s, work.tier)
-    overhead_s = _overhead_s(pool)
     return PredictionRow(
         **facts,
         gpu=gpu.gpu,
         tier=str(work.tier),
-        predicted_step_s_low=low_s,
-        predicted_step_s_high=high_s + (overhead_s or 0.0),
         predicted_roof_step_s_low=roof_s[0],
         predicted_roof_step_s_high=roof_s[1],
-        overhead_added_s=overhead_s,
         peak_source=_peak(gpu, pool["precision"]).source,
-        note=joined([*_notes(pool, gpu, overhead_s), *notes]),
+        note=joined([*_notes(pool, gpu), *notes]),
     )
 
 
-def _overhead_s(pool: Group) -> float | None:
-    """Seconds of a measured step in which the GPU ran no kernel; None if unknown, or for a CPU."""
-    busy, step_s = pool.median("device_busy_share"), pool.median("step_median_s") or pool.median("traced_wall_s")
-    if pool["device_type"] == Device.CPU or busy is None or not step_s:
-        return None
-    return max(0.0, (1 - busy) * step_s)
-
-
-def _notes(pool: Group, gpu: Gpu, overhead_s: float | None) -> Iterator[str]:
-    """Notes on the GPU's memory, on overhead, and on a GPU that was run after all."""
+def _notes(pool: Group, gpu: Gpu) -> Iterator[str]:
+    """Notes on the GPU's memory, and on a GPU that was run after all."""
     needed = pool.median("peak_memory_bytes") if pool["device_type"] == Device.CUDA and gpu.memory_gb else None
     if needed is not None:
         if needed > max(gpu.memory_gb) * 1e9:
             yield f"does not fit: the run used {needed / 1e9:.1f} GB, and {gpu.gpu} has {max(gpu.memory_gb):g} GB"
         elif needed > min(gpu.memory_gb) * 1e9:
             yield f"the run used {needed / 1e9:.1f} GB, which fits only the {gpu.gpu} with {max(gpu.memory_gb):g} GB"
-    if overhead_s is None:
-        yield "gaps between kernels beyond those of the published measurements are not included"
     if peaks.find_gpu(pool["device_name"]) == gpu and pool.known("step_median_s"):
         yield "this GPU was run: analyze summary has the measured step"

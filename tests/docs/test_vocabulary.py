@@ -13,7 +13,7 @@ from tests.docs import grammar
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Pages with other people's words, and pages made of texts that are searched where they are written.
-OTHER_PAGES = {"published-tables.md", "published-mistakes.md"}
+OTHER_PAGES = {"published-mistakes.md"}
 # A course's template prescribes its words.
 OTHER_FILES = {ROOT / "analysis/report/template.py"}
 
