@@ -15,7 +15,6 @@ from analysis.commands import (
     kernels,
     predict,
     report,
-    rerun,
     roofline,
     summary,
     variance,
@@ -50,7 +49,6 @@ app.command("compare", cls=grouped("by", "baseline"), epilog=compare.EXAMPLES)(c
 app.command("audit", cls=grouped("strict", "claims"), epilog=audit.EXAMPLES)(audit.audit)
 app.command("report", cls=grouped("output", "figures"), epilog=report.EXAMPLES)(report.report)
 app.command("example", cls=grouped("open_page", "output"), epilog=report.EXAMPLES_OF_EXAMPLE)(report.example)
-app.command("rerun", cls=grouped("output"), epilog=rerun.EXAMPLES)(rerun.rerun)
 app.command("import", cls=grouped("model", "batch_size", "gpu"), epilog=import_files.EXAMPLES)(
     import_files.import_files
 )

@@ -1,8 +1,8 @@
 """Command lines that repeat runs, from the specs in their bundles."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 
@@ -56,37 +56,21 @@ def command(record: Record) -> str:
         options = encode(record.imported.given) if record.imported.given else {}
         options_given = [word for name, value in options.items() for word in (_flag(name), printable(str(value)))]
         return shlex.join(["analyze", "import", printable(record.imported.file or "FILE"), *options_given])
-    place = place_of(record.environment, record.spec.device)
+    place = _place_words(record.environment, record.spec.device)
     if isinstance(place, str):
         return f"# {place}"
     try:
         words_of_spec = _script_words(record.spec) if record.spec.script else _trainer_words(record.spec)
     except UsageError:
         return "# the spec in the bundle cannot be read"
-    return shlex.join(["launch", place.backend, *place.words(), *words_of_spec])
+    return shlex.join(["launch", *place, *words_of_spec])
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchPlace:
-    """Backend of `launch` with the options that name a place. Options by their keys in a matrix: `machine_type`.
+def _place_words(environment: Environment, device: str | None) -> list[str] | str:
+    """Backend of `launch` and its options that name the place of a run; the reason if the bundle does not tell it.
 
-    What a bundle keeps private is a blank to fill in: `USER@HOST`.
+    A value that a bundle keeps private is a blank to fill in: `USER@HOST`.
     """
-
-    backend: str
-    options: Mapping[str, str | bool]
-
-    def words(self) -> list[str]:
-        """Options as words of the command line; a device is a switch, `--cpu`."""
-        flags = []
-        for key, value in self.options.items():
-            flag = f"--{value}" if key == "device" else f"--{key.replace('_', '-')}"
-            flags += [flag] if value is True or key == "device" else [flag, str(value)]
-        return flags
-
-
-def place_of(environment: Environment, device: str | None) -> LaunchPlace | str:
-    """The place where a run ran, for `launch`; a text with the reason if the bundle does not tell it."""
     cloud, backend = environment.cloud, environment.backend or "local"
     runtime = {"runtime": environment.runtime} if environment.runtime in ("process", "docker") else {}
     # Without it, a machine with a GPU would use the GPU.
@@ -114,10 +98,14 @@ def place_of(environment: Environment, device: str | None) -> LaunchPlace | str:
             options = {**node, **on_cpu}
         case _:
             return f"measured by the backend {printable(backend)}, which this version does not know"
-    return LaunchPlace(
-        backend=backend,
-        options={key: value if value is True else printable(value) for key, value in options.items() if value},
-    )
+    words = [backend]
+    for key, value in options.items():
+        if key == "device" and value:
+            words.append(f"--{value}")
+        elif value:
+            flag = f"--{key.replace('_', '-')}"
+            words += [flag] if value is True else [flag, printable(str(value))]
+    return words
 
 
 def _trainer_words(spec: Spec) -> list[str]:

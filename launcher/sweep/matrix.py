@@ -19,7 +19,7 @@ from launcher.backends import BACKENDS
 from launcher.choice import flag_of
 from launcher.machine.local_options import LocalOptions
 from launcher.script.command import HereOptions, ThereOptions
-from launcher.sweep.places import ARGUMENT, LOCAL, Configuration, Exclude, Place, Unfilled, as_text, missing_keys
+from launcher.sweep.places import ARGUMENT, LOCAL, Configuration, Exclude, Place, as_text
 from launcher.typer_options import instance_of, parameters_of, signed
 from workload.contract.errors import UsageError
 from workload.contract.program import plain_message
@@ -61,17 +61,13 @@ class PlaceMatrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Content of a matrix file. `warnings`: messages about entries without an effect.
-
-    `unfilled`: places in which the user has yet to write a value in place of a `<…>`.
-    """
+    """Content of a matrix file. `warnings`: messages about entries without an effect."""
 
     name: str
     repeats: int
     seed: int
     places: tuple[PlaceMatrix, ...]
     warnings: tuple[str, ...] = ()
-    unfilled: tuple[Unfilled, ...] = ()
 
     @property
     def runs(self) -> int:
@@ -109,12 +105,9 @@ def read(
 
 
 def require_places(matrix: Matrix, names: Sequence[str]) -> None:
-    """Raise `UsageError` for a name that no place has, or whose place is not filled in."""
+    """Raise `UsageError` for a name that no place has."""
     known = [place.place.name for place in matrix.places]
     for name in names:
-        for unfilled in matrix.unfilled:
-            if name == unfilled.name:
-                raise UsageError(str(unfilled), hint=unfilled.cure)
         if name not in known:
             raise UsageError(f"no place is named '{name}'", hint=_nearest(name, known, "--on is one of"))
 
@@ -167,14 +160,10 @@ class _Reader:
         defaults = self._run_options(self._section("defaults"), "[defaults]")
         axes = self._axes()
         self._require_axes_of_placeholders(axes)
-        entries = [(entry, self._place(entry, number)) for number, entry in enumerate(self._tables("on"), start=1)]
-        unfilled = tuple(place for _, place in entries if isinstance(place, Unfilled))
-        places = [(entry, place) for entry, place in entries if isinstance(place, Place)]
+        places = [(entry, self._place(entry, number)) for number, entry in enumerate(self._tables("on"), start=1)]
         if not places:
-            usual = 'with backend = "local", or "gcp" and gpu'
-            problem, cure = (str(unfilled[0]), unfilled[0].cure) if unfilled else ("no place to run", f"[[on]] {usual}")
-            raise self._error(problem, hint=cure)
-        names = [place.name for _, place in entries]
+            raise self._error("no place to run", hint='[[on]] with backend = "local", or "gcp" and gpu')
+        names = [place.name for _, place in places]
         for twice in (name for name in names if names.count(name) > 1):
             raise self._error(f"two places are named '{twice}'", hint=f'name = "{twice}-2" in one of the [[on]]')
         excludes = self._excludes(axes, names)
@@ -182,13 +171,12 @@ class _Reader:
         self._require_few(axes, repeats, len(places), allow_many_runs=allow_many_runs)
         used: set[int] = set()
         matrices = tuple(self._at(entry, place, defaults, axes, excludes, used) for entry, place in places)
-        later = {entry.name for entry in unfilled}
-        unused = [rule.text for number, rule in enumerate(excludes) if number not in used and not later & {*rule.on}]
+        unused = [rule.text for number, rule in enumerate(excludes) if number not in used]
         warnings = tuple(f"{self._file}: an [[exclude]] matches nothing: {text}" for text in unused)
         seed = self._table.get("seed", 0)
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise self._error(f"seed must be an integer; got '{seed}'", hint="seed = 0")
-        return Matrix(name=name, repeats=repeats, seed=seed, places=matrices, warnings=warnings, unfilled=unfilled)
+        return Matrix(name=name, repeats=repeats, seed=seed, places=matrices, warnings=warnings)
 
     # Methods that read keys at the top level of the file.
 
@@ -319,7 +307,7 @@ class _Reader:
 
     # Places.
 
-    def _place(self, entry: Mapping[str, Any], number: int) -> Place | Unfilled:
+    def _place(self, entry: Mapping[str, Any], number: int) -> Place:
         where = f"[[on]] {entry.get('name') or number}"
         backend = entry.get("backend")
         known = (LOCAL, *BACKENDS)
@@ -332,9 +320,6 @@ class _Reader:
         if self._command:
             entry = {**{key: value for key, value in self._command.options.items() if key in keys}, **entry}
         self._known(entry, [*OWN_OF_PLACE, *keys, *self._options], where=f"{where}: ", kind=f"an option of {backend}")
-        if missing := missing_keys(entry):
-            name = self._require_name(entry.get("name", backend), where=f"{where}: ", example="t4")
-            return Unfilled(name=name, backend=str(backend), keys=missing)
         words = [
             word for key, value in entry.items() if key in keys for word in self._words(keys[key], key, value, where)
         ]
@@ -384,10 +369,9 @@ class _Reader:
                 instances[0].checked()
         except typer.TyperException as error:
             text = plain_message(error, [part for word in words for part in word.partition("=")[::2]])
-            own_words = re.sub(r"'--([a-z-]+)'", _key, text)
-            raise self._error(f"{where}: {own_words.rstrip('.')}", hint="launch " + backend + " --help") from error
+            raise self._error(f"{where}: {text.rstrip('.')}", hint=f"launch {backend} --help") from error
         except UsageError as error:
-            raise self._error(f"{where}: {_FLAG.sub(_key, str(error))}", hint=_as_keys(error.hint)) from error
+            raise self._error(f"{where}: {error}", hint=f"as options of launch {backend}: {error.hint}") from error
         return instances
 
     def _words(self, item: Any, key: str, value: object, where: str) -> Iterator[str]:
@@ -507,24 +491,6 @@ class _Reader:
 
     def _error(self, text: str, *, hint: str) -> UsageError:
         return UsageError(f"{self._file}: {text}", hint=hint)
-
-
-_FLAG = re.compile(r"--([a-z][a-z-]*)(?: ([A-Za-z0-9][\w./:@-]*))?")
-
-
-def _key(flag: re.Match[str]) -> str:
-    """Text of a match with the command-line flag replaced by its key in the file; the flag's value, if any, stays."""
-    return flag[1].replace("-", "_") + flag[0].partition(flag[1])[2].strip("'")
-
-
-def _as_keys(hint: str) -> str:
-    """Hint with options rewritten as keys of a file: `--gpu t4` becomes `gpu = "t4"`, and `--gpu` becomes `gpu`."""
-
-    def line(flag: re.Match[str]) -> str:
-        name, value = flag[1].replace("-", "_"), flag[2]
-        return name if value is None else f"{name} = {value if value.replace('.', '').isdigit() else _toml(value)}"
-
-    return _FLAG.sub(line, hint)
 
 
 def impossible(file: Path, place: Place, values: Mapping[str, Any], error: UsageError) -> UsageError:

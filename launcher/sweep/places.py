@@ -10,7 +10,6 @@ version of Python, no machine and no other configuration.
 import hashlib
 import importlib.metadata
 import json
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,8 +23,6 @@ LOCAL = "local"
 # Prefix of a script's argument as an axis of a matrix.
 ARGUMENT = "args."
 KEY_DIGITS = 16
-# Text of a matrix file that stands for a value which only the user knows, such as `account = "<your account>"`.
-GAP = re.compile(r"<[^<>]*>")
 # Options that do not enter a run's key: the key has the block instead of `repeats`, and the others change no result.
 NOT_IN_KEY = frozenset({"repeats", "data_dir", "download"})
 # Default values of the options that enter a run's key.
@@ -37,29 +34,6 @@ LIBRARIES = ("torch", "torchvision")
 def as_text(value: Any) -> str:
     """Value of a matrix, formatted for a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unfilled:
-    """Entry `[[on]]` that the user has to complete before it is a place. `keys`: keys whose values are missing."""
-
-    name: str
-    backend: str
-    keys: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"place '{self.name}' is not filled in: {', '.join(self.keys)}"
-
-    @property
-    def cure(self) -> str:
-        """Hint of an error about this entry."""
-        doctor = "launch doctor" if self.backend == LOCAL else f"launch doctor {self.backend}"
-        return f"write values in place of the <…> in its [[on]]; {doctor} shows what there is"
-
-
-def missing_keys(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys of an entry `[[on]]` whose values are texts in angle brackets."""
-    return tuple(key for key, value in entry.items() if isinstance(value, str) and GAP.fullmatch(value))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -217,10 +217,7 @@ def make_plan(
         unmeasured=tuple(text for place in chosen for text in _unmeasured(place)),
         others=dict(existing.of_job(name, keys | more)),
         damaged=existing.damaged,
-        notes=(
-            *([] if only else [f"{unfilled}; it is left out" for unfilled in matrix.unfilled]),
-            *_notes(chosen, more, offline=offline, is_fresh=is_fresh, until=until),
-        ),
+        notes=tuple(_notes(chosen, more, offline=offline, is_fresh=is_fresh, until=until)),
     )
     require_affordable(plan, max_cost_usd)
     return plan

@@ -28,7 +28,7 @@ COMMANDS = {
         "down", "reap",
     ],
     "analyze": [
-        "summary", "roofline", "kernels", "variance", "predict", "rerun", "compare", "audit", "report", "example",
+        "summary", "roofline", "kernels", "variance", "predict", "compare", "audit", "report", "example",
         "import", "gpu-truth", "fetch",
     ],
 }  # fmt: skip

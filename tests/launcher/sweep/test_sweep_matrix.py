@@ -180,11 +180,6 @@ GCP = '[[on]]\nbackend = "gcp"\ngpu = "t4"\n'
 
 WRONG = [
     (
-        AXES + '[[on]]\nbackend = "slurm"\naccount = "<yours>"',
-        "place 'slurm' is not filled in: account",
-        "write values in place of the <…> in its [[on]]; launch doctor slurm shows what there is",
-    ),
-    (
         AXES + HERE + '[[on]]\nbackend = "slurm"\naccont = "<yours>"',
         "[[on]] 2: unknown key 'accont', which is not an option of slurm",
         "did you mean account?",
@@ -228,7 +223,7 @@ WRONG = [
     (AXES, "no place to run", '[[on]] with backend = "local", or "gcp" and gpu'),
     (AXES + "[[on]]\ndevice = 'cpu'", "[[on]] 1 has no backend", f"backend is one of local, {', '.join(BACKENDS)}"),
     (AXES + "[[on]]\nbackend = 'gpc'", "[[on]] 1 has the unknown backend 'gpc'", "did you mean gcp?"),
-    (AXES + "[[on]]\nbackend = 'gcp'", "[[on]] 1: Missing option gpu", "launch gcp --help"),
+    (AXES + "[[on]]\nbackend = 'gcp'", "[[on]] 1: Missing option '--gpu'", "launch gcp --help"),
     (AXES + HERE + HERE, "two places are named 'local'", 'name = "local-2" in one of the [[on]]'),
     (AXES + HERE + "machines = 2", "[[on]] 1: local is a single machine; got machines = 2",
      "an [[on]] for each machine"),
@@ -240,14 +235,15 @@ WRONG = [
      """[[on]] 1: gpu must be one value; got '["t4", "l4"]'""",
      "an [[on]] for each gpu"),
     (AXES + GCP + "gpu_count = 0",
-     "[[on]] 1: Invalid value for gpu_count: should be greater than or equal to 1; got '0'", "launch gcp --help"),
+     "[[on]] 1: Invalid value for '--gpu-count': should be greater than or equal to 1; got '0'", "launch gcp --help"),
     (AXES + GCP + "max_run_time = 60",
-     "[[on]] 1: max_run_time must be a duration such as 60m or 1h30m, from 30 s to 120 d; got '60'",
-     'max_run_time = "60m"'),
-    (AXES + HERE + "cpus = 0", "[[on]] 1: cpus must be a positive number; got '0'", "cpus = 1.5"),
+     "[[on]] 1: --max-run-time must be a duration such as 60m or 1h30m, from 30 s to 120 d; got '60'",
+     "as options of launch gcp: --max-run-time 60m"),
+    (AXES + HERE + "cpus = 0", "[[on]] 1: --cpus must be a positive number; got '0'",
+     "as options of launch local: --cpus 1.5"),
     (AXES + HERE + 'runtime = "process"\nimage = "mine"',
-     "[[on]] 1: image cannot be used with runtime process: only containers have them",
-     'runtime = "docker", or leave them out'),
+     "[[on]] 1: image cannot be used with --runtime process: only containers have them",
+     "as options of launch local: --runtime docker, or leave them out"),
     (AXES + HERE + "batch_size = 8", "[[on]] local sets batch_size, which [matrix] varies",
      '[[exclude]] with on = "local" and the values of batch_size to leave out'),
     (AXES + "[[exclude]]\non = 'locl'\nmodel = 'vgg11'" + HERE, "[[exclude]] 1: no place is named 'locl'",
@@ -278,29 +274,6 @@ def test_an_unknown_place_is_refused() -> None:
     with pytest.raises(UsageError) as refused:
         matrix.require_places(read(DESIGN), ["t4", "tt4"])
     assert (str(refused.value), refused.value.hint) == ("no place is named 'tt4'", "did you mean t4?")
-
-
-LATER = """
-[[on]]
-name = "greene"
-backend = "slurm"
-account = "<yours>"
-gres = "<gpu:1>"
-"""
-
-
-def test_an_entry_with_gaps_is_no_place_yet() -> None:
-    loaded = read(AXES + HERE + LATER + '[[exclude]]\non = "greene"\nbatch_size = 64')
-    assert [place.place.name for place in loaded.places] == ["local"]
-    assert [(each.name, each.backend, each.keys) for each in loaded.unfilled] == [
-        ("greene", "slurm", ("account", "gres"))
-    ]
-    assert loaded.warnings == ()
-    with pytest.raises(UsageError) as refused:
-        matrix.require_places(loaded, ["greene"])
-    assert str(refused.value) == "place 'greene' is not filled in: account, gres"
-    filled = LATER.replace("<yours>", "lab").replace("<gpu:1>", "gpu:a100:1")
-    assert [place.place.name for place in read(AXES + HERE + filled).places] == ["local", "greene"]
 
 
 def test_many_runs_are_asked_about_before_anything_is_combined() -> None:

@@ -107,7 +107,9 @@ def test_the_place_of_an_example_once_it_is_filled_in(cluster: SlurmCluster) -> 
     folder = cluster.home / "course"
     folder.mkdir()
     example = (MATRICES / "cifar10.toml").read_text(encoding="utf-8")
-    place = example[example.rindex("[[on]]") :].replace("<gpu:1>", "gpu:1").replace("3:00:00", "20:00")
+    place = (
+        example[example.rindex("# [[on]]") :].replace("# ", "").replace("<gpu:1>", "gpu:1").replace("3:00:00", "20:00")
+    )
     place = re.sub("<the account[^>]*>", "course-1", place) + f'python = "{sys.executable}"\n'
     tiny, _, _ = MATRIX.replace(f"repeats = {BLOCKS}", "repeats = 1").partition("[[on]]")
 
