@@ -71,15 +71,6 @@ READ = BucketNeed(what="read", role="roles/storage.objectViewer")
 WRITE = BucketNeed(what="write to", role="roles/storage.objectUser")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Access:
-    """Settings of a bucket; None: not reported. `public_access_prevention`: `enforced` or `inherited`."""
-
-    location: str
-    uniform: bool | None
-    public_access_prevention: str | None
-
-
 class Bucket(CloudBucket):
     """A `Store` in a bucket of Cloud Storage."""
 
@@ -152,19 +143,6 @@ class Bucket(CloudBucket):
                 self._prefix + name, timeout=self._timeout_s, retry=_retry(self._patience.retry_s)
             )
             return str(blob.crc32c) if blob else None
-
-    def access(self) -> Access:
-        """Settings of the bucket. Needs storage.buckets.get, which roles/storage.objectUser lacks."""
-        with self._translated(WRITE):
-            bucket = self._client.get_bucket(
-                self.name, timeout=self._timeout_s, retry=_retry(self._patience.first_retry_s)
-            )
-            settings = bucket._properties.get("iamConfiguration", {})  # noqa: SLF001 - the client turns None into False
-            return Access(
-                location=bucket.location or "",
-                uniform=settings.get("uniformBucketLevelAccess", {}).get("enabled"),
-                public_access_prevention=settings.get("publicAccessPrevention"),
-            )
 
     def permitted(self, permissions: Collection[str]) -> frozenset[str]:
         """Members of `permissions` that we have on this bucket."""

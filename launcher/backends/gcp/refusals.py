@@ -38,7 +38,7 @@ SHIELDED_VM = "constraints/compute.requireShieldedVm"
 TRUSTED_IMAGES = "constraints/compute.trustedImageProjects"
 _POLICY_CURES = {
     SHIELDED_VM: "--secure-boot",
-    TRUSTED_IMAGES: "--vm-image PROJECT/FAMILY of a trusted project (launch doctor gcp names them)",
+    TRUSTED_IMAGES: "--vm-image PROJECT/FAMILY of a trusted project",
     "constraints/compute.vmExternalIpAccess": "--no-external-ip, with create_network in infra/gcp/",
     "constraints/gcp.resourceLocations": "--zone Z --no-fallback, with zones in allowed locations",
 }

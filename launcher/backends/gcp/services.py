@@ -1,6 +1,6 @@
 """Client for services of Google Cloud, over plain REST; used by `launch doctor gcp` and for prices.
 
-The client libraries for Service Usage, Artifact Registry, IAM, Resource Manager and Cloud Billing are not used, because
+The client libraries for Service Usage, IAM, Resource Manager and Cloud Billing are not used, because
 no other part of this program would need them. google.auth and requests are imported inside functions only. No request
 changes anything.
 """
@@ -68,50 +68,11 @@ class Services:
         wanted = "nextPageToken,skus(skuId,description,category,serviceRegions,pricingInfo)"
         yield from self._pages(url, "skus", currencyCode="USD", pageSize="5000", fields=wanted)
 
-    def has_repository(self, name: str) -> bool:
-        """Whether the repository `projects/P/locations/L/repositories/R` exists in Artifact Registry."""
-        return self._ask("GET", f"https://artifactregistry.googleapis.com/v1/{name}") is not None
-
-    def tag_digest(self, repository: str, package: str, tag: str) -> str | None:
-        """Digest of the image with this tag; None if the tag does not exist."""
-        path = f"{repository}/packages/{urllib.parse.quote(package, safe='')}/tags/{tag}"
-        answer = self._ask("GET", f"https://artifactregistry.googleapis.com/v1/{path}")
-        return str(answer["version"]).rpartition("/")[2] if answer else None
-
-    def is_account_disabled(self, email: str) -> bool | None:
-        """Whether the service account with this address is disabled; None if there is none."""
-        answer = self._ask("GET", f"https://iam.googleapis.com/v1/{_account(email)}")
-        return None if answer is None else bool(answer.get("disabled"))
-
-    def may_act_as(self, email: str) -> bool:
-        """Whether the user may start a VM that acts as this service account."""
-        wanted = {"permissions": ["iam.serviceAccounts.actAs"]}
-        answer = self._ask("POST", f"https://iam.googleapis.com/v1/{_account(email)}:testIamPermissions", wanted)
-        return bool(answer and answer.get("permissions"))
-
-    def roles_in_bucket(self, bucket: str, email: str) -> frozenset[str]:
-        """Roles that the bucket itself grants to a service account."""
-        query = f"optionsRequestedPolicyVersion={POLICY_VERSION}"
-        return _roles_of(self._ask("GET", f"https://storage.googleapis.com/storage/v1/b/{bucket}/iam?{query}"), email)
-
-    def roles_in_repository(self, name: str, email: str) -> frozenset[str]:
-        """Roles that a repository of Artifact Registry itself grants to a service account."""
-        url = f"https://artifactregistry.googleapis.com/v1/{name}:getIamPolicy"
-        return _roles_of(self._ask("GET", f"{url}?options.requestedPolicyVersion={POLICY_VERSION}"), email)
-
     def roles_in_project(self, email: str) -> frozenset[str]:
         """Roles that the project grants to a service account; they hold for everything in the project."""
         url = f"https://cloudresourcemanager.googleapis.com/v1/projects/{self.project}:getIamPolicy"
         options = {"options": {"requestedPolicyVersion": POLICY_VERSION}}
         return _roles_of(self._ask("POST", url, options), email)
-
-    def effective_policy(self, constraint: str) -> Mapping[str, Any]:
-        """Effective organisation policy in this project: `booleanPolicy` or `listPolicy`; empty if there is none.
-
-        https://cloud.google.com/resource-manager/reference/rest/v1/projects/getEffectiveOrgPolicy (read 2026-11)
-        """
-        url = f"https://cloudresourcemanager.googleapis.com/v1/projects/{self.project}:getEffectiveOrgPolicy"
-        return self._ask("POST", url, {"constraint": constraint}) or {}
 
     def permissions(self, roles: Collection[str]) -> frozenset[str]:
         """Permissions that these roles grant together."""
@@ -173,16 +134,6 @@ def connect(project: str) -> Services:
         raise ToolError("the package google-auth is missing", hint="pip install 'rooflaunch[gcp]'") from error
     make_session: Any = AuthorizedSession
     return Services(project, make_session(credentials_for(None)))
-
-
-def _account(email: str) -> str:
-    """Resource name of a service account.
-
-    Uses `-` as the project if the address does not contain the project, as for accounts that Google creates.
-    """
-    domain = email.partition("@")[2]
-    project = domain.removesuffix(".iam.gserviceaccount.com") if domain.endswith(".iam.gserviceaccount.com") else "-"
-    return f"projects/{project}/serviceAccounts/{email}"
 
 
 def _roles_of(policy: Mapping[str, Any] | None, email: str) -> frozenset[str]:

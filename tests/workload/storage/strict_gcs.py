@@ -1,7 +1,7 @@
 """Cloud Storage's side of an upload, as its documentation has it, where fake-gcs-server 1.54 is more lenient.
 
 fake-gcs-server stores an object whose crc32c differs from the one that was sent, does not look at ifGenerationMatch of
-a resumable upload, and knows neither testIamPermissions nor a bucket's uniform access. This server knows those, and the
+a resumable upload, and does not know testIamPermissions. This server knows those, and the
 few requests around them; anything else answers 501. Sources: https://cloud.google.com/storage/docs/resumable-uploads,
 /docs/performing-resumable-uploads, /docs/request-preconditions, /docs/json_api/v1/objects/insert.
 """
@@ -63,7 +63,6 @@ class StrictGcs(Fake):
         self.keep_bytes: int | None = None
         self.calls: Counter[str] = Counter()
         self.received_bytes = 0
-        self.access: dict[str, Any] = {"uniformBucketLevelAccess": {"enabled": True}}
         self.permissions: set[str] = set()
         self._generation = 1000
 
@@ -129,9 +128,6 @@ class _Handler(Answering):
                 self._answer("get", lambda: self.fake.describe(name) if name in self.fake.objects else 404)
             elif path.startswith(f"/download{objects}/"):
                 self._media(urllib.parse.unquote(path.removeprefix(f"/download{objects}/")))
-            elif path == f"/storage/v1/b/{BUCKET}":
-                found = {"name": BUCKET, "location": "US-CENTRAL1", "iamConfiguration": self.fake.access}
-                self._answer("bucket", lambda: found)
             elif path == f"/storage/v1/b/{BUCKET}/iam/testPermissions":
                 asked = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)["permissions"]
                 held = [each for each in asked if each in self.fake.permissions]

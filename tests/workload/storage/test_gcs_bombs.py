@@ -10,7 +10,6 @@ import pytest
 from tests.ports import Answering, Fake
 from workload.contract.errors import RooflaunchError
 from workload.storage.address import open_store
-from workload.storage.gcs import Bucket
 from workload.storage.store import Store, StoredObject, TooLongError, UnreachableError
 
 pytestmark = pytest.mark.world
@@ -71,11 +70,6 @@ def _download(store: Store) -> None:
     assert sink.count == len(BOMB), "as stored"
 
 
-def _access(store: Store) -> None:
-    assert isinstance(store, Bucket)
-    store.access()
-
-
 # Question, what it raises where the bomb is an object or an answer, and where it is the text of an error.
 FOREIGN = "another server than Cloud Storage answers at "
 ASKED: dict[str, tuple[Callable[[Store], object], type[RooflaunchError] | None]] = {
@@ -86,7 +80,6 @@ ASKED: dict[str, tuple[Callable[[Store], object], type[RooflaunchError] | None]]
     "folders": (lambda store: store.folders("a/"), UnreachableError),
     "checksum": (lambda store: store.checksum("x"), UnreachableError),
     "write": (lambda store: store.write("x", b"1"), UnreachableError),
-    "access": (_access, UnreachableError),
 }
 
 

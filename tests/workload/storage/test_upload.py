@@ -261,13 +261,6 @@ def test_a_log_in_page_of_the_network(opened: Bucket, monkeypatch: pytest.Monkey
         opened.require_answer("")
 
 
-def test_how_a_bucket_is_set_up(gcs: StrictGcs, opened: Bucket) -> None:
-    gcs.access |= {"publicAccessPrevention": "enforced"}
-    assert opened.access() == bucket.Access(location="US-CENTRAL1", uniform=True, public_access_prevention="enforced")
-    gcs.access.clear()
-    assert opened.access() == bucket.Access(location="US-CENTRAL1", uniform=None, public_access_prevention=None)
-
-
 def test_what_is_permitted(gcs: StrictGcs, opened: Bucket) -> None:
     assert opened.permitted(["storage.objects.get"]) == frozenset()
     gcs.permissions = {"storage.objects.get", "storage.objects.list"}

@@ -6,21 +6,16 @@ from typing import Any
 
 from launcher.backends.gcp import doctor, gpus
 from launcher.backends.gcp.doctor import CloudPorts
-from launcher.backends.gcp.resources import Instance, Quota, VmDisk
+from launcher.backends.gcp.resources import Quota
 from launcher.backends.gcp.services import Services
 from launcher.backends.gcp.settings import Settings
-from launcher.protocol.backend import Listing
 from launcher.protocol.checks import Check
 from launcher.protocol.checks import Health as State
 from tests.launcher.backends.gcp.fake_rest import ACCOUNT, BUCKET, PROJECT, FakeRest
 from workload.contract.errors import RooflaunchError, ToolError
-from workload.storage.gcs import Access
 
-NOW_S = 1_795_000_000
 IMAGE = f"us-central1-docker.pkg.dev/{PROJECT}/rooflaunch/trainer"
 SETTINGS = Settings(project=PROJECT, bucket=BUCKET, repository=IMAGE, service_account=ACCOUNT)
-FAMILY = "ubuntu-accelerator-2204-amd64-with-nvidia-580"
-SET_UP = Access(location="US-CENTRAL1", uniform=True, public_access_prevention="enforced")
 NO_PERMISSION = ToolError("no permission", hint="ask")
 Row = tuple[str, str, str, str]
 
@@ -31,14 +26,7 @@ class StubCompute:
 
     everywhere: Any = field(default_factory=lambda: {"GPUS_ALL_REGIONS": Quota(limit=4, usage=1)})
     regions: Callable[[str], Mapping[str, Quota]] | None = None
-    image: Any = "image-v1"
-    vms: Any = ()
-    left_disks: Any = ()
-    unreachable: tuple[str, ...] = ()
     asked_regions: list[str] = field(default_factory=list)
-
-    def counted(self) -> "StubCompute":
-        return self
 
     def project_quotas(self) -> Any:
         return _given(self.everywhere)
@@ -50,32 +38,14 @@ class StubCompute:
         metrics = {gpu.quota for gpu in gpus.load().values()}
         return {name: Quota(limit=2, usage=1) for each in metrics for name in (each, f"PREEMPTIBLE_{each}")}
 
-    def get_image(self, project: str, family: str) -> Any:
-        assert project
-        assert family
-        return _given(self.image)
-
-    def instances(self) -> Listing[Instance]:
-        return Listing(there=tuple(_given(self.vms)), unreachable=self.unreachable)
-
-    def disks(self) -> Listing[VmDisk]:
-        return Listing(there=tuple(_given(self.left_disks)))
-
-    def now_s(self) -> float:
-        return NOW_S
-
 
 @dataclass
 class StubBucket:
     name: str = BUCKET
     held: Any = doctor.BUCKET_PERMISSIONS
-    set_up: Any = SET_UP
 
     def permitted(self, permissions: Any) -> frozenset[str]:
         return frozenset(_given(self.held)) & frozenset(permissions)
-
-    def access(self) -> Any:
-        return _given(self.set_up)
 
 
 def _given(value: Any) -> Any:
@@ -95,16 +65,13 @@ class World:
     services_error: RooflaunchError | None = None
     compute_error: RooflaunchError | None = None
     endpoint: str | None = None
-    prices: Any = None
 
     def checks(self) -> list[Check]:
         cloud = CloudPorts(
             compute=lambda project: _given(self.compute_error or self.compute) if project == PROJECT else None,  # type: ignore[arg-type,return-value]
             bucket=lambda name: _given(self.bucket) if name == BUCKET else None,
             services=lambda project: _given(self.services_error or Services(project, self.rest)),
-            tags=lambda: {name: f"{name}-0123456789ab" for name in ("cpu", "cuda", "volta")},
             endpoint=self.endpoint,
-            prices=self.prices,
         )
         return list(doctor.checks(lambda: (_given(self.settings), {"project": "option"}), cloud))
 

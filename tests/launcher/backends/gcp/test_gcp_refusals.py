@@ -207,7 +207,7 @@ SEE = "See https://cloud.google.com/resource-manager/docs/organization-policy/or
             (
                 "error: the organisation's policy forbids this VM: "
                 "constraints/compute.trustedImageProjects: {}\nhint: --vm-image PROJECT/FAMILY of a trusted "
-                "project (launch doctor gcp names them)"
+                "project"
             ),
         ),
         (

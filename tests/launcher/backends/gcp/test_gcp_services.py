@@ -9,14 +9,9 @@ from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.services import DisabledError, ForbiddenError, Services
 from tests.launcher.backends.gcp.fake_rest import (
     ACCOUNT,
-    BUCKET,
-    BUCKET_POLICY,
-    DIGEST,
     IAM,
     PROJECT,
     PROJECT_POLICY,
-    REGISTRY,
-    REPOSITORY,
     SERVICES,
     VM_ROLE,
     FakeRest,
@@ -51,45 +46,11 @@ def test_a_project_without_any() -> None:
     assert Services(PROJECT, FakeRest({SERVICES: {}})).enabled() == frozenset()
 
 
-def test_repository_and_tag(rest: FakeRest, asked: Services) -> None:
-    assert asked.has_repository(REPOSITORY)
-    assert asked.tag_digest(REPOSITORY, "trainer", "cpu-0123456789ab") == DIGEST
-    rest.answers[f"GET {REGISTRY}{REPOSITORY}/packages/a%2Fb/tags/x"] = refused("not found", 404)
-    assert asked.tag_digest(REPOSITORY, "a/b", "x") is None
-    rest.answers[f"GET {REGISTRY}{REPOSITORY}"] = refused("not found", 404)
-    assert not asked.has_repository(REPOSITORY)
-
-
-@pytest.mark.parametrize(
-    ("email", "name"),
-    [
-        ("a@p-1.iam.gserviceaccount.com", "projects/p-1/serviceAccounts/a@p-1.iam.gserviceaccount.com"),
-        (
-            "1-compute@developer.gserviceaccount.com",
-            "projects/-/serviceAccounts/1-compute@developer.gserviceaccount.com",
-        ),
-    ],
-)
-def test_service_account(email: str, name: str) -> None:
-    rest = FakeRest({f"GET {IAM}{name}": [{"disabled": True}, {}, refused("none", 404)]})
-    client = Services(PROJECT, rest)
-    assert [client.is_account_disabled(email) for _ in range(3)] == [True, False, None]
-
-
-def test_acting_as_it(rest: FakeRest, asked: Services) -> None:
-    assert asked.may_act_as(ACCOUNT)
-    assert rest.bodies == [{"permissions": ["iam.serviceAccounts.actAs"]}]
-    rest.answers[f"POST {IAM}projects/{PROJECT}/serviceAccounts/{ACCOUNT}:testIamPermissions"] = {}
-    assert not asked.may_act_as(ACCOUNT)
-
-
 def test_roles_and_what_they_allow(rest: FakeRest, asked: Services) -> None:
     assert asked.roles_in_project(ACCOUNT) == {VM_ROLE}
     assert rest.bodies == [{"options": {"requestedPolicyVersion": 3}}], "else bindings with a condition are left out"
-    assert asked.roles_in_repository(REPOSITORY, ACCOUNT) == {"roles/artifactregistry.reader"}
-    rest.answers[BUCKET_POLICY] = policy("roles/storage.objectUser", member="user:rooflaunch-vm@example.com")
-    assert asked.roles_in_bucket(BUCKET, ACCOUNT) == frozenset()
-    assert rest.queries == ["", "options.requestedPolicyVersion=3", "optionsRequestedPolicyVersion=3"]
+    rest.answers[PROJECT_POLICY] = policy("roles/owner", member="user:rooflaunch-vm@example.com")
+    assert asked.roles_in_project(ACCOUNT) == frozenset()
     rest.asked.clear()
     for _ in range(2):
         assert asked.permissions([VM_ROLE]) == {"compute.instances.get", "compute.instances.delete"}
