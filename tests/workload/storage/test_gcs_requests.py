@@ -38,7 +38,6 @@ DOCUMENTED: dict[str, tuple[str, str, set[str], set[str]]] = {
     "objects.get media": ("GET", "/download/storage/v1/b/[^/]+/o/.+", {"alt"}, {"generation", *CONDITIONS}),
     "objects.insert": ("POST", "/upload/storage/v1/b/[^/]+/o", {"uploadType"}, {"name", *CONDITIONS}),
     "resumable chunk": ("PUT", "/upload/storage/v1/b/[^/]+/o", {"uploadType", "upload_id"}, {"name", *CONDITIONS}),
-    "buckets.get": ("GET", "/storage/v1/b/[^/]+", set(), {"projection", "ifMetagenerationMatch"}),
     "buckets.testIamPermissions": ("GET", "/storage/v1/b/[^/]+/iam/testPermissions", {"permissions"}, set()),
 }  # fmt: skip
 EVERYWHERE = {"fields", "prettyPrint", "alt"}
