@@ -98,7 +98,7 @@ def _place_words(environment: Environment, device: str | None) -> list[str] | st
             options = {**node, **on_cpu}
         case _:
             return f"measured by the backend {printable(backend)}, which this version does not know"
-    words = [backend]
+    words: list[str] = [backend]
     for key, value in options.items():
         if key == "device" and value:
             words.append(f"--{value}")
