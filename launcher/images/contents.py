@@ -20,6 +20,9 @@ TABLE = "docker/images.toml"
 DOCKERFILE = "docker/Dockerfile"
 OWN_FILES = (DOCKERFILE, "docker/requirements.txt")
 CODE_SUFFIXES = frozenset({".py", ".toml"})
+# Facts about devices, prices and units: an image has them, but a new row changes neither what a run measures nor what
+# an image is called. So a running sweep keeps the keys of its runs when a GPU is added.
+DATA_ROWS = frozenset(f"workload/contract/{name}.toml" for name in ("big_o", "ncu_units", "peaks", "prices"))
 # Modules of the launcher that a rented machine runs; no backend is among them. A change of any other module makes
 # no new image, so that runs before and after it can be pooled. docker/Dockerfile names the same files; a test
 # compares them.
@@ -103,8 +106,10 @@ class Recipe:
 
     @cached_property
     def inputs_hash(self) -> str:
-        """Hash of our files and the versions, without base, index and commit: the label of an image for this code."""
-        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in self.files.items()}
+        """Hash of our code and the versions, without base, index and commit: the label of an image for this code."""
+        hashes = {
+            name: hashlib.sha256(content).hexdigest() for name, content in self.files.items() if name not in DATA_ROWS
+        }
         return _hash(*_pairs(hashes), *_pairs(self.flavour.versions))
 
     @property
@@ -207,14 +212,14 @@ def write_digest(path: Path, flavour: str, digest: str) -> None:
 
 
 def current_commit() -> str:
-    """Last commit that changed the files of an image, with `-dirty` if the files have changed since.
+    """Last commit that changed the code of an image, with `-dirty` if the files have changed since.
 
     An installed wheel has no git history, so the commit is the one from which the wheel was built.
     """
     root = _root()
     if not (root / ".git").exists():
         return packaged_commit()
-    paths = [*TRAINER_PACKAGES, *OWN_FILES, *AGENT_FILES]
+    paths = [*TRAINER_PACKAGES, *OWN_FILES, *AGENT_FILES, *(f":(exclude){name}" for name in sorted(DATA_ROWS))]
     commit = _git(root, "log", "-1", "--format=%H", "--", *paths)
     changed = _git(root, "status", "--porcelain", "--", *paths)
     return f"{commit}-dirty" if commit and changed else commit

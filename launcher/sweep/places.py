@@ -267,8 +267,11 @@ def _ours(place: Place) -> str:
         inputs = {name: contents.make_recipe(flavour).inputs_hash for name, flavour in contents.load_flavours().items()}
         return f"images {_digest(inputs)}"
     packages = tuple(f"{name}/" for name in contents.TRAINER_PACKAGES)
-    trainer = {name: text for name, text in contents.agent_code().items() if name.startswith(packages)}
-    files = {name: hashlib.sha256(text).hexdigest() for name, text in trainer.items()}
+    files = {
+        name: hashlib.sha256(text).hexdigest()
+        for name, text in contents.agent_code().items()
+        if name.startswith(packages) and name not in contents.DATA_ROWS
+    }
     libraries = {name: _version(name) for name in LIBRARIES} if place.backend == LOCAL else {}
     return f"code {_digest({**files, **libraries})}"
 

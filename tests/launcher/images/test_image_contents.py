@@ -154,6 +154,12 @@ def test_every_change_is_another_tag_but_the_same_code_keeps_its_inputs(
     assert (changed.inputs_hash == RECIPE.inputs_hash) is same_inputs
 
 
+def test_another_row_of_facts_keeps_the_tag() -> None:
+    assert images.agent_code().keys() >= images.DATA_ROWS
+    with_rows = replace(RECIPE, files={**RECIPE.files, **dict.fromkeys(images.DATA_ROWS, b"x = 1")})
+    assert (with_rows.tag, with_rows.inputs_hash) == (RECIPE.tag, RECIPE.inputs_hash)
+
+
 @pytest.mark.parametrize(
     "change", [{"summary": "in other words"}, {"driver": "999.1"}, {"digest": "sha256:ab"}, {"ncu": "2026.3"}]
 )

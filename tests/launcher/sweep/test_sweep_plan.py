@@ -360,9 +360,11 @@ def test_a_process_here_is_its_code_and_its_libraries(monkeypatch: pytest.Monkey
     monkeypatch.setattr(places.importlib.metadata, "version", lambda _: "9.9")
     after = places.code_of(place)
     assert after != before
-    # Another file of the launcher makes no other run; one of the trainer does.
+    # Another file of the launcher or another GPU in the table of peaks makes no other run; code of the trainer does.
     files = contents.agent_code()
-    monkeypatch.setattr(contents, "agent_code", lambda: {**files, "launcher/agent/agent.py": b""})
-    assert places.code_of(place) == after
+    for name in ("launcher/agent/agent.py", "workload/contract/peaks.toml", "workload/contract/prices.toml"):
+        assert name in files
+        monkeypatch.setattr(contents, "agent_code", lambda name=name: {**files, name: b""})
+        assert places.code_of(place) == after
     monkeypatch.setattr(contents, "agent_code", lambda: {**files, "workload/run/train.py": b""})
     assert places.code_of(place) != after
