@@ -110,7 +110,7 @@ class Spec:
     download: Flag = None
     subset: Number = None
     image_size: Number = column()
-    warmup: Number = None
+    warmup: Number = column()
     iterations: Number = column()
     min_seconds: Number = None
     devices: Number = None

@@ -25,6 +25,7 @@ UNLIKE = [
     ("spec__model", "vgg16", "model is 'resnet18'", "'vgg16'"),
     ("spec__batch_size", 64, "batch size is '32'", "'64'"),
     ("spec__image_size", 32, "image size is '224'", "'32'"),
+    ("spec__warmup", 50, "warm-up steps is '10'", "'50'"),
     ("spec__compile", True, "compile is 'no'", "'yes'"),
     ("spec__optimizer", "adam", "optimizer is 'sgd'", "'adam'"),
     ("spec__workers", 4, "workers is '0'", "'4'"),
