@@ -33,7 +33,7 @@ from workload.storage.inventory import (
     wanted_files,
 )
 from workload.storage.names import clashes
-from workload.storage.store import ObjectChangedError, Store, StoredObject, TooLongError, UnreachableError, checksum_of
+from workload.storage.store import Store, StoredObject, TooLongError, UnreachableError, checksum_of
 
 # Largest size of a manifest or record, which are read into memory. A row of a manifest has about 200 bytes: this limit
 # allows 80,000 files.
@@ -307,46 +307,28 @@ class Downloader:
         return files, count
 
     def _download_file(self, folder: Path, wanted: Wanted) -> int:
-        """Download a file under a temporary name, check its content, rename it; return the number of bytes received."""
-        token = hashlib.sha256(wanted.name.encode()).hexdigest()[:16]
-        # A partial file has the version in its name, so that it is continued only with the same content.
-        partial = folder / PARTIAL / f"{token}-{wanted.remote.version}"
+        """Download a file under a temporary name, check its content, rename it; return the number of bytes received.
+
+        A file is downloaded again if it arrives damaged, or if a connection that brought some bytes breaks.
+        """
+        partial = folder / PARTIAL / hashlib.sha256(wanted.name.encode()).hexdigest()[:16]
         partial.parent.mkdir(exist_ok=True)
         count = 0
-        for _ in range(ATTEMPTS):
-            count += self._download(partial, wanted.remote)
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                # `_is_as_wanted` rejects a file that is too long.
+                with suppress(TooLongError), partial.open("wb") as content:
+                    self._store.download(wanted.remote, _Counted(content, self._traffic))
+            except UnreachableError:
+                if attempt == ATTEMPTS or not _size(partial):
+                    raise
+            count += _size(partial)
             if self._is_as_wanted(partial, wanted):
                 target = folder / wanted.name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 partial.replace(target)
                 return count
-            # A partial file of an earlier fetch may be damaged: download the file again from its start.
-            partial.unlink()
         raise BundleError(f"{wanted.name} arrived damaged {ATTEMPTS} times", hint="fetch again")
-
-    def _download(self, partial: Path, listed: StoredObject) -> int:
-        """Complete the partial file; return the bytes received. Reconnects while each connection brings some bytes."""
-        before = _size(partial)
-        if before > listed.bytes:
-            partial.unlink()
-            before = 0
-        partial.touch()
-        start = before
-        while start < listed.bytes:
-            try:
-                # `_is_as_wanted` rejects a file that is too long.
-                with suppress(TooLongError), partial.open("ab") as content:
-                    self._store.download(listed, _Counted(content, self._traffic), start=start)
-            except UnreachableError:
-                if _size(partial) == start:
-                    raise
-            except ObjectChangedError:
-                partial.unlink()
-                raise
-            else:
-                break
-            start = _size(partial)
-        return _size(partial) - before
 
     def _is_as_wanted(self, path: Path, wanted: Wanted) -> bool:
         """Whether the file has the size and checksum that the manifest lists or, without a manifest, the object's."""

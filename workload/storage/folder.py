@@ -7,7 +7,6 @@ writers are removed after a day. Symbolic links below the folder are never follo
 """
 
 import errno
-import hashlib
 import os
 import secrets
 import shlex
@@ -23,7 +22,7 @@ from workload.contract.checksum import crc32c as extend_crc32c
 from workload.contract.errors import BundleError, ToolError, UsageError
 from workload.contract.operating_system import replace_file
 from workload.storage.names import require_safe, why_unsafe
-from workload.storage.ssh_remote import NEW_FLAGS, NO_HARD_LINKS, OPEN_FLAGS, TEMPORARY, entries, walk
+from workload.storage.ssh_remote import NEW_FLAGS, OPEN_FLAGS, TEMPORARY, entries, walk
 from workload.storage.ssh_remote import version as file_version
 from workload.storage.store import (
     MAX_RECORD_BYTES,
@@ -45,9 +44,8 @@ from workload.storage.store import (
 ABANDONED_S = 24 * 3600.0
 # Attempts to read one file, if a network file system reports that the opened file was replaced.
 ATTEMPTS = 3
-# Number of checks whether another writer's claim has ended, and the pause between two checks. A claim lasts
-# milliseconds, unless its writer died.
-CLAIM_LOOKS, CLAIM_PAUSE_S = 40, 0.05
+# Errors of file systems without hard links (FAT, some network and FUSE mounts).
+NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 # Errors of file systems that cannot flush a folder, which is no failure.
 CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM, errno.EBADF)
 # Errors of a disk or file server that fails: the only remedy is to try again.
@@ -126,9 +124,9 @@ class Folder:
         except FileNotFoundError:
             return None
 
-    def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
-        """Write the bytes of an object to `sink`, from byte `start` on. Errors of the sink are not converted."""
-        bounded = BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'")
+    def download(self, listed: StoredObject, sink: Sink) -> None:
+        """Write the bytes of an object to `sink`. Errors of the sink are not converted."""
+        bounded = BoundedSink(sink, listed.bytes, what=f"'{listed.name}'")
         try:
             with self._read_errors(listed.name):
                 source = self._open(listed.name)
@@ -137,7 +135,6 @@ class Folder:
         with source:
             # The version is checked again at the end, for programs that overwrite a file in place, as `cp` does.
             self._require_version(listed, source)
-            source.seek(start)
             while block := self._next_block(listed.name, source):
                 bounded.write(block)
             self._require_version(listed, source)
@@ -372,35 +369,12 @@ def _give_name(temporary: Path, path: Path) -> bool:
         # A network file system repeats a request whose answer was lost: then the existing file is ours.
         return temporary.stat().st_nlink > 1
     except OSError as error:
-        if error.errno not in NO_HARD_LINKS:
-            raise
-        return _claim_name(temporary, path)
-    return True
-
-
-def _claim_name(temporary: Path, path: Path) -> bool:
-    """`_give_name` without hard links: only the process that creates a claim file may rename the temporary file."""
-    token = hashlib.sha256(path.name.encode()).hexdigest()[:16]
-    claim = path.with_name(f".rooflaunch-{token}.claim")
-    for look in range(CLAIM_LOOKS):
-        try:
-            claim.open("xb").close()
-            break
-        except FileExistsError as error:
-            if path.exists():
-                return False
-            if look == CLAIM_LOOKS - 1:
-                raise ToolError(
-                    f"'{path}' is being written by another process, or by one that was killed",
-                    hint=f"run again; if this message stays: rm {shlex.quote(str(claim))}",
-                ) from error
-            time.sleep(CLAIM_PAUSE_S)
-    try:
-        if path.exists():
-            return False
-        temporary.rename(path)
-    finally:
-        claim.unlink(missing_ok=True)
+        if error.errno in NO_HARD_LINKS:
+            raise ToolError(
+                f"the file system of '{path.parent}' has no hard links, which a store needs",
+                hint="a folder on another disk, or a bucket",
+            ) from error
+        raise
     return True
 
 

@@ -153,19 +153,16 @@ class Bucket(CloudBucket):
             )
             return frozenset(held)
 
-    def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
+    def download(self, listed: StoredObject, sink: Sink) -> None:
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 
-        if start >= listed.bytes:
-            return  # an empty range is an error in HTTP
         blob = self._client.bucket(self.name).blob(self._prefix + listed.name)
         try:
             with self._translated():
                 blob.download_to_file(
-                    BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'"),
-                    start=start or None,
+                    BoundedSink(sink, listed.bytes, what=f"'{listed.name}'"),
                     raw_download=True,
-                    checksum=None,  # the whole file is compared on disk, which covers resumed downloads too
+                    checksum=None,  # the whole file is compared on disk
                     if_generation_match=int(listed.version),
                     timeout=self._timeout_s,
                     retry=_retry(self._patience.retry_s),

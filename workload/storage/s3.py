@@ -161,21 +161,21 @@ class Bucket(CloudBucket):
         self.download(StoredObject(name=name, bytes=size, crc32c="", version=_version(answer)), sink)
         return crc32c_text(sink.crc)
 
-    def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
-        counted = CountedSink(BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'"))
+    def download(self, listed: StoredObject, sink: Sink) -> None:
+        counted = CountedSink(BoundedSink(sink, listed.bytes, what=f"'{listed.name}'"))
 
         def attempt() -> None:
             answer = self._client.get_object(
                 Bucket=self.name,
                 Key=self._prefix + listed.name,
                 IfMatch=_etag(listed.version),
-                **({"Range": f"bytes={first}-"} if (first := start + counted.bytes) else {}),
+                **({"Range": f"bytes={counted.bytes}-"} if counted.bytes else {}),
             )
             if _version(answer) != listed.version:
                 raise changed(listed)
             _pass_on(answer, counted)
 
-        while start + counted.bytes < listed.bytes:  # an empty range is an error in HTTP
+        while counted.bytes < listed.bytes:  # an empty range is an error in HTTP
             before = counted.bytes
             try:
                 with self._translated():

@@ -495,7 +495,7 @@ class SshFolder:
 
     def read(self, name: str, *, most_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
         content = io.BytesIO()
-        answer = self._ask("read", content, name=name, start=0, most_bytes=most_bytes, version="")
+        answer = self._ask("read", content, name=name, most_bytes=most_bytes, version="")
         if answer["state"] == "absent":
             return None
         if answer["size"] > most_bytes:
@@ -505,12 +505,12 @@ class SshFolder:
     def checksum(self, name: str) -> str | None:
         """Current CRC-32C of an object, computed here from its downloaded bytes; None if it does not exist."""
         sink = ChecksumSink()
-        answer = self._ask("read", sink, name=name, start=0, most_bytes=None, version="")
+        answer = self._ask("read", sink, name=name, most_bytes=None, version="")
         return None if answer["state"] == "absent" else crc32c_text(sink.crc)
 
-    def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
-        bounded = BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'")
-        answer = self._ask("read", bounded, name=listed.name, start=start, most_bytes=None, version=listed.version)
+    def download(self, listed: StoredObject, sink: Sink) -> None:
+        bounded = BoundedSink(sink, listed.bytes, what=f"'{listed.name}'")
+        answer = self._ask("read", bounded, name=listed.name, most_bytes=None, version=listed.version)
         if answer["state"] != "read":
             raise changed(listed)
 

@@ -16,10 +16,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-TEMPORARY = re.compile(r"\.rooflaunch-[0-9a-f]{16}\.(tmp|claim)")
+TEMPORARY = re.compile(r"\.rooflaunch-[0-9a-f]{16}\.tmp")
 BLOCK_BYTES = 1 << 18
-# Error numbers of file systems without hard links (FAT, some network and FUSE mounts).
-NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 # A link that was created after the check is not followed, and opening a FIFO does not wait for its writer. A system
 # without a flag (Windows) omits it.
 OPEN_FLAGS = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
@@ -104,7 +102,7 @@ def version(facts: os.stat_result) -> str:
 
 
 def read(path: Path, question: dict[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:
-    """Read an object from byte `start` on. If it is absent, changed or too long, return that state and no bytes."""
+    """Read an object. If it is absent, changed or too long, return that state and no bytes."""
     try:
         number = os.open(path, OPEN_FLAGS)
     except (FileNotFoundError, NotADirectoryError):
@@ -114,13 +112,11 @@ def read(path: Path, question: dict[str, Any]) -> tuple[dict[str, Any], Iterable
         return {"state": "absent", "size": 0}, ()
     if question["version"] and question["version"] != version(facts):
         return {"state": "changed", "size": 0}, ()
-    most, start = question["most_bytes"], question["start"]
+    most = question["most_bytes"]
     if most is not None and facts.st_size > most:
         return {"state": "too long", "size": facts.st_size}, ()
-    source = os.fdopen(number, "rb")
-    source.seek(start)
-    size = max(0, facts.st_size - start)
-    return {"state": "read", "size": facts.st_size, "bytes": size}, exactly(source, size)
+    size = facts.st_size
+    return {"state": "read", "size": size, "bytes": size}, exactly(os.fdopen(number, "rb"), size)
 
 
 def exactly(source: BinaryIO, size: int) -> Iterator[bytes]:
@@ -167,12 +163,6 @@ def give_name(temporary: Path, path: Path) -> bool:
         os.link(temporary, path)
     except FileExistsError:
         return False
-    except OSError as error:
-        if error.errno not in NO_HARD_LINKS:
-            raise
-        if path.exists():
-            return False
-        temporary.rename(path)
     return True
 
 

@@ -160,8 +160,8 @@ class Store(Protocol):
         object has this name, `BundleError` if the file differs from its checksum.
         """
 
-    def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
-        """Write the bytes of an object to `sink`, from byte `start` on, in small pieces.
+    def download(self, listed: StoredObject, sink: Sink) -> None:
+        """Write the bytes of an object to `sink`, in small pieces.
 
         Raises `ObjectChangedError` if the object was replaced after it was listed, `TooLongError` if it has more bytes
         than listed.

@@ -29,14 +29,14 @@ class FakeStorage:
     """Holds one bucket's objects.
 
     `before[name]` runs before a download of that object, and may raise or replace it; `break_after[name]` lists after
-    how many bytes the next downloads break off. `downloads` is what was asked for: (name, start).
+    how many bytes the next downloads break off. `downloads` are the names that were asked for.
     """
 
     objects: dict[str, FakeObject] = field(default_factory=dict)
     before: dict[str, Callable[[], None]] = field(default_factory=dict)
     break_after: dict[str, list[int]] = field(default_factory=dict)
     list_error: Exception | None = None
-    downloads: list[tuple[str, int]] = field(default_factory=list)
+    downloads: list[str] = field(default_factory=list)
     _generations: Iterator[int] = field(default_factory=lambda: itertools.count(1001))
 
     def put(self, name: str, content: bytes = b"x") -> None:
@@ -55,7 +55,7 @@ class FakeStorage:
 
     def asked_for(self) -> list[str]:
         """Names of what was downloaded since the last look, without the run's folder."""
-        names = [name.partition("runs/")[2].partition("/")[2] for name, _ in self.downloads]
+        names = [name.partition("runs/")[2].partition("/")[2] for name in self.downloads]
         self.downloads.clear()
         return sorted(names)
 
@@ -100,7 +100,6 @@ class FakeBlob:
         self,
         sink: Any,
         *,
-        start: int | None,
         raw_download: bool,
         checksum: None,
         if_generation_match: int,
@@ -111,22 +110,18 @@ class FakeBlob:
         assert checksum is None
         assert retry._timeout == 20
         assert timeout == (5.0, 8.0)
-        assert start != 0
-        first = start or 0
         storage = self._storage
-        storage.downloads.append((self.name, first))
+        storage.downloads.append(self.name)
         storage.before.get(self.name, lambda: None)()
         held = storage.objects.get(self.name)
         if held is None:
             raise api.NotFound("No such object")
         if held.generation != if_generation_match:
             raise api.PreconditionFailed("conditionNotMet")
-        if first >= len(held.content):
-            raise api.RequestRangeNotSatisfiable("416")
         content = held.content
         breaks = storage.break_after.get(self.name, [])
-        end = first + breaks.pop(0) if breaks else len(content)
-        for offset in range(first, min(end, len(content)), PIECE_BYTES):
+        end = breaks.pop(0) if breaks else len(content)
+        for offset in range(0, min(end, len(content)), PIECE_BYTES):
             sink.write(content[offset : min(offset + PIECE_BYTES, end)])
         self.generation = held.generation
         if end < len(content):

@@ -3,7 +3,6 @@
 A new kind of store adds one `Place` here, and every test of `test_store_contract.py` runs on it.
 """
 
-import errno
 import os
 import urllib.parse
 from collections.abc import Iterator, Sequence
@@ -19,14 +18,6 @@ from tests.workload.storage import s3_server, strict_s3
 from tests.workload.storage.gcs_server import BUCKET
 from workload.storage.address import open_store
 from workload.storage.store import Store
-
-# For a child process: a file system without hard links, as FAT and some network mounts are.
-NO_LINKS = """
-import errno, os
-def _no_link(*_, **__):
-    raise OSError(errno.EPERM, "Operation not permitted")
-os.link = _no_link
-"""
 
 
 class Place(Protocol):
@@ -171,18 +162,3 @@ class FolderOverSsh(Folder):
     def __init__(self, machine: sshd.Machine, name: str) -> None:
         super().__init__(machine.home / name)
         self.address = f"ssh://{machine.host}:{machine.port}/~/{name}"
-
-
-class FolderWithoutLinks(Folder):
-    """As on a file system that has no hard links."""
-
-    preamble = NO_LINKS
-
-
-def refuse_links(patch: pytest.MonkeyPatch) -> None:
-    """Have this process meet a file system without hard links."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    patch.setattr(os, "link", refuse)

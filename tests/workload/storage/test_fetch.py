@@ -286,11 +286,11 @@ def test_many_bundles_are_listed_once_and_each_file_is_asked_for_once(
     assert len(storage.downloads) == 20 * len(FILES), "what is here is compared by the list alone"
 
 
-def test_a_connection_that_breaks_is_continued(stored: FakeStorage, output: Path) -> None:
+def test_a_file_is_downloaded_again_if_its_connection_breaks(stored: FakeStorage, output: Path) -> None:
     name = f"runs/{RUN}/steps.csv"
-    stored.break_after[name] = [10, 9]
+    stored.break_after[name] = [10]
     assert only(fetch_all(stored, output)).state is FetchState.FETCHED
-    assert [start for asked, start in stored.downloads if asked == name] == [0, 10, 19]
+    assert stored.downloads.count(name) == 2
     assert (output / RUN / "steps.csv").read_bytes() == STEPS
 
 
@@ -307,35 +307,10 @@ def test_a_bucket_that_goes_away_ends_the_fetch_and_the_next_one_continues(store
     assert not (output / RUN / "MANIFEST.json").exists()
     stored.downloads.clear()
     outcome = only(fetch_all(stored, output))
-    assert (name, 10) in stored.downloads
+    assert name in stored.downloads
     assert names_in(output / RUN) == FILES
     assert outcome.state is FetchState.FETCHED
     bundle.read(output / RUN)
-
-
-def test_a_piece_with_wrong_bytes_is_thrown_away(stored: FakeStorage, output: Path) -> None:
-    name = f"runs/{RUN}/steps.csv"
-    stored.break_after[name] = [10, 0]
-    fetch_all(stored, output)
-    (piece,) = (output / RUN / ".fetch").iterdir()
-    piece.write_bytes(b"?" * 10)
-    stored.downloads.clear()
-    assert only(fetch_all(stored, output)).state is FetchState.FETCHED
-    assert [start for asked, start in stored.downloads if asked == name] == [10, 0]
-    assert (output / RUN / "steps.csv").read_bytes() == STEPS
-
-
-def test_a_piece_of_an_older_object_is_not_continued(storage: FakeStorage, make: Make, output: Path) -> None:
-    folder = make()
-    storage.put_folder(folder)
-    name = f"runs/{RUN}/steps.csv"
-    storage.break_after[name] = [10, 0]
-    fetch_all(storage, output)
-    storage.put_folder(folder)
-    storage.downloads.clear()
-    assert only(fetch_all(storage, output)).state is FetchState.FETCHED
-    assert (name, 0) in storage.downloads
-    assert names_in(output / RUN) == FILES
 
 
 @pytest.mark.parametrize("gone", [False, True])

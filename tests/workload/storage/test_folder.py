@@ -154,40 +154,17 @@ def test_who_linked_first_knows_so_after_a_lost_answer(
     assert names_in(root) == ["x"]
 
 
-def test_a_claim_that_a_killed_writer_left(store: Folder, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "link", fail_with(errno.EPERM))
-    monkeypatch.setattr(Path, "rename", fail_with(errno.EIO))
-    with pytest.raises(UnreachableError):
-        store.write("x", b"1", if_absent=True)
-    assert names_in(root) == [], "an error cleans up; a kill cannot"
-    monkeypatch.undo()
-    monkeypatch.setattr(os, "link", fail_with(errno.EPERM))
-    claim = root / ".rooflaunch-2d711642b726b044.claim"
-    claim.touch()
-    waits: list[float] = []
-    monkeypatch.setattr(time, "sleep", waits.append)
-    with pytest.raises(ToolError) as caught:
-        store.write("x", b"1", if_absent=True)
-    assert sum(waits) == pytest.approx(1.95)
-    assert caught.value.report() == (
-        f"error: '{root}/x' is being written by another process, or by one that was killed\nhint: run again; "
-        f"if this message stays: rm {claim}"
-    )
-    old_s = time.time() - ABANDONED_S - 60
-    os.utime(claim, (old_s, old_s))
-    assert store.write("x", b"1", if_absent=True) is True
-    assert names_in(root) == ["x"]
-
-
-def test_the_end_of_another_writers_claim_is_waited_for(
+def test_a_file_system_without_hard_links_is_refused(
     store: Folder, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "link", fail_with(errno.EPERM))
-    claim = root / ".rooflaunch-2d711642b726b044.claim"
-    claim.touch()
-    monkeypatch.setattr(time, "sleep", lambda _: claim.unlink())
-    assert store.write("x", b"1", if_absent=True) is True
-    assert names_in(root) == ["x"]
+    with pytest.raises(ToolError) as caught:
+        store.write("x", b"1", if_absent=True)
+    assert caught.value.report() == (
+        f"error: the file system of '{root}' has no hard links, which a store needs\n"
+        "hint: a folder on another disk, or a bucket"
+    )
+    assert names_in(root) == []
 
 
 # What is no file of ours
@@ -251,9 +228,9 @@ def test_a_name_between_other_objects(store: Folder, root: Path, name: str, why:
 
 
 def test_names_that_the_store_uses_itself(store: Folder) -> None:
-    for name in (".rooflaunch-0123456789abcdef.tmp", "a/.rooflaunch-0123456789abcdef.claim/x"):
-        with pytest.raises(BundleError, match=r"^'.*' is not allowed as a name in folder '.*': the store itself uses"):
-            store.write(name, b"1")
+    name = ".rooflaunch-0123456789abcdef.tmp"
+    with pytest.raises(BundleError, match=r"^'.*' is not allowed as a name in folder '.*': the store itself uses"):
+        store.write(name, b"1")
 
 
 def test_a_file_has_the_rights_that_others_of_its_writer_have(store: Folder, root: Path) -> None:

@@ -307,28 +307,6 @@ def test_a_write_whose_answer_was_lost_counts_as_ours(machine: sshd.Machine, con
 
 
 @pytest.mark.world
-def test_a_download_that_breaks_goes_on_where_it_was(machine: sshd.Machine, connection: Connection) -> None:
-    store = SshFolder(connection, "~/big")
-    content = bytes(range(256)) * 20_000
-    store.write("x", content)
-    [listed] = store.objects("")
-
-    class Breaking(io.BytesIO):
-        def write(self, data: object) -> int:
-            machine.cut_off()
-            return super().write(data)  # type: ignore[arg-type]
-
-    half = Breaking()
-    try:
-        store.download(listed, half)
-    except LostError:
-        assert 0 < len(half.getvalue()) < len(content)
-    rest = io.BytesIO()
-    store.download(listed, rest, start=len(half.getvalue()))
-    assert half.getvalue() + rest.getvalue() == content
-
-
-@pytest.mark.world
 def test_links_are_not_followed(machine: sshd.Machine, connection: Connection, tmp_path: Path) -> None:
     store = SshFolder(connection, "~/links")
     store.write("a/x", b"1")
@@ -379,7 +357,7 @@ def test_bundles_come_home_over_connections_that_break(
     store = connect(address)
     download, cut = store.download, set[str]()
 
-    def breaking(listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
+    def breaking(listed: StoredObject, sink: Sink) -> None:
         class Cutting:
             def write(self, data: bytes) -> int:
                 if listed.name not in cut:
@@ -387,7 +365,7 @@ def test_bundles_come_home_over_connections_that_break(
                     machine.cut_off()
                 return sink.write(data)
 
-        download(listed, Cutting(), start=start)
+        download(listed, Cutting())
 
     monkeypatch.setattr(store, "download", breaking)
     report = fetch(store, parse_source(address), tmp_path / "home", jobs=1)

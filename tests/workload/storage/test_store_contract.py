@@ -9,7 +9,6 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from tests.workload.storage.places import Place
 from tests.workload.storage.s3_server import S3Server
 from workload.contract import bundle
 from workload.contract.checksum import crc32c_of
-from workload.contract.errors import BundleError, ToolError
+from workload.contract.errors import BundleError
 from workload.storage.address import open_store, parse_source
 from workload.storage.fetch import FetchReport, FetchState, fetch
 from workload.storage.inventory import SealedRun, sealed_runs, take_stock
@@ -62,7 +61,6 @@ KINDS = [
     pytest.param("s3", marks=pytest.mark.slow),
     pytest.param("moto", marks=pytest.mark.slow),
     "folder",
-    "folder-without-links",
     pytest.param("ssh", marks=pytest.mark.server),
 ]
 
@@ -84,10 +82,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         moto: S3Server = request.getfixturevalue("moto")
         moto.meet(monkeypatch)
         return places.S3Bucket(moto, own_name)
-    if request.param == "folder":
-        return places.Folder(tmp_path / "store")
-    places.refuse_links(monkeypatch)
-    return places.FolderWithoutLinks(tmp_path / "store")
+    return places.Folder(tmp_path / "store")
 
 
 @pytest.fixture
@@ -104,9 +99,9 @@ def listed(store: Store, prefix: str = "") -> dict[str, StoredObject]:
     return {each.name: each for each in store.objects(prefix)}
 
 
-def downloaded(store: Store, name: str, *, start: int = 0) -> bytes:
+def downloaded(store: Store, name: str) -> bytes:
     content = io.BytesIO()
-    store.download(listed(store)[name], content, start=start)
+    store.download(listed(store)[name], content)
     return content.getvalue()
 
 
@@ -173,23 +168,9 @@ def test_of_many_threads_one_wins(store: Store) -> None:
             def write(index: int, name: str = name) -> bool:
                 return store.write(name, b"%d" % index, if_absent=True)
 
-            won = list(pool.map(write_or_lose(write), range(8)))
+            won = list(pool.map(write, range(8)))
             assert won.count(True) == 1
             assert store.read(name) == b"%d" % won.index(True)
-
-
-def write_or_lose(write: Callable[[int], bool]) -> Callable[[int], bool]:
-    """Without hard links a loser may be told that another process is at it."""
-
-    def attempt(index: int) -> bool:
-        try:
-            return write(index)
-        except ToolError as error:
-            if "is being written by another process" in str(error):
-                return False
-            raise
-
-    return attempt
 
 
 @pytest.mark.slow
@@ -287,7 +268,6 @@ def test_a_file_is_stored_once(store: Store, tmp_path: Path) -> None:
     path, checksum = file_of(tmp_path, os.urandom(3_000_000))
     assert store.upload("a/x", path, crc32c=checksum) is True
     assert downloaded(store, "a/x") == path.read_bytes()
-    assert downloaded(store, "a/x", start=2_999_990) == path.read_bytes()[-10:]
     assert store.upload("a/x", path, crc32c=checksum) is False
     path, other = file_of(tmp_path, b"other")
     with pytest.raises(ObjectExistsError, match=r"^another '(.*/)?a/x' is in (bucket|folder) '.*' already$"):
@@ -376,7 +356,7 @@ def test_many_bundles_at_a_time(store: Store, made: Path) -> None:
     for other in others:
         shutil.copytree(made, other)
     with ThreadPoolExecutor(8) as pool:
-        sent = list(pool.map(write_or_lose(lambda index: bool(upload(store, others[index % 4]))), range(8)))
+        sent = list(pool.map(lambda index: bool(upload(store, others[index % 4])), range(8)))
     assert len(sent) == 8
     assert len(listed(store)) == 4 * 5
     assert {downloaded(store, f"runs/{other.name}/steps.csv") for other in others} == {STEPS}
@@ -550,12 +530,12 @@ def test_what_arrives_damaged_comes_once_more(
     store = open_store(source.address)
     download, left = store.download, [times]
 
-    def damaged(listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
+    def damaged(listed: StoredObject, sink: Sink) -> None:
         if listed.name.endswith(name) and left[0]:
             left[0] -= 1
             sink.write(b"?" * listed.bytes)
         else:
-            download(listed, sink, start=start)
+            download(listed, sink)
 
     monkeypatch.setattr(store, "download", damaged)
     (outcome,) = fetch_all(place, tmp_path / "results", store=store).outcomes
@@ -612,11 +592,11 @@ def test_a_fetch_that_is_killed_leaves_no_manifest_and_continues(
         "store = open_store(source.address)\n"
         "left = [int(sys.argv[3])]\n"
         "bring = store.download\n"
-        "def killed(listed, sink, *, start=0):\n"
+        "def killed(listed, sink):\n"
         "    if not left[0]:\n"
         "        sink.write(b'?'); os.kill(os.getpid(), signal.SIGKILL)\n"
         "    left[0] -= 1\n"
-        "    bring(listed, sink, start=start)\n"
+        "    bring(listed, sink)\n"
         "store.download = killed\n"
         "fetch(store, source, pathlib.Path(sys.argv[2]), jobs=1)\n"
     )
