@@ -19,7 +19,7 @@ from workload.contract.errors import NothingToDoError, UsageError
 
 REPORT_SUFFIX = ".ncu-rep"
 # Lines that ncu prints before its table, or column names of the table, quoted or not, in any order.
-NCU_MARKS = re.compile(rb'^==[A-Z]+==|^"?ID"?[,;\t]|"Kernel Name"|(?:^|[,;\t])Kernel Name[,;\t\r\n]', re.MULTILINE)
+NCU_MARKS = re.compile(rb'^==[A-Z]+==|^"?ID"?[,;\t|]|"Kernel Name"|(?:^|[,;\t|])Kernel Name[,;\t|\r\n]', re.MULTILINE)
 LOOKED_AT_BYTES = 1 << 20
 
 

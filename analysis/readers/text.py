@@ -9,7 +9,8 @@ from dataclasses import dataclass
 BINARY = "binary"
 GZIP = b"\x1f\x8b"
 # Bytes and share of zeros that reveal UTF-16 without a byte order mark: every second byte of ASCII is 0.
-LOOKED_AT_BYTES = 4096
+# A header of ncu has some thousand metrics, and its end shows the kind of line ends.
+LOOKED_AT_BYTES = 1 << 16
 UTF16_ZEROS = 0.3
 # Tab; characters below it are control characters, which no text has.
 FIRST_OF_TEXT = 9
@@ -42,8 +43,13 @@ class Decoded:
 
 
 def needs_decoding(head: bytes) -> bool:
-    """Whether a file with this beginning is anything but plain UTF-8 text without a byte order mark."""
-    return head.startswith((GZIP, *_BYTE_ORDER_MARKS)) or _utf16(head) is not None
+    """Whether a file with this beginning is anything but plain UTF-8 lines without a byte order mark."""
+    return head.startswith((GZIP, *_BYTE_ORDER_MARKS)) or _utf16(head) is not None or _has_cr_alone(head)
+
+
+def _has_cr_alone(content: bytes) -> bool:
+    """Whether lines end in a carriage return without a line feed, as spreadsheets of Apple write them."""
+    return b"\r" in content[:LOOKED_AT_BYTES] and b"\n" not in content[:LOOKED_AT_BYTES]
 
 
 def decode(content: bytes) -> Decoded:
@@ -52,6 +58,8 @@ def decode(content: bytes) -> Decoded:
     if content.startswith(GZIP):
         content, remark = _unpacked(content)
         remarks += [remark] if remark else []
+    if _has_cr_alone(content):
+        content = content.replace(b"\r", b"\n")
     encoding = next((name for mark, name in _BYTE_ORDER_MARKS.items() if content.startswith(mark)), None)
     encoding = encoding or _utf16(content[:LOOKED_AT_BYTES]) or "utf-8"
     if encoding == "utf-8":
