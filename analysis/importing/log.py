@@ -139,6 +139,7 @@ def _facts(path: Path, log: Log, user: UserFacts) -> ImportedFacts:
     if log.figures and precision and precision.lower() not in set(Precision):
         # No option can correct a single row of a table.
         precision = None
+    image_size = labels.get("image_size", "")
     device_type = (labels.get("device_type") or "").partition(":")[0].lower()
     return ImportedFacts(
         model=model,
@@ -147,7 +148,9 @@ def _facts(path: Path, log: Log, user: UserFacts) -> ImportedFacts:
         device_name=user.gpu or labels.get("device_name"),
         device_type=device_type if device_type in set(Device) - {Device.AUTO} else None,
         place=labels.get("place"),
+        image_size=user.image_size or (int(image_size) if re.fullmatch(r"\d{1,5}", image_size, re.ASCII) else None),
         torch=labels.get("torch"),
+        unit=labels.get("unit"),
     )
 
 
@@ -304,13 +307,13 @@ def _timing(rows: Sequence[_Step], log: Log) -> tuple[Timing, list[str]]:
 def _wall_s(rows: Sequence[_Step]) -> tuple[float | None, str | None]:
     first, last = rows[0].ended_at_s, rows[-1].ended_at_s
     if all(row.ended_at_s is None for row in rows):
-        return None, "the file has no time stamps: wall time and images/s are unknown"
+        return None, "the file has no time stamps: wall time and throughput are unknown"
     if first is None or last is None:
-        return None, "the first or the last row has no time stamp: wall time and images/s are unknown"
+        return None, "the first or the last row has no time stamp: wall time and throughput are unknown"
     if len(rows) == 1:
-        return None, "the file has a single row: wall time and images/s are unknown"
+        return None, "the file has a single row: wall time and throughput are unknown"
     if last <= first:
-        return None, "the time stamps do not advance: wall time and images/s are unknown"
+        return None, "the time stamps do not advance: wall time and throughput are unknown"
     return last - first, None
 
 

@@ -113,8 +113,9 @@ def _unpacked(content: bytes) -> tuple[bytes, str | None]:
 # --- files that cannot be read
 
 READABLE = (
-    "readable are CSV logs with a row per iteration or per run, logs of pytorch/examples, timm, dllogger and MLPerf,"
-    " traces of torch.profiler, and what ncu (text, --csv, .ncu-rep) and nsys stats --report cuda_gpu_trace write"
+    "readable are CSV logs with a row per iteration or per run, logs of pytorch/examples, timm, torchvision,"
+    " Megatron-LM and nanoGPT, Hugging Face's trainer_state.json, traces of torch.profiler, and what ncu (--csv,"
+    " .ncu-rep) and nsys stats --report cuda_gpu_trace write"
 )
 _NSYS = "nsys stats --report cuda_gpu_trace --format csv FILE > trace.csv"
 # First bytes of a file, or (below) a pattern in its text; the first match wins.
@@ -143,13 +144,17 @@ _TEXTS = (
     (r"(?m)^\"?Time ?\(%\)\"?,|Total Time \(", "a summary of Nsight Systems, without single kernels",
      "nsys stats --report cuda_gpu_trace --format csv REPORT.nsys-rep"),
     (r"==\d+== (?:NVPROF|Profiling)", "output of nvprof", "profile with ncu, or nsys"),
-    (r"utilization\.gpu|\bNVIDIA-SMI\b", "output of nvidia-smi", "import the log of the training instead"),
+    (r"(?m)^\W*(?:\d+: )?DLLL? [{\d]|:::MLLOG", "a log of NVIDIA's dllogger or of MLPerf",
+     "write its figures as a table: gpu,model,precision,batch,img_per_s"),
+    (r'"log_history"', "the state of Hugging Face's Trainer before the end of its training, without times",
+     "import trainer_state.json of the whole training"),
     (r"\d+%\|[^|]*\|\s*\d+/\d+ \[", "a progress bar (tqdm), which redraws itself",
      "let the program print a line per iteration"),
     (r"\bms/step\b|\d+s \d+ms/step", "output of Keras", "log a row per step, with its time"),
     (r"Epoch\s*:?\s*\[?\d+", "a training log without the time of an iteration", "log the time of each iteration"),
     (r"(?m)^(?:import|from|def|class) \w+", "a program", "import what it printed"),
-    (r"\A\s*[\[{]", "a JSON document", "write the log as CSV, with a row per iteration"),
+    (r'\A\s*(?:\{\s*["}]|\[\s*[\[{"\]])', "a JSON document", "write the log as CSV, with a row per iteration"),
+    (r"utilization\.gpu|\bNVIDIA-SMI\b", "output of nvidia-smi", "import the log of the training instead"),
 )  # fmt: skip
 
 

@@ -194,11 +194,9 @@ def _source(path: Path) -> NcuSource:
 
 
 def _as_table(source: NcuSource) -> NcuSource | None:
-    """Convert ncu's printed text, or a trace of Nsight Systems, to the CSV that ncu would have written; else None."""
+    """Convert a trace of Nsight Systems to the CSV that ncu would have written; None for another text."""
     with source.open() as file:
         text = file.read().decode(errors="replace")
-    if profile_text.is_ncu_text(text):
-        return replace(source, content=profile_text.ncu_text_as_csv(text).encode())
     if profile_text.is_gpu_trace(text):
         content = profile_text.gpu_trace_as_csv(text).encode()
         return replace(source, content=content, remarks=(*source.remarks, _ONLY_TIMES))

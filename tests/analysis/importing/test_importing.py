@@ -190,13 +190,13 @@ def test_same_file_again_is_nothing_to_do(tmp_path: Path, results: Path) -> None
 @pytest.mark.parametrize(
     ("rows", "note"),
     [
-        ("0.1,\n0.1,\n", "the file has no time stamps: wall time and images/s are unknown"),
+        ("0.1,\n0.1,\n", "the file has no time stamps: wall time and throughput are unknown"),
         (
             "0.1,1763159640\n0.1,\n",
-            "the first or the last row has no time stamp: wall time and images/s are unknown",
+            "the first or the last row has no time stamp: wall time and throughput are unknown",
         ),
-        ("0.1,1763159640\n0.1,1763159639\n", "the time stamps do not advance: wall time and images/s are unknown"),
-        ("0.1,1763159640\n", "the file has a single row: wall time and images/s are unknown"),
+        ("0.1,1763159640\n0.1,1763159639\n", "the time stamps do not advance: wall time and throughput are unknown"),
+        ("0.1,1763159640\n", "the file has a single row: wall time and throughput are unknown"),
     ],
 )
 def test_unknown_wall_time_gives_no_throughput(tmp_path: Path, results: Path, rows: str, note: str) -> None:
