@@ -20,7 +20,7 @@ from analysis.importing.bundle import (
     seal,
 )
 from analysis.loading import model_work
-from analysis.loading.gpu_names import can_name
+from analysis.loading.gpu_names import can_name, folded
 from analysis.loading.run_row import row_of
 from analysis.readers.logs import iteration_log
 from analysis.readers.logs.iteration_log import Log
@@ -188,9 +188,14 @@ def _is_same(field: str, file_word: str, user_word: str) -> bool:
     """Whether two values of `field` mean the same: `ResNet-50` and `resnet50`, `v100` and `Tesla V100-SXM2-16GB`."""
     if field == "device_name":
         return can_name(user_word, file_word)
-    known = model_work.known_name(file_word) if field == "model" else None
-    is_same_model = known is not None and known == model_work.known_name(user_word)
-    return is_same_model or file_word.lower() == user_word.lower()
+    if field != "model":
+        return file_word.lower() == user_word.lower()
+    known = model_work.known_name(file_word)
+    if known is not None:
+        return known == model_work.known_name(user_word)
+    # A family alone, such as `resnet`, may be any of its models.
+    is_family = model_work.models_named(file_word) == {(folded(file_word), "")}
+    return file_word.lower() == user_word.lower() or (is_family and model_work.may_be_one_model(file_word, user_word))
 
 
 @dataclass(frozen=True, kw_only=True)
