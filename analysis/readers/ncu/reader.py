@@ -104,6 +104,9 @@ def read(path: Path, *, own: Sequence[str] = ()) -> NcuFile:
         launches_on = ", ".join(f"{gpu}: {number}" for gpu, number in gpus.items())
         losses.append(f"launches of {len(gpus)} GPUs are added up ({launches_on})")
     losses += [warning for part in content.tables for warning in part.warnings]
+    trusted = [launches.without_doubtful(part) for part in whole.tables]
+    losses += [sentence for _, sentences in trusted for sentence in sentences]
+    whole = replace(whole, tables=[part for part, _ in trusted])
     frames = [_kernels(part, own) for part in whole.tables]
     durations = [frame["duration_s"].to_numpy() for frame, _ in frames]
     impossible.refuse(content.source, content.original, whole.tables, durations)
