@@ -9,7 +9,7 @@ import itertools
 import math
 import statistics
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -111,10 +111,7 @@ class _Columns:
     losses: tuple[str, ...] = ()
 
     def label(self, name: str, row: Sequence[str]) -> str:
-        """The text of a label in this row; empty if the label is absent.
-
-        Several columns that name the place or the run, such as `env` and `environment`, make one label.
-        """
+        """The text of a label in this row, or empty; all columns that name the place (or the run) make one label."""
         if name not in self.by_field:
             return ""
         where = _all_of(name, self.table.header) if name in {"place", "run"} else [self.by_field[name][1]]
@@ -201,20 +198,19 @@ def _runs(columns: _Columns, batch_size: int | None) -> list[Log]:
     return [_log_of_row(columns, line, row) for line, row in columns.table.rows]
 
 
-def _without_restart(columns: _Columns, rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
+def _without_restart(columns: _Columns, rows: Sequence[_Row]) -> list[Sequence[_Row]]:
     """The rows before and after each place at which the step column starts again, unless a new epoch begins there."""
-    if "step" not in columns.by_field:
-        yield rows
-        return
-    step, epoch = (columns.by_field[name][1] if name in columns.by_field else None for name in ("step", "epoch"))
+    (_, step), (_, epoch) = (columns.by_field.get(name, (None, -1)) for name in ("step", "epoch"))
+    if step < 0:
+        return [rows]
     numbers = [float(cell) if NUMBER.fullmatch(cell := row[step].strip()) else math.nan for _, row in rows]
-    begin = 0
-    for index in range(1, len(rows)):
-        starts_again = numbers[index - 1] > numbers[index] == numbers[0]
-        if starts_again and (epoch is None or rows[index - 1][1][epoch] == rows[index][1][epoch]):
-            yield rows[begin:index]
-            begin = index
-    yield rows[begin:]
+    cuts = [
+        index
+        for index in range(1, len(rows))
+        if numbers[index - 1] > numbers[index] == numbers[0]
+        and (epoch < 0 or rows[index - 1][1][epoch] == rows[index][1][epoch])
+    ]
+    return [rows[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(rows)])]
 
 
 def _with_unread_words(log: Log, table: ForeignTable, rows: Sequence[_Row]) -> Log:
@@ -224,8 +220,8 @@ def _with_unread_words(log: Log, table: ForeignTable, rows: Sequence[_Row]) -> L
         if name not in log.ignored:
             continue
         words, all_words = (dict.fromkeys(row[index].strip() for _, row in some) for some in (rows, table.rows))
-        few = 1 < len(all_words) <= len(table.rows) / FEW_ROWS
-        if not few or all(NUMBER.fullmatch(word) or word.lower() in ABSENT for word in all_words):
+        is_few = 1 < len(all_words) <= len(table.rows) / FEW_ROWS
+        if not is_few or all(NUMBER.fullmatch(word) or word.lower() in ABSENT for word in all_words):
             continue
         if len(words) > 1:
             losses.append(f"column '{name[:80]}' is not read; it may separate the rows of this run: {_shown([*words])}")

@@ -143,8 +143,8 @@ def test_a_step_column_that_the_stamps_deny_is_refused() -> None:
     rows = [f"{10 * number},200,{BEGIN + 0.2 * number:.1f}" for number in range(12)]
     assert refusal(table(*rows, header="step,iter_time_ms,timestamp"), batch_size=64) == (
         "error: 'log.csv' contradicts itself: its column step advances by 10 a row, and 10 iterations of 0.2 s do not"
-        " fit into the 0.2 s between its time stamps\nhint: if each row is an iteration, remove the column step; if each"
-        " time is that of 10 iterations together, divide the times by 10"
+        " fit into the 0.2 s between its time stamps\nhint: if each row is an iteration, remove the column step; if"
+        " each time is that of 10 iterations together, divide the times by 10"
     )
 
 
