@@ -12,10 +12,12 @@ from analysis.loading.gpu_names import gpus_named
 from analysis.loading.model_work import may_be_one_model, models_named
 from analysis.summary import costs
 
-# Names of models that look like a batch size, such as `vit_b_16`, `efficientnet_b0`: removed before BATCH is searched.
-LIKE_A_BATCH = re.compile(r"(vit|efficientnet|swin)([-_]?v2)?[-_]?[a-z]{1,5}[-_]?\d+", re.IGNORECASE)
-# NVIDIA's B100, B200 and B300 are GPUs.
-BATCH = re.compile(r"(?<![a-z])(?:b(?![123]00(?!\d))|bs|batch)[-_]?(\d+)(?![0-9])", re.IGNORECASE)
+# Names of models and GPUs that look like a batch size, such as `vit_b_16`, `efficientnet_b0`, `b200`: removed before
+# BATCH is searched.
+LIKE_A_BATCH = re.compile(
+    r"(vit|efficientnet|swin)([-_]?v2)?[-_]?[a-z]{1,5}[-_]?\d+|(?<![a-z])b[123]00(?!\d)", re.IGNORECASE
+)
+BATCH = re.compile(r"(?<![a-z])(?:b|bs|batch)[-_]?(\d+)(?![0-9])", re.IGNORECASE)
 # NVIDIA, developer.nvidia.com/cuda-gpus and /cuda-legacy-gpus, read 2026-11.
 COMPUTE_CAPABILITY = {
     "p4": "6.1",
