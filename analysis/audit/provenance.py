@@ -1,6 +1,5 @@
 """Rules on the facts about a run: labels, versions, prices, and facts that an imported file lacks."""
 
-import itertools
 import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
@@ -10,14 +9,14 @@ from analysis.audit.rule import AuditEvidence, Hit, Rule, Severity, each_case
 from analysis.loading import units
 from analysis.loading.cases import Case
 from analysis.loading.gpu_names import gpus_named
+from analysis.loading.model_work import may_be_one_model, models_named
 from analysis.summary import costs
 
-MODEL = re.compile(
-    r"(resnet|vgg|densenet|alexnet|googlenet|squeezenet|mobilenet|efficientnet|convnext|vit|swin|inception)[-_]?(\d*)",
-    re.IGNORECASE,
+# Names of models and GPUs that look like a batch size, such as `vit_b_16`, `efficientnet_b0`, `b200`: removed before
+# BATCH is searched.
+LIKE_A_BATCH = re.compile(
+    r"(vit|efficientnet|swin)([-_]?v2)?[-_]?[a-z]{1,5}[-_]?\d+|(?<![a-z])b[123]00(?!\d)", re.IGNORECASE
 )
-# Names of models that look like a batch size, such as `vit_b_16`, `efficientnet_b0`: removed before BATCH is searched.
-LIKE_A_BATCH = re.compile(r"(vit|efficientnet|swin)([-_]?v2)?[-_]?[a-z]{1,5}[-_]?\d+", re.IGNORECASE)
 BATCH = re.compile(r"(?<![a-z])(?:b|bs|batch)[-_]?(\d+)(?![0-9])", re.IGNORECASE)
 # NVIDIA, developer.nvidia.com/cuda-gpus and /cuda-legacy-gpus, read 2026-11.
 COMPUTE_CAPABILITY = {
@@ -97,19 +96,13 @@ def _labels(case: Case) -> Iterator[tuple[str, str]]:
 def _configuration_labels(case: Case) -> Iterator[str]:
     """Texts on a model or a batch size in an imported file's name that differs from that of the run."""
     name = case["imported_file"] or ""
-    models, own = ({(family.lower(), size) for family, size in MODEL.findall(text)} for text in (name, case["model"]))
-    if models and own and not any(_may_be_one(*pair) for pair in itertools.product(models, own)):
-        named = ", ".join(sorted(f"{family}{size}" for family, size in models))
+    if not may_be_one_model(name, case["model"]):
+        named = ", ".join(sorted(f"{family}{size}" for family, size in models_named(name)))
         yield f"the file '{name}' names {named}, the run is of '{case['model']}'"
     batches = {int(number) for number in BATCH.findall(LIKE_A_BATCH.sub("", name))}
     if batches and case["batch_size"] not in batches:
         numbers = ", ".join(map(str, sorted(batches)))
         yield f"the file '{name}' names batch size {numbers}, the run has {case['batch_size']}"
-
-
-def _may_be_one(first: tuple[str, str], second: tuple[str, str]) -> bool:
-    """Whether two names (family, size) may mean the same model; a family without a size matches all sizes."""
-    return first[0] == second[0] and (first[1] == second[1] or not (first[1] and second[1]))
 
 
 _EACH_LABEL = each_case(labels_disagree)

@@ -12,7 +12,7 @@ from workload.contract.environment_record import DeviceFacts, Environment, Softw
 from workload.contract.errors import UsageError
 from workload.contract.import_record import GivenByUser, Imported
 from workload.contract.profile_record import ProfileResult
-from workload.contract.record import Record, Spec, Status, Timing
+from workload.contract.record import Record, ScriptFacts, Spec, Status, Timing
 from workload.contract.spec import Precision
 
 # Larger batch sizes are a mistake: the largest batch sizes ever published have five digits.
@@ -61,7 +61,10 @@ class UserFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedFacts:
-    """Facts about an imported run, from the file and from the user; None if unknown."""
+    """Facts about an imported run, from the file and from the user; None if unknown.
+
+    `unit`: what batch size and throughput count, if not images.
+    """
 
     model: str
     batch_size: int
@@ -71,6 +74,7 @@ class ImportedFacts:
     place: str | None
     image_size: int | None = None
     torch: str | None = None
+    unit: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +140,7 @@ def new_record(
         iterations=measured,
         dataset=user.dataset,
         image_size=user.image_size or facts.image_size,
+        script=ScriptFacts(unit=facts.unit) if facts.unit else None,
     )
     known = [name for name, value in vars(spec).items() if value is not None]
     place, torch = facts.place or facts.device_name or "imported", user.torch or facts.torch

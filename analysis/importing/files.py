@@ -12,14 +12,18 @@ from analysis.importing import log
 from analysis.importing.bundle import File, UserFacts
 from analysis.readers import tables
 from analysis.readers.logs import iteration_log
-from analysis.readers.profile_text import is_gpu_trace, is_ncu_text
+from analysis.readers.profile_text import is_gpu_trace
 from analysis.readers.text import GZIP, Decoded, decode
 from analysis.readers.traces import kineto
 from workload.contract.errors import NothingToDoError, UsageError
 
 REPORT_SUFFIX = ".ncu-rep"
-# Lines that ncu prints before its table, or column names of the table, quoted or not, in any order.
-NCU_MARKS = re.compile(rb'^==[A-Z]+==|^"?ID"?[,;\t]|"Kernel Name"|(?:^|[,;\t])Kernel Name[,;\t\r\n]', re.MULTILINE)
+# Lines that ncu prints before its table or without --csv, or column names of the table, quoted or not, in any order.
+NCU_MARKS = re.compile(
+    rb'^==[A-Z]+==|^"?ID"?[,;\t|]|"Kernel Name"|(?:^|[,;\t|])Kernel Name[,;\t|\r\n]'
+    rb"|, Context \d+, Stream \d+",
+    re.MULTILINE,
+)
 LOOKED_AT_BYTES = 1 << 20
 
 
@@ -78,4 +82,4 @@ def _is_ncu(file: File) -> bool:
     start = decode(head).content[:LOOKED_AT_BYTES]
     text = start.decode(errors="replace")
     begins_as_log = tables.find_header(text.split("\n", 1)[0], iteration_log.is_log) is not None
-    return not begins_as_log and bool(NCU_MARKS.search(start) or is_ncu_text(text) or is_gpu_trace(text))
+    return not begins_as_log and bool(NCU_MARKS.search(start) or is_gpu_trace(text))

@@ -20,7 +20,7 @@ from analysis.importing.bundle import (
     seal,
 )
 from analysis.loading import model_work
-from analysis.loading.gpu_names import can_name
+from analysis.loading.gpu_names import can_name, folded
 from analysis.loading.run_row import row_of
 from analysis.readers.logs import iteration_log
 from analysis.readers.logs.iteration_log import Log
@@ -139,6 +139,7 @@ def _facts(path: Path, log: Log, user: UserFacts) -> ImportedFacts:
     if log.figures and precision and precision.lower() not in set(Precision):
         # No option can correct a single row of a table.
         precision = None
+    image_size = labels.get("image_size", "")
     device_type = (labels.get("device_type") or "").partition(":")[0].lower()
     return ImportedFacts(
         model=model,
@@ -147,7 +148,9 @@ def _facts(path: Path, log: Log, user: UserFacts) -> ImportedFacts:
         device_name=user.gpu or labels.get("device_name"),
         device_type=device_type if device_type in set(Device) - {Device.AUTO} else None,
         place=labels.get("place"),
+        image_size=user.image_size or (int(image_size) if re.fullmatch(r"\d{1,5}", image_size, re.ASCII) else None),
         torch=labels.get("torch"),
+        unit=labels.get("unit"),
     )
 
 
@@ -185,9 +188,14 @@ def _is_same(field: str, file_word: str, user_word: str) -> bool:
     """Whether two values of `field` mean the same: `ResNet-50` and `resnet50`, `v100` and `Tesla V100-SXM2-16GB`."""
     if field == "device_name":
         return can_name(user_word, file_word)
-    known = model_work.known_name(file_word) if field == "model" else None
-    is_same_model = known is not None and known == model_work.known_name(user_word)
-    return is_same_model or file_word.lower() == user_word.lower()
+    if field != "model":
+        return file_word.lower() == user_word.lower()
+    known = model_work.known_name(file_word)
+    if known is not None:
+        return known == model_work.known_name(user_word)
+    # A family alone, such as `resnet`, may be any of its models.
+    is_family = model_work.models_named(file_word) == {(folded(file_word), "")}
+    return file_word.lower() == user_word.lower() or (is_family and model_work.may_be_one_model(file_word, user_word))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,13 +312,13 @@ def _timing(rows: Sequence[_Step], log: Log) -> tuple[Timing, list[str]]:
 def _wall_s(rows: Sequence[_Step]) -> tuple[float | None, str | None]:
     first, last = rows[0].ended_at_s, rows[-1].ended_at_s
     if all(row.ended_at_s is None for row in rows):
-        return None, "the file has no time stamps: wall time and images/s are unknown"
+        return None, "the file has no time stamps: wall time and throughput are unknown"
     if first is None or last is None:
-        return None, "the first or the last row has no time stamp: wall time and images/s are unknown"
+        return None, "the first or the last row has no time stamp: wall time and throughput are unknown"
     if len(rows) == 1:
-        return None, "the file has a single row: wall time and images/s are unknown"
+        return None, "the file has a single row: wall time and throughput are unknown"
     if last <= first:
-        return None, "the time stamps do not advance: wall time and images/s are unknown"
+        return None, "the time stamps do not advance: wall time and throughput are unknown"
     return last - first, None
 
 

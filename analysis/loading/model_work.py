@@ -6,6 +6,8 @@ only.
 
 import csv
 import functools
+import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,10 @@ _ALIASES = {
     "mobilenetv3small100": "mobilenet_v3_small",
     "wideresnet502": "wide_resnet50_2",
 }
+_FAMILY = re.compile(
+    r"(resnet|vgg|densenet|alexnet|googlenet|squeezenet|mobilenet|efficientnet|convnext|vit|swin|inception)[-_]?(\d*)",
+    re.IGNORECASE,
+)
 # Bytes that GradScaler adds: one pass over all gradients, 4 bytes of each parameter read and written.
 _SCALER_BYTES_PER_PARAMETER = 8
 
@@ -109,6 +115,17 @@ def known_name(name: str) -> str | None:
 @functools.cache
 def _names() -> Mapping[str, str]:
     return {folded(model): model for model, _ in table()}
+
+
+def models_named(text: str) -> set[tuple[str, str]]:
+    """Families of models in a text, each with its size or an empty text."""
+    return {(family.lower(), size) for family, size in _FAMILY.findall(text)}
+
+
+def may_be_one_model(first: str, second: str) -> bool:
+    """Whether two texts may name the same model: a family without a size matches all sizes, and no name all models."""
+    pairs = list(itertools.product(models_named(first), models_named(second)))
+    return not pairs or any(a == b or (a[0] == b[0] and "" in {a[1], b[1]}) for a, b in pairs)
 
 
 def find(model: str, image_size: float | None) -> ModelWork | None:

@@ -1,129 +1,21 @@
-"""Convert ncu's printed output and traces of Nsight Systems to ncu's CSV. Standard library only.
+"""Convert traces of Nsight Systems to ncu's CSV. Standard library only.
 
-`ncu` without `--csv`: a line names the launch. Tables below it have a metric per line in three columns, whose widths
-follow from a line of dashes above them. Nsight Compute 2020 to 2025 differ in the launch's line and in whether columns
-have names. `nsys stats --report cuda_gpu_trace --format csv`: a row per kernel, with its time and no counters.
+`nsys stats --report cuda_gpu_trace --format csv`: a row per kernel, with its time and no counters.
 """
 
 import csv
 import io
-import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.readers.tables import DELIMITERS, repeated_rows, split_line, without_second_half
-from workload.contract.ncu_csv import ID, METRIC, NAME, PROCESS, UNIT, VALUE
-from workload.contract.text import counted
+from analysis.readers.tables import DELIMITERS, split_line, without_second_half
+from workload.contract.ncu_csv import ID, NAME, PROCESS
 
-_LAUNCHED = (ID, PROCESS, NAME, "Block Size", "Grid Size", "Device")
-_LONG = (*_LAUNCHED, "CC", METRIC, UNIT, VALUE)
-_WIDE = (*_LAUNCHED, "device__attribute_display_name", "gpu__time_duration.sum")
-
-
-def _csv(messages: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    out = io.StringIO()
-    out.writelines(f"{message}\n" for message in messages)
-    csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(rows)
-    return out.getvalue()
-
-
-# --- ncu without --csv
-
-_LAUNCH = re.compile(
-    r"^\s+(?P<name>\S.*?)"
-    r"(?: \((?P<grid>\d+, \d+, \d+)\)x\((?P<block>\d+, \d+, \d+)\))?"
-    r"(?:, \d{4}-\w{3}-\d{2} [\d:]+)?"
-    r", Context \d+, Stream \d+(?:, Device (?P<device>\d+), CC (?P<capability>\d+\.\d+))?\s*$"
+_WIDE = (
+    *(ID, PROCESS, NAME, "Block Size", "Grid Size", "Device"),
+    *("device__attribute_display_name", "gpu__time_duration.sum"),
 )
-_PROCESS = re.compile(r"^\[(\d+)\] \S.*@\S+\s*$")
-_RULER = re.compile(r"^(\s*)(-{3,}) (-{3,}) (-{3,})\s*$")
-_MARK = "(!)"
-_OF_TIME = re.compile(r"Duration|Elapsed Cycles|time_duration|cycles_elapsed")
-# Number of words in a metric's line, without and with a unit.
-_WITHOUT_UNIT, _WITH_UNIT = 2, 3
-_MESSAGE = "=="
-
-
-def is_ncu_text(text: str) -> bool:
-    """Whether the text has a launch with a table below it."""
-    return ", Context " in text and next(_rows(text), None) is not None
-
-
-def ncu_text_as_csv(text: str) -> str:
-    """CSV in ncu's long layout: ncu's messages, then a row per launch and metric. Repeated launches are left out."""
-    messages = [line for line in text.splitlines() if line.startswith(_MESSAGE)]
-    once, is_doubled = without_second_half(text)
-    launches = [list(rows) for _, rows in itertools.groupby(_rows(once), key=lambda row: row[0])]
-    repeated = set(repeated_rows([_figures(rows) for rows in launches], [_times(rows) for rows in launches]))
-    number = len(repeated) + len(launches) * is_doubled
-    if number:
-        messages.append(
-            f"==WARNING== {counted(number, 'kernel')} a second time in the file (same figures): each is counted once"
-        )
-    kept = (rows for index, rows in enumerate(launches) if index not in repeated)
-    return _csv(messages, [_LONG, *((str(launch), *row[1:]) for launch, rows in enumerate(kept) for row in rows)])
-
-
-def _figures(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    return tuple(row[1:] for row in rows)
-
-
-def _times(rows: Sequence[tuple[str, ...]]) -> str:
-    """Duration and cycles of a launch as one text: figures that differ between launches of one kernel."""
-    return " ".join(row[-1] for row in rows if _OF_TIME.search(row[-3]))
-
-
-def _rows(text: str) -> Iterator[tuple[str, ...]]:
-    number, process = -1, ""
-    identity: tuple[str, ...] | None = None
-    columns: tuple[int, int, int] | None = None
-    for line in text.splitlines():
-        if ruler := _RULER.match(line):
-            indent, name, unit = (len(part) for part in ruler.groups()[:3])
-            columns = (indent, indent + name, indent + name + 1 + unit)
-        elif launch := _LAUNCH.match(line):
-            number += 1
-            columns = None
-            block, grid = (f"({launch[which]})" if launch[which] else "" for which in ("block", "grid"))
-            identity = (
-                str(number),
-                process,
-                launch["name"],
-                block,
-                grid,
-                launch["device"] or "",
-                launch["capability"] or "",
-            )
-        elif process_line := _PROCESS.match(line):
-            process, identity, columns = process_line[1], None, None
-        elif not line.strip():
-            columns = None
-        elif identity and columns and not line.strip().startswith("Metric Name"):
-            cells = _cells(line, columns)
-            if cells:
-                yield (*identity, *cells)
-
-
-def _cells(line: str, columns: tuple[int, int, int]) -> tuple[str, str, str] | None:
-    """Name, unit and value of a metric's line, split by column widths, or by words if a cell exceeds its column."""
-    start, unit, value = columns
-    if line[:start].strip() == "" and line[unit : unit + 1] in {" ", ""} and line[value : value + 1] in {" ", ""}:
-        cells = (line[start:unit].strip(), line[unit:value].strip(), line[value:].strip())
-    else:
-        words = line.replace(_MARK, " ").split()
-        if len(words) not in {_WITHOUT_UNIT, _WITH_UNIT}:
-            return None
-        cells = (words[0], words[1] if len(words) == _WITH_UNIT else "", words[-1])
-    name, unit_text, number = cells
-    # ncu marks metrics that it could not measure.
-    if unit_text == _MARK:
-        unit_text = ""
-    return (name, unit_text, number.replace(_MARK, "").strip()) if name and number else None
-
-
-# --- nsys
-
 _START, _DURATION = re.compile(r"Start ?\(\w+\)"), re.compile(r"Duration ?\((\w+)\)")
 _HEADER = re.compile(r"^.*Duration ?\(\w+\).*$", re.MULTILINE)
 # Units of nsys in ncu's spelling; `--timeunit` chooses one.
@@ -200,7 +92,10 @@ def gpu_trace_as_csv(text: str) -> str:
     if broken:
         messages.append(f"==WARNING== {broken} broken rows left out: the file is cut off or damaged")
     units = ["" for _ in _WIDE[:-1]] + [_UNITS.get(header.unit, header.unit)]
-    return _csv(messages, [_WIDE, units, *kernels])
+    out = io.StringIO()
+    out.writelines(f"{message}\n" for message in messages)
+    csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([_WIDE, units, *kernels])
+    return out.getvalue()
 
 
 def _kernel(number: int, row: Sequence[str], header: _TraceHeader) -> tuple[str, ...]:

@@ -1,21 +1,23 @@
-"""Parse a table of text cells with any delimiter and decimal mark, and detect repetitions. Standard library only."""
+"""Parse a table of text cells with any delimiter, and detect repetitions. Standard library only."""
 
 import csv
 import io
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from workload.contract.errors import UsageError
 
 DELIMITERS = (",", ";", "\t", "|")
 # With more lines of output before the table, a file is a log that contains a table.
 MOST_LINES_BEFORE = 200
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
+# Range of Unix time from 2001 to 2286, in seconds and in milliseconds.
+UNIX_S, UNIX_MS = (1e9, 1e10), (1e12, 1e13)
 # Pandas' names for the column of row numbers; the name is empty in a file that pandas wrote.
 PANDAS_INDEX = frozenset({"", "unnamed: 0"})
-_COMMA_NUMBER = re.compile(r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?", re.ASCII)
-_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,33 +104,28 @@ def read(text: str, *, file: str, is_header: Callable[[Sequence[str]], bool]) ->
     return ForeignTable(kind="csv", header=header, rows=rows, cut=int(cut), remarks=tuple(remarks))
 
 
-def plain_numbers(cells: Iterable[str], *, file: str) -> Callable[[str], str]:
-    """A function that rewrites the text of a number with a decimal point and without thousands marks.
+def unix_time(text: str) -> tuple[float, bool]:
+    """Unix time in seconds of a cell, and whether it gives its time zone; a time without a zone is read as UTC.
 
-    `cells`: all cells of the file, which show whether its commas are decimal marks or thousands marks. Raises
-    `UsageError` if they can be both.
+    Raises `ValueError`, whose text says why the cell is no time.
     """
-    with_comma = {cell.strip() for cell in cells if "," in cell}
-    if not with_comma:
-        return str.strip
-    numbers = sorted(cell for cell in with_comma if _COMMA_NUMBER.fullmatch(cell) or _THOUSANDS.fullmatch(cell))
-    decimal = [cell for cell in numbers if not _THOUSANDS.fullmatch(cell)]
-    grouped = [cell for cell in numbers if not _COMMA_NUMBER.fullmatch(cell)]
-    if decimal and grouped:
-        raise UsageError(
-            f"'{file}': the comma is a decimal mark in '{decimal[0]}' and separates thousands in '{grouped[0]}'",
-            hint="write all numbers in the same format",
-        )
-    if decimal:
-        return lambda cell: cell.strip().replace(",", ".") if _COMMA_NUMBER.fullmatch(cell.strip()) else cell.strip()
-    if grouped:
-        return lambda cell: cell.strip().replace(",", "") if _THOUSANDS.fullmatch(cell.strip()) else cell.strip()
-    if numbers:
-        raise UsageError(
-            f"'{file}': the comma in '{numbers[0]}' may be a decimal mark or separate thousands",
-            hint="write numbers with a decimal point, for example 1234.5",
-        )
-    return str.strip
+    if NUMBER.fullmatch(text.replace(",", ".")):
+        value = float(text.replace(",", "."))
+        if UNIX_S[0] <= value < UNIX_S[1]:
+            return value, True
+        if UNIX_MS[0] <= value < UNIX_MS[1]:
+            return value / 1e3, True
+        raise ValueError("is no Unix time in seconds or milliseconds")
+    try:
+        # Python's `logging` writes a comma before milliseconds; some logs have slashes between year, month and day.
+        parsed = datetime.fromisoformat(re.sub(r"^(\d{4})/(\d\d)/(\d\d)", r"\1-\2-\3", text).replace(",", "."))
+    except ValueError as error:
+        raise ValueError("is neither Unix time nor ISO 8601") from error
+    has_zone = parsed.tzinfo is not None
+    value = (parsed if has_zone else parsed.replace(tzinfo=UTC)).timestamp()
+    if not UNIX_S[0] <= value < UNIX_S[1]:
+        raise ValueError("is an impossible date")
+    return value, has_zone
 
 
 # --- repetitions: a text that was appended to itself, and rows that are repeated further down

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 BINARY = "binary"
 GZIP = b"\x1f\x8b"
 # Bytes and share of zeros that reveal UTF-16 without a byte order mark: every second byte of ASCII is 0.
-LOOKED_AT_BYTES = 4096
+# A header of ncu has some thousand metrics, and its end shows the kind of line ends.
+LOOKED_AT_BYTES = 1 << 16
 UTF16_ZEROS = 0.3
 # Tab; characters below it are control characters, which no text has.
 FIRST_OF_TEXT = 9
@@ -42,8 +43,13 @@ class Decoded:
 
 
 def needs_decoding(head: bytes) -> bool:
-    """Whether a file with this beginning is anything but plain UTF-8 text without a byte order mark."""
-    return head.startswith((GZIP, *_BYTE_ORDER_MARKS)) or _utf16(head) is not None
+    """Whether a file with this beginning is anything but plain UTF-8 lines without a byte order mark."""
+    return head.startswith((GZIP, *_BYTE_ORDER_MARKS)) or _utf16(head) is not None or _has_cr_alone(head)
+
+
+def _has_cr_alone(content: bytes) -> bool:
+    """Whether lines end in a carriage return without a line feed, as spreadsheets of Apple write them."""
+    return b"\r" in content[:LOOKED_AT_BYTES] and b"\n" not in content[:LOOKED_AT_BYTES]
 
 
 def decode(content: bytes) -> Decoded:
@@ -52,6 +58,8 @@ def decode(content: bytes) -> Decoded:
     if content.startswith(GZIP):
         content, remark = _unpacked(content)
         remarks += [remark] if remark else []
+    if _has_cr_alone(content):
+        content = content.replace(b"\r", b"\n")
     encoding = next((name for mark, name in _BYTE_ORDER_MARKS.items() if content.startswith(mark)), None)
     encoding = encoding or _utf16(content[:LOOKED_AT_BYTES]) or "utf-8"
     if encoding == "utf-8":
@@ -105,8 +113,9 @@ def _unpacked(content: bytes) -> tuple[bytes, str | None]:
 # --- files that cannot be read
 
 READABLE = (
-    "readable are CSV logs with a row per iteration or per run, logs of pytorch/examples, timm, dllogger and MLPerf,"
-    " traces of torch.profiler, and what ncu (text, --csv, .ncu-rep) and nsys stats --report cuda_gpu_trace write"
+    "readable are CSV logs with a row per iteration or per run, logs of pytorch/examples, timm, torchvision,"
+    " Megatron-LM and nanoGPT, Hugging Face's trainer_state.json, traces of torch.profiler, and what ncu (--csv,"
+    " .ncu-rep) and nsys stats --report cuda_gpu_trace write"
 )
 _NSYS = "nsys stats --report cuda_gpu_trace --format csv FILE > trace.csv"
 # First bytes of a file, or (below) a pattern in its text; the first match wins.
@@ -135,13 +144,17 @@ _TEXTS = (
     (r"(?m)^\"?Time ?\(%\)\"?,|Total Time \(", "a summary of Nsight Systems, without single kernels",
      "nsys stats --report cuda_gpu_trace --format csv REPORT.nsys-rep"),
     (r"==\d+== (?:NVPROF|Profiling)", "output of nvprof", "profile with ncu, or nsys"),
-    (r"utilization\.gpu|\bNVIDIA-SMI\b", "output of nvidia-smi", "import the log of the training instead"),
+    (r"(?m)^\W*(?:\d+: )?DLLL? [{\d]|:::MLLOG", "a log of NVIDIA's dllogger or of MLPerf",
+     "write its figures as a table: gpu,model,precision,batch,img_per_s"),
+    (r'"log_history"', "the state of Hugging Face's Trainer before the end of its training, without times",
+     "import trainer_state.json of the whole training"),
     (r"\d+%\|[^|]*\|\s*\d+/\d+ \[", "a progress bar (tqdm), which redraws itself",
      "let the program print a line per iteration"),
     (r"\bms/step\b|\d+s \d+ms/step", "output of Keras", "log a row per step, with its time"),
     (r"Epoch\s*:?\s*\[?\d+", "a training log without the time of an iteration", "log the time of each iteration"),
     (r"(?m)^(?:import|from|def|class) \w+", "a program", "import what it printed"),
-    (r"\A\s*[\[{]", "a JSON document", "write the log as CSV, with a row per iteration"),
+    (r'\A\s*(?:\{\s*["}]|\[\s*[\[{"\]])', "a JSON document", "write the log as CSV, with a row per iteration"),
+    (r"utilization\.gpu|\bNVIDIA-SMI\b", "output of nvidia-smi", "import the log of the training instead"),
 )  # fmt: skip
 
 

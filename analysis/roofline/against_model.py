@@ -28,10 +28,13 @@ CLASSES = 1000
 class _Claim:
     """Counted FLOP of a profile, and the model, batch size and steps that the user named; `steps`: None if not named.
 
-    `is_input_known`: batch size and image size are those of the profile's own first input.
+    `flop_from`, `flop_to`: FLOP by formula that the counted FLOP can stand for. `is_input_known`: batch size and image
+    size are those of the profile's own first input.
     """
 
     flop: float
+    flop_from: float
+    flop_to: float
     work: ModelWork
     batch_size: int
     steps: int | None
@@ -49,6 +52,18 @@ class _Claim:
     def ratio(self) -> float:
         return self.flop / self.expected
 
+    @property
+    def is_low(self) -> bool:
+        return self.flop_to < MODEL_RATIO_FROM * self.expected
+
+    @property
+    def is_high(self) -> bool:
+        return self.flop_from > MODEL_RATIO_TO * self.expected
+
+    def fits(self, expected: float) -> bool:
+        """Whether the counted FLOP can be those of another interpretation."""
+        return FITS_FROM * expected <= self.flop_to and self.flop_from <= FITS_TO * expected
+
 
 def contradiction(spec: Spec, kernels: "pd.DataFrame", *, steps: float | None, is_partial: bool) -> str | None:
     """A sentence if counted FLOP and those of the named model differ by more than kernels explain, with likely causes.
@@ -61,18 +76,19 @@ def contradiction(spec: Spec, kernels: "pd.DataFrame", *, steps: float | None, i
     kernels, _ = in_steps(kernels)
     if work is None or kernels.empty or kernels["flop"].isna().any():
         return None
+    flop_from, flop_to = lower_bound.model_flop(kernels)
     claim = _Claim(
         flop=float(kernels["flop"].sum()),
+        flop_from=flop_from,
+        flop_to=flop_to,
         work=work,
         batch_size=spec.batch_size,
         steps=int(steps) if steps else None,
         is_forward_alone=not any(is_backward(str(name)) for name in kernels["name"].unique()),
     )
-    is_low = claim.ratio < MODEL_RATIO_FROM
     is_known_to_be_low = is_partial or lower_bound.uncounted_operations(kernels) is not None
-    if is_known_to_be_low if is_low else claim.ratio <= MODEL_RATIO_TO:
-        return None
-    return _sentence(claim, "counted")
+    is_wrong = claim.is_high or (claim.is_low and not is_known_to_be_low)
+    return _sentence(claim, "counted") if is_wrong else None
 
 
 def trace_contradictions(
@@ -99,13 +115,15 @@ def trace_contradictions(
     images = (model.batch_size or 0) * passes_per_step if model.is_of_images else 0
     claim = _Claim(
         flop=flop,
+        flop_from=flop,
+        flop_to=flop,
         work=work,
         batch_size=images or spec.batch_size,
         steps=1,
         is_forward_alone=not has_backward,
         is_input_known=bool(images and model.image_size),
     )
-    if not MODEL_RATIO_FROM <= claim.ratio <= MODEL_RATIO_TO:
+    if claim.is_low or claim.is_high:
         yield _sentence(claim, "by the trace's shapes")
 
 
@@ -146,9 +164,8 @@ def _sentence(claim: _Claim, origin: str) -> str:
 def _causes(claim: _Claim) -> Iterator[str]:
     """Interpretations that fit the counted FLOP, most specific first."""
     for work in model_work.at_all_sizes(claim.work.model):
-        ratio = claim.flop / (claim.per_image(work) * claim.batch_size * (claim.steps or 1))
         is_possible = work.image_size != claim.work.image_size and not claim.is_input_known
-        if is_possible and FITS_FROM <= ratio <= FITS_TO:
+        if is_possible and claim.fits(claim.per_image(work) * claim.batch_size * (claim.steps or 1)):
             yield f"images of {work.image_size} x {work.image_size} pixels (--image-size {work.image_size})"
     if claim.is_input_known:
         if claim.ratio < 1:

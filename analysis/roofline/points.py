@@ -17,13 +17,13 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from analysis.kernels.breakdown import LOWER_BOUND, kernel_rows
+from analysis.kernels.breakdown import LOWER_BOUND, in_steps, kernel_rows
 from analysis.loading import units
 from analysis.loading.configurations import CONFIGURATION, DEVICE, PLACE, UNNAMED, WORK_NAMED, Group, completed, group
 from analysis.loading.rows import frame, joined, names_of
 from analysis.loading.tables import Tables
 from analysis.readers.ncu.families import is_backward
-from analysis.roofline.lower_bound import TENSOR, counted_over_model, model_warning, reasons
+from analysis.roofline.lower_bound import TENSOR, counted_over_model, model_flop, model_warning, reasons
 from analysis.roofline.roofs import DeviceRoofs, Roof, Work, device_of, intensity, range_note, refuted_ceilings, roof_of
 from analysis.statistics.intervals import over_runs
 from workload.contract.peaks import Peak
@@ -31,6 +31,7 @@ from workload.contract.record import Verdict
 from workload.contract.spec import Device
 from workload.contract.text import percent, si
 from workload.contract.verdict import MOST_UNATTRIBUTED, UNKNOWN, Bound, Figures, RoofKind, decide, traced_step_s
+from workload.contract.vocabulary import MODEL_RATIO_FROM
 
 # Tolerance for rounding: a figure counts as above a roof beyond this factor.
 ABOVE = 1 + 1e-9
@@ -142,7 +143,8 @@ class _Measurement:
     `lower_bounds`: reasons why the FLOP are incomplete. `is_whole_profile`: the number of steps in the profile is
     unknown, so FLOP, bytes and time are those of the whole profile. `is_traced`: only torch.profiler timed the step.
     `kernels_alone`: the time is that of kernels, and the gaps between them are unknown. `launches`,
-    `uncounted_launches`: number of the profile's kernel launches, and of those without counted FLOP.
+    `uncounted_launches`: number of the profile's kernel launches, and of those without counted FLOP. `most_model_flop`:
+    the most FLOP by formula that the counted FLOP can stand for.
     """
 
     source: WorkSource
@@ -154,6 +156,7 @@ class _Measurement:
     kernels_alone: bool = False
     launches: int = 0
     uncounted_launches: int = 0
+    most_model_flop: float | None = None
     sm_percent: float | None = None
     dram_percent: float | None = None
 
@@ -170,7 +173,8 @@ def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
         # If an import has no time, formulas say nothing about its run, only about its model.
         is_shown = source is WorkSource.COUNTERS or steps_s or not pool["imported"]
         if is_shown and any(pool.known(column) for column in columns):
-            bounds = lower_bounds(pool) if source is WorkSource.COUNTERS else ()
+            most = _most_model_flop(results, pool) if source is WorkSource.COUNTERS else None
+            bounds = lower_bounds(pool, counted=most) if source is WorkSource.COUNTERS else ()
             bounds = _traced_lower_bounds(pool) if is_traced and source is WorkSource.MODELLED else bounds
             yield _Measurement(
                 source=source,
@@ -179,9 +183,25 @@ def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
                 lower_bounds=bounds,
                 is_traced=is_traced,
                 kernels_alone=is_traced and _lacks_gaps(pool),
+                most_model_flop=most,
                 sm_percent=pool.median("sm_percent") if source is WorkSource.COUNTERS else None,
                 dram_percent=pool.median("dram_percent") if source is WorkSource.COUNTERS else None,
             )
+
+
+def _most_model_flop(results: Tables, pool: Group) -> float | None:
+    """The most FLOP of a step by formula that the group's counted FLOP can stand for; None if nothing is counted."""
+    counted, model = pool.median("counted_flop_per_step"), pool.median("train_flop_per_step")
+    if counted is None or not model or counted >= MODEL_RATIO_FROM * model or not pool.texts("kernels_file"):
+        return counted
+    kernels, _ = in_steps(results.kernels[results.kernels["run_id"].isin(pool.values("run_id"))])
+    return counted * _saved(kernels)
+
+
+def _saved(kernels: pd.DataFrame) -> float:
+    """The most FLOP by formula that the launches can stand for, over their counted FLOP; 1 without counts."""
+    flop = float(kernels["flop"].sum())
+    return model_flop(kernels)[1] / flop if flop else 1.0
 
 
 def _step_times(pool: Group) -> list[float]:
@@ -195,7 +215,8 @@ def _step_times(pool: Group) -> list[float]:
 def lower_bounds(pool: Group, has_backward: bool | None = None, counted: float | None = None) -> tuple[str, ...]:
     """Reasons why a group's counted FLOP are incomplete.
 
-    `has_backward` and `counted` (FLOP of a step): facts from the kernels themselves, if known.
+    `has_backward` and `counted` (FLOP of a step, with those that fast convolutions saved): facts from the kernels
+    themselves, if known.
     """
     flagged, backward = (pool.values(name) for name in ("flop_is_lower_bound", "backward_kernels"))
     return reasons(
@@ -220,15 +241,17 @@ def _profile(results: Tables, pool: Group) -> _Measurement | None:
     kernels = pd.concat([results.kernels.iloc[launches[run_id]] for run_id in profiled])
     has_backward = any(is_backward(str(name)) for name in kernels["name"].unique())
     steps = _number(whole["steps"])
+    most = flop * _saved(kernels) if flop is not None and steps else None
     return _Measurement(
         source=WorkSource.PROFILER,
         work=Work(flop=flop, bytes_low=moved, bytes_high=moved),
         steps_s=[duration_s] if duration_s else [],
-        lower_bounds=lower_bounds(pool, has_backward, flop if steps else None) if flop is not None else (),
+        lower_bounds=lower_bounds(pool, has_backward, most) if flop is not None else (),
         is_whole_profile=steps is None,
         kernels_alone=True,
         launches=len(kernels),
         uncounted_launches=int(kernels["flop"].isna().sum()),
+        most_model_flop=most,
         sm_percent=_number(whole["sm_percent"]),
         dram_percent=_number(whole["dram_percent"]),
     )
@@ -366,7 +389,9 @@ def _counter_notes(pool: Group, measurement: _Measurement, row: PointRow) -> Ite
         yield "FLOP not counted"
     elif not row.flop_is_lower_bound and any(value is False for value in pool.values("calibration_verified")):
         yield "FLOP unverified: the product of the calibration was counted wrongly"
-    yield model_warning(row.counted_over_model)
+    yield model_warning(
+        row.counted_over_model, counted_over_model(measurement.most_model_flop, pool.median("train_flop_per_step"))
+    )
 
 
 def _other_verdicts(pool: Group, bound: str | None) -> str | None:

@@ -25,6 +25,7 @@ from analysis.loading.gpu_names import gpus_named
 from analysis.loading.rows import frame, joined, names_of
 from analysis.loading.tables import Tables
 from analysis.readers.ncu.families import is_backward
+from analysis.roofline.lower_bound import model_flop
 from analysis.roofline.points import lower_bounds
 from analysis.statistics.samples import Floats
 from workload.contract import peaks
@@ -204,7 +205,7 @@ def _kernels(results: Tables, pool: Group, launches: Mapping[Any, Any]) -> Work 
     if np.isnan(flop).any() or np.isnan(moved).any():
         raise _unused("a kernel lacks its FLOP or bytes")
     has_backward = any(is_backward(str(name)) for name in kernels["name"].unique())
-    if bounds := lower_bounds(pool, has_backward, float(flop.sum()) / steps):
+    if bounds := lower_bounds(pool, has_backward, model_flop(kernels)[1] / steps):
         raise _unused(bounds[0])
     if np.nansum(kernels["flop_fp64"].to_numpy(dtype=float)) > MOST_FP64 * flop.sum():
         raise _unused("it has FLOP in double precision")

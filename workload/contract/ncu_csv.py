@@ -27,7 +27,7 @@ METRIC, UNIT, VALUE, RULE = "Metric Name", "Metric Unit", "Metric Value", "Rule 
 STARTED, PUSHED = "Id:Domain:Start/Stop_Range", "thread Domain:Push/Pop_Range"
 
 ERROR, WARNING = "==ERROR==", "==WARNING=="
-_DELIMITERS = ",;\t"
+_DELIMITERS = ",;\t|"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Beginning of a header, which may follow a progress message without a line break.
 _GLUED = b'"ID","'
@@ -186,12 +186,14 @@ def _header_in(line: bytes) -> tuple[tuple[str, ...], str] | None:
     """Column names and delimiter; None if the line is not a header."""
     if NAME.encode() not in line:
         return None
-    text = (line if _GLUED not in line else line[line.index(_GLUED) :]).removeprefix(BYTE_ORDER_MARK)
-    bare = text.decode(errors="replace").strip("\r\n")
-    for delimiter in _DELIMITERS:
-        row = [cell.strip() for cell in cells(bare, delimiter)]
-        if is_header(row):
-            return tuple(row), delimiter
+    # The whole line first: in a table with its columns in another order, ID is not the first of them.
+    starts = [0] if _GLUED not in line else [0, line.index(_GLUED)]
+    for start in starts:
+        bare = line[start:].removeprefix(BYTE_ORDER_MARK).decode(errors="replace").strip("\r\n")
+        for delimiter in _DELIMITERS:
+            row = [cell.strip() for cell in cells(bare, delimiter)]
+            if is_header(row):
+                return tuple(row), delimiter
     return None
 
 

@@ -7,35 +7,32 @@ the labels decide which. A file in which these contradict each other is refused.
 
 import itertools
 import math
-import re
 import statistics
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from analysis.readers import tables
 from analysis.readers.logs import training_logs
-from analysis.readers.tables import PANDAS_INDEX, ForeignTable, RunFigures, repeated_rows, without_second_half
+from analysis.readers.tables import NUMBER, PANDAS_INDEX, ForeignTable, RunFigures, repeated_rows, without_second_half
 from analysis.readers.text import READABLE, looks_like
 from workload.contract.errors import UsageError
 from workload.contract.text import counted, plain
 
 TABLE = Path(__file__).with_name("import_columns.toml")
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 ABSENT = frozenset({"", "nan", "n/a", "na", "none", "null", "-"})
 SERIES = ("step_s", "data_s", "images_per_s", "timestamp", "loss", "step", "images", "elapsed_s")
-LABELS = ("model", "batch_size", "precision", "device_name", "device_type", "place", "torch")
+LABELS = ("model", "batch_size", "precision", "device_name", "device_type", "place", "torch", "image_size")
+# Number of a line, and its cells.
+_Row: TypeAlias = tuple[int, Sequence[str]]
 # Fields that time a row.
 TIMERS = ("step_s", "images_per_s", "elapsed_s")
 # Fields whose values differ when a measurement is repeated.
 MEASURED = ("step_s", "data_s", "images_per_s", "timestamp", "loss", "elapsed_s")
 POSITIVE = ("step_s", "images_per_s", "images")
-# Range of Unix time from 2001 to 2286, in seconds and in milliseconds.
-UNIX_S, UNIX_MS = (1e9, 1e10), (1e12, 1e13)
 # Upper limit of plausible seconds, images per second and losses; its inverse is the lower limit of positive fields.
 LIMIT = 1e12
 # One day: no iteration takes longer, so a larger figure is in another unit than its column says.
@@ -53,7 +50,7 @@ RUNS_APART = 50.0
 # If the time between rows, per iteration, is below this share of the iteration time, the iterations cannot have run one
 # after the other.
 DOES_NOT_FIT = 0.5
-# Figures of a log that differ by at most this share count as the same: they are rounded, and rates may include waits.
+# Figures of a run that differ by at most this share count as the same: they are rounded, and rates may include waits.
 ALIKE = 0.2
 
 
@@ -106,18 +103,20 @@ class Log:
 
 @dataclass(frozen=True, kw_only=True)
 class _Columns:
-    """The known columns of a table by field, and `plain`, which normalizes the text of a number cell."""
+    """The known columns of a table by field."""
 
     file: str
     table: ForeignTable
     by_field: Mapping[str, tuple[Meaning, int]]
-    plain: Callable[[str], str] = field(default=str.strip)
     losses: tuple[str, ...] = ()
 
     def label(self, name: str, row: Sequence[str]) -> str:
-        """The text of a label in this row; empty if the label is absent."""
-        text = row[self.by_field[name][1]].strip() if name in self.by_field else ""
-        return "" if text.lower() in ABSENT else text
+        """The text of a label in this row, or empty; all columns that name the place (or the run) make one label."""
+        if name not in self.by_field:
+            return ""
+        where = _all_of(name, self.table.header) if name in {"place", "run"} else [self.by_field[name][1]]
+        words = (row[index].strip() for index in where)
+        return " ".join(dict.fromkeys(word for word in words if word.lower() not in ABSENT))
 
 
 @cache
@@ -173,10 +172,6 @@ def _logs(text: str, file: str, batch_size: int | None) -> Sequence[Log]:
     by_field = _with_batch_counter(table, by_field)
     table, losses = _without_repeated_rows(table, by_field)
     columns = _Columns(file=file, table=table, by_field=by_field, losses=losses)
-    if table.kind == "csv":
-        numeric = [index for name, (_, index) in by_field.items() if name in SERIES]
-        cells = (row[index] for _, row in table.rows for index in numeric)
-        columns = replace(columns, plain=tables.plain_numbers(cells, file=file))
     runs = _runs(columns, batch_size)
     if not any(_is_timed(run) for run in runs):
         empty = _shown([meaning.name for name, (meaning, _) in by_field.items() if name in TIMERS])
@@ -191,11 +186,48 @@ def _runs(columns: _Columns, batch_size: int | None) -> list[Log]:
     """Split the table into runs: one per set of labels, or one per row if rows cannot be iterations."""
     groups = _groups(columns)
     if not _are_runs(columns, groups):
-        logs = [_log_of_rows(columns, rows, keep_means=len(groups) == 1) for rows in groups]
+        parts = [part for rows in groups for part in _without_restart(columns, rows)]
+        logs = [_log_of_rows(columns, rows, keep_means=len(parts) == 1) for rows in parts]
         # A list instead of a generator, so that every log is checked for contradictions.
         if all([_has_iterations(log, columns.file, batch_size) for log in logs]):  # noqa: C419
-            return logs
+            if len(parts) > len(groups):
+                step = columns.by_field["step"][0].name
+                remark = f"{step} starts again: what follows is another run; if it is an epoch, add a column epoch"
+                logs = [replace(log, remarks=(*log.remarks, remark)) for log in logs]
+            return [_with_unread_words(log, columns.table, rows) for log, rows in zip(logs, parts, strict=True)]
     return [_log_of_row(columns, line, row) for line, row in columns.table.rows]
+
+
+def _without_restart(columns: _Columns, rows: Sequence[_Row]) -> list[Sequence[_Row]]:
+    """The rows before and after each place at which the step column starts again, unless a new epoch begins there."""
+    (_, step), (_, epoch) = (columns.by_field.get(name, (None, -1)) for name in ("step", "epoch"))
+    if step < 0:
+        return [rows]
+    numbers = [float(cell) if NUMBER.fullmatch(cell := row[step].strip()) else math.nan for _, row in rows]
+    cuts = [
+        index
+        for index in range(1, len(rows))
+        if numbers[index - 1] > numbers[index] == numbers[0]
+        and (epoch < 0 or rows[index - 1][1][epoch] == rows[index][1][epoch])
+    ]
+    return [rows[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(rows)])]
+
+
+def _with_unread_words(log: Log, table: ForeignTable, rows: Sequence[_Row]) -> Log:
+    """The log with a sentence for each unread column of words that separates runs, or that differs between its rows."""
+    losses, remarks = [], []
+    for index, name in enumerate(table.header):
+        if name not in log.ignored:
+            continue
+        words, all_words = (dict.fromkeys(row[index].strip() for _, row in some) for some in (rows, table.rows))
+        is_few = 1 < len(all_words) <= len(table.rows) / FEW_ROWS
+        if not is_few or all(NUMBER.fullmatch(word) or word.lower() in ABSENT for word in all_words):
+            continue
+        if len(words) > 1:
+            losses.append(f"column '{name[:80]}' is not read; it may separate the rows of this run: {_shown([*words])}")
+        else:
+            remarks.append(f"column '{name[:80]}' is not read; in this run it is {_shown([*words])}")
+    return replace(log, losses=(*log.losses, *losses), remarks=(*log.remarks, *remarks))
 
 
 def _is_timed(log: Log) -> bool:
@@ -224,6 +256,11 @@ def _refuse_other_files(text: str, file: str) -> None:
 
 def _no_timer(table: ForeignTable, file: str) -> UsageError:
     known = ", ".join(name for name, meaning in meanings().items() if meaning.field in TIMERS)
+    if any(name.lower().startswith("infer") for name in table.header):
+        return UsageError(
+            f"'{file}' has rates of inference, and a run trains; it has {_shown(table.header)}",
+            hint="import the results of training, as benchmark.py --bench train of timm writes them",
+        )
     return UsageError(
         f"'{file}' has no column that is known to hold a step time; it has {_shown(table.header)}",
         hint=f"rename the column to one of {known}, with the right unit",
@@ -242,6 +279,12 @@ def _known_columns(header: Sequence[str]) -> dict[str, tuple[Meaning, int]]:
         if name in where:
             columns.setdefault(meaning.field, (meaning, where[name]))
     return columns
+
+
+def _all_of(field_name: str, header: Sequence[str]) -> list[int]:
+    """Indices of all columns with this field."""
+    known = (meanings().get(name.strip().lower()) for name in header)
+    return [index for index, meaning in enumerate(known) if meaning and meaning.field == field_name]
 
 
 def _refuse_twins(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]], file: str) -> None:
@@ -296,10 +339,10 @@ def _with_batch_counter(
 # --- which rows are one run
 
 
-def _groups(columns: _Columns) -> list[list[tuple[int, Sequence[str]]]]:
+def _groups(columns: _Columns) -> list[list[_Row]]:
     """Rows grouped into runs by their labels, in the order in which the runs begin."""
     names = [name for name in (*LABELS, "run") if name in columns.by_field]
-    groups: dict[tuple[str, ...], list[tuple[int, Sequence[str]]]] = {}
+    groups: dict[tuple[str, ...], list[_Row]] = {}
     for line, row in columns.table.rows:
         groups.setdefault(tuple(columns.label(name, row) for name in names), []).append((line, row))
     # If only one run has all its labels, rows with empty label cells belong to that run.
@@ -312,8 +355,15 @@ def _groups(columns: _Columns) -> list[list[tuple[int, Sequence[str]]]]:
 
 
 def _are_runs(columns: _Columns, groups: Sequence[Sequence[Any]]) -> bool:
-    """Whether each row is a run of its own: several label sets, few rows for each, and no step column."""
-    return len(groups) > 1 and "step" not in columns.by_field and len(columns.table.rows) < FEW_ROWS * len(groups)
+    """Whether each row is a run: without a step column, rates alone, a single row, or few rows for each label."""
+    rows, known = len(columns.table.rows), columns.by_field.keys()
+    if "step" in known or columns.table.iterations is not None:
+        return False
+    has_rates_alone = "images_per_s" in known and known.isdisjoint(
+        {"step_s", "data_s", "timestamp", "loss", "elapsed_s"}
+    )
+    is_single = rows == 1 and ("images_per_s" in known or "timestamp" not in known)
+    return has_rates_alone or is_single or (len(groups) > 1 and rows < FEW_ROWS * len(groups))
 
 
 def _log_of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
@@ -356,6 +406,7 @@ def _log_of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
 def _empty_log(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]], losses: tuple[str, ...] = ()) -> Log:
     """A log without rows, with the facts that all runs of a table share."""
     used = {index for _, index in by_field.values()}
+    used |= {index for name in ("place", "run") for index in _all_of(name, table.header)}
     return Log(
         kind=table.kind,
         series={},
@@ -480,7 +531,8 @@ def _has_iterations(log: Log, file: str, batch_size: int | None) -> bool:
             f"'{file}' contradicts itself: its column {log.columns['step'].name} advances by {stride} a row, and"
             f" {stride} iterations of {iteration_s:.3g} s do not fit into the {interval_s * stride:.3g} s between its"
             " time stamps",
-            hint=_reading_that_fits(log, batch_size, stride),
+            hint=f"if each row is an iteration, remove the column {log.columns['step'].name}; if each time is that of"
+            f" {stride} iterations together, divide the times by {stride}",
         )
     if interval_s < RUNS_APART * iteration_s:
         return True
@@ -498,36 +550,18 @@ def _has_iterations(log: Log, file: str, batch_size: int | None) -> bool:
 def _iteration_s(log: Log, batch_size: int | None) -> float | None:
     """Median seconds of an iteration, from the timer or else from the rate; None if neither is known."""
     times = [value for value in log.series.get("step_s", ()) if value is not None]
-    if times:
-        return statistics.median(times)
-    from_rates = _from_rates(log, batch_size)
-    return statistics.median(from_rates) if from_rates else None
-
-
-def _from_rates(log: Log, batch_size: int | None) -> list[float]:
-    label = log.labels.get("batch_size", "")
-    images = batch_size or (int(label) if label.isascii() and label.isdigit() and len(label) <= MOST_DIGITS else 0)
-    return [images / rate for rate in log.series.get("images_per_s", ()) if rate and images]
-
-
-def _reading_that_fits(log: Log, batch_size: int | None, stride: int) -> str:
-    step, rates = log.columns["step"].name, _from_rates(log, batch_size)
-    if_together = (
-        f"each time is that of {stride} iterations together: divide the times by {stride}, or rename the column"
-    )
-    if_alone = f"each row is an iteration: remove the column {step}"
-    if not rates or "step_s" not in log.columns:
-        return f"perhaps {if_alone}; or perhaps {if_together}"
-    times = [value for value in log.series["step_s"] if value is not None]
-    is_whole = abs(statistics.median(times) / (stride * statistics.median(rates)) - 1) < ALIKE
-    return f"by its rates, {if_together}" if is_whole else f"perhaps {if_alone}"
+    if not times:
+        label = log.labels.get("batch_size", "")
+        images = batch_size or (int(label) if label.isascii() and label.isdigit() and len(label) <= MOST_DIGITS else 0)
+        times = [images / rate for rate in log.series.get("images_per_s", ()) if rate and images]
+    return statistics.median(times) if times else None
 
 
 # --- cells
 
 
 def _value(columns: _Columns, line: int, meaning: Meaning, cell: str) -> float | None:
-    text, file = columns.plain(cell), columns.file
+    text, file = cell.strip(), columns.file
     if text.lower() in ABSENT:
         return None
     value = float(text) * meaning.factor if NUMBER.fullmatch(text) else math.nan
@@ -545,27 +579,12 @@ def _value(columns: _Columns, line: int, meaning: Meaning, cell: str) -> float |
 
 
 def _timestamp(file: str, line: int, meaning: Meaning, cell: str) -> tuple[float | None, bool]:
-    """Unix time in seconds, and whether the cell gives its time zone; a time without a zone is read as UTC."""
+    """Unix time in seconds, and whether the cell gives its time zone."""
     text = cell.strip()
-    if text.lower() in ABSENT:
-        return None, True
-    if NUMBER.fullmatch(text.replace(",", ".")):
-        value = float(text.replace(",", "."))
-        if UNIX_S[0] <= value < UNIX_S[1]:
-            return value, True
-        if UNIX_MS[0] <= value < UNIX_MS[1]:
-            return value / 1e3, True
-        raise _refusal(file, line, meaning, text, "is no Unix time in seconds or milliseconds")
     try:
-        # Python's `logging` writes a comma before milliseconds; some logs have slashes between year, month and day.
-        parsed = datetime.fromisoformat(re.sub(r"^(\d{4})/(\d\d)/(\d\d)", r"\1-\2-\3", text).replace(",", "."))
+        return (None, True) if text.lower() in ABSENT else tables.unix_time(text)
     except ValueError as error:
-        raise _refusal(file, line, meaning, text, "is neither Unix time nor ISO 8601") from error
-    has_zone = parsed.tzinfo is not None
-    value = (parsed if has_zone else parsed.replace(tzinfo=UTC)).timestamp()
-    if not UNIX_S[0] <= value < UNIX_S[1]:
-        raise _refusal(file, line, meaning, text, "is an impossible date")
-    return value, has_zone
+        raise _refusal(file, line, meaning, text, str(error)) from error
 
 
 def _refusal(file: str, line: int, meaning: Meaning, text: str, why: str) -> UsageError:

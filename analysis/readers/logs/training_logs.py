@@ -1,19 +1,19 @@
 """Parse logs of known trainers into tables with our column names, a row per printed iteration. Standard library only.
 
-Known are pytorch/examples (imagenet/main.py and its copies), timm's train.py, NVIDIA's dllogger as JSON and as text
-(DeepLearningExamples, lambdal/deeplearning-benchmark), and MLPerf's `:::MLLOG` lines. The formats follow the programs'
-sources, read 2026-11. Lines without such a format are ignored.
+Known are pytorch/examples (imagenet/main.py and its copies), timm's train.py, torchvision's references, Megatron-LM,
+nanoGPT, and the state of Hugging Face's Trainer. The formats follow the programs' sources, read 2026-11. Lines without
+such a format are ignored.
 """
 
+import itertools
 import json
+import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from analysis.readers.tables import ForeignTable, RunFigures, repeated_rows
-from workload.contract.text import counted
 
 # pytorch/examples: a counter in brackets, then meters as `Name value (mean)`.
 _EPOCH = re.compile(r"Epoch:\s*\[(\d+)\]\s*\[\s*(\d+)/(\d+)\]")
@@ -26,23 +26,32 @@ _TIMM = re.compile(
 _TIMM_LOSS = re.compile(rf"Loss:\s*({_NUMBER})")
 _TIMM_DATA = re.compile(rf"Data:\s*({_NUMBER})")
 _TIMM_MODEL = re.compile(r"Model (\S+) created, param count")
-_DLL_JSON = re.compile(r"DLLL (\{.*\})\s*$")
-_DLL_TEXT = re.compile(r"DLL (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?) - (.*)$")
-_DLL_STEP = re.compile(r"Epoch:\s*(\d+)\s+Iteration:\s*(\d+)|^[(\[]\s*(\d+),\s*(\d+)")
-_DLL_METRIC = re.compile(rf"([A-Za-z_][\w.]*) : ({_NUMBER})(?![\d.])")
-_MLLOG = re.compile(r":::MLLOG (\{.*\})\s*$")
+# torchvision/references, utils.py: `time` and `data` are means over the last 20 iterations of the epoch, or over all
+# iterations so far; `img/s` is that of the last iteration, without its wait for data.
+_REFERENCE = re.compile(rf"Epoch:\s*\[(\d+)\]\s*\[\s*(\d+)/(\d+)\]\s+eta:.*?\btime: ({_NUMBER})\s+data: ({_NUMBER})")
+_REFERENCE_RATE, _REFERENCE_LOSS = re.compile(rf"img/s: ({_NUMBER})"), re.compile(rf"\bloss: ({_NUMBER})")
+_REFERENCE_WINDOW = 20
+_NAMESPACE = re.compile(r"Namespace\(.*")
+_NAMESPACE_LABELS = {"batch_size": r"\bbatch_size=(\d+)", "model": r"\bmodel='([^']+)'"}
+# Megatron-LM, training.py: the mean time of the iterations since the line before.
+_MEGATRON = re.compile(
+    rf"iteration\s+(\d+)/\s*\d+ \|\s*consumed samples:\s*\d+ \|.*?elapsed time per iteration \(ms\):\s*({_NUMBER})"
+    rf".*?global batch size:\s*(\d+) \|(?:.*?\bloss:\s*({_NUMBER}))?",
+    re.IGNORECASE,
+)
+# nanoGPT, train.py: the time of one iteration, from the end of the iteration before.
+_NANOGPT = re.compile(rf"\biter (\d+): loss (\S+), time ({_NUMBER})ms")
+_NANOGPT_TOKENS = re.compile(r"tokens per iteration(?: will be)?: ([\d,]+)")
 # Date and time that Python's `logging` writes before a message.
 _STAMP = re.compile(r"^\W{0,2}(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?(?:Z|[+-]\d\d:?\d\d)?)")
-_PARAMETERS = {"arch": "model", "model": "model", "model_name": "model", "batch_size": "batch_size"}
 # If a log's rounded figures fit several batch sizes, the batch size is taken to be a multiple of this.
 _ROUND_BATCH = 8
-# Largest rounding error of a running mean that is printed with three decimals, in seconds.
+# Largest rounding error of a time that is printed in seconds with three decimals.
 _HALF_A_DIGIT_S = 0.0005
 # Largest rounding error of a rate that is printed with two decimals.
 _HALF_A_RATE = 0.005
-_LARGEST = 1e15
 # Lines of the known logs that contain a time.
-_TIMED = re.compile(r"DLLL? \S|:::MLLOG|Train:.*Time|Epoch:.*Time")
+_TIMED = re.compile(r"Train:.*Time|Epoch:.*[Tt]ime|elapsed time per iteration|\biter \d+: loss")
 # Relative rounding error above which the wall time from running means is too inaccurate to compare machines.
 MOST_ROUNDING = 0.02
 
@@ -60,19 +69,18 @@ class _ExampleLine:
 
 @dataclass(frozen=True, kw_only=True)
 class _Printed:
-    """A printed iteration of an AverageMeter log; `count`: number of iterations of the epoch so far."""
+    """A printed iteration. `count`: number of iterations of the epoch so far; `total_s`: their time, if known."""
 
     line: int
     epoch: int
     count: int
-    time_s: float
-    mean_s: float | None
+    total_s: float | None
     cells: Mapping[str, str]
 
 
 def read(text: str) -> ForeignTable | None:
     """Parse a log in any of the known formats; None for any other text."""
-    readers = (_dll_json, _dll_text, _mllog, _timm, _pytorch_examples)
+    readers = (_trainer_state, _timm, _torchvision, _megatron, _nanogpt, _pytorch_examples)
     return next(filter(None, (reader(text) for reader in readers)), None)
 
 
@@ -115,8 +123,7 @@ def _pytorch_examples(text: str) -> ForeignTable | None:
             line=line.number,
             epoch=line.epoch,
             count=line.index + first_count,
-            time_s=float(line.meters["Time"][0]),
-            mean_s=float(line.meters["Time"][1]) if line.meters["Time"][1] else None,
+            total_s=float(line.meters["Time"][1]) * (line.index + first_count) if line.meters["Time"][1] else None,
             cells={
                 "batch_time": line.meters["Time"][0],
                 "data_time": line.meters.get("Data", ("", ""))[0],
@@ -140,8 +147,7 @@ def _timm(text: str) -> ForeignTable | None:
                     line=number,
                     epoch=int(match["epoch"]),
                     count=int(match["index"]) + 1,
-                    time_s=float(match["time"]),
-                    mean_s=float(match["mean"]),
+                    total_s=float(match["mean"]) * (int(match["index"]) + 1),
                     cells={
                         "batch_time": match["time"],
                         "data_time": data[1] if data else "",
@@ -162,11 +168,14 @@ def _timm(text: str) -> ForeignTable | None:
     return _with_means("timm", printed, labels)
 
 
-def _with_means(kind: str, printed: Sequence[_Printed], labels: dict[str, str]) -> ForeignTable:
+def _with_means(
+    kind: str, printed: Sequence[_Printed], labels: dict[str, str], *, half_a_digit_s: float = _HALF_A_DIGIT_S
+) -> ForeignTable:
     """The table, with the wall time of all iterations between the first and the last printed one.
 
     A mean over n iterations times n is the time since the epoch began. Two means therefore give the time of all
     iterations between them. Validation, and the part of an epoch after its last printed line, are not included.
+    `half_a_digit_s`: rounding error of a mean.
     """
     iterations, wall_s, rounding_s = [], 0.0, 0.0
     before: _Printed | None = None
@@ -175,25 +184,20 @@ def _with_means(kind: str, printed: Sequence[_Printed], labels: dict[str, str]) 
         since = before.count if before is not None and continues else 0
         iterations.append(row.count - since)
         if before is not None:
-            behind_s = before.count * (before.mean_s or 0.0) if continues else 0.0
-            wall_s += row.count * (row.mean_s or 0.0) - behind_s
-            rounding_s = max(rounding_s, row.count * _HALF_A_DIGIT_S)
+            wall_s += (row.total_s or 0.0) - ((before.total_s or 0.0) if continues else 0.0)
+            rounding_s = max(rounding_s, row.count * half_a_digit_s)
         before = row
-    names = [name for name in printed[0].cells if any(row.cells[name] for row in printed)]
-    has_means = all(row.mean_s is not None for row in printed) and wall_s > 0 and "timestamp" not in names
+    names = list(dict.fromkeys(name for row in printed for name, cell in row.cells.items() if cell))
+    has_means = all(row.total_s is not None for row in printed) and wall_s > 0 and "timestamp" not in names
     remarks = []
     if has_means:
-        remarks.append(
-            "the wall time comes from the log's running means, without validation and other work between epochs"
-        )
+        remarks.append("the wall time is the sum of the log's times of iterations, without other work between them")
         if rounding_s > MOST_ROUNDING * wall_s:
-            remarks.append(
-                f"the log's times have 3 decimals: its wall time of {wall_s:.3g} s may be {rounding_s:.2g} s off"
-            )
+            remarks.append(f"the log rounds its times: its wall time of {wall_s:.3g} s may be {rounding_s:.2g} s off")
     return ForeignTable(
         kind=kind,
         header=names,
-        rows=[(row.line, [row.cells[name] for name in names]) for row in printed],
+        rows=[(row.line, [row.cells.get(name, "") for name in names]) for row in printed],
         iterations=iterations,
         wall_s=wall_s if has_means else None,
         labels=labels,
@@ -221,144 +225,111 @@ def _stamp(line: str) -> str | None:
     return match[1].replace(",", ".") if match else None
 
 
-# --- dllogger
+# --- logs of other times: means over the last iterations, and times of single iterations
 
 
-def _dll_json(text: str) -> ForeignTable | None:
-    entries = [(number, entry) for number, entry in _json_lines(text, "DLLL ", _DLL_JSON) if entry.get("type") == "LOG"]
-    if not entries:
-        return None
-    labels: dict[str, str] = {}
-    steps: list[tuple[int, str, dict[str, str]]] = []
-    left_out = 0
-    for number, entry in entries:
-        step, data = entry.get("step"), entry.get("data")
-        if not isinstance(data, Mapping):
-            continue
-        if step == "PARAMETER":
-            labels |= _parameters(data)
-        elif isinstance(step, list) and len(step) > 1 and any(_is_timed(name) for name in data):
-            numbers = {name: str(value) for name, value in data.items() if isinstance(value, int | float)}
-            steps.append((number, str(step[1]), numbers | {"timestamp": str(entry.get("timestamp", ""))}))
-        else:
-            left_out += 1
-    return _table_of_steps("dllogger (JSON)", steps, labels, left_out)
+def _torchvision(text: str) -> ForeignTable | None:
+    """Lines of torchvision's references.
 
-
-def _dll_text(text: str) -> ForeignTable | None:
-    steps: list[tuple[int, str, dict[str, str]]] = []
-    labels: dict[str, str] = {}
-    left_out = 0
-    for number, line in _lines(text, "DLL "):
-        match = _DLL_TEXT.search(line)
-        if not match:
-            continue
-        step = _DLL_STEP.search(match[2])
-        metrics = dict(_DLL_METRIC.findall(match[2]))
-        if match[2].startswith("PARAMETER"):
-            labels |= _parameters(dict(re.findall(r"(\w+) : (\S+)", match[2])))
-        elif step and any(_is_timed(name) for name in metrics):
-            steps.append((number, step[2] or step[4], metrics | {"timestamp": match[1]}))
-        else:
-            left_out += 1
-    return _table_of_steps("dllogger (text)", steps, labels, left_out) if steps or left_out else None
-
-
-def _table_of_steps(
-    kind: str, steps: Sequence[tuple[int, str, Mapping[str, str]]], labels: dict[str, str], left_out: int
-) -> ForeignTable:
-    names = list(dict.fromkeys(name for *_, cells in steps for name in cells))
-    remarks = [f"{counted(left_out, 'line')} without a training step (epoch, validation, summary) left out"] * bool(
-        left_out
-    )
-    return ForeignTable(
-        kind=kind,
-        header=["step", *names] if steps else [],
-        rows=[(line, [index, *(cells.get(name, "") for name in names)]) for line, index, cells in steps],
-        labels=labels,
-        remarks=tuple(remarks),
-    )
-
-
-def _is_timed(name: str) -> bool:
-    return name in {"train.compute_time", "train.total_ips", "train.total_time"}
-
-
-def _parameters(data: Mapping[str, Any]) -> dict[str, str]:
-    labels = {
-        _PARAMETERS[name]: str(value) for name, value in data.items() if name in _PARAMETERS and value is not None
-    }
-    if str(data.get("amp", "")).lower() in {"true", "1"}:
-        labels["precision"] = "amp"
-    return labels
-
-
-def _json_lines(text: str, mark: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Line numbers and JSON objects that `pattern` finds in lines with `mark`; incomplete lines are skipped."""
-    for number, line in _lines(text, mark):
-        if match := pattern.search(line):
-            try:
-                entry = json.loads(match[1])
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(entry, Mapping):
-                yield number, entry
-
-
-# --- MLPerf
-
-
-def _mllog(text: str) -> ForeignTable | None:
-    """Table with the figures of all training epochs together; None if the text is no MLPerf log.
-
-    Only epochs with both a start and an end count.
+    The time since the epoch began follows from means over at most 20 iterations if a line ends where the next window
+    begins, as with `--print-freq 10`.
     """
-    events = [entry for _, entry in _json_lines(text, ":::MLLOG", _MLLOG) if isinstance(entry.get("key"), str)]
-    if not events:
+    printed: list[_Printed] = []
+    totals: dict[int, float] = {}
+    of = 0
+    for number, line in _lines(text, "Epoch"):
+        if match := _REFERENCE.search(line):
+            epoch, count, of = int(match[1]), int(match[2]) + 1, int(match[3])
+            if not printed or printed[-1].epoch != epoch:
+                totals = {0: 0.0}
+            began = max(0, count - _REFERENCE_WINDOW)
+            if began in totals:
+                totals[count] = totals[began] + float(match[4]) * (count - began)
+            rate, loss = _REFERENCE_RATE.search(line), _REFERENCE_LOSS.search(line)
+            cells = {"images_per_s": rate[1]} if rate else {"batch_time": match[4]}
+            cells |= {"data_time": match[5], "loss": loss[1] if loss else ""}
+            printed.append(_Printed(line=number, epoch=epoch, count=count, total_s=totals.get(count), cells=cells))
+    if not printed:
         return None
-    values = {entry["key"]: entry.get("value") for entry in events if entry.get("value") is not None}
-    rates = [
-        float(entry["value"]["throughput"])
-        for entry in events
-        if entry["key"] == "tracked_stats"
-        and isinstance(entry.get("value"), Mapping)
-        and isinstance(entry["value"].get("throughput"), int | float)
-    ]
-    epochs = list(_epochs(events))
-    samples = _number(values.get("train_samples"))
-    wall_s = sum(epochs) if samples and epochs else None
-    labels: dict[str, str] = {}
-    benchmark = values.get("submission_benchmark")
-    if isinstance(benchmark, str):
-        labels["model"] = benchmark
-    if (batch := _number(values.get("global_batch_size"))) and batch == int(batch):
-        labels["batch_size"] = str(int(batch))
-    remarks = []
-    if wall_s:
-        remarks.append(f"images and time of {len(epochs)} whole epochs, without evaluation")
-    if not wall_s and rates:
-        remarks.append(f"the mean of {len(rates)} rates in the log; nothing in the log confirms them")
-    figures = RunFigures(
-        images=samples * len(epochs) if samples and wall_s else None,
-        wall_s=wall_s,
-        images_per_s=statistics.fmean(rates) if rates else None,
+    if 2 * max(row.count for row in printed) < of:
+        # Most iterations come after the last line of an epoch, and their time is unknown.
+        printed = [replace(row, total_s=None) for row in printed]
+    options = _NAMESPACE.search(text)
+    found = {name: re.search(pattern, options[0]) for name, pattern in _NAMESPACE_LABELS.items()} if options else {}
+    labels = {name: match[1] for name, match in found.items() if match}
+    return _with_means("torchvision/references", printed, labels, half_a_digit_s=_HALF_A_DIGIT_S / 10)
+
+
+def _megatron(text: str) -> ForeignTable | None:
+    matches = [(line, match) for line, text_line in _lines(text, "iteration") if (match := _MEGATRON.search(text_line))]
+    total_s, printed = 0.0, list[_Printed]()
+    for (line, match), (part, count, advance) in zip(matches, _counts([int(m[1]) for _, m in matches]), strict=True):
+        total_s = advance * float(match[2]) / 1e3 + (total_s if printed and printed[-1].epoch == part else 0.0)
+        cells = {"iter_time_ms": match[2], "batch_size": match[3], "loss": match[4] or ""}
+        printed.append(_Printed(line=line, epoch=part, count=count, total_s=total_s, cells=cells))
+    labels = {"unit": "samples"}
+    return _with_means("Megatron-LM", printed, labels, half_a_digit_s=_HALF_A_DIGIT_S / 10) if printed else None
+
+
+def _nanogpt(text: str) -> ForeignTable | None:
+    matches = [(line, match) for line, text_line in _lines(text, "iter ") if (match := _NANOGPT.search(text_line))]
+    counts = _counts([int(match[1]) for _, match in matches])
+    # Of iterations that are not printed, the time is unknown.
+    is_every = all(advance == 1 for *_, advance in counts[1:])
+    total_s, printed = 0.0, list[_Printed]()
+    for (line, match), (part, count, _) in zip(matches, counts, strict=True):
+        total_s = float(match[3]) / 1e3 + (total_s if printed and printed[-1].epoch == part else 0.0)
+        cells = {"iter_time_ms": match[3], "loss": match[2], "timestamp": _stamp(match.string) or ""}
+        known_s = total_s if is_every else None
+        printed.append(_Printed(line=line, epoch=part, count=count, total_s=known_s, cells=cells))
+    tokens = _NANOGPT_TOKENS.search(text)
+    labels = {"unit": "tokens", "batch_size": tokens[1].replace(",", "")} if tokens else {"unit": "samples"}
+    return _with_means("nanoGPT", printed, labels, half_a_digit_s=_HALF_A_DIGIT_S / 100) if printed else None
+
+
+def _counts(numbers: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Part of the log, number of iterations in this part, and iterations since the line before, for each line.
+
+    `numbers`: the printed numbers of iterations. A number that is not above the one before begins a new part, because
+    the training was resumed.
+    """
+    advances = [after - before for before, after in itertools.pairwise(numbers)]
+    usual = statistics.mode([advance for advance in advances if advance > 0] or [1])
+    counts, part, count = [], 0, 0
+    for advance in [usual, *advances][: len(numbers)]:
+        part, count = (part, count + advance) if advance > 0 else (part + 1, usual)
+        counts.append((part, count, advance if advance > 0 else usual))
+    return counts
+
+
+def _trainer_state(text: str) -> ForeignTable | None:
+    """Figures of the whole training from trainer_state.json or train_results.json; None if they have no time."""
+    if '"train_runtime"' not in text:
+        return None
+    try:
+        state = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    history = state.get("log_history", [state]) if isinstance(state, Mapping) else []
+    last = next((entry for entry in reversed(history) if isinstance(entry, Mapping) and "train_runtime" in entry), {})
+    names = ("train_runtime", "train_samples_per_second", "train_steps_per_second")
+    values = [value for name in names if isinstance(value := last.get(name), int | float) and 0 < value < math.inf]
+    if len(values) != len(names):
+        return None
+    wall_s, samples_per_s, steps_per_s = values
+    steps, device_batch = last.get("step"), state.get("train_batch_size")
+    samples_per_step = (
+        samples_per_s * wall_s / steps if isinstance(steps, int) and steps else samples_per_s / steps_per_s
     )
-    return ForeignTable(kind="MLPerf", header=(), rows=(), labels=labels, remarks=tuple(remarks), figures=figures)
-
-
-def _epochs(events: Sequence[Mapping[str, Any]]) -> Iterator[float]:
-    """Seconds of each epoch, from its start to the following stop."""
-    began_ms: float | None = None
-    for entry in events:
-        at_ms = _number(entry.get("time_ms"))
-        if entry["key"] == "epoch_start":
-            began_ms = at_ms
-        elif entry["key"] == "epoch_stop" and began_ms is not None and at_ms is not None:
-            if at_ms > began_ms:
-                yield (at_ms - began_ms) / 1e3
-            began_ms = None
-
-
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST
-    return float(value) if is_number else None
+    # The last batch of an epoch may be smaller. Batches of several devices or accumulated ones are multiples of one.
+    batch_size = round(samples_per_step)
+    if isinstance(device_batch, int) and device_batch > 0:
+        batch_size = device_batch * math.ceil(samples_per_step / device_batch - MOST_ROUNDING)
+    return ForeignTable(
+        kind="Hugging Face Trainer",
+        header=(),
+        rows=(),
+        labels={"unit": "samples", "batch_size": str(max(1, batch_size))},
+        remarks=("the Trainer's time and rate of the whole training, with warm-up, evaluation and saving",),
+        figures=RunFigures(images_per_s=samples_per_s, images=samples_per_s * wall_s, wall_s=wall_s),
+    )

@@ -19,6 +19,7 @@ from analysis.readers.ncu.metrics import WHOLE_UNITS, MetricRole
 from analysis.readers.ncu.numbers import Floats, NumberFormat
 from analysis.readers.ncu.table import NcuTable
 from workload.contract.ncu_csv import ID, METRIC, NAME, PROCESS, PUSHED, STARTED, UNIT, VALUE, Layout, Quantity, factor
+from workload.contract.text import plain
 
 Codes = npt.NDArray[np.integer]
 # If there are at most this many more codes than rows, counting is cheaper than sorting.
@@ -391,6 +392,10 @@ def _name_of(described: str) -> str:
 
 ADDITIVE = frozenset({Quantity.TIME, Quantity.BYTES, Quantity.COUNT})
 _SHOWN = 3
+# ncu rounds printed times to two decimals; a wrong unit is a factor of 1000.
+_ROUNDED = 0.1
+# One launch may find all of its data in the caches, so many cannot.
+_SEVERAL = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -450,6 +455,37 @@ def _absences(table: Launches) -> list[str]:
                 "are unavailable"
             )
     return sentences
+
+
+def without_doubtful(table: Launches) -> tuple[Launches, tuple[str, ...]]:
+    """The table with NaN for values that contradict others of the table, and a sentence for each such kind."""
+    values, sentences = dict(table.by_role), []
+    time = values.get("duration")
+    if time is not None and (nothing := int((time == 0).sum())):
+        values["duration"] = time = np.where(time == 0, np.nan, time)
+        sentences.append(
+            f"{nothing} of {len(table)} launches took 0 s by the file, which no launch does: times withheld"
+        )
+    for other in ("duration_max", "duration_avg"):
+        again = values.pop(other, None)
+        if time is None or again is None:
+            continue
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = again / time
+        wrong = np.abs(ratios - 1) > _ROUNDED
+        if wrong.any():
+            ratio = plain(float(ratios[wrong][0]), 3)
+            name = f"gpu__time_duration.{other.removeprefix('duration_')}"
+            values["duration"] = np.full(len(table), np.nan)
+            sentences.append(f"times withheld: by {name} a launch takes {ratio} x its time, perhaps a unit is wrong")
+            break
+    read, dram = values.get("dram_read"), values.get("dram")
+    if read is not None and len(table) >= _SEVERAL and not np.nansum(read) and not np.isnan(read).all():
+        values["dram_read"] = np.full(len(table), np.nan)
+        if dram is not None:
+            values["dram"] = np.full(len(table), np.nan)
+        sentences.append(f"bytes of DRAM withheld: {len(table)} launches read 0 bytes by the file, which no step does")
+    return replace(table, by_role=values), tuple(sentences)
 
 
 def _selected(table: Launches, kept: npt.NDArray[np.bool_]) -> Launches:

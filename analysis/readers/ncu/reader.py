@@ -104,6 +104,9 @@ def read(path: Path, *, own: Sequence[str] = ()) -> NcuFile:
         launches_on = ", ".join(f"{gpu}: {number}" for gpu, number in gpus.items())
         losses.append(f"launches of {len(gpus)} GPUs are added up ({launches_on})")
     losses += [warning for part in content.tables for warning in part.warnings]
+    trusted = [launches.without_doubtful(part) for part in whole.tables]
+    losses += [sentence for _, sentences in trusted for sentence in sentences]
+    whole = replace(whole, tables=[part for part, _ in trusted])
     frames = [_kernels(part, own) for part in whole.tables]
     durations = [frame["duration_s"].to_numpy() for frame, _ in frames]
     impossible.refuse(content.source, content.original, whole.tables, durations)
@@ -194,11 +197,9 @@ def _source(path: Path) -> NcuSource:
 
 
 def _as_table(source: NcuSource) -> NcuSource | None:
-    """Convert ncu's printed text, or a trace of Nsight Systems, to the CSV that ncu would have written; else None."""
+    """Convert a trace of Nsight Systems to the CSV that ncu would have written; None for another text."""
     with source.open() as file:
         text = file.read().decode(errors="replace")
-    if profile_text.is_ncu_text(text):
-        return replace(source, content=profile_text.ncu_text_as_csv(text).encode())
     if profile_text.is_gpu_trace(text):
         content = profile_text.gpu_trace_as_csv(text).encode()
         return replace(source, content=content, remarks=(*source.remarks, _ONLY_TIMES))

@@ -40,8 +40,8 @@ def test_a_bad_file_never_stops_the_others_and_the_end_says_what_was_left_out(fo
     assert lines[5] == "hint: import the data from which it was drawn"
     assert lines[6:] == [
         (
-            "note       train.log: the wall time comes from the log's running means, without validation and "
-            "other work between epochs"
+            "note       train.log: the wall time is the sum of the log's times of iterations, without other work "
+            "between them"
         ),
         (
             "note       train.log: a row every 10 iterations: the other iterations count in the wall time, but "

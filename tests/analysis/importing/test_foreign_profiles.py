@@ -1,4 +1,3 @@
-import gzip
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +6,7 @@ import pytest
 import analysis
 from analysis.importing import UserFacts, import_file
 from analysis.readers import ncu
-from tests.analysis.readers.ncu.foreign_profiles import NEW_TEXT, NSYS, NSYS_HEADER, OLD_TEXT
+from tests.analysis.readers.ncu.foreign_profiles import NSYS, NSYS_HEADER, PRINTED
 from tests.analysis.readers.ncu.ncu_files import (
     COUNTS,
     DETAILS,
@@ -32,49 +31,9 @@ def imported(tmp_path: Path, text: str | bytes) -> dict[str, Any]:
     return dict(bundle.read(folder).document)
 
 
-# --- the text that ncu prints
-
-
-@pytest.mark.parametrize("text", [NEW_TEXT, OLD_TEXT], ids=["2022 and newer", "2021"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "gzip"])
-def test_ncu_text(tmp_path: Path, text: str, encoding: str) -> None:
-    content = gzip.compress(text.encode()) if encoding == "gzip" else text.encode(encoding)
-    profile = ncu.read(save(tmp_path, content))
-    kernels = profile.kernels
-    assert kernels["name"].tolist() == [
-        "void volta_sgemm<float, 128>(const float *, float *)",
-        "vectorized_elementwise",
-    ]
-    assert kernels["duration_s"].tolist() == pytest.approx([10e-6, 2.5e-6])
-    # 500 + 2 x 1,000,000, and 64.
-    assert kernels["flop"].tolist() == [2_000_500, 64]
-    assert kernels["dram_bytes"].tolist() == pytest.approx([4000, 500])
-    assert kernels["process_id"].tolist() == ["5268", "5268"]
-    assert (profile.is_partial, profile.losses) == (False, ())
-    if text is NEW_TEXT:
-        assert kernels["grid"].tolist() == ["(64, 2, 1)", "(1, 1, 1)"]
-        assert kernels["block"].tolist() == ["(256, 1, 1)", "(64, 1, 1)"]
-        assert kernels["compute_capability"].tolist() == ["7.0", "7.0"]
-
-
-def test_ncu_text_without_messages_is_imported(tmp_path: Path) -> None:
-    record = imported(tmp_path, NEW_TEXT[NEW_TEXT.index("  void volta") :])
-    assert record["profile"]["flop_per_step"] == 2_000_564
-    assert record["profile"]["dram_bytes_per_step"] == 4500
-    assert record["profile"]["kernel_time_s_per_step"] == pytest.approx(12.5e-6)
-    assert len(analysis.load(tmp_path / "out").kernels) == 2
-
-
-def test_what_ncu_could_not_measure_is_absent(tmp_path: Path) -> None:
-    text = NEW_TEXT.replace("        Kbyte         3.00", "              (!) n/a")
-    profile = ncu.read(save(tmp_path, text.replace("byte          500", "byte      (!) n/a")))
-    assert profile.kernels["dram_bytes"].isna().all()
-
-
-def test_errors_of_ncu_in_its_text_make_a_profile_partial(tmp_path: Path) -> None:
-    profile = ncu.read(save(tmp_path, NEW_TEXT + "==ERROR== The application returned an error code (11).\n"))
-    assert profile.is_partial
-    assert profile.warnings == ("==ERROR== The application returned an error code (11).",)
+def test_printed_text_of_ncu_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no table of Nsight Compute: it is ncu's text output, written without"):
+        imported(tmp_path, PRINTED)
 
 
 # --- Nsight Systems

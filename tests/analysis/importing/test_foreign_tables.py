@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -29,26 +30,38 @@ PAGE = line(DETAILS) + "".join(line([*who(launch), "Section", *cells]) for launc
 imported = partial(in_process.imported, model="mine", batch_size=4, profile_steps=1)
 
 
-def written(text: str, *, delimiter: str = ",", is_reversed: bool = False, is_quoted: bool = True) -> str:
+# Cells of a row in another order; `number` counts the rows.
+ORDERS: dict[str, Callable[[list[str], int], list[str]]] = {
+    "in order": lambda row, _: row,
+    "reversed": lambda row, _: row[::-1],
+    "ID in the middle": lambda row, _: [*row[4:6], *row[:4], *row[6:]],
+    "behind pandas' index": lambda row, number: [str(number - 1) if number else "", *row],
+}
+
+
+def written(text: str, *, delimiter: str = ",", order: str = "in order", is_quoted: bool = True) -> str:
     """The same cells in another form."""
     out = io.StringIO()
     quoting = csv.QUOTE_ALL if is_quoted else csv.QUOTE_MINIMAL
     writer = csv.writer(out, delimiter=delimiter, quoting=quoting, lineterminator="\n")
-    for row in csv.reader(io.StringIO(text)):
-        writer.writerow(row[::-1] if is_reversed else row)
+    for number, row in enumerate(csv.reader(io.StringIO(text))):
+        writer.writerow(ORDERS[order](row, number))
     return out.getvalue()
 
 
 @pytest.mark.parametrize("is_quoted", [True, False], ids=["quoted", "bare"])
-@pytest.mark.parametrize("is_reversed", [False, True], ids=["in order", "reversed"])
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("text", [WIDE, LONG], ids=["wide", "long"])
-def test_every_delimiter_and_order(
-    text: str, delimiter: str, is_reversed: bool, is_quoted: bool, tmp_path: Path
-) -> None:
-    form = written(text, delimiter=delimiter, is_reversed=is_reversed, is_quoted=is_quoted)
+def test_every_delimiter_and_order(text: str, delimiter: str, order: str, is_quoted: bool, tmp_path: Path) -> None:
+    form = written(text, delimiter=delimiter, order=order, is_quoted=is_quoted)
     profile = imported(tmp_path, form).profile
     assert (profile.kernels_profiled, profile.flop_per_step, profile.dram_bytes_per_step) == (2, 46, 128)
+
+
+@pytest.mark.parametrize("text", [WIDE, LONG, PAGE], ids=["wide", "long", "details"])
+def test_lines_that_end_in_a_carriage_return_alone(text: str, tmp_path: Path) -> None:
+    assert imported(tmp_path, text.replace("\n", "\r")).profile.flop_per_step == 46
 
 
 def test_a_details_page_with_semicolons(tmp_path: Path) -> None:
@@ -56,9 +69,9 @@ def test_a_details_page_with_semicolons(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-@pytest.mark.parametrize("is_reversed", [False, True], ids=["in order", "reversed"])
-def test_a_trace_of_nsys_in_every_form(delimiter: str, is_reversed: bool, tmp_path: Path) -> None:
-    form = written(NSYS[NSYS.index("Start") :], delimiter=delimiter, is_reversed=is_reversed)
+@pytest.mark.parametrize("order", ["in order", "reversed"])
+def test_a_trace_of_nsys_in_every_form(delimiter: str, order: str, tmp_path: Path) -> None:
+    form = written(NSYS[NSYS.index("Start") :], delimiter=delimiter, order=order)
     assert imported(tmp_path, form).profile.kernel_time_s_per_step == pytest.approx(12.5e-6)
     assert ncu.read(tmp_path / "file.txt").kernels["grid"].tolist() == ["(64, 2, 1)", "(1, 1, 1)"]
 

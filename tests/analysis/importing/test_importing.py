@@ -144,7 +144,12 @@ LABELLED = "iter_time_ms,model,batch_size"
         ("iter_time_ms\n100\n", {"model": "vgg16"}, " does not say the batch size", "log.csv --batch-size 32"),
         ("iter_time_ms,batch_size\n100,64\n", {}, " does not say the model", "log.csv --model resnet50"),
         (f"{LABELLED}\n100,vgg16,0\n", {}, ": batch_size must be a positive integer; got '0'", "--batch-size 32"),
-        (f"{LABELLED},precision\n100,vgg16,4,half\n", {}, f": precision {PRECISIONS} 'half'", "use --precision amp"),
+        (
+            f"{LABELLED},precision\n100,vgg16,4,half\n90,vgg16,4,half\n",
+            {},
+            f": precision {PRECISIONS} 'half'",
+            "use --precision amp",
+        ),
         (
             f"{LABELLED},data_time_ms\n100,m,4,5\n100,m,4,100\n",
             {},
@@ -190,13 +195,13 @@ def test_same_file_again_is_nothing_to_do(tmp_path: Path, results: Path) -> None
 @pytest.mark.parametrize(
     ("rows", "note"),
     [
-        ("0.1,\n0.1,\n", "the file has no time stamps: wall time and images/s are unknown"),
+        ("0.1,\n0.1,\n", "the file has no time stamps: wall time and throughput are unknown"),
         (
             "0.1,1763159640\n0.1,\n",
-            "the first or the last row has no time stamp: wall time and images/s are unknown",
+            "the first or the last row has no time stamp: wall time and throughput are unknown",
         ),
-        ("0.1,1763159640\n0.1,1763159639\n", "the time stamps do not advance: wall time and images/s are unknown"),
-        ("0.1,1763159640\n", "the file has a single row: wall time and images/s are unknown"),
+        ("0.1,1763159640\n0.1,1763159639\n", "the time stamps do not advance: wall time and throughput are unknown"),
+        ("0.1,1763159640\n", "the file has a single row: wall time and throughput are unknown"),
     ],
 )
 def test_unknown_wall_time_gives_no_throughput(tmp_path: Path, results: Path, rows: str, note: str) -> None:
@@ -207,7 +212,7 @@ def test_unknown_wall_time_gives_no_throughput(tmp_path: Path, results: Path, ro
 
 
 def test_rate_without_a_timer_gives_the_step_time(tmp_path: Path, results: Path) -> None:
-    imported(tmp_path, "imgs_per_sec\n100\n50\n", model="m", batch_size=10)
+    imported(tmp_path, "iter,imgs_per_sec\n0,100\n1,50\n", model="m", batch_size=10)
     assert analysis.load(results).steps["step_s"].tolist() == [0.1, 0.2]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.analysis import in_process
-from tests.analysis.readers.ncu.foreign_profiles import NEW_TEXT
-from tests.analysis.readers.ncu.ncu_files import COUNTS, DRAM, FFMA, ROW, TIME, long, wide
+from tests.analysis.readers.ncu.foreign_profiles import NSYS
+from tests.analysis.readers.ncu.ncu_files import COUNTS, DRAM, FFMA, READ, ROW, TIME, WRITTEN, long, wide
 from tests.analysis.readers.traces.kineto_traces import V100, document, product_step
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.text import percent, plain, seconds, si
@@ -48,7 +48,7 @@ def profile(device: str | None = None, **cells: str) -> str:
         (profile(cycles="1e9"), "is '1e9' cycle: with the duration of the launch, the clock would be above 30 GHz"),
         (profile().replace('"ns"', '"s"'), "cycle: with the duration of the launch, the clock would be below 10 MHz"),
         (long([(0, TIME, "ns", "1000"), (0, DRAM, "Gbyte", "64")]), f"line 3: {DRAM} of launch 0 (k) is '64' Gbyte: "),
-        (NEW_TEXT.replace("byte          500", "byte         1e23"), "launch 1 (vectorized_elementwise) is '1e23': "),
+        (NSYS.replace("2500,", "4619008000000000,"), "launch 1 (vectorized_elementwise) is '4619008000000000' ns: "),
         # 20 TB/s are 10 x no peak, but of a T4.
         (profile("Tesla T4", **{DRAM: "20000000"}), f"{PEAK} T4, 320 GB/s"),
     ],
@@ -71,11 +71,45 @@ def test_what_is_odd_and_possible_is_read(text: str, tmp_path: Path) -> None:
     assert imported(tmp_path, text).profile.kernels_profiled == 2
 
 
-def test_the_line_is_that_of_the_text_for_people(tmp_path: Path) -> None:
-    text = NEW_TEXT.replace("byte          500", "byte         1e23")
-    line = next(number for number, one in enumerate(text.splitlines(), start=1) if "1e23" in one)
-    with pytest.raises(UsageError, match=f": line {line}: dram__bytes"):
-        imported(tmp_path, text)
+MAX = "gpu__time_duration.max"
+
+
+@pytest.mark.parametrize(
+    ("text", "figure", "loss"),
+    [
+        (
+            wide(COUNTS, [ROW, ["0", *ROW[1:]]]),
+            "kernel_time_s_per_step",
+            "1 of 2 launches took 0 s by the file, which no launch does: times withheld",
+        ),
+        (
+            wide(COUNTS | {TIME: "us", MAX: "ns"}, [[*ROW, "1000"]]),
+            "kernel_time_s_per_step",
+            f"times withheld: by {MAX} a launch takes 0.001 x its time, perhaps a unit is wrong",
+        ),
+        (wide(COUNTS | {MAX: "ns"}, [[*ROW, "1000"]]), None, None),
+        (
+            wide({TIME: "ns", READ: "byte", WRITTEN: "byte"}, [["1000", "0", "64"]] * 10),
+            "dram_bytes_per_step",
+            "bytes of DRAM withheld: 10 launches read 0 bytes by the file, which no step does",
+        ),
+        (wide({TIME: "ns", READ: "byte", WRITTEN: "byte"}, [["1000", "0", "64"]] * 9), None, None),
+    ],
+    ids=["0 ns", "another unit than .max", "the same as .max", "no reads", "few launches without reads"],
+)
+def test_values_that_contradict_others_are_withheld(
+    text: str, figure: str | None, loss: str | None, tmp_path: Path
+) -> None:
+    record = imported(tmp_path, text)
+    assert record.imported is not None
+    assert list(record.imported.losses or ()) == ([loss] if loss else [])
+    for name in ("kernel_time_s_per_step", "dram_bytes_per_step"):
+        assert (getattr(record.profile, name) is None) is (name == figure)
+
+
+def test_the_line_is_that_of_the_file_before_its_conversion(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=": line 5: gpu__time_duration"):
+        imported(tmp_path, NSYS.replace("2500,", "4619008000000000,"))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.in_process import Analyze
-from tests.analysis.readers.logs.trainer_logs import dllogger_json, dllogger_text, mlperf, pytorch_examples, timm
-from tests.analysis.readers.ncu.foreign_profiles import NEW_TEXT, NSYS, OLD_TEXT
+from tests.analysis.readers.logs.trainer_logs import (
+    megatron,
+    nanogpt,
+    pytorch_examples,
+    timm,
+    torchvision,
+    trainer_state,
+)
+from tests.analysis.readers.ncu.foreign_profiles import NSYS
 from tests.analysis.readers.ncu.ncu_files import COUNTS, TIME, long, wide
 from workload.contract.errors import ExitCode
 
@@ -26,18 +33,18 @@ LONG = [
 ]
 
 
-def iterations(step_ms: float, *, mark: str = ".", delimiter: str = ",", extra: str = "", zone: str = "") -> str:
+def iterations(step_ms: float, *, delimiter: str = ",", extra: str = "", zone: str = "") -> str:
     """40 steady iterations in one of the ways in which tables are written."""
     rows = [delimiter.join(["iter", "iter_time_ms", "timestamp"])]
     for step in range(40):
         at = f"2025-11-14 22:34:{step * step_ms / 1e3:06.3f}{zone}"
-        rows.append(delimiter.join([str(step), f"{step_ms:.2f}".replace(".", mark), at]))
+        rows.append(delimiter.join([str(step), f"{step_ms:.2f}", at]))
     return "\n".join([extra, *rows, ""] if extra else [*rows, ""])
 
 
 READABLE: dict[str, str | bytes] = {
     "plain.csv": iterations(200),
-    "semicolons.csv": iterations(201, mark=",", delimiter=";"),
+    "semicolons.csv": iterations(201, delimiter=";"),
     "tabs.tsv": iterations(202, delimiter="\t"),
     "powershell.csv": iterations(203).encode("utf-16"),
     "packed.csv.gz": gzip.compress(iterations(204).encode()),
@@ -46,16 +53,15 @@ READABLE: dict[str, str | bytes] = {
     "runs.csv": "gpu,model,batch,img_per_s\nT4,vgg16,8,50\nNVIDIA L4,resnet50,64,90\nA100,my_net,8,300\n",
     "examples.log": pytorch_examples(),
     "timm.log": timm(),
-    "dllogger.json": dllogger_json(),
-    "dllogger.txt": dllogger_text(),
-    "mlperf.log": mlperf(),
+    "torchvision.log": torchvision(),
+    "megatron.log": megatron(),
+    "nanogpt.log": nanogpt(),
+    "trainer_state.json": trainer_state(),
     "ncu.csv": wide(COUNTS, [ROW, ROW], names=["sgemm", "wgrad"], capability="7.0"),
     "ncu_tensor.csv": wide(COUNTS, [ROW, ROW], names=["volta_s884gemm", "wgrad"], capability="7.0"),
     "ncu_blank.csv": wide(COUNTS, [ROW, [*ROW[:3], "n/a", ROW[4]]], names=["sgemm", "wgrad"], capability="7.0"),
     "ncu_times.csv": wide({TIME: "ns"}, [["5000"], ["6000"]], names=["sgemm", "wgrad"], capability="7.0"),
     "ncu_long.csv": long(LONG),
-    "ncu.txt": NEW_TEXT,
-    "ncu_2021.txt": OLD_TEXT,
     "nsys.csv": NSYS,
 }
 UNREADABLE: dict[str, str | bytes] = {

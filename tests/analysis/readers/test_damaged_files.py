@@ -13,7 +13,7 @@ from analysis.readers.logs import training_logs
 from analysis.readers.text import decode
 from tests.analysis.importing import like_public
 from tests.analysis.readers.logs import trainer_logs
-from tests.analysis.readers.ncu.foreign_profiles import NEW_TEXT, NSYS, OLD_TEXT
+from tests.analysis.readers.ncu.foreign_profiles import NSYS
 from tests.analysis.readers.ncu.ncu_files import DRAM, FFMA, READ, STARTED, TIME, long, save, wide
 from tests.analysis.readers.traces.kineto_traces import gpu_trace
 from workload.contract import bundle
@@ -28,8 +28,6 @@ PROFILES = {
     "long": long([(0, TIME, "ns", "1,005"), (0, READ, "Mbyte", "1.08"), (1, TIME, "us", "7")]),
     "ranges": wide({STARTED: "", TIME: "ns"}, [[STEP_0, "5"]]),
     "two tables": f"==PROF== x\n==ERROR== y\n{wide({TIME: 'ns'}, [['5']])}==PROF== z\n{wide({DRAM: 'byte'}, [['6']])}",
-    "text": NEW_TEXT,
-    "text of 2021": OLD_TEXT,
     "nsys": NSYS,
     **like_public.readable_profiles(),
 }

@@ -34,56 +34,49 @@ def timm(*, batch_size: int = 128) -> str:
     return "\n".join([*lines, ""])
 
 
-def dllogger_json() -> str:
-    """The options, 40 iterations of 0.18 s and 0.02 s of waiting that end 0.2 s apart, and the summary."""
-    entries: list[tuple[float, object, dict[str, object]]] = [
-        (1600180153.0, "PARAMETER", {"arch": "resnet50", "batch_size": 256, "amp": True, "gpu": 0})
-    ]
-    for index in range(40):
-        data: dict[str, object] = {
-            "train.loss": 7.0,
-            "train.total_ips": 1280.0,
-            "train.data_time": 0.02,
-            "train.compute_time": 0.18,
-        }
-        entries.append((1600180158.0 + 0.2 * index, [0, index], data))
-    entries.append((1600180170.0, [], {"train.total_ips": 1200.0}))
+def torchvision(*, every: int = 10) -> str:
+    """Two epochs of 60 iterations of 64 images; the first takes 2 s, the others 0.25 s, 0.05 s of it waits."""
+    lines = ["| NVIDIA-SMI 535.104.05 |", "Namespace(amp=True, batch_size=64, model='resnet50', print_freq=10)"]
+    for epoch in range(2):
+        for index in range(0, 60, every):
+            window = [0.25 if number else 2.0 for number in range(index + 1)][-20:]
+            lines.append(
+                f"Epoch: [{epoch}]  [{index:2d}/60]  eta: 0:00:14  lr: 0.1  img/s: {64 / 0.2:.10f}  loss: 6.9 (7.0)  "
+                f"acc1: 0.0 (0.1)  time: {sum(window) / len(window):.4f}  data: 0.0500  max mem: 2710"
+            )
+        lines += [f"Epoch: [{epoch}] Total time: 0:00:16", "Test:   [ 0/20]  eta: 0:00:18  time: 0.9  data: 0.9"]
+    return "\n".join([*lines, ""])
+
+
+def megatron(*, resumed: bool = False) -> str:
+    """A line every 10 iterations of 32 samples, which take 0.5 s on average; resumed, the last two lines come again."""
+    numbers = [*range(10, 101, 10), *([90, 100] if resumed else [])]
     return "".join(
-        "DLLL " + json.dumps({"timestamp": f"{at_s:.6f}", "type": "LOG", "step": step, "data": data}) + "\n"
-        for at_s, step, data in entries
+        f" [2026-04-27 00:00:01] iteration {number:8d}/     500 | consumed samples: {32 * number:12d} | elapsed time"
+        f" per iteration (ms): {500 + 0.1 * place:.1f} | learning rate: 1.0E-04 | global batch size:    32 | lm loss:"
+        " 3.000000E+00 | loss scale: 1.0 | grad norm: 1.0 |\n"
+        for place, number in enumerate(numbers)
     )
 
 
-def dllogger_text() -> str:
-    """30 iterations that end 0.5 s apart, at 512 images/s by the log's rates."""
-    lines = ["RUNNING EPOCHS FROM 0 TO 1"]
-    for index in range(30):
-        rate = 512.0 if index else 100.0
-        lines.append(
-            f"DLL 2020-09-15 14:29:{13 + 0.5 * index:09.6f} - Epoch: 0 Iteration: {index + 1}  train.loss : 7.09304 "
-            f" train.total_ips : {rate} img/s"
-        )
-    return "\n".join([*lines, "DLL 2020-09-15 14:30:13.473765 - Summary: train.total_ips : 500 img/s", ""])
-
-
-def mlperf(*, epochs: int = 2, samples: int = 1_281_167) -> str:
-    """Epochs of 500 s that begin 600 s apart, between which the model is evaluated."""
-    begin_ms = 1594520079000
-    events: list[tuple[str, int, str, object]] = [
-        ("", begin_ms, "submission_benchmark", "resnet"),
-        ("", begin_ms, "global_batch_size", 256),
-        ("", begin_ms, "train_samples", samples),
+def nanogpt(*, every: int = 1) -> str:
+    """41 iterations of 16,384 tokens, which take 2 s, the first 40 s."""
+    lines = [
+        "tokens per iteration will be: 16,384",
+        "number of parameters: 10.65M",
+        "step 0: train loss 4.2, val loss 4.2",
     ]
-    for epoch in range(epochs):
-        events.append(("[0] ", begin_ms + 600_000 * epoch, "epoch_start", None))
-        events.append(("0: ", begin_ms + 600_000 * epoch + 500_000, "epoch_stop", None))
-    return "".join(
-        prefix
-        + ":::MLLOG "
-        + json.dumps({"namespace": "", "time_ms": at_ms, "event_type": "x", "key": key, "value": value, "metadata": {}})
-        + "\n"
-        for prefix, at_ms, key, value in events
-    )
+    times_ms = {number: 2000.0 if number else 40632.86 for number in range(0, 41, every)}
+    lines += [f"iter {number}: loss 3.4410, time {time_ms:.2f}ms, mfu 0.19%" for number, time_ms in times_ms.items()]
+    return "\n".join([*lines, ""])
 
 
-EVERY = (pytorch_examples, timm, dllogger_json, dllogger_text, mlperf)
+def trainer_state(**last: object) -> str:
+    """The state at the end of 500 steps of 16 samples in 100 s, 4 on each of 4 devices."""
+    end = {"epoch": 1.0, "step": 500, "train_loss": 2.8, "train_runtime": 100.0} | last
+    end |= {"train_samples_per_second": 79.9, "train_steps_per_second": 5.0} if last.get("train_runtime", 1) else {}
+    history = [{"epoch": 0.1, "learning_rate": 5e-5, "loss": 3.0, "step": 50}, end]
+    return json.dumps({"best_metric": None, "global_step": 500, "train_batch_size": 4, "log_history": history})
+
+
+EVERY = (pytorch_examples, timm, torchvision, megatron, nanogpt, trainer_state)
