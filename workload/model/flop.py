@@ -37,7 +37,8 @@ ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted
 NO_WORK = frozenset({"prim", "profiler", "c10d", "_c10d_functional"})
 # Views whose schema does not declare them as views: they share the memory of their input.
 HIDDEN_VIEWS = frozenset(
-    {"unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "transpose_", "t_", "squeeze_", "unsqueeze_", "detach_"}
+    {"unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view", "transpose_", "t_", "squeeze_"}
+    | {"unsqueeze_", "detach_"}
 )
 # Ops that write without reading their first tensor, which only gives a shape or is overwritten.
 OVERWRITING = frozenset(
