@@ -8,7 +8,7 @@ from typing import Any
 from analysis.audit.rule import AuditEvidence, Hit, Rule, Severity, each_case
 from analysis.loading import units
 from analysis.loading.cases import Case
-from analysis.loading.gpu_names import gpus_named
+from analysis.loading.gpu_names import gpus_named, is_among
 from analysis.loading.model_work import may_be_one_model, models_named
 from analysis.summary import costs
 
@@ -71,7 +71,7 @@ def _device_labels(case: Case) -> Iterator[str]:
     for source, text in _labels(case):
         for gpu in sorted(gpus_named(text)):
             known = gpus_named(device) if device else frozenset()
-            if known and gpu not in known:
+            if known and not is_among(gpu, known):
                 yield f"{source} '{text}' names {gpu}, the device is '{device}'"
             elif capability and (expected := capability_of(gpu)) not in {None, capability}:
                 yield f"{source} '{text}' names {gpu}, compute capability {expected}; the device has {capability}"

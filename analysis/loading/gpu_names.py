@@ -25,10 +25,16 @@ def gpus_named(text: str) -> frozenset[str]:
     return frozenset(gpus)
 
 
+def is_among(gpu: str, known: frozenset[str]) -> bool:
+    """Whether a short name means one of the `known` GPUs: `mi300` is the series of `mi300x` and `mi300a`."""
+    return gpu in known or any(gpu == one.rstrip("ax") for one in known)
+
+
 def can_name(label: str, device: str) -> bool:
     """Whether a label can mean the device with this full name, as `v100` for `Tesla V100-SXM2-16GB`."""
     named = gpus_named(label)
-    return named <= gpus_named(device) if named else folded(label) in folded(device)
+    known = gpus_named(device)
+    return all(is_among(gpu, known) for gpu in named) if named else folded(label) in folded(device)
 
 
 def folded(name: str) -> str:

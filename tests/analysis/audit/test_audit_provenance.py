@@ -90,6 +90,18 @@ CASES: Cases = {
             imported(imported_file="resnet50.csv"),
             ["the file 'resnet50.csv' names resnet50, the run is of 'resnet18'"],
         ),
+        "a series of GPUs": (
+            imported(imported_file="mi300__bert.json", device_name="AMD Instinct MI300X", compute_capability=None),
+            [],
+        ),
+        "another series": (
+            imported(imported_file="mi250.json", device_name="AMD Instinct MI300X", compute_capability=None),
+            ["the file 'mi250.json' names mi250, the device is 'AMD Instinct MI300X'"],
+        ),
+        "L4 is no series of L40": (
+            imported(imported_file="l4.json", device_name="NVIDIA L40", compute_capability="8.9"),
+            ["the file 'l4.json' names l4, the device is 'NVIDIA L40'"],
+        ),
         "place": (imported(place="gcp-v100"), ["the place 'gcp-v100' names v100, the device is 'NVIDIA L4'"]),
         "the right --gpu": (imported(record={"imported": {"given": {"gpu": "NVIDIA L4"}}}), []),
         "another --gpu": (
