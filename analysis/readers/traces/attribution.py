@@ -6,6 +6,7 @@ operators that has a formula or moves bytes.
 """
 
 import bisect
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
 
-from analysis.readers.ncu.families import Family
+from analysis.readers.ncu.families import Family, is_backward
 from analysis.readers.traces.call_tree import CallTree
 from analysis.readers.traces.kineto import US_PER_S, OnDevice, Operator, Thread, Trace, Window
 from analysis.readers.traces.model import TracedModel, recognized_model
@@ -32,7 +33,8 @@ from workload.contract.text import counted, percent
 from workload.contract.text import seconds as duration
 from workload.contract.vocabulary import names_tensor_cores
 
-# A first or last step was recorded incompletely if it has fewer operators than this share of the other steps' median.
+# A first or last step was recorded incompletely if it has fewer operators than this share of the other steps' median;
+# in a trace that breaks off, any step with fewer operators or kernels than this share of the most complete step.
 WHOLE_STEP = 0.9
 _COMMUNICATION = re.compile(r"nccl|rccl|c10d::|gloo:|mpi:|^record_param_comms$|symm_mem::", re.IGNORECASE)
 _OF_AUTOGRAD = re.compile(
@@ -121,7 +123,8 @@ class Attribution:
     """Totals over all `steps`.
 
     `listed`: calls and seconds by kernel name (on a CPU by operator name), as torch lists them.
-    `recomputed_flop`: the part of the FLOP that activation checkpointing adds in the backward pass.
+    `recomputed_flop`: the part of the FLOP that activation checkpointing adds in the backward pass. `has_backward`:
+    whether any operator or kernel occurs only in a backward pass.
     """
 
     steps: Steps
@@ -137,6 +140,7 @@ class Attribution:
     has_work: bool
     model: TracedModel
     recomputed_flop: int
+    has_backward: bool
     remarks: tuple[str, ...] = ()
 
     @property
@@ -198,6 +202,20 @@ def _marked(trace: Trace, given: int | None) -> Steps:
             why = f"{size} operators, the others have {median(others):g}"
             why = "the trace breaks off in it" if is_last_of_cut else why
             remarks.append(f"{windows[number].name} is incomplete and left out: {why}")
+    if trace.is_cut:
+        # Kernels follow the operators in the file, and threads each other: any step may lack a part of them.
+        step_at, by_launch = Steps(number=len(windows), windows=windows).at, trace.launches
+        launched = [by_launch[one.launch][1] if one.launch in by_launch else one.began for one in trace.device]
+        counts = (dict(enumerate(sizes)), Counter(map(step_at, launched)))
+        complete = [
+            number
+            for number in whole
+            if windows[number].ended <= max(launched, default=math.inf)
+            and all(have[number] >= WHOLE_STEP * max(have[other] for other in whole) for have in counts)
+        ]
+        cut = [windows[number].name for number in whole if number not in complete]
+        remarks += [f"{name} is incomplete and left out: the trace breaks off before its end" for name in cut]
+        whole = complete
     contradiction = f"the trace marks {counted(len(whole), 'whole step')}, but the import was given {given}"
     kept = [windows[number] for number in whole]
     return Steps(
@@ -210,8 +228,8 @@ def _marked(trace: Trace, given: int | None) -> Steps:
 
 def attribute(trace: Trace, steps: Steps, *, device: str | None) -> Attribution:
     """Attribute time, FLOP and bytes of these steps; `device` is the number of the GPU, None for the CPU."""
-    threads = {thread: CallTree.build(operators) for thread, operators in trace.operators.items()}
     works = _Works(trace, steps)
+    threads = {thread: CallTree.build(operators, works.is_known) for thread, operators in trace.operators.items()}
     totals = _Totals(works=works)
     if device is None:
         busy_s = _by_own_time(threads, steps, totals)
@@ -233,6 +251,12 @@ def attribute(trace: Trace, steps: Steps, *, device: str | None) -> Attribution:
         has_work=trace.has_shapes,
         model=recognized_model(threads.values(), lambda moment: steps.at(moment) is not None, steps.number),
         recomputed_flop=totals.recomputed_flop,
+        has_backward=any(map(is_backward, totals.listed))
+        or any(
+            (thread.is_backward[index] or "ackward" in operator.call.name) and steps.at(operator.began) is not None
+            for thread in threads.values()
+            for index, operator in enumerate(thread.operators)
+        ),
         remarks=tuple(remarks),
     )
 
@@ -264,6 +288,9 @@ class _Works:
         if id(call) not in self._known:
             self._known[id(call)] = work_of(call, self._context) if self._has_shapes else Lack.NO_SHAPES
         return self._known[id(call)]
+
+    def is_known(self, operator: Operator) -> bool:
+        return isinstance(self.work_of(operator), CallWork)
 
 
 @dataclass(kw_only=True)

@@ -1,7 +1,7 @@
 """Call tree of the operators of one host thread in a trace: callers, own times, and recomputed forward passes."""
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from analysis.readers.traces.kineto import Operator
@@ -26,8 +26,9 @@ class CallTree:
 
     `parents`: index of the operator that called this operator, -1 if none did. `own`: microseconds without the
     operators that this operator called. `owners`: index of the outermost caller, or of the operator itself, that has a
-    formula or moves bytes; -1 if none has. `is_backward`: the autograd engine ran the operator. `is_recomputed`: the
-    operator belongs to a forward pass that the engine repeats.
+    formula or moves bytes; -1 if none has. The products that a product of unknown work calls own themselves.
+    `is_backward`: the autograd engine ran the operator. `is_recomputed`: the operator belongs to a forward pass that
+    the engine repeats.
     """
 
     operators: Sequence[Operator]
@@ -39,7 +40,8 @@ class CallTree:
     is_recomputed: Sequence[bool]
 
     @classmethod
-    def build(cls, operators: Sequence[Operator]) -> "CallTree":
+    def build(cls, operators: Sequence[Operator], has_work: Callable[[Operator], bool]) -> "CallTree":
+        """The tree of a thread's operators; `has_work`: whether the work of an operator is known."""
         parents, owners, is_backward, is_recomputed = list[int](), list[int](), list[bool](), list[bool]()
         own = [operator.ended - operator.began for operator in operators]
         stack: list[int] = []
@@ -51,7 +53,10 @@ class CallTree:
             owner = owners[parent] if parent >= 0 else -1
             if parent >= 0:
                 own[parent] -= operator.ended - operator.began
-            if owner < 0 and kind_of(name) in {Kind.PRODUCT, Kind.BYTES}:
+            kind = kind_of(name)
+            if owner < 0:
+                owner = index if kind in {Kind.PRODUCT, Kind.BYTES} else -1
+            elif kind is Kind.PRODUCT and not has_work(operators[owner]) and has_work(operator):
                 owner = index
             owners.append(owner)
             below_engine = parent >= 0 and is_backward[parent]

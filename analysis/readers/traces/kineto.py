@@ -23,6 +23,9 @@ _OPERATORS = frozenset({"cpu_op", "operator"})
 _RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "privateuse1_runtime", "xpu_runtime"})
 # Categories of device activity, in lower case; the categories of 2020 began with a capital and had no prefix.
 _ON_DEVICE = frozenset({"kernel", "concurrent_kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset"})
+# Other devices, whose activity has categories and fields of its own; NCCL communicates between GPUs alone.
+_OTHER_DEVICE = re.compile(r"(mtia|hpu|glow|privateuse1)_")
+_OF_NCCL = "nccl:"
 _ANNOTATION = "user_annotation"
 # Annotations of torch itself, which older versions recorded as operators.
 _ANNOTATED = re.compile(r"ProfilerStep|Optimizer\.|enumerate\(DataLoader|DataParallel\.|DistributedDataParallel\.")
@@ -97,7 +100,10 @@ class Window:
 
 @dataclass(kw_only=True)
 class Trace:
-    """Contents of a trace file; `losses`: sentences on missing and duplicate events."""
+    """Contents of a trace file.
+
+    `losses`: sentences on missing and duplicate events. `other_device`: kind of a device whose kernels cannot be read.
+    """
 
     operators: dict[Thread, list[Operator]] = field(default_factory=dict)
     device: list[OnDevice] = field(default_factory=list)
@@ -109,15 +115,12 @@ class Trace:
     losses: list[str] = field(default_factory=list)
     is_cut: bool = False
     runs_on_gpu: bool = False
+    other_device: str | None = None
 
     @property
     def has_shapes(self) -> bool:
-        """Whether any operator has input sizes with types; the profilers of 2020 recorded no types."""
-        return any(
-            any(operator.call.dims) and any(operator.call.types)
-            for operators in self.operators.values()
-            for operator in operators
-        )
+        """Whether any operator has input sizes."""
+        return any(any(operator.call.dims) for operators in self.operators.values() for operator in operators)
 
     @property
     def devices(self) -> Mapping[str, int]:
@@ -130,10 +133,14 @@ class Trace:
         return frozenset([*(process for process, _ in self.operators), *(step.process for step in self.steps)])
 
     def device_properties(self, device: str) -> Mapping[str, Any]:
-        """Name, memory and compute capability of a GPU, as reported by CUDA; empty if unknown."""
-        known = self.facts.get("deviceProperties")
-        known = known if isinstance(known, list) else []
-        return next((one for one in known if isinstance(one, dict) and str(one.get("id")) == device), {})
+        """Name, memory and compute capability of a GPU, as reported by CUDA; empty if unknown.
+
+        Kernels may have another number than the properties of their GPU: then GPUs of one name count as one.
+        """
+        listed = self.facts.get("deviceProperties")
+        known = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+        is_one_kind = len({str(one.get("name")) for one in known}) == 1
+        return next((one for one in known if str(one.get("id")) == device), known[0] if is_one_kind else {})
 
 
 def is_trace(text: str) -> bool:
@@ -265,6 +272,10 @@ class _Builder:
         label = event.get("cat")
         category = label.lower() if isinstance(label, str) else None
         self.categories[category] += 1
+        if category and (other := _OTHER_DEVICE.match(category)):
+            self.trace.other_device = other[1].upper()
+        elif str(event.get("name")).startswith(_OF_NCCL):
+            self.trace.other_device = "GPU"
         take: Callable[[str, float, float, Thread, Mapping[str, Any]], None]
         if category in _OPERATORS:
             take = self._operator

@@ -10,7 +10,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
 from pathlib import Path
@@ -109,7 +109,7 @@ class Context:
         """
         outputs: dict[tuple[Shape, Shape], set[Shape]] = {}
         gradients = 0
-        for call in calls:
+        for call in map(_as_today, calls):
             if call.name == _ACCUMULATE and call.dims:
                 gradients += prod(call.dims[0])
             elif call.name == f"{_ATEN}convolution_backward" and len(call.dims) > _WEIGHT_OF_BACKWARD:
@@ -127,11 +127,17 @@ _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _MOST_LISTS_OF_PARAMETERS = 4
 _COUNTS_STEPS = ("_foreach_add_", "1")
 _OVER_LISTS = re.compile(r"_foreach_|_fused_(adam|sgd|adagrad)|_amp_foreach_")
+# Until torch 1.10 each library had its own operator, whose first two inputs were the images and the output's gradient.
+_OLD_BACKWARD = frozenset(
+    f"{library}_convolution{form}_backward" for library in ("cudnn", "miopen", "mkldnn") for form in ("", "_transpose")
+)
 
 
 def kind_of(name: str) -> Kind | None:
     """The kind of an operator; None if it is unknown or not PyTorch's own."""
     plain = name.removeprefix(_ATEN)
+    if plain in _OLD_BACKWARD:
+        return Kind.PRODUCT
     # A few of PyTorch's own operators, like `detach`, are traced without their namespace.
     return _kinds().get(plain) or _kinds().get(plain.removesuffix("_"))
 
@@ -147,8 +153,22 @@ def _kinds() -> Mapping[str, Kind]:
     return {name: Kind(row["kind"]) for name, row in _rows().items()}
 
 
+def _as_today(call: Call) -> Call:
+    """The call with the name and the order of inputs that its operator has today."""
+    if call.name.removeprefix(_ATEN) not in _OLD_BACKWARD or len(call.dims) <= _WEIGHT_OF_BACKWARD:
+        return call
+    (images, gradient, *rest), types = call.dims, call.types
+    return replace(
+        call,
+        name=f"{_ATEN}convolution_backward",
+        dims=(gradient, images, *rest),
+        types=(*types[1:2], *types[:1], *types[2:]),
+    )
+
+
 def work_of(call: Call, context: Context) -> CallWork | Lack:
     """The work of a product or of an operator that moves bytes; otherwise the reason why the work is unknown."""
+    call = _as_today(call)
     name, kind = call.name.removeprefix(_ATEN), kind_of(call.name)
     if kind not in {Kind.PRODUCT, Kind.BYTES}:
         return Lack.NO_FORMULA
@@ -158,8 +178,10 @@ def work_of(call: Call, context: Context) -> CallWork | Lack:
     if not inputs and call.dims and context.gradients and _OVER_LISTS.match(name):
         return _over_parameters(name, call, context.gradients)
     # Factories like `aten::zeros` take no tensors; a trace leaves out the shapes of a long list of tensors.
-    lacks_list = not inputs and _OF_A_LIST in call.types
-    if not call.dims or lacks_list:
+    lacks_list = not inputs and (_OF_A_LIST in call.types or not call.types)
+    # The list of indices of `aten::index` has no shapes, and the table's size says nothing about what is read.
+    lacks_indices = name in _GATHERING and len(inputs) < _TABLE_AND_INDICES
+    if not call.dims or lacks_list or lacks_indices:
         return Lack.NO_SHAPES
     return CallWork(tensors=_moved(name, inputs, _outputs(name, inputs)))
 
@@ -171,7 +193,8 @@ def _work_of_product(name: str, call: Call, inputs: "Sequence[_Tensor]", context
     try:
         product = formula(_Arguments(call=call, context=context))
     except (LookupError, TypeError, ValueError, ZeroDivisionError):
-        # The shapes are missing or follow another version's signature: no FLOP are better than wrong ones.
+        # The shapes are missing, contradict each other or follow another version's signature: no FLOP are better than
+        # wrong ones.
         return Lack.NO_SHAPES
     factor = next((kind for kind in call.types if kind in PRECISIONS), "")
     outputs = [_Tensor(dims=shape, type=factor) for shape in product.outputs]
@@ -221,17 +244,20 @@ class _Tensor:
 
 def _inputs(call: Call) -> Iterator[_Tensor]:
     """Tensors among the arguments; equal shapes within a list of tensors are one entry with a count."""
-    for position, (dims, kind) in enumerate(zip(call.dims, call.types, strict=False)):
+    # The profilers of 2020 recorded no types.
+    types = call.types or ("",) * len(call.dims)
+    for position, (dims, kind) in enumerate(zip(call.dims, types, strict=False)):
         if any(isinstance(size, tuple) for size in dims):
             for shape, count in Counter(dims).items():
                 yield _Tensor(dims=shape, type=_OF_A_LIST, count=count, position=position)
-        elif kind in BITS:
+        elif kind in BITS or (dims and not call.types):
             strides = call.strides[position] if position < len(call.strides) else ()
             yield _Tensor(dims=dims, type=kind, position=position, strides=strides)
 
 
 # Operators that read only as many rows of the first tensor as they return.
 _GATHERING = {"embedding", "index", "index_select", "gather", "take", "_embedding_bag"}
+_TABLE_AND_INDICES = 2
 # Operators whose output is left out, because it is small compared with the inputs or as large as the last input.
 _REDUCING = re.compile(
     r"(sum|mean|var|std|var_mean|std_mean|amax|amin|aminmax|max|min|argmax|argmin|prod|all|any|count_nonzero|logsumexp"
@@ -310,10 +336,11 @@ class _Arguments:
     context: Context
 
     def shape(self, position: int) -> Shape:
-        """Shape of a tensor argument; `LookupError` if the argument has no tensor type."""
-        if self.call.types[position] not in BITS:
+        """Shape of a tensor argument; `LookupError` if the argument is no tensor."""
+        shape, types = tuple(self.call.dims[position]), self.call.types
+        if not shape if not types else types[position] not in BITS:
             raise LookupError(position)
-        return tuple(self.call.dims[position])
+        return shape
 
     def shapes(self, position: int) -> Sequence[Shape]:
         """Shapes of the tensors in a list argument; `LookupError` if there are none."""
@@ -338,11 +365,18 @@ class _Arguments:
         return tuple(word.lower() in {"true", "1"} for word in known)
 
 
+def _require(is_consistent: bool) -> None:
+    """Raise `ValueError` if the shapes of a product contradict each other."""
+    if not is_consistent:
+        raise ValueError
+
+
 def _convolution(arguments: _Arguments) -> _Product:
     images, weight = arguments.shape(0), arguments.shape(1)
     if arguments.has_values:
         stride, padding, dilation = (arguments.numbers(position) for position in (3, 4, 5))
         (transposed,), more, (groups,) = arguments.flags(6), arguments.numbers(7), arguments.numbers(8)
+        _require(images[1] == (weight[0] if transposed else weight[1] * groups))
         output = formulas.convolved(
             images, weight, stride=stride, padding=padding, dilation=dilation,
             transposed=transposed, output_padding=more, groups=groups,
@@ -378,6 +412,7 @@ def _matmul(first: int) -> Callable[[_Arguments], _Product]:
 
     def product(arguments: _Arguments) -> _Product:
         left, right = arguments.shape(first), arguments.shape(first + 1)
+        _require((*left[:-2], left[-1]) == right[:-1])
         output = (*left[:-1], right[-1])
         return _Product(kind="matmul", flop=formulas.matmul(output, left), outputs=[output])
 
@@ -389,6 +424,7 @@ def _vector(first: int) -> Callable[[_Arguments], _Product]:
 
     def product(arguments: _Arguments) -> _Product:
         left = arguments.shape(first)
+        _require(left[-1:] == arguments.shape(first + 1))
         return _Product(kind="matmul", flop=formulas.matmul(left[:-1], left), outputs=[left[:-1]])
 
     return product
@@ -396,6 +432,7 @@ def _vector(first: int) -> Callable[[_Arguments], _Product]:
 
 def _linear(arguments: _Arguments) -> _Product:
     inputs, weight = arguments.shape(0), arguments.shape(1)
+    _require(inputs[-1] == weight[-1])
     output = (*inputs[:-1], *weight[:-1])
     return _Product(kind="matmul", flop=formulas.matmul(output, inputs), outputs=[output])
 
@@ -422,6 +459,7 @@ def _attention(first: int, times: int) -> Callable[[_Arguments], _Product]:
 
     def product(arguments: _Arguments) -> _Product:
         query, key, value = (arguments.shape(first + position) for position in (0, 1, 2))
+        _require((query[-1], key[-2]) == (key[-1], value[-2]))
         outputs: list[Shape] = [query, key, value] if first else [(*query[:-1], value[-1])]
         kind = "attention_backward" if first else "attention"
         return _Product(kind=kind, flop=times * formulas.attention(query, key, value), outputs=outputs)

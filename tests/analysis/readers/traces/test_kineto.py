@@ -49,7 +49,24 @@ def test_the_form_of_2020() -> None:
     assert [window.name for window in trace.steps] == ["ProfilerStep#5"]
     assert trace.launches == {9: (("1", "1890023232"), 12.0)}
     assert trace.devices == {"0": 1}
-    assert not trace.has_shapes
+    assert trace.has_shapes
+
+
+@pytest.mark.parametrize(
+    ("names", "number", "expected"),
+    [
+        (["T4", "V100"], 1, "V100"),
+        (["V100"], 9, "V100"),
+        (["V100", "V100"], 2, "V100"),
+        (["T4", "V100"], 2, None),
+        ([], 0, None),
+    ],
+    ids=["its own", "one GPU", "GPUs of one kind", "of two kinds", "unknown"],
+)
+def test_device_name_of_kernels_with_another_number(names: list[str], number: int, expected: str | None) -> None:
+    properties = [{"id": index, "name": name} for index, name in enumerate(names)]
+    trace = kineto.read(document([kernel("gemm", 0, 5, 1, device=number)], deviceProperties=properties), file="t.json")
+    assert trace.device_properties(str(number)).get("name") == expected
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.99])

@@ -3,7 +3,7 @@ import pytest
 from analysis.readers.traces import kineto
 from analysis.readers.traces.attribution import Attribution, attribute, steps_of
 from analysis.readers.traces.kineto import Call
-from analysis.readers.traces.operator_work import CallWork, Context, Lack, work_of
+from analysis.readers.traces.operator_work import CallWork, Context, Kind, Lack, kind_of, work_of
 from tests.analysis.readers.traces.kineto_traces import (
     BUSY_S,
     CONVOLUTION_FLOP,
@@ -298,11 +298,70 @@ def test_flop_of_a_call(called: Call, flop: int) -> None:
         (call("aten::convolution", [[1, 4, 9, 9], [8, 4, 3, 3]]), Lack.NO_SHAPES),
         (call("flash_attn::_flash_attn_forward", [[2, 7, 3, 8]]), Lack.NO_FORMULA),
         (call("aten::_fft_r2c", [[2, 7]]), Lack.NO_FORMULA),
+        # The indices are a list of tensors that may be absent, whose shapes no version records.
+        (call("aten::index", [[15360, 4096], []]), Lack.NO_SHAPES),
+        (call("aten::linear", [[2048, 160, 606], [2048, 3906], [2048, 3906]]), Lack.NO_SHAPES),
+        (call("aten::mm", [[2, 3], [4, 5]]), Lack.NO_SHAPES),
+        (call("aten::bmm", [[7, 2, 3], [6, 3, 5]]), Lack.NO_SHAPES),
+        (call("aten::addmm", [[5], [2, 3], [4, 5]]), Lack.NO_SHAPES),
+        (call("aten::mv", [[4, 3], [4]]), Lack.NO_SHAPES),
+        (call("aten::_scaled_dot_product_flash_attention", [[2, 3, 7, 8], [2, 3, 9, 6], [2, 3, 9, 8]]), Lack.NO_SHAPES),
+        (
+            call("aten::convolution", [[1, 4, 9, 9], [8, 3, 3, 3], [], [], [], [], [], [], []],
+                 ("", "", "", "[2, 2]", "[0, 0]", "[1, 1]", "False", "[0, 0]", "1")),
+            Lack.NO_SHAPES,
+        ),
     ],
-    ids=["no shapes", "a list of the old form", "no values", "a library's own", "no formula"],
-)
+)  # fmt: skip
 def test_what_lacks_its_work_says_why(called: Call, lack: Lack) -> None:
     assert work_of(called, Context()) is lack
+
+
+def test_child_counts_if_the_shapes_of_its_caller_contradict_each_other() -> None:
+    linear, product = [[2048, 160, 606], [2048, 3906], [2048, 3906]], [[2048], [64, 3906], [3906, 2048]]
+    events = [
+        operator("aten::linear", 10, 50, linear, ["float"] * 3, number=1),
+        operator("aten::addmm", 20, 30, product, ["float"] * 3, number=2),
+        launch(1, 25),
+        kernel("sgemm", 100, 10, 1),
+        # Launched by the caller itself: its work is unknown.
+        launch(2, 55),
+        kernel("copy", 110, 5, 2),
+    ]
+    found = read(document(events), given=1)
+    assert {row.name: (row.flop, row.lack, row.seconds) for row in found.rows} == {
+        "aten::addmm": (2 * 64 * 3906 * 2048, None, pytest.approx(10e-6)),
+        "aten::linear": (None, "no shapes", pytest.approx(5e-6)),
+    }
+
+
+@pytest.mark.parametrize("library", ["cudnn", "miopen", "mkldnn"])
+def test_backward_pass_of_a_convolution_until_torch_1_10(library: str) -> None:
+    images, gradient, weight = [4, 3, 8, 8], [4, 6, 4, 4], [6, 3, 3, 3]
+    events = [
+        operator("aten::convolution", 10, 20, [images, weight, []], ["float", "float", ""], number=1),
+        operator(f"aten::{library}_convolution", 12, 10, [images, weight], ["float", "float"], number=2),
+        operator(f"aten::{library}_convolution_backward", 40, 20, [images, gradient, weight], ["float"] * 3, number=3),
+        operator(f"aten::{library}_convolution_backward_input", 42, 5, [[], gradient, weight], ["", "float", "float"]),
+    ]
+    found = read(document(events), given=1, device=None)
+    assert found.flop_by_op == {"convolution": CONVOLUTION_FLOP, "convolution_backward": 2 * CONVOLUTION_FLOP}
+    assert found.uncounted_share == 0
+    assert found.has_backward
+
+
+def test_shapes_without_types_as_in_2020() -> None:
+    product = operator("aten::mm", 10, 20, number=1)
+    product["args"] |= {"Input dims": [[4, 96], [96, 10]], "Input type": []}
+    found = read(document([product]), given=1, device=None)
+    assert (found.flop_by_op, found.flop_by_precision) == ({"matmul": MM_FLOP}, {"unknown": MM_FLOP})
+    # The type may have 16 or 32 bits.
+    elements = 4 * 96 + 96 * 10 + 4 * 10
+    assert (found.bytes_low, found.bytes_high) == (2 * elements, 4 * elements)
+
+
+def test_unsafe_view_moves_nothing() -> None:
+    assert kind_of("aten::_unsafe_view") is Kind.NOTHING
 
 
 @pytest.mark.parametrize(
