@@ -15,8 +15,8 @@ from analysis.roofline.lower_bound import PARTLY, model_flop
 from workload.contract import peaks
 from workload.contract.peaks_table import Gpu
 from workload.contract.spec import Device, Precision
-from workload.contract.text import percent, seconds, si
-from workload.contract.verdict import ABOVE_CEILING
+from workload.contract.text import counted, percent, seconds, si
+from workload.contract.verdict import ABOVE_CEILING, MOST_UNATTRIBUTED
 from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO, names_tensor_cores
 
 # 1 multiply-accumulate is 2 FLOP. Operations other than products move the counted ratio to 1.9 to 2.1 (fvcore on
@@ -35,6 +35,8 @@ CEILING_FROM, CEILING_TO = 0.5, 1.03
 # on an RTX 4090); runs that exceeded the GPU's memory reached less than 0.7 %. A thousand launches take some 10 ms, on
 # a slow CPU 100 ms.
 TOO_SLOW, LAUNCHES_S = 0.015, 0.1
+# Kernels of a trace may also wait for other GPUs; a wrong unit of time is a factor of 1000.
+TRACED_SPARE = 10
 # Two CPU cores train at 0.1e12 FLOP/s, all CPUs of a server at some 1e12.
 OF_A_CPU = 1e12
 # Published model FLOP utilisations of training lie within this range.
@@ -145,13 +147,15 @@ def odd_utilisation(case: Case) -> str | None:
 
 def too_slow(case: Case) -> str | None:
     """Text on FLOP/s too low for the GPU `device_name` (if unknown: for the slowest GPU of peaks.toml); else None."""
-    work, step_s = case["train_flop_per_step"], _step_s(case)
+    work, step_s, spare = case["train_flop_per_step"], _step_s(case), 1
+    if step_s is None and (case["uncounted_share"] or 0.0) <= MOST_UNATTRIBUTED:
+        step_s, spare = case["traced_busy_s"], TRACED_SPARE
     gpu = _gpu(case)
     if not work or not step_s or (gpu is None and (case["device_type"] != Device.CUDA or case["device_name"])):
         return None
     slowest = gpu or min((gpu for gpu in peaks.vendors() if gpu.device == Device.CUDA), key=_fp32_flop_per_s)
     peak = _fp32_flop_per_s(slowest)
-    expected_s = LAUNCHES_S + work / (TOO_SLOW * peak)
+    expected_s = spare * (LAUNCHES_S + work / (TOO_SLOW * peak))
     if step_s <= expected_s:
         return None
     name = f"{slowest.gpu}, the slowest GPU in peaks.toml" if gpu is None else slowest.gpu
@@ -284,11 +288,18 @@ def unverified(case: Case) -> str | None:
     return f"counted over true FLOP of products of known size: {', '.join(wrong) or 'not within the limits'}"
 
 
-def no_backward(case: Case, kernels: pd.DataFrame | None) -> str | None:
+def no_backward(case: Case, kernels: pd.DataFrame | None) -> str | Hit | None:
     """Text on a profile without backward kernels; else None.
 
-    In our own runs, the profile has a range for the backward pass; imported profiles are judged by kernel names.
+    In our own runs, the profile has a range for the backward pass; imported profiles are judged by kernel names,
+    imported traces also by operators.
     """
+    if case["imported"] and case["backward_kernels"] is False:
+        steps = counted(int(case.record.profile.steps or 0), "step")
+        return Hit(
+            figure=f"{steps}, but no operator or kernel that occurs only in a backward pass",
+            cure="profile whole training steps: a trace of inference says nothing about training",
+        )
     if case["backward_kernels"] is not None:
         return None if case["backward_kernels"] else "no kernels in the backward range, or too little work in them"
     if kernels is None or any(is_backward(str(name)) for name in kernels["name"].unique()):

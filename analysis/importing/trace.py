@@ -19,14 +19,15 @@ from analysis.importing.bundle import (
 from analysis.kernels.operators import LISTED_FILE, WORK_FILE
 from analysis.loading.gpu_names import can_name, gpus_named
 from analysis.readers.logs.iteration_log import LONGEST_ITERATION_S
+from analysis.readers.ncu.families import Family
 from analysis.readers.ncu.impossible import TIMES_PEAK, Limits
 from analysis.readers.text import GZIP, Decoded
 from analysis.readers.traces import kineto
-from analysis.readers.traces.attribution import Attribution, attribute, steps_of
+from analysis.readers.traces.attribution import Attribution, OperatorFamily, attribute, steps_of
 from analysis.readers.traces.kineto import RECORD_SHAPES, Trace
 from analysis.roofline import against_model
 from workload.contract.errors import UsageError
-from workload.contract.profile_record import LongestKernel, ProfileResult
+from workload.contract.profile_record import BackwardCheck, LongestKernel, ProfileChecks, ProfileResult
 from workload.contract.record import ComplexityRecord
 from workload.contract.spec import Device, Precision, Profile
 from workload.contract.text import counted, duration, percent, seconds, si
@@ -40,6 +41,8 @@ METHOD = (
     "element-wise, normalisation and pooling operators count 0 FLOP. Bytes are modelled: lower = each tensor once, as "
     "far as a trace tells tensors apart, upper = each operator from and to memory"
 )
+# Families of operators that may touch a small part of their tensors: indices into a table, a group of the parameters.
+TOUCHING_A_PART = {OperatorFamily.EMBEDDING, Family.OPTIMIZER}
 TOP = 5
 # Largest number of unattributed operators that are listed by name; further operators count only in the total share.
 MOST_UNATTRIBUTED = 20
@@ -65,6 +68,11 @@ class _Traced:
         """Forward passes of a step, at least 1; more if gradients are accumulated."""
         return max(1, self.attribution.model.passes // self.attribution.steps.number)
 
+    @property
+    def is_untimed(self) -> bool:
+        """Whether the operators ran on a device whose kernels the trace does not have."""
+        return self.device is None and self.trace.other_device is not None
+
     def lacks_named_gpu(self, user: UserFacts) -> bool:
         """Whether the user named a GPU for the trace of a CPU."""
         return self.device is None and bool(user.gpu and gpus_named(user.gpu))
@@ -84,7 +92,7 @@ def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
         precision=user.precision.lower() if user.precision else _precision(attribution),
         # The name that the device reported takes precedence over the user's.
         device_name=device_name or (None if traced.lacks_named_gpu(user) else user.gpu),
-        device_type=Device.CPU if traced.device is None else Device.CUDA,
+        device_type=_device_type(traced),
         place=None,
         image_size=attribution.model.image_size,
     )
@@ -99,7 +107,7 @@ def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
             (sum(attribution.flop_by_op.values()) - attribution.recomputed_flop) / attribution.steps.number,
             attribution.model,
             passes_per_step=traced.passes_per_step,
-            has_backward=any("ackward" in row.name for row in attribution.rows),
+            has_backward=attribution.has_backward,
         )
     notes = [*traced.losses, *_machine_notes(traced.trace, traced.device), *attribution.remarks, *_notes(attribution)]
     record = replace(
@@ -112,8 +120,9 @@ def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
     content = file.content
     contents = {
         TRACE_COPY: content if content.startswith(GZIP) else gzip.compress(content, mtime=0),
-        LISTED_FILE: _listed_csv(attribution),
-        WORK_FILE: _operators_csv(attribution),
+        **(
+            {} if traced.is_untimed else {LISTED_FILE: _listed_csv(attribution), WORK_FILE: _operators_csv(attribution)}
+        ),
     }
     return seal(output, record, contents)
 
@@ -127,12 +136,15 @@ def _read(decoded: Decoded, user: UserFacts, file: str) -> _Traced:
             f"'{file}' does not mark its steps, so their number is unknown",
             hint="--profile-steps N, or call profiler.step() after each step",
         )
+    if not steps.number:
+        raise UsageError(f"'{file}' breaks off, and no step has all of its kernels", hint=kineto.EXPORT_AGAIN)
     attribution = attribute(trace, steps, device=device)
     if not attribution.rows:
         raise UsageError(f"'{file}' has no operator or kernel in its steps", hint=kineto.EXPORT_AGAIN)
     losses = (*trace.losses, *(remark for remark in decoded.remarks if not trace.is_cut))
     traced = _Traced(trace=trace, attribution=attribution, device=device, losses=losses)
-    _require_possible(attribution, traced.device_name, file)
+    if not traced.is_untimed:
+        _require_possible(attribution, traced.device_name, file)
     return traced
 
 
@@ -142,7 +154,8 @@ def _contradictions(traced: _Traced, user: UserFacts) -> Iterator[str]:
     if device_name and user.gpu and not can_name(user.gpu, device_name):
         yield f"the trace says device '{device_name}', but the import was given '{user.gpu}'"
     if traced.lacks_named_gpu(user):
-        yield f"the trace has no kernels and is from a CPU, but the import was given device '{user.gpu}'"
+        device = f"an unknown device ({traced.trace.other_device})" if traced.is_untimed else "a CPU"
+        yield f"the trace has no kernels and is from {device}, but the import was given device '{user.gpu}'"
     if precision and user.precision and precision != user.precision.lower():
         yield f"the trace says precision '{precision}', but the import was given '{user.precision}'"
     if wrong := traced.attribution.steps.contradiction or _passes_contradiction(traced.attribution, user.profile_steps):
@@ -166,13 +179,17 @@ def _require_possible(attribution: Attribution, device_name: str | None, file: s
         )
     limits = Limits.of_device(device_name)
     for row in attribution.rows:
-        # A GPU's caches move fewer bytes per second than its FLOP/s, see `analysis.readers.ncu.impossible`.
-        for what, unit, done in (("FLOP", "FLOP/s", row.flop), ("bytes", "B/s", row.bytes_high)):
-            if done and row.seconds and done / row.seconds > limits.flop_per_s:
+        # The limits leave room for caches, which move some times as many bytes per second as the memory.
+        moved = None if row.family in TOUCHING_A_PART else row.bytes_high
+        for what, unit, done, limit in (
+            ("FLOP", "FLOP/s", row.flop, limits.flop_per_s),
+            ("bytes", "B/s", moved, limits.bytes_per_s),
+        ):
+            if done and row.seconds and done / row.seconds > limit:
                 rate, took = si(done / row.seconds, unit), seconds(row.seconds)
                 raise UsageError(
                     f"'{file}' cannot be a trace: {row.name} has {si(done, what)} by its shapes in {took}, {rate}, and"
-                    f" {limits.gpu} does {si(limits.flop_per_s / TIMES_PEAK, 'FLOP/s')} at most",
+                    f" {limits.gpu} does {si(limit / TIMES_PEAK, unit)} at most",
                     hint=kineto.EXPORT_AGAIN,
                 )
 
@@ -211,26 +228,42 @@ def _device(trace: Trace, device_number: int | None, file: str) -> str | None:
 
 
 def _machine_notes(trace: Trace, device: str | None) -> Iterable[str]:
-    """Notes on other ranks and on a GPU without kernels."""
+    """Notes on other ranks and on a device without kernels."""
     ranks = trace.facts.get("distributedInfo")
     world_size = ranks.get("world_size") if isinstance(ranks, dict) else None
     if isinstance(ranks, dict) and isinstance(world_size, int) and world_size > 1:
         yield f"rank {ranks.get('rank')} of {world_size}: the figures are of this process alone"
     gpu = trace.device_properties("0").get("name")
-    if device is None and gpu:
+    if device is None and trace.other_device:
+        yield f"device unknown ({trace.other_device}): times of its kernels are not in this trace"
+    elif device is None and gpu:
         yield f"the machine has a GPU, {gpu}, but the trace has no kernels: it is read as the trace of a CPU"
 
 
+def _device_type(traced: _Traced) -> Device | None:
+    if traced.is_untimed:
+        return None
+    return Device.CPU if traced.device is None else Device.CUDA
+
+
 def _profile(traced: _Traced) -> ProfileResult:
+    """Section `profile` of run.json; without times of operators that ran on an unknown device."""
     attribution, is_cut = traced.attribution, traced.trace.is_cut
     steps = attribution.steps.number
     calls = sum(number for number, _ in attribution.listed.values())
     total_s = sum(seconds for _, seconds in attribution.listed.values())
-    return ProfileResult(
+    untimed = ProfileResult(
         status="partial" if is_cut else "completed",
         reason="; ".join(traced.losses) or None if is_cut else None,
         kind=Profile.TORCH,
         steps=steps,
+        checks=ProfileChecks(backward=BackwardCheck(present=attribution.has_backward)),
+        files=[TRACE_COPY],
+    )
+    if traced.is_untimed:
+        return untimed
+    return replace(
+        untimed,
         rows="kernels" if attribution.is_on_gpu else "operators",
         calls_per_step=calls / steps,
         step_s=list(attribution.step_s),

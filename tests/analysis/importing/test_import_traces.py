@@ -30,7 +30,7 @@ from tests.analysis.readers.traces.kineto_traces import (
     step,
 )
 from workload.contract import bundle
-from workload.contract.errors import ExitCode, NothingToDoError
+from workload.contract.errors import ExitCode, NothingToDoError, UsageError
 
 FLOP = 2 * CONVOLUTION_FLOP + MM_FLOP
 GIVEN = UserFacts(model="small", batch_size=4)
@@ -152,6 +152,107 @@ def test_a_machine_with_a_gpu_and_a_trace_without_kernels(tmp_path: Path) -> Non
     assert list(record.notes or ()) == [
         ("the machine has a GPU, Tesla V100-SXM2-16GB, but the trace has no kernels: it is read as the trace of a CPU")
     ]
+
+
+@pytest.mark.parametrize(
+    ("mark", "kind"),
+    [
+        ({"cat": "mtia_runtime", "name": "runFunction - job_prep_and_submit_for_execution"}, "MTIA"),
+        ({"cat": "user_annotation", "name": "nccl:all_to_all"}, "GPU"),
+    ],
+    ids=["another device", "a GPU of which there are no events"],
+)
+def test_operators_of_a_device_without_kernels_have_work_but_no_times(
+    mark: dict[str, str], kind: str, run: Analyze, tmp_path: Path
+) -> None:
+    product = operator("aten::mm", 10, 1, [[4000, 9000], [9000, 5000]], ["float", "float"])
+    events = [annotation("ProfilerStep#0", 0, 100), product, annotation("", 20, 5) | mark]
+    record = imported(tmp_path, document(events), gpu="A100")
+    assert record.environment.device.type is None
+    assert record.complexity is not None
+    assert record.complexity.train_flop_per_step == 2 * 4000 * 9000 * 5000
+    assert (record.profile.busy_s_per_step, record.profile.wall_s_per_step, record.profile.top) == (None, None, None)
+    assert list(record.notes or ()) == [
+        f"device unknown ({kind}): times of its kernels are not in this trace",
+        f"the trace has no kernels and is from an unknown device ({kind}), but the import was given device 'A100'",
+    ]
+    for command in ("summary", "audit", "roofline", "kernels"):
+        code, out, err = run(command, "results")
+        assert code in {ExitCode.DONE, ExitCode.NOTHING_TO_DO}
+        assert "idle" not in out + err
+
+
+def test_a_step_of_a_cut_trace_lacks_its_share_of_kernels(tmp_path: Path) -> None:
+    events = [event for number in range(5) for event in step(number, 10_000.0 + 1000 * number)]
+    on_device = [event for event in events if event["cat"] in {"kernel", "gpu_memcpy"}]
+    host = [event for event in events if event not in on_device]
+
+    def cut(kernels: int) -> str:
+        text = document([*host, *on_device[:kernels]], deviceProperties=[V100])
+        return text[: text.rindex("]")]
+
+    # Of seven kernels a step, three of the third step are there.
+    record = imported(tmp_path, cut(17))
+    assert (record.profile.status, record.profile.steps) == ("partial", 2)
+    assert record.profile.busy_s_per_step == pytest.approx(BUSY_S)
+    left_out = [note for note in record.notes or () if "left out" in note]
+    assert left_out == [
+        "ProfilerStep#4 is incomplete and left out: the trace breaks off in it",
+        "ProfilerStep#2 is incomplete and left out: the trace breaks off before its end",
+        "ProfilerStep#3 is incomplete and left out: the trace breaks off before its end",
+    ]
+    (other := tmp_path / "other").mkdir()
+    with pytest.raises(UsageError, match="breaks off, and no step has all of its kernels"):
+        imported(other, cut(4))
+
+
+def of_one_operator(name: str, dims: list[Any], types: list[str], us: float) -> str:
+    called = [operator(name, 10, 20, dims, types, number=1), launch(1, 12), kernel("k", 50, us, 1)]
+    return document([annotation("ProfilerStep#0", 0, 1000), *called], deviceProperties=[V100])
+
+
+def test_bytes_are_compared_with_the_bandwidth(tmp_path: Path) -> None:
+    halves = [[8192, 8192]] * 2, ["c10::Half"] * 2
+    imported(tmp_path, of_one_operator("aten::add", *halves, us=100))
+    # Ten times the bandwidth leaves room for the caches.
+    (other := tmp_path / "other").mkdir()
+    with pytest.raises(UsageError) as refusal:
+        imported(other, of_one_operator("aten::add", *halves, us=10))
+    assert str(refusal.value).endswith(
+        "t.json' cannot be a trace: aten::add has 403 Mbytes by its shapes in 10 µs, 40.3 TB/s, and V100 SXM2 does 900"
+        " GB/s at most"
+    )
+
+
+def test_an_index_touches_a_part_of_its_table(tmp_path: Path) -> None:
+    for name, dims, types in (
+        ("aten::index", [[15360, 4096], []], ["c10::BFloat16", ""]),
+        ("aten::index_put_", [[60000, 4096], [], [16, 4096], []], ["float", "", "float", "Scalar"]),
+    ):
+        (folder := tmp_path / name[6:]).mkdir()
+        assert imported(folder, of_one_operator(name, dims, types, us=6)).complexity is not None
+
+
+@pytest.mark.parametrize("has_backward", [True, False])
+def test_inference_is_no_training(has_backward: bool, run: Analyze, tmp_path: Path) -> None:
+    events = [event for number in range(2) for event in step(number, 10_000.0 + 1000 * number)]
+    inference = [event for event in events if "ackward" not in event["name"] and "grad" not in event["name"]]
+    imported(tmp_path, document(events if has_backward else inference, deviceProperties=[V100]))
+    found = json.loads(run("audit", "results", "--format", "json")[1])
+    said = [one["figure"] for one in found if one["rule"] == "no backward kernels"]
+    assert said == ([] if has_backward else ["2 steps, but no operator or kernel that occurs only in a backward pass"])
+
+
+@pytest.mark.parametrize(
+    ("gpu_us", "figure"),
+    # Kernels that wait for other GPUs are slow too, but not 1000 times.
+    [(1e6, []), (2e6, ["2 s for a step of 896 MFLOP: 448 MFLOP/s, less than 0.1 % of the fp32 peak of V100 SXM2;"])],
+)
+def test_kernels_of_a_wrong_unit_are_too_slow(gpu_us: float, figure: list[str], run: Analyze, tmp_path: Path) -> None:
+    imported(tmp_path, document(product_step(gpu_us=gpu_us), deviceProperties=[V100]))
+    found = json.loads(run("audit", "results", "--format", "json")[1])
+    said = [one["figure"] for one in found if one["rule"] == "too slow for its label"]
+    assert [text[: len(start)] for text, start in zip(said, figure, strict=True)] == figure
 
 
 # Work on a second GPU, of another size than that on the first.
