@@ -16,7 +16,7 @@ from workload.contract import peaks
 from workload.contract.peaks_table import Gpu
 from workload.contract.spec import Device, Precision
 from workload.contract.text import counted, percent, seconds, si
-from workload.contract.verdict import ABOVE_CEILING, MOST_UNATTRIBUTED
+from workload.contract.verdict import ABOVE_CEILING, MOST_UNATTRIBUTED, shares_of_flop
 from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO, names_tensor_cores
 
 # 1 multiply-accumulate is 2 FLOP. Operations other than products move the counted ratio to 1.9 to 2.1 (fvcore on
@@ -182,7 +182,8 @@ def _fp32_flop_per_s(gpu: Gpu) -> float:
 
 
 def fp32_is_tf32(case: Case, kernels: pd.DataFrame | None) -> str | None:
-    if case["precision"] != Precision.FP32:
+    # A step may compute convolutions in TF32 and most of its FLOP in fp32: then kernels for tensor cores are expected.
+    if case["precision"] != Precision.FP32 or Precision.TF32 in shares_of_flop(case.record):
         return None
     return "; ".join(_signs_of_tf32(case, kernels)) or None
 
@@ -194,8 +195,10 @@ def _signs_of_tf32(case: Case, kernels: pd.DataFrame | None) -> Iterator[str]:
     if tensor_kernels:
         yield f"{len(tensor_kernels)} launches of kernels for tensor cores, for example {tensor_kernels[0][:60]}"
     peak, rate = _peak(case), flop_per_s(case)
-    if peak and rate and rate > OVER_PEAK * peak.flop_per_s:
-        yield f"{si(rate, 'FLOP/s')}, above the fp32 peak of {peak.gpu}, {si(peak.flop_per_s, 'FLOP/s')}"
+    share = rate / peak.flop_per_s if peak and rate else 0.0
+    if peak and rate and share > (MFU_TO if case["tf32_instead_flop_per_s"] else OVER_PEAK):
+        reached = "above" if share > OVER_PEAK else f"{percent(share)} of"
+        yield f"{si(rate, 'FLOP/s')}, {reached} the fp32 peak of {peak.gpu}, {si(peak.flop_per_s, 'FLOP/s')}"
 
 
 def tensor_flop_missing(case: Case, kernels: pd.DataFrame | None) -> str | None:
@@ -383,9 +386,9 @@ RULES = (
         name="fp32 that is tf32",
         severity=Severity.ERROR,
         threshold="no work on tensor cores in fp32, and no rate above the fp32 peak, because tensor cores do not "
-        "compute in fp32",
+        f"compute in fp32; an import from a GPU with faster TF32 at most {percent(MFU_TO)} of this peak",
         why="by default PyTorch runs fp32 convolutions on tensor cores in TF32: label and roof are then wrong",
-        cure="set torch.backends.cudnn.allow_tf32 = False, or label the run tf32 and use that roof",
+        cure='set torch.backends.cudnn.conv.fp32_precision = "ieee", or label the run tf32 and use that roof',
         check=each_profile(fp32_is_tf32),
     ),
     Rule(

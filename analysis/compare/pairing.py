@@ -30,6 +30,7 @@ from analysis.loading.tables import Tables
 from workload.contract.design import Contrast, Design, Run
 from workload.contract.errors import NothingToDoError, UsageError
 from workload.contract.invocation import as_typed
+from workload.contract.spec import Precision
 from workload.contract.text import counted, printable
 
 # Facts of a machine that vary together: if one of them is compared, the others may differ too.
@@ -302,7 +303,7 @@ def _paired(compared: Sequence[Case], by: str, options: _Options) -> Pairing:
     separating = [fact for fact in (*PLACE, *SOFTWARE) if fact != by and fact not in options.allow_mixed]
     groups: dict[tuple[Any, ...], dict[Any, list[Case]]] = defaultdict(lambda: defaultdict(list))
     for case in compared:
-        groups[tuple(case[fact] for fact in equal)][case[by]].append(case)
+        groups[tuple(_to_agree(case, fact, by) for fact in equal)][case[by]].append(case)
     pairs, mixed = list[Pair](), set[str]()
     without_matching_pool, without_other_value = list[str](), list[str]()
     runs_of = Counter(case[by] for case in compared)
@@ -317,7 +318,10 @@ def _paired(compared: Sequence[Case], by: str, options: _Options) -> Pairing:
         varying = [
             fact for fact in separating if any(len({case[fact] for case in side}) > 1 for side in sides.values())
         ]
-        made = list(_pairs_of(sides, separating, varying, dict(zip(equal, values, strict=True)), baseline))
+        shared = dict(zip(equal, values, strict=True))
+        if len(precisions := {case["precision"] for side in sides.values() for case in side}) == 1:
+            shared |= dict.fromkeys(shared.keys() & {"precision"}, *precisions)
+        made = list(_pairs_of(sides, separating, varying, shared, baseline))
         in_pairs = {case.run_id for pair in made for case in pair.runs}
         run_ids = [case.run_id for runs in sides.values() for case in runs]
         without_matching_pool += [run_id for run_id in run_ids if run_id not in in_pairs]
@@ -366,6 +370,12 @@ def _equal_facts(by: str) -> tuple[str, ...]:
         return (*OF_EVERY_SCRIPT, besides(by), *PLACE)
     facts = CONFIGURATION if by in MACHINE else (*CONFIGURATION, *PLACE)
     return tuple(fact for fact in facts if fact != by)
+
+
+def _to_agree(case: Case, fact: str, by: str) -> Any:
+    """Value of a fact that must agree; None for a script's fp32, which some of the machines compute in TF32."""
+    is_fp32 = fact == "precision" and case[fact] in {Precision.FP32, Precision.TF32}
+    return None if is_fp32 and by in MACHINE and case["script"] is not None else case[fact]
 
 
 def _pairs_of(

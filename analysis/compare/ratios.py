@@ -377,7 +377,9 @@ def _also_different(pair: Pair, by: str) -> Iterator[str]:
     # A process has no container image: in a comparison with a container, the note on the runtime is enough.
     one_has_no_image = any(all(needs_no_digest(case.facts) for case in side.runs) for side in pair.sides)
     is_script = by == "script" or by.startswith(ARGUMENT)
-    of_script = [fact for fact in CONFIGURATION if fact not in (*OF_EVERY_SCRIPT, "script")] if is_script else []
+    of_script = (
+        [fact for fact in CONFIGURATION if fact not in (*OF_EVERY_SCRIPT, "script")] if is_script else ["precision"]
+    )
     for fact in (*NOTED, *of_script):
         left, right = ({case[fact] for case in side.runs} for side in pair.sides)
         is_known = fact == by or (fact == "image_digest" and one_has_no_image)

@@ -277,7 +277,9 @@ def work_of(pool: Group, source: WorkSource) -> Work:
 
 def _point(pool: Group, measurement: _Measurement, device: DeviceRoofs, refuted: Mapping[float, float]) -> PointRow:
     source, work, steps_s = measurement.source, measurement.work, measurement.steps_s
-    peak = device.peak(pool["precision"])
+    peak, of_all = device.peak(pool["precision"]), pool.median("peak_flop_per_s")
+    # A step that computes in several precisions has a peak between theirs.
+    peak = replace(peak, flop_per_s=of_all) if peak and of_all else peak
     roof, is_complete = roof_of(pool, peak, refuted), not measurement.lower_bounds
     step_s = median(steps_s) if steps_s else None
     estimate = over_runs([] if work.flop is None else [work.flop / taken_s for taken_s in steps_s])
@@ -348,6 +350,7 @@ def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: 
         roof=roof.kind if roof else None,
         roof_flop_per_s=roof.flop_per_s if roof else None,
         roof_bytes_per_s=roof.bytes_per_s if roof else None,
+        tf32_flop_per_s=pool.median("tf32_instead_flop_per_s"),
         kernels_alone=measurement.kernels_alone,
         possible_causes=list(dict.fromkeys(pool.texts("limit_known"))),
     )

@@ -269,6 +269,9 @@ def roof_step_s(work: Work, gpu: Gpu, precision: str) -> tuple[float, float]:
 
 def _peak(gpu: Gpu, precision: str) -> PeakRow:
     rows = {row.precision: row for row in gpu.peaks}
+    # A GPU without TF32 computes the same products in fp32.
+    if precision == Precision.TF32 and precision not in rows:
+        precision = Precision.FP32
     if precision not in rows:
         raise Unpredictable(
             f"{gpu.gpu} has no units for {precision}", hint=f"runs in {' or '.join(rows)}, or --gpu of another GPU"
@@ -303,7 +306,9 @@ def _row(pool: Group, facts: Mapping[str, Any], gpu: Gpu, work: Work, notes: Seq
 
 
 def _notes(pool: Group, gpu: Gpu) -> Iterator[str]:
-    """Notes on the GPU's memory, and on a GPU that was run after all."""
+    """Notes on the GPU's memory and units, and on a GPU that was run after all."""
+    if pool["precision"] == Precision.TF32 != _peak(gpu, Precision.TF32).precision:
+        yield f"{gpu.gpu} has no units for tf32 and computes in fp32"
     needed = pool.median("peak_memory_bytes") if pool["device_type"] == Device.CUDA and gpu.memory_gb else None
     if needed is not None:
         if needed > max(gpu.memory_gb) * 1e9:

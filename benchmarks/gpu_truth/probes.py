@@ -163,7 +163,7 @@ def loads(seconds: str, idle_s: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     precisions = Precision if on_gpu else (Precision.FP32,)
     for precision in precisions:
-        if precision is Precision.TF32 and torch.cuda.get_device_capability() < device.TF32_CAPABILITY:
+        if precision is Precision.TF32 and device.why_no_tf32():
             continue
         edge = _edge(used)
         with ceilings.matmul_precision(precision):

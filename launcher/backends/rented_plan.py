@@ -22,7 +22,18 @@ from launcher.sizes import MAX_LIMIT_S, MIN_LIMIT_S, shown
 from workload.contract import prices
 from workload.contract.errors import UsageError
 from workload.contract.prices import AddressPrice
-from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Origin, Precision, Profile, Resolved, RunSpec
+from workload.contract.spec import (
+    CIFAR10,
+    IMAGENETTE,
+    SYNTHETIC,
+    TF32_CAPABILITY,
+    Device,
+    Origin,
+    Precision,
+    Profile,
+    Resolved,
+    RunSpec,
+)
 from workload.contract.text import counted, dollars, minutes
 
 # Assumed seconds: pulling the image, starting a run (with its measured ceilings), one step, a profile, a download.
@@ -33,7 +44,6 @@ FEW = 4
 IMAGE = r"[a-z0-9][-._/:@a-zA-Z0-9]{0,511}"
 # NVIDIA's bf16 units came with Ampere: https://docs.nvidia.com/cuda/ampere-tuning-guide (improved tensor cores).
 BF16_CAPABILITY = (8, 0)
-TF32_CAPABILITY = (8, 0)
 # Shortest useful lifetime of a VM, which needs minutes to boot. A cost limit that allows less time is refused.
 MIN_USEFUL_S = 600
 MIN_DISK_GB, MAX_DISK_GB = 50, 65536

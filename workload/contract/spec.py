@@ -55,6 +55,10 @@ class Device(StrEnum):
     MPS = "mps"
 
 
+# First compute capability with TF32: CUDA C++ Programming Guide, "Compute Capability 8.x".
+TF32_CAPABILITY = (8, 0)
+
+
 class Precision(StrEnum):
     """Number format: `fp32` has TF32 off; `amp` is fp16 autocast with a GradScaler; `bf16` is autocast without one."""
 

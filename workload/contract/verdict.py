@@ -12,8 +12,10 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from workload.contract import peaks
+from workload.contract.peaks_table import Gpu
 from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record, Verdict
+from workload.contract.spec import Precision
 from workload.contract.text import percent, percent_range, plain, seconds, si
 
 # Share of the wall time spent on waits for data above which the input pipeline, not the step, limits the throughput.
@@ -48,6 +50,9 @@ FAULTS_NOTE = f"page faults slow the steps down, {FAULTS_WHY}; {FAULTS_CURE}"
 MOST_UNATTRIBUTED = 0.05
 # A host needs about 5 us to launch a kernel: kernels shorter than two launches cannot fill a GPU.
 SMALL_KERNEL_S = 10e-6
+# A precision with a smaller share of the FLOP changes no roof: at a sixteenth of the rate (fp32 beside amp on an A100),
+# this share takes less than 2 % of the time.
+LEAST_OF_FLOP = 0.001
 # CPU flags by precision: a CPU with none of a precision's flags emulates each operation in fp32.
 NATIVE_FLAGS: Mapping[str, frozenset[str]] = {
     "bf16": frozenset({"avx512_bf16", "amx_bf16", "avx10", "bf16", "svebf16"}),
@@ -92,7 +97,8 @@ class Figures:
     between kernels are unknown. `device_busy_share`: share of the step in which kernels (on a CPU operators) run; an
     upper limit of this share if `device_busy_is_upper_limit`. `running`: `kernels` or `operators`. `flop`: FLOP per
     step. `bytes_low`, `bytes_high`: fewest and most bytes per step, equal if the bytes were counted.
-    `possible_causes`: sentences for a step that no roof limits.
+    `tf32_flop_per_s`: compute roof of TF32, if the label fp32 may mean TF32. `possible_causes`: sentences for a step
+    that no roof limits.
     """
 
     step_s: float | None
@@ -106,6 +112,7 @@ class Figures:
     roof: str | None = None
     roof_flop_per_s: float | None = None
     roof_bytes_per_s: float | None = None
+    tf32_flop_per_s: float | None = None
     kernels_alone: bool = False
     possible_causes: Sequence[str] = ()
 
@@ -165,6 +172,13 @@ def _by_roofs(figures: Figures, shares: Shares, why_unknown: str) -> tuple[Bound
     """Limit and reason by the reached shares of the roofs."""
     compute, low, high = shares
     compute_roof, memory_roof = ROOF_NAMES[figures.roof or RoofKind.MEASURED]
+    bound = by_fractions(compute=compute, low=low or 0.0)
+    if bound is Bound.COMPUTE and figures.tf32_flop_per_s:
+        share = percent(compute * (figures.roof_flop_per_s or 0.0) / figures.tf32_flop_per_s)
+        return None, (
+            f"{percent(compute)} of {compute_roof} in fp32, or {share} of that in TF32, in which PyTorch computes "
+            "convolutions on this GPU by default: nothing shows that the run had TF32 off"
+        )
     if compute > ABOVE_CEILING:
         return None, (
             f"{percent(compute)} of {compute_roof} was reached, which is impossible: the ceiling is too low, "
@@ -180,7 +194,6 @@ def _by_roofs(figures: Figures, shares: Shares, why_unknown: str) -> tuple[Bound
         )
     reached = f"{percent(compute)} of {compute_roof}, {memory_share_text(low, high)} of {memory_roof}"
     reached += " (modelled)" if is_modelled else ""
-    bound = by_fractions(compute=compute, low=low)
     if figures.kernels_alone:
         reached = f"these kernels reach {reached.replace(', ', ' and ', 1)}; gaps between them are unknown"
     why = [reached] if bound is not Bound.NEITHER else _neither(figures, reached, low=low, high=high)
@@ -285,6 +298,7 @@ def figures_of(run: Record) -> Figures | None:
         roof=roof,
         roof_flop_per_s=flop_per_s,
         roof_bytes_per_s=bytes_per_s,
+        tf32_flop_per_s=tf32_instead(run),
         kernels_alone=is_traced and not profile.wall_s_per_step,
         possible_causes=list(possible_causes(run)),
     )
@@ -363,9 +377,8 @@ def _roof(run: Record) -> tuple[str | None, float | None, float | None]:
     # A run may use few of a CPU's cores, so the vendor's peak is no better than a measured ceiling without a bandwidth.
     if compute and ((copy and copy.roof_per_s) or device.type == "cpu"):
         return RoofKind.MEASURED, compute, copy.roof_per_s if copy else None
-    peak = peaks.find(device.name, precision=run.spec.precision, memory_bytes=device.memory_total_bytes)
-    if peak:
-        return RoofKind.PEAK, peak.flop_per_s, peak.bytes_per_s
+    if (gpu := _gpu(run)) and (peak := peak_flop_per_s(run)):
+        return RoofKind.PEAK, peak, gpu.bytes_per_s
     return (RoofKind.MEASURED, compute, None) if compute else (None, None, None)
 
 
@@ -381,7 +394,9 @@ def _why_unknown(run: Record, figures: Figures) -> str:
 def _why_no_roof(run: Record) -> str:
     ceilings, precision = run.ceilings, run.spec.precision
     if run.imported is not None:
-        return "no ceiling was measured, and the peaks of the device are unknown"
+        gpu = _gpu(run) if precision else None
+        unknown = f"{gpu.gpu} has no units for {precision}" if gpu else "the peaks of the device are unknown"
+        return f"no ceiling was measured, and {unknown}"
     if ceilings is None:
         return "no ceilings were measured (--no-ceilings)"
     unavailable = ceilings.unavailable or {}
@@ -481,6 +496,53 @@ def share_of_ceiling(run: Record) -> float | None:
 
 
 def compute_roof_per_s(run: Record) -> float | None:
-    """Measured ceiling of the run's precision in FLOP/s; None if not measured."""
-    rate = run.ceilings.compute(run.spec.precision) if run.ceilings else None
-    return rate.roof_per_s if rate else None
+    """Measured ceiling of the run's step in FLOP/s, over all its precisions; None if not measured."""
+    rates = {name: rate.roof_per_s for name, rate in ((run.ceilings and run.ceilings.flop_per_s) or {}).items()}
+    return _over_precisions(run, rates)
+
+
+def peak_flop_per_s(run: Record) -> float | None:
+    """Vendor's peak for the run's step in FLOP/s, over all its precisions; None if unknown."""
+    return _over_precisions(run, _peaks(run))
+
+
+def _peaks(run: Record) -> Mapping[str, float]:
+    gpu = _gpu(run)
+    return {row.precision: row.tflop_per_s * 1e12 for row in gpu.peaks} if gpu else {}
+
+
+def _gpu(run: Record) -> Gpu | None:
+    """The run's device in the table of peaks; None if unknown."""
+    device = run.environment.device
+    return peaks.find_gpu(device.name, memory_bytes=device.memory_total_bytes)
+
+
+def shares_of_flop(run: Record) -> Mapping[str, float]:
+    """Share of each precision in the FLOP of the run's step, largest first, without negligible shares."""
+    counted = (run.complexity and run.complexity.flop_by_precision) or {}
+    total = sum(flop or 0.0 for flop in counted.values())
+    shares = {name: (flop or 0.0) / total for name, flop in counted.items() if total}
+    shares = {name: share for name, share in shares.items() if share >= LEAST_OF_FLOP}
+    return dict(sorted(shares.items(), key=lambda item: -item[1])) or {run.spec.precision or "": 1.0}
+
+
+def _over_precisions(run: Record, roofs: Mapping[str, float | None]) -> float | None:
+    """FLOP/s of a step whose FLOP take the shortest time that their precisions' roofs allow, one after the other.
+
+    A precision without a roof is compared with the roof of the run's own precision.
+    """
+    own = roofs.get(run.spec.precision or "")
+    known = [(share, roofs.get(name) or own) for name, share in shares_of_flop(run).items()]
+    if len(known) == 1:
+        return known[0][1]
+    return None if any(not roof for _, roof in known) else 1 / sum(share / roof for share, roof in known if roof)
+
+
+def tf32_instead(run: Record) -> float | None:
+    """TF32's peak in FLOP/s if a run that is labelled fp32 may have used TF32, and TF32 is faster there; else None.
+
+    PyTorch uses TF32 for convolutions unless it is told otherwise, so a label in another program's log proves nothing.
+    """
+    is_proved = run.imported is None or (run.complexity and run.complexity.flop_by_precision)
+    fp32, tf32 = (_peaks(run).get(precision, 0.0) for precision in (Precision.FP32, Precision.TF32))
+    return tf32 if not is_proved and run.spec.precision == Precision.FP32 and tf32 > fp32 else None

@@ -6,18 +6,18 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from workload.contract import hosted
 from workload.contract.errors import UsageError
 from workload.contract.record import Memory
-from workload.contract.spec import Device, Precision, RunSpec
+from workload.contract.spec import TF32_CAPABILITY, Device, Precision, RunSpec
 from workload.environment import gpu_code, instructions
 from workload.environment.machine import HostSystem
 from workload.environment.resource_errors import is_memory_shortage, is_workspace_shortage
 
-TF32_CAPABILITY = (8, 0)
 AUTOCAST_DTYPES = {Precision.AMP: torch.float16, Precision.BF16: torch.bfloat16}
 # cuDNN's workspaces for large batches take up to some hundred MB.
 LITTLE_FREE_BYTES = 1 << 30
@@ -119,7 +119,9 @@ def _missing_code() -> Obstacle | None:
     major, minor = torch.cuda.get_device_capability()
     capability, built = f"{major}.{minor}", torch.cuda.get_arch_list()
     # PTX of an older capability is compiled for the newer one at the first start.
-    has_ptx = any(int(target.removeprefix("compute_")) <= 10 * major + minor for target in built if "compute" in target)
+    # Code for an architecture's own features (`compute_90a`) runs on this architecture alone, also as PTX.
+    portable = re.findall(r"\bcompute_(\d+)\b", " ".join(built))
+    has_ptx = any(int(target) <= 10 * major + minor for target in portable)
     if has_ptx or not gpu_code.missing([capability], built):
         return None
     cure = VOLTA_CURE if major == PASCAL or (major, minor) == VOLTA else "install a torch that was built for this GPU"
@@ -150,14 +152,35 @@ def prepare(spec: RunSpec, *, cpus: float) -> list[str]:
 
 def _set_precision(spec: RunSpec) -> None:
     tf32 = spec.precision is Precision.TF32
-    if tf32 and torch.cuda.get_device_capability() < TF32_CAPABILITY:
-        major, minor = torch.cuda.get_device_capability()
-        raise UsageError(
-            f"precision tf32 needs compute capability 8.0 or newer; {torch.cuda.get_device_name()} has {major}.{minor}",
-            hint="--precision fp32, or --precision amp",
-        )
+    if tf32 and (why := why_no_tf32()):
+        raise UsageError(why, hint="--precision fp32, or --precision amp")
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
+
+
+def why_no_tf32(gpu: torch.device | None = None) -> str | None:
+    """Why a GPU (None: the current one) computes nothing in TF32, whatever PyTorch's settings are; None if it can."""
+    major, minor = torch.cuda.get_device_capability(gpu)
+    if (major, minor) < TF32_CAPABILITY:
+        name = torch.cuda.get_device_name(gpu)
+        return f"precision tf32 needs compute capability 8.0 or newer; {name} has {major}.{minor}"
+    # NVIDIA's libraries read this variable: docs.nvidia.com/deeplearning/cudnn, "TF32".
+    is_off = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
+    return "the variable NVIDIA_TF32_OVERRIDE=0 turns TF32 off" if is_off else None
+
+
+def precision_of_fp32(kind: str, gpu: torch.device | None = None) -> Precision:
+    """Precision in which a GPU computes products of fp32 values now: TF32, or fp32 itself.
+
+    `kind`: of `workload.model.flop.Formula`. PyTorch has one setting for convolutions, one for recurrent layers and one
+    for all other products. By default the first two are TF32 and the last is fp32.
+    """
+    # `torch.get_float32_matmul_precision()` and `allow_tf32` raise once a script has used the settings read here.
+    cudnn: Any = torch.backends.cudnn
+    setting = torch.backends.cuda.matmul
+    if cudnn.enabled:
+        setting = {"convolution": cudnn.conv, "recurrent": cudnn.rnn}.get(kind.removesuffix("_backward"), setting)
+    return Precision.TF32 if setting.fp32_precision == "tf32" and why_no_tf32(gpu) is None else Precision.FP32
 
 
 def _notes(spec: RunSpec) -> list[str]:

@@ -11,7 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -27,7 +27,7 @@ from workload.contract.spec import Device, Precision
 from workload.contract.text import counted
 from workload.environment import cgroup, host, instructions
 from workload.environment.cgroup import usable_cpus
-from workload.environment.device import TF32_CAPABILITY, is_out_of_memory
+from workload.environment.device import is_out_of_memory, why_no_tf32
 from workload.environment.machine import HostSystem
 from workload.environment.nvml import GpuSensors
 from workload.measure.ceiling_rates import Ceilings, MeasuredRate, Samples
@@ -296,22 +296,11 @@ def _first_clean(
 
 def _why_not(device: Device, precision: Precision) -> str | None:
     if precision is Precision.TF32:
-        return _why_no_tf32(device)
+        return "TF32 needs an NVIDIA GPU" if device is not Device.CUDA else why_no_tf32()
     dtype = DTYPES[precision]
     if device is Device.CPU and dtype is not torch.float32 and instructions.faults(dtype):
         return f"torch's kernels for {dtype} crash on this CPU; {instructions.ISA_VARIABLE}=AVX512_CORE_FP16 avoids AMX"
     return None
-
-
-def _why_no_tf32(device: Device) -> str | None:
-    if device is not Device.CUDA:
-        return "TF32 needs an NVIDIA GPU"
-    major, minor = torch.cuda.get_device_capability()
-    return (
-        None
-        if (major, minor) >= TF32_CAPABILITY
-        else f"TF32 needs compute capability 8.0, but this device has {major}.{minor}"
-    )
 
 
 def product_rate(device: Device, precision: Precision, probe: Probe) -> MeasuredRate:
@@ -422,16 +411,22 @@ def take_samples(call: Call, call_s: float, probe: Probe, deadline: Deadline) ->
 
 @contextmanager
 def matmul_precision(precision: Precision) -> Iterator[None]:
-    """Turn TF32 on for `tf32` and off for every other precision; restore the setting afterwards.
-
-    The newer `fp32_precision` switches are not used: torch raises if they are mixed with the older ones.
-    """
-    before = torch.get_float32_matmul_precision()
+    """Turn TF32 on for `tf32` and off for every other precision; restore the settings afterwards."""
+    backends: Any = torch.backends
+    newer = backends.cuda.matmul, backends.mkldnn.matmul
+    before, older = [setting.fp32_precision for setting in newer], None
+    # In a script that has used the newer settings, torch may refuse to read the older one, which has no effect then.
+    with suppress(RuntimeError):
+        older = torch.get_float32_matmul_precision()
+    # This sets the older and the newer settings alike.
     torch.set_float32_matmul_precision("high" if precision is Precision.TF32 else "highest")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        if older:
+            torch.set_float32_matmul_precision(older)
+        for setting, value in zip(newer, before, strict=True):
+            setting.fp32_precision = value
 
 
 # --- copy and triad

@@ -319,7 +319,7 @@ class FlopCounter(TorchDispatchMode):
             flop = formula.flop(output, *args, **kwargs)
             self._flop[formula.kind] += flop
             self._flop_by_module[self.module] += flop
-            self.counted(flop, args)
+            self.counted(flop, formula.kind, args)
         self._count_bytes(func, args, kwargs, output)
         return output
 
@@ -327,8 +327,8 @@ class FlopCounter(TorchDispatchMode):
         """Run the op; subclasses that count more than FLOP override this."""
         return func(*args, **kwargs)
 
-    def counted(self, flop: int, args: tuple[Any, ...]) -> None:
-        """Hook for subclasses, called with the FLOP of each contraction."""
+    def counted(self, flop: int, kind: str, args: tuple[Any, ...]) -> None:
+        """Hook for subclasses, called with the FLOP and the kind of each contraction."""
 
     def _count_bytes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         reads, writes, inputs = _arguments(func, args, kwargs)

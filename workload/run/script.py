@@ -6,7 +6,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -248,7 +248,7 @@ class ScriptRun(MeasuredScript):
                 )
             if status is Status.COMPLETED and self._request.spec.ceilings:
                 self._timeline.enter("ceilings")
-                run.set(ceilings=self._measure_ceilings(run.record.spec.precision))
+                run.set(ceilings=self._measure_ceilings(verdict.shares_of_flop(run.record)))
                 if longest is not self._longest:  # the times of a phase that was set aside end with that phase
                     run.set_timing(phases=self._timeline.phases())
             run.judge()
@@ -285,13 +285,12 @@ class ScriptRun(MeasuredScript):
         }
         return replace(measured.summarize(known), tokens=sum(self.session.tokens) or None, gaps=seconds_by_gap or None)
 
-    def _measure_ceilings(self, precision: str | None) -> CeilingsRecord | None:
+    def _measure_ceilings(self, precisions: Iterable[str]) -> CeilingsRecord | None:
         """Measure ceilings in a separate process, free of the script's settings and memory, while the script waits."""
         LOGGER.info("script     all steps are measured; now measuring this machine's ceilings")
         command = [sys.executable, "-P", "-m", "workload", "ceilings", "--device", self._device.value]
         command += ["--cache", str(self._output), *(["--fresh"] if self._request.spec.fresh_ceilings else [])]
-        if precision in set(Precision):
-            command += ["--precision", str(precision)]
+        command += [f"--precision={precision}" for precision in precisions if precision in set(Precision)]
         python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": python_path}
         try:
@@ -319,7 +318,8 @@ class ScriptRun(MeasuredScript):
         spec, script, figures = record.spec, record.spec.script, record.timing
         flop_per_s, share = verdict.flop_per_s(record), verdict.share_of_ceiling(record)
         rate = figures.images_per_s or 0.0
-        share_text = f"  ({percent(share)} of the measured {spec.precision} ceiling)" if share else ""
+        ceiling = f"{' and '.join(verdict.shares_of_flop(record))} ceiling"
+        share_text = f"  ({percent(share)} of the measured {ceiling})" if share else ""
         step_s = record.timing.step_s
         rows = {
             f"{script.unit}/s": f"{plain(rate, 4)}{_of_all(record)}  (one run: no interval)",
@@ -446,6 +446,17 @@ def _phase_notes(phases: Sequence[Phase], longest: Phase) -> list[str]:
     return [f"the script's longest phase is measured, {steps}; other phases: {'; '.join(others)}"] if others else []
 
 
+def _notes_on_precision(record: Record) -> Iterator[str]:
+    shares, ceilings = verdict.shares_of_flop(record), record.ceilings
+    if len(shares) > 1:
+        lacking = [name for name in shares if ceilings and not ceilings.compute(name)]
+        beside = f", {' and '.join(lacking)} with that of {record.spec.precision}" if lacking else ""
+        listed = ", ".join(f"{name} {percent(share)}" for name, share in shares.items())
+        yield f"FLOP by precision: {listed}; each is compared with its own ceiling{beside}"
+    if Precision.TF32 in shares:
+        yield "tf32 means values in fp32 that the GPU multiplies in TF32, as PyTorch does by default in convolutions"
+
+
 def _notes(record: Record, limits: Limits) -> list[str]:
     """Notes that a reader of the figures needs, for example that steps are missing."""
     notes, spec, work, step_s = [], record.spec, record.complexity, record.timing.step_s
@@ -459,11 +470,7 @@ def _notes(record: Record, limits: Limits) -> list[str]:
         notes.append(f"unattributed: {percent(work.unattributed_share or 0.0)} of the operations' time, in {names}")
     if work and work.uncounted:
         notes.append(f"FLOP are a lower bound: no formula for {', '.join(work.uncounted)}")
-    by_type = (work.flop_by_precision or {}) if work else {}
-    if len([flop for flop in by_type.values() if flop]) > 1:
-        total = sum(flop or 0.0 for flop in by_type.values())
-        shares = ", ".join(f"{name} {percent((flop or 0.0) / total)}" for name, flop in by_type.items())
-        notes.append(f"FLOP by precision: {shares}; compared with the {spec.precision} ceiling")
+    notes += _notes_on_precision(record)
     if spec.compile:
         notes.append("FLOP and bytes are those of the step without torch.compile: fused operations move fewer bytes")
     if limits.samples_per_step is not None:

@@ -17,13 +17,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from workload.contract.spec import Device
+from workload.environment.device import precision_of_fp32
 from workload.measure.clock import clock_for
 from workload.model.flop import FlopCounter, Tally, formula_of, is_known
 
 # Statement that turns a script's gradients off: its code and line, and those of its caller.
 Site = tuple[Any, int, Any, int]
-# By element type of a matrix product: the precision of the ceiling to compare it with. fp16 counts as `amp`, with or
-# without a GradScaler.
+# By element type of a matrix product: the precision of the ceiling to compare it with (of fp32 on a GPU, see
+# `precision_of_fp32`). fp16 counts as `amp`, with or without a GradScaler.
 PRECISIONS = {torch.float32: "fp32", torch.float16: "amp", torch.bfloat16: "bf16", torch.float64: "fp64"}
 # Number of counted steps: 4 if all are alike, else 5.
 ENOUGH_ALIKE, MOST_COUNTED = 4, 5
@@ -31,7 +32,7 @@ ENOUGH_ALIKE, MOST_COUNTED = 4, 5
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Operations of one step. `time_s`: seconds by operation; `flop_by_precision`: FLOP by element type of the factors.
+    """Operations of one step. `time_s`: seconds by operation; `flop_by_precision`: FLOP by precision.
 
     `unattributed`: share of all operations' time, by operation without a formula. `uncounted`: names of operations
     without a formula that look like a matrix product; because of these the FLOP are a lower bound. `flop_range`: least
@@ -188,22 +189,23 @@ class WorkCounter(FlopCounter):
             self._devices.add(str(output.device))
         return output
 
-    def counted(self, flop: int, args: tuple[Any, ...]) -> None:
+    def counted(self, flop: int, kind: str, args: tuple[Any, ...]) -> None:
         """Record the FLOP of a contraction by precision and pass."""
         self.without_gradients.add_flop(flop)
         if not self.in_backward:
             self._forward_flop += flop
         factor = next((arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()), None)
         if factor is not None and flop:
-            self._precisions[_precision_of(factor)] += flop
+            self._precisions[_precision_of(factor, kind)] += flop
 
 
 COPY_TO_DEVICE = "copy to the device"
 
 
-def _precision_of(factor: Tensor) -> str:
-    name = PRECISIONS.get(factor.dtype, str(factor.dtype).removeprefix("torch."))
-    return "tf32" if name == "fp32" and factor.is_cuda and torch.get_float32_matmul_precision() != "highest" else name
+def _precision_of(factor: Tensor, kind: str) -> str:
+    if factor.is_cuda and factor.dtype is torch.float32:
+        return precision_of_fp32(kind, factor.device).value
+    return PRECISIONS.get(factor.dtype, str(factor.dtype).removeprefix("torch."))
 
 
 def _bytes_to_device(func: OpOverload, args: tuple[Any, ...], output: Any) -> int:

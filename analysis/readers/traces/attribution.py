@@ -29,6 +29,7 @@ from analysis.readers.traces.operator_work import (
     kind_of,
     work_of,
 )
+from workload.contract.spec import TF32_CAPABILITY
 from workload.contract.text import counted, percent
 from workload.contract.text import seconds as duration
 from workload.contract.vocabulary import names_tensor_cores
@@ -230,7 +231,8 @@ def attribute(trace: Trace, steps: Steps, *, device: str | None) -> Attribution:
     """Attribute time, FLOP and bytes of these steps; `device` is the number of the GPU, None for the CPU."""
     works = _Works(trace, steps)
     threads = {thread: CallTree.build(operators, works.is_known) for thread, operators in trace.operators.items()}
-    totals = _Totals(works=works)
+    major = trace.device_properties(device).get("computeMajor") if device else None
+    totals = _Totals(works=works, has_tf32=not isinstance(major, int) or major >= TF32_CAPABILITY[0])
     if device is None:
         busy_s = _by_own_time(threads, steps, totals)
     else:
@@ -328,13 +330,14 @@ class _Totals:
     """
 
     works: _Works
+    has_tf32: bool
     rows: dict[tuple[str, str | None], OperatorRow] = field(default_factory=dict)
     listed: dict[str, tuple[int, float]] = field(default_factory=dict)
     flop_by_op: Counter[str] = field(default_factory=Counter)
     flop_by_precision: Counter[str] = field(default_factory=Counter)
     sizes: _Sizes = field(default_factory=_Sizes)
-    tf32_s: float = 0.0
-    fp32_s: float = 0.0
+    # FLOP of each call in fp32 with a kernel for tensor cores, which compute such a call in TF32.
+    tf32_flop: dict[tuple[int, int], int] = field(default_factory=dict)
     recomputed_flop: int = 0
     # Seconds of each kernel that was launched before the trace began: its launch number is below all recorded numbers.
     earlier: list[float] = field(default_factory=list)
@@ -384,12 +387,10 @@ class _Totals:
         return sorted(self.rows.values(), key=lambda row: (-row.seconds, row.name))
 
     def by_precision(self) -> dict[str, int]:
-        """FLOP by precision; fp32 becomes tf32 if kernels named for tensor cores took most of the time of fp32."""
-        is_tf32 = self.tf32_s > self.fp32_s
-        return {
-            "tf32" if name == "fp32" and is_tf32 else name: flop
-            for name, flop in sorted(self.flop_by_precision.items())
-        }
+        """FLOP by precision."""
+        tf32 = sum(self.tf32_flop.values())
+        found = self.flop_by_precision + Counter(tf32=tf32) - Counter(fp32=tf32)
+        return dict(sorted(found.items()))
 
     def remarks(self, *, is_on_gpu: bool) -> Iterator[str]:
         if self.earlier:
@@ -535,11 +536,9 @@ def _row_of_kernel(
     if key not in calls:
         calls[key] = totals.call(operator, step, is_recomputed=thread.is_recomputed[owner])
     work = totals.works.work_of(operator)
-    if isinstance(work, CallWork) and work.precision == "fp32":
-        seconds = (event.ended - event.began) / US_PER_S
-        is_tf32 = _TF32.search(event.name) is not None or names_tensor_cores(event.name)
-        totals.tf32_s += seconds if is_tf32 else 0.0
-        totals.fp32_s += 0.0 if is_tf32 else seconds
+    is_tf32 = totals.has_tf32 and (_TF32.search(event.name) is not None or names_tensor_cores(event.name))
+    if is_tf32 and isinstance(work, CallWork) and work.precision == "fp32":
+        totals.tf32_flop[key] = work.flop
     return calls[key]
 
 

@@ -120,6 +120,13 @@ CASES: Cases = {
             profiled(CONVOLUTION, TENSOR, columns={"range": ["step 0 forward", "calibration tf32"]}),
             [],
         ),
+        "convolutions in tf32 beside products in fp32": (
+            run(
+                counted_tensor_flop_per_step=5e9,
+                record={"complexity": {"flop_by_precision": {"fp32": 9e9, "tf32": 5e9}}},
+            ),
+            [],
+        ),
         "counted tensor work": (run(counted_tensor_flop_per_step=5e9), ["5 GFLOP per step on tensor cores"]),
         "counted none": (run(counted_tensor_flop_per_step=0.0), []),
         "faster than fp32 can be": (

@@ -502,6 +502,16 @@ def test_an_argument_is_compared_at_equal_others() -> None:
     assert pair_up(results(*runs)).also == ("args.amp", "script")
 
 
+def test_machines_are_compared_by_a_script_whose_fp32_one_of_them_computes_in_tf32() -> None:
+    t4 = side("t4", LEFT, script="t.py", device_name="Tesla T4", place="t4")
+    l4 = side("l4", RIGHT, script="t.py", device_name="NVIDIA L4", place="l4", precision="tf32")
+    (row,) = rows(*t4, *l4, by="device_name")
+    assert (row["left"], row["right"], row["precision"]) == ("NVIDIA L4", "Tesla T4", None)
+    assert "precision differs too: tf32 against fp32" in row["note"]
+    with pytest.raises(RooflaunchError, match="no two of 6 measured runs differ in device alone"):
+        rows(*([{**one, "script": None} for one in (*t4, *l4)]), by="device_name")
+
+
 # --- refusals
 
 

@@ -288,7 +288,15 @@ ABOVE: dict[str, tuple[float, dict[str, Any], str, list[str]]] = {
         "fp32 that is tf32",
         ["34.1 TFLOP/s, above the fp32 peak of L4, 30.3 TFLOP/s"],
     ),
-    "fp32 below its peak": (0.03, {"gpu": "NVIDIA L4", "precision": "fp32"}, "fp32 that is tf32", []),
+    "more than training reaches in fp32": (
+        0.03,
+        {"gpu": "NVIDIA L4", "precision": "fp32"},
+        "fp32 that is tf32",
+        ["22.7 TFLOP/s, 75 % of the fp32 peak of L4, 30.3 TFLOP/s"],
+    ),
+    "fp32 below its peak": (0.04, {"gpu": "NVIDIA L4", "precision": "fp32"}, "fp32 that is tf32", []),
+    "fp32 where tf32 is no faster": (0.012, {"gpu": "RTX 4090", "precision": "fp32"}, "fp32 that is tf32", []),
+    "fp32 without tf32": (0.06, {"gpu": V100, "precision": "fp32"}, "fp32 that is tf32", []),
     "another GPU, or another model": (
         0.005,
         {"gpu": "NVIDIA L4", "precision": "amp"},
@@ -310,6 +318,32 @@ def test_a_log_is_held_against_the_peak_that_is_named(
 ) -> None:
     import_text(folder, log([(step_s, step_s)] * 100, stamps=".6f"), **given)
     assert [figure for _, figure in found(folder, rule)] == expected
+
+
+# Seconds of a step of 681.5 GFLOP, GPU and precision; the limit and a part of its reason.
+A100, PEAK = "NVIDIA A100-SXM4-40GB", "of the vendor's compute peak"
+LIMITS: dict[str, tuple[float, str, str, str | None, str]] = {
+    "H200, most of fp32": (0.0124, "NVIDIA H200", "fp32", None, f"82 % {PEAK} in fp32, or 11 % of that in TF32"),
+    "A100, above fp32": (0.03, A100, "fp32", None, f"116 % {PEAK} in fp32, or 15 % of that in TF32"),
+    "H200, slower": (0.03, "NVIDIA H200", "fp32", "neither", f"34 % {PEAK}"),
+    "V100": (0.07, V100, "fp32", "compute", f"62 % {PEAK}"),
+    "RTX 4090": (0.012, "RTX 4090", "fp32", "compute", f"69 % {PEAK}"),
+    "A100, labelled tf32": (0.006, A100, "tf32", "compute", f"73 % {PEAK}"),
+    "V100, labelled tf32": (0.07, V100, "tf32", None, "no ceiling was measured, and V100 SXM2 has no units for tf32"),
+}
+
+
+@pytest.mark.parametrize(("step_s", "gpu", "precision", "bound", "why"), LIMITS.values(), ids=LIMITS)
+def test_label_fp32_names_no_limit_that_needs_tf32(
+    folder: Path, step_s: float, gpu: str, precision: str, bound: str | None, why: str
+) -> None:
+    import_text(folder, log([(step_s, step_s)] * 100, stamps=".6f"), gpu=gpu, precision=precision)
+    results = analysis.load(folder / "out")
+    (row,) = results.runs.astype(object).where(results.runs.notna(), None).to_dict("records")
+    (point,) = results.roofline().astype(object).to_dict("records")
+    assert row["bound"] == bound
+    assert row["bound_why"].startswith(why)
+    assert point.get("bound") == bound
 
 
 SLOW: dict[str, tuple[float, dict[str, Any], dict[str, str], list[str]]] = {

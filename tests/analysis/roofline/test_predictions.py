@@ -78,10 +78,15 @@ def test_tensor_operations_of_a_profile_have_the_peak_of_their_precision() -> No
     flop, tensor = [69.05e9, 0.0, 69.05e9], [65e9, 0.0, 65e9]
     made = results(run(precision="amp", kernels=launched(flop=flop, flop_tensor=tensor), **PROFILED))
     assert row(made)["predicted_roof_step_s_low"] == pytest.approx(1.5e-3 * 2 + 2e-3)
-    # A profile in fp32 with tensor operations used TF32, which a T4 lacks.
+    # A profile in fp32 with tensor operations used TF32, and a T4 computes these in fp32.
     made = results(run(kernels=launched(flop=flop, flop_tensor=tensor), **PROFILED))
-    with pytest.raises(NothingToDoError, match="T4 has no units for tf32"):
-        row(made)
+    assert row(made)["predicted_roof_step_s_low"] == pytest.approx(69.05e9 / 8.1e12 * 2 + 2e-3)
+
+
+def test_a_step_in_tf32_is_predicted_in_fp32_on_a_gpu_without_tf32() -> None:
+    fp32, tf32 = (row(results(run(precision=precision, **WORK))) for precision in ("fp32", "tf32"))
+    assert tf32["predicted_roof_step_s_low"] == fp32["predicted_roof_step_s_low"]
+    assert "T4 has no units for tf32 and computes in fp32" in tf32["note"]
 
 
 def test_the_power_limit_makes_the_compute_roof_an_interval() -> None:

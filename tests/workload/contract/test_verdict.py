@@ -1,11 +1,13 @@
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from workload.contract import peaks, verdict
 from workload.contract import record as contract
-from workload.contract import verdict
+from workload.contract.peaks_table import PeakRow
 from workload.contract.record import MeasuredRate, Record, Verdict
 from workload.contract.verdict import Bound, Figures, busy_sentence, decide
 
@@ -193,6 +195,45 @@ IMPOSSIBLE = (
 def test_a_verdict_without_its_figures_is_unknown_and_says_why(lack: Any, why: str) -> None:
     judged = from_record(changed(lack))
     assert (judged.bound, judged.compute_fraction, judged.why) == (None, None, why)
+
+
+# --- several precisions
+
+OF_BOTH = {"fp32": {"median": 20.0}, "tf32": {"median": 160.0}, "amp": {"median": 320.0}}
+# FLOP of a step by precision, the precision with most FLOP, and the FLOP/s at the roofs of `OF_BOTH`.
+MIXED: dict[str, tuple[dict[str, float], str, float]] = {
+    # 60 FLOP take 3 s, 40 take 0.25 s.
+    "products in fp32, convolutions in tf32": ({"fp32": 60.0, "tf32": 40.0}, "fp32", 100 / 3.25),
+    "some fp32 beside amp": ({"amp": 96.0, "fp32": 4.0}, "amp", 100 / 0.5),
+    "next to no fp32": ({"tf32": 99.95, "fp32": 0.05}, "tf32", 160.0),
+    "a precision without a roof": ({"tf32": 90.0, "fp64": 10.0}, "tf32", 160.0),
+    "one": ({"tf32": 100.0, "fp32": 0.0}, "tf32", 160.0),
+    "none counted": ({}, "amp", 320.0),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("factor", [None, 1e12], ids=["measured", "peak"])
+def test_roof_of_several_precisions_is_what_they_take_one_after_the_other(
+    name: str, factor: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flop, precision, expected = MIXED[name]
+    run = read(
+        changed(
+            lambda r: (
+                r["spec"].update(precision=precision),
+                r["complexity"].update(flop_by_precision=flop),
+                r["ceilings"].update(flop_per_s=OF_BOTH if factor is None else None),
+            )
+        )
+    )
+    rows = [PeakRow(precision=of, dense=True, tflop_per_s=row["median"], source="") for of, row in OF_BOTH.items()]
+    gpu = replace(peaks.named("A100 40 GB"), peaks=tuple(rows))
+    monkeypatch.setattr(peaks, "find_gpu", lambda *_, **__: None if factor is None else gpu)
+    figures = verdict.figures_of(run)
+    assert figures is not None
+    assert figures.roof == ("measured" if factor is None else "peak")
+    assert figures.roof_flop_per_s == pytest.approx(expected * (factor or 1.0))
 
 
 NO_BANDWIDTH = f"the bandwidth was not measured: {BUSY_WHY}"

@@ -154,6 +154,8 @@ def test_a_mac_with_mps_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
         ((8, 9), "sm_80 sm_86", False),
         ((12, 1), "sm_75 sm_90", True),
         ((12, 1), "sm_75 compute_90", False),
+        ((12, 1), "sm_75 compute_90a", True),
+        ((9, 0), "sm_75 sm_90a compute_90a", False),
     ],
 )
 def test_a_gpu_without_code_in_the_wheel_is_refused(

@@ -424,6 +424,14 @@ def settings() -> tuple[object, ...]:
 
 
 @pytest.mark.usefixtures("restored_settings")
+def test_todays_tf32_setting_of_a_script_is_put_back() -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    with ceilings.matmul_precision(Precision.FP32):
+        assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+@pytest.mark.usefixtures("restored_settings")
 @pytest.mark.parametrize("setting", ["highest", "high", "medium"])
 @pytest.mark.parametrize(("precision", "inside"), [("fp32", "ieee"), ("tf32", "tf32"), ("amp", "ieee")])
 def test_the_tf32_switches_are_set_and_put_back(setting: str, precision: str, inside: str) -> None:

@@ -351,13 +351,14 @@ def test_the_longest_phase_is_measured(name: str, tmp_path: Path) -> None:
 
 
 CEILINGS = """
-import subprocess, time
+import json, subprocess, time
 run = subprocess.run
 def fake(command, **more):
     if 'ceilings' not in command:
         return run(command, **more)
     time.sleep(0.2)
-    return subprocess.CompletedProcess(command, 0, '{}')
+    rates = {'fp32': {'median': 1e9}, 'bf16': {'median': 2e9}}
+    return subprocess.CompletedProcess(command, 0, json.dumps({'method': ' '.join(command), 'flop_per_s': rates}))
 subprocess.run = fake
 """
 
@@ -372,6 +373,23 @@ def test_the_time_of_the_ceilings_after_the_steps_is_part_of_the_run(tmp_path: P
     phases = ran.record["timing"]["phases"]
     assert list(phases)[-3:] == ["finish", "ceilings", "end"]
     assert phases["end"] - phases["ceilings"] >= 0.2
+
+
+@in_a_copy
+def test_step_in_two_precisions_is_compared_with_both_ceilings(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    in_bf16 = "with torch.autocast('cpu', torch.bfloat16): model(x); model(x); loss = model(x).float()"
+    text = f"{CEILINGS}{LOOP}list(train(30))".replace("model(x).sum()", "(model(x) + loss).sum()")
+    script.write_text(text.replace("        (model(x)", f"        {in_bf16}\n        (model(x)"))
+    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5", "--ceilings"))
+    assert ran.code == 0, ran.err
+    assert ran.record is not None
+    by_precision = ran.record["complexity"]["flop_by_precision"]
+    assert by_precision["bf16"] > by_precision["fp32"] > 0
+    assert ran.record["ceilings"]["method"].endswith("--precision=bf16 --precision=fp32")
+    took_s = by_precision["fp32"] / 1e9 + by_precision["bf16"] / 2e9
+    assert ran.record["complexity"]["theoretical_step_s"] == pytest.approx(took_s)
+    assert "FLOP by precision: bf16 67 %, fp32 33 %; each is compared with its own ceiling" in ran.record["notes"]
 
 
 # In the form of fastai's: an optimizer that is none of torch.optim.

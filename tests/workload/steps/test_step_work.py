@@ -1,13 +1,18 @@
 """One of a few counted steps is chosen for all."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
-from workload.contract.spec import Device
+from workload.contract.errors import UsageError
+from workload.contract.spec import Device, Precision, RunSpec
+from workload.environment.device import precision_of_fp32, prepare
 from workload.model.flop import Tally
 from workload.steps.step_work import Site, Work, WorkCounter, usual
 
@@ -102,3 +107,87 @@ def test_what_is_ignored_is_run_and_not_counted() -> None:
     assert MODEL(X).shape == (5, 4)
     counter.ignores = False
     assert counter.stop().tally.flop == 2 * 5 * 6 * 4
+
+
+# --- fp32 on a GPU
+
+B = torch.backends
+# Statement of a script, and the precisions of its convolutions and of its matrix products on a GPU with TF32.
+SETTINGS = {
+    "pass": ("tf32", "fp32"),
+    "torch.set_float32_matmul_precision('high')": ("tf32", "tf32"),
+    "B.cudnn.allow_tf32 = False": ("fp32", "fp32"),
+    "B.cudnn.enabled = False": ("fp32", "fp32"),
+    "B.cuda.matmul.fp32_precision = 'tf32'": ("tf32", "tf32"),
+    "B.cudnn.conv.fp32_precision = 'ieee'": ("fp32", "fp32"),
+    "B.fp32_precision = 'tf32'": ("tf32", "tf32"),
+    "B.fp32_precision = 'tf32'; B.cudnn.conv.fp32_precision = 'ieee'": ("fp32", "tf32"),
+    "torch.set_float32_matmul_precision('high'); B.cuda.matmul.fp32_precision = 'ieee'": ("tf32", "fp32"),
+    "B.cuda.matmul.fp32_precision = 'tf32'; torch.set_float32_matmul_precision('highest')": ("tf32", "fp32"),
+    # As our trainer does.
+    "prepare(RunSpec(precision=Precision.FP32), cpus=64)": ("fp32", "fp32"),
+    "prepare(RunSpec(precision=Precision.TF32), cpus=64)": ("tf32", "tf32"),
+}
+
+
+@pytest.fixture
+def gpu_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[tuple[int, int]], None]]:
+    """Stand-in for a GPU of a compute capability; afterwards, PyTorch's settings are the default ones."""
+
+    def stand_in(capability: tuple[int, int]) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _=None: "a GPU")
+
+    yield stand_in
+    B.fp32_precision = B.cudnn.fp32_precision = "none"
+    B.cudnn.enabled = B.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("highest")
+    B.cuda.matmul.fp32_precision = B.mkldnn.matmul.fp32_precision = "none"
+
+
+# Forward and backward pass of a convolution, without the gradient of its images; a product.
+CONVOLUTION, PRODUCT = 2 * 2 * (2 * 8 * 32 * 32) * 27, 2 * 2 * 64 * 512
+
+
+def flop_on_a_gpu() -> Mapping[str, int]:
+    """FLOP by precision of a step with this convolution and this product."""
+    with FakeTensorMode():
+        images, weight = torch.empty(2, 3, 34, 34, device="cuda"), torch.empty(8, 3, 3, 3, device="cuda")
+        counter, shape = WorkCounter(Device.CPU).start(), ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+        # Autograd itself would need a GPU.
+        gradient = F.conv2d(images, weight)
+        torch.ops.aten.convolution_backward(gradient, images, weight, None, *shape, [False, True, False])
+        torch.mm(torch.empty(2, 64, device="cuda"), torch.empty(64, 512, device="cuda"))
+        return counter.stop().flop_by_precision
+
+
+@pytest.mark.parametrize("statement", SETTINGS)
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (7, 5), (7, 0)])
+def test_precision_of_fp32_follows_settings_of_its_kind_and_the_gpu(
+    statement: str, capability: tuple[int, int], gpu_of: Callable[[tuple[int, int]], None]
+) -> None:
+    gpu_of(capability)
+    convolution, product = SETTINGS[statement] if capability >= (8, 0) else ("fp32", "fp32")
+    is_refused = "Precision.TF32" in statement and capability < (8, 0)
+    refusal = pytest.raises(UsageError, match=r"needs compute capability 8\.0 or newer; a GPU has 7")
+    with refusal if is_refused else nullcontext():
+        exec(statement)
+        assert flop_on_a_gpu() == Counter({convolution: CONVOLUTION}) + Counter({product: PRODUCT})
+
+
+def test_nvidias_variable_turns_tf32_off(
+    gpu_of: Callable[[tuple[int, int]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu_of((8, 0))
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert set(flop_on_a_gpu()) == {"fp32"}
+    with pytest.raises(UsageError, match="NVIDIA_TF32_OVERRIDE=0 turns TF32 off"):
+        prepare(RunSpec(precision=Precision.TF32), cpus=64)
+
+
+def test_recurrent_layers_have_a_setting_of_their_own(gpu_of: Callable[[tuple[int, int]], None]) -> None:
+    gpu_of((8, 0))
+    assert precision_of_fp32("recurrent_backward") is Precision.TF32
+    B.cudnn.rnn.fp32_precision = "ieee"
+    assert precision_of_fp32("recurrent_backward") is Precision.FP32
+    assert precision_of_fp32("convolution") is Precision.TF32

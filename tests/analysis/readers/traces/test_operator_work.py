@@ -102,10 +102,32 @@ def test_without_gradients_an_optimizer_of_many_tensors_has_no_bytes_and_hides_n
     assert found.uncounted_share == pytest.approx(50 / 505)
 
 
-def test_a_tensor_core_kernel_of_floats_is_tf32() -> None:
-    text = gpu_trace(1).replace("implicit_convolve_sgemm", "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32")
-    found = read(text.replace("volta_sgemm_32x32_nn", "cutlass_80_tensorop_s1688gemm_128x64_16x6_nn_align4"))
-    assert set(found.flop_by_precision) == {"tf32"}
+TF32_NAMES = {
+    "implicit_convolve_sgemm": "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32",
+    "cudnn::wgrad_alg0_engine": "sm80_xmma_wgrad_implicit_gemm_indexed_tf32f32_tf32f32",
+    "volta_sgemm_32x32_nn": "cutlass_80_tensorop_s1688gemm_128x64_16x6_nn_align4",
+}
+
+
+@pytest.mark.parametrize(
+    ("renamed", "major", "expected"),
+    [
+        (3, 8, {"tf32": 2 * CONVOLUTION_FLOP + MM_FLOP}),
+        # As PyTorch computes by default: the product's kernel takes a quarter of the time.
+        (2, 8, {"fp32": MM_FLOP, "tf32": 2 * CONVOLUTION_FLOP}),
+        # Each call counts for itself.
+        (1, 8, {"fp32": CONVOLUTION_FLOP + MM_FLOP, "tf32": CONVOLUTION_FLOP}),
+        (0, 8, {"fp32": 2 * CONVOLUTION_FLOP + MM_FLOP}),
+        (3, 7, {"fp32": 2 * CONVOLUTION_FLOP + MM_FLOP}),
+    ],
+)
+def test_calls_of_floats_with_a_tensor_core_kernel_are_tf32_if_the_gpu_has_it(
+    renamed: int, major: int, expected: dict[str, int]
+) -> None:
+    text = gpu_trace(1).replace('"computeMajor": 7', f'"computeMajor": {major}')
+    for name in list(TF32_NAMES)[:renamed]:
+        text = text.replace(name, TF32_NAMES[name])
+    assert read(text).flop_by_precision == expected
 
 
 def test_without_values_the_backward_pass_tells_the_output_and_both_gradients_are_counted() -> None:
