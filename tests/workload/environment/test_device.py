@@ -89,6 +89,13 @@ def machine(root: Path, *, loaded: str = "", windows: str | None = None, hidden:
             True,
         ),
         (
+            None,
+            {},
+            "torch 2.15.0 is a build without CUDA",
+            "install a torch built for CUDA, if there is an NVIDIA GPU; --cpu runs without a GPU",
+            False,
+        ),
+        (
             "13.2",
             {"loaded": OPEN, "hidden": ""},
             "torch 2.15.0 sees no GPU: CUDA_VISIBLE_DEVICES is ''",
@@ -103,7 +110,16 @@ def machine(root: Path, *, loaded: str = "", windows: str | None = None, hidden:
             True,
         ),
     ],
-    ids=["old driver", "old driver, WSL", "no driver, WSL", "no driver", "CPU build", "hidden", "no device"],
+    ids=[
+        "old driver",
+        "old driver, WSL",
+        "no driver, WSL",
+        "no driver",
+        "CPU build",
+        "CPU build, no driver seen",
+        "hidden",
+        "no device",
+    ],
 )
 def test_what_is_in_the_way(
     built_for: str | None,
