@@ -474,7 +474,8 @@ class Session:
             case Stage.SEARCHING:
                 self._open_step = now
                 self._remember()
-                if len(self._recent) > 1:
+                # The first marked step lacks a batch that was fetched before its mark.
+                if len(self._recent) >= REPEATS:
                     self._start_phase(None)
             case Stage.FOUND:
                 self._begin_counting()
