@@ -70,7 +70,12 @@ class Bench:
             raise OutOfTimeError
         try:
             end = supervise.run(
-                words, log=self.scratch / "log.txt", limit_s=min(limit_s, left_s), environment=environment
+                words,
+                log=self.scratch / "log.txt",
+                limit_s=min(limit_s, left_s),
+                # A profile waits for its own child, ncu, before it ends itself.
+                grace_s=2 * supervise.GRACE_S,
+                environment=environment,
             )
         except OSError as error:
             raise PartFailedError(f"{words[0]} cannot be started: {error}") from error

@@ -14,6 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+# torch looks for the toolkit when it is imported, and does not compile a kernel without one. The wheels bring what is
+# needed, so that any folder will do.
+os.environ.setdefault("CUDA_HOME", sys.prefix)
+
 import torch
 from torch import nn
 from torch.cuda import nvtx

@@ -64,15 +64,15 @@ class ServerError(Exception):
 class Forks:
     """Starts runs as forks of a start server, which begins with the first run and lasts until `end`.
 
-    `tell` gets one line if a server fails. After that every run is a fresh process.
+    `tell` gets one line if a server fails, or if a tool forbids forks. After that every run is a fresh process.
     """
 
     def __init__(self, tell: Callable[[str], object]) -> None:
         self._tell = tell
         self._server: _Server | None = None
         # A tool such as a profiler wants to see a whole process.
-        has_tool = any(os.environ.get(name) for name in TOOLS)
-        self._is_usable = sys.platform == "linux" and hasattr(os, "pidfd_open") and not has_tool
+        self._tool = next((name for name in TOOLS if os.environ.get(name)), None)
+        self._is_usable = sys.platform == "linux" and hasattr(os, "pidfd_open")
 
     def __enter__(self) -> Self:
         return self
@@ -93,6 +93,13 @@ class Forks:
         """
         trainer, words = tuple(command[: len(TRAINER)]), list(command[len(TRAINER) :])
         if not self._is_usable or trainer != TRAINER or words[:1] != ["train"]:
+            return None
+        if self._tool:
+            self._is_usable = False
+            self._tell(
+                f"{self._tool} is set, so runs are not forked: each start takes seconds longer; unset it if it is no"
+                " profiler's"
+            )
             return None
         # torch and its libraries read their variables when they are imported.
         if self._server and self._server.environment != dict(os.environ):

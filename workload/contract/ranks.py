@@ -39,7 +39,8 @@ class Ranks:
 
     `steps`: measured steps of each rank; `images`: of all ranks in the steps that every rank completed.
     `images_per_s`: of all ranks. `own_s`: step and wait for data without `exposed_s`. `exposed_s`: time after the last
-    gradient was ready in which the rank only waited for collectives; `hidden_s`: time of collectives before that.
+    gradient was ready: the wait for collectives, and the division and DDP's copies of the last bucket; `hidden_s`: time
+    of collectives before that.
     `slower_by`: how much longer than the others the rank with the longest `own_s` takes, as a share of their time;
     `spread`: interquartile range of this share. `slowest`: that rank, if it is slower by more than the spread, else
     None. `why`: why there is no comparison.

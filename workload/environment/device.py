@@ -76,19 +76,21 @@ def cuda_obstacle(machine: HostSystem | None = None) -> Obstacle | None:
     machine = machine or HostSystem()
     torch_build, driver = f"torch {torch.__version__}", _driver_version(machine)
     hidden = machine.environ.get("CUDA_VISIBLE_DEVICES")
+    is_there = driver is not None or machine.exists(WSL_DEVICE)
+    service = hosted.service(machine.environ) if driver is None else None
+    # Before the driver, which is not found here on Windows.
+    if torch.version.cuda is None:
+        loaded = f", although NVIDIA driver {driver} is loaded" if driver else ""
+        cure = "install a torch built for CUDA" + ("" if is_there else ", if there is an NVIDIA GPU")
+        reason = f"{torch_build} is a build without CUDA{loaded}"
+        return Obstacle(reason=reason, hint=f"{service.gpu if service else cure}; {CPU_HINT}", gpu_is_there=is_there)
     if driver is None:
-        place = "on Windows, not inside WSL" if machine.exists(WSL_DEVICE) else "here"
-        service = hosted.service(machine.environ)
+        place = "on Windows, not inside WSL" if is_there else "here"
         driver_cure = f"install NVIDIA's driver {place}, if there is a GPU (`nvidia-smi` shows it)"
         return Obstacle(
             reason=f"{torch_build} finds no NVIDIA driver",
             hint=f"{service.gpu if service else driver_cure}; {CPU_HINT}",
-            gpu_is_there=machine.exists(WSL_DEVICE),
-        )
-    if torch.version.cuda is None:
-        return Obstacle(
-            reason=f"{torch_build} is a build without CUDA, although NVIDIA driver {driver} is loaded",
-            hint=f"install a torch built for CUDA; {CPU_HINT}",
+            gpu_is_there=is_there,
         )
     oldest = OLDEST_DRIVER.get(int(torch.version.cuda.partition(".")[0]))
     if oldest and int(driver.partition(".")[0]) < oldest:
@@ -213,15 +215,18 @@ def reset_peak_memory(device: Device) -> None:
             Path("/proc/self/clear_refs").write_text("5")
 
 
-def memory(device: Device) -> Memory:
-    """Peak device memory and the allocator's retries and failures; empty on a CPU, whose peak is in `usage`."""
+def memory(device: Device, index: int | None = None) -> Memory:
+    """Peak device memory and the allocator's retries and failures; empty on a CPU, whose peak is in `usage`.
+
+    `index`: torch's number of the GPU, by default the current one.
+    """
     match device:
         case Device.CUDA:
-            stats = torch.cuda.memory_stats()
+            stats = torch.cuda.memory_stats(index)
             return Memory(
-                peak_allocated_bytes=torch.cuda.max_memory_allocated(),
-                peak_reserved_bytes=torch.cuda.max_memory_reserved(),
-                total_bytes=torch.cuda.get_device_properties().total_memory,
+                peak_allocated_bytes=torch.cuda.max_memory_allocated(index),
+                peak_reserved_bytes=torch.cuda.max_memory_reserved(index),
+                total_bytes=torch.cuda.get_device_properties(index).total_memory,
                 allocator_retries=stats.get("num_alloc_retries"),
                 allocator_out_of_memory=stats.get("num_ooms"),
             )

@@ -443,12 +443,17 @@ def _byte_rates(
     with _released(device), _refusals(COPY, unavailable), _refusals(TRIAD, unavailable):
         arrays = _allocate(device, array_bytes)
         array_bytes = arrays[0].nbytes
+        footprint = _footprint(array_bytes, cache_bytes=cache_bytes)
+        is_in_l2 = device is Device.CUDA and not _exceeds(cache_bytes or 0, array_bytes)
         for name in (COPY, TRIAD):
-            if patience.gave_up:
+            if is_in_l2:
+                # The L2 of a GPU is several times faster than its memory.
+                unavailable[name] = f"other work has the GPU's memory: {footprint}"
+            elif patience.gave_up:
                 unavailable[name] = patience.gave_up
             elif rate := _first_clean(name, partial(_byte_rate, name, arrays, probe), patience, unavailable, report):
                 rates[name] = rate
-    return rates, _footprint(array_bytes, cache_bytes=cache_bytes)
+    return rates, "" if is_in_l2 else footprint
 
 
 def choose_array_bytes(device: Device, *, cache_bytes: int | None, free_bytes: int) -> int:
@@ -504,11 +509,14 @@ def _footprint(array_bytes: int, *, cache_bytes: int | None) -> str:
     arrays = f"{ARRAYS} arrays of {array_bytes / 1e6:.0f} MB"
     if cache_bytes is None:
         return f"{arrays}, last-level cache unknown"
-    multiple = ARRAYS * array_bytes / cache_bytes
-    # Rounding to whole elements makes an array a few bytes shorter than requested.
-    is_enough = multiple > CACHE_MULTIPLE - 0.01
-    verdict = f"at least {CACHE_MULTIPLE}x" if is_enough else f"only {multiple:.3g}x, for lack of memory or time,"
+    few = f"only {ARRAYS * array_bytes / cache_bytes:.3g}x, for lack of memory or time,"
+    verdict = f"at least {CACHE_MULTIPLE}x" if _exceeds(cache_bytes, array_bytes) else few
     return f"{arrays}, together {verdict} the last-level cache of {cache_bytes / 1e6:.0f} MB"
+
+
+def _exceeds(cache_bytes: int, array_bytes: int) -> bool:
+    """Whether all arrays together have four times the cache's size, but for the rounding to whole elements."""
+    return ARRAYS * array_bytes > (CACHE_MULTIPLE - 0.01) * cache_bytes
 
 
 def last_level_cache_bytes(device: Device, machine: HostSystem | None = None) -> int | None:

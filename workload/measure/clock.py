@@ -6,6 +6,7 @@ stream, whose time is known once the device has passed it. On MPS a mark waits f
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,16 +55,22 @@ class WaitingClock(HostClock):
 
 
 class EventClock:
-    """Clock of a CUDA GPU: an event per mark, without synchronisation until the end."""
+    """Clock of a CUDA GPU: an event per mark, without synchronisation until the end.
 
-    def __init__(self, new_event: Callable[[], Any], synchronize: Callable[[], None]) -> None:
+    `stream`: function that returns the GPU's current stream, which belongs to the calling thread.
+    """
+
+    def __init__(
+        self, new_event: Callable[[], Any], stream: Callable[[], Any], synchronize: Callable[[], None]
+    ) -> None:
         self._new_event = new_event
+        self._stream = stream
         self._synchronize = synchronize
 
     def mark(self) -> Any:
         """Record an event after all work queued so far."""
         event = self._new_event()
-        event.record()
+        event.record(self._stream())
         return event
 
     def passed(self, mark: Any) -> bool:
@@ -84,10 +91,19 @@ Clock = HostClock | EventClock
 
 
 def clock_for(device: Device) -> Clock:
-    """Clock that measures this device's time. Raises `ValueError` for `auto`."""
+    """Clock that measures this device's time. Raises `ValueError` for `auto`.
+
+    The clock of a GPU keeps to the GPU that is current now. Later another one may be current: the script's main thread
+    and the thread of its backward pass often differ in this.
+    """
     match device:
         case Device.CUDA:
-            return EventClock(lambda: torch.cuda.Event(enable_timing=True), torch.cuda.synchronize)
+            gpu = torch.cuda.current_device()
+            return EventClock(
+                partial(torch.cuda.Event, enable_timing=True),
+                partial(torch.cuda.current_stream, gpu),
+                partial(torch.cuda.synchronize, gpu),
+            )
         case Device.MPS:
             return WaitingClock(torch.mps.synchronize)
         case Device.CPU:

@@ -2,8 +2,9 @@
 
 DDP averages the gradients of all ranks in buckets. A bucket's all-reduce starts as soon as its gradients are ready,
 while the backward pass computes the other buckets. The last bucket is ready when the backward pass has computed
-everything; what follows up to the end of `backward()` is exposed: the rank waits. Earlier time is hidden. A user's
-script may also call collectives that return when they are done: all of their time is exposed.
+everything; what follows up to the end of `backward()` is exposed: the rank waits, after it has divided that bucket by
+the number of ranks, and DDP copies it to the gradients. Earlier time is hidden. A user's script may also call
+collectives that return when they are done: all of their time is exposed.
 """
 
 import csv

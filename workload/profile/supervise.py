@@ -51,6 +51,7 @@ def run(
     *,
     log: Path,
     limit_s: float,
+    grace_s: float | None = None,
     environment: Mapping[str, str] | None = None,
     on_line: OnLine = lambda _: None,
     on_tick: OnTick = lambda: None,
@@ -59,7 +60,7 @@ def run(
     """Run `command` in its own process group until it ends, reaches its time limit or the user interrupts.
 
     The caller must be within `interrupt.stoppable`, whose error ends the child: the group gets SIGINT, as from a
-    terminal, and after 30 s SIGKILL. Raises `OSError` if the command cannot be started.
+    terminal, and after `grace_s` (30 s) SIGKILL. Raises `OSError` if the command cannot be started.
     """
     began_s = monotonic()
     timed_out = interrupted = False
@@ -72,7 +73,7 @@ def run(
         except InterruptedRunError:
             interrupted = True
         finally:
-            _end_group(child, GRACE_S if timed_out or interrupted else 0.0)
+            _end_group(child, (GRACE_S if grace_s is None else grace_s) if timed_out or interrupted else 0.0)
         reader.join(READER_LIMIT_S)
     return End(
         returncode=child.returncode,

@@ -31,7 +31,8 @@ class Measured:
 class Region:
     """Steps under measurement: opens steps.csv of a bundle, and telemetry.csv unless the bundle `has_telemetry`.
 
-    `is_open`: a step is open, to which new marks belong. `measured`: set at the end of the measured phase.
+    On CUDA they are steps of the GPU that is current now. `is_open`: a step is open, to which new marks belong.
+    `measured`: set at the end of the measured phase.
     """
 
     def __init__(

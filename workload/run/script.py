@@ -34,7 +34,7 @@ from workload.contract.record import (
 from workload.contract.script import slug
 from workload.contract.spec import Device, Precision
 from workload.contract.text import counted, percent, plain, seconds, si
-from workload.environment import device
+from workload.environment import device, gpu_index
 from workload.environment.collect import collect
 from workload.environment.machine import HostSystem
 from workload.measure.recorder import StepPhase
@@ -46,7 +46,7 @@ from workload.run.run_record import RunRecord
 from workload.steps import script_facts
 from workload.steps.agreement import Word
 from workload.steps.step import Limits, Phase, Step
-from workload.steps.step_work import Work
+from workload.steps.step_work import GRAPH, Work
 
 LOGGER = logging.getLogger("workload")
 METHOD = (
@@ -239,7 +239,8 @@ class ScriptRun(MeasuredScript):
                 self._notes += [*longest.notes, *_phase_notes(self.session.phases, longest.phase)]
             figures = longest.timing if longest else self._timing(run.record.timing, None)
             run.set(status=status, error=error, timing=figures, ranks=self._ranks(figures))
-            run.set_process(lambda: device.memory(self._device))
+            index = run.record.environment.device.index
+            run.set_process(lambda: device.memory(self._device, None if index is None else int(index)))
             if status is Status.COMPLETED and (share := self.session.optimizers.subnormal_share()) >= LEAST_SUBNORMAL:
                 self._notes.append(
                     f"{percent(share)} of the gradients are subnormal numbers, below 1.2e-38, with which a CPU computes"
@@ -293,6 +294,12 @@ class ScriptRun(MeasuredScript):
         command += [f"--precision={precision}" for precision in precisions if precision in set(Precision)]
         python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": python_path}
+        if self._device is Device.CUDA and self._run:
+            # Memory that the script's allocator keeps is missing to the probes.
+            torch.cuda.empty_cache()
+            index = int(self._run.record.environment.device.index or 0)
+            visible = [name.strip() for name in os.environ.get(gpu_index.VISIBLE, "").split(",") if name.strip()]
+            environment[gpu_index.VISIBLE] = visible[index] if index < len(visible) else str(index)
         try:
             done = subprocess.run(
                 command,
@@ -457,6 +464,18 @@ def _notes_on_precision(record: Record) -> Iterator[str]:
         yield "tf32 means values in fp32 that the GPU multiplies in TF32, as PyTorch does by default in convolutions"
 
 
+def _notes_on_work(work: ComplexityRecord, spec: Spec) -> Iterator[str]:
+    """Notes on operations without FLOP."""
+    if (work.unattributed_share or 0.0) >= UNATTRIBUTED_NOTE_FROM:
+        names = ", ".join(list(work.unattributed or {})[:UNATTRIBUTED_SHOWN])
+        on_gpu = "; on a GPU that is mostly the host's time to start small kernels" * (spec.device == Device.CUDA)
+        yield f"unattributed: {percent(work.unattributed_share or 0.0)} of the operations' time, in {names}{on_gpu}"
+    if GRAPH in (work.uncounted or ()):
+        yield f"FLOP and bytes are unknown: no hook sees {GRAPH} that a step replays"
+    elif work.uncounted:
+        yield f"FLOP are a lower bound: no formula for {', '.join(work.uncounted)}"
+
+
 def _notes(record: Record, limits: Limits) -> list[str]:
     """Notes that a reader of the figures needs, for example that steps are missing."""
     notes, spec, work, step_s = [], record.spec, record.complexity, record.timing.step_s
@@ -465,11 +484,7 @@ def _notes(record: Record, limits: Limits) -> list[str]:
         notes.append(f"the script ended after {int(step_s.n or 0)} of {iterations} measured steps")
     if spec.script and spec.script.unit != "images":
         notes.append(f"throughput counts {spec.script.unit}")
-    if work and (work.unattributed_share or 0.0) >= UNATTRIBUTED_NOTE_FROM:
-        names = ", ".join(list(work.unattributed or {})[:UNATTRIBUTED_SHOWN])
-        notes.append(f"unattributed: {percent(work.unattributed_share or 0.0)} of the operations' time, in {names}")
-    if work and work.uncounted:
-        notes.append(f"FLOP are a lower bound: no formula for {', '.join(work.uncounted)}")
+    notes += _notes_on_work(work, spec) if work else ()
     notes += _notes_on_precision(record)
     if spec.compile:
         notes.append("FLOP and bytes are those of the step without torch.compile: fused operations move fewer bytes")

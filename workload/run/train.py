@@ -64,7 +64,9 @@ class Group:
     def join(cls, device: Device) -> "Group":
         """Join the group that torchrun's variables describe; wait for the other ranks."""
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        distributed.init_process_group(ranks.backend_of(device), timeout=GROUP_LIMIT)
+        # Without it, NCCL guesses the GPU and warns. Each rank has made its own GPU the current one.
+        own = torch.device("cuda", torch.cuda.current_device()) if device is Device.CUDA else None
+        distributed.init_process_group(ranks.backend_of(device), timeout=GROUP_LIMIT, device_id=own)
         return cls(rank=rank, size=size, device=device)
 
     def shared(self, text: str) -> str:
@@ -347,6 +349,8 @@ def at_least(
     yield from repeat(None, count)
     taken_s, taken = now() - began_s, count
     if group and least_s:
+        # The host has only queued the steps.
+        clock_for(group.device).synchronize()
         while more := group.more_steps(taken, now() - began_s, least_s):
             progress.expect(taken + more)
             yield from repeat(None, more)

@@ -112,6 +112,7 @@ def install(observer: "Session | StepLog") -> None:
     _observe_scaler(observer, torch.amp.GradScaler)
     _observe_saves(observer, torch)
     _observe_gradient_switches(observer, torch)
+    _observe_graphs(observer, torch.cuda.CUDAGraph)
 
 
 def _observe_loaders(observer: "Session | StepLog", data: Any) -> None:
@@ -258,6 +259,37 @@ def _observe_gradient_switches(observer: "Session | StepLog", torch: Any) -> Non
     patch(torch.no_grad, is_set_at_once=False)
     patch(torch.inference_mode, is_set_at_once=False)
     patch(torch.set_grad_enabled, is_set_at_once=True)
+
+
+def _observe_graphs(observer: "Session | StepLog", kind: Any) -> None:
+    """Observe captures and replays of CUDA graphs: one call for each of them, and none in other steps."""
+    begin, end, replay = kind.capture_begin, kind.capture_end, kind.replay
+
+    @functools.wraps(begin)
+    def report_and_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if observer.active:
+            observer.capture_began()
+        try:
+            return begin(self, *args, **kwargs)
+        except BaseException:
+            observer.capture_ended()
+            raise
+
+    @functools.wraps(end)
+    def end_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return end(self, *args, **kwargs)
+        finally:
+            observer.capture_ended()
+
+    @functools.wraps(replay)
+    def replay_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = replay(self, *args, **kwargs)
+        if observer.active:
+            observer.replayed()
+        return result
+
+    kind.capture_begin, kind.capture_end, kind.replay = report_and_begin, end_and_report, replay_and_report
 
 
 def _site(frame: Any) -> "Site":

@@ -227,6 +227,14 @@ def several_processes() -> UsageError | None:
     )
 
 
+def no_optimizer(what: str, where: str) -> UsageError:
+    """Error for a script that updates its parameters by hand, at the line `where`."""
+    return UsageError(
+        f"{what}, the last one at {where}, but no step of an optimizer of torch.optim",
+        hint=f"`import rooflaunch`, and after the update that follows {where}: `rooflaunch.step_done()`",
+    )
+
+
 def show_traceback(error: BaseException) -> None:
     """Print a traceback as Python would without us, through the script's own `sys.excepthook` if it has one."""
     trace = error.__traceback__

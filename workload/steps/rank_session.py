@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from workload.contract.errors import RooflaunchError
 from workload.contract.spec import Device
+from workload.measure.clock import clock_for
 from workload.steps.agreement import Agreement, Word
 from workload.steps.program import Program
 from workload.steps.session import Session, Stage
@@ -91,6 +92,11 @@ class RankSession(Session):
             return True
         _, iterations, least_s = self._limits.filled(self._device)
         passed_s = time.perf_counter() - self._began_s
+        if passed_s < least_s:
+            # The host has only queued the steps.
+            with self._on_gpu:
+                clock_for(self._device).synchronize()
+            passed_s = time.perf_counter() - self._began_s
         by_time = math.ceil(self._taken * (least_s / passed_s - 1)) if passed_s < least_s else 0
         more = self._agreement.more_steps(max(iterations - self._taken, by_time))
         self._plan(more)

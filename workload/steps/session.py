@@ -11,6 +11,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum, auto
 from typing import Any
 
@@ -21,9 +22,9 @@ from workload.contract.spec import Device
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.steps.batches import Batch, Unit, fetched_at, measure, size_of
 from workload.steps.guard import Guard
-from workload.steps.program import STEP_HINT, EndOfScript, Program, end_by_force_after, several_processes
+from workload.steps.program import STEP_HINT, EndOfScript, Program, end_by_force_after, no_optimizer, several_processes
 from workload.steps.step import Amount, Fetch, Limits, Loader, OpenStep, Optimizers, Phase, Step, StepReceiver, describe
-from workload.steps.step_finder import MOST_SEGMENTS, REPEATS, Pattern, Seen, Segment, StepFinder
+from workload.steps.step_finder import MOST_SEGMENTS, REPEATS, Captures, Pattern, Seen, Segment, StepFinder
 from workload.steps.step_work import MOST_COUNTED, Site, Work, WorkCounter, chosen, usual
 
 LOGGER = log.LOGGER
@@ -84,23 +85,23 @@ class Session:
         self.optimizers = Optimizers()
         self._loaders: dict[int, Loader] = {}
         self.thread: int | None = None
-        self._is_marked = False
-        self._in_optimizer = False
         self._stepped_in_backward: Any = None
-        self._steps_in_backward = self._in_backward = False
+        self.is_marked = self._in_optimizer = self._steps_in_backward = self._in_backward = False
         # While replaying an event: its original time stamp, and whether more events of its kind are queued.
         self._event_mark: Any = None
         self._more_events_follow = False
         self._open_step = OpenStep()
         self._guard = Guard(self.refuse, self.failed)
         self._device = Device.CPU
+        # Makes the GPU of the step the current one, for clocks, telemetry and facts of the device.
+        self._on_gpu: AbstractContextManager[Any] = nullcontext()
+        self.captures = Captures()
         self._is_evaluating = self._is_classified_step = False
         self._counter: WorkCounter | None = None
         self._works: list[Work] = []
         self._recent: list[Amount] = []
         self._last_fetches: list[Fetch] = []
-        self._taken = 0
-        self._began_s = 0.0
+        self._taken, self._began_s = 0, 0.0
 
     @property
     def measured_steps(self) -> int:
@@ -172,24 +173,16 @@ class Session:
         if self._stepped_in_backward is not None:
             optimizer, self._stepped_in_backward = self._stepped_in_backward, None
             self._optimizer_stepped(optimizer, skipped=False)
-        elif self._open_step.backward >= BACKWARD_WITHOUT_STEP and not self._is_marked:
-            self._refuse_updates_by_hand(f"{self._open_step.backward} backward passes")
+        elif self._open_step.backward >= BACKWARD_WITHOUT_STEP and not self.is_marked:
+            self.refuse(no_optimizer(f"{self._open_step.backward} backward passes", fetched_at(self._folder)))
 
     def gradient_taken(self) -> None:
         """Count gradients that `torch.autograd.grad` returned, of a penalty or of the loss."""
         self.gradients += 1
         is_all = self.optimizer_steps == self.backward_passes == 0
-        if is_all and self.gradients >= BACKWARD_WITHOUT_STEP and not self._is_marked and self._is_observed():
-            self._refuse_updates_by_hand(f"torch.autograd.grad was called {self.gradients} times")
-
-    def _refuse_updates_by_hand(self, what: str) -> None:
-        where = fetched_at(self._folder)
-        self.refuse(
-            UsageError(
-                f"{what}, the last one at {where}, but no step of an optimizer of torch.optim",
-                hint=f"`import rooflaunch`, and after the update that follows {where}: `rooflaunch.step_done()`",
-            )
-        )
+        if is_all and self.gradients >= BACKWARD_WITHOUT_STEP and not self.is_marked and self._is_observed():
+            what = f"torch.autograd.grad was called {self.gradients} times"
+            self.refuse(no_optimizer(what, fetched_at(self._folder)))
 
     def stepping(self, _: Any) -> None:
         """Count further backward passes as those of a closure, until the step has ended."""
@@ -214,6 +207,9 @@ class Session:
         elif self.thread != threading.get_ident():
             self.refuse(UsageError("the script calls optimizers in more than one thread", hint="train in one thread"))
         self._in_optimizer = False
+        if self.captures.is_open:
+            self.captures.has_step = True
+            return
         if self._in_backward:
             # The script has an optimizer for each parameter, which steps as soon as its gradient is computed.
             self._stepped_in_backward = self._stepped_in_backward or optimizer
@@ -231,7 +227,8 @@ class Session:
         self._is_evaluating = self.sites.get(site, False)
         if is_timed and self._counts and site not in self.sites:
             # Counting is slow, but needed only once for each `site`. This step will not be timed.
-            self._counter, self._is_classified_step = self._counter or WorkCounter(self._device).start(), True
+            with self._on_gpu:
+                self._counter, self._is_classified_step = self._counter or WorkCounter(self._device).start(), True
         if self._counter:
             self._counter.without_gradients.enter(site)
             self._counter.ignores = self._is_evaluating
@@ -273,6 +270,30 @@ class Session:
             self._counter = None
         return is_new
 
+    def capture_began(self) -> None:
+        """Observe nothing until `capture_ended`, and stop counting: while a graph is captured, nothing may wait."""
+        if self._is_observed():
+            self.captures.is_open = True
+            if self._counter:
+                self._counter.stop()
+                self._counter = None
+                self.stage = Stage.FOUND if self.stage is Stage.COUNTING else self.stage
+
+    def capture_ended(self) -> None:
+        """Observe again. If a whole step was captured, all earlier steps only prepared its replays."""
+        was_open, self.captures.is_open = self.captures.is_open, False
+        if was_open and self.captures.has_step:
+            self._start_again()
+            self._finder, self.phases[:] = StepFinder(), []
+
+    def replayed(self) -> None:
+        """Note that a CUDA graph was replayed: the work of a step that is being counted is then unknown."""
+        if self._is_observed():
+            if self._counter:
+                self._counter.has_replay = True
+            if error := self.captures.replayed(is_marked=self.is_marked):
+                self.refuse(error)
+
     def saving(self) -> None:
         """The script begins to save a checkpoint: assign the time since the last event to the script's own work."""
         if self._is_observed():
@@ -308,8 +329,8 @@ class Session:
 
     def _use_marks(self) -> None:
         self.thread = self.thread or threading.get_ident()
-        if not self._is_marked:
-            self._is_marked = True
+        if not self.is_marked:
+            self.is_marked = True
             if self.stage is not Stage.SEARCHING:
                 self._start_again()
             self._open_step = OpenStep()
@@ -320,8 +341,8 @@ class Session:
     def instant(self) -> Callable[[], Any] | None:
         """Function that reads the clock for an event reported later; None if events must be reported at once."""
         receiver = self.receiver
-        is_on = self.active and self.stage is not Stage.OVER and not self._steps_in_backward
-        return receiver.instant if is_on and receiver and receiver.is_open and not self._counter else None
+        is_on = self._is_observed() and not self._steps_in_backward and not self._counter
+        return receiver.instant if is_on and receiver and receiver.is_open else None
 
     def buffer_limits(self) -> tuple[int, float]:
         """Number of optimizer steps that may be buffered, and the end of buffering on the clock `time.perf_counter`."""
@@ -351,7 +372,7 @@ class Session:
     # --- reactions
 
     def _is_observed(self) -> bool:
-        is_on = self.active and self.stage is not Stage.OVER
+        is_on = self.active and self.stage is not Stage.OVER and not self.captures.is_open
         return is_on and (self.thread is None or self.thread == threading.get_ident())
 
     def _mark(self, part: StepPart | Aside) -> int:
@@ -378,7 +399,7 @@ class Session:
             now.segments.append(segment)
             if self.stage is Stage.SEARCHING and (error := self._unjoined()):
                 self.refuse(error)
-            if not self._is_marked:
+            if not self.is_marked:
                 self._follow(self._finder.add(segment))
 
     def _unjoined(self) -> RooflaunchError | None:
@@ -390,9 +411,8 @@ class Session:
 
     def _follow(self, seen: Seen) -> None:
         match seen:
-            case Seen.UNKNOWN | Seen.INSIDE:
-                if self.stage is Stage.SEARCHING:
-                    self._remember()
+            case Seen.UNKNOWN | Seen.INSIDE if self.stage is Stage.SEARCHING:
+                self._remember()
             case Seen.FOUND:
                 self._remember()
                 self._start_phase(self._finder.pattern)
@@ -439,7 +459,7 @@ class Session:
         known = [self._loaders[number] for number in loaders if number in self._loaders]
         self.step = describe(pattern, self._recent, known, self.optimizers, self._limits)
         used = {segment.optimizer for segment in pattern.segments} if pattern else range(len(self.optimizers.known))
-        self._device = self.optimizers.device(used)
+        self._device, self._on_gpu = self.optimizers.device(used), self.optimizers.on_gpu(used)
         if self.phases and pattern and self.phases[-1].step.is_part_of(pattern):
             self.phases.pop()
         self.phases.append(Phase(step=self.step, steps=REPEATS))
@@ -454,7 +474,8 @@ class Session:
             case Stage.SEARCHING:
                 self._open_step = now
                 self._remember()
-                if len(self._recent) > 1:
+                # The first marked step lacks a batch that was fetched before its mark.
+                if len(self._recent) >= REPEATS:
                     self._start_phase(None)
             case Stage.FOUND:
                 self._begin_counting()
@@ -462,20 +483,17 @@ class Session:
                 self._counted(now, is_regular=is_regular)
             case Stage.WARMUP | Stage.MEASURED:
                 self._timed(now, is_regular=is_regular)
-            case Stage.OVER:
-                pass
 
     # --- counting
 
     def _begin_counting(self) -> None:
         self.stage, self._open_step = Stage.FOUND, OpenStep()
-        if self._more_events_follow:
-            return
-        if not self._counts:
+        if self._counts and not self._more_events_follow:
+            self.stage = Stage.COUNTING
+            with self._on_gpu:
+                self._counter = WorkCounter(self._device).start()
+        elif not self._more_events_follow:
             self._start_receiver(None)
-            return
-        self.stage = Stage.COUNTING
-        self._counter = WorkCounter(self._device).start()
 
     def _counted(self, now: OpenStep, *, is_regular: bool) -> None:
         assert self._counter is not None
@@ -483,7 +501,7 @@ class Session:
         has_evaluation = self._stop_classifying()
         work = self._counter.stop()
         self._counter = None
-        is_whole = not has_evaluation and is_regular and not now.skipped and not self._excess(now)
+        is_whole = not has_evaluation and is_regular and not now.skipped and not now.excess(self.step.pattern)
         full = sum(fetch.batch.count for fetch in now.fetches) in (0, self.step.samples)
         self._taken += 1
         if is_whole and (full or self._limits.samples_per_step):
@@ -500,7 +518,8 @@ class Session:
     def _start_receiver(self, work: Work | None) -> None:
         assert self.step is not None
         self._taken, self._open_step = 0, OpenStep()
-        self.receiver = self._open(self.step, work, self._device)
+        with self._on_gpu:
+            self.receiver = self._open(self.step, work, self._device)
         self.skipped = Counter()
         self._enter(Stage.WARMUP if self._limits.filled(self._device)[0] else Stage.MEASURED)
 
@@ -514,26 +533,12 @@ class Session:
         self._began_s = time.perf_counter()
         self.receiver.begin()
 
-    def _excess(self, now: OpenStep) -> list[Fetch]:
-        """Batches fetched before those that the step trained on, for example by a validation loop."""
-        assert self.step is not None
-        if self.step.pattern is None:
-            return []
-        extra = len(now.fetches) - self.step.pattern.batches
-        if extra <= 0:
-            return []
-        kept = {fetch.batch.loader for fetch in now.fetches[extra:]}
-        is_foreign = any(fetch.batch.loader not in kept for fetch in now.fetches[:extra])
-        # One extra batch of the same loader is no excess: it was prefetched at the beginning of the data.
-        return now.fetches[:extra] if extra > 1 or (extra == 1 and is_foreign) else []
-
     def _timed(self, now: OpenStep, *, is_regular: bool) -> None:
         assert self.receiver is not None
         assert self.step is not None
-        if self._counter:
-            self._stop_classifying()
+        self._stop_classifying()
         is_regular, self._is_classified_step = is_regular and not self._is_classified_step, False
-        excess = self._excess(now) if is_regular else []
+        excess = now.excess(self.step.pattern) if is_regular else []
         if excess and len(excess) < len(now.fetches):
             self.receiver.recorder.relabel(now.fetches[len(excess)].parts + 1, Aside.VALIDATION)
         kept = now.fetches[len(excess) :]

@@ -3,11 +3,13 @@
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
+from workload.contract.errors import UsageError
 from workload.contract.spec import Device, default_steps
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.steps.batches import Batch, Unit
@@ -56,6 +58,16 @@ class OpenStep:
     skipped: int = 0
     fetches: list[Fetch] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
+
+    def excess(self, pattern: Pattern | None) -> list[Fetch]:
+        """Batches fetched before those that the step trained on, for example by a validation loop."""
+        extra = len(self.fetches) - pattern.batches if pattern else 0
+        if extra <= 0:
+            return []
+        kept = {fetch.batch.loader for fetch in self.fetches[extra:]}
+        is_foreign = any(fetch.batch.loader not in kept for fetch in self.fetches[:extra])
+        # One extra batch of the same loader is no excess: it was prefetched at the beginning of the data.
+        return self.fetches[:extra] if extra > 1 or is_foreign else []
 
 
 @dataclass(kw_only=True)
@@ -159,7 +171,7 @@ class Optimizers:
 
     def _look_at(self, optimizer: Any) -> Optimizer:
         parameters = list(_parameters_of(optimizer))
-        shapes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in parameters)
+        shapes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad, tensor.device) for tensor in parameters)
         key = (type(optimizer), shapes)
         # The first optimizer of a kind describes all of them: a script may make thousands.
         return self._kinds.setdefault(
@@ -181,6 +193,15 @@ class Optimizers:
         kinds = {kind for number in numbers for kind in self.known[number].devices}
         return next((device for device in (Device.CUDA, Device.MPS) if device in kinds), Device.CPU)
 
+    def on_gpu(self, numbers: Collection[int]) -> AbstractContextManager[Any]:
+        """Context manager in which the GPU with the parameters of these optimizers is the current one.
+
+        Does nothing on other devices. Raises `UsageError` if the parameters are on several GPUs.
+        """
+        indices = {index for number in numbers for index in self.known[number].gpus}
+        require_one_gpu([f"cuda:{index}" for index in indices])
+        return torch.cuda.device(indices.pop()) if indices else nullcontext()
+
     def gpus(self) -> list[str]:
         """Identities of the NVIDIA GPUs with the parameters of all optimizers."""
         indices = {index for optimizer in self.known for index in optimizer.gpus}
@@ -198,6 +219,17 @@ class Optimizers:
     def parameters(self, numbers: Collection[int]) -> int:
         """Number of elements of the parameters of the optimizers with these `numbers`, each parameter counted once."""
         return sum({key: size for number in numbers for key, size in self.known[number].elements.items()}.values())
+
+
+def require_one_gpu(devices: Collection[str]) -> None:
+    """Raise `UsageError` if a step works on several GPUs: clock, memory and roofs are those of one."""
+    used = sorted(name for name in devices if name.startswith("cuda"))
+    if len(used) > 1:
+        raise UsageError(
+            f"a step of the script works on {len(used)} GPUs in one process: {', '.join(used)}",
+            hint=f"one process for each GPU, with DistributedDataParallel: --devices {len(used)}; or let the script see"
+            " one GPU: --gpu-index 0",
+        )
 
 
 def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:

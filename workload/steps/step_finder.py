@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cached_property
 
+from workload.contract.errors import UsageError
 from workload.contract.text import counted
 
 # A sequence of segments that occurs three times in a row is the training step.
@@ -22,6 +23,8 @@ LONGEST = MOST_SEGMENTS // REPEATS
 # The search for a repeating sequence begins again after MOST_IRREGULAR irregular steps in a row. It also begins again
 # after MOST_IRREGULAR irregular steps in all, if they are more than IRREGULAR_SHARE of the number of regular steps.
 MOST_IRREGULAR, IRREGULAR_SHARE = 5, 0.5
+# A script that marks its steps has done so within this many replays, even where a step replays several graphs.
+REPLAYS_WITHOUT_MARK = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +171,33 @@ class StepFinder:
         self._searched = self._position = self._off_pattern = 0
         self._regular = self._irregular = self._irregular_in_a_row = 0
         return Seen.LOST
+
+
+@dataclass(kw_only=True)
+class Captures:
+    """CUDA graphs of the script. Hooks see the operations of a step while it is captured, and none in its replays.
+
+    `is_open`: a graph is being captured. `has_step`: an optimizer has stepped in a capture; `replays`: number of
+    replays since then.
+    """
+
+    is_open: bool = False
+    has_step: bool = False
+    replays: int = 0
+
+    def replayed(self, *, is_marked: bool) -> UsageError | None:
+        """Count a replay; return an error once the script cannot be expected to mark its steps any more."""
+        self.replays += self.has_step
+        return self.error(is_marked=is_marked) if self.replays >= REPLAYS_WITHOUT_MARK else None
+
+    def error(self, *, is_marked: bool) -> UsageError | None:
+        """Error for a script whose training steps are replays, unless it marks them; else None."""
+        if is_marked or not self.replays:
+            return None
+        return UsageError(
+            "the script captures its optimizer's step in a CUDA graph, and hooks do not see the steps that it replays",
+            hint="`import rooflaunch`, and `with rooflaunch.step():` around each replay and the copy of its batch",
+        )
 
 
 class _Successors:

@@ -160,6 +160,24 @@ class StepLog:
         """Record that the checkpoint was written."""
         self._record("saved")
 
+    def capture_began(self) -> None:
+        """Pass on all buffered events, and then that a CUDA graph is about to be captured."""
+        if self._mark is None or get_ident() == self._thread:
+            self.flush_events()
+            self._mark = None
+            self._session.capture_began()
+
+    def capture_ended(self) -> None:
+        """Pass on that the capture has ended."""
+        if self._mark is None:
+            self._session.capture_ended()
+            self._choose_buffering()
+
+    def replayed(self) -> None:
+        """Pass on that a CUDA graph was replayed. In a timed step do nothing: its work was counted earlier."""
+        if self._mark is None:
+            self._session.replayed()
+
     def _record(self, name: str) -> None:
         if self._mark is not None and get_ident() == self._thread:
             self._events.append((name, self._mark(), ()))

@@ -20,6 +20,7 @@ from workload.contract.spec import Device
 from workload.environment.device import precision_of_fp32
 from workload.measure.clock import clock_for
 from workload.model.flop import FlopCounter, Tally, formula_of, is_known
+from workload.steps.step import require_one_gpu
 
 # Statement that turns a script's gradients off: its code and line, and those of its caller.
 Site = tuple[Any, int, Any, int]
@@ -34,7 +35,8 @@ ENOUGH_ALIKE, MOST_COUNTED = 4, 5
 class Work:
     """Operations of one step. `time_s`: seconds by operation; `flop_by_precision`: FLOP by precision.
 
-    `unattributed`: share of all operations' time, by operation without a formula. `uncounted`: names of operations
+    `unattributed`: share of all operations' time, by operation without a formula; on a GPU an operation takes at least
+    as long as the host needs to start its kernels. `uncounted`: names of operations
     without a formula that look like a matrix product; because of these the FLOP are a lower bound. `flop_range`: least
     and most FLOP of the counted steps, None if they agree.
     """
@@ -118,7 +120,8 @@ class WorkCounter(FlopCounter):
     """A `FlopCounter` that times each operation, with `start` and `stop` for callers that cannot use a `with` block.
 
     `ignores`: if True, operations run without being counted. `without_gradients`: finds evaluations among the work
-    without gradients.
+    without gradients. `has_replay`: the step has replayed a CUDA graph, whose operations are not dispatched: the step's
+    FLOP and bytes stay unknown.
     """
 
     def __init__(self, device: Device) -> None:
@@ -133,6 +136,7 @@ class WorkCounter(FlopCounter):
         self._unattributed: set[str] = set()
         self._devices: set[str] = set()
         self._copied_bytes = 0
+        self.has_replay = False
 
     def start(self) -> Self:
         """Start counting the FLOP and bytes of the operations that this thread runs."""
@@ -153,12 +157,12 @@ class WorkCounter(FlopCounter):
         total_s = sum(time_s.values()) or 1.0
         shares = {name: time_s[name] / total_s for name in self._unattributed if name in time_s}
         return Work(
-            tally=self.tally(),
-            forward_flop=self._forward_flop,
-            flop_by_precision=dict(self._precisions),
+            tally=Tally(flop_by_op={}, bytes_lower=0, bytes_upper=0) if self.has_replay else self.tally(),
+            forward_flop=0 if self.has_replay else self._forward_flop,
+            flop_by_precision={} if self.has_replay else dict(self._precisions),
             time_s=dict(time_s),
             unattributed=dict(sorted(shares.items(), key=lambda item: -item[1])),
-            uncounted=tuple(sorted(self.uncounted)),
+            uncounted=(GRAPH,) if self.has_replay else tuple(sorted(self.uncounted)),
             copied_to_device_bytes=self._copied_bytes,
             copied_to_device_s=time_s.get(COPY_TO_DEVICE, 0.0),
             devices=frozenset(self._devices),
@@ -185,7 +189,8 @@ class WorkCounter(FlopCounter):
         self._spans.append((name, began, ended))
         if formula_of(func.overloadpacket.__name__) is None and not is_known(func):
             self._unattributed.add(name)
-        if isinstance(output, Tensor):
+        # A single number on another GPU, such as a sum of losses, is no work there.
+        if isinstance(output, Tensor) and output.dim():
             self._devices.add(str(output.device))
         return output
 
@@ -200,6 +205,7 @@ class WorkCounter(FlopCounter):
 
 
 COPY_TO_DEVICE = "copy to the device"
+GRAPH = "the operations of a CUDA graph"
 
 
 def _precision_of(factor: Tensor, kind: str) -> str:
@@ -230,7 +236,11 @@ def usual(works: Sequence[Work]) -> Work | None:
 
 
 def chosen(works: Sequence[Work]) -> Work:
-    """Most common work if more than half of the steps agree, else the median by FLOP; with the range if they differ."""
+    """Most common work if more than half of the steps agree, else the median by FLOP; with the range if they differ.
+
+    Raises `UsageError` if the steps work on several GPUs.
+    """
+    require_one_gpu(frozenset[str]().union(*(work.devices for work in works)))
     flop, times = Counter(work.tally.flop for work in works).most_common(1)[0]
     ordered = sorted(works, key=lambda work: work.tally.flop)
     low, high = ordered[0].tally.flop, ordered[-1].tally.flop

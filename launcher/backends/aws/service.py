@@ -78,6 +78,11 @@ class Ec2:
         zones = self.zone_ids()
         return resources.instance(self._ask("ec2", "run_instances", retry_s=0.0, **body)["Instances"][0], zones)
 
+    def try_instance(self, body: Mapping[str, Any]) -> None:
+        """Ask EC2 whether it would take this request for an instance; nothing is made. Raises its error if not."""
+        # EC2 answers with this error code where it would have made the instance.
+        self._ask("ec2", "run_instances", missing="DryRunOperation", **body, DryRun=True)
+
     def instance(self, instance_id: str) -> Instance | None:
         """Instance of this id; None if EC2 does not know it, not yet or not any more."""
         answer = self._ask("ec2", "describe_instances", missing="InvalidInstanceID", InstanceIds=[instance_id])

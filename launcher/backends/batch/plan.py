@@ -44,6 +44,9 @@ PROGRAM = Path(__file__).with_name("start.py")
 GUEST = Path(__file__).parents[1] / "gcp" / "guest.py"
 # Docker gives capabilities to root only; setpriv hands one to the user (see launcher.machine.containers.for_profile).
 COUNTER_OPTIONS = "--user 0:0 --cap-drop ALL --cap-add SYS_ADMIN --cap-add SETUID --cap-add SETGID --cap-add SETPCAP"
+# Libraries and programs of the driver that Batch installs, and the option for its devices, as in Google's example:
+# https://cloud.google.com/batch/docs/create-run-job-gpus. Nextflow does the same (GoogleBatchTaskHandler.groovy).
+DRIVER_VOLUMES = ("/var/lib/nvidia/lib64:/usr/local/nvidia/lib64", "/var/lib/nvidia/bin:/usr/local/nvidia/bin")
 COUNTER_WORDS = (
     "setpriv",
     f"--reuid={USER}",
@@ -216,7 +219,10 @@ class BatchPlan:
         options = f"--network host --shm-size {text(shm_bytes)}"
         if any(run.spec.profile is Profile.NCU for plan in plans for run in plan.request.work.runs):
             begin, options = [*COUNTER_WORDS, *begin], f"{options} {COUNTER_OPTIONS}"
-        return {"imageUri": self.request.image, "entrypoint": begin[0], "commands": begin[1:], "options": options}
+        container = {"imageUri": self.request.image, "entrypoint": begin[0], "commands": begin[1:]}
+        if self.vm.driver is Driver.NONE:
+            return {**container, "options": options}
+        return {**container, "volumes": list(DRIVER_VOLUMES), "options": f"{options} --privileged"}
 
     def _allocation(self, labels: Mapping[str, str]) -> dict[str, Any]:
         vm, options = self.vm, self.options

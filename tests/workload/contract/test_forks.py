@@ -429,3 +429,15 @@ def test_without_pidfds_every_run_is_fresh(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "platform", "darwin")
     with Forks(pytest.fail) as asked:
         assert asked.child([*forks.TRAINER, "train"], reads_stderr=True, apart=True) is None
+
+
+@pytest.mark.parametrize("tool", ["LD_PRELOAD", "CUDA_INJECTION64_PATH"])
+def test_a_tool_that_forbids_forks_is_named_once(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(tool, "/lib/tool.so")
+    told: list[str] = []
+    with Forks(told.append) as tried:
+        for _ in range(2):
+            assert tried.child([*forks.TRAINER, "train"], reads_stderr=False, apart=False) is None
+    assert told == [
+        f"{tool} is set, so runs are not forked: each start takes seconds longer; unset it if it is no profiler's"
+    ]

@@ -3,6 +3,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,6 +90,13 @@ def machine(root: Path, *, loaded: str = "", windows: str | None = None, hidden:
             True,
         ),
         (
+            None,
+            {},
+            "torch 2.15.0 is a build without CUDA",
+            "install a torch built for CUDA, if there is an NVIDIA GPU; --cpu runs without a GPU",
+            False,
+        ),
+        (
             "13.2",
             {"loaded": OPEN, "hidden": ""},
             "torch 2.15.0 sees no GPU: CUDA_VISIBLE_DEVICES is ''",
@@ -103,7 +111,16 @@ def machine(root: Path, *, loaded: str = "", windows: str | None = None, hidden:
             True,
         ),
     ],
-    ids=["old driver", "old driver, WSL", "no driver, WSL", "no driver", "CPU build", "hidden", "no device"],
+    ids=[
+        "old driver",
+        "old driver, WSL",
+        "no driver, WSL",
+        "no driver",
+        "CPU build",
+        "CPU build, no driver seen",
+        "hidden",
+        "no device",
+    ],
 )
 def test_what_is_in_the_way(
     built_for: str | None,
@@ -244,3 +261,16 @@ def test_memory_of_the_ceilings_is_not_the_runs() -> None:
     done = subprocess.run([*small, sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
     before, after = map(int, done.stdout.split())
     assert after < before - 300_000_000
+
+
+def test_memory_is_that_of_the_gpu_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(index: int | None = None) -> int:
+        return 100 if index is None else index
+
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda index=None: {"num_ooms": of(index)})
+    for name in ("max_memory_allocated", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, of)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i=None: SimpleNamespace(total_memory=of(i)))
+    found = device.memory(Device.CUDA, 1)
+    numbers = (found.peak_allocated_bytes, found.peak_reserved_bytes, found.total_bytes, found.allocator_out_of_memory)
+    assert numbers == (1, 1, 1, 1)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -736,3 +737,21 @@ def test_the_identity_knows_the_machine_and_its_limits(monkeypatch: pytest.Monke
     limited = ceilings.identity(Device.CPU)
     assert limited["software"].endswith("ONEDNN_MAX_CPU_ISA=AVX2")
     assert limited["software"] != plain["software"]
+
+
+@pytest.mark.parametrize(("l2_bytes", "is_known"), [(200_000, False), (4_000, True)])
+def test_bandwidth_is_unavailable_if_the_l2_of_a_gpu_holds_the_arrays(
+    l2_bytes: int, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ceilings, "last_level_cache_bytes", lambda _: l2_bytes)
+    monkeypatch.setattr(ceilings, "free_memory_bytes", lambda _: 10**6)
+    monkeypatch.setattr(ceilings, "_allocate", lambda *_: tuple(torch.ones(50_000) for _ in range(3)))
+    monkeypatch.setattr(ceilings, "_byte_rate", lambda *_: rate())
+    unavailable: dict[str, str] = {}
+    probe, patience = Probe(clock=clock_for(Device.CPU)), ceilings.Patience(began_s=time.perf_counter())
+    rates, _ = ceilings._byte_rates(Device.CUDA, probe, patience, unavailable, lambda _: None)
+    assert (set(rates) == {"copy", "triad"}) is is_known
+    assert list(unavailable) == ([] if is_known else ["copy", "triad"])
+    assert is_known or unavailable["copy"].startswith(
+        "other work has the GPU's memory: 3 arrays of 0 MB, together only 3x"
+    )

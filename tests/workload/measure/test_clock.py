@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.workload import fake_cuda
 from workload.contract.spec import Device
 from workload.measure import clock
 from workload.measure.recorder import ItemReader, Recorder, StepPart, StepPhase
@@ -61,3 +62,14 @@ def test_rows_of_a_run_on_mps_come_to_their_end(waits: Callable[[], int], tmp_pa
         recorder.drain()
     assert len((tmp_path / "steps.csv").read_text().splitlines()) == 3
     assert waits() > 0
+
+
+def test_clock_of_a_gpu_keeps_to_it_while_another_one_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = fake_cuda.replaced(monkeypatch)
+    with torch.cuda.device(1):
+        of_second = clock.clock_for(Device.CUDA)
+        in_backward_pass = of_second.mark()
+    in_main_thread = of_second.mark()
+    assert of_second.seconds_between(in_backward_pass, in_main_thread) == 0.001
+    of_second.synchronize()
+    assert cuda.waits == [1]

@@ -23,7 +23,7 @@ class FakeGpu:
         self.done_s = self.now_s
 
     def clock(self) -> EventClock:
-        return EventClock(lambda: FakeEvent(self), self.synchronize)
+        return EventClock(lambda: FakeEvent(self), lambda: None, self.synchronize)
 
 
 class FakeEvent:
@@ -31,7 +31,7 @@ class FakeEvent:
         self._gpu = gpu
         self.at_s: float | None = None
 
-    def record(self) -> None:
+    def record(self, _: None) -> None:
         self.at_s = self._gpu.now_s
 
     def query(self) -> bool:

@@ -261,6 +261,8 @@ class FakeAws(Fake):
                 raise AwsError("IdempotentParameterMismatch")
         else:
             self._check(fields, zone, kind)
+            if fields.get("DryRun") == "true":
+                raise AwsError("DryRunOperation", 412, "Request would have succeeded, but DryRun flag is set.")
             repeated = [self._make(fields, zone, data)]
         if self.lost_answers:
             self.lost_answers -= 1

@@ -105,3 +105,17 @@ def test_without_an_account_nothing_else_is_asked(world: World) -> None:
     assert list(checks) == ["account"]
     assert checks["account"].found.startswith("the credentials for AWS have expired: ")
     assert checks["account"].cure == "aws sso login, or aws configure"
+
+
+def test_requests_for_vms_are_tried_and_nothing_is_made(world: World) -> None:
+    world.fake.errors["RunInstances use1-az1"] = [AwsError("InvalidParameterCombination", 400, "no behavior for spot")]
+    world.fake.errors["RunInstances use1-az1"] *= 2
+    refused = examined(world)["request for a VM, spot"]
+    assert (refused.state, "InvalidParameterCombination: no behavior for spot" in refused.found) == (
+        Health.PROBLEM,
+        True,
+    )
+    checks = examined(world)
+    for market in ("on demand", "spot"):
+        assert checks[f"request for a VM, {market}"].found == "EC2 takes it: g4dn.xlarge in use1-az1"
+    assert world.left == (0, 0, 0)
