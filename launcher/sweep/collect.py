@@ -11,10 +11,10 @@ from launcher.sweep.progress import Progress
 from launcher.sweep.submitter import TaskLaunch
 from launcher.sweep.work import PlaceWork, progress_text, rate_text
 from launcher.sweep.workers import Workers
-from workload.contract import bundle, record
+from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, RooflaunchError
-from workload.contract.record import Status
+from workload.contract.record import KEY_LABEL, STATUS_LABEL, Status, why_other_labels
 from workload.storage.inventory import SealedRun, sealed_runs
 from workload.storage.store import Store
 
@@ -99,9 +99,7 @@ class Collector:
         """
         try:
             sealed = self._fetched(stored.run_id)
-            why = record.why_other_labels(
-                {record.STATUS_LABEL: stored.status, record.KEY_LABEL: stored.run_key}, sealed.document
-            )
+            why = why_other_labels({STATUS_LABEL: stored.status, KEY_LABEL: stored.run_key}, sealed.document)
             if why:
                 self._mislabelled.add(stored.run_id)
             elif sealed.record.status in FINAL:
@@ -123,15 +121,15 @@ class Collector:
         return sealed
 
     def _note_arrival(self, sealed: Bundle) -> None:
-        read = sealed.record
-        is_new = self._work.status(read.run_key or "") is None
-        run = self._work.take(read, sealed.path)
+        record = sealed.record
+        is_new = self._work.status(record.run_key or "") is None
+        run = self._work.take(record, sealed.path)
         if run is None or not is_new:
             return
-        rate = read.timing.images_per_s if read.timing else None
-        is_completed = read.status is Status.COMPLETED
-        result = rate_text(read) if is_completed and rate else read.status.replace("_", " ")
-        why = f": {read.error}" if read.error and read.status is Status.FAILED else ""
+        rate = record.timing.images_per_s if record.timing else None
+        is_completed = record.status is Status.COMPLETED
+        result = rate_text(record) if is_completed and rate else record.status.replace("_", " ")
+        why = f": {record.error}" if record.error and record.status is Status.FAILED else ""
         self._progress.say(self._work.name, progress_text(self._work, run, f"{result}{why}"))
         if is_completed:
             self._progress.update(self._work.name, images_per_s=rate)

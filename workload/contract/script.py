@@ -18,7 +18,7 @@ HIDDEN = "[redacted]"
 _NAME = (
     r"(?:[\w.-]*[-_.])?(?:secrets?(?:[-_.]value)?|passwords?|passwd|passphrase|pwd|pat|auth|authorization|credentials?"
     r"|(?:api|access|secret|private|account|service|wandb|comet|neptune|hf|openai|azure|aws)[-_.]?key"
-    r"|(?<!(?:pad|bos|eos|unk|sep|cls|end|per)[-_.])(?<!(?:mask|stop|next|last)[-_.])"
+    r"|(?<!(?:pad|bos|eos|unk|sep|cls|end|per|num|max|min)[-_.])(?<!(?:mask|stop|next|last|dist)[-_.])"
     r"(?<!(?:image|video|audio|start|class)[-_.])(?<!special[-_.])token)"
 )
 SECRET = re.compile(rf"[-+~]*{_NAME}", re.IGNORECASE)
