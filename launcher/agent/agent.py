@@ -43,6 +43,7 @@ from workload.contract.errors import (
     UsageError,
 )
 from workload.contract.record import Status
+from workload.contract.script import HIDDEN
 from workload.contract.spec import Resolved, RunSpec
 from workload.contract.text import counted
 from workload.environment.machine import HostSystem
@@ -58,8 +59,9 @@ MARGIN_S = 90.0
 MOST_BROKEN_OFF = 2
 # Option that sets the time limit, by backend.
 USUAL_LIMIT_FLAG, LIMIT_FLAGS = "--max-run-time", {"slurm": "--time"}
-BROKEN_OFF = "the machine interrupted the run and started again"
-KILLED = "the job was broken off: its machine was restarted, or its processes were killed"
+BROKEN_OFF = "the job was broken off: its machine was restarted, or its processes were killed"
+# A shorter value of --env, such as `INFO`, is no secret, and would hide other words of a log.
+SHORTEST_SECRET = 8
 # Time limit of a start that only saves bundles.
 SAVING_S = 600.0
 
@@ -104,6 +106,8 @@ class Agent:
         # The trainer's last `error: …` and `hint: …` in the current run, and the run's number, as `run 2 of 3: `.
         self._trainer_messages: dict[str, str] = {}
         self._run_number = ""
+        # Lines of the values of --env.
+        self._secrets: list[str] = []
         # Number of bundles that belong to ended runs.
         self._settled = 0
 
@@ -172,7 +176,7 @@ class Agent:
             if (content := self.store.read(records.result_object(self.request.name))) is not None:
                 result = Result.from_bytes(content)
                 return WorkEnd(exit_code=result.exit_code, error=result.error, hint=result.hint)
-        return WorkEnd(exit_code=RunFailedError.exit_code, error=KILLED, hint="launch logs RUN; then launch again")
+        return WorkEnd(exit_code=RunFailedError.exit_code, error=BROKEN_OFF, hint="launch logs RUN; then launch again")
 
     def _work_through(self, task: Task, uploads: ThreadPoolExecutor) -> WorkEnd:
         broken_off = self._broken_off()
@@ -214,6 +218,8 @@ class Agent:
     def _workplace(self) -> Workplace:
         """Copy the script's files and data to this machine. Returns the script's folder, data and variables."""
         workplace = script_files.unpack(self.request, self.store, self.home.path)
+        lines = {line for value in workplace.variables.values() for line in value.splitlines()}
+        self._secrets = sorted((line for line in lines if len(line) >= SHORTEST_SECRET), key=len, reverse=True)
         data = str(self.request.script.get("data", ""))
         if is_bucket(data):
             folder = self.home.data / "script"
@@ -352,6 +358,8 @@ class Agent:
         )
 
     def _hear(self, line: str) -> None:
+        for secret in self._secrets:
+            line = line.replace(secret, HIDDEN)
         print(line, file=sys.stderr, flush=True)
         self.heartbeats.last_line = f"{self._run_number}{line}"
         kind, colon, text = line.partition(": ")

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -350,7 +351,7 @@ def _extract(content: bytes, folder: Path) -> None:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
             for entry in archive:
                 bytes_left -= entry.size
-                what = "" if entry.isreg() else "not a regular file"
+                what = "" if entry.isreg() and entry.size >= 0 else "not a regular file"
                 size = "" if bytes_left >= 0 else f"more than {MOST_UNPACKED_BYTES} bytes"
                 if reason := why_unsafe(entry.name) or what or size:
                     raise BundleError(f"{entry.name!r} in the script's archive: {reason}", hint="launch again")
@@ -361,5 +362,5 @@ def _extract(content: bytes, folder: Path) -> None:
                 with path.open("xb") as target:
                     shutil.copyfileobj(source, target)
                 path.chmod(entry.mode & 0o755)
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError, OverflowError) as error:
         raise BundleError(f"the script's archive cannot be unpacked: {error}", hint="launch again") from error

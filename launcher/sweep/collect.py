@@ -14,7 +14,7 @@ from launcher.sweep.workers import Workers
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, RooflaunchError
-from workload.contract.record import Status
+from workload.contract.record import KEY_LABEL, STATUS_LABEL, Status, why_other_labels
 from workload.storage.inventory import SealedRun, sealed_runs
 from workload.storage.store import Store
 
@@ -28,6 +28,8 @@ class Collector:
     def __init__(self, work: PlaceWork, store: Store, output: Path, progress: Progress, workers: Workers) -> None:
         self._work, self._store, self._output, self._progress, self._workers = work, store, output, progress, workers
         self._tries: dict[str, int] = {}
+        # Runs in the store whose labels contradict their run.json.
+        self._mislabelled: set[str] = set()
 
     def fetch_announced(self, launch: TaskLaunch) -> None:
         """Start fetching the bundles that the launch's machine has announced, each once."""
@@ -52,14 +54,16 @@ class Collector:
         waiting: list[Future[None]] = []
         damaged: list[SealedRun] = []
         for sealed in sealed_runs(self._store, compared=lambda run: run.status in FINAL and self._is_missing(run)):
-            if not self._work.has(sealed.run_key) or (keys is not None and sealed.run_key not in keys):
+            is_wanted = self._work.has(sealed.run_key) and (keys is None or sealed.run_key in keys)
+            if not is_wanted or sealed.run_id in self._mislabelled:
                 continue
             if sealed.damage:
                 damaged.append(sealed)
                 continue
-            if sealed.status in FINAL:
+            is_new = sealed.status in FINAL and self._work.status(sealed.run_key) is None
+            if is_new:
                 self._work.settle(sealed.run_key, Status(sealed.status))
-            if sealed.status in (*FINAL, Status.FAILED) and self._is_missing(sealed):
+            if is_new or (sealed.status in (*FINAL, Status.FAILED) and self._is_missing(sealed)):
                 waiting.append(self._workers.submit(self._fetch_stored, sealed))
         for future in waiting:
             future.result()
@@ -89,17 +93,25 @@ class Collector:
             self._note_arrival(sealed)
 
     def _fetch_stored(self, stored: SealedRun) -> None:
-        """Fetch a bundle that is in the store already. Failed runs, and runs with a damaged bundle, stay missing."""
+        """Fetch a bundle that is in the store already.
+
+        Failed runs stay missing, and so do runs whose bundle is damaged, or is labelled as another run.
+        """
         try:
             sealed = self._fetched(stored.run_id)
+            why = why_other_labels({STATUS_LABEL: stored.status, KEY_LABEL: stored.run_key}, sealed.document)
+            if why:
+                self._mislabelled.add(stored.run_id)
+            elif sealed.record.status in FINAL:
+                self._work.take(sealed.record, sealed.path)
         except BundleError as error:
-            self._work.lose(stored.run_key)
-            self._say_damaged(stored.run_id, str(error))
+            why = str(error)
         except RooflaunchError as error:
             self._progress.say(self._work.name, f"{stored.run_id} could not be collected: {error}")
-        else:
-            if sealed.record.status in FINAL:
-                self._work.take(sealed.record, sealed.path)
+            return
+        if why:
+            self._work.lose(stored.run_key)
+            self._say_damaged(stored.run_id, why)
 
     def _fetched(self, run_id: str) -> Bundle:
         """Fetch a bundle unless the folder has it, and read its record. Raises `RooflaunchError` if either fails."""

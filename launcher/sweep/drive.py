@@ -6,6 +6,7 @@ process ends for any reason. The lock also works between machines that share the
 file names its process: for messages, and to tell the next process that an earlier process worked on the sweep.
 """
 
+import errno
 import json
 import os
 import re
@@ -258,7 +259,7 @@ class _Driver:
 def _is_damaged(folder: Path) -> bool:
     """Whether a bundle is still damaged: another process may have fetched it again, or moved it away."""
     try:
-        bundle.verify(folder)
+        bundle.read(folder)
     except BundleError:
         return folder.is_dir()
     return False
@@ -323,13 +324,15 @@ def lock_held(output: Path, sweep: str) -> Iterator[Holder | None]:
 def _open_lock(path: Path) -> TextIO:
     """Open the lock file for reading and writing. Raises `UsageError` if this fails, or if it is no plain file."""
     try:
-        # Not blocking: if the path is a pipe, opening it would wait for the other end.
-        number = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o666)
+        # Not blocking: if the path is a pipe, opening it would wait for the other end. Not through a link, which
+        # somebody else may have made to a file of this user.
+        flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+        number = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
         is_file = stat.S_ISREG(os.fstat(number).st_mode)
         if not is_file:
             os.close(number)
     except OSError as error:
-        reason = str(error.strerror)
+        reason = "it is a link" if error.errno == errno.ELOOP else str(error.strerror)
     else:
         reason = "it is not a file"
         if is_file:

@@ -38,12 +38,12 @@ class ExistingRuns:
     damaged: Mapping[str, str] = field(default_factory=dict)
 
     def verified(self, keys: Collection[str], results: Path) -> "ExistingRuns":
-        """Copy without the runs of these keys whose files differ from their manifest in size or sha256."""
+        """Copy without the runs of these keys whose bundle is damaged."""
         damaged: dict[str, str] = {}
         for run in self.runs:
             if run.run_key in keys and run.status in FINAL:
                 try:
-                    bundle.verify(results / run.run_id)
+                    bundle.read(results / run.run_id)
                 except BundleError as error:
                     damaged[run.run_id] = str(error).removeprefix(f"'{results / run.run_id}' is damaged: ")
         if not damaged:

@@ -190,7 +190,9 @@ def test_a_vm_that_its_host_stopped_saves_its_steps_and_measures_nothing_again(l
         laptop.compute.start_again(vm.name)
         _, said = following.communicate(timeout=END_LIMIT_S)
     assert following.returncode == ExitCode.RUN_FAILED, said
-    assert f"error: '{vm.name}': the machine interrupted the run and started again\n" in said
+    assert (
+        f"error: '{vm.name}': the job was broken off: its machine was restarted, or its processes were killed\n" in said
+    )
     assert laptop.compute.instances == []
     [folder] = (laptop.folder / "home").iterdir()
     found = bundle.read(folder)

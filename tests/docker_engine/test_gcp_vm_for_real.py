@@ -187,7 +187,7 @@ def test_an_agent_that_is_killed_is_started_again_and_saves_the_steps(cloud: Clo
     cloud.await_steps(vm)
     subprocess.run(["docker", "kill", vm.name], check=True, capture_output=True)
     result = cloud.result(vm)
-    broken = "the machine interrupted the run and started again"
+    broken = "the job was broken off: its machine was restarted, or its processes were killed"
     assert (result.exit_code, result.error) == (ExitCode.RUN_FAILED, broken)
     [found] = cloud.bundles(result)
     # The bundle is sealed by whoever is first: the trainer, which notices that its agent is gone, or the next agent.

@@ -105,6 +105,10 @@ def create(output: Path, run_id: str) -> Path:
 def make_output(folder: Path, *, shown: Path | None = None, exist_ok: bool = True) -> None:
     """Create a folder for bundles. Raises `UsageError` on failure. `shown`: folder to name in the message."""
     require_possible(folder)
+    if {*"\n\r"} & {*str(folder)}:  # programs print the paths of bundles, one in each line
+        raise UsageError(
+            f"output folder {str(shown or folder)!r} has a line break in its name", hint="-o ANOTHER_FOLDER"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
@@ -210,26 +214,11 @@ def guarded_writes(folder: Path) -> Iterator[None]:
 
 
 def read(folder: Path, *, keep: Collection[str] = ()) -> Bundle:
-    """Read and verify a complete bundle; `keep`: names of files whose content is kept, if the manifest lists them.
+    """Read a complete bundle, and compare each file, and the labels, with the manifest.
 
+    `keep`: names of files whose content is kept, if the manifest lists them.
     Raises `BundleError` if the folder is no bundle, or if the bundle is incomplete, damaged or of a newer schema.
     """
-    files, contents = _verified(folder, keep={RECORD, *keep})
-    document = _parsed(folder / RECORD, contents[RECORD])
-    _require_known_schema(folder, document)
-    return Bundle(path=folder, document=document, files=files, contents=contents)
-
-
-def verify(folder: Path) -> tuple[File, ...]:
-    """Compare size and sha256 of every file with the manifest; return the manifest's rows.
-
-    Raises `BundleError` as `read` does.
-    """
-    return _verified(folder, keep=())[0]
-
-
-def _verified(folder: Path, *, keep: Collection[str]) -> tuple[tuple[File, ...], dict[str, bytes]]:
-    """Rows of the manifest, and the contents of the files in `keep`: each file is read once."""
     manifest = _read_json(folder / MANIFEST, missing=_why_no_manifest(folder))
     _require_known_schema(folder, manifest)
     try:
@@ -238,12 +227,16 @@ def _verified(folder: Path, *, keep: Collection[str]) -> tuple[tuple[File, ...],
         raise _damaged(folder, f"{MANIFEST} does not list its files") from error
     contents = {}
     for row in files:
-        content = _verified_file(folder, row, is_kept=row.name in keep)
+        content = _verified_file(folder, row, is_kept=row.name in {RECORD, *keep})
         if content is not None:
             contents[row.name] = content
-    if RECORD not in {row.name for row in files}:
+    if RECORD not in contents:
         raise _damaged(folder, f"{MANIFEST} lists no {RECORD}")
-    return files, contents
+    document = _parsed(folder / RECORD, contents[RECORD])
+    _require_known_schema(folder, document)
+    if why := record.why_other_labels(manifest.get(LABELS), document):
+        raise _damaged(folder, why)
+    return Bundle(path=folder, document=document, files=files, contents=contents)
 
 
 def set_aside(folder: Path) -> Path:

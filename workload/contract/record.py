@@ -518,6 +518,15 @@ def labels_of(document: Mapping[str, Any]) -> dict[str, str]:
     return texts | ({SECONDS_LABEL: f"{ended_s:.1f}"} if isinstance(ended_s, float) else {})
 
 
+def why_other_labels(labels: Any, document: Mapping[str, Any]) -> str:
+    """How the `labels` of a run contradict its run.json; empty if they do not, or if there are none."""
+    own = labels_of(document)
+    for name in (STATUS_LABEL, KEY_LABEL):
+        if isinstance(labels, Mapping) and labels and labels.get(name) != own.get(name):
+            return f"its label {name} is {labels.get(name)!r}, and run.json says {own.get(name)!r}"
+    return ""
+
+
 def _inner(document: Mapping[str, Any], path: Iterable[str]) -> Any:
     """Value at `path` in an unchecked document; None if absent."""
     value: Any = document

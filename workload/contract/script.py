@@ -14,10 +14,17 @@ LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "horovodrun", "sru
 DATA = "{data}"
 DATA_EXAMPLE = "gs://BUCKET/PREFIX (or s3://)"
 HIDDEN = "[redacted]"
-# Options whose value is a secret, by the last words of the name; --tokenizer and --key-size do not match.
-SECRET = re.compile(
-    r"-+([\w-]*[-_.])?(token|secret|password|passwd|auth|credentials?|(api|access|secret|private)[-_]?key)",
-    re.IGNORECASE,
+# Names whose value is a secret, by their last words; --tokenizer, --key-size and a model's --pad_token do not match.
+_NAME = (
+    r"(?:[\w.-]*[-_.])?(?:secrets?(?:[-_.]value)?|passwords?|passwd|passphrase|pwd|pat|auth|authorization|credentials?"
+    r"|(?:api|access|secret|private|account|service|wandb|comet|neptune|hf|openai|azure|aws)[-_.]?key"
+    r"|(?<!(?:pad|bos|eos|unk|sep|cls|end|per|num|max|min)[-_.])(?<!(?:mask|stop|next|last|dist)[-_.])"
+    r"(?<!(?:image|video|audio|start|class)[-_.])(?<!special[-_.])token)"
+)
+SECRET = re.compile(rf"[-+~]*{_NAME}", re.IGNORECASE)
+# A name and a value inside a word: of an address, of a header, of JSON, or of several settings.
+SECRET_PAIR = re.compile(
+    rf"(?<![\w.-])((?:{_NAME}|(?<=[?&])[\w-]*sig(?:nature)?)[\"']?\s*[=:]\s*[\"']?)[^&#;,\"'}}\]]+", re.IGNORECASE
 )
 # Form of keys of Hugging Face, GitHub, GitLab, OpenAI, AWS, Google, Slack and Weights & Biases, and of JSON Web Tokens.
 TOKEN = re.compile(
@@ -40,8 +47,8 @@ def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
         elif equals and SECRET.fullmatch(name):
             safe.append(f"{name}={HIDDEN}")
         else:
-            safe.append(TOKEN.sub(HIDDEN, USER_OF_URL.sub(f"{HIDDEN}@", word)))
-        is_secret = not is_secret and not equals and SECRET.fullmatch(word) is not None
+            safe.append(TOKEN.sub(HIDDEN, SECRET_PAIR.sub(rf"\1{HIDDEN}", USER_OF_URL.sub(f"{HIDDEN}@", word))))
+        is_secret = not is_secret and word.startswith("-") and SECRET.fullmatch(word) is not None
     return tuple(safe)
 
 

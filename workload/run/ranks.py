@@ -9,6 +9,7 @@ import logging
 import os
 import select
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -67,7 +68,7 @@ END_LIMIT_S = 10.0
 RANK_0_LIMIT_S, OTHERS_LIMIT_S = 2.0, 15.0
 PARENT_EVERY_S = 0.5
 _sealing = threading.Lock()
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+HOST, LOOPBACK = "127.0.0.1", "lo0" if sys.platform == "darwin" else "lo"
 
 
 # --- the process that starts the ranks
@@ -161,6 +162,7 @@ def _require_devices(spec: RunSpec) -> None:
 
 def _ended(number: int, words: list[str], notes: Path) -> RooflaunchError | None:
     """Run `number` ranks to their end; return the error that ended them, else None."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415 - takes seconds
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
@@ -169,15 +171,28 @@ def _ended(number: int, words: list[str], notes: Path) -> RooflaunchError | None
     for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     # All ranks are on this machine, whose name may have no address.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", LOOPBACK)
+    # Others may write into the ranks' store, which has no password. Unlike "c10d", a static rendezvous unpickles
+    # nothing from it. torch's own server would listen on all interfaces; with `multi_tenant`, torch takes this one.
+    listening = socket.create_server((HOST, 0))
+    store = TCPStore(
+        HOST,
+        listening.getsockname()[1],
+        is_master=True,
+        multi_tenant=True,
+        master_listen_fd=listening.detach(),
+        wait_for_workers=False,
+    )
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=number,
         run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="127.0.0.1",
+        rdzv_backend="static",
+        rdzv_endpoint=f"{HOST}:{store.port}",
+        rdzv_configs={"rank": 0},
+        local_addr=HOST,
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=str(notes / "torchrun")),
     )

@@ -71,9 +71,13 @@ class Group:
 
     def shared(self, text: str) -> str:
         """Send the `text` of rank 0 to all ranks; returns it in each rank."""
-        holder = [text]
-        distributed.broadcast_object_list(holder, src=0)
-        return holder[0]
+        # Not as an object, which torch would unpickle: others may reach the ports of gloo.
+        content = os.fsencode(text)
+        size = torch.tensor(len(content), device=self.device.value)
+        distributed.broadcast(size, src=0)
+        letters = torch.tensor([*content] if self.rank == 0 else [0] * int(size), device=self.device.value)
+        distributed.broadcast(letters, src=0)
+        return os.fsdecode(bytes(letters.tolist()))
 
     def more_steps(self, taken: int, taken_s: float, least_s: float) -> int:
         """Number of steps that are missing until `least_s` seconds have passed, as rank 0 sees it.

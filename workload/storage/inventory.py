@@ -173,7 +173,7 @@ def sealed_runs(
 
     A run that cannot be read has an empty status: it exists, and `fetch` reports its problem. `run_id`: only this run.
     `compared`: whether to compare a run's files with its manifest, by size and by the checksums of the listing;
-    `by_content`: read the files whose checksums the listing lacks.
+    `by_content`: read the files whose checksums the listing lacks, and compare the labels with run.json.
     """
     prefix = f"{folder}{run_id}/" if run_id else folder
     for run in take_stock(store.objects(prefix), folder, store.kind).runs:
@@ -184,7 +184,7 @@ def sealed_runs(
             labels = _read_labels(store, folder, run)
         sealed = SealedRun.labelled(run.run_id, labels)
         if compared(sealed):
-            sealed = replace(sealed, damage=_damage(store, folder, run, by_content=by_content))
+            sealed = replace(sealed, damage=_damage(store, folder, run, labels, by_content=by_content))
         yield sealed
 
 
@@ -194,12 +194,19 @@ def files_label(files: Iterable[tuple[str, int, str]]) -> str:
     return hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()[:32]
 
 
-def _damage(store: Store, folder: str, run: RemoteRun, *, by_content: bool) -> str:
-    """Text on how a run's objects differ from its manifest; empty if they agree.
+def _damage(store: Store, folder: str, run: RemoteRun, labels: Mapping[str, str], *, by_content: bool) -> str:
+    """Text on how a run's objects differ from its manifest, or its `labels` from run.json; empty if they agree.
 
-    An equal digest (`files_label`) proves that they agree.
+    An equal digest (`files_label`) proves that the objects agree.
     """
     assert run.manifest is not None
+    if by_content:
+        try:
+            document = read_document(run, bundle.RECORD, store.read(f"{folder}{run.run_id}/{bundle.RECORD}") or b"")
+        except BundleError:
+            document = {}
+        if document and (why := record.why_other_labels(labels, document)):
+            return why
     objects = ((name, listed.bytes, listed.crc32c) for name, listed in run.objects.items() if name != bundle.MANIFEST)
     if run.manifest.metadata.get(FILES_LABEL) == files_label(objects):
         return ""

@@ -195,7 +195,8 @@ def members(home: Path, keeper: int, group: str) -> list[int]:
 def mark_of(process: Path) -> str:
     """Job folder in a process's variable ROOFLAUNCH_JOB; empty without the variable, or for another user's process."""
     with suppress(OSError):
-        for variable in (process / "environ").read_bytes().split(b"\0"):
+        is_own = process.stat().st_uid == os.getuid()  # root can also read what other users have put there
+        for variable in (process / "environ").read_bytes().split(b"\0") if is_own else ():
             if variable.startswith(MARK.encode() + b"="):
                 return os.fsdecode(variable.partition(b"=")[2])
     return ""

@@ -342,9 +342,11 @@ def look(root: Path, names: list[str] | None) -> list[dict[str, Any]]:
 def homes_with_processes() -> frozenset[str]:
     """Folders of the jobs with a living process of this user: each process has its job's folder in its environment."""
     homes: set[str] = set()
-    for path in Path("/proc").glob("[0-9]*/environ"):
+    for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            variables = path.read_bytes().split(b"\0")
+            # root can also read what other users have put there.
+            is_own = path.stat().st_uid == os.getuid()
+            variables = (path / "environ").read_bytes().split(b"\0") if is_own else []
             homes.update(os.fsdecode(text[len(MARK) :]) for text in variables if text.startswith(MARK))
     return frozenset(homes)
 

@@ -146,7 +146,7 @@ def test_a_second_start_saves_what_the_first_has_left(machine: Machine) -> None:
     machine.now_s += 30
     machine.stop = Stop()
     result = machine.work()
-    broken = "the machine interrupted the run and started again"
+    broken = "the job was broken off: its machine was restarted, or its processes were killed"
     assert (result.exit_code, result.error, result.runs) == (ExitCode.RUN_FAILED, broken, ["run-1", "run-2"])
     assert machine.bucket.held.items() >= {name: sent[name] for name in sent if name.startswith("runs/")}.items()
     record = machine.bucket.record("run-2")

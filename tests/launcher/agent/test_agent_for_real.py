@@ -129,7 +129,7 @@ def test_an_agent_that_is_killed_takes_the_trainer_with_it_and_the_next_one_save
     tower.wait_until((folder / bundle.MANIFEST).exists)
     assert tower.work() == 0, tower.log()
     result = tower.result()
-    broken = "the machine interrupted the run and started again"
+    broken = "the job was broken off: its machine was restarted, or its processes were killed"
     assert (result.exit_code, result.error, result.runs) == (ExitCode.RUN_FAILED, broken, [folder.name])
     record = tower.record(folder.name)
     assert record["status"] == "interrupted"

@@ -51,6 +51,20 @@ def test_the_container_has_files_data_and_variables(asked: Machine) -> None:
     assert asked.bucket.held[records.variables_object(NAME)] == b"{}"
 
 
+def test_values_of_variables_that_the_script_prints_are_hidden(
+    asked: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (asked.home / "host/data").mkdir(parents=True)
+    values = {"HF_TOKEN": "my secret token", "LEVEL": "INFO", "KEY": "line one\nline two\n"}
+    asked.bucket.held[records.variables_object(NAME)] = json.dumps({"values": values}).encode()
+    asked.request = replace(asked.request, script={**asked.request.script, "env": list(values)})
+    asked.trains((None, b"INFO: my secret token!\nline two\nerror: no my secret token\n"))
+    asked.docker.containers.exit_code = ExitCode.RUN_FAILED
+    result = asked.work()
+    assert result.error == "no [redacted]"
+    assert "INFO: [redacted]!\n[redacted]\nerror: no [redacted]\n" in capsys.readouterr().err
+
+
 def test_a_launch_that_goes_on_elsewhere_keeps_its_variables(asked: Machine) -> None:
     (asked.home / "host/data").mkdir(parents=True)
     asked.host.is_back_later = True

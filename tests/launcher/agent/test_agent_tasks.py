@@ -77,6 +77,20 @@ def test_a_run_whose_bundle_is_damaged_in_the_store_is_measured_again(
     assert f"'{earlier[1]}' in {machine.bucket} is damaged: {why}; it runs again\n" in capsys.readouterr().out
 
 
+def test_a_bundle_with_the_labels_of_another_run_does_not_replace_the_run(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.sweeps(run_of(1))
+    earlier = make(machine.home / "earlier", spec__model="vgg16", run_key="key-9").name
+    upload(machine.bucket, machine.home / "earlier" / earlier)
+    labels = machine.bucket.labels[f"runs/{earlier}/MANIFEST.json"]
+    labels["run_key"] = "key-1"
+    machine.trains(*machine.run_of("run-1", run_key="key-1"))
+    assert machine.work().runs == ["run-1"]
+    why = "its label run_key is 'key-1', and run.json says 'key-9'"
+    assert f"'{earlier}' in {machine.bucket} is damaged: {why}; it runs again\n" in capsys.readouterr().out
+
+
 def test_a_run_that_does_not_fit_before_the_end_is_not_started(machine: Machine) -> None:
     machine.sweeps(run_of(1), run_of(2), run_of(3))
     machine.host.deleted = machine.now_s + MARGIN_S + 250

@@ -80,6 +80,11 @@ HOSTILE = {
     ),
     "the same file twice": (archive(entry("a.py"), entry("a.py")), "the script's archive cannot be unpacked: "),
     "no archive": (b"train", "the script's archive cannot be unpacked: "),
+    "a wrong header": (
+        archive(entry("a.py", pax_headers={"GNU.sparse.map": "a,b"})),
+        "the script's archive cannot be unpacked: invalid literal",
+    ),
+    "a negative size": (archive(entry("a.py", pax_headers={"size": "-1"})), "in the script's archive: not a regular"),
     "half an archive": (gzip.compress(b"train.py" * 90)[:40], "the script's archive cannot be unpacked: "),
 }
 

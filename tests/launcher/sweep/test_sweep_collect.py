@@ -13,6 +13,7 @@ from launcher.sweep.workers import Workers
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract.record import Status
 from workload.storage.address import open_store
+from workload.storage.inventory import SealedRun
 from workload.storage.upload import upload
 
 
@@ -52,3 +53,25 @@ def test_a_damaged_bundle_in_the_store_settles_no_run(
     else:
         [line] = lines
         assert f"{stored} is damaged, so its run is repeated: {said}" in line.text
+
+
+@pytest.mark.parametrize("is_here", [False, True])
+def test_a_failed_bundle_that_the_store_labels_as_a_completed_run_settles_no_run(
+    is_here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(Place(name="t4", backend=LOCAL), configurations_of(), 1)
+    [run] = plan.runs
+    (tmp_path / "store").mkdir()
+    store, output = open_store(str(tmp_path / "store")), tmp_path / "results"
+    made = make(output if is_here else tmp_path / "made", spec__model="vgg16", status="failed", run_key="of another")
+    upload(store, made)
+    labelled = SealedRun(run_id=made.name, status="completed", run_key=run.run_key)
+    monkeypatch.setattr("launcher.sweep.collect.sealed_runs", lambda *_, **__: [labelled])
+    work, progress, workers = PlaceWork(plan, known={}), Progress(), Workers(1)
+    home = Collector(work, store, output, progress, workers)
+    home.fetch_sealed()
+    home.fetch_sealed()
+    workers.close()
+    assert work.status(run.run_key) is None
+    [line] = progress.take_lines()
+    assert line.text.endswith("so its run is repeated: its label status is 'completed', and run.json says 'failed'")

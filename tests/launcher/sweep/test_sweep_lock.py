@@ -80,17 +80,20 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     [
         (Path.mkdir, "Is a directory"),
         (os.mkfifo, "it is not a file"),
-        (lambda path: path.symlink_to(path), "Too many"),
+        (lambda path: path.symlink_to(path), "it is a link"),
+        (lambda path: path.symlink_to(path.with_name("notes.txt")), "it is a link"),
     ],
-    ids=["a folder", "a pipe", "a link to itself"],
+    ids=["a folder", "a pipe", "a link to itself", "a link to a file of the user"],
 )
 def test_a_lock_that_is_no_file(make: Callable[[Path], None], reason: str, tmp_path: Path) -> None:
-    path = lock_path(tmp_path, "night")
+    path, notes = lock_path(tmp_path, "night"), tmp_path / "notes.txt"
+    notes.write_text("kept")
     make(path)
     with pytest.raises(UsageError) as refused, lock_held(tmp_path, "night"):
         pass
     assert str(refused.value).startswith(f"the sweep's lock '{path}' cannot be opened: {reason}")
     assert refused.value.hint == "-o ANOTHER_FOLDER"
+    assert notes.read_text() == "kept"
 
 
 def test_a_lock_of_a_colleague(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,6 +151,18 @@ def test_a_damaged_bundle_is_run_again(name: str, content: bytes | None, damage:
     assert plan(TWO_PLACES, tmp_path).damaged == {}
 
 
+def test_a_failed_run_with_the_label_of_a_completed_one_is_run_again(tmp_path: Path) -> None:
+    first = plan(TWO_PLACES, tmp_path)
+    seal(tmp_path, first, 1, 0, 0, spec__model="vgg16", status="failed", run_key="of another")
+    [manifest] = tmp_path.glob("*/MANIFEST.json")
+    key = first.sweep.places[0].runs[0].run_key
+    manifest.write_text(manifest.read_text().replace('"failed"', '"completed"').replace("of another", key))
+    second = plan(TWO_PLACES, tmp_path)
+    assert (len(second.places[0].plan.done), second.places[0].missing) == (0, 6)
+    [why] = second.damaged.values()
+    assert why == "its label status is 'completed', and run.json says 'failed'"
+
+
 def test_only_some_places_know_of_the_runs_of_all(tmp_path: Path) -> None:
     seal(tmp_path, plan(TWO_PLACES, tmp_path), 1, 1, 0)
     whole = plan(TWO_PLACES, tmp_path, only=["local-cpu"])

@@ -149,6 +149,13 @@ def test_half_a_row_of_a_killed_run_is_left_out(sealed: Path) -> None:
     assert bundle.read_steps(sealed) == []
 
 
+def test_an_output_folder_with_a_line_break_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"\\nresults' has a line break in its name") as refused:
+        bundle.create(tmp_path / "my\nresults", "run-1")
+    assert refused.value.hint == "-o ANOTHER_FOLDER"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("make", [lambda folder: bundle.create(folder, "run-1"), bundle.make_output])
 def test_output_that_cannot_be_written(make: Callable[[Path], object], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")

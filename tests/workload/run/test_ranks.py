@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.waiting import until
@@ -94,6 +95,30 @@ def rows(folder: Path) -> int:
     return sum(path.read_bytes().count(b"\n") - 1 for path in folder.glob("*/steps.csv"))
 
 
+# Writes a pickle over each value of the stores of torch at some ports. Whoever loads the pickle makes a folder.
+ATTACK = """
+import base64, os, pickle, sys, threading
+from torch.distributed import TCPStore
+
+class Malicious:
+    def __reduce__(self):
+        return os.mkdir, (sys.argv[1],)
+
+def attack(port):
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    for key in store.list_keys():
+        store.set(key, base64.b64encode(pickle.dumps(Malicious())))
+        print(key, flush=True)
+
+threads = [threading.Thread(target=attack, args=[int(port)], daemon=True) for port in sys.argv[2:]]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(5)  # other ports than a store's do not answer
+os._exit(0)
+"""
+
+
 def test_two_ranks_write_one_bundle(tmp_path: Path) -> None:
     process = started(tmp_path / "out", "--iterations", "6")
     out, err = process.communicate()
@@ -109,6 +134,25 @@ def test_two_ranks_write_one_bundle(tmp_path: Path) -> None:
     assert record.timing.images == 12, "rank 0's, as in steps.csv"
     assert ranks.images_per_s == pytest.approx(2 * (record.timing.images_per_s or 0))
     assert all(seconds > 0 for seconds in ranks.exposed_s or ())
+
+
+def test_a_pickle_that_another_user_writes_into_a_store_of_the_ranks_is_not_loaded(tmp_path: Path) -> None:
+    process = started(tmp_path / "out", "--iterations", "100000")
+    until(lambda: rows(tmp_path / "out") >= 8)
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    open_at = {
+        each.laddr for member in family for each in member.net_connections() if each.status == psutil.CONN_LISTEN
+    }
+    words = [str(tmp_path / "trap"), *(str(address.port) for address in open_at)]
+    attacker = subprocess.run([sys.executable, "-P", "-c", ATTACK, *words], capture_output=True, text=True, check=False)
+    assert attacker.stdout, attacker.stderr
+    written = rows(tmp_path / "out")
+    until(lambda: process.poll() is not None or rows(tmp_path / "out") > written + 100)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert not (tmp_path / "trap").exists()
+    assert {address.ip for address in open_at} == {"127.0.0.1"}
+    assert process.returncode == ExitCode.INTERRUPTED, err
 
 
 def test_the_slower_rank_is_named(tmp_path: Path) -> None:

@@ -14,15 +14,35 @@ ARGUMENTS = {
     "with =": ("train.py --hub-token=abc", "train.py --hub-token=[redacted]"),
     "a key": ("train.py --wandb_api_key abc", "train.py --wandb_api_key [redacted]"),
     "a password": ("train.py --password=abc -p 3", "train.py --password=[redacted] -p 3"),
-    "no secrets": (
-        "train.py --tokenizer gpt2 --max-tokens 9 --key-size 3",
-        "train.py --tokenizer gpt2 --max-tokens 9 --key-size 3",
+    "Hydra's form": (
+        "train.py hf.token=abc +wandb.api_key=abc ++a.password=a=b lr=0.1",
+        "train.py hf.token=[redacted] +wandb.api_key=[redacted] ++a.password=[redacted] lr=0.1",
+    ),
+    "other names": (
+        "train.py --passphrase a --pwd a --pat a --wandb.key a --secret_value a -v",
+        "train.py --passphrase _ --pwd _ --pat _ --wandb.key _ --secret_value _ -v".replace("_ ", "[redacted] "),
+    ),
+    "a header": ("train.py --header Authorization:Basic+abc -v", "train.py --header Authorization:[redacted] -v"),
+    "settings in one word": ("train.py --set=hf.token=abc,lr=1", "train.py --set=hf.token=[redacted],lr=1"),
+    "JSON": ("""train.py {"token":"abc","lr":1}""", """train.py {"token":"[redacted]","lr":1}"""),
+    "an address with a token": (
+        "train.py https://host/data?access_token=abc&page=2 https://host/data?sv=2&sig=a%3D",
+        "train.py https://host/data?access_token=[redacted]&page=2 https://host/data?sv=2&sig=[redacted]",
     ),
     "a token by its look": ("train.py hf_abcdefghijklmnopqrstuvwx", "train.py [redacted]"),
     "inside a word": ("train.py --hub=x:ghp_abcdefghijklmnopqrstuvwx", "train.py --hub=x:[redacted]"),
     "of an address": ("train.py s3://me:secret@host/data", "train.py s3://[redacted]@host/data"),
     "the user's folder": ("train.py --data /home/me/data", "train.py --data ~/data"),
 }
+NO_SECRETS = """
+train.py --tokenizer gpt2 --max-tokens 9 --key-size 3 --keypoints 17 --pad_token 0 --monkey 1 --key jpg --sort-key name
+--mask-token 4 --author me --patience 3 --pattern *.jpg --compat 1 --pass 2 token data.key=jpg
+model.num_key_value_heads=8 tokenizer.path=a tokens=8 s3://bucket/secret/auth --signature=f8 --config a:b
+"""
+
+
+def test_other_arguments_are_kept() -> None:
+    assert redacted(NO_SECRETS.split()) == tuple(NO_SECRETS.split())
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -30,6 +50,10 @@ def test_secrets_are_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("HOME", "/home/me")
     typed, shown = ARGUMENTS[name]
     assert " ".join(redacted(typed.split())) == shown
+
+
+def test_a_header_with_spaces_is_one_word() -> None:
+    assert redacted(["a.py", "-H", "Authorization: Bearer abc"]) == ("a.py", "-H", "Authorization: [redacted]")
 
 
 def facts_of(folder: Path, status: str | None) -> tuple[str | None, bool | None]:

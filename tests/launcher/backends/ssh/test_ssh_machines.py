@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from launcher.backends.ssh import machines as machines_module
 from launcher.backends.ssh.backend import backend
+from launcher.backends.ssh.keeper import members
 from launcher.backends.ssh.machines import SshMachines
 from launcher.backends.ssh.options import Where
 from launcher.backends.ssh.plan import SshPlan
@@ -226,6 +228,21 @@ def test_an_agent_that_breaks_off_twice(machine: sshd.Machine, machines: SshMach
     until(lambda: condition(machines, job.name) is Condition.GONE, "it ends")
     ended = "here\nthe agent ended with exit code 4\n"
     assert log_of(machine, job) == 2 * ended
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root reads the environment of other users' processes")
+def test_a_process_of_another_user_that_names_an_ended_job_does_not_keep_the_job_running(
+    machine: sshd.Machine, machines: SshMachines, where: Where
+) -> None:
+    job = submitted(machines, doing(plan_of(where), "print('here')"))
+    home = machine.home / ".rooflaunch/jobs" / job.name
+    marked = {"ROOFLAUNCH_JOB": str(home.resolve())}
+    with subprocess.Popen(["sleep", "600"], user=65534, group=65534, extra_groups=[], env=marked) as stranger:
+        try:
+            until(lambda: condition(machines, job.name) is Condition.GONE, "it ends")
+            assert members(home.resolve(), -1, "") == []
+        finally:
+            stranger.kill()
 
 
 @pytest.mark.parametrize("code", [SLEEP, STUBBORN, WITH_CHILD])
