@@ -17,7 +17,7 @@ LOOK_EVERY_S = 10.0
 END_S, END_EVERY_S = 300.0, 5.0
 # Batch ends a task at most this many seconds after its limit: a task that still runs then is a leftover.
 LATE_S = 300.0
-STATES = {"RUNNING": Condition.RUNNING, "SUCCEEDED": Condition.GONE, "FAILED": Condition.GONE}
+STATES = {"RUNNING": Condition.RUNNING, **dict.fromkeys(("SUCCEEDED", "FAILED", "UNEXECUTED"), Condition.GONE)}
 
 
 class BatchMachines:

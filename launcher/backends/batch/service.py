@@ -221,7 +221,7 @@ def _job(job: Any) -> BatchJob:
     environments = [environment for group in job.task_groups for environment in group.task_environments]
     return BatchJob(
         id=job.name.rpartition("/")[2],
-        state=job.status.state.name,
+        state=_name(job.status.state),
         created_s=_seconds(job.create_time) or 0.0,
         launches=tuple(dict(environment.variables).get(LAUNCH_VARIABLE, "") for environment in environments),
         events=tuple(event.description for event in job.status.status_events),
@@ -231,18 +231,23 @@ def _job(job: Any) -> BatchJob:
 
 def _task(task: Any) -> BatchTask:
     events = list(task.status.status_events)
-    began = [_seconds(event.event_time) for event in events if event.task_state.name == "RUNNING"]
-    codes = [event.task_execution.exit_code for event in events if event.task_state.name == "FAILED"]
+    began = [_seconds(event.event_time) for event in events if _name(event.task_state) == "RUNNING"]
+    codes = [event.task_execution.exit_code for event in events if _name(event.task_state) == "FAILED"]
     codes += [PREEMPTED_CODE for event in events if not codes and f"{PREEMPTED_CODE}" in event.description]
     zones = re.findall(r"zones/([a-z0-9-]+)/", " ".join(event.description for event in events))
     return BatchTask(
         index=int(task.name.rpartition("/")[2]),
-        state=task.status.state.name,
+        state=_name(task.status.state),
         began_s=began[-1] if began else None,
         codes=tuple(codes),
         events=tuple(event.description for event in events),
         zone=zones[-1] if zones else "",
     )
+
+
+def _name(state: Any) -> str:
+    """Name of a state; its number if the client is older than the state."""
+    return str(getattr(state, "name", f"STATE_{state}"))
 
 
 def _seconds(moment: datetime | None) -> float | None:

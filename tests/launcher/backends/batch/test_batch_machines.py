@@ -131,6 +131,26 @@ def test_a_job_whose_agent_was_lost_is_over(region: Region) -> None:
     assert region.look(machine.name).condition is Condition.GONE
 
 
+@pytest.mark.filterwarnings("ignore:Unrecognized State enum value")
+@pytest.mark.parametrize(
+    ("job", "task", "status", "condition"),
+    [
+        (99, "PENDING", "PENDING", Condition.STARTING),
+        ("RUNNING", 99, "STATE_99", Condition.STARTING),
+        ("RUNNING", "UNEXECUTED", "UNEXECUTED", Condition.GONE),
+    ],
+)
+def test_states_that_the_client_does_not_know(
+    region: Region, monkeypatch: pytest.MonkeyPatch, job: Any, task: Any, status: str, condition: Condition
+) -> None:
+    """A machine that is starting, but not queued, is given up after the time for a boot."""
+    [machine] = region.submit(plan_of("00000d"))
+    monkeypatch.setattr(region.fake, "advance", lambda: None)
+    region.fake.jobs[machine.name].state, region.fake.task(machine.name).state = job, task
+    seen = region.look(machine.name)
+    assert (seen.status, seen.condition, seen.queued) == (status, condition, False)
+
+
 def test_a_job_that_nobody_waits_for_is_left_over(region: Region) -> None:
     region.fake.stockout = "no T4 is free"
     plan = plan_of("00000e", queue_time_s=600)
