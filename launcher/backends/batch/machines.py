@@ -59,7 +59,8 @@ class BatchMachines:
             self._service.create(job_id, body, str(uuid.uuid5(uuid.NAMESPACE_URL, job_id)))
             job = self._scheduled(job_id, first.options.queue_time_s, tell)
         except BaseException:
-            self._cancel(job_id)
+            if not self._cancel(job_id):
+                tell(f"could not confirm that job '{job_id}' is cancelled: launch down {job_id}")
             raise
         if job is None:
             queued = self._service.job(job_id)

@@ -32,12 +32,15 @@ from launcher.backends.gcp.settings import RESOURCE_NAME
 from workload.contract.errors import ToolError, UsageError
 from workload.storage.buckets import Service, repeated
 from workload.storage.gcs import LOG_IN
+from workload.storage.store import UnreachableError
 
 ENDPOINT_VARIABLE = "ROOFLAUNCH_BATCH_ENDPOINT"
 PUBLIC_ENDPOINT = "https://batch.googleapis.com"
 BATCH = Service(name="Cloud Batch", public=PUBLIC_ENDPOINT, variables=(ENDPOINT_VARIABLE,))
 # Limits for one request, which takes a second or two, and for repeating a failing request.
 ANSWER_S, RETRY_S = 15.0, 30.0
+# A job whose request got no answer may appear a moment later.
+SEARCHES, SEARCH_EVERY_S = 3, 3.0
 PAGE = 1000
 
 
@@ -110,7 +113,10 @@ class BatchService:
         return self._clock.now_s(BATCH, "jobs", lambda: self._ask("list_jobs", shortest))
 
     def create(self, job_id: str, body: Mapping[str, Any], request_id: str) -> BatchJob | None:
-        """Request the job described by `body` (REST names); None if a job of this id exists already."""
+        """Request the job described by `body` (REST names); None if a job of this id exists already.
+
+        If every answer is lost, the job is looked up before the error is raised: Batch may have made it all the same.
+        """
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
         from google.cloud import batch_v1  # noqa: PLC0415
 
@@ -118,6 +124,12 @@ class BatchService:
         request = {"parent": self._parent, "job_id": job_id, "job": job, "request_id": request_id}
         try:
             return _job(self._ask("create_job", request))
+        except UnreachableError:
+            for _ in range(SEARCHES):
+                self._sleep(SEARCH_EVERY_S)
+                if self.job(job_id):
+                    return None
+            raise
         except ToolError as error:
             if isinstance(error.__cause__, api.Conflict):
                 return None

@@ -226,6 +226,45 @@ def test_what_batch_refuses(
     assert refused.value.hint.startswith(hint)
 
 
+@pytest.mark.parametrize("is_made", [True, False])
+def test_job_is_asked_for_by_name_after_all_answers_to_its_creation_were_lost(
+    is_made: bool, region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, busy = region.fake.answer, {"error": {"code": 503, "message": "unavailable"}}
+
+    def lost(method: str, path: str, query: Any, content: bytes) -> tuple[int, Any]:
+        if method == "POST" and path.endswith("/jobs"):
+            if is_made and region.fake.asked["create"] < 2:
+                answer(method, path, query, content)
+            return 503, busy
+        # The job appears at the second look only.
+        is_hidden = method == "GET" and not (region.fake.asked.update(["look"]) or region.fake.asked["look"] > 1)
+        return (
+            (404, {"error": {"code": 404, "message": f"Job {path} not found"}})
+            if is_hidden
+            else answer(method, path, query, content)
+        )
+
+    monkeypatch.setattr(region.fake, "answer", lost)
+    plan = plan_of("00000a")
+    if is_made:
+        assert region.submit(plan)[0].condition is Condition.RUNNING
+    else:
+        with pytest.raises(UnreachableError):
+            region.submit(plan)
+    assert region.fake.running() == int(is_made)
+
+
+def test_unconfirmed_end_of_a_job_is_told(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = list[str]()
+    plan = plan_of("00000a")
+    region.fake.refuses = (503, "UNAVAILABLE", "The service is currently unavailable.")
+    with pytest.raises(UnreachableError):
+        region.machines.submit(plan, lines.append)
+    name = plan.request.name
+    assert lines[1:] == [f"could not confirm that job '{name}' is cancelled: launch down {name}"]
+
+
 def test_batch_that_falls_silent_is_an_error_with_a_hint(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a job is submitted, and while the log of a task that runs is followed."""
     [machine] = region.submit(plan_of("00000a"))

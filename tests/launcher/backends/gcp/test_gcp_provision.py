@@ -298,6 +298,13 @@ def test_an_endless_operation_without_a_vm(fake: FakeCompute, go: Go) -> None:
     assert [each.zone for each in fake.instances] == [B]
 
 
+def test_internal_error_of_an_operation_leads_to_the_next_zone(fake: FakeCompute, go: Go) -> None:
+    fake.operation_error(A, "INTERNAL_ERROR", "Internal error. Please try again.")
+    got = go(plan_for(A, B))
+    assert (got.machines[0].zone, got.tried[0].code) == (B, "INTERNAL_ERROR")
+    assert [each.zone for each in fake.instances] == [B]
+
+
 def test_preempted_at_boot(fake: FakeCompute, go: Go) -> None:
     fake.preempt_at_boot(A)
     got = go(plan_for(A, B, spot=True))
@@ -555,7 +562,7 @@ REGIONAL, GLOBAL = {"region": "us-central1"}, {"global": "global"}
         ("QUOTA_EXCEEDED", "", GLOBAL, Scope.PROJECT),
         ("QUOTA_EXCEEDED", "Quota 'X' exceeded. Limit: 0.0 in region us-central1.", {}, Scope.REGION),
         ("QUOTA_EXCEEDED", "Quota 'X' exceeded. Limit: 0.0 globally.", {}, Scope.PROJECT),
-        ("INTERNAL_ERROR", "", {}, Scope.FATAL),
+        ("INTERNAL_ERROR", "", {}, Scope.ZONE),
         ("", "", {}, Scope.FATAL),
     ],
 )
