@@ -255,7 +255,7 @@ def test_job_is_asked_for_by_name_after_all_answers_to_its_creation_were_lost(
     assert region.fake.running() == int(is_made)
 
 
-def test_unconfirmed_end_of_a_job_is_told(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unconfirmed_end_of_a_job_is_told(region: Region) -> None:
     lines = list[str]()
     plan = plan_of("00000a")
     region.fake.refuses = (503, "UNAVAILABLE", "The service is currently unavailable.")
