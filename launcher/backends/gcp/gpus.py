@@ -47,17 +47,12 @@ class VmImage:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuOffer(Gpu):
-    """A row of gpus.toml with its prices.
-
-    `sku`, `series`: names of GPU and machine in Google's price list; None if the price is not computed from SKUs here.
-    """
+    """A row of gpus.toml with its prices."""
 
     driver_below: str | None = None
     vm_images: tuple[VmImage, ...]
     disk_type: str
     quota: str
-    sku: str | None = None
-    series: str | None = None
 
     @property
     def vm_image(self) -> VmImage:

@@ -12,7 +12,6 @@ from launcher.backends.gcp import gpus
 from launcher.backends.gcp.gpus import Driver, GpuOffer, VmImage
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.planned_vm import CLOUD, PROGRAMS, VmPlan, check_size
-from launcher.backends.gcp.price_list import PriceList
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.settings import ANY_PROJECT, PROJECT, RESOURCE_NAME, Settings
 from launcher.backends.machine_types import compact
@@ -45,22 +44,19 @@ def make_plan(
     now: datetime,
     token: str,
     task: Task | None = None,
-    price_list: PriceList | None = None,
-    notes: Sequence[str] = (),
 ) -> VmPlan:
     """Plan of `launch gcp`. Reads only this program's own tables (such as gpus.toml) and the VM's start-up programs.
 
     `task`: runs of a sweep, which replace the run of `resolved`. `image`: reference with a digest, except in a dry run.
-    `token`: 6 hex digits that make the name unique. `now` is timezone-aware. `price_list`: Google's price list, if
-    available. Raises `UsageError` for a run that a VM cannot do or options that do not fit the GPU, `ToolError` for
-    a broken installation.
+    `token`: 6 hex digits that make the name unique. `now` is timezone-aware. Raises `UsageError` for a run that
+    a VM cannot do or options that do not fit the GPU, `ToolError` for a broken installation.
     """
     gpu = gpus.require(options.gpu)
     draft = draft_of(CLOUD, gpu, options, resolved, task)
     images = candidate_images(gpu, options, with_driver=draft.uses_gpu)
     driver = images[0].driver if draft.uses_gpu else Driver.NONE
     zones = _zone_order(gpu, options, settings)
-    known = _known_prices(draft, options, gpu, zones, now, price_list)
+    known = _known_prices(draft, options, gpu, zones, now)
     if options.max_cost_usd is not None:
         unknown = [zone for zone in options.zones if region_of(zone) not in known]
         if not known or unknown:
@@ -86,7 +82,7 @@ def make_plan(
         programs={key: program_text(PROGRAM_FOLDER / name) for key, name in PROGRAMS.items()},
     )
     check_size(plan)
-    return replace(plan, notes=(*draft.changed, *notes, *_notes(plan)))
+    return replace(plan, notes=(*draft.changed, *_notes(plan)))
 
 
 def _notes(plan: VmPlan) -> Iterator[str]:
@@ -255,9 +251,9 @@ def _reach(gpu: GpuOffer, settings: Settings) -> tuple[str, ...]:
 
 
 def _known_prices(
-    draft: Draft, options: Options, gpu: GpuOffer, zones: Iterable[str], now: datetime, price_list: PriceList | None
+    draft: Draft, options: Options, gpu: GpuOffer, zones: Iterable[str], now: datetime
 ) -> dict[str, Price]:
-    """Prices by region, from today's list or else from the table; a region without a known price is left out.
+    """Prices by region, from the table; a region without a known price is left out.
 
     The user's own price (`usd_per_h`) replaces these prices in all regions, and includes disk and address.
     """
@@ -265,9 +261,5 @@ def _known_prices(
     if options.usd_per_h is not None:
         return dict.fromkeys(regions, own_price(options.usd_per_h, now))
     address = prices.load().address
-    listed = {
-        region: (price_list and price_list.price(gpu, draft.machine, draft.count, region, options))
-        or draft.price(region, gpu.disk_type, address)
-        for region in regions
-    }
+    listed = {region: draft.price(region, gpu.disk_type, address) for region in regions}
     return {region: price for region, price in listed.items() if price}
