@@ -69,7 +69,7 @@ class ComputeEngine:
         if options.image is None:
             # Building and pushing an image takes minutes, so check first that the project answers.
             cloud.project_quotas()
-        vm_image, notes = find_image(draft.vm_images, cloud, is_named=options.vm_image is not None)
+        vm_image, notes = find_image(draft.vm_images, cloud)
         flavour = draft.request.options["flavour"]
         image, more = prepared_image(self.engine, options.image, flavour, draft.settings.repository, docker_log_in)
         now = datetime.fromtimestamp(cloud.now_s(), UTC)

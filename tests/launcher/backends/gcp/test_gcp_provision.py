@@ -83,14 +83,15 @@ def test_every_gpu_is_accepted(gpu: str, spot: bool, fake: FakeCompute, go: Go) 
     assert body == plan.body(plan.zones[0], request_id=body["labels"]["rooflaunch-request"])
 
 
-def test_a_policy_ends_the_launch_with_the_option_that_cures_it(fake: FakeCompute, go: Go) -> None:
+def test_policy_of_an_organisation_ends_the_launch(fake: FakeCompute, go: Go) -> None:
     said = "Constraint constraints/compute.requireShieldedVm violated for project projects/p."
     fake.operation_error(A, "CONDITION_NOT_MET", said)
     with pytest.raises(ToolError) as caught:
         go(plan_for(A))
     assert caught.value.report() == (
         "error: the organisation's policy forbids this VM: constraints/compute.requireShieldedVm: "
-        f"CONDITION_NOT_MET: {said}\nhint: --secure-boot"
+        f"CONDITION_NOT_MET: {said}\n"
+        "hint: ask the organisation's administrator for an exception, or use another --project"
     )
     assert (inserts(fake), fake.instances) == ([A], [])
 
