@@ -154,6 +154,19 @@ data "aws_iam_policy_document" "launcher" {
     resources = ["${aws_s3_bucket.results.arn}/*"]
   }
 
+  # Values of --env are erased with all older versions.
+  statement {
+    sid       = "EraseVariables"
+    actions   = ["s3:DeleteObjectVersion"]
+    resources = ["${aws_s3_bucket.results.arn}/launches/variables/*"]
+  }
+
+  statement {
+    sid       = "FindVersions"
+    actions   = ["s3:ListBucketVersions"]
+    resources = [aws_s3_bucket.results.arn]
+  }
+
   statement {
     sid = "PushImages"
     actions = [

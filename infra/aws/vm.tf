@@ -19,11 +19,24 @@ data "aws_iam_policy_document" "vm" {
     resources = [aws_s3_bucket.results.arn]
   }
 
-  # No s3:DeleteObject: nothing that a VM runs deletes an object.
+  # No s3:DeleteObject: what a VM overwrites comes back.
   statement {
     sid       = "WriteResults"
     actions   = ["s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"]
     resources = ["${aws_s3_bucket.results.arn}/*"]
+  }
+
+  # Values of --env are erased with all older versions.
+  statement {
+    sid       = "EraseVariables"
+    actions   = ["s3:DeleteObjectVersion"]
+    resources = ["${aws_s3_bucket.results.arn}/launches/variables/*"]
+  }
+
+  statement {
+    sid       = "FindVersions"
+    actions   = ["s3:ListBucketVersions"]
+    resources = [aws_s3_bucket.results.arn]
   }
 
   # A token belongs to no repository.

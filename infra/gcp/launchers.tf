@@ -46,7 +46,7 @@ resource "google_project_iam_custom_role" "launcher" {
     # start
     "compute.disks.create",
     "compute.disks.setLabels",
-    "compute.images.getFromFamily", # of --vm-image, where it is this project's own
+    "compute.images.getFromFamily",
     "compute.images.useReadOnly",
     "compute.instances.create",
     "compute.instances.setLabels",

@@ -2,8 +2,6 @@ locals {
   # What `launch gcp` and its VMs call; the last one only for the budget.
   services = concat([
     "artifactregistry.googleapis.com",
-    # Today's price list: free, and no role is needed to read it.
-    "cloudbilling.googleapis.com",
     "cloudresourcemanager.googleapis.com",
     "compute.googleapis.com",
     "iam.googleapis.com",

@@ -137,7 +137,7 @@ class Agent:
         result = self._result(ended)
         if not (comes_back or self.heartbeats.is_lost):
             if self.request.script.get("env"):
-                self.store.write(records.variables_object(self.request.name), records.NO_VARIABLES)
+                self.store.write(records.variables_object(self.request.name), records.NO_VARIABLES, is_private=True)
             # An existing result is kept. Only a start that saves bundles replaces the result that the launcher wrote.
             if_absent = not self.home.only_saves()
             self.store.write(records.result_object(self.request.name), result.to_bytes(), if_absent=if_absent)

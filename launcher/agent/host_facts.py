@@ -1,7 +1,7 @@
 """Facts about this machine that only its provider can tell: creation, deletion, and whether it is taken away.
 
 Each provider's answers come from its backend (`launcher/backends/<name>/guest.py`). That file travels with the launch,
-as `landlord.py` in the launch's folder, never in the image, so that a new backend needs no new image. A machine without
+as `guest.py` in the launch's folder, never in the image, so that a new backend needs no new image. A machine without
 that file belongs to the user.
 """
 
@@ -13,8 +13,7 @@ from typing import Any, Protocol, cast
 from launcher.protocol.records import Request
 from workload.contract.errors import ToolError
 
-# Name of guest.py in a launch's folder. Images of earlier versions look for this name, so it stays.
-FILE = "landlord.py"
+FILE = "guest.py"
 REQUEST = "request.json"
 
 
@@ -82,7 +81,7 @@ class OwnMachine(HostFacts):
 
 
 def host_facts_of(home: Path) -> HostFacts:
-    """Facts for the launch in the folder `home`: from its `landlord.py`, else those of an `OwnMachine`."""
+    """Facts for the launch in the folder `home`: from its `guest.py`, else those of an `OwnMachine`."""
     if not (path := home / FILE).exists():
         return OwnMachine(home)
     described = importlib.util.spec_from_file_location("host", path)

@@ -29,8 +29,6 @@ SOCKET = Path("/var/run/docker.sock")
 FAILED = 4
 # File that the agent (launcher/agent/home.py) creates in the launch's folder before the run begins.
 STARTED = "started"
-# Name under which the agent imports guest.py (`FILE` of launcher/agent/host_facts.py). Images do not contain guest.py.
-HOST_FACTS_FILE = "landlord.py"
 # A driver that is part of the VM image works within a minute.
 DRIVER_TRIES, DRIVER_AGAIN_S = 60, 5
 # A Docker engine that starts with the machine may start later than this program.
@@ -56,7 +54,7 @@ class Boot:
     # What a cloud's own class adds.
 
     def parameter(self, name: str) -> str:
-        """Value that the launcher has set: `image`, `driver` (`none`: not needed), or `guest`, the text of guest.py."""
+        """Value that the launcher has set: `image`, or `driver` (`none`: not needed)."""
         raise NotImplementedError
 
     def is_task(self) -> bool:
@@ -75,7 +73,7 @@ class Boot:
         """Install the GPU's driver if the VM image lacks it."""
 
     def before_agent(self) -> None:
-        """Wait for what must be there before any run starts."""
+        """Wait for what must be there before any run starts. The agent imports guest.py in the launch's folder."""
 
     # The steps.
 
@@ -173,7 +171,6 @@ class Boot:
     def agent(self, image: str) -> bool:
         """Run the agent (launcher/agent in the image) to its end; return whether its exit code was 0."""
         home, name = str(self.home), self.home.name
-        (self.home / HOST_FACTS_FILE).write_text(self.parameter("guest"), encoding="utf-8")
         containers = output("docker", "ps", "-aqf", f"volume={home}", "-f", f"volume={home}/results").split()
         if containers:
             run("docker", "rm", "-f", *containers)

@@ -71,7 +71,7 @@ def settle(
         if seen.result is not None or request is None:
             return
         if Request.from_bytes(request).script.get("env"):
-            store.write(variables_object(name), NO_VARIABLES)
+            store.write(variables_object(name), NO_VARIABLES, is_private=True)
         result = Result(
             exit_code=int(exit_code),
             zone=zone,

@@ -69,6 +69,9 @@ def real_ports() -> Ports:
     )
 
 
+ENV_IN_BUCKET = (
+    "the values of --env are in the bucket until the launch has ended, and then for as long as it keeps deleted objects"
+)
 TRAIN = ("--", "train.py", "--lr", "0.1")
 # Column at which the text starts in each line of a backend's plan.
 TEXT_COLUMN = 11
@@ -95,6 +98,7 @@ class Script:
                 words, folder, reached=[folder], why_not=lambda below: script_files.why_not(folder, below)
             ),
             *notes.unknown_imports(words, folder, place),
+            *((ENV_IN_BUCKET,) if variables and self.is_fresh else ()),
         )
         return words, replace(script_files, data=data, variables=variables, requirements=requirements, notes=remarks)
 

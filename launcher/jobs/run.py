@@ -363,7 +363,7 @@ def follow(
 
 def _progress(session: Session, launch: WatchedLaunch) -> str:
     noun = session.machines.noun
-    if launch.listed is not None and launch.listed.queued:
+    if launch.listed is not None and (launch.listed.queued or launch.listed.why_not_starting):
         return f"the {noun} waits: {launch.listed.status}"
     if launch.heartbeat is not None and launch.heartbeat.last_line:
         return launches.plain(launch.heartbeat.last_line)

@@ -300,6 +300,8 @@ class Watch:
 
     def _judge(self, launch: WatchedLaunch, machine: Machine) -> None:
         was_stopped, now_s = launch.stopped_s is not None, self._session.now_s()
+        if machine.why_not_starting and (launch.listed is None or not launch.listed.why_not_starting):
+            self._session.note(f"'{launch.name}' waits: {machine.status}")
         launch.note_machine(machine, now_s)
         if launch.result is None and launch.stopped_s is not None and not was_stopped:
             waits = "the cloud starts it again, to save its results"
@@ -351,6 +353,8 @@ def _why_removed(launch: WatchedLaunch, now_s: float, noun: str) -> str:
     """Text on why a launch's machine is removed, as the rest of a sentence that begins with the launch's name."""
     machine = launch.machine
     assert machine is not None
+    if machine.why_not_starting:
+        return f"was not started: {machine.why_not_starting}"
     if launch.liveness is Liveness.STOPPED and machine.restarts and launch.stopped_s is not None:
         return f"stopped and was not started again in {duration(now_s - launch.stopped_s)}"
     if launch.liveness is Liveness.STOPPED:

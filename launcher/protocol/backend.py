@@ -42,8 +42,9 @@ class Machine:
     `zone`: where the machine is, in the place's words: a zone, a host, a partition. `status`: the place's own word for
     the condition. `deadline_s`: when the place itself ends the machine. `restarts`: the place restarts the machine
     after a failure of the place. `restarts_until_s`: when the place gives up restarting a stopped machine. `queued`: a
-    starting machine that waits for its turn, so neither its boot nor its limit has begun. `preempted`, `why`: whether a
-    machine that is gone was preempted, and why it ended, as far as the place knows.
+    starting machine that waits for its turn, so neither its boot nor its limit has begun. `preempted`: whether a
+    machine that is gone was preempted. `why`: why a machine ended, or why a starting one does not start by itself, as
+    far as the place knows.
     """
 
     name: str
@@ -57,6 +58,11 @@ class Machine:
     queued: bool = False
     preempted: bool = False
     why: str = ""
+
+    @property
+    def why_not_starting(self) -> str:
+        """Why the machine does not start by itself; empty if it has started, is gone, or may start."""
+        return self.why if self.condition is Condition.STARTING else ""
 
     def may_start_again(self, now_s: float) -> bool:
         """Whether the machine is stopped and the place may yet restart it, to save what it measured."""

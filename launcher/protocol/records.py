@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from launcher.protocol.task import Task
 from workload.contract.errors import BundleError
@@ -50,6 +50,7 @@ MAX_COUNT = 10_000
 MAX_ARCHIVE_BYTES = 50_000_000
 # Content of a variables object once its launch has ended.
 NO_VARIABLES = b"{}"
+SCHEMA_VERSION = 1
 # Objects with the variables of scripts: below a prefix of their own, so that one short listing finds them all.
 VARIABLES = f"{LAUNCHES}variables/"
 # Larger than any cost of a launch, and than any price per hour.
@@ -105,21 +106,14 @@ class Price:
 class _Document:
     """JSON document with a schema version; readers ignore unknown fields."""
 
-    SCHEMA_VERSION: ClassVar[int] = 1
-
-    @property
-    def written_version(self) -> int:
-        """Oldest schema version that has all fields in use."""
-        return self.SCHEMA_VERSION
-
     def to_bytes(self) -> bytes:
         """Document as JSON text in bytes, to be stored."""
-        document = {"schema_version": self.written_version, **asdict(self)}
+        document = {"schema_version": SCHEMA_VERSION, **asdict(self)}
         return json.dumps(document, indent=1, allow_nan=False).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Parse a stored document. Raises `BundleError` if it is invalid, or of a newer schema.
+        """Parse a stored document. Raises `BundleError` if it is invalid, or of another schema.
 
         Other programs wrote the content, so each known field must follow its rule. Unknown fields are ignored.
         """
@@ -130,15 +124,11 @@ class _Document:
             raise _unreadable(kind, f"no JSON ({error})") from error
         if not isinstance(document, dict):
             raise _unreadable(kind, "no JSON object")
-        version = document.get("schema_version")
-        if type(version) is not int or version < 1:
-            raise _unreadable(kind, _broken("schema_version", "a positive integer", version))
-        if version > cls.SCHEMA_VERSION:
+        if (version := document.get("schema_version")) != SCHEMA_VERSION:
             raise BundleError(
-                f"a launch's record has schema {version}; this version reads up to {cls.SCHEMA_VERSION}",
-                hint="upgrade rooflaunch to the version that wrote the record, or a newer one",
+                f"a launch's record has schema {version}; this version of rooflaunch reads schema {SCHEMA_VERSION}",
+                hint="use the version that wrote the record",
             )
-        document = cls._upgraded(document, version)
         known = {item.name: document[item.name] for item in fields(cls) if item.name in document}
         for item in fields(cls):
             if item.name not in known and item.default is MISSING and item.default_factory is MISSING:
@@ -148,12 +138,6 @@ class _Document:
             if not rule.holds(value):
                 raise _unreadable(kind, _broken(name, rule.wanted, value))
         return cls(**known)
-
-    @classmethod
-    def _upgraded(cls, document: dict[str, Any], version: int) -> dict[str, Any]:
-        """Convert a document of an older schema to today's, before any field is checked."""
-        del version
-        return document
 
 
 def _unreadable(kind: str, why: str) -> BundleError:
@@ -181,8 +165,6 @@ class Request(_Document):
     image.
     """
 
-    SCHEMA_VERSION: ClassVar[int] = 3
-
     name: str
     backend: str
     launched_at: str
@@ -205,14 +187,6 @@ class Request(_Document):
     script: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def written_version(self) -> int:
-        """Schema version to write: the newest version for a script, else the version before.
-
-        An agent of an earlier version does not know scripts and would run our trainer instead.
-        """
-        return self.SCHEMA_VERSION if self.script else self.SCHEMA_VERSION - 1
-
-    @property
     def files_text(self) -> str:
         """Text on the files to send: `12 files, 35 kB, of commit 0123456 with changes`; empty without a script."""
         if not self.script:
@@ -230,19 +204,6 @@ class Request(_Document):
         """Runs that were requested. Raises `UsageError` for a spec or a task that cannot be read."""
         base = RunSpec.from_json(self.spec)
         return Task.from_json(self.task, base) if self.task else Task.of_repeats(base)
-
-    @classmethod
-    def _upgraded(cls, document: dict[str, Any], version: int) -> dict[str, Any]:
-        """Convert a request of schema 1, which knew only Compute Engine: `bucket` becomes `store`, for example."""
-        if version > 1:
-            return document
-        upgraded = {"backend": "gcp", "runtime": "docker", **document}
-        if isinstance(bucket := document.get("bucket"), str):
-            upgraded["store"] = f"gs://{bucket}"
-        if isinstance(gpu := document.get("gpu"), str):
-            upgraded["place"] = f"gcp-{gpu}"
-        own = ("project", "flavour", "vm_image", "driver", "secure_boot")
-        return {**upgraded, "options": {name: document[name] for name in own if name in document}}
 
     def price(self, zone: str) -> Price | None:
         """Price in the zone's region; None if unknown."""

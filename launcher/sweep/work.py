@@ -34,8 +34,7 @@ class Failure:
 class Ended:
     """How a run ended, according to its bundle; `path`: None if the bundle is not in the folder of results.
 
-    `position`: position of the run in its block. A sweep of an earlier version may have another order than today's
-    plan.
+    `position`: position of the run in its block. The matrix may have been edited since.
     """
 
     status: Status

@@ -57,6 +57,8 @@ def test_a_vm_has_exactly_these_rights() -> None:
     assert {action: [block["resources"] for block in blocks] for action, blocks in _granted("vm").items()} == {
         "s3:ListBucket": [[BUCKET]],
         **{action: [[f"{BUCKET}/*"]] for action in STORE},
+        "s3:DeleteObjectVersion": [[f"{BUCKET}/launches/variables/*"]],
+        "s3:ListBucketVersions": [[BUCKET]],
         "ecr:GetAuthorizationToken": [["*"]],
         **{action: [["${aws_ecr_repository.images.arn}"]] for action in PULL},
     }
@@ -70,8 +72,10 @@ STORE_CALLS = {
     "abort_multipart_upload": "s3:AbortMultipartUpload",
     "complete_multipart_upload": "s3:PutObject",
     "create_multipart_upload": "s3:PutObject",
+    "delete_object": "s3:DeleteObjectVersion",
     "get_object": "s3:GetObject",
     "head_object": "s3:GetObject",
+    "list_object_versions": "s3:ListBucketVersions",
     "list_objects_v2": "s3:ListBucket",
     "put_object": "s3:PutObject",
     "upload_part": "s3:PutObject",
@@ -124,7 +128,7 @@ LOG_IN = {"ecr:GetAuthorizationToken"}
 
 
 def test_a_launchers_rights_are_what_its_code_asks_for() -> None:
-    others = {*WITH_RUN_INSTANCES, *STORE, "s3:ListBucket", *PULL, *PUSH, *LOG_IN}
+    others = {*WITH_RUN_INSTANCES, *STORE_CALLS.values(), *PULL, *PUSH, *LOG_IN}
     assert sorted(_granted("launcher")) == sorted({*_asked(), *others})
 
 

@@ -249,7 +249,6 @@ def test_services_are_those_that_are_called() -> None:
         "artifactregistry.googleapis.com",
         "batch.googleapis.com",
         "billingbudgets.googleapis.com",
-        "cloudbilling.googleapis.com",
         "cloudresourcemanager.googleapis.com",
         "compute.googleapis.com",
         "iam.googleapis.com",

@@ -190,6 +190,25 @@ class Bucket(CloudBucket):
             else:
                 break
 
+    def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
+        is_written = super().write(name, content, if_absent=if_absent)
+        if is_private and is_written:
+            self._delete_older_versions(self._prefix + name)
+        return is_written
+
+    def _delete_older_versions(self, key: str) -> None:
+        """Delete versions of an object that a bucket with versions keeps; stop if S3 refuses, for example a right."""
+        with self._translated():
+            try:
+                page = self._ask(lambda: self._client.list_object_versions(Bucket=self.name, Prefix=key))
+                for row in page.get("Versions", ()):
+                    if row["Key"] == key and not row["IsLatest"]:
+                        older = {"Bucket": self.name, "Key": key, "VersionId": row["VersionId"]}
+                        self._ask(partial(self._client.delete_object, **older))
+            except Exception as error:
+                if not error_code(error):
+                    raise
+
     def _is_conflict(self, error: Exception) -> bool:
         # S3 answers 404 if the object to replace is gone.
         return error_code(error.__cause__) in {*NOT_AS_EXPECTED, "NoSuchKey"}

@@ -148,7 +148,7 @@ class Store(Protocol):
         """Create or replace an object. With `if_absent`, write nothing and return False if it exists.
 
         If several writers use `if_absent`, exactly one of them gets True. `is_private`: in a folder, only the owner may
-        read the file (mode 0600); in a bucket, the bucket's own access rules hold.
+        read the file (mode 0600); in a bucket, the bucket's own access rules hold, and S3 keeps no older version.
         """
 
     def upload(

@@ -63,8 +63,6 @@ class Ec2Boot(Boot):
 
     def parameter(self, name: str) -> str:
         """Value from the user data."""
-        if name == "guest":
-            return (self.home / "guest.py").read_text(encoding="utf-8")
         return str(self.parameters[name])
 
     def is_task(self) -> bool:

@@ -91,20 +91,26 @@ def translated(service: Service, region: str) -> Iterator[None]:
         yield
     except boto.ClientError as error:
         raise _refusal(service, region, error) from error
-    except (ResponseParserError, *network_errors()) as error:
-        is_foreign = isinstance(error, ResponseParserError)
-        known = service.foreign() if is_foreign else service.unreachable(service.name, first_line(error))
+    except network_errors() as error:
+        known = service.unreachable(service.name, first_line(error))
         raise DoubtfulError(str(known), hint=known.hint) from error
     except (boto.ParamValidationError, boto.EndpointProviderError, boto.InvalidRegionError) as error:
         raise UsageError(
             f"AWS cannot be asked in region '{region}': {first_line(error)}", hint="--region us-east-1"
         ) from error
-    except ValueError as error:
-        if not str(error).startswith("Invalid endpoint"):
-            raise
-        raise wrong_endpoint(service) from error
+    except (ResponseParserError, ValueError, LookupError, TypeError, AttributeError) as error:
+        # botocore's parsers raise the last four at an answer that is not well-formed.
+        if str(error).startswith("Invalid endpoint"):
+            raise wrong_endpoint(service) from error
+        raise foreign(service) from error
     except boto.BotoCoreError as error:
         raise DeniedError(f"no usable credentials for AWS: {first_line(error)}", hint=LOG_IN) from error
+
+
+def foreign(service: Service) -> DoubtfulError:
+    """Error for an answer that AWS never gives; the request may have been carried out all the same."""
+    known = service.foreign()
+    return DoubtfulError(str(known), hint=known.hint)
 
 
 def _refusal(service: Service, region: str, error: Any) -> RooflaunchError:

@@ -8,24 +8,29 @@ import math
 import re
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 from launcher.backends.aws import resources
-from launcher.backends.aws.refusals import DeniedError, RefusedError, is_temporary, service_in, translated
+from launcher.backends.aws.refusals import DeniedError, RefusedError, foreign, is_temporary, service_in, translated
 from launcher.backends.aws.resources import LABEL, LABEL_VALUE, NAME_TAG, Ami, Instance, Volume
 from launcher.backends.cloud_requests import CloudClock
 from launcher.protocol.records import Price
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.text import counted
 from workload.storage.buckets import repeated
+from workload.storage.s3_errors import error_code
 
 # Limits for one request, and for repeating a failing request. RunInstances may take longer than a look-up.
 ANSWER_S, CONNECT_S, RETRY_S = 20.0, 5.0, 30.0
 QUICK_RETRY_S = 5.0
+# Some requests do not know an instance for up to minutes after RunInstances has answered.
+NEW_INSTANCE_S = 180.0
+# How the error codes for an unknown instance begin.
+UNKNOWN = "InvalidInstanceID"
 CONNECTIONS = 32
 # AWS's own images, with driver, Docker and NVIDIA's container toolkit. Their guide prints the second name.
 AMI_PARAMETERS = tuple(
@@ -85,7 +90,7 @@ class Ec2:
 
     def instance(self, instance_id: str) -> Instance | None:
         """Instance of this id; None if EC2 does not know it, not yet or not any more."""
-        answer = self._ask("ec2", "describe_instances", missing="InvalidInstanceID", InstanceIds=[instance_id])
+        answer = self._ask("ec2", "describe_instances", missing=UNKNOWN, InstanceIds=[instance_id])
         found = [] if answer is None else list(self._instances([answer]))
         return found[0] if found else None
 
@@ -102,18 +107,17 @@ class Ec2:
 
     def terminate(self, instance_id: str, *, at_once: bool = False) -> None:
         """Ask for the end of an instance; does nothing if it is gone. `at_once`: without a shutdown of its system."""
-        skip = {"SkipOsShutdown": True} if at_once else {}
-        self._ask("ec2", "terminate_instances", missing="InvalidInstanceID", InstanceIds=[instance_id], **skip)
+        skip: dict[str, Any] = {"SkipOsShutdown": True} if at_once else {}
+        self._ask("ec2", "terminate_instances", missing=UNKNOWN, InstanceIds=[instance_id], **skip)
 
     def tag(self, instance_id: str, key: str, value: str) -> None:
-        """Set a tag of an instance."""
-        self._ask("ec2", "create_tags", Resources=[instance_id], Tags=[{"Key": key, "Value": value}])
+        """Set a tag of an instance, which may be so new that CreateTags does not know it yet."""
+        tags = [{"Key": key, "Value": value}]
+        self._ask("ec2", "create_tags", awaits=UNKNOWN, retry_s=NEW_INSTANCE_S, Resources=[instance_id], Tags=tags)
 
     def console(self, instance_id: str) -> str:
         """Latest text of an instance's console, at most 64 KB; empty if the instance is gone or has printed nothing."""
-        answer = self._ask(
-            "ec2", "get_console_output", missing="InvalidInstanceID", InstanceId=instance_id, Latest=True
-        )
+        answer = self._ask("ec2", "get_console_output", missing=UNKNOWN, InstanceId=instance_id, Latest=True)
         return str((answer or {}).get("Output") or "")
 
     # Schedules.
@@ -337,8 +341,13 @@ class Ec2:
             pages.append(self._ask(kind, method, **fields, NextToken=token))
         return pages
 
-    def _ask(self, kind: str, method: str, *, missing: str = "", retry_s: float = RETRY_S, **fields: Any) -> Any:
-        """Send a request; return the answer, None if AWS answers with an error code that starts with `missing`."""
+    def _ask(
+        self, kind: str, method: str, *, missing: str = "", awaits: str = "", retry_s: float = RETRY_S, **fields: Any
+    ) -> Any:
+        """Send a request; return the answer, None if AWS answers with an error code that starts with `missing`.
+
+        `awaits`: start of a further error code after which the request is repeated.
+        """
 
         def call() -> Any:
             with self._lock:
@@ -346,13 +355,22 @@ class Ec2:
                 client = self._client(kind)
             return getattr(client, method)(**fields)
 
+        def may_repeat(error: Exception) -> bool:
+            return is_temporary(error) or bool(awaits and error_code(error).startswith(awaits))
+
         try:
             with self._boto():
-                return repeated(call, retry_s, is_temporary, sleep=self._sleep, monotonic=self._monotonic)
+                answer = repeated(call, retry_s, may_repeat, sleep=self._sleep, monotonic=self._monotonic)
         except RefusedError as error:
             if missing and error.code.startswith(missing):
                 return None
             raise
+
+        def lacks() -> NoReturn:
+            raise foreign(self.service)
+
+        # A key that an answer of AWS always has is missing only in an answer of another server.
+        return defaultdict(lacks, answer)
 
     def _boto(self) -> Any:
         try:

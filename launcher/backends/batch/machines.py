@@ -17,7 +17,7 @@ LOOK_EVERY_S = 10.0
 END_S, END_EVERY_S = 300.0, 5.0
 # Batch ends a task at most this many seconds after its limit: a task that still runs then is a leftover.
 LATE_S = 300.0
-STATES = {"RUNNING": Condition.RUNNING, "SUCCEEDED": Condition.GONE, "FAILED": Condition.GONE}
+STATES = {"RUNNING": Condition.RUNNING, **dict.fromkeys(("SUCCEEDED", "FAILED", "UNEXECUTED"), Condition.GONE)}
 
 
 class BatchMachines:
@@ -59,7 +59,8 @@ class BatchMachines:
             self._service.create(job_id, body, str(uuid.uuid5(uuid.NAMESPACE_URL, job_id)))
             job = self._scheduled(job_id, first.options.queue_time_s, tell)
         except BaseException:
-            self._cancel(job_id)
+            if not self._cancel(job_id):
+                tell(f"could not confirm that job '{job_id}' is cancelled: launch down {job_id}")
             raise
         if job is None:
             queued = self._service.job(job_id)

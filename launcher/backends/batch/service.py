@@ -32,12 +32,15 @@ from launcher.backends.gcp.settings import RESOURCE_NAME
 from workload.contract.errors import ToolError, UsageError
 from workload.storage.buckets import Service, repeated
 from workload.storage.gcs import LOG_IN
+from workload.storage.store import UnreachableError
 
 ENDPOINT_VARIABLE = "ROOFLAUNCH_BATCH_ENDPOINT"
 PUBLIC_ENDPOINT = "https://batch.googleapis.com"
 BATCH = Service(name="Cloud Batch", public=PUBLIC_ENDPOINT, variables=(ENDPOINT_VARIABLE,))
 # Limits for one request, which takes a second or two, and for repeating a failing request.
 ANSWER_S, RETRY_S = 15.0, 30.0
+# A job whose request got no answer may appear a moment later.
+SEARCHES, SEARCH_EVERY_S = 3, 3.0
 PAGE = 1000
 
 
@@ -110,7 +113,10 @@ class BatchService:
         return self._clock.now_s(BATCH, "jobs", lambda: self._ask("list_jobs", shortest))
 
     def create(self, job_id: str, body: Mapping[str, Any], request_id: str) -> BatchJob | None:
-        """Request the job described by `body` (REST names); None if a job of this id exists already."""
+        """Request the job described by `body` (REST names); None if a job of this id exists already.
+
+        If every answer is lost, the job is looked up before the error is raised: Batch may have made it all the same.
+        """
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
         from google.cloud import batch_v1  # noqa: PLC0415
 
@@ -118,6 +124,12 @@ class BatchService:
         request = {"parent": self._parent, "job_id": job_id, "job": job, "request_id": request_id}
         try:
             return _job(self._ask("create_job", request))
+        except UnreachableError:
+            for _ in range(SEARCHES):
+                self._sleep(SEARCH_EVERY_S)
+                if self.job(job_id):
+                    return None
+            raise
         except ToolError as error:
             if isinstance(error.__cause__, api.Conflict):
                 return None
@@ -221,7 +233,7 @@ def _job(job: Any) -> BatchJob:
     environments = [environment for group in job.task_groups for environment in group.task_environments]
     return BatchJob(
         id=job.name.rpartition("/")[2],
-        state=job.status.state.name,
+        state=_name(job.status.state),
         created_s=_seconds(job.create_time) or 0.0,
         launches=tuple(dict(environment.variables).get(LAUNCH_VARIABLE, "") for environment in environments),
         events=tuple(event.description for event in job.status.status_events),
@@ -231,18 +243,23 @@ def _job(job: Any) -> BatchJob:
 
 def _task(task: Any) -> BatchTask:
     events = list(task.status.status_events)
-    began = [_seconds(event.event_time) for event in events if event.task_state.name == "RUNNING"]
-    codes = [event.task_execution.exit_code for event in events if event.task_state.name == "FAILED"]
+    began = [_seconds(event.event_time) for event in events if _name(event.task_state) == "RUNNING"]
+    codes = [event.task_execution.exit_code for event in events if _name(event.task_state) == "FAILED"]
     codes += [PREEMPTED_CODE for event in events if not codes and f"{PREEMPTED_CODE}" in event.description]
     zones = re.findall(r"zones/([a-z0-9-]+)/", " ".join(event.description for event in events))
     return BatchTask(
         index=int(task.name.rpartition("/")[2]),
-        state=task.status.state.name,
+        state=_name(task.status.state),
         began_s=began[-1] if began else None,
         codes=tuple(codes),
         events=tuple(event.description for event in events),
         zone=zones[-1] if zones else "",
     )
+
+
+def _name(state: Any) -> str:
+    """Name of a state; its number if the client is older than the state."""
+    return str(getattr(state, "name", f"STATE_{state}"))
 
 
 def _seconds(moment: datetime | None) -> float | None:

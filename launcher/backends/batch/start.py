@@ -1,8 +1,7 @@
 """Start a task of Cloud Batch inside the image: make the launch's folder, and run the agent to its end.
 
 The launcher puts this file into the job's command, followed by the text of launcher/backends/gcp/guest.py. The agent's
-output is written to the launch's log in its store every 20 s and at the end. A launch that is submitted again keeps
-its image, which may be of an earlier version, so this file imports only modules that earlier versions have too.
+output is written to the launch's log in its store every 20 s and at the end.
 """
 
 import os
@@ -17,20 +16,16 @@ from pathlib import Path
 
 from launcher.agent.home import BOOT_PHASES
 from workload.contract.errors import RooflaunchError
+from workload.storage.address import open_store
 from workload.storage.store import Store
-
-try:
-    from workload.storage.address import open_store
-except ImportError:  # the image is of an earlier version
-    from workload.storage.store import open_store  # type: ignore[attr-defined,no-redef]
 
 LOG_EVERY_S = 20.0
 
 
 def main(guest: str) -> int:
-    """Run the agent; return its exit code. `guest`: text of guest.py, which the agent imports as landlord.py."""
+    """Run the agent; return its exit code. `guest`: text of guest.py, which the agent imports as guest.py."""
     home = Path(tempfile.mkdtemp(prefix="rooflaunch-"))
-    (home / "landlord.py").write_text(guest, encoding="utf-8")
+    (home / "guest.py").write_text(guest, encoding="utf-8")
     (home / BOOT_PHASES).write_text(_phases(time.time(), Path("/proc/uptime")), encoding="utf-8")
     log, name = home / "startup.log", os.environ["ROOFLAUNCH_LAUNCH"]
     try:

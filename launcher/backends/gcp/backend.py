@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import docker_engine
-from launcher.backends.gcp import gpus, price_list
+from launcher.backends.gcp import gpus
 from launcher.backends.gcp.compute import Compute, connect, default_project
 from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.options import Options, Where
 from launcher.backends.gcp.plan import find_image, make_plan
 from launcher.backends.gcp.planned_vm import VmPlan
-from launcher.backends.gcp.price_list import PriceLookup
 from launcher.backends.gcp.settings import ANY_PROJECT, Settings, resolve_settings
 from launcher.backends.vm_container import image_to_be, prepared_image
 from launcher.docker_engine import Engine
@@ -28,24 +27,15 @@ if TYPE_CHECKING:
     from workload.storage.gcs import Bucket
 
 
-def _prices(project: str | None) -> PriceLookup:
-    now_s = time.time()
-    return price_list.cached(now_s) if project is None else price_list.current(project, now_s=now_s)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ComputeEngine:
-    """The backend `gcp`. The fields are its connections to services and clock, which a test replaces.
-
-    `prices(project)`: today's prices; `prices(None)`: the cached prices, without any request.
-    """
+    """The backend `gcp`. The fields are its connections to services and clock, which a test replaces."""
 
     name: str = "gcp"
     compute: Callable[[str], Compute] = connect
     bucket: Callable[[str], "Bucket"] = lambda name: gcs.connect(name, prefix=LAUNCHES, jobs=READERS)
     engine: Callable[[], Engine] = docker_engine.connect
     default_project: Callable[[], str | None] = default_project
-    prices: Callable[[str | None], PriceLookup] = _prices
     sleep: Callable[[float], None] = time.sleep
 
     def settings(self, where: Where, options: Options | None = None, *, offline: bool = False) -> Settings:
@@ -62,8 +52,7 @@ class ComputeEngine:
         )[0]
 
     def plan(self, job: Job, options: Options, settings: Settings, *, now: datetime, offline: bool = False) -> VmPlan:
-        prices = self.prices(None if offline or options.usd_per_h is not None else settings.project)
-        unpriced = prices.why and options.usd_per_h is None
+        del offline  # a plan asks no service
         return make_plan(
             job.resolved,
             options,
@@ -72,8 +61,6 @@ class ComputeEngine:
             now=now,
             token=job.token,
             task=job.task,
-            price_list=prices.prices,
-            notes=[f"prices are from the built-in table: {prices.why}"] if unpriced else [],
         )
 
     def prepare(self, draft: VmPlan, machines: ComputeMachines) -> VmPlan:
@@ -82,7 +69,7 @@ class ComputeEngine:
         if options.image is None:
             # Building and pushing an image takes minutes, so check first that the project answers.
             cloud.project_quotas()
-        vm_image, notes = find_image(draft.vm_images, cloud, is_named=options.vm_image is not None)
+        vm_image, notes = find_image(draft.vm_images, cloud)
         flavour = draft.request.options["flavour"]
         image, more = prepared_image(self.engine, options.image, flavour, draft.settings.repository, docker_log_in)
         now = datetime.fromtimestamp(cloud.now_s(), UTC)

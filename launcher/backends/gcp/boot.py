@@ -28,6 +28,8 @@ INSTALLERS = (
 # Repository mode would install the open kernel module, which a V100 cannot use.
 INSTALL = ("install_driver", "--installation-mode", "binary", "--installation-branch", "lts")
 INSTALLER_PATH = Path("/opt/installer.pyz")
+# File of the agent (`FILE` of launcher/agent/host_facts.py), which no image contains.
+HOST_FACTS_FILE = "guest.py"
 # Registries that accept the VM's own token. The token is sent to no other registry.
 GOOGLES = (".pkg.dev", ".gcr.io")
 
@@ -47,6 +49,9 @@ class ComputeEngineBoot(Boot):
     def parameter(self, name: str) -> str:
         """Value of the VM's metadata attribute `rooflaunch-NAME`, which the launcher has set."""
         return self.ask(f"attributes/rooflaunch-{name}")
+
+    def before_agent(self) -> None:
+        (self.home / HOST_FACTS_FILE).write_text(self.parameter("guest"), encoding="utf-8")
 
     def is_task(self) -> bool:
         return bool(json.loads(self.parameter("request")).get("task"))

@@ -28,16 +28,12 @@ class Driver(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class VmImage:
-    """An image family of Compute Engine, whose newest image a VM boots; with `is_family` False, a single image.
-
-    `signed`: whether the image's driver loads under Secure Boot; None if unknown.
-    """
+    """An image family of Compute Engine, whose newest image a VM boots; with `is_family` False, a single image."""
 
     project: str
     name: str
     is_family: bool = True
     driver: Driver = Driver.PREINSTALLED
-    signed: bool | None = None
 
     @property
     def path(self) -> str:
@@ -47,17 +43,12 @@ class VmImage:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuOffer(Gpu):
-    """A row of gpus.toml with its prices.
-
-    `sku`, `series`: names of GPU and machine in Google's price list; None if the price is not computed from SKUs here.
-    """
+    """A row of gpus.toml with its prices."""
 
     driver_below: str | None = None
     vm_images: tuple[VmImage, ...]
     disk_type: str
     quota: str
-    sku: str | None = None
-    series: str | None = None
 
     @property
     def vm_image(self) -> VmImage:
@@ -90,8 +81,7 @@ def parse(table: Mapping[str, Any], listed: Iterable[VmPrice]) -> dict[str, GpuO
     images = {}
     for name, row in table["vm_image"].items():
         project, _, family = row["family"].partition("/")
-        driver = Driver(row["driver"])
-        images[name] = VmImage(project=project, name=family, driver=driver, signed=row["signed"])
+        images[name] = VmImage(project=project, name=family, driver=Driver(row["driver"]))
     ours = [price for price in listed if price.provider == prices.GCP]
     return parsed_gpus(
         GpuOffer, table["gpu"], ours, lambda row: {"vm_images": tuple(images[name] for name in row["vm_images"])}

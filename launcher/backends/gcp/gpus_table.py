@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.backends import BACKENDS
-from launcher.backends.gcp.price_list import PriceList
 from launcher.backends.machine_types import MachineType
 from workload.contract import peaks, tables
 from workload.contract.invocation import as_typed
@@ -15,10 +14,8 @@ from workload.contract.spec import Precision
 from workload.contract.tables import Column, TableFormat
 from workload.contract.text import terminal_width, wrapped
 
-# Clouds with a module `gpus`; today's price list is that of the first one.
+# Clouds with a module `gpus`.
 CLOUDS = ("gcp", "aws")
-# Region in which a GPU without a price in the table is looked up.
-REGION = "us-central1"
 UNKNOWN, NOT_SOLD = "unknown", "not sold"
 NOTES = (
     "fp32 to bf16: the vendors' dense peaks in TFLOP/s; -: not supported by the GPU. GB/s: peak of its memory",
@@ -26,7 +23,7 @@ NOTES = (
     "(8) after a machine: it has 8 GPUs, and its price is that of all",
     "spot: cheaper, but may be taken away at any time; on aws that of the dearest zone",
     "not sold: on demand only by reservation",
-    "zones and unrounded figures: launch gpus --format json; today's prices: launch gpus --live",
+    "zones and unrounded figures: launch gpus --format json",
 )
 RATES = tuple(f"{precision}_flop_per_s" for precision in Precision)
 # Columns of JSON and CSV: every figure; unknown figures are absent.
@@ -51,8 +48,8 @@ PEOPLE = (
 )
 
 
-def rows(price_list: PriceList | None = None) -> Iterator[dict[str, Any]]:
-    """Yield a row for each price in prices.toml, with Google's price of today instead if `price_list` has one.
+def rows() -> Iterator[dict[str, Any]]:
+    """Yield a row for each price in prices.toml.
 
     A GPU without a price gets a row for its default machine type. Unknown values are None. Rows of the same GPU in
     different clouds follow each other.
@@ -61,7 +58,7 @@ def rows(price_list: PriceList | None = None) -> Iterator[dict[str, Any]]:
     for name in dict.fromkeys(gpu.name for _, gpu in offers):
         for cloud, gpu in offers:
             if gpu.name == name:
-                yield from _rows(cloud, gpu, price_list if cloud == CLOUDS[0] else None)
+                yield from _rows(cloud, gpu)
 
 
 def _table(cloud: str) -> Any:
@@ -69,15 +66,11 @@ def _table(cloud: str) -> Any:
     return importlib.import_module(f"{BACKENDS[cloud]}.gpus")
 
 
-def _rows(cloud: str, gpu: Any, price_list: PriceList | None) -> Iterator[dict[str, Any]]:
-    usual = gpu.machine_types[gpu.default_machine_type]
+def _rows(cloud: str, gpu: Any) -> Iterator[dict[str, Any]]:
     for price in gpu.prices:
-        machine = gpu.machine_types[price.machine_type]
-        newer = price_list.listed(gpu, machine, price.gpus, price.region) if price_list else None
-        yield _row(cloud, gpu, machine, newer or price)
+        yield _row(cloud, gpu, gpu.machine_types[price.machine_type], price)
     if not gpu.prices:
-        listed = price_list.listed(gpu, usual, usual.gpus[0], REGION) if price_list else None
-        yield _row(cloud, gpu, usual, listed)
+        yield _row(cloud, gpu, gpu.machine_types[gpu.default_machine_type], None)
 
 
 def _row(cloud: str, gpu: Any, machine: MachineType, price: VmPrice | None) -> dict[str, Any]:
@@ -99,9 +92,9 @@ def _row(cloud: str, gpu: Any, machine: MachineType, price: VmPrice | None) -> d
     }
 
 
-def render(form: TableFormat, *, wide: bool = False, price_list: PriceList | None = None) -> str:
+def render(form: TableFormat, *, wide: bool = False) -> str:
     """The table as text in the format `form`. TABLE adds notes below the table, wrapped to the terminal's width."""
-    found = list(rows(price_list))
+    found = list(rows())
     if form is not TableFormat.TABLE:
         return tables.render(found, DATA, form)
     sources = dict.fromkeys(f"as of {row['read']}: {row['source']}" for row in found if row["read"])

@@ -1,8 +1,7 @@
 """Facts that a VM learns about itself from its metadata server and Compute Engine. Standard library only.
 
 This file travels in the VM's metadata, or in the command of a Cloud Batch task, instead of in the image. The interface
-is described in launcher/agent/host_facts.py. A launch that is submitted again keeps its image, which may be of an
-earlier version, so this file imports only modules that earlier versions have too.
+is described in launcher/agent/host_facts.py.
 
 A run's record gets its facts from workload/environment/cloud.py, which, unlike this module, never waits for an answer.
 """
@@ -19,11 +18,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.agent.home import epoch_s
 from workload.contract.errors import ToolError
 from workload.environment.metadata import METADATA_ADDRESS, Answer, MetadataServer, named_address
-
-try:
-    from workload.storage.address import open_store
-except ImportError:  # the image is of an earlier version
-    from workload.storage.store import open_store  # type: ignore[attr-defined,no-redef]
+from workload.storage.address import open_store
 
 if TYPE_CHECKING:
     from launcher.protocol.records import Request

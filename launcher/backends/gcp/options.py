@@ -1,12 +1,9 @@
 """Options of the command `launch gcp`, besides those of the run. Imports little, because `launch --help` loads it."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from launcher.backends.rented_options import Completions, RentedOptions
 from launcher.choice import Command, choice
-
-VmDriver = Literal["preinstalled", "install"]
 
 # \b: the help shows these lines without wrapping them.
 EXAMPLES = """\b
@@ -40,10 +37,7 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(RentedOptions):
-    """Options of `launch gcp` besides those of the run. `zones`: the zones named by the user, in order.
-
-    None in a Shielded VM option means the cloud's own default.
-    """
+    """Options of `launch gcp` besides those of the run. `zones`: the zones named by the user, in order."""
 
     gpu: str = choice("the GPU of the VM", metavar="t4|l4|v100|a100|…", autocompletion=COMPLETIONS.gpu_names)
     zones: tuple[str, ...] = choice(
@@ -52,17 +46,6 @@ class Options(RentedOptions):
         flag="--zone",
         metavar="Z",
         autocompletion=COMPLETIONS.zone_names,
-    )
-    vm_image: str | None = choice(
-        "image family of Ubuntu or Debian, or an image's path, that boots", default=None, metavar="PROJECT/FAMILY"
-    )
-    vm_driver: VmDriver | None = choice(
-        "preinstalled or install: the driver of --vm-image", default=None, metavar="KIND"
-    )
-    secure_boot: bool | None = choice("boot only signed code, the driver included", default=None, show_default="off")
-    vtpm: bool | None = choice("a virtual TPM", default=None, show_default="on")
-    integrity_monitoring: bool | None = choice(
-        "compare each boot with the first one; needs the vTPM", default=None, show_default="on"
     )
     repository: str | None = choice("repository for the image", default=None, metavar="HOST/NAME")
     service_account: str | None = choice("service account of the VM", default=None, metavar="EMAIL")

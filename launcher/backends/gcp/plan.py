@@ -12,9 +12,8 @@ from launcher.backends.gcp import gpus
 from launcher.backends.gcp.gpus import Driver, GpuOffer, VmImage
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.planned_vm import CLOUD, PROGRAMS, VmPlan, check_size
-from launcher.backends.gcp.price_list import PriceList
 from launcher.backends.gcp.refusals import DeniedError
-from launcher.backends.gcp.settings import ANY_PROJECT, PROJECT, RESOURCE_NAME, Settings
+from launcher.backends.gcp.settings import ANY_PROJECT, Settings
 from launcher.backends.machine_types import compact
 from launcher.backends.rented_plan import Draft, draft_of, needs_price, own_price, require, work_notes
 from launcher.backends.shared_plan import program_text
@@ -27,13 +26,6 @@ from workload.contract.spec import Resolved
 
 PROGRAM_FOLDER = Path(__file__).parent
 NEEDS_NAT = "without an external address the VM needs Cloud NAT, for its packages"
-IMAGE_FAMILY = re.compile(rf"(?P<project>{PROJECT})/(?P<name>{RESOURCE_NAME})")
-IMAGE_PATH = re.compile(
-    r"(?:https://(?:www|compute)\.googleapis\.com/compute/v1/)?"
-    rf"projects/(?P<project>{PROJECT})/global/images/(?P<family>family/)?(?P<name>{RESOURCE_NAME})"
-)
-# Projects of Google's public operating systems with apt, which have no driver.
-BARE_PROJECTS = frozenset({"ubuntu-os-cloud", "debian-cloud"})
 
 
 def make_plan(
@@ -45,22 +37,18 @@ def make_plan(
     now: datetime,
     token: str,
     task: Task | None = None,
-    price_list: PriceList | None = None,
-    notes: Sequence[str] = (),
 ) -> VmPlan:
     """Plan of `launch gcp`. Reads only this program's own tables (such as gpus.toml) and the VM's start-up programs.
 
     `task`: runs of a sweep, which replace the run of `resolved`. `image`: reference with a digest, except in a dry run.
-    `token`: 6 hex digits that make the name unique. `now` is timezone-aware. `price_list`: Google's price list, if
-    available. Raises `UsageError` for a run that a VM cannot do or options that do not fit the GPU, `ToolError` for
-    a broken installation.
+    `token`: 6 hex digits that make the name unique. `now` is timezone-aware. Raises `UsageError` for a run that
+    a VM cannot do or options that do not fit the GPU, `ToolError` for a broken installation.
     """
     gpu = gpus.require(options.gpu)
     draft = draft_of(CLOUD, gpu, options, resolved, task)
-    images = candidate_images(gpu, options, with_driver=draft.uses_gpu)
-    driver = images[0].driver if draft.uses_gpu else Driver.NONE
+    driver = gpu.vm_image.driver if draft.uses_gpu else Driver.NONE
     zones = _zone_order(gpu, options, settings)
-    known = _known_prices(draft, options, gpu, zones, now, price_list)
+    known = _known_prices(draft, options, gpu, zones, now)
     if options.max_cost_usd is not None:
         unknown = [zone for zone in options.zones if region_of(zone) not in known]
         if not known or unknown:
@@ -69,31 +57,26 @@ def make_plan(
     more = {
         "project": settings.project,
         "flavour": draft.flavour,
-        "vm_image": images[0].path,
+        "vm_image": gpu.vm_image.path,
         "driver": str(driver),
-        "secure_boot": bool(options.secure_boot),
     }
     plan = VmPlan(
         request=draft.request(now, token, image=image, bucket=settings.bucket, zones=zones, known=known, more=more),
         settings=settings,
         gpu=gpu,
         machine=draft.machine,
-        vm_images=images,
+        vm_images=gpu.vm_images,
         driver=driver,
-        shielded=shielded_config(options),
         options=options,
         zones=zones,
         programs={key: program_text(PROGRAM_FOLDER / name) for key, name in PROGRAMS.items()},
     )
     check_size(plan)
-    return replace(plan, notes=(*draft.changed, *notes, *_notes(plan)))
+    return replace(plan, notes=(*draft.changed, *_notes(plan)))
 
 
 def _notes(plan: VmPlan) -> Iterator[str]:
     yield from work_notes(plan, uses_gpu=plan.driver is not Driver.NONE)
-    if plan.shielded.get("enableSecureBoot") and plan.driver is not Driver.NONE and plan.vm_image.signed is None:
-        image = plan.vm_image.name
-        yield f"under Secure Boot the driver of {image} loads only if the VM's firmware trusts its signature"
     if plan.settings.project == ANY_PROJECT:
         yield f"no project is set: {ANY_PROJECT} stands for your project; name it with --project"
     if plan.ready_s + plan.run_s > plan.limit_s:
@@ -116,80 +99,14 @@ class Images(Protocol):
     def get_image(self, project: str, family: str) -> str | None: ...
 
 
-def parse_image(text: str) -> VmImage:
-    """Image for PROJECT/FAMILY, or for the path or address of an image or a family. Raises `UsageError` for other text.
-
-    For a family in our table, the facts on the driver come from the table. Another image is assumed to have a driver,
-    unless its project is that of Ubuntu's or Debian's public images.
-    """
-    form = IMAGE_PATH.fullmatch(text) or IMAGE_FAMILY.fullmatch(text)
-    if form is None:
-        raise UsageError(
-            "--vm-image must be PROJECT/FAMILY, projects/PROJECT/global/images/family/FAMILY or "
-            f"projects/PROJECT/global/images/IMAGE; got '{shown(text)}'",
-            hint="--vm-image ubuntu-os-cloud/ubuntu-2404-lts-amd64",
-        )
-    parts = form.groupdict()
-    is_family = parts.get("family", "family/") is not None
-    known = {image.path: image for gpu in gpus.load().values() for image in gpu.vm_images}
-    driver = Driver.INSTALL if parts["project"] in BARE_PROJECTS else Driver.PREINSTALLED
-    named = VmImage(project=parts["project"], name=parts["name"], is_family=is_family, driver=driver)
-    return known.get(named.path, named)
-
-
-def candidate_images(gpu: GpuOffer, options: Options, *, with_driver: bool) -> tuple[VmImage, ...]:
-    """Images to look for, in this order: the requested image, or else the GPU's images.
-
-    Under Secure Boot, only images whose driver loads. Raises `UsageError` if none is left.
-    """
-    chosen = (parse_image(options.vm_image),) if options.vm_image else gpu.vm_images
-    if options.vm_driver:
-        # A driver that is built on the VM is unsigned, whatever the image.
-        driver = Driver(options.vm_driver)
-        signed = False if driver is Driver.INSTALL else None
-        chosen = tuple(
-            image if image.driver is driver else replace(image, driver=driver, signed=signed) for image in chosen
-        )
-    if not options.secure_boot or not with_driver:
-        return chosen
-    loads = tuple(image for image in chosen if image.signed is not False and image.driver is not Driver.INSTALL)
-    if not loads:
-        how = "is built on the VM" if chosen[0].driver is Driver.INSTALL else f"in {chosen[0].name} is not signed"
-        raise UsageError(
-            f"Secure Boot loads only signed drivers, but the {gpu.title}'s {how}: it would not load",
-            hint="--no-secure-boot, or --vm-image of an image with a signed driver and --vm-driver preinstalled",
-        )
-    return loads
-
-
-def shielded_config(options: Options) -> dict[str, bool]:
-    """Value of the insert's `shieldedInstanceConfig`; {} if none of its options is set.
-
-    If Secure Boot, vTPM or integrity monitoring is set, all three are sent, the others with Google's default: on, but
-    Secure Boot off. Raises `UsageError` for integrity monitoring without a vTPM.
-    """
-    if options.secure_boot is options.vtpm is options.integrity_monitoring is None:
-        return {}
-    vtpm = options.vtpm is not False
-    # Integrity can only be measured with a vTPM.
-    integrity = vtpm if options.integrity_monitoring is None else options.integrity_monitoring
-    if integrity and not vtpm:
-        raise UsageError(
-            "--integrity-monitoring needs the vTPM; got --no-vtpm", hint="--no-vtpm --no-integrity-monitoring"
-        )
-    return {"enableSecureBoot": bool(options.secure_boot), "enableVtpm": vtpm, "enableIntegrityMonitoring": integrity}
-
-
-def find_image(images: Sequence[VmImage], compute: Images, *, is_named: bool) -> tuple[VmImage, tuple[str, ...]]:
+def find_image(images: Sequence[VmImage], compute: Images) -> tuple[VmImage, tuple[str, ...]]:
     """The first image that exists, and notes for the user on missing images before that image.
 
     A family is replaced by its newest image, so that every zone and attempt boots the same image.
-    `is_named`: the user chose the image. If no image exists, raises `UsageError` for a named image, else `ToolError`.
+    Raises `ToolError` if no image exists.
     """
     notes: list[str] = []
     for image in images:
-        if not image.is_family:
-            return image, tuple(notes)
         try:
             newest = compute.get_image(image.project, image.name)
         except DeniedError as error:
@@ -201,15 +118,10 @@ def find_image(images: Sequence[VmImage], compute: Images, *, is_named: bool) ->
                 notes.append(f"the VM boots {newest} of {image.project} instead")
             return replace(image, name=newest, is_family=False), tuple(notes)
         notes.append(f"VM image family {image.name} no longer exists in project {image.project}")
-    listing = f"gcloud compute images list --project {images[0].project} --no-standard-images"
-    if is_named:
-        raise UsageError(
-            f"--vm-image: there is no image family '{images[0].name}' in project '{images[0].project}'", hint=listing
-        )
     missing = ", ".join(f"{image.project}/{image.name}" for image in images)
     raise ToolError(
         f"no VM image is left, because none of these families exists any more: {missing}",
-        hint=f"--vm-image PROJECT/FAMILY with a family that exists ({listing})",
+        hint="a newer version of rooflaunch, which names the families of today",
     )
 
 
@@ -255,9 +167,9 @@ def _reach(gpu: GpuOffer, settings: Settings) -> tuple[str, ...]:
 
 
 def _known_prices(
-    draft: Draft, options: Options, gpu: GpuOffer, zones: Iterable[str], now: datetime, price_list: PriceList | None
+    draft: Draft, options: Options, gpu: GpuOffer, zones: Iterable[str], now: datetime
 ) -> dict[str, Price]:
-    """Prices by region, from today's list or else from the table; a region without a known price is left out.
+    """Prices by region, from the table; a region without a known price is left out.
 
     The user's own price (`usd_per_h`) replaces these prices in all regions, and includes disk and address.
     """
@@ -265,9 +177,5 @@ def _known_prices(
     if options.usd_per_h is not None:
         return dict.fromkeys(regions, own_price(options.usd_per_h, now))
     address = prices.load().address
-    listed = {
-        region: (price_list and price_list.price(gpu, draft.machine, draft.count, region, options))
-        or draft.price(region, gpu.disk_type, address)
-        for region in regions
-    }
+    listed = {region: draft.price(region, gpu.disk_type, address) for region in regions}
     return {region: price for region, price in listed.items() if price}

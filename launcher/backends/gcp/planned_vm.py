@@ -52,8 +52,7 @@ REQUEST = "rooflaunch-request"
 class VmPlan(RentedPlan):
     """Plan of a launch with its VM. `text` shows the plan to the user; `body` is the request that creates the VM.
 
-    `vm_images`: images that the VM may boot; the first one that exists is taken. `shielded`: the insert's
-    `shieldedInstanceConfig`.
+    `vm_images`: images that the VM may boot; the first one that exists is taken.
     """
 
     cloud = CLOUD
@@ -63,7 +62,6 @@ class VmPlan(RentedPlan):
     gpu: GpuOffer
     vm_images: tuple[VmImage, ...]
     driver: Driver
-    shielded: Mapping[str, bool]
     programs: Mapping[str, str] = field(repr=False)
 
     @property
@@ -87,7 +85,6 @@ class VmPlan(RentedPlan):
         kind = f"zones/{zone}/acceleratorTypes/{self.gpu.accelerator}"
         gpus = [{"acceleratorType": kind, "acceleratorCount": self.request.gpu_count}]
         accelerators = {"guestAccelerators": gpus} if self.gpu.accelerator else {}
-        shielded = {"shieldedInstanceConfig": dict(self.shielded)} if self.shielded else {}
         return {
             "name": self.name,
             "machineType": f"zones/{zone}/machineTypes/{self.machine.name}",
@@ -115,7 +112,6 @@ class VmPlan(RentedPlan):
                     },
                 }
             ],
-            **shielded,
             "networkInterfaces": [self._interface(zone)],
             "serviceAccounts": [{"email": self.settings.service_account, "scopes": [SCOPE]}],
             "labels": {**labels, "rooflaunch-request": request_id},
@@ -207,9 +203,6 @@ def _vm(plan: VmPlan) -> Iterator[tuple[str, str]]:
     yield "zones", zones_text(plan)
     image = plan.vm_image
     yield "vm image", f"{image.project}, {'newest of ' if image.is_family else ''}{image.name}"
-    if plan.shielded:
-        options = {"enableSecureBoot": "Secure Boot", "enableVtpm": "vTPM", "enableIntegrityMonitoring": "integrity"}
-        yield "shielded", ", ".join(f"{what} {'on' if plan.shielded[key] else 'off'}" for key, what in options.items())
     yield "driver", _driver(plan)
     yield "disk", f"{plan.options.disk_gb} GB, {plan.gpu.disk_type}"
     yield "image", f"{plan.request.image}, flavour {plan.request.options['flavour']}"

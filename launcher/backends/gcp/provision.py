@@ -41,7 +41,9 @@ PREEMPTED = "PREEMPTED"
 DELETED = "DELETED"
 BUSY = ("HTTP_429", "HTTP_503")
 NOT_FOUND = "RESOURCE_NOT_FOUND"
-_ZONE_CODES = (STOCKOUT, "VM_MIN_COUNT_NOT_REACHED", NOT_FOUND, NOT_IN_ZONE, TOOK_TOO_LONG, PREEMPTED, *BUSY)
+# Compute Engine's word for a failure of its own, after which it asks to try again.
+INTERNAL = "INTERNAL_ERROR"
+_ZONE_CODES = (STOCKOUT, "VM_MIN_COUNT_NOT_REACHED", NOT_FOUND, NOT_IN_ZONE, TOOK_TOO_LONG, PREEMPTED, INTERNAL, *BUSY)
 # Resources that, if missing, are missing in every zone.
 _MISSING_EVERYWHERE = re.compile(r"serviceaccount|service account|/images/|/networks/|@", re.IGNORECASE)
 _EVERYWHERE = re.compile(r"globally|ALL[_-]REGIONS", re.IGNORECASE)

@@ -33,12 +33,8 @@ _STOCKOUT_TEXT = re.compile(
 # Compute Engine's two messages when a network in custom mode needs `--subnetwork`.
 _CUSTOM_MODE_TEXT = re.compile(r"custom subnet ?mode|must specify a subnet", re.IGNORECASE)
 _CONSTRAINT = re.compile(r"\bconstraints/[A-Za-z.]+")
-# Policies of an organisation that may refuse a VM, each with the options of `launch gcp` that help.
-SHIELDED_VM = "constraints/compute.requireShieldedVm"
-TRUSTED_IMAGES = "constraints/compute.trustedImageProjects"
+# Policies of an organisation that may refuse a VM although options of `launch gcp` help.
 _POLICY_CURES = {
-    SHIELDED_VM: "--secure-boot",
-    TRUSTED_IMAGES: "--vm-image PROJECT/FAMILY of a trusted project",
     "constraints/compute.vmExternalIpAccess": "--no-external-ip, with create_network in infra/gcp/",
     "constraints/gcp.resourceLocations": "--zone Z --no-fallback, with zones in allowed locations",
 }
@@ -130,14 +126,12 @@ def refused_for_good(message: str) -> ToolError | None:
     broken = list(dict.fromkeys(_CONSTRAINT.findall(message)))
     if broken:
         cures = [_POLICY_CURES[name] for name in broken if name in _POLICY_CURES]
-        if SHIELDED_VM in broken and "non-Shielded image" in message:
-            cures[cures.index(_POLICY_CURES[SHIELDED_VM])] = (
-                "--vm-image with an image that can boot by UEFI, and --secure-boot"
-            )
         policies = "policies forbid" if len(broken) > 1 else "policy forbids"
         return ToolError(
             f"the organisation's {policies} this VM: {', '.join(broken)}: {message}",
-            hint="; ".join(cures) or "ask the organisation's administrator for an exception, or use another --project",
+            hint="; ".join(cures)
+            if len(cures) == len(broken)
+            else "ask the organisation's administrator for an exception, or use another --project",
         )
     if _CUSTOM_MODE_TEXT.search(message):
         return ToolError(

@@ -1,8 +1,7 @@
-"""Client for services of Google Cloud, over plain REST; used by `launch doctor gcp` and for prices.
+"""Client for services of Google Cloud, over plain REST; used by `launch doctor gcp`.
 
-The client libraries for Service Usage, IAM, Resource Manager and Cloud Billing are not used, because
-no other part of this program would need them. google.auth and requests are imported inside functions only. No request
-changes anything.
+The client libraries for Service Usage, IAM and Resource Manager are not used, because no other part of this program
+would need them. google.auth and requests are imported inside functions only. No request changes anything.
 """
 
 import urllib.parse
@@ -17,9 +16,6 @@ from workload.storage.gcs import LOG_IN
 
 ANSWER_S = 15.0
 ATTEMPTS = 2
-BILLING = "https://cloudbilling.googleapis.com"
-# Id of the service Compute Engine, the same for everybody: https://cloud.google.com/skus
-COMPUTE_SERVICE = "6F81-5844-456A"
 # Only this version has bindings with a condition: https://cloud.google.com/iam/docs/policies#versions
 POLICY_VERSION = 3
 
@@ -61,12 +57,6 @@ class Services:
         return frozenset(
             str(service["config"]["name"]) for service in self._pages(url, "services", filter="state:ENABLED")
         )
-
-    def compute_skus(self, endpoint: str = BILLING) -> Iterator[Any]:
-        """SKUs of Compute Engine as Cloud Billing lists them, read page by page."""
-        url = f"{endpoint.rstrip('/')}/v1/services/{COMPUTE_SERVICE}/skus"
-        wanted = "nextPageToken,skus(skuId,description,category,serviceRegions,pricingInfo)"
-        yield from self._pages(url, "skus", currencyCode="USD", pageSize="5000", fields=wanted)
 
     def roles_in_project(self, email: str) -> frozenset[str]:
         """Roles that the project grants to a service account; they hold for everything in the project."""

@@ -1,7 +1,6 @@
 """Facts about the machine of an element of a job array, from Slurm's variables and the element's log.
 
 Standard library only. This file travels in the launch's folder, not in an image: see launcher/agent/host_facts.py.
-An image may be of an earlier version, so this file imports nothing of the launcher.
 """
 
 import json

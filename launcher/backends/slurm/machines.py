@@ -21,8 +21,8 @@ from workload.storage.store import UnreachableError
 
 # Limit for stopping jobs: Slurm waits for KillWait (30 s unless the site sets another) and for its epilog.
 STOP_LIMIT_S = 90.0
-# Limit for submitting: a busy controller takes a while for an array of a thousand elements.
-SUBMIT_LIMIT_S = 120.0
+# Limit for submitting: sbatch, which a busy controller lets wait, and then the search for its job.
+SUBMIT_LIMIT_S = 180.0
 # Delay after which a job past its time limit is a leftover: a site may configure Slurm to end jobs late.
 LATE_S = 600.0
 # Slurm's default of MaxArraySize: https://slurm.schedmd.com/slurm.conf.html#OPT_MaxArraySize
@@ -36,6 +36,9 @@ SLURM_PROGRAM = "launcher/backends/slurm/remote.py"
 WAITING = frozenset(
     {*("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED"), *("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")}
 )
+# Slurm starts a job in one of these states, or with a reason for waiting that contains "held" (`JobHeldUser`, `launch
+# failed requeued held`), only after somebody has released it.
+HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 # Why a job ended, by its final state; empty for COMPLETED.
 ENDED: Mapping[str, str] = {
     "COMPLETED": "",
@@ -171,15 +174,20 @@ class SlurmMachines:
         plan, requests = plans[0], [plan.request for plan in plans]
         assert plan.node is not None
         words = [f"--dependency=afterok:{plan.after}", "--kill-on-invalid-dep=yes"] if plan.after else []
-        answer = self.node.ask(
-            "submit",
-            within_s=SUBMIT_LIMIT_S,
-            array=requests[0].name,
-            names=[request.name for request in requests],
-            script=job_script(requests, plan.options, plan.node, gres=plan.gres),
-            words=words,
-            check=plan.after,
-        )
+        name = requests[0].name
+        try:
+            answer = self.node.ask(
+                "submit",
+                within_s=SUBMIT_LIMIT_S,
+                array=name,
+                names=[request.name for request in requests],
+                script=job_script(requests, plan.options, plan.node, gres=plan.gres),
+                words=words,
+                check=plan.after,
+            )
+        except UnreachableError as error:
+            error.hint += f"; the job may be in the queue: launch status {name} shows it, launch down {name} ends it"
+            raise
         if "refused" in answer:
             raise explained(answer["refused"], self.place)
 
@@ -235,20 +243,25 @@ class SlurmMachines:
 def _machine(row: Mapping[str, str]) -> Machine:
     # The first word is the state, as in `CANCELLED by 1000`.
     state, _, by_whom = row["state"].partition(" ")
-    is_queued, why = state in WAITING, ENDED.get(state)
-    condition = Condition.STARTING if is_queued else Condition.RUNNING if why is None else Condition.GONE
-    reason = printable(row["reason"])
+    is_waiting, why = state in WAITING, ENDED.get(state)
+    condition = Condition.STARTING if is_waiting else Condition.RUNNING if why is None else Condition.GONE
+    reason = "" if row["reason"] == "None" else printable(row["reason"])
+    # A held job is not queued: its launcher gives it up after the time for a boot, instead of waiting for ever.
+    is_held = is_waiting and (state in HELD or "held" in reason.lower())
+    release = f"scontrol release {row['array_job']}_{row['index']} lets it start" if is_held else ""
+    waits = "; ".join(filter(None, (reason, release))) if is_waiting else ""
+    ended = f"Slurm says {state}: {why} {by_whom}".strip() if why else ""
     return Machine(
         name=row["name"],
         # A waiting job may name several partitions.
         zone=row["partition"].replace(",", "+"),
         condition=condition,
-        status=row["state"].lower() + (f" ({reason})" if is_queued and reason not in ("", "None") else ""),
-        created_s=None if is_queued else _epoch_s(row["started"]),
+        status=state.lower() + (f" ({waits})" if waits else ""),
+        created_s=None if is_waiting else _epoch_s(row["started"]),
         deadline_s=_epoch_s(row["ends"]) if condition is Condition.RUNNING else None,
-        queued=is_queued,
+        queued=is_waiting and not is_held,
         preempted=state == "PREEMPTED",
-        why=f"Slurm says {state}: {why} {by_whom}".strip() if why else "",
+        why=f"Slurm holds the job ({reason or state})" if is_held else ended,
     )
 
 

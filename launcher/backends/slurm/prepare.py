@@ -45,8 +45,7 @@ def node_of(cluster: Cluster, options: Options) -> NodeSoftware:
     return NodeSoftware(
         root=cluster.root,
         code=_hash(code),
-        # The folder and landlord.py are named as in earlier versions: see FILE in launcher/agent/host_facts.py.
-        guest=f"landlords/slurm-{_hash(guest.encode())}.py",
+        guest=f"guests/slurm-{_hash(guest.encode())}.py",
         container=usual if options.container is Software.AUTO else options.container,
         python=python,
         image=options.image or "",

@@ -72,7 +72,7 @@ REFUSALS = (
         hint="another --partition, or ask the cluster's administrator",
     ),
     Refusal(
-        pattern="Unable to contact slurm controller|Zero Bytes|Socket timed out|Connection refused",
+        pattern="Unable to contact slurm controller|Zero Bytes|Socket timed out|Connection refused|no answer within",
         meaning="Slurm's controller does not answer",
         hint="scontrol ping shows whether the controller answers; then run the same command again",
         error=ToolError,

@@ -30,6 +30,11 @@ from typing import Any, BinaryIO
 assert sys.platform != "win32"
 # Limit for one program: Slurm's controller answers late when it is busy.
 TOOL_LIMIT_S = 50
+# Exit code of `tool` for a program that was ended at the limit, as timeout(1) has it.
+TOO_SLOW = 124
+# Messages of sbatch after a lost answer: the controller may accept the job even later, within SEARCH_S.
+LOST_ANSWER = re.compile("timed out|Zero Bytes|no answer within")
+SEARCH_S = 15.0
 # Most arrays in one call of `sacct`.
 MOST_JOBS = 200
 MOST_OUTPUT_BYTES = 1 << 20
@@ -91,6 +96,8 @@ def tool(*words: str, stdin: str = "") -> tuple[int, str, str]:
         )
     except FileNotFoundError:
         return 127, "", words[0] + " is not installed"
+    except subprocess.TimeoutExpired:
+        return TOO_SLOW, "", f"{words[0]} gave no answer within {TOOL_LIMIT_S} s"
     except (OSError, subprocess.SubprocessError) as error:
         return 1, "", str(error)
     return done.returncode, done.stdout, done.stderr.strip()
@@ -115,9 +122,9 @@ def checked_output(*words: str) -> str:
 
 def site(root: Path) -> dict[str, Any]:
     """Facts of the cluster that decide what a job can request."""
-    code, version, _ = tool("sbatch", "--version")
-    if code == 127:  # noqa: PLR2004 - a shell's exit code for a missing program
+    if shutil.which("sbatch") is None:
         return {"version": "", "root": str(root)}
+    version = checked_output("sbatch", "--version")
     user = output_or_empty("id", "-un").strip()
     config = {}
     for line in checked_output("scontrol", "show", "config").splitlines():
@@ -207,6 +214,8 @@ def submit(root: Path, question: dict[str, Any]) -> dict[str, Any]:
         code, text, complaints = tool("sbatch", "--parsable", *question["words"], stdin=question["script"])
         number = text.strip().split(";")[0]
         if code != 0 or not number.isdigit():
+            number = accepted(array, complaints)
+        if not number:
             cancel_checks([question["check"]] if question["check"] else [])
             return {"refused": complaints or text.strip() or f"exit code {code}", "code": code}
         (folder / "job").write_text(number)
@@ -227,6 +236,14 @@ def in_slurm(array: str) -> str:
     """Slurm's number of the job named `array`, from the queue or the accounting; empty if Slurm knows no such job."""
     rows = queue(array) or ended([array], by_name=True)
     return rows[0]["array_job"] if rows else ""
+
+
+def accepted(array: str, complaints: str) -> str:
+    """Slurm's number of an array although sbatch failed with `complaints`; empty if Slurm does not have the array."""
+    until_s = time.monotonic() + (SEARCH_S if LOST_ANSWER.search(complaints) else 0)
+    while not (number := in_slurm(array)) and time.monotonic() < until_s:
+        time.sleep(LOOK_EVERY_S)
+    return number
 
 
 def check(root: Path, question: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from launcher.backends.slurm.options import Options, Software, time_text
-from launcher.protocol.records import Request
+from launcher.protocol.records import SCHEMA_VERSION, Request
 
 CHECK_LIMIT_S = 300
 # Program that checks the cluster's Python; a single line, for use in a shell.
@@ -28,7 +28,7 @@ class NodeSoftware:
     """Software on a compute node; `root`: our folder, absolute or below the user's home (`~/…`).
 
     `code`: name of our code's version in our folder. `guest`: name of guest.py in our folder; the job copies this file
-    to landlord.py, which the agent imports for facts from Slurm. `apptainer`: name or path of the program
+    to guest.py, which the agent imports for facts from Slurm. `apptainer`: name or path of the program
     apptainer or singularity.
     """
 
@@ -104,7 +104,7 @@ home=$root/jobs/$name
 # Files for the agent; and files for `launch status` that a script submitted by hand would lack.
 mkdir -p "$home" "$root/launches/$name"
 printf '%s\\n' "$request" >"$home/request.json"
-cp "$root/{node.guest}" "$home/landlord.py"
+cp "$root/{node.guest}" "$home/guest.py"
 [ -e "$root/launches/$name/request.json" ] || cp "$home/request.json" "$root/launches/$name/request.json"
 [ -e "$root/launches/$name/startup.log" ] || ln "$root/arrays/$array/$index.log" "$root/launches/$name/startup.log"
 [ -e "$home/element" ] || printf '%s %s\\n' "$array" "$index" >"$home/element"
@@ -120,7 +120,7 @@ export ROOFLAUNCH_END_S=${{SLURM_JOB_END_TIME:-$(SLURM_TIME_FORMAT=%s squeue -h 
 
 
 def _line(request: Request) -> str:
-    return json.dumps({"schema_version": request.written_version, **asdict(request)}, separators=(",", ":"))
+    return json.dumps({"schema_version": SCHEMA_VERSION, **asdict(request)}, separators=(",", ":"))
 
 
 def _lines(words: Sequence[str]) -> str:

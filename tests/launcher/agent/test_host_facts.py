@@ -1,13 +1,11 @@
-"""Who lets the machine: nobody, or what a launch brings with it as landlord.py."""
+"""Who lets the machine: nobody, or what a launch brings with it as guest.py."""
 
-import ast
 from pathlib import Path
 
 import pytest
 
 from launcher.agent import host_facts
 from launcher.agent.host_facts import OwnMachine, host_facts_of
-from tests import sources
 from tests.launcher.backends.gcp.fake_vm import make_request
 from workload.contract.errors import ToolError
 
@@ -36,14 +34,3 @@ def test_a_machine_without_a_request(tmp_path: Path) -> None:
 def test_a_cloud_travels_with_the_launch(tmp_path: Path) -> None:
     (tmp_path / host_facts.FILE).write_text("def this_machine():\n    return 'the host'\n")
     assert str(host_facts_of(tmp_path)) == "the host"
-
-
-# A launch that is submitted again keeps its image, and gets the file of the version that submits it.
-OLD = {"launcher.agent.home", "workload.contract.errors", "workload.environment.metadata", "workload.storage.store"}
-
-
-@pytest.mark.parametrize("path", ["gcp/guest.py", "slurm/guest.py", "batch/start.py"])
-def test_a_file_that_travels_with_a_launch_imports_what_images_of_earlier_versions_have(path: str) -> None:
-    body = sources.tree(sources.ROOT / "launcher/backends" / path).body
-    imported = {node.module for node in body if isinstance(node, ast.ImportFrom)}
-    assert {name for name in imported if name and name.startswith(("launcher", "workload"))} <= OLD

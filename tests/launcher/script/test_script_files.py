@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.jobs import cleanup
+from launcher.jobs import cleanup, commands
+from launcher.jobs.commands import Script
 from launcher.protocol.records import request_object, variables_object
 from launcher.script import files as script_files
-from launcher.script.command import variables_of
+from launcher.script.command import ThereOptions, variables_of
 from launcher.script.files import archive_object, pack, place_of_data, relative_words
 from tests.launcher.own_machine import NAME, own_machine_request
 from tests.launcher.script import tiny
@@ -182,6 +183,15 @@ def test_variables_lie_in_the_store_until_they_are_taken_back(folder: Path, tmp_
     assert [name for listed in store.objects("launches/") if "variables" in (name := listed.name)] == [
         variables_object(NAME)
     ]
+
+
+@pytest.mark.parametrize(("is_fresh", "env"), [(True, ("HF_TOKEN",)), (True, ()), (False, ("HF_TOKEN",))])
+def test_plan_says_that_a_bucket_may_keep_values_of_variables(
+    folder: Path, is_fresh: bool, env: tuple[str, ...]
+) -> None:
+    script = Script(words=SCRIPT, options=ThereOptions(env=env), is_fresh=is_fresh)
+    _, packed = script.packed("gcp", folder, {"HF_TOKEN": "hf_1"})
+    assert (commands.ENV_IN_BUCKET in packed.notes) is (is_fresh and bool(env))
 
 
 VARIABLES = {

@@ -149,11 +149,8 @@ def test_no_data_at_an_address(tmp_path: Path) -> None:
     assert caught.value.hint == "name a place with objects: --data ADDRESS"
 
 
-def test_a_request_with_a_script_is_of_a_schema_that_older_agents_refuse() -> None:
-    """They would run our trainer in its place."""
+def test_request_with_a_script_describes_its_files() -> None:
     request = replace(REQUEST, script={"sha256": "0" * 64, "files": 3, "bytes": 40, "commit": "0" * 40 + "-dirty"})
-    assert b'"schema_version": 3,' in request.to_bytes()
-    assert b'"schema_version": 2,' in REQUEST.to_bytes()
     assert request.files_text == "3 files, 40 B, of commit 0000000 with changes"
     assert REQUEST.files_text == ""
     again = Request.from_bytes(request.to_bytes())

@@ -6,7 +6,6 @@ from typing import Any, NoReturn
 
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.gcp.options import Options, Where
-from launcher.backends.gcp.price_list import PriceLookup
 from launcher.sweep.drive import SweepPorts, drive
 from launcher.sweep.outcome import SweepOutcome
 from launcher.sweep.places import Place, Sweep
@@ -41,7 +40,6 @@ def ports_of(cloud: Cloud, **changes: Any) -> SweepPorts:
         bucket=lambda _: cloud.bucket,
         engine=no_docker,
         default_project=lambda: "my-project",
-        prices=lambda _: PriceLookup(),
         sleep=cloud.clock.sleep,
     )
     plain: dict[str, Any] = {

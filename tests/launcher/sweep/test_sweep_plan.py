@@ -7,7 +7,6 @@ import pytest
 
 from benchmarks.synthetic_bundles import make
 from launcher.backends.gcp.backend import ComputeEngine
-from launcher.backends.gcp.price_list import PriceLookup
 from launcher.backends.ssh.backend import backend as ssh
 from launcher.images import contents
 from launcher.sweep import matrix, places
@@ -46,7 +45,7 @@ def same_code(monkeypatch: pytest.MonkeyPatch) -> None:
 def plan(text: str, results: Path, **more: Any) -> SweepPlan:
     table = tomllib.loads(text)
     content = matrix.read(table, file=FILE, environment={}, config_folder=None)
-    backends = {"gcp": ComputeEngine(prices=lambda _: PriceLookup(prices=None)), "ssh": ssh}
+    backends = {"gcp": ComputeEngine(), "ssh": ssh}
     return make_plan(content, file=FILE, output=results, backend_of=backends.__getitem__, now=NOW, **more)
 
 

@@ -133,7 +133,7 @@ def test_a_run_that_is_in_the_store_is_done_before_it_is_here() -> None:
 
 
 def test_the_position_of_a_run_is_what_its_bundle_says() -> None:
-    """A sweep that was begun by an earlier version had another order."""
+    """A matrix that was edited meanwhile had another order."""
     work = work_of()
     run = work.runs[0]
     job = JobPlace(name="night", block=run.block, position=float(run.position + 1))

@@ -13,8 +13,9 @@ from zlib import crc32
 import pytest
 
 from launcher.script import files
+from tests.workload.storage import s3_server
 from tests.workload.storage.bundles import content_of, file_of, make_bundle, report_of
-from tests.workload.storage.s3_server import SETTINGS
+from tests.workload.storage.s3_server import SETTINGS, S3Server
 from tests.workload.storage.strict_s3 import (
     BREAK,
     BUCKET,
@@ -53,6 +54,33 @@ CONFLICT: Refusal = (409, "ConditionalRequestConflict")
 
 
 # Objects
+
+
+@pytest.mark.slow
+def test_private_object_leaves_no_older_version_in_a_bucket_with_versions(
+    moto: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moto.meet(monkeypatch)
+    versioned = {"Bucket": s3_server.BUCKET, "VersioningConfiguration": {"Status": "Enabled"}}
+    moto.client.put_bucket_versioning(**versioned)
+    store = open_store(f"s3://{s3_server.BUCKET}/place")
+    for content in (b"token", b"token", b"{}"):
+        store.write("launches/variables/x.json", content, is_private=True)
+        store.write("launches/variables/x.json.other", content)
+    kept = moto.client.list_object_versions(Bucket=s3_server.BUCKET)["Versions"]
+    names = [row["Key"].removeprefix("place/launches/variables/") for row in kept]
+    assert sorted(names) == ["x.json", "x.json.other", "x.json.other", "x.json.other"]
+    assert store.read("launches/variables/x.json") == b"{}"
+
+
+def test_private_object_is_written_although_versions_may_not_be_deleted(small_parts: StrictS3, opened: Bucket) -> None:
+    # The strict server knows no versions: it takes the request for them for a list of objects.
+    small_parts.fail["ListObjectsV2"] = [(403, "AccessDenied")]
+    assert opened.write("x", b"{}", is_private=True)
+    assert small_parts.objects["x"].content == b"{}"
+    small_parts.fail["ListObjectsV2"] = [BREAK] * 10**5
+    with pytest.raises(UnreachableError):
+        opened.write("x", b"{}", is_private=True)
 
 
 @pytest.mark.parametrize("size", [0, 20, PART_BYTES, LARGE_BYTES])

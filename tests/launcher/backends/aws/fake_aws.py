@@ -34,11 +34,11 @@ SpotPrice = tuple[str, str, float, float]
 
 
 class AwsError(Exception):
-    """An error answer: code, HTTP status, message."""
+    """An error answer: code, HTTP status, message. `body`: the whole answer instead."""
 
-    def __init__(self, code: str, status: int = 400, message: str = "") -> None:
+    def __init__(self, code: str, status: int = 400, message: str = "", *, body: str = "") -> None:
         super().__init__(code)
-        self.code, self.status, self.message = code, status, message or f"{code} happened"
+        self.code, self.status, self.message, self.body = code, status, message or f"{code} happened", body
 
 
 class Lost(Exception):  # noqa: N818 - no error of ours
@@ -492,6 +492,8 @@ class _Handler(Answering):
 
 
 def _error(error: AwsError, *, as_json: bool) -> tuple[bytes, dict[str, str]]:
+    if error.body:
+        return error.body.encode(), {}
     if as_json:
         document = {"__type": error.code, "message": error.message, "Message": error.message}
         return json.dumps(document).encode(), {"x-amzn-ErrorType": error.code}

@@ -204,6 +204,36 @@ def test_an_instance_that_ec2_does_not_know_yet(world: World) -> None:
     assert world.left == (1, 1, 1)
 
 
+def test_a_tag_waits_until_ec2_knows_the_new_instance(world: World) -> None:
+    world.fake.errors["CreateTags"] = [AwsError("InvalidInstanceID.NotFound")] * 4
+    submitted(world)
+    assert "rooflaunch-ends" in world.fake.live[0].tags
+    assert world.left == (1, 1, 1)
+
+
+PAGE = "<html><body>log in</body></html>"
+ITEM = "<item><launchTime>soon</launchTime></item>"
+BAD_TIME = f"<reservationSet><item><instancesSet>{ITEM}</instancesSet></item></reservationSet>"
+
+
+@pytest.mark.parametrize(
+    ("action", "body"),
+    [
+        ("DescribeAvailabilityZones", PAGE),
+        ("DescribeInstances", f"<R>{BAD_TIME}</R>"),
+        ("RunInstances", PAGE),
+        ("RunInstances", "<html><br>"),
+        ("CreateTags", "<html><br>"),
+        ("CreateSchedule", "3"),
+    ],
+)
+def test_malformed_answer_is_an_error_with_a_hint_and_leaves_no_instance(world: World, action: str, body: str) -> None:
+    world.fake.errors[action] = [AwsError("Malformed", 200, body=body)] * 100
+    error = refused(world, ToolError)
+    assert str(error).startswith("another server than EC2 answers at http://127.0.0.1:")
+    assert "correct HTTPS_PROXY" in error.hint
+
+
 def test_an_interrupt_between_instance_and_schedule_leaves_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,26 @@ def test_a_job_whose_agent_was_lost_is_over(region: Region) -> None:
     assert region.look(machine.name).condition is Condition.GONE
 
 
+@pytest.mark.filterwarnings("ignore:Unrecognized State enum value")
+@pytest.mark.parametrize(
+    ("job", "task", "status", "condition"),
+    [
+        (99, "PENDING", "PENDING", Condition.STARTING),
+        ("RUNNING", 99, "STATE_99", Condition.STARTING),
+        ("RUNNING", "UNEXECUTED", "UNEXECUTED", Condition.GONE),
+    ],
+)
+def test_states_that_the_client_does_not_know(
+    region: Region, monkeypatch: pytest.MonkeyPatch, job: Any, task: Any, status: str, condition: Condition
+) -> None:
+    """A machine that is starting, but not queued, is given up after the time for a boot."""
+    [machine] = region.submit(plan_of("00000d"))
+    monkeypatch.setattr(region.fake, "advance", lambda: None)
+    region.fake.jobs[machine.name].state, region.fake.task(machine.name).state = job, task
+    seen = region.look(machine.name)
+    assert (seen.status, seen.condition, seen.queued) == (status, condition, False)
+
+
 def test_a_job_that_nobody_waits_for_is_left_over(region: Region) -> None:
     region.fake.stockout = "no T4 is free"
     plan = plan_of("00000e", queue_time_s=600)
@@ -204,6 +224,45 @@ def test_what_batch_refuses(
         region.service.jobs()
     assert str(refused.value).startswith(message)
     assert refused.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_job_is_asked_for_by_name_after_all_answers_to_its_creation_were_lost(
+    is_made: bool, region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, busy = region.fake.answer, {"error": {"code": 503, "message": "unavailable"}}
+
+    def lost(method: str, path: str, query: Any, content: bytes) -> tuple[int, Any]:
+        if method == "POST" and path.endswith("/jobs"):
+            if is_made and region.fake.asked["create"] < 2:
+                answer(method, path, query, content)
+            return 503, busy
+        # The job appears at the second look only.
+        is_hidden = method == "GET" and not (region.fake.asked.update(["look"]) or region.fake.asked["look"] > 1)
+        return (
+            (404, {"error": {"code": 404, "message": f"Job {path} not found"}})
+            if is_hidden
+            else answer(method, path, query, content)
+        )
+
+    monkeypatch.setattr(region.fake, "answer", lost)
+    plan = plan_of("00000a")
+    if is_made:
+        assert region.submit(plan)[0].condition is Condition.RUNNING
+    else:
+        with pytest.raises(UnreachableError):
+            region.submit(plan)
+    assert region.fake.running() == int(is_made)
+
+
+def test_unconfirmed_end_of_a_job_is_told(region: Region) -> None:
+    lines = list[str]()
+    plan = plan_of("00000a")
+    region.fake.refuses = (503, "UNAVAILABLE", "The service is currently unavailable.")
+    with pytest.raises(UnreachableError):
+        region.machines.submit(plan, lines.append)
+    name = plan.request.name
+    assert lines[1:] == [f"could not confirm that job '{name}' is cancelled: launch down {name}"]
 
 
 def test_batch_that_falls_silent_is_an_error_with_a_hint(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:

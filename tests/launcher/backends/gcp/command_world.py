@@ -11,7 +11,6 @@ import pytest
 
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.price_list import PriceLookup
 from launcher.jobs.commands import Ports
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Cloud
 from tests.workload.storage.gcs_server import BUCKET
@@ -63,7 +62,6 @@ class World:
     sleep: Callable[[float], None]
     is_terminal: Callable[[], bool]
     confirm: Callable[[str, bool], bool]
-    prices: Callable[[str | None], PriceLookup] = lambda _: PriceLookup()
     busy: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def backend(self) -> ComputeEngine:
@@ -72,7 +70,6 @@ class World:
             bucket=self.bucket,
             engine=self.engine,
             default_project=self.default_project,
-            prices=self.prices,
             sleep=self.sleep,
         )
 

@@ -8,7 +8,6 @@ import pytest
 
 from launcher.backends.gcp.plan import Options, make_plan
 from launcher.backends.gcp.planned_vm import VmPlan
-from launcher.backends.gcp.price_list import PriceList
 from launcher.backends.gcp.settings import Settings, resolve_settings
 from workload.contract.errors import ExitCode, RooflaunchError, UsageError
 from workload.contract.spec import resolve
@@ -32,7 +31,6 @@ def planned(
     *,
     image: str = IMAGE,
     now: datetime = NOW,
-    price_list: PriceList | None = None,
     **options: Any,
 ) -> VmPlan:
     return make_plan(
@@ -42,7 +40,6 @@ def planned(
         image=image,
         now=now,
         token="0a1b2c",
-        price_list=price_list,
     )
 
 

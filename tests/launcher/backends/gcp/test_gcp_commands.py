@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +16,11 @@ import pytest
 
 from launcher.backends.gcp import options
 from launcher.backends.gcp.backend import ComputeEngine
-from launcher.backends.gcp.price_list import PriceLookup
 from launcher.jobs.launches import LaunchState
 from launcher.jobs.session import Event as GcpEvent
 from launcher.jobs.session import EventKind, LaunchProgress
 from launcher.protocol.records import LaunchPhase
 from tests.launcher.backends.gcp.canned_cloud import ZONE, Cloud, Clouds
-from tests.launcher.backends.gcp.canned_prices import TODAY
 from tests.launcher.backends.gcp.canned_vm import Fault
 from tests.launcher.backends.gcp.command_world import (
     AT_HOME,
@@ -60,49 +56,6 @@ def test_the_dry_run_asks_nobody(launch: Launch) -> None:
     assert plan["insert"]["name"] == plan["name"]
     assert plan["name"].startswith("rooflaunch-t4-20261121-120000-")
     assert plan["zones"][0] == ZONE
-
-
-def todays(*, asked: list[str | None]) -> Callable[[str | None], PriceLookup]:
-    def prices(project: str | None) -> PriceLookup:
-        asked.append(project)
-        return PriceLookup(prices=TODAY)
-
-    return prices
-
-
-@pytest.mark.parametrize(
-    ("words", "asked"),
-    [
-        (("gcp", "--gpu", "t4", "--zone", ZONE, "--dry-run", "--project", "my-project"), [None]),
-        (("gcp", "--gpu", "t4", "--zone", ZONE, "--dry-run", "--usd-per-h", "1"), [None]),
-        (("gpus", "--wide"), [None]),
-        (("gpus", "--wide", "--live", "--project", "my-project"), ["my-project"]),
-    ],
-)
-def test_todays_prices_are_asked_for_on_request_alone(
-    words: tuple[str, ...], asked: list[str | None], launch: Launch
-) -> None:
-    told: list[str | None] = []
-    assert "2026-11-21" in launch(replace(NOWHERE, prices=todays(asked=told)), *words).output()
-    assert told == asked
-
-
-def test_a_list_that_cannot_be_read_is_a_warning(launch: Launch) -> None:
-    world = replace(NOWHERE, prices=lambda _: PriceLookup(why="it is not enabled", hint="gcloud services enable it"))
-    said = launch(world, "gpus", "--live", "--project", "my-project")
-    assert said.code == 0
-    assert (
-        said.err == "warning: prices are from the built-in table: it is not enabled\nhint: gcloud services enable it\n"
-    )
-    assert "2026-07" in said.out
-
-
-def test_a_plan_says_why_it_has_the_prices_of_a_table(launch: Launch) -> None:
-    world = replace(NOWHERE, prices=lambda _: PriceLookup(why="it is not enabled"))
-    assert (
-        "\nnote       prices are from the built-in table: it is not enabled\n"
-        in launch(world, "gcp", "--gpu", "t4", "--zone", ZONE, "--dry-run").output()
-    )
 
 
 def test_a_price_needs_no_project(launch: Launch) -> None:
@@ -227,17 +180,13 @@ def test_a_renamed_image_family_is_told_and_does_not_stop_a_launch(launch: Launc
     family = ("ubuntu-os-accelerator-images", "ubuntu-accelerator-2204-amd64-with-nvidia-580")
     with clouds() as cloud:
         cloud.fake.renamed.add(family)
-        told = launch(world_of(cloud), *GCP, "--secure-boot").error(0)
+        told = launch(world_of(cloud), *GCP).error(0)
         body = cloud.fake.bodies[0]
         newest = "ubuntu-accelerator-2404-amd64-with-nvidia-580-v20261101"
         source = f"projects/{family[0]}/global/images/{newest}"
         assert body["disks"][0]["initializeParams"]["sourceImage"] == source
-        assert body["shieldedInstanceConfig"]["enableSecureBoot"] is True
         assert f"note       VM image family {family[1]} no longer exists in project {family[0]}\n" in told
         assert f"note       the VM boots {newest} of {family[0]} instead\n" in told
-        assert "error: --vm-image: there is no image family 'none' in project 'my-project'" in launch(
-            world_of(cloud), *GCP, "--vm-image", "my-project/none"
-        ).error(2)
 
 
 @pytest.mark.world

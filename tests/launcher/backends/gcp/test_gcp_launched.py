@@ -76,7 +76,7 @@ def test_no_record_of_others_is_a_traceback_in_any_command(launch: Launch, cloud
         first, hostile = {"schema_version": 1, "name": name, "limit_s": 1e308}, {"schema_version": 1, "runs": ["-rf"]}
         hostile |= {"exit_code": 0, "zone": ZONE, "phases": {}, "ended_at": "\x1b[2J"}
         records = {
-            request_object(name): (json.dumps(first).encode(), "request of a launch: 'launched_at' is missing"),
+            request_object(name): (json.dumps(first).encode(), "request of a launch: 'backend' is missing"),
             status_object(name): (b" " * 3_000_000, f"'launches/{name}/status.json' in bucket"),
             result_object(name): (json.dumps(hostile).encode(), "result of a launch: runs must be a list of run ids"),
         }

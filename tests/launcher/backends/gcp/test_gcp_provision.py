@@ -83,14 +83,15 @@ def test_every_gpu_is_accepted(gpu: str, spot: bool, fake: FakeCompute, go: Go) 
     assert body == plan.body(plan.zones[0], request_id=body["labels"]["rooflaunch-request"])
 
 
-def test_a_policy_ends_the_launch_with_the_option_that_cures_it(fake: FakeCompute, go: Go) -> None:
+def test_policy_of_an_organisation_ends_the_launch(fake: FakeCompute, go: Go) -> None:
     said = "Constraint constraints/compute.requireShieldedVm violated for project projects/p."
     fake.operation_error(A, "CONDITION_NOT_MET", said)
     with pytest.raises(ToolError) as caught:
         go(plan_for(A))
     assert caught.value.report() == (
         "error: the organisation's policy forbids this VM: constraints/compute.requireShieldedVm: "
-        f"CONDITION_NOT_MET: {said}\nhint: --secure-boot"
+        f"CONDITION_NOT_MET: {said}\n"
+        "hint: ask the organisation's administrator for an exception, or use another --project"
     )
     assert (inserts(fake), fake.instances) == ([A], [])
 
@@ -295,6 +296,13 @@ def test_an_endless_operation_without_a_vm(fake: FakeCompute, go: Go) -> None:
     fake.endless_operation(A, lives=False)
     got = go(plan_for(A, B))
     assert (got.machines[0].zone, got.tried[0].code) == (B, "TOOK_TOO_LONG")
+    assert [each.zone for each in fake.instances] == [B]
+
+
+def test_internal_error_of_an_operation_leads_to_the_next_zone(fake: FakeCompute, go: Go) -> None:
+    fake.operation_error(A, "INTERNAL_ERROR", "Internal error. Please try again.")
+    got = go(plan_for(A, B))
+    assert (got.machines[0].zone, got.tried[0].code) == (B, "INTERNAL_ERROR")
     assert [each.zone for each in fake.instances] == [B]
 
 
@@ -555,7 +563,7 @@ REGIONAL, GLOBAL = {"region": "us-central1"}, {"global": "global"}
         ("QUOTA_EXCEEDED", "", GLOBAL, Scope.PROJECT),
         ("QUOTA_EXCEEDED", "Quota 'X' exceeded. Limit: 0.0 in region us-central1.", {}, Scope.REGION),
         ("QUOTA_EXCEEDED", "Quota 'X' exceeded. Limit: 0.0 globally.", {}, Scope.PROJECT),
-        ("INTERNAL_ERROR", "", {}, Scope.FATAL),
+        ("INTERNAL_ERROR", "", {}, Scope.ZONE),
         ("", "", {}, Scope.FATAL),
     ],
 )

@@ -9,7 +9,6 @@ import pytest
 from launcher.backends.aws import gpus as aws
 from launcher.backends.gcp import gpus as gcp
 from launcher.backends.gcp import gpus_table
-from tests.launcher.backends.gcp.canned_prices import TODAY
 from workload.contract import peaks
 from workload.contract.tables import TableFormat
 
@@ -58,27 +57,6 @@ def test_the_table_for_people() -> None:
     assert re.sub(" {2,}", "  ", text).startswith(TABLE)
     assert len({line.index("  20") for line in text.splitlines()[1:4]}) == 1, "aligned"
     assert text.endswith("\n".join(gpus_table.NOTES))
-
-
-def test_todays_list_replaces_what_it_has_of_the_table() -> None:
-    document = json.loads(gpus_table.render(TableFormat.JSON, price_list=TODAY))
-    rows = [row for row in document if row["gpu"] in ("t4", "l4") and row["provider"] == "gcp"]
-    told = [(row["machine_type"], row["usd_per_h"], row["usd_per_h_spot"], row["read"]) for row in rows]
-    assert told == [
-        ("n1-standard-4", pytest.approx(0.539999), pytest.approx(0.273), "2026-11-21"),
-        ("n1-standard-8", pytest.approx(0.729998), pytest.approx(0.336), "2026-11-21"),
-        ("n1-standard-8", pytest.approx(0.729998 + 0.35), pytest.approx(0.546), "2026-11-21"),
-        ("n1-standard-16", pytest.approx(2 * 0.729998 + 2 * 0.35), pytest.approx(1.092), "2026-11-21"),
-        ("g2-standard-4", 0.707, 0.361, "2026-07"),
-        ("g2-standard-8", 0.854, 0.436, "2026-07"),
-        ("g2-standard-12", 1.0, 0.511, "2026-07"),
-        ("g2-standard-24", 2.001, 1.022, "2026-07"),
-        ("g2-standard-48", 4.002, 2.045, "2026-07"),
-        ("g2-standard-96", 8.003, 4.09, "2026-07"),
-    ]
-    assert "\nas of 2026-11-21: Google's price list\n" in gpus_table.render(
-        TableFormat.TABLE, wide=True, price_list=TODAY
-    )
 
 
 def test_every_source_is_named_with_its_date() -> None:

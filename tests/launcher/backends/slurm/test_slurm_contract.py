@@ -1,5 +1,6 @@
 """The contract of every backend on a real Slurm, with accounting and without."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,12 @@ from launcher.backends.slurm import remote
 from launcher.backends.slurm.backend import backend
 from launcher.backends.slurm.machines import SlurmMachines
 from launcher.backends.slurm.options import Options, Where
-from launcher.protocol.backend import Machine, Plan
-from tests.launcher.backends.contract import CHECKS, Check, Place, launcher_of, name_of
+from launcher.protocol.backend import Condition, Machine, Plan
+from tests.launcher.backends.contract import CHECKS, Check, Place, launcher_of, name_of, silent
 from tests.launcher.backends.slurm.conftest import doing, machines_of, plan_of
 from tests.slurm import SlurmCluster
 from tests.waiting import until
+from workload.contract.errors import ToolError
 
 pytestmark = [
     pytest.mark.world,
@@ -120,3 +122,33 @@ def test_submitted_together_they_are_one_array(cluster: SlurmCluster) -> None:
     again = machines_of().submit_together(plans, lambda _: None)
     assert [machine.name for machine in again.machines] == [plan.request.name for plan in plans]
     assert len(cluster.queue()) == 3
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_job_that_slurm_accepted_counts_as_submitted_although_the_answer_of_sbatch_was_lost(
+    is_accepted: bool, cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shutil.which("sbatch") if is_accepted else "true"
+    (tmp_path / "sbatch").write_text(f'#!/bin/sh\n{real} "$@"\nexec sleep 60\n')
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(remote, "TOOL_LIMIT_S", 2)
+    monkeypatch.setattr(remote, "SEARCH_S", 1)
+    plan = doing(plan_of(), cluster.home, "exec sleep 600")
+    if is_accepted:
+        [machine] = machines_of().submit(plan, silent).machines
+        assert machine.condition is not Condition.GONE
+        [array] = {row.partition("_")[0] for row in cluster.queue()}
+        assert (cluster.ours / "arrays" / plan.request.name / "job").read_text() == array
+    else:
+        with pytest.raises(ToolError, match=r"Slurm's controller does not answer .sbatch gave no answer within 2 s"):
+            machines_of().submit(plan, silent)
+        assert not cluster.queue()
+
+
+def test_held_job_is_not_queued_and_starts_when_it_is_released(cluster: SlurmCluster) -> None:
+    plan = doing(plan_of(options=Options(sbatch=("--hold",))), cluster.home, "exec sleep 600")
+    [machine] = machines_of().submit(plan, silent).machines
+    assert (machine.queued, machine.why_not_starting) == (False, "Slurm holds the job (JobHeldUser)")
+    cluster.run("scontrol", "release", machine.status.partition("scontrol release ")[2].split()[0])
+    until(lambda: cluster.queue("RUNNING"), "the job does not start")

@@ -1,5 +1,6 @@
 """Following a job that waits in a queue, for longer than any machine takes to boot. No Slurm is asked."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ from launcher.jobs.liveness import Liveness
 from launcher.jobs.run import follow
 from launcher.jobs.session import Event, EventKind, Session
 from launcher.jobs.watch import WatchedLaunch
-from launcher.protocol.backend import Condition, Listing, Machine
-from launcher.protocol.records import Request, Result, result_object
+from launcher.protocol.backend import Condition, Listing, Machine, Output, Removed
+from launcher.protocol.records import Heartbeat, Request, Result, result_object, status_object
 from workload.storage.folder import Folder
 
 NAME = "rooflaunch-slurm-20261121-120000-abcdef"
@@ -42,6 +43,12 @@ class Queue:
 
     def phases(self, _: Machine) -> dict[str, str]:
         return {}
+
+    def output(self, _: Machine, start: int) -> Output:
+        return Output(text="", next_start=start)
+
+    def stop(self, machines: Any) -> list[Removed]:
+        return [Removed(kind="job", name=machine.name, zone="gpu", gone=True) for machine in machines]
 
 
 def followed(queue: Any, folder: Path) -> tuple[WatchedLaunch, list[str]]:
@@ -89,3 +96,20 @@ def test_the_place_says_why_there_is_no_result(
     assert str(outcome.error) == f"'{NAME}' {message}"
     assert outcome.error
     assert outcome.error.hint == (f"launch logs {NAME}" if hint else "launch again")
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_held_job_is_announced_once_and_removed_after_the_time_for_a_boot(has_run: bool, tmp_path: Path) -> None:
+    status, why = "pending (held; scontrol release 12_1 lets it start)", "Slurm holds the job (held)"
+    queue = Queue((0, RUNS if has_run else WAITS), (60, replace(WAITS, queued=False, status=status, why=why)))
+    beat = Heartbeat(at="2026-11-21T12:00:00Z", zone="gpu", phases={}).to_bytes()
+    if has_run:
+        Folder(tmp_path).write(status_object(NAME), beat)
+    events: list[Event] = []
+    session = Session(machines=queue, store=Folder(tmp_path), sleep=queue.sleep, on_event=events.append)
+    outcome = follow(session, REQUEST, "gpu", output=tmp_path)
+    assert str(outcome.error) == f"'{NAME}' was not started: {why}"
+    assert 300 < queue.time_s - 1e9 < 1000
+    notes = [event.text for event in events if event.kind is EventKind.NOTE]
+    assert notes == [f"'{NAME}' waits: {status}", f"'{NAME}' was not started: {why}: removing the job"]
+    assert f"the job waits: {status}" in [event.text for event in events if event.kind is EventKind.PROGRESS]

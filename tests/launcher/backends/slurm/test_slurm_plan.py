@@ -24,7 +24,7 @@ CLUSTER = Cluster(login=None, root="/home/me/.rooflaunch")
 NODE = NodeSoftware(
     root=CLUSTER.root,
     code="0123456789abcdef",
-    guest="landlords/slurm-x.py",
+    guest="guests/slurm-x.py",
     container=Software.NONE,
     python="python3",
 )

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.backends.slurm import remote
 from launcher.backends.slurm.guest import Element
-from launcher.backends.slurm.machines import ENDED, WAITING, _machine
+from launcher.backends.slurm.machines import ENDED, HELD, WAITING, _machine
 from launcher.backends.slurm.refusals import REFUSALS, explained
 from launcher.backends.slurm.site import Gpus, Partition, Site, checks, look_at, parse_gres, require_room
 from launcher.protocol.backend import Condition
@@ -14,9 +14,12 @@ from launcher.protocol.checks import Health
 from launcher.protocol.records import Request
 from tests.launcher.backends.slurm.conftest import machines_of
 from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError, UsageError
+from workload.storage.store import UnreachableError
 
 ROW = {
     "name": "rooflaunch-slurm-20261121-120000-abcdef",
+    "array_job": "12",
+    "index": "1",
     "state": "RUNNING",
     "partition": "gpu,cpu",
     "started": "1795302000",
@@ -31,13 +34,23 @@ def test_states(state: str) -> None:
     condition = Condition.STARTING if state in WAITING else Condition.GONE if state in ENDED else Condition.RUNNING
     assert (machine.condition, machine.queued, machine.preempted) == (
         condition,
-        state in WAITING,
+        state in WAITING - HELD,
         state == "PREEMPTED",
     )
-    assert machine.why == (f"Slurm says {state}: {ENDED[state]}" if ENDED.get(state) else "")
+    ended = f"Slurm says {state}: {ENDED[state]}" if ENDED.get(state) else ""
+    assert machine.why == (f"Slurm holds the job ({state})" if state in HELD else ended)
     assert machine.zone == "gpu+cpu"
     assert (machine.deadline_s is not None) is (condition is Condition.RUNNING)
-    assert (machine.created_s is None) is machine.queued
+    assert (machine.created_s is None) is (condition is Condition.STARTING)
+
+
+@pytest.mark.parametrize(
+    "reason", ["JobHeldUser", "JobHeldAdmin", "launch failed requeued held", "job requeued in held state"]
+)
+def test_held_job_is_not_queued_and_names_the_command_that_releases_it(reason: str) -> None:
+    machine = _machine({**ROW, "state": "PENDING", "started": "N/A", "reason": reason})
+    assert (machine.queued, machine.why) == (False, f"Slurm holds the job ({reason})")
+    assert machine.status == f"pending ({reason}; scontrol release 12_1 lets it start)"
 
 
 def test_a_cancelled_job_says_by_whom() -> None:
@@ -196,8 +209,18 @@ def test_why_a_job_is_ended_stands_in_its_log(
     assert Element(home=tmp_path, variables={}, log=tmp_path / "none").deleted_s() is None
 
 
-def test_a_machine_without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "tool", lambda *_, **__: (127, "", "sbatch is not installed"))
+@pytest.mark.world
+def test_slow_sbatch_is_not_taken_for_a_missing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nexec sleep 9\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(remote, "TOOL_LIMIT_S", 0.1)
+    with pytest.raises(UnreachableError, match="this login node: sbatch gave no answer within"):
+        look_at(machines_of().node)
+
+
+def test_a_machine_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolError) as raised:
         look_at(machines_of().node)
     assert str(raised.value) == "sbatch is not installed on this login node"

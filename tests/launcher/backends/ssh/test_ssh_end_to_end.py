@@ -247,7 +247,7 @@ def test_variables_of_launches_that_never_came_are_erased(machine: sshd.Machine,
             "store": "/x",
             "place": "ssh-x",
         }
-        more = {"schema_version": 3, "runtime": "process", "limit_s": 60, "spec": {}}
+        more = {"schema_version": 1, "runtime": "process", "limit_s": 60, "spec": {}}
         (store / name).mkdir(parents=True)
         (store / name / "request.json").write_text(json.dumps({**asked, **more}))
         (store / "variables").mkdir(exist_ok=True)

@@ -18,7 +18,7 @@ root=/home/me/.rooflaunch array=rooflaunch-slurm-20261121-120000-abcdef index=$S
 
 # Requests, one line for each element.
 mapfile -t elements <<'ELEMENTS'
-{"schema_version":2,"name":"rooflaunch-slurm-20261121-120000-abcdef","backend":"slurm","launched_at":"2026-11-21T12:00:00.000+00:00","store":"/home/me/.rooflaunch","place":"slurm","runtime":"process","limit_s":3600,"spec":{"model":"resnet18","device":"cuda","batch_size":null,"precision":"fp32","dataset":"synthetic","data_dir":"~/.cache/rooflaunch","download":false,"subset":null,"image_size":null,"warmup":null,"iterations":null,"min_seconds":null,"devices":2,"repeats":1,"profile":"none","profile_steps":1,"profile_step_bytes":false,"profile_throughput":false,"ncu_metrics":null,"channels_last":false,"compile":false,"deterministic":false,"no_augment":false,"grad_accumulation":1,"workers":null,"prefetch_factor":null,"pin_memory":null,"persistent_workers":null,"optimizer":"sgd","seed":0,"ceilings":true,"fresh_ceilings":false,"samples_per_step":null,"script":[]},"spec_origin":{"model":"option","device":"option","devices":"option"},"image":"","gpu":"","gpu_count":0,"machine_type":"","zones":[],"spot":false,"prices":{},"attempt":1,"options":{"container":"auto","requeue":true,"exclusive":false,"partition":[],"constraint":[],"gres":[]},"task":{},"script":{}}
+{"schema_version":1,"name":"rooflaunch-slurm-20261121-120000-abcdef","backend":"slurm","launched_at":"2026-11-21T12:00:00.000+00:00","store":"/home/me/.rooflaunch","place":"slurm","runtime":"process","limit_s":3600,"spec":{"model":"resnet18","device":"cuda","batch_size":null,"precision":"fp32","dataset":"synthetic","data_dir":"~/.cache/rooflaunch","download":false,"subset":null,"image_size":null,"warmup":null,"iterations":null,"min_seconds":null,"devices":2,"repeats":1,"profile":"none","profile_steps":1,"profile_step_bytes":false,"profile_throughput":false,"ncu_metrics":null,"channels_last":false,"compile":false,"deterministic":false,"no_augment":false,"grad_accumulation":1,"workers":null,"prefetch_factor":null,"pin_memory":null,"persistent_workers":null,"optimizer":"sgd","seed":0,"ceilings":true,"fresh_ceilings":false,"samples_per_step":null,"script":[]},"spec_origin":{"model":"option","device":"option","devices":"option"},"image":"","gpu":"","gpu_count":0,"machine_type":"","zones":[],"spot":false,"prices":{},"attempt":1,"options":{"container":"auto","requeue":true,"exclusive":false,"partition":[],"constraint":[],"gres":[]},"task":{},"script":{}}
 ELEMENTS
 request=${elements[index - 1]}
 name=${request#*'"name":"'} name=${name%%'"'*}
@@ -27,7 +27,7 @@ home=$root/jobs/$name
 # Files for the agent; and files for `launch status` that a script submitted by hand would lack.
 mkdir -p "$home" "$root/launches/$name"
 printf '%s\n' "$request" >"$home/request.json"
-cp "$root/landlords/slurm-x.py" "$home/landlord.py"
+cp "$root/guests/slurm-x.py" "$home/guest.py"
 [ -e "$root/launches/$name/request.json" ] || cp "$home/request.json" "$root/launches/$name/request.json"
 [ -e "$root/launches/$name/startup.log" ] || ln "$root/arrays/$array/$index.log" "$root/launches/$name/startup.log"
 [ -e "$home/element" ] || printf '%s %s\n' "$array" "$index" >"$home/element"
