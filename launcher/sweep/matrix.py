@@ -369,7 +369,7 @@ class _Reader:
                 instances[0].checked()
         except typer.TyperException as error:
             text = plain_message(error, [part for word in words for part in word.partition("=")[::2]])
-            raise self._error(f"{where}: {text.rstrip('.')}", hint=f"launch {backend} --help") from error
+            raise self._error(f"{where}: {text.rstrip('.')}", hint="launch " + backend + " --help") from error
         except UsageError as error:
             raise self._error(f"{where}: {error}", hint=f"as options of launch {backend}: {error.hint}") from error
         return instances

@@ -259,7 +259,7 @@ def _no_timer(table: ForeignTable, file: str) -> UsageError:
     if any(name.lower().startswith("infer") for name in table.header):
         return UsageError(
             f"'{file}' has rates of inference, and a run trains; it has {_shown(table.header)}",
-            hint="import the results of training, as benchmark.py --bench train of timm writes them",
+            hint="import results of training, which benchmark.py of timm can measure too",
         )
     return UsageError(
         f"'{file}' has no column that is known to hold a step time; it has {_shown(table.header)}",
