@@ -291,7 +291,8 @@ class Session:
         if self._is_observed():
             if self._counter:
                 self._counter.has_replay = True
-            if error := self.captures.replayed(is_marked=self.is_marked):
+            self.captures.replays += self.captures.has_step
+            if error := self.captures.error(is_marked=self.is_marked):
                 self.refuse(error)
 
     def saving(self) -> None:
