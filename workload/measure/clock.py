@@ -55,10 +55,7 @@ class WaitingClock(HostClock):
 
 
 class EventClock:
-    """Clock of a CUDA GPU: an event per mark, without synchronisation until the end.
-
-    `stream`: function that returns the GPU's current stream, which belongs to the calling thread.
-    """
+    """Clock of a CUDA GPU: an event per mark, in the calling thread's stream, without synchronisation until the end."""
 
     def __init__(
         self, new_event: Callable[[], Any], stream: Callable[[], Any], synchronize: Callable[[], None]
@@ -93,8 +90,7 @@ Clock = HostClock | EventClock
 def clock_for(device: Device) -> Clock:
     """Clock that measures this device's time. Raises `ValueError` for `auto`.
 
-    The clock of a GPU keeps to the GPU that is current now. Later another one may be current: the script's main thread
-    and the thread of its backward pass often differ in this.
+    On CUDA the clock keeps to the GPU that is current now. Later, and in other threads, another one may be current.
     """
     match device:
         case Device.CUDA:

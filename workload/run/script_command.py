@@ -347,7 +347,7 @@ def _failed(measured: "MeasuredScript", script: program.Program, end: program.En
 def _error_without_steps(measured: "MeasuredScript", script: program.Program) -> RooflaunchError:
     """Error for a script that ended without failure, but has no measured step."""
     session = measured.session
-    if error := session.captures.error(is_marked=session.is_marked):
+    if error := session.captures.error(is_marked=session.is_marked, is_over=True):
         measured.close(Status.FAILED, str(error))
         return error
     if measured.folder:

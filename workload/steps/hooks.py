@@ -263,33 +263,25 @@ def _observe_gradient_switches(observer: "Session | StepLog", torch: Any) -> Non
 
 def _observe_graphs(observer: "Session | StepLog", kind: Any) -> None:
     """Observe captures and replays of CUDA graphs: one call for each of them, and none in other steps."""
-    begin, end, replay = kind.capture_begin, kind.capture_end, kind.replay
 
-    @functools.wraps(begin)
-    def report_and_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if observer.active:
-            observer.capture_began()
-        try:
-            return begin(self, *args, **kwargs)
-        except BaseException:
-            observer.capture_ended()
-            raise
+    def patch(name: str, before: str, after: str) -> None:
+        original = getattr(kind, name)
 
-    @functools.wraps(end)
-    def end_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return end(self, *args, **kwargs)
-        finally:
-            observer.capture_ended()
+        @functools.wraps(original)
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if before and observer.active:
+                getattr(observer, before)()
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                if after and observer.active:
+                    getattr(observer, after)()
 
-    @functools.wraps(replay)
-    def replay_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = replay(self, *args, **kwargs)
-        if observer.active:
-            observer.replayed()
-        return result
+        setattr(kind, name, run)
 
-    kind.capture_begin, kind.capture_end, kind.replay = report_and_begin, end_and_report, replay_and_report
+    patch("capture_begin", "capture_began", "")
+    patch("capture_end", "", "capture_ended")
+    patch("replay", "", "replayed")
 
 
 def _site(frame: Any) -> "Site":

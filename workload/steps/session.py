@@ -91,17 +91,16 @@ class Session:
         self._event_mark: Any = None
         self._more_events_follow = False
         self._open_step = OpenStep()
-        self._guard = Guard(self.refuse, self.failed)
-        self._device = Device.CPU
+        self._guard, self._device = Guard(self.refuse, self.failed), Device.CPU
         # Makes the GPU of the step the current one, for clocks, telemetry and facts of the device.
         self._on_gpu: AbstractContextManager[Any] = nullcontext()
         self.captures = Captures()
         self._is_evaluating = self._is_classified_step = False
+        self._taken, self._began_s = 0, 0.0
         self._counter: WorkCounter | None = None
         self._works: list[Work] = []
         self._recent: list[Amount] = []
         self._last_fetches: list[Fetch] = []
-        self._taken, self._began_s = 0, 0.0
 
     @property
     def measured_steps(self) -> int:
@@ -281,17 +280,18 @@ class Session:
 
     def capture_ended(self) -> None:
         """Observe again. If a whole step was captured, all earlier steps only prepared its replays."""
-        was_open, self.captures.is_open = self.captures.is_open, False
-        if was_open and self.captures.has_step:
+        if self.captures.is_open and self.captures.has_step:
             self._start_again()
             self._finder, self.phases[:] = StepFinder(), []
+        self.captures.is_open = False
 
     def replayed(self) -> None:
         """Note that a CUDA graph was replayed: the work of a step that is being counted is then unknown."""
         if self._is_observed():
             if self._counter:
                 self._counter.has_replay = True
-            if error := self.captures.replayed(is_marked=self.is_marked):
+            self.captures.replays += self.captures.has_step
+            if error := self.captures.error(is_marked=self.is_marked):
                 self.refuse(error)
 
     def saving(self) -> None:

@@ -185,14 +185,9 @@ class Captures:
     has_step: bool = False
     replays: int = 0
 
-    def replayed(self, *, is_marked: bool) -> UsageError | None:
-        """Count a replay; return an error once the script cannot be expected to mark its steps any more."""
-        self.replays += self.has_step
-        return self.error(is_marked=is_marked) if self.replays >= REPLAYS_WITHOUT_MARK else None
-
-    def error(self, *, is_marked: bool) -> UsageError | None:
-        """Error for a script whose training steps are replays, unless it marks them; else None."""
-        if is_marked or not self.replays:
+    def error(self, *, is_marked: bool, is_over: bool = False) -> UsageError | None:
+        """Error for a script whose training steps are replays, unless it marks them or, if not `is_over`, still may."""
+        if is_marked or self.replays < (1 if is_over else REPLAYS_WITHOUT_MARK):
             return None
         return UsageError(
             "the script captures its optimizer's step in a CUDA graph, and hooks do not see the steps that it replays",

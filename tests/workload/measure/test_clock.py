@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workload import fake_cuda
+from tests.workload.fake_cuda import FakeCuda
 from workload.contract.spec import Device
 from workload.measure import clock
 from workload.measure.recorder import ItemReader, Recorder, StepPart, StepPhase
@@ -65,7 +65,7 @@ def test_rows_of_a_run_on_mps_come_to_their_end(waits: Callable[[], int], tmp_pa
 
 
 def test_clock_of_a_gpu_keeps_to_it_while_another_one_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = fake_cuda.replaced(monkeypatch)
+    cuda = FakeCuda(monkeypatch)
     with torch.cuda.device(1):
         of_second = clock.clock_for(Device.CUDA)
         in_backward_pass = of_second.mark()

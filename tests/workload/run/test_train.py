@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from tests.waiting import until
-from tests.workload import fake_cuda
+from tests.workload.fake_cuda import FakeCuda
 from tests.workload.script_stage import trainer
 from workload import cli
 from workload.contract import bundle
@@ -144,30 +144,22 @@ def test_a_measured_region_has_a_least_duration(
 
 
 def test_ranks_wait_for_queued_steps_before_more_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, asked = fake_cuda.replaced(monkeypatch), list[float]()
-
-    class Ranks:
-        """A group whose host has queued 5 steps of 0.4 s in no time."""
-
-        device = Device.CUDA
-
-        def more_steps(self, _: int, taken_s: float, __: float) -> int:
-            asked.append(taken_s)
-            return 0
-
-    list(train.at_least(5, 2.0, Bar(), Ranks(), now=lambda: 2.0 * len(cuda.waits)))  # type: ignore[arg-type]
+    """The host queues 5 steps of 0.4 s in no time."""
+    cuda, asked = FakeCuda(monkeypatch), list[float]()
+    group = SimpleNamespace(device=Device.CUDA, more_steps=lambda _, taken_s, __: asked.append(taken_s))
+    list(train.at_least(5, 2.0, Bar(), group, now=lambda: 2.0 * len(cuda.waits)))  # type: ignore[arg-type]
     assert asked == [2.0]
 
 
-@pytest.mark.parametrize("chosen", [Device.CUDA, Device.CPU])
-def test_group_of_ranks_is_told_the_gpu_of_each(chosen: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_cuda.replaced(monkeypatch).current = 1
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
+def test_group_of_ranks_is_told_the_gpu_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch).current = 1
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     joined: list[Any] = []
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, device_id, **__: joined.append(device_id))
-    train.Group.join(chosen)
-    assert joined == [torch.device("cuda:1") if chosen is Device.CUDA else None]
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **given: joined.append(given["device_id"]))
+    train.Group.join(Device.CUDA)
+    train.Group.join(Device.CPU)
+    assert joined == [torch.device("cuda:1"), None]
 
 
 def test_steps_are_added_and_counted(

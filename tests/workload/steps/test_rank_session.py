@@ -6,28 +6,22 @@ from typing import Any
 
 import pytest
 
-from tests.workload import fake_cuda
+from tests.workload.fake_cuda import FakeCuda
 from workload.contract.spec import Device
 from workload.steps import rank_session
-from workload.steps.rank_session import RankSession
 from workload.steps.session import Stage
 
 
 @pytest.mark.parametrize(("least_s", "more"), [(2.0, 0), (4.0, 5), (0.0, 0)])
-def test_rank_waits_for_queued_steps_before_more_are_added(
-    least_s: float, more: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_waits_once_for_queued_steps(least_s: float, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host queues 5 steps of 0.4 s in 0.03 s."""
-    cuda = fake_cuda.replaced(monkeypatch)
-    monkeypatch.setattr(
-        rank_session, "time", SimpleNamespace(perf_counter=lambda: 0.03 if not cuda.waits else 2.0), raising=True
-    )
-    session: Any = RankSession.__new__(RankSession)
-    asked: list[int] = []
+    cuda, asked = FakeCuda(monkeypatch), list[int]()
+    clock = SimpleNamespace(perf_counter=lambda: 2.0 if cuda.waits else 0.03)
+    monkeypatch.setattr(rank_session, "time", clock)
+    session: Any = rank_session.RankSession.__new__(rank_session.RankSession)
     session._agreement = SimpleNamespace(event=5, until=5, more_steps=lambda wanted: asked.append(wanted) or wanted)
     session._limits = SimpleNamespace(filled=lambda _: (0, 5, least_s))
     session.stage, session.step, session._device = Stage.MEASURED, None, Device.CUDA
     session._on_gpu, session._taken, session._began_s = nullcontext(), 5, 0.0
     assert session._is_phase_over(None) is (more == 0)
-    assert asked == [more]
-    assert len(cuda.waits) == (least_s > 0), "one wait, and none without --min-seconds"
+    assert (asked, len(cuda.waits)) == ([more], int(least_s > 0))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.workload import fake_cuda
+from tests.workload.fake_cuda import FakeCuda, parameter
 from workload.contract.errors import UsageError
 from workload.contract.spec import Device
 from workload.measure.clock import HostClock
@@ -22,9 +22,8 @@ from workload.steps import step_log as module
 from workload.steps.program import EndOfScript, Program
 from workload.steps.session import Session, Stage
 from workload.steps.step import Limits
-from workload.steps.step_finder import REPLAYS_WITHOUT_MARK
 from workload.steps.step_log import StepLog
-from workload.steps.step_work import GRAPH, Site, Work, WorkCounter, chosen
+from workload.steps.step_work import Site, Work, WorkCounter, chosen
 
 PARTS = [Aside.OTHER, StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD, StepPart.OPTIMIZER]
 MANY = 20
@@ -83,15 +82,15 @@ class Script:
     def __init__(
         self, folder: Path, *, iterations: int = 20, warmup: int = 0, goes_on: bool = False, counts: bool = False
     ) -> None:
-        self.receiver, self.finished, self.opened_on, self.work = Receiver(), 0, -1, None
+        self.receiver, self.finished, self.opened_on = Receiver(), 0, -1
         program = Program(words=("t.py",), module=None, path=folder / "t.py", arguments=(), folder=folder)
         limits = Limits(warmup=warmup, iterations=iterations, samples_per_step=None, min_seconds=0.0)
         self.session = Session(limits, program, self._open, self._finish, goes_on=goes_on, counts=counts)
         self.step_log = StepLog(self.session)
         self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
 
-    def _open(self, _: Any, work: Any, device: Device) -> Receiver:
-        self.opened_on, self.work = torch.cuda.current_device() if device is Device.CUDA else -1, work
+    def _open(self, _: Any, __: Any, device: Device) -> Receiver:
+        self.opened_on = torch.cuda.current_device() if device is Device.CUDA else -1
         return self.receiver
 
     def _finish(self) -> None:
@@ -363,55 +362,33 @@ def test_steps_marked_in_the_script(tmp_path: Path) -> None:
 # --- GPUs
 
 
-class GpuScript(Script):
-    """A script whose parameters are on GPUs, and the stand-in for torch.cuda on which it runs."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *devices: str, **limits: Any) -> None:
-        self.cuda = fake_cuda.replaced(monkeypatch)
-        super().__init__(folder, **limits)
-        self.optimizer = torch.optim.SGD(fake_cuda.parameters(*(devices or ("cuda:0",))))
-        hooks._observe_graphs(self.step_log, torch.cuda.CUDAGraph)
-        self.graph = torch.cuda.CUDAGraph()
-
-    def capture(self) -> None:
-        """Capture a whole step in a graph."""
-        self.graph.capture_begin()
-        self.step()
-        torch.ones(2, 2) @ torch.ones(2, 2)
-        self.graph.capture_end()
-
-    def marked_replay(self) -> None:
-        """Replay the graph in a step that the script marks."""
-        self.step_log.step_began()
-        self.graph.replay()
-        self.step_log.step_done()
+def gpu_script(folder: Path, device: str, **limits: Any) -> Script:
+    script = Script(folder, counts=True, **limits)
+    script.optimizer = torch.optim.SGD([parameter(device)])
+    return script
 
 
 def test_step_on_another_gpu_than_the_current_one_is_counted_and_timed_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = GpuScript(tmp_path, monkeypatch, "cuda:1", counts=True)
+    cuda, script = FakeCuda(monkeypatch), gpu_script(tmp_path, "cuda:1")
     script.step_until(Stage.MEASURED)
-    assert script.cuda.waits == [1, 1, 1, 1], "one for each counted step"
-    assert (script.opened_on, script.cuda.current) == (1, 0)
+    assert cuda.waits == [1, 1, 1, 1], "one for each counted step"
+    assert (script.opened_on, cuda.current) == (1, 0)
 
 
-def test_a_second_optimizer_of_the_same_shapes_on_another_gpu_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = GpuScript(tmp_path, monkeypatch, "cuda:0", goes_on=True)
-    other = torch.optim.SGD(fake_cuda.parameters("cuda:1"))
-    for optimizer in [script.optimizer, other] * 3:
+def test_optimizers_on_two_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch)
+    script = gpu_script(tmp_path, "cuda:0", goes_on=True)
+    for optimizer in [script.optimizer, torch.optim.SGD([parameter("cuda:1")])] * 3:
         script.step(optimizer)
-    assert isinstance(script.session.refusal, UsageError)
-    assert str(script.session.refusal) == "a step of the script works on 2 GPUs in one process: cuda:0, cuda:1"
-    assert script.session.refusal.hint == (
-        "one process for each GPU, with DistributedDataParallel: --devices 2; or let the script see one GPU:"
-        " --gpu-index 0"
-    )
+    error = script.session.refusal
+    assert str(error) == "a step of the script works on 2 GPUs in one process: cuda:0, cuda:1"
+    assert error is not None
+    assert error.hint.startswith("one process for each GPU, with DistributedDataParallel: --devices 2; or ")
 
 
-def test_step_whose_operations_run_on_two_gpus_is_refused() -> None:
+def test_operations_on_two_gpus_are_refused() -> None:
     def counted(*devices: str) -> Work:
         with FakeTensorMode():
             counter = WorkCounter(Device.CPU).start()
@@ -426,47 +403,23 @@ def test_step_whose_operations_run_on_two_gpus_is_refused() -> None:
 
 
 @pytest.mark.parametrize("stage", [Stage.SEARCHING, Stage.COUNTING, Stage.WARMUP, Stage.MEASURED])
-def test_capture_of_a_whole_step_waits_for_nothing_and_ends_the_steps_before_it(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_nothing_waits_while_a_graph_is_captured(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_whole: bool
 ) -> None:
-    script = GpuScript(tmp_path, monkeypatch, warmup=2, counts=True)
+    FakeCuda(monkeypatch)
+    script = gpu_script(tmp_path, "cuda:0", warmup=2)
+    hooks._observe_graphs(script.step_log, torch.cuda.CUDAGraph)
     script.step_until(stage)
-    script.step()
-    script.capture()
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    if is_whole:
+        script.step()
+    torch.ones(2, 2) @ torch.ones(2, 2)
+    graph.capture_end()
     assert script.session.bug is None
-    assert script.session.stage is Stage.SEARCHING
-    assert not script.receiver.is_open
-    assert script.session.measured_steps == 0
-
-
-def test_marked_replays_are_timed_and_have_no_flop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = GpuScript(tmp_path, monkeypatch, iterations=5, counts=True)
-    script.step_until(Stage.COUNTING)
-    script.capture()
-    assert until_the_end(script.marked_replay) < MANY
-    assert script.receiver.steps == 5
-    assert script.work is not None
-    assert (script.work.tally.flop, script.work.uncounted) == (0, (GRAPH,))
-
-
-def test_script_that_does_not_mark_its_replays_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = GpuScript(tmp_path, monkeypatch, counts=True)
-    script.step_until(Stage.COUNTING)
-    script.capture()
-    for _ in range(REPLAYS_WITHOUT_MARK - 1):
-        script.graph.replay()
-    with pytest.raises(EndOfScript):
-        script.graph.replay()
-    assert "the script captures its optimizer's step in a CUDA graph" in str(script.session.refusal)
-    assert "`with rooflaunch.step():` around each replay" in script.session.refusal.hint  # type: ignore[union-attr]
-
-
-def test_capture_of_a_forward_pass_leaves_timed_steps_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = GpuScript(tmp_path, monkeypatch, iterations=5, counts=True)
-    script.step_until(Stage.MEASURED)
-    script.graph.capture_begin()
-    script.graph.capture_end()
-    assert until_the_end(script.step) == 4
-    assert script.receiver.steps == 5
+    if is_whole:
+        assert (script.session.stage, script.receiver.is_open) == (Stage.SEARCHING, False)
+    else:
+        assert until_the_end(script.step) > 0
+        assert script.session.stage in (Stage.MEASURED, Stage.OVER)
