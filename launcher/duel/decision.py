@@ -63,8 +63,8 @@ LEAST_FOR_SPREAD = 3
 # Largest number of quadruples that is predicted; a difference that needs more is too close to the margin.
 MOST_EXPECTED = 1000
 # A duel is given up if its limit would not even suffice for a difference that is this many standard errors easier to
-# decide, with this factor more quadruples. Of the simulated duels that are decided within their limit (8 to 60
-# quadruples), at most 0.5 % are given up; the others take 60 % of their limit (benchmarks/duel.py --forecast).
+# decide, with this factor more quadruples. Of simulated duels that are decided within a limit of 8 to 60 quadruples,
+# at most 1.1 % are given up; the others take 51 % to 84 % of their limit (benchmarks/duel.py --forecast).
 EASIER, LUCKIER = 1.5, 1.5
 # 1 / Phi^-1(3/4): factor from the median absolute deviation of a normal sample to its standard deviation.
 MAD_TO_SPREAD = 1.4826
