@@ -425,26 +425,23 @@ def _forecast(
         return None, None
     differences = [quadruple.difference for quadruple in quadruples]
     spread = max(MAD_TO_SPREAD * median(abs(each - difference) for each in differences), LEAST_SPREAD)
-    needed = _needed(_from_margin(difference, margin) / spread, limit)
+    needed = _needed(difference, spread, margin=margin, limit=limit)
     if count < LEAST_QUADRUPLES:
         return needed, None
     # Two speeds of the machine make one of these estimates much larger than the others.
     spread = max(min(spread, stdev(differences), quadruples[-1].spread), LEAST_SPREAD)
     reach = EASIER * spread / sqrt(count)
     low, high = difference - reach, difference + reach
-    easiest = max(_from_margin(each, margin) for each in (low, high, min(max(0.0, low), high)))
-    return needed, ceil((_needed(easiest / spread, limit) or MOST_EXPECTED) / LUCKIER)
+    plausible = (low, high, min(max(0.0, low), high))
+    fewest = min(_needed(each, spread, margin=margin, limit=limit) or MOST_EXPECTED for each in plausible)
+    return needed, ceil(fewest / LUCKIER)
 
 
-def _from_margin(difference: float, margin: float) -> float:
-    """Distance of a difference from the nearer margin."""
-    return min(abs(difference - log1p(margin)), abs(difference - log1p(-margin)))
-
-
-def _needed(size: float, limit: float) -> int | None:
-    """Number of quadruples for evidence of `limit` by the t-test; `size`: distance from the margin in spreads."""
+def _needed(difference: float, spread: float, *, margin: float, limit: float) -> int | None:
+    """Approximate total of quadruples for evidence of `limit` by the t-test; None if too many."""
+    square = (min(abs(difference - log1p(margin)), abs(difference - log1p(-margin))) / spread) ** 2
     for count in range(LEAST_QUADRUPLES, MOST_EXPECTED + 1):
         part = PRIOR / (count + PRIOR)
-        if (log(part) + count * log((1 + size**2) / (1 + part * size**2))) / 2 > limit:
+        if (log(part) + count * log((1 + square) / (1 + part * square))) / 2 > limit:
             return count
     return None

@@ -91,20 +91,18 @@ CASES = {
         images=4,
         gaps={"validation"},
     ),
-    "accumulation": Case(
-        step="4 backward passes and 1 AdamW step, 32 images from DataLoader at accumulation.py:",
-        flop=2 * product(32, 64, 32) + 3 * product(32, 32, 10),
-        images=32,
-        gaps={"irregular"},
-        when=(),
-    ),
-    "short_epochs": Case(
-        step="4 backward passes and 1 AdamW step, 32 images from DataLoader at short_epochs.py:",
-        flop=2 * product(32, 64, 32) + 3 * product(32, 32, 10),
-        images=32,
-        gaps={"irregular"},
-        when=(),
-    ),
+    # In epochs of ten batches, every third step has the two batches that are left over.
+    **{
+        f"accumulation {batches}": Case(
+            step="4 backward passes and 1 AdamW step, 32 images from DataLoader at accumulation.py:",
+            flop=2 * product(32, 64, 32) + 3 * product(32, 32, 10),
+            images=32,
+            gaps={"irregular"},
+            words=(batches,),
+            when=(),
+        )
+        for batches in ("22", "10")
+    },
     **{
         f"evaluation {how}": Case(
             step="1 backward pass and 1 SGD step, 8 images from DataLoader at evaluation.py:",
