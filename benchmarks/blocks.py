@@ -20,7 +20,7 @@ from analysis.statistics.samples import Floats, Interval
 from benchmarks.resumable import Figures, Results
 from launcher.sweep.places import Configuration, in_order
 from launcher.sweep.until import decision_of
-from workload.contract.blocks_interval import NOMINAL, looks, single_contrast, student_quantile
+from workload.contract.blocks_interval import NOMINAL, interval_at_look, looks, single_contrast, student_quantile
 from workload.contract.design import Design, Run
 from workload.contract.runs_interval import LEAST_REPLICATES
 from workload.contract.spec import RunSpec
@@ -355,6 +355,40 @@ def until(results: Results, scale: float) -> Iterator[str]:
         )
 
 
+# Blocks that take 20 % longer: the share of blocks at which such a time begins, and its least and most blocks.
+SLOW: dict[str, tuple[float, int, int]] = {
+    "one in ten": (1 / 10, 1, 1),
+    "one in thirty": (1 / 30, 1, 1),
+    "bursts": (1 / 20, 2, 4),
+    "rare bursts": (1 / 50, 2, 4),
+}
+
+
+def unlike(results: Results, scale: float) -> Iterator[str]:
+    yield f"some blocks take 20 % longer; covered: the figure of an ordinary block, stopped within {WANTED:.0%}"
+    for name, spread in product(SLOW, (0.2, 0.5, 1.0)):
+
+        def measure(rng: np.random.Generator, name: str = name, spread: float = spread) -> Figures:
+            share_of, least, most = SLOW[name]
+            held, blocks, said = list[bool](), list[int](), 0
+            for _ in range(int(1000 * scale)):
+                slow = np.zeros(MOST, dtype=bool)
+                for start in np.flatnonzero(rng.random(MOST) < share_of):
+                    slow[start : start + rng.integers(least, most + 1)] = True
+                figures = np.exp(-WANTED * spread * rng.normal(size=MOST) - log(1.2) * slow).tolist()
+                taken, interval, _ = stopped(np.log(figures))
+                blocks.append(taken)
+                held.append(interval[0] <= 0 <= interval[1])
+                said += interval_at_look(single_contrast(figures[:taken]), target=WANTED).unlike is not None
+            return {"held": tally(held), "blocks": float(np.median(blocks)), "said": said / len(blocks)}
+
+        figures = results.once(f"unlike/{name}/{spread}/{scale}", measure)
+        yield (
+            f"{name:<13} spread {spread:3.1f} x wanted: {share(figures['held'])}   blocks {figures['blocks']:.0f}   "
+            f"said {figures['said']:.0%}"
+        )
+
+
 def autoregression(rng: np.random.Generator, count: int, *, correlation: float) -> Floats:
     """Stationary autoregression of the first order, with standard deviation 1."""
     noise = rng.normal(size=count)
@@ -422,7 +456,7 @@ def power(results: Results, scale: float) -> Iterator[str]:
         yield f"{count:6}   " + "".join(f"{cell:>14}" for cell in cells)
 
 
-PARTS = {part.__name__: part for part in (differences, missing, order, design, machines, until, power)}
+PARTS = {part.__name__: part for part in (differences, missing, order, design, machines, until, unlike, power)}
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
     python benchmarks/duel.py                                     104,400 simulated duels, half an hour on one core
     python benchmarks/duel.py --duels 20 --results build/duel.jsonl      small, and resumed where it was broken off
     python benchmarks/duel.py --effects "A/A" "+10 %"             some of the true differences
+    python benchmarks/duel.py --forecast 100                      how often a duel is given up too early, 5 minutes
     python benchmarks/duel.py --real                              540 duels of real training steps here, 40 minutes
     python benchmarks/duel.py --trial 10                          30 of them, with slow-downs of 0 %, 3 % and 10 %
     python benchmarks/duel.py --fit ../shared/data/iterations     the noise in benchmarks/duel_noise.toml, from logs
@@ -93,6 +94,11 @@ RULES = ("duel", "signs alone", "threshold 10 %", "threshold 5 %", "peeking Welc
 QUADRUPLES_OF = ("quadruples", "quadruples of signs")
 # Slow-downs of a trial with real steps.
 TRIED = (0.0, 0.03, 0.1)
+# Of the forecast: limits in quadruples, spreads of runs, true differences, and quadruples after which it is made.
+FORECAST_LIMITS = (8, 12, 20, 30, 60)
+FORECAST_SCATTER = ("1 %", "3 %", "5 %", "7 %", "10 %", "20 %")
+FORECAST_EFFECTS = (0.0, 0.015, 0.03, 0.05, 0.1, 0.2)
+FORECAST_LOOKS = (6, 7, 8, 9, 10, 12, 15, 18, 22, 27, 33, 40, 48)
 # Of the bet on signs alone.
 SIGNS_LIMIT, SIGNS_CALLED_FROM = 100.0, 0.25
 
@@ -451,6 +457,31 @@ def trial(duels: int) -> Iterator[str]:
             yield f"B {slower:.0%} slower: {dict(words)}, {runs:.0f} runs in the median; load {os.getloadavg()[0]:.0f}"
 
 
+def forecasts(duels: int) -> Iterator[str]:
+    """For each limit: how often a duel is given up that would be decided, and how much of their limit others take."""
+    taken: dict[int, list[tuple[bool, int | None]]] = {limit: [] for limit in FORECAST_LIMITS}
+    for name, effect in product(FORECAST_SCATTER, FORECAST_EFFECTS):
+        SCATTER[name] = float(name.removesuffix(" %")) / 100
+        rng = np.random.default_rng((FORECAST_SCATTER.index(name), round(1000 * effect)))
+        for segments in simulated(rng, name, "still", effect=float(np.log1p(effect)), duels=duels):
+            whole = judge(segments, ended="the budget is used up")
+            is_decided = whole.verdict is not DuelVerdict.NOT_DECIDABLE
+            # As after every quadruple, but for the later ones of a long duel.
+            looks = [look for look in FORECAST_LOOKS if look < (whole.quadruples if is_decided else QUADRUPLES)]
+            fewest = {look: judge(segments[: look * SEGMENTS]).fewest or 0 for look in looks}
+            for limit, known in taken.items():
+                given_up = next((look for look in looks if look < limit and fewest[look] > limit), None)
+                known.append((is_decided and whole.quadruples <= limit, given_up))
+    for limit, known in taken.items():
+        decided = [given_up for is_decided, given_up in known if is_decided]
+        others = [given_up or limit for is_decided, given_up in known if not is_decided]
+        early = sum(given_up is not None for given_up in decided)
+        yield (
+            f"limit {limit:2} quadruples: given up {early} of {len(decided)} duels that would be decided; the "
+            f"{len(others)} others take {np.mean(others) / limit:.0%} of the limit"
+        )
+
+
 def _line(name: str, kind: str, rules: Mapping[str, Counter[str]], called: set[DuelVerdict], right: DuelVerdict) -> str:
     shares = [sum(counter[verdict] for verdict in called) / counter.total() for counter in rules.values()]
     first = next(iter(rules.values()))
@@ -466,12 +497,17 @@ def main() -> None:
     parser.add_argument("--duels", type=int, help=f"duels of each noise and difference ({DUELS})")
     parser.add_argument("--effects", nargs="+", choices=EFFECTS, default=list(EFFECTS), help="true differences")
     parser.add_argument("--real", action="store_true", help="duels of real steps on this machine")
+    parser.add_argument("--forecast", type=int, metavar="N", help="N duels of each noise and true difference")
     parser.add_argument("--trial", type=int, metavar="N", help="N duels of real steps for each injected slow-down")
     parser.add_argument("--results", type=Path, help="file of parts that are done")
     parser.add_argument("--fit", type=Path, help="folder of logs to fit")
     options = parser.parse_args()
     if options.fit:
         NOISE.write_text(as_toml([fitted(path) for path in sorted(options.fit.glob("*.csv"))]))
+        return
+    if options.forecast:
+        for line in forecasts(options.forecast):
+            print(line, flush=True)
         return
     if options.trial:
         for line in trial(options.trial):

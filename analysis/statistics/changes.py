@@ -154,7 +154,8 @@ def _is_wave(points: Floats, start: int, stop: int) -> bool:
     n, width = points.size, points.size // WAVE_POINTS
     inside = (np.arange(n) >= start) & (np.arange(n) < stop)
     rest = points - np.where(inside, points[inside].mean(), points[~inside].mean())
-    if width == 1 or not rest.any():
+    # Fewer than 2 * WAVE_POINTS points leave no means to scan.
+    if width <= 1 or not rest.any():
         return False
     lag1, lag2, lag3 = acf(rest)[1:4]
     if lag2 + lag3 < lag1**2 + lag1**3:

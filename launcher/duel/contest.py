@@ -90,8 +90,11 @@ class Limits:
             "shorter --min-seconds would do"
         )
 
-    def ended(self, segments: int, elapsed_s: float) -> str | None:
-        """Reason to stop after this number of segments and seconds; None if another quadruple may run."""
+    def ended(self, segments: int, elapsed_s: float, fewest: int | None = None) -> str | None:
+        """Reason to stop after this number of segments and seconds; None if another quadruple may run.
+
+        `fewest`: total of quadruples without which a verdict is not plausible.
+        """
         quadruples = segments // SEGMENTS
         if self.max_segments is not None and segments + SEGMENTS > self.max_segments:
             return f"the limit of {self.max_segments} runs was reached"
@@ -102,7 +105,13 @@ class Limits:
         if KNOWN_AFTER <= quadruples < LEAST_QUADRUPLES and quadruple_s * LEAST_QUADRUPLES > self.max_time_s:
             least = f"{counted(LEAST_QUADRUPLES, 'quadruple')}, the minimum for a verdict,"
             return f"{least} take about {minutes(quadruple_s * LEAST_QUADRUPLES)}, and {allowed} were allowed"
-        return f"the time of {allowed} was used up" if elapsed_s + quadruple_s > self.max_time_s else None
+        if elapsed_s + quadruple_s > self.max_time_s:
+            return f"the time of {allowed} was used up"
+        runs = (fewest or 0) * SEGMENTS
+        are_too_many = self.max_segments is not None and runs > self.max_segments
+        limit = f"{self.max_segments} runs" if are_too_many else allowed
+        is_hopeless = are_too_many or runs / SEGMENTS * quadruple_s > self.max_time_s
+        return f"given up, because {limit} would not suffice," if is_hopeless else None
 
 
 def make_limits(*, same_within: str, max_time: str, max_segments: int | None) -> Limits:
@@ -291,7 +300,7 @@ def _fought(pair: Pair, limits: Limits, tell: Tell, measure: Measure, name: str,
     for position, variant in enumerate(order(int(name.rpartition("-")[2], 16))):
         if position % SEGMENTS == 0:
             state = judge(as_segments(segments), margin=limits.same_within)
-            ended = limits.ended(position, now() - began_s)
+            ended = limits.ended(position, now() - began_s, state.fewest)
             if position == SEGMENTS and (text := comparison_of(segments).text):
                 tell(text)
             if position:

@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from launcher.duel.contest import MOST_MARGIN, STEPS, Limits, Outcome, Work, singular
-from launcher.duel.decision import LEAST_QUADRUPLES, SEGMENTS, DuelState, DuelVerdict
+from launcher.duel.decision import LEAST_QUADRUPLES, MOST_EXPECTED, SEGMENTS, DuelState, DuelVerdict
 from launcher.duel.sides import VARIANTS, Pair
 from workload.contract import bundle
 from workload.contract.bundle import RECORD
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.text import counted, duration, minutes, percent, plain, printable, seconds
+from workload.contract.text import MINUTE_S, counted, duration, minutes, percent, plain, printable, seconds
+from workload.contract.verdict import FAULTS_CURE
 
 CODES = {
     DuelVerdict.SAME: ExitCode.DONE,
@@ -114,13 +116,25 @@ class Result:
             # A wider margin that is still below the noise would not lead to a verdict.
             is_of_use = self.limits.same_within < wider and (state.spread or 0.0) <= wider
             margin = f"--same-within {100 * wider:g}%, " if is_of_use else ""
-            notes.append(f"to decide it: a longer --max-time, {margin}or a machine with less other work")
-        faults = [segment.faults for segment in self.outcome.segments if segment.faults]
-        if faults and state.verdict is DuelVerdict.NOT_DECIDABLE:
-            worst = max(faults, key=lambda each: each.per_step)
-            slowed = f"{len(faults)} of {counted(len(self.outcome.segments), 'run')}"
-            notes.append(f"page faults slow {slowed} down, with up to {worst.words}")
+            notes.append(f"to decide it: {self._longer}, {margin}or a machine with less other work")
+        shares = [segment.faults.share if segment.faults else 0.0 for segment in self.outcome.segments]
+        # Page faults that slow all runs down alike change no difference.
+        are_uneven = max(shares, default=0.0) - min(shares, default=0.0) >= self.limits.same_within
+        if are_uneven and state.verdict is DuelVerdict.NOT_DECIDABLE:
+            slowed = f"{sum(share > 0 for share in shares)} of {counted(len(shares), 'run')}"
+            notes.append(f"page faults take up to {percent(max(shares))} of the time in {slowed}; {FAULTS_CURE}")
         return notes
+
+    @property
+    def _longer(self) -> str:
+        """Limits with which a new duel would probably be decided."""
+        state, limits = self.outcome.state, self.limits
+        if not state.expected:
+            return f"more than {MOST_EXPECTED * SEGMENTS} runs" if state.fewest else "a longer --max-time"
+        total = state.quadruples + state.expected
+        needed_s = max(total * self.outcome.elapsed_s / state.quadruples, limits.max_time_s)
+        runs = f" --max-runs {total * SEGMENTS}" if limits.max_segments else ""
+        return f"--max-time {ceil(needed_s / MINUTE_S)}m{runs}"
 
     def to_json(self) -> dict[str, Any]:
         """Result as JSON values."""

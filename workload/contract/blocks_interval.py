@@ -13,16 +13,20 @@ not enough to estimate the correlation, so the first look is at 8 blocks. If the
 interval is widened for the largest plausible correlation. A series with a trend has no fixed mean: the trend is
 reported, and if the trend changes the figure by more than the target width, the interval does not count as narrow.
 
+If something slows one block in ten or thirty down by a fifth, few blocks cannot show its share, and intervals of the
+mean cover 43 % to 70 %. Therefore the figure is that of an ordinary block. Once a block is far from the others, this
+is said, and the figure is the median with an interval from order statistics, which the other block hardly moves.
+
 benchmarks/blocks.py --parts until simulates the coverage; docs/blocks.md has the figures. Stopping by an observed
 difference needs another rule: `launcher.duel.decision`.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise, takewhile
 from math import cos, exp, expm1, pi, sin, sqrt
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, median
 
 from workload.contract.design import Contrast, Design, Run
 from workload.contract.text import percent
@@ -41,6 +45,12 @@ SUSPECTED = 0.2
 SUSPECTED_EARLIER = 4.0
 CAUTION = 2.0
 MOST_CORRELATED = 0.95
+# A block is unlike the others if it is this many robust standard deviations from the median. Of series of 8 normal
+# blocks, 3 % have such a block by chance; the interval is then only wider. Correlation and trend are estimated with
+# unlike blocks at half this distance, so that a single one is no trend.
+UNLIKE_STDEVS = 6.0
+# 1 / Phi^-1(3/4): factor from the median absolute deviation of a normal sample to its standard deviation.
+MAD_TO_STDEV = 1.4826
 # Largest lag in a sum of powers of a correlation: larger lags change a sum for 0.95 by less than a millionth.
 MOST_LAGS = 400
 # Probability of a false alarm of the test for a trend, at one look. A false alarm only delays the end.
@@ -55,14 +65,14 @@ MANY_DEGREES = 60
 
 @dataclass(frozen=True, kw_only=True)
 class BlocksInterval:
-    """Geometric mean of a figure over blocks, with a 95 % interval.
+    """Geometric mean of a figure over blocks, with a 95 % interval; the median if blocks are unlike the others.
 
     The interval stays valid although measuring stops as soon as the interval is narrow.
 
     `half_width`: distance from the figure to the farther end, as a fraction of the figure. `expected`: approximate
     total of blocks until the interval is narrow; None if unknown. `correlation`: correlation between blocks for which
     the interval is widened, 0 if not widened. `trend`: change per block as a fraction, None without a trend.
-    `reason`: why there is no interval.
+    `unlike`: text on blocks that are unlike the others, None if all are alike. `reason`: why there is no interval.
     """
 
     blocks: int
@@ -75,15 +85,17 @@ class BlocksInterval:
     expected: int | None = None
     correlation: float = 0.0
     trend: float | None = None
+    unlike: str | None = None
     reason: str | None = None
 
     @property
     def width(self) -> str:
-        """Half width as `+-1.2 %` with remarks on correlation and trend, or the reason why there is no interval."""
+        """Half width as `+-1.2 %` with remarks on the blocks and on a trend, or why there is no interval."""
         if self.half_width is None:
             return self.reason or "no interval"
         widened = f", widened for a correlation of {self.correlation:.1f} between blocks" if self.correlation else ""
-        return f"+-{percent(self.half_width)}{widened}{self.trend_text}"
+        median_of = f" of the median ({self.unlike})" if self.unlike else ""
+        return f"+-{percent(self.half_width)}{median_of}{widened}{self.trend_text}"
 
     @property
     def trend_text(self) -> str:
@@ -108,6 +120,7 @@ def single_contrast(figures: Sequence[float]) -> Contrast:
 def interval_at_look(contrast: Contrast, *, target: float) -> BlocksInterval:
     """Interval of a throughput or a ratio at one look; narrow if its half width is at most the fraction `target`."""
     n = contrast.blocks
+    contrast, unlike = _median_if_unlike(contrast)
     value = None if contrast.value is None else exp(contrast.value)
     if n < FIRST_LOOK or value is None or contrast.error is None:
         reason = f"the first check is at {FIRST_LOOK} blocks" if n < FIRST_LOOK else contrast.reason
@@ -130,7 +143,27 @@ def interval_at_look(contrast: Contrast, *, target: float) -> BlocksInterval:
         expected=expected if has_mean else None,
         correlation=_allowed_correlation(correlation, n),
         trend=trend,
+        unlike=unlike,
     )
+
+
+def _median_if_unlike(contrast: Contrast) -> tuple[Contrast, str | None]:
+    """The contrast, or that of the median if blocks are unlike the others, and a text on these blocks."""
+    series, n = contrast.series, contrast.blocks
+    if n < FIRST_LOOK or contrast.error is None:
+        return contrast, None
+    middle = median(series)
+    far = UNLIKE_STDEVS * MAD_TO_STDEV * median(abs(figure - middle) for figure in series)
+    unlike = [figure - middle for figure in series if abs(figure - middle) > far]
+    if not unlike:
+        return contrast, None
+    low, high = order_statistics(sorted(series), 1 - NOMINAL)
+    error = max(high - middle, middle - low) / student_quantile(NOMINAL, n - 1)
+    clipped = tuple(min(max(figure, middle - far / 2), middle + far / 2) for figure in series)
+    most = percent(max(abs(expm1(figure)) for figure in unlike))
+    differ = "differ by up to" if len(unlike) > 1 else "differs by"
+    text = f"{len(unlike)} of {n} blocks {differ} {most}"
+    return replace(contrast, value=middle, error=error, degrees=n - 1, series=clipped), text
 
 
 def _reach(contrast: Contrast, blocks: int, correlation: float) -> float:
@@ -180,6 +213,29 @@ def _trend(series: Sequence[float]) -> float | None:
     rest = sum((figure - mean - slope * (at - (n - 1) / 2)) ** 2 for at, figure in enumerate(series))
     limit = student_quantile(TREND, n - 2) * sqrt(rest / (n - 2) / squares)
     return expm1(slope) if abs(slope) > limit else None
+
+
+def order_statistics(ascending: Sequence[float], level: float) -> tuple[float, float]:
+    """Interval of the median, which assumes no distribution; `level` is at most 1 - 2 x 0.5^n for n figures.
+
+    Hettmansperger & Sheather, Confidence intervals based on interpolated order statistics, Statistics & Probability
+    Letters 4 (1986).
+    """
+    n = len(ascending)
+    # The interval from the k-th smallest to the k-th largest figure covers 1 - 2 x (sum of C(n, i) for i < k) / 2^n.
+    k, combinations, tail = 1, 1, 1
+    while True:
+        wide = 1 - 2 * tail / 2**n
+        combinations = combinations * (n - k + 1) // k
+        narrow = 1 - 2 * (tail + combinations) / 2**n if 2 * k < n else 0.0
+        if narrow < level:
+            break
+        k, tail = k + 1, tail + combinations
+    share = (wide - level) / (wide - narrow)
+    inward = (n - k) * share / (k + (n - 2 * k) * share)
+    low = inward * ascending[k] + (1 - inward) * ascending[k - 1]
+    high = inward * ascending[n - k - 1] + (1 - inward) * ascending[n - k]
+    return low, high
 
 
 @cache

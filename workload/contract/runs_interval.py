@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import ceil, exp, log, log2, sqrt
 from statistics import fmean, median, stdev
 
-from workload.contract.blocks_interval import student_quantile
+from workload.contract.blocks_interval import order_statistics, student_quantile
 
 LEVEL = 0.95
 # Fewest runs or blocks for an interval. An interval from two would extend 13 standard errors to either side, because
@@ -25,7 +25,7 @@ def interval_over_runs(figures: Sequence[float], level: float = LEVEL) -> tuple[
     if len(figures) < LEAST_REPLICATES or len(set(figures)) == 1:
         return None
     is_ordered = len(figures) >= order_statistics_from(level)
-    low, high = _order_statistics(sorted(figures), level) if is_ordered else _student(figures, level)
+    low, high = order_statistics(sorted(figures), level) if is_ordered else _student(figures, level)
     # Student's interval is centred at the mean, and interpolation between equal figures may miss by a rounding error.
     middle = median(figures)
     return min(low, middle), max(high, middle)
@@ -34,29 +34,6 @@ def interval_over_runs(figures: Sequence[float], level: float = LEVEL) -> tuple[
 def order_statistics_from(level: float) -> int:
     """Fewest runs whose range has the coverage `level`: 6 for 95 %, as n runs cover at most 1 - 2 x 0.5^n."""
     return ceil(1 - log2(1 - level) - 1e-9)
-
-
-def _order_statistics(ascending: Sequence[float], level: float) -> tuple[float, float]:
-    """Interval for at least `order_statistics_from` figures.
-
-    Hettmansperger & Sheather, Confidence intervals based on interpolated order statistics, Statistics & Probability
-    Letters 4 (1986).
-    """
-    n = len(ascending)
-    # The interval from the k-th smallest to the k-th largest figure covers 1 - 2 x (sum of C(n, i) for i < k) / 2^n.
-    k, combinations, tail = 1, 1, 1
-    while True:
-        wide = 1 - 2 * tail / 2**n
-        combinations = combinations * (n - k + 1) // k
-        narrow = 1 - 2 * (tail + combinations) / 2**n if 2 * k < n else 0.0
-        if narrow < level:
-            break
-        k, tail = k + 1, tail + combinations
-    share = (wide - level) / (wide - narrow)
-    inward = (n - k) * share / (k + (n - 2 * k) * share)
-    low = inward * ascending[k] + (1 - inward) * ascending[k - 1]
-    high = inward * ascending[n - k - 1] + (1 - inward) * ascending[n - k]
-    return low, high
 
 
 def _student(figures: Sequence[float], level: float) -> tuple[float, float]:

@@ -37,15 +37,15 @@ COMPETED_SHARE = 0.75
 LEAST_WAITED_SHARE = 0.10
 # Waits for a CPU over the wall time, summed over threads. Shorter waits cannot slow a run by more than this share.
 LEAST_WAITED_CPUS = 0.10
-# Kernel's share of a CPU run's time from which on page faults are worth a cure, and most time that one takes. On a
-# virtual machine with two CPUs one took 0.8 to 3 µs; runs without them spent less than 1 % in the kernel.
-LEAST_FAULTS_SHARE, MOST_FAULT_S = 0.03, 5e-6
+# Kernel's share of a CPU run's time without page faults, at most, and share of the time that page faults take beside it
+# from which on they are worth a note: the default margin of a duel.
+USUAL_KERNEL_SHARE, LEAST_FAULTS_SHARE = 0.01, 0.02
+# Most time of a page fault; on a virtual machine with two CPUs one took 0.8 to 3 µs.
+MOST_FAULT_S = 5e-6
 FAULTS_WHY = "because memory that a step frees goes back to the system"
-FAULTS_CURE = (
-    "on Linux, the variables MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_=4294967296 make glibc keep freed memory"
-)
+FAULTS_CURE = "on Linux, MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_=4294967296 prevent them"
 # The same for all runs, so that a summary of several shows it once.
-FAULTS_NOTE = f"page faults slow the steps down, {FAULTS_WHY}; {FAULTS_CURE}"
+FAULTS_NOTE = f"page faults take {percent(LEAST_FAULTS_SHARE)} of the time or more; {FAULTS_CURE}"
 # Share of a trace's time up to which operators without a formula change no verdict.
 MOST_UNATTRIBUTED = 0.05
 # A host needs about 5 us to launch a kernel: kernels shorter than two launches cannot fill a GPU.
@@ -437,19 +437,11 @@ def lacks_cpus(run: Record) -> bool:
 class PageFaults:
     """Page faults that slow a CPU run down: `per_step`, their number in a step on average.
 
-    `share`: part of the run's CPU time that the kernel takes, which in such a run goes to page faults.
+    `share`: part of the run's CPU time that they take.
     """
 
     per_step: float
     share: float
-
-    @property
-    def words(self) -> str:
-        """Sentence for people: the number of page faults, the CPU time that they take, and how to prevent them."""
-        return (
-            f"{self.per_step:,.0f} page faults in a step, {FAULTS_WHY}: they take {percent(self.share)} of the CPU"
-            f" time; {FAULTS_CURE}"
-        )
 
 
 def page_faults(run: Record) -> PageFaults | None:
@@ -463,9 +455,15 @@ def page_faults(run: Record) -> PageFaults | None:
     per_s, kernel, used, step_s = timing.page_faults_per_s, timing.cpus_in_kernel, timing.cpus_used, timing.step_s
     if run.spec.device != "cpu" or not (per_s and kernel and used and timing.measured_s and step_s and step_s.n):
         return None
-    if run.spec.workers or kernel < LEAST_FAULTS_SHARE * used or kernel > per_s * MOST_FAULT_S:
+    share = min(1.0, kernel / used) - USUAL_KERNEL_SHARE
+    if run.spec.workers or share < LEAST_FAULTS_SHARE or kernel > per_s * MOST_FAULT_S:
         return None
-    return PageFaults(per_step=per_s * timing.measured_s / step_s.n, share=min(1.0, kernel / used))
+    return PageFaults(per_step=per_s * timing.measured_s / step_s.n, share=share)
+
+
+def faults_note(run: Record) -> list[str]:
+    """Note on page faults that slow a CPU run down; [] on a busy machine, where other work matters more."""
+    return [FAULTS_NOTE] if page_faults(run) and not competition(run) else []
 
 
 def busy_sentence(busy: Collection[str | None]) -> str | None:

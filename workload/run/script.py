@@ -490,8 +490,6 @@ def _notes(record: Record, limits: Limits) -> list[str]:
         notes.append("FLOP and bytes are those of the step without torch.compile: fused operations move fewer bytes")
     if limits.samples_per_step is not None:
         notes.append(f"{limits.samples_per_step} samples per step, from --samples-per-step")
-    if verdict.page_faults(record):
-        notes.append(verdict.FAULTS_NOTE)
     if (skipped := record.timing.skipped_steps) and skipped.measured:
         notes.append(f"a GradScaler skipped the optimizer in {int(skipped.measured)} measured steps")
-    return notes
+    return [*notes, *verdict.faults_note(record)]

@@ -374,7 +374,7 @@ def _finish(job: TrainingJob, run: RunRecord, timeline: Timeline) -> None:
     run.set_timing(setup_s=timeline.setup_s(), phases=timeline.phases(), interpreter_s=timeline.interpreter_s)
     run.set_process(lambda: device.memory(job.spec.device))
     run.judge()
-    run.set(notes=[*job.notes, *_skipped(run.record), *_idle_cpus(run.record), *_page_faults(run.record)])
+    run.set(notes=[*job.notes, *_skipped(run.record), *_idle_cpus(run.record), *verdict.faults_note(run.record)])
 
 
 def _skipped(run: Record) -> list[str]:
@@ -386,11 +386,6 @@ def _skipped(run: Record) -> list[str]:
     note = f"AMP skipped {share}: a gradient overflowed in fp16, and the optimizer was skipped"
     LOGGER.warning("note       %s", note)
     return [note]
-
-
-def _page_faults(run: Record) -> list[str]:
-    """Note on page faults that slow a CPU run down."""
-    return [verdict.FAULTS_NOTE] if verdict.page_faults(run) else []
 
 
 def _idle_cpus(run: Record) -> list[str]:

@@ -75,7 +75,7 @@ def measure(batch: Any, loader: int, size: int | None = None) -> Batch:
     lengths = _lengths(batch)
     fitting = [length for length in lengths if size is None or length < size]
     count = size if size is not None and (size in lengths or not fitting) else fitting[0] if fitting else 1
-    leaves = [leaf for leaf in _tensors(batch) if leaf.dim()]
+    leaves = [leaf for leaf in tensors_of(batch) if leaf.dim()]
     mask = batch.get(MASK) if isinstance(batch, Mapping) else None
     if isinstance(mask, torch.Tensor) and mask.dim() == ID_DIMENSIONS:
         return Batch(loader=loader, count=count, unit=Unit.SAMPLES, tokens=mask.numel(), mask=mask)
@@ -125,7 +125,8 @@ def _lengths(batch: Any) -> list[int]:
     return lengths
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
+    """Tensors in a batch, in order."""
     return (leaf for leaf in _leaves(batch) if isinstance(leaf, torch.Tensor))
 
 

@@ -20,10 +20,10 @@ from workload.contract.errors import ExitCode, RooflaunchError, UsageError
 from workload.contract.interrupt import pending_interruption
 from workload.contract.spec import Device
 from workload.measure.recorder import Aside, StepPart, StepPhase
-from workload.steps.batches import Batch, Unit, fetched_at, measure, size_of
+from workload.steps.batches import Batch, Unit, fetched_at
 from workload.steps.guard import Guard
 from workload.steps.program import STEP_HINT, EndOfScript, Program, end_by_force_after, no_optimizer, several_processes
-from workload.steps.step import Amount, Fetch, Limits, Loader, OpenStep, Optimizers, Phase, Step, StepReceiver, describe
+from workload.steps.step import Amount, Fetch, Inputs, Limits, OpenStep, Optimizers, Phase, Step, StepReceiver, describe
 from workload.steps.step_finder import MOST_SEGMENTS, REPEATS, Captures, Pattern, Seen, Segment, StepFinder
 from workload.steps.step_work import MOST_COUNTED, Site, Work, WorkCounter, chosen, usual
 
@@ -83,7 +83,7 @@ class Session:
         self._open, self._finish = open_receiver, finish
         self._finder = StepFinder()
         self.optimizers = Optimizers()
-        self._loaders: dict[int, Loader] = {}
+        self._loaders = Inputs(program.folder)
         self.thread: int | None = None
         self._stepped_in_backward: Any = None
         self.is_marked = self._in_optimizer = self._steps_in_backward = self._in_backward = False
@@ -98,9 +98,7 @@ class Session:
         self._is_evaluating = self._is_classified_step = False
         self._taken, self._began_s = 0, 0.0
         self._counter: WorkCounter | None = None
-        self._works: list[Work] = []
-        self._recent: list[Amount] = []
-        self._last_fetches: list[Fetch] = []
+        self._works, self._recent, self._last_fetches = list[Work](), list[Amount](), list[Fetch]()
 
     @property
     def measured_steps(self) -> int:
@@ -125,14 +123,9 @@ class Session:
 
     def batch_of(self, loader: Any, batch: Any) -> Batch | None:
         """Contents of the batch; None at the end of the data."""
-        if batch is None:
-            return None
         try:
-            number = id(loader)
-            if number not in self._loaders:
-                workers = int(getattr(loader, "num_workers", 0))
-                self._loaders[number] = Loader(where=fetched_at(self._folder), workers=workers, size=size_of(loader))
-            return measure(batch, number, self._loaders[number].size)
+            follow = self._counter.without_gradients.fetched if self._counter else None
+            return None if batch is None else self._loaders.batch_of(loader, batch, follow)
         except Exception as error:  # noqa: BLE001 - as with the guard, which costs time in each step
             self.failed(error)
             return None
@@ -141,8 +134,9 @@ class Session:
         """Assign the time since `fetch_began` to the wait for this batch."""
         if self._counter:
             self._classify_earlier_work()
-        parts = self._mark(StepPart.DATA) - 2
-        if batch is not None and not self._is_evaluating:
+        is_evaluated = self._is_evaluating or (batch is not None and batch.loader in self._loaders.evaluated)
+        parts = self._mark(Aside.VALIDATION if is_evaluated else StepPart.DATA) - 2
+        if batch is not None and not is_evaluated:
             self._open_step.batches += 1
             self._open_step.fetches.append(Fetch(batch=batch, parts=max(0, parts)))
 
@@ -455,9 +449,8 @@ class Session:
 
     def _start_phase(self, pattern: Pattern | None) -> None:
         """Begin a phase whose steps follow `pattern` or, if None, the script's marks; count FLOP in the next step."""
-        loaders = {fetch.batch.loader for fetch in self._last_fetches}
-        known = [self._loaders[number] for number in loaders if number in self._loaders]
-        self.step = describe(pattern, self._recent, known, self.optimizers, self._limits)
+        self._loaders.evaluated.clear()
+        self.step = describe(pattern, self._recent, self._loaders.of(self._last_fetches), self.optimizers, self._limits)
         used = {segment.optimizer for segment in pattern.segments} if pattern else range(len(self.optimizers.known))
         self._device, self._on_gpu = self.optimizers.device(used), self.optimizers.on_gpu(used)
         if self.phases and pattern and self.phases[-1].step.is_part_of(pattern):
@@ -500,7 +493,14 @@ class Session:
         assert self.step is not None
         has_evaluation = self._stop_classifying()
         work = self._counter.stop()
+        # Hooks do not see the backward pass inside `torch.autograd.grad`.
+        evaluated = set() if self.gradients else self._counter.without_gradients.loaders_of_evaluations()
         self._counter = None
+        if self._loaders.leave_out(evaluated, now):
+            known, loaders = [Amount.of(now.fetches)], self._loaders.of(now.fetches)
+            self.step = describe(self.step.pattern, known, loaders, self.optimizers, self._limits)
+            self.phases[-1].step = self.step
+            LOGGER.info("script     %s; no backward pass uses the other batches", self.step.text)
         is_whole = not has_evaluation and is_regular and not now.skipped and not now.excess(self.step.pattern)
         full = sum(fetch.batch.count for fetch in now.fetches) in (0, self.step.samples)
         self._taken += 1

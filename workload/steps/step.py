@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from workload.contract.errors import UsageError
 from workload.contract.spec import Device, default_steps
 from workload.measure.recorder import Aside, StepPart, StepPhase
-from workload.steps.batches import Batch, Unit
+from workload.steps.batches import Batch, Unit, fetched_at, measure, size_of
 from workload.steps.step_finder import Pattern, Segment
 
 # Types with which a CPU computes slowly below 1.2e-38. It converts fp16, whose least normal number is 6e-5.
@@ -77,6 +78,42 @@ class Loader:
     where: str
     workers: int
     size: int | None = None
+
+
+class Inputs:
+    """DataLoaders of the script, by number. `evaluated`: those with batches that no backward pass uses."""
+
+    def __init__(self, folder: Path) -> None:
+        self.evaluated: set[int] = set()
+        self._folder = folder
+        self._known: dict[int, Loader] = {}
+
+    def batch_of(self, loader: Any, batch: Any, follow: Callable[[int, Any], None] | None) -> Batch:
+        """Contents of a batch; `follow` is called with the DataLoader's number and the batch."""
+        number = id(loader)
+        if number not in self._known:
+            workers = int(getattr(loader, "num_workers", 0))
+            self._known[number] = Loader(where=fetched_at(self._folder), workers=workers, size=size_of(loader))
+        if follow:
+            follow(number, batch)
+        return measure(batch, number, self._known[number].size)
+
+    def of(self, fetches: Sequence[Fetch]) -> list[Loader]:
+        """DataLoaders of these batches."""
+        return [self._known[number] for number in {fetch.batch.loader for fetch in fetches} if number in self._known]
+
+    def leave_out(self, evaluated: set[int], step: OpenStep) -> bool:
+        """Remove batches of `evaluated` DataLoaders from the step, and from now on; return whether any was new.
+
+        A step with a shorter batch, as at the end of the data, is left as it is: the step is defined by whole batches.
+        """
+        fetches = [fetch for fetch in step.fetches if fetch.batch.loader not in evaluated]
+        sizes = [self._known[fetch.batch.loader].size or fetch.batch.count for fetch in fetches]
+        if evaluated <= self.evaluated or sizes != [fetch.batch.count for fetch in fetches]:
+            return False
+        self.evaluated |= evaluated
+        step.fetches = fetches
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +287,7 @@ def describe(
     length = len(pattern.segments) if pattern else 1
     # Use the most common amount of the last few steps, because one step may hold the short batch at the end of the
     # data.
-    sums = [recent[end - length : end] for end in range(length, len(recent) + 1, length)]
+    sums = [recent[end - length : end] for end in range(length, len(recent) + 1, length)] or [recent]
     amounts = Counter((sum(row.samples for row in rows), sum(row.batches for row in rows)) for rows in sums)
     (samples, batches), _ = amounts.most_common(1)[0] if amounts else ((0, 0), 0)
     unit = next((row.unit for row in reversed(recent) if row.batches), Unit.STEPS)

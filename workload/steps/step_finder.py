@@ -53,9 +53,13 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """Segments of one training step, as they were when their repeating sequence was found."""
+    """Segments of one training step, as they were when their repeating sequence was found.
+
+    `rest`: the shorter step at the end of each epoch, with which a gradient accumulation uses up the data.
+    """
 
     segments: tuple[Segment, ...]
+    rest: Segment | None = None
 
     @property
     def backward(self) -> int:
@@ -141,7 +145,8 @@ class StepFinder:
         if self._off_pattern:
             return self._follow_irregular_step(keys)
         if segment.key != keys[self._position]:
-            return self._broken(len(keys))
+            is_rest = pattern.rest is not None and segment.key == pattern.rest.key
+            return Seen.IRREGULAR if is_rest else self._broken(len(keys))
         self._position = (self._position + 1) % len(keys)
         if self._position:
             return Seen.INSIDE
@@ -271,8 +276,22 @@ def find(segments: Sequence[Segment]) -> Pattern | None:
             # A sequence without a backward pass is only a part of a step, in which several optimizers step after one
             # backward pass.
             if pattern.backward or not passes:
-                return pattern
+                return _without_rest(pattern)
     return None
+
+
+def _without_rest(pattern: Pattern) -> Pattern:
+    """Pattern of one step, if all its segments are alike but one, which accumulates the gradients of fewer batches.
+
+    An epoch of ten batches with a step after every four of them is such a pattern: its last step has two batches.
+    """
+    whole = max(pattern.segments, key=lambda segment: segment.backward)
+    rests = [segment for segment in pattern.segments if segment.key != whole.key]
+    fewest = min(segment.batches for segment in pattern.segments if segment not in rests)
+    # A step on the same batches with fewer backward passes, such as that of a GAN's generator, is no rest.
+    if len(rests) != 1 or rests[0].optimizer != whole.optimizer or not 0 < rests[0].batches < fewest:
+        return pattern
+    return pattern if rests[0].closures else Pattern(segments=(whole,), rest=rests[0])
 
 
 def _in_use(segments: Sequence[Segment]) -> set[int]:

@@ -20,10 +20,13 @@ from workload.contract.spec import Device
 from workload.environment.device import precision_of_fp32
 from workload.measure.clock import clock_for
 from workload.model.flop import FlopCounter, Tally, formula_of, is_known
+from workload.steps.batches import tensors_of
 from workload.steps.step import require_one_gpu
 
 # Statement that turns a script's gradients off: its code and line, and those of its caller.
 Site = tuple[Any, int, Any, int]
+# Where the values of a tensor come from: a site at which gradients were off, or the number of a DataLoader.
+Origin = Site | int
 # By element type of a matrix product: the precision of the ceiling to compare it with (of fp32 on a GPU, see
 # `precision_of_fp32`). fp16 counts as `amp`, with or without a GradScaler.
 PRECISIONS = {torch.float32: "fp32", torch.float16: "amp", torch.bfloat16: "bf16", torch.float64: "fp64"}
@@ -67,15 +70,16 @@ class WorkWithoutGradients:
     """Finds out, for each line of the script that switches gradients off, whether its work is an evaluation.
 
     The work is no evaluation if a loss uses its results. The memory of each result is followed to see whether an
-    operation with gradients reads it.
+    operation with gradients reads it. Batches are followed up to the backward pass.
     """
 
     def __init__(self) -> None:
         self.now: Site | None = None
         self._flop: dict[Site, int] = {}
-        self._used: set[Site] = set()
+        self._used: set[Origin] = set()
+        self._computed: set[Origin] = set()
         # Weak references keep each address unique while they live.
-        self._sites_of: dict[int, tuple[StorageWeakRef, frozenset[Site]]] = {}
+        self._origins_of: dict[int, tuple[StorageWeakRef, frozenset[Origin]]] = {}
 
     def enter(self, site: Site | None) -> None:
         """Record the line that switches gradients off; None when they are on again."""
@@ -83,30 +87,53 @@ class WorkWithoutGradients:
         # Add an entry for the site, even if no FLOP are computed there.
         self.add_flop(0)
 
-    def add_flop(self, flop: int) -> None:
-        """While gradients are off, add an operation's FLOP to the line of the script that switched them off."""
+    def fetched(self, loader: int, batch: Any) -> None:
+        """Record that a batch of the DataLoader with the number `loader` has arrived."""
+        for tensor in tensors_of(batch):
+            reference, known = self._known(tensor)
+            self._origins_of[reference.cdata] = reference, known | {loader}
+
+    def add_flop(self, flop: int, factors: Any = ()) -> None:
+        """While gradients are off, add an operation's FLOP to the line of the script that switched them off.
+
+        `factors`: arguments of the operation, a contraction, which computes with them.
+        """
+        self._computed |= self._origins(factors)
         if self.now is not None:
             self._flop[self.now] = self._flop.get(self.now, 0) + flop
 
     def follow(self, inputs: Any, output: Any, *, in_backward: bool) -> None:
-        """Record that an operation's results come from work without gradients, or that the loss uses such results."""
-        if self.now is None and not self._sites_of:
+        """Record the origins of an operation's results, and that a loss or its backward pass uses what it reads."""
+        if self.now is None and not self._origins_of:
             return
-        tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-        sites = frozenset[Site]().union(*(self._known(tensor)[1] for tensor in tensors))
+        origins = self._origins(inputs)
         if self.now is not None:
-            sites |= {self.now}
-        elif sites and (in_backward or any(tensor.requires_grad for tensor in tensors)):
-            self._used |= sites
+            origins |= {self.now}
+        elif origins and in_backward:
+            self._used |= origins
             return
-        for tensor in tree_leaves(output) if sites else ():
+        elif origins and any(leaf.requires_grad for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)):
+            self._used |= {origin for origin in origins if not isinstance(origin, int)}
+            origins = frozenset(origin for origin in origins if isinstance(origin, int))
+        for tensor in tree_leaves(output) if origins else ():
             if isinstance(tensor, Tensor):
                 reference, known = self._known(tensor)
-                self._sites_of[reference.cdata] = reference, known | sites
+                self._origins_of[reference.cdata] = reference, known | origins
 
-    def _known(self, tensor: Tensor) -> tuple[StorageWeakRef, frozenset[Site]]:
+    def _origins(self, inputs: Any) -> frozenset[Origin]:
+        tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        return frozenset[Origin]().union(*(self._known(tensor)[1] for tensor in tensors))
+
+    def _known(self, tensor: Tensor) -> tuple[StorageWeakRef, frozenset[Origin]]:
         reference = StorageWeakRef(tensor.untyped_storage())
-        return self._sites_of.get(reference.cdata, (reference, frozenset()))
+        return self._origins_of.get(reference.cdata, (reference, frozenset()))
+
+    def loaders_of_evaluations(self) -> set[int]:
+        """DataLoaders with whose batches the script computed, though no backward pass used them.
+
+        A batch that was only copied does not count: a later step may train on it.
+        """
+        return {origin for origin in self._computed - self._used if isinstance(origin, int)}
 
     def are_evaluations(self) -> dict[Site, bool]:
         """Whether the work without gradients is an evaluation, by the line that switches gradients off.
@@ -196,7 +223,7 @@ class WorkCounter(FlopCounter):
 
     def counted(self, flop: int, kind: str, args: tuple[Any, ...]) -> None:
         """Record the FLOP of a contraction by precision and pass."""
-        self.without_gradients.add_flop(flop)
+        self.without_gradients.add_flop(flop, args)
         if not self.in_backward:
             self._forward_flop += flop
         factor = next((arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()), None)

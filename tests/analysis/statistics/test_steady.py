@@ -271,6 +271,16 @@ def test_white_noise_over_slow_waves_is_no_change() -> None:
     assert sum(one is not None and one.certain for one in changes) <= 12
 
 
+def test_five_slow_first_steps_of_twenty_have_an_answer() -> None:
+    """Without one or two first steps, 18 or 19 points are left to scan: too few for a test of waves."""
+    rng = np.random.default_rng(4)
+    series = 1 + 0.02 * rng.normal(size=(100, 20))
+    series[:, :5] *= 1.5
+    found = [steady_state(one) for one in series]
+    assert sum(one.warmup_steps in (4, 5) for one in found) >= 85
+    assert sum(one.steady is False for one in found) <= 2
+
+
 @pytest.mark.parametrize(
     ("steps", "change", "rho", "expected"),
     [

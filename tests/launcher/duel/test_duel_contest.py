@@ -168,23 +168,37 @@ NOISY = "; runs of the same side differ by "
 
 
 @pytest.mark.parametrize(
-    ("limits", "segment_s", "segments", "why"),
+    ("limits", "noise", "segment_s", "segments", "why"),
     [
-        pytest.param(TEN_MINUTES, 10.0, 60, "the time of 10 min was used up after 15 quadruples", id="time"),
+        pytest.param(TEN_MINUTES, 0.03, 10.0, 60, "the time of 10 min was used up after 15 quadruples", id="time"),
         pytest.param(
-            Limits(max_time_s=600, max_segments=43), 1.0, 40, "the limit of 43 runs was reached", id="segments"
+            Limits(max_time_s=600, max_segments=43), 0.03, 1.0, 40, "the limit of 43 runs was reached", id="segments"
         ),
         pytest.param(
             TEN_MINUTES,
+            0.2,
             30.0,
             8,
             "6 quadruples, the minimum for a verdict, take about 12 min, and 10 min were allowed",
             id="hopeless",
         ),
+        pytest.param(
+            Limits(max_time_s=1800), 0.1, 10.0, 32, "given up, because 30 min would not suffice, after 8", id="forecast"
+        ),
+        pytest.param(
+            Limits(max_time_s=1800, max_segments=43),
+            0.1,
+            1.0,
+            28,
+            "given up, because 43 runs would not suffice, after 7 quadruples",
+            id="forecast of runs",
+        ),
     ],
 )
-def test_what_cannot_be_decided_says_why(limits: Limits, segment_s: float, segments: int, why: str) -> None:
-    machine = Machine(noise=0.2, segment_s=segment_s)
+def test_what_cannot_be_decided_says_why(
+    limits: Limits, noise: float, segment_s: float, segments: int, why: str
+) -> None:
+    machine = Machine(noise=noise, effect=0.05, segment_s=segment_s)
 
     outcome = machine.fight(limits)
 
@@ -192,6 +206,13 @@ def test_what_cannot_be_decided_says_why(limits: Limits, segment_s: float, segme
     assert len(outcome.segments) == segments
     assert why in outcome.state.reason
     assert NOISY in outcome.state.reason
+
+
+def test_a_duel_that_its_limit_may_decide_goes_on() -> None:
+    outcome = Machine(noise=0.04, effect=0.05, segment_s=10.0).fight(Limits(max_time_s=1800))
+
+    assert outcome.state.verdict is DuelVerdict.SLOWER
+    assert outcome.state.quadruples == 36
 
 
 def test_an_interrupted_duel_keeps_its_segments() -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_duel_contest import TEN_MINUTES, Machine, make_pair
@@ -12,12 +13,13 @@ from launcher.duel.contest import Work
 from launcher.duel.report import EQUAL, Plan, Result
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.interrupt import interruption
-from workload.contract.verdict import PageFaults
+from workload.contract.verdict import FAULTS_CURE, PageFaults
 
 
-def result(machine: Machine, *, are_equal: bool = False) -> Result:
-    outcome = machine.fight(TEN_MINUTES)
-    return Result(pair=make_pair(are_equal=are_equal), limits=TEN_MINUTES, outcome=outcome, output=Path("out"))
+def result(machine: Machine, *, are_equal: bool = False, **limits: Any) -> Result:
+    allowed = replace(TEN_MINUTES, **limits)
+    outcome = machine.fight(allowed)
+    return Result(pair=make_pair(are_equal=are_equal), limits=allowed, outcome=outcome, output=Path("out"))
 
 
 TAKES = "B takes 5.1 % longer than A (95 %: +4.8 % to +5.5 %), after 6 quadruples"
@@ -101,20 +103,43 @@ def test_other_verdicts(machine: Machine, code: int, headline: str) -> None:
     assert other.markdown().startswith(f"### launch duel: {headline}\n")
 
 
-@pytest.mark.parametrize(("noise", "margin"), [(0.02, "--same-within 4%, "), (0.2, "")])
-def test_what_helps_where_nothing_is_decided(noise: float, margin: str) -> None:
-    lines = result(Machine(noise=noise, effect=0.02, segment_s=10.0)).text().splitlines()
+@pytest.mark.parametrize(
+    ("machine", "max_segments", "helps"),
+    [
+        (Machine(noise=0.02, effect=0.02, segment_s=10.0), None, "more than 4000 runs, --same-within 4%, or"),
+        (Machine(noise=0.03, effect=0.05, segment_s=10.0), None, "--max-time 34m, --same-within 4%, or"),
+        (Machine(noise=0.2, effect=0.3, segment_s=1.0), 28, "--max-time 10m --max-runs 88, or"),
+        (Machine(effect=0.05, busy_to=10_000), None, "a longer --max-time, --same-within 4%, or"),
+    ],
+)
+def test_what_helps_where_nothing_is_decided(machine: Machine, max_segments: int | None, helps: str) -> None:
+    lines = result(machine, max_segments=max_segments).text().splitlines()
 
-    assert lines[-1] == f"note       to decide it: a longer --max-time, {margin}or a machine with less other work"
+    assert lines[-1] == f"note       to decide it: {helps} a machine with less other work"
 
 
-def test_page_faults_are_named_where_nothing_is_decided() -> None:
-    faults = {3: PageFaults(per_step=900, share=0.04), 7: PageFaults(per_step=4800, share=0.16)}
-    undecided = result(Machine(noise=0.2, effect=0.02, segment_s=10.0, faults=faults))
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (0.16, f"page faults take up to 16 % of the time in 2 of 24 runs; {FAULTS_CURE}"),
+        (0.04, f"page faults take up to 4 % of the time in 2 of 24 runs; {FAULTS_CURE}"),
+        # Less than the margin, with which faults could decide nothing.
+        (0.035, None),
+    ],
+)
+def test_uneven_page_faults_are_named_where_nothing_is_decided(share: float, said: str | None) -> None:
+    faults = {3: PageFaults(per_step=900, share=0.03), 7: PageFaults(per_step=4800, share=share)}
+    undecided = result(Machine(noise=0.2, effect=0.02, segment_s=10.0, faults=faults), same_within=0.04)
 
-    assert undecided.notes[-1] == f"page faults slow 2 of 60 runs down, with up to {faults[7].words}"
+    assert (undecided.notes[-1] if "page faults" in undecided.notes[-1] else None) == said
     assert undecided.to_json()["segments"][7]["page_faults_per_step"] == 4800
     assert len(result(Machine(faults=faults)).notes) == 0
+
+
+def test_page_faults_of_all_runs_are_not_named() -> None:
+    faults = dict.fromkeys(range(100), PageFaults(per_step=900, share=0.09))
+
+    assert "page faults" not in result(Machine(noise=0.2, faults=faults)).text()
 
 
 def test_a_median_that_hides_something_is_told() -> None:

@@ -3,7 +3,7 @@
 import math
 import random
 from itertools import count
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 import pytest
 
@@ -128,6 +128,26 @@ def naive(figures: list[float], *, target: float) -> tuple[float, float]:
         if math.expm1(reach) <= target or blocks == len(figures):
             return fmean(logs) - reach, fmean(logs) + reach
     raise AssertionError
+
+
+@pytest.mark.parametrize("one_in", [10, 30])
+def test_coverage_with_slow_blocks(one_in: int) -> None:
+    """Blocks of which one in ten or thirty takes 20 % longer: the figure of an ordinary block is covered, and soon."""
+    rng = random.Random(7)
+    held, taken = 0, []
+    for _ in range(60):
+        figures = [math.exp(rng.gauss(0, 0.005)) / (1.2 if rng.random() < 1 / one_in else 1.0) for _ in range(55)]
+        decision = next(
+            made
+            for blocks in looks()
+            if (made := decision_of({"a": single_contrast(figures[:blocks])}, target=0.01, most=55)).is_done
+        )
+        stand = decision.precisions["a"]
+        assert stand.is_narrow
+        held += (stand.low or 0) <= 1 <= (stand.high or 0)
+        taken.append(decision.blocks)
+    assert held >= 56
+    assert median(taken) <= 17
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import math
 from itertools import islice
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 import pytest
 from scipy import stats
@@ -52,6 +52,34 @@ def test_blocks_that_are_alike_have_a_wider_interval() -> None:
     assert (
         in_rows.width == f"+-{100 * (in_rows.half_width or 0):.2g} %, widened for a correlation of 0.9 between blocks"
     )
+
+
+@pytest.mark.parametrize(
+    ("slow", "blocks", "unlike"),
+    [
+        ({}, 13, None),
+        ({4: 0.99}, 13, None),
+        ({4: 0.8}, 13, "1 of 13 blocks differs by 20 %"),
+        ({4: 0.8, 9: 0.75}, 13, "2 of 13 blocks differ by up to 25 %"),
+        ({4: 0.8}, 7, None),
+    ],
+)
+def test_with_blocks_unlike_the_others_the_figure_is_the_median(
+    slow: dict[int, float], blocks: int, unlike: str | None
+) -> None:
+    figures = [100 + (figure - 100) / 10 for figure in FIGURES[:blocks]]
+    figures = [figure * slow.get(at, 1.0) for at, figure in enumerate(figures)]
+    interval = interval_at_look(single_contrast(figures), target=0.01)
+
+    assert interval.unlike == unlike
+    if unlike is None:
+        assert interval.value == pytest.approx(math.exp(fmean(map(math.log, figures))))
+        return
+    assert interval.value == pytest.approx(median(figures))
+    # The third smallest to the third largest figure are the median's interval of 97.8 %, the fourth that of 90.8 %.
+    assert (interval.half_width or 0) <= sorted(figures)[-3] / interval.value - 1 + 0.003
+    assert (interval.is_narrow, interval.correlation, interval.trend) == (True, 0.0, None)
+    assert interval.width.endswith(f" % of the median ({unlike})")
 
 
 @pytest.mark.parametrize(

@@ -91,13 +91,34 @@ CASES = {
         images=4,
         gaps={"validation"},
     ),
-    "accumulation": Case(
-        step="4 backward passes and 1 AdamW step, 32 images from DataLoader at accumulation.py:",
-        flop=2 * product(32, 64, 32) + 3 * product(32, 32, 10),
-        images=32,
-        gaps={"irregular"},
-        when=(),
-    ),
+    # In epochs of ten batches, every third step has the two batches that are left over.
+    **{
+        f"accumulation {batches}": Case(
+            step="4 backward passes and 1 AdamW step, 32 images from DataLoader at accumulation.py:",
+            flop=2 * product(32, 64, 32) + 3 * product(32, 32, 10),
+            images=32,
+            gaps={"irregular"},
+            words=(batches,),
+            when=(),
+        )
+        for batches in ("22", "10")
+    },
+    **{
+        f"evaluation {how}": Case(
+            step="1 backward pass and 1 SGD step, 8 images from DataLoader at evaluation.py:",
+            flop=2 * product(8, 64, 32) + 3 * product(8, 32, 10) + kept * (product(64, 64, 32) + product(64, 32, 10)),
+            images=8,
+            gaps={"validation"},
+            words=(how,),
+            when=when,
+        )
+        # The operations of an evaluation with gradients count, because nothing tells them from those of the loss.
+        for how, kept, when in (
+            ("batch", 0, ()),
+            ("block", 0, (pytest.mark.night(part="scripts"),)),
+            ("gradients", 1, (pytest.mark.night(part="scripts"),)),
+        )
+    },
     "bf16": Case(
         step="1 backward pass and 1 SGD step, 8 images from DataLoader at bf16.py:",
         flop=2 * convolution(8 * 256, 3, 16, 3) + 3 * (convolution(8 * 64, 16, 16, 3) + product(8, 1024, 10)),
@@ -194,7 +215,7 @@ CASES = {
 )
 def test_a_script_is_measured_and_unchanged(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    script = SCRIPTS / f"{name}.py"
+    script = SCRIPTS / f"{name.split(maxsplit=1)[0]}.py"
     alone = plain(tmp_path / "alone", script, *case.words)
     assert alone.code == 0, alone.err
     options = ("--warmup", "1", "--iterations", "8", "--then", "continue")

@@ -1,4 +1,6 @@
-"""Gradient accumulation over four batches, with two batches left over at the end of every epoch."""
+"""Gradient accumulation over four batches, with two left over at the end of an epoch of `sys.argv[1]` batches, or 22."""
+
+import sys
 
 import torch
 from common import digest, images
@@ -10,8 +12,8 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=100)
-loader = DataLoader(images(8 * 22, 8), batch_size=8, shuffle=True)
-for epoch in range(6):
+loader = DataLoader(images(8 * int((sys.argv[1:] or ["22"])[0]), 8), batch_size=8, shuffle=True)
+for epoch in range(14):
     for i, (x, y) in enumerate(loader):
         loss = nn.functional.cross_entropy(model(x), y) / EVERY
         loss.backward()

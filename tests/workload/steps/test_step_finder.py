@@ -1,6 +1,7 @@
 """The step finder finds the training step from the order of optimizer steps."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -47,6 +48,14 @@ SCRIPTS = {
     "one optimizer": ([ONE] * 5, "..FSS", [ONE]),
     "accumulation": ([FOUR] * 5, "..FSS", [FOUR]),
     "accumulation with a rest at the end of an epoch": ([FOUR] * 5 + [TWO] + [FOUR] * 2, "..FSS~SS", [FOUR]),
+    "accumulation with a rest in each short epoch": ([FOUR, FOUR, TWO] * 4, "........FSS~", [FOUR]),
+    "accumulation that begins with a rest": ([TWO, FOUR, FOUR] * 8, "........F" + "~SS" * 5, [FOUR]),
+    "accumulation with one whole step in an epoch": ([FOUR, TWO] * 4, ".....FS~", [FOUR]),
+    "fewer passes on as many batches": (
+        [TWO, TWO, replace(ONE, batches=2)] * 4,
+        "........FiiS",
+        [TWO, TWO, replace(ONE, batches=2)],
+    ),
     "a GAN": ([D, G] * 4, ".....FiS", [D, G]),
     "a GAN whose first step is one of the generator": ([G, *[D, G] * 4], "......FiS", [D, G]),
     "five critic steps": (FIVE * 5, "..FSSL" + "." * 11 + "F" + "iiiiiS" * 2, FIVE),
