@@ -14,6 +14,9 @@ from workload.contract.record import Record, Status, StepSeconds, Verdict
 from workload.contract.runs_interval import LEAST_REPLICATES, LEVEL, interval_over_runs
 from workload.contract.text import counted, percent, plain, seconds, si, unbroken, wrapped
 from workload.contract.verdict import (
+    ABOVE_BY_CPU_TIME,
+    ABOVE_CEILING,
+    BY_CPU_TIME,
     NAMES,
     ROOF_NAMES,
     Bound,
@@ -195,9 +198,10 @@ def _limits(bounds: Sequence[Verdict]) -> list[str]:
     if not (is_by_roofs and len(compute) == len(lows) == len(highs) == len(bounds)):
         return [f"{_bound(name)} in all {len(bounds)} runs; in the first: {first[name]}"]
     of_compute, of_memory = ROOF_NAMES[roofs.pop() or RoofKind.MEASURED]
-    bandwidth = memory_share_text(min(lows), max(highs))
+    is_by_cpu_time = any(verdict.cpu_time_share is not None for verdict in bounds)
+    bandwidth = memory_share_text(min(lows), max(highs), ABOVE_BY_CPU_TIME if is_by_cpu_time else ABOVE_CEILING)
     shares = f"{_range(compute, percent)} of {of_compute}, {bandwidth} of {of_memory} (modelled)"
-    return [f"{_bound(name)} in all {len(bounds)} runs: {shares}"]
+    return [f"{_bound(name)} in all {len(bounds)} runs: {BY_CPU_TIME if is_by_cpu_time else ''}{shares}"]
 
 
 def _bound(name: str | None) -> str:

@@ -16,7 +16,7 @@ from workload.contract import peaks
 from workload.contract.peaks_table import Gpu
 from workload.contract.spec import Device, Precision
 from workload.contract.text import counted, percent, seconds, si
-from workload.contract.verdict import ABOVE_CEILING, MOST_UNATTRIBUTED, shares_of_flop
+from workload.contract.verdict import ABOVE_BY_CPU_TIME, ABOVE_CEILING, MOST_UNATTRIBUTED, shares_of_flop
 from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO, names_tensor_cores
 
 # 1 multiply-accumulate is 2 FLOP. Operations other than products move the counted ratio to 1.9 to 2.1 (fvcore on
@@ -72,7 +72,8 @@ def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
     peak = _peak(case)
     if rate := flop_per_s(case):
         if ceiling := case["ceiling_flop_per_s"]:
-            yield f"the measured ceiling, {si(ceiling, 'FLOP/s')}", rate / ceiling, ABOVE_CEILING
+            most = ABOVE_CEILING if case["cpu_time_share"] is None else ABOVE_BY_CPU_TIME
+            yield f"the measured ceiling, {si(ceiling, 'FLOP/s')}", rate / ceiling, most
         # Skip fp32: a rate above the fp32 peak means tf32, which another rule reports.
         if peak and case["precision"] != Precision.FP32:
             yield f"the vendor's peak, {si(peak.flop_per_s, 'FLOP/s')}", rate / peak.flop_per_s, OVER_PEAK

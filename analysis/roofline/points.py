@@ -353,8 +353,15 @@ def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: 
         tf32_flop_per_s=pool.median("tf32_instead_flop_per_s"),
         kernels_alone=measurement.kernels_alone,
         possible_causes=list(dict.fromkeys(pool.texts("limit_known"))),
+        cpu_time_share=_cpu_time_share(pool),
     )
     return decide(figures, next(iter(pool.texts("bound_why")), UNKNOWN))
+
+
+def _cpu_time_share(pool: Group) -> float | None:
+    """Median over the runs, in which an idle machine counts as 1; None if most runs had an idle machine."""
+    shares = [1.0 if math.isnan(share) else share for share in pool.numbers("cpu_time_share")]
+    return median(shares) if 2 * len(pool.known("cpu_time_share")) > len(shares) else None
 
 
 def _notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[str | None]:

@@ -17,7 +17,7 @@ from workload.contract.errors import BundleError
 from workload.contract.peaks import Peak
 from workload.contract.peaks_table import Gpu
 from workload.contract.text import si
-from workload.contract.verdict import ABOVE_CEILING, RoofKind
+from workload.contract.verdict import ABOVE_BY_CPU_TIME, ABOVE_CEILING, RoofKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +150,13 @@ class DeviceRoofs:
 def refuted_ceilings(runs: pd.DataFrame) -> dict[float, float]:
     """Measured ceilings of CPUs (FLOP/s) that runs have exceeded, with the largest attained fraction of each ceiling.
 
-    Other work used the CPUs while such a ceiling was measured; current versions of this program then measure again.
+    Other work used the CPUs while such a ceiling was measured. Ceilings by CPU time are less exact.
     Ceilings of GPUs are not refuted, because a GPU's kernels may execute fewer FLOP than modelled.
     """
     cpu = runs[(runs["device_type"] == "cpu") & (runs["ceiling_flop_per_s"] > 0) & (runs["step_median_s"] > 0)]
     shares = cpu["train_flop_per_step"] / cpu["step_median_s"] / cpu["ceiling_flop_per_s"]
-    above = cpu.assign(share=shares)[shares > ABOVE_CEILING]
+    most = cpu["cpu_time_share"].notna().map({True: ABOVE_BY_CPU_TIME, False: ABOVE_CEILING})
+    above = cpu.assign(share=shares)[shares > most]
     refuted: dict[float, float] = {}
     for value, share in zip(above["ceiling_flop_per_s"].tolist(), above["share"].tolist(), strict=True):
         refuted[value] = max(share, refuted.get(value, 0.0))

@@ -3,7 +3,8 @@
 Limits are tried in this order: `input`, `overhead`, `compute` or `memory`, `neither`. A roof counts as a limit
 only if the step reaches at least half of the roof. Bytes may be modelled as an interval: at its lower end every tensor
 is moved once, at its upper end every operation reads and writes memory. A busy machine is not a limit but a state of
-the measurement: `Verdict.busy`, given in addition to the limit.
+the measurement: `Verdict.busy`, given in addition to the limit. On a busy CPU, work is compared with the CPU time that
+the step got, and the limit is called probable.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import TypeAlias
 from workload.contract import peaks
 from workload.contract.peaks_table import Gpu
 from workload.contract.profile_record import ProfileResult
-from workload.contract.record import Record, Verdict
+from workload.contract.record import LEAST_CPU_SHARE, Record, Verdict, share_got
 from workload.contract.spec import Precision
 from workload.contract.text import percent, percent_range, plain, seconds, si
 
@@ -29,6 +30,10 @@ LEAST_OF_ROOF = 0.5
 LEAST_DEVICE_BUSY = 0.5
 # A ceiling is a median with a few per cent of noise. If a run reaches more than this share, the ceiling is wrong.
 ABOVE_CEILING = 1.05
+# The same limits by CPU time, on a busy machine: threads that wait for each other spin, so a step and the tests of the
+# roofs need more CPU time, short calls more than long ones. With 6 other processes on two CPUs, a copy took 2.2 times
+# its CPU time, a triad 1.6 times; a step of products that reached 85 % of an idle machine's roof reached 54 % to 66 %.
+LEAST_BY_CPU_TIME, ABOVE_BY_CPU_TIME = 0.4, 2.0
 # Busy share of a run's threads: 90 % to 100 % if the run is alone on a machine, about half if two runs share it.
 COMPETED_SHARE = 0.75
 # Waits for a CPU, as a share of the time in which the run wanted one. On an idle machine this share was less than
@@ -70,6 +75,8 @@ class Bound(StrEnum):
     NEITHER = "neither"
 
 
+# Beginning of a reason if the run, or the test of its roof, waited for CPUs: of shares of time, and of shares of roofs.
+PROBABLY, BY_CPU_TIME = "probably, on a busy machine: ", "probably, by CPU time on a busy machine: "
 # Default reason why a step's limit is unknown.
 UNKNOWN = "FLOP, bytes or roofs of the step are unknown"
 # Printed names of bounds, where the value of `Bound` is not clear by itself.
@@ -98,7 +105,7 @@ class Figures:
     upper limit of this share if `device_busy_is_upper_limit`. `running`: `kernels` or `operators`. `flop`: FLOP per
     step. `bytes_low`, `bytes_high`: fewest and most bytes per step, equal if the bytes were counted.
     `tf32_flop_per_s`: compute roof of TF32, if the label fp32 may mean TF32. `possible_causes`: sentences for a step
-    that no roof limits.
+    that no roof limits. `cpu_time_share`: see `Verdict`.
     """
 
     step_s: float | None
@@ -115,6 +122,22 @@ class Figures:
     tf32_flop_per_s: float | None = None
     kernels_alone: bool = False
     possible_causes: Sequence[str] = ()
+    cpu_time_share: float | None = None
+
+    @property
+    def undisturbed_s(self) -> float | None:
+        """Seconds of the step that are compared with the roofs: without waits for a CPU, if there were any."""
+        return self.step_s * (self.cpu_time_share or 1.0) if self.step_s else None
+
+    @property
+    def least(self) -> float:
+        """Share of a roof from which on the roof limits the step."""
+        return LEAST_OF_ROOF if self.cpu_time_share is None else LEAST_BY_CPU_TIME
+
+    @property
+    def most(self) -> float:
+        """Share of a roof above which the share is wrong."""
+        return ABOVE_CEILING if self.cpu_time_share is None else ABOVE_BY_CPU_TIME
 
     @property
     def fractions(self) -> "Shares | None":
@@ -122,12 +145,13 @@ class Figures:
 
         Both shares of memory are None if bytes or bandwidth are unknown; all are None if the share of compute is.
         """
-        if self.flop is None or not self.step_s or not self.roof_flop_per_s:
+        step_s = self.undisturbed_s
+        if self.flop is None or not step_s or not self.roof_flop_per_s:
             return None
-        compute = self.flop / self.roof_flop_per_s / self.step_s
+        compute = self.flop / self.roof_flop_per_s / step_s
         if self.bytes_low is None or self.bytes_high is None or not self.roof_bytes_per_s:
             return compute, None, None
-        movable = self.roof_bytes_per_s * self.step_s
+        movable = self.roof_bytes_per_s * step_s
         return compute, self.bytes_low / movable, self.bytes_high / movable
 
 
@@ -143,6 +167,8 @@ def decide(figures: Figures, why_unknown: str = UNKNOWN) -> Verdict:
     bound, why = _decided(figures, shares, why_unknown)
     is_known = shares is not None and bound is not None
     compute, low, high = shares if shares and is_known else (None, None, None)
+    if bound is not None and figures.cpu_time_share is not None:
+        why = (PROBABLY if bound in (Bound.INPUT, Bound.OVERHEAD) else BY_CPU_TIME) + why
     return Verdict(
         bound=bound,
         why=why,
@@ -153,6 +179,7 @@ def decide(figures: Figures, why_unknown: str = UNKNOWN) -> Verdict:
         roof=figures.roof if is_known else None,
         data_wait_fraction=figures.data_wait_fraction,
         device_busy_share=figures.device_busy_share,
+        cpu_time_share=figures.cpu_time_share,
     )
 
 
@@ -172,14 +199,14 @@ def _by_roofs(figures: Figures, shares: Shares, why_unknown: str) -> tuple[Bound
     """Limit and reason by the reached shares of the roofs."""
     compute, low, high = shares
     compute_roof, memory_roof = ROOF_NAMES[figures.roof or RoofKind.MEASURED]
-    bound = by_fractions(compute=compute, low=low or 0.0)
+    bound = by_fractions(compute=compute, low=low or 0.0, least=figures.least, most=figures.most)
     if bound is Bound.COMPUTE and figures.tf32_flop_per_s:
         share = percent(compute * (figures.roof_flop_per_s or 0.0) / figures.tf32_flop_per_s)
         return None, (
             f"{percent(compute)} of {compute_roof} in fp32, or {share} of that in TF32, in which PyTorch computes "
             "convolutions on this GPU by default: nothing shows that the run had TF32 off"
         )
-    if compute > ABOVE_CEILING:
+    if compute > figures.most:
         return None, (
             f"{percent(compute)} of {compute_roof} was reached, which is impossible: the ceiling is too low, "
             "the precision is wrong, or the kernels execute fewer FLOP than the model has (Winograd)"
@@ -187,12 +214,12 @@ def _by_roofs(figures: Figures, shares: Shares, why_unknown: str) -> tuple[Bound
     if low is None or high is None:
         return _by_compute_alone(figures, compute, why_unknown)
     is_modelled = high > low
-    if low > ABOVE_CEILING and not is_modelled:
+    if low > figures.most and not is_modelled:
         return None, (
             f"{percent(low)} of {memory_roof} was counted, which is impossible: the roof is too low, or the "
             "kernels moved more bytes in the profile, where each starts with a cold cache, than in the run"
         )
-    reached = f"{percent(compute)} of {compute_roof}, {memory_share_text(low, high)} of {memory_roof}"
+    reached = f"{percent(compute)} of {compute_roof}, {memory_share_text(low, high, figures.most)} of {memory_roof}"
     reached += " (modelled)" if is_modelled else ""
     if figures.kernels_alone:
         reached = f"these kernels reach {reached.replace(', ', ' and ', 1)}; gaps between them are unknown"
@@ -206,49 +233,48 @@ def _by_compute_alone(figures: Figures, compute: float, why_unknown: str) -> tup
     Unknown too if the bytes of a step are unknown, because then memory may be the nearer limit on any machine.
     """
     reached = f"{percent(compute)} of {ROOF_NAMES[figures.roof or RoofKind.MEASURED][0]}"
-    if compute < LEAST_OF_ROOF:
-        return None, f"{reached}, so compute is not the limit; {why_unknown}"
-    if not figures.step_s or figures.bytes_low is None:
+    step_s = figures.undisturbed_s
+    if compute < figures.least or not step_s or figures.bytes_low is None:
         return None, f"{reached}; {why_unknown}"
     # Below this bandwidth, the step would reach a larger share of it than of the compute roof.
-    least = si(figures.bytes_low / figures.step_s / compute, "B/s")
+    least = si(figures.bytes_low / step_s / compute, "B/s")
     return Bound.COMPUTE, f"{reached}; memory would be the limit only with a bandwidth below {least}; {why_unknown}"
 
 
-def by_fractions(*, compute: float, low: float) -> Bound:
+def by_fractions(*, compute: float, low: float, least: float = LEAST_OF_ROOF, most: float = ABOVE_CEILING) -> Bound:
     """Decide which roof limits a step.
 
     `compute`: share of the compute roof. `low`: share of the memory roof, by the fewest bytes that the step can have
-    moved. Compute is the limit from half of its roof on. Memory is the limit if the fewest bytes reach half of the
-    memory roof: further bytes may have stayed in caches. If even the fewest bytes exceed the bandwidth, caches hold the
-    tensors and memory is not the limit.
+    moved. Compute is the limit from the share `least` of its roof on. Memory is the limit if the fewest bytes reach
+    `least` of the memory roof: further bytes may have stayed in caches. If even the fewest bytes exceed the bandwidth
+    (share above `most`), caches hold the tensors and memory is not the limit.
     """
-    is_memory = LEAST_OF_ROOF <= low <= ABOVE_CEILING
+    is_memory = least <= low <= most
     if is_memory and low > compute:
         return Bound.MEMORY
-    return Bound.COMPUTE if compute >= LEAST_OF_ROOF else Bound.NEITHER
+    return Bound.COMPUTE if compute >= least else Bound.NEITHER
 
 
-def memory_share_text(low: float, high: float) -> str:
-    """Share of the bandwidth as text: `12 % to 30 %`; `60 % or more` if `high` is clearly above 1.
+def memory_share_text(low: float, high: float, most: float = ABOVE_CEILING) -> str:
+    """Share of the bandwidth as text: `12 % to 30 %`; `60 % or more` if `high` is above `most`.
 
-    `an unknown share` if `low` is clearly above 1 too: bytes above the bandwidth stayed in caches.
+    `an unknown share` if `low` is above `most` too: bytes above the bandwidth stayed in caches.
     """
-    if low > ABOVE_CEILING:
+    if low > most:
         return "an unknown share"
-    return f"{percent(low)} or more" if high > ABOVE_CEILING else percent_range(low, high)
+    return f"{percent(low)} or more" if high > most else percent_range(low, high)
 
 
 def _neither(figures: Figures, reached: str, *, low: float, high: float) -> Iterator[str]:
     """Reasons why no roof is the limit, then possible causes; `reached`: shares of the roofs as text."""
     if figures.kernels_alone:
         yield reached
-    elif low > ABOVE_CEILING:
+    elif low > figures.most:
         yield f"{reached}: the caches hold the tensors, so the traffic to memory is unknown"
-    elif high >= LEAST_OF_ROOF:
+    elif high >= figures.least:
         yield f"{reached}: the bytes are not known well enough to tell whether memory is the limit"
     else:
-        yield f"{reached}, less than half of each"
+        yield f"{reached}, less than {'half' if figures.least == LEAST_OF_ROOF else percent(figures.least)} of each"
     if figures.device_busy_share is not None and not figures.kernels_alone:
         yield _device_busy(figures, figures.device_busy_share)
     yield from figures.possible_causes
@@ -301,6 +327,7 @@ def figures_of(run: Record) -> Figures | None:
         tf32_flop_per_s=tf32_instead(run),
         kernels_alone=is_traced and not profile.wall_s_per_step,
         possible_causes=list(possible_causes(run)),
+        cpu_time_share=cpu_time_share(run),
     )
 
 
@@ -407,6 +434,22 @@ def _why_no_roof(run: Record) -> str:
 # --- a busy machine
 
 
+def cpu_time_share(run: Record) -> float | None:
+    """Part of a CPU run's median step that is left without its waits for a CPU; see `Verdict`.
+
+    The mean step is used, because the waits are known as a mean: many short steps do not wait at all.
+    """
+    timing, ceilings = run.timing, run.ceilings
+    step_s, used, waited = timing.step_s, timing.cpus_used, timing.cpus_waited
+    # Waits that a run's own data workers cause look like waits for others, until much of the CPUs' time is missing.
+    is_short = lacks_cpus(run, COMPETED_SHARE if run.spec.workers else LEAST_CPU_SHARE)
+    if is_short and used and waited is not None and is_starved(used, waited):
+        mean_over_median = step_s.mean / step_s.median if step_s and step_s.mean and step_s.median else 1.0
+        return min(1.0, mean_over_median * share_got(used, waited))
+    roofs = (ceilings.compute(run.spec.precision), ceilings.copy()) if ceilings else ()
+    return 1.0 if any(roof and roof.is_by_cpu_time for roof in roofs) else None
+
+
 def competition(run: Record) -> str | None:
     """Sentence on a CPU run that lost CPUs to other processes; None for other runs."""
     used, waited, threads = run.timing.cpus_used, run.timing.cpus_waited, run.environment.device.threads or 0
@@ -427,10 +470,10 @@ def is_starved(used: float, waited: float) -> bool:
     return waited >= LEAST_WAITED_SHARE * (used + waited) and waited >= LEAST_WAITED_CPUS
 
 
-def lacks_cpus(run: Record) -> bool:
-    """Whether a CPU run kept few of its threads busy, for any reason."""
+def lacks_cpus(run: Record, least: float = COMPETED_SHARE) -> bool:
+    """Whether a CPU run kept a smaller share than `least` of its threads busy, for any reason."""
     used, threads = run.timing.cpus_used, run.environment.device.threads or 0
-    return run.spec.device == "cpu" and used is not None and used < COMPETED_SHARE * threads
+    return run.spec.device == "cpu" and used is not None and used < least * threads
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Stores a run's measured ceilings beside its bundles, for the runs of the next hour.
 
-Only clean rates are stored: a rate from a busy machine would spoil the verdicts of all later runs.
+Rates from a busy machine are not stored: they would make the verdicts of all later runs uncertain.
 """
 
 import json
@@ -89,7 +89,12 @@ def _read(path: Path, machine: Mapping[str, Any]) -> Ceilings | None:
 
 
 def _write(path: Path, measured: Ceilings) -> None:
-    """Write the file atomically, because another run may read the file at any moment."""
+    """Write the file, without rates by CPU time; atomically, because another run may read the file at any moment."""
+    measured = replace(
+        measured,
+        flop_per_s={name: rate for name, rate in measured.flop_per_s.items() if not rate.is_by_cpu_time},
+        bytes_per_s={name: rate for name, rate in measured.bytes_per_s.items() if not rate.is_by_cpu_time},
+    )
     text = json.dumps({"schema": CACHE_SCHEMA, "ceilings": measured.to_json()}, indent=1)
     with suppress(OSError):
         replace_text(path, text, shared=True, durable=False)

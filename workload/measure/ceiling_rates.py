@@ -11,9 +11,6 @@ import numpy as np
 from workload.contract import record
 from workload.contract.text import counted, cpu_share, percent, si
 
-# Least share of the wanted CPUs for a clean rate. On an idle virtual machine of two CPUs, products and copies got 92 %
-# to 99.7 % of the CPUs (2026-11, analysis/example).
-LEAST_CPU_SHARE = 0.9
 # Limit of p95 over p5 for a clean rate. This ratio was 1.04 to 1.12 on an idle virtual machine of two CPUs. For a GPU
 # slowed down by its power limit this number is a guess, because no such GPU was measured.
 WIDEST_SPREAD = 2.0
@@ -33,7 +30,8 @@ class MeasuredRate(record.MeasuredRate):
 
     `conditions`: a GPU's clock, power and temperature halfway through the samples, under load; `conditions_at_start`
     and `conditions_at_end`: the same at the start and at the last sample. Only on a CPU: `cpus`, number of CPUs that
-    the samples got, and `cpus_wanted`, number of CPUs that their threads could use.
+    the samples got, `cpus_waited`, number of their threads that waited for one, and `cpus_wanted`, number of CPUs that
+    their threads could use. If other processes took CPUs, all rates are the same: see `Samples.seconds`.
     """
 
     median: float
@@ -48,7 +46,7 @@ class MeasuredRate(record.MeasuredRate):
     @classmethod
     def of(cls, work: float, taken: "Samples", *, size: int) -> Self:
         """Rate of a call that computes `work` FLOP or moves `work` bytes, from the samples `taken`."""
-        rates = work / np.array(taken.call_s)
+        rates = work / np.array(taken.seconds)
         p5, median, p95 = (float(q) for q in np.quantile(rates, (0.05, 0.5, 0.95)))
         early = work / np.array(taken.load_call_s or taken.call_s)
         first, last = float(np.median(early[: ceil(len(early) / 3)])), float(np.median(rates[-ceil(len(rates) / 3) :]))
@@ -72,6 +70,7 @@ class MeasuredRate(record.MeasuredRate):
             conditions_at_start=taken.conditions_at_start,
             conditions_at_end=taken.conditions_at_end,
             cpus=taken.cpus,
+            cpus_waited=taken.cpus_waited,
             cpus_wanted=taken.cpus_wanted,
         )
 
@@ -85,16 +84,16 @@ class MeasuredRate(record.MeasuredRate):
         return f"{percent(1 - self.sustained / self.burst)} slower under load{clocks}"
 
     @property
-    def is_starved(self) -> bool:
-        """Whether other processes took CPUs that the samples could have used."""
-        return self.cpus is not None and self.cpus < LEAST_CPU_SHARE * (self.cpus_wanted or 0.0)
+    def starved(self) -> str | None:
+        """Text on the CPUs that the samples got if other processes took CPUs; else None."""
+        if not self.is_by_cpu_time or self.cpus is None:
+            return None
+        return f"the machine was busy: the samples got {cpu_share(self.cpus, self.cpus_wanted or 0.0)}"
 
     @property
     def doubt(self) -> str | None:
-        """Reason why this rate may be far below the machine's ability; None if the measurement is clean."""
-        if self.is_starved and self.cpus is not None:
-            return f"the machine was busy: the samples got {cpu_share(self.cpus, self.cpus_wanted or 0.0)}"
-        if self.samples < FEWEST_SAMPLES:
+        """Reason why this rate may be far below the machine's ability; None if the rate can be used."""
+        if self.samples < FEWEST_SAMPLES and not self.is_by_cpu_time:
             return f"there was only time for {counted(self.samples, 'sample')}"
         if self.p95 > WIDEST_SPREAD * self.p5:
             return f"the samples differ too much, {self.p95 / self.p5:.1f} x from p5 to p95"
@@ -125,7 +124,20 @@ class Samples:
     conditions_at_start: Mapping[str, object] | None = None
     conditions_at_end: Mapping[str, object] | None = None
     cpus: float | None = None
+    cpus_waited: float | None = None
     cpus_wanted: float | None = None
+
+    @property
+    def seconds(self) -> list[float]:
+        """Seconds per call by the clock or, if other processes took CPUs, their mean without the waits for a CPU.
+
+        Other threads' CPU time is counted in ticks of up to 4 ms, so only the mean over all samples is exact.
+        """
+        if self.cpus is None or not record.MeasuredRate(cpus=self.cpus, cpus_wanted=self.cpus_wanted).is_by_cpu_time:
+            return self.call_s
+        idle = (self.cpus_wanted or 0.0) - self.cpus
+        share = record.share_got(self.cpus, idle if self.cpus_waited is None else self.cpus_waited)
+        return [share * sum(self.call_s) / len(self.call_s)] * len(self.call_s)
 
 
 @dataclass(frozen=True, kw_only=True)

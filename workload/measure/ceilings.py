@@ -2,9 +2,9 @@
 
 Each probe has a time limit, because a CPU without units for an element type is a hundred times slower with that type.
 The limits are 2 s for a product and 1 s each for copy and triad. A GPU is loaded for 1.5 s before each probe. On a
-quiet machine all probes together take less than 20 s. A disturbed probe is repeated once. If the second attempt is
-disturbed too, the rate is unavailable, because a ceiling that is too low makes every run below it look better than it
-is. If other work has the CPUs, no further rate is measured, and the run continues without a ceiling.
+quiet machine all probes together take less than 20 s. A disturbed probe is repeated once. If other work still has the
+CPUs, this rate and all further ones are work over CPU time. If the second attempt's samples differ too much or are too
+few, the rate is unavailable, because a ceiling that is too low makes every run below it look better than it is.
 """
 
 import os
@@ -126,6 +126,14 @@ class Probe:
         call()
         self.clock.synchronize()
 
+    def alone_s(self, call: Call) -> float:
+        """Seconds of a call without other work on the machine; on a CPU, this assumes that one thread makes it now."""
+        if not self.cpus_wanted:
+            return self.call_s(call)
+        began_s = time.thread_time()
+        call()
+        return (time.thread_time() - began_s) / self.cpus_wanted
+
     def call_s(self, call: Call, *, calls: int = 1, meanwhile: Call | None = None) -> float:
         """Device seconds per call, over `calls` calls in a row; `meanwhile` runs while a GPU executes them."""
         start = self.clock.mark()
@@ -140,12 +148,16 @@ class Probe:
 
 @dataclass(kw_only=True)
 class Patience:
-    """Time limit of all probes together; `gave_up`: reason why no further probe begins, else None."""
+    """Time limit of all probes together; `gave_up`: reason why no further probe begins, else None.
+
+    `is_busy`: a probe was disturbed twice by other work, so that further probes are not repeated for that reason.
+    """
 
     began_s: float
     now_s: Callable[[], float] = time.perf_counter
     longest_s: float = 0.0
     gave_up: str | None = None
+    is_busy: bool = False
 
     def measure(self, measure_rate: Callable[[], MeasuredRate]) -> MeasuredRate:
         """Return `measure_rate()`; keep the longest duration of such a call in `longest_s`."""
@@ -272,22 +284,25 @@ def _flop_rates(
 def _first_clean(
     name: str, measure_rate: Callable[[], MeasuredRate], patience: Patience, unavailable: dict[str, str], report: Report
 ) -> MeasuredRate | None:
-    """Measured rate. A disturbed measurement is repeated once; returns None if the last measurement was disturbed too.
+    """Measured rate. A disturbed measurement is repeated once; returns None if the last one cannot be used either.
 
-    `unavailable` then gets the reason. If other work has the CPUs, or the time is over, `patience` stops all further
-    measurements.
+    `unavailable` then gets the reason. If the time is over, `patience` stops all further measurements.
     """
     for attempt in range(1, ATTEMPTS + 1):
         rate = patience.measure(measure_rate)
-        if rate.doubt is None:
+        is_last = attempt == ATTEMPTS or patience.is_over
+        if rate.doubt is None and (is_last or patience.is_busy or not rate.starved):
+            patience.is_busy = rate.is_by_cpu_time
+            if rate.starved:
+                report(f"{name}: {rate.starved}: the ceiling is by CPU time")
             if rate.slowdown:
                 report(f"{name}: {rate.slowdown}: the sustained rate is the ceiling")
             return rate
-        if attempt == ATTEMPTS or patience.is_over:
+        if is_last:
             break
-        report(f"{name}: {rate.doubt}; measuring again")
+        report(f"{name}: {rate.doubt or rate.starved}; measuring again")
     unavailable[name] = f"{rate.doubt}, in {counted(attempt, 'attempt')}"
-    if rate.is_starved or patience.is_over:
+    if patience.is_over:
         patience.gave_up = unavailable[name]
     else:
         report(f"{name}: {unavailable[name]}")
@@ -312,9 +327,22 @@ def product_rate(device: Device, precision: Precision, probe: Probe) -> Measured
         # The first call loads libraries, before the time limit begins.
         probe.warm_up(make(SMALLEST_EDGE))
         deadline = probe.deadline()
-        product = grow(make, probe, deadline, largest_edge=largest_edge)
+        with _one_thread(probe):
+            product = grow(make, probe, deadline, largest_edge=largest_edge)
         taken = take_samples(product.call, product.call_s, probe, deadline)
     return MeasuredRate.of(2 * product.edge**3, taken, size=product.edge)
+
+
+@contextmanager
+def _one_thread(probe: Probe) -> Iterator[None]:
+    """Use one thread for a CPU's products: several threads spend CPU time on waits for each other."""
+    threads = torch.get_num_threads()
+    if probe.cpus_wanted:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def product_maker(device: Device, dtype: torch.dtype) -> Callable[[int], Call]:
@@ -357,7 +385,7 @@ def _is_enough(product: _Product, smaller: _Product | None, deadline: Deadline) 
 def _timed(make: Callable[[int], Call], edge: int, probe: Probe) -> _Product:
     call = make(edge)
     probe.warm_up(call)
-    return _Product(edge=edge, call=call, call_s=probe.call_s(call))
+    return _Product(edge=edge, call=call, call_s=probe.alone_s(call))
 
 
 def _timed_again(product: _Product, probe: Probe, deadline: Deadline) -> _Product:
@@ -365,7 +393,7 @@ def _timed_again(product: _Product, probe: Probe, deadline: Deadline) -> _Produc
     best_s = product.call_s
     for _ in range(TIMINGS - 1):
         if deadline.allows(CALLS_AHEAD * best_s):
-            best_s = min(best_s, probe.call_s(product.call))
+            best_s = min(best_s, probe.alone_s(product.call))
     return replace(product, call_s=best_s)
 
 
@@ -395,7 +423,7 @@ def take_samples(call: Call, call_s: float, probe: Probe, deadline: Deadline) ->
         is_last = len(samples) == SAMPLES - 1 or (samples and not deadline.allows(2 * calls * samples[-1]))
         moments = {0: None if load else "start", SAMPLES // 2: "half"}
         samples.append(sample("end" if is_last else moments.get(len(samples))))
-    cpus = meter.use().used_cpus if meter else None
+    use = meter.use() if meter else None
     return Samples(
         call_s=samples,
         load_call_s=load,
@@ -404,7 +432,8 @@ def take_samples(call: Call, call_s: float, probe: Probe, deadline: Deadline) ->
         conditions=readings.get("half", readings.get("start")),
         conditions_at_start=readings.get("start"),
         conditions_at_end=readings.get("end"),
-        cpus=cpus,
+        cpus=use.used_cpus if use else None,
+        cpus_waited=use.waited_cpus if use else None,
         cpus_wanted=probe.cpus_wanted,
     )
 

@@ -72,6 +72,11 @@ CASES: Cases = {
             run(steps=STEP, ceiling_flop_per_s=3.2e12),
             ["106.5 % of the measured ceiling, 3.2 TFLOP/s"],
         ),
+        "106 % of a ceiling by CPU time": (run(steps=STEP, ceiling_flop_per_s=3.2e12, cpu_time_share=1.0), []),
+        "213 % of a ceiling by CPU time": (
+            run(steps=STEP, ceiling_flop_per_s=1.6e12, cpu_time_share=1.0),
+            ["213 % of the measured ceiling, 1.6 TFLOP/s"],
+        ),
         "above the peak": (
             run(steps=STEP, train_flop_per_step=1.3e13, precision="amp"),
             ["107.4 % of the vendor's peak, 121 TFLOP/s"],

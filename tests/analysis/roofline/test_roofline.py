@@ -119,7 +119,9 @@ def test_point_agrees_with_a_real_bundle(tmp_path: Path) -> None:
     assert row["runs"] == 1
     assert row["flop_per_s"] == pytest.approx(run["train_flop_per_step"] / run["step_median_s"])
     assert row["intensity_low"] <= row["intensity_flop_per_byte"] <= row["intensity_high"]
-    if bound in (Bound.COMPUTE, Bound.MEMORY, Bound.NEITHER) and run["memory_fraction_low"] <= 1:
+    # On a busy machine the shares of the verdict are by CPU time, the point's by the clock.
+    is_by_clock = _is_nan(run["cpu_time_share"])
+    if is_by_clock and bound in (Bound.COMPUTE, Bound.MEMORY, Bound.NEITHER) and run["memory_fraction_low"] <= 1:
         compute, low, high = run["compute_fraction"], run["memory_fraction_low"], run["memory_fraction_high"]
         assert row["fraction_of_roof"] == pytest.approx(max(compute, low, min(high, 1.0)))
         assert set(roofs(results)["kind"]) == {"measured"}
@@ -192,6 +194,27 @@ def test_a_ceiling_that_a_run_refutes_is_no_roof_for_any_run_that_used_it(tmp_pa
         "118 % of the measured roof was reached: it is none"
     ] * 2
     assert "measured" not in set(roofs(analysis.load(tmp_path))["kind"])
+
+
+@pytest.mark.parametrize(("busy_runs", "share"), [(0, None), (1, None), (2, 0.5)])
+def test_limit_of_a_group_is_by_cpu_time_if_most_runs_had_a_busy_machine(
+    tmp_path: Path, busy_runs: int, share: float | None
+) -> None:
+    # 340.736 GFLOP in 0.08 s are 59 % of 7.2 TFLOP/s, and 118 % of it in half of that time.
+    step = {"timing__step_s__median": 0.08, "timing__step_s__mean": 0.08}
+    waits = {"timing__cpus_used": 1.0, "timing__cpus_waited": 1.0}
+    row = only(points(tmp_path, *(CPU_RUN | step | (waits if n < busy_runs else {}) for n in range(3))))
+    assert row["bound"] == "compute"
+    assert row["bound_why"].startswith("probably, by CPU time on a busy machine: 118 %") == (share is not None)
+
+
+@pytest.mark.parametrize(("step_s", "roof"), [(0.024, "measured"), (0.023, None)])
+def test_ceiling_by_cpu_time_is_refuted_above_twice_its_rate(tmp_path: Path, step_s: float, roof: str | None) -> None:
+    # 340.736 GFLOP in 0.0237 s are twice 7.2 TFLOP/s.
+    by_cpu_time = {"cpus": 1.0, "cpus_wanted": 2.0}
+    rate = make_record(0, [0.1])["ceilings"]["flop_per_s"]["fp32"]
+    run = CPU_RUN | {"timing__step_s__median": step_s, "ceilings__flop_per_s": {"fp32": rate | by_cpu_time}}
+    assert only(points(tmp_path, run))["roof"] == roof
 
 
 def test_a_gpu_above_its_ceiling_has_no_bound_and_keeps_its_roof(tmp_path: Path) -> None:

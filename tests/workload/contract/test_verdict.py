@@ -250,7 +250,7 @@ NO_BANDWIDTH = f"the bandwidth was not measured: {BUSY_WHY}"
             "50 % of the measured compute ceiling; memory would be the limit only with a bandwidth below 1 B/s; "
             + NO_BANDWIDTH,
         ),
-        (102.0, None, f"49 % of the measured compute ceiling, so compute is not the limit; {NO_BANDWIDTH}"),
+        (102.0, None, f"49 % of the measured compute ceiling; {NO_BANDWIDTH}"),
         (31.0, None, f"161 % of the measured compute ceiling was reached, {IMPOSSIBLE}"),
     ],
 )
@@ -326,15 +326,95 @@ TWO = "other processes used the CPUs: this run got"
     ],
 )
 def test_a_busy_machine_is_said_beside_the_limit(record: dict[str, Any], busy: str | None) -> None:
+    assert from_record(record).busy == busy
+
+
+@pytest.mark.parametrize(
+    ("used", "waited", "mean_s", "workers", "share"),
+    [
+        # A step of 2 s that waits for a CPU in half of its time has 1 s left.
+        (0.8, 0.8, 2.0, 0, 0.5),
+        # Few steps that wait: the median step of 2 s has not waited, although the mean step of 4 s has.
+        (0.8, 0.8, 4.0, 0, 1.0),
+        (0.8, 0.8, None, 0, 0.5),
+        # Other processes take a CPU from 90 % of the CPUs down; with data workers, from 75 % down.
+        (1.79, 0.4, 2.0, 0, 1.79 / 2.19),
+        (1.8, 0.4, 2.0, 0, None),
+        (1.49, 0.4, 2.0, 2, 1.49 / 1.89),
+        (1.5, 0.4, 2.0, 2, None),
+        # Waits of less than a tenth of the time are normal.
+        (1.0, 0.12, 2.0, 0, 1.0 / 1.12),
+        (1.0, 0.11, 2.0, 0, None),
+        (1.0, None, 2.0, 0, None),
+    ],
+)
+def test_cpu_time_share_is_the_part_of_the_median_step_without_waits_for_a_cpu(
+    used: float, waited: float | None, mean_s: float | None, workers: int, share: float | None
+) -> None:
+    record = on_cpus(used, waited)
+    record["spec"]["workers"] = workers
+    record["timing"]["step_s"] |= {"mean": mean_s}
+    assert from_record(record).cpu_time_share == (share and pytest.approx(share))
+
+
+# 100 FLOP in a step of 2 s, of which 1 s is without waits, and 10 B/s.
+BY_CPU_TIME = "probably, by CPU time on a busy machine: "
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "low", "high", "bound", "why"),
+    [
+        (125.0, 1, 2, Bound.COMPUTE, f"{BY_CPU_TIME}80 % of the measured compute ceiling, 10 % to 20 % of"),
+        (250.0, 1, 2, Bound.COMPUTE, f"{BY_CPU_TIME}40 % of the measured compute ceiling, 10 % to 20 % of"),
+        (256.5, 1, 2, Bound.NEITHER, f"{BY_CPU_TIME}39 % of the measured compute ceiling, 10 % to 20 % of"),
+        (1e3, 4, 8, Bound.MEMORY, f"{BY_CPU_TIME}10 % of the measured compute ceiling, 40 % to 80 % of"),
+        (1e3, 3.9, 8, Bound.NEITHER, f"{BY_CPU_TIME}10 % of the measured compute ceiling, 39 % to 80 % of"),
+        # Up to twice a roof, whose test is more disturbed than a step.
+        (50.0, 1, 2, Bound.COMPUTE, f"{BY_CPU_TIME}200 % of the measured compute ceiling, 10 % to 20 % of"),
+        (49.0, 1, 2, None, "204 % of the measured compute ceiling was reached, which is impossible:"),
+        (1e3, 20, 30, Bound.MEMORY, f"{BY_CPU_TIME}10 % of the measured compute ceiling, 200 % or more of"),
+        (1e3, 20.1, 30, Bound.NEITHER, f"{BY_CPU_TIME}10 % of the measured compute ceiling, an unknown share of"),
+    ],
+)
+def test_step_on_a_busy_machine_is_compared_by_cpu_time_and_its_limit_is_probable(
+    ceiling: float, low: float, high: float, bound: Bound | None, why: str
+) -> None:
+    record = on_cpus(0.8, 0.8)
+    record["complexity"] |= {"bytes_per_step_lower": low, "bytes_per_step_upper": high}
+    record["ceilings"]["flop_per_s"]["fp32"]["median"] = ceiling
     judged = from_record(record)
-    assert (judged.bound, judged.busy) == (Bound.COMPUTE, busy)
+    assert (judged.bound, judged.why[: len(why)]) == (bound, why)
+    # The rate is that of the wall time.
+    assert judged.flop_per_s == 50.0
+
+
+def test_distance_to_roofs_on_a_busy_machine_names_its_own_limit() -> None:
+    record = on_cpus(0.8, 0.8)
+    record["environment"]["device"]["type"] = "cpu"
+    record["ceilings"]["flop_per_s"]["fp32"]["median"] = 1e3
+    assert from_record(record).why.endswith("10 % to 20 % of the bandwidth (modelled), less than 40 % of each")
+
+
+@pytest.mark.parametrize(("cpus", "share"), [(1.79, 1.0), (1.8, None), (None, None)])
+@pytest.mark.parametrize("roof", ["flop_per_s/fp32", "bytes_per_s/copy"])
+def test_limit_by_a_roof_that_was_measured_on_a_busy_machine_is_probable(
+    roof: str, cpus: float | None, share: float | None
+) -> None:
+    record, (kind, name) = on_cpus(1.95, 0.0), roof.split("/")
+    record["ceilings"][kind][name] |= {"cpus": cpus, "cpus_wanted": 2.0}
+    judged = from_record(record)
+    assert (judged.bound, judged.compute_fraction, judged.cpu_time_share) == (Bound.COMPUTE, 0.5, share)
+    assert judged.why.startswith(BY_CPU_TIME) == (share is not None)
 
 
 def test_a_loader_that_sleeps_on_a_busy_machine() -> None:
     record = on_cpus(0.04, 0.56) | {"ceilings": None, "environment": {"device": {"threads": 1}}}
     record["timing"]["data_wait_fraction"] = 0.9
     judged = from_record(record)
-    assert (judged.bound, judged.why) == (Bound.INPUT, f"waits for data take 90 % {FIRST}")
+    assert (judged.bound, judged.why) == (
+        Bound.INPUT,
+        f"probably, on a busy machine: waits for data take 90 % {FIRST}",
+    )
     assert judged.busy == "other processes used the CPU: this run got 4 % of one, and waited 56 % of the wall time"
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,16 @@ def test_ceilings_without_a_rate_that_is_asked_for_are_not_used_again(bench: Ben
     assert bench.ask("fp32")[1] == 300.0
 
 
+def test_rates_by_cpu_time_are_used_but_not_stored(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_cpu_time = replace(rate(), cpus=1.0, cpus_wanted=2.0)
+    measure = bench.measure
+    monkeypatch.setattr(
+        ceilings, "measure", lambda *words, **more: replace(measure(*words, **more), flop_per_s={"fp32": by_cpu_time})
+    )
+    assert [bench.ask("fp32")[0].flop_per_s["fp32"] for _ in range(2)] == [by_cpu_time] * 2
+    assert bench.measured == [("fp32", "bandwidth"), ("fp32",)]
+
+
 def test_fresh_ceilings_are_measured_and_kept_for_the_next_run(bench: Bench) -> None:
     bench.ask("fp32")
     bench.now += timedelta(minutes=10)
@@ -167,7 +177,6 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
     "a rate of text": edited(flop_per_s={"fp32": {**rate().__dict__, "median": "fast"}}),
     "a rate of zero": edited(flop_per_s={"fp32": {**rate().__dict__, "median": 0}}),
     "a rate that is no number": edited(bytes_per_s={"copy": {**rate().__dict__, "p5": float("nan")}}),
-    "a rate of a busy machine": edited(flop_per_s={"fp32": {**rate().__dict__, "cpus": 0.5, "cpus_wanted": 2}}),
     "a rate that spreads": edited(bytes_per_s={"copy": {**rate().__dict__, "p5": 1e9, "p95": 3e9}}),
     "nothing": lambda _: b"",
     "half a file": lambda _: b'{"schema": 3, "ceilings": {',
