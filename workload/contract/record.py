@@ -311,14 +311,6 @@ class ComplexityRecord:
 LEAST_CPU_SHARE = 0.9
 
 
-def share_got(used: float, waited: float) -> float:
-    """Share of the time in which threads got a CPU when they wanted one. `used`, `waited`: means of their numbers.
-
-    A thread that waits for a CPU makes other threads wait for it, or spin, so this share stretches all of their work.
-    """
-    return used / (used + waited)
-
-
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRate:
     """FLOP or bytes per second over `samples` samples; see `workload.measure.ceiling_rates.MeasuredRate`."""

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from workload.contract import peaks
 from workload.contract.peaks_table import Gpu
 from workload.contract.profile_record import ProfileResult
-from workload.contract.record import LEAST_CPU_SHARE, Record, Verdict, share_got
+from workload.contract.record import LEAST_CPU_SHARE, Record, Verdict
 from workload.contract.spec import Precision
 from workload.contract.text import percent, percent_range, plain, seconds, si
 
@@ -445,7 +445,7 @@ def cpu_time_share(run: Record) -> float | None:
     is_short = lacks_cpus(run, COMPETED_SHARE if run.spec.workers else LEAST_CPU_SHARE)
     if is_short and used and waited is not None and is_starved(used, waited):
         mean_over_median = step_s.mean / step_s.median if step_s and step_s.mean and step_s.median else 1.0
-        return min(1.0, mean_over_median * share_got(used, waited))
+        return min(1.0, mean_over_median * used / (used + waited))
     roofs = (ceilings.compute(run.spec.precision), ceilings.copy()) if ceilings else ()
     return 1.0 if any(roof and roof.is_by_cpu_time for roof in roofs) else None
 

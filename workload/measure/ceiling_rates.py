@@ -1,6 +1,7 @@
 """Results of measuring ceilings: rates, their reliability, and their text for people."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from math import ceil
@@ -17,6 +18,10 @@ WIDEST_SPREAD = 2.0
 FEWEST_SAMPLES = 3
 # A smaller slowdown of the last third is noise: on an idle machine the medians of thirds differ by 1 % to 2 %.
 BURST_MARGIN = 0.05
+# Time limit of all attempts together. Another attempt begins only if it would end in time, assuming that it takes as
+# long as the longest attempt so far. On a busy machine a probe takes many times its own limit, while the user waits for
+# the run.
+MOST_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +141,35 @@ class Samples:
         if self.cpus is None or not record.MeasuredRate(cpus=self.cpus, cpus_wanted=self.cpus_wanted).is_by_cpu_time:
             return self.call_s
         idle = (self.cpus_wanted or 0.0) - self.cpus
-        share = record.share_got(self.cpus, idle if self.cpus_waited is None else self.cpus_waited)
+        # A thread that waits for a CPU makes others wait for it, or spin: all work is stretched by this share.
+        share = self.cpus / (self.cpus + (idle if self.cpus_waited is None else self.cpus_waited))
         return [share * sum(self.call_s) / len(self.call_s)] * len(self.call_s)
+
+
+@dataclass(kw_only=True)
+class Patience:
+    """Time limit of all probes together; `gave_up`: reason why no further probe begins, else None.
+
+    `is_busy`: a probe was disturbed twice by other work, so that further probes are not repeated for that reason.
+    """
+
+    began_s: float
+    now_s: Callable[[], float] = time.perf_counter
+    longest_s: float = 0.0
+    gave_up: str | None = None
+    is_busy: bool = False
+
+    def measure(self, measure_rate: Callable[[], MeasuredRate]) -> MeasuredRate:
+        """Return `measure_rate()`; keep the longest duration of such a call in `longest_s`."""
+        began_s = self.now_s()
+        rate = measure_rate()
+        self.longest_s = max(self.longest_s, self.now_s() - began_s)
+        return rate
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a further attempt would end too late."""
+        return self.now_s() - self.began_s + self.longest_s > MOST_S
 
 
 @dataclass(frozen=True, kw_only=True)

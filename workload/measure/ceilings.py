@@ -30,7 +30,7 @@ from workload.environment.cgroup import usable_cpus
 from workload.environment.device import is_out_of_memory, why_no_tf32
 from workload.environment.machine import HostSystem
 from workload.environment.nvml import GpuSensors
-from workload.measure.ceiling_rates import Ceilings, MeasuredRate, Samples
+from workload.measure.ceiling_rates import Ceilings, MeasuredRate, Patience, Samples
 from workload.measure.clock import Clock, clock_for
 from workload.measure.timing import CpuMeter
 
@@ -80,10 +80,6 @@ ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCT
 
 # Attempts at a clean measurement.
 ATTEMPTS = 2
-# Time limit of all attempts together. Another attempt begins only if it would end in time, assuming that it takes as
-# long as the longest attempt so far. On a busy machine a probe takes many times its own limit, while the user waits for
-# the run.
-MOST_S = 60.0
 
 Call = Callable[[], object]
 Sampler = Callable[[], Mapping[str, object]]
@@ -144,32 +140,6 @@ class Probe:
             meanwhile()
         self.clock.synchronize()
         return self.clock.seconds_between(start, end) / calls
-
-
-@dataclass(kw_only=True)
-class Patience:
-    """Time limit of all probes together; `gave_up`: reason why no further probe begins, else None.
-
-    `is_busy`: a probe was disturbed twice by other work, so that further probes are not repeated for that reason.
-    """
-
-    began_s: float
-    now_s: Callable[[], float] = time.perf_counter
-    longest_s: float = 0.0
-    gave_up: str | None = None
-    is_busy: bool = False
-
-    def measure(self, measure_rate: Callable[[], MeasuredRate]) -> MeasuredRate:
-        """Return `measure_rate()`; keep the longest duration of such a call in `longest_s`."""
-        began_s = self.now_s()
-        rate = measure_rate()
-        self.longest_s = max(self.longest_s, self.now_s() - began_s)
-        return rate
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a further attempt would end too late."""
-        return self.now_s() - self.began_s + self.longest_s > MOST_S
 
 
 @dataclass(frozen=True, kw_only=True)
