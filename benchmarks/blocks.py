@@ -20,10 +20,10 @@ from analysis.statistics.samples import Floats, Interval
 from benchmarks.resumable import Figures, Results
 from launcher.sweep.places import Configuration, in_order
 from launcher.sweep.until import decision_of
-from workload.contract.blocks_interval import NOMINAL, interval_at_look, looks, single_contrast, student_quantile
-from workload.contract.design import Design, Run
-from workload.contract.runs_interval import LEAST_REPLICATES
 from workload.contract.spec import RunSpec
+from workload.stats.blocks_interval import NOMINAL, interval_at_look, looks, single_contrast
+from workload.stats.design import Design, Run
+from workload.stats.runs_interval import LEAST_REPLICATES, student_reach
 
 RUN = 0.005
 HOSTS = (0.0, 0.01, 0.05)
@@ -192,7 +192,7 @@ def intervals(runs: list[Run], *, is_design: bool) -> dict[tuple[int, int], tupl
         if not is_design:
             value, degrees = float(np.mean(one.series)), one.blocks - 1
             error = float(np.std(one.series, ddof=1)) / sqrt(one.blocks)
-        reach = student_quantile(0.05, degrees) * error
+        reach = student_reach(error, degrees, 0.95)
         found[first, second] = (value - reach, value + reach)
     return found
 
@@ -416,7 +416,7 @@ def supposed_independent(logs: Floats) -> tuple[float, float]:
     while True:
         taken = min(blocks, logs.size)
         mean, spread = float(logs[:taken].mean()), float(logs[:taken].std(ddof=1))
-        reach = student_quantile(NOMINAL, taken - 1) * spread / sqrt(taken)
+        reach = student_reach(spread / sqrt(taken), taken - 1, 1 - NOMINAL)
         if np.expm1(reach) <= WANTED or taken == logs.size:
             return mean - reach, mean + reach
         blocks = int(-(-blocks * 1.25 // 1))
@@ -426,7 +426,7 @@ def peeked(logs: Floats, *, is_t: bool) -> tuple[float, float]:
     counts = np.arange(2, logs.size + 1)
     means = np.cumsum(logs)[1:] / counts
     variances = np.maximum(np.cumsum(logs**2)[1:] - counts * means**2, 0.0) / (counts - 1)
-    factors = np.array([student_quantile(0.05, int(count) - 1) for count in counts]) if is_t else 1.96
+    factors = np.array([student_reach(1.0, int(count) - 1, 0.95) for count in counts]) if is_t else 1.96
     reach = factors * np.sqrt(variances / counts)
     narrow = np.expm1(reach) <= WANTED
     stop = int(np.argmax(narrow)) if narrow.any() else counts.size - 1

@@ -11,7 +11,6 @@ from workload.contract.invocation import as_typed
 from workload.contract.profile_record import ProfileResult
 from workload.contract.ranks import Ranks, limit_sentence, waits
 from workload.contract.record import Record, Status, StepSeconds, Verdict
-from workload.contract.runs_interval import LEAST_REPLICATES, LEVEL, interval_over_runs
 from workload.contract.text import counted, percent, plain, seconds, si, unbroken, wrapped
 from workload.contract.verdict import (
     ABOVE_BY_CPU_TIME,
@@ -26,6 +25,7 @@ from workload.contract.verdict import (
     memory_share_text,
     share_of_ceiling,
 )
+from workload.stats.runs_interval import LEAST_REPLICATES, LEVEL, interval_over_runs
 
 INDENT = 2
 TEXT_COLUMN = 16

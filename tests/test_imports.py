@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 # container's host, which its launcher alone can read.
 CROSSING = {
     *(f"workload.contract.{path.stem}" for path in (ROOT / "workload/contract").glob("[!_]*.py")),
+    *(f"workload.stats.{path.stem}" for path in (ROOT / "workload/stats").glob("[!_]*.py")),
     "workload.run.unfinished",
     "workload.environment.gpu_index",
     "workload.environment.machine",
@@ -45,9 +46,11 @@ BORDER = {"google", "google_crc32c", "requests", "urllib3", "boto3", "botocore"}
 OPTIONAL = {"google_crc32c"}
 # Library of the programs `launch` and `analyze`.
 COMMAND_LINE = {"typer"}
+# Libraries of statistics, which `launch` and `analyze` have and the trainer and rented machines may lack.
+NUMERIC = {"numpy", "scipy"}
 
 CLOUDS = {"google", "boto3", "botocore", "s3transfer", "moto"}
-LAUNCH_BANS = {"torch", "torchvision", "pandas", "numpy", "docker", "requests", "rich", *CLOUDS}
+LAUNCH_BANS = {"torch", "torchvision", "pandas", *NUMERIC, "docker", "requests", "rich", *CLOUDS}
 
 
 def loaded(code: str, **variables: str) -> set[str]:
@@ -75,8 +78,8 @@ def analyze(*words: str) -> str:
     ("code", "banned"),
     [
         (launch("--help"), LAUNCH_BANS),
-        (analyze("--help"), {"torch", "torchvision", "pandas", "numpy", *CLOUDS}),
-        (analyze("fetch", "--help"), {"torch", "torchvision", "pandas", "numpy", *CLOUDS}),
+        (analyze("--help"), {"torch", "torchvision", "pandas", *NUMERIC, *CLOUDS}),
+        (analyze("fetch", "--help"), {"torch", "torchvision", "pandas", *NUMERIC, *CLOUDS}),
         (launch("local", "--dry-run", "--runtime", "process"), LAUNCH_BANS),
         (launch("gcp", "--gpu", "t4", "--project", "my-project", "--dry-run"), LAUNCH_BANS),
         (launch("aws", "--gpu", "t4", "--dry-run", "--request"), LAUNCH_BANS),
@@ -267,9 +270,16 @@ def test_crossing_modules_are_standard_library_only(module: str) -> None:
         if module.startswith("workload.storage.")
         else COMMAND_LINE
         if module == "workload.contract.program"
+        else NUMERIC
+        if module.startswith("workload.stats.")
         else set()
     )
     assert libraries - sys.stdlib_module_names - {"workload", "rooflaunch", "_typeshed"} - OPTIONAL - allowed == set()
+
+
+@pytest.mark.parametrize("module", ["launcher.agent.__main__", "workload.__main__", "workload.run.train"])
+def test_trainer_and_rented_machines_need_no_statistics(module: str) -> None:
+    assert not {name for name in reached_from(module) if name.startswith("workload.stats")}
 
 
 @pytest.mark.world

@@ -27,11 +27,11 @@ from analysis.loading.configurations import (
     shown,
 )
 from analysis.loading.tables import Tables
-from workload.contract.design import Contrast, Design, Run
 from workload.contract.errors import NothingToDoError, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.spec import Precision
 from workload.contract.text import counted, printable
+from workload.stats.design import Contrast, Design, Run
 
 # Facts of a machine that vary together: if one of them is compared, the others may differ too.
 MACHINE = (

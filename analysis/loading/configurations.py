@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
-from workload.contract.blocks_interval import FIRST_LOOK
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.record import Status
 from workload.contract.tables import Column, Role, facts
 from workload.contract.text import si
 from workload.contract.verdict import busy_sentence
 from workload.contract.vocabulary import MODEL_RATIO_TO
+from workload.stats.blocks_interval import FIRST_LOOK
 
 if TYPE_CHECKING:
     from analysis.statistics.samples import Estimate

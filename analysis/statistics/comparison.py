@@ -3,7 +3,7 @@
 Ratio, interval, test and smallest detectable difference come from one statistic, so that they cannot contradict each
 other: p < 0.05 if and only if the 95 % interval excludes 1, and every observed difference above the smallest detectable
 one is significant. Runs of blocks that both sides share are compared within the blocks, which cancels differences
-between hosts: `workload.contract.design`. p-values of several comparisons are corrected by Holm's procedure.
+between hosts: `workload.stats.design`. p-values of several comparisons are corrected by Holm's procedure.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -16,10 +16,10 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import gammainc, stdtr, stdtrit
 
-from analysis.statistics.samples import LEAST_FOR_SPREAD, Floats, Interval, Method, Runs, finite, student_reach
-from workload.contract.design import Contrast, Design, Run
-from workload.contract.runs_interval import LEVEL
+from analysis.statistics.samples import LEAST_FOR_SPREAD, Floats, Interval, Method, Runs, finite
 from workload.contract.text import counted
+from workload.stats.design import Contrast, Design, Run
+from workload.stats.runs_interval import LEVEL, student_reach
 
 ALPHA = 0.05
 # The usual convention (Cohen 1988): a test misses the smallest detectable difference 1 time in 5.

@@ -10,8 +10,8 @@ from scipy.special import chdtri, fdtrc, fdtri
 from analysis.statistics.autocorrelation import LEAST_STEPS, acf, integrated_time, unbiased_lag1
 from analysis.statistics.samples import LEAST_FOR_SPREAD, Estimate, Floats, Interval, Method, Runs, finite, too_few
 from analysis.statistics.stalls import outliers
-from workload.contract.runs_interval import LEAST_REPLICATES, LEVEL
 from workload.contract.text import counted
+from workload.stats.runs_interval import LEAST_REPLICATES, LEVEL
 
 # Normal score of a one-sided 80 % limit of the lag-1 correlation. With the estimate in place of the limit, 3 % of
 # audits of slow noise report a difference; with a 95 % limit, few real differences are found.

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from analysis.statistics.samples import MAD_TO_STDEV, finite
+from analysis.statistics.samples import finite
+from workload.stats.runs_interval import MAD_TO_STDEV
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,18 +7,15 @@ variance between runs.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isfinite, log
 
 import numpy as np
-from scipy.special import fdtrc
 
 from analysis.statistics.components import NO_MORE_THAN_STEPS, above_noise, plain_stdev
-from analysis.statistics.samples import Estimate, Floats, Interval, Method, student_reach, too_few
-from workload.contract.runs_interval import LEAST_REPLICATES, LEVEL
+from analysis.statistics.samples import Estimate, Interval, Method, too_few
 from workload.contract.text import counted
-
-# Singular values below this share of the largest are rounding errors of linearly dependent columns.
-RANK_TOLERANCE = 1e-9
+from workload.stats.least_squares import Fit, basis, f_tail, indicators
+from workload.stats.runs_interval import LEAST_REPLICATES, LEVEL, student_reach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +98,12 @@ def _strata(runs: Sequence[PlacedRun]) -> tuple[_Stratum | None, _Stratum | None
     """
     logs = np.log([run.figure for run in runs])
     columns = [
-        _indicators([run.configuration for run in runs]),
-        _indicators([run.zone for run in runs]),
-        _indicators([(run.zone, run.host) for run in runs]),
+        indicators([run.configuration for run in runs]),
+        indicators([run.zone for run in runs]),
+        indicators([(run.zone, run.host) for run in runs]),
     ]
     parts = (logs[:, None], columns[2], columns[1])
-    bases = [_basis(np.hstack(columns[: count + 1])) for count in range(len(columns))]
+    bases = [basis(np.hstack(columns[: count + 1])) for count in range(len(columns))]
     explained = [[float(np.sum((basis.T @ part) ** 2)) for part in parts] for basis in bases]
     explained.append([float(np.sum(part**2)) for part in parts])
     ranks = [*(basis.shape[1] for basis in bases), len(runs)]
@@ -122,18 +119,6 @@ def _strata(runs: Sequence[PlacedRun]) -> tuple[_Stratum | None, _Stratum | None
         strata.append(_Stratum(mean_square=square, degrees=degrees, hosts=hosts, zones=zones))
     by_zone, by_host, rest = strata
     return by_zone, by_host, rest
-
-
-def _indicators(labels: Sequence[Hashable]) -> Floats:
-    """Indicator matrix of 0 and 1, shape (runs, distinct labels)."""
-    columns = list(dict.fromkeys(labels))
-    return np.array([[float(label == column) for column in columns] for label in labels], dtype=np.float64)
-
-
-def _basis(columns: Floats) -> Floats:
-    """Orthonormal basis of the column space, shape (runs, rank)."""
-    left, sizes, _ = np.linalg.svd(columns, full_matrices=False)
-    return np.asarray(left[:, sizes > RANK_TOLERANCE * sizes[0]], dtype=np.float64)
 
 
 def _runs(runs: Sequence[PlacedRun], rest: _Stratum | None, *, level: float, lost: str | None) -> Estimate:
@@ -238,41 +223,38 @@ def position_effect(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Posit
     n = len(known)
     if not n:
         return _no_position_effect("no run has its position in a block", n=0)
-    positions = np.array([run.position for run in known], dtype=np.float64)
-    positions -= positions.min()
-    fixed = _basis(
-        np.hstack([_indicators([run.configuration for run in known]), _indicators([run.block for run in known])])
+    positions = [run.position or 0.0 for run in known]
+    # Blocks of two runs have no trend over later runs.
+    terms = 1 if max(positions) - min(positions) <= 1 else 2
+    fit = Fit(
+        [log(run.figure) for run in known],
+        [run.configuration for run in known],
+        [run.block for run in known],
+        positions,
+        terms,
     )
-    logs = np.log([run.figure for run in known])
-    # Regressors: being first, and the number of positions after the second. Blocks of two runs need only the first.
-    places = np.column_stack([positions == 0, np.maximum(positions - 1, 0)]).astype(np.float64)
-    places = places[:, : 1 if positions.max() <= 1 else 2]
-    places, logs = (part - fixed @ (fixed.T @ part) for part in (places, logs))
-    effects_count = places.shape[1]
-    degrees = n - fixed.shape[1] - effects_count
-    if np.linalg.svd(places, compute_uv=False)[-1] < RANK_TOLERANCE * np.sqrt(n):
+    if fit.terms < terms:
         return _no_position_effect(
             "positions and configurations cannot be separated: all blocks have the same order", n=n
         )
-    if degrees < 1:
+    if fit.degrees < 1:
         return _no_position_effect(f"{counted(n, 'run')}: too few for a test of their positions", n=n)
-    precision = places.T @ places
-    effects = np.linalg.solve(precision, places.T @ logs)
-    variance = float(np.sum((logs - places @ effects) ** 2)) / degrees
-    if variance == 0:
+    if fit.is_exact:
         return _no_position_effect("all runs have exactly the same figure", n=n)
-    errors = np.sqrt(variance * np.diag(np.linalg.inv(precision)))
+    # The fit's first regressor is 1 for later runs; the first run's effect against them has the opposite sign.
+    effects = fit.effects * [-1.0, 1.0][:terms]
+    errors = np.sqrt(fit.variance * np.diag(fit.covariance))
     first, *others = (
         Estimate(value=float(np.exp(effect)), interval=_factor(effect, reach, level), n=n)
-        for effect, reach in zip(effects, (student_reach(error, degrees, level) for error in errors), strict=True)
+        for effect, reach in zip(effects, (student_reach(error, fit.degrees, level) for error in errors), strict=True)
     )
-    ratio = float(effects @ precision @ effects) / effects_count / variance
+    ratio = float(fit.effects @ np.linalg.solve(fit.covariance, fit.effects)) / terms / fit.variance
     return PositionEffect(
         first=first,
         per_position=others[0]
         if others
         else Estimate(value=None, n=n, reason="blocks of two runs are too short for a trend"),
-        p_value=float(fdtrc(effects_count, degrees, ratio)),
+        p_value=f_tail(ratio, terms, fit.degrees),
     )
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.statistics.samples import Estimate, Floats, Interval, Method, finite, too_few
-from workload.contract.blocks_interval import FIRST_LOOK, interval_at_look, single_contrast
-from workload.contract.runs_interval import LEAST_REPLICATES, LEVEL, interval_over_runs, order_statistics_from
 from workload.contract.text import counted
+from workload.stats.blocks_interval import FIRST_LOOK, interval_at_look, single_contrast
+from workload.stats.runs_interval import LEAST_REPLICATES, LEVEL, interval_over_runs, order_statistics_from
 
 
 def over_runs(figures: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:

@@ -7,10 +7,9 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit
 
-from workload.contract.runs_interval import LEVEL
 from workload.contract.text import counted, percent
+from workload.stats.runs_interval import LEVEL, MAD_TO_STDEV
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -18,8 +17,6 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 Runs: TypeAlias = Sequence[npt.ArrayLike]
 
 LEAST_FOR_SPREAD = 2
-# 1 / Phi^-1(3/4): factor from the median absolute deviation of a normal sample to its standard deviation.
-MAD_TO_STDEV = 1.4826022185056018
 # sqrt(pi / 2): factor from the mean absolute deviation of a normal sample to its standard deviation.
 MEAN_AD_TO_STDEV = 1.2533141373155003
 
@@ -80,11 +77,6 @@ class Estimate:
             f"{name}_low": ends.low if ends else None,
             f"{name}_high": ends.high if ends else None,
         }
-
-
-def student_reach(error: float, degrees: float, level: float) -> float:
-    """Distance from an estimate to either end of its interval by Student's t; `error`: standard error."""
-    return float(stdtrit(degrees, (1 + level) / 2)) * error
 
 
 def finite(values: npt.ArrayLike) -> tuple[Floats, int]:

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.statistics.autocorrelation import LEAST_STEPS, cautious_time, normal_scores, too_short
-from analysis.statistics.samples import Floats, Interval, Method, median_of, ordered, student_reach, thinned
-from workload.contract.runs_interval import LEVEL
+from analysis.statistics.samples import Floats, Interval, Method, median_of, ordered, thinned
+from workload.stats.runs_interval import LEVEL, student_reach
 
 # 1000 points have 500,000 pairwise slopes, which take 0.05 s. Longer series are first reduced to medians of neighbours.
 MOST_POINTS = 1000

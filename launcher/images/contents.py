@@ -36,6 +36,8 @@ AGENT_FOLDERS = {
 AGENT_MODULES = tuple(f"{folder}{name}" for folder, names in AGENT_FOLDERS.items() for name in names)
 # Packages of the trainer; a script starts the trainer under the name `rooflaunch`.
 TRAINER_PACKAGES = ("rooflaunch", "workload")
+# The part of `workload` that only `launch` and `analyze` use: needs scipy, which no image has.
+STATISTICS = "workload/stats"
 AGENT_FILES = tuple(f"launcher/{name}.py" for name in AGENT_MODULES)
 # Labels of our images, in addition to those of the OCI image specification.
 INPUTS_LABEL = "rooflaunch.inputs"
@@ -219,7 +221,8 @@ def current_commit() -> str:
     root = _root()
     if not (root / ".git").exists():
         return packaged_commit()
-    paths = [*TRAINER_PACKAGES, *OWN_FILES, *AGENT_FILES, *(f":(exclude){name}" for name in sorted(DATA_ROWS))]
+    excluded = (f":(exclude){name}" for name in (*sorted(DATA_ROWS), STATISTICS))
+    paths = [*TRAINER_PACKAGES, *OWN_FILES, *AGENT_FILES, *excluded]
     commit = _git(root, "log", "-1", "--format=%H", "--", *paths)
     changed = _git(root, "status", "--porcelain", "--", *paths)
     return f"{commit}-dirty" if commit and changed else commit
@@ -259,7 +262,9 @@ def agent_code() -> dict[str, bytes]:
     paths = [root / name for name in AGENT_FILES]
     for package in TRAINER_PACKAGES:
         paths += [
-            path for path in sorted((root / package).rglob("*")) if path.suffix in CODE_SUFFIXES and path.is_file()
+            path
+            for path in sorted((root / package).rglob("*"))
+            if path.suffix in CODE_SUFFIXES and path.is_file() and path.parent != root / STATISTICS
         ]
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
 

@@ -13,11 +13,11 @@ from launcher.protocol.task import TaskRun
 from launcher.sweep.places import PlacePlan
 from launcher.sweep.until import Decision
 from launcher.sweep.work import Failure, configuration_text, too_large_text
-from workload.contract.blocks_interval import BlocksInterval
 from workload.contract.errors import ExitCode
 from workload.contract.invocation import as_typed
 from workload.contract.spent import Spent
 from workload.contract.text import counted, duration, plain, unbroken, wrapped
+from workload.stats.blocks_interval import BlocksInterval
 
 TEXT_COLUMN = 16
 # Largest number of runs that are named for each reason of failure.

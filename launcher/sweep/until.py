@@ -1,6 +1,6 @@
 """`--until`: decide from a place's bundles whether it has enough blocks. Pure functions.
 
-A sweep stops only at fixed numbers of blocks; `workload.contract.blocks_interval` explains the reason.
+A sweep stops only at fixed numbers of blocks; `workload.stats.blocks_interval` explains the reason.
 """
 
 import tomllib
@@ -11,11 +11,11 @@ from math import inf
 from typing import Any
 
 from launcher.sweep.places import ARGUMENT, Configuration
-from workload.contract.blocks_interval import BlocksInterval, interval_at_look, looks
-from workload.contract.design import Contrast, Design, Run
 from workload.contract.errors import UsageError
 from workload.contract.spec import options
 from workload.contract.text import counted, percent
+from workload.stats.blocks_interval import BlocksInterval, interval_at_look, looks
+from workload.stats.design import Contrast, Design, Run
 
 
 @dataclass(frozen=True, kw_only=True)

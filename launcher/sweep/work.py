@@ -11,11 +11,11 @@ from launcher.protocol.task import Task, TaskRun
 from launcher.sweep import until as stopping
 from launcher.sweep.places import PlacePlan
 from launcher.sweep.until import Decision, Until
-from workload.contract.design import Run
 from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Status
 from workload.contract.spent import Spent
 from workload.contract.text import plain
+from workload.stats.design import Run
 
 LOG_HINT = "see log.txt in the run's bundle; the same command repeats the run"
 

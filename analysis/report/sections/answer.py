@@ -22,10 +22,10 @@ from analysis.report.evidence import Contrast, ReportEvidence
 from analysis.roofline.points import WorkSource
 from analysis.summary.costs import list_price
 from workload.contract import peaks, prices
-from workload.contract.runs_interval import LEAST_REPLICATES
 from workload.contract.spec import Precision
 from workload.contract.text import counted, plain
 from workload.contract.verdict import Bound
+from workload.stats.runs_interval import LEAST_REPLICATES
 
 MOST_SENTENCES = 5
 MOST_MODELS = 2

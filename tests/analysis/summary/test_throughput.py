@@ -10,8 +10,8 @@ import analysis
 from analysis.summary.throughput import COLUMNS, summarize
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
-from workload.contract.blocks_interval import interval_at_look, single_contrast
 from workload.contract.tables import TableFormat, render
+from workload.stats.blocks_interval import interval_at_look, single_contrast
 
 
 def lines(tmp_path: Path, *changes: Mapping[str, Any]) -> list[dict[str, Any]]:

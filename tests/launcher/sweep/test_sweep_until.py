@@ -5,9 +5,9 @@ import pytest
 from launcher.sweep.places import Configuration
 from launcher.sweep.until import Until, decide, parse_baseline, parse_share, require_baseline, until_of
 from tests.launcher.sweep.sweeps import configurations_of
-from workload.contract.design import Run
 from workload.contract.errors import UsageError
 from workload.contract.spec import Precision, RunSpec
+from workload.stats.design import Run
 
 CONFIGURATIONS = configurations_of(
     RunSpec(), model=["resnet18", "resnet50"], precision=[Precision.FP32, Precision.BF16]

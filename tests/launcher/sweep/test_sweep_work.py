@@ -11,9 +11,9 @@ from launcher.sweep.places import LOCAL, Place
 from launcher.sweep.until import Until
 from launcher.sweep.work import LOG_HINT, Ended, PlaceWork, configuration_text, rate_text, too_large_text
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
-from workload.contract.design import Run
 from workload.contract.record import JobPlace, Record, Spec, Status, Timing
 from workload.contract.spent import Spent
+from workload.stats.design import Run
 
 HERE = Place(name="here", backend=LOCAL)
 PATH = Path("/results/run")

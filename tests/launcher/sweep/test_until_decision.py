@@ -8,7 +8,8 @@ from statistics import fmean, median, stdev
 import pytest
 
 from launcher.sweep.until import decision_of
-from workload.contract.blocks_interval import looks, single_contrast, student_quantile
+from workload.stats.blocks_interval import looks, single_contrast
+from workload.stats.runs_interval import student_reach
 
 # Blocks that are less alike than independent ones, without a trend.
 FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.5, 100.5, 100.0)
@@ -124,7 +125,7 @@ def naive(figures: list[float], *, target: float) -> tuple[float, float]:
     """What peeking after every block from the second on does: the first narrow interval of 95 %."""
     for blocks in count(2):
         logs = [math.log(figure) for figure in figures[:blocks]]
-        reach = student_quantile(0.05, blocks - 1) * stdev(logs) / math.sqrt(blocks)
+        reach = student_reach(stdev(logs) / math.sqrt(blocks), blocks - 1, 0.95)
         if math.expm1(reach) <= target or blocks == len(figures):
             return fmean(logs) - reach, fmean(logs) + reach
     raise AssertionError

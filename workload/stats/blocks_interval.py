@@ -23,13 +23,13 @@ difference needs another rule: `launcher.duel.decision`.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise, takewhile
-from math import cos, exp, expm1, pi, sin, sqrt
-from statistics import NormalDist, fmean, median
+from math import exp, expm1, sqrt
+from statistics import fmean, linear_regression, median
 
-from workload.contract.design import Contrast, Design, Run
 from workload.contract.text import percent
+from workload.stats.design import Contrast, Design, Run
+from workload.stats.runs_interval import MAD_TO_STDEV, order_statistics, student_reach
 
 # Looks are at 8, 10, 13, 17, 22, 28, 35, 44, 55, ... blocks. With fewer than 8 blocks, the correlation
 # cannot be estimated.
@@ -49,18 +49,12 @@ MOST_CORRELATED = 0.95
 # blocks, 3 % have such a block by chance; the interval is then only wider. Correlation and trend are estimated with
 # unlike blocks at half this distance, so that a single one is no trend.
 UNLIKE_STDEVS = 6.0
-# 1 / Phi^-1(3/4): factor from the median absolute deviation of a normal sample to its standard deviation.
-MAD_TO_STDEV = 1.4826
 # Largest lag in a sum of powers of a correlation: larger lags change a sum for 0.95 by less than a millionth.
 MOST_LAGS = 400
 # Probability of a false alarm of the test for a trend, at one look. A false alarm only delays the end.
 TREND = 0.05
 # Largest total of blocks that is predicted; the prediction is None if more are needed.
 MOST_EXPECTED = 10_000
-# Number of bisections for a quantile: 60 give 15 digits.
-HALVINGS = 60
-# Degrees of freedom above which an expansion in their inverse is exact to 6 digits.
-MANY_DEGREES = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +152,7 @@ def _median_if_unlike(contrast: Contrast) -> tuple[Contrast, str | None]:
     if not unlike:
         return contrast, None
     low, high = order_statistics(sorted(series), 1 - NOMINAL)
-    error = max(high - middle, middle - low) / student_quantile(NOMINAL, n - 1)
+    error = max(high - middle, middle - low) / student_reach(1.0, n - 1, 1 - NOMINAL)
     clipped = tuple(min(max(figure, middle - far / 2), middle + far / 2) for figure in series)
     most = percent(max(abs(expm1(figure)) for figure in unlike))
     differ = "differ by up to" if len(unlike) > 1 else "differs by"
@@ -170,7 +164,8 @@ def _reach(contrast: Contrast, blocks: int, correlation: float) -> float:
     """Half width of the interval of the figure's logarithm, predicted for `blocks` blocks with the present scatter."""
     degrees = max(contrast.degrees * (blocks - 1) // (contrast.blocks - 1), 1)
     error = (contrast.error or 0.0) * sqrt(contrast.blocks / blocks)
-    return student_quantile(NOMINAL, degrees) * error * _widening(_allowed_correlation(correlation, blocks), blocks)
+    widening = _widening(_allowed_correlation(correlation, blocks), blocks)
+    return student_reach(error, degrees, 1 - NOMINAL) * widening
 
 
 def _estimated_correlation(series: Sequence[float]) -> float:
@@ -207,64 +202,9 @@ def _widening(correlation: float, blocks: int) -> float:
 
 def _trend(series: Sequence[float]) -> float | None:
     """Trend as a fraction per block, if the slope of a straight line is significant (t test); else None."""
-    n, mean = len(series), fmean(series)
-    squares = sum((at - (n - 1) / 2) ** 2 for at in range(n))
-    slope = sum((at - (n - 1) / 2) * figure for at, figure in enumerate(series)) / squares
-    rest = sum((figure - mean - slope * (at - (n - 1) / 2)) ** 2 for at, figure in enumerate(series))
-    limit = student_quantile(TREND, n - 2) * sqrt(rest / (n - 2) / squares)
+    n = len(series)
+    slope, start = linear_regression(range(n), series)
+    squares = n * (n**2 - 1) / 12
+    rest = sum((figure - start - slope * at) ** 2 for at, figure in enumerate(series))
+    limit = student_reach(sqrt(rest / (n - 2) / squares), n - 2, 1 - TREND)
     return expm1(slope) if abs(slope) > limit else None
-
-
-def order_statistics(ascending: Sequence[float], level: float) -> tuple[float, float]:
-    """Interval of the median, which assumes no distribution; `level` is at most 1 - 2 x 0.5^n for n figures.
-
-    Hettmansperger & Sheather, Confidence intervals based on interpolated order statistics, Statistics & Probability
-    Letters 4 (1986).
-    """
-    n = len(ascending)
-    # The interval from the k-th smallest to the k-th largest figure covers 1 - 2 x (sum of C(n, i) for i < k) / 2^n.
-    k, combinations, tail = 1, 1, 1
-    while True:
-        wide = 1 - 2 * tail / 2**n
-        combinations = combinations * (n - k + 1) // k
-        narrow = 1 - 2 * (tail + combinations) / 2**n if 2 * k < n else 0.0
-        if narrow < level:
-            break
-        k, tail = k + 1, tail + combinations
-    share = (wide - level) / (wide - narrow)
-    inward = (n - k) * share / (k + (n - 2 * k) * share)
-    low = inward * ascending[k] + (1 - inward) * ascending[k - 1]
-    high = inward * ascending[n - k - 1] + (1 - inward) * ascending[n - k]
-    return low, high
-
-
-@cache
-def student_quantile(outside: float, degrees: int) -> float:
-    """Two-sided quantile t of Student's distribution: |t| is exceeded with probability `outside`.
-
-    Abramowitz & Stegun, Handbook of Mathematical Functions, 1964, 26.7.3, 26.7.4; for many degrees of freedom 26.7.5.
-    """
-    if degrees > MANY_DEGREES:
-        z = NormalDist().inv_cdf(1 - outside / 2)
-        first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
-        third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-        return z + first / degrees + second / degrees**2 + third / degrees**3
-    low, high = 0.0, pi / 2
-    for _ in range(HALVINGS):
-        angle = (low + high) / 2
-        if _central_probability(angle, degrees) < 1 - outside:
-            low = angle
-        else:
-            high = angle
-    # `low` is the angle whose tangent is t / sqrt(degrees).
-    return sqrt(degrees) * sin(low) / cos(low)
-
-
-def _central_probability(angle: float, degrees: int) -> float:
-    """Probability that |t| is below sqrt(degrees) x tan(angle), for Student's t with `degrees` degrees of freedom."""
-    term = cos(angle) if degrees % 2 else 1.0
-    total = 0.0
-    for factor in range(2 + degrees % 2, degrees + 1, 2):
-        total += term
-        term *= cos(angle) ** 2 * (factor - 1) / factor
-    return 2 / pi * (angle + sin(angle) * total) if degrees % 2 else sin(angle) * total

@@ -11,10 +11,9 @@ from statistics import fmean, variance
 import numpy as np
 import pytest
 from scipy import stats
-from scipy.special import fdtrc
 
 from benchmarks import blocks
-from workload.contract.design import Design, Run, f_tail
+from workload.stats.design import Design, Run
 
 
 def runs_of(
@@ -213,16 +212,6 @@ def test_every_design_has_an_answer(many: int, count: int, lost: float) -> None:
                 assert 0 < contrast.error < 1
             else:
                 assert contrast.error is None
-
-
-@pytest.mark.parametrize("degrees", [(1, 1), (2, 8), (7, 3), (40, 300), (1, 5000)])
-@pytest.mark.parametrize("ratio", [0.0, 1e-6, 0.5, 1.0, 3.7, 50.0, 1e6])
-def test_chances_are_scipys(degrees: tuple[int, int], ratio: float) -> None:
-    assert f_tail(ratio, *degrees) == pytest.approx(fdtrc(*degrees, ratio), abs=1e-8)
-
-
-def test_infinitely_more_scatter_has_no_chance() -> None:
-    assert f_tail(math.inf, 2, 8) == 0.0
 
 
 @pytest.mark.slow

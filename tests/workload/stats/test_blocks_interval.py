@@ -7,16 +7,10 @@ from statistics import fmean, median, stdev
 import pytest
 from scipy import stats
 
-from workload.contract.blocks_interval import interval_at_look, looks, single_contrast, student_quantile
+from workload.stats.blocks_interval import interval_at_look, looks, single_contrast
 
 # Blocks that are less alike than independent ones, without a trend.
 FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.5, 100.5, 100.0)
-
-
-@pytest.mark.parametrize("outside", [0.03, 0.05])
-@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 7, 30, 59, 60, 61, 500])
-def test_quantiles_are_scipys(degrees: int, outside: float) -> None:
-    assert student_quantile(outside, degrees) == pytest.approx(stats.t.ppf(1 - outside / 2, degrees), rel=1e-6)
 
 
 def test_one_looks_at_fixed_numbers_of_blocks() -> None:
