@@ -36,9 +36,7 @@ TOGETHER = (1, 3, 5)
 # What an audit of runs with steps and telemetry alone can say.
 NAMES = (
     "warm-up too short",
-    "change within the run",
-    "drift",
-    "stalls",
+    "unsteady steps",
     "scattered steps",
     "unsynchronised timing",
     "runs disagree",

@@ -311,24 +311,19 @@ def no_backward(case: Case, kernels: pd.DataFrame | None) -> str | Hit | None:
     return f"{_launches(len(kernels))}, but no kernel that occurs only in a backward pass"
 
 
-def partial_profile(case: Case) -> str | None:
-    if case["profile_status"] not in INCOMPLETE_PROFILES:
-        return None
-    reason = f": {case['profile_reason']}" if case["profile_reason"] else ""
-    return f"{case['profile_status']}{reason}"
-
-
-def uncounted(evidence: AuditEvidence) -> Iterator[Hit]:
-    """Profiles without counted FLOP or bytes, and profiles whose FLOP are a lower bound."""
-    for case in evidence.cases:
-        kernels = evidence.kernels.get(case.run_id)
-        if case["profile_status"] not in WITH_KERNELS or kernels is None:
-            continue
+def incomplete_profile(case: Case, kernels: pd.DataFrame | None) -> str | None:
+    """Text on a profile that ended early or lacks counts of FLOP or bytes, or whose FLOP are a lower bound."""
+    parts = []
+    if case["profile_status"] in INCOMPLETE_PROFILES:
+        reason = f": {case['profile_reason']}" if case["profile_reason"] else ""
+        parts.append(f"{case['profile_status']}{reason}")
+    if case["profile_status"] in WITH_KERNELS and kernels is not None:
         missing = [name for column, name in COUNTS.items() if bool(kernels[column].isna().all())]
         if missing:
-            yield Hit(subject=(case.run_id,), figure=f"{' and '.join(missing)} are unavailable: they were not counted")
+            parts.append(f"{' and '.join(missing)} are unavailable: they were not counted")
         if case.record.profile.lower_bound_reason == PARTLY:
-            yield Hit(subject=(case.run_id,), figure=f"FLOP are a lower bound: {PARTLY}")
+            parts.append(f"FLOP are a lower bound: {PARTLY}")
+    return "; ".join(parts) or None
 
 
 RULES = (
@@ -430,19 +425,12 @@ RULES = (
         check=each_profile(no_backward),
     ),
     Rule(
-        name="partial profile",
-        severity=Severity.WARNING,
-        threshold="a profile that ended normally, without an error of ncu",
-        why="sums over the profile's kernels cover only a part of the step",
-        cure="profile again: python -m workload profile BUNDLE",
-        check=each_case(partial_profile),
-    ),
-    Rule(
-        name="counters unavailable",
+        name="incomplete profile",
         severity=Severity.NOTE,
-        threshold="at least one launch with a count of FLOP and of DRAM bytes",
-        why="without these counts there is no intensity; a missing count is not 0",
-        cure="let ncu collect these metrics, as launch local --profile ncu does",
-        check=uncounted,
+        threshold="a profile that ended normally, with a count of FLOP and of DRAM bytes for at least one launch",
+        why="sums over the kernels cover only a part of the step; a missing count is not 0, and leaves no intensity",
+        cure="profile again: python -m workload profile BUNDLE; let ncu collect these metrics, as launch local "
+        "--profile ncu does",
+        check=each_profile(incomplete_profile),
     ),
 )

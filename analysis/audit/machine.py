@@ -29,6 +29,7 @@ _VARIABLES = Path(__file__).with_name("debug_variables.toml")
 # If the power limit lowers the clock in less than half of the samples, only short peaks of the run's power reach the
 # limit, which is normal.
 LEAST_CAPPED = 0.5
+CAP_CURE = "state the limit with the figure; nvidia-smi --power-limit changes it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,22 +52,19 @@ def variables() -> Mapping[str, Variable]:
     }
 
 
-def throttled(case: Case) -> str | None:
-    shares = {reason: share for reason, share in clock_reasons(case).items() if reason is not Reason.POWER_CAP}
-    if not shares:
-        return None
+def throttled(case: Case) -> str | Hit | None:
+    """Text on a clock that heat, hardware or the power limit lowered; only a note if it was just the power limit."""
+    shares = clock_reasons(case)
+    capped = shares.pop(Reason.POWER_CAP, 0.0)
     _, temperatures = case.samples("temperature_c")
-    heat = f"; up to {temperatures.max():.0f} °C" if temperatures.size else ""
-    return ", ".join(f"{reason} in {percent(share)} of the samples" for reason, share in shares.items()) + heat
-
-
-def power_capped(case: Case) -> str | None:
-    share = clock_reasons(case).get(Reason.POWER_CAP, 0.0)
-    if share < LEAST_CAPPED or capped_by_design(case):
-        return None
+    heat = f"; up to {temperatures.max():.0f} °C" if shares and temperatures.size else ""
+    slowed = ", ".join(f"{reason} in {percent(share)} of the samples" for reason, share in shares.items()) + heat
+    if capped < LEAST_CAPPED or capped_by_design(case):
+        return slowed or None
     _, watts = case.samples("power_w")
     drawn = f" at {watts.mean():.0f} W" if watts.size else ""
-    return f"the power limit lowered the clock in {percent(share)} of the samples{drawn}"
+    limited = f"the power limit lowered the clock in {percent(capped)} of the samples{drawn}"
+    return f"{slowed}; {limited}" if slowed else Hit(figure=limited, cure=CAP_CURE, severity=Severity.NOTE)
 
 
 def spilling(evidence: AuditEvidence) -> Iterator[Hit]:
@@ -74,23 +72,20 @@ def spilling(evidence: AuditEvidence) -> Iterator[Hit]:
         yield Hit(subject=(run_id,), figure=f"{spill.words}: {spill.ratio:.2f} x", cure=spill.cure)
 
 
-def competing(case: Case) -> str | None:
-    lost = competed(case)
-    if lost is None:
-        return None
-    if case.record.timing.cpus_waited is not None:
-        return competition_words(case)
-    waits = case["data_wait_fraction"] or 0.0
-    got = f"the run got {cpu_share((1 - lost) * case['threads'], case['threads'])}"
-    if waits <= LEAST_TIME_SHARE:
-        return got
-    return f"{got} in the {percent(1 - waits)} of the time in which it did not wait for data"
-
-
-def cpu_time_taken(case: Case) -> str | None:
-    """Text on the shares of CPU time withheld by a quota or by the hypervisor; None if there are none."""
-    parts = {"a CPU quota": cgroup_throttled(case), "other virtual machines (steal)": steal(case)}
-    losses = [f"{percent(share, decimals=1)} of the CPU time went to {what}" for what, share in parts.items() if share]
+def cpu_taken(case: Case) -> str | None:
+    """Text on CPU time that other processes, a quota or the hypervisor took from the run; None if little."""
+    losses = []
+    if (lost := competed(case)) is not None:
+        waits = case["data_wait_fraction"] or 0.0
+        got = f"the run got {cpu_share((1 - lost) * case['threads'], case['threads'])}"
+        if case.record.timing.cpus_waited is not None:
+            got = competition_words(case)
+        elif waits > LEAST_TIME_SHARE:
+            got = f"{got} in the {percent(1 - waits)} of the time in which it did not wait for data"
+        losses.append(got)
+    for what, share in (("a CPU quota", cgroup_throttled(case)), ("other virtual machines (steal)", steal(case))):
+        if share:
+            losses.append(f"{percent(share, decimals=1)} of the CPU time went to {what}")
     return ", ".join(losses) or None
 
 
@@ -123,20 +118,12 @@ RULES = (
         name="throttling",
         severity=Severity.WARNING,
         threshold="thermal limit, hardware slowdown and power brake in less than "
-        f"{percent(LEAST_CLOCK_LOWERED)} of the samples each, because "
-        "a lowered clock is no permanent property of the machine",
-        why="the run measured the cooling or the power supply: a longer or shorter run would give other figures",
+        f"{percent(LEAST_CLOCK_LOWERED)} of the samples each, because a lowered clock is no permanent property of the "
+        f"machine; the power limit in less than {percent(LEAST_CAPPED)}, unless the board always reaches it (T4, L4)",
+        why="the run measured the cooling or the power supply: a longer or shorter run, or another power limit, would "
+        "give other figures",
         cure="improve the cooling, warm up until the temperature is stable, or lock a clock that the device can keep",
         check=each_case(throttled),
-    ),
-    Rule(
-        name="at the power limit",
-        severity=Severity.NOTE,
-        threshold=f"the clock lowered by the power limit in less than {percent(LEAST_CAPPED)} of the samples, or a "
-        "board that always reaches its limit (T4, L4)",
-        why="the figure is valid only for this power limit",
-        cure="state the limit with the figure; nvidia-smi --power-limit changes it",
-        check=each_case(power_capped),
     ),
     Rule(
         name="spill cliff",
@@ -153,19 +140,13 @@ RULES = (
         threshold=f"at least {percent(COMPETED_SHARE)} of the CPUs for which the run has threads, while it does not "
         "wait for data (on an idle machine 90 % to 100 %); or, if waits for a CPU were measured, waits of less "
         f"than {percent(LEAST_WAITED_SHARE)} of the time in which the run wanted a CPU, or of less than "
-        f"{percent(LEAST_WAITED_CPUS)} of the wall time, summed over threads",
-        why="other processes used the other CPUs: the figure describes a busy machine",
-        cure="stop other work and run again, or give the run fewer threads",
-        check=each_case(competing),
-    ),
-    Rule(
-        name="CPU held back",
-        severity=Severity.WARNING,
-        threshold=f"at most {percent(LEAST_TIME_SHARE)} of the CPU time lost to a quota or to other virtual machines, "
-        "because wall times are not more accurate than that",
-        why="a container's limit, or another VM on the same physical host, decides the speed",
-        cure="give the container as many --cpus as threads, or no limit; use a machine type without shared CPUs",
-        check=each_case(cpu_time_taken),
+        f"{percent(LEAST_WAITED_CPUS)} of the wall time, summed over threads; at most {percent(LEAST_TIME_SHARE)} of "
+        "the CPU time lost to a quota or to other virtual machines",
+        why="other processes, a container's limit, or another VM on the same host decide the speed: the figure "
+        "describes a busy machine",
+        cure="stop other work and run again, or give the run fewer threads; give a container as many --cpus as "
+        "threads, or no limit; use a machine type without shared CPUs",
+        check=each_case(cpu_taken),
     ),
     Rule(
         name="debug variables",

@@ -150,6 +150,18 @@ def _stamp_resolution(case: Case) -> float:
     return next(fitting, 0.0)
 
 
+def clock_set_back(case: Case) -> str | None:
+    """Text on time stamps that decrease, else None.
+
+    Only imported logs can have decreasing time stamps: loading refuses other bundles that contain them.
+    """
+    back = np.flatnonzero(np.diff(case.steps["ended_at_s"]) < 0)
+    if not back.size:
+        return None
+    times = "once" if back.size == 1 else f"{back.size} times"
+    return f"time stamps go back {times}, first at row {back[0] + 2}"
+
+
 def time_outside(case: Case) -> str | Hit | None:
     """Text on wall time outside of steps and data waits; else None.
 
@@ -192,28 +204,19 @@ def short_warmup(case: Case) -> str | None:
     )
 
 
-def changed(case: Case) -> str | None:
-    """Text on a lasting or temporary change of step time within the run; else None."""
-    change = case.steadiness.change
-    return None if change is None else str(change)
-
-
-def drifting(case: Case) -> str | None:
-    state = case.steadiness
-    if not state.drifts or state.drift is None or state.drift.change is None:
-        return None
-    change = state.drift.change
-    size = percent(abs(change), decimals=1)
-    return f"steps get {size} {'slower' if change > 0 else 'faster'} over {state.drift.n} steps"
-
-
-def stalled(case: Case) -> str | None:
-    """Text on a few steps so long that they lower the throughput by more than the fraction `CHANGE`; else None."""
-    slow = case.steadiness.stalls
-    if slow is None or slow.ratio is None or slow.lost <= CHANGE:
-        return None
-    take = f"{slow.count} of {slow.n} steps {'takes' if slow.count == 1 else 'take'} {slow.ratio:.1f} x the others"
-    return f"{take}: {percent(slow.lost, decimals=1)} of the throughput"
+def unsteady(case: Case) -> str | None:
+    """Text on a change of speed, a drift, or stalls that cost more than the fraction `CHANGE`; else None."""
+    state, parts = case.steadiness, []
+    if state.change is not None:
+        parts.append(str(state.change))
+    if state.drifts and state.drift is not None and (change := state.drift.change) is not None:
+        size = percent(abs(change), decimals=1)
+        parts.append(f"steps get {size} {'slower' if change > 0 else 'faster'} over {state.drift.n} steps")
+    slow = state.stalls
+    if slow is not None and slow.ratio is not None and slow.lost > CHANGE:
+        take = f"{slow.count} of {slow.n} steps {'takes' if slow.count == 1 else 'take'} {slow.ratio:.1f} x the others"
+        parts.append(f"{take}: {percent(slow.lost, decimals=1)} of the throughput")
+    return "; ".join(parts) or None
 
 
 def unseen(case: Case) -> str | Hit | None:
@@ -341,6 +344,14 @@ RULES = (
         check=each_case(mean_of_rates),
     ),
     Rule(
+        name="clock set back",
+        severity=Severity.WARNING,
+        threshold="time stamps that increase from row to row",
+        why="wall time and {unit}/s are calculated from time stamps, and are wrong if the clock was set during the run",
+        cure="use a log with a monotonic clock, or only the part after the jump",
+        check=each_case(clock_set_back),
+    ),
+    Rule(
         name="wall time not explained",
         severity=Severity.WARNING,
         threshold=f"steps and data waits add up to the wall time within {percent(EXPLAINED_WITHIN)}, because other "
@@ -378,34 +389,18 @@ RULES = (
         check=each_case(short_warmup),
     ),
     Rule(
-        name="change within the run",
+        name="unsteady steps",
         severity=Severity.WARNING,
         threshold=f"steps at one level, except for changes of at most {percent(CHANGE)} or by chance (1 false alarm in "
-        "200 runs)",
-        why="a falling clock, other processes or other virtual machines changed the speed: the figure mixes "
-        "several speeds",
-        cure="analyze variance shows clock, temperature and load; lock the clock, or measure until the speed is stable",
-        check=each_case(changed),
-    ),
-    Rule(
-        name="drift",
-        severity=Severity.WARNING,
-        threshold=f"at most {percent(CHANGE)} of change over the run, except for chance (1 false alarm in 200 runs)",
-        why="the figure then depends on the length of the run; likely causes are heat, a falling clock or "
-        "memory that fills up",
-        cure="more warm-up, or more iterations until it levels off; analyze variance shows clock and temperature",
-        check=each_case(drifting),
-    ),
-    Rule(
-        name="stalls",
-        severity=Severity.WARNING,
-        threshold=f"at most {percent(CHANGE)} of the throughput lost in stalls: single steps, at most"
+        f"100 runs), and at most {percent(CHANGE)} of the throughput lost in stalls: single steps, at most"
         f" {percent(MOST_STALLS)} of all, above {STALL_RATIO:g} x the median, or {REPEATED} or more above"
         f" {REPEATED_RATIO:g} x",
-        why="{unit}/s includes stalls and the median step does not, so the two figures disagree",
-        cure="find out what ran at that time (validation, a checkpoint, other work); compare medians as well as "
-        "{unit}/s",
-        check=each_case(stalled),
+        why="the figure mixes several speeds and depends on the length of the run; {unit}/s includes stalls and the "
+        "median step does not. Likely causes are heat, a falling clock, memory that fills up, validation, a "
+        "checkpoint, and other work",
+        cure="analyze variance shows clock, temperature and load; lock the clock, or measure until the speed is "
+        "stable; compare medians as well as {unit}/s",
+        check=each_case(unsteady),
     ),
     Rule(
         name="steadiness not certain",

@@ -170,7 +170,7 @@ CASES: Cases = {
         "ours knows by its ranges": (profiled("relu", backward_kernels=True), []),
         "not profiled": (run(), []),
     },
-    "partial profile": {
+    "incomplete profile": {
         "completed": (run(profile_status="completed", profile_reason=None), []),
         "not requested": (run(profile_status="not requested", profile_reason=None), []),
         "unavailable": (
@@ -182,8 +182,6 @@ CASES: Cases = {
             ["partial: ncu ended with exit code 9"],
         ),
         "timed out": (run(profile_status="timed out", profile_reason=None), ["timed out"]),
-    },
-    "counters unavailable": {
         "both counted": (profiled(CONVOLUTION, WGRAD, columns={}), []),
         "no FLOP": (
             profiled(CONVOLUTION, WGRAD, columns={"flop": float("nan")}),

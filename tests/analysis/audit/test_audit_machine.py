@@ -66,15 +66,16 @@ CASES: Cases = {
         ),
         "power cap is no throttling": (masked(POWER_CAP | IDLE, share=1), []),
         "no telemetry": (run(), []),
-    },
-    "at the power limit": {
         "an L4 always meets its 72 W": (masked(POWER_CAP, share=1.0, device="NVIDIA L4"), []),
         "a T4 its 70 W": (masked(POWER_CAP, share=1.0, device="Tesla T4"), []),
-        "another board": (
+        "power limit of another board": (
             masked(POWER_CAP, share=0.5, device="NVIDIA GeForce RTX 4090"),
             ["the power limit lowered the clock in 50 % of the samples at 140 W"],
         ),
-        "less than half of the time": (masked(POWER_CAP, share=0.49, device="NVIDIA GeForce RTX 4090"), []),
+        "power limit in less than half of the samples": (
+            masked(POWER_CAP, share=0.49, device="NVIDIA GeForce RTX 4090"),
+            [],
+        ),
     },
     "spill cliff": {
         "below half": (
@@ -116,8 +117,6 @@ CASES: Cases = {
         "hardly ever not waiting": (run(device_type="cpu", threads=4.0, cpus_used=0.2, data_wait_fraction=0.95), []),
         "a GPU run needs few": (run(device_type="cuda", threads=4.0, cpus_used=0.9, data_wait_fraction=0.001), []),
         "unknown": (run(device_type="cpu", threads=4.0, cpus_used=None, data_wait_fraction=0.001), []),
-    },
-    "CPU held back": {
         "steal within 2 %": (run(steps=[0.1] * 60, threads=2.0, telemetry={"cpu_steal_percent": [1.9] * 10}), []),
         "steal": (
             run(steps=[0.1] * 60, threads=2.0, telemetry={"cpu_steal_percent": [1.0, 4.0] * 5}),

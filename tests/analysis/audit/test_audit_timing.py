@@ -123,10 +123,9 @@ def test_runs_whose_steps_explain_how_far_they_lie_apart() -> None:
         pytest.param([0.1] * 16 + [0.2] * 3, [], id="too few to say"),
     ],
 )
-def test_change_within_the_run(steps: list[float], expected: list[str]) -> None:
-    assert figures(run(steps=steps), rule="change within the run") == expected
-    # One change is one finding.
-    assert figures(run(steps=steps), rule="drift") == figures(run(steps=steps), rule="warm-up too short") == []
+def test_one_change_of_speed_is_one_finding(steps: list[float], expected: list[str]) -> None:
+    assert figures(run(steps=steps), rule="unsteady steps") == expected
+    assert figures(run(steps=steps), rule="warm-up too short") == []
 
 
 def with_stalls(*where: int, times: float) -> list[float]:
@@ -174,6 +173,13 @@ def test_an_imported_log_is_measured_by_its_siblings() -> None:
 
 
 CASES: Cases = {
+    "clock set back": {
+        "not": (run(imported=True), []),
+        "once": (
+            run(steps=[0.1] * 5, imported=True, ended_at_s=[5.1, 5.05, 5.3, 5.4, 5.5]),
+            ["time stamps go back once, first at row 3"],
+        ),
+    },
     "unsynchronised timing": {
         "period that the stamps deny": (
             run(steps=every(10, 0.4), ended_at_s=stamps_of(noisy())),
@@ -240,7 +246,16 @@ CASES: Cases = {
         "a slower second part is no warm-up": (run(steps=noisy(n=24) + [0.105] * 36), []),
         "too few to say": (run(steps=[0.1] * 10), []),
     },
-    "stalls": {
+    "unsteady steps": {
+        "a drift of less than 1 %": (run(steps=list(np.array(noisy(share=0.001)) + 1e-05 * np.arange(60))), []),
+        "a drift to slower steps": (
+            run(steps=list(np.array(noisy(share=0.001)) + 3e-05 * np.arange(60))),
+            ["steps get 1.8 % slower over 60 steps"],
+        ),
+        "a drift to faster steps": (
+            run(steps=list(np.array(noisy(share=0.001)) - 3e-05 * np.arange(60))),
+            ["steps get 1.7 % faster over 60 steps"],
+        ),
         "3 of 100 at 5 x": (
             run(steps=with_stalls(20, 50, 80, times=5)),
             ["3 of 100 steps take 5.0 x the others: 10.7 % of the throughput"],
@@ -264,17 +279,6 @@ CASES: Cases = {
         "noisy steps": (
             run(steps=noisy(n=20, share=0.03)),
             ["20 steps are too few to notice if a fifth of them took 1.19 x the others"],
-        ),
-    },
-    "drift": {
-        "less than 1 %": (run(steps=list(np.array(noisy(share=0.001)) + 1e-05 * np.arange(60))), []),
-        "slower": (
-            run(steps=list(np.array(noisy(share=0.001)) + 3e-05 * np.arange(60))),
-            ["steps get 1.8 % slower over 60 steps"],
-        ),
-        "faster": (
-            run(steps=list(np.array(noisy(share=0.001)) - 3e-05 * np.arange(60))),
-            ["steps get 1.7 % faster over 60 steps"],
         ),
     },
     "scattered steps": {

@@ -99,7 +99,7 @@ def findings(runs: Results) -> ByRuleAndFile:
         ),
         ("labels disagree", OUTSIDE, "the place 'labC' stands for 2 devices: rtx3090 (2), t4 (1)"),
         ("no backward kernels", LONG_NVTX, "3 launches, but no kernel that occurs only in a backward pass"),
-        ("counters unavailable", BOM_CRLF, "FLOP are unavailable: they were not counted"),
+        ("incomplete profile", BOM_CRLF, "FLOP are unavailable: they were not counted"),
         (
             "imported without facts",
             OUTSIDE,
@@ -121,7 +121,7 @@ def test_an_audit_finds(rule: str, file: str, figure: str, findings: ByRuleAndFi
         ("incomplete series", set()),
         ("labels disagree", {UNSYNCHRONISED, SPILLING, OUTSIDE}),
         ("no backward kernels", {LONG_NVTX, BOM_CRLF}),
-        ("counters unavailable", {BOM_CRLF}),
+        ("incomplete profile", {BOM_CRLF}),
         ("too few runs", set(LOGS)),
     ],
 )
