@@ -128,8 +128,8 @@ def labels(evidence: AuditEvidence) -> Iterator[Hit]:
     for place, devices in places.items():
         if len(devices) > 1:
             subject = tuple(run_id for run_ids in devices.values() for run_id in run_ids)
-            named = ", ".join(f"{device} ({len(run_ids)})" for device, run_ids in sorted(devices.items()))
-            yield Hit(subject=subject, figure=f"the place '{place}' stands for {len(devices)} devices: {named}")
+            listed = ", ".join(f"{device} ({len(run_ids)})" for device, run_ids in sorted(devices.items()))
+            yield Hit(subject=subject, figure=f"the place '{place}' stands for {len(devices)} devices: {listed}")
 
 
 def unknown_facts(case: Case) -> str | None:
