@@ -48,9 +48,9 @@ class Results(Tables):
     def summary(self, *, wide: bool = False) -> pd.DataFrame:
         """A row per configuration and place, the fastest of each model first.
 
-        Columns: `analysis.summary.throughput.COLUMNS`.
+        Columns: `analysis.summary.COLUMNS`.
         """
-        from analysis.summary.throughput import summarize  # noqa: PLC0415 - only for who asks, here and below
+        from analysis.summary import summarize  # noqa: PLC0415 - only for who asks, here and below
 
         return _shown(summarize(self.runs), wide=wide)
 

@@ -1,4 +1,4 @@
-"""Commands of `analyze`: each is a module in `analysis.commands` with its options and its function.
+"""Commands of `analyze`: their options and functions are in the modules of `analysis.commands`.
 
 These modules must not import large packages at the top: `analyze --help` loads neither pandas nor numpy, pyarrow,
 altair or google.
@@ -6,19 +6,7 @@ altair or google.
 
 import typer
 
-from analysis.commands import (
-    audit,
-    compare,
-    fetch,
-    gpu_truth,
-    import_files,
-    kernels,
-    predict,
-    report,
-    roofline,
-    summary,
-    variance,
-)
+from analysis.commands import audit, fetch, import_files, report, tables
 from workload.contract.program import VersionOption, grouped, help_unless_called
 
 # \b keeps the line breaks of the help text.
@@ -40,17 +28,17 @@ def _analyze(context: typer.Context, *, version: VersionOption = False) -> None:
     help_unless_called(context)
 
 
-app.command("summary", cls=grouped("output_format", "wide"), epilog=summary.EXAMPLES)(summary.summary)
-app.command("roofline", cls=grouped("output_format", "wide"), epilog=roofline.EXAMPLES)(roofline.roofline)
-app.command("predict", cls=grouped("gpu"), epilog=predict.EXAMPLES)(predict.predict)
-app.command("kernels", cls=grouped("row", "top"), epilog=kernels.EXAMPLES)(kernels.kernels)
-app.command("variance", cls=grouped("part"), epilog=variance.EXAMPLES)(variance.variance)
-app.command("compare", cls=grouped("by", "baseline"), epilog=compare.EXAMPLES)(compare.compare)
+app.command("summary", cls=grouped("output_format", "wide"), epilog=tables.SUMMARY_EXAMPLES)(tables.summary)
+app.command("roofline", cls=grouped("output_format", "wide"), epilog=tables.ROOFLINE_EXAMPLES)(tables.roofline)
+app.command("predict", cls=grouped("gpu"), epilog=tables.PREDICT_EXAMPLES)(tables.predict)
+app.command("kernels", cls=grouped("row", "top"), epilog=tables.KERNELS_EXAMPLES)(tables.kernels)
+app.command("variance", cls=grouped("part"), epilog=tables.VARIANCE_EXAMPLES)(tables.variance)
+app.command("compare", cls=grouped("by", "baseline"), epilog=tables.COMPARE_EXAMPLES)(tables.compare)
 app.command("audit", cls=grouped("strict", "claims"), epilog=audit.EXAMPLES)(audit.audit)
 app.command("report", cls=grouped("output", "figures"), epilog=report.EXAMPLES)(report.report)
 app.command("example", cls=grouped("open_page", "output"), epilog=report.EXAMPLES_OF_EXAMPLE)(report.example)
 app.command("import", cls=grouped("model", "batch_size", "gpu"), epilog=import_files.EXAMPLES)(
     import_files.import_files
 )
-app.command("gpu-truth", cls=grouped("output_format", "wide"), epilog=gpu_truth.EXAMPLES)(gpu_truth.gpu_truth)
+app.command("gpu-truth", cls=grouped("output_format", "wide"), epilog=tables.GPU_TRUTH_EXAMPLES)(tables.gpu_truth)
 app.command("fetch", cls=grouped("output", "incomplete", "replace"), epilog=fetch.EXAMPLES)(fetch.run_fetch)

@@ -8,10 +8,9 @@ import pandas as pd
 from analysis.audit.rule import WITH_KERNELS, AuditEvidence, Hit, Rule, Severity, each_case, each_profile
 from analysis.kernels.breakdown import in_steps
 from analysis.loading.cases import Case
-from analysis.loading.rows import rows
+from analysis.loading.tables import rows
 from analysis.readers.ncu.families import is_backward
-from analysis.roofline.against_model import contradiction
-from analysis.roofline.lower_bound import PARTLY, model_flop
+from analysis.roofline.against_model import PARTLY, contradiction, model_flop
 from workload.contract import peaks
 from workload.contract.peaks_table import Gpu
 from workload.contract.spec import Device, Precision

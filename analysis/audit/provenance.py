@@ -10,7 +10,7 @@ from analysis.loading import units
 from analysis.loading.cases import Case
 from analysis.loading.gpu_names import gpus_named, is_among
 from analysis.loading.model_work import may_be_one_model, models_named
-from analysis.summary import costs
+from analysis.summary import list_price
 
 # Names of models and GPUs that look like a batch size, such as `vit_b_16`, `efficientnet_b0`, `b200`: removed before
 # BATCH is searched.
@@ -37,6 +37,10 @@ COMPUTE_CAPABILITY = {
 GEFORCE_CAPABILITY = {"20": "7.5", "30": "8.6", "40": "8.9", "50": "12.0"}
 # Place of an imported run if neither the file nor the user names one.
 NO_PLACE = "imported"
+IMPORT_AGAIN = (
+    "remove the bundle, and import the file again with the right --model, --batch-size, --precision, --gpu, "
+    "--image-size, --profile-steps"
+)
 # Age in days from which a price is too old: a quarter of a year, an arbitrary choice. Spot prices change faster, list
 # prices mostly slower.
 PRICE_DAYS = 90
@@ -80,7 +84,7 @@ def _device_labels(case: Case) -> Iterator[str]:
 def _labels(case: Case) -> Iterator[tuple[str, str]]:
     imported = case.record.imported
     options, labels = (imported.given, imported.labels) if imported else (None, None)
-    # If the import found contradictions, another rule reports them: leave out --gpu and the file's label.
+    # If the import found contradictions, `labels` reports them: leave out --gpu and the file's label.
     is_compared = bool(imported and imported.contradictions)
     for source, text in (
         ("the file", case["imported_file"]),
@@ -109,10 +113,13 @@ _EACH_LABEL = each_case(labels_disagree)
 
 
 def labels(evidence: AuditEvidence) -> Iterator[Hit]:
-    """Labels that contradict the device, and names of places that occur with several devices."""
+    """Labels that contradict the device or an imported file, and names of places that occur with several devices."""
     yield from _EACH_LABEL(evidence)
     places: dict[str, dict[str, list[str]]] = {}
     for case in evidence.cases:
+        imported = case.record.imported if case["imported"] else None
+        for contradiction in (imported.contradictions if imported else None) or ():
+            yield Hit(subject=(case.run_id,), figure=contradiction, cure=IMPORT_AGAIN)
         if case["place"] in {None, NO_PLACE}:
             continue
         named = gpus_named(case["device_name"] or "") or gpus_named(case["imported_file"] or "")
@@ -121,13 +128,8 @@ def labels(evidence: AuditEvidence) -> Iterator[Hit]:
     for place, devices in places.items():
         if len(devices) > 1:
             subject = tuple(run_id for run_ids in devices.values() for run_id in run_ids)
-            yield Hit(
-                subject=subject, figure=f"the place '{place}' stands for {len(devices)} devices: {_list(devices)}"
-            )
-
-
-def _list(devices: dict[str, list[str]]) -> str:
-    return ", ".join(f"{device} ({len(run_ids)})" for device, run_ids in sorted(devices.items()))
+            listed = ", ".join(f"{device} ({len(run_ids)})" for device, run_ids in sorted(devices.items()))
+            yield Hit(subject=subject, figure=f"the place '{place}' stands for {len(devices)} devices: {listed}")
 
 
 def unknown_facts(case: Case) -> str | None:
@@ -143,14 +145,6 @@ def lost_at_import(case: Case) -> str | None:
     return "; ".join(imported.losses) if imported and imported.losses else None
 
 
-def against_the_file(evidence: AuditEvidence) -> Iterator[Hit]:
-    """Options of the import that contradict the file."""
-    for case in evidence.cases:
-        imported = case.record.imported if case["imported"] else None
-        for contradiction in (imported.contradictions if imported else None) or ():
-            yield Hit(subject=(case.run_id,), figure=contradiction)
-
-
 def dirty_commit(case: Case) -> str | None:
     return f"commit {case['commit'][:12]} and changes on top of it" if case["commit"] and case["commit_dirty"] else None
 
@@ -164,7 +158,7 @@ def old_price(case: Case) -> str | None:
     usd_per_h, read = case["usd_per_h"], cost.price_date if cost else None
     if not usd_per_h:
         facts = {name: case[name] for name in ("machine_type", "device_name", "region", "spot")}
-        listed = costs.list_price(**facts)
+        listed = list_price(**facts)
         if listed is None:
             return None
         usd_per_h, read = listed.usd_per_h, listed.source.removeprefix("list of ")
@@ -193,19 +187,11 @@ RULES = (
     Rule(
         name="labels disagree",
         severity=Severity.ERROR,
-        threshold="file, label and place name the device that the run reports, and each place has one device",
+        threshold="file, label and place name the device that the run reports, each place has one device, and what was "
+        "given to the import agrees with the file",
         why="people choose names, and may be wrong: a public file 'resnet18-v100' is VGG11 on an A100",
         cure="trust the device's attributes; import again with --gpu and --model, and name each place differently",
         check=labels,
-    ),
-    Rule(
-        name="claims against the file",
-        severity=Severity.ERROR,
-        threshold="model, batch size, precision, device and steps that were given to the import agree with the file",
-        why="the label then describes another run than the figures",
-        cure="remove the bundle, and import the file again with the right --model, --batch-size, --precision, "
-        "--gpu, --image-size, --profile-steps",
-        check=against_the_file,
     ),
     Rule(
         name="imported without facts",

@@ -36,8 +36,7 @@ from analysis.loading.configurations import (
     needs_no_digest,
     shown,
 )
-from analysis.loading.rows import joined
-from analysis.loading.tables import Tables
+from analysis.loading.tables import Tables, joined
 from analysis.statistics.comparison import (
     ALPHA,
     Comparison,

@@ -8,10 +8,9 @@ from analysis.compare import ratios
 from analysis.compare.pairing import pair_up, value_text
 from analysis.loading.cases import Case
 from analysis.loading.configurations import CONFIGURATION, PLACE, Group, group, measured, shown
-from analysis.loading.rows import joined
-from analysis.loading.rows import rows as rows_of
 from analysis.loading.run_row import SLOW_RANK, WAITS
-from analysis.loading.tables import Tables
+from analysis.loading.tables import Tables, joined
+from analysis.loading.tables import rows as rows_of
 from workload.contract.errors import RooflaunchError
 from workload.contract.ranks import limit_sentence
 from workload.contract.text import counted

@@ -9,9 +9,8 @@ from typing import Any, TypeAlias, TypeVar
 import altair as alt
 import pandas as pd
 
-from analysis.figures import Figure, labels, rooflines, shares, style, throughput
-from analysis.figures.legible import legible
-from analysis.figures.material import Material
+from analysis.figures import Figure, labels, rooflines, style, throughput
+from analysis.figures.material import Material, legible
 from analysis.kernels.breakdown import ALL
 from analysis.loading import units
 from analysis.roofline.points import TRACED_TIME
@@ -64,7 +63,7 @@ def figures(material: Material, bars: Bars = Bars.INTERVAL) -> list[Figure]:
 
 
 def built(build: Builder, material: Material) -> Iterator[Figure]:
-    """Figures of one builder, limited to `legible.MOST_ENVIRONMENTS` environments; captions mention the rest."""
+    """Figures of one builder, limited to `material.MOST_ENVIRONMENTS` environments; captions mention the rest."""
     shown, left_out = legible(material)
     for drawn in build(shown):
         yield replace(drawn, caption=f"{left_out}{drawn.caption}")
@@ -96,7 +95,7 @@ def _variance(material: Material) -> Iterator[Figure]:
     runs = fixed_configuration(material)
     if runs is None:
         return
-    rows = shares.variance_rows(runs)
+    rows = throughput.variance_rows(runs)
     first, spread = runs.iloc[0], rows.groupby("env", sort=False)["relative"].agg(["min", "max", "size"])
     configuration = f"{first['task']}, batch {first['batch_size']:g}, {first['variant']}"
     yield Figure(
@@ -104,12 +103,12 @@ def _variance(material: Material) -> Iterator[Figure]:
         title=f"Variability of one configuration: {configuration}",
         caption=f"Each point is a run, relative to the median of its place. {_step_ranges(rows)} This is the "
         "configuration that was repeated in the most places."
-        + (f" At most {shares.MOST_RUNS} runs of each place are drawn." if len(rows) < len(runs) else ""),
+        + (f" At most {throughput.MOST_RUNS} runs of each place are drawn." if len(rows) < len(runs) else ""),
         text="; ".join(
             f"{env}: {size:g} runs from {signed_percent(low)} to {signed_percent(high)}"
             for env, low, high, size in spread.itertuples(name=None)
         ),
-        chart=shares.variance(material, rows),
+        chart=throughput.variance(material, rows),
     )
 
 
@@ -275,7 +274,7 @@ def _efficiency(material: Material) -> Iterator[Figure]:
     table = efficiencies(material)
     if len(table) < LEAST_DOTS:
         return
-    roofs = style.present(shares.EFFICIENCY.values(), table["of"])
+    roofs = style.present(throughput.EFFICIENCY.values(), table["of"])
     yield Figure(
         name="efficiency_comparison",
         title="Attained share of the device's roof",
@@ -287,7 +286,7 @@ def _efficiency(material: Material) -> Iterator[Figure]:
             f"{row['task']}, {row['env']}: {percent(row['fraction'], decimals=1)} {row['of']}"
             for row in table.to_dict("records")[:12]
         ),
-        chart=shares.efficiency(material, table),
+        chart=throughput.efficiency(material, table),
     )
 
 
@@ -302,7 +301,7 @@ def efficiencies(material: Material) -> pd.DataFrame:
     table = best.drop(columns=["run_ids"]).merge(roofs, on=["env", "precision"], suffixes=("", "_roof"))
     factor = table["flop_per_s"] / table["flop_per_s_roof"]
     return table.assign(
-        of=table["kind"].map(shares.EFFICIENCY),
+        of=table["kind"].map(throughput.EFFICIENCY),
         fraction=factor,
         # FLOP per image are constant, so the relative interval is that of the throughput.
         fraction_low=factor * table["images_per_s_low"] / table["images_per_s"],
@@ -351,7 +350,7 @@ def _kernel_rooflines(material: Material) -> Iterator[Figure]:
             f"bytes were counted, each level of memory has its own shape. {rates}"
             + " ".join(["", *_lower_bound_caption(table)]),
             text=_kernels_text(table),
-            chart=rooflines.kernels(table, roofs, shares.FAMILY_COLOURS),
+            chart=rooflines.kernels(table, roofs, throughput.FAMILY_COLOURS),
         )
 
 
@@ -369,7 +368,7 @@ def _cost(material: Material) -> Iterator[Figure]:
             f"{row['task']}, {row['env']}: {number(row['usd_per_million_images'], 3)} USD"
             for row in table.to_dict("records")[:12]
         ),
-        chart=shares.cost(material, table),
+        chart=throughput.cost(material, table),
     )
 
 
@@ -399,7 +398,7 @@ def _breakdown(material: Material) -> Iterator[Figure]:
         title="Time by kernel family",
         caption=f"{more}Share of the profiled kernels' time, by family of kernels.",
         text=_kernels_text(table),
-        chart=shares.breakdown(table),
+        chart=throughput.breakdown(table),
     )
 
 

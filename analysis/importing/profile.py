@@ -18,7 +18,7 @@ from analysis.importing.bundle import (
 from analysis.loading.gpu_names import can_name
 from analysis.readers import ncu
 from analysis.readers.ncu import NcuFile, report
-from analysis.roofline import against_model, lower_bound
+from analysis.roofline import against_model
 from workload.contract.errors import UsageError
 from workload.contract.profile_record import NcuTool, ProfileResult
 from workload.contract.spec import Device, Profile
@@ -74,7 +74,7 @@ def make(file: File, user: UserFacts, output: Path) -> Path:
 def _profile(ncu_file: NcuFile, steps: int | None) -> ProfileResult:
     """Section `profile` of run.json; figures per step only if the user gave the number of steps in the profile."""
     kernels = ncu_file.kernels
-    uncounted = lower_bound.uncounted_operations(kernels)
+    uncounted = against_model.uncounted_operations(kernels)
     return ProfileResult(
         status="partial" if ncu_file.is_partial else "completed",
         reason="; ".join(ncu_file.warnings) or None if ncu_file.is_partial else None,

@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.loading.configurations import UNNAMED, WORK_NAMED, Group, completed, group
-from analysis.loading.rows import joined
-from analysis.loading.tables import Tables
+from analysis.loading.tables import Tables, joined
 from workload.contract import vocabulary
 from workload.contract.errors import BundleError
 

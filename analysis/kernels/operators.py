@@ -15,8 +15,7 @@ import pandas as pd
 from analysis.kernels.breakdown import ALL
 from analysis.loading.configurations import UNNAMED, WORK_NAMED, Group, completed, group
 from analysis.loading.index import Problem
-from analysis.loading.rows import joined
-from analysis.loading.tables import Tables
+from analysis.loading.tables import Tables, joined
 from workload.contract.errors import BundleError
 from workload.contract.record import Record
 from workload.contract.text import percent

@@ -20,8 +20,7 @@ from analysis.kernels.breakdown import (
 from analysis.kernels.operators import SHOWN, attributed, longest, operators
 from analysis.loading.configurations import CONFIGURATION, NAMED_COLUMNS, PLACE, SOFTWARE, WORK_NAMED
 from analysis.loading.index import Problem
-from analysis.loading.rows import frame
-from analysis.loading.tables import load_folders
+from analysis.loading.tables import frame, load_folders
 from analysis.readers import ncu
 from workload.contract.errors import NothingToDoError
 from workload.contract.spec import Device

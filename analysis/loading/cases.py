@@ -12,8 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.loading import units
-from analysis.loading.rows import rows
-from analysis.loading.tables import Tables
+from analysis.loading.tables import Tables, rows
 from analysis.statistics.samples import Floats, Mask
 from analysis.statistics.steady import SteadyState, steady_state
 from workload.contract import bundle

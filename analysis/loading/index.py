@@ -9,10 +9,14 @@ renaming, so that processes never see a part of it. It is rebuilt silently if it
 version. A folder that is not writable works without an index.
 """
 
+import functools
+import hashlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -318,3 +322,27 @@ def _store(path: Path, table: pa.Table) -> None:
         path.parent.mkdir(exist_ok=True)
         with replacing(path, shared=True, durable=False) as file:
             pq.write_table(table.replace_schema_metadata(_metadata()), file, compression="zstd", compression_level=1)
+
+
+# Folders with the code and the tables (TOML, CSV) that results depend on.
+CODE_FOLDERS = (Path(__file__).parents[1], Path(bundle.__file__).parent)
+ENDINGS = (".py", ".toml", ".csv")
+LIBRARIES = ("altair", "numpy", "pandas", "pyarrow", "scipy")
+
+
+@functools.cache
+def code_version() -> bytes | None:
+    """Hash of the sources and of the libraries' versions; None if either is unknown, as in a zip archive."""
+    try:
+        versions = [sys.version, *map(metadata.version, LIBRARIES)]
+    except metadata.PackageNotFoundError:
+        return None
+    digest, has_sources = hashlib.sha256(repr(versions).encode()), False
+    for folder in CODE_FOLDERS:
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in ENDINGS:
+                content = path.read_bytes()
+                digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode())
+                digest.update(content)
+                has_sources = True
+    return digest.hexdigest().encode() if has_sources else None

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.loading import index, processes, sources
+from analysis.loading import index, processes
 from analysis.loading.cases import Case
 from workload.contract import bundle, peaks
 from workload.contract.files import replacing
@@ -155,14 +155,14 @@ def _load(path: Path) -> Kept:
     except (OSError, pa.ArrowException, ValueError):
         return {}
     version = (table.schema.metadata or {}).get(VERSION_KEY)
-    if version is None or version != sources.version() or not table.schema.equals(SCHEMA):
+    if version is None or version != index.code_version() or not table.schema.equals(SCHEMA):
         return {}
     functions, keys, results = (column.to_pylist() for column in table.columns)
     return dict(zip(zip(functions, keys, strict=True), results, strict=True))
 
 
 def _store(path: Path, results: Kept) -> None:
-    version = sources.version()
+    version = index.code_version()
     if version is None:
         return
     names = list(results)

@@ -6,23 +6,23 @@ import pandas as pd
 
 from analysis.audit.rule import total
 from analysis.loading import units
-from analysis.loading.rows import rows as rows_of
+from analysis.loading.tables import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Picture, Report, Section, figures_of
 from analysis.report.evidence import ReportEvidence
-from analysis.report.sections import answer, complexity, context, measurements, rooflines, scaling
+from analysis.report.sections import answer, context, measurements, rooflines
 from workload.contract.text import counted
 
 # Sections to act on come first; the sections that support them are folded.
 SECTIONS: tuple[Callable[[ReportEvidence], Section], ...] = (
     answer.section,
     measurements.section,
-    scaling.section,
+    measurements.scaling,
     rooflines.section,
     measurements.variability,
     context.audit,
     context.method,
-    complexity.section,
+    rooflines.complexity,
     context.environment,
     context.reproduce,
     context.glossary,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import audit
+from analysis import audit, summary
 from analysis.audit.rule import Finding, breaches
 from analysis.compare import ratios, scaling
 from analysis.compare.pairing import Pair, Side, pair_up
@@ -21,13 +21,12 @@ from analysis.loading.cases import Case, cases
 from analysis.loading.configurations import ARGUMENT, CONFIGURATION, measured
 from analysis.loading.index import Problem
 from analysis.loading.of_runs import OfRuns
-from analysis.loading.rows import rows as rows_of
 from analysis.loading.tables import Tables
+from analysis.loading.tables import rows as rows_of
 from analysis.report.reproduce import command_of
 from analysis.roofline.points import MakeRows, point_rows, points, shifts
 from analysis.roofline.roofs import roofs
 from analysis.statistics.comparison import ALPHA
-from analysis.summary import costs
 from analysis.variance import causes
 from analysis.variance.tables import between
 from workload.contract.errors import RooflaunchError
@@ -205,7 +204,7 @@ def gather(
         points=partial(points, make_rows=make_rows),
         roofs=roofs,
         kernel_points=kernel_points,
-        costs=costs.costs,
+        costs=summary.costs,
         scaling=lambda found: pd.DataFrame(scaling.scaling(found, of_runs.cases)),
     )
     on_stage("figures")

@@ -2,7 +2,7 @@
 
 The file `.analysis/report.json.gz` has the content of a report as JSON, and not the page: when a page is made of it,
 all texts are escaped, so that somebody who may write into the folder cannot put a script into the page. The key of a
-report is a hash of the sources (`analysis.loading.sources`), of the peaks in use, and of the size, time and inode of
+report is a hash of the sources (`code_version`), of the peaks in use, and of the size, time and inode of
 every file of every bundle. The file is a cache, replaced as a whole. If it is absent, damaged or of another key, the
 report is made again.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.figures import Figure
-from analysis.loading import index, sources
+from analysis.loading import index
 from analysis.loading.index import Problem
 from analysis.report import content
 from analysis.report.content import Report
@@ -51,7 +51,7 @@ PARTS = {
 
 def key_of(root: Path) -> str | None:
     """Hash of everything that the report of this folder depends on; None if no report is kept for so few bundles."""
-    version = sources.version()
+    version = index.code_version()
     candidates, problems = index.find(str(root))
     if version is None or len(candidates) < index.FEWEST:
         return None

@@ -14,7 +14,7 @@ from typing import Any
 from analysis.audit.rule import Severity, by_rule, heading
 from analysis.figures import registry
 from analysis.figures.labels import distinct
-from analysis.loading.rows import rows as rows_of
+from analysis.loading.tables import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Commands, Heading, Paragraph, Picture, Report, Section, Table
 from analysis.report.evidence import ReportEvidence

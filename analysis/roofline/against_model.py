@@ -1,14 +1,20 @@
-"""Compare an imported profile with the model, batch size and number of steps that the user named. Pure."""
+"""Counted FLOP against the model: are they complete, and do they fit what the user said about an import? Pure.
 
+Table, figures, report and audit follow one rule: a lower bound is marked, has no verdict and no share of a roof, and is
+compared with nothing.
+"""
+
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from analysis.kernels.breakdown import in_steps
 from analysis.loading import model_work
 from analysis.loading.model_work import ModelWork
-from analysis.readers.ncu.families import is_backward
-from analysis.roofline import lower_bound
+from analysis.readers.ncu.families import Family, is_backward
 from workload.contract.record import Spec
 from workload.contract.text import counted, si
 from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
@@ -17,6 +23,91 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from analysis.readers.traces.model import TracedModel
+if TYPE_CHECKING:
+    import pandas as pd
+
+TENSOR = "tensor operations that are not counted"
+PARTLY = "some operations of a number type were not counted"
+PARTIAL = "the profile is partial"
+FEWER = "fewer than the model has"
+NO_BACKWARD = "no kernels of a backward pass, so a part of a step"
+
+
+# Families of kernels that compute no products: the model's formulas count products alone.
+_WITHOUT_PRODUCTS = (
+    *(Family.BATCH_NORM, Family.LAYER_NORM, Family.ELEMENTWISE, Family.POOLING, Family.REDUCTION, Family.OPTIMIZER),
+    Family.COPY,
+)
+# Winograd's algorithm for filters of 3 x 3 saves 36 / 16 of the FLOP for tiles of 2 x 2 outputs, as cuDNN's fused
+# kernels `tile148` do, and 144 / 36 for tiles of 4 x 4 (Lavin and Gray, arXiv:1509.09308).
+_SAVES_2X2, _SAVES_4X4 = 2.25, 4.0
+
+
+def model_flop(kernels: "pd.DataFrame") -> tuple[float, float]:
+    """The least and the most FLOP by formula that the counted FLOP of these launches can stand for.
+
+    Convolutions by Winograd or FFT execute fewer FLOP than their formula has. In kernels that only transform, the
+    products are in the GEMM that follows. FFT has no limit.
+    """
+    names = kernels["name"].astype("category")
+
+    def is_named(pattern: str) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+        return names.cat.categories.astype(str).str.contains(pattern, case=False)[names.cat.codes.to_numpy()]
+
+    is_fast, family, flop = is_named("winograd"), kernels["family"].astype(str), kernels["flop"].to_numpy()
+    follows = np.concatenate([[False], is_fast[:-1]]) & (family == Family.GEMM).to_numpy()
+    saves = np.where(is_fast | follows, np.where(is_named("tile148"), _SAVES_2X2, _SAVES_4X4), 1.0)
+    least = flop[~family.isin(_WITHOUT_PRODUCTS).to_numpy()].sum()
+    return float(least), math.inf if is_named(r"fft\dd|cgemm").any() else float((flop * saves).sum())
+
+
+def uncounted_operations(kernels: "pd.DataFrame") -> str | None:
+    """Text on operations of counted kernels that the counters missed; None if no such operation is known."""
+    is_counted = kernels["flop"].notna()
+    if (is_counted & kernels["hides_tensor_flop"]).any():
+        return TENSOR
+    return PARTLY if (is_counted & kernels["flop_is_lower_bound"]).any() else None
+
+
+def reasons(
+    *, uncounted: str | None, is_partial: bool, has_backward: bool | None, counted: float | None, model: float | None
+) -> tuple[str, ...]:
+    """Reasons why counted FLOP are incomplete; empty if they are complete.
+
+    `uncounted`: operations without a counter. `has_backward`: None if unknown. `counted`, `model`: FLOP of the same
+    number of steps, by counters and by formula.
+    """
+    known = []
+    if uncounted:
+        known.append(uncounted)
+    if is_partial:
+        known.append(PARTIAL)
+    if has_backward is False:
+        known.append(NO_BACKWARD)
+    if not known and counted is not None and model and counted < MODEL_RATIO_FROM * model:
+        known.append(FEWER)
+    return tuple(known)
+
+
+def counted_over_model(counted_flop: float | None, model_flop: float | None) -> float | None:
+    """Counted FLOP divided by those of the model's formulas; None if either is unknown."""
+    return counted_flop / model_flop if counted_flop is not None and model_flop else None
+
+
+def model_warning(ratio: float | None, at_most: float | None = None) -> str | None:
+    """A warning if counters and formulas disagree by more than kernels explain; else None.
+
+    `at_most`: `ratio` with the FLOP that fast convolutions saved.
+    """
+    if ratio is None or MODEL_RATIO_FROM <= ratio <= MODEL_RATIO_TO or ratio < MODEL_RATIO_FROM <= (at_most or 0.0):
+        return None
+    cause = (
+        "tensor operations or the backward pass are missing"
+        if ratio < MODEL_RATIO_FROM
+        else "padding, recomputation, or more steps than were said"
+    )
+    return f"counted FLOP are {ratio:.3g} x the model's: {cause}"
+
 
 # Range of the ratio in which counted FLOP fit another interpretation: padding and element-wise work add 10 %.
 FITS_FROM, FITS_TO = 0.85, 1.2
@@ -76,7 +167,7 @@ def contradiction(spec: Spec, kernels: "pd.DataFrame", *, steps: float | None, i
     kernels, _ = in_steps(kernels)
     if work is None or kernels.empty or kernels["flop"].isna().any():
         return None
-    flop_from, flop_to = lower_bound.model_flop(kernels)
+    flop_from, flop_to = model_flop(kernels)
     claim = _Claim(
         flop=float(kernels["flop"].sum()),
         flop_from=flop_from,
@@ -86,7 +177,7 @@ def contradiction(spec: Spec, kernels: "pd.DataFrame", *, steps: float | None, i
         steps=int(steps) if steps else None,
         is_forward_alone=not any(is_backward(str(name)) for name in kernels["name"].unique()),
     )
-    is_known_to_be_low = is_partial or lower_bound.uncounted_operations(kernels) is not None
+    is_known_to_be_low = is_partial or uncounted_operations(kernels) is not None
     is_wrong = claim.is_high or (claim.is_low and not is_known_to_be_low)
     return _sentence(claim, "counted") if is_wrong else None
 

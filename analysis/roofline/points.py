@@ -20,10 +20,9 @@ import pandas as pd
 from analysis.kernels.breakdown import LOWER_BOUND, in_steps, kernel_rows
 from analysis.loading import units
 from analysis.loading.configurations import CONFIGURATION, DEVICE, PLACE, UNNAMED, WORK_NAMED, Group, completed, group
-from analysis.loading.rows import frame, joined, names_of
-from analysis.loading.tables import Tables
+from analysis.loading.tables import Tables, frame, joined, names_of
 from analysis.readers.ncu.families import is_backward
-from analysis.roofline.lower_bound import TENSOR, counted_over_model, model_flop, model_warning, reasons
+from analysis.roofline.against_model import TENSOR, counted_over_model, model_flop, model_warning, reasons
 from analysis.roofline.roofs import DeviceRoofs, Roof, Work, device_of, intensity, range_note, refuted_ceilings, roof_of
 from analysis.statistics.intervals import over_runs
 from workload.contract.peaks import Peak

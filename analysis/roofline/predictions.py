@@ -22,10 +22,9 @@ from analysis.kernels.breakdown import launched_in_steps
 from analysis.kernels.operators import WORK_FILE, read_work
 from analysis.loading.configurations import UNNAMED, WORK_NAMED, Group, completed, group
 from analysis.loading.gpu_names import gpus_named
-from analysis.loading.rows import frame, joined, names_of
-from analysis.loading.tables import Tables
+from analysis.loading.tables import Tables, frame, joined, names_of
 from analysis.readers.ncu.families import is_backward
-from analysis.roofline.lower_bound import model_flop
+from analysis.roofline.against_model import model_flop
 from analysis.roofline.points import lower_bounds
 from analysis.statistics.samples import Floats
 from workload.contract import peaks

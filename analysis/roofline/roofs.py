@@ -9,8 +9,7 @@ from typing import Any, cast
 import pandas as pd
 
 from analysis.loading.configurations import DEVICE, Group, completed
-from analysis.loading.rows import frame, joined, names_of
-from analysis.loading.tables import Tables
+from analysis.loading.tables import Tables, frame, joined, names_of
 from workload.contract import peaks
 from workload.contract.environment_record import DeviceFacts
 from workload.contract.errors import BundleError

@@ -22,8 +22,7 @@ from analysis.loading.configurations import (
     label,
     measured,
 )
-from analysis.loading.rows import joined
-from analysis.loading.tables import Tables
+from analysis.loading.tables import Tables, joined
 from analysis.statistics.autocorrelation import effective_n
 from analysis.statistics.components import variance_split
 from analysis.statistics.describe import summarize

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from analysis import summary
 from analysis.api import Results
 from analysis.compare import scaling
 from analysis.figures import material
@@ -18,7 +19,6 @@ from analysis.loading.of_runs import OfRuns
 from analysis.report.evidence import ReportEvidence
 from analysis.roofline.points import points
 from analysis.roofline.roofs import roofs
-from analysis.summary import costs
 from tests.analysis.by_hand import BYTES, at_rates, kernels, run
 
 Runs: TypeAlias = list[dict[str, Any]]
@@ -133,7 +133,7 @@ def undrawn(loaded: Results) -> ReportEvidence:
         points=points,
         roofs=roofs,
         kernel_points=kernel_points,
-        costs=costs.costs,
+        costs=summary.costs,
         scaling=lambda found: pd.DataFrame(scaling.scaling(found)),
     )
     return ReportEvidence(results=loaded, of_runs=OfRuns(cases=cases(loaded)), material=tables, drawn=())

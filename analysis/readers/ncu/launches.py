@@ -98,7 +98,7 @@ def _from_wide(section: NcuTable, form: NumberFormat) -> Launches:
     warnings = list(section.plan.warnings)
     for reading in section.plan.readings:
         measured, foreign = _numbers(section.columns.column(reading.metric), form)
-        values[reading.role.name] = _scaled(measured, reading.factor)
+        values[reading.role.name] = measured if reading.factor == 1 else measured * reading.factor
         warnings += _foreign(reading.metric, foreign)
     return Launches(
         ids=section.columns.column(ID).to_numpy(),
@@ -116,10 +116,6 @@ def _numbers(column: pa.ChunkedArray, form: NumberFormat) -> tuple[Floats, str |
     if pa.types.is_floating(column.type):
         return numbers.finite(column.to_numpy()), None
     return numbers.convert(column, form)
-
-
-def _scaled(values: Floats, base_units: float) -> Floats:
-    return values if base_units == 1 else values * base_units
 
 
 def _foreign(metric: str, text: str | None) -> list[str]:

@@ -15,9 +15,8 @@ from enum import StrEnum
 from statistics import median
 
 from analysis.readers.ncu.families import Family, is_backward
-from analysis.readers.traces.call_tree import CallTree
 from analysis.readers.traces.kineto import US_PER_S, OnDevice, Operator, Thread, Trace, Window
-from analysis.readers.traces.model import TracedModel, recognized_model
+from analysis.readers.traces.model import CallTree, TracedModel, recognized_model
 from analysis.readers.traces.operator_work import (
     ASSUMED,
     OF_MANY,

@@ -15,12 +15,12 @@ from analysis.loading import units
 from analysis.loading.arguments import besides
 from analysis.loading.cases import Case
 from analysis.loading.configurations import label
-from analysis.loading.rows import rows as rows_of
+from analysis.loading.tables import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Picture, Section
 from analysis.report.evidence import Contrast, ReportEvidence
 from analysis.roofline.points import WorkSource
-from analysis.summary.costs import list_price
+from analysis.summary import list_price
 from workload.contract import peaks, prices
 from workload.contract.spec import Precision
 from workload.contract.text import counted, plain

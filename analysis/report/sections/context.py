@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.audit.rule import Finding, by_rule, heading
 from analysis.figures.labels import file_stem
 from analysis.loading.configurations import completed
-from analysis.loading.rows import rows as rows_of
+from analysis.loading.tables import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Commands, Heading, Paragraph, Section, Table
 from analysis.report.evidence import ReportEvidence

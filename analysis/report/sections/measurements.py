@@ -1,4 +1,4 @@
-"""Sections on measurements (effects of settings, every configuration, cost) and on their variability."""
+"""Sections on measurements (effects of settings, every configuration, cost), on their variability, and on scaling."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from analysis.figures import registry
 from analysis.figures.material import NAMING
 from analysis.loading import units
 from analysis.loading.configurations import CONFIGURATION, completed, label, shown
-from analysis.loading.rows import rows as rows_of
+from analysis.loading.tables import rows as rows_of
 from analysis.report import words
-from analysis.report.content import Block, Picture, Section
+from analysis.report.content import Block, Paragraph, Picture, Section
 from analysis.report.evidence import ReportEvidence
-from analysis.summary.throughput import spent
+from analysis.summary import spent
 from workload.contract.spent import STEPS, time_text
 from workload.contract.tables import Column, facts
 from workload.contract.text import counted
@@ -232,3 +232,45 @@ def _share_interval(row: Mapping[str, Any], name: str) -> str:
     """An interval of a share as text: `1 % to 3 %`."""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     return f"{words.percent(low)} to {words.percent(high)}" if words.is_known(low) else words.ABSENT
+
+
+SCALING = (
+    *facts(env="place", task="model"),
+    Column(name="batch_size", heading="batch", digits=0),
+    *facts(precision="precision"),
+    Column(name="threads", heading="threads each", digits=0),
+    Column(name="devices", heading="devices", digits=0),
+    Column(name="runs", heading="runs", digits=0),
+    Column(name="all_images_per_s", heading="{unit}/s of all"),
+    Column(name="images_per_s", heading="of each"),
+    Column(name="efficiency", heading="efficiency", unit="%", digits=3),
+    *facts(interval="interval"),
+    Column(name="collectives_share", heading="collectives", unit="%", digits=2),
+    Column(name="slow_rank_share", heading="waits for slower ranks", unit="%", digits=2),
+    Column(name="rank_input_share", heading="input", unit="%", digits=2),
+    *facts(limit="limits scaling", why="why no interval", note="note"),
+)
+EXPLANATION = (
+    "Efficiency is the throughput of each device over that of one device alone, at the same batch size and threads per "
+    "device. A rank is the process of one device. Waits are shares of a step, averaged over the ranks. Collectives: "
+    "all gradients of a rank are computed, and it still exchanges them; this is the wait of the rank that waits least. "
+    "The other ranks wait longer, for slower ranks. Input: a rank waits for its next batch. Devices also share memory, "
+    "power and cooling, which slows each of them without a wait."
+)
+
+
+def scaling(evidence: ReportEvidence) -> Section:
+    """The section; empty without runs on several devices."""
+    blocks: list[Block] = []
+    if rows := [{**row, "interval": _interval(row)} for row in evidence.scaling]:
+        columns = units.headed(SCALING, evidence.material.unit)
+        blocks = [Picture(figure=figure) for figure in evidence.figures("devices_efficiency")]
+        blocks += [Paragraph(text=EXPLANATION), words.table("Runs on several devices", columns, rows)]
+    return Section(name="scaling", title="Several devices", blocks=blocks)
+
+
+def _interval(row: dict[str, Any]) -> str:
+    if not words.is_known(row["level"]):
+        return words.ABSENT
+    ends = (words.percent(row["efficiency_low"], 3), words.percent(row["efficiency_high"], 3))
+    return f"{words.percent(row['level'])}: {' to '.join(ends)}"

@@ -14,11 +14,11 @@ from analysis.compare.ratios import of_pairs
 from analysis.compare.scaling import scaling
 from analysis.figures import registry
 from analysis.loading.configurations import completed, group, with_usual_batch
-from analysis.loading.rows import rows as rows_of
+from analysis.loading.tables import rows as rows_of
 from analysis.report.content import Paragraph, Table
 from analysis.report.sections.answer import sentences
-from analysis.report.sections.scaling import section
-from analysis.summary.throughput import summarize
+from analysis.report.sections.measurements import scaling as section
+from analysis.summary import summarize
 from benchmarks.synthetic_bundles import make
 from tests.analysis.by_hand import results
 from tests.analysis.sentence_runs import undrawn

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.figures import Figure, legible, registry
+from analysis.figures import Figure, material, registry
 from analysis.figures.registry import REGISTRY, built
-from analysis.figures.shares import MOST_RUNS
+from analysis.figures.throughput import MOST_RUNS
 from tests.analysis.by_hand import results, run
 from tests.analysis.sentence_runs import (
     FAST,
@@ -315,7 +315,7 @@ def test_every_sentence_has_a_case() -> None:
     told = "\n".join(f"{one.title} {one.caption} {one.text}" for one in drawn)
     unsaid = {
         piece
-        for module in (registry, legible)
+        for module in (registry, material)
         for piece in pieces(Path(module.__file__))
         if piece.lower() not in told.lower()
     }

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.figures import Figure, export, registry, rooflines, shares, style, throughput
+from analysis.figures import Figure, export, registry, rooflines, style, throughput
 from analysis.figures.material import Material
 from tests.analysis.by_hand import BYTES, at_rates, for_every_figure
 from tests.analysis.figures.material_by_hand import made, run
@@ -307,14 +307,14 @@ def test_the_fixed_configuration_is_that_of_most_environments() -> None:
     runs = registry.fixed_configuration(found)
     assert runs is not None
     assert set(runs["run_id"]) == {"b0", "b1", "c0", "c1"}
-    rows = shares.variance_rows(runs)
+    rows = throughput.variance_rows(runs)
     assert rows["relative"].tolist() == pytest.approx([-1 / 21, 1 / 21, -1 / 21, 1 / 21])
 
 
 def test_a_run_stands_on_the_line_of_its_steps() -> None:
     """Throughput includes waits for data and step times do not: here half of the time is spent waiting."""
     steps = {"step_median_s": 0.1, "step_p95_s": 0.125, "step_p5_s": 0.08}
-    rows = shares.variance_rows(
+    rows = throughput.variance_rows(
         made(
             *at_rates("a", (100.0, 100.0, 120.0), data_wait_fraction=0.5, **steps),
             *at_rates("b", (100.0, 100.0), place="t4", device_name="Tesla T4", data_wait_fraction=0.0, **steps),

@@ -128,7 +128,7 @@ def test_a_family_in_the_file_may_be_any_of_its_models(
     folder: Path, named: str, given: str, is_contradiction: bool
 ) -> None:
     import_text(folder, log(STEADY[:30], model=named), model=given)
-    assert bool(found(folder, "claims against the file")) is is_contradiction
+    assert bool(found(folder, "labels disagree")) is is_contradiction
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ LOG = "model,batch_size,step,images_processed,elapsed_sec,images_per_sec,device_
     ("batch", "rate", "rule"),
     [
         (64, 128, None),
-        (32, 128, "claims against the file"),
+        (32, 128, "labels disagree"),
         (64, 300, "mean of rates"),
     ],
     ids=["agree", "another batch size", "another rate"],
@@ -138,7 +138,7 @@ def test_a_log_that_counts_images_and_seconds(batch: int, rate: int, rule: str |
     assert record.environment.software.torch == "2.3.1"
     assert (record.timing.images, record.timing.measured_s) == (19 * 64, pytest.approx(9.5))
     found = {finding.rule for finding in audit(analysis.load(tmp_path / "results"))}
-    for one in ("claims against the file", "mean of rates"):
+    for one in ("labels disagree", "mean of rates"):
         assert (one in found) is (one == rule)
 
 

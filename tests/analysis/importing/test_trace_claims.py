@@ -67,7 +67,7 @@ def made(folder: Path, text: str, given: UserFacts) -> tuple[Record, list[str]]:
     (folder / "t.json").write_text(text)
     (path,) = import_file(folder / "t.json", given, output=folder / "results")
     findings = audit(analysis.load(folder / "results"))
-    return bundle.read_record(path), [found.figure for found in findings if found.rule == "claims against the file"]
+    return bundle.read_record(path), [found.figure for found in findings if found.rule == "labels disagree"]
 
 
 @pytest.fixture(scope="module")

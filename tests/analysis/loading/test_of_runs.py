@@ -15,7 +15,7 @@ import pytest
 import analysis
 from analysis.audit import RULES
 from analysis.audit.rule import breaches
-from analysis.loading import cases, index, of_runs, sources
+from analysis.loading import cases, index, of_runs
 from analysis.loading.cases import Case
 from analysis.loading.of_runs import OfRuns
 from analysis.report.reproduce import command_of
@@ -88,28 +88,28 @@ def test_other_code_invalidates_all_results(results: Path, tmp_path: Path, monke
     for name, text in (("rule.py", "# a comment\n"), ("debug_variables.toml", "# another\n")):
         with (folder / name).open("a") as file:
             file.write(text)
-        monkeypatch.setattr(sources, "FOLDERS", (folder,))
-        sources.version.cache_clear()
+        monkeypatch.setattr(index, "CODE_FOLDERS", (folder,))
+        index.code_version.cache_clear()
         assert found(results)[1] == 3
         assert found(results)[1] == 0
     monkeypatch.undo()
-    sources.version.cache_clear()
+    index.code_version.cache_clear()
 
 
 def unknown_library(name: str) -> str:
     raise metadata.PackageNotFoundError(name)
 
 
-@pytest.mark.parametrize(("name", "value"), [("FOLDERS", ()), ("metadata.version", unknown_library)])
+@pytest.mark.parametrize(("name", "value"), [("CODE_FOLDERS", ()), ("metadata.version", unknown_library)])
 def test_code_of_unknown_version_keeps_nothing(
     results: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
 ) -> None:
-    monkeypatch.setattr(f"analysis.loading.sources.{name}", value)
-    sources.version.cache_clear()
-    assert sources.version() is None
+    monkeypatch.setattr(f"analysis.loading.index.{name}", value)
+    index.code_version.cache_clear()
+    assert index.code_version() is None
     assert [found(results)[1] for _ in range(2)] == [3, 3]
     monkeypatch.undo()
-    sources.version.cache_clear()
+    index.code_version.cache_clear()
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis.loading import index, sources
+from analysis.loading import index
 from analysis.loading.index import Problem
 from analysis.report import html, kept, markdown
 from analysis.report.content import Bullets, Paragraph, Report, Section
@@ -111,9 +111,9 @@ def test_every_change_of_a_file_needs_another_report(results: Path, change: Call
 
 def test_other_code_needs_another_report(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(results, SMALL)
-    monkeypatch.setattr(sources, "version", lambda: b"other")
+    monkeypatch.setattr(index, "code_version", lambda: b"other")
     assert not has_report(results)
-    monkeypatch.setattr(sources, "version", lambda: None)
+    monkeypatch.setattr(index, "code_version", lambda: None)
     assert kept.key_of(results) is None
 
 

@@ -13,7 +13,7 @@ from analysis.figures import Figure, registry
 from analysis.report.compose import compose
 from analysis.report.content import Paragraph, Picture, Report, Table, figures_of
 from analysis.report.evidence import ReportEvidence, gather
-from analysis.report.sections import answer, complexity, context, measurements
+from analysis.report.sections import answer, context, measurements, rooflines
 from benchmarks.synthetic_bundles import make
 from tests.analysis.by_hand import at_rates, for_every_figure, noisy, run
 from tests.analysis.in_process import Analyze
@@ -64,7 +64,7 @@ def test_packages_that_are_alike_need_no_table(tmp_path: Path) -> None:
 def test_the_answer_is_ranked_by_effect(evidence: ReportEvidence) -> None:
     # These runs are made up, and the audit finds that.
     errors, *rest = answer.sentences(evidence)
-    assert errors.startswith("The audit found 73 errors, so figures of these runs are wrong or mean something else: ")
+    assert errors.startswith("The audit found 1 error, so figures of these runs are wrong or mean something else: ")
     place, batch = answer.changes(evidence)
     light, heavy = answer._models(evidence)
     cost = rest[-1]
@@ -244,7 +244,7 @@ def test_runs_that_broke_off_are_listed() -> None:
 
 
 def test_complexity_per_image_step_and_layer(evidence: ReportEvidence) -> None:
-    section = complexity.section(evidence)
+    section = rooflines.complexity(evidence)
     tables = [each for each in section.blocks if isinstance(each, Table)]
     assert [table.caption.split(":")[0] for table in tables] == [
         "Work per image", "Work per step", "Training FLOP by operation", "Growth by layer type",

@@ -10,7 +10,7 @@ import pytest
 
 from analysis.report.content import Bullets, Commands, Paragraph, Picture, Section, Table
 from analysis.report.evidence import ReportEvidence
-from analysis.report.sections import answer, complexity, context, measurements, rooflines, scaling
+from analysis.report.sections import answer, context, measurements, rooflines
 from tests.analysis.by_hand import results, run
 from tests.analysis.sentence_runs import (
     CPU,
@@ -148,7 +148,7 @@ CASES = {
         instead="^resnet18 reached its highest throughput, 120",
     ),
     "several devices": Case(
-        section=scaling.section,
+        section=measurements.scaling,
         words="Runs on several devices",
         true=lambda: own(devices=2.0),
         false=lambda: own(devices=1.0),
@@ -275,7 +275,7 @@ CASES = {
     ),
     # --- complexity
     "least and most work per byte": Case(
-        section=complexity.section,
+        section=rooflines.complexity,
         words=r"resnet18 at batch 16, fp32 does the least work per byte: .* resnet18 at batch 32, fp32, the most: ",
         true=lambda: [
             one | {"parameters": 1e7, "bytes_upper_per_step": size, "train_flop_per_step": 1e11}

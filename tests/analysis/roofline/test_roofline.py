@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import analysis
 from analysis.loading.configurations import UNNAMED
-from analysis.roofline.lower_bound import model_warning
+from analysis.roofline.against_model import model_warning
 from analysis.roofline.points import POINT_COLUMNS, WorkSource, shifts
 from analysis.roofline.points import points as points_of
 from analysis.roofline.roofs import Roof, roofs

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import analysis
-from analysis.summary import costs
+from analysis import summary
 from benchmarks.synthetic_bundles import make
 
 FAST = {"timing__measured_s": 1.0, "timing__images": 200}
@@ -17,12 +17,12 @@ SLOW = {"timing__measured_s": 1.0, "timing__images": 100}
 def table(tmp_path: Path, *runs: Mapping[str, Any]) -> pd.DataFrame:
     for number, changes in enumerate(runs):
         make(tmp_path, number, **changes)
-    return costs.costs(analysis.load(tmp_path))
+    return summary.costs(analysis.load(tmp_path))
 
 
 def test_price_by_hand() -> None:
     # 0.36 USD an hour are 0.0001 a second; at 100 images/s 1e-6 an image.
-    assert costs.usd_per_images(usd_per_h=0.36, images_per_s=100, images=1e6) == pytest.approx(1.0)
+    assert summary.usd_per_images(usd_per_h=0.36, images_per_s=100, images=1e6) == pytest.approx(1.0)
 
 
 def test_recorded_price(tmp_path: Path) -> None:
@@ -112,11 +112,11 @@ def test_prices_that_differ_within_a_group(tmp_path: Path) -> None:
 
 def test_runs_that_broke_off_cost_nothing_here(tmp_path: Path) -> None:
     assert table(tmp_path, {**SLOW, "status": "failed"}).empty
-    assert list(table(tmp_path).columns) == list(costs.COLUMNS)
+    assert list(table(tmp_path).columns) == list(summary.COST_COLUMNS)
 
 
 @pytest.mark.parametrize(("spot", "price"), [(False, (3.673385, "list of 2025-03")), (True, None)])
 def test_a_list_that_has_one_of_two_prices(spot: bool, price: tuple[float, str] | None) -> None:
     where = {"machine_type": "a2-highgpu-1g", "device_name": "NVIDIA A100-SXM4-40GB", "region": "us-central1"}
-    listed = costs.list_price(**where, spot=spot)
+    listed = summary.list_price(**where, spot=spot)
     assert (listed and (listed.usd_per_h, listed.source)) == price

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis.summary.throughput import COLUMNS, summarize
+from analysis.summary import COLUMNS, summarize
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
 from workload.contract.tables import TableFormat, render

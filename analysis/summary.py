@@ -1,0 +1,285 @@
+"""Throughput and cost of each configuration in each place, for `analyze summary` and the report. Pure.
+
+A cost is the price per hour over images per hour. The price is that of the VM with its GPUs alone, as recorded by the
+run. For a run without a recorded price, workload/contract/prices.toml gives the list price, if machine type, GPU and
+region are listed. Users' own machines have no price.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import pandas as pd
+
+from analysis.loading.arguments import after_program
+from analysis.loading.configurations import (
+    CONFIGURATION,
+    DETAILS,
+    NAMED_COLUMNS,
+    PLACE,
+    SOFTWARE,
+    Group,
+    group,
+    measured,
+)
+from analysis.loading.tables import Tables, cells, frame, joined
+from workload.contract import peaks, prices
+from workload.contract.record import Status
+from workload.contract.spent import PARTS, RUN_PARTS, Spent
+from workload.contract.tables import Column, Role
+
+# Parts of a run's time that every run of our trainer has; the columns of other parts are hidden if no run has them.
+USUAL_PARTS = ("steps", "imports", "prepare", "environment", "warmup")
+
+COLUMNS = (
+    *NAMED_COLUMNS,
+    Column(name="arguments", heading="arguments", optional=True, role=Role.FACT),
+    Column(name="images_per_s", heading="{unit}/s"),
+    Column(name="images_per_s_low", heading="low"),
+    Column(name="images_per_s_high", heading="high"),
+    Column(name="all_images_per_s", heading="{unit}/s of all devices", optional=True),
+    Column(name="runs", heading="runs"),
+    Column(name="step_s", heading="step", unit="s", prefixed=True),
+    Column(name="bound", heading="limited by"),
+    Column(name="busy", heading="busy", optional=True, role=Role.SENTENCE),
+    Column(name="data_wait_fraction", heading="data waits", unit="%", digits=3),
+    Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True),
+    Column(name="interval", heading="interval", role=Role.NOTE),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
+    Column(name="images_per_s_mean", heading="mean {unit}/s", detail=True),
+    Column(name="images_per_s_sd", heading="± SD", digits=2, optional=True, detail=True),
+    Column(name="gain", heading="gain over the batch before", unit="%", digits=2, optional=True, detail=True),
+    Column(name="wall_s", heading="a run took", unit="s", digits=3, detail=True),
+    Column(name="usd_per_run", heading="USD a run", digits=2, optional=True, detail=True),
+    Column(
+        name="activation_bytes", heading="activations", unit="B", prefixed=True, digits=3, optional=True, detail=True
+    ),
+    *(
+        Column(
+            name=f"{part}_share",
+            heading=f"time in {PARTS[part]}",
+            unit="%",
+            digits=2,
+            optional=part not in USUAL_PARTS,
+            detail=True,
+        )
+        for part in RUN_PARTS
+    ),
+    *DETAILS,
+)
+
+
+def summarize(runs: pd.DataFrame) -> pd.DataFrame:
+    """A line per configuration and place, columns as in `COLUMNS`; the best throughput per model first.
+
+    `images_per_s`, `step_s`, `flop_per_s` and `data_wait_fraction` are medians over completed runs; `step_s` is the
+    median of each run's median step. `runs` counts the completed runs; `note` counts the others by status. `wall_s` and
+    `usd_per_run` are means over completed runs, and the shares of a run's parts are shares of the time of all.
+    `images_per_s` and all other figures are those of one device, `all_images_per_s` is the sum of all devices; None if
+    no run has several. `images_per_s_mean`, `images_per_s_sd`: mean and standard deviation over runs. `gain`:
+    throughput over that of the next smaller batch size of an otherwise equal configuration in the same place, minus 1;
+    `analyze compare --by batch_size` has its interval.
+    """
+    lines = [_line(pool) for pool in group(runs)]
+    _add_gains(lines)
+    if not any((line["devices"] or 1) > 1 for line in lines):
+        # It would repeat `images_per_s`.
+        lines = [line | {"all_images_per_s": None} for line in lines]
+    best: dict[str, float] = defaultdict(float)
+    for line in lines:
+        best[line["model"]] = max(best[line["model"]], line["images_per_s"] or 0.0)
+    lines.sort(key=lambda line: (-best[line["model"]], line["model"], -(line["images_per_s"] or 0.0)))
+    return pd.DataFrame(lines, columns=[column.name for column in COLUMNS])
+
+
+def _add_gains(lines: Sequence[dict[str, Any]]) -> None:
+    facts = tuple(fact for fact in (*CONFIGURATION, *PLACE, *SOFTWARE) if fact != "batch_size")
+    by_others: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        line["gain"] = None
+        if line["images_per_s"] and line["batch_size"]:
+            by_others[tuple(line[fact] for fact in facts)].append(line)
+    for alike in by_others.values():
+        for smaller, larger in pairwise(sorted(alike, key=lambda line: line["batch_size"])):
+            if larger["batch_size"] > smaller["batch_size"]:
+                larger["gain"] = larger["images_per_s"] / smaller["images_per_s"] - 1
+
+
+def spent(runs: pd.DataFrame) -> Spent:
+    """Time of all these runs together, by part, and its cost."""
+    rows = cells(runs[[*(f"{part}_s" for part in RUN_PARTS), "usd"]])
+    return Spent.total(
+        Spent(seconds={part: value for part, value in zip(RUN_PARTS, values, strict=True) if value}, usd=usd, runs=1)
+        for *values, usd in rows
+    )
+
+
+def _line(pool: Group) -> dict[str, Any]:
+    done = pool.only([status == Status.COMPLETED for status in pool.values("status")])
+    figures, flop = done.figures(), pool.median("train_flop_per_step")
+    time = spent(done.runs)
+    broken = Counter(status for status in pool.texts("status") if status != Status.COMPLETED)
+    return {
+        **pool.facts,
+        "arguments": after_program(pool["script"]),
+        **figures,
+        "all_images_per_s": done.median("all_images_per_s"),
+        "interval": figures["interval"] if done.rate.n else None,
+        "flop_per_s": flop / figures["step_s"] if flop and figures["step_s"] else None,
+        "wall_s": time.wall_s / time.runs if time.runs else None,
+        "activation_bytes": pool.median("activation_bytes"),
+        "usd_per_run": None if time.usd is None else time.usd / time.runs,
+        **{f"{part}_share": share for part, share in time.shares().items()},
+        "note": "; ".join(f"{number} {status.replace('_', ' ')}" for status, number in broken.most_common()) or None,
+    }
+
+
+SECONDS_PER_H = 3600
+MILLION = 1e6
+# ILSVRC 2012, training set: Russakovsky et al., IJCV 115 (2015), table 2.
+IMAGENET_IMAGES = 1_281_167
+# Prices within a group that differ by at most this (USD/h) are the same price, rounded differently.
+SAME_PRICE = 1e-6
+
+COST_COLUMNS = (
+    "place",
+    "device_name",
+    "machine_type",
+    "spot",
+    "model",
+    "batch_size",
+    "precision",
+    "image_size",
+    "dataset",
+    "runs",
+    "images_per_s",
+    "usd_per_h",
+    "price",
+    "usd_per_million_images",
+    "usd_per_million_images_low",
+    "usd_per_million_images_high",
+    "usd_per_epoch",
+    "cheapest",
+    "note",
+)
+COST_FACTS = ("place", "device_name", "machine_type", "model", "batch_size", "precision", "image_size", "dataset")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HourlyPrice:
+    """USD per hour, and the source: the run itself, or a list with its date."""
+
+    usd_per_h: float
+    source: str
+
+
+def usd_per_images(*, usd_per_h: float, images_per_s: float, images: float) -> float:
+    """Cost in USD of training on this number of images at this rate."""
+    return usd_per_h / SECONDS_PER_H / images_per_s * images
+
+
+def costs(results: Tables) -> pd.DataFrame:
+    """A row per group of runs and price model (on demand, spot), the cheapest per model first, unpriced ones last.
+
+    `usd_per_million_images` follows from the median images/s over runs, and its interval from that of the rate: the
+    price is taken as exact. `usd_per_epoch` is one pass over ImageNet's 1,281,167 training images. `cheapest` marks the
+    lowest price per image of each model, image size and data set. `price`: source of the price, `run` or `list of` a
+    date.
+    """
+    rows = [row for pool in group(measured(results.runs)) for row in _cost_rows(pool)]
+    best: dict[tuple[Any, ...], float] = defaultdict(lambda: float("inf"))
+    for row in rows:
+        if row["usd_per_million_images"] is not None:
+            best[_task(row)] = min(best[_task(row)], row["usd_per_million_images"])
+    for row in rows:
+        usd = row["usd_per_million_images"]
+        row["cheapest"] = usd is not None and usd == best[_task(row)]
+    rows.sort(
+        key=lambda row: (
+            row["model"],
+            row["usd_per_million_images"] is None,
+            row["usd_per_million_images"] or 0.0,
+            -(row["images_per_s"] or 0),
+        )
+    )
+    return frame(rows, COST_COLUMNS)
+
+
+def list_price(
+    *, machine_type: str | None, device_name: str | None, region: str | None, spot: bool | None, devices: float = 1
+) -> HourlyPrice | None:
+    """The price in prices.toml; None if it is not listed, or if `spot` is unknown.
+
+    `devices`: GPUs that the run used. An N1 machine, to which GPUs are attached, is assumed to have no others.
+    """
+    gpu = peaks.find_gpu(device_name)
+    if gpu is None or spot is None:
+        return None
+    for row in prices.load().listed:
+        figure = row.figure(spot=spot)
+        same = (row.machine_type, row.gpu, row.region) == (machine_type, gpu.gpu, region)
+        if same and figure is not None and (row.gpus == devices or not row.machine_type.startswith("n1-")):
+            return HourlyPrice(usd_per_h=figure, source=f"list of {row.read}")
+    return None
+
+
+def _cost_rows(pool: Group) -> Iterator[dict[str, Any]]:
+    """Rows of a group; on-demand and spot runs are separate, because they are equally fast and differ in cost."""
+    spots = [value if isinstance(value, bool) else None for value in pool.values("spot")]
+    for spot in dict.fromkeys(spots):
+        yield _cost_row(pool.only([value is spot for value in spots]), spot)
+
+
+def _cost_row(pool: Group, spot: bool | None) -> dict[str, Any]:
+    rate, devices = pool.rate, pool["devices"] or 1
+    price, remark = _price(pool, spot)
+    usd = low = high = epoch = None
+    if price and rate.value:
+        # The price is that of all devices, and the rate that of one.
+        usd = usd_per_images(usd_per_h=price.usd_per_h, images_per_s=devices * rate.value, images=MILLION)
+        epoch = usd * IMAGENET_IMAGES / MILLION
+        if rate.interval and rate.interval.low > 0:
+            # Ends are swapped: the highest rate gives the lowest cost.
+            high, low = (
+                usd_per_images(usd_per_h=price.usd_per_h, images_per_s=devices * end, images=MILLION)
+                for end in (rate.interval.low, rate.interval.high)
+            )
+    return {name: pool[name] for name in COST_FACTS} | {
+        "spot": spot,
+        "runs": rate.n,
+        "images_per_s": rate.value,
+        "usd_per_h": price.usd_per_h if price else None,
+        "price": price.source if price else None,
+        "usd_per_million_images": usd,
+        "usd_per_million_images_low": low,
+        "usd_per_million_images_high": high,
+        "usd_per_epoch": epoch,
+        "note": joined([remark, *pool.apart]),
+    }
+
+
+def _price(pool: Group, spot: bool | None) -> tuple[HourlyPrice | None, str | None]:
+    """The price of a group of runs (None if unknown), and a remark on the price (None if not needed)."""
+    recorded = pool.known("usd_per_h")
+    if recorded:
+        spread = max(recorded) - min(recorded)
+        remark = (
+            f"prices from {min(recorded):g} to {max(recorded):g} USD/h: their median" if spread > SAME_PRICE else None
+        )
+        return HourlyPrice(usd_per_h=median(recorded), source="run"), remark
+    regions = set(pool.texts("region"))
+    listed = list_price(
+        machine_type=pool["machine_type"],
+        device_name=pool["device_name"],
+        region=regions.pop() if len(regions) == 1 else None,
+        spot=spot,
+        devices=pool["devices"] or 1,
+    )
+    return listed, None if listed else "no price: the run has none, and no list has one for its machine and region"
+
+
+def _task(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["model"], row["image_size"], row["dataset"]
