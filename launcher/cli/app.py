@@ -68,6 +68,12 @@ def _launch(context: typer.Context, *, version: VersionOption = False) -> None: 
     help_unless_called(context)
 
 
+class LocalCommand(ScriptCommand):
+    """Command `local`, whose help has all run options."""
+
+    lists_run_options = True
+
+
 def run_local(
     *,
     words: Words = None,
@@ -143,7 +149,7 @@ def run_local(
 jobs.declare(
     run_local, [*parameters_of(LocalOptions), *parameters_of(HereOptions, group=Group.SCRIPT)], before="output"
 )
-local_command = grouped("model", "repeats", "profile", kind=ScriptCommand)
+local_command = grouped("model", "repeats", "profile", kind=LocalCommand)
 app.command("local", cls=local_command, epilog=LOCAL_EXAMPLES)(run_options(run_local))
 app.command("sweep", cls=grouped("dry_run", "on", "until"), epilog=SWEEP_EXAMPLES)(run_sweep)
 duel.register(app)
