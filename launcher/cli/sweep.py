@@ -126,10 +126,10 @@ def run_sweep(
         raise UsageError("launch sweep takes a matrix", hint="launch sweep --example first > first.toml")
     from launcher import models
     from launcher.sweep import matrix
-    from launcher.sweep.budget import require_positive_usd
     from launcher.sweep.drive import drive
     from launcher.sweep.places import LOCAL
     from launcher.sweep.plan import make_plan
+    from launcher.sweep.shared import require_positive_usd
     from launcher.sweep.until import until_of
 
     until_rule = until_of(until, until_ratio, baseline, max_repeats)

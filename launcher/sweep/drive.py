@@ -28,15 +28,12 @@ import typer
 from launcher import backends
 from launcher.protocol.backend import Backend
 from launcher.sweep import existing_runs
-from launcher.sweep.budget import Budget
-from launcher.sweep.control import Control, Wish
 from launcher.sweep.local import LocalPlaces
-from launcher.sweep.outcome import PlaceOutcome, SweepOutcome, exit_code_of
 from launcher.sweep.places import LOCAL, Sweep
-from launcher.sweep.progress import LiveTable, Progress
 from launcher.sweep.rented import RentedPlace
+from launcher.sweep.shared import Budget, Control, LiveTable, Progress, Wish
 from launcher.sweep.until import Until
-from launcher.sweep.work import Ended, PlaceWork
+from launcher.sweep.work import Ended, PlaceOutcome, PlaceWork, SweepOutcome, exit_code_of
 from workload.contract import bundle
 from workload.contract.errors import BundleError, UsageError
 from workload.contract.interrupt import handled_by

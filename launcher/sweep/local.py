@@ -15,8 +15,7 @@ from launcher.machine.task import End, Outcome
 from launcher.machine.watcher import Watcher
 from launcher.protocol.task import Task, TaskRun
 from launcher.script import local_script
-from launcher.sweep.control import Control
-from launcher.sweep.progress import Progress
+from launcher.sweep.shared import Control, Progress
 from launcher.sweep.work import LOG_HINT, PlaceWork, configuration_text, progress_text, rate_text, too_large_text
 from workload.contract.context import Context
 from workload.contract.errors import ExitCode

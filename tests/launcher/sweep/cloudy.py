@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.gcp.options import Options, Where
 from launcher.sweep.drive import SweepPorts, drive
-from launcher.sweep.outcome import SweepOutcome
 from launcher.sweep.places import Place, Sweep
+from launcher.sweep.work import SweepOutcome
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Cloud
 from tests.launcher.sweep.sweeps import NAME, configurations_of, plan_of
 from tests.workload.storage.gcs_server import BUCKET

@@ -13,11 +13,10 @@ from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
 from launcher.script.command import HereOptions
 from launcher.sweep import local
-from launcher.sweep.control import Control
 from launcher.sweep.local import LocalPlaces, _LocalPlace
 from launcher.sweep.places import LOCAL, Configuration, Place
-from launcher.sweep.progress import Progress
 from launcher.sweep.script import PlacedScript
+from launcher.sweep.shared import Control, Progress
 from launcher.sweep.work import Ended, PlaceWork
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract import bundle

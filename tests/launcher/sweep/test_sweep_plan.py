@@ -10,8 +10,8 @@ from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.ssh.backend import backend as ssh
 from launcher.images import contents
 from launcher.sweep import matrix, places
-from launcher.sweep.budget import require_positive_usd
 from launcher.sweep.plan import SweepPlan, make_plan, require_affordable
+from launcher.sweep.shared import require_positive_usd
 from launcher.sweep.until import Until
 from workload.contract.errors import UsageError
 from workload.contract.spec import Precision

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from launcher.sweep.control import Control, Wish
-from launcher.sweep.progress import MOST_ROWS, LiveTable, PlaceState, Progress, rows_of
+from launcher.sweep.shared import MOST_ROWS, Control, LiveTable, PlaceState, Progress, Wish, rows_of
 
 T4 = PlaceState(
     name="t4",
