@@ -86,7 +86,7 @@ def run_local(
     """Measure your own unchanged training script or, without a script, our trainer with a vision model."""
     from launcher import models, run_table
     from launcher.machine import local, task
-    from launcher.machine.runtime import choose, real_ports
+    from launcher.machine.runtime import choose, gpu_capability
     from launcher.script import local_script
     from workload.environment import gpu_index
     from workload.environment.outside import outside_facts
@@ -94,17 +94,16 @@ def run_local(
     options, of_script = instance_of(LocalOptions, own), instance_of(HereOptions, own)
     refuse_without_script(of_script, words)
     resolved = resolve(typed, os.environ, Path.cwd(), script=words or ())
-    ports = real_ports(options.gpu_index)
     if options.gpu_index is not None:
         resolved = replace(resolved, spec=gpu_index.required(resolved.spec, options.gpu_index))
         gpu_index.require(options.gpu_index, gpu_index.listed(), os.environ)
     models.require(resolved.spec.model)
     models.require_data(resolved.spec, is_here=True)
-    models.require_profile(resolved.spec, ports.gpu_capability)
+    models.require_profile(resolved.spec, lambda: gpu_capability(options.gpu_index))
     workplace = local_script.workplace_of(words, of_script, Path.cwd(), os.environ) if words else None
     limits = options.limits()
     runtime = local_script.runtime_of(of_script, options.asked_runtime())
-    choice = choose(runtime, resolved.spec, image=options.image, flavour=options.flavour, ports=ports)
+    choice = choose(runtime, resolved.spec, image=options.image, flavour=options.flavour, gpu_index=options.gpu_index)
     if words and choice.runtime is Runtime.DOCKER:
         local_script.require_visible(words, Path.cwd())
     elif words:

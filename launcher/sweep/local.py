@@ -10,7 +10,7 @@ from launcher.kinds import Runtime
 from launcher.machine import local, task
 from launcher.machine.local import LocalPlan
 from launcher.machine.local_options import LocalOptions
-from launcher.machine.runtime import Choice, choose, real_ports
+from launcher.machine.runtime import Choice, choose
 from launcher.machine.task import End, Outcome
 from launcher.machine.watcher import Watcher
 from launcher.protocol.task import Task, TaskRun
@@ -186,8 +186,7 @@ class _LocalPlace:
             runtime = options.asked_runtime()
             if script:
                 runtime = local_script.runtime_of(script.options, runtime)
-            ports = real_ports(options.gpu_index)
-            choice = choose(runtime, spec, image=options.image, flavour=options.flavour, ports=ports)
+            choice = choose(runtime, spec, image=options.image, flavour=options.flavour, gpu_index=options.gpu_index)
             if script and choice.runtime is Runtime.DOCKER:
                 local_script.require_visible(spec.script, script.workplace.folder)
             elif script:

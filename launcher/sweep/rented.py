@@ -443,17 +443,15 @@ class RentedPlace:
         if len(running) == 1 and running[0].heartbeat and running[0].heartbeat.last_line:
             words = launches.plain(running[0].heartbeat.last_line)
         words = ", ".join(filter(None, (words, f"{len(starting)} starting" if starting else "")))
+        left_s: float | None = None
+        if self._work.to_do and self._work.new_runs and running:
+            # At the rate of the runs that have ended.
+            first_s = min(epoch_s(launch.request.launched_at) or 0.0 for launch in self._launches)
+            left_s = (self._connected.now_s() - first_s) / self._work.new_runs * self._work.to_do
         self._progress.update(
             self.place.name,
             **self._work.counts(),
             usd=self.usd,
-            left_s=self._left_s(running),
+            left_s=left_s,
             now=now or words or (str(self._refusal) if self._refusal else ""),
         )
-
-    def _left_s(self, running: Sequence[TaskLaunch]) -> float | None:
-        """Estimate the seconds left from the rate of ended runs; None if no run has ended yet, or if nothing runs."""
-        if not self._work.to_do or not self._work.new_runs or not running:
-            return None
-        first_s = min(epoch_s(launch.request.launched_at) or 0.0 for launch in self._launches)
-        return (self._connected.now_s() - first_s) / self._work.new_runs * self._work.to_do

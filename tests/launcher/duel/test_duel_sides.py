@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
-from launcher.duel import sides
-from launcher.duel.sides import EXAMPLE, SCRIPT_EXAMPLE, Pair, Request, parse, split
+from launcher.duel import LEFT_OUT, sides
+from launcher.duel.sides import EXAMPLE, SCRIPT_EXAMPLE, Pair, Request, split
 from launcher.machine.script import Workplace
+from launcher.typer_options import run_options_of_side
 from workload.contract.errors import ToolError, UsageError
+
+OPTIONS = "an option of launch local --help, without --repeats and --profile"
 
 
 def prepare(*words: str, environment: Mapping[str, str] | None = None, **changes: Any) -> Pair:
@@ -88,8 +91,8 @@ def test_equal_sides_are_allowed(words: tuple[str, ...]) -> None:
         pytest.param(
             ("---", "--precison", "bf16"),
             {},
-            "'--precison' of B is no run option",
-            "did you mean --precision? launch local --help lists all",
+            "options of B: No such option: --precison (Possible options: --precision)",
+            OPTIONS,
             id="unknown option",
         ),
         pytest.param(
@@ -162,7 +165,13 @@ def test_equal_sides_are_allowed(words: tuple[str, ...]) -> None:
             "put options of both sides before --",
             id="scripts and images",
         ),
-        pytest.param(("--precision", "---"), {}, "--precision of A needs a value", "--precision fp32", id="no value"),
+        pytest.param(
+            ("--precision", "---"),
+            {},
+            "options of A: Option '--precision' requires an argument.",
+            OPTIONS,
+            id="no value",
+        ),
         pytest.param(
             ("---", "--batch-size", "0"),
             {},
@@ -173,8 +182,8 @@ def test_equal_sides_are_allowed(words: tuple[str, ...]) -> None:
         pytest.param(
             ("---", "--repeats", "3"),
             {},
-            "a duel repeats its runs itself, and does not profile; got --repeats of B",
-            "leave --repeats out; --max-runs limits the runs",
+            "options of B: No such option: --repeats",
+            OPTIONS,
             id="repeats",
         ),
     ],
@@ -210,11 +219,9 @@ def test_a_script_against_itself_with_other_arguments(tmp_path: Path, monkeypatc
 
 def test_words_are_split_and_read() -> None:
     assert split(["--cpu", "---", "--mps"]) == (["--cpu"], ["--mps"])
-    assert parse(["--compile", "--no-ceilings", "--seed", "--7"], "A") == {
-        "compile": True,
-        "ceilings": False,
-        "seed": "--7",
-    }
+    words = ["--compile", "--no-ceilings", "--seed", "7", "--mps"]
+    read = run_options_of_side(words, "A", without=LEFT_OUT)
+    assert read == {"compile": True, "ceilings": False, "seed": "7", "device": "mps"}
 
 
 def test_images_need_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:

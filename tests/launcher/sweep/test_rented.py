@@ -17,7 +17,7 @@ from launcher.sweep.places import Sweep
 from launcher.sweep.until import Until
 from tests.launcher.backends.gcp.canned_cloud import QUICK, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
-from tests.launcher.sweep.cloudy import cloud_sweep, ports_of, swept, t4
+from tests.launcher.sweep.cloudy import cloud_sweep, swept, t4
 from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.record import Status
@@ -253,7 +253,7 @@ def test_ctrl_c_asks(clouds: Clouds, answer: str) -> None:
         cloud.fake.hide_quota("us-central1", "PREEMPTIBLE_NVIDIA_T4_GPUS", 0)
         cloud.fake.hide_quota("us-central1", "NVIDIA_T4_GPUS", 1)
         meanwhile(lambda: len(cloud.vm.sealed) >= 1, interrupt(signal.SIGINT))
-        outcome = swept(cloud, sweep, ports=ports_of(cloud, is_terminal=lambda: True, ask=ask))
+        outcome = swept(cloud, sweep, ask=ask)
         assert outcome.exit_code == 130
         assert len(asked) == 1
         # Either way nothing runs any more; who finishes has the whole first block.
