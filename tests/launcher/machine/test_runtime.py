@@ -72,12 +72,6 @@ def shown(choice: Choice) -> tuple[str, str, str | None, bool]:
         (Runtime.AUTO, {"built": ("cpu",)}, {"compile": True}, COMPILER),
         (
             Runtime.AUTO,
-            {"engine": False},
-            {},
-            "no Docker engine answers: Connection refused; to use it: start Docker",
-        ),
-        (
-            Runtime.AUTO,
             {},
             {},
             "no image of flavour cpu is built for this code; to use it: launch build --flavour cpu",
@@ -87,12 +81,6 @@ def shown(choice: Choice) -> tuple[str, str, str | None, bool]:
             {"built": ("cpu",), "gpu": (8, 9), "toolkit": True},
             {},
             "no image of flavour cuda is built for this code; to use it: launch build --flavour cuda",
-        ),
-        (
-            Runtime.AUTO,
-            {"built": ("cpu", "cuda"), "gpu": (8, 9)},
-            {"device": "cuda"},
-            f"the Docker engine cannot give containers access to the GPU; to use it: {TOOLKIT}",
         ),
         (
             Runtime.AUTO,
@@ -203,15 +191,6 @@ def test_newest_image_for_this_code_wins(docker: FakeDocker, lay_out: LayOut) ->
             "leave it out",
         ),
         (
-            Runtime.PROCESS,
-            {},
-            {},
-            {"flavour": "cpu"},
-            UsageError,
-            "--image and --flavour are for --runtime docker; got --runtime process",
-            "leave it out",
-        ),
-        (
             Runtime.DOCKER,
             {"engine": False},
             {},
@@ -249,30 +228,12 @@ def test_newest_image_for_this_code_wins(docker: FakeDocker, lay_out: LayOut) ->
         ),
         (
             Runtime.AUTO,
-            {"built": ("cpu",)},
-            {},
-            {"flavour": "volta"},
-            ToolError,
-            "no image of flavour volta is built for this code",
-            "launch build --flavour volta",
-        ),
-        (
-            Runtime.AUTO,
             {"built": ("cuda",), "gpu": (6, 0), "toolkit": True},
             {},
             {"flavour": "cuda"},
             UsageError,
             "flavour cuda has code for compute capability 7.5 and later; this machine's GPU has 6.0",
             "--flavour volta",
-        ),
-        (
-            Runtime.AUTO,
-            {},
-            {},
-            {"flavour": "tpu"},
-            UsageError,
-            "flavour must be one of cuda, volta, cpu; got 'tpu'",
-            "--flavour cpu",
         ),
         (
             Runtime.DOCKER,

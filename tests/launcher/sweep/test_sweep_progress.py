@@ -90,14 +90,6 @@ def test_on_a_terminal_the_table_is_drawn_below_the_lines_and_only_when_it_chang
     assert stream.getvalue().removeprefix(first).startswith("\033[2A\033[J      +0 s  t4: hello\\x1b[2J\nplace")
 
 
-def test_a_state_is_changed_in_its_place() -> None:
-    progress = Progress()
-    for name in ("a", "b"):
-        progress.update(name, runs=2)
-    progress.update("a", done=1)
-    assert [(state.name, state.done, state.runs) for state in progress.states] == [("a", 1, 2), ("b", 0, 2)]
-
-
 class Trainer:
     def __init__(self) -> None:
         self.signals: list[str] = []
