@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from launcher.backends import BACKENDS
-from launcher.cli import duel
 from launcher.cli import launches as jobs
-from launcher.cli.sweep import SWEEP_EXAMPLES, run_sweep
+from launcher.cli import sweep
 from launcher.jobs import places
 from launcher.kinds import HERE, Runtime
 from launcher.machine.local_options import LocalOptions
@@ -86,7 +85,7 @@ def run_local(
     """Measure your own unchanged training script or, without a script, our trainer with a vision model."""
     from launcher import models, run_table
     from launcher.machine import local, task
-    from launcher.machine.runtime import choose, gpu_capability
+    from launcher.machine.runtime import gpu_capability
     from launcher.script import local_script
     from workload.environment import gpu_index
     from workload.environment.outside import outside_facts
@@ -102,15 +101,7 @@ def run_local(
     models.require_profile(resolved.spec, lambda: gpu_capability(options.gpu_index))
     workplace = local_script.workplace_of(words, of_script, Path.cwd(), os.environ) if words else None
     limits = options.limits()
-    runtime = local_script.runtime_of(of_script, options.asked_runtime())
-    choice = choose(runtime, resolved.spec, image=options.image, flavour=options.flavour, gpu_index=options.gpu_index)
-    if words and choice.runtime is Runtime.DOCKER:
-        local_script.require_visible(words, Path.cwd())
-    elif words:
-        local_script.require_module(words, Path.cwd())
-        if not dry_run:
-            local_script.require_gpu(resolved.spec)
-    choice = local_script.with_packages(choice, of_script, is_dry=dry_run)
+    choice = local_script.choice_of(resolved.spec, options, of_script, Path.cwd(), is_dry=dry_run)
     notes = local_script.notes_of(words, of_script, workplace, choice.runtime) if words and workplace else ()
     outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
 
@@ -150,8 +141,7 @@ jobs.declare(
 )
 local_command = grouped("model", "repeats", "profile", kind=LocalCommand)
 app.command("local", cls=local_command, epilog=LOCAL_EXAMPLES)(run_options(run_local))
-app.command("sweep", cls=grouped("dry_run", "on", "until"), epilog=SWEEP_EXAMPLES)(run_sweep)
-duel.register(app)
+sweep.register(app)
 jobs.register(app)
 
 

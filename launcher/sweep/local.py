@@ -6,15 +6,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
 
-from launcher.kinds import Runtime
 from launcher.machine import local, task
 from launcher.machine.local import LocalPlan
 from launcher.machine.local_options import LocalOptions
-from launcher.machine.runtime import Choice, choose
+from launcher.machine.runtime import Choice
 from launcher.machine.task import End, Outcome
 from launcher.machine.watcher import Watcher
 from launcher.protocol.task import Task, TaskRun
 from launcher.script import local_script
+from launcher.script.command import HereOptions
 from launcher.sweep.shared import Control, Progress
 from launcher.sweep.work import LOG_HINT, PlaceWork, configuration_text, progress_text, rate_text, too_large_text
 from workload.contract.context import Context
@@ -165,36 +165,25 @@ class _LocalPlace:
     def plan_of(self, spec: RunSpec, context: Context) -> LocalPlan:
         """Plan of a run in a process or in a container, depending on its place."""
         options, script = self._work.plan.place.options or LocalOptions(), self._work.plan.place.script
+        # The runtime is chosen once for all runs with the same device and `compile`.
+        alike = RunSpec(device=spec.device, compile=spec.compile)
+        if alike not in self._choices:
+            if options.gpu_index is not None:
+                gpu_index.require(options.gpu_index, gpu_index.listed(), os.environ)
+            of_script = script.options if script else HereOptions()
+            folder = script.workplace.folder if script else Path.cwd()
+            self._choices[alike] = local_script.choice_of(spec, options, of_script, folder)
+        choice = self._choices[alike]
         return local.make_plan(
             Resolved(spec=spec, origin=self._work.plan.origin),
-            self._choice(options, spec),
+            choice,
             output=self._output,
             limits=options.limits(),
-            outside=outside_facts() if self._choice(options, spec).engine else None,
+            outside=outside_facts() if choice.engine else None,
             context=context,
             workplace=script.workplace if script else None,
             gpu_index=options.gpu_index,
         )
-
-    def _choice(self, options: LocalOptions, spec: RunSpec) -> Choice:
-        """Choose the runtime, once for all specs with the same device and `compile`."""
-        alike = RunSpec(device=spec.device, compile=spec.compile)
-        if alike not in self._choices:
-            script = self._work.plan.place.script
-            if options.gpu_index is not None:
-                gpu_index.require(options.gpu_index, gpu_index.listed(), os.environ)
-            runtime = options.asked_runtime()
-            if script:
-                runtime = local_script.runtime_of(script.options, runtime)
-            choice = choose(runtime, spec, image=options.image, flavour=options.flavour, gpu_index=options.gpu_index)
-            if script and choice.runtime is Runtime.DOCKER:
-                local_script.require_visible(spec.script, script.workplace.folder)
-            elif script:
-                local_script.require_gpu(spec)
-            self._choices[alike] = (
-                local_script.with_packages(choice, script.options, is_dry=False) if script else choice
-            )
-        return self._choices[alike]
 
 
 def _blocks_of(work: PlaceWork) -> Iterator[tuple[int, tuple[TaskRun, ...]]]:

@@ -17,7 +17,7 @@ from fake_docker import FakeDocker
 
 from launcher import docker_engine
 from launcher.docker_engine import Container, ContainerEnd, EngineEvent, Image
-from workload.contract.errors import ToolError, UsageError
+from workload.contract.errors import ToolError
 
 FULL = Container(
     image="sha256:ab",
@@ -455,10 +455,3 @@ def test_containers_with_a_label(docker: FakeDocker) -> None:
     with docker.engine().started(FULL), docker.engine().started(MINIMAL):
         assert docker.engine().containers("rooflaunch.run") == [("fake_0", "running")]
     assert docker.engine().containers("rooflaunch.run") == []
-
-
-def test_more_cpus_than_the_engine_has() -> None:
-    docker = FakeDocker()
-    with pytest.raises(UsageError) as caught, docker.engine(NCPU=2).started(replace(MINIMAL, cpus=4)):
-        pass
-    assert caught.value.report() == "error: the engine has 2 CPUs; got --cpus 4\nhint: --cpus 2"

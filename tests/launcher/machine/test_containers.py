@@ -266,7 +266,7 @@ def test_signal_while_the_container_starts_reaches_it(docker: FakeDocker, monkey
             ContainerEnd(exit_code=137, out_of_memory=False),
             ContainerLimits(memory_bytes=536_870_912),
             RunFailedError,
-            "the container was killed (SIGKILL)",
+            "the trainer was killed by SIGKILL",
             "run again; `docker events` shows what stopped the container",
         ),
         (

@@ -124,7 +124,7 @@ WRONG = [
     (SCRIPT + "[matrix]\nargs.lr = [1, 1]\n" + HERE, "[matrix] args.lr has 1 twice", "leave one of them out"),
     ('[script]\ncommand = ["train.py", "lr={lr}"]\n[matrix]\nargs.l = [1]\n' + HERE,
      "[script] command has {lr}, and [matrix] has no args.lr",
-     "args.lr = [0.1, 0.01], or {{lr}} for the literal text {lr}"),
+     "args.lr = [0.1, 0.01], or {{lr}} for the literal text"),
     (SCRIPT + "[matrix]\nmodel = ['resnet50']\n" + HERE,
      "[matrix] model is only for our own trainer: the script decides its model",
      "args.model for the script's argument --model, or leave model out"),
