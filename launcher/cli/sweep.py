@@ -84,24 +84,6 @@ def run_sweep(
             metavar="SHARE",
         ),
     ] = None,
-    until_ratio: Annotated[
-        str | None,
-        option(
-            "--until-ratio",
-            "add blocks until every ratio to --baseline is known within this share",
-            Group.MEASURING,
-            metavar="SHARE",
-        ),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        option(
-            "--baseline",
-            "baseline of --until-ratio, for example precision=fp32",
-            Group.MEASURING,
-            metavar="NAME=VALUE,...",
-        ),
-    ] = None,
     max_repeats: Annotated[
         int | None,
         option("--max-repeats", "with --until: at most this number of blocks", Group.MEASURING, metavar="N", min=1),
@@ -155,7 +137,7 @@ def run_sweep(
     from launcher.sweep.shared import require_positive_usd
     from launcher.sweep.until import until_of
 
-    until_rule = until_of(until, until_ratio, baseline, max_repeats)
+    until_rule = until_of(until, max_repeats)
     max_cost_usd = require_positive_usd(max_cost)
     max_time_s = None if max_time is None else sizes.parse_duration_s(max_time, "--max-time")
     loaded = matrix.read(

@@ -18,7 +18,7 @@ from launcher.sweep import existing_runs
 from launcher.sweep.existing_runs import ExistingRuns, seconds_of_runs
 from launcher.sweep.matrix import Matrix, PlaceMatrix, impossible
 from launcher.sweep.places import LOCAL, Place, PlacePlan, Sweep, code_of, is_by_tag, plan_place, run_key
-from launcher.sweep.until import Until, require_baseline
+from launcher.sweep.until import Until
 from launcher.sweep.work import too_large_text
 from workload.contract.bundle import DAMAGED
 from workload.contract.errors import UsageError
@@ -181,8 +181,8 @@ def make_plan(
     `file`: path of the matrix, for messages. `only`: names of places; empty: all. `is_fresh`: measure everything again,
     under a name with the time. `until`: plan at least the blocks that exist, because `--until` may have added some.
 
-    Raises `UsageError` for a script or options that a place cannot run, for a baseline that the matrix lacks, and if
-    the sweep is expected to cost more than `max_cost_usd`.
+    Raises `UsageError` for a script or options that a place cannot run, and if the sweep is expected to cost more than
+    `max_cost_usd`.
     """
     now = now or datetime.now(UTC)
     if any(place.place.script for place in matrix.places):
@@ -197,9 +197,6 @@ def make_plan(
     keys = frozenset(run.run_key for plan in every for run in plan.runs)
     existing = existing.verified(keys, output)
     chosen = [replace(plan, done=existing.done(plan)) for plan in every if not only or plan.place.name in only]
-    if until is not None:
-        for place in chosen:
-            require_baseline(until, place.configurations)
     name = chosen[0].tasks[0].job
     # Blocks that an earlier `--until` has added.
     more = {

@@ -14,7 +14,6 @@ from launcher.sweep.plan import SweepPlan, make_plan, require_affordable
 from launcher.sweep.shared import require_positive_usd
 from launcher.sweep.until import Until
 from workload.contract.errors import UsageError
-from workload.contract.spec import Precision
 
 NOW = datetime(2026, 11, 21, 14, 25, 30, tzinfo=UTC)
 FILE = Path("night.toml")
@@ -261,12 +260,6 @@ def test_what_is_no_sum(usd: float) -> None:
 def test_a_plan_says_until_when_blocks_are_added(tmp_path: Path) -> None:
     until = Until(share=0.02, most=9)
     assert plan(TWO_PLACES, tmp_path, until=until).notes[-1] == f"blocks are added until {until}"
-
-
-def test_a_baseline_that_nothing_is_compared_with_is_refused(tmp_path: Path) -> None:
-    until = Until(share=0.02, baseline={"precision": Precision.TF32})
-    with pytest.raises(UsageError, match="no two configurations of the matrix differ in the baseline's options alone"):
-        plan(TWO_PLACES, tmp_path, until=until)
 
 
 TF32 = TWO_PLACES.replace("batch_size = [16, 32, 64]", 'precision = ["fp32", "tf32"]').replace('device = "cpu"', "")
