@@ -19,7 +19,6 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import median
-from typing import Protocol
 
 from launcher import sizes
 from launcher.duel.decision import LEAST_QUADRUPLES, MARGIN, SEGMENTS, DuelState, Segment, judge, order
@@ -264,58 +263,45 @@ class OutOfTimeError(Exception):
     """Error: the duel's time was used up during a segment, which was ended."""
 
 
-class Measure(Protocol):
-    """Function that runs one segment of a side and returns the measured times."""
-
-    def __call__(self, side: Side, *, name: str, position: int, left_s: float, tell: Tell) -> Measured:
-        """Run a segment. Raises the error of a side that failed, or `InterruptedRunError` if the user ended it.
-
-        After `left_s` seconds the run is ended, and `OutOfTimeError` is raised. `tell` gets lines while it runs.
-        """
-
-
 def fight(
     pair: Pair,
     limits: Limits,
     *,
     tell: Tell,
-    measure: Measure | None = None,
+    measure: Callable[..., Measured] | None = None,
     name: str | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Run segments until the duel is decided. Raises the error of a side that fails.
 
-    The digits of `name` are the seed of the random order of A and B. By default, the digits are random too.
+    The digits of `name` are the seed of the random order of A and B. By default, the digits are random too. `measure`:
+    a function like `run_segment`.
     """
-    with Forks(tell) as forks:
-        measure = measure or partial(run_segment, forks=forks)
-        return _fought(pair, limits, tell, measure, name or f"duel-{secrets.token_hex(3)}", now)
-
-
-def _fought(pair: Pair, limits: Limits, tell: Tell, measure: Measure, name: str, now: Callable[[], float]) -> Outcome:
-    began_s = now()
+    name, began_s = name or f"duel-{secrets.token_hex(3)}", now()
     segments: list[Measured] = []
     interrupted: InterruptedRunError | None = None
     ended: str | None = None
-    for position, variant in enumerate(order(int(name.rpartition("-")[2], 16))):
-        if position % SEGMENTS == 0:
-            state = judge(as_segments(segments), margin=limits.same_within)
-            ended = limits.ended(position, now() - began_s, state.fewest)
-            if position == SEGMENTS and (text := comparison_of(segments).text):
-                tell(text)
-            if position:
-                tell(state.reason)
-            if state.verdict or ended:
+    with Forks(tell) as forks:
+        run = measure or partial(run_segment, forks=forks)
+        for position, variant in enumerate(order(int(name.rpartition("-")[2], 16))):
+            if position % SEGMENTS == 0:
+                state = judge(as_segments(segments), margin=limits.same_within)
+                ended = limits.ended(position, now() - began_s, state.fewest)
+                if position == SEGMENTS and (text := comparison_of(segments).text):
+                    tell(text)
+                if position:
+                    tell(state.reason)
+                if state.verdict or ended:
+                    break
+            left_s = limits.max_time_s - (now() - began_s)
+            try:
+                segments.append(run(pair.side(variant), name=name, position=position, left_s=left_s, tell=tell))
+            except OutOfTimeError:
+                ended = f"the time of {minutes(limits.max_time_s)} was used up"
                 break
-        left_s = limits.max_time_s - (now() - began_s)
-        try:
-            segments.append(measure(pair.side(variant), name=name, position=position, left_s=left_s, tell=tell))
-        except OutOfTimeError:
-            ended = f"the time of {minutes(limits.max_time_s)} was used up"
-            break
-        except InterruptedRunError as error:
-            interrupted, ended = error, str(error)
-            break
+            except InterruptedRunError as error:
+                interrupted, ended = error, str(error)
+                break
     return Outcome(
         name=name,
         state=judge(as_segments(segments), margin=limits.same_within, ended=ended),
@@ -348,7 +334,9 @@ def run_segment(
 ) -> Measured:
     """Run a segment to its end. Its bundle records the duel and the position, even if the run broke off.
 
-    `forks`: starts our trainer as a fork.
+    After `left_s` seconds the run is ended, and `OutOfTimeError` is raised. Otherwise raises the error of a side that
+    failed, or `InterruptedRunError` if the user ended the run. `tell` gets lines while it runs. `forks`: starts our
+    trainer as a fork.
     """
     block, place = divmod(position, SEGMENTS)
     if forks and place == 0:
