@@ -25,7 +25,7 @@ from launcher.duel.decision import LEAST_QUADRUPLES, MARGIN, SEGMENTS, DuelState
 from launcher.duel.sides import Pair, Side
 from launcher.machine import local
 from launcher.machine.local import LocalOutcome
-from launcher.machine.watcher import Trainer, Watcher, repeated_every
+from launcher.machine.watcher import Trainers, Watcher, repeated_every
 from workload.contract import bundle, verdict
 from workload.contract.bundle import Bundle
 from workload.contract.errors import (
@@ -359,45 +359,23 @@ def run_segment(
 
 
 class _Relay:
-    """Keeps a trainer's last lines of output, and passes signals on to the trainer."""
+    """Keeps a trainer's last lines of output and the user's signals, and passes the signals on to the trainer."""
 
     def __init__(self) -> None:
-        self.lines, self.signals = deque[str](maxlen=LAST_LINES), list[int]()
-        self._trainers: list[Trainer] = []
-        self._end_signals: list[int] = []
+        self.lines, self.signals, self.trainers = deque[str](maxlen=LAST_LINES), list[int](), Trainers()
+        self.is_out_of_time = False
         self.watcher = Watcher(
             # Lines come from another thread; a deque is thread-safe.
             on_message=self.lines.append,
             on_bundle=lambda _: None,
-            on_started=self._begin,
-            on_ended=self._trainers.clear,
+            on_started=self.trainers.started,
+            on_ended=self.trainers.ended,
         )
-
-    @property
-    def is_out_of_time(self) -> bool:
-        """Whether the time is used up."""
-        return bool(self._end_signals)
 
     def stop(self, number: int, _: object) -> None:
         """Handle a signal from the user: pass it on, or kill the trainer after repeated signals."""
         self.signals.append(number)
-        impatient = len(self.signals) >= SIGNALS_UNTIL_KILLED
-        self._signal(SIGKILL if impatient else number)
-
-    def end(self, number: int) -> None:
-        """Send signal `number` to the trainer because the time is used up."""
-        self._end_signals.append(number)
-        self._signal(number)
-
-    def _signal(self, number: int) -> None:
-        for trainer in list(self._trainers):
-            trainer.send_signal(number)
-
-    def _begin(self, trainer: Trainer) -> None:
-        self._trainers.append(trainer)
-        # Send the signals that came while the trainer was starting.
-        for number in self.signals[:1] or self._end_signals:
-            trainer.send_signal(number)
+        self.trainers.send(SIGKILL if len(self.signals) >= SIGNALS_UNTIL_KILLED else number)
 
 
 @contextmanager
@@ -409,7 +387,8 @@ def _relay(left_s: float) -> Iterator[_Relay]:
         for wait_s, number in ((max(0.0, left_s), signal.SIGTERM), (UNTIL_KILLED_S, SIGKILL)):
             if has_ended.wait(wait_s):
                 return
-            relay.end(number)
+            relay.is_out_of_time = True
+            relay.trainers.send(number)
 
     threading.Thread(target=end_in_time, daemon=True).start()
     try:

@@ -91,7 +91,9 @@ class LaunchProgress:
             case EventKind.NOTE:
                 self._line(f"{self._after(event):>10}  {as_typed(event.text)}")
             case EventKind.PROGRESS if self._is_terminal:
-                self._live(f"{self._after(event):>10}  {event.text}")
+                width = shutil.get_terminal_size().columns - 1
+                self._stream.write("\r\033[K" + f"{self._after(event):>10}  {event.text}"[:width])
+                self._stream.flush()
             case EventKind.PROGRESS if self._now() - self._printed_s >= LINE_EVERY_S:
                 self._line(f"{self._after(event):>10}  {event.text}")
             case EventKind.PROGRESS:
@@ -113,8 +115,3 @@ class LaunchProgress:
         print(printable(text), file=self._stream, flush=True)
         if not self._is_terminal:
             self._printed_s = self._now()
-
-    def _live(self, text: str) -> None:
-        width = shutil.get_terminal_size().columns - 1
-        self._stream.write(f"\r\033[K{text[:width]}")
-        self._stream.flush()

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher import sizes
-from launcher.docker_engine import Container, ContainerEnd, Engine, Running
+from launcher.docker_engine import Container, ContainerEnd, Engine
 from launcher.machine import script
 from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
-from launcher.machine.watcher import Watcher
+from launcher.machine.watcher import Trainers, Watcher
 from workload import __version__
 from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.interrupt import handled_by, interruption
@@ -142,18 +142,14 @@ def follow(
                 return started.follow(on_stdout=on_line, on_stderr=watcher.on_message)
             finally:
                 watcher.on_ended()
-    signals: list[int] = []
-    running: Running | None = None
+    signals, trainers = list[int](), Trainers()
 
     def stop(number: int, _: object) -> None:
         signals.append(number)
-        if running:
-            running.send_signal(number if len(signals) == 1 else SIGKILL)
+        trainers.send(number if len(signals) == 1 else SIGKILL)
 
     with handled_by(stop), engine.started(container) as started:
-        running = started
-        if signals:  # a signal came while the engine was starting the container
-            started.send_signal(signals[0])
+        trainers.started(started)
         ended = started.follow(on_stdout=on_line, on_stderr=lambda line: print(line, file=sys.stderr, flush=True))
     return replace(ended, signal=signals[0] if signals else None)
 

@@ -1,7 +1,7 @@
 """Places of a sweep that are on this machine. One run at a time: block 1 of each place, then block 2 of each place."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
@@ -52,12 +52,15 @@ class LocalPlaces:
 
     def _rounds(self) -> bool:
         """Run the missing runs: each block at all places, then the next block. Return False if stopped early."""
-        turns = [(block, work, runs) for work in self._works for block, runs in _blocks_of(work)]
-        for block, work, runs in sorted(turns, key=lambda turn: turn[0]):
-            if self._control.why_not:
-                return False
-            block_task = Task(job=work.plan.tasks[0].job, devices=work.plan.devices, runs=runs)
-            self._run_block(work, block_task, block)
+        left = [(work, [run for open_task in work.open_tasks() for run in open_task.runs]) for work in self._works]
+        for block in sorted({run.block for _, runs in left for run in runs}):
+            for work, runs in left:
+                of_block = tuple(run for run in runs if run.block == block)
+                if self._control.why_not:
+                    return False
+                if of_block:
+                    block_task = Task(job=work.plan.tasks[0].job, devices=work.plan.devices, runs=of_block)
+                    self._run_block(work, block_task, block)
         return True
 
     def _run_block(self, work: PlaceWork, block_task: Task, block: int) -> None:
@@ -101,8 +104,8 @@ class LocalPlaces:
         return Watcher(
             on_message=keep_message,
             on_bundle=lambda _: None,
-            on_started=self._control.started,
-            on_ended=self._control.ended,
+            on_started=self._control.trainers.started,
+            on_ended=self._control.trainers.ended,
             apart=True,
         )
 
@@ -184,10 +187,3 @@ class _LocalPlace:
             workplace=script.workplace if script else None,
             gpu_index=options.gpu_index,
         )
-
-
-def _blocks_of(work: PlaceWork) -> Iterator[tuple[int, tuple[TaskRun, ...]]]:
-    """Yield each block with the runs left in it, in the block's order."""
-    runs = [run for open_task in work.open_tasks() for run in open_task.runs]
-    for block in sorted({run.block for run in runs}):
-        yield block, tuple(run for run in runs if run.block == block)

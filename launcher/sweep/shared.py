@@ -15,7 +15,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TextIO, TypeVar
 
-from launcher.machine.watcher import Trainer
+from launcher.machine.watcher import Trainers
 from launcher.protocol.backend import Plan
 from workload.contract.errors import UsageError
 from workload.contract.invocation import as_typed
@@ -43,14 +43,17 @@ class Wish(IntEnum):
 
 
 class Control:
-    """Wish and time limit; every thread reads both before it starts a run. `until_s`: seconds from now to the limit."""
+    """Wish and time limit; every thread reads both before it starts a run. `until_s`: seconds from now to the limit.
+
+    `trainers`: trainers on this machine.
+    """
 
     def __init__(self, *, until_s: float | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._end_s = None if until_s is None else monotonic() + until_s
         self._wish = Wish.GO
         self._changed = threading.Condition()
-        self._trainers: list[Trainer] = []
+        self.trainers = Trainers()
 
     @property
     def wish(self) -> Wish:
@@ -79,34 +82,18 @@ class Control:
             was_leaving = self.is_leaving
             self._wish = max(self._wish, wish)
             self._changed.notify_all()
-            trainers = list(self._trainers) if self.is_leaving and not was_leaving else []
-        for trainer in trainers:
-            trainer.send_signal(signal.SIGINT)
+        if self.is_leaving and not was_leaving:
+            self.trainers.send(signal.SIGINT)
 
     def kill(self) -> None:
         """Kill the run on this machine at once (SIGKILL)."""
-        with self._changed:
-            trainers = list(self._trainers)
-        for trainer in trainers:
-            trainer.send_signal(SIGKILL)
+        self.trainers.send(SIGKILL)
 
     def wait(self, seconds: float) -> None:
         """Wait for this many seconds, or until the wish changes."""
         with self._changed:
             before = self._wish
             self._changed.wait_for(lambda: self._wish is not before, timeout=seconds)
-
-    def started(self, trainer: Trainer) -> None:
-        """Register a trainer on this machine; interrupt it at once if the user is leaving already."""
-        with self._changed:
-            self._trainers.append(trainer)
-        if self.is_leaving:
-            trainer.send_signal(signal.SIGINT)
-
-    def ended(self) -> None:
-        """Forget the trainer that has ended; only one runs at a time on this machine."""
-        with self._changed:
-            self._trainers.clear()
 
 
 # Money. The machines' time limits add up to no more than --max-cost. The clouds themselves enforce the time limits, so

@@ -100,18 +100,18 @@ class Trainer:
 
 def test_who_leaves_interrupts_what_runs_here_and_a_wish_never_weakens() -> None:
     control, trainer = Control(), Trainer()
-    control.started(trainer)
+    control.trainers.started(trainer)
     control.ask(Wish.FINISH)
     assert (trainer.signals, control.why_not, control.is_leaving) == ([], "the sweep was interrupted", False)
     control.ask(Wish.STOP)
     control.ask(Wish.LEAVE)
     assert (control.wish, trainer.signals) == (Wish.STOP, ["SIGINT"])
     late = Trainer()
-    control.started(late)
+    control.trainers.started(late)
     assert late.signals == ["SIGINT"]
     control.kill()
     assert late.signals == ["SIGINT", "SIGKILL"]
-    control.ended()
+    control.trainers.ended()
     control.kill()
     assert late.signals == ["SIGINT", "SIGKILL"]
 
