@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workload.contract.errors import ToolError, UsageError
+from workload.contract.errors import ToolError
 from workload.contract.interrupt import LIFELINE
 from workload.contract.invocation import document
 
@@ -253,10 +253,6 @@ class Engine:
     @contextmanager
     def started(self, container: Container) -> Iterator["Running"]:
         """Start a container; it is stopped and removed at the end of the block, also after an error."""
-        if container.cpus and self.cpus and container.cpus > self.cpus:
-            raise UsageError(
-                f"the engine has {self.cpus} CPUs; got --cpus {container.cpus:g}", hint=f"--cpus {self.cpus}"
-            )
         with translated(f"a container of '{container.image}' did not start"):
             # Not shown to users: standard input is open, and its end ends the trainer.
             environment = {**container.environment, **container.variables, LIFELINE: "stdin"}

@@ -41,52 +41,21 @@ class SeenGpu:
     memory: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoctorPorts:
-    """Functions that examine the machine; a test replaces them.
-
-    `tool`: runs a command and returns its standard output; None if the program is absent or fails. `service`: the
-    service that hosts the notebook in which this runs.
-    """
-
-    tool: Callable[[Sequence[str]], str | None]
-    connect: Callable[[], Engine]
-    counters_restricted: Callable[[], bool]
-    find_ncu: Callable[[], str | None]
-    service: hosted.Service | None = None
-
-
-def real_ports() -> DoctorPorts:
-    """Functions that examine this machine."""
-    return DoctorPorts(
-        tool=run_tool,
-        connect=docker_engine.connect,
-        counters_restricted=containers.counters_restricted,
-        find_ncu=find_ncu,
-        service=hosted.service(),
-    )
-
-
 def examine(
-    parts: Sequence[str],
-    host: DoctorPorts | None = None,
-    *,
-    named: bool = True,
-    checks_of: Callable[[str], Iterable[Check]] = lambda _: (),
+    parts: Sequence[str], *, named: bool = True, checks_of: Callable[[str], Iterable[Check]] = lambda _: ()
 ) -> list[Check]:
     """Checks of these parts, in order. A part ends early if a failed check makes the next ones impossible.
 
     `named`: whether the user named the parts; if not, a missing GPU is no problem. `checks_of`: returns the checks of a
     backend.
     """
-    host = host or real_ports()
     checks: list[Check] = []
     for part in dict.fromkeys(parts):
         match part:
             case DoctorPart.DOCKER:
-                checks += _docker_checks(host)
+                checks += _docker_checks()
             case DoctorPart.GPU:
-                checks += _gpu_checks(host, needed=named)
+                checks += _gpu_checks(needed=named)
             case backend:
                 checks += checks_of(backend)
     return checks
@@ -121,45 +90,39 @@ def find_ncu() -> str | None:
     return next(map(str, ncu_paths.find(os.environ)), None)
 
 
-def _docker_checks(host: DoctorPorts) -> Iterator[Check]:
+def _docker_checks() -> Iterator[Check]:
     try:
-        engine = host.connect()
+        engine = docker_engine.connect()
     except ToolError as error:
         yield DOCKER.failed("engine", error)
         return
-    yield _version_check(engine)
-    yield _gpu_runtime_check(engine, host)
-    yield _space_check(engine)
-    yield from _image_checks(engine)
-    yield _leftover_check(engine)
-
-
-def _version_check(engine: Engine) -> Check:
     version = tuple(int(number) for number in re.findall(r"\d+", engine.version)[:2])
     wanted = ".".join(f"{number:02}" for number in docker_engine.MIN_VERSION)
     if version < docker_engine.MIN_VERSION:
-        return DOCKER.problem("engine", f"Docker {engine.version}; {wanted} is needed", "upgrade Docker")
-    rootless = ", rootless" if engine.rootless else ""
-    memory = f"{engine.memory_bytes / 1e9:.1f} GB of memory"
-    return DOCKER.ok("engine", f"Docker {engine.version}{rootless}; {engine.cpus} CPUs, {memory}")
-
-
-def _gpu_runtime_check(engine: Engine, host: DoctorPorts) -> Check:
+        yield DOCKER.problem("engine", f"Docker {engine.version}; {wanted} is needed", "upgrade Docker")
+    else:
+        rootless = ", rootless" if engine.rootless else ""
+        memory = f"{engine.memory_bytes / 1e9:.1f} GB of memory"
+        yield DOCKER.ok("engine", f"Docker {engine.version}{rootless}; {engine.cpus} CPUs, {memory}")
     if engine.has_gpus:
-        return DOCKER.ok("GPUs", "containers can use NVIDIA GPUs")
-    if _gpus(host):
-        return DOCKER.problem("GPUs", "this machine has a GPU, but containers cannot use it", runtime.TOOLKIT)
-    return DOCKER.note("GPUs", "no NVIDIA runtime, and no GPU here that would need it")
-
-
-def _space_check(engine: Engine) -> Check:
-    free, needed = engine.free_bytes(), build.NEEDED_BYTES
-    if free is None:
-        return DOCKER.note("disk", f"{engine.root_folder} is not visible from here")
-    space = f"{free / 1e9:.1f} GB free in {engine.root_folder}"
-    if free < needed:
-        return DOCKER.problem("disk", f"{space}; a build needs {needed / 1e9:.0f} GB", "docker system prune")
-    return DOCKER.ok("disk", space)
+        yield DOCKER.ok("GPUs", "containers can use NVIDIA GPUs")
+    elif _gpus():
+        yield DOCKER.problem("GPUs", "this machine has a GPU, but containers cannot use it", runtime.TOOLKIT)
+    else:
+        yield DOCKER.note("GPUs", "no NVIDIA runtime, and no GPU here that would need it")
+    if (free := engine.free_bytes()) is None:
+        yield DOCKER.note("disk", f"{engine.root_folder} is not visible from here")
+    else:
+        space, needed = f"{free / 1e9:.1f} GB free in {engine.root_folder}", build.NEEDED_BYTES
+        is_enough = free >= needed
+        problem = f"{space}; a build needs {needed / 1e9:.0f} GB"
+        yield DOCKER.ok("disk", space) if is_enough else DOCKER.problem("disk", problem, "docker system prune")
+    yield from _image_checks(engine)
+    # Containers of a launcher that was killed.
+    if names := [name for name, _ in engine.containers(containers.RUN_LABEL)]:
+        yield DOCKER.note("containers", f"of earlier runs: {', '.join(names)}", f"docker rm -f {' '.join(names)}")
+    else:
+        yield DOCKER.ok("containers", "none left over")
 
 
 def _image_checks(engine: Engine) -> Iterator[Check]:
@@ -181,22 +144,14 @@ def _image_checks(engine: Engine) -> Iterator[Check]:
             )
 
 
-def _leftover_check(engine: Engine) -> Check:
-    """Check for containers left behind by a launcher that was killed."""
-    names = [name for name, _ in engine.containers(containers.RUN_LABEL)]
-    if names:
-        return DOCKER.note("containers", f"of earlier runs: {', '.join(names)}", f"docker rm -f {' '.join(names)}")
-    return DOCKER.ok("containers", "none left over")
-
-
-def _gpu_checks(host: DoctorPorts, *, needed: bool) -> Iterator[Check]:
-    gpus = _gpus(host)
+def _gpu_checks(*, needed: bool) -> Iterator[Check]:
+    gpus, service = _gpus(), hosted.service()
     if not gpus and not needed:
         yield GPU.note("driver", NO_GPU, "without a GPU, runs use the CPU; otherwise: launch doctor gpu")
         return
     if not gpus:
         driver = "install NVIDIA's driver" if platform.system() == "Linux" else "use a machine with an NVIDIA GPU"
-        cure = host.service.gpu if host.service else driver
+        cure = service.gpu if service else driver
         yield GPU.problem("driver", NO_GPU, f"{cure}; --cpu needs none")
         return
     for gpu in gpus:
@@ -204,17 +159,25 @@ def _gpu_checks(host: DoctorPorts, *, needed: bool) -> Iterator[Check]:
     if len(gpus) > 1:
         found = f"{counted(len(gpus), 'GPU')}: a run uses one of them, the fastest if none is chosen"
         yield GPU.note("choice", found, "launch local --gpu-index 1")
-    if host.service is None:
+    if service is None:
         # One driver serves all GPUs of a machine; each kind of GPU has its own requirement.
         kinds = {gpu.capability: gpu for gpu in reversed(gpus)}.values()
         yield from (_driver_check(gpu, "driver" if len(kinds) == 1 else f"driver for {gpu.name}") for gpu in kinds)
     else:
         # No image runs there, so no image's requirement counts.
         yield GPU.ok("driver", gpus[0].driver)
-        yield GPU.note("clocks", f"cannot be fixed on {host.service.name}", "nothing: each run records its clocks")
-    yield _counters_check(host)
-    yield _dcgm_check(host)
-    yield _ncu_check(host)
+        yield GPU.note("clocks", f"cannot be fixed on {service.name}", "nothing: each run records its clocks")
+    if containers.counters_restricted():
+        cure = hosted.WITHOUT_COUNTERS if service else UNLOCK
+        yield GPU.note("counters", "for administrators only (RmProfilingAdminOnly: 1)", cure)
+    else:
+        yield GPU.ok("counters", "open to every user")
+    if run_tool(("pgrep", "-x", "nv-hostengine")):
+        cure = "while --profile ncu runs: sudo systemctl stop nvidia-dcgm, or dcgmi profile --pause"
+        yield GPU.note("DCGM", "nv-hostengine is running and may block the counters", cure)
+    else:
+        yield GPU.ok("DCGM", "is not running")
+    yield _ncu_check()
 
 
 def _driver_check(gpu: SeenGpu, name: str) -> Check:
@@ -230,42 +193,27 @@ def _driver_check(gpu: SeenGpu, name: str) -> Check:
     return GPU.ok(name, drivers)
 
 
-def _counters_check(host: DoctorPorts) -> Check:
-    if host.counters_restricted():
-        cure = hosted.WITHOUT_COUNTERS if host.service else UNLOCK
-        return GPU.note("counters", "for administrators only (RmProfilingAdminOnly: 1)", cure)
-    return GPU.ok("counters", "open to every user")
-
-
-def _dcgm_check(host: DoctorPorts) -> Check:
-    if host.tool(("pgrep", "-x", "nv-hostengine")):
-        cure = "while --profile ncu runs: sudo systemctl stop nvidia-dcgm, or dcgmi profile --pause"
-        return GPU.note("DCGM", "nv-hostengine is running and may block the counters", cure)
-    return GPU.ok("DCGM", "is not running")
-
-
-def _ncu_check(host: DoctorPorts) -> Check:
-    path = host.find_ncu()
+def _ncu_check() -> Check:
+    path = find_ncu()
     if path is None:
         cure = "install Nsight Compute, or --runtime docker: flavours cuda and volta contain it"
         return GPU.note("ncu", "not on this machine", cure)
-    version = re.search(r"Version (\S+)", host.tool((path, "--version")) or "")
+    version = re.search(r"Version (\S+)", run_tool((path, "--version")) or "")
     if version is None:
         return GPU.problem("ncu", f"{path} does not tell its version", "install Nsight Compute again")
     return GPU.ok("ncu", f"{version[1]} ({path})")
 
 
-def _gpus(host: DoctorPorts) -> list[SeenGpu]:
-    printed = host.tool(("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader")) or ""
+def _gpus() -> list[SeenGpu]:
+    printed = run_tool(("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader")) or ""
     rows = [[cell.strip() for cell in line.split(",")] for line in printed.splitlines()]
     listed = enumerate(row for row in rows if len(row) == len(GPU_FIELDS))
-    return [_gpu(index, row) for index, row in listed if re.fullmatch(r"\d+\.\d+", row[1])]
-
-
-def _gpu(index: int, row: Sequence[str]) -> SeenGpu:
-    name, capability, driver, memory = row
-    major, minor = _numbers(capability)
-    return SeenGpu(index=index, name=name, capability=(major, minor), driver=driver, memory=memory)
+    gpus = []
+    for index, (name, capability, driver, memory) in listed:
+        if re.fullmatch(r"\d+\.\d+", capability):
+            major, minor = _numbers(capability)
+            gpus.append(SeenGpu(index=index, name=name, capability=(major, minor), driver=driver, memory=memory))
+    return gpus
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Options that several commands share, each made from a field of `RunSpec` or of a backend's dataclass."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import wraps
 from pathlib import Path
@@ -12,7 +12,7 @@ import typer
 from launcher.choice import flag_of
 from workload.contract.errors import UsageError
 from workload.contract.help_text import Group
-from workload.contract.program import option
+from workload.contract.program import option, plain_message
 from workload.contract.spec import Device, Option, options
 
 DEVICE_SWITCHES = {
@@ -63,6 +63,22 @@ def run_options(command: Callable[..., int], *, without: Collection[str] = ()) -
         return command(typed=typed | ({"device": chosen[0]} if chosen else {}), **arguments)
 
     return signed(with_run_options, [*devices, *run, *own])
+
+
+def run_options_of_side(words: Sequence[str], side: str, *, without: Collection[str]) -> dict[str, object]:
+    """Run options in the words of one side of a duel, by field name. Raises `UsageError` for other words."""
+
+    def command(*, typed: dict[str, object]) -> Any:
+        return typed
+
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(context_settings={"help_option_names": []})(run_options(command, without=without))
+    try:
+        typed: dict[str, object] = typer.main.get_command(app).main([*words], standalone_mode=False)
+    except typer.TyperException as error:
+        hint = "an option of launch local --help, without --repeats and --profile"
+        raise UsageError(f"options of {side}: {plain_message(error, words)}", hint=hint) from error
+    return typed
 
 
 def _parameter(item: Option) -> inspect.Parameter:

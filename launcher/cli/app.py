@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from launcher.backends import BACKENDS
-from launcher.cli import duel
 from launcher.cli import launches as jobs
-from launcher.cli.sweep import SWEEP_EXAMPLES, run_sweep
+from launcher.cli import sweep
 from launcher.jobs import places
 from launcher.kinds import HERE, Runtime
 from launcher.machine.local_options import LocalOptions
@@ -68,6 +67,12 @@ def _launch(context: typer.Context, *, version: VersionOption = False) -> None: 
     help_unless_called(context)
 
 
+class LocalCommand(ScriptCommand):
+    """Command `local`, whose help has all run options."""
+
+    lists_run_options = True
+
+
 def run_local(
     *,
     words: Words = None,
@@ -80,7 +85,7 @@ def run_local(
     """Measure your own unchanged training script or, without a script, our trainer with a vision model."""
     from launcher import models, run_table
     from launcher.machine import local, task
-    from launcher.machine.runtime import choose, real_ports
+    from launcher.machine.runtime import gpu_capability
     from launcher.script import local_script
     from workload.environment import gpu_index
     from workload.environment.outside import outside_facts
@@ -88,24 +93,15 @@ def run_local(
     options, of_script = instance_of(LocalOptions, own), instance_of(HereOptions, own)
     refuse_without_script(of_script, words)
     resolved = resolve(typed, os.environ, Path.cwd(), script=words or ())
-    ports = real_ports(options.gpu_index)
     if options.gpu_index is not None:
         resolved = replace(resolved, spec=gpu_index.required(resolved.spec, options.gpu_index))
         gpu_index.require(options.gpu_index, gpu_index.listed(), os.environ)
     models.require(resolved.spec.model)
     models.require_data(resolved.spec, is_here=True)
-    models.require_profile(resolved.spec, ports.gpu_capability)
+    models.require_profile(resolved.spec, lambda: gpu_capability(options.gpu_index))
     workplace = local_script.workplace_of(words, of_script, Path.cwd(), os.environ) if words else None
     limits = options.limits()
-    runtime = local_script.runtime_of(of_script, options.asked_runtime())
-    choice = choose(runtime, resolved.spec, image=options.image, flavour=options.flavour, ports=ports)
-    if words and choice.runtime is Runtime.DOCKER:
-        local_script.require_visible(words, Path.cwd())
-    elif words:
-        local_script.require_module(words, Path.cwd())
-        if not dry_run:
-            local_script.require_gpu(resolved.spec)
-    choice = local_script.with_packages(choice, of_script, is_dry=dry_run)
+    choice = local_script.choice_of(resolved.spec, options, of_script, Path.cwd(), is_dry=dry_run)
     notes = local_script.notes_of(words, of_script, workplace, choice.runtime) if words and workplace else ()
     outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
 
@@ -143,10 +139,9 @@ def run_local(
 jobs.declare(
     run_local, [*parameters_of(LocalOptions), *parameters_of(HereOptions, group=Group.SCRIPT)], before="output"
 )
-local_command = grouped("model", "repeats", "profile", kind=ScriptCommand)
+local_command = grouped("model", "repeats", "profile", kind=LocalCommand)
 app.command("local", cls=local_command, epilog=LOCAL_EXAMPLES)(run_options(run_local))
-app.command("sweep", cls=grouped("dry_run", "on", "until"), epilog=SWEEP_EXAMPLES)(run_sweep)
-duel.register(app)
+sweep.register(app)
 jobs.register(app)
 
 

@@ -103,14 +103,13 @@ def exported(names: tuple[str, str], where: Path, code: Code = TRAINERS) -> Iter
         # Folder names of equal length: the size of the environment shifts the stack, which measurably changes speed.
         a, b = (_export(root, name, Path(text) / variant, code) for name, variant in zip(names, "AB", strict=True))
         links = () if code.path else _linked(root, (a.folder, b.folder))
-        yield Exports(a=a, b=b, root=root, links=links, warnings=tuple(_warnings(root, names, code)))
-
-
-def _warnings(root: Path, names: tuple[str, str], code: Code) -> Iterator[str]:
-    changed = _git(root, "status", "--porcelain", "--", code.path or ".").splitlines()
-    if changed and WORKING_TREE not in names:
-        files = counted(len(changed), "file") + (f" of {code.path}/" if code.path else "")
-        yield (f"{files} changed since the last commit, in neither side (to compare them: --commit HEAD .)")
+        changed, warnings = _git(root, "status", "--porcelain", "--", code.path or ".").splitlines(), []
+        if changed and WORKING_TREE not in names:
+            files = counted(len(changed), "file") + (f" of {code.path}/" if code.path else "")
+            warnings.append(
+                f"{files} changed since the last commit, in neither side (to compare them: --commit HEAD .)"
+            )
+        yield Exports(a=a, b=b, root=root, links=links, warnings=tuple(warnings))
 
 
 def _export(root: Path, name: str, folder: Path, code: Code) -> Export:
@@ -141,8 +140,9 @@ def _linked(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
     """
     ignored = _git(root, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z").split("\0")
     # git also lists the content of a folder that ignores itself.
-    folders_listed = tuple(name for name in ignored if name.endswith("/"))
-    links = [name for name in ignored if name and not _is_cache(root / name) and not _is_below(name, folders_listed)]
+    listed = tuple(name for name in ignored if name.endswith("/"))
+    below = {name for name in ignored for folder in listed if name.startswith(folder) and name != folder}
+    links = [name for name in ignored if name and not _is_cache(root / name) and name not in below]
     for folder in folders:
         for name in links:
             link = folder / name.rstrip("/")
@@ -150,10 +150,6 @@ def _linked(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(root / name)
     return tuple(links)
-
-
-def _is_below(name: str, folders: Sequence[str]) -> bool:
-    return any(name.startswith(folder) for folder in folders if folder != name)
 
 
 def _is_cache(path: Path) -> bool:

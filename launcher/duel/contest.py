@@ -19,14 +19,13 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import median
-from typing import Protocol
 
 from launcher import sizes
 from launcher.duel.decision import LEAST_QUADRUPLES, MARGIN, SEGMENTS, DuelState, Segment, judge, order
 from launcher.duel.sides import Pair, Side
 from launcher.machine import local
 from launcher.machine.local import LocalOutcome
-from launcher.machine.watcher import Trainer, Watcher, repeated_every
+from launcher.machine.watcher import Trainers, Watcher, repeated_every
 from workload.contract import bundle, verdict
 from workload.contract.bundle import Bundle
 from workload.contract.errors import (
@@ -264,58 +263,45 @@ class OutOfTimeError(Exception):
     """Error: the duel's time was used up during a segment, which was ended."""
 
 
-class Measure(Protocol):
-    """Function that runs one segment of a side and returns the measured times."""
-
-    def __call__(self, side: Side, *, name: str, position: int, left_s: float, tell: Tell) -> Measured:
-        """Run a segment. Raises the error of a side that failed, or `InterruptedRunError` if the user ended it.
-
-        After `left_s` seconds the run is ended, and `OutOfTimeError` is raised. `tell` gets lines while it runs.
-        """
-
-
 def fight(
     pair: Pair,
     limits: Limits,
     *,
     tell: Tell,
-    measure: Measure | None = None,
+    measure: Callable[..., Measured] | None = None,
     name: str | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Run segments until the duel is decided. Raises the error of a side that fails.
 
-    The digits of `name` are the seed of the random order of A and B. By default, the digits are random too.
+    The digits of `name` are the seed of the random order of A and B. By default, the digits are random too. `measure`:
+    a function like `run_segment`.
     """
-    with Forks(tell) as forks:
-        measure = measure or partial(run_segment, forks=forks)
-        return _fought(pair, limits, tell, measure, name or f"duel-{secrets.token_hex(3)}", now)
-
-
-def _fought(pair: Pair, limits: Limits, tell: Tell, measure: Measure, name: str, now: Callable[[], float]) -> Outcome:
-    began_s = now()
+    name, began_s = name or f"duel-{secrets.token_hex(3)}", now()
     segments: list[Measured] = []
     interrupted: InterruptedRunError | None = None
     ended: str | None = None
-    for position, variant in enumerate(order(int(name.rpartition("-")[2], 16))):
-        if position % SEGMENTS == 0:
-            state = judge(as_segments(segments), margin=limits.same_within)
-            ended = limits.ended(position, now() - began_s, state.fewest)
-            if position == SEGMENTS and (text := comparison_of(segments).text):
-                tell(text)
-            if position:
-                tell(state.reason)
-            if state.verdict or ended:
+    with Forks(tell) as forks:
+        run = measure or partial(run_segment, forks=forks)
+        for position, variant in enumerate(order(int(name.rpartition("-")[2], 16))):
+            if position % SEGMENTS == 0:
+                state = judge(as_segments(segments), margin=limits.same_within)
+                ended = limits.ended(position, now() - began_s, state.fewest)
+                if position == SEGMENTS and (text := comparison_of(segments).text):
+                    tell(text)
+                if position:
+                    tell(state.reason)
+                if state.verdict or ended:
+                    break
+            left_s = limits.max_time_s - (now() - began_s)
+            try:
+                segments.append(run(pair.side(variant), name=name, position=position, left_s=left_s, tell=tell))
+            except OutOfTimeError:
+                ended = f"the time of {minutes(limits.max_time_s)} was used up"
                 break
-        left_s = limits.max_time_s - (now() - began_s)
-        try:
-            segments.append(measure(pair.side(variant), name=name, position=position, left_s=left_s, tell=tell))
-        except OutOfTimeError:
-            ended = f"the time of {minutes(limits.max_time_s)} was used up"
-            break
-        except InterruptedRunError as error:
-            interrupted, ended = error, str(error)
-            break
+            except InterruptedRunError as error:
+                interrupted, ended = error, str(error)
+                break
     return Outcome(
         name=name,
         state=judge(as_segments(segments), margin=limits.same_within, ended=ended),
@@ -348,7 +334,9 @@ def run_segment(
 ) -> Measured:
     """Run a segment to its end. Its bundle records the duel and the position, even if the run broke off.
 
-    `forks`: starts our trainer as a fork.
+    After `left_s` seconds the run is ended, and `OutOfTimeError` is raised. Otherwise raises the error of a side that
+    failed, or `InterruptedRunError` if the user ended the run. `tell` gets lines while it runs. `forks`: starts our
+    trainer as a fork.
     """
     block, place = divmod(position, SEGMENTS)
     if forks and place == 0:
@@ -371,45 +359,23 @@ def run_segment(
 
 
 class _Relay:
-    """Keeps a trainer's last lines of output, and passes signals on to the trainer."""
+    """Keeps a trainer's last lines of output and the user's signals, and passes the signals on to the trainer."""
 
     def __init__(self) -> None:
-        self.lines, self.signals = deque[str](maxlen=LAST_LINES), list[int]()
-        self._trainers: list[Trainer] = []
-        self._end_signals: list[int] = []
+        self.lines, self.signals, self.trainers = deque[str](maxlen=LAST_LINES), list[int](), Trainers()
+        self.is_out_of_time = False
         self.watcher = Watcher(
             # Lines come from another thread; a deque is thread-safe.
             on_message=self.lines.append,
             on_bundle=lambda _: None,
-            on_started=self._begin,
-            on_ended=self._trainers.clear,
+            on_started=self.trainers.started,
+            on_ended=self.trainers.ended,
         )
-
-    @property
-    def is_out_of_time(self) -> bool:
-        """Whether the time is used up."""
-        return bool(self._end_signals)
 
     def stop(self, number: int, _: object) -> None:
         """Handle a signal from the user: pass it on, or kill the trainer after repeated signals."""
         self.signals.append(number)
-        impatient = len(self.signals) >= SIGNALS_UNTIL_KILLED
-        self._signal(SIGKILL if impatient else number)
-
-    def end(self, number: int) -> None:
-        """Send signal `number` to the trainer because the time is used up."""
-        self._end_signals.append(number)
-        self._signal(number)
-
-    def _signal(self, number: int) -> None:
-        for trainer in list(self._trainers):
-            trainer.send_signal(number)
-
-    def _begin(self, trainer: Trainer) -> None:
-        self._trainers.append(trainer)
-        # Send the signals that came while the trainer was starting.
-        for number in self.signals[:1] or self._end_signals:
-            trainer.send_signal(number)
+        self.trainers.send(SIGKILL if len(self.signals) >= SIGNALS_UNTIL_KILLED else number)
 
 
 @contextmanager
@@ -421,7 +387,8 @@ def _relay(left_s: float) -> Iterator[_Relay]:
         for wait_s, number in ((max(0.0, left_s), signal.SIGTERM), (UNTIL_KILLED_S, SIGKILL)):
             if has_ended.wait(wait_s):
                 return
-            relay.end(number)
+            relay.is_out_of_time = True
+            relay.trainers.send(number)
 
     threading.Thread(target=end_in_time, daemon=True).start()
     try:

@@ -24,10 +24,10 @@ from launcher.machine.runtime import Choice, choose
 from launcher.machine.script import Workplace
 from launcher.script import local_script
 from launcher.script.command import HereOptions
+from launcher.typer_options import run_options_of_side
 from workload.contract import script as scripts
 from workload.contract.errors import UsageError
-from workload.contract.spec import GPU_MIN_SECONDS, Device, Option, Resolved, RunSpec, options, resolve
-from workload.contract.text import did_you_mean
+from workload.contract.spec import GPU_MIN_SECONDS, Device, Resolved, RunSpec, resolve
 from workload.environment import gpu_index
 from workload.environment.outside import outside_facts
 
@@ -165,7 +165,8 @@ def _pair_of_words(request: Request, environment: Mapping[str, str]) -> Pair:
             plans.append(_plan(request, resolved, choice, workplace=_workplace(request, words, environment)))
         else:
             labels.append(shlex.join(words) or "no options of its own")
-            resolved = _resolved({**request.shared, **parse(words, variant)}, environment)
+            own = run_options_of_side(words, variant, without=LEFT_OUT)
+            resolved = _resolved({**request.shared, **own}, environment)
             plans.append(_plan(request, resolved, choice))
     devices = [plan.spec.devices for plan in plans]
     if len(set(devices)) > 1:  # a duel compares times of one device's step
@@ -333,36 +334,3 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
         )
     middle = list(words).index(SEPARATOR)
     return list(words[:middle]), list(words[middle + 1 :])
-
-
-def parse(words: Sequence[str], variant: str) -> dict[str, object]:
-    """Run options of one side by field name. Values stay text, which `resolve` checks. Raises `UsageError`."""
-    switches: dict[str, tuple[str, object]] = {
-        f"--{device}": ("device", device) for device in Device if device is not Device.AUTO
-    }
-    valued: dict[str, Option] = {}
-    for option in options():
-        if option.kind is bool:
-            switches |= {option.flag: (option.name, True), option.off_flag: (option.name, False)}
-        else:
-            valued[option.flag] = option
-    chosen: dict[str, object] = {}
-    remaining = iter(words)
-    for word in remaining:
-        flag, equals, value = word.partition("=")
-        if flag[2:].removeprefix("no-").replace("-", "_") in LEFT_OUT:
-            raise UsageError(
-                f"a duel repeats its runs itself, and does not profile; got {flag} of {variant}",
-                hint=f"leave {flag} out; --max-runs limits the runs",
-            )
-        if flag in switches and not equals:
-            name, chosen[name] = switches[flag]
-        elif flag in valued:
-            text = value if equals else next(remaining, None)
-            if text is None:
-                raise UsageError(f"{flag} of {variant} needs a value", hint=f"{flag} {valued[flag].example}")
-            chosen[valued[flag].name] = text
-        else:
-            meant = did_you_mean(flag, [*switches, *valued], after=" ")
-            raise UsageError(f"'{word}' of {variant} is no run option", hint=f"{meant}launch local --help lists all")
-    return chosen

@@ -4,14 +4,10 @@ A machine counts as gone only if a later query confirms this. Machines are remov
 as ours; we store no list of machines.
 """
 
-import json
-import os
-import socket
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 
 from launcher.jobs import launches
 from launcher.jobs.liveness import PROVISIONING_S
@@ -27,12 +23,9 @@ from launcher.protocol.records import (
     variables_object,
 )
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError
-from workload.contract.operating_system import is_alive
 from workload.storage.store import Store
 
 AT_A_TIME = 8
-# A launcher may be killed just after requesting a machine: the machine is listed within this time.
-SUBMITTING_S = 60.0
 
 
 def down(chosen: Sequence[Machine], machines: Machines, store: Store | None) -> list[Removed]:
@@ -85,21 +78,6 @@ def settle(
         store.write(result_object(name), result.to_bytes(), if_absent=True)
 
 
-def this_process() -> str:
-    """Name of this process, unique among all machines: host, boot, PID namespace and PID."""
-    return f"{_this_boot()} {os.getpid()}"
-
-
-def _this_boot() -> str:
-    parts = [socket.gethostname().replace(" ", "-")]
-    with suppress(OSError):  # only Linux has these files
-        parts += [
-            Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-            str(Path("/proc/self/ns/pid").readlink()),
-        ]
-    return "/".join(parts)
-
-
 def erase_variables(store: Store, machines: Machines, *, down: Collection[str] = ()) -> list[str]:
     """Erase the stored environment variables (`--env`) of every launch that is over; return the launches' names.
 
@@ -129,20 +107,8 @@ def _may_live(store: Store, name: str, listing: Listing[Machine], now_s: float, 
         return False
     if machine is not None or listing.unreachable:
         return True
-    age_s = now_s - (seen.launched_s or 0.0)
-    may_come_s = SUBMITTING_S if _has_lost_its_launcher(store, name) else PROVISIONING_S
-    return age_s < may_come_s and not is_down
-
-
-def _has_lost_its_launcher(store: Store, name: str) -> bool:
-    """Whether the process that requested the launch ran on this machine, and has ended."""
-    try:
-        boot, _, pid = str(json.loads(store.read(variables_object(name)) or NO_VARIABLES)["launcher"]).rpartition(" ")
-        if boot != _this_boot():
-            return False
-        return not is_alive(int(pid))
-    except (ValueError, LookupError, TypeError, OSError):  # damaged record
-        return False
+    # A launcher may still be requesting the machine.
+    return now_s - (seen.launched_s or 0.0) < PROVISIONING_S and not is_down
 
 
 def require_gone(removed: Sequence[Removed], unlisted: Sequence[str] = ()) -> None:

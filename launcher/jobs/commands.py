@@ -6,7 +6,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -17,12 +17,13 @@ from typing import Any
 import typer
 
 from launcher import backends, models, run_table
-from launcher.jobs import cleanup, launches, logs
-from launcher.jobs.launches import Launch
+from launcher.jobs import cleanup, launches
+from launcher.jobs.launches import Launch, LaunchState
 from launcher.jobs.places import Place, other_places
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, prepared, run
-from launcher.jobs.session import LaunchProgress, Session
+from launcher.jobs.session import OUTPUT_EVERY_S, LaunchProgress, Session
 from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
+from launcher.protocol.records import log_object
 from launcher.script import notes
 from launcher.script.command import ThereOptions, variables_of
 from launcher.script.files import ScriptFiles, pack, place_of_data, relative_words
@@ -41,7 +42,7 @@ from workload.contract.spec import resolve
 from workload.contract.spent import Spent
 from workload.contract.tables import TableFormat, plain
 from workload.contract.text import printable, terminal_width, wrapped
-from workload.storage.store import Store, UnreachableError
+from workload.storage.store import MAX_TEXT_BYTES, Store, UnreachableError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,12 +332,57 @@ def _warn_of_stopped(place: Place, shown: Sequence[Launch], now_s: float) -> Non
         print(f"{left}\nhint: {as_typed(place.named_in('launch reap'))}", file=sys.stderr)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Some lines of output. `source`: `serial port` of an existing machine, or `startup.log`."""
+
+    source: str
+    text: str
+
+
+def output_of(session: Session, name: str, *, follow: bool) -> Iterator[Piece]:
+    """Output of a launch's machine while it exists, then the log that it left in the store.
+
+    `follow`: wait for further output until the machine is gone. Raises `NothingToDoError` if there is no output.
+    """
+    launch = launches.launch_named(session, name)
+    while follow and launch.state is LaunchState.REQUESTED:
+        session.sleep(OUTPUT_EVERY_S)
+        launch = launches.launch_named(session, name)
+    machine, last_line = launch.seen.machine, ""
+    if machine is not None:
+        for part in session.printed(machine, follow=follow):
+            text = _without_controls(part)
+            last_line = next((line for line in reversed(text.splitlines()) if line.strip()), last_line)
+            yield Piece(source="serial port", text=text)
+        if not follow:
+            return
+    log = session.store.read(log_object(name), most_bytes=MAX_TEXT_BYTES)
+    if log is None and not last_line:
+        reason = f": {launch.why}" if launch.why else ""
+        raise NothingToDoError(f"'{name}' left no log; it is {launch.state}{reason}", hint=f"launch status {name}")
+    lines = _without_controls((log or b"").decode(errors="replace")).splitlines(keepends=True)
+    if last_line:
+        # Only the lines after the last one that was shown. The serial port puts a prefix in front of each line.
+        shown = [
+            index for index, line in enumerate(lines) if line.strip() and last_line.rstrip().endswith(line.strip())
+        ]
+        lines = lines[shown[-1] + 1 :] if shown else []
+    if lines:
+        yield Piece(source="startup.log", text="".join(lines))
+
+
+def _without_controls(text: str) -> str:
+    """`text` without characters that control a terminal, because others wrote the log. Lines and tabs are kept."""
+    return "".join(character for character in text if character.isprintable() or character in "\n\t")
+
+
 @_hints_name_the_place
 def show_logs(place: Place, *, name: str, follow: bool, output_format: TableFormat) -> int:
     """Carry out `launch logs`."""
     session = _connect(place).session()
     launch_name = _find(session, name)
-    for number, piece in enumerate(logs.read(session, launch_name, follow=follow)):
+    for number, piece in enumerate(output_of(session, launch_name, follow=follow)):
         row = {"launch": launch_name, "source": piece.source, "text": piece.text}
         match output_format:
             case TableFormat.TABLE:

@@ -115,7 +115,12 @@ class Seen:
     @property
     def launched_s(self) -> float | None:
         """Time of the launch in seconds since 1970; None if unknown."""
-        return epoch_s(self.request.launched_at) if self.request else _stamp_s(self.name)
+        if self.request:
+            return epoch_s(self.request.launched_at)
+        try:
+            return datetime.strptime(_stamp(self.name), "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp()
+        except ValueError:
+            return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +232,12 @@ def _state_of(judged: Liveness, seen: Seen, now_s: float) -> tuple[LaunchState, 
     """State of a launch as shown to people, and the reason or progress in words."""
     if judged is Liveness.ENDED:
         assert seen.result is not None
-        state, why = _ended(seen.result)
+        result, why = seen.result, seen.result.error
+        state = LaunchState.PREEMPTED if result.preempted else LaunchState.FAILED
+        if result.exit_code == ExitCode.DONE:
+            state, why = LaunchState.DONE, ""
+        elif not (why or result.preempted):
+            why = "the time limit was reached" if result.timed_out else f"exit code {result.exit_code}"
         machine = _machine_left(seen, now_s) if seen.machine else _no_answer(seen, f"the {seen.noun} is gone")
         return state, "; ".join(filter(None, (why, machine)))
     if judged is Liveness.ALIVE:
@@ -289,15 +299,6 @@ STATES: Mapping[Liveness, tuple[LaunchState, Callable[[Seen, float], str]]] = {
 }
 
 
-def _ended(result: Result) -> tuple[LaunchState, str]:
-    if result.exit_code == ExitCode.DONE:
-        return LaunchState.DONE, ""
-    if result.preempted:
-        return LaunchState.PREEMPTED, result.error
-    reached = "the time limit was reached" if result.timed_out else f"exit code {result.exit_code}"
-    return LaunchState.FAILED, result.error or reached
-
-
 def _progress_of(heartbeat: Heartbeat) -> tuple[LaunchState, str]:
     """State and progress of a launch that works, from its heartbeat."""
     if LaunchPhase.UPLOADED in heartbeat.phases or LaunchPhase.RUN_ENDED in heartbeat.phases:
@@ -356,11 +357,9 @@ def launch_named(session: Session, name: str) -> Launch:
     listing = session.machines.look()
     machine = next((machine for machine in listing if machine.name == name), None)
     launch = _judged(session, listing, read_records(session.store, name, machine), now_s)
-    return _with_reason_of_place(session, launch) if launch.state is LaunchState.LOST else launch
-
-
-def _with_reason_of_place(session: Session, launch: Launch) -> Launch:
-    """Lost launch whose `why` also has the place's reason for the end of the machine, if the place gives a reason."""
+    if launch.state is not LaunchState.LOST:
+        return launch
+    # The place may give a reason for the end of the machine.
     seen = launch.seen
     zones = (seen.zone,) if seen.zone else tuple(seen.request.zones) if seen.request else ()
     with suppress(UnreachableError):
@@ -470,32 +469,23 @@ def _stamp(name: str) -> str:
     return stamp[1] + stamp[2] if stamp else ""
 
 
-def _stamp_s(name: str) -> float | None:
-    stamp = _stamp(name)
-    try:
-        return datetime.strptime(stamp, "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        return None
-
-
 COLUMNS = ("launch", "GPU", "zone", "state", "age", "USD", "runs", "")
 
 
 def render(launches: Sequence[Launch], now_s: float) -> str:
     """Table of launches as text, a line each."""
-    rows = [COLUMNS, *(_row(launch, now_s) for launch in launches)]
+    rows: list[tuple[str, ...]] = [COLUMNS]
+    for launch in launches:
+        seen, request = launch.seen, launch.seen.request
+        age = "" if seen.launched_s is None else duration(now_s - seen.launched_s)
+        gpu = "?" if request is None else (request.gpu or "-") + (" spot" if request.spot else "")
+        usd = "?" if launch.usd is None else f"{launch.usd:.3f}"
+        why = plain(launch.why)[:80]
+        rows.append((seen.name, gpu, seen.zone or "-", launch.state, age, usd, str(len(seen.runs)), why))
     widths = [max(len(row[index]) for row in rows) for index in range(len(COLUMNS))]
     return "\n".join(
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
-
-
-def _row(launch: Launch, now_s: float) -> tuple[str, ...]:
-    seen, request = launch.seen, launch.seen.request
-    age = "" if seen.launched_s is None else duration(now_s - seen.launched_s)
-    gpu = "?" if request is None else (request.gpu or "-") + (" spot" if request.spot else "")
-    usd = "?" if launch.usd is None else f"{launch.usd:.3f}"
-    return (seen.name, gpu, seen.zone or "-", launch.state, age, usd, str(len(seen.runs)), plain(launch.why)[:80])
 
 
 def render_one(launch: Launch, store: Store, now_s: float) -> str:
@@ -515,7 +505,10 @@ def render_one(launch: Launch, store: Store, now_s: float) -> str:
         silent_s = now_s - (epoch_s(seen.heartbeat.at) or now_s)
         lines.append(("heartbeat", f"{duration(silent_s)} ago: {plain(seen.heartbeat.last_line)}"))
     lines += [("run", run_id) for run_id in seen.runs]
-    lines += [("next", text) for text in _next(launch, store)]
+    commands = [f"analyze fetch {store.locate(f'{RUNS}{run_id}')} -o results" for run_id in seen.runs[:3]]
+    commands.append(f"launch logs {seen.name}" + ("" if seen.result else " -f"))
+    commands += [f"launch down {seen.name}"] if seen.machine else []
+    lines += [("next", text) for text in commands]
     return "\n".join(f"{label:<10} {text}" for label, text in lines)
 
 
@@ -525,13 +518,6 @@ def phase_lines(phases: Mapping[str, str]) -> list[str]:
     known = {phase: time for phase, time in times.items() if time is not None}
     first = next(iter(known.values()), 0.0)
     return [f"{phase:<16} +{max(0.0, time - first):.0f} s" for phase, time in known.items()]
-
-
-def _next(launch: Launch, store: Store) -> list[str]:
-    name, commands = launch.seen.name, []
-    commands += [f"analyze fetch {store.locate(f'{RUNS}{run_id}')} -o results" for run_id in launch.seen.runs[:3]]
-    commands.append(f"launch logs {name}" + ("" if launch.seen.result else " -f"))
-    return commands + ([f"launch down {name}"] if launch.seen.machine else [])
 
 
 def plain(text: str) -> str:

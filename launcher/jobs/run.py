@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from launcher.jobs import cleanup, launches, logs
+from launcher.jobs import cleanup, launches
 from launcher.jobs.liveness import TO_BE_REMOVED, Liveness
 from launcher.jobs.session import Event, EventKind, Session
 from launcher.jobs.watch import Watch, WatchedLaunch, settle
@@ -221,7 +221,7 @@ class Launcher:
     def send_script_files(self, plan: Plan) -> None:
         """Send a script's files and environment variables. Call `record` first, so that no variables lack a request."""
         if self._script_files:
-            self._script_files.send(self._store, plan.request.name, launcher=cleanup.this_process())
+            self._script_files.send(self._store, plan.request.name)
 
     def submit(self, plan: Plan) -> Submitted:
         """Get a running machine. If that fails, write the reason into the store and raise the error."""
@@ -352,7 +352,13 @@ def follow(
         with watch.outlasting([launch]):
             watch.poll([launch])
             if launch.liveness in TO_BE_REMOVED:
-                _remove(session, watch, launch, output)
+                assert launch.machine is not None
+                saved = save_output(session, launch.machine, output)
+                watch.remove([launch])
+                launch.hint = f"the machine's output is in {saved}" if saved else f"launch logs {launch.name}"
+                if not launch.is_gone:
+                    launch.why += f"; the {session.machines.noun} could not be removed"
+                    launch.hint = f"launch down {launch.name}; {launch.hint}"
         if launch.has_ended:
             return launch
         # A library may have caught the error of a Ctrl-C during the poll.
@@ -371,22 +377,11 @@ def _progress(session: Session, launch: WatchedLaunch) -> str:
     return f"{last.replace('_', ' ')}; waiting for the next phase" if last else f"the {noun} starts"
 
 
-def _remove(session: Session, watch: Watch, launch: WatchedLaunch, output: Path) -> None:
-    """Save the machine's output, and remove the machine."""
-    assert launch.machine is not None
-    saved = save_output(session, launch.machine, output)
-    watch.remove([launch])
-    launch.hint = f"the machine's output is in {saved}" if saved else f"launch logs {launch.name}"
-    if not launch.is_gone:
-        launch.why += f"; the {session.machines.noun} could not be removed"
-        launch.hint = f"launch down {launch.name}; {launch.hint}"
-
-
 def save_output(session: Session, machine: Machine, output: Path) -> Path | None:
     """Write a machine's output to `<output>/<name>-serial.txt`. Returns the path; None if there is no output."""
     path = output / f"{machine.name}-serial.txt"
     with suppress(RooflaunchError, OSError):
-        if text := "".join(logs.printed(session, machine)):
+        if text := "".join(session.printed(machine)):
             bundle.make_output(output)
             path.write_text(text, encoding="utf-8", errors="replace")
             return path

@@ -4,17 +4,24 @@ Events are shown on stderr, a line for each phase. Between phases, a terminal sh
 place; elsewhere a line is printed every 30 s.
 """
 
+import itertools
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TextIO
 
-from launcher.protocol.backend import Machines
+from launcher.protocol.backend import Condition, Machine, Machines
 from workload.contract.invocation import as_typed
 from workload.contract.text import LINE_EVERY_S, duration, printable
 from workload.storage.store import Store
+
+OUTPUT_EVERY_S = 5.0
+# Largest number of parts of a machine's output that are read at once; a serial port keeps 1 MB.
+MAX_PARTS = 64
+# Polls without new output after which to ask whether the machine still exists.
+QUIET_POLLS = 3
 
 
 class EventKind(StrEnum):
@@ -51,6 +58,22 @@ class Session:
         """Send `text` to the receiver of events, as a note."""
         self.on_event(Event(kind=EventKind.NOTE, text=text))
 
+    def printed(self, machine: Machine, *, follow: bool = False) -> Iterator[str]:
+        """Output of a machine as it printed it, part by part; with `follow` until the machine is gone."""
+        start = quiet_polls = 0
+        for number in itertools.count(1):
+            part = self.machines.output(machine, start)
+            if part.text:
+                yield part.text
+            if not follow and (not part.text or part.next_start <= start or number == MAX_PARTS):
+                return
+            start, quiet_polls = max(start, part.next_start), 0 if part.text else quiet_polls + 1
+            if follow:
+                seen = self.machines.look({machine.name: (machine.zone,)}) if quiet_polls >= QUIET_POLLS else ()
+                if any(each.condition is Condition.GONE for each in seen):
+                    return
+                self.sleep(OUTPUT_EVERY_S)
+
 
 class LaunchProgress:
     """Printer of events: call it with each event, and call `clear` before something else is printed."""
@@ -68,7 +91,9 @@ class LaunchProgress:
             case EventKind.NOTE:
                 self._line(f"{self._after(event):>10}  {as_typed(event.text)}")
             case EventKind.PROGRESS if self._is_terminal:
-                self._live(f"{self._after(event):>10}  {event.text}")
+                width = shutil.get_terminal_size().columns - 1
+                self._stream.write("\r\033[K" + f"{self._after(event):>10}  {event.text}"[:width])
+                self._stream.flush()
             case EventKind.PROGRESS if self._now() - self._printed_s >= LINE_EVERY_S:
                 self._line(f"{self._after(event):>10}  {event.text}")
             case EventKind.PROGRESS:
@@ -90,8 +115,3 @@ class LaunchProgress:
         print(printable(text), file=self._stream, flush=True)
         if not self._is_terminal:
             self._printed_s = self._now()
-
-    def _live(self, text: str) -> None:
-        width = shutil.get_terminal_size().columns - 1
-        self._stream.write(f"\r\033[K{text[:width]}")
-        self._stream.flush()

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher import sizes
-from launcher.docker_engine import Container, ContainerEnd, Engine, Running
+from launcher.docker_engine import Container, ContainerEnd, Engine
 from launcher.machine import script
 from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
-from launcher.machine.watcher import Watcher
+from launcher.machine.watcher import Trainers, Watcher
 from workload import __version__
 from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.interrupt import handled_by, interruption
@@ -26,9 +26,8 @@ FORWARDED = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "NVIDIA_TF32_OVERRIDE"),
 )
 DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
-KILLED = 128 + SIGKILL
-# Signals that mean a crash. A container's exit code is 128 + signal; 130 is the trainer's own code for Ctrl-C.
-CRASHES = {128 + 4: "SIGILL", 128 + 6: "SIGABRT", 128 + 7: "SIGBUS", 128 + 11: "SIGSEGV"}
+# Signals that end a trainer. A container's exit code is 128 + signal; 130 is the trainer's own code for Ctrl-C.
+KILLED_BY = {128 + 4: "SIGILL", 128 + 6: "SIGABRT", 128 + 7: "SIGBUS", 128 + SIGKILL: "SIGKILL", 128 + 11: "SIGSEGV"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,30 +136,22 @@ def follow(
     SIGKILL. A watcher handles signals itself.
     """
     if watcher is not None:
-        return _watched(engine, container, on_line, watcher)
-    signals: list[int] = []
-    running: Running | None = None
+        with engine.started(container) as started:
+            watcher.on_started(started)
+            try:
+                return started.follow(on_stdout=on_line, on_stderr=watcher.on_message)
+            finally:
+                watcher.on_ended()
+    signals, trainers = list[int](), Trainers()
 
     def stop(number: int, _: object) -> None:
         signals.append(number)
-        if running:
-            running.send_signal(number if len(signals) == 1 else SIGKILL)
+        trainers.send(number if len(signals) == 1 else SIGKILL)
 
     with handled_by(stop), engine.started(container) as started:
-        running = started
-        if signals:  # a signal came while the engine was starting the container
-            started.send_signal(signals[0])
+        trainers.started(started)
         ended = started.follow(on_stdout=on_line, on_stderr=lambda line: print(line, file=sys.stderr, flush=True))
     return replace(ended, signal=signals[0] if signals else None)
-
-
-def _watched(engine: Engine, container: Container, on_line: Callable[[str], None], watcher: Watcher) -> ContainerEnd:
-    with engine.started(container) as running:
-        watcher.on_started(running)
-        try:
-            return running.follow(on_stdout=on_line, on_stderr=watcher.on_message)
-        finally:
-            watcher.on_ended()
 
 
 def explain(ended: ContainerEnd, limits: ContainerLimits) -> RooflaunchError | None:
@@ -180,13 +171,9 @@ def explain(ended: ContainerEnd, limits: ContainerLimits) -> RooflaunchError | N
         return OutOfDeviceMemoryError(
             f"the run was killed {where}", hint="a smaller --batch-size, fewer --workers, or more --memory"
         )
-    if ended.exit_code == KILLED:
+    if name := KILLED_BY.get(ended.exit_code):
         return RunFailedError(
-            "the container was killed (SIGKILL)", hint="run again; `docker events` shows what stopped the container"
-        )
-    if crash := CRASHES.get(ended.exit_code):
-        return RunFailedError(
-            f"the trainer was killed by {crash}", hint="run again; `docker events` shows what stopped the container"
+            f"the trainer was killed by {name}", hint="run again; `docker events` shows what stopped the container"
         )
     return None
 

@@ -2,9 +2,7 @@
 
 import platform
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from launcher import docker_engine
 from launcher.docker_engine import Engine, Image
@@ -36,40 +34,19 @@ class Choice:
     gpus: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class RuntimePorts:
-    """Functions and facts that decide between a process and a container; a test replaces them."""
-
-    system: str
-    socket_exists: Callable[[], bool]
-    connect: Callable[[], Engine]
-    gpu_capability: Callable[[], tuple[int, int] | None]
-
-
-def real_ports(gpu_index: int | None = None) -> RuntimePorts:
-    """Functions and facts of this machine. `gpu_index`: the GPU to use; None for the first one."""
-    return RuntimePorts(
-        system=platform.system(),
-        socket_exists=docker_engine.socket_exists,
-        connect=docker_engine.connect,
-        gpu_capability=gpu_capability if gpu_index is None else partial(gpu_capability, gpu_index),
-    )
-
-
 def choose(
     requested: Runtime,
     spec: RunSpec,
     *,
     image: str | None = None,
     flavour: str | None = None,
-    ports: RuntimePorts | None = None,
+    gpu_index: int | None = None,
 ) -> Choice:
-    """Runtime for `spec`. `image` or `flavour` ask for a container.
+    """Runtime for `spec`. `image` or `flavour` ask for a container. `gpu_index`: the GPU to use; None: the first one.
 
     Raises `UsageError` if a container cannot do what the spec asks for, `ToolError` if Docker was asked for and
     something is missing.
     """
-    ports = ports or real_ports()
     if requested is Runtime.PROCESS:
         if image or flavour:
             raise UsageError(
@@ -77,16 +54,16 @@ def choose(
             )
         return Choice(runtime=Runtime.PROCESS, why="asked for")
     if requested is Runtime.DOCKER or image or flavour:
-        if ports.system == "Windows":
+        if platform.system() == "Windows":
             raise UsageError(
                 "a container has no folder of Windows; got --runtime docker, --image or --flavour",
                 hint="--runtime process, or work inside WSL2",
             )
-        return _container(spec, image, flavour, ports)
-    if obstacle := _obstacle(spec, ports):
+        return _container(spec, image, flavour, gpu_index)
+    if obstacle := _obstacle(spec):
         return Choice(runtime=Runtime.PROCESS, why=obstacle)
     try:
-        return _container(spec, None, None, ports)
+        return _container(spec, None, None, gpu_index)
     except ToolError as error:
         return Choice(runtime=Runtime.PROCESS, why=f"{error}; to use it: {error.hint}")
 
@@ -103,25 +80,28 @@ def gpu_capability(index: int | None = None) -> tuple[int, int] | None:
         return None
 
 
-def _obstacle(spec: RunSpec, ports: RuntimePorts) -> str | None:
+def _obstacle(spec: RunSpec) -> str | None:
     """Reason why `auto` takes a process without asking a Docker engine; None if there is no such reason."""
-    if ports.system != "Linux":
-        return f"containers run in a virtual machine on {ports.system}"
+    if platform.system() != "Linux":
+        return f"containers run in a virtual machine on {platform.system()}"
     if spec.device is Device.MPS:
         return NO_MPS
     if spec.compile:
         return NO_COMPILER
     if spec.script or spec.devices > 1:
         return OWN_PACKAGES if spec.script else SEVERAL
-    if not ports.socket_exists():
+    if not docker_engine.socket_exists():
         return "no Docker engine here"
     return None
 
 
-def _container(spec: RunSpec, image: str | None, flavour: str | None, ports: RuntimePorts) -> Choice:
-    _require_possible(spec)
-    engine = ports.connect()
-    capability = ports.gpu_capability() if spec.device is not Device.CPU else None
+def _container(spec: RunSpec, image: str | None, flavour: str | None, gpu_index: int | None) -> Choice:
+    if spec.device is Device.MPS:
+        raise UsageError(f"{NO_MPS}; got --mps", hint="--runtime process")
+    if spec.compile:
+        raise UsageError(f"{NO_COMPILER}; a container was requested", hint="--runtime process")
+    engine = docker_engine.connect()
+    capability = gpu_capability(gpu_index) if spec.device is not Device.CPU else None
     with_gpu = engine.has_gpus and (
         spec.device is Device.CUDA or (spec.device is Device.AUTO and capability is not None)
     )
@@ -160,13 +140,6 @@ def _container(spec: RunSpec, image: str | None, flavour: str | None, ports: Run
         image=matching[0],
         gpus=with_gpu and name != CPU_FLAVOUR,
     )
-
-
-def _require_possible(spec: RunSpec) -> None:
-    if spec.device is Device.MPS:
-        raise UsageError(f"{NO_MPS}; got --mps", hint="--runtime process")
-    if spec.compile:
-        raise UsageError(f"{NO_COMPILER}; a container was requested", hint="--runtime process")
 
 
 def _flavour_for(capability: tuple[int, int] | None) -> str:

@@ -19,6 +19,37 @@ class Trainer(Protocol):
         """Send a signal such as `signal.SIGTERM`; ignored if the trainer has already ended."""
 
 
+class Trainers:
+    """Passes signals on to the trainers that run, and to those that start later. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        # Reentrant, because a signal's handler may interrupt these methods and call `send`.
+        self._lock = threading.RLock()
+        self._running: list[Trainer] = []
+        self._sent: list[int] = []
+
+    def send(self, number: int) -> None:
+        """Send a signal to every trainer."""
+        with self._lock:
+            self._sent.append(number)
+            running = list(self._running)
+        for trainer in running:
+            trainer.send_signal(number)
+
+    def started(self, trainer: Trainer) -> None:
+        """Register a trainer that runs now."""
+        with self._lock:
+            self._running.append(trainer)
+            sent = dict.fromkeys(self._sent)
+        for number in sent:
+            trainer.send_signal(number)
+
+    def ended(self) -> None:
+        """Forget the trainers, which have ended."""
+        with self._lock:
+            self._running.clear()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Watcher(Follower):
     """Callbacks that receive a run's messages, and the trainer as an object that can be sent signals.

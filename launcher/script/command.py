@@ -14,6 +14,7 @@ import typer
 from launcher.choice import choice, flag_of
 from workload.contract.errors import UsageError
 from workload.contract.help_text import Group
+from workload.contract.invocation import as_typed
 from workload.contract.program import GroupedCommand
 from workload.contract.script import DATA, DATA_EXAMPLE
 from workload.contract.spec import options
@@ -73,12 +74,15 @@ class ThereOptions:
 
 DEVICES = ("cpu", "cuda", "mps")
 OFF_SWITCHES = {option.name for option in options() if option.default is False}
+RUN_OPTIONS = {*DEVICES, *(option.name for option in options())}
 
 
 class ScriptCommand(GroupedCommand):
     """A command whose line may end in `-- train.py ARGS`; the words after `--` belong to the script."""
 
     example = "-- train.py --lr 0.1"
+    # The run options are many, and the same for every command: the help of `launch local` alone lists them.
+    lists_run_options = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before `--` as usual; the words after `--` become the parameter `words`."""
@@ -103,10 +107,14 @@ class ScriptCommand(GroupedCommand):
     def rows_by_heading(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
         """Rows of the help by heading; that of the model's options says that a script refuses them."""
         rows = super().rows_by_heading(ctx)
+        if not self.lists_run_options:
+            rows[Group.FIRST].append(("run options", as_typed("launch local --help")))
         return {heading + ", without a script" * (heading == Group.MODEL): below for heading, below in rows.items()}
 
     def help_row(self, parameter: Any, ctx: Any) -> tuple[str, str] | None:
         """Name and description of an option; the devices share a row."""
+        if not self.lists_run_options and parameter.name in RUN_OPTIONS and parameter.name not in self.first:
+            return None
         if parameter.name in DEVICES:
             names = ", ".join(f"--{device}" for device in DEVICES)
             return (names, "device to compute on (the best one found)") if parameter.name == DEVICES[0] else None

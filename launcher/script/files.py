@@ -81,18 +81,17 @@ class ScriptFiles:
         ignored = _git(folder, "check-ignore", "--", below)
         return "git ignores it" if ignored else "git does not track it, and no --include names it"
 
-    def send(self, store: Store, launch: str, *, launcher: str) -> None:
+    def send(self, store: Store, launch: str) -> None:
         """Write the archive, unless the store has the archive, then the environment variables for the launch.
 
-        The launch's request must be in the store already. `launcher`: name of this process. If this process is killed,
-        the next launcher erases the variables.
+        The launch's request must be in the store already.
         """
         name = archive_object(self.sha256)
         if not any(listed.name == name for listed in store.objects(name)):
             store.write(name, self.content, if_absent=True)
         if self.variables:
-            content = {"launcher": launcher, "values": dict(self.variables)}
-            store.write(variables_object(launch), json.dumps(content).encode(), is_private=True)
+            content = json.dumps({"values": dict(self.variables)}).encode()
+            store.write(variables_object(launch), content, is_private=True)
 
 
 def place_of_data(text: str | None, words: Sequence[str], *, is_fresh: bool) -> str:

@@ -9,7 +9,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from launcher.kinds import Runtime
-from launcher.machine.runtime import Choice, gpu_capability
+from launcher.machine.local_options import LocalOptions
+from launcher.machine.runtime import Choice, choose, gpu_capability
 from launcher.machine.script import Workplace
 from launcher.script import notes
 from launcher.script.command import HereOptions, variables_of
@@ -20,32 +21,36 @@ from workload.contract.spec import Device, RunSpec
 EXAMPLE = "launch local -- train.py --lr 0.1"
 
 
-def runtime_of(options: HereOptions, requested: Runtime) -> Runtime:
-    """Runtime for a script; a file of packages needs a container. Raises `UsageError` if a process was requested."""
-    if options.requirements is None:
-        return requested
-    if requested is Runtime.PROCESS:
+def choice_of(
+    spec: RunSpec, options: LocalOptions, of_script: HereOptions, folder: Path, *, is_dry: bool = False
+) -> Choice:
+    """Runtime of a run on this machine, whose image has the packages of --requirements; a dry run does not build it.
+
+    `folder`: the script's folder. Raises `UsageError` or `ToolError` if the run cannot be had in this way.
+    """
+    runtime, packages = options.asked_runtime(), of_script.requirements
+    if packages is not None and runtime is Runtime.PROCESS:
         raise UsageError(
             f"--requirements is for an image, but a process uses this Python, {sys.executable}",
-            hint=shlex.join([sys.executable, "-m", "pip", "install", "--requirement", options.requirements]),
+            hint=shlex.join([sys.executable, "-m", "pip", "install", "--requirement", packages]),
         )
-    return Runtime.DOCKER
-
-
-def with_packages(choice: Choice, options: HereOptions, *, is_dry: bool) -> Choice:
-    """`choice` with the packages of --requirements added to its image, which a dry run does not build.
-
-    Raises `ToolError` if the image cannot be built.
-    """
-    if options.requirements is None:
+    runtime = runtime if packages is None else Runtime.DOCKER
+    choice = choose(runtime, spec, image=options.image, flavour=options.flavour, gpu_index=options.gpu_index)
+    if spec.script and choice.runtime is Runtime.DOCKER:
+        require_visible(spec.script, folder)
+    elif spec.script:
+        require_module(spec.script, folder)
+        if not is_dry:
+            require_gpu(spec)
+    if packages is None:
         return choice
     from launcher.images import layer  # noqa: PLC0415 - only with requirements
 
-    requirements = layer.read(options.requirements)
+    requirements = layer.read(packages)
     assert choice.engine is not None
     assert choice.image is not None
     image = choice.image if is_dry else layer.layered(choice.engine, choice.image, requirements)
-    return replace(choice, image=image, why=f"{choice.why}, with the packages of {options.requirements}")
+    return replace(choice, image=image, why=f"{choice.why}, with the packages of {packages}")
 
 
 def require_gpu(spec: RunSpec, capability: Callable[[], object] = gpu_capability) -> None:

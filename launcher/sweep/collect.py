@@ -1,16 +1,20 @@
-"""Fetches bundles of a rented place into the folder of results as they are sealed, and counts them."""
+"""Launches of a rented place, whose bundles are fetched into the folder of results as they are sealed."""
 
 from collections.abc import Collection
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from launcher.jobs.run import fetched
+from launcher.jobs.liveness import TO_BE_REMOVED
+from launcher.jobs.run import SELF_DELETION_S, fetched
+from launcher.jobs.watch import WatchedLaunch
 from launcher.machine.task import FINAL
+from launcher.protocol.backend import Machine
 from launcher.protocol.records import RUNS
-from launcher.sweep.progress import Progress
-from launcher.sweep.submitter import TaskLaunch
+from launcher.protocol.task import Task
+from launcher.sweep.shared import Progress, Workers
 from launcher.sweep.work import PlaceWork, progress_text, rate_text
-from launcher.sweep.workers import Workers
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, RooflaunchError
@@ -20,6 +24,33 @@ from workload.storage.store import Store
 
 # How often to try fetching a bundle that its machine has announced.
 FETCH_TRIES = 3
+
+
+@dataclass(kw_only=True)
+class TaskLaunch(WatchedLaunch):
+    """Launch of a task. `is_over`: nothing runs or costs any more; `is_settled`: its runs' outcome has been handled."""
+
+    task: Task
+    submitting: Future[Any] | None = None
+    ended_s: float | None = None
+    fetching: list[Future[None]] = field(default_factory=list)
+    # Bundles that are fetched, being fetched, or given up.
+    fetched: set[str] = field(default_factory=set)
+    is_over: bool = False
+    is_settled: bool = False
+    usd: float | None = None
+
+    def set_machine(self, machine: Machine) -> None:
+        """Record the machine that was requested for the launch; its boot time is counted from the next poll on."""
+        self.machine, self.zones, self.boots_from_s = machine, (machine.zone,), None
+
+    def must_be_removed(self, now_s: float) -> bool:
+        """Whether to remove the machine: it does no work any more, or still exists long after its result."""
+        if self.machine is None or self.is_gone:
+            return False
+        if self.result is not None:
+            return now_s - (self.ended_s or now_s) > SELF_DELETION_S
+        return self.liveness in TO_BE_REMOVED
 
 
 class Collector:

@@ -20,23 +20,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import typer
 
 from launcher import backends
 from launcher.protocol.backend import Backend
 from launcher.sweep import existing_runs
-from launcher.sweep.budget import Budget
-from launcher.sweep.control import Control, Wish
 from launcher.sweep.local import LocalPlaces
-from launcher.sweep.outcome import PlaceOutcome, SweepOutcome, exit_code_of
-from launcher.sweep.places import LOCAL, Sweep
-from launcher.sweep.progress import LiveTable, Progress
+from launcher.sweep.places import LOCAL, Place, Sweep
 from launcher.sweep.rented import RentedPlace
+from launcher.sweep.shared import Budget, Control, LiveTable, Progress, Wish
 from launcher.sweep.until import Until
-from launcher.sweep.work import Ended, PlaceWork
+from launcher.sweep.work import Ended, PlaceOutcome, PlaceWork, SweepOutcome, exit_code_of
 from workload.contract import bundle
 from workload.contract.errors import BundleError, UsageError
 from workload.contract.interrupt import handled_by
@@ -51,24 +49,11 @@ QUESTION = "what should happen with the sweep?"
 WISHES = {"f": Wish.FINISH, "l": Wish.LEAVE, "s": Wish.STOP, "c": Wish.GO}
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepPorts:
-    """Backends, terminal and clock of a sweep; tests replace them. `sleep`: waits between polls; None: the default."""
-
-    backend: Callable[[str], Backend]
-    is_terminal: Callable[[], bool]
-    ask: Callable[[str], str]
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] | None = None
-
-
-def real_ports() -> SweepPorts:
-    """Ports to the real backends, terminal and clock."""
-    return SweepPorts(
-        backend=backends.load,
-        is_terminal=lambda: sys.stdin.isatty() and sys.stderr.isatty(),
-        ask=lambda text: str(typer.prompt(text, default="l", err=True)),
-    )
+def asked_on_terminal(text: str) -> str | None:
+    """Answer that the user types to a question; None without a terminal."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    return str(typer.prompt(text, default="l", err=True))
 
 
 def drive(
@@ -78,26 +63,35 @@ def drive(
     until: Until | None = None,
     max_cost_usd: float | None = None,
     max_time_s: float | None = None,
-    ports: SweepPorts | None = None,
     damaged: Iterable[str] = (),
+    backend_of: Callable[[str], Backend] = backends.load,
+    ask: Callable[[str], str | None] = asked_on_terminal,
+    sleep: Callable[[float], None] | None = None,
 ) -> SweepOutcome:
     """Do the missing runs of a sweep and return the outcome; progress goes to stderr.
 
     `until`: add blocks to each place until this rule is met. `damaged`: ids of damaged bundles in the folder, which are
-    set aside, so that their runs count as missing. Raises `UsageError` if another process works on the same sweep in
-    the same folder; any other error is part of the outcome.
+    set aside, so that their runs count as missing. `sleep`: waits between polls. Raises `UsageError` if another process
+    works on the same sweep in the same folder; any other error is part of the outcome.
     """
     with lock_held(output, sweep.name) as earlier:
-        for run_id in damaged:
-            if _is_damaged(output / run_id):
-                bundle.set_aside(output / run_id)
-        driver = _Driver(sweep, output, ports or real_ports(), Control(until_s=max_time_s), until)
-        return driver.run(Budget(max_cost_usd), was_killed=earlier is not None)
+        for folder in (output / run_id for run_id in damaged):
+            try:
+                bundle.read(folder)
+            except BundleError:  # another process may have fetched it again, or moved it away
+                if folder.is_dir():
+                    bundle.set_aside(folder)
+        driver = _Driver(sweep, output, Control(until_s=max_time_s), until, ask)
+        return driver.run(Budget(max_cost_usd), backend_of, sleep, was_killed=earlier is not None)
 
 
 class _Driver:
-    def __init__(self, sweep: Sweep, output: Path, ports: SweepPorts, control: Control, until: Until | None) -> None:
-        self._sweep, self._output, self._ports, self._control = sweep, output, ports, control
+    """Threads of a sweep: one for all places of this machine, and one for each rented place."""
+
+    def __init__(
+        self, sweep: Sweep, output: Path, control: Control, until: Until | None, ask: Callable[[str], str | None]
+    ) -> None:
+        self._sweep, self._output, self._control, self._ask = sweep, output, control, ask
         self._progress = Progress()
         keys = {run.run_key for place in sweep.places for run in place.runs}
         known = _known_runs(output, keys, with_figures=until is not None)
@@ -107,14 +101,37 @@ class _Driver:
         self._signals: list[int] = []
         self._is_asking = self._is_impatient = False
 
-    def run(self, budget: Budget, *, was_killed: bool) -> SweepOutcome:
+    def run(
+        self,
+        budget: Budget,
+        backend_of: Callable[[str], Backend],
+        sleep: Callable[[float], None] | None,
+        *,
+        was_killed: bool,
+    ) -> SweepOutcome:
         """Start the runs of all places, wait for their end, and return the outcome."""
-        began_s = self._ports.now()
+        began_s = time.monotonic()
+        shared: dict[str, Any] = {"output": self._output, "control": self._control, "progress": self._progress}
         for work in self._works:
             self._progress.update(work.name, **work.counts())
-        parts = self._parts(budget, was_killed=was_killed)
+            if (place := work.plan.place).backend != LOCAL:
+                rented = RentedPlace(
+                    work,
+                    backend_of(place.backend),
+                    sweep=self._sweep.name,
+                    budget=budget,
+                    sleep=sleep,
+                    is_busy_elsewhere=partial(self._is_busy_elsewhere, place),
+                    was_killed=was_killed,
+                    **shared,
+                )
+                self._rented.append(rented)
+                budget.expect(work.name, len(work.open_tasks()))
+        parts = [rented.run for rented in self._rented]
+        if local := [work for work in self._works if work.plan.place.backend == LOCAL]:
+            parts.append(LocalPlaces(local, **shared).run)
         threads = [threading.Thread(target=self._guarded, args=(part,), daemon=True) for part in parts]
-        live = LiveTable(self._progress, sys.stderr, self._ports.now)
+        live = LiveTable(self._progress, sys.stderr, time.monotonic)
         with handled_by(self._hear):
             for thread in threads:
                 thread.start()
@@ -129,45 +146,14 @@ class _Driver:
             places=places,
             output=self._output,
             exit_code=exit_code_of(places, was_interrupted=self._control.wish is not Wish.GO),
-            seconds=self._ports.now() - began_s,
+            seconds=time.monotonic() - began_s,
             why_not=self._control.why_not,
         )
 
-    def _parts(self, budget: Budget, *, was_killed: bool) -> list[Callable[[], None]]:
-        """Functions that each run in a thread: one for all places of this machine, and one for each rented place."""
-        local = [work for work in self._works if work.plan.place.backend == LOCAL]
-        for work in self._works:
-            place = work.plan.place
-            if place.backend == LOCAL:
-                continue
-            rented = RentedPlace(
-                work,
-                self._ports.backend(place.backend),
-                sweep=self._sweep.name,
-                output=self._output,
-                control=self._control,
-                progress=self._progress,
-                budget=budget,
-                sleep=self._ports.sleep,
-                is_busy_elsewhere=self._others_are_busy(work),
-                was_killed=was_killed,
-            )
-            self._rented.append(rented)
-            budget.expect(work.name, len(work.open_tasks()))
-        parts = [rented.run for rented in self._rented]
-        if local:
-            parts.append(LocalPlaces(local, output=self._output, control=self._control, progress=self._progress).run)
-        return parts
-
-    def _others_are_busy(self, work: PlaceWork) -> Callable[[], bool]:
-        """Return a function that tells whether another place of the sweep has a machine of the same host or project."""
-        place = work.plan.place
-        target = (place.backend, place.where)
-        return lambda: any(
-            other.is_busy and (other.place.backend, other.place.where) == target
-            for other in self._rented
-            if other.place is not place
-        )
+    def _is_busy_elsewhere(self, place: Place) -> bool:
+        """Whether another place of the sweep has a machine of the same host or project."""
+        others = (other for other in self._rented if other.place is not place and other.is_busy)
+        return any((other.place.backend, other.place.where) == (place.backend, place.where) for other in others)
 
     def _guarded(self, part: Callable[[], None]) -> None:
         """Run `part`. An unexpected exception ends this part alone; the main thread raises the exception at the end."""
@@ -208,19 +194,19 @@ class _Driver:
             self._control.kill()
             self._is_impatient = True
             return
-        if self._control.wish is Wish.FINISH or number != signal.SIGINT or not self._ports.is_terminal():
+        answer: str | None = None
+        if self._control.wish is not Wish.FINISH and number == signal.SIGINT:
+            self._is_asking = True
+            try:
+                answer = self._ask(self._question())
+            except (KeyboardInterrupt, typer.Abort, EOFError):
+                answer = "l"
+            finally:
+                self._is_asking = False
+        if answer is None:
             self._progress.say("", f"leaving: {self._left_alone()}")
-            self._control.ask(Wish.LEAVE)
-            return
-        self._is_asking = True
-        try:
-            answer = self._ports.ask(self._question())
-        except (KeyboardInterrupt, typer.Abort, EOFError):
             answer = "l"
-        finally:
-            self._is_asking = False
-        wish = WISHES.get(answer.strip().lower()[:1], Wish.GO)
-        self._control.ask(wish)
+        self._control.ask(WISHES.get(answer.strip().lower()[:1], Wish.GO))
 
     def _left_alone(self) -> str:
         """Text on what happens to the runs under way when this process ends."""
@@ -254,15 +240,6 @@ class _Driver:
             decision=work.decision,
             spent=Spent.total([work.spent, *(rented.uploads if rented else ())]),
         )
-
-
-def _is_damaged(folder: Path) -> bool:
-    """Whether a bundle is still damaged: another process may have fetched it again, or moved it away."""
-    try:
-        bundle.read(folder)
-    except BundleError:
-        return folder.is_dir()
-    return False
 
 
 def _known_runs(output: Path, keys: Collection[str], *, with_figures: bool) -> dict[str, Ended]:

@@ -1,22 +1,21 @@
 """Places of a sweep that are on this machine. One run at a time: block 1 of each place, then block 2 of each place."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
 
-from launcher.kinds import Runtime
 from launcher.machine import local, task
 from launcher.machine.local import LocalPlan
 from launcher.machine.local_options import LocalOptions
-from launcher.machine.runtime import Choice, choose, real_ports
+from launcher.machine.runtime import Choice
 from launcher.machine.task import End, Outcome
 from launcher.machine.watcher import Watcher
 from launcher.protocol.task import Task, TaskRun
 from launcher.script import local_script
-from launcher.sweep.control import Control
-from launcher.sweep.progress import Progress
+from launcher.script.command import HereOptions
+from launcher.sweep.shared import Control, Progress
 from launcher.sweep.work import LOG_HINT, PlaceWork, configuration_text, progress_text, rate_text, too_large_text
 from workload.contract.context import Context
 from workload.contract.errors import ExitCode
@@ -53,12 +52,15 @@ class LocalPlaces:
 
     def _rounds(self) -> bool:
         """Run the missing runs: each block at all places, then the next block. Return False if stopped early."""
-        turns = [(block, work, runs) for work in self._works for block, runs in _blocks_of(work)]
-        for block, work, runs in sorted(turns, key=lambda turn: turn[0]):
-            if self._control.why_not:
-                return False
-            block_task = Task(job=work.plan.tasks[0].job, devices=work.plan.devices, runs=runs)
-            self._run_block(work, block_task, block)
+        left = [(work, [run for open_task in work.open_tasks() for run in open_task.runs]) for work in self._works]
+        for block in sorted({run.block for _, runs in left for run in runs}):
+            for work, runs in left:
+                of_block = tuple(run for run in runs if run.block == block)
+                if self._control.why_not:
+                    return False
+                if of_block:
+                    block_task = Task(job=work.plan.tasks[0].job, devices=work.plan.devices, runs=of_block)
+                    self._run_block(work, block_task, block)
         return True
 
     def _run_block(self, work: PlaceWork, block_task: Task, block: int) -> None:
@@ -102,8 +104,8 @@ class LocalPlaces:
         return Watcher(
             on_message=keep_message,
             on_bundle=lambda _: None,
-            on_started=self._control.started,
-            on_ended=self._control.ended,
+            on_started=self._control.trainers.started,
+            on_ended=self._control.trainers.ended,
             apart=True,
         )
 
@@ -166,41 +168,22 @@ class _LocalPlace:
     def plan_of(self, spec: RunSpec, context: Context) -> LocalPlan:
         """Plan of a run in a process or in a container, depending on its place."""
         options, script = self._work.plan.place.options or LocalOptions(), self._work.plan.place.script
+        # The runtime is chosen once for all runs with the same device and `compile`.
+        alike = RunSpec(device=spec.device, compile=spec.compile)
+        if alike not in self._choices:
+            if options.gpu_index is not None:
+                gpu_index.require(options.gpu_index, gpu_index.listed(), os.environ)
+            of_script = script.options if script else HereOptions()
+            folder = script.workplace.folder if script else Path.cwd()
+            self._choices[alike] = local_script.choice_of(spec, options, of_script, folder)
+        choice = self._choices[alike]
         return local.make_plan(
             Resolved(spec=spec, origin=self._work.plan.origin),
-            self._choice(options, spec),
+            choice,
             output=self._output,
             limits=options.limits(),
-            outside=outside_facts() if self._choice(options, spec).engine else None,
+            outside=outside_facts() if choice.engine else None,
             context=context,
             workplace=script.workplace if script else None,
             gpu_index=options.gpu_index,
         )
-
-    def _choice(self, options: LocalOptions, spec: RunSpec) -> Choice:
-        """Choose the runtime, once for all specs with the same device and `compile`."""
-        alike = RunSpec(device=spec.device, compile=spec.compile)
-        if alike not in self._choices:
-            script = self._work.plan.place.script
-            if options.gpu_index is not None:
-                gpu_index.require(options.gpu_index, gpu_index.listed(), os.environ)
-            runtime = options.asked_runtime()
-            if script:
-                runtime = local_script.runtime_of(script.options, runtime)
-            ports = real_ports(options.gpu_index)
-            choice = choose(runtime, spec, image=options.image, flavour=options.flavour, ports=ports)
-            if script and choice.runtime is Runtime.DOCKER:
-                local_script.require_visible(spec.script, script.workplace.folder)
-            elif script:
-                local_script.require_gpu(spec)
-            self._choices[alike] = (
-                local_script.with_packages(choice, script.options, is_dry=False) if script else choice
-            )
-        return self._choices[alike]
-
-
-def _blocks_of(work: PlaceWork) -> Iterator[tuple[int, tuple[TaskRun, ...]]]:
-    """Yield each block with the runs left in it, in the block's order."""
-    runs = [run for open_task in work.open_tasks() for run in open_task.runs]
-    for block in sorted({run.block for run in runs}):
-        yield block, tuple(run for run in runs if run.block == block)

@@ -159,7 +159,12 @@ class _Reader:
         self._command = self._script()
         defaults = self._run_options(self._section("defaults"), "[defaults]")
         axes = self._axes()
-        self._require_axes_of_placeholders(axes)
+        for placeholder in self._command.placeholders if self._command else ():
+            if f"{ARGUMENT}{placeholder}" not in axes:
+                raise self._error(
+                    f"[script] command has {{{placeholder}}}, and [matrix] has no {ARGUMENT}{placeholder}",
+                    hint=f"{ARGUMENT}{placeholder} = [0.1, 0.01], or {{{{{placeholder}}}}} for the literal text",
+                )
         places = [(entry, self._place(entry, number)) for number, entry in enumerate(self._tables("on"), start=1)]
         if not places:
             raise self._error("no place to run", hint='[[on]] with backend = "local", or "gcp" and gpu')
@@ -202,15 +207,6 @@ class _Reader:
                 f"[script] command must be a list of texts, the script first; got {got}", hint=COMMAND_EXAMPLE
             )
         return Command(parts=tuple(parts), options={key: value for key, value in section.items() if key != "command"})
-
-    def _require_axes_of_placeholders(self, axes: Collection[str]) -> None:
-        """Raise `UsageError` if the script's command has a placeholder without an axis."""
-        for name in self._command.placeholders if self._command else ():
-            if f"{ARGUMENT}{name}" not in axes:
-                raise self._error(
-                    f"[script] command has {{{name}}}, and [matrix] has no {ARGUMENT}{name}",
-                    hint=f"{ARGUMENT}{name} = [0.1, 0.01], or {{{{{name}}}}} for the literal text {{{name}}}",
-                )
 
     def _flat(self, section: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Section with a script's nested arguments flattened to keys such as `args.lr`."""

@@ -5,7 +5,7 @@ is known, the plan says so.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,10 +15,10 @@ from launcher import backends
 from launcher.protocol.backend import Backend, Estimate, Job
 from launcher.protocol.task import Task
 from launcher.sweep import existing_runs
-from launcher.sweep.existing_runs import ExistingRuns, first_lines, seconds_of_runs, seconds_of_script
+from launcher.sweep.existing_runs import ExistingRuns, seconds_of_runs
 from launcher.sweep.matrix import Matrix, PlaceMatrix, impossible
 from launcher.sweep.places import LOCAL, Place, PlacePlan, Sweep, code_of, is_by_tag, plan_place, run_key
-from launcher.sweep.until import Until, require_baseline
+from launcher.sweep.until import Until
 from launcher.sweep.work import too_large_text
 from workload.contract.bundle import DAMAGED
 from workload.contract.errors import UsageError
@@ -68,16 +68,14 @@ class PlaceForecast:
 class SweepPlan:
     """Plan of a whole sweep.
 
-    `unmeasured`: configurations without a run, at places where others have runs. `others`: number of runs in the folder
-    that have this sweep's name but are not in its matrix, by configuration. `damaged`: why a bundle does not count, by
-    run_id.
+    `others`: number of runs in the folder that have this sweep's name but are not in its matrix. `damaged`: why a
+    bundle does not count, by run_id.
     """
 
     sweep: Sweep
     places: tuple[PlaceForecast, ...]
     output: Path
-    unmeasured: tuple[str, ...] = ()
-    others: Mapping[str, int] = field(default_factory=dict)
+    others: int = 0
     damaged: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -118,8 +116,7 @@ class SweepPlan:
             "expected_usd": self.usd,
             "most_usd": self.most_usd,
             "places": [_to_json(place) for place in self.places],
-            "unmeasured": list(self.unmeasured),
-            "no_longer_asked_for": dict(self.others),
+            "no_longer_asked_for": self.others,
             "damaged": dict(self.damaged),
             "notes": list(self.notes),
         }
@@ -153,17 +150,12 @@ class SweepPlan:
             is_partial = any(place.is_most_partial for place in paid)
             cost = f"; {_cost_text(self.usd, self.most_usd, is_partial=is_partial)}" if paid else ""
             yield "all", f"{_time_text(self.seconds)}, with all places at the same time{cost}"
-        if self.unmeasured:
-            yield "no run yet", first_lines([(text, 1) for text in self.unmeasured], FEW)
         if self.others:
-            texts = first_lines(list(self.others.items()), FEW)
-            others = f"{counted(sum(self.others.values()), 'run')} of '{sweep.name}'"
-            yield (
-                "stays",
-                f"{others} that do not belong to this matrix any more (other options, code or places): {texts}",
-            )
+            others = f"{counted(self.others, 'run')} of '{sweep.name}'"
+            yield "stays", f"{others} not in this matrix any more (other options, code or places)"
         if self.damaged:
-            texts = first_lines([(f"{run_id} ({why})", 1) for run_id, why in self.damaged.items()], FEW)
+            texts = ", ".join(f"{run_id} ({why})" for run_id, why in list(self.damaged.items())[:FEW])
+            texts += f" and {len(self.damaged) - FEW} more" if len(self.damaged) > FEW else ""
             damaged = f"{counted(len(self.damaged), 'bundle')} to be repeated"
             yield "damaged", f"{damaged}; a start moves the damaged files to {self.output / DAMAGED}/: {texts}"
         for note in self.notes:
@@ -189,8 +181,8 @@ def make_plan(
     `file`: path of the matrix, for messages. `only`: names of places; empty: all. `is_fresh`: measure everything again,
     under a name with the time. `until`: plan at least the blocks that exist, because `--until` may have added some.
 
-    Raises `UsageError` for a script or options that a place cannot run, for a baseline that the matrix lacks, and if
-    the sweep is expected to cost more than `max_cost_usd`.
+    Raises `UsageError` for a script or options that a place cannot run, and if the sweep is expected to cost more than
+    `max_cost_usd`.
     """
     now = now or datetime.now(UTC)
     if any(place.place.script for place in matrix.places):
@@ -205,19 +197,21 @@ def make_plan(
     keys = frozenset(run.run_key for plan in every for run in plan.runs)
     existing = existing.verified(keys, output)
     chosen = [replace(plan, done=existing.done(plan)) for plan in every if not only or plan.place.name in only]
-    if until is not None:
-        for place in chosen:
-            require_baseline(until, place.configurations)
     name = chosen[0].tasks[0].job
-    more = frozenset(key for plan in every for key in _keys_of_more_blocks(plan, existing))
+    # Blocks that an earlier `--until` has added.
+    more = {
+        key
+        for plan in every
+        for block in range(max(run.block for run in plan.runs) + 1, _last_block(plan, existing) + 1)
+        for key in _keys_of_block(plan, block)
+    }
     plan = SweepPlan(
         sweep=Sweep(name=name, repeats=matrix.repeats, seed=matrix.seed, places=tuple(chosen)),
         places=tuple(_forecast(place, existing, output, backend_of, now, file, offline=offline) for place in chosen),
         output=output,
-        unmeasured=tuple(text for place in chosen for text in _unmeasured(place)),
-        others=dict(existing.of_job(name, keys | more)),
+        others=sum(run.job == name and run.run_key not in keys | more for run in existing.runs),
         damaged=existing.damaged,
-        notes=tuple(_notes(chosen, more, offline=offline, is_fresh=is_fresh, until=until)),
+        notes=tuple(_notes(chosen, offline=offline, is_fresh=is_fresh, until=until)),
     )
     require_affordable(plan, max_cost_usd)
     return plan
@@ -246,13 +240,6 @@ def _keys_of_block(plan: PlacePlan, block: int) -> list[str]:
     return [run_key(spec, block, code=plan.code, asked=plan.place.asked, devices=plan.devices) for spec in specs]
 
 
-def _keys_of_more_blocks(plan: PlacePlan, existing: ExistingRuns) -> Iterator[str]:
-    """Keys of existing runs in blocks after the planned blocks."""
-    first = max(run.block for run in plan.runs) + 1
-    for block in range(first, _last_block(plan, existing) + 1):
-        yield from (key for key in _keys_of_block(plan, block) if key in existing.by_key)
-
-
 def _planned(place: PlaceMatrix, matrix: Matrix, fresh: str) -> PlacePlan:
     code = code_of(place.place)
     return plan_place(
@@ -266,27 +253,12 @@ def _planned(place: PlaceMatrix, matrix: Matrix, fresh: str) -> PlacePlan:
     )
 
 
-def _unmeasured(plan: PlacePlan) -> list[str]:
-    """Configurations without a run that is done, at a place where other configurations have such runs."""
-    if not plan.done:
-        return []
-    specs = {run.spec for run in plan.runs if run.run_key in plan.done}
-    return [f"{each.text} at {plan.place.name}" for each in plan.configurations if each.spec not in specs]
-
-
-def _notes(
-    plans: Sequence[PlacePlan], more: Collection[str], *, offline: bool, is_fresh: bool, until: Until | None
-) -> Iterator[str]:
-    """Notes of the plan that concern all places.
-
-    `more`: keys of existing runs in blocks beyond the planned ones, which an earlier `--until` has added.
-    """
+def _notes(plans: Sequence[PlacePlan], *, offline: bool, is_fresh: bool, until: Until | None) -> Iterator[str]:
+    """Notes of the plan that concern all places."""
     rented = [plan.place.name for plan in plans if plan.place.backend != LOCAL]
     if rented and offline:
         stores = f"the {'stores' if len(rented) > 1 else 'store'} of {', '.join(rented)}"
         yield f"no store was checked: runs in {stores} may be done already; a start checks this first"
-    if more:
-        yield f"{counted(len(more), 'run')} of additional blocks from --until exist; they are kept"
     for plan in plans:
         if any(configuration.spec.devices < plan.devices for configuration in plan.configurations):
             place, share = plan.place.name, f"1/{plan.devices} of the CPUs"
@@ -326,8 +298,8 @@ def _forecast(
         drafts = [_draft(plan, task, backend, now, file, offline=offline) for task in tasks]
     estimates = [getattr(draft, "estimate", Estimate()) for draft in drafts] or [Estimate() for _ in tasks]
     place = drafts[0].request.place if drafts else ""
-    known = seconds_of_runs(existing, plan, output, place=place) if tasks else {}
-    expected = {**seconds_of_script(existing, plan, output, place=place), **known} if tasks else {}
+    known, of_script = seconds_of_runs(existing, plan, output, place=place) if tasks else ({}, {})
+    expected = {**of_script, **known}
     seconds = [_machine_s(task, estimate, expected) for task, estimate in zip(tasks, estimates, strict=True)]
     notes = list(_limit_notes(seconds, estimates))
     if too_large:
@@ -336,7 +308,12 @@ def _forecast(
     return PlaceForecast(
         plan=plan,
         seconds=None if None in seconds else max((value for value in seconds if value is not None), default=0.0),
-        usd=_sum([_usd(value, estimate) for value, estimate in zip(seconds, estimates, strict=True)]),
+        usd=_sum(
+            [
+                None if value is None or each.usd_per_h is None else each.usd_per_h * value / SECONDS_PER_H
+                for value, each in zip(seconds, estimates, strict=True)
+            ]
+        ),
         most_usd=_sum([estimate.most_usd for estimate in estimates]),
         machines=len(tasks),
         measured=sum(run.spec in known for task in tasks for run in task.runs),
@@ -391,11 +368,6 @@ def _machine_s(task: Task, estimate: Estimate, known: Mapping[RunSpec, float]) -
         return None
     total_s = estimate.ready_s + sum(seconds for seconds in runs if seconds is not None)
     return total_s if estimate.limit_s is None else min(total_s, estimate.limit_s)
-
-
-def _usd(seconds: float | None, estimate: Estimate) -> float | None:
-    usd_per_h = estimate.usd_per_h
-    return None if seconds is None or usd_per_h is None else usd_per_h * seconds / SECONDS_PER_H
 
 
 def _limit_notes(seconds: Sequence[float | None], estimates: Sequence[Estimate]) -> Iterator[str]:

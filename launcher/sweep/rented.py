@@ -4,28 +4,28 @@ Requests and results are in the store, so that this process may end at any momen
 still run, fetches the sealed bundles and requests what is missing.
 """
 
+import secrets
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from launcher.jobs import cleanup, launches
 from launcher.jobs.launches import Seen
-from launcher.jobs.liveness import TO_BE_REMOVED, Liveness
-from launcher.jobs.run import SELF_DELETION_S
+from launcher.jobs.liveness import Liveness
+from launcher.jobs.run import Launcher, prepared
 from launcher.jobs.session import Session
 from launcher.jobs.watch import Watch, settle
-from launcher.protocol.backend import Backend
+from launcher.protocol.backend import Backend, Job, Machine, Plan
 from launcher.protocol.records import LAUNCHES, Request, epoch_s, request_object
 from launcher.protocol.task import Task, TaskRun
-from launcher.sweep.budget import Budget
-from launcher.sweep.collect import Collector
-from launcher.sweep.control import Control, Wish
-from launcher.sweep.progress import Progress
-from launcher.sweep.submitter import PlannedLaunch, Submitter, TaskLaunch
+from launcher.sweep.collect import Collector, TaskLaunch
+from launcher.sweep.shared import Budget, Control, Progress, Wish, Workers
 from launcher.sweep.work import PlaceWork
-from launcher.sweep.workers import Workers
 from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, UsageError
+from workload.contract.spec import Resolved
 from workload.contract.spent import Spent
 from workload.contract.text import counted
 
@@ -33,6 +33,8 @@ from workload.contract.text import counted
 MOST_IN_VAIN = 3
 # Concurrent requests to a cloud or a store.
 AT_A_TIME = 16
+# Fields of a request that differ between tasks: a task's draft overrides them in the prepared plan.
+TASK_FIELDS = ("name", "launched_at", "spec", "spec_origin", "task", "limit_s")
 
 
 class RentedPlace:
@@ -62,6 +64,9 @@ class RentedPlace:
         self._waiting: list[Task] = []
         self._in_vain: dict[int, int] = {}
         self._session: Session | None = None
+        self._settings: Any = None
+        # Plan of the first launch, which prepared the place for all launches; None before the first.
+        self._prepared: Plan | None = None
         self._last_launch_s = 0.0
         self._noun = "machine"
         # The last refusal for lack of capacity, and whether a machine has ended since.
@@ -146,8 +151,8 @@ class RentedPlace:
     # Methods that are called before the first machine is requested.
 
     def _connect(self) -> None:
-        settings = self._backend.settings(self.place.where, self.place.options)
-        machines, store = self._backend.machines(settings), self._backend.store(settings)
+        self._settings = self._backend.settings(self.place.where, self.place.options)
+        machines, store = self._backend.machines(self._settings), self._backend.store(self._settings)
         self._session = Session(
             machines=machines,
             store=store,
@@ -156,9 +161,8 @@ class RentedPlace:
         )
         self._noun = machines.noun
         self._watch = Watch(self._session, run_all=self._readers.run_all)
-        self._submitter = Submitter(
-            self._work, self._backend, settings, self._session, self._budget, self._submitters, output=self._output
-        )
+        self._script_files = self.place.script.script_files if self.place.script else None
+        self._launcher = Launcher(self._session, output=self._output, script_files=self._script_files)
         self._collector = Collector(self._work, store, self._output, self._progress, self._fetchers)
 
     def _adopt_earlier(self) -> None:
@@ -166,7 +170,11 @@ class RentedPlace:
         self._show("checks what is done")
         cleanup.erase_variables(self._connected.store, self._connected.machines)
         self._collector.fetch_sealed()
-        names = self._unfinished()
+        # A launch under way has a request, and no result.
+        parts = [stored.name.removeprefix(LAUNCHES).split("/") for stored in self._connected.store.objects(LAUNCHES)]
+        have = {(part[0], part[1]) for part in parts if len(part) == 2}  # noqa: PLR2004 - a launch, and its record
+        requested = sorted({name for name, record in have if record == "request.json"})
+        names = [name for name in requested if (name, "result.json") not in have]
         read = self._readers.run_all([partial(self._read_request, name) for name in names])
         adopted = [launch for launch in read if launch is not None]
         self._launches += adopted
@@ -174,7 +182,7 @@ class RentedPlace:
         for launch in adopted:
             if launch.liveness is Liveness.REQUESTED and self._was_killed:
                 # The submitting process died: submit again under the same name.
-                self._submitter.submit_again(launch)
+                self._submit_again(launch)
                 self._progress.say(
                     self.place.name, f"'{launch.name}' was requested but never started: requesting it again"
                 )
@@ -182,13 +190,6 @@ class RentedPlace:
                 self._progress.say(
                     self.place.name, f"'{launch.name}' of an earlier start is still running: following it"
                 )
-
-    def _unfinished(self) -> list[str]:
-        """Names of launches in the store that have no result."""
-        parts = [stored.name.removeprefix(LAUNCHES).split("/") for stored in self._connected.store.objects(LAUNCHES)]
-        have = {(part[0], part[1]) for part in parts if len(part) == 2}  # noqa: PLR2004 - a launch, and its record
-        names = sorted({name for name, record in have if record == "request.json"})
-        return [name for name in names if (name, "result.json") not in have]
 
     def _read_request(self, name: str) -> TaskLaunch | None:
         """Launch of this `name`; None unless it belongs to this sweep and has runs of this place."""
@@ -223,14 +224,14 @@ class RentedPlace:
         if not self._may_start():
             return
         tasks, self._waiting = self._waiting, []
-        planned: list[PlannedLaunch] = []
+        planned: list[tuple[TaskLaunch, Plan]] = []
         for index, task in enumerate(tasks):
             self._budget.expect(self.place.name, len(tasks) - index)
             remaining = replace(task, runs=self._work.remaining(task.runs))
             if not remaining.runs:
                 continue
             try:
-                planned.append(self._submitter.plan(remaining))
+                planned.append(self._planned(remaining))
             except RooflaunchError as error:
                 why = str(error)
                 if isinstance(error, UsageError) and (share_usd := self._budget.share_usd) is not None:
@@ -238,8 +239,76 @@ class RentedPlace:
                 self._fail([remaining], why, error.hint, error.exit_code)
         self._budget.expect(self.place.name, 0)
         self._launches += [launch for launch, _ in planned]
-        self._submitter.submit(planned)
+        self._submit(planned)
         self._last_launch_s = self._connected.now_s()
+
+    def _planned(self, task: Task) -> tuple[TaskLaunch, Plan]:
+        """Plan a launch for a task and reserve its cost. Raises `RooflaunchError` if the task cannot be launched."""
+        plan = self._plan(task)
+        self._budget.reserve(plan)
+        return TaskLaunch(task=task, request=plan.request, zones=tuple(plan.request.zones)), plan
+
+    def _plan(self, task: Task) -> Plan:
+        options, session = self.place.options, self._connected
+        share = self._budget.share_usd
+        if share is not None and "max_cost_usd" in {item.name for item in fields(options)}:
+            own = options.max_cost_usd
+            options = replace(options, max_cost_usd=share if own is None else min(own, share))
+        resolved = Resolved(spec=replace(task.runs[0].spec, repeats=1), origin=self._work.plan.origin)
+        job = Job(resolved=resolved, token=secrets.token_hex(3), task=task)
+        now = datetime.fromtimestamp(session.now_s(), UTC)
+        draft = self._backend.plan(job, options, self._settings, now=now)
+        if self._prepared is None:
+            if self._script_files:
+                draft = draft.renamed(replace(draft.request, script=self._script_files.facts()))
+            self._prepared = prepared(self._backend, draft, session.machines, self._script_files)
+            return self._prepared
+        own_fields = {name: getattr(draft.request, name) for name in TASK_FIELDS}
+        return self._prepared.renamed(replace(self._prepared.request, **own_fields))
+
+    def _submit(self, planned: Sequence[tuple[TaskLaunch, Plan]]) -> None:
+        """Record and submit launches, in one request if the place supports this, in threads: it may take minutes."""
+        together = getattr(self._connected.machines, "submit_together", None)
+        if together is not None and len(planned) > 1:
+            future = self._submitters.submit(self._submit_together, planned, together)
+            for launch, _ in planned:
+                launch.submitting = future
+            return
+        for launch, plan in planned:
+            launch.submitting = self._submitters.submit(self._submit_one, launch, plan)
+
+    def _submit_again(self, launch: TaskLaunch) -> None:
+        """Submit a recorded launch whose submitting process died."""
+        if self._prepared is None:
+            self._plan(launch.task)
+        assert self._prepared is not None
+        launch.is_ours = True
+        plan = self._prepared.renamed(launch.request)
+        launch.submitting = self._submitters.submit(self._submit_one, launch, plan, is_recorded=True)
+
+    def _submit_one(self, launch: TaskLaunch, plan: Plan, *, is_recorded: bool = False) -> None:
+        """Record a launch and submit it. Raises if the machine cannot be created."""
+        if not is_recorded:
+            self._launcher.record(plan)
+        launch.set_machine(self._launcher.submit(plan).machines[0])
+
+    def _submit_together(self, planned: Sequence[tuple[TaskLaunch, Plan]], together: Callable[..., Any]) -> None:
+        """Record all launches, then submit them together."""
+        for _, plan in planned:
+            self._launcher.record(plan)
+        try:
+            for _, plan in planned:
+                self._launcher.send_script_files(plan)
+            submitted = together([plan for _, plan in planned], self._connected.note)
+        except RooflaunchError as error:
+            for launch, _ in planned:
+                now_s = self._connected.now_s()
+                cleanup.settle(self._connected.store, launch.name, "", error.exit_code, str(error), now_s=now_s)
+            raise
+        machines: dict[str, Machine] = {machine.name: machine for machine in submitted.machines}
+        for launch, _ in planned:
+            if launch.name in machines:
+                launch.set_machine(machines[launch.name])
 
     def _collect_submitted(self) -> None:
         """Handle the ended submissions.
@@ -282,7 +351,7 @@ class RentedPlace:
         with self._watch.outlasting(watched):
             self._watch.poll(watched)
             now_s = self._connected.now_s()
-            if stale := [launch for launch in watched if _must_be_removed(launch, now_s)]:
+            if stale := [launch for launch in watched if launch.must_be_removed(now_s)]:
                 self._watch.remove(stale)
             for launch in watched:
                 self._collector.fetch_announced(launch)
@@ -374,26 +443,15 @@ class RentedPlace:
         if len(running) == 1 and running[0].heartbeat and running[0].heartbeat.last_line:
             words = launches.plain(running[0].heartbeat.last_line)
         words = ", ".join(filter(None, (words, f"{len(starting)} starting" if starting else "")))
+        left_s: float | None = None
+        if self._work.to_do and self._work.new_runs and running:
+            # At the rate of the runs that have ended.
+            first_s = min(epoch_s(launch.request.launched_at) or 0.0 for launch in self._launches)
+            left_s = (self._connected.now_s() - first_s) / self._work.new_runs * self._work.to_do
         self._progress.update(
             self.place.name,
             **self._work.counts(),
             usd=self.usd,
-            left_s=self._left_s(running),
+            left_s=left_s,
             now=now or words or (str(self._refusal) if self._refusal else ""),
         )
-
-    def _left_s(self, running: Sequence[TaskLaunch]) -> float | None:
-        """Estimate the seconds left from the rate of ended runs; None if no run has ended yet, or if nothing runs."""
-        if not self._work.to_do or not self._work.new_runs or not running:
-            return None
-        first_s = min(epoch_s(launch.request.launched_at) or 0.0 for launch in self._launches)
-        return (self._connected.now_s() - first_s) / self._work.new_runs * self._work.to_do
-
-
-def _must_be_removed(launch: TaskLaunch, now_s: float) -> bool:
-    """Whether to remove the machine: it stopped, is silent or past its limit, or still exists long after its result."""
-    if launch.machine is None or launch.is_gone:
-        return False
-    if launch.result is not None:
-        return now_s - (launch.ended_s or now_s) > SELF_DELETION_S
-    return launch.liveness in TO_BE_REMOVED

@@ -3,16 +3,13 @@
 A sweep stops only at fixed numbers of blocks; `workload.stats.blocks_interval` explains the reason.
 """
 
-import tomllib
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from math import inf
-from typing import Any
 
-from launcher.sweep.places import ARGUMENT, Configuration
+from launcher.sweep.places import Configuration
 from workload.contract.errors import UsageError
-from workload.contract.spec import options
 from workload.contract.text import counted, percent
 from workload.stats.blocks_interval import BlocksInterval, interval_at_look, looks
 from workload.stats.design import Contrast, Design, Run
@@ -20,23 +17,18 @@ from workload.stats.design import Contrast, Design, Run
 
 @dataclass(frozen=True, kw_only=True)
 class Until:
-    """Target of `--until`. `share`: half-width of every confidence interval, as a share of the interval's figure.
+    """Target of `--until`. `share`: half-width of every throughput's confidence interval, as a share of the throughput.
 
-    `baseline`: empty if the figures are throughputs. Else option values such as `{"precision": "fp32"}`: each
-    configuration is compared with the configuration that differs from it in these options alone. `most`: largest number
-    of blocks of a place.
+    `most`: largest number of blocks of a place.
     """
 
     share: float
-    baseline: Mapping[str, Any] = field(default_factory=dict)
     most: int | None = None
 
     def __str__(self) -> str:
         """Target in words, for the text of a plan."""
-        baseline = ", ".join(f"{name} {value}" for name, value in self.baseline.items())
-        figures = f"every difference against {baseline}" if baseline else "every throughput"
         most = f", with {self.most} blocks at most" if self.most else ""
-        return f"{figures} is known within +-{percent(self.share)}{most}"
+        return f"every throughput is known within +-{percent(self.share)}{most}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +64,10 @@ class Decision:
         return f"{self.widest} is the widest {after}: {width}; next check after {self.add} more{about}"
 
 
-def until_of(until: str | None, until_ratio: str | None, baseline: str | None, most: int | None) -> Until | None:
-    """Parse `--until`, or `--until-ratio` with `--baseline`. Raises `UsageError` for conflicting options."""
-    if until and until_ratio:
-        raise UsageError("--until and --until-ratio cannot be combined", hint="one of the two")
-    if bool(until_ratio) != bool(baseline):
-        raise UsageError(
-            "--until-ratio and --baseline need each other", hint="--until-ratio 2% --baseline precision=fp32"
-        )
+def until_of(until: str | None, most: int | None) -> Until | None:
+    """Parse `--until` and `--max-repeats`. Raises `UsageError` for the latter alone, or for no share."""
     if until:
         return Until(share=parse_share(until, "--until"), most=most)
-    if until_ratio and baseline:
-        return Until(share=parse_share(until_ratio, "--until-ratio"), baseline=parse_baseline(baseline), most=most)
     if most is not None:
         raise UsageError(
             f"--max-repeats limits the blocks that --until adds; got {most} without it",
@@ -103,53 +87,6 @@ def parse_share(text: str, flag: str) -> float:
     return share
 
 
-def parse_baseline(text: str) -> dict[str, Any]:
-    """Parse `--baseline precision=fp32,args.lr=0.1` into values of a matrix.
-
-    Raises `UsageError` if the text has another form.
-    """
-    known = {option.name: option for option in options()}
-    values: dict[str, Any] = {}
-    for part in text.split(","):
-        name, equals, value = part.strip().partition("=")
-        if equals and name.startswith(ARGUMENT):
-            values[name] = _argument(value)
-            continue
-        option = known.get(name.replace("-", "_"))
-        if not equals or option is None:
-            raise UsageError(
-                f"a baseline is written OPTION=VALUE,...; got '{part.strip()}'", hint="--baseline precision=fp32"
-            )
-        values[option.name] = option.parse(value)
-    return values
-
-
-def _argument(text: str) -> Any:
-    """Value of a script's argument: a number, a boolean or another TOML value; `text` itself if it is no TOML."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        return text
-
-
-def require_baseline(until: Until, configurations: tuple[Configuration, ...]) -> None:
-    """Raise `UsageError` if no configuration has its baseline in the matrix."""
-    if until.baseline and not any(_baseline_of(each, until, configurations) for each in configurations):
-        named = ", ".join(f"{name} {value}" for name, value in until.baseline.items())
-        raise UsageError(
-            f"no two configurations of the matrix differ in the baseline's options alone; got {named}",
-            hint="--baseline OPTION=VALUE, of an option with several values in [matrix]",
-        )
-
-
-def _baseline_of(
-    configuration: Configuration, until: Until, configurations: tuple[Configuration, ...]
-) -> Configuration | None:
-    """Baseline of a configuration; None if the configuration is a baseline itself, or has none."""
-    values = {**configuration.values, **until.baseline}
-    return next((each for each in configurations if each.values == values and each is not configuration), None)
-
-
 def decide(until: Until, configurations: tuple[Configuration, ...], runs: Sequence[Run]) -> Decision:
     """Decide whether a place has enough blocks.
 
@@ -157,22 +94,13 @@ def decide(until: Until, configurations: tuple[Configuration, ...], runs: Sequen
     figure (out of memory, or failed) are left out.
     """
     design = Design(runs)
-    contrasts: dict[str, Contrast] = {}
-    for configuration in configurations:
-        baseline = _baseline_of(configuration, until, configurations) if until.baseline else None
-        if until.baseline and baseline is None:
-            continue
-        weights: dict[Hashable, float] = {configuration.spec: 1.0}
-        if baseline is not None:
-            weights[baseline.spec] = -1.0
-        contrast = design.contrast(weights)
-        if contrast.blocks:
-            contrasts[configuration.text] = contrast
+    contrasts = {each.text: design.contrast({each.spec: 1.0}) for each in configurations}
+    contrasts = {name: contrast for name, contrast in contrasts.items() if contrast.blocks}
     return decision_of(contrasts, target=until.share, most=until.most)
 
 
 def decision_of(contrasts: Mapping[str, Contrast], *, target: float, most: int | None = None) -> Decision:
-    """Decide whether to stop after these blocks. `contrasts`: each requested throughput or difference, by name.
+    """Decide whether to stop after these blocks. `contrasts`: each throughput, by name.
 
     Stopping is possible only at a number of blocks that `looks` yields, at `most`, or without any contrast. Contrasts
     may have different blocks. Leave out a contrast that can get no blocks, for example because its configuration runs

@@ -113,9 +113,9 @@ def test_a_killed_container_keeps_its_steps(tmp_path: Path) -> None:
     docker("kill", container)
     _, stderr = process.communicate()
     assert process.returncode == ExitCode.RUN_FAILED
-    assert "error: the container was killed (SIGKILL)" in stderr
+    assert "error: the trainer was killed by SIGKILL" in stderr
     found = bundle.read(folder)
-    assert (found.document["status"], found.document["error"]) == ("failed", "the container was killed (SIGKILL)")
+    assert (found.document["status"], found.document["error"]) == ("failed", "the trainer was killed by SIGKILL")
     assert len(found.steps()) > 3
 
 

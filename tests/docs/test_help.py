@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -14,6 +15,7 @@ import typer.main
 from analysis import __main__ as analyze
 from analysis.app import app as analyze_app
 from launcher import __main__ as launch
+from launcher.backends import BACKENDS
 from launcher.cli.app import app as launch_app
 from tests.docs import grammar
 from workload import cli
@@ -35,6 +37,8 @@ SCRIPT_MODEL = f"{Group.MODEL}, without a script"
 # Headings in the order of every command's help.
 ORDER = [name for group in Group for name in ((group, SCRIPT_MODEL) if group is Group.MODEL else (group,))]
 MOST_LINES, MOST_USED = 100, 3
+# Written by `COLUMNS=100 launch ssh --help`, with `launch` on the PATH.
+HELP_OF_SSH = Path(__file__).parent / "help_of_ssh.txt"
 Help = Callable[..., str]
 
 
@@ -95,6 +99,14 @@ def test_a_switch_and_its_twin_are_one_line(words: tuple[str, ...], shown: Help)
     assert len(names) == len(set(names))
     assert [name for name in names if name.startswith("--no-") and f"--{name[5:]}" in names] == []
     assert " / --no-" not in shown(*words)
+
+
+def test_help_of_a_backend_lists_its_own_options(shown: Help) -> None:
+    assert shown("launch", "ssh") == HELP_OF_SSH.read_text(encoding="utf-8")
+    for command in (*BACKENDS, "duel"):
+        text = shown("launch", command)
+        assert re.search(r"^  run options +launch local --help$", text, re.MULTILINE)
+        assert [flag for flag in ("--model", "--devices", "--cpu", "--warmup") if f"  {flag}" in text] == []
 
 
 @pytest.mark.parametrize("width", [60, 100])

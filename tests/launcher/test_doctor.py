@@ -5,14 +5,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from fake_docker import FakeDocker
 
 from launcher import docker_engine, doctor
 from launcher.backends import BACKENDS
-from launcher.doctor import DoctorPorts
 from launcher.images import contents
 from launcher.kinds import HERE, DoctorPart
 from launcher.machine import containers
@@ -31,13 +30,13 @@ UNLOCK = (
 )
 
 Launch = Callable[..., int]
-LayOut = Callable[..., DoctorPorts]
+LayOut = Callable[..., Any]
 Row = tuple[str, str, str, str]
 
 
 @pytest.fixture
-def lay_out(docker: FakeDocker) -> LayOut:
-    """A machine with an engine, an L4 and ncu, unless said otherwise; a tool that is not named must not be asked."""
+def lay_out(docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> LayOut:
+    """The doctor of a machine with an engine, an L4 and ncu, unless said otherwise; it may ask no other tools."""
 
     def build(
         *,
@@ -47,22 +46,20 @@ def lay_out(docker: FakeDocker) -> LayOut:
         restricted: bool = False,
         service: hosted.Service | None = None,
         **how: Any,
-    ) -> DoctorPorts:
+    ) -> Any:
         tools: Mapping[str, str | None] = {
             QUERY: smi,
             DCGM: dcgm,
             "/opt/ncu --version": "NVIDIA (R) Nsight Compute\nVersion 2026.3.1.2 (build 1)\n",
             "/opt/old --version": "Nsight\n",
-            "/opt/gone --version": None,
         }
         info = {"gpus": True, "NCPU": 2, "MemTotal": 8_300_000_000, "DockerRootDir": "/var/lib/docker"}
-        return DoctorPorts(
-            tool=lambda command: tools[" ".join(command)],
-            connect=lambda: docker.engine(**info | how),
-            counters_restricted=lambda: restricted,
-            find_ncu=lambda: ncu,
-            service=service,
-        )
+        monkeypatch.setattr(doctor, "run_tool", lambda command: tools[" ".join(command)])
+        monkeypatch.setattr(docker_engine, "connect", lambda: docker.engine(**info | how))
+        monkeypatch.setattr(containers, "counters_restricted", lambda: restricted)
+        monkeypatch.setattr(doctor, "find_ncu", lambda: ncu)
+        monkeypatch.setattr(hosted, "service", lambda: service)
+        return doctor
 
     return build
 
@@ -92,7 +89,7 @@ def row_of(checks: Sequence[Check], name: str) -> Row:
 
 def test_sound_gpu_machine(lay_out: LayOut) -> None:
     driver = contents.load_flavours()["cuda"].driver
-    assert rows(doctor.examine([DoctorPart.GPU], lay_out())) == [
+    assert rows(lay_out().examine([DoctorPart.GPU])) == [
         ("GPU 0", "ok", "NVIDIA L4, compute capability 8.9, 23034 MiB", ""),
         ("driver", "ok", f"580.95.05; flavour cuda needs {driver}", ""),
         ("counters", "ok", "open to every user", ""),
@@ -105,7 +102,7 @@ def test_a_notebook_on_a_hosted_machine(lay_out: LayOut) -> None:
     """Its driver belongs to the service, and no image runs there: what these would need is not asked for."""
     [colab] = [service for service in hosted.SERVICES if service.name == "Colab"]
     t4 = "Tesla T4, 7.5, 550.54.15, 15360 MiB\n"
-    assert rows(doctor.examine([DoctorPart.GPU], lay_out(smi=t4, restricted=True, service=colab)))[:-2] == [
+    assert rows(lay_out(smi=t4, restricted=True, service=colab).examine([DoctorPart.GPU]))[:-2] == [
         ("GPU 0", "ok", "Tesla T4, compute capability 7.5, 15360 MiB", ""),
         ("driver", "ok", "550.54.15", ""),
         ("clocks", "note", "cannot be fixed on Colab", "nothing: each run records its clocks"),
@@ -115,7 +112,7 @@ def test_a_notebook_on_a_hosted_machine(lay_out: LayOut) -> None:
 
 @pytest.mark.parametrize("service", hosted.SERVICES, ids=lambda service: service.name)
 def test_a_notebook_without_a_gpu(lay_out: LayOut, service: hosted.Service) -> None:
-    assert rows(doctor.examine([DoctorPart.GPU], lay_out(smi=None, service=service))) == [
+    assert rows(lay_out(smi=None, service=service).examine([DoctorPart.GPU])) == [
         ("driver", "problem", "nvidia-smi shows no GPU", f"{service.gpu}; --cpu needs none")
     ]
 
@@ -126,7 +123,7 @@ def test_sound_engine(docker: FakeDocker, lay_out: LayOut, monkeypatch: pytest.M
     inputs = contents.make_recipe(cpu).inputs_hash
     labels = {"rooflaunch.flavour": "cpu", "rooflaunch.inputs": inputs, "rooflaunch.base": "unpinned"}
     docker.hold("sha256:ab", "rooflaunch:cpu", "rooflaunch:cpu-0123456789ab", labels=labels)
-    assert rows(doctor.examine([DoctorPart.DOCKER], lay_out())) == [
+    assert rows(lay_out().examine([DoctorPart.DOCKER])) == [
         ("engine", "ok", "Docker 28.2.2; 2 CPUs, 8.3 GB of memory", ""),
         ("GPUs", "ok", "containers can use NVIDIA GPUs", ""),
         ("disk", "ok", "50.0 GB free in /var/lib/docker", ""),
@@ -169,14 +166,10 @@ def test_sound_engine(docker: FakeDocker, lay_out: LayOut, monkeypatch: pytest.M
             {"ncu": "/opt/old"},
             ("ncu", "problem", "/opt/old does not tell its version", "install Nsight Compute again"),
         ),
-        (
-            {"ncu": "/opt/gone"},
-            ("ncu", "problem", "/opt/gone does not tell its version", "install Nsight Compute again"),
-        ),
     ],
 )
 def test_gpu_machine_with_something_amiss(machine: dict[str, Any], row: Row, lay_out: LayOut) -> None:
-    assert row_of(doctor.examine([DoctorPart.GPU], lay_out(**machine)), row[0]) == row
+    assert row_of(lay_out(**machine).examine([DoctorPart.GPU]), row[0]) == row
 
 
 @pytest.mark.parametrize(
@@ -223,8 +216,8 @@ def test_gpu_machine_with_something_amiss(machine: dict[str, Any], row: Row, lay
 def test_driver_against_the_images(
     capability: str, driver: str, state: str, found: str, cure: str, lay_out: LayOut
 ) -> None:
-    host = lay_out(smi=f"A GPU, {capability}, {driver}, 1 MiB\n")
-    assert row_of(doctor.examine([DoctorPart.GPU], host), "driver") == ("driver", state, found, cure)
+    checks = lay_out(smi=f"A GPU, {capability}, {driver}, 1 MiB\n").examine([DoctorPart.GPU])
+    assert row_of(checks, "driver") == ("driver", state, found, cure)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +234,7 @@ def test_driver_against_the_images(
     ],
 )
 def test_gpus_that_nvidia_smi_shows(printed: str | None, names: list[str], lay_out: LayOut) -> None:
-    checks = doctor.examine([DoctorPart.GPU], lay_out(smi=printed))
+    checks = lay_out(smi=printed).examine([DoctorPart.GPU])
     found = [check.found.partition(",")[0] for check in checks if check.name.startswith("GPU")]
     assert found == names
     assert any(check.found == "nvidia-smi shows no GPU" for check in checks) is (names == [])
@@ -250,7 +243,7 @@ def test_gpus_that_nvidia_smi_shows(printed: str | None, names: list[str], lay_o
 def test_several_gpus_are_listed_by_the_index_that_chooses_one(lay_out: LayOut) -> None:
     # The GPU with index 1 does not tell its compute capability.
     broken = "NVIDIA L4, [N/A], 580.95.05, 23034 MiB\n"
-    checks = doctor.examine([DoctorPart.GPU], lay_out(smi=f"{L4}{broken}{L4}"))
+    checks = lay_out(smi=f"{L4}{broken}{L4}").examine([DoctorPart.GPU])
     assert [check.name for check in checks][:3] == ["GPU 0", "GPU 2", "choice"]
     found = "2 GPUs: a run uses one of them, the fastest if none is chosen"
     assert row_of(checks, "choice") == ("choice", "note", found, "launch local --gpu-index 1")
@@ -258,7 +251,7 @@ def test_several_gpus_are_listed_by_the_index_that_chooses_one(lay_out: LayOut) 
 
 def test_each_kind_of_gpu_asks_for_its_driver(lay_out: LayOut) -> None:
     volta = "Tesla V100-SXM2-16GB, 7.0, 595.71.05, 16384 MiB\n"
-    checks = doctor.examine([DoctorPart.GPU], lay_out(smi=f"NVIDIA L4, 8.9, 595.71.05, 23034 MiB\n{volta}{volta}"))
+    checks = lay_out(smi=f"NVIDIA L4, 8.9, 595.71.05, 23034 MiB\n{volta}{volta}").examine([DoctorPart.GPU])
     assert {check.name: check.state for check in checks if "driver" in check.name} == {
         "driver for NVIDIA L4": "ok",
         "driver for Tesla V100-SXM2-16GB": "problem",
@@ -274,13 +267,11 @@ def test_each_kind_of_gpu_asks_for_its_driver(lay_out: LayOut) -> None:
 )
 def test_no_gpu_ends_its_part(system: str, cure: str, lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: system)
-    assert rows(doctor.examine([DoctorPart.GPU], lay_out(smi=None))) == [
-        ("driver", "problem", "nvidia-smi shows no GPU", cure)
-    ]
+    assert rows(lay_out(smi=None).examine([DoctorPart.GPU])) == [("driver", "problem", "nvidia-smi shows no GPU", cure)]
 
 
 def test_no_gpu_is_nothing_to_repair_where_none_was_asked_for(lay_out: LayOut) -> None:
-    checks = doctor.examine([DoctorPart.GPU], lay_out(smi=None), named=False)
+    checks = lay_out(smi=None).examine([DoctorPart.GPU], named=False)
     cure = "without a GPU, runs use the CPU; otherwise: launch doctor gpu"
     assert rows(checks) == [("driver", "note", "nvidia-smi shows no GPU", cure)]
     assert doctor.exit_code(checks) == ExitCode.DONE
@@ -307,7 +298,7 @@ def test_no_gpu_is_nothing_to_repair_where_none_was_asked_for(lay_out: LayOut) -
     ],
 )
 def test_engine_with_something_amiss(machine: dict[str, Any], row: Row, lay_out: LayOut) -> None:
-    assert row_of(doctor.examine([DoctorPart.DOCKER], lay_out(**machine)), row[0]) == row
+    assert row_of(lay_out(**machine).examine([DoctorPart.DOCKER]), row[0]) == row
 
 
 @pytest.mark.parametrize(
@@ -325,7 +316,7 @@ def test_engine_with_something_amiss(machine: dict[str, Any], row: Row, lay_out:
 )
 def test_disk(free: int | None, state: str, found: str, cure: str, disk: SimpleNamespace, lay_out: LayOut) -> None:
     disk.free = free
-    assert row_of(doctor.examine([DoctorPart.DOCKER], lay_out()), "disk") == ("disk", state, found, cure)
+    assert row_of(lay_out().examine([DoctorPart.DOCKER]), "disk") == ("disk", state, found, cure)
 
 
 def test_images_of_other_code_and_of_a_pinned_base(docker: FakeDocker, lay_out: LayOut) -> None:
@@ -336,7 +327,7 @@ def test_images_of_other_code_and_of_a_pinned_base(docker: FakeDocker, lay_out: 
         "rooflaunch:volta",
         labels={"rooflaunch.flavour": "volta", "rooflaunch.inputs": inputs, "rooflaunch.base": "sha256:ba"},
     )
-    checks = doctor.examine([DoctorPart.DOCKER], lay_out())
+    checks = lay_out().examine([DoctorPart.DOCKER])
     assert row_of(checks, "image cuda")[1:3] == ("note", "built from other code")
     assert row_of(checks, "image volta")[1:3] == ("ok", "rooflaunch:volta; base sha256:ba")
 
@@ -346,7 +337,7 @@ def test_containers_that_were_left_behind(docker: FakeDocker, lay_out: LayOut) -
         docker.containers.create(labels={"rooflaunch.run": "0.1"})
     docker.containers.create(labels={})
     row = ("containers", "note", "of earlier runs: fake_0, fake_1", "docker rm -f fake_0 fake_1")
-    assert row_of(doctor.examine([DoctorPart.DOCKER], lay_out()), "containers") == row
+    assert row_of(lay_out().examine([DoctorPart.DOCKER]), "containers") == row
 
 
 def test_a_backend_is_looked_at_when_named(lay_out: LayOut) -> None:
@@ -357,18 +348,18 @@ def test_a_backend_is_looked_at_when_named(lay_out: LayOut) -> None:
         asked.append(name)
         return [cloud]
 
-    assert doctor.examine(["gcp"], lay_out(), checks_of=checks_of) == [cloud]
+    assert lay_out().examine(["gcp"], checks_of=checks_of) == [cloud]
     assert asked == ["gcp"]
     assert not set(HERE) & set(BACKENDS), "without a part named the network is not needed"
 
 
-def no_engine() -> Any:
-    raise ToolError("no Docker engine answers: permission denied", hint="log in again")
+def test_no_engine_ends_its_part(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_engine() -> NoReturn:
+        raise ToolError("no Docker engine answers: permission denied", hint="log in again")
 
-
-def test_no_engine_ends_its_part(lay_out: LayOut) -> None:
-    host = DoctorPorts(**{**vars(lay_out()), "connect": no_engine})
-    checks = doctor.examine([DoctorPart.DOCKER, DoctorPart.GPU, DoctorPart.DOCKER], host)
+    lay_out()
+    monkeypatch.setattr(docker_engine, "connect", no_engine)
+    checks = doctor.examine([DoctorPart.DOCKER, DoctorPart.GPU, DoctorPart.DOCKER])
     assert rows(checks)[0] == ("engine", "problem", "no Docker engine answers: permission denied", "log in again")
     assert [check.part for check in checks] == [DoctorPart.DOCKER, *[DoctorPart.GPU] * 5], (
         "a part that is named twice is one"
@@ -399,13 +390,11 @@ def test_exit_code(checks: list[Check], code: ExitCode) -> None:
     assert doctor.exit_code(checks) is code
 
 
-def test_command(
-    lay_out: LayOut, launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(doctor, "real_ports", lay_out)
+def test_command(lay_out: LayOut, launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    lay_out()
     assert launch("doctor", "gpu") == 0
     assert capsys.readouterr().out.startswith("ok       GPU 0     NVIDIA L4, compute capability 8.9, 23034 MiB\n")
-    monkeypatch.setattr(doctor, "real_ports", lambda: lay_out(dcgm="812\n", ncu="/opt/old"))
+    lay_out(dcgm="812\n", ncu="/opt/old")
     assert launch("doctor", "gpu", "--format", "json") == 4
     told = json.loads(capsys.readouterr().out)
     assert [check["state"] for check in told] == ["ok", "ok", "ok", "note", "problem"]
@@ -419,14 +408,6 @@ def test_command(
     assert launch("doctor") == 4
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"ok", "note", "problem", "->"}
     assert launch("doctor", "cloud") == 2
-
-
-def test_this_machine_is_asked_for_real() -> None:
-    host = doctor.real_ports()
-    assert host.tool is doctor.run_tool
-    assert host.connect is docker_engine.connect
-    assert host.counters_restricted is containers.counters_restricted
-    assert host.find_ncu is doctor.find_ncu
 
 
 @pytest.mark.world

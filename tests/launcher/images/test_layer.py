@@ -5,6 +5,7 @@ import shlex
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_docker import FakeDocker
@@ -14,10 +15,12 @@ from launcher.images import layer
 from launcher.kinds import Runtime
 from launcher.machine import local
 from launcher.machine.containers import ContainerLimits
+from launcher.machine.local_options import LocalOptions
 from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
+from launcher.script import local_script
 from launcher.script.command import HereOptions
-from launcher.script.local_script import require_gpu, require_visible, runtime_of, with_packages
+from launcher.script.local_script import choice_of, require_gpu, require_visible
 from workload.contract.errors import ExitCode, ToolError, UsageError
 from workload.contract.spec import Device, RunSpec, resolve
 
@@ -78,24 +81,31 @@ def test_an_image_that_the_engine_lacks(held: FakeDocker) -> None:
     assert caught.value.hint == "docker pull host/other@sha256:00"
 
 
-def test_a_dry_run_builds_nothing(held: FakeDocker, tmp_path: Path) -> None:
+def test_packages_are_added_to_the_image_unless_nothing_runs(
+    held: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "requirements.txt").write_text("timm\n")
-    engine = held.engine()
+    engine, asked = held.engine(), []
     choice = Choice(runtime=Runtime.DOCKER, why="an image was named", engine=engine, image=engine.image(BASE))
+
+    def choose(runtime: Runtime, *_: Any, **__: Any) -> Choice:
+        asked.append(runtime)
+        return choice
+
+    monkeypatch.setattr(local_script, "choose", choose)
     options = HereOptions(requirements=str(tmp_path / "requirements.txt"))
-    dry = with_packages(choice, options, is_dry=True)
+    dry = choice_of(RunSpec(), LocalOptions(), options, tmp_path, is_dry=True)
     assert (held.builds, dry.image) == ([], choice.image)
     assert dry.why == f"an image was named, with the packages of {tmp_path}/requirements.txt"
-    assert with_packages(choice, options, is_dry=False).image == engine.image("sha256:1a7e")
-    assert with_packages(choice, HereOptions(), is_dry=False) is choice
+    assert choice_of(RunSpec(), LocalOptions(), options, tmp_path).image == engine.image("sha256:1a7e")
+    assert choice_of(RunSpec(), LocalOptions(), HereOptions(), tmp_path) is choice
+    assert asked == [Runtime.DOCKER, Runtime.DOCKER, Runtime.AUTO]
 
 
-def test_packages_ask_for_a_container() -> None:
+def test_packages_are_none_of_a_process() -> None:
     options = HereOptions(requirements="my reqs.txt")
-    assert runtime_of(options, Runtime.AUTO) is Runtime.DOCKER
-    assert runtime_of(HereOptions(), Runtime.AUTO) is Runtime.AUTO
     with pytest.raises(UsageError) as caught:
-        runtime_of(options, Runtime.PROCESS)
+        choice_of(RunSpec(), LocalOptions(runtime=Runtime.PROCESS), options, Path())
     assert str(caught.value) == f"--requirements is for an image, but a process uses this Python, {sys.executable}"
     assert caught.value.hint == f"{shlex.quote(sys.executable)} -m pip install --requirement 'my reqs.txt'"
 

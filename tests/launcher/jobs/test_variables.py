@@ -65,43 +65,30 @@ def store(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "store")
 
 
-def written(store: Folder, *, launcher: str, age_s: float) -> None:
+def written(store: Folder, *, age_s: float) -> None:
     store.write(request_object(NAME), replace(REQUEST, launched_at=utc(NOW_S - age_s)).to_bytes())
-    ScriptFiles(content=b"", files=(), variables=SECRET).send(store, NAME, launcher=launcher)
-
-
-def killed() -> str:
-    """The name of a process of this machine that has ended."""
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
-    return f"{cleanup.this_process().rpartition(' ')[0]} {child}"
+    ScriptFiles(content=b"", files=(), variables=SECRET).send(store, NAME)
 
 
 MINUTES = 60.0
-# Launcher, minutes since the launch, machine, zone that does not answer, result, named by `launch down`: erased?
-CASES: dict[str, tuple[str, float, bool, bool, bool, bool, bool]] = {
-    "just asked for": ("other 1", 0, False, False, False, False, False),
-    "just asked for, and ended": ("other 1", 0, False, False, False, True, True),
-    "perhaps still asked for, elsewhere": ("other 1", 19, False, False, False, False, False),
-    "asked for too long ago": ("other 1", 21, False, False, False, False, True),
-    "its launcher lives": ("this", 2, False, False, False, False, False),
-    "its launcher was killed": ("killed", 2, False, False, False, False, True),
-    "its launcher was killed just now": ("killed", 0, False, False, False, False, False),
-    "it runs": ("killed", 100, True, False, False, False, False),
-    "it does not end": ("killed", 100, True, False, False, True, False),
-    "it may run": ("killed", 100, False, True, False, False, False),
-    "it has a result": ("this", 1, True, False, True, False, True),
+# Minutes since the launch, machine, zone that does not answer, result, named by `launch down`: erased?
+CASES: dict[str, tuple[float, bool, bool, bool, bool, bool]] = {
+    "just asked for": (0, False, False, False, False, False),
+    "just asked for, and ended": (0, False, False, False, True, True),
+    "perhaps still asked for": (19, False, False, False, False, False),
+    "asked for too long ago": (21, False, False, False, False, True),
+    "it runs": (100, True, False, False, False, False),
+    "it does not end": (100, True, False, False, True, False),
+    "it may run": (100, False, True, False, False, False),
+    "it has a result": (1, True, False, True, False, True),
 }
 
 
 @pytest.mark.world
 @pytest.mark.parametrize("case", CASES)
 def test_variables_are_erased_once_nobody_needs_them(store: Folder, case: str) -> None:
-    launcher, age, is_there, is_silent, has_result, is_down, is_erased = CASES[case]
-    names = {"this": cleanup.this_process(), "killed": killed()}
-    written(store, launcher=names.get(launcher, launcher), age_s=age * MINUTES)
+    age, is_there, is_silent, has_result, is_down, is_erased = CASES[case]
+    written(store, age_s=age * MINUTES)
     if has_result:
         store.write(result_object(NAME), RESULT.to_bytes())
     place = Place(store, there=(NAME,) if is_there else (), silent=("some zone",) if is_silent else ())
@@ -159,7 +146,7 @@ def test_a_secret_is_its_owners_from_the_first_byte(store: Folder, monkeypatch: 
     monkeypatch.setattr(os, "fsync", looked_at)
     old = os.umask(0)
     try:
-        written(store, launcher="x", age_s=0)
+        written(store, age_s=0)
     finally:
         os.umask(old)
     assert 0o600 in modes

@@ -182,16 +182,6 @@ def follow(docker: FakeDocker, out: list[str]) -> ContainerEnd:
     return containers.follow(docker.engine(), TIMING, on_line=out.append)
 
 
-def test_output_goes_to_us_and_messages_to_stderr(docker: FakeDocker, capsys: pytest.CaptureFixture[str]) -> None:
-    docker.containers.pieces = [(b"/out/a\n", b"warmup 1/3\n")]
-    docker.containers.exit_code = 6
-    out: list[str] = []
-    assert follow(docker, out) == ContainerEnd(exit_code=6, out_of_memory=False)
-    assert out == ["/out/a"]
-    assert capsys.readouterr() == ("", "warmup 1/3\n")
-    assert docker.containers.there == {}
-
-
 @pytest.mark.parametrize(
     ("sent", "received", "lines", "exit_code"),
     [
@@ -276,7 +266,7 @@ def test_signal_while_the_container_starts_reaches_it(docker: FakeDocker, monkey
             ContainerEnd(exit_code=137, out_of_memory=False),
             ContainerLimits(memory_bytes=536_870_912),
             RunFailedError,
-            "the container was killed (SIGKILL)",
+            "the trainer was killed by SIGKILL",
             "run again; `docker events` shows what stopped the container",
         ),
         (

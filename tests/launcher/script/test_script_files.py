@@ -96,10 +96,10 @@ def test_the_same_files_are_the_same_archive(folder: Path, tmp_path: Path) -> No
 def test_an_archive_is_sent_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "store").mkdir()
     store, packed = Folder(tmp_path / "store"), pack(SCRIPT, folder)
-    packed.send(store, NAME, launcher="box 1")
+    packed.send(store, NAME)
     assert store.read(archive_object(packed.sha256), most_bytes=10**6) == packed.content
     monkeypatch.setattr(Folder, "write", lambda *_, **__: pytest.fail("it is there already"))
-    packed.send(store, NAME, launcher="box 1")
+    packed.send(store, NAME)
 
 
 def test_no_repository(tmp_path: Path) -> None:
@@ -166,11 +166,8 @@ def test_variables_lie_in_the_store_until_they_are_taken_back(folder: Path, tmp_
     (tmp_path / "store").mkdir()
     store = Folder(tmp_path / "store")
     packed = replace(pack(SCRIPT, folder), variables=variables_of(["HF_TOKEN"], {"HF_TOKEN": "hf_1", "OTHER": "2"}))
-    packed.send(store, NAME, launcher="box 1")
-    assert json.loads(store.read(variables_object(NAME)) or b"") == {
-        "launcher": "box 1",
-        "values": {"HF_TOKEN": "hf_1"},
-    }
+    packed.send(store, NAME)
+    assert json.loads(store.read(variables_object(NAME)) or b"") == {"values": {"HF_TOKEN": "hf_1"}}
     assert stat.S_IMODE(Path(store.locate(variables_object(NAME))).stat().st_mode) == 0o600
     assert packed.facts()["env"] == ["HF_TOKEN"]
     assert "hf_1" not in repr(packed) + repr(packed.facts())
@@ -179,7 +176,7 @@ def test_variables_lie_in_the_store_until_they_are_taken_back(folder: Path, tmp_
     store.write(request_object(NAME), replace(REQUEST, script=packed.facts()).to_bytes())
     cleanup.settle(store, NAME, "box", 4, "no machine", now_s=1e9)
     assert store.read(variables_object(NAME)) == b"{}"
-    pack(SCRIPT, folder).send(store, "rooflaunch-other-20261121-142530-3fa9c1", launcher="")
+    pack(SCRIPT, folder).send(store, "rooflaunch-other-20261121-142530-3fa9c1")
     assert [name for listed in store.objects("launches/") if "variables" in (name := listed.name)] == [
         variables_object(NAME)
     ]

@@ -1,14 +1,13 @@
 """Sweeps in a fake cloud: the real backend and driver, a fake Compute Engine, a real server of Cloud Storage."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.gcp.options import Options, Where
-from launcher.sweep.drive import SweepPorts, drive
-from launcher.sweep.outcome import SweepOutcome
+from launcher.sweep.drive import drive
 from launcher.sweep.places import Place, Sweep
+from launcher.sweep.work import SweepOutcome
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Cloud
 from tests.launcher.sweep.sweeps import NAME, configurations_of, plan_of
 from tests.workload.storage.gcs_server import BUCKET
@@ -34,22 +33,22 @@ def cloud_sweep(*places: Place, blocks: int = 2, name: str = NAME, **lists: Sequ
     return Sweep(name=name, repeats=blocks, seed=0, places=plans)
 
 
-def ports_of(cloud: Cloud, **changes: Any) -> SweepPorts:
-    backend = ComputeEngine(
+def gcp_of(cloud: Cloud) -> ComputeEngine:
+    return ComputeEngine(
         compute=lambda _: cloud.compute,
         bucket=lambda _: cloud.bucket,
         engine=no_docker,
         default_project=lambda: "my-project",
         sleep=cloud.clock.sleep,
     )
+
+
+def swept(cloud: Cloud, sweep: Sweep, **changes: Any) -> SweepOutcome:
+    """Drive a sweep in this cloud without a terminal; `changes`: other arguments of `drive`."""
     plain: dict[str, Any] = {
-        "backend": lambda name: {"gcp": backend}[name],
-        "is_terminal": lambda: False,
-        "ask": lambda _: "l",
+        "output": cloud.output,
+        "backend_of": {"gcp": gcp_of(cloud)}.__getitem__,
+        "ask": lambda _: None,
         "sleep": cloud.clock.sleep,
     }
-    return SweepPorts(**{**plain, **changes})
-
-
-def swept(cloud: Cloud, sweep: Sweep, *, output: Path | None = None, ports: Any = None, **wishes: Any) -> SweepOutcome:
-    return drive(sweep, output=output or cloud.output, ports=ports or ports_of(cloud), **wishes)
+    return drive(sweep, **{**plain, **changes})

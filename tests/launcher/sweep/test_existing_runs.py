@@ -37,16 +37,3 @@ def test_a_failed_run_does_not_hide_the_completed_one_of_its_key(tmp_path: Path)
     for number, status in enumerate(("failed", "completed", "failed")):
         make_manifest(tmp_path, number, status=status, run_key="00ff")
     assert existing_runs.look(tmp_path).by_key["00ff"].run_id == NAME.format(1)
-
-
-def test_what_else_there_is_of_a_sweep_by_configuration(tmp_path: Path) -> None:
-    for number, (job, key) in enumerate((("night", "a"), ("night", "b"), ("night", "c"), ("day", "d"))):
-        make_manifest(tmp_path, number, status="failed", run_key=key, job=job)
-    assert existing_runs.look(tmp_path).of_job("night", frozenset("a")) == {
-        "resnet18, batch 32, fp32 at gcp-t4-us-central1-a": 2
-    }
-
-
-def test_a_long_list_is_cut() -> None:
-    assert existing_runs.first_lines([("a", 1), ("b", 2), ("c", 1), ("d", 1)], 2) == "a, b (2) and 2 more"
-    assert existing_runs.first_lines([("a", 1)], 2) == "a"

@@ -9,15 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.jobs import liveness
 from launcher.protocol.records import LaunchPhase, Request, request_object
-from launcher.protocol.task import TaskRun
 from launcher.sweep.drive import lock_held
 from launcher.sweep.places import Sweep
 from launcher.sweep.until import Until
 from tests.launcher.backends.gcp.canned_cloud import QUICK, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
-from tests.launcher.sweep.cloudy import cloud_sweep, ports_of, swept, t4
+from tests.launcher.sweep.cloudy import cloud_sweep, swept, t4
 from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.record import Status
@@ -136,19 +134,6 @@ def test_machines_that_are_lost_or_taken_back_are_replaced(clouds: Clouds, capsy
 
 
 @pytest.mark.night(part="places")
-def test_a_silent_machine_is_removed_and_its_runs_done_by_another(
-    clouds: Clouds, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(liveness, "SILENCE_LIMIT_S", 600)
-    with clouds(fault=[Fault.STOPS_BEATING], durations=LONG, scale=100) as cloud:
-        sweep = cloud_sweep(name="silent", blocks=1)
-        outcome = swept(cloud, sweep)
-        assert outcome.exit_code == 0
-        check_whole(cloud, sweep)
-        assert len(cloud.fake.all_vms) == 2
-
-
-@pytest.mark.night(part="places")
 def test_a_task_that_brings_nothing_again_and_again_is_given_up_with_its_reason(clouds: Clouds) -> None:
     with clouds(fault=Fault.VANISHES, durations=LONG) as cloud:
         outcome = swept(cloud, cloud_sweep(name="in-vain", blocks=1))
@@ -168,26 +153,6 @@ def test_one_failed_run_stops_no_other_and_is_listed_with_its_cure(clouds: Cloud
         text = outcome.text()
         assert "failed        resnet50 (block 1), resnet50 (block 2): failed\n" in text
         assert "cure          see log.txt in the run's bundle; the same command repeats the run\n" in text
-
-
-@pytest.mark.night(part="places")
-def test_larger_batches_than_one_that_ran_out_of_memory_are_left_out(clouds: Clouds) -> None:
-    def status_of(run: TaskRun) -> Status:
-        return Status.COMPLETED if (run.spec.batch_size or 0) < 64 else Status.OUT_OF_MEMORY
-
-    with clouds(fault=[Fault.NONE, Fault.VANISHES], durations=LONG) as cloud:
-        cloud.vm.status_of = status_of
-        sweep = cloud_sweep(t4(machines=1), name="memory", blocks=1, batch_size=[32, 64, 128])
-        outcome = swept(cloud, sweep)
-        assert (outcome.exit_code, outcome.places[0].done) == (0, 3)
-        again = cloud_sweep(t4(machines=1), name="memory", blocks=2, batch_size=[32, 64, 128])
-        # The largest of block 2 is not tried, since the plan knows; the machine that is lost shows what was asked for.
-        outcome = swept(cloud, again)
-        assert (outcome.exit_code, outcome.places[0].done) == (0, 6)
-        assert list(outcome.places[0].too_large.values()) == [64]
-        last = Request.from_bytes(cloud.fake.all_vms[-1].metadata["rooflaunch-request"].encode())
-        assert [run.spec.batch_size for run in last.work.runs if run.spec.batch_size == 128] == []
-        assert "1 run left out: batch 64 of the same configuration ran out of memory here" in outcome.text()
 
 
 def test_without_room_for_all_machines_the_rest_waits_for_those_that_run(
@@ -253,7 +218,7 @@ def test_ctrl_c_asks(clouds: Clouds, answer: str) -> None:
         cloud.fake.hide_quota("us-central1", "PREEMPTIBLE_NVIDIA_T4_GPUS", 0)
         cloud.fake.hide_quota("us-central1", "NVIDIA_T4_GPUS", 1)
         meanwhile(lambda: len(cloud.vm.sealed) >= 1, interrupt(signal.SIGINT))
-        outcome = swept(cloud, sweep, ports=ports_of(cloud, is_terminal=lambda: True, ask=ask))
+        outcome = swept(cloud, sweep, ask=ask)
         assert outcome.exit_code == 130
         assert len(asked) == 1
         # Either way nothing runs any more; who finishes has the whole first block.

@@ -7,9 +7,8 @@ import pytest
 from benchmarks.synthetic_bundles import make
 from launcher.sweep.collect import Collector
 from launcher.sweep.places import LOCAL, Place
-from launcher.sweep.progress import Progress
+from launcher.sweep.shared import Progress, Workers
 from launcher.sweep.work import PlaceWork
-from launcher.sweep.workers import Workers
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract.record import Status
 from workload.storage.address import open_store

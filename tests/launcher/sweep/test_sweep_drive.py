@@ -1,14 +1,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from benchmarks.synthetic_bundles import make
-from launcher.sweep.drive import SweepPorts, drive
+from launcher.sweep.drive import drive
 from launcher.sweep.places import LOCAL, Place, Sweep
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
-
-PORTS = SweepPorts(backend=lambda _: pytest.fail("nobody is asked"), is_terminal=lambda: False, ask=str)
 
 
 def test_damaged_bundles_are_set_aside_before_the_first_run(tmp_path: Path) -> None:
@@ -17,7 +13,7 @@ def test_damaged_bundles_are_set_aside_before_the_first_run(tmp_path: Path) -> N
     sweep = Sweep(name="night", repeats=1, seed=0, places=(plan,))
     damaged, mended = (make(tmp_path, number) for number in range(2))
     (damaged / "steps.csv").unlink()
-    outcome = drive(sweep, output=tmp_path, ports=PORTS, damaged=[damaged.name, mended.name, "gone"])
+    outcome = drive(sweep, output=tmp_path, damaged=[damaged.name, mended.name, "gone"])
     assert (outcome.exit_code, outcome.places[0].done) == (0, 1)
     assert [path.name for path in (tmp_path / ".damaged").iterdir()] == [damaged.name]
     assert mended.is_dir()

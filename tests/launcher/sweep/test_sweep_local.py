@@ -11,13 +11,13 @@ from launcher.kinds import Runtime
 from launcher.machine.local import LocalOutcome, LocalPlan
 from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
+from launcher.script import local_script
 from launcher.script.command import HereOptions
 from launcher.sweep import local
-from launcher.sweep.control import Control
 from launcher.sweep.local import LocalPlaces, _LocalPlace
 from launcher.sweep.places import LOCAL, Configuration, Place
-from launcher.sweep.progress import Progress
 from launcher.sweep.script import PlacedScript
+from launcher.sweep.shared import Control, Progress
 from launcher.sweep.work import Ended, PlaceWork
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract import bundle
@@ -34,7 +34,7 @@ def runs_in_docker(docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> FakeD
     docker.hold("sha256:ab", "rooflaunch:cpu")
     engine = docker.engine()
     choice = Choice(runtime=Runtime.DOCKER, why="t", engine=engine, image=engine.image("sha256:ab"))
-    monkeypatch.setattr(local, "choose", lambda *_, **__: choice)
+    monkeypatch.setattr(local_script, "choose", lambda *_, **__: choice)
     monkeypatch.setattr(local, "outside_facts", dict)
     return docker
 
@@ -96,7 +96,7 @@ def test_each_block_of_several_configurations_has_a_start_server(
 
     monkeypatch.setattr(local, "Forks", Noted)
     monkeypatch.setattr(local.local, "run", run)
-    monkeypatch.setattr(local, "choose", lambda *_, **__: Choice(runtime=Runtime.PROCESS, why="t"))
+    monkeypatch.setattr(local_script, "choose", lambda *_, **__: Choice(runtime=Runtime.PROCESS, why="t"))
     LocalPlaces([PlaceWork(plan, known={})], output=tmp_path, control=Control(), progress=Progress()).run()
     assert sorted(seen[:3]) == sorted(blocks[:3])
     assert sorted(seen) == sorted(blocks)
@@ -118,7 +118,7 @@ def test_a_sweep_with_several_devices_forks_no_run_of_one_device(
         return LocalOutcome(exit_code=0, bundles=())
 
     monkeypatch.setattr(local.local, "run", run)
-    monkeypatch.setattr(local, "choose", lambda *_, **__: Choice(runtime=Runtime.PROCESS, why="t"))
+    monkeypatch.setattr(local_script, "choose", lambda *_, **__: Choice(runtime=Runtime.PROCESS, why="t"))
     plan = plan_of(Place(name="here", backend=LOCAL), configurations_of(devices=[1, 2]), 1)
     LocalPlaces([PlaceWork(plan, known={})], output=tmp_path, control=Control(), progress=Progress()).run()
     assert sorted(seen) == [(1, False), (2, False)]

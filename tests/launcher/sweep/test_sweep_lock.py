@@ -32,11 +32,6 @@ def test_a_lock_is_free_again_and_tells_who_had_it(tmp_path: Path) -> None:
         assert before.pid == os.getpid()
 
 
-def test_other_sweeps_and_folders_have_locks_of_their_own(tmp_path: Path) -> None:
-    with lock_held(tmp_path, "night"), lock_held(tmp_path, "day"), lock_held(tmp_path / "other", "night"):
-        pass
-
-
 def test_the_second_is_refused_in_words(tmp_path: Path) -> None:
     with lock_held(tmp_path, "night"), pytest.raises(UsageError) as raised, lock_held(tmp_path, "night"):
         pass

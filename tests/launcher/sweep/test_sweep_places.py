@@ -159,14 +159,6 @@ def test_of_an_odd_number_each_is_in_the_middle_in_turn() -> None:
     assert in_order(five[:1], seed=0, block=2) == list(five[:1])
 
 
-def test_two_configurations_take_turns_at_the_first_position() -> None:
-    """The order of blocks was drawn alone: with this seed, false came before true in three blocks of three."""
-    two = tuple(Configuration(values={"channels_last": on}, spec=RunSpec(channels_last=on)) for on in (False, True))
-    for seed in range(50):
-        first = [in_order(two, seed=seed, block=n)[0].spec.channels_last for n in range(1, 9)]
-        assert all(first[at] != first[at + 1] for at in range(0, 8, 2))
-
-
 def test_blocks_are_shared_out_among_machines() -> None:
     plan = planned("a", "b", repeats=5, machines=2)
     assert [(task.job, task.number, [run.block for run in task.runs]) for task in plan.tasks] == [

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from launcher.sweep.control import Control, Wish
-from launcher.sweep.progress import MOST_ROWS, LiveTable, PlaceState, Progress, rows_of
+from launcher.sweep.shared import MOST_ROWS, Control, LiveTable, PlaceState, Progress, Wish, rows_of
 
 T4 = PlaceState(
     name="t4",
@@ -91,14 +90,6 @@ def test_on_a_terminal_the_table_is_drawn_below_the_lines_and_only_when_it_chang
     assert stream.getvalue().removeprefix(first).startswith("\033[2A\033[J      +0 s  t4: hello\\x1b[2J\nplace")
 
 
-def test_a_state_is_changed_in_its_place() -> None:
-    progress = Progress()
-    for name in ("a", "b"):
-        progress.update(name, runs=2)
-    progress.update("a", done=1)
-    assert [(state.name, state.done, state.runs) for state in progress.states] == [("a", 1, 2), ("b", 0, 2)]
-
-
 class Trainer:
     def __init__(self) -> None:
         self.signals: list[str] = []
@@ -109,18 +100,18 @@ class Trainer:
 
 def test_who_leaves_interrupts_what_runs_here_and_a_wish_never_weakens() -> None:
     control, trainer = Control(), Trainer()
-    control.started(trainer)
+    control.trainers.started(trainer)
     control.ask(Wish.FINISH)
     assert (trainer.signals, control.why_not, control.is_leaving) == ([], "the sweep was interrupted", False)
     control.ask(Wish.STOP)
     control.ask(Wish.LEAVE)
     assert (control.wish, trainer.signals) == (Wish.STOP, ["SIGINT"])
     late = Trainer()
-    control.started(late)
+    control.trainers.started(late)
     assert late.signals == ["SIGINT"]
     control.kill()
     assert late.signals == ["SIGINT", "SIGKILL"]
-    control.ended()
+    control.trainers.ended()
     control.kill()
     assert late.signals == ["SIGINT", "SIGKILL"]
 

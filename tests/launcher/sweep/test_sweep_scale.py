@@ -16,8 +16,8 @@ import pytest
 from launcher.protocol.records import LaunchPhase
 from launcher.protocol.task import TaskRun
 from launcher.sweep import rented
-from launcher.sweep.outcome import SweepOutcome
 from launcher.sweep.places import Sweep
+from launcher.sweep.work import SweepOutcome
 from tests.launcher.backends.gcp.canned_cloud import QUICK, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import DURATIONS, Fault
 from tests.launcher.sweep.cloudy import cloud_sweep, swept, t4

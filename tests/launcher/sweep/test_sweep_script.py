@@ -15,13 +15,12 @@ from benchmarks.synthetic_bundles import make
 from launcher.protocol.records import Request
 from launcher.script.command import HereOptions, ThereOptions
 from launcher.sweep import matrix
-from launcher.sweep.drive import drive
 from launcher.sweep.matrix import Matrix
 from launcher.sweep.plan import SweepPlan, make_plan
 from tests import slurm, sshd
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Clouds
 from tests.launcher.script import tiny
-from tests.launcher.sweep.cloudy import ports_of
+from tests.launcher.sweep import cloudy
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
 from workload.contract.errors import UsageError
@@ -125,7 +124,7 @@ WRONG = [
     (SCRIPT + "[matrix]\nargs.lr = [1, 1]\n" + HERE, "[matrix] args.lr has 1 twice", "leave one of them out"),
     ('[script]\ncommand = ["train.py", "lr={lr}"]\n[matrix]\nargs.l = [1]\n' + HERE,
      "[script] command has {lr}, and [matrix] has no args.lr",
-     "args.lr = [0.1, 0.01], or {{lr}} for the literal text {lr}"),
+     "args.lr = [0.1, 0.01], or {{lr}} for the literal text"),
     (SCRIPT + "[matrix]\nmodel = ['resnet50']\n" + HERE,
      "[matrix] model is only for our own trainer: the script decides its model",
      "args.model for the script's argument --model, or leave model out"),
@@ -384,9 +383,8 @@ def test_a_script_that_fails_is_a_failed_run_with_its_words(folder: Path) -> Non
 @pytest.mark.usefixtures("folder")
 def test_in_a_fake_cloud_the_files_travel_once(clouds: Clouds) -> None:
     with clouds() as cloud:
-        ports = ports_of(cloud)
-        plan = planned(RUNS + THERE, output=cloud.output, backend_of=ports.backend)
-        outcome = drive(plan.sweep, output=cloud.output, ports=ports)
+        plan = planned(RUNS + THERE, output=cloud.output, backend_of={"gcp": cloudy.gcp_of(cloud)}.__getitem__)
+        outcome = cloudy.swept(cloud, plan.sweep)
         assert (outcome.exit_code, outcome.places[0].done) == (0, 4)
         requests = [Request.from_bytes(vm.metadata["rooflaunch-request"].encode()) for vm in cloud.fake.all_vms]
         assert len(requests) == 2

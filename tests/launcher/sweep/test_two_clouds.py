@@ -16,7 +16,7 @@ from tests.launcher.backends.aws.aws_world import IMAGE, ZONES
 from tests.launcher.backends.aws.canned_instance import AwsCloud, aws_clouds_on
 from tests.launcher.backends.aws.fake_aws import REGION, AwsError
 from tests.launcher.backends.gcp.canned_cloud import Clouds
-from tests.launcher.sweep.cloudy import cloud_sweep, no_docker, ports_of, swept, t4
+from tests.launcher.sweep.cloudy import cloud_sweep, gcp_of, no_docker, swept, t4
 from tests.workload.storage.gcs_server import BUCKET, GcsServer
 from workload.storage.inventory import sealed_in
 
@@ -42,8 +42,8 @@ def test_a_sweep_over_gcp_and_aws(
     with clouds() as google, aws_clouds_on(gcs, tmp_path, monkeypatch)(clock=google.clock) as amazon:
         amazon.fake.errors[f"RunInstances {ZONES[0]}"] = [AwsError("InsufficientInstanceCapacity", 500)]
         sweep = cloud_sweep(t4(), twin, name="twins", blocks=3)
-        backends: dict[str, Any] = {"gcp": ports_of(google).backend("gcp"), "aws": aws_backend(amazon)}
-        outcome = swept(google, sweep, ports=ports_of(google, backend=backends.__getitem__))
+        backends: dict[str, Any] = {"gcp": gcp_of(google), "aws": aws_backend(amazon)}
+        outcome = swept(google, sweep, backend_of=backends.__getitem__)
         assert (outcome.exit_code, [(place.done, place.new) for place in outcome.places]) == (0, [(6, 6), (6, 6)])
         assert google.fake.instances == []
         assert (len(amazon.fake.live), amazon.fake.volumes, amazon.fake.schedules) == (0, {}, {})

@@ -251,7 +251,7 @@ def test_variables_of_launches_that_never_came_are_erased(machine: sshd.Machine,
         (store / name).mkdir(parents=True)
         (store / name / "request.json").write_text(json.dumps({**asked, **more}))
         (store / "variables").mkdir(exist_ok=True)
-        (store / f"variables/{name}.json").write_text('{"launcher": "other 1", "values": {"TOKEN": "secret"}}')
+        (store / f"variables/{name}.json").write_text('{"values": {"TOKEN": "secret"}}')
     young, old = (store / f"variables/{name}.json" for name in names)
     _, err = ran(machine, tmp_path, "launch", "reap")
     assert err == f"erased the variables (--env) of '{names[1]}', which has no job\n"
