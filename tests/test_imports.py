@@ -240,7 +240,8 @@ def test_imports_point_downwards() -> None:
     assert [package for package, *_ in tables] == ["launcher", "workload", "analysis"]
     for package, *names in tables:
         folders = {path.parent.name for path in (ROOT / package).glob("*/*.py")}
-        assert folders - {"commands"} == set(names) - {"api"}, "the page lists every folder"
+        listed = {name for name in names if not (ROOT / package / f"{name}.py").is_file()}
+        assert folders - {"commands"} == listed, "the page lists every folder"
         rank = {f"{package}.{name}": place for place, name in enumerate(names)}
         upwards = [
             f"{module} imports {other}"
