@@ -422,8 +422,17 @@ def _fresh_outputs(func: OpOverload, output: Any, inputs: list[Tensor]) -> list[
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
+    """Tensors of an argument that have a storage: of a sparse one its indices and values."""
     if isinstance(value, torch.Tensor):
-        yield value
+        match value.layout:
+            case torch.sparse_coo:
+                yield from (value._indices(), value._values())  # noqa: SLF001 - the public names refuse uncoalesced ones
+            case torch.sparse_csr | torch.sparse_bsr:
+                yield from (value.crow_indices(), value.col_indices(), value.values())
+            case torch.sparse_csc | torch.sparse_bsc:
+                yield from (value.ccol_indices(), value.row_indices(), value.values())
+            case _:
+                yield value
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)

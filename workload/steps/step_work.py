@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import torch
 from torch import Tensor
@@ -116,12 +116,12 @@ class WorkWithoutGradients:
             self._used |= {origin for origin in origins if not isinstance(origin, int)}
             origins = frozenset(origin for origin in origins if isinstance(origin, int))
         for tensor in tree_leaves(output) if origins else ():
-            if isinstance(tensor, Tensor):
+            if _has_storage(tensor):
                 reference, known = self._known(tensor)
                 self._origins_of[reference.cdata] = reference, known | origins
 
     def _origins(self, inputs: Any) -> frozenset[Origin]:
-        tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in tree_leaves(inputs) if _has_storage(leaf)]
         return frozenset[Origin]().union(*(self._known(tensor)[1] for tensor in tensors))
 
     def _known(self, tensor: Tensor) -> tuple[StorageWeakRef, frozenset[Origin]]:
@@ -239,6 +239,11 @@ def _precision_of(factor: Tensor, kind: str) -> str:
     if factor.is_cuda and factor.dtype is torch.float32:
         return precision_of_fp32(kind, factor.device).value
     return PRECISIONS.get(factor.dtype, str(factor.dtype).removeprefix("torch."))
+
+
+def _has_storage(leaf: Any) -> TypeGuard[Tensor]:
+    """Whether this is a tensor with a storage, which a sparse one lacks."""
+    return isinstance(leaf, Tensor) and leaf.layout is torch.strided
 
 
 def _bytes_to_device(func: OpOverload, args: tuple[Any, ...], output: Any) -> int:

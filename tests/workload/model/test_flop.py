@@ -316,3 +316,17 @@ def test_tallies_add_and_subtract_kind_by_kind() -> None:
     added = one.plus(other, times=3)
     assert added == Tally(flop_by_op={"attention": 3, "matmul": 11}, bytes_lower=13, bytes_upper=26)
     assert (added.flop, added.plus(other, times=-3).flop) == (14, 5)
+
+
+def test_operations_on_sparse_tensors_count_their_indices_and_values() -> None:
+    """An embedding with sparse gradients, and a product with a sparse matrix of three values."""
+    table = torch.nn.Embedding(10, 4, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+
+    def step() -> None:
+        table(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+
+    assert counted(step).bytes_upper > 0
+    matrix = torch.eye(3).to_sparse()
+    assert counted(lambda: matrix + matrix).bytes_upper > 3 * 4
