@@ -608,8 +608,8 @@ def test_a_fetch_that_is_killed_leaves_no_manifest_and_continues(
         bundle.read(output / RUN)
     assert not (output / RUN / "MANIFEST.json").exists()
     (outcome,) = fetch_all(place, output).outcomes
-    # The manifest again, and the rest; the file without content came at the first time.
-    assert (outcome.state, outcome.files) == (FetchState.FETCHED, 5 - files)
+    # The manifest again, and the rest.
+    assert (outcome.state, outcome.files) == (FetchState.FETCHED, 6 - files)
     assert content_of(output / RUN) == content_of(made)
 
 
