@@ -145,7 +145,7 @@ def test_a_run_by_itself_has_phases_for_its_profile(machine: Machine) -> None:
 @pytest.mark.parametrize("gpus", [True, False])
 def test_a_gpu_is_given_to_the_trainer_alone(gpus: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker_engine, "connect", lambda: machine.docker.engine(gpus=gpus))
-    monkeypatch.setattr(runtime, "gpu_capability", lambda: None)  # the agent's container has no nvidia-smi
+    monkeypatch.setattr(runtime, "gpu_capability", lambda _: None)  # the agent's container has no nvidia-smi
     machine.request = machine.asked({"device": "cuda"})
     machine.trains(*machine.run_of("run-1"))
     result = machine.work()
@@ -161,7 +161,7 @@ def test_a_gpu_that_was_chosen_is_the_only_one_for_the_trainer(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(docker_engine, "connect", lambda: machine.docker.engine(gpus=True))
-    monkeypatch.setattr(runtime, "gpu_capability", lambda: None)  # the agent's container has no nvidia-smi
+    monkeypatch.setattr(runtime, "gpu_capability", lambda _: None)  # the agent's container has no nvidia-smi
     asked = machine.asked({"device": "cuda"})
     machine.request = replace(asked, options={**asked.options, "gpu_index": 1})
     machine.trains(*machine.run_of("run-1"))
