@@ -416,7 +416,7 @@ def breakdown(table: pd.DataFrame) -> Drawing:
 
 
 def variance_rows(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs of one configuration with `relative`: throughput over the environment's median, minus 1.
+    """Runs of one configuration with `relative`: throughput over the place's median, minus 1.
 
     `slow` and `fast`: `relative` if each step took as long as the run's 95th or 5th percentile in place of its median
     step, with the same waits for data. Throughput includes these waits and step times do not, so a rate by steps alone
