@@ -1,4 +1,4 @@
-"""State that the threads of a sweep share: the user's wish to stop, the money left, the progress shown, worker threads."""
+"""State that the threads of a sweep share: the wish to stop, the money left, the progress shown, worker threads."""
 
 import math
 import os
