@@ -65,3 +65,4 @@ def lay_out(tmp_path: Path) -> LayOut:
 def without_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine that tests run on may be as busy as it likes: its ceilings count as clean."""
     monkeypatch.setattr("workload.measure.ceiling_rates.MeasuredRate.doubt", None)
+    monkeypatch.setattr("workload.contract.record.MeasuredRate.is_by_cpu_time", False)

@@ -132,17 +132,21 @@ SETTINGS = {
 
 @pytest.fixture
 def gpu_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[tuple[int, int]], None]]:
-    """Stand-in for a GPU of a compute capability; afterwards, PyTorch's settings are the default ones."""
+    """Stand-in for a GPU of a compute capability; before and afterwards, PyTorch's settings are the default ones."""
+
+    def by_default() -> None:
+        B.fp32_precision = B.cudnn.fp32_precision = "none"
+        B.cudnn.enabled = B.cudnn.allow_tf32 = True
+        torch.set_float32_matmul_precision("highest")
+        B.cuda.matmul.fp32_precision = B.mkldnn.matmul.fp32_precision = "none"
 
     def stand_in(capability: tuple[int, int]) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _=None: "a GPU")
 
+    by_default()
     yield stand_in
-    B.fp32_precision = B.cudnn.fp32_precision = "none"
-    B.cudnn.enabled = B.cudnn.allow_tf32 = True
-    torch.set_float32_matmul_precision("highest")
-    B.cuda.matmul.fp32_precision = B.mkldnn.matmul.fp32_precision = "none"
+    by_default()
 
 
 # Forward and backward pass of a convolution, without the gradient of its images; a product.
