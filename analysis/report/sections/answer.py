@@ -81,7 +81,7 @@ def _errors(evidence: ReportEvidence) -> Iterator[str]:
     shown = [f"{rule}: {_first(findings[0].figure)} ({_subject(findings)})" for rule, findings in by_rule.items()]
     rest = len(shown) - MOST_ERRORS
     more = [f"{counted(rest, 'other rule')}, below under Audit"] if rest > 0 else []
-    number = counted(sum(map(len, by_rule.values())), "error")
+    number = counted(len(by_rule), "error")
     listed = "; ".join([*shown[:MOST_ERRORS], *more])
     yield f"The audit found {number}, so figures of these runs are wrong or mean something else: {listed}."
 

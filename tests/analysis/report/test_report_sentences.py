@@ -169,7 +169,7 @@ CASES = {
     ),
     "an error of the audit": Case(
         section=answer.section,
-        words=r"^The audit found 3 errors, so figures of these runs are wrong or mean something else: ",
+        words=r"^The audit found 1 error, so figures of these runs are wrong or mean something else: ",
         true=above_the_ceiling,
         false=own,
     ),
