@@ -8,7 +8,6 @@ import pandas as pd
 
 from analysis.loading.cases import Case
 from analysis.loading.of_runs import OfRuns
-from workload.contract import peaks
 from workload.contract.environment_record import Environment, SlurmFacts
 from workload.contract.errors import UsageError
 from workload.contract.fields import encode
@@ -79,14 +78,6 @@ def _place_words(environment: Environment, device: str | None) -> list[str] | st
     match backend:
         case "local":
             options = {**runtime, "device": None if device == Device.AUTO else device}
-        case "gcp" | "batch":
-            gpu = _gpu(environment)
-            if gpu is None:
-                return "measured on Compute Engine, on a GPU that the bundle does not name"
-            zone = cloud.zone if cloud else None
-            region = {"region": zone.rpartition("-")[0] if zone else "REGION"} if backend == "batch" else {}
-            machine = (cloud.machine_type, bool(cloud.spot)) if cloud else (None, None)
-            options = {**region, "gpu": gpu, "zone": zone, "machine_type": machine[0], "spot": machine[1]}
         case "ssh":
             # A place is named after its host, with `-` for every other character; user and port are not recorded.
             name = (environment.place or "").removeprefix("ssh-")
@@ -97,7 +88,14 @@ def _place_words(environment: Environment, device: str | None) -> list[str] | st
             node = {"partition": job.partition, "constraint": job.constraint, "gres": gpus and f"gpu:{gpus}"}
             options = {**node, **on_cpu}
         case _:
-            return f"measured by the backend {printable(backend)}, which this version does not know"
+            # A machine that a cloud rents out; `launch batch` takes the region instead of finding one.
+            zone = (cloud and cloud.zone) or ""
+            named = (environment.place or "").removeprefix(f"{backend}-").removesuffix(f"-{zone}")
+            if not zone or environment.place != f"{backend}-{named}-{zone}":
+                return f"measured by the backend {printable(backend)}, on a GPU that the bundle does not name"
+            region = {"region": zone.rpartition("-")[0]} if backend == "batch" else {}
+            machine = (cloud.machine_type, bool(cloud.spot)) if cloud else (None, None)
+            options = {**region, "gpu": named, "zone": zone, "machine_type": machine[0], "spot": machine[1]}
     words: list[str] = [backend]
     for key, value in options.items():
         if key == "device" and value:
@@ -128,30 +126,6 @@ def _script_words(spec: Spec) -> list[str]:
 def _flag(name: str) -> str:
     """Option of `analyze import` that sets a field of `Imported.given`."""
     return "--gpu-index" if name == "device" else f"--{name.replace('_', '-')}"
-
-
-def _gpu(environment: Environment) -> str | None:
-    """The GPU's name for the launcher, for example `t4`: from the place (GPU and zone), else from the device.
-
-    If several devices share a name, the memory distinguishes them. None if unknown.
-    """
-    place, zone = environment.place or "", (environment.cloud and environment.cloud.zone) or ""
-    if zone and place.startswith(("gcp-", "batch-")) and place.endswith(f"-{zone}"):
-        return printable(place.partition("-")[2].removesuffix(f"-{zone}"))
-    gpu = peaks.find_gpu(environment.device.name, memory_bytes=environment.device.memory_total_bytes)
-    return ON_COMPUTE_ENGINE.get(gpu.gpu) if gpu else None
-
-
-# Names for `launch gcp --gpu` of the devices of peaks.toml.
-ON_COMPUTE_ENGINE = {
-    "T4": "t4",
-    "L4": "l4",
-    "V100 SXM2": "v100",
-    "A100 40 GB": "a100",
-    "A100 80 GB SXM": "a100-80gb",
-    "H100 SXM5": "h100",
-    "H200 SXM": "h200",
-}
 
 
 def _without_device(arguments_given: Sequence[str]) -> list[str]:

@@ -57,6 +57,7 @@ ROOT = Path("/")
 MARGIN_S = 90.0
 # Give up a run that was broken off this often: the run itself may be the cause.
 MOST_BROKEN_OFF = 2
+BROKEN_OFF = 2
 # Option that sets the time limit, by backend.
 USUAL_LIMIT_FLAG, LIMIT_FLAGS = "--max-run-time", {"slurm": "--time"}
 BROKEN_OFF = "the job was broken off: its machine was restarted, or its processes were killed"
@@ -413,9 +414,8 @@ class Agent:
                 error = f"the spot VM was taken away (preempted) in {self.zone}"
                 return error, "--rerun-preempted 1, or leave --spot out"
             case Why.TIMED_OUT:
-                flag = LIMIT_FLAGS.get(self.request.backend, USUAL_LIMIT_FLAG)
                 error = f"the launch reached its time limit of {self.request.limit_s} s"
-                return error, f"a longer {flag}, or fewer --iterations"
+                return error, "a longer --max-run-time (--time on Slurm), or fewer --iterations"
             case Why.ASKED:
                 return "the machine was asked to stop", "launch again"
             case Why.TAKEN_OVER:

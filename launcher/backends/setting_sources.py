@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.backends import BACKENDS
 from launcher.sizes import shown
 from workload.contract.errors import UsageError
 from workload.contract.spec import CONFIG_NAME, Origin
@@ -71,13 +72,17 @@ def _from_config(path: Path, name: str, known: Mapping[str, tuple[str, str, str]
     """Table `name` of a TOML file; {} if absent. Other parts of the file are read by `workload.contract.spec`."""
     first, example = next((key, rule[2]) for key, rule in known.items())
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get(name, {})
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{path}: not a readable TOML file: {error}", hint=f'a line [{name}], and below it {first} = "{example}"'
         ) from error
+    for key, value in tables.items():
+        if isinstance(value, dict) and key not in BACKENDS:
+            raise UsageError(f"{path}: unknown table [{shown(key)}]", hint=f"a table for each of {', '.join(BACKENDS)}")
+    table = tables.get(name, {})
     if not isinstance(table, dict):
         raise UsageError(f"{path}: {name} must be a table; got '{shown(str(table))}'", hint=f"[{name}]")
     for key in table:

@@ -42,8 +42,6 @@ OTHER_VARIABLES = frozenset(
         "ROOFLAUNCH_AWS_AMI_PARAMETER",
     }
 )  # fmt: skip
-# Tables of rooflaunch.toml that are not run options: a launcher's settings for its backends.
-OTHER_TABLES = frozenset({"gcp", "ssh", "batch", "slurm", "aws"})
 
 
 class Device(StrEnum):
@@ -538,8 +536,9 @@ def _from_config(path: Path) -> dict[str, object]:
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not a readable TOML file: {error}", hint="batch_size = 32") from error
     names = {option.name for option in options()}
-    for key in table:
-        if key not in names | OTHER_TABLES:
+    for key, value in table.items():
+        # A table holds the settings of a backend; the launcher checks it.
+        if key not in names and not isinstance(value, dict):
             raise UsageError(
                 f"{path}: unknown key '{key}'",
                 hint="the keys are the options of `launch local`, with _ for -" + did_you_mean(key, names, before="; "),

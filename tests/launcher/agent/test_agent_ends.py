@@ -106,7 +106,7 @@ def test_the_run_ends_before_the_machine_is_deleted(
     result = machine.work()
     assert (result.exit_code, result.preempted, result.timed_out) == (ExitCode.RUN_FAILED, False, True)
     assert result.error == "the launch reached its time limit of 1200 s"
-    assert result.hint == "a longer --max-run-time, or fewer --iterations"
+    assert result.hint == "a longer --max-run-time (--time on Slurm), or fewer --iterations"
     assert machine.bucket.record("run-1")["status"] == "timed_out"
 
 

@@ -247,8 +247,8 @@ def test_words_of_the_launcher_are_no_run_options(tmp_path: Path) -> None:
     assert (resolved.spec, resolved.origin) == (RunSpec(seed=3), {"seed": Origin.CONFIG})
     with pytest.raises(UsageError, match="unknown environment variable 'ROOFLAUNCH_ZONE'"):
         resolve({}, {"ROOFLAUNCH_ZONE": "x"}, None)
-    (tmp_path / "rooflaunch.toml").write_text('[gce]\nproject = "my-project"\n')
-    with pytest.raises(UsageError, match="unknown key 'gce'"):
+    (tmp_path / "rooflaunch.toml").write_text('gcp = "my-project"\n')
+    with pytest.raises(UsageError, match="unknown key 'gcp'"):
         resolve({}, {}, tmp_path)
 
 

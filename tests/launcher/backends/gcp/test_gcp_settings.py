@@ -157,6 +157,11 @@ def test_a_message_names_the_source(tmp_path: Path) -> None:
     ("text", "message", "hint"),
     [
         (
+            '[gce]\nproject = "my-project"',
+            "unknown table [gce]",
+            "a table for each of gcp, ssh, batch, slurm, aws",
+        ),
+        (
             '[gcp]\nbuckets = "b"',
             "unknown key 'buckets' in [gcp]",
             "the keys are project, bucket, repository, service_account, network, subnetwork; did you mean bucket?",
