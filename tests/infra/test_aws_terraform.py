@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.backends.aws import service, settings
-from launcher.backends.aws.resources import LABEL, LABEL_VALUE
-from launcher.backends.aws.user_data import ENDS_TAG
+from launcher.backends.aws.resources import ENDS_TAG, LABEL, LABEL_VALUE
 from tests.infra.terraform_files import AMAZON, ROOT, Body, values
 
 BUCKET = "${aws_s3_bucket.results.arn}"

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 from launcher import docker_engine
 from launcher.backends.aws import gpus
-from launcher.backends.aws.bucket import open_bucket
 from launcher.backends.aws.machines import Ec2Machines
 from launcher.backends.aws.options import Options, Where
 from launcher.backends.aws.plan import ZONE_NAME, InstancePlan, make_plan
 from launcher.backends.aws.service import Ec2
-from launcher.backends.aws.settings import ANY_ACCOUNT, Settings, resolve_settings
+from launcher.backends.aws.settings import ANY_ACCOUNT, Settings, open_bucket, resolve_settings
 from launcher.backends.vm_container import image_to_be, prepared_image
 from launcher.docker_engine import Engine
 from launcher.protocol.backend import Job

@@ -1,17 +1,21 @@
 """Plan of `launch aws`: the instance, what it may cost, its text for the user, and the request. Uses no network."""
 
+import gzip
 import hashlib
 import json
+import math
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from launcher.backends.aws import gpus, user_data
+from launcher.backends.aws import gpus
 from launcher.backends.aws.gpus import GpuOffer
 from launcher.backends.aws.options import Options
-from launcher.backends.aws.resources import LABEL, LABEL_VALUE, LIMIT_TAG, NAME_TAG, Ami
+from launcher.backends.aws.resources import ENDS_TAG, LABEL, LABEL_VALUE, LIMIT_TAG, NAME_TAG, Ami
 from launcher.backends.aws.settings import ANY_ACCOUNT, Settings
 from launcher.backends.rented_plan import (
     Cloud,
@@ -24,7 +28,7 @@ from launcher.backends.rented_plan import (
     work_notes,
     zones_text,
 )
-from launcher.backends.shared_plan import run_rows, text_of
+from launcher.backends.shared_plan import program_text, run_rows, text_of
 from launcher.protocol.records import Price, region_of
 from launcher.protocol.task import Task
 from launcher.sizes import shown
@@ -32,6 +36,101 @@ from workload.contract import prices
 from workload.contract.errors import UsageError
 from workload.contract.spec import Resolved
 from workload.contract.text import did_you_mean
+
+# EC2's limit before the encoding: docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html, read 2026-11.
+MAX_BYTES = 16 * 1024
+FOLDER = Path(__file__).parent
+# Line that ends a file's text in the script.
+END = "END-OF-ROOFLAUNCH-FILE"
+SECONDS_PER_MIN = 60
+# The timer in the first line holds even if everything after it fails: EC2 has no time limit of its own, but deletes an
+# instance that powers off.
+SCRIPT = """\
+#!/bin/bash
+shutdown -P +{minutes}
+# User data of `launch aws`. If a step fails, the instance ends at once.
+trap poweroff EXIT
+set -e
+mkdir -p {home}
+cd {home}
+{files}
+echo $(($(date +%s) + {limit_s})) >ends
+# Without this, the host's name would contain its private address.
+hostnamectl set-hostname {launch} || true
+cp rooflaunch.service /etc/systemd/system/
+systemctl enable --now --no-block rooflaunch.service
+trap - EXIT
+"""
+# A unit, not cloud-init, runs the boot: it starts again after a restart, and at a shutdown it is stopped before Docker,
+# with time for the agent to seal and to upload.
+UNIT = """\
+[Unit]
+Description=Runs of rooflaunch
+Wants=network-online.target
+After=network-online.target docker.service
+
+[Service]
+ExecStart=/bin/bash {home}/startup.sh {home}
+StandardOutput=journal+console
+KillMode=mixed
+TimeoutStopSec=90
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """Facts that an instance needs to start; all others are in the launch's request in the store.
+
+    `name`: the launch; `store`: `s3://BUCKET/PREFIX`; `region`: of the instance and the bucket; `image`: reference by
+    digest; `is_task`: the launch has a sweep's runs; `limit_s`: seconds from the boot until the instance powers off.
+    """
+
+    name: str
+    store: str
+    region: str
+    image: str
+    with_gpu: bool
+    is_task: bool
+    limit_s: int
+
+
+def user_data_text(parameters: Parameters) -> str:
+    """User data as a shell script. Raises `ToolError` for a broken installation."""
+    home = f"/var/lib/rooflaunch/{parameters.name}"
+    known = {
+        "launch": parameters.name,
+        "driver": "preinstalled" if parameters.with_gpu else "none",
+        "ends_tag": ENDS_TAG,
+        **{name: value for name, value in asdict(parameters).items() if name not in ("name", "with_gpu")},
+    }
+    files = {
+        **{name: program_text(FOLDER / name) for name in ("boot.py", "guest.py", "startup.sh")},
+        "parameters.json": f"{json.dumps(known)}\n",
+        "rooflaunch.service": UNIT.format(home=home),
+    }
+    return SCRIPT.format(
+        minutes=math.ceil(parameters.limit_s / SECONDS_PER_MIN),
+        limit_s=parameters.limit_s,
+        home=shlex.quote(home),
+        launch=shlex.quote(parameters.name),
+        files="\n".join(f"cat >{name} <<'{END}'\n{content}{END}" for name, content in files.items()),
+    )
+
+
+def user_data(parameters: Parameters) -> bytes:
+    """User data as EC2 gets it: compressed, which cloud-init undoes. Raises `UsageError` if it is too long."""
+    content = gzip.compress(user_data_text(parameters).encode(), mtime=0)
+    if len(content) > MAX_BYTES:
+        raise UsageError(
+            f"the user data of the instance has {len(content)} bytes; EC2 takes {MAX_BYTES}", hint="a shorter --image"
+        )
+    return content
+
+
+# --- the plan
 
 # Assumed seconds from the request to a usable driver; nobody has measured it here.
 USABLE_S = 180
@@ -168,10 +267,10 @@ class InstancePlan(RentedPlan):
 
     def start_up_program(self) -> bytes:
         """The instance's start-up program, compressed. Raises `UsageError` if it is larger than EC2 takes."""
-        return user_data.document(self._parameters())
+        return user_data(self._parameters())
 
-    def _parameters(self) -> user_data.Parameters:
-        return user_data.Parameters(
+    def _parameters(self) -> Parameters:
+        return Parameters(
             name=self.name,
             store=self.request.store,
             region=self.settings.region,
@@ -198,7 +297,7 @@ class InstancePlan(RentedPlan):
     def sent_text(self) -> str:
         """Requests that create the instance in the first zone and then its schedule, with long texts shortened."""
         data = self.start_up_program()
-        lines = len(user_data.text(self._parameters()).splitlines())
+        lines = len(user_data_text(self._parameters()).splitlines())
         body = {**self.body(self.zones[0]), "UserData": f"<start-up program, {lines} lines, {len(data)} bytes>"}
         request = f"request    RunInstances in {self.zones[0]}, then CreateSchedule with {self.settings.schedule_role}"
         return f"{request}\n{json.dumps(body, indent=1)}"

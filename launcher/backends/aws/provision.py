@@ -21,9 +21,8 @@ from launcher.backends.aws.refusals import (
     RefusedError,
     scope_of,
 )
-from launcher.backends.aws.resources import Instance
+from launcher.backends.aws.resources import ENDS_TAG, Instance
 from launcher.backends.aws.service import Ec2
-from launcher.backends.aws.user_data import ENDS_TAG
 from launcher.backends.zone_by_zone import SETTLE_S, Fault, Scope, ZoneByZone
 from launcher.protocol.backend import Condition
 from launcher.protocol.records import utc

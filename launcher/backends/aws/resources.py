@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from launcher.backends.aws.user_data import ENDS_TAG
 from launcher.protocol.backend import Condition, Machine
 
 # Tags of everything that a launch makes.
 LABEL, LABEL_VALUE = "rooflaunch", "launch"
 NAME_TAG, LIMIT_TAG = "rooflaunch-name", "rooflaunch-limit"
+# Tag of the instance: when a schedule ends the instance (`2026-12-01T10:00:00Z`). The launcher makes the schedule, then
+# sets the tag; the instance starts no run before.
+ENDS_TAG = "rooflaunch-ends"
 SPOT_ENDED = "Server.SpotInstanceTermination"
 CONDITIONS = {
     "pending": Condition.STARTING,

@@ -8,10 +8,15 @@ import configparser
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.backends.setting_sources import SettingSources
+from launcher.protocol.records import LAUNCHES, READERS
 from workload.contract.errors import UsageError
 from workload.contract.spec import ENVIRONMENT_PREFIX
+
+if TYPE_CHECKING:
+    from workload.storage.s3 import Bucket
 
 # Placeholder for the account's number in a plan that is only shown.
 ANY_ACCOUNT = "account"
@@ -119,3 +124,19 @@ def _defaults(account: str, region: str) -> dict[str, str]:
         "schedule_role": "rooflaunch-schedule",
         "security_group": "rooflaunch",
     }
+
+
+def open_bucket(settings: Settings) -> "Bucket":
+    """Open the bucket of these settings. Raises `UsageError` if S3 says that it is in another region.
+
+    An instance asks S3 in its own region before its agent runs, and S3 charges for traffic between regions.
+    """
+    from workload.storage import s3  # noqa: PLC0415 - loaded when it is used
+
+    bucket = s3.connect(settings.bucket, prefix=LAUNCHES, jobs=READERS)
+    if bucket.region not in ("", settings.region):
+        raise UsageError(
+            f"{bucket} is in region '{bucket.region}', but the instances are in '{settings.region}'",
+            hint=f"--region {bucket.region}, or --bucket with a bucket in {settings.region}",
+        )
+    return bucket

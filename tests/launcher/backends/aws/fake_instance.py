@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.aws import user_data
-from launcher.backends.aws.user_data import Parameters
+from launcher.backends.aws import plan
+from launcher.backends.aws.plan import Parameters
 from tests.ports import Answering, Fake
 from tests.waiting import until
 from tests.workload.environment.imds_server import ImdsServer
@@ -161,7 +161,7 @@ class Instance:
         return text
 
     def text(self) -> str:
-        return user_data.text(Parameters(**self.parameters))
+        return plan.user_data_text(Parameters(**self.parameters))
 
     def start(self, words: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
         """Run the user data, or other words of the machine's shell."""

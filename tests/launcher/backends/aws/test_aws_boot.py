@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from launcher.agent import home as agent_home
-from launcher.backends.aws import boot, guest, user_data
+from launcher.backends.aws import boot, guest, plan, resources
 from launcher.backends.aws.boot import signed
-from launcher.backends.aws.user_data import MAX_BYTES, Parameters
+from launcher.backends.aws.plan import MAX_BYTES, Parameters
 from launcher.backends.shared_plan import program_text
 from launcher.protocol.records import Heartbeat
 from tests.launcher.backends.aws.fake_instance import (
@@ -37,7 +37,7 @@ from workload.contract.errors import UsageError
 pytestmark = pytest.mark.world
 
 PHASES = ["booted", "driver_ready", "docker_ready", "image_pulled"]
-STARTUP = user_data.FOLDER / "startup.sh"
+STARTUP = plan.FOLDER / "startup.sh"
 PARAMETERS = Parameters(
     name=NAME,
     store=f"s3://{BUCKET}",
@@ -304,37 +304,37 @@ def test_a_restart_saves_what_the_run_has_left(is_task: bool, vm: Instance) -> N
 
 
 def test_the_first_line_is_the_timer() -> None:
-    text = user_data.text(PARAMETERS)
+    text = plan.user_data_text(PARAMETERS)
     assert text.splitlines()[:2] == ["#!/bin/bash", "shutdown -P +61"]
     assert text.isascii()
     assert "mime-version:" not in text.lower(), "cloud-init would take it for a message"
 
 
 def test_the_document_is_the_text_and_fits() -> None:
-    packed = user_data.document(PARAMETERS)
-    assert packed == user_data.document(PARAMETERS), "ClientToken wants the same request"
-    assert gzip.decompress(packed).decode() == user_data.text(PARAMETERS)
+    packed = plan.user_data(PARAMETERS)
+    assert packed == plan.user_data(PARAMETERS), "ClientToken wants the same request"
+    assert gzip.decompress(packed).decode() == plan.user_data_text(PARAMETERS)
     assert len(packed) < MAX_BYTES * 3 / 4, "room for later"
 
 
 def test_a_document_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = len(user_data.document(PARAMETERS))
-    monkeypatch.setattr(user_data, "MAX_BYTES", size)
-    user_data.document(PARAMETERS)
-    monkeypatch.setattr(user_data, "MAX_BYTES", size - 1)
+    size = len(plan.user_data(PARAMETERS))
+    monkeypatch.setattr(plan, "MAX_BYTES", size)
+    plan.user_data(PARAMETERS)
+    monkeypatch.setattr(plan, "MAX_BYTES", size - 1)
     with pytest.raises(UsageError) as caught:
-        user_data.document(PARAMETERS)
+        plan.user_data(PARAMETERS)
     assert str(caught.value) == f"the user data of the instance has {size} bytes; EC2 takes {size - 1}"
 
 
 def test_nothing_that_a_user_gives_is_run(tmp_path: Path) -> None:
     owned = tmp_path / "owned"
-    word = f"$(touch {owned})`touch {owned}`'\"\\n{user_data.END}"
-    text = user_data.text(Parameters(**{**vars(PARAMETERS), "image": word, "store": f"s3://{word}"}))
+    word = f"$(touch {owned})`touch {owned}`'\"\\n{plan.END}"
+    text = plan.user_data_text(Parameters(**{**vars(PARAMETERS), "image": word, "store": f"s3://{word}"}))
     [line] = [line for line in text.splitlines() if line.startswith('{"launch"')]
     assert json.loads(line)["image"] == word
     assert not [line for line in text.splitlines() if str(owned) in line and not line.startswith("{")]
-    assert text.count(f"\n{user_data.END}\n") == 5, "one for each file"
+    assert text.count(f"\n{plan.END}\n") == 5, "one for each file"
 
 
 def test_the_scripts_are_clean(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_the_scripts_are_clean(tmp_path: Path) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("no shellcheck: apt-get install shellcheck (.ci/packages)")
     script = tmp_path / "user-data.sh"
-    script.write_text(user_data.text(PARAMETERS))
+    script.write_text(plan.user_data_text(PARAMETERS))
     done = subprocess.run(["shellcheck", str(script), str(STARTUP)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -352,7 +352,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         pytest.skip("no systemd-analyze")
     (tmp_path / "startup.sh").touch()
     unit = tmp_path / "rooflaunch.service"
-    unit.write_text(user_data.UNIT.format(home=tmp_path))
+    unit.write_text(plan.UNIT.format(home=tmp_path))
     done = subprocess.run(
         ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False, timeout=LIMIT_S
     )
@@ -360,7 +360,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 
 def test_the_instances_own_python_may_be_old() -> None:
-    text = program_text(user_data.FOLDER / "boot.py")
+    text = program_text(plan.FOLDER / "boot.py")
     tree = ast.parse(text, feature_version=(3, 8))
     assert "launcher" not in {
         str(node.module).partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
@@ -368,7 +368,7 @@ def test_the_instances_own_python_may_be_old() -> None:
 
 
 def test_boot_and_guest_mean_the_same_tag() -> None:
-    assert f"meta-data/tags/instance/{user_data.ENDS_TAG}" == guest.ENDS_KEY
+    assert f"meta-data/tags/instance/{resources.ENDS_TAG}" == guest.ENDS_KEY
 
 
 @pytest.mark.parametrize(

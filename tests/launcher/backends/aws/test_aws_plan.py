@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.aws import user_data
+from launcher.backends.aws import plan as planning
 from launcher.backends.aws.options import Options
 from launcher.backends.aws.plan import InstancePlan, make_plan
 from launcher.backends.aws.settings import ANY_ACCOUNT, Settings, resolve_settings
@@ -87,12 +87,12 @@ def test_the_request_is_shown_with_the_size_of_the_user_data() -> None:
     size = len(planned().start_up_program())
     assert document.pop("UserData").endswith(f"lines, {size} bytes>")
     assert document == planned().to_json()["run_instances"]
-    assert size <= user_data.MAX_BYTES
+    assert size <= planning.MAX_BYTES
 
 
 def test_the_user_data_begins_with_the_timer_and_holds_no_request() -> None:
     plan = planned(max_run_time_s=5430, run={"model": "resnet50"})
-    text = user_data.text(plan._parameters())
+    text = planning.user_data_text(plan._parameters())
     assert text.splitlines()[:2] == ["#!/bin/bash", "shutdown -P +91"]
     assert "resnet50" not in text
 
