@@ -12,8 +12,8 @@ from launcher.docker_engine import Engine
 from launcher.images import build, contents
 from launcher.kinds import DoctorPart
 from launcher.machine import containers, runtime
-from launcher.protocol import checks
-from launcher.protocol.checks import Check, Health
+from launcher.protocol import backend
+from launcher.protocol.backend import Check, Health
 from workload.contract import hosted
 from workload.contract.errors import ExitCode, ToolError
 from workload.contract.text import counted
@@ -27,7 +27,7 @@ UNLOCK = (
     "or --runtime docker, which asks for CAP_SYS_ADMIN in the profile pass alone"
 )
 
-DOCKER, GPU = checks.CheckPart(DoctorPart.DOCKER), checks.CheckPart(DoctorPart.GPU)
+DOCKER, GPU = backend.CheckPart(DoctorPart.DOCKER), backend.CheckPart(DoctorPart.GPU)
 
 
 @dataclass(frozen=True, kw_only=True)

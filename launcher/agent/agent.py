@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent.delivery import CostShares, Delivery
-from launcher.agent.heartbeat import HeartbeatWriter
 from launcher.agent.home import Home, WorkEnd, iso
 from launcher.agent.host_facts import HostFacts
+from launcher.agent.lease import HeartbeatWriter
 from launcher.agent.stop import Stop, Why
 from launcher.kinds import Runtime
 from launcher.machine import local

@@ -30,7 +30,7 @@ from workload.contract.tables import TableFormat, plain
 from workload.contract.text import printable_lines, terminal_width
 
 if TYPE_CHECKING:
-    from launcher.protocol.checks import Check
+    from launcher.protocol.backend import Check
 
 # \b keeps the line breaks of the help text.
 LAUNCH_EXAMPLES = """\b

@@ -31,7 +31,7 @@ AGENT_FOLDERS = {
     "protocol/": ("__init__", "records", "task"),
     "machine/": ("__init__", "containers", "local", "runtime", "script", "task", "watcher"),
     "script/": ("__init__", "files"),
-    "agent/": ("__init__", "__main__", "agent", "delivery", "heartbeat", "home", "host_facts", "lease", "stop"),
+    "agent/": ("__init__", "__main__", "agent", "delivery", "home", "host_facts", "lease", "stop"),
 }
 AGENT_MODULES = tuple(f"{folder}{name}" for folder, names in AGENT_FOLDERS.items() for name in names)
 # Packages of the trainer; a script starts the trainer under the name `rooflaunch`.

@@ -24,7 +24,7 @@ from launcher.jobs.run import LaunchOutcome, LeftRunningError, prepared, run
 from launcher.jobs.session import OUTPUT_EVERY_S, LaunchProgress, Session
 from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
 from launcher.protocol.records import log_object
-from launcher.script import notes
+from launcher.script import local_script
 from launcher.script.command import ThereOptions, variables_of
 from launcher.script.files import ScriptFiles, pack, place_of_data, relative_words
 from workload.contract.errors import (
@@ -93,18 +93,18 @@ class Script:
         variables = variables_of(self.options.env, environment)
         script_files = pack(words, folder, include=self.options.include)
         requirements = self._requirements(backend)
-        place = notes.image(requirements) if self.is_fresh else notes.their_python()
+        place = local_script.image(requirements) if self.is_fresh else local_script.their_python()
         remarks = (
-            *notes.left_behind(
+            *local_script.left_behind(
                 words, folder, reached=[folder], why_not=lambda below: script_files.why_not(folder, below)
             ),
-            *notes.unknown_imports(words, folder, place),
+            *local_script.unknown_imports(words, folder, place),
             *((ENV_IN_BUCKET,) if variables and self.is_fresh else ()),
         )
         return words, replace(script_files, data=data, variables=variables, requirements=requirements, notes=remarks)
 
     def _requirements(self, backend: str) -> bytes:
-        from launcher.images import layer  # noqa: PLC0415 - only with requirements
+        from launcher.images import build  # noqa: PLC0415 - only with requirements
 
         name = self.options.requirements
         if name is None:
@@ -114,7 +114,7 @@ class Script:
                 f"--requirements is for an image that is built here, but '{backend}' uses what is installed there",
                 hint="install them into the Python that --python names, or into the image that --image names",
             )
-        return layer.read(name)
+        return build.read(name)
 
 
 def _hints_name_the_place(command: Callable[..., int]) -> Callable[..., int]:

@@ -144,9 +144,9 @@ def prepared(backend: Backend, draft: Plan, machines: Machines, script_files: Sc
     if not (script_files and script_files.requirements):
         return plan
     from launcher import docker_engine  # noqa: PLC0415 - only with requirements
-    from launcher.images import layer  # noqa: PLC0415
+    from launcher.images import build  # noqa: PLC0415
 
-    image = layer.pushed(docker_engine.connect(), plan.request.image, script_files.requirements)
+    image = build.pushed(docker_engine.connect(), plan.request.image, script_files.requirements)
     return plan.renamed(replace(plan.request, image=image))
 
 

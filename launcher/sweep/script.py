@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends import BACKENDS
-from launcher.images import layer
+from launcher.images import build
 from launcher.jobs.commands import Script
 from launcher.kinds import Runtime
 from launcher.machine.script import Workplace
@@ -64,7 +64,7 @@ def _on_this_machine(place: PlaceMatrix, file: Path, folder: Path, environment: 
         workplace.require(words)
         if getattr(place.place.options, "runtime", None) is Runtime.PROCESS:
             local_script.require_module(words, folder)
-    requirements = layer.read(options.requirements) if options.requirements else b""
+    requirements = build.read(options.requirements) if options.requirements else b""
     code = _digest(folder, _code_files(folder, commands), file, requirements)
     script = PlacedScript(options=options, workplace=workplace, code=code, text="runs in this folder")
     return replace(place, place=replace(place.place, script=script))

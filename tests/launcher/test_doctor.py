@@ -15,8 +15,8 @@ from launcher.backends import BACKENDS
 from launcher.images import contents
 from launcher.kinds import HERE, DoctorPart
 from launcher.machine import containers
-from launcher.protocol.checks import Check
-from launcher.protocol.checks import Health as State
+from launcher.protocol.backend import Check
+from launcher.protocol.backend import Health as State
 from workload.contract import hosted
 from workload.contract.errors import ExitCode, ToolError
 

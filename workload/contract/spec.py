@@ -31,7 +31,7 @@ OTHER_VARIABLES = frozenset(
         "ROOFLAUNCH_IMAGE_DIGEST",
         # Set for every process of a job over ssh: launcher/backends/ssh/keeper.py
         "ROOFLAUNCH_JOB",
-        # launcher/backends/slurm/script.py
+        # launcher/backends/slurm/plan.py
         "ROOFLAUNCH_END_S",
         # launcher/backends/gcp/settings.py
         "ROOFLAUNCH_PROJECT", "ROOFLAUNCH_BUCKET", "ROOFLAUNCH_REPOSITORY", "ROOFLAUNCH_SERVICE_ACCOUNT",

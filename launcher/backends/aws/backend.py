@@ -19,8 +19,7 @@ from launcher.backends.aws.service import Ec2
 from launcher.backends.aws.settings import ANY_ACCOUNT, Settings, open_bucket, resolve_settings
 from launcher.backends.vm_container import image_to_be, prepared_image
 from launcher.docker_engine import Engine
-from launcher.protocol.backend import Job
-from launcher.protocol.checks import Check
+from launcher.protocol.backend import Check, Job
 from launcher.protocol.records import Price
 from workload.contract.errors import NoCapacityError, RooflaunchError, UsageError
 

@@ -12,7 +12,7 @@ from launcher.backends.aws.options import Options, Where
 from launcher.backends.aws.plan import make_plan
 from launcher.backends.aws.service import Ec2
 from launcher.backends.aws.settings import Settings, open_bucket, resolve_settings
-from launcher.protocol.checks import Check, CheckPart
+from launcher.protocol.backend import Check, CheckPart
 from workload.contract.errors import RooflaunchError
 from workload.contract.spec import resolve
 

@@ -15,8 +15,7 @@ from launcher.backends.gcp.backend import ComputeEngine, docker_log_in
 from launcher.backends.gcp.options import Where as VmWhere
 from launcher.backends.gcp.settings import Settings
 from launcher.backends.vm_container import prepared_image
-from launcher.protocol.backend import Job
-from launcher.protocol.checks import Check
+from launcher.protocol.backend import Check, Job
 from launcher.protocol.records import LAUNCHES, READERS
 from workload.storage import gcs
 

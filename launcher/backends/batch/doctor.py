@@ -16,7 +16,7 @@ from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.gcp.options import Where as VmWhere
 from launcher.backends.gcp.services import Services
 from launcher.backends.gcp.settings import Settings
-from launcher.protocol.checks import Check, CheckPart
+from launcher.protocol.backend import Check, CheckPart
 from workload.contract.errors import RooflaunchError
 from workload.contract.text import counted
 from workload.storage import gcs

@@ -18,8 +18,7 @@ from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.settings import ANY_PROJECT, Settings, resolve_settings
 from launcher.backends.vm_container import image_to_be, prepared_image
 from launcher.docker_engine import Engine
-from launcher.protocol.backend import Job
-from launcher.protocol.checks import Check
+from launcher.protocol.backend import Check, Job
 from launcher.protocol.records import LAUNCHES, READERS
 from workload.storage import gcs
 

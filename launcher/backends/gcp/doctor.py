@@ -17,7 +17,7 @@ from launcher.backends.gcp.gpus import GpuOffer
 from launcher.backends.gcp.resources import Quota
 from launcher.backends.gcp.services import DisabledError, ForbiddenError, Services
 from launcher.backends.gcp.settings import Settings, resolve_settings
-from launcher.protocol.checks import Check, CheckPart, Health
+from launcher.protocol.backend import Check, CheckPart, Health
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.invocation import document
 from workload.storage import gcs as storage

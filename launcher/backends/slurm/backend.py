@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from launcher.backends.slurm import site
 from launcher.backends.slurm.machines import SlurmMachines
 from launcher.backends.slurm.options import ROOT, Options, Where
 from launcher.backends.slurm.plan import Cluster, SlurmPlan, make_plan
-from launcher.backends.slurm.prepare import node_of, prepare
-from launcher.protocol.backend import Job
-from launcher.protocol.checks import Check
+from launcher.backends.slurm.prepare import checks, node_of, prepare
+from launcher.protocol.backend import Check, Job
 from workload.contract.errors import ToolError, UsageError
 from workload.storage.folder import Folder
 from workload.storage.ssh import Connection, Login, SshFolder, parse_login
@@ -64,7 +62,7 @@ class Slurm:
         return Folder(root)
 
     def checks(self, where: Where) -> Iterator[Check]:
-        return site.checks(self.machines(self.settings(where)))
+        return checks(self.machines(self.settings(where)))
 
 
 backend = Slurm()

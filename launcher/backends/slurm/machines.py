@@ -9,9 +9,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from launcher.backends.slurm.plan import Cluster, SlurmPlan
+from launcher.backends.slurm.plan import Cluster, SlurmPlan, job_script
 from launcher.backends.slurm.refusals import explained
-from launcher.backends.slurm.script import job_script
 from launcher.protocol.backend import ANYWHERE, Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
 from launcher.protocol.records import NAME
 from workload.contract.errors import ToolError

@@ -4,13 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from launcher.backends.ssh import site
 from launcher.backends.ssh.machines import ROOT, SshMachines
 from launcher.backends.ssh.options import Options, Where
 from launcher.backends.ssh.plan import SshPlan, make_plan
-from launcher.backends.ssh.prepare import prepare
-from launcher.protocol.backend import Job
-from launcher.protocol.checks import Check
+from launcher.backends.ssh.prepare import checks, prepare
+from launcher.protocol.backend import Check, Job
 from workload.storage.ssh import Connection, Login, SshFolder, parse_login
 
 
@@ -40,7 +38,7 @@ class Ssh:
         return SshFolder(self.connect(settings), ROOT)
 
     def checks(self, where: Where) -> Iterator[Check]:
-        return site.checks(self.machines(self.settings(where)))
+        return checks(self.machines(self.settings(where)))
 
 
 backend = Ssh()

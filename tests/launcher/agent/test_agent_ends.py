@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from agent_machine import BOOTED_S, CPU, NAME, PREEMPTED, Crash, Machine, crash, until
 
-from launcher.agent import heartbeat
 from launcher.agent import home as home_files
+from launcher.agent import lease
 from launcher.agent.agent import MARGIN_S
 from launcher.agent.home import WorkEnd
 from launcher.agent.stop import Stop, Why
@@ -194,8 +194,8 @@ def test_a_result_that_could_not_be_written_is_written_by_the_second_start(machi
 def test_an_agent_that_was_taken_over_ends_its_run_and_leaves_the_records_alone(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_PAUSE_S", 0.01)
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_EVERY_S", 0.01)
+    monkeypatch.setattr(lease, "HEARTBEAT_PAUSE_S", 0.01)
+    monkeypatch.setattr(lease, "HEARTBEAT_EVERY_S", 0.01)
     run = machine.run_of("run-1", status=Status.INTERRUPTED)
     beats: list[int] = []
 

@@ -11,7 +11,7 @@ import pytest
 from fake_docker import FakeDocker
 
 from launcher.__main__ import main
-from launcher.images import layer
+from launcher.images import build
 from launcher.kinds import Runtime
 from launcher.machine import local
 from launcher.machine.containers import ContainerLimits
@@ -44,7 +44,7 @@ def test_a_layer_is_built_once_for_the_same_image_and_file(
     engine = held.engine()
     base = engine.image(BASE)
     assert base is not None
-    made = layer.layered(engine, base, b"timm==1.0\n")
+    made = build.layered(engine, base, b"timm==1.0\n")
     [asked] = held.builds
     assert made.id == "sha256:1a7e"
     assert asked["args"] == {"BASE_IMAGE": BASE}
@@ -58,18 +58,18 @@ def test_a_layer_is_built_once_for_the_same_image_and_file(
         assert packages is not None
         assert packages.read() == b"timm==1.0\n"
     assert capsys.readouterr().err.splitlines()[1:] == ["step 5 of 7: the script's packages"]
-    assert layer.layered(engine, base, b"timm==1.0\n") == made
+    assert build.layered(engine, base, b"timm==1.0\n") == made
     assert len(held.builds) == 1
     held.build_messages = [{"aux": {"ID": "sha256:07e4"}}]
-    assert layer.layered(engine, base, b"timm==1.1\n").id == "sha256:07e4"
+    assert build.layered(engine, base, b"timm==1.1\n").id == "sha256:07e4"
     held.build_messages = [{"aux": {"ID": "sha256:0b5e"}}]
-    assert layer.layered(engine, made, b"timm==1.0\n").id == "sha256:0b5e"
+    assert build.layered(engine, made, b"timm==1.0\n").id == "sha256:0b5e"
 
 
 def test_a_layer_goes_to_the_images_repository(held: FakeDocker) -> None:
     held.push_messages = [{"aux": {"Digest": "sha256:9a5ed"}}]
     held.images.get = lambda name, get=held.images.get: get(BASE if "@" in name else name)  # type: ignore[method-assign, misc]
-    reference = layer.pushed(held.engine(), "host/trainer@sha256:di6e57", b"timm\n")
+    reference = build.pushed(held.engine(), "host/trainer@sha256:di6e57", b"timm\n")
     assert reference == "host/trainer@sha256:9a5ed"
     [pushed] = held.pushed
     assert pushed.startswith("host/trainer:script-")
@@ -77,7 +77,7 @@ def test_a_layer_goes_to_the_images_repository(held: FakeDocker) -> None:
 
 def test_an_image_that_the_engine_lacks(held: FakeDocker) -> None:
     with pytest.raises(ToolError, match="the engine has no image 'host/other@sha256:00'") as caught:
-        layer.pushed(held.engine(), "host/other@sha256:00", b"timm\n")
+        build.pushed(held.engine(), "host/other@sha256:00", b"timm\n")
     assert caught.value.hint == "docker pull host/other@sha256:00"
 
 
@@ -136,10 +136,10 @@ def test_a_gpu_that_is_not_there() -> None:
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"the requirements '.*none\.txt' cannot be read: No such file or directory"):
-        layer.read(str(tmp_path / "none.txt"))
-    (tmp_path / "large.txt").write_bytes(b"#" * (layer.MOST_BYTES + 1))
+        build.read(str(tmp_path / "none.txt"))
+    (tmp_path / "large.txt").write_bytes(b"#" * (build.MOST_BYTES + 1))
     with pytest.raises(UsageError, match="have 1000001 bytes: this is not a list of packages"):
-        layer.read(str(tmp_path / "large.txt"))
+        build.read(str(tmp_path / "large.txt"))
 
 
 @pytest.mark.world

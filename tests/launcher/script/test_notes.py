@@ -10,7 +10,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.kinds import Runtime
 from launcher.machine.script import Workplace
-from launcher.script import local_script, notes
+from launcher.script import local_script
 from launcher.script.command import HereOptions
 from launcher.script.files import pack
 
@@ -69,15 +69,15 @@ OF_TRAIN = {"torch", "numpy", "einops", "timm", "inside_with", "in_class", "of_m
     ],
 )
 def test_imports_are_those_of_the_scripts_own_modules(words: tuple[str, ...], found: set[str], folder: Path) -> None:
-    assert notes.imports(words, folder) == found
+    assert local_script.imports(words, folder) == found
 
 
 def test_imports_that_this_python_lacks(tmp_path: Path) -> None:
     write(tmp_path, train__DOT__py="import torch, pytest, mine, no_such_package, another_one\n", mine__DOT__py="")
-    [note] = notes.unknown_imports(("train.py",), tmp_path, notes.this_python(tmp_path))
+    [note] = local_script.unknown_imports(("train.py",), tmp_path, local_script.this_python(tmp_path))
     assert note == f"imports another_one, no_such_package, which this Python, {sys.executable}, does not have"
     write(tmp_path, train__DOT__py="import torch, mine\n")
-    assert not list(notes.unknown_imports(("train.py",), tmp_path, notes.this_python(tmp_path)))
+    assert not list(local_script.unknown_imports(("train.py",), tmp_path, local_script.this_python(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def test_imports_that_this_python_lacks(tmp_path: Path) -> None:
 def test_imports_that_an_image_lacks(requirements: bytes, missing: str, tmp_path: Path) -> None:
     """Pillow, PyYAML and tqdm are in every image."""
     write(tmp_path, train__DOT__py="import torch, torchvision, PIL, yaml, tqdm, numpy, einops, cv2, no_such_package\n")
-    said = list(notes.unknown_imports(("train.py",), tmp_path, notes.image(requirements)))
+    said = list(local_script.unknown_imports(("train.py",), tmp_path, local_script.image(requirements)))
     bring = "which the image may not have (--requirements FILE adds packages)"
     assert said == ([f"imports {missing}, {bring}"] if missing else [])
 
 
 def test_imports_that_another_machines_python_may_lack(tmp_path: Path) -> None:
     write(tmp_path, train__DOT__py="import torch, torchvision, numpy, pytest\n")
-    said = notes.unknown_imports(("train.py",), tmp_path, notes.their_python())
+    said = local_script.unknown_imports(("train.py",), tmp_path, local_script.their_python())
     assert list(said) == ["imports pytest, which the Python there may not have"]
 
 
@@ -113,7 +113,9 @@ def test_arguments_whose_files_stay_here(tmp_path: Path) -> None:
     words = ("train.py", "conf/a.toml", "conf", ".", "--lr=0.1", "nowhere.txt", "/dev/null", "{data}/x", "-v", "")
     words += ("--weights=weights.pt", "--more", "new.toml", "../photos", str(outside / "a.jpg"))
     script_files = pack(words, folder)
-    said = notes.left_behind(words, folder, reached=[folder], why_not=lambda below: script_files.why_not(folder, below))
+    said = local_script.left_behind(
+        words, folder, reached=[folder], why_not=lambda below: script_files.why_not(folder, below)
+    )
     away = "in the arguments is outside of this folder and is not sent: use --data for data"
     assert list(said) == [
         "'weights.pt' in the arguments is not sent: git ignores it",
@@ -121,7 +123,7 @@ def test_arguments_whose_files_stay_here(tmp_path: Path) -> None:
         f"'../photos' {away}",
         f"'{outside}/a.jpg' {away}",
     ]
-    said = notes.left_behind(words, folder, reached=[folder, outside], why_not=lambda _: "")
+    said = local_script.left_behind(words, folder, reached=[folder, outside], why_not=lambda _: "")
     assert not list(said), "a container sees what --data names"
 
 

@@ -7,7 +7,7 @@ import pytest
 from launcher.backends.aws import doctor
 from launcher.backends.aws.options import Where
 from launcher.backends.aws.settings import Settings
-from launcher.protocol.checks import Check, Health
+from launcher.protocol.backend import Check, Health
 from tests.launcher.backends.aws.aws_world import World
 from tests.launcher.backends.aws.fake_aws import ACCOUNT, AMI, AwsError
 from workload.contract.errors import UsageError

@@ -11,7 +11,7 @@ from launcher.backends.batch.options import Where
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
 from launcher.backends.gcp.services import Services
 from launcher.backends.gcp.settings import Settings
-from launcher.protocol.checks import Check, Health
+from launcher.protocol.backend import Check, Health
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch
 from tests.launcher.backends.gcp import fake_rest
 from tests.launcher.backends.gcp.fake_compute import Clock

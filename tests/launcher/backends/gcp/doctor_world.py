@@ -9,8 +9,8 @@ from launcher.backends.gcp.doctor import CloudPorts
 from launcher.backends.gcp.resources import Quota
 from launcher.backends.gcp.services import Services
 from launcher.backends.gcp.settings import Settings
-from launcher.protocol.checks import Check
-from launcher.protocol.checks import Health as State
+from launcher.protocol.backend import Check
+from launcher.protocol.backend import Health as State
 from tests.launcher.backends.gcp.fake_rest import ACCOUNT, BUCKET, PROJECT, FakeRest
 from workload.contract.errors import RooflaunchError, ToolError
 

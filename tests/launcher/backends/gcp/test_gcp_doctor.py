@@ -10,7 +10,7 @@ import pytest
 from launcher import doctor as machine_doctor
 from launcher.backends.gcp import doctor, gpus
 from launcher.backends.gcp.compute import Compute
-from launcher.protocol.checks import Health as State
+from launcher.protocol.backend import Health as State
 from tests.launcher.backends.gcp.doctor_world import (
     NO_PERMISSION,
     Row,

@@ -185,7 +185,7 @@ def test_what_a_node_lacks_is_told_by_a_check(
 ) -> None:
     draft = plan_of(options=SMALL)
     node = replace(draft.node, **change)  # type: ignore[arg-type] # by name
-    monkeypatch.setattr(prepare_module, "_software", lambda *_: (node.container, "as the test says"))
+    monkeypatch.setattr(prepare_module, "_chosen_software", lambda *_: (node.container, "as the test says"))
     with pytest.raises(ToolError, match=message):
         prepare(replace(draft, node=node), machines_of())
     assert not list((cluster.ours / "checks").glob("*.good"))

@@ -10,8 +10,7 @@ import pytest
 
 from launcher.backends.slurm.backend import backend
 from launcher.backends.slurm.options import Options, Software, Where, time_s, time_text
-from launcher.backends.slurm.plan import RESTARTS, Cluster, SlurmPlan, make_plan
-from launcher.backends.slurm.script import NodeSoftware, check_script, job_script
+from launcher.backends.slurm.plan import RESTARTS, Cluster, NodeSoftware, SlurmPlan, check_script, job_script, make_plan
 from launcher.protocol.backend import Job
 from launcher.protocol.records import Request
 from launcher.protocol.task import Task

@@ -13,8 +13,7 @@ from launcher.backends.ssh.backend import backend
 from launcher.backends.ssh.machines import SshMachines
 from launcher.backends.ssh.options import Options, Where
 from launcher.backends.ssh.plan import SshPlan
-from launcher.backends.ssh.prepare import _require_possible, _runtime, prepare
-from launcher.backends.ssh.site import Site, inputs_by_flavour
+from launcher.backends.ssh.prepare import Site, _require_possible, _runtime, inputs_by_flavour, prepare
 from launcher.kinds import Runtime
 from launcher.protocol.backend import Job
 from tests import sshd
