@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.aws.machines import HUNG_S, remove
 from launcher.backends.aws.plan import LATE_S
-from launcher.backends.aws.provision import HUNG_S, remove
 from launcher.protocol.backend import Condition, Machine, Submitted
 from tests.launcher.backends.aws.aws_world import SETTINGS, World, plan_of
 from tests.launcher.backends.aws.fake_aws import AwsError
