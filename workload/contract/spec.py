@@ -14,11 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from workload.contract import ncu_metrics
 from workload.contract import script as scripts
 from workload.contract.errors import UsageError
 from workload.contract.help_text import Group
 from workload.contract.text import did_you_mean
+from workload.contract.vocabulary import parse_metrics
 
 CONFIG_NAME = "rooflaunch.toml"
 ENVIRONMENT_PREFIX = "ROOFLAUNCH_"
@@ -182,7 +182,10 @@ class RunSpec:
     profile_step_bytes: bool = _option(False, "with ncu: also the bytes of the whole step, with warm caches")
     profile_throughput: bool = _option(False, "with ncu: also SM, memory and DRAM throughput; 7 to 18 passes")
     ncu_metrics: str | None = _option(
-        None, "with ncu: further metrics, a list or a file of names", example="dram__bytes.sum", read=ncu_metrics.parse
+        None,
+        "with ncu: further metrics, a list or a file of names",
+        example="dram__bytes.sum",
+        read=parse_metrics,
     )
     channels_last: bool = _option(False, "NHWC memory format for the model and the images")
     compile: bool = _option(False, "torch.compile the model; needs a C++ compiler on a CPU")

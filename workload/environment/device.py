@@ -216,7 +216,7 @@ def reset_peak_memory(device: Device) -> None:
 
 
 def memory(device: Device, index: int | None = None) -> Memory:
-    """Peak device memory and the allocator's retries and failures; empty on a CPU, whose peak is in `usage`.
+    """Peak device memory and the allocator's retries; empty on a CPU, whose peak is in `usage`.
 
     `index`: torch's number of the GPU, by default the current one.
     """
@@ -226,9 +226,7 @@ def memory(device: Device, index: int | None = None) -> Memory:
             return Memory(
                 peak_allocated_bytes=torch.cuda.max_memory_allocated(index),
                 peak_reserved_bytes=torch.cuda.max_memory_reserved(index),
-                total_bytes=torch.cuda.get_device_properties(index).total_memory,
                 allocator_retries=stats.get("num_alloc_retries"),
-                allocator_out_of_memory=stats.get("num_ooms"),
             )
         case Device.MPS:
             return Memory(driver_allocated_bytes=torch.mps.driver_allocated_memory())

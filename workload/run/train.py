@@ -188,7 +188,11 @@ def execute(
             raise
         # Every error but a failed write is recorded, and raised again below.
         failure = pending_interruption() or explain(error, job.spec)
-        run.set(status=status_of(failure), error=str(failure) or type(failure).__name__)
+        run.set(
+            status=status_of(failure),
+            error=str(failure) or type(failure).__name__,
+            hint=getattr(failure, "hint", None),
+        )
         LOGGER.debug("%s", "".join(traceback.format_exception(error)))
     with interruption_deferred():
         _finish(job, run, timeline)

@@ -12,8 +12,8 @@ from launcher.backends.gcp import gpus as gcp_gpus
 from tests.docs import grammar
 from workload.contract import peaks
 from workload.contract import record as contract
-from workload.contract.import_record import GivenByUser
 from workload.contract.record import Record
+from workload.contract.record_sections import GivenByUser
 from workload.contract.spec import Device, Precision, Profile, RunSpec, arguments
 
 LOCAL = {"backend": "local", "runtime": "process"}

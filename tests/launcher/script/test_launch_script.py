@@ -13,7 +13,7 @@ from launcher.machine import local, task
 from launcher.machine.script import Workplace
 from workload.contract import bundle
 from workload.contract.context import Context
-from workload.contract.errors import ExitCode, UsageError
+from workload.contract.errors import ExitCode, RunFailedError, UsageError
 from workload.contract.record import Status
 from workload.contract.spec import SCRIPT_OPTIONS, RunSpec, options, resolve
 from workload.run import unfinished
@@ -300,7 +300,7 @@ def test_a_script_that_fails_ends_the_repeats(folder: Path, launch: Launch, capf
 def test_the_bundle_of_a_script_that_was_killed_says_what_it_was(tmp_path: Path) -> None:
     spec = RunSpec(script=("runs/my train.py", "--token", "abc"))
     left = bundle.read(
-        unfinished.write_new(tmp_path, spec, Context(outside={"host": {}}), Status.FAILED, "killed")
+        unfinished.write_new(tmp_path, spec, Context(outside={"host": {}}), RunFailedError("killed", hint="run again"))
     ).record
     assert "-my-train.py-b1-" in left.run_id
     assert (left.spec.model, left.status) == ("my train.py", Status.FAILED)

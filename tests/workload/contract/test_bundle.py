@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from workload.bundle import main as verify
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, RunFailedError, UsageError
-from workload.contract.profile_record import ProfileResult
 from workload.contract.record import JobPlace, Record, Spec, Status, Timing
+from workload.contract.record_sections import ProfileResult
 
 RUN = Record(run_id="run-1", status=Status.COMPLETED, spec=Spec(model="resnet18", batch_size=4))
 
@@ -66,7 +66,7 @@ def test_run_id_is_safe_and_unique() -> None:
 
 def test_sealed_bundle_reads_back(sealed: Path) -> None:
     read_back = bundle.read(sealed)
-    assert (read_back.document["schema_version"], read_back.record) == (2, RUN)
+    assert (read_back.document["schema_version"], read_back.record) == (3, RUN)
     assert [file.name for file in read_back.files] == ["ncu/command.txt", "run.json", "steps.csv"]
     assert read_back.steps() == [{"step": "0", "loss": "6.9"}, {"step": "1", "loss": "6.8"}]
 
@@ -96,9 +96,9 @@ def test_a_manifest_has_size_and_checksum_of_each_file(sealed: Path) -> None:
         (lambda d: (d / "MANIFEST.json").write_text("[]"), "MANIFEST.json is not a JSON object"),
         (lambda d: (d / "MANIFEST.json").write_bytes(b"\xff"), "MANIFEST.json is not readable JSON"),
         (lambda d: (d / "MANIFEST.json").write_text("[" * 100_000), "MANIFEST.json is not readable JSON"),
-        (lambda d: (d / "MANIFEST.json").write_text('{"schema_version": 1}'), "does not list its files"),
-        (lambda d: (d / "MANIFEST.json").write_text('{"schema_version": 1, "files": [3]}'), "does not list its files"),
-        (lambda d: (d / "MANIFEST.json").write_text('{"schema_version": 1, "files": []}'), "lists no run.json"),
+        (lambda d: (d / "MANIFEST.json").write_text('{"schema_version": 3}'), "does not list its files"),
+        (lambda d: (d / "MANIFEST.json").write_text('{"schema_version": 3, "files": [3]}'), "does not list its files"),
+        (lambda d: (d / "MANIFEST.json").write_text('{"schema_version": 3, "files": []}'), "lists no run.json"),
     ],
 )
 def test_damaged_bundle_is_refused(sealed: Path, damage: object, message: str) -> None:
@@ -120,7 +120,8 @@ def test_manifest_cannot_name_files_outside(sealed: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (3, "has bundle schema 3; this version reads up to schema 2"),
+        (2, "has bundle schema 2; this version reads schema 3"),
+        (4, "has bundle schema 4; this version reads schema 3"),
         (0, "is not a rooflaunch bundle: schema_version is 0"),
         ("1", "is not a rooflaunch bundle: schema_version is '1'"),
         (True, "is not a rooflaunch bundle: schema_version is True"),
@@ -204,8 +205,8 @@ def test_complete_bundle_is_not_closed_again(sealed: Path) -> None:
     [
         (None, "is not a rooflaunch bundle: it has neither MANIFEST.json nor run.json"),
         ("{", "is damaged: run.json is not readable JSON"),
-        ('{"schema_version": 3}', "has bundle schema 3; this version reads up to schema 2"),
-        ('{"schema_version": 2, "run_id": "run-1"}', "cannot be used: run.json has no usable status"),
+        ('{"schema_version": 2}', "has bundle schema 2; this version reads schema 3"),
+        ('{"schema_version": 3, "run_id": "run-1"}', "cannot be used: run.json has no usable status"),
     ],
 )
 def test_what_is_no_bundle_yet_is_not_closed(record: str | None, message: str, tmp_path: Path) -> None:
@@ -273,7 +274,7 @@ ROW = st.fixed_dictionaries({"name": JSON, "bytes": JSON, "sha256": JSON, "crc32
 
 
 def _manifest(rows: object) -> bytes:
-    return json.dumps({"schema_version": 1, "files": rows}).encode()
+    return json.dumps({"schema_version": 3, "files": rows}).encode()
 
 
 @given(st.binary(max_size=200) | st.lists(ROW, max_size=3).map(_manifest))

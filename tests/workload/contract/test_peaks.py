@@ -1,7 +1,7 @@
 import pytest
 
 from workload.contract import peaks
-from workload.contract.peaks_table import Gpu, PeakRow
+from workload.contract.peaks import Gpu, PeakRow
 
 ROWS = [pytest.param(gpu, row, id=f"{gpu.gpu} {row.precision}") for gpu in peaks.gpus() for row in gpu.peaks]
 
