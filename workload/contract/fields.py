@@ -101,9 +101,12 @@ class Findings:
     impossible: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
-    def left_out(self, where: str, wanted: str) -> None:
-        """Add the remark that the field at `where` was left out; `wanted`: the valid values in words."""
+    def left_out(self, place: "_Place", wanted: str, *, measured: bool = False, value: Any = None) -> None:
+        """Add the remark that the field at `place` was left out; `wanted`: the valid values in words."""
+        where = _dotted(place)
         self.wrong.append(f"{start(where)} is not {wanted}")
+        if measured:
+            self.impossible.append(f"{where} must be {wanted}; got {shown(value)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +123,10 @@ class Leaf:
         return ".".join(self.names)
 
 
-# `convert(value)` returns the converted value, or None without a remark if any part of the value is unusable.
-_Convert = Callable[[Any], Any]
+# Place of a value: the place of the object that holds it, and its name there. Only a remark needs it as text.
+_Place = tuple[Any, str] | None
+# `convert(value, findings, place)` returns the converted value, or None and a remark in `findings`.
+_Convert = Callable[[Any, Findings, _Place], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,28 +148,18 @@ class _Field:
     convert: _Convert
 
 
-def decode(section: type[Section], document: Mapping[str, Any], where: str, findings: Findings) -> Section:
+def decode(section: type[Section], document: Mapping[str, Any], findings: Findings) -> Section:
     """Build a section from `document`. Impossible values become None, with a remark; unknown keys are dropped.
 
     A missing required value is None too, and its name is added to `findings.missing`.
     """
-    # Nearly all documents need no remark, and without remarks decoding takes a third of the time.
-    clean: Section | None = _converter(section)(document)
-    if clean is not None:
-        return clean
-    values: dict[str, Any] = {}
-    for item in _fields(section):
-        value = document.get(item.name)
-        value = item.default if value is None else _checked(item, value, where + item.name, findings)
-        if value is None and item.required:
-            value = _absent(item, where, findings)
-        values[item.name] = value
-    return _made(section, values)
+    made: Section = _converter(section)(document, findings, None)
+    return made
 
 
 def from_facts(section: type[Section], facts: Mapping[str, Any]) -> Section:
     """Build a section from a writer's `facts`. Impossible values become None without a remark: the run goes on."""
-    return decode(section, facts, "", Findings())
+    return decode(section, facts, Findings())
 
 
 def unknown(section: type, facts: Mapping[str, Any], above: str = "") -> Iterator[str]:
@@ -264,7 +259,7 @@ def _described(item: Any) -> _Field:
         many, inner = get_origin(inner), get_args(inner)[-1]
         kind = _kind_of(inner)
     if kind:
-        convert = CONVERTERS[kind]
+        convert = _plain_converter(kind, measured=measured)
     else:
         assert isinstance(inner, type), f"{item.name}: {inner} is neither a kind of value nor a section"
         section, convert = inner, _converter(inner)
@@ -295,17 +290,7 @@ def _kind_of(annotation: Any) -> Kind | None:
     return next((part for part in get_args(annotation)[1:] if isinstance(part, Kind)), None)
 
 
-def _absent(item: _Field, where: str, findings: Findings) -> Any:
-    """Empty section, mapping or tuple for an absent required field; None for a plain value, noted as missing."""
-    if item.section and not item.many:
-        return decode(item.section, {}, f"{where}{item.name}.", findings)
-    if item.many:
-        return {} if item.many is Mapping else ()
-    findings.missing.append(f"{where}{item.name}")
-    return None
-
-
-# --- decoding without remarks
+# --- decoding
 
 
 _CONVERTERS: dict[type, _Convert] = {}
@@ -321,31 +306,39 @@ def _converter(section: type) -> _Convert:
 def _section_converter(section: type) -> _Convert:
     items = _fields(section)
     converters = {item.name: item.convert for item in items}
-    defaults = {item.name: item.default for item in items}
-    # A required section without required fields may be absent. Sections cannot change, so all records share one.
-    defaults |= {
-        item.name: _converter(item.section)({}) for item in items if item.required and item.section and not item.many
-    }
-    required = [item.name for item in items if item.required and defaults[item.name] is None]
+    defaults = {item.name: _default(item) for item in items}
+    required = [item for item in items if item.required and defaults[item.name] is None]
 
-    def convert_section(document: Any) -> Any:
-        if not isinstance(document, dict):
-            return None
+    def convert_section(document: Any, findings: Findings, place: _Place) -> Any:
+        if not isinstance(document, Mapping):
+            return findings.left_out(place, "an object")
         values = defaults.copy()
         for name, value in document.items():
             convert = converters.get(name)
-            if value is None or convert is None:
-                continue
-            converted = convert(value)
-            if converted is None:
-                return None
-            values[name] = converted
-        for name in required:
-            if values[name] is None:
-                return None
+            if value is not None and convert is not None:
+                converted = convert(value, findings, (place, name))
+                if converted is not None:
+                    values[name] = converted
+        for item in required:
+            if values[item.name] is None and item.section:
+                values[item.name] = _converter(item.section)({}, findings, (place, item.name))
+            elif values[item.name] is None:
+                findings.missing.append(_dotted((place, item.name)))
         return _made(section, values)
 
     return convert_section
+
+
+def _default(item: _Field) -> Any:
+    """Value of an absent field; None if a required value is missing with it."""
+    if not (item.required and item.section):
+        return item.default
+    if item.many:
+        return {} if item.many is Mapping else ()
+    # A required section without required fields may be absent. Sections cannot change, so all records share one.
+    findings = Findings()
+    made = _converter(item.section)({}, findings, None)
+    return None if findings.missing else made
 
 
 def _made(section: type[Section], values: dict[str, Any]) -> Section:
@@ -355,75 +348,43 @@ def _made(section: type[Section], values: dict[str, Any]) -> Section:
     return made
 
 
+def _dotted(place: _Place) -> str:
+    above, name = place or (None, "")
+    return f"{_dotted(above)}.{name}" if above else name
+
+
+def _plain_converter(kind: Kind, *, measured: bool) -> _Convert:
+    of_kind = CONVERTERS[kind]
+
+    def convert_plain(value: Any, findings: Findings, place: _Place) -> Any:
+        converted = of_kind(value)
+        if converted is None:
+            findings.left_out(place, WANTED[kind], measured=measured, value=value)
+        return converted
+
+    return convert_plain
+
+
 def _many_converter(inner: _Convert, many: type | None, section: type | None) -> _Convert:
-    """Converter of a field with values of `inner`: one value, or several by name or in order."""
-    if many is Mapping:
-        return lambda value: _converted_by_name(inner, value, keep_none=section is None)
-    if many is Sequence:
-        return lambda value: _converted_in_order(inner, value)
-    return inner
+    """Converter of a field with values of `inner`: one value, or several by name or in order.
 
-
-def _converted_by_name(inner: _Convert, value: Any, *, keep_none: bool) -> Any:
-    if not isinstance(value, dict):
-        return None
-    converted: dict[str, Any] = {}
-    for key, one in value.items():
-        name = clean(key)
-        if one is not None:
-            converted[name] = inner(one)
-            if converted[name] is None:
-                return None
-        elif keep_none:
-            converted[name] = None
-    return converted
-
-
-def _converted_in_order(inner: _Convert, value: Any) -> Any:
-    if not isinstance(value, list | tuple):
-        return None
-    converted = tuple(map(inner, value))
-    return None if None in converted else converted
-
-
-# --- decoding with remarks
-
-
-def _checked(item: _Field, value: Any, where: str, findings: Findings) -> Any:
-    """Convert the value of the field at `where`: unusable parts are left out, with remarks; None if nothing is left.
-
-    In a mapping of plain values, names whose value is unknown (None) are kept.
+    Values that are unusable are left out; in a mapping of plain values, the names of unknown ones are kept.
     """
-    if item.many is Mapping:
-        if not isinstance(value, dict):
-            return findings.left_out(where, "an object")
-        known = {
-            clean(name): None if one is None else _checked_one(item, one, f"{where}.{clean(name)}", findings)
-            for name, one in value.items()
-        }
-        return {name: one for name, one in known.items() if item.kind or one is not None}
-    if item.many is Sequence:
+
+    def convert_by_name(value: Any, findings: Findings, place: _Place) -> Any:
+        if not isinstance(value, Mapping):
+            return findings.left_out(place, "an object")
+        names = {clean(name): one for name, one in value.items()}
+        known = {name: None if one is None else inner(one, findings, (place, name)) for name, one in names.items()}
+        return {name: one for name, one in known.items() if one is not None or section is None}
+
+    def convert_in_order(value: Any, findings: Findings, place: _Place) -> Any:
         if not isinstance(value, list | tuple):
-            return findings.left_out(where, "a list")
-        ordered = [_checked_one(item, one, f"{where}.{number}", findings) for number, one in enumerate(value)]
+            return findings.left_out(place, "a list")
+        ordered = [inner(one, findings, (place, str(number))) for number, one in enumerate(value)]
         return tuple(one for one in ordered if one is not None)
-    return _checked_one(item, value, where, findings)
 
-
-def _checked_one(item: _Field, value: Any, where: str, findings: Findings) -> Any:
-    if item.section:
-        is_object = isinstance(value, dict)
-        return (
-            decode(item.section, value, f"{where}.", findings) if is_object else findings.left_out(where, "an object")
-        )
-    assert item.kind
-    converted = CONVERTERS[item.kind](value)
-    if converted is None:
-        wanted = WANTED[item.kind]
-        if item.measured:
-            findings.impossible.append(f"{where} must be {wanted}; got {shown(value)}")
-        findings.left_out(where, wanted)
-    return converted
+    return {Mapping: convert_by_name, Sequence: convert_in_order}.get(many, inner) if many else inner
 
 
 def _count(value: Any) -> int | None:

@@ -272,7 +272,7 @@ def read(path: Path, *, origin: str | None = None) -> tuple[Gpu, ...]:
             hint=f"{meant}the keys are {', '.join(dict.fromkeys(keys))}",
         )
     findings = Findings()
-    table = decode(_Table, content, "", findings)
+    table = decode(_Table, content, findings)
     missing = (f"{name} is missing" for name in findings.missing)
     # Lazily: the rules hold only for values of the right types.
     for problem in itertools.chain(findings.wrong, missing, _problems(table, origin)):

@@ -488,7 +488,7 @@ def read(document: Mapping[str, Any]) -> Reading:
     doubt. Callers may rely on the types and ranges of the result.
     """
     findings = Findings()
-    record = decode(Record, document, "", findings)
+    record = decode(Record, document, findings)
     for name in findings.missing:
         raise _unusable(f"run.json has no usable {name}")
     if record.status not in set(Status):

@@ -12,7 +12,7 @@ import pytest
 from analysis.importing import UserFacts, import_file
 from benchmarks.synthetic_bundles import make, make_record
 from tests import sources
-from workload.contract import bundle, fields, record
+from workload.contract import bundle, record
 from workload.contract.context import Context
 from workload.contract.errors import BundleError, RunFailedError, UsageError
 from workload.contract.fields import encode, unknown
@@ -37,35 +37,6 @@ def leaves(value: Any, where: str = "") -> dict[str, Any]:
 
 def valid(document: Any) -> None:
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
-
-
-# --- the two ways of decoding
-
-
-IMPOSSIBLE = ("text", -1, 0, 1e300, True, [], [1, "a"], {}, {"a": None}, {"a": {"b": -1}}, None)
-
-
-@pytest.mark.parametrize("value", IMPOSSIBLE, ids=repr)
-def test_decoding_without_remarks_gives_what_decoding_with_remarks_gives(
-    value: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    documents = []
-    for path in REAL[::12]:
-        document = json.loads(path.read_text())
-        documents += [document, {**document, "nothing": value}]
-        documents += [{**document, name: value} for name in document]
-        sections = {name: inner for name, inner in document.items() if inner and isinstance(inner, dict)}
-        documents += [
-            {**document, name: {**inner, list(inner)[-1]: value}} for name, inner in sections.items() if inner
-        ]
-
-    def decoded() -> list[tuple[Record, fields.Findings]]:
-        pairs = [(document, fields.Findings()) for document in documents]
-        return [(fields.decode(Record, document, "", findings), findings) for document, findings in pairs]
-
-    fast = decoded()
-    monkeypatch.setattr(fields, "_converter", lambda _: lambda _: None)
-    assert decoded() == fast
 
 
 # --- what is defined
