@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from math import prod
 
 Shape = Sequence[int]
+# Operations that read only the returned rows of their first tensor.
+GATHERING = frozenset({"embedding", "index", "index_select", "gather", "take", "_embedding_bag"})
 
 
 def convolution(output: Shape, images: Shape, weight: Shape, *, transposed: bool) -> int:

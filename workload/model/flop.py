@@ -45,8 +45,6 @@ OVERWRITING = frozenset(
     {"bernoulli_", "copy_", "fill_", "full_like", "new_full", "new_ones", "new_zeros", "normal_", "ones_like"}
     | {"rand_like", "randn_like", "uniform_", "zero_", "zeros_like"}
 )
-# Ops that read only the returned rows of their first tensor.
-GATHERING = frozenset({"embedding", "index", "index_select", "gather", "take", "_embedding_bag"})
 # Ops without a formula that only move bytes, by the beginnings of their names: optimizers and lists of tensors, random
 # numbers, losses, pooling.
 MOVES_BYTES_BEGINNINGS = re.compile(
@@ -335,7 +333,7 @@ class FlopCounter(TorchDispatchMode):
         fresh = _fresh_outputs(func, output, inputs)
         if fresh is None:
             return
-        if func.overloadpacket.__name__ in GATHERING and reads and fresh:
+        if func.overloadpacket.__name__ in formulas.GATHERING and reads and fresh:
             # Only the returned rows of the table are read: as many bytes as the output has.
             rows_bytes = sum(tensor.numel() * tensor.element_size() for tensor in fresh)
             self._bytes_upper += rows_bytes

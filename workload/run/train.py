@@ -153,7 +153,7 @@ def prepare(resolved: Resolved, context: Context, output: Path, rank: int = 0) -
     return TrainingJob(
         spec=spec,
         context=context,
-        place=context.place or f"local-{spec.device}",
+        place=context.place_on(spec.device),
         origin={option.name: "default" for option in options()} | dict(context.spec_origin or resolved.origin),
         source=source,
         model=models.build(spec.model, num_classes=source.classes, image_size=spec.image_size),

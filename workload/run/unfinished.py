@@ -65,7 +65,7 @@ def write_new(output: Path, spec: RunSpec, context: Context, error: Exception) -
     assert spec.batch_size is not None
     run_id = bundle.make_run_id(
         now=now,
-        place=context.place or f"local-{spec.device}",
+        place=context.place_on(spec.device),
         model=slug(script_name(spec.script)) if spec.script else spec.model,
         batch_size=1 if spec.script else spec.batch_size,
         precision=spec.precision,
@@ -107,7 +107,7 @@ def _record(run_id: str, spec: RunSpec, context: Context) -> Record:
     return first_record(
         run_id,
         context,
-        place=context.place or f"local-{spec.device}",
+        place=context.place_on(spec.device),
         spec=Spec.from_run_spec(spec),
         spec_origin=context.spec_origin,
         facts={"host": {}, "software": {}} | sections | {"device": device},
