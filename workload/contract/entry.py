@@ -62,8 +62,10 @@ def enter(run: Callable[[], int]) -> int:
     """Run a command and return its exit code, or the exit code for lost output or for Ctrl-C."""
     code: int
     open_standard_streams()
-    if sys.platform == "win32":
-        _write_utf8()
+    # In files and pipes, Windows uses an encoding that lacks many characters.
+    for stream in (sys.stdout, sys.stderr) if sys.platform == "win32" else ():
+        if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
+            stream.reconfigure(encoding="utf-8")
     out, err = TolerantStream(sys.stdout), TolerantStream(sys.stderr)
     with redirect_stdout(cast("TextIO", out)), redirect_stderr(cast("TextIO", err)):
         try:
@@ -109,13 +111,6 @@ def end_quickly(code: int) -> NoReturn:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
-
-
-def _write_utf8() -> None:
-    """Let stdout and stderr use UTF-8 in files and pipes, where Windows uses an encoding that lacks many characters."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
-            stream.reconfigure(encoding="utf-8")
 
 
 def _explained(error: OSError) -> RooflaunchError | None:

@@ -38,20 +38,16 @@ def collect(
         "container": known["container"],
         "slurm": known["slurm"],
     }
-    merged = {name: _merged(section, (outside or {}).get(name, {})) for name, section in sections.items()}
-    return {**merged, "cloud": _with_host(merged["cloud"], merged["device"] or {})}
-
-
-def _with_host(cloud: Mapping[str, object] | None, device: Mapping[str, object]) -> Mapping[str, object] | None:
-    """Section `cloud` with its physical host. EC2 does not tell the host, so the GPU in it stands for the host."""
-    if cloud is None or cloud.get("provider") != "ec2":
-        return cloud
-    return {**cloud, "physical_host": cloud.get("physical_host") or device.get("serial") or device.get("uuid")}
-
-
-def _merged(section: Mapping[str, object] | None, outside: Mapping[str, object]) -> dict[str, object] | None:
-    known = {name: value for name, value in outside.items() if value is not None}
-    return {**(section or {}), **known} if section is not None or known else None
+    merged: dict[str, dict[str, object] | None] = {}
+    for name, section in sections.items():
+        seen = {fact: value for fact, value in (outside or {}).get(name, {}).items() if value is not None}
+        merged[name] = {**(section or {}), **seen} if section is not None or seen else None
+    cloud, device_found = merged["cloud"], merged["device"] or {}
+    if cloud and cloud.get("provider") == "ec2":
+        # EC2 does not tell the host, so the GPU in it stands for the host.
+        host = cloud.get("physical_host") or device_found.get("serial") or device_found.get("uuid")
+        merged["cloud"] = {**cloud, "physical_host": host}
+    return {**merged}
 
 
 def device_facts(machine: HostSystem, device: torch.device) -> dict[str, object]:

@@ -143,21 +143,17 @@ def prepare(spec: RunSpec, *, cpus: float) -> list[str]:
     # By default torch starts a thread for each core of the machine.
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cpus:
         torch.set_num_threads(max(1, int(cpus)))
-    _set_precision(spec)
+    tf32 = spec.precision is Precision.TF32
+    if tf32 and (why := why_no_tf32()):
+        raise UsageError(why, hint="--precision fp32, or --precision amp")
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
     if spec.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(mode=True)
     # Shapes are fixed, so autotuning settles in the warm-up.
     torch.backends.cudnn.benchmark = not spec.deterministic
     return _notes(spec)
-
-
-def _set_precision(spec: RunSpec) -> None:
-    tf32 = spec.precision is Precision.TF32
-    if tf32 and (why := why_no_tf32()):
-        raise UsageError(why, hint="--precision fp32, or --precision amp")
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = tf32
 
 
 def why_no_tf32(gpu: torch.device | None = None) -> str | None:

@@ -26,6 +26,8 @@ KIB_BYTES = 1024
 
 def host_facts(machine: HostSystem) -> dict[str, object]:
     limits = cgroup.limits(machine)
+    # `always [madvise] never`
+    chosen = re.search(r"\[(\w+)\]", machine.text("/sys/kernel/mm/transparent_hugepage/enabled") or "")
     return {
         **system_facts(machine),
         **cpu_facts(machine),
@@ -34,7 +36,7 @@ def host_facts(machine: HostSystem) -> dict[str, object]:
         "memory_total_bytes": memory_total_bytes(machine),
         "memory_available_bytes": memory_available_bytes(machine),
         "numa_nodes": len(cpu_list(machine.text("/sys/devices/system/node/online")) or []) or None,
-        "transparent_hugepages": _bracketed(machine.text("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "transparent_hugepages": chosen[1] if chosen else None,
     }
 
 
@@ -57,12 +59,6 @@ def memory_available_bytes(machine: HostSystem) -> int | None:
     """Memory that new programs can have without swapping, in bytes; the host's figure even inside a container."""
     available = memory_bytes(machine, "MemAvailable")
     return int(psutil.virtual_memory().available) if available is None and machine.native else available
-
-
-def _bracketed(text: str | None) -> str | None:
-    """Word in brackets: `madvise` in `always [madvise] never`."""
-    match = re.search(r"\[(\w+)\]", text or "")
-    return match[1] if match else None
 
 
 def cpu_facts(machine: HostSystem) -> dict[str, object]:

@@ -5,7 +5,7 @@ driver or a virtual GPU does not support loses only its own field.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -36,8 +36,8 @@ class GpuSensors:
             return None
         if properties is None:
             properties = torch.cuda.get_device_properties(index)
-        for candidate in (_by_uuid, _by_bus, _only_one):
-            handle = _guarded(library, candidate, library, properties)
+        for find in _handles(library, properties):
+            handle = _guarded(library, find)
             if handle is not None:
                 return cls(library=library, handle=handle)
         return None
@@ -125,25 +125,16 @@ def _guarded(library: ModuleType, function: Callable[..., Any], *arguments: obje
         return None
 
 
-def _by_uuid(library: ModuleType, properties: object) -> object | None:
-    uuid = getattr(properties, "uuid", None)
-    handle: object = None if uuid is None else library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-    return handle
-
-
-def _by_bus(library: ModuleType, properties: object) -> object | None:
-    """Handle by bus address, which also finds the GPU of a MIG slice: a slice's UUID is not its GPU's."""
+def _handles(library: ModuleType, properties: object) -> Iterator[Callable[[], object]]:
+    """Ways to find the GPU of torch's `properties`, the surest first."""
+    if (uuid := getattr(properties, "uuid", None)) is not None:
+        yield lambda: library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
     domain, bus, device = (getattr(properties, name, None) for name in names)
-    if domain is None or bus is None or device is None:
-        return None
-    handle: object = library.nvmlDeviceGetHandleByPciBusId(f"{domain:08X}:{bus:02X}:{device:02X}.0")
-    return handle
-
-
-def _only_one(library: ModuleType, _properties: object) -> object | None:
-    handle: object = library.nvmlDeviceGetHandleByIndex(0) if library.nvmlDeviceGetCount() == 1 else None
-    return handle
+    if domain is not None and bus is not None and device is not None:
+        # The bus address also finds the GPU of a MIG slice: a slice's UUID is not its GPU's.
+        yield lambda: library.nvmlDeviceGetHandleByPciBusId(f"{domain:08X}:{bus:02X}:{device:02X}.0")
+    yield lambda: library.nvmlDeviceGetHandleByIndex(0) if library.nvmlDeviceGetCount() == 1 else None
 
 
 def _text(value: str | bytes | None) -> str | None:
