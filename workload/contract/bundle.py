@@ -103,10 +103,6 @@ def create(output: Path, run_id: str) -> Path:
 def make_output(folder: Path, *, shown: Path | None = None, exist_ok: bool = True) -> None:
     """Create a folder for bundles. Raises `UsageError` on failure. `shown`: folder to name in the message."""
     require_possible(folder)
-    if {*"\n\r"} & {*str(folder)}:  # programs print the paths of bundles, one in each line
-        raise UsageError(
-            f"output folder {str(shown or folder)!r} has a line break in its name", hint="-o ANOTHER_FOLDER"
-        )
     try:
         folder.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
@@ -351,8 +347,6 @@ def _why_no_manifest(folder: Path) -> str:
 
 def _read_json(path: Path, *, missing: str) -> dict[str, Any]:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # reading a FIFO would block until somebody writes
-            raise _damaged(path.parent, f"{path.name} is not a regular file")
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise BundleError(f"'{path.parent}' is {missing}", hint="name a run's folder, or run again") from error

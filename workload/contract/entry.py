@@ -16,7 +16,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
-from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
+from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 from workload.contract.interrupt import ignore_signals, never_dropped
 
 # Variables by which profilers and other tools load their own code into a process. They may write their data when the
@@ -114,12 +114,7 @@ def end_quickly(code: int) -> NoReturn:
 
 
 def _explained(error: OSError) -> RooflaunchError | None:
-    """User error for a file name that is too long or a full disk; None for other errors of the operating system."""
-    if error.errno == errno.ENAMETOOLONG:
-        return UsageError(
-            f"'{error.filename}' is too long for the name of a file: most file systems take 255 bytes",
-            hint="give a shorter name or path",
-        )
+    """User error for a full disk; None for other errors of the operating system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" while writing '{error.filename}'" if error.filename else " while a file was written"
         return ToolError(f"{error.strerror}{where}", hint="free some space (df -h; quota -s), then run again")

@@ -384,7 +384,9 @@ def _many_converter(inner: _Convert, many: type | None, section: type | None) ->
         ordered = [inner(one, findings, (place, str(number))) for number, one in enumerate(value)]
         return tuple(one for one in ordered if one is not None)
 
-    return {Mapping: convert_by_name, Sequence: convert_in_order}.get(many, inner) if many else inner
+    if many is Mapping:
+        return convert_by_name
+    return convert_in_order if many is Sequence else inner
 
 
 def _count(value: Any) -> int | None:

@@ -128,8 +128,6 @@ def _tensor_metric(name: str) -> TensorMetric | None:
 # `dram__bytes.sum.per_second`, `launch__registers_per_thread`.
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_]*__[a-z0-9_]+(\.[a-z0-9_]+)*")
 METRICS_HINT = "--ncu-metrics dram__bytes.sum,l1tex__t_sector_hit_rate.pct, or a file with a name on each line"
-# A list of names is some kilobytes: a larger file is another one, typed by mistake.
-MOST_BYTES = 1 << 20
 
 
 def parse_metrics(value: object) -> str:
@@ -163,14 +161,10 @@ def _words(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _content(value: str) -> str:
-    path = Path(value).expanduser()
     try:
-        if not value.strip() or not path.is_file():
-            raise UsageError(f"'{value}' is neither a file nor a list of metrics of ncu", hint=METRICS_HINT)
-        if path.stat().st_size > MOST_BYTES:
-            raise UsageError(f"'{value}' is no list of metrics: it has more than 1 MB", hint=METRICS_HINT)
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"'{value}' is no list of metrics: it is not text in UTF-8", hint=METRICS_HINT) from error
+        path = Path(value).expanduser()
+        if value.strip() and path.is_file():
+            return path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise UsageError(f"'{value}' cannot be read: {error}", hint=METRICS_HINT) from error
+    raise UsageError(f"'{value}' is neither a file nor a list of metrics of ncu", hint=METRICS_HINT)

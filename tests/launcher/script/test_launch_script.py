@@ -43,7 +43,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "package").mkdir()
     (tmp_path / "README.md").write_text("# Title\n\nWhat it does.\n")
     (tmp_path / "my work.ipynb").write_text("{}\n")
-    (tmp_path / "model.pt").write_bytes(b"PK\x03\x04\x00")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -71,16 +70,6 @@ REFUSED = {
         "-- 'my work.ipynb'",
         "'my work.ipynb' is a notebook, not a script",
         "jupyter nbconvert --to script 'my work.ipynb', then run the same with -- 'my work.py'",
-    ),
-    "a page": (
-        "-- README.md",
-        "'README.md' is no Python script: line 3: invalid syntax",
-        "launch local -- train.py --lr 0.1",
-    ),
-    "weights": (
-        "-- model.pt",
-        "'model.pt' is no Python script: it is binary data",
-        "launch local -- train.py --lr 0.1",
     ),
     "no such module": (
         "-- -m no.such.module",

@@ -1,6 +1,5 @@
 import errno
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -150,13 +149,6 @@ def test_half_a_row_of_a_killed_run_is_left_out(sealed: Path) -> None:
     assert bundle.read_steps(sealed) == []
 
 
-def test_an_output_folder_with_a_line_break_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"\\nresults' has a line break in its name") as refused:
-        bundle.create(tmp_path / "my\nresults", "run-1")
-    assert refused.value.hint == "-o ANOTHER_FOLDER"
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("make", [lambda folder: bundle.create(folder, "run-1"), bundle.make_output])
 def test_output_that_cannot_be_written(make: Callable[[Path], object], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
@@ -255,14 +247,6 @@ def test_the_command_verifies(sealed: Path, capsys: pytest.CaptureFixture[str]) 
     assert verify([str(sealed), str(sealed)]) == ExitCode.BAD_BUNDLE
     assert "error: " in capsys.readouterr().err
     assert verify([]) == ExitCode.NOTHING_TO_DO
-
-
-@pytest.mark.parametrize("name", ["MANIFEST.json", "run.json"])
-def test_a_pipe_in_a_files_place_is_refused_and_not_read(name: str, sealed: Path) -> None:
-    (sealed / name).unlink()
-    os.mkfifo(sealed / name)
-    with pytest.raises(BundleError, match=f"'{sealed}' is damaged: {name} is "):
-        bundle.read(sealed)
 
 
 JSON = st.recursive(
