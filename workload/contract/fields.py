@@ -254,7 +254,7 @@ def _described(item: Any) -> _Field:
     inner, optional = _without_none(item.type)
     kind, measured, many, section = _kind_of(inner), Weight.MEASURED in get_args(inner), None, None
     if kind:
-        optional = optional or _without_none(get_args(inner)[0])[1]
+        optional = optional or _without_none(get_args(inner)[0])[1] or item.default is not MISSING
     elif get_origin(inner) in (Mapping, Sequence):
         many, inner = get_origin(inner), get_args(inner)[-1]
         kind = _kind_of(inner)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from workload.contract.errors import UsageError
-from workload.contract.fields import Findings, Flag, Kind, Numbers, Rate, Text, decode, unknown
+from workload.contract.fields import Findings, Flag, Kind, Rate, Text, decode, unknown
 from workload.contract.spec import Device, Precision
 from workload.contract.text import did_you_mean, signed_percent
 
@@ -75,9 +75,9 @@ class Gpu:
     """
 
     gpu: Annotated[str, Kind.TEXT]
-    device: Text = Device.CUDA
+    device: Annotated[str, Kind.TEXT] = Device.CUDA
     names: Annotated[Sequence[str], Kind.TEXTS]
-    memory_gb: Numbers = ()
+    memory_gb: Annotated[Sequence[float], Kind.NUMBERS] = ()
     sms: Rate = None
     gb_per_s: Annotated[float, Kind.RATE]
     source: Annotated[str, Kind.TEXT]
@@ -238,7 +238,7 @@ def _digest(_: OwnPeaks | None) -> str:
 
 
 def _fits(gpu: Gpu, memory_bytes: float | None) -> bool:
-    sizes = gpu.memory_gb if memory_bytes is not None else None
+    sizes = gpu.memory_gb if memory_bytes is not None else ()
     return not sizes or any(MEMORY_FROM <= (memory_bytes or 0) / (size * 1e9) <= MEMORY_TO for size in sizes)
 
 

@@ -164,8 +164,10 @@ _FORMULAS: tuple[tuple[str, Callable[..., int], str], ...] = (
     ("recurrent", _cell, "_thnn_fused_lstm_cell _thnn_fused_gru_cell"),
     ("recurrent_backward", _cell, "_thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell_backward"),
 )
-_ATTENTIONS = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
-_ATTENTIONS += ("fused_attention_overrideable", "attention_math_for_mps")
+_ATTENTIONS = (
+    *("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention"),
+    *("fused_attention_overrideable", "attention_math_for_mps"),
+)
 FORMULAS: Mapping[str, Formula] = MappingProxyType(
     {name: Formula(kind=kind, flop=flop) for kind, flop, names in _FORMULAS for name in names.split()}
     | {f"_scaled_dot_product_{name}": Formula(kind="attention", flop=_attention) for name in _ATTENTIONS}
