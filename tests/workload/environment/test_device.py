@@ -166,8 +166,6 @@ def test_a_mac_with_mps_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ("capability", "targets", "is_refused"),
     [
         ((7, 0), "sm_75 sm_80 sm_90 compute_120", True),
-        ((7, 5), "sm_75 sm_80", False),
-        ((8, 9), "sm_80 sm_86", False),
         ((12, 1), "sm_75 sm_90", True),
         ((12, 1), "sm_75 compute_90", False),
         ((12, 1), "sm_75 compute_90a", True),

@@ -210,10 +210,6 @@ def test_power_is_that_of_now_where_the_driver_tells(
     assert opened(answers, unsupported=unsupported).sample()["power_w"] == power_w
 
 
-def test_no_reason_is_zero_and_not_unknown() -> None:
-    assert opened({"nvmlDeviceGetCurrentClocksEventReasons": 0}).sample()["clock_event_reasons"] == 0
-
-
 @pytest.mark.parametrize(
     ("answers", "field", "expected"),
     [
