@@ -154,7 +154,7 @@ def environment() -> dict[str, Any]:
             "hostname": "vm",
             "os": "Debian GNU/Linux 12 (bookworm)",
             "kernel": "6.1.0-26-cloud-amd64",
-            "virtualization": {"hypervisor": "kvm", "source": "dmi"},
+            "hypervisor": "kvm",
             "cpu_model": "Intel(R) Xeon(R) CPU @ 2.00GHz",
             "cpu_flags": ["sse4_2", "avx", "f16c", "fma", "avx2", "avx512f", "avx512dq", "avx512bw", "avx512vl"],
             "caches": [{"level": 3, "type": "unified", "size_bytes": 40370176, "shared_by_cpus": 4}],

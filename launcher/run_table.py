@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from workload.contract.bundle import Bundle
 from workload.contract.invocation import as_typed
-from workload.contract.profile_record import ProfileResult
 from workload.contract.ranks import Ranks, limit_sentence, waits
 from workload.contract.record import Record, Status, StepSeconds, Verdict
+from workload.contract.record_sections import ProfileResult
 from workload.contract.text import counted, percent, plain, seconds, si, unbroken, wrapped
 from workload.contract.verdict import (
     ABOVE_BY_CPU_TIME,

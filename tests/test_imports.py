@@ -134,10 +134,10 @@ DECLARING = {
             "help_text",
             "interrupt",
             "invocation",
-            "ncu_metrics",
             "program",
             "script",
             "spec",
+            "vocabulary",
         )
     ),
     "workload.contract.operating_system",

@@ -392,9 +392,9 @@ def _close_broken(spec: RunSpec, context: Context, output: Path, folder: Path | 
     if folder is not None:
         # `RunFailedError`: the bundle is sealed already, or the disk is full.
         if not isinstance(failure, RunFailedError):
-            unfinished.seal(folder, spec, context, unfinished.status_of(failure), str(failure))
+            unfinished.seal(folder, spec, context, failure)
     elif not isinstance(failure, UsageError | ToolError | InterruptedRunError | ModuleNotFoundError):
-        print(unfinished.write_new(output, spec, context, unfinished.status_of(failure), str(failure)), flush=True)
+        print(unfinished.write_new(output, spec, context, failure), flush=True)
 
 
 def _profile(parsed: argparse.Namespace, _: Timeline) -> int:

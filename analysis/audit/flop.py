@@ -12,7 +12,7 @@ from analysis.loading.tables import rows
 from analysis.readers.ncu.families import is_backward
 from analysis.roofline.against_model import PARTLY, contradiction, model_flop
 from workload.contract import peaks
-from workload.contract.peaks_table import Gpu
+from workload.contract.peaks import Gpu
 from workload.contract.spec import Device, Precision
 from workload.contract.text import counted, percent, seconds, si
 from workload.contract.verdict import ABOVE_BY_CPU_TIME, ABOVE_CEILING, MOST_UNATTRIBUTED, shares_of_flop

@@ -58,7 +58,7 @@ def import_files(
         option("--image-size", "width and height of its images in pixels, if known", Group.MODEL, metavar="N"),
     ] = None,
     gpu_index: Annotated[
-        int | None, option("--gpu-index --device", "which GPU of a trace with several", Group.PLACE, metavar="N")
+        int | None, option("--gpu-index", "which GPU of a trace with several", Group.PLACE, metavar="N")
     ] = None,
     peaks: PeaksOption = None,
     output: OutputOption = Path("results"),

@@ -126,7 +126,7 @@ def kernels(
         list[Path], typer.Argument(metavar="RESULTS...", help="folders of bundles, or files of Nsight Compute")
     ],
     row: Annotated[
-        GroupBy, option("--row --by", "what one row stands for", Group.OUTPUT, show_default=True)
+        GroupBy, option("--row", "what one row stands for", Group.OUTPUT, show_default=True)
     ] = GroupBy.FAMILY,
     top: Annotated[int | None, option("--top", "the N longest of each profile", Group.OUTPUT, metavar="N")] = None,
     peaks: PeaksOption = None,

@@ -8,11 +8,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from workload.contract import bundle, peaks
-from workload.contract.environment_record import DeviceFacts, Environment, SoftwareFacts
 from workload.contract.errors import UsageError
-from workload.contract.import_record import GivenByUser, Imported
-from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record, ScriptFacts, Spec, Status, Timing
+from workload.contract.record_sections import (
+    DeviceFacts,
+    Environment,
+    GivenByUser,
+    Imported,
+    ProfileResult,
+    SoftwareFacts,
+)
 from workload.contract.spec import Precision
 
 # Larger batch sizes are a mistake: the largest batch sizes ever published have five digits.

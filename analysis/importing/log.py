@@ -28,8 +28,8 @@ from analysis.readers.tables import RunFigures
 from analysis.readers.text import BINARY, READABLE, Decoded, decode, looks_like
 from workload.contract import bundle
 from workload.contract.errors import BundleError, UsageError
-from workload.contract.import_record import ImportedColumn
 from workload.contract.record import Record, StepSeconds, Timing, to_json
+from workload.contract.record_sections import ImportedColumn
 from workload.contract.spec import Device, Precision
 
 # Path of the imported log in the bundle.

@@ -20,7 +20,7 @@ from analysis.readers import ncu
 from analysis.readers.ncu import NcuFile, report
 from analysis.roofline import against_model
 from workload.contract.errors import UsageError
-from workload.contract.profile_record import NcuTool, ProfileResult
+from workload.contract.record_sections import NcuTool, ProfileResult
 from workload.contract.spec import Device, Profile
 
 # Paths of our own profiles in a bundle.

@@ -27,8 +27,8 @@ from analysis.readers.traces.attribution import Attribution, OperatorFamily, att
 from analysis.readers.traces.kineto import RECORD_SHAPES, Trace
 from analysis.roofline import against_model
 from workload.contract.errors import UsageError
-from workload.contract.profile_record import BackwardCheck, LongestKernel, ProfileChecks, ProfileResult
 from workload.contract.record import ComplexityRecord
+from workload.contract.record_sections import BackwardCheck, LongestKernel, ProfileChecks, ProfileResult
 from workload.contract.spec import Device, Precision, Profile
 from workload.contract.text import counted, duration, percent, seconds, si
 

@@ -28,9 +28,8 @@ from analysis.loading.processes import share
 from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS, RunRow, row_of
 from analysis.loading.series import LAYOUTS, ParsedFiles, parse, refusals
 from workload.contract import bundle, peaks
-from workload.contract.clean_json import clean
 from workload.contract.errors import BundleError
-from workload.contract.fields import RANGES, Kind
+from workload.contract.fields import RANGES, Kind, clean
 from workload.contract.files import replacing
 
 FOLDER, FILE = ".analysis", "bundles.parquet"

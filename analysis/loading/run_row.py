@@ -11,11 +11,11 @@ from typing import Any
 from analysis.loading import model_work
 from workload.contract import record as contract
 from workload.contract import verdict
-from workload.contract.environment_record import CloudFacts
 from workload.contract.fields import RANGES, Kind, instant
 from workload.contract.forks import Start
 from workload.contract.ranks import IN_COLLECTIVES, INPUT, UNEVEN, Ranks, largest_wait, waits
 from workload.contract.record import MeasuredRate, Record, Status, Verdict
+from workload.contract.record_sections import CloudFacts
 from workload.contract.spent import RUN_PARTS, Spent
 
 # `path` and `kernels_file` come from the index, the others from several fields of run.json.
@@ -159,12 +159,11 @@ def _derived(run: Record) -> dict[str, Any]:
     region, zone = cloud.region, cloud.zone
     images, wall_s = run.timing.images, run.timing.measured_s
     images_per_s = images / wall_s if images and wall_s and wall_s > 0 else None
-    # Older versions had one device only.
+    # An imported run does not tell.
     devices = float(run.spec.devices or 1)
     spent, rates = Spent.of(run), run.profile.throughput
     return {
         "imported": run.imported is not None,
-        # Versions that did not record it had no forks.
         "start": run.environment.start or Start.FRESH.value,
         **_waits(run.ranks or Ranks()),
         # Images over wall time, never a mean of rates.

@@ -8,10 +8,10 @@ import pandas as pd
 
 from analysis.loading.cases import Case
 from analysis.loading.of_runs import OfRuns
-from workload.contract.environment_record import Environment, SlurmFacts
 from workload.contract.errors import UsageError
 from workload.contract.fields import encode
 from workload.contract.record import Record, Spec
+from workload.contract.record_sections import Environment, SlurmFacts
 from workload.contract.spec import Device, Profile, arguments
 from workload.contract.text import printable
 

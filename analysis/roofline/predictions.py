@@ -29,7 +29,7 @@ from analysis.roofline.points import lower_bounds
 from analysis.statistics.samples import Floats
 from workload.contract import peaks
 from workload.contract.errors import BundleError, NothingToDoError, UsageError
-from workload.contract.peaks_table import Gpu, PeakRow, folded
+from workload.contract.peaks import Gpu, PeakRow, folded
 from workload.contract.spec import Device, Precision
 from workload.contract.text import did_you_mean, percent
 from workload.contract.verdict import MOST_UNATTRIBUTED

@@ -11,10 +11,9 @@ import pandas as pd
 from analysis.loading.configurations import DEVICE, Group, completed
 from analysis.loading.tables import Tables, frame, joined, names_of
 from workload.contract import peaks
-from workload.contract.environment_record import DeviceFacts
 from workload.contract.errors import BundleError
-from workload.contract.peaks import Peak
-from workload.contract.peaks_table import Gpu
+from workload.contract.peaks import Gpu, Peak
+from workload.contract.record_sections import DeviceFacts
 from workload.contract.text import si
 from workload.contract.verdict import ABOVE_BY_CPU_TIME, ABOVE_CEILING, RoofKind
 

@@ -12,9 +12,9 @@ from launcher.agent.stop import Stop, Why
 from launcher.machine.task import FINAL
 from launcher.protocol.records import Price, Request, epoch_s
 from workload.contract import bundle
-from workload.contract.environment_record import CloudFacts
 from workload.contract.errors import BundleError, RooflaunchError
 from workload.contract.record import Cost, Status
+from workload.contract.record_sections import CloudFacts
 from workload.storage.inventory import sealed_runs
 from workload.storage.store import ObjectExistsError, Store
 from workload.storage.upload import upload
@@ -61,7 +61,6 @@ class CostShares:
             disk_usd_per_h=price.disk_usd_per_h if price else None,
             address_usd_per_h=price.address_usd_per_h if price else None,
             price_date=price.read if price else None,
-            price_source=price.source if price else None,
             billed_from=iso(from_s),
             billed_to=iso(to_s),
             billed_s=round(billed_s, 3),

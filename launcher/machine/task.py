@@ -218,7 +218,8 @@ def _carried_out(
         end = End.INTERRUPTED
     if end is not End.COMPLETED:
         recorded = (sealed and sealed.record.error) or f"the trainer ended with exit code {ended.exit_code}"
-        why, hint = (str(ended.error), ended.error.hint) if ended.error else (recorded, "")
+        advice = (sealed and sealed.record.hint) or ""
+        why, hint = (str(ended.error), ended.error.hint) if ended.error else (recorded, advice)
     return Outcome(
         run=run, number=number, end=end, why=why, hint=hint, code=ended.exit_code, bundle=sealed, error=ended.error
     )

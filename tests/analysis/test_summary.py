@@ -148,7 +148,7 @@ def test_disagreeing_bounds_are_counted(tmp_path: Path) -> None:
 
 
 def test_runs_on_a_busy_machine_stand_beside_the_limit(tmp_path: Path) -> None:
-    busy = {"bound__bound": "busy", "bound__why": "it got 4 % of one"}
+    busy = {"bound__busy": "it got 4 % of one"}
     (line,) = lines(tmp_path, busy, {}, {})
     assert (line["bound"], line["busy"]) == ("neither", "1 of 3 runs on a busy machine: it got 4 % of one")
 

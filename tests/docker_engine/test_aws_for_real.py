@@ -86,9 +86,9 @@ def test_one_command_from_the_image_to_the_bundle_at_home(laptop: AmazonLaptop, 
     where = record["environment"]
     assert (record["status"], where["backend"], where["place"]) == ("completed", "aws", f"aws-t4-{ZONE}")
     assert where["container"]["image_digest"] == image["image_id"], "the one that was pushed"
-    known = ("provider", "zone", "machine_type", "life_cycle", "spot", "preempted", "image", "instance_id")
+    known = ("provider", "zone", "machine_type", "spot", "preempted", "image", "instance_id")
     assert [where["cloud"][name] for name in known] == [
-        *("ec2", ZONE, "g4dn.xlarge", "on-demand", False, False),
+        *("ec2", ZONE, "g4dn.xlarge", False, False),
         *(instance["ImageId"], instance["InstanceId"]),
     ]
     assert record["cost"]["usd_per_h"] == 0.526

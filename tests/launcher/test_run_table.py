@@ -161,11 +161,6 @@ def test_repeats_have_one_summary() -> None:
                 )
             ],
         ),
-        # Bundles of older versions.
-        (
-            [verdict("busy", "it got 1 CPU")],
-            [("unknown: the version that wrote this run.json did not decide what limits a run on a busy machine")],
-        ),
         ([None], ["unknown: no ceilings were measured (--no-ceilings)"]),
     ],
 )

@@ -1,9 +1,8 @@
 """The bundle: the folder that a run leaves. Standard library only: the launcher and the analysis import it.
 
 Schema history
-1  run.json, steps.csv, telemetry.csv, log.txt, ncu/, MANIFEST.json (2026-11)
-2  run.json: `job` and `run_key`, null outside of a sweep; whether a VM is spot is only in `environment.cloud.spot`,
-   no longer also in `environment.cloud.preemptible` and `cost.spot`; MANIFEST.json: `labels` (2026-11)
+3  run.json, steps.csv, telemetry.csv, log.txt, ncu/, torch/, MANIFEST.json (2026-11). The first that is promised:
+   bundles of earlier schemas are not read.
 
 A bundle is complete if MANIFEST.json exists and every file listed there matches. The manifest is written last,
 atomically. `python -m workload.bundle DIR...` verifies bundles.
@@ -26,10 +25,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from workload.contract import ranks, record
-from workload.contract.checksum import crc32c, crc32c_text
 from workload.contract.errors import BundleError, RunFailedError, UsageError
 from workload.contract.fields import encode
-from workload.contract.files import replace_text
+from workload.contract.files import crc32c, crc32c_text, replace_text
 from workload.contract.operating_system import require_possible
 from workload.contract.record import SCHEMA_VERSION, JobPlace, Record, Status
 
@@ -105,10 +103,6 @@ def create(output: Path, run_id: str) -> Path:
 def make_output(folder: Path, *, shown: Path | None = None, exist_ok: bool = True) -> None:
     """Create a folder for bundles. Raises `UsageError` on failure. `shown`: folder to name in the message."""
     require_possible(folder)
-    if {*"\n\r"} & {*str(folder)}:  # programs print the paths of bundles, one in each line
-        raise UsageError(
-            f"output folder {str(shown or folder)!r} has a line break in its name", hint="-o ANOTHER_FOLDER"
-        )
     try:
         folder.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
@@ -178,7 +172,7 @@ def place_in_job(folder: Path, place: JobPlace) -> None:
     _reseal(folder, {**read(folder).document, "job": encode(place)})
 
 
-def seal_unfinished(folder: Path, status: Status, error: str) -> None:
+def seal_unfinished(folder: Path, status: Status, error: str, hint: str = "") -> None:
     """Seal the bundle of a killed trainer with the steps that were flushed; leave a complete bundle unchanged.
 
     Raises `BundleError` if the trainer was killed before it wrote run.json.
@@ -190,7 +184,7 @@ def seal_unfinished(folder: Path, status: Status, error: str) -> None:
         if unfinished.is_file():
             unfinished.unlink()
     known = run.ranks or ranks.summary(folder, device=run.spec.device, measured_s=run.timing.measured_s)
-    write_record(folder, replace(run, status=status, error=error, ranks=known))
+    write_record(folder, replace(run, status=status, error=error, hint=hint or None, ranks=known))
     seal(folder)
 
 
@@ -217,7 +211,7 @@ def read(folder: Path, *, keep: Collection[str] = ()) -> Bundle:
     """Read a complete bundle, and compare each file, and the labels, with the manifest.
 
     `keep`: names of files whose content is kept, if the manifest lists them.
-    Raises `BundleError` if the folder is no bundle, or if the bundle is incomplete, damaged or of a newer schema.
+    Raises `BundleError` if the folder is no bundle, or if the bundle is incomplete, damaged or of another schema.
     """
     manifest = _read_json(folder / MANIFEST, missing=_why_no_manifest(folder))
     _require_known_schema(folder, manifest)
@@ -329,15 +323,20 @@ def _size(path: str) -> int | None:
 
 def _require_known_schema(folder: Path, document: Mapping[str, Any]) -> None:
     version = document.get("schema_version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+    if type(version) is not int or version < 1:
         raise BundleError(
             f"'{folder}' is not a rooflaunch bundle: schema_version is {version!r}", hint="name a run's folder"
         )
-    if version > SCHEMA_VERSION:
-        raise BundleError(
-            f"'{folder}' has bundle schema {version}; this version reads up to schema {SCHEMA_VERSION}",
-            hint="upgrade rooflaunch to the version that wrote the bundle, or a newer one",
-        )
+    if version != SCHEMA_VERSION:
+        raise other_schema(f"'{folder}'", version)
+
+
+def other_schema(name: str, version: int) -> BundleError:
+    """Error for the document `name` of a schema that is not `SCHEMA_VERSION`."""
+    return BundleError(
+        f"{name} has bundle schema {version}; this version reads schema {SCHEMA_VERSION}",
+        hint="use the version of rooflaunch that wrote the bundle, or run again",
+    )
 
 
 def _why_no_manifest(folder: Path) -> str:
@@ -348,8 +347,6 @@ def _why_no_manifest(folder: Path) -> str:
 
 def _read_json(path: Path, *, missing: str) -> dict[str, Any]:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # reading a FIFO would block until somebody writes
-            raise _damaged(path.parent, f"{path.name} is not a regular file")
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise BundleError(f"'{path.parent}' is {missing}", hint="name a run's folder, or run again") from error

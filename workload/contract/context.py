@@ -51,6 +51,10 @@ class Context:
     cpu_shares: int = 1
     script_commit: str = ""
 
+    def place_on(self, device: str) -> str:
+        """Name of the place of a run on this device: the launcher's, or `local-cpu`."""
+        return self.place or f"local-{device}"
+
     def to_argument(self) -> str:
         """JSON, in one line, of the fields that differ from their defaults."""
         defaults = Context()

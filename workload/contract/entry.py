@@ -16,7 +16,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
-from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
+from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 from workload.contract.interrupt import ignore_signals, never_dropped
 
 # Variables by which profilers and other tools load their own code into a process. They may write their data when the
@@ -62,8 +62,10 @@ def enter(run: Callable[[], int]) -> int:
     """Run a command and return its exit code, or the exit code for lost output or for Ctrl-C."""
     code: int
     open_standard_streams()
-    if sys.platform == "win32":
-        _write_utf8()
+    # In files and pipes, Windows uses an encoding that lacks many characters.
+    for stream in (sys.stdout, sys.stderr) if sys.platform == "win32" else ():
+        if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
+            stream.reconfigure(encoding="utf-8")
     out, err = TolerantStream(sys.stdout), TolerantStream(sys.stderr)
     with redirect_stdout(cast("TextIO", out)), redirect_stderr(cast("TextIO", err)):
         try:
@@ -111,20 +113,8 @@ def end_quickly(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _write_utf8() -> None:
-    """Let stdout and stderr use UTF-8 in files and pipes, where Windows uses an encoding that lacks many characters."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
-            stream.reconfigure(encoding="utf-8")
-
-
 def _explained(error: OSError) -> RooflaunchError | None:
-    """User error for a file name that is too long or a full disk; None for other errors of the operating system."""
-    if error.errno == errno.ENAMETOOLONG:
-        return UsageError(
-            f"'{error.filename}' is too long for the name of a file: most file systems take 255 bytes",
-            hint="give a shorter name or path",
-        )
+    """User error for a full disk; None for other errors of the operating system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" while writing '{error.filename}'" if error.filename else " while a file was written"
         return ToolError(f"{error.strerror}{where}", hint="free some space (df -h; quota -s), then run again")

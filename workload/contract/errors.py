@@ -100,7 +100,7 @@ class OutOfDeviceMemoryError(RunFailedError):
 
 
 class BundleError(RooflaunchError):
-    """A bundle is incomplete, damaged, of another tool or of a newer schema."""
+    """A bundle is incomplete, damaged, of another tool or of another schema."""
 
     exit_code = ExitCode.BAD_BUNDLE
 

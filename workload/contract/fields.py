@@ -13,6 +13,8 @@ from enum import StrEnum
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 SHOWN_CHARACTERS = 60
+# Longer texts are left out. A traceback, the longest text that a run writes, has a few thousand characters.
+MAX_CHARACTERS = 10_000
 # Larger counts would not be exact in a table's floating-point columns. No field of a bundle comes near.
 MAX_COUNT = 2**53
 # A run's figures are far from these limits: the largest training step has 1e21 FLOP, and 1e-12 J is too small to
@@ -37,7 +39,6 @@ class Kind(StrEnum):
     TIME = "time"  # ISO 8601 with its zone
     TEXTS = "texts"
     NUMBERS = "numbers"
-    ANY = "any"  # any JSON value
 
 
 # Range of each kind of number: from, to, and whether 0 is allowed too.
@@ -48,7 +49,7 @@ RANGES = {
     Kind.RATE: (SMALLEST, LARGEST, False),
 }
 WANTED = {
-    Kind.TEXT: "text",
+    Kind.TEXT: f"text of at most {MAX_CHARACTERS} characters",
     Kind.COUNT: "a positive integer",
     Kind.NUMBER: f"a number from 0 to {LARGEST:g}",
     Kind.SECONDS: f"seconds from {SHORTEST_S:g} to {LONGEST_S:g}",
@@ -58,7 +59,6 @@ WANTED = {
     Kind.TIME: "a time stamp with its zone",
     Kind.TEXTS: "a list of texts",
     Kind.NUMBERS: f"a list of numbers from 0 to {LARGEST:g}",
-    Kind.ANY: "JSON",
 }
 
 
@@ -77,7 +77,6 @@ Flag = Annotated[bool | None, Kind.FLAG]
 Time = Annotated[str | None, Kind.TIME]
 Texts = Annotated[Sequence[str] | None, Kind.TEXTS]
 Numbers = Annotated[Sequence[float] | None, Kind.NUMBERS]
-Anything = Annotated[Any, Kind.ANY]
 MeasuredNumber = Annotated[float | None, Kind.NUMBER, Weight.MEASURED]
 MeasuredSeconds = Annotated[float | None, Kind.SECONDS, Weight.MEASURED]
 MeasuredShare = Annotated[float | None, Kind.SHARE, Weight.MEASURED]
@@ -94,17 +93,20 @@ def column(name: str = "", *, default: Any = None) -> Any:
 class Findings:
     """Values that `decode` left out.
 
-    `remarks`: sentences on the values. `impossible`: measured figures with impossible values, so the document is
+    `wrong`: sentences on the values. `impossible`: measured figures with impossible values, so the document is
     refused. `missing`: required fields.
     """
 
-    remarks: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
     impossible: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
-    def left_out(self, where: str, wanted: str) -> None:
-        """Add the remark that the field at `where` was left out; `wanted`: the valid values in words."""
-        self.remarks.append(f"run.json: {start(where)} is not {wanted}; left out")
+    def left_out(self, place: "_Place", wanted: str, *, measured: bool = False, value: Any = None) -> None:
+        """Add the remark that the field at `place` was left out; `wanted`: the valid values in words."""
+        where = _dotted(place)
+        self.wrong.append(f"{start(where)} is not {wanted}")
+        if measured:
+            self.impossible.append(f"{where} must be {wanted}; got {shown(value)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +116,6 @@ class Leaf:
     names: tuple[str, ...]
     kind: Kind
     column: str | None
-    measured: bool
 
     @property
     def where(self) -> str:
@@ -122,8 +123,10 @@ class Leaf:
         return ".".join(self.names)
 
 
-# `convert(value)` returns the converted value, or None without a remark if any part of the value is unusable.
-_Convert = Callable[[Any], Any]
+# Place of a value: the place of the object that holds it, and its name there. Only a remark needs it as text.
+_Place = tuple[Any, str] | None
+# `convert(value, findings, place)` returns the converted value, or None and a remark in `findings`.
+_Convert = Callable[[Any, Findings, _Place], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,28 +148,18 @@ class _Field:
     convert: _Convert
 
 
-def decode(section: type[Section], document: Mapping[str, Any], where: str, findings: Findings) -> Section:
+def decode(section: type[Section], document: Mapping[str, Any], findings: Findings) -> Section:
     """Build a section from `document`. Impossible values become None, with a remark; unknown keys are dropped.
 
     A missing required value is None too, and its name is added to `findings.missing`.
     """
-    # Nearly all documents need no remark, and without remarks decoding takes a third of the time.
-    clean: Section | None = _converter(section)(document)
-    if clean is not None:
-        return clean
-    values: dict[str, Any] = {}
-    for item in _fields(section):
-        value = document.get(item.name)
-        value = item.default if value is None else _checked(item, value, where + item.name, findings)
-        if value is None and item.required:
-            value = _absent(item, where, findings)
-        values[item.name] = value
-    return _made(section, values)
+    made: Section = _converter(section)(document, findings, None)
+    return made
 
 
 def from_facts(section: type[Section], facts: Mapping[str, Any]) -> Section:
     """Build a section from a writer's `facts`. Impossible values become None without a remark: the run goes on."""
-    return decode(section, facts, "", Findings())
+    return decode(section, facts, Findings())
 
 
 def unknown(section: type, facts: Mapping[str, Any], above: str = "") -> Iterator[str]:
@@ -176,9 +169,9 @@ def unknown(section: type, facts: Mapping[str, Any], above: str = "") -> Iterato
         item = by_name.get(name)
         if item is None:
             yield above + name
-        elif item.section and isinstance(value, Mapping):
-            inner = value.values() if item.many is Mapping else [value]
-            for one in inner:
+        elif item.section:
+            inner = list(value.values()) if item.many is Mapping and isinstance(value, Mapping) else value
+            for one in inner if isinstance(inner, list | tuple) else [inner]:
                 yield from unknown(item.section, one, f"{above}{name}.") if isinstance(one, Mapping) else ()
 
 
@@ -200,7 +193,7 @@ def leaves(section: type, above: tuple[str, ...] = ()) -> Iterator[Leaf]:
             yield from leaves(item.section, names)
         elif item.kind and item.many is None:
             column_name = None if item.column is None else item.column or item.name
-            yield Leaf(names=names, kind=item.kind, column=column_name, measured=item.measured)
+            yield Leaf(names=names, kind=item.kind, column=column_name)
 
 
 def schema(section: type) -> dict[str, Any]:
@@ -226,12 +219,20 @@ def instant(value: Any) -> datetime | None:
 
 def shown(value: Any) -> str:
     """Value as a message quotes it: JSON, cut to 60 characters."""
-    return start(json.dumps(value, ensure_ascii=False))
+    try:
+        return start(json.dumps(value, ensure_ascii=False))
+    except RecursionError:
+        return "a deeply nested value"
 
 
 def start(text: str) -> str:
     """First 60 characters of a text, with an ellipsis if it is longer."""
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+
+
+def clean(text: str) -> str:
+    """Replace each lone surrogate in `text` by its escape sequence: JSON allows it, but UTF-8 cannot encode it."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 # --- reading a section's annotations
@@ -253,13 +254,15 @@ def _described(item: Any) -> _Field:
     inner, optional = _without_none(item.type)
     kind, measured, many, section = _kind_of(inner), Weight.MEASURED in get_args(inner), None, None
     if kind:
-        optional = optional or _without_none(get_args(inner)[0])[1] or kind is Kind.ANY
+        optional = optional or _without_none(get_args(inner)[0])[1] or item.default is not MISSING
     elif get_origin(inner) in (Mapping, Sequence):
         many, inner = get_origin(inner), get_args(inner)[-1]
         kind = _kind_of(inner)
-    if not kind:
+    if kind:
+        convert = _plain_converter(kind, measured=measured)
+    else:
         assert isinstance(inner, type), f"{item.name}: {inner} is neither a kind of value nor a section"
-        section = inner
+        section, convert = inner, _converter(inner)
     return _Field(
         name=item.name,
         kind=kind,
@@ -268,7 +271,7 @@ def _described(item: Any) -> _Field:
         required=not optional,
         measured=measured,
         column=item.metadata.get("column"),
-        convert=_many_converter(_converter(section) if section else CONVERTERS[kind or Kind.ANY], many, section),
+        convert=_many_converter(convert, many, section),
         default=None if item.default is MISSING or not optional else item.default,
     )
 
@@ -287,17 +290,7 @@ def _kind_of(annotation: Any) -> Kind | None:
     return next((part for part in get_args(annotation)[1:] if isinstance(part, Kind)), None)
 
 
-def _absent(item: _Field, where: str, findings: Findings) -> Any:
-    """Empty section, mapping or tuple for an absent required field; None for a plain value, noted as missing."""
-    if item.section and not item.many:
-        return decode(item.section, {}, f"{where}{item.name}.", findings)
-    if item.many:
-        return {} if item.many is Mapping else ()
-    findings.missing.append(f"{where}{item.name}")
-    return None
-
-
-# --- decoding without remarks
+# --- decoding
 
 
 _CONVERTERS: dict[type, _Convert] = {}
@@ -313,31 +306,39 @@ def _converter(section: type) -> _Convert:
 def _section_converter(section: type) -> _Convert:
     items = _fields(section)
     converters = {item.name: item.convert for item in items}
-    defaults = {item.name: item.default for item in items}
-    # A required section without required fields may be absent. Sections cannot change, so all records share one.
-    defaults |= {
-        item.name: _converter(item.section)({}) for item in items if item.required and item.section and not item.many
-    }
-    required = [item.name for item in items if item.required and defaults[item.name] is None]
+    defaults = {item.name: _default(item) for item in items}
+    required = [item for item in items if item.required and defaults[item.name] is None]
 
-    def convert_section(document: Any) -> Any:
-        if not isinstance(document, dict):
-            return None
+    def convert_section(document: Any, findings: Findings, place: _Place) -> Any:
+        if not isinstance(document, Mapping):
+            return findings.left_out(place, "an object")
         values = defaults.copy()
         for name, value in document.items():
             convert = converters.get(name)
-            if value is None or convert is None:
-                continue
-            converted = convert(value)
-            if converted is None:
-                return None
-            values[name] = converted
-        for name in required:
-            if values[name] is None:
-                return None
+            if value is not None and convert is not None:
+                converted = convert(value, findings, (place, name))
+                if converted is not None:
+                    values[name] = converted
+        for item in required:
+            if values[item.name] is None and item.section:
+                values[item.name] = _converter(item.section)({}, findings, (place, item.name))
+            elif values[item.name] is None:
+                findings.missing.append(_dotted((place, item.name)))
         return _made(section, values)
 
     return convert_section
+
+
+def _default(item: _Field) -> Any:
+    """Value of an absent field; None if a required value is missing with it."""
+    if not (item.required and item.section):
+        return item.default
+    if item.many:
+        return {} if item.many is Mapping else ()
+    # A required section without required fields may be absent. Sections cannot change, so all records share one.
+    findings = Findings()
+    made = _converter(item.section)({}, findings, None)
+    return None if findings.missing else made
 
 
 def _made(section: type[Section], values: dict[str, Any]) -> Section:
@@ -347,73 +348,45 @@ def _made(section: type[Section], values: dict[str, Any]) -> Section:
     return made
 
 
+def _dotted(place: _Place) -> str:
+    above, name = place or (None, "")
+    return f"{_dotted(above)}.{name}" if above else name
+
+
+def _plain_converter(kind: Kind, *, measured: bool) -> _Convert:
+    of_kind = CONVERTERS[kind]
+
+    def convert_plain(value: Any, findings: Findings, place: _Place) -> Any:
+        converted = of_kind(value)
+        if converted is None:
+            findings.left_out(place, WANTED[kind], measured=measured, value=value)
+        return converted
+
+    return convert_plain
+
+
 def _many_converter(inner: _Convert, many: type | None, section: type | None) -> _Convert:
-    """Converter of a field with values of `inner`: one value, or several by name or in order."""
-    if many is Mapping:
-        return lambda value: _converted_by_name(inner, value, keep_none=section is None)
-    if many is Sequence:
-        return lambda value: _converted_in_order(inner, value)
-    return inner
+    """Converter of a field with values of `inner`: one value, or several by name or in order.
 
-
-def _converted_by_name(inner: _Convert, value: Any, *, keep_none: bool) -> Any:
-    if not isinstance(value, dict):
-        return None
-    converted: dict[str, Any] = {}
-    for name, one in value.items():
-        if one is not None:
-            converted[name] = inner(one)
-            if converted[name] is None:
-                return None
-        elif keep_none:
-            converted[name] = None
-    return converted
-
-
-def _converted_in_order(inner: _Convert, value: Any) -> Any:
-    if not isinstance(value, list | tuple):
-        return None
-    converted = tuple(map(inner, value))
-    return None if None in converted else converted
-
-
-# --- decoding with remarks
-
-
-def _checked(item: _Field, value: Any, where: str, findings: Findings) -> Any:
-    """Convert the value of the field at `where`: unusable parts are left out, with remarks; None if nothing is left.
-
-    In a mapping of plain values, names whose value is unknown (None) are kept.
+    Values that are unusable are left out; in a mapping of plain values, the names of unknown ones are kept.
     """
-    if item.many is Mapping:
-        if not isinstance(value, dict):
-            return findings.left_out(where, "an object")
-        known = {
-            name: None if one is None else _checked_one(item, one, f"{where}.{name}", findings)
-            for name, one in value.items()
-        }
-        return {name: one for name, one in known.items() if item.kind or one is not None}
-    if item.many is Sequence:
+
+    def convert_by_name(value: Any, findings: Findings, place: _Place) -> Any:
+        if not isinstance(value, Mapping):
+            return findings.left_out(place, "an object")
+        names = {clean(name): one for name, one in value.items()}
+        known = {name: None if one is None else inner(one, findings, (place, name)) for name, one in names.items()}
+        return {name: one for name, one in known.items() if one is not None or section is None}
+
+    def convert_in_order(value: Any, findings: Findings, place: _Place) -> Any:
         if not isinstance(value, list | tuple):
-            return findings.left_out(where, "a list")
-        ordered = [_checked_one(item, one, f"{where}.{number}", findings) for number, one in enumerate(value)]
+            return findings.left_out(place, "a list")
+        ordered = [inner(one, findings, (place, str(number))) for number, one in enumerate(value)]
         return tuple(one for one in ordered if one is not None)
-    return _checked_one(item, value, where, findings)
 
-
-def _checked_one(item: _Field, value: Any, where: str, findings: Findings) -> Any:
-    if item.section:
-        is_object = isinstance(value, dict)
-        return (
-            decode(item.section, value, f"{where}.", findings) if is_object else findings.left_out(where, "an object")
-        )
-    kind = item.kind or Kind.ANY
-    converted = CONVERTERS[kind](value)
-    if converted is None:
-        if item.measured:
-            findings.impossible.append(f"run.json: {where} must be {WANTED[kind]}; got {shown(value)}")
-        findings.left_out(where, WANTED[kind])
-    return converted
+    if many is Mapping:
+        return convert_by_name
+    return convert_in_order if many is Sequence else inner
 
 
 def _count(value: Any) -> int | None:
@@ -433,9 +406,13 @@ def _number_in(kind: Kind) -> Callable[[Any], float | None]:
     return convert
 
 
+def _text(value: Any) -> str | None:
+    return clean(value) if isinstance(value, str) and len(value) <= MAX_CHARACTERS else None
+
+
 def _texts(value: Any) -> Sequence[str] | None:
-    is_texts = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
-    return tuple(value) if is_texts else None
+    texts = tuple(map(_text, value)) if isinstance(value, list | tuple) else (None,)
+    return None if None in texts else tuple(text for text in texts if text is not None)
 
 
 def _numbers(value: Any) -> Sequence[float] | None:
@@ -444,14 +421,13 @@ def _numbers(value: Any) -> Sequence[float] | None:
 
 
 CONVERTERS: Mapping[Kind, Callable[[Any], Any]] = {
-    Kind.TEXT: lambda value: value if isinstance(value, str) else None,
+    Kind.TEXT: _text,
     Kind.COUNT: _count,
     **{kind: _number_in(kind) for kind in RANGES},
     Kind.FLAG: lambda value: value if isinstance(value, bool) else None,
     Kind.TIME: lambda value: value if instant(value) else None,
     Kind.TEXTS: _texts,
     Kind.NUMBERS: _numbers,
-    Kind.ANY: lambda value: value,
 }
 
 
@@ -472,7 +448,7 @@ def _plain(value: Any) -> Any:
 
 
 def _schema_of(item: _Field) -> dict[str, Any]:
-    one = schema(item.section) if item.section else _value_schema(item.kind or Kind.ANY)
+    one = schema(item.section) if item.section else _value_schema(item.kind)
     if item.many is Mapping:
         one = {"type": "object", "additionalProperties": _or_null(one)}
     elif item.many is Sequence:
@@ -490,17 +466,17 @@ def _needs(section: type) -> bool:
     return any(item.required and (item.section is None or _needs(item.section)) for item in _fields(section))
 
 
-def _value_schema(kind: Kind) -> dict[str, Any]:
+def _value_schema(kind: Kind | None) -> dict[str, Any]:
+    assert kind
     if kind in RANGES:
         _, high, or_zero = RANGES[kind]
         return {"type": "number", "minimum" if or_zero else "exclusiveMinimum": 0, "maximum": high}
     plain: dict[Kind, dict[str, Any]] = {
-        Kind.TEXT: {"type": "string"},
+        Kind.TEXT: {"type": "string", "maxLength": MAX_CHARACTERS},
         Kind.COUNT: {"type": "integer", "minimum": 1, "maximum": MAX_COUNT},
         Kind.FLAG: {"type": "boolean"},
         Kind.TIME: {"type": "string", "format": "date-time"},
         Kind.TEXTS: {"type": "array", "items": {"type": "string"}},
         Kind.NUMBERS: {"type": "array", "items": {"type": "number", "minimum": 0}},
-        Kind.ANY: {},
     }
     return plain[kind]

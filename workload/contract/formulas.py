@@ -1,12 +1,21 @@
-"""FLOP of tensor products from their shapes, for operations that this process runs and for imported traces.
+"""FLOP of tensor products from their shapes, for operations that this process runs and for imported traces; Big-O.
 
 One fused multiply-add is 2 FLOP. Standard library only.
 """
 
+import tomllib
 from collections.abc import Sequence
+from functools import cache
 from math import prod
+from pathlib import Path
 
 Shape = Sequence[int]
+GROWTH_SYMBOLS = (
+    "N images, C channels in, K out, H x W pixels out, R x S filter, G groups, T tokens of width D, F features; "
+    "1 fused multiply-add = 2 FLOP"
+)
+# Operations that read only the returned rows of their first tensor.
+GATHERING = frozenset({"embedding", "index", "index_select", "gather", "take", "_embedding_bag"})
 
 
 def convolution(output: Shape, images: Shape, weight: Shape, *, transposed: bool) -> int:
@@ -80,3 +89,11 @@ def recurrent(inputs: Shape, weights: Sequence[Shape]) -> int:
     Vectors in `weights` are biases and do not count.
     """
     return 2 * prod(inputs[:-1]) * sum(prod(weight) for weight in weights if len(weight) > 1)
+
+
+@cache
+def growth_of_layers() -> list[dict[str, str]]:
+    """Rows of big_o.toml, texts: `layer` (its kind), `forward`, `order`, `training`, `bytes` and `intensity`."""
+    path = Path(__file__).with_name("big_o.toml")
+    rows: list[dict[str, str]] = tomllib.loads(path.read_text(encoding="utf-8"))["layer"]
+    return rows

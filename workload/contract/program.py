@@ -87,19 +87,14 @@ class GroupedCommand(TyperCommand):
         return {heading: list(below.values()) for heading, below in found.items() if below}
 
     def help_row(self, parameter: Any, ctx: Any) -> tuple[str, str] | None:
-        """Name and description of an option, None if hidden. `--[no-]compile` names an option that can be turned off.
-
-        The second long name of an option is its name in an earlier release, which the help leaves out.
-        """
+        """Name and description of an option, None if hidden. `--[no-]compile` names a switch."""
         row: tuple[str, str] | None = parameter.get_help_record(ctx)
         if row is None or parameter.name == "help":
             return None
         name, text = row
         if parameter.param_type_name == "argument":
             return parameter.metavar, EXTRA.sub(_facts, text)
-        long, *old = [name for name in parameter.opts if name.startswith("--")]
-        for each in old:
-            name = name.replace(f", {each}", "")
+        long = next(name for name in parameter.opts if name.startswith("--"))
         off = f"--no-{long[2:]}"
         if parameter.secondary_opts == [off]:
             name = name.replace(f"{long} / {off}", f"--[no-]{long[2:]}")
@@ -139,7 +134,6 @@ def show_version(wanted: bool) -> None:
 def option(names: str, text: str, group: Group, **more: Any) -> Any:
     """Option of a typer command below a heading of its help, for example `option("-f --follow", …)`.
 
-    The first long name is the option's name; a second one is its name in an earlier release, which still works.
     `more`: arguments of `typer.Option`. The default is shown only with `show_default=True`.
     """
     return typer.Option(*names.split(), help=text, rich_help_panel=group, **{"show_default": False, **more})

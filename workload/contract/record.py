@@ -2,7 +2,7 @@
 
 Each field is declared once. Its name holds its unit; its declaration holds its type, its range and its column in the
 analysis (`workload.contract.fields`). `json_schema` describes them. None stands for an unknown
-fact. Reading drops keys that this schema does not have, and upgrades older schemas.
+fact. Reading drops keys that this schema does not have.
 """
 
 import shlex
@@ -13,12 +13,8 @@ from statistics import fmean, median, quantiles, stdev
 from typing import Annotated, Any, ClassVar
 
 from workload.contract import script as scripts
-from workload.contract.clean_json import Cleaner
-from workload.contract.environment_record import Environment
 from workload.contract.errors import BundleError
 from workload.contract.fields import (
-    WANTED,
-    Anything,
     Findings,
     Flag,
     Kind,
@@ -37,13 +33,12 @@ from workload.contract.fields import (
     leaves,
     schema,
 )
-from workload.contract.import_record import Imported
-from workload.contract.profile_record import ProfileResult
 from workload.contract.ranks import Ranks
+from workload.contract.record_sections import Environment, Imported, ProfileResult
 from workload.contract.spec import SCRIPT_OPTIONS, RunSpec
 
 # Schema history: see the top of workload/contract/bundle.py.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 RUN_AGAIN = "copy the bundle again from the machine that made it, or run again"
 
 
@@ -327,9 +322,9 @@ class MeasuredRate:
     last_third: Number = None
     burst: Rate = None
     sustained: Rate = None
-    conditions: Anything = None
-    conditions_at_start: Anything = None
-    conditions_at_end: Anything = None
+    conditions: Mapping[str, Number] | None = None
+    conditions_at_start: Mapping[str, Number] | None = None
+    conditions_at_end: Mapping[str, Number] | None = None
     cpus: Number = None
     cpus_waited: Number = None
     cpus_wanted: Number = None
@@ -396,14 +391,12 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Device memory: torch's peak, and its allocator's retries and failures. A CPU's peak is in `usage`."""
+    """Device memory: torch's peak, and its allocator's retries. A CPU's peak is in `usage`."""
 
     SPARSE: ClassVar[bool] = True
     peak_allocated_bytes: Number = None
     peak_reserved_bytes: Number = None
-    total_bytes: Number = None
     allocator_retries: Number = None
-    allocator_out_of_memory: Number = None
     driver_allocated_bytes: Number = None
 
 
@@ -412,22 +405,18 @@ class Usage:
     """Resource usage of the process and its reaped children, as `/usr/bin/time -v` reports it.
 
     Figures are sums over processes, except `max_rss_bytes`, which is of the largest process, on Linux without the
-    memory for measuring the ceilings. Linux never counts `swaps`. `cpu_percent`: 100 is one busy CPU. `fs_inputs` and
-    `fs_outputs` count 512-byte blocks.
+    memory for measuring the ceilings. `fs_inputs`: blocks of 512 bytes that were read.
     """
 
     user_s: Number = None
     system_s: Number = None
     elapsed_s: Number = None
-    cpu_percent: Number = None
     max_rss_bytes: Number = None
     major_faults: Number = None
     minor_faults: Number = None
     voluntary_context_switches: Number = None
     involuntary_context_switches: Number = None
     fs_inputs: Number = None
-    fs_outputs: Number = None
-    swaps: Number = None
 
 
 # --- cost, and origin of an imported run
@@ -441,7 +430,6 @@ class Cost:
     disk_usd_per_h: Number = None
     address_usd_per_h: Number = None
     price_date: Text = None
-    price_source: Text = None
     billed_from: Time = None
     billed_to: Time = None
     billed_s: Number = None
@@ -450,11 +438,12 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A run. `repeat`, `job`, `run_key`, `settling`, `ranks`, `imported` and `cost` are None if they do not apply."""
+    """A run. `error` tells why it did not complete, `hint` what to do. What does not apply is None."""
 
     run_id: Annotated[str, Kind.TEXT] = field(metadata={"column": ""})
     status: Annotated[Status, Kind.TEXT] = field(metadata={"column": ""})
     error: Text = column()
+    hint: Text = None
     imported: Imported | None = None
     job: JobPlace | None = None
     run_key: Text = None
@@ -492,28 +481,22 @@ class Reading:
 
 
 def read(document: Mapping[str, Any]) -> Reading:
-    """Parse the content of a run.json of this schema or an older one.
+    """Parse the content of a run.json of this schema.
 
     A value of the wrong type or outside its range is left out, with a remark that names the field and its rule. Raises
     `BundleError` if a required field is missing, or if a timing figure is impossible, because every figure is then in
     doubt. Callers may rely on the types and ranges of the result.
     """
-    cleaner = Cleaner()
-    findings = Findings(remarks=cleaner.remarks)
-    record = decode(Record, cleaner.document(upgraded(document)), "", findings)
+    findings = Findings()
+    record = decode(Record, document, findings)
     for name in findings.missing:
         raise _unusable(f"run.json has no usable {name}")
     if record.status not in set(Status):
         raise _unusable(f"run.json has the unknown status '{record.status}'")
-    findings.impossible += [
-        f"run.json: {leaf.where} must be {WANTED[leaf.kind]}"
-        for leaf in FIELDS
-        if leaf.measured and leaf.where in cleaner.places
-    ]
     if findings.impossible:
-        raise BundleError("; ".join(findings.impossible), hint=RUN_AGAIN)
+        raise BundleError("; ".join(f"run.json: {why}" for why in findings.impossible), hint=RUN_AGAIN)
     known = replace(record, status=Status(record.status))
-    return Reading(record=known, remarks=list(dict.fromkeys(findings.remarks)))
+    return Reading(record=known, remarks=[f"run.json: {why}; left out" for why in dict.fromkeys(findings.wrong)])
 
 
 def to_json(record: Record) -> dict[str, Any]:
@@ -560,34 +543,6 @@ def json_schema() -> dict[str, Any]:
         "properties": {"schema_version": version, **described["properties"], "status": {"enum": list(Status)}},
         "required": ["schema_version", *described["required"]],
     }
-
-
-def upgraded(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert `document` to the present schema; the file is not changed."""
-    version = document.get("schema_version", SCHEMA_VERSION)
-    return _without_busy_bound(_from_schema_1(document) if version == 1 else document)
-
-
-def _without_busy_bound(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Move the bound `busy`, written until 2026-11-22, to the field `busy`, together with its reason."""
-    verdict = document.get("bound")
-    if not isinstance(verdict, dict) or verdict.get("bound") != "busy":
-        return document
-    why = "the version that wrote this run.json did not decide what limits a run on a busy machine"
-    busy = verdict.get("why") or "the machine was busy"
-    return {**document, "bound": {**verdict, "bound": None, "why": why, "busy": busy}}
-
-
-def _from_schema_1(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace `environment.cloud.preemptible` by `spot`. Schema 1 had three places for this fact."""
-    environment = document.get("environment")
-    cloud = environment.get("cloud") if isinstance(environment, dict) else None
-    if not (isinstance(environment, dict) and isinstance(cloud, dict)):
-        return document
-    others = {name: value for name, value in cloud.items() if name != "preemptible"}
-    spot = cloud.get("preemptible")
-    cloud = others if spot is None else {**others, "spot": spot}
-    return {**document, "environment": {**environment, "cloud": cloud}}
 
 
 def _unusable(why: str) -> BundleError:

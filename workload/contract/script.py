@@ -32,7 +32,6 @@ TOKEN = re.compile(
     r"|AIza[\w-]{30,}|xox[abprs]-[\w-]{10,}|[0-9a-f]{40}\b|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
 )
 MOST_NAME = 40
-MOST_SOURCE_BYTES = 1_000_000
 USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -128,24 +127,7 @@ def main_file(words: Sequence[str], folder: Path, *, example: str, python: str) 
             f"'{first}' is a notebook, not a script",
             hint=f"jupyter nbconvert --to script {shlex.quote(first)}, then run the same with -- {script}",
         )
-    if path.suffix != ".py" and (why := _why_no_python(path)):
-        raise UsageError(f"'{first}' is no Python script: {why}", hint=example)
     return path
-
-
-def _why_no_python(path: Path) -> str:
-    """Reason why Python cannot read a file without the suffix of a script; empty if it can."""
-    import ast  # noqa: PLC0415 - milliseconds that only such a file needs
-
-    with path.open("rb") as file:
-        source = file.read(MOST_SOURCE_BYTES + 1)
-    if len(source) > MOST_SOURCE_BYTES or b"\0" in source:
-        return "it is binary data"
-    try:
-        ast.parse(source)
-    except SyntaxError as error:
-        return f"line {error.lineno}: {error.msg}"
-    return ""
 
 
 def _why_no_script(typed: str, path: Path) -> str:

@@ -7,18 +7,18 @@ and print the same errors. A field that depends on the device or the data set is
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from workload.contract import ncu_metrics
 from workload.contract import script as scripts
 from workload.contract.errors import UsageError
 from workload.contract.help_text import Group
 from workload.contract.text import did_you_mean
+from workload.contract.vocabulary import parse_metrics
 
 CONFIG_NAME = "rooflaunch.toml"
 ENVIRONMENT_PREFIX = "ROOFLAUNCH_"
@@ -180,7 +180,10 @@ class RunSpec:
     profile_step_bytes: bool = _option(False, "with ncu: also the bytes of the whole step, with warm caches")
     profile_throughput: bool = _option(False, "with ncu: also SM, memory and DRAM throughput; 7 to 18 passes")
     ncu_metrics: str | None = _option(
-        None, "with ncu: further metrics, a list or a file of names", example="dram__bytes.sum", read=ncu_metrics.parse
+        None,
+        "with ncu: further metrics, a list or a file of names",
+        example="dram__bytes.sum",
+        read=parse_metrics,
     )
     channels_last: bool = _option(False, "NHWC memory format for the model and the images")
     compile: bool = _option(False, "torch.compile the model; needs a C++ compiler on a CPU")
@@ -240,72 +243,76 @@ class RunSpec:
 
     def checked(self) -> "RunSpec":
         """Return this spec. Raises `UsageError` if two values contradict each other."""
-        if self.precision is Precision.TF32 and self.device in (Device.CPU, Device.MPS):
-            raise UsageError(
-                f"precision tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; got '{self.device}'",
-                hint="--precision fp32, or --precision bf16",
-            )
-        if self.download and self.dataset not in (CIFAR10, IMAGENETTE):
-            raise UsageError(
-                f"only cifar10 and imagenette can be downloaded; the data set is '{self.dataset}'",
-                hint="--dataset cifar10 --download",
-            )
-        if self.dataset == SYNTHETIC and self.subset is not None:
-            raise UsageError(
-                f"synthetic data has no subset; got --subset {self.subset}",
-                hint="--dataset PATH, or leave --subset out",
-            )
-        if self.fresh_ceilings and not self.ceilings:
-            raise UsageError(
-                "--fresh-ceilings and --no-ceilings contradict each other",
-                hint="leave out --fresh-ceilings or --no-ceilings",
-            )
-        if self.samples_per_step is not None and not self.script:
-            raise UsageError(
-                f"--samples-per-step is only for your own script; got --samples-per-step {self.samples_per_step}",
-                hint="launch local --samples-per-step 64 -- train.py",
-            )
-        self._check_devices()
-        self._check_profile()
-        self._check_loader()
+        for is_broken, message, hint in self._rules():
+            if is_broken:
+                raise UsageError(message, hint=hint)
         return self
 
-    def _check_devices(self) -> None:
-        if self.devices > 1 and self.device is Device.MPS:
-            raise UsageError(f"a Mac has one GPU; got --devices {self.devices}", hint="--cpu, or leave --devices out")
-        if self.devices > 1 and self.profile is not Profile.NONE:
-            raise UsageError(
-                f"only a run of one device can be profiled; got --profile {self.profile} --devices {self.devices}",
-                hint="leave --profile out, or profile the same configuration without --devices",
+    def _rules(self) -> Iterator[tuple[bool, str, str]]:
+        """Rules on several values: whether the rule is broken, the message, and the hint."""
+        without_cuda, is_synthetic = self.device in (Device.CPU, Device.MPS), self.dataset == SYNTHETIC
+        yield (
+            self.precision is Precision.TF32 and without_cuda,
+            f"precision tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; got '{self.device}'",
+            "--precision fp32, or --precision bf16",
+        )
+        yield (
+            self.download and self.dataset not in (CIFAR10, IMAGENETTE),
+            f"only cifar10 and imagenette can be downloaded; the data set is '{self.dataset}'",
+            "--dataset cifar10 --download",
+        )
+        yield (
+            is_synthetic and self.subset is not None,
+            f"synthetic data has no subset; got --subset {self.subset}",
+            "--dataset PATH, or leave --subset out",
+        )
+        yield (
+            self.fresh_ceilings and not self.ceilings,
+            "--fresh-ceilings and --no-ceilings contradict each other",
+            "leave out --fresh-ceilings or --no-ceilings",
+        )
+        yield (
+            self.samples_per_step is not None and not self.script,
+            f"--samples-per-step is only for your own script; got --samples-per-step {self.samples_per_step}",
+            "launch local --samples-per-step 64 -- train.py",
+        )
+        yield (
+            self.devices > 1 and self.device is Device.MPS,
+            f"a Mac has one GPU; got --devices {self.devices}",
+            "--cpu, or leave --devices out",
+        )
+        yield (
+            self.devices > 1 and self.profile is not Profile.NONE,
+            f"only a run of one device can be profiled; got --profile {self.profile} --devices {self.devices}",
+            "leave --profile out, or profile the same configuration without --devices",
+        )
+        for name in ("profile_step_bytes", "profile_throughput", "ncu_metrics"):
+            flag = f"--{name.replace('_', '-')}"
+            yield (
+                bool(getattr(self, name)) and self.profile is not Profile.NCU,
+                f"{flag} needs --profile ncu; got --profile {self.profile}",
+                f"--profile ncu {flag}, or leave {flag} out",
             )
-
-    def _check_profile(self) -> None:
-        extras = {"--profile-step-bytes": self.profile_step_bytes, "--profile-throughput": self.profile_throughput}
-        extras["--ncu-metrics"] = bool(self.ncu_metrics)
-        for flag, wanted in extras.items():
-            if wanted and self.profile is not Profile.NCU:
-                raise UsageError(
-                    f"{flag} needs --profile ncu; got --profile {self.profile}",
-                    hint=f"--profile ncu {flag}, or leave {flag} out",
-                )
-
-    def _check_loader(self) -> None:
-        given = {
-            f"--prefetch-factor {self.prefetch_factor}": self.prefetch_factor,
-            "--persistent-workers": self.persistent_workers,
-            "--pin-memory": self.pin_memory,
-        }
-        for flag in (flag for flag, value in given.items() if value):
-            if self.dataset == SYNTHETIC:
-                raise UsageError(
-                    f"synthetic data needs no DataLoader; got {flag}", hint=f"--dataset PATH, or leave out {flag}"
-                )
-            if self.workers == 0 and flag != "--pin-memory":
-                raise UsageError(f"{flag} needs workers; got --workers 0", hint=f"--workers 4, or leave out {flag}")
-        if self.pin_memory and self.device in (Device.CPU, Device.MPS):
-            raise UsageError(
-                f"--pin-memory needs a GPU of NVIDIA or AMD; got '{self.device}'", hint="leave out --pin-memory"
+        for flag, is_given in (
+            (f"--prefetch-factor {self.prefetch_factor}", self.prefetch_factor),
+            ("--persistent-workers", self.persistent_workers),
+            ("--pin-memory", self.pin_memory),
+        ):
+            yield (
+                bool(is_given) and is_synthetic,
+                f"synthetic data needs no DataLoader; got {flag}",
+                f"--dataset PATH, or leave out {flag}",
             )
+            yield (
+                bool(is_given) and self.workers == 0 and flag != "--pin-memory",
+                f"{flag} needs workers; got --workers 0",
+                f"--workers 4, or leave out {flag}",
+            )
+        yield (
+            bool(self.pin_memory) and without_cuda,
+            f"--pin-memory needs a GPU of NVIDIA or AMD; got '{self.device}'",
+            "leave out --pin-memory",
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values by field name."""

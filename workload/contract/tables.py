@@ -231,7 +231,9 @@ class _TextColumn:
 
 
 def _table(rows: Sequence[dict[str, Any]], columns: Sequence[Column], width: int) -> str:
-    columns = [column for column in columns if _has_values(column, rows) and not _is_hidden(column, rows)]
+    columns = [column for column in columns if _has_values(column, rows)]
+    # Of the details, only facts in which rows differ may be shown.
+    columns = [each for each in columns if not each.detail or (each.role is Role.FACT and _differs(each, rows))]
     common = [column for column in columns if column.role is Role.FACT and rows and not _differs(column, rows)]
     own = [column for column in columns if column not in common]
     body = _body(rows, own, [_notes(row, own) for row in rows], width)
@@ -243,7 +245,8 @@ def _table(rows: Sequence[dict[str, Any]], columns: Sequence[Column], width: int
         body = _body(rows, own, by_row, width)
         more = f"{len(details)} more facts" if len(details) > 1 else details[0].heading
         body = replace(body, dropped=[*body.dropped, more])
-    above = _common_facts(rows, common)
+    known = [column for column in common if rows[0][column.name] is not None]
+    above = "; ".join(f"{column.heading} {_as_text(column, rows[:1]).cells[0]}" for column in known)
     left_out = f"{', '.join(dict.fromkeys(body.dropped))}; --wide shows all"
     return "\n".join(
         [
@@ -278,11 +281,23 @@ def _body(
     for_all, numbers = _numbered(notes_by_row)
     shown = [_as_text(column, rows) for column in columns if column not in (*notes, *sentences)]
     shown.sort(key=lambda each: not each.is_fact)
-    marks = [_note_numbers(numbers, notes_by_row)] if numbers else []
+    marks = []
+    if numbers:
+        column = Column(name=Role.NOTE, heading=Role.NOTE, role=Role.NOTE)
+        mine = [[str(numbers[note]) for note in dict.fromkeys(notes) if note in numbers] for notes in notes_by_row]
+        marks = [_TextColumn(column=column, heading=(Role.NOTE,), cells=tuple(map(",".join, mine)), to_right=False)]
     beside = [_as_text(column, rows) for column in sentences]
     below: dict[int, list[str]] = {}
     if not _fits([*shown, *beside, *marks], width):
-        below = {number: list(_sentences_below(row, sentences, width)) for number, row in enumerate(rows)}
+        names = {each.name: f"{each.heading}: " if len(sentences) > 1 else "" for each in sentences}
+        below = {
+            number: [
+                wrapped(f"{names[each.name]}{_cell(each, row[each.name], 1.0)}", width, indent=4)
+                for each in sentences
+                if row[each.name] is not None
+            ]
+            for number, row in enumerate(rows)
+        }
         beside = []
     kept, dropped = _fitted([*shown, *beside], marks, width)
     titles = [_title(each) for each in dropped]
@@ -295,19 +310,6 @@ def _has_values(column: Column, rows: Sequence[dict[str, Any]]) -> bool:
 
 def _differs(column: Column, rows: Sequence[dict[str, Any]]) -> bool:
     return any(row[column.name] != rows[0][column.name] for row in rows)
-
-
-def _is_hidden(column: Column, rows: Sequence[dict[str, Any]]) -> bool:
-    return column.detail and not (column.role is Role.FACT and _differs(column, rows))
-
-
-def _common_facts(rows: Sequence[dict[str, Any]], common: Sequence[Column]) -> str:
-    """Text above the table: the facts that are equal in all rows."""
-    return "; ".join(
-        f"{column.heading} {_as_text(column, rows[:1]).cells[0]}"
-        for column in common
-        if rows[0][column.name] is not None
-    )
 
 
 def _numbered(by_row: Sequence[Sequence[str]]) -> tuple[list[str], dict[str, int]]:
@@ -339,21 +341,6 @@ def _notes(row: dict[str, Any], columns: Sequence[Column]) -> list[str]:
         name = "" if column.heading == Role.NOTE else f"{column.heading}: "
         notes += [f"{name}{printable(str(part))}" for part in parts]
     return notes
-
-
-def _note_numbers(numbers: Mapping[str, int], by_row: Sequence[Sequence[str]]) -> _TextColumn:
-    """Column with the numbers of each row's notes."""
-    cells = [",".join(str(numbers[note]) for note in dict.fromkeys(notes) if note in numbers) for notes in by_row]
-    column = Column(name=Role.NOTE, heading=Role.NOTE, role=Role.NOTE)
-    return _TextColumn(column=column, heading=(column.heading,), cells=tuple(cells), to_right=False)
-
-
-def _sentences_below(row: dict[str, Any], sentences: Sequence[Column], width: int) -> Iterator[str]:
-    """Sentences printed below `row`, one for each column of `sentences` that has a value."""
-    for column in sentences:
-        if row[column.name] is not None:
-            name = f"{column.heading}: " if len(sentences) > 1 else ""
-            yield wrapped(f"{name}{_cell(column, row[column.name], 1.0)}", width, indent=4)
 
 
 def _fits(shown: Sequence[_TextColumn], width: int) -> bool:

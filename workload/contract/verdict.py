@@ -13,9 +13,9 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from workload.contract import peaks
-from workload.contract.peaks_table import Gpu
-from workload.contract.profile_record import ProfileResult
+from workload.contract.peaks import Gpu
 from workload.contract.record import LEAST_CPU_SHARE, Record, Verdict
+from workload.contract.record_sections import ProfileResult
 from workload.contract.spec import Precision
 from workload.contract.text import percent, percent_range, plain, seconds, si
 

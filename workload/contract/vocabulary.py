@@ -4,8 +4,11 @@ Standard library only.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+from workload.contract.errors import UsageError
 
 # Names that NVIDIA's libraries give to kernels on tensor cores.
 _TENSOR_KERNEL = re.compile(
@@ -117,3 +120,51 @@ def _tensor_metric(name: str) -> TensorMetric | None:
     if not all(_FLOATS.fullmatch(operand) for operand in operands):
         return None
     return TensorMetric(instruction=match[1], operands=frozenset(operands), accumulator=match[3])
+
+
+# --- metrics of ncu that a user asks for, as a list or in a file
+
+
+# `dram__bytes.sum.per_second`, `launch__registers_per_thread`.
+METRIC_NAME = re.compile(r"[a-z][a-z0-9_]*__[a-z0-9_]+(\.[a-z0-9_]+)*")
+METRICS_HINT = "--ncu-metrics dram__bytes.sum,l1tex__t_sector_hit_rate.pct, or a file with a name on each line"
+
+
+def parse_metrics(value: object) -> str:
+    """Names separated by commas, each once, from such a list or from a file of names.
+
+    A file has names separated by commas or lines, and comments after `#`. It is read here and now, so that the names
+    travel with the options to every machine. Raises `UsageError` with the file and the line of a word that is no name.
+    """
+    text = value if isinstance(value, str) else ""
+    listed = [word for _, word in _words(text)]
+    if listed and all(map(METRIC_NAME.fullmatch, listed)):
+        return ",".join(dict.fromkeys(listed))
+    found = list(_words(_content(text)))
+    for line, name in found:
+        if not METRIC_NAME.fullmatch(name):
+            raise UsageError(f"'{text}', line {line}: '{name}' is not the name of a metric of ncu", hint=METRICS_HINT)
+    if not found:
+        raise UsageError(f"'{text}' names no metric", hint=METRICS_HINT)
+    return ",".join(dict.fromkeys(name for _, name in found))
+
+
+def metric_names(value: str | None) -> list[str]:
+    """The names in a result of `parse_metrics`."""
+    return value.split(",") if value else []
+
+
+def _words(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        for word in line.partition("#")[0].split(","):
+            yield from ((number, part) for part in word.split())
+
+
+def _content(value: str) -> str:
+    try:
+        path = Path(value).expanduser()
+        if value.strip() and path.is_file():
+            return path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"'{value}' cannot be read: {error}", hint=METRICS_HINT) from error
+    raise UsageError(f"'{value}' is neither a file nor a list of metrics of ncu", hint=METRICS_HINT)

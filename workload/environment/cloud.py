@@ -30,17 +30,12 @@ GCE_TEXTS = {
     "machine_type": "instance/machine-type",
     "image": "instance/image",
     "cpu_platform": "instance/cpu-platform",
-    "maintenance_event": "instance/maintenance-event",
-    "on_host_maintenance": "instance/scheduling/on-host-maintenance",
     "physical_host": "instance/attributes/physical_host",
 }
 GCE_FLAGS = {
     "preempted": "instance/preempted",
     "spot": "instance/scheduling/preemptible",
-    "automatic_restart": "instance/scheduling/automatic-restart",
 }
-# Opaque names of cluster, block, sub-block and host.
-GCE_TOPOLOGY = "instance/attributes/physical_host_topology"
 EC2_IDENTITY = "dynamic/instance-identity/document"
 # Our name -> name in EC2's identity document.
 EC2_TEXTS = {"instance_id": "instanceId", "machine_type": "instanceType", "image": "imageId", "region": "region"}
@@ -98,14 +93,15 @@ def _of_gce(server: MetadataServer) -> dict[str, object]:
     # The server gives whole paths: `projects/1/zones/us-central1-a`. The path of an image names its owner, and is kept.
     short = {name: (texts[name] or "").rpartition("/")[2] or None for name in ("zone", "machine_type")}
     flags = {name: {"TRUE": True, "FALSE": False}.get((text(key) or "").upper()) for name, key in GCE_FLAGS.items()}
-    topology = _object_in(text(GCE_TOPOLOGY))
-    return {"provider": "gce", **texts, **short, **flags, "physical_host_topology": topology}
+    return {"provider": "gce", **texts, **short, **flags}
 
 
 def _of_ec2(server: InstanceMetadata) -> dict[str, object] | None:
     """Facts of an EC2 instance; None if its identity is unreadable. Raises `OSError` if its server does not answer."""
-    identity = _object_in(server.ask(EC2_IDENTITY) or "{}")
-    if identity is None:
+    identity: object = None
+    with suppress(ValueError):
+        identity = json.loads(server.ask(EC2_IDENTITY) or "{}")
+    if not isinstance(identity, dict):
         return None
 
     def text(key: str) -> str | None:
@@ -116,18 +112,8 @@ def _of_ec2(server: InstanceMetadata) -> dict[str, object] | None:
     life_cycle = text(EC2_LIFE_CYCLE)
     return {
         "provider": "ec2",
-        **{ours: identity.get(theirs) or None for ours, theirs in EC2_TEXTS.items()},
+        **{ours: str(identity[theirs]) if identity.get(theirs) else None for ours, theirs in EC2_TEXTS.items()},
         "zone": text(EC2_ZONE),
-        "life_cycle": life_cycle,
         "spot": None if life_cycle is None else life_cycle == "spot",
         "physical_host": text(EC2_HOST),
     }
-
-
-def _object_in(text: str | None) -> dict[str, str] | None:
-    """Texts in a JSON object, by name; None if `text` is anything else."""
-    with suppress(ValueError):
-        parsed = json.loads(text or "null")
-        if isinstance(parsed, dict):
-            return {name: str(value) for name, value in parsed.items() if value is not None}
-    return None

@@ -38,20 +38,16 @@ def collect(
         "container": known["container"],
         "slurm": known["slurm"],
     }
-    merged = {name: _merged(section, (outside or {}).get(name, {})) for name, section in sections.items()}
-    return {**merged, "cloud": _with_host(merged["cloud"], merged["device"] or {})}
-
-
-def _with_host(cloud: Mapping[str, object] | None, device: Mapping[str, object]) -> Mapping[str, object] | None:
-    """Section `cloud` with its physical host. EC2 does not tell the host, so the GPU in it stands for the host."""
-    if cloud is None or cloud.get("provider") != "ec2":
-        return cloud
-    return {**cloud, "physical_host": cloud.get("physical_host") or device.get("serial") or device.get("uuid")}
-
-
-def _merged(section: Mapping[str, object] | None, outside: Mapping[str, object]) -> dict[str, object] | None:
-    known = {name: value for name, value in outside.items() if value is not None}
-    return {**(section or {}), **known} if section is not None or known else None
+    merged: dict[str, dict[str, object] | None] = {}
+    for name, section in sections.items():
+        seen = {fact: value for fact, value in (outside or {}).get(name, {}).items() if value is not None}
+        merged[name] = {**(section or {}), **seen} if section is not None or seen else None
+    cloud, device_found = merged["cloud"], merged["device"] or {}
+    if cloud and cloud.get("provider") == "ec2":
+        # EC2 does not tell the host, so the GPU in it stands for the host.
+        host = cloud.get("physical_host") or device_found.get("serial") or device_found.get("uuid")
+        merged["cloud"] = {**cloud, "physical_host": host}
+    return {**merged}
 
 
 def device_facts(machine: HostSystem, device: torch.device) -> dict[str, object]:
@@ -60,43 +56,25 @@ def device_facts(machine: HostSystem, device: torch.device) -> dict[str, object]
         case "cpu":
             return {"type": "cpu", "name": cpu_model(machine), "threads": torch.get_num_threads()}
         case "cuda":
-            return _cuda_facts(machine, device)
+            return _cuda_facts(device)
         case "mps":
             return {"type": "mps", **apple_gpu_facts(machine)}
         case other:
             return {"type": other, "name": None}
 
 
-def _cuda_facts(machine: HostSystem, device: torch.device) -> dict[str, object]:
-    """Facts of a GPU from NVML and torch. torch takes precedence, because it describes its own device."""
+def _cuda_facts(device: torch.device) -> dict[str, object]:
+    """Facts of a GPU from NVML and torch."""
     if not torch.cuda.is_available():
         return {"type": "cuda", "name": None}
     index = torch.cuda.current_device() if device.index is None else device.index
-    gpu = GpuSensors.open(index)
+    gpu, properties = GpuSensors.open(index), torch.cuda.get_device_properties(index)
+    major = getattr(properties, "major", None)
     return {
         "type": "cuda",
         "index": index,
         **(gpu.identity() if gpu else {}),
-        **_torch_facts(torch.cuda.get_device_properties(index)),
-        "nvml": gpu is not None,
-        "visible_devices": machine.environ.get("CUDA_VISIBLE_DEVICES"),
+        "name": getattr(properties, "name", None),
+        "sm_count": getattr(properties, "multi_processor_count", None),
+        "compute_capability": None if major is None else f"{major}.{getattr(properties, 'minor', None)}",
     }
-
-
-def _torch_facts(properties: object) -> dict[str, object]:
-    """Facts from torch. `usable_memory_bytes` is what CUDA can allocate: less than NVML's `memory_total_bytes`."""
-    names = {
-        "name": "name",
-        "sm_count": "multi_processor_count",
-        "usable_memory_bytes": "total_memory",
-        "l2_cache_bytes": "L2_cache_size",
-        "shared_memory_per_sm_bytes": "shared_memory_per_multiprocessor",
-        "registers_per_sm": "regs_per_multiprocessor",
-        "max_threads_per_sm": "max_threads_per_multi_processor",
-        "warp_size": "warp_size",
-        "rocm_architecture": "gcnArchName",
-    }
-    facts = {ours: getattr(properties, theirs, None) for ours, theirs in names.items()}
-    major, minor = getattr(properties, "major", None), getattr(properties, "minor", None)
-    capability = None if major is None else f"{major}.{minor}"
-    return {**facts, "compute_capability": capability}

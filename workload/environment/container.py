@@ -3,10 +3,8 @@
 import shutil
 from enum import StrEnum
 
-from workload.environment import cgroup
 from workload.environment.machine import HostSystem
 from workload.environment.mounts import mounts
-from workload.environment.system import os_name
 
 
 class ContainerRuntime(StrEnum):
@@ -39,19 +37,12 @@ SHM = "/dev/shm"  # noqa: S108 - its size is read; nothing is written there
 
 
 def container_facts(machine: HostSystem) -> dict[str, object] | None:
-    """Facts of the container in which this process runs; None outside of containers.
-
-    The limits of CPU and memory are the same as in the host section: the process is in one control group.
-    """
+    """Facts of the container in which this process runs; None outside of containers."""
     container = runtime(machine)
     if container is None:
         return None
-    limits = cgroup.limits(machine)
     return {
         "runtime": container.value,
-        "os": os_name(machine),
-        "cgroup_cpu_limit": limits.cpus,
-        "cgroup_memory_limit_bytes": limits.memory_bytes,
         "image_digest": machine.environ.get("ROOFLAUNCH_IMAGE_DIGEST") or None,
         "shm_bytes": _shm_bytes(machine),
     }
@@ -59,41 +50,25 @@ def container_facts(machine: HostSystem) -> dict[str, object] | None:
 
 def runtime(machine: HostSystem) -> ContainerRuntime | None:
     """Runtime of the container. The most specific sign decides, because a pod also has signs of its node's runtime."""
-    signs = (_from_variables, _from_files, _from_first_process, _from_groups, _from_root)
-    return next((container for sign in signs if (container := sign(machine)) is not None), None)
-
-
-def _from_variables(machine: HostSystem) -> ContainerRuntime | None:
-    if "APPTAINER_CONTAINER" in machine.environ or "SINGULARITY_CONTAINER" in machine.environ:
-        return ContainerRuntime.APPTAINER
-    return ContainerRuntime.KUBERNETES if "KUBERNETES_SERVICE_HOST" in machine.environ else None
-
-
-def _from_files(machine: HostSystem) -> ContainerRuntime | None:
-    if machine.exists("/run/.containerenv"):
-        return ContainerRuntime.PODMAN
-    return ContainerRuntime.DOCKER if machine.exists("/.dockerenv") else None
-
-
-def _from_first_process(machine: HostSystem) -> ContainerRuntime | None:
-    """Runtime named by the interface systemd.io/CONTAINER_INTERFACE, which Podman and LXC follow too."""
+    environ = machine.environ
+    # The interface systemd.io/CONTAINER_INTERFACE, which Podman and LXC follow too.
     variables = (machine.text("/proc/1/environ") or "").split("\0")
-    named = next((text.removeprefix("container=") for text in variables if text.startswith("container=")), None)
-    name = named or machine.environ.get("container") or machine.text("/run/systemd/container")
-    if name is None:
-        return None
-    return NAMES.get(name) or (ContainerRuntime(name) if name in set(ContainerRuntime) else ContainerRuntime.UNKNOWN)
-
-
-def _from_groups(machine: HostSystem) -> ContainerRuntime | None:
-    paths = [line.split(":", 2)[-1] for line in (machine.text("/proc/1/cgroup") or "").splitlines()]
-    return next((name for mark, name in GROUP_MARKS.items() if any(f"/{mark}" in path for path in paths)), None)
-
-
-def _from_root(machine: HostSystem) -> ContainerRuntime | None:
-    """Runtime `unknown` if the root file system is an overlay, as containers have; None for any other file system."""
-    overlay = any(mount.point == "/" and mount.kind == "overlay" for mount in mounts(machine))
-    return ContainerRuntime.UNKNOWN if overlay else None
+    noted = next((text.removeprefix("container=") for text in variables if text.startswith("container=")), None)
+    name = noted or environ.get("container") or machine.text("/run/systemd/container") or ""
+    named = ContainerRuntime(name) if name in set(ContainerRuntime) else ContainerRuntime.UNKNOWN
+    groups = [line.split(":", 2)[-1] for line in (machine.text("/proc/1/cgroup") or "").splitlines()]
+    # Containers have an overlay as their root file system.
+    is_overlay = any(mount.point == "/" and mount.kind == "overlay" for mount in mounts(machine))
+    signs = (
+        ("APPTAINER_CONTAINER" in environ or "SINGULARITY_CONTAINER" in environ, ContainerRuntime.APPTAINER),
+        ("KUBERNETES_SERVICE_HOST" in environ, ContainerRuntime.KUBERNETES),
+        (machine.exists("/run/.containerenv"), ContainerRuntime.PODMAN),
+        (machine.exists("/.dockerenv"), ContainerRuntime.DOCKER),
+        (bool(name), NAMES.get(name, named)),
+        *((any(f"/{mark}" in path for path in groups), runtime) for mark, runtime in GROUP_MARKS.items()),
+        (is_overlay, ContainerRuntime.UNKNOWN),
+    )
+    return next((runtime for is_there, runtime in signs if is_there), None)
 
 
 def _shm_bytes(machine: HostSystem) -> int | None:

@@ -143,21 +143,17 @@ def prepare(spec: RunSpec, *, cpus: float) -> list[str]:
     # By default torch starts a thread for each core of the machine.
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cpus:
         torch.set_num_threads(max(1, int(cpus)))
-    _set_precision(spec)
+    tf32 = spec.precision is Precision.TF32
+    if tf32 and (why := why_no_tf32()):
+        raise UsageError(why, hint="--precision fp32, or --precision amp")
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
     if spec.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(mode=True)
     # Shapes are fixed, so autotuning settles in the warm-up.
     torch.backends.cudnn.benchmark = not spec.deterministic
     return _notes(spec)
-
-
-def _set_precision(spec: RunSpec) -> None:
-    tf32 = spec.precision is Precision.TF32
-    if tf32 and (why := why_no_tf32()):
-        raise UsageError(why, hint="--precision fp32, or --precision amp")
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = tf32
 
 
 def why_no_tf32(gpu: torch.device | None = None) -> str | None:
@@ -216,7 +212,7 @@ def reset_peak_memory(device: Device) -> None:
 
 
 def memory(device: Device, index: int | None = None) -> Memory:
-    """Peak device memory and the allocator's retries and failures; empty on a CPU, whose peak is in `usage`.
+    """Peak device memory and the allocator's retries; empty on a CPU, whose peak is in `usage`.
 
     `index`: torch's number of the GPU, by default the current one.
     """
@@ -226,9 +222,7 @@ def memory(device: Device, index: int | None = None) -> Memory:
             return Memory(
                 peak_allocated_bytes=torch.cuda.max_memory_allocated(index),
                 peak_reserved_bytes=torch.cuda.max_memory_reserved(index),
-                total_bytes=torch.cuda.get_device_properties(index).total_memory,
                 allocator_retries=stats.get("num_alloc_retries"),
-                allocator_out_of_memory=stats.get("num_ooms"),
             )
         case Device.MPS:
             return Memory(driver_allocated_bytes=torch.mps.driver_allocated_memory())

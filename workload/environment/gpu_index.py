@@ -98,16 +98,14 @@ def require(index: int, gpus: Sequence[ListedGpu], environ: Mapping[str, str]) -
             hint=f"{VISIBLE}=MIG-UUID instead of {FLAG}; `nvidia-smi -L` lists the slices",
         )
     visible = environ.get(VISIBLE)
-    if visible is not None and not any(_names(word.strip(), gpu) for word in visible.split(",")):
+    words = [word.strip() for word in (visible or "").split(",")]
+    # A word names a GPU by its index, or by the beginning of its UUID.
+    by_uuid = any(word.startswith("GPU-") and gpu.uuid.startswith(word) for word in words)
+    if visible is not None and not by_uuid and str(gpu.index) not in words:
         raise UsageError(
             f"{VISIBLE} is '{visible}', which hides GPU {index}; got {FLAG} {index}", hint=f"unset {VISIBLE}"
         )
     return gpu
-
-
-def _names(word: str, gpu: ListedGpu) -> bool:
-    """Whether a word of CUDA_VISIBLE_DEVICES names the GPU: by its index, or by the beginning of its UUID."""
-    return word == str(gpu.index) or (word.startswith("GPU-") and gpu.uuid.startswith(word))
 
 
 def use(index: int) -> None:

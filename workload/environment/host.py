@@ -3,13 +3,11 @@
 import os
 import platform
 import re
-from pathlib import Path
 
 import psutil
 
 from workload.environment import cgroup
 from workload.environment.machine import HostSystem, as_integer, cpu_info, cpu_list, fields
-from workload.environment.mounts import storage_facts
 from workload.environment.system import system_facts
 
 CPUS = "/sys/devices/system/cpu"
@@ -26,8 +24,10 @@ SIZE_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 KIB_BYTES = 1024
 
 
-def host_facts(machine: HostSystem, *, dataset_path: Path | None) -> dict[str, object]:
+def host_facts(machine: HostSystem) -> dict[str, object]:
     limits = cgroup.limits(machine)
+    # `always [madvise] never`
+    chosen = re.search(r"\[(\w+)\]", machine.text("/sys/kernel/mm/transparent_hugepage/enabled") or "")
     return {
         **system_facts(machine),
         **cpu_facts(machine),
@@ -36,9 +36,7 @@ def host_facts(machine: HostSystem, *, dataset_path: Path | None) -> dict[str, o
         "memory_total_bytes": memory_total_bytes(machine),
         "memory_available_bytes": memory_available_bytes(machine),
         "numa_nodes": len(cpu_list(machine.text("/sys/devices/system/node/online")) or []) or None,
-        "load_average": _load_average(machine),
-        "transparent_hugepages": _bracketed(machine.text("/sys/kernel/mm/transparent_hugepage/enabled")),
-        "dataset_storage": None if dataset_path is None else storage_facts(machine, dataset_path),
+        "transparent_hugepages": chosen[1] if chosen else None,
     }
 
 
@@ -63,33 +61,18 @@ def memory_available_bytes(machine: HostSystem) -> int | None:
     return int(psutil.virtual_memory().available) if available is None and machine.native else available
 
 
-def _load_average(machine: HostSystem) -> list[float] | None:
-    """Load over 1, 5 and 15 minutes, before the run adds to it."""
-    try:
-        first_three = [float(value) for value in (machine.text("/proc/loadavg") or "").split()[:3]]
-        if not first_three and machine.native and hasattr(os, "getloadavg"):
-            first_three = list(os.getloadavg())
-    except (OSError, ValueError):
-        return None
-    return first_three or None
-
-
-def _bracketed(text: str | None) -> str | None:
-    """Word in brackets: `madvise` in `always [madvise] never`."""
-    match = re.search(r"\[(\w+)\]", text or "")
-    return match[1] if match else None
-
-
 def cpu_facts(machine: HostSystem) -> dict[str, object]:
-    info = cpu_info(machine)
+    info, online = cpu_info(machine), cpu_list(machine.text(f"{CPUS}/online"))
+    flags = info.get("flags") or info.get("Features")
     return {
         "cpu_model": cpu_model(machine),
-        "cpu_family": as_integer(info.get("cpu family")),
-        "cpu_model_number": as_integer(info.get("model")),
-        "cpu_stepping": as_integer(info.get("stepping")),
         "cpu_microcode": info.get("microcode"),
-        "cpu_flags": _flags(info),
-        **_topology(machine),
+        # x86 lists them as `flags`, Arm as `Features`.
+        "cpu_flags": None if flags is None else [flag for flag in FLAGS_THAT_MATTER if flag in flags.split()],
+        "physical_cores": _physical_cores(machine, online)
+        or (psutil.cpu_count(logical=False) if machine.native else None),
+        "logical_cpus": len(online) if online else (os.cpu_count() if machine.native else None),
+        "cpus_allowed": len(allowed_cpus(machine) or []) or None,
         "caches": caches(machine),
         "cpu_governor": machine.text(f"{CPUS}/cpu{_first_cpu(machine)}/cpufreq/scaling_governor"),
     }
@@ -125,7 +108,7 @@ def apple_gpu_facts(machine: HostSystem) -> dict[str, object]:
 
 def allowed_cpus(machine: HostSystem) -> list[int] | None:
     """CPUs that the process may run on, by affinity and cpuset."""
-    return cpu_list(_allowed_list(machine))
+    return cpu_list(fields(machine.text("/proc/self/status")).get("Cpus_allowed_list"))
 
 
 def caches(machine: HostSystem) -> list[dict[str, object]] | None:
@@ -147,36 +130,15 @@ def caches(machine: HostSystem) -> list[dict[str, object]] | None:
         )
 
 
-def _allowed_list(machine: HostSystem) -> str | None:
-    return fields(machine.text("/proc/self/status")).get("Cpus_allowed_list")
-
-
 def _first_cpu(machine: HostSystem) -> int:
     return min(allowed_cpus(machine) or [0])
 
 
-def _flags(info: dict[str, str]) -> list[str] | None:
-    """Relevant CPU flags; x86 lists them as `flags`, Arm as `Features`."""
-    text = info.get("flags") or info.get("Features")
-    return None if text is None else [flag for flag in FLAGS_THAT_MATTER if flag in text.split()]
-
-
-def _topology(machine: HostSystem) -> dict[str, object]:
-    online = cpu_list(machine.text(f"{CPUS}/online"))
-    return {
-        "sockets": _distinct(machine, online, "package_cpus_list", "core_siblings_list"),
-        "physical_cores": _distinct(machine, online, "core_cpus_list", "thread_siblings_list")
-        or (psutil.cpu_count(logical=False) if machine.native else None),
-        "logical_cpus": len(online) if online else (os.cpu_count() if machine.native else None),
-        "cpus_allowed": len(allowed_cpus(machine) or []) or None,
-        "cpus_allowed_list": _allowed_list(machine),
-    }
-
-
-def _distinct(machine: HostSystem, cpus: list[int] | None, name: str, old_name: str) -> int | None:
-    """Number of different contents of the topology file `name` over `cpus`; `old_name`: its name before Linux 5.x."""
+def _physical_cores(machine: HostSystem, cpus: list[int] | None) -> int | None:
+    """Number of cores of the online `cpus`; None if a CPU does not tell which others share its core."""
     folders = [f"{CPUS}/cpu{cpu}/topology" for cpu in cpus or []]
-    sets = {machine.text(f"{folder}/{name}") or machine.text(f"{folder}/{old_name}") for folder in folders}
+    # The second name is that before Linux 5.x.
+    sets = {machine.text(f"{name}/core_cpus_list") or machine.text(f"{name}/thread_siblings_list") for name in folders}
     return len(sets) if sets and None not in sets else None
 
 

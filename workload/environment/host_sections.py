@@ -18,8 +18,7 @@ Sections = Mapping[str, Mapping[str, object] | None]
 def host_sections(machine: HostSystem) -> Sections:
     """Collect the sections. Child processes and a request to a metadata server may take up to four seconds together."""
     return {
-        # Facts of the host are read first: later, the load average would include the work below.
-        "host": host_facts(machine, dataset_path=None),
+        "host": host_facts(machine),
         "software": facts_without_torch(machine),
         "cloud": cloud_facts(machine),
         "container": container_facts(machine),
@@ -28,7 +27,7 @@ def host_sections(machine: HostSystem) -> Sections:
 
 
 class SectionsBeside:
-    """Sections that a thread collects from now on, before the run's own work can add to the load average."""
+    """Sections that a thread collects from now on."""
 
     def __init__(self, machine: HostSystem | None = None) -> None:
         self._machine = machine or HostSystem()

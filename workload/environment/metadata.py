@@ -5,17 +5,11 @@ docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-metadata.html, read 202
 """
 
 import http.client
-import io
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 HOST_VARIABLE = "GCE_METADATA_HOST"
 # An address, because a look-up of the server's name could take seconds outside of the cloud, and the name may be
@@ -24,7 +18,6 @@ METADATA_ADDRESS = ("169.254.169.254", 80)
 FLAVOR = "Google"
 # Variable with the URL of EC2's metadata server; boto3 reads it too.
 EC2_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-END = "\r\n"
 # Without a metadata server, a connection attempt gets no answer and waits this long.
 CONNECT_LIMIT_S = 0.3
 # Google limits a value to 256 KB: https://cloud.google.com/compute/docs/metadata/overview
@@ -42,7 +35,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalServer:
-    """Client of the HTTP server that a cloud runs for a VM; no byte is read after `deadline_s` on `clock`."""
+    """Client of the HTTP server that a cloud runs for a VM; no request starts after `deadline_s` on `clock`."""
 
     address: tuple[str, int]
     deadline_s: float
@@ -55,22 +48,22 @@ class LocalServer:
 
         Raises `OSError` if no readable answer comes in time.
         """
-        limit_s = min(self.connect_limit_s, self._left_s())
-        length = {} if content is None else {"Content-Length": len(content)}
-        lines = {"Host": self.address[0], **headers, **length, "Connection": "close"}
-        head = f"{words} HTTP/1.1\r\n{''.join(f'{name}: {value}{END}' for name, value in lines.items())}\r\n"
+        method, _, path = words.partition(" ")
+        connection = http.client.HTTPConnection(*self.address, timeout=min(self.connect_limit_s, self._left_s()))
         try:
-            with socket.create_connection(self.address, limit_s) as connection:
-                connection.settimeout(self._left_s())
-                connection.sendall(head.encode() + (content or b""))
-                bounded = _BoundedSocket(connection, self._left_s, self.most_bytes)
-                response = http.client.HTTPResponse(cast("socket.socket", bounded))
-                response.begin()
-                self.check(response)
-                text, tag = response.read().decode(), response.getheader("ETag") or ""
-                return Answer(status=response.status, text=text, tag=tag)
+            connection.connect()
+            connection.sock.settimeout(self._left_s())
+            connection.request(method, path, content, headers)
+            response = connection.getresponse()
+            self.check(response)
+            read = response.read(self.most_bytes + 1)
+            if len(read) > self.most_bytes:
+                raise OSError("longer than any metadata value")
+            return Answer(status=response.status, text=read.decode(), tag=response.getheader("ETag") or "")
         except (http.client.HTTPException, ValueError) as error:
             raise OSError(f"unreadable answer: {error}") from error
+        finally:
+            connection.close()
 
     def check(self, response: http.client.HTTPResponse) -> None:
         """Raise `OSError` if the head of the answer shows that it is from another server."""
@@ -117,30 +110,6 @@ def _accepted(answer: Answer) -> Answer:
     if answer.status != HTTPStatus.OK:
         raise OSError(f"HTTP {answer.status}")
     return answer
-
-
-class _BoundedSocket(io.RawIOBase):
-    """Socket that HTTPResponse reads from, limited by the deadline: a socket's own limit restarts with every byte."""
-
-    def __init__(self, connection: socket.socket, left_s: Callable[[], float], most_bytes: int) -> None:
-        super().__init__()
-        self._connection = connection
-        self._left_s = left_s
-        self._left_bytes = most_bytes
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        self._connection.settimeout(self._left_s())
-        received_bytes = self._connection.recv_into(buffer)
-        self._left_bytes -= received_bytes
-        if self._left_bytes < 0:
-            raise ValueError("longer than any metadata value")
-        return received_bytes
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(self)
 
 
 def named_address(environ: Mapping[str, str], variable: str = HOST_VARIABLE) -> tuple[str, int] | None:

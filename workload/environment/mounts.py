@@ -35,7 +35,6 @@ def storage_facts(machine: HostSystem, path: Path) -> dict[str, object]:
     present = next((folder for folder in (path, *path.parents) if folder.exists()), path).resolve()
     mount = _deepest(present, mounts(machine)) or _deepest(present, _psutil_mounts(machine))
     return {
-        "mount_point": mount.point if mount else None,
         "file_system": mount.kind if mount else None,
         "device": mount.source if mount else None,
         "rotational": _rotational(machine, mount) if mount else None,

@@ -5,7 +5,7 @@ driver or a virtual GPU does not support loses only its own field.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -36,30 +36,38 @@ class GpuSensors:
             return None
         if properties is None:
             properties = torch.cuda.get_device_properties(index)
-        for candidate in (_by_uuid, _by_bus, _only_one):
-            handle = _guarded(library, candidate, library, properties)
+        for find in _handles(library, properties):
+            handle = _guarded(library, find)
             if handle is not None:
                 return cls(library=library, handle=handle)
         return None
 
     def identity(self) -> dict[str, object]:
-        """Facts that do not change during a run; None for a field that the GPU does not report."""
-        ask, capability = self._ask, self._ask("nvmlDeviceGetCudaComputeCapability")
+        """Facts that do not change during a run and that torch does not tell; None for a fact that the GPU hides."""
+        ask, sm, memory = self._ask, self.library.NVML_CLOCK_SM, self.library.NVML_CLOCK_MEM
         return {
-            "name": _text(ask("nvmlDeviceGetName")),
             "uuid": _text(ask("nvmlDeviceGetUUID")),
             "gpu_index": ask("nvmlDeviceGetIndex"),
-            "bus_id": _text(getattr(ask("nvmlDeviceGetPciInfo"), "busId", None)),
             "serial": _text(ask("nvmlDeviceGetSerial")),
             "driver_version": _text(_query(self.library, "nvmlSystemGetDriverVersion")),
             "vbios_version": _text(ask("nvmlDeviceGetVbiosVersion")),
-            "compute_capability": None if capability is None else ".".join(map(str, capability)),
-            "sm_count": getattr(ask("nvmlDeviceGetAttributes"), "multiprocessorCount", None),
-            "cuda_cores": ask("nvmlDeviceGetNumGpuCores"),
             "memory_total_bytes": getattr(ask("nvmlDeviceGetMemoryInfo"), "total", None),
             "memory_bus_width_bits": ask("nvmlDeviceGetMemoryBusWidth"),
-            **self._modes(),
-            **self._limits(),
+            # The queries for ECC and MIG return two modes: the current mode, and the mode after the next reset.
+            "ecc_enabled": _current(ask("nvmlDeviceGetEccMode")),
+            "mig_enabled": _current(ask("nvmlDeviceGetMigMode")),
+            "virtualization_mode": VIRTUALIZATION_MODES.get(ask("nvmlDeviceGetVirtualizationMode")),
+            "power_limit_default_w": _watts(ask("nvmlDeviceGetPowerManagementDefaultLimit")),
+            "power_limit_enforced_w": _watts(ask("nvmlDeviceGetEnforcedPowerLimit")),
+            "sm_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", sm),
+            "memory_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", memory),
+            "sm_clock_application_mhz": ask("nvmlDeviceGetApplicationsClock", sm),
+            "memory_clock_application_mhz": ask("nvmlDeviceGetApplicationsClock", memory),
+            # An idle GPU lowers the speed of its PCIe link: these current values are the values of an idle GPU.
+            "pcie_generation": ask("nvmlDeviceGetCurrPcieLinkGeneration"),
+            "pcie_generation_max": ask("nvmlDeviceGetMaxPcieLinkGeneration"),
+            "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),
+            "pcie_width_max": ask("nvmlDeviceGetMaxPcieLinkWidth"),
         }
 
     def sample(self) -> dict[str, float | None]:
@@ -85,32 +93,6 @@ class GpuSensors:
         if values and values[0].nvmlReturn == self.library.NVML_SUCCESS:
             return _watts(values[0].value.uiVal)
         return _watts(self._ask("nvmlDeviceGetPowerUsage"))
-
-    def _modes(self) -> dict[str, object]:
-        ask = self._ask
-        return {
-            # The queries for ECC and MIG return two modes: the current mode, and the mode after the next reset.
-            "ecc_enabled": _switch(_first(ask("nvmlDeviceGetEccMode"))),
-            "mig_enabled": _switch(_first(ask("nvmlDeviceGetMigMode"))),
-            "persistence_enabled": _switch(ask("nvmlDeviceGetPersistenceMode")),
-            "virtualization_mode": VIRTUALIZATION_MODES.get(ask("nvmlDeviceGetVirtualizationMode")),
-        }
-
-    def _limits(self) -> dict[str, object]:
-        ask, sm, memory = self._ask, self.library.NVML_CLOCK_SM, self.library.NVML_CLOCK_MEM
-        return {
-            "power_limit_default_w": _watts(ask("nvmlDeviceGetPowerManagementDefaultLimit")),
-            "power_limit_enforced_w": _watts(ask("nvmlDeviceGetEnforcedPowerLimit")),
-            "sm_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", sm),
-            "memory_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", memory),
-            "sm_clock_application_mhz": ask("nvmlDeviceGetApplicationsClock", sm),
-            "memory_clock_application_mhz": ask("nvmlDeviceGetApplicationsClock", memory),
-            # An idle GPU lowers the speed of its PCIe link: these current values are the values of an idle GPU.
-            "pcie_generation": ask("nvmlDeviceGetCurrPcieLinkGeneration"),
-            "pcie_generation_max": ask("nvmlDeviceGetMaxPcieLinkGeneration"),
-            "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),
-            "pcie_width_max": ask("nvmlDeviceGetMaxPcieLinkWidth"),
-        }
 
     def _clock_event_reasons(self) -> int | None:
         """Bit mask of the reasons for reduced clocks; drivers before 535 know the query only under its old name."""
@@ -143,25 +125,16 @@ def _guarded(library: ModuleType, function: Callable[..., Any], *arguments: obje
         return None
 
 
-def _by_uuid(library: ModuleType, properties: object) -> object | None:
-    uuid = getattr(properties, "uuid", None)
-    handle: object = None if uuid is None else library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-    return handle
-
-
-def _by_bus(library: ModuleType, properties: object) -> object | None:
-    """Handle by bus address, which also finds the GPU of a MIG slice: a slice's UUID is not its GPU's."""
+def _handles(library: ModuleType, properties: object) -> Iterator[Callable[[], object]]:
+    """Ways to find the GPU of torch's `properties`, the surest first."""
+    if (uuid := getattr(properties, "uuid", None)) is not None:
+        yield lambda: library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
     domain, bus, device = (getattr(properties, name, None) for name in names)
-    if domain is None or bus is None or device is None:
-        return None
-    handle: object = library.nvmlDeviceGetHandleByPciBusId(f"{domain:08X}:{bus:02X}:{device:02X}.0")
-    return handle
-
-
-def _only_one(library: ModuleType, _properties: object) -> object | None:
-    handle: object = library.nvmlDeviceGetHandleByIndex(0) if library.nvmlDeviceGetCount() == 1 else None
-    return handle
+    if domain is not None and bus is not None and device is not None:
+        # The bus address also finds the GPU of a MIG slice: a slice's UUID is not its GPU's.
+        yield lambda: library.nvmlDeviceGetHandleByPciBusId(f"{domain:08X}:{bus:02X}:{device:02X}.0")
+    yield lambda: library.nvmlDeviceGetHandleByIndex(0) if library.nvmlDeviceGetCount() == 1 else None
 
 
 def _text(value: str | bytes | None) -> str | None:
@@ -173,9 +146,5 @@ def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / MW_PER_W
 
 
-def _switch(mode: int | None) -> bool | None:
-    return None if mode is None else bool(mode)
-
-
-def _first(pair: tuple[int, int] | list[int] | None) -> int | None:
-    return None if pair is None else pair[0]
+def _current(modes: tuple[int, int] | list[int] | None) -> bool | None:
+    return None if modes is None else bool(modes[0])

@@ -34,8 +34,7 @@ def system_facts(machine: HostSystem) -> dict[str, object]:
         "hostname": machine.text("/proc/sys/kernel/hostname") or _native(machine, platform.node()),
         "os": os_name(machine),
         "kernel": machine.text("/proc/sys/kernel/osrelease") or _native(machine, platform.release()),
-        "architecture": _native(machine, platform.machine()),
-        "virtualization": virtualization_facts(machine),
+        "hypervisor": hypervisor(machine),
     }
 
 
@@ -53,24 +52,24 @@ def os_name(machine: HostSystem) -> str | None:
     return _native(machine, f"{platform.system()} {platform.release()}")
 
 
-def virtualization_facts(machine: HostSystem) -> dict[str, object] | None:
-    """Hypervisor under systemd's names, and the source of this fact; None if unknown.
+def hypervisor(machine: HostSystem) -> str | None:
+    """Hypervisor under systemd's names; None if unknown.
 
     The name is "none" on bare metal, "unknown" for a hypervisor that hides its name. systemd-detect-virt
     gets `--vm`, because without this option the tool names a container if there is one.
     """
     if detected := machine.tool("systemd-detect-virt", "--vm"):
-        return {"hypervisor": detected, "source": "systemd-detect-virt"}
+        return detected
     flags = cpu_info(machine).get("flags")
     # Hypervisors set this bit for x86 guests. A cloud's bare-metal machine has the cloud's DMI, but not this bit.
     if flags is not None and "hypervisor" not in flags.split():
-        return {"hypervisor": "none", "source": "cpu flags"}
+        return "none"
     makers = dmi_makers(machine)
     if maker := next((name for start, name in MAKERS.items() if any(text.startswith(start) for text in makers)), None):
-        return {"hypervisor": maker, "source": "dmi"}
+        return maker
     if vendor := fields(machine.tool("lscpu")).get("Hypervisor vendor"):
-        return {"hypervisor": vendor.lower(), "source": "lscpu"}
-    return None if flags is None else {"hypervisor": "unknown", "source": "cpu flags"}
+        return vendor.lower()
+    return None if flags is None else "unknown"
 
 
 def dmi_makers(machine: HostSystem) -> list[str]:

@@ -125,9 +125,9 @@ class Samples:
     call_s: list[float]
     load_call_s: list[float] = field(default_factory=list)
     load_s: float = 0.0
-    conditions: Mapping[str, object] | None = None
-    conditions_at_start: Mapping[str, object] | None = None
-    conditions_at_end: Mapping[str, object] | None = None
+    conditions: Mapping[str, float | None] | None = None
+    conditions_at_start: Mapping[str, float | None] | None = None
+    conditions_at_end: Mapping[str, float | None] | None = None
     cpus: float | None = None
     cpus_waited: float | None = None
     cpus_wanted: float | None = None

@@ -82,7 +82,7 @@ ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCT
 ATTEMPTS = 2
 
 Call = Callable[[], object]
-Sampler = Callable[[], Mapping[str, object]]
+Sampler = Callable[[], Mapping[str, float | None]]
 Report = Callable[[str], None]
 
 
@@ -374,7 +374,7 @@ def take_samples(call: Call, call_s: float, probe: Probe, deadline: Deadline) ->
     sample.
     """
     calls = ceil(SAMPLE_S / call_s) if call_s < SAMPLE_S else 1
-    readings: dict[str, Mapping[str, object]] = {}
+    readings: dict[str, Mapping[str, float | None]] = {}
 
     def sample(moment: str | None = None) -> float:
         sensors = probe.sensors if moment else None

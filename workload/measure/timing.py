@@ -218,19 +218,14 @@ def process_usage(start_s: float, now_s: float) -> Usage | None:
     if sys.platform == "win32":
         return None
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    user_s, system_s = own.ru_utime + children.ru_utime, own.ru_stime + children.ru_stime
-    elapsed_s = now_s - start_s
     return Usage(
-        user_s=user_s,
-        system_s=system_s,
-        elapsed_s=elapsed_s,
-        cpu_percent=100 * (user_s + system_s) / elapsed_s if elapsed_s > 0 else None,
+        user_s=own.ru_utime + children.ru_utime,
+        system_s=own.ru_stime + children.ru_stime,
+        elapsed_s=now_s - start_s,
         max_rss_bytes=max(own.ru_maxrss, children.ru_maxrss) * RSS_UNIT_BYTES,
         major_faults=own.ru_majflt + children.ru_majflt,
         minor_faults=own.ru_minflt + children.ru_minflt,
         voluntary_context_switches=own.ru_nvcsw + children.ru_nvcsw,
         involuntary_context_switches=own.ru_nivcsw + children.ru_nivcsw,
         fs_inputs=own.ru_inblock + children.ru_inblock,
-        fs_outputs=own.ru_oublock + children.ru_oublock,
-        swaps=own.ru_nswap + children.ru_nswap,
     )

@@ -45,8 +45,6 @@ OVERWRITING = frozenset(
     {"bernoulli_", "copy_", "fill_", "full_like", "new_full", "new_ones", "new_zeros", "normal_", "ones_like"}
     | {"rand_like", "randn_like", "uniform_", "zero_", "zeros_like"}
 )
-# Ops that read only the returned rows of their first tensor.
-GATHERING = frozenset({"embedding", "index", "index_select", "gather", "take", "_embedding_bag"})
 # Ops without a formula that only move bytes, by the beginnings of their names: optimizers and lists of tensors, random
 # numbers, losses, pooling.
 MOVES_BYTES_BEGINNINGS = re.compile(
@@ -151,51 +149,31 @@ def _attention_backward(
     return 2 * formulas.attention(query.shape, key.shape, value.shape)
 
 
-CONVOLUTION = Formula(kind="convolution", flop=_convolution)
-CONVOLUTION_BACKWARD = Formula(kind="convolution_backward", flop=_convolution_backward)
-MATMUL = Formula(kind="matmul", flop=_matmul)
-ADD_MATMUL = Formula(kind="matmul", flop=_add_matmul)
-ATTENTION = Formula(kind="attention", flop=_attention)
-ATTENTION_BACKWARD = Formula(kind="attention_backward", flop=_attention_backward)
-
-# Keys: names of ops without overload and without the _ of in-place forms. Attention on the math path is dispatched as
-# bmm.
+# Names of ops without overload and without the _ of in-place forms. Attention on the math path is dispatched as bmm.
+_FORMULAS: tuple[tuple[str, Callable[..., int], str], ...] = (
+    ("convolution", _convolution, "convolution _convolution"),
+    ("convolution_backward", _convolution_backward, "convolution_backward"),
+    ("matmul", _matmul, "mm bmm mv dot vdot linear"),
+    ("matmul", _linear_backward, "linear_backward"),
+    ("matmul", _add_matmul, "addmm _addmm_activation baddbmm addmv"),
+    ("matmul", _add_summed_bmm, "addbmm"),
+    ("recurrent", _lstm, "mkldnn_rnn_layer"),
+    ("recurrent_backward", _twice(_lstm), "mkldnn_rnn_layer_backward"),
+    ("recurrent", _cudnn_rnn, "_cudnn_rnn"),
+    ("recurrent_backward", _twice(_cudnn_rnn), "_cudnn_rnn_backward"),
+    ("recurrent", _cell, "_thnn_fused_lstm_cell _thnn_fused_gru_cell"),
+    ("recurrent_backward", _cell, "_thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell_backward"),
+)
+_ATTENTIONS = (
+    *("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention"),
+    *("fused_attention_overrideable", "attention_math_for_mps"),
+)
 FORMULAS: Mapping[str, Formula] = MappingProxyType(
-    {
-        "convolution": CONVOLUTION,
-        "_convolution": CONVOLUTION,
-        "convolution_backward": CONVOLUTION_BACKWARD,
-        "mm": MATMUL,
-        "bmm": MATMUL,
-        "mv": MATMUL,
-        "dot": MATMUL,
-        "vdot": MATMUL,
-        "linear": MATMUL,
-        "linear_backward": Formula(kind="matmul", flop=_linear_backward),
-        "addmm": ADD_MATMUL,
-        "_addmm_activation": ADD_MATMUL,
-        "baddbmm": ADD_MATMUL,
-        "addmv": ADD_MATMUL,
-        "addbmm": Formula(kind="matmul", flop=_add_summed_bmm),
-        "mkldnn_rnn_layer": Formula(kind="recurrent", flop=_lstm),
-        "mkldnn_rnn_layer_backward": Formula(kind="recurrent_backward", flop=_twice(_lstm)),
-        "_cudnn_rnn": Formula(kind="recurrent", flop=_cudnn_rnn),
-        "_cudnn_rnn_backward": Formula(kind="recurrent_backward", flop=_twice(_cudnn_rnn)),
-        "_thnn_fused_lstm_cell": Formula(kind="recurrent", flop=_cell),
-        "_thnn_fused_lstm_cell_backward_impl": Formula(kind="recurrent_backward", flop=_cell),
-        "_thnn_fused_gru_cell": Formula(kind="recurrent", flop=_cell),
-        "_thnn_fused_gru_cell_backward": Formula(kind="recurrent_backward", flop=_cell),
-        "_scaled_dot_product_flash_attention": ATTENTION,
-        "_scaled_dot_product_flash_attention_for_cpu": ATTENTION,
-        "_scaled_dot_product_efficient_attention": ATTENTION,
-        "_scaled_dot_product_cudnn_attention": ATTENTION,
-        "_scaled_dot_product_fused_attention_overrideable": ATTENTION,
-        "_scaled_dot_product_attention_math_for_mps": ATTENTION,
-        "_scaled_dot_product_flash_attention_backward": ATTENTION_BACKWARD,
-        "_scaled_dot_product_flash_attention_for_cpu_backward": ATTENTION_BACKWARD,
-        "_scaled_dot_product_efficient_attention_backward": ATTENTION_BACKWARD,
-        "_scaled_dot_product_cudnn_attention_backward": ATTENTION_BACKWARD,
-        "_scaled_dot_product_fused_attention_overrideable_backward": ATTENTION_BACKWARD,
+    {name: Formula(kind=kind, flop=flop) for kind, flop, names in _FORMULAS for name in names.split()}
+    | {f"_scaled_dot_product_{name}": Formula(kind="attention", flop=_attention) for name in _ATTENTIONS}
+    | {
+        f"_scaled_dot_product_{name}_backward": Formula(kind="attention_backward", flop=_attention_backward)
+        for name in _ATTENTIONS[:-1]
     }
 )
 
@@ -335,7 +313,7 @@ class FlopCounter(TorchDispatchMode):
         fresh = _fresh_outputs(func, output, inputs)
         if fresh is None:
             return
-        if func.overloadpacket.__name__ in GATHERING and reads and fresh:
+        if func.overloadpacket.__name__ in formulas.GATHERING and reads and fresh:
             # Only the returned rows of the table are read: as many bytes as the output has.
             rows_bytes = sum(tensor.numel() * tensor.element_size() for tensor in fresh)
             self._bytes_upper += rows_bytes

@@ -47,7 +47,6 @@ def count(precision: Precision, *, step_s: float, kernels_per_step: int | None) 
     return {
         "device": properties.name,
         "compute_capability": f"{properties.major}.{properties.minor}",
-        "free_bytes": torch.cuda.mem_get_info()[0],
         "torch": torch.__version__,
         "step_s": step_s,
         "kernels_per_step": kernels_per_step,

@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workload.contract import ncu_metrics, vocabulary
+from workload.contract import vocabulary
 from workload.contract.errors import InterruptedRunError, RooflaunchError
 from workload.contract.fields import encode, from_facts
 from workload.contract.ncu_csv import NcuSource
-from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record
+from workload.contract.record_sections import ProfileResult
 from workload.contract.spec import Profile, RunSpec
 from workload.contract.text import duration, minutes
 from workload.environment.machine import HostSystem
@@ -39,7 +39,6 @@ PROGRESS_LINES = {
     Replay.KERNEL: re.compile(r'==PROF== Profiling "'),
     Replay.RANGE: re.compile(r"Application replay pass \d+"),
 }
-COLD, WARM = "cold cache, per kernel", "warm cache, whole step"
 
 LOGGER = logging.getLogger("workload")
 
@@ -50,9 +49,7 @@ class _Counted:
 
     device: str
     compute_capability: str
-    free_bytes: int
     torch: str
-    step_s: float
     start_s: float
     warmup_steps: int
     kernels_per_step: int | None
@@ -138,7 +135,7 @@ class NcuPass:
 
     def _with_own_metrics(self, chosen: MetricSet, fitting: tool.Fitting) -> MetricSet:
         """Add the metrics that the user asked for, and log those that this ncu lacks."""
-        wanted = ncu_metrics.names(self._spec.ncu_metrics)
+        wanted = vocabulary.metric_names(self._spec.ncu_metrics)
         # For an unknown base, the suffixes of the nearest one would not help: it may be another quantity.
         bases = {metrics.base(name) for name in wanted} & fitting.metrics
         chosen = metrics.with_own(chosen, wanted, fitting.metrics, fitting.ncu.full_names(bases, fitting.chip))
@@ -307,30 +304,14 @@ class NcuPass:
             "device": counted.device,
             "compute_capability": counted.compute_capability,
             "torch": counted.torch,
-            "ncu": {
-                "version": fitting.version,
-                "path": str(fitting.ncu.path),
-                "metrics_known_of": fitting.chip or counted.device,
-            },
-            "replay_mode": plan.replay,
-            "cache_control": plan.caches,
-            "bytes_are": COLD,
-            "l2_bytes_are": vocabulary.l2_bytes_are(counted.compute_capability),
-            "clock_control": "none",
+            "ncu": {"version": fitting.version, "path": str(fitting.ncu.path)},
             "metrics": list(plan.metrics.names),
             "own_metrics": list(plan.metrics.own) or None,
             "missing": [*plan.metrics.missing, *plan.metrics.own_missing],
             "passes": summary.passes(done.launches),
-            "expected_passes": None if plan.metrics.own else plan.metrics.passes,
             "kernels_profiled": len(done.launches),
             "notes": [*plan.metrics.notes(), *done.notes],
-            "expected_kernels": plan.total,
-            "expected_kernels_per_step": counted.kernels_per_step,
-            "expected_s": plan.estimate.expected_s,
-            "limit_s": plan.estimate.limit_s,
             "elapsed_s": done.end.elapsed_s,
-            "step_s_without_profiler": counted.step_s,
-            "free_bytes": counted.free_bytes,
             **(self._figures(counted, complete) if complete and complete.steps else {"steps_profiled": 0}),
         }
 
@@ -407,7 +388,7 @@ class NcuPass:
             warmup_steps=counted.warmup_steps,
         )
         done = self._complete_run(fitting, plan)
-        return _settings(plan, WARM, done) | summary.step_bytes(done.launches, self._spec.profile_steps)
+        return _settings(plan, done) | summary.step_bytes(done.launches, self._spec.profile_steps)
 
     def _throughput(self, counted: _Counted, fitting: tool.Fitting) -> dict[str, Any]:
         chosen = metrics.choose_throughput(counted.compute_capability, fitting.metrics)
@@ -416,7 +397,7 @@ class NcuPass:
         labelled = summary.label(done.launches)
         if labelled is None:
             raise ProfileError(ProfileStatus.FAILED, "the table has no ranges", hint=diagnosis.LOOK)
-        return _settings(plan, COLD, done) | summary.throughput(labelled)
+        return _settings(plan, done) | summary.throughput(labelled)
 
     def _complete_run(self, fitting: tool.Fitting, plan: _Plan) -> _Run:
         """Run a plan and return its result.
@@ -476,11 +457,8 @@ class _NcuProgress(Progress):
         return f"{done}/{self._total} {self._unit}{each}{remaining}"
 
 
-def _settings(plan: _Plan, bytes_are: str, done: _Run) -> dict[str, Any]:
+def _settings(plan: _Plan, done: _Run) -> dict[str, Any]:
     return {
-        "replay_mode": plan.replay,
-        "cache_control": plan.caches,
-        "bytes_are": bytes_are,
         "metrics": list(plan.metrics.names),
         "missing": list(plan.metrics.missing),
         "elapsed_s": done.end.elapsed_s,

@@ -17,8 +17,8 @@ from workload.contract import bundle, verdict
 from workload.contract.bundle import Bundle
 from workload.contract.errors import InterruptedRunError, RooflaunchError, UsageError
 from workload.contract.interrupt import interruption_deferred, stoppable
-from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record, Status
+from workload.contract.record_sections import ProfileResult
 from workload.contract.script import redacted, without_secrets_in
 from workload.contract.spec import Profile, RunSpec
 from workload.profile import command, ncu_pass, profiled_script, torch_pass

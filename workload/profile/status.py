@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from workload.contract.context import Context
 from workload.contract.errors import ExitCode, RooflaunchError
-from workload.contract.profile_record import ProfileResult
+from workload.contract.record_sections import ProfileResult
 from workload.contract.spec import Profile
 
 

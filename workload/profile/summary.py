@@ -191,8 +191,6 @@ def calibrations(labelled: Labelled, known_flop: Mapping[str, float]) -> dict[st
         counted = _flop(labelled.calibrations.get(kind, ()), 1)
         ratio = None if counted is None else counted / known
         results[kind] = {
-            "known_flop": known,
-            "counted_flop": counted,
             "ratio": ratio,
             "verified": ratio is not None and CALIBRATED_FROM <= ratio <= CALIBRATED_TO,
         }
@@ -223,7 +221,6 @@ def model_flop(figure: Mapping[str, Any], model_flop_per_step: float | None, *, 
     too_few = ratio is not None and ratio < MODEL_RATIO_FROM
     cause = _likely_cause(figure, too_few=too_few, has_backward=has_backward) if flagged else None
     return {
-        "model_flop_per_step": model_flop_per_step,
         "counted_over_model": ratio,
         "flagged": flagged,
         "likely_cause": cause,
@@ -247,11 +244,8 @@ def _likely_cause(figure: Mapping[str, Any], *, too_few: bool, has_backward: boo
 
 
 def step_bytes(kernels: Sequence[Kernel], steps: int) -> dict[str, Any]:
-    """Bytes and seconds per step, from a single row for the range of all steps."""
-    return {
-        **{f"{role}_per_step": _sum(kernels, role, steps) for role in TOTALS},
-        "range_time_s_per_step": _sum(kernels, "time_s", steps),
-    }
+    """Bytes per step, from a single row for the range of all steps."""
+    return {f"{role}_per_step": _sum(kernels, role, steps) for role in TOTALS}
 
 
 def throughput(labelled: Labelled) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from workload.contract.fields import from_facts
-from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record
+from workload.contract.record_sections import ProfileResult
 from workload.contract.spec import Profile, RunSpec
 from workload.profile import command, diagnosis, supervise
 from workload.profile.command import Application, Mode

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workload.arguments import Parser
-from workload.contract import big_o, files
+from workload.contract import files, formulas
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.help_text import Group
 from workload.contract.spec import Option, options
@@ -223,8 +223,8 @@ def _growth(counted: Sequence[Mapping[str, Any]]) -> str:
     """Table of the layers that these models have, with their growth (Big-O)."""
     kinds = {row["model"]: row["layers"] for row in counted}
     rows = []
-    for layer in big_o.layers():
+    for layer in formulas.growth_of_layers():
         numbers = {model: layers[layer["layer"]] for model, layers in kinds.items() if layer["layer"] in layers}
         if numbers:
             rows.append({**layer, "number": ", ".join(f"{model} {number}" for model, number in numbers.items())})
-    return f"{render(rows, LAYERS, TableFormat.TABLE, wide=True)}\n{wrapped(big_o.SYMBOLS, table_width())}"
+    return f"{render(rows, LAYERS, TableFormat.TABLE, wide=True)}\n{wrapped(formulas.GROWTH_SYMBOLS, table_width())}"

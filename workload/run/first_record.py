@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workload.contract.context import Context
-from workload.contract.environment_record import Environment
 from workload.contract.fields import from_facts
 from workload.contract.forks import this_start
 from workload.contract.record import ComplexityRecord, JobPlace, Memory, Record, Repeat, Spec, Status, Timing
+from workload.contract.record_sections import Environment
 from workload.contract.spec import Profile
 from workload.profile.status import before_the_pass
 

@@ -241,13 +241,12 @@ def _seal(
 
     If rank 0 had not opened it, write one for the launcher, except after a user's mistake.
     """
-    status = unfinished.status_of(failure)
     # A full disk has been reported by rank 0.
     with suppress(BundleError, OSError):
         if folder := _opened(notes):
-            unfinished.seal(folder, spec, context, status, str(failure))
+            unfinished.seal(folder, spec, context, failure)
         elif is_launched and not isinstance(failure, UsageError | ToolError | InterruptedRunError):
-            print(unfinished.write_new(output, spec, context, status, str(failure)), flush=True)
+            print(unfinished.write_new(output, spec, context, failure), flush=True)
 
 
 # --- one rank

@@ -100,7 +100,7 @@ class ScriptRun(MeasuredScript):
         self._timeline.enter("environment")
         run_id = bundle.make_run_id(
             now=self._timeline.started_at,
-            place=self._request.context.place or f"local-{used}",
+            place=self._request.context.place_on(used),
             model=name,
             batch_size=step.batch_size,
             precision=work.precision,
@@ -128,7 +128,7 @@ class ScriptRun(MeasuredScript):
         return first_record(
             folder.name,
             context,
-            place=context.place or f"local-{self._device}",
+            place=context.place_on(self._device),
             spec=self._spec(step, work),
             spec_origin=context.spec_origin or None,
             facts=collect(device=self._device, outside=context.outside, machine=self._machine),

@@ -153,7 +153,7 @@ def prepare(resolved: Resolved, context: Context, output: Path, rank: int = 0) -
     return TrainingJob(
         spec=spec,
         context=context,
-        place=context.place or f"local-{spec.device}",
+        place=context.place_on(spec.device),
         origin={option.name: "default" for option in options()} | dict(context.spec_origin or resolved.origin),
         source=source,
         model=models.build(spec.model, num_classes=source.classes, image_size=spec.image_size),
@@ -188,7 +188,11 @@ def execute(
             raise
         # Every error but a failed write is recorded, and raised again below.
         failure = pending_interruption() or explain(error, job.spec)
-        run.set(status=status_of(failure), error=str(failure) or type(failure).__name__)
+        run.set(
+            status=status_of(failure),
+            error=str(failure) or type(failure).__name__,
+            hint=getattr(failure, "hint", None),
+        )
         LOGGER.debug("%s", "".join(traceback.format_exception(error)))
     with interruption_deferred():
         _finish(job, run, timeline)

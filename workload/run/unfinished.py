@@ -34,12 +34,12 @@ def seal_all(
     for folder in folders:
         # A full disk has been reported by the trainer.
         with suppress(BundleError, OSError):
-            seal(folder, spec, context, status_of(why), str(why))
+            seal(folder, spec, context, why)
     is_next = len(folders) < spec.repeats and all(_is_completed(folder) for folder in folders)
     if not is_next or isinstance(why, InterruptedRunError):
         return list(folders)
     numbered = replace(context, repeat=len(folders) + 1, repeats=spec.repeats) if spec.repeats > 1 else context
-    return [*folders, write_new(output, spec, numbered, status_of(why), str(why))]
+    return [*folders, write_new(output, spec, numbered, why)]
 
 
 def status_of(error: Exception) -> Status:
@@ -59,23 +59,23 @@ def _is_completed(folder: Path) -> bool:
     return False
 
 
-def write_new(output: Path, spec: RunSpec, context: Context, status: Status, error: str) -> Path:
+def write_new(output: Path, spec: RunSpec, context: Context, error: Exception) -> Path:
     """Write a sealed bundle for a trainer that ended before it opened one; return its folder."""
     now, spec = datetime.now(UTC), _filled(spec)
     assert spec.batch_size is not None
     run_id = bundle.make_run_id(
         now=now,
-        place=context.place or f"local-{spec.device}",
+        place=context.place_on(spec.device),
         model=slug(script_name(spec.script)) if spec.script else spec.model,
         batch_size=1 if spec.script else spec.batch_size,
         precision=spec.precision,
     )
     folder = bundle.create(output, run_id)
-    seal(folder, spec, context, status, error)
+    seal(folder, spec, context, error)
     return folder
 
 
-def seal(folder: Path, spec: RunSpec, context: Context, status: Status, error: str) -> None:
+def seal(folder: Path, spec: RunSpec, context: Context, error: Exception) -> None:
     """Seal a bundle that a trainer left open, with the steps that it had flushed; a complete bundle is not changed."""
     if (folder / bundle.MANIFEST).exists():
         return
@@ -86,7 +86,7 @@ def seal(folder: Path, spec: RunSpec, context: Context, status: Status, error: s
                 (folder / name).write_text(f"{','.join(columns)}\n", encoding="utf-8")
         with (folder / bundle.LOG).open("a", encoding="utf-8") as log:
             log.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} ERROR {error}\n")
-    bundle.seal_unfinished(folder, status, error)
+    bundle.seal_unfinished(folder, status_of(error), str(error), getattr(error, "hint", ""))
 
 
 def _filled(spec: RunSpec) -> RunSpec:
@@ -107,7 +107,7 @@ def _record(run_id: str, spec: RunSpec, context: Context) -> Record:
     return first_record(
         run_id,
         context,
-        place=context.place or f"local-{spec.device}",
+        place=context.place_on(spec.device),
         spec=Spec.from_run_spec(spec),
         spec_origin=context.spec_origin,
         facts={"host": {}, "software": {}} | sections | {"device": device},

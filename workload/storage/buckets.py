@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, ClassVar, TypeVar
 
-from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError
+from workload.contract.files import crc32c_of
 from workload.storage.names import require_safe
 from workload.storage.store import ObjectExistsError, Patience, UnreachableError, not_sealed
 

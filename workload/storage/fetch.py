@@ -18,9 +18,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO
 
 from workload.contract import bundle
-from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, RooflaunchError, ToolError
-from workload.contract.files import replacing
+from workload.contract.files import crc32c_of, replacing
 from workload.storage.address import FetchSource
 from workload.storage.inventory import (
     PARTIAL,

@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from workload.contract.checksum import BLOCK_BYTES, crc32c_of, crc32c_text
-from workload.contract.checksum import crc32c as extend_crc32c
 from workload.contract.errors import BundleError, ToolError, UsageError
+from workload.contract.files import BLOCK_BYTES, crc32c_of, crc32c_text
+from workload.contract.files import crc32c as extend_crc32c
 from workload.contract.operating_system import replace_file
 from workload.storage.names import require_safe, why_unsafe
 from workload.storage.ssh_remote import NEW_FLAGS, OPEN_FLAGS, TEMPORARY, entries, walk

@@ -152,11 +152,8 @@ def read_document(run: RemoteRun, name: str, content: bytes) -> dict[str, Any]:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if type(version) is not int or version < 1:
         raise run.damaged(f"{name} has no schema_version")
-    if version > SCHEMA_VERSION:
-        raise BundleError(
-            f"{name} has bundle schema {version}; this version reads up to schema {SCHEMA_VERSION}",
-            hint="upgrade rooflaunch to the version that wrote the bundle, or a newer one",
-        )
+    if version != SCHEMA_VERSION:
+        raise bundle.other_schema(name, version)
     assert isinstance(document, dict)
     return document
 

@@ -16,8 +16,8 @@ from contextlib import closing, suppress
 from functools import cache, partial
 from typing import Any, TypeVar
 
-from workload.contract.checksum import crc32c, crc32c_text
 from workload.contract.errors import RooflaunchError, ToolError
+from workload.contract.files import crc32c, crc32c_text
 from workload.storage.buckets import (
     CloudBucket,
     Content,

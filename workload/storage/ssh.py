@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from workload.contract.checksum import crc32c_of, crc32c_text
 from workload.contract.errors import BundleError, ToolError, UsageError
+from workload.contract.files import crc32c_of, crc32c_text
 from workload.storage.names import require_safe
 from workload.storage.store import (
     MAX_RECORD_BYTES,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
-from workload.contract.checksum import crc32c
 from workload.contract.errors import BundleError, ToolError
+from workload.contract.files import crc32c
 
 T = TypeVar("T")
 

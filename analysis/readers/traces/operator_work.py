@@ -17,7 +17,7 @@ from pathlib import Path
 
 from analysis.readers.traces.kineto import Call
 from workload.contract import formulas
-from workload.contract.formulas import Shape
+from workload.contract.formulas import GATHERING, Shape
 
 _TABLE = Path(__file__).with_name("operator_kinds.csv")
 _ATEN = "aten::"
@@ -180,7 +180,7 @@ def work_of(call: Call, context: Context) -> CallWork | Lack:
     # Factories like `aten::zeros` take no tensors; a trace leaves out the shapes of a long list of tensors.
     lacks_list = not inputs and (_OF_A_LIST in call.types or not call.types)
     # The list of indices of `aten::index` has no shapes, and the table's size says nothing about what is read.
-    lacks_indices = name in _GATHERING and len(inputs) < _TABLE_AND_INDICES
+    lacks_indices = name in GATHERING and len(inputs) < _TABLE_AND_INDICES
     if not call.dims or lacks_list or lacks_indices:
         return Lack.NO_SHAPES
     return CallWork(tensors=_moved(name, inputs, _outputs(name, inputs)))
@@ -255,8 +255,6 @@ def _inputs(call: Call) -> Iterator[_Tensor]:
             yield _Tensor(dims=dims, type=kind, position=position, strides=strides)
 
 
-# Operators that read only as many rows of the first tensor as they return.
-_GATHERING = {"embedding", "index", "index_select", "gather", "take", "_embedding_bag"}
 _TABLE_AND_INDICES = 2
 # Operators whose output is left out, because it is small compared with the inputs or as large as the last input.
 _REDUCING = re.compile(
@@ -271,7 +269,7 @@ def _outputs(name: str, inputs: Sequence[_Tensor]) -> list[_Tensor]:
     """New tensors of an operator without products, inferred from its inputs: the trace does not record outputs."""
     if not inputs or _written(name) or _REDUCING.match(name):
         return []
-    if name in _GATHERING:
+    if name in GATHERING:
         return [_gathered(name, inputs)]
     largest = max(inputs, key=lambda tensor: prod(tensor.dims))
     if _POOLING.match(name) and not name.endswith("_backward"):
@@ -307,7 +305,7 @@ def _moved(name: str, inputs: Sequence[_Tensor], outputs: Sequence[_Tensor]) -> 
     """Tensors that a call reads, changes and creates."""
     written, overwrites = _written(name), bool((_rows().get(name) or {}).get("overwrites"))
     read = [tensor for tensor in inputs if not (overwrites and tensor.position in written)]
-    if name in _GATHERING and outputs:
+    if name in GATHERING and outputs:
         # Gathering reads as many elements as it returns.
         read = [*read[1:], *outputs]
     changed = [tensor for tensor in inputs if tensor.position in written]

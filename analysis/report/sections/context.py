@@ -268,7 +268,7 @@ def environment(evidence: ReportEvidence) -> Section:
 def _packages(evidence: ReportEvidence, runs: pd.DataFrame) -> tuple[list[Block], list[Section]]:
     """A table of packages whose versions differ between environments, and a folded list of all for each environment.
 
-    Each set of software is read from its first run. Runs from before there was a list have none.
+    Each set of software is read from its first run. Imported runs have no list.
     """
     environments: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for row in rows_of(runs.drop_duplicates(list(SOFTWARE_FACTS))):

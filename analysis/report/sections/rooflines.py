@@ -17,7 +17,7 @@ from analysis.report import words
 from analysis.report.content import Block, Paragraph, Picture, Section
 from analysis.report.evidence import ReportEvidence
 from analysis.report.sections.answer import headline
-from workload.contract import big_o
+from workload.contract import formulas
 from workload.contract.spec import Device
 from workload.contract.tables import Column, facts
 from workload.contract.text import printable
@@ -214,7 +214,7 @@ def complexity(evidence: ReportEvidence) -> Section:
     by_operation = [*ordered, *(row for row in traced if row["task"] not in rows)]
     blocks: list[Block] = [*([_models(ordered, evidence.material.unit)] if ordered else []), *_steps(evidence)]
     blocks += [*_by_operation(evidence, by_operation), *_by_module(evidence, ordered), *_words(rows_of(runs))]
-    blocks.append(words.table(f"Growth by layer type: {big_o.SYMBOLS}", LAYERS, big_o.layers()))
+    blocks.append(words.table(f"Growth by layer type: {formulas.GROWTH_SYMBOLS}", LAYERS, formulas.growth_of_layers()))
     return Section(name="complexity", title="Model complexity", blocks=blocks, folded=True)
 
 

@@ -64,8 +64,8 @@ def test_every_command_refuses_a_wrong_file(analyze: Analyze, command: str) -> N
     Path("lab.toml").write_text("[[gpu]]\ngb = 300\n")
     code, out, err = analyze(*command.split(), "results", "--peaks", "lab.toml")
     assert (code, out) == (ExitCode.USAGE, "")
-    assert err.splitlines()[0] == "error: 'lab.toml', gpu 1: there is no key 'gb'; a number's key ends in its unit"
-    assert err.splitlines()[1].startswith("hint: did you mean gb_per_s? the keys are gpu,")
+    assert err.splitlines()[0] == "error: 'lab.toml': there is no key gpu.gb; a number's key ends in its unit"
+    assert "gb_per_s" in err.splitlines()[1]
 
 
 def test_report_names_the_origin(analyze: Analyze, folder: Path) -> None:

@@ -206,7 +206,7 @@ def test_problems_have_a_path_and_a_reason(results: Path) -> None:
     (damaged / "telemetry.csv").unlink()
     for name in ("MANIFEST.json", "run.json"):
         path = newer / name
-        path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 3'))
+        path.write_text(path.read_text().replace('"schema_version": 3', '"schema_version": 4'))
     bundle.write_document(foreign, {"schema": "ours"})
     bundle.seal(foreign)
     (results / "plots" / "more").mkdir(parents=True)
@@ -223,7 +223,7 @@ def test_problems_have_a_path_and_a_reason(results: Path) -> None:
             "incomplete: no MANIFEST.json, because the run did not end by itself; its steps so far are in steps.csv"
         ),
         damaged.name: "damaged: telemetry.csv is missing",
-        newer.name: "has bundle schema 3; this version reads up to schema 2",
+        newer.name: "has bundle schema 4; this version reads schema 3",
         foreign.name: "run.json has no usable run_id",
         "plots": "not a rooflaunch bundle: it has neither MANIFEST.json nor run.json",
     }

@@ -65,7 +65,7 @@ def hostile(folder: Path) -> Path:
                 "os": HOSTILE,
                 "kernel": HOSTILE,
                 "cpu_model": HOSTILE,
-                "virtualization": {"hypervisor": HOSTILE},
+                "hypervisor": HOSTILE,
                 "dataset_storage": {"kind": HOSTILE},
             },
             environment__device={"type": "cuda", "name": HOSTILE, "driver_version": HOSTILE},

@@ -10,8 +10,8 @@ from analysis.report import reproduce
 from analysis.report.evidence import ReportEvidence
 from tests.docs import grammar
 from workload.contract import record as contract
-from workload.contract.import_record import GivenByUser
 from workload.contract.record import Record
+from workload.contract.record_sections import GivenByUser
 from workload.contract.spec import Device, Precision, Profile, RunSpec, arguments
 
 LOCAL = {"backend": "local", "runtime": "process"}
@@ -118,7 +118,7 @@ def test_what_was_said_of_an_import_is_said_again() -> None:
     """Each option of `analyze import` that says what the file does not is kept in its bundles, and so is printed."""
     options = {name for parameter in grammar.PROGRAMS["analyze"].commands["import"].params for name in parameter.opts}
     kept = {reproduce._flag(field.name) for field in fields(GivenByUser)}
-    ours = {"--output", "--help", "--wide", "--peaks", "--device"}  # --device: the earlier name of --gpu-index
+    ours = {"--output", "--help", "--wide", "--peaks"}
     assert {name for name in options if name.startswith("--")} - ours == kept
     given = {"model": "resnet50", "batch_size": 64, "precision": "amp", "gpu": "Tesla T4", "profile_steps": 2}
     line = reproduce.command(read({"imported": {"file": "a.csv", "given": given}}))

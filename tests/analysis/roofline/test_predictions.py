@@ -18,8 +18,7 @@ from tests.analysis.in_process import Analyze
 from tests.analysis.readers.traces.kineto_traces import V100, annotation, document, gpu_trace, kernel, launch, operator
 from workload.contract import peaks
 from workload.contract.errors import ExitCode, NothingToDoError, UsageError
-from workload.contract.peaks import OwnPeaks
-from workload.contract.peaks_table import Gpu, PeakRow
+from workload.contract.peaks import Gpu, OwnPeaks, PeakRow
 
 # 0.1 s of the T4's 8.1 TFLOP/s, and 0.05 to 0.08 s of its 320 GB/s.
 WORK: dict[str, Any] = {
@@ -239,7 +238,7 @@ def test_a_gpu_that_is_named_twice_has_one_row() -> None:
 def test_a_gpu_of_the_user_needs_neither_memory_nor_fp32() -> None:
     row_ = PeakRow(precision="bf16", dense=True, tflop_per_s=100.0, source="mine")
     own = Gpu(
-        gpu="Lab 1", names=("Lab",), memory_gb=(), sms=None, gb_per_s=1000, source="mine", note=None, peaks=(row_,)
+        gpu="Lab 1", names=("Lab",), memory_gb=(), sms=None, gb_per_s=1000, source="mine", note=None, peak=(row_,)
     )
     peaks.use(OwnPeaks(origin="peaks.toml", gpus=(own,)))
     try:

@@ -222,7 +222,7 @@ def test_a_gpu_above_its_ceiling_has_no_bound_and_keeps_its_roof(tmp_path: Path)
     assert (row["roof"], row["bound"]) == ("measured", None)
 
 
-BUSY = {"bound__bound": "busy", "bound__why": "the run got 0.9 of 2 CPUs"}
+BUSY = {"bound__busy": "the run got 0.9 of 2 CPUs"}
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,6 @@ BUSY = {"bound__bound": "busy", "bound__why": "the run got 0.9 of 2 CPUs"}
     ],
 )
 def test_a_busy_machine_is_said_beside_the_limit(tmp_path: Path, runs: list[dict[str, Any]], busy: str | None) -> None:
-    """Bundles of older versions say `busy` in place of a bound; figures of theirs tell the bound all the same."""
     row = only(points(tmp_path, *({"timing__step_s__median": 0.09} | one for one in runs)))
     assert (row["bound"], row["busy"], row["note"]) == ("compute", busy, busy)
 

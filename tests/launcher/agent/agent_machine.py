@@ -19,9 +19,9 @@ from launcher.protocol.records import Heartbeat, Request, Result
 from launcher.protocol.task import Task, TaskRun
 from tests.launcher.backends.gcp.fake_vm import make_request
 from workload.contract import bundle
-from workload.contract.environment_record import CloudFacts, Environment
 from workload.contract.errors import ExitCode, ToolError
 from workload.contract.record import Record, Spec, Status
+from workload.contract.record_sections import CloudFacts, Environment
 from workload.contract.spec import RunSpec
 from workload.storage.store import Patience, StoredObject
 

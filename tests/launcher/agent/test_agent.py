@@ -57,7 +57,6 @@ def test_a_run_from_request_to_result(machine: Machine, capsys: pytest.CaptureFi
         "disk_usd_per_h": 0.02,
         "address_usd_per_h": 0.01,
         "price_date": "2026-11-20",
-        "price_source": "a test",
         "billed_from": "2026-11-21T09:59:40.000Z",
         "billed_to": "2026-11-21T10:02:40.000Z",
         "billed_s": 180.0,

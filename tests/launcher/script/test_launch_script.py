@@ -13,7 +13,7 @@ from launcher.machine import local, task
 from launcher.machine.script import Workplace
 from workload.contract import bundle
 from workload.contract.context import Context
-from workload.contract.errors import ExitCode, UsageError
+from workload.contract.errors import ExitCode, RunFailedError, UsageError
 from workload.contract.record import Status
 from workload.contract.spec import SCRIPT_OPTIONS, RunSpec, options, resolve
 from workload.run import unfinished
@@ -43,7 +43,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "package").mkdir()
     (tmp_path / "README.md").write_text("# Title\n\nWhat it does.\n")
     (tmp_path / "my work.ipynb").write_text("{}\n")
-    (tmp_path / "model.pt").write_bytes(b"PK\x03\x04\x00")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -71,16 +70,6 @@ REFUSED = {
         "-- 'my work.ipynb'",
         "'my work.ipynb' is a notebook, not a script",
         "jupyter nbconvert --to script 'my work.ipynb', then run the same with -- 'my work.py'",
-    ),
-    "a page": (
-        "-- README.md",
-        "'README.md' is no Python script: line 3: invalid syntax",
-        "launch local -- train.py --lr 0.1",
-    ),
-    "weights": (
-        "-- model.pt",
-        "'model.pt' is no Python script: it is binary data",
-        "launch local -- train.py --lr 0.1",
     ),
     "no such module": (
         "-- -m no.such.module",
@@ -300,7 +289,7 @@ def test_a_script_that_fails_ends_the_repeats(folder: Path, launch: Launch, capf
 def test_the_bundle_of_a_script_that_was_killed_says_what_it_was(tmp_path: Path) -> None:
     spec = RunSpec(script=("runs/my train.py", "--token", "abc"))
     left = bundle.read(
-        unfinished.write_new(tmp_path, spec, Context(outside={"host": {}}), Status.FAILED, "killed")
+        unfinished.write_new(tmp_path, spec, Context(outside={"host": {}}), RunFailedError("killed", hint="run again"))
     ).record
     assert "-my-train.py-b1-" in left.run_id
     assert (left.spec.model, left.status) == ("my train.py", Status.FAILED)

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workload.contract import checksum
+from workload.contract import files
 
 
 @pytest.fixture
 def forgetful() -> Iterator[None]:
     """Forget the chosen implementation, before and after the test."""
-    checksum._fastest.cache_clear()
+    files._fastest.cache_clear()
     yield
-    checksum._fastest.cache_clear()
+    files._fastest.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -24,14 +24,14 @@ def forgetful() -> Iterator[None]:
     [(b"", "AAAAAA=="), (b"123456789", "4waSgw=="), (bytes(32), "ipE2qg==")],
 )
 def test_text(content: bytes, text: str) -> None:
-    assert checksum.crc32c_of(io.BytesIO(content)) == text
+    assert files.crc32c_of(io.BytesIO(content)) == text
 
 
 def test_the_rest_of_a_stream_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     content = io.BytesIO(b"?" + bytes(range(256)) * 5)
     content.read(1)
-    monkeypatch.setattr(checksum, "BLOCK_BYTES", 100)
-    assert checksum.crc32c_of(content) == checksum.crc32c_text(checksum.crc32c(bytes(range(256)) * 5))
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    assert files.crc32c_of(content) == files.crc32c_text(files.crc32c(bytes(range(256)) * 5))
 
 
 @given(st.binary(max_size=2000), st.integers(0, 2**32 - 1))
@@ -39,21 +39,21 @@ def test_both_ways_agree(data: bytes, crc: int) -> None:
     import google_crc32c
 
     assert google_crc32c.implementation == "c"
-    assert checksum._in_python(crc, data) == google_crc32c.extend(crc, data)
+    assert files._in_python(crc, data) == google_crc32c.extend(crc, data)
 
 
 @pytest.mark.usefixtures("forgetful")
 def test_the_compiled_one_is_used_where_it_is() -> None:
     import google_crc32c
 
-    assert checksum._fastest() is google_crc32c.extend
+    assert files._fastest() is google_crc32c.extend
 
 
 @pytest.mark.usefixtures("forgetful")
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    assert checksum._fastest() is checksum._in_python
-    assert checksum.crc32c(b"6789", checksum.crc32c(b"12345")) == 0xE3069283
+    assert files._fastest() is files._in_python
+    assert files.crc32c(b"6789", files.crc32c(b"12345")) == 0xE3069283
 
 
 @pytest.mark.usefixtures("forgetful")
@@ -63,4 +63,4 @@ def test_a_package_without_its_compiled_part_is_not_used_and_says_nothing(monkey
     monkeypatch.setattr(google_crc32c, "implementation", "python")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert checksum._fastest() is checksum._in_python
+        assert files._fastest() is files._in_python

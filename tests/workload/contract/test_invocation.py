@@ -163,11 +163,6 @@ def test_without_scripts_the_module_is_named(tmp_path: Path) -> None:
     assert as_typed("launch doctor", call(tmp_path, "train.py")) == ".venv/bin/python -m launcher doctor"
 
 
-def test_twice_is_once(project: Path) -> None:
-    here = call(project, ".venv/bin/launch")
-    assert as_typed(as_typed(HINT, here), here) == as_typed(HINT, here)
-
-
 @pytest.mark.parametrize(
     "text", ["launch again", "interrupted; launch the same", "no launch doctors it", "results/launch build", "python"]
 )

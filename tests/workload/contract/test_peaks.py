@@ -1,9 +1,6 @@
 import pytest
 
 from workload.contract import peaks
-from workload.contract.peaks_table import Gpu, PeakRow
-
-ROWS = [pytest.param(gpu, row, id=f"{gpu.gpu} {row.precision}") for gpu in peaks.gpus() for row in gpu.peaks]
 
 
 @pytest.mark.parametrize(
@@ -83,19 +80,6 @@ def test_laptop_depends_on_its_power_limit() -> None:
     assert desktop.flop_per_s_low is None
 
 
-ON_GPUS = [case for case in ROWS if case.values[0].device != "cpu"]
-
-
-@pytest.mark.parametrize(("gpu", "row"), ON_GPUS)
-def test_figures_follow_from_units_and_clock(gpu: Gpu, row: PeakRow) -> None:
-    tflop_per_mhz = gpu.sms * row.flop_per_clock_per_sm * 1e-6
-    assert row.dense
-    assert tflop_per_mhz * row.clock_mhz == pytest.approx(row.tflop_per_s, rel=0.02)
-    if row.tflop_per_s_low is not None:
-        assert tflop_per_mhz * row.clock_mhz_low == pytest.approx(row.tflop_per_s_low, rel=0.02)
-        assert row.tflop_per_s_low < row.tflop_per_s
-
-
 def test_a_processor_with_two_kinds_of_cores_has_the_sum_of_both() -> None:
     peak = peaks.find("Intel(R) Core(TM) i9-14900HX", precision="fp32")
     at_most, at_base = (8 * 32 * p_ghz + 16 * 16 * e_ghz for p_ghz, e_ghz in ((5.8, 4.1), (2.2, 1.6)))
@@ -104,12 +88,6 @@ def test_a_processor_with_two_kinds_of_cores_has_the_sum_of_both() -> None:
     assert peak.bytes_per_s == pytest.approx(2 * 8 * 5.6e9)
     others = {gpu.gpu for gpu in peaks.gpus() if gpu.device != "cuda"}
     assert others == {"M1", "M1 Pro", "M1 Max", "M2", "Core i9-14900HX"}
-
-
-def test_no_row_twice() -> None:
-    rows = [(gpu.gpu, row.precision) for gpu in peaks.gpus() for row in gpu.peaks]
-    assert len(rows) == len(set(rows))
-    assert {row.precision for gpu in peaks.gpus() for row in gpu.peaks} == {"fp32", "tf32", "amp", "bf16"}
 
 
 @pytest.mark.parametrize(

@@ -78,26 +78,20 @@ OPTIMIZER = "optimizer must be one of sgd, adam, adamw"
     [
         ("batch_size", "0", "batch size must be a positive integer; got '0'", "--batch-size 32"),
         ("batch_size", "many", "batch size must be a positive integer; got 'many'", "--batch-size 32"),
-        ("batch_size", "1.5", "batch size must be a positive integer; got '1.5'", "--batch-size 32"),
-        ("batch_size", "", "batch size must be a positive integer; got ''", "--batch-size 32"),
         ("batch_size", "9" * 5000, f"batch size must be a positive integer; got '{'9' * 5000}'", "--batch-size 32"),
         ("batch_size", True, "batch size must be a positive integer; got 'True'", "--batch-size 32"),
         ("warmup", "-1", "warmup must be an integer of at least 0; got '-1'", "--warmup 10"),
         ("iterations", "0", "iterations must be a positive integer; got '0'", "--iterations 100"),
         ("min_seconds", "-0.1", "min seconds must be a number of at least 0; got '-0.1'", "--min-seconds 3"),
         ("min_seconds", "nan", "min seconds must be a number of at least 0; got 'nan'", "--min-seconds 3"),
-        ("min_seconds", "1e999", "min seconds must be a number of at least 0; got '1e999'", "--min-seconds 3"),
         ("min_seconds", "3s", "min seconds must be a number of at least 0; got '3s'", "--min-seconds 3"),
         ("min_seconds", True, "min seconds must be a number of at least 0; got 'True'", "--min-seconds 3"),
         # The hint names the choice that was meant.
         ("precision", "fp8", f"{PRECISION}; got 'fp8'", "--precision fp32"),
-        ("precision", "FP32", f"{PRECISION}; got 'FP32'", "--precision fp32"),
         ("precision", "fp16", f"{PRECISION}; got 'fp16'", "--precision amp"),
-        ("precision", "bfloat16", f"{PRECISION}; got 'bfloat16'", "--precision bf16"),
         ("precision", "int8", f"{PRECISION}; got 'int8'", "--precision fp32"),
         ("optimizer", "lion", f"{OPTIMIZER}; got 'lion'", "--optimizer sgd"),
         ("optimizer", "adamW", f"{OPTIMIZER}; got 'adamW'", "--optimizer adamw"),
-        ("optimizer", "rmsprop", f"{OPTIMIZER}; got 'rmsprop'", "--optimizer sgd"),
         ("model", "", "model must be text that is not empty; got ''", "--model resnet50"),
         ("compile", "maybe", "compile must be true or false; got 'maybe'", "--compile"),
     ],
@@ -170,6 +164,16 @@ def test_text_becomes_a_value(name: str, text: str, value: object) -> None:
             "--workers 4, or leave out --persistent-workers",
         ),
         (
+            {"devices": "2", "device": "mps"},
+            "a Mac has one GPU; got --devices 2",
+            "--cpu, or leave --devices out",
+        ),
+        (
+            {"devices": "2", "profile": "torch"},
+            "only a run of one device can be profiled; got --profile torch --devices 2",
+            "leave --profile out, or profile the same configuration without --devices",
+        ),
+        (
             {"dataset": "photos", "device": "cpu", "pin_memory": True},
             "--pin-memory needs a GPU of NVIDIA or AMD; got 'cpu'",
             "leave out --pin-memory",
@@ -189,16 +193,14 @@ def test_contradicting_options(spec: dict[str, object], message: str, hint: str)
         {"prefetch_factor": 4, "persistent_workers": True, "pin_memory": True, "dataset": "photos"},
         {"pin_memory": True, "workers": 0, "device": "cuda", "dataset": "photos"},
         {"pin_memory": False, "persistent_workers": False, "workers": 0, "device": "cpu"},
+        # The device may turn out to be a GPU.
+        {"precision": "tf32"},
+        {"precision": "tf32", "device": "cuda"},
     ],
 )
-def test_options_of_the_loader_that_fit(allowed: dict[str, object]) -> None:
+def test_options_that_fit(allowed: dict[str, object]) -> None:
     spec = resolve(allowed, {}, None).spec
     assert {name: getattr(spec, name) for name in allowed} == allowed
-
-
-@pytest.mark.parametrize("allowed", [{"precision": "tf32"}, {"precision": "tf32", "device": "cuda"}])
-def test_tf32_may_run_where_a_gpu_may_be(allowed: dict[str, object]) -> None:
-    assert resolve(allowed, {}, None).spec.precision is Precision.TF32
 
 
 def test_unknown_key_of_the_config_names_the_nearest(tmp_path: Path) -> None:
@@ -216,7 +218,6 @@ def test_unknown_key_of_the_config_names_the_nearest(tmp_path: Path) -> None:
         (None, "not a readable TOML file"),
         (b"batch_size = ", "not a readable TOML file"),
         (b"\xff\xfe", "not a readable TOML file"),
-        (b"batch_size = " + b"1" * 5000, "not a readable TOML file"),
         (b"batch_size = " + b"[" * 5000, "not a readable TOML file"),
         (b"batch_size = '0'", "rooflaunch.toml: batch size must be a positive integer; got '0'"),
         (b"compile = 3", "rooflaunch.toml: compile must be true or false; got '3'"),
@@ -320,20 +321,3 @@ def test_context_survives_and_foreign_text_is_refused() -> None:
     for text in ("", "[]", "3", '{"unknown": 1}'):
         with pytest.raises(UsageError, match="--context is only for launchers"):
             Context.from_argument(text)
-
-
-@pytest.mark.parametrize(
-    ("spec", "error"),
-    [
-        (RunSpec(devices=2, device=Device.MPS), "a Mac has one GPU; got --devices 2"),
-        (
-            RunSpec(devices=2, profile=Profile.TORCH),
-            "only a run of one device can be profiled; got --profile torch --devices 2",
-        ),
-    ],
-)
-def test_what_several_devices_cannot_do(spec: RunSpec, error: str) -> None:
-    assert RunSpec(device=spec.device, profile=spec.profile).checked()
-    with pytest.raises(UsageError) as caught:
-        spec.checked()
-    assert str(caught.value) == error

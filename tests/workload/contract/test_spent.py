@@ -53,7 +53,7 @@ def test_the_rest_of_a_fork_is_the_wait_for_its_server(start: str | None, rest: 
 
 
 def test_a_real_run_on_a_rented_machine() -> None:
-    run = a_bundle("tests/bundles/schema1/20261121T192751Z*")
+    run = a_bundle("tests/bundles/runs/20261121T192751Z*")
     # Bundles of this age do not tell when the charged time began: the boot is unknown, and so is its cost.
     trainer = Spent.of(run)
     assert (set(trainer.seconds) & {"boot", "image", "outside"}, trainer.usd) == (set(), None)
@@ -79,12 +79,12 @@ def test_a_real_run_on_a_rented_machine() -> None:
 
 @pytest.mark.parametrize("name", ["20261121T192808Z*", "20261121T193013Z*", "20261121T193028Z*", "20261121T193002Z*"])
 def test_bundles_without_phases_tell_nothing(name: str) -> None:
-    spent = Spent.of(a_bundle(f"tests/bundles/schema1/{name}"), whole_s=3.0)
+    spent = Spent.of(a_bundle(f"tests/bundles/runs/{name}"), whole_s=3.0)
     assert (spent, spent.text(), spent.to_json()) == (Spent(), "", None)
 
 
 def test_a_run_that_ran_out_of_memory_has_no_steps() -> None:
-    spent = Spent.of(a_bundle("tests/bundles/schema1/20261121T192729Z*"))
+    spent = Spent.of(a_bundle("tests/bundles/runs/20261121T192729Z*"))
     assert "steps" not in spent.seconds
     assert spent.text().startswith("steps 0 % of 10.6 s (1 run); warm-up 45 %, imports 28 %, set-up 27 %")
 
@@ -164,7 +164,7 @@ def test_shares_add_up_and_every_part_has_a_name() -> None:
 def test_largest_figures_of_a_foreign_run_json_give_no_error() -> None:
     phases = {"start": 0.0, "measured": 1e30, "finish": 1e30, "end": 1e30}
     document = {
-        "schema_version": 2,
+        "schema_version": 3,
         "run_id": "a",
         "status": "completed",
         "spec": {"model": "m", "batch_size": 1},

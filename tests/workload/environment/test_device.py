@@ -3,7 +3,6 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,8 +166,6 @@ def test_a_mac_with_mps_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ("capability", "targets", "is_refused"),
     [
         ((7, 0), "sm_75 sm_80 sm_90 compute_120", True),
-        ((7, 5), "sm_75 sm_80", False),
-        ((8, 9), "sm_80 sm_86", False),
         ((12, 1), "sm_75 sm_90", True),
         ((12, 1), "sm_75 compute_90", False),
         ((12, 1), "sm_75 compute_90a", True),
@@ -266,8 +263,6 @@ def test_memory_of_the_ceilings_is_not_the_runs() -> None:
 def test_memory_is_that_of_the_gpu_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("max_memory_allocated", "max_memory_reserved"):
         monkeypatch.setattr(torch.cuda, name, lambda index=None: index)
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda index=None: {"num_ooms": index})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index=None: SimpleNamespace(total_memory=index))
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda index=None: {"num_alloc_retries": index})
     found = device.memory(Device.CUDA, 1)
-    assert {found.peak_allocated_bytes, found.peak_reserved_bytes, found.total_bytes} == {1}
-    assert found.allocator_out_of_memory == 1
+    assert {found.peak_allocated_bytes, found.peak_reserved_bytes, found.allocator_retries} == {1}

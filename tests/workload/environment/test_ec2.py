@@ -21,7 +21,6 @@ FACTS = {
     "image": "ami-0abcdef1234567890",
     "region": "us-east-1",
     "zone": "use1-az4",
-    "life_cycle": "spot",
     "spot": True,
     "physical_host": None,
 }
@@ -54,13 +53,13 @@ def test_an_instance(instance: HostSystem, imds: ImdsServer) -> None:
 @pytest.mark.parametrize(("life_cycle", "spot"), [("on-demand", False), ("capacity-block", False), ("", None)])
 def test_how_it_was_bought(life_cycle: str, spot: bool | None, instance: HostSystem, imds: ImdsServer) -> None:
     imds.keys["meta-data/instance-life-cycle"] = life_cycle
-    assert cloud_facts(instance) == {**FACTS, "life_cycle": life_cycle or None, "spot": spot}
+    assert cloud_facts(instance) == {**FACTS, "spot": spot}
 
 
 def test_keys_that_the_server_does_not_have_are_unknown(instance: HostSystem, imds: ImdsServer) -> None:
     imds.keys = {"dynamic/instance-identity/document": json.dumps({**IDENTITY, "imageId": None, "region": ""})}
     imds.unknown = []
-    unknown = ("image", "region", "zone", "life_cycle", "spot")
+    unknown = ("image", "region", "zone", "spot")
     assert cloud_facts(instance) == {**FACTS, **dict.fromkeys(unknown)}
     imds.unknown.clear()
 

@@ -1,7 +1,6 @@
 import os
 import platform
 import socket
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -24,14 +23,13 @@ from workload.environment.machine import HostSystem
 MEMINFO = "MemTotal:       16384 kB\nMemFree:  1 kB\nMemAvailable:    8192 kB\nHugePages_Total:       3\n"
 
 
-def test_facts_of_a_laid_out_host(lay_out: LayOut, tmp_path: Path) -> None:
+def test_facts_of_a_laid_out_host(lay_out: LayOut) -> None:
     machine = lay_out(
         {
             "/proc/sys/kernel/hostname": "node7\n",
             "/proc/sys/kernel/osrelease": "6.1.0-x\n",
             "/etc/os-release": 'NAME="Debian"\nPRETTY_NAME="Debian GNU/Linux 12"\n',
             "/proc/meminfo": MEMINFO,
-            "/proc/loadavg": "0.50 1.25 2.00 1/300 4242\n",
             "/proc/self/cgroup": "0::/\n",
             "/proc/self/mountinfo": "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
             "27 1 0:1 / / rw - ext4 /dev/vda rw\n",
@@ -43,30 +41,25 @@ def test_facts_of_a_laid_out_host(lay_out: LayOut, tmp_path: Path) -> None:
         },
         tools=SILENT,
     )
-    facts = host_facts(machine, dataset_path=tmp_path)
+    facts = host_facts(machine)
     expected = {
         "hostname": "node7",
         "os": "Debian GNU/Linux 12",
         "kernel": "6.1.0-x",
-        "architecture": None,
         "cpu_model": "x",
         "cgroup_cpu_limit": 1.5,
         "cgroup_memory_limit_bytes": 4096,
         "memory_total_bytes": 16384 * 1024,
         "memory_available_bytes": 8192 * 1024,
         "numa_nodes": 2,
-        "virtualization": {"hypervisor": "none", "source": "cpu flags"},
-        "load_average": [0.5, 1.25, 2.0],
+        "hypervisor": "none",
         "transparent_hugepages": "madvise",
     }
     assert {name: facts[name] for name in expected} == expected
-    storage = facts["dataset_storage"]
-    assert isinstance(storage, dict)
-    assert storage["file_system"] == "ext4"
 
 
 def test_an_empty_host_has_only_unknowns_and_no_facts_of_this_machine(lay_out: LayOut) -> None:
-    facts = host_facts(lay_out(tools=SILENT), dataset_path=None)
+    facts = host_facts(lay_out(tools=SILENT))
     assert {name for name, value in facts.items() if value is not None} == set()
 
 
@@ -81,7 +74,7 @@ def test_an_empty_host_has_only_unknowns_and_no_facts_of_this_machine(lay_out: L
 )
 def test_os(lay_out: LayOut, release: str, expected: str | None) -> None:
     machine = lay_out({"/usr/lib/os-release": release}, tools=SILENT)
-    assert host_facts(machine, dataset_path=None)["os"] == expected
+    assert host_facts(machine)["os"] == expected
 
 
 @pytest.mark.parametrize(
@@ -93,12 +86,6 @@ def test_memory(lay_out: LayOut, name: str, expected: int | None) -> None:
     assert memory_bytes(lay_out({"/proc/meminfo": MEMINFO}), name) == expected
 
 
-@pytest.mark.parametrize("text", ["no numbers here", ""])
-def test_a_load_that_is_none(lay_out: LayOut, text: str) -> None:
-    machine = lay_out({"/proc/loadavg": text}, tools=SILENT)
-    assert host_facts(machine, dataset_path=None)["load_average"] is None
-
-
 @pytest.mark.parametrize(
     ("system", "expected"), [("Darwin", "macOS 15.1"), ("Windows", "Windows 11")], ids=["macOS", "Windows"]
 )
@@ -107,30 +94,18 @@ def test_a_host_that_is_no_linux(monkeypatch: pytest.MonkeyPatch, system: str, e
     monkeypatch.setattr(platform, "mac_ver", lambda: ("15.1", ("", "", ""), ""))
     monkeypatch.setattr(platform, "release", lambda: "11")
     monkeypatch.setattr(platform, "processor", lambda: "Intel64 Family 6")
-    if system == "Windows":
-        monkeypatch.delattr(os, "getloadavg")
-    facts = host_facts(WithoutFiles(tool=lambda *_argv: None), dataset_path=None)
+    facts = host_facts(WithoutFiles(tool=lambda *_argv: None))
     assert facts["os"] == expected
     assert facts["hostname"] == platform.node()
     assert facts["memory_total_bytes"] == psutil.virtual_memory().total
-    assert (facts["load_average"] is None) == (system == "Windows")
     assert facts["cgroup_cpu_limit"] is None
-    assert facts["virtualization"] is None
-
-
-def test_a_load_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise OSError
-
-    monkeypatch.setattr(os, "getloadavg", refuse)
-    facts = host_facts(WithoutFiles(tool=lambda *_argv: None), dataset_path=None)
-    assert facts["load_average"] is None
+    assert facts["hypervisor"] is None
 
 
 @pytest.mark.world
 @pytest.mark.skipif(platform.system() != "Linux", reason="compares with Linux's own tools")
 def test_this_host_agrees_with_psutil() -> None:
-    facts = host_facts(HostSystem(), dataset_path=Path("/"))
+    facts = host_facts(HostSystem())
     assert facts["hostname"] == socket.gethostname()
     assert facts["kernel"] == platform.release()
     assert facts["logical_cpus"] == psutil.cpu_count()
@@ -157,12 +132,9 @@ NEOVERSE = "processor\t: 0\nFeatures\t: fp asimd sve bf16\nCPU implementer\t: 0x
 TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology"
 
 
-def topology(*, cores: list[str], packages: list[str], names: tuple[str, str]) -> dict[str, str]:
-    files = {"/sys/devices/system/cpu/online": f"0-{len(cores) - 1}\n"}
-    for cpu, (core, package) in enumerate(zip(cores, packages, strict=True)):
-        files[f"{TOPOLOGY.format(cpu)}/{names[0]}"] = core
-        files[f"{TOPOLOGY.format(cpu)}/{names[1]}"] = package
-    return files
+def topology(cores: list[str], name: str) -> dict[str, str]:
+    files = {f"{TOPOLOGY.format(cpu)}/{name}": core for cpu, core in enumerate(cores)}
+    return {"/sys/devices/system/cpu/online": f"0-{len(cores) - 1}\n", **files}
 
 
 def test_facts_of_an_x86_server(lay_out: LayOut) -> None:
@@ -171,45 +143,32 @@ def test_facts_of_an_x86_server(lay_out: LayOut) -> None:
             "/proc/cpuinfo": XEON,
             "/proc/self/status": "Name:\tpython\nCpus_allowed:\t3\nCpus_allowed_list:\t1,3\n",
             "/sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance\n",
-            **topology(
-                cores=["0,2", "1,3", "0,2", "1,3"],
-                packages=["0-3"] * 4,
-                names=("core_cpus_list", "package_cpus_list"),
-            ),
+            **topology(["0,2", "1,3", "0,2", "1,3"], "core_cpus_list"),
         }
     )
     assert cpu_facts(machine) == {
         "cpu_model": "Intel(R) Xeon(R) CPU @ 2.00GHz",
-        "cpu_family": 6,
-        "cpu_model_number": 85,
-        "cpu_stepping": 3,
         "cpu_microcode": "0xffffffff",
         "cpu_flags": ["sse4_2", "avx", "avx2", "avx512f"],
-        "sockets": 1,
         "physical_cores": 2,
         "logical_cpus": 4,
         "cpus_allowed": 2,
-        "cpus_allowed_list": "1,3",
         "caches": None,
         "cpu_governor": "performance",
     }
 
 
-def test_topology_of_an_older_kernel_with_two_sockets(lay_out: LayOut) -> None:
-    files = topology(
-        cores=["0", "1", "2", "3"],
-        packages=["0-1", "0-1", "2-3", "2-3"],
-        names=("thread_siblings_list", "core_siblings_list"),
-    )
+def test_topology_of_an_older_kernel(lay_out: LayOut) -> None:
+    files = topology(["0", "1", "2", "3"], "thread_siblings_list")
     facts = cpu_facts(lay_out({"/proc/cpuinfo": XEON, **files}))
-    assert (facts["sockets"], facts["physical_cores"], facts["logical_cpus"]) == (2, 4, 4)
+    assert (facts["physical_cores"], facts["logical_cpus"]) == (4, 4)
 
 
 def test_topology_that_one_cpu_hides_is_unknown(lay_out: LayOut) -> None:
-    files = topology(cores=["0", "1"], packages=["0-1"] * 2, names=("core_cpus_list", "package_cpus_list"))
+    files = topology(["0", "1"], "core_cpus_list")
     del files[f"{TOPOLOGY.format(1)}/core_cpus_list"]
     facts = cpu_facts(lay_out({"/proc/cpuinfo": XEON, **files}))
-    assert (facts["sockets"], facts["physical_cores"]) == (1, None)
+    assert facts["physical_cores"] is None
 
 
 @pytest.mark.parametrize(
@@ -225,7 +184,6 @@ def test_model_on_arm_is_lscpus(lay_out: LayOut, lscpu: str | None, expected: st
 def test_flags_on_arm(lay_out: LayOut) -> None:
     facts = cpu_facts(lay_out({"/proc/cpuinfo": NEOVERSE}, tools={"lscpu": None}))
     assert facts["cpu_flags"] == ["asimd", "bf16", "sve"]
-    assert (facts["cpu_family"], facts["cpu_stepping"]) == (None, None)
 
 
 def test_caches_of_the_first_allowed_cpu(lay_out: LayOut) -> None:

@@ -1,18 +1,9 @@
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.workload.conftest import LayOut
-from workload.environment.machine import HostSystem, as_integer, cpu_list, fields, run_tool
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("42", 42), ("-1", -1), ("0", 0), ("4.5", None), ("max", None), ("", None), (None, None)],
-)
-def test_as_integer(text: str | None, expected: int | None) -> None:
-    assert as_integer(text) == expected
+from workload.environment.machine import cpu_list, fields, run_tool
 
 
 @pytest.mark.parametrize(
@@ -54,11 +45,6 @@ def test_bytes_that_are_no_text_do_not_raise(lay_out: LayOut) -> None:
     machine.path("/binary").write_bytes(b"\xff\xfe1")
     assert machine.text("/binary") is not None
     assert machine.integer("/binary") is None
-
-
-def test_only_the_real_root_is_native(tmp_path: Path) -> None:
-    assert HostSystem().native
-    assert not HostSystem(root=tmp_path).native
 
 
 @pytest.mark.world

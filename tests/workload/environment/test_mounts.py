@@ -64,13 +64,12 @@ def test_storage_is_the_deepest_mount_that_holds_the_path(lay_out: LayOut, tmp_p
     )
     facts = storage_facts(machine, data / "train" / "not-yet" / "there")
     assert facts == {
-        "mount_point": str(data),
         "file_system": "xfs",
         "device": "/dev/top",
         "rotational": None,
         "free_bytes": pytest.approx(shutil.disk_usage(data).free, rel=0.01),
     }
-    assert storage_facts(machine, tmp_path)["mount_point"] == "/"
+    assert storage_facts(machine, tmp_path)["device"] == "/dev/sda1"
 
 
 def test_storage_follows_links(lay_out: LayOut, tmp_path: Path) -> None:
@@ -101,4 +100,4 @@ def test_storage_survives_psutil(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         raise PermissionError
 
     monkeypatch.setattr(psutil, "disk_partitions", refuse)
-    assert storage_facts(WithoutFiles(), tmp_path)["mount_point"] is None
+    assert storage_facts(WithoutFiles(), tmp_path)["file_system"] is None

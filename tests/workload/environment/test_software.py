@@ -1,4 +1,5 @@
 import importlib.metadata
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,7 +10,13 @@ import torch
 from tests.workload.conftest import LayOut
 from workload import __version__
 from workload.environment.machine import HostSystem
-from workload.environment.software import _build_facts, commit_facts, software_facts, speed_variables
+from workload.environment.software import (
+    _build_facts,
+    commit_facts,
+    installed_packages,
+    software_facts,
+    speed_variables,
+)
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 CLEAN = f"# branch.oid {SHA}\n# branch.head main"
@@ -126,8 +133,6 @@ def test_software_of_this_process(lay_out: LayOut) -> None:
     facts = software_facts(lay_out(environ={"COLAB_RELEASE_TAG": "release-1"}, tools={"git": CLEAN}))
     assert facts["rooflaunch"] == __version__
     assert facts["torch"] == torch.__version__
-    assert facts["numpy"] == importlib.metadata.version("numpy")
-    assert facts["intra_op_threads"] == torch.get_num_threads()
     assert facts["colab"] == "release-1"
     assert facts["variables"] == {}
     assert f"torch=={importlib.metadata.version('torch')}" in facts["packages"]
@@ -143,4 +148,52 @@ def test_software_that_is_missing(lay_out: LayOut, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib.metadata, "version", absent)
     monkeypatch.setattr(torch.backends.cudnn, "version", mismatched)
     facts = software_facts(lay_out(tools={"git": None}))
-    assert [facts[name] for name in ("torchvision", "numpy", "cudnn", "colab")] == [None] * 4
+    assert [facts[name] for name in ("torchvision", "cudnn", "colab")] == [None] * 3
+
+
+# --- installed packages
+
+
+def package(folder: Path, name: str, metadata: str, *, kind: str = "dist-info/METADATA") -> None:
+    path = folder / f"{name}.{kind}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(metadata)
+
+
+def test_the_same_as_importlib_finds_here() -> None:
+    expected = {f"{each.metadata['Name']}=={each.version}" for each in importlib.metadata.distributions()}
+    found = installed_packages()
+    assert set(found) == expected
+    assert found == sorted(found, key=lambda text: text.partition("==")[0].lower().replace("_", "-"))
+
+
+def test_names_and_versions_alone(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    url = "https://user:secret@index.internal/simple"
+    package(
+        first,
+        "Zed_lib-2.0+cu128",
+        f"Metadata-Version: 2.1\nName: Zed_lib\nVersion: 2.0+cu128\nHome-page: {url}\n\nName: no\n",
+    )
+    package(first, "mine-1.0", "Name: mine\nVersion: 1.0\n")
+    (first / "mine-1.0.dist-info" / "direct_url.json").write_text(f'{{"url": "file:///home/me/mine", "x": "{url}"}}')
+    package(first, "old", "Name: old\nVersion: 0.1\n", kind="egg-info/PKG-INFO")
+    package(first, "older-0.2", "Name: older\nVersion: 0.2\n", kind="egg-info")
+    # Imported from the first folder; the name may be written in another way.
+    package(second, "zed.lib-3.0", "Name: zed.lib\nVersion: 3.0\n")
+    package(second, "b-1", "Name: b\r\nVersion: 1\r\n")
+    assert installed_packages([str(first), str(second), str(tmp_path / "absent")]) == [
+        *("b==1", "mine==1.0", "old==0.1", "older==0.2", "Zed_lib==2.0+cu128"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    ["", "Name: a\n", "Version: 1\n", "Name: a b\nVersion: 1\n", f"Name: {'a' * 300}\nVersion: 1\n", "\0" * 99],
+)
+def test_damaged_metadata_is_left_out(tmp_path: Path, metadata: str) -> None:
+    package(tmp_path, "a-1", metadata)
+    package(tmp_path, "b-1", "Name: b\nVersion: 1\n")
+    (tmp_path / "empty-1.dist-info").mkdir()
+    (tmp_path / "link-1.dist-info").symlink_to("nowhere")
+    assert installed_packages([str(tmp_path), "", os.devnull]) == ["b==1"]

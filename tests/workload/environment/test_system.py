@@ -2,7 +2,7 @@ import pytest
 
 from tests.workload.conftest import SILENT, LayOut
 from workload.environment.machine import HostSystem
-from workload.environment.system import dmi_makers, virtualization_facts
+from workload.environment.system import dmi_makers, hypervisor
 
 GUEST = {"/proc/cpuinfo": "model name\t: x\nflags\t: fpu hypervisor\n"}
 METAL = {"/proc/cpuinfo": "model name\t: x\nflags\t: fpu\n"}
@@ -13,45 +13,42 @@ CASES = {
     "systemd first": (
         {**GUEST, f"{DMI}/sys_vendor": "QEMU"},
         {"systemd-detect-virt": "google"},
-        ("google", "systemd-detect-virt"),
+        "google",
     ),
-    "systemd on bare metal": (METAL, {"systemd-detect-virt": "none"}, ("none", "systemd-detect-virt")),
-    "firmware": ({**GUEST, f"{DMI}/product_name": "Google Compute Engine"}, SILENT, ("google", "dmi")),
+    "systemd on bare metal": (METAL, {"systemd-detect-virt": "none"}, "none"),
+    "firmware": ({**GUEST, f"{DMI}/product_name": "Google Compute Engine"}, SILENT, "google"),
     "firmware, second field": (
         {**GUEST, f"{DMI}/product_name": "c5.large", f"{DMI}/sys_vendor": "Amazon EC2"},
         SILENT,
-        ("amazon", "dmi"),
+        "amazon",
     ),
-    "firmware on Arm": ({**ARM, f"{DMI}/sys_vendor": "Amazon EC2"}, SILENT, ("amazon", "dmi")),
-    "a cloud's bare metal": ({**METAL, f"{DMI}/sys_vendor": "Amazon EC2"}, SILENT, ("none", "cpu flags")),
+    "firmware on Arm": ({**ARM, f"{DMI}/sys_vendor": "Amazon EC2"}, SILENT, "amazon"),
+    "a cloud's bare metal": ({**METAL, f"{DMI}/sys_vendor": "Amazon EC2"}, SILENT, "none"),
     "firmware of a PC maker, guest all the same": (
         {**GUEST, f"{DMI}/sys_vendor": "Dell Inc."},
         {**SILENT, "lscpu": "Hypervisor vendor:   KVM\n"},
-        ("kvm", "lscpu"),
+        "kvm",
     ),
-    "no firmware": (GUEST, {**SILENT, "lscpu": "Hypervisor vendor: Microsoft\n"}, ("microsoft", "lscpu")),
-    "nothing but the flag": (GUEST, SILENT, ("unknown", "cpu flags")),
-    "no flag": (METAL, SILENT, ("none", "cpu flags")),
+    "no firmware": (GUEST, {**SILENT, "lscpu": "Hypervisor vendor: Microsoft\n"}, "microsoft"),
+    "nothing but the flag": (GUEST, SILENT, "unknown"),
+    "no flag": (METAL, SILENT, "none"),
 }
 
 
 @pytest.mark.parametrize(("files", "tools", "expected"), CASES.values(), ids=CASES.keys())
-def test_virtualization(
-    lay_out: LayOut, files: dict[str, str], tools: dict[str, str | None], expected: tuple[str, str]
-) -> None:
-    hypervisor, source = expected
-    assert virtualization_facts(lay_out(files, tools=tools)) == {"hypervisor": hypervisor, "source": source}
+def test_virtualization(lay_out: LayOut, files: dict[str, str], tools: dict[str, str | None], expected: str) -> None:
+    assert hypervisor(lay_out(files, tools=tools)) == expected
 
 
 @pytest.mark.parametrize("files", [{}, ARM], ids=["no /proc", "Arm without firmware tables"])
 def test_virtualization_that_nothing_tells(lay_out: LayOut, files: dict[str, str]) -> None:
-    assert virtualization_facts(lay_out(files, tools=SILENT)) is None
+    assert hypervisor(lay_out(files, tools=SILENT)) is None
 
 
 def test_the_vm_is_asked_for_not_the_container(lay_out: LayOut) -> None:
     asked: list[tuple[str, ...]] = []
     machine = lay_out(GUEST)
-    virtualization_facts(HostSystem(root=machine.root, tool=lambda *argv: asked.append(argv) or "kvm"))
+    hypervisor(HostSystem(root=machine.root, tool=lambda *argv: asked.append(argv) or "kvm"))
     assert asked == [("systemd-detect-virt", "--vm")]
 
 

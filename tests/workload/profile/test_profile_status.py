@@ -3,7 +3,7 @@ import pytest
 from workload.contract.context import Context
 from workload.contract.errors import ExitCode
 from workload.contract.fields import from_facts
-from workload.contract.profile_record import ProfileResult
+from workload.contract.record_sections import ProfileResult
 from workload.contract.spec import Profile
 from workload.profile.status import ProfileStatus, before_the_pass, unavailable, was_interrupted
 

@@ -146,14 +146,12 @@ def test_without_tensor_metrics_they_are_unavailable_or_certainly_none(
 )
 def test_calibration(fma: float, ratio: float, verified: bool) -> None:
     found = summary.calibrations(labelled([kernel(mark("calibration fp32"), fp32_fma=fma)]), {"fp32": 1000})
-    assert found == {
-        "fp32": {"known_flop": 1000, "counted_flop": 2 * fma, "ratio": pytest.approx(ratio), "verified": verified}
-    }
+    assert found == {"fp32": {"ratio": pytest.approx(ratio), "verified": verified}}
 
 
 def test_calibration_without_kernels_verifies_nothing() -> None:
     found = summary.calibrations(labelled(STEP), {"fp16": 1000})
-    assert found["fp16"] == {"known_flop": 1000, "counted_flop": None, "ratio": None, "verified": False}
+    assert found["fp16"] == {"ratio": None, "verified": False}
 
 
 @pytest.mark.parametrize(
@@ -217,7 +215,6 @@ def test_step_bytes_are_shared_out() -> None:
     whole_range = kernel("", "range", dram_bytes=4000, dram_read_bytes=3000, time_s=0.4)
     found = summary.step_bytes([whole_range], 4)
     assert (found["dram_bytes_per_step"], found["dram_read_bytes_per_step"]) == (1000, 750)
-    assert found["range_time_s_per_step"] == pytest.approx(0.1)
     assert found["dram_write_bytes_per_step"] is None
 
 

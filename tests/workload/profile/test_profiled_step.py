@@ -188,7 +188,6 @@ def test_count_says_what_the_pass_needs(nvtx: FakeNvtx, monkeypatch: pytest.Monk
     assert found == {
         "device": "NVIDIA L4",
         "compute_capability": "8.9",
-        "free_bytes": 5,
         "torch": torch.__version__,
         "kernels_per_step": 60,
         "calibration_kernels": 1,

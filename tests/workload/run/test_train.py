@@ -27,9 +27,9 @@ from tests.workload.script_stage import trainer
 from workload import cli
 from workload.contract import bundle
 from workload.contract.context import Context
-from workload.contract.environment_record import DeviceFacts, Environment
 from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Spec, Status, Timing
+from workload.contract.record_sections import DeviceFacts, Environment
 from workload.contract.spec import Device, Resolved, RunSpec
 from workload.measure import settle
 from workload.model import models
@@ -275,7 +275,7 @@ def test_image_folder_shows_data_waits(images: Path) -> None:
     record = record_of(folder)
     assert record["timing"]["data_wait_fraction"] > 0
     assert record["timing"]["explained_fraction"] == pytest.approx(1, abs=0.02)
-    assert record["environment"]["host"]["dataset_storage"]["mount_point"]
+    assert record["environment"]["host"]["dataset_storage"]["file_system"]
 
 
 @pytest.mark.usefixtures("without_doubt")

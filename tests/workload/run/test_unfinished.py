@@ -52,7 +52,8 @@ def test_a_traceback_before_the_bundle_leaves_one(tmp_path: Path) -> None:
 
 def test_a_bundle_without_a_trainer_names_the_gpu_that_was_chosen(tmp_path: Path) -> None:
     context = Context(outside={**OUTSIDE, "device": {"gpu_index": 1}})
-    folder = unfinished.write_new(tmp_path, RunSpec(device=Device.CUDA), context, Status.FAILED, "killed")
+    killed = RunFailedError("killed", hint="run again")
+    folder = unfinished.write_new(tmp_path, RunSpec(device=Device.CUDA), context, killed)
     assert bundle.read(folder).document["environment"]["device"] == {"type": "cuda", "gpu_index": 1}
 
 
@@ -99,7 +100,7 @@ def test_a_repeat_that_has_told_its_failure_is_not_followed_by_another(tmp_path:
 
 def test_what_is_known_from_outside_is_recorded(tmp_path: Path) -> None:
     context = Context(place="here", runtime="docker", outside=OUTSIDE, spec_origin={"model": "option"})
-    folder = unfinished.write_new(tmp_path, ON_CPU, context, Status.OUT_OF_MEMORY, "no memory")
+    folder = unfinished.write_new(tmp_path, ON_CPU, context, OutOfDeviceMemoryError("no memory", hint="less"))
     found = bundle.read(folder)
     where = found.document["environment"]
     assert "-here-resnet18-b16-fp32-" in found.document["run_id"]

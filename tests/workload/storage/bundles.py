@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from workload.contract import bundle
-from workload.contract.checksum import crc32c_of
 from workload.contract.errors import ExitCode, RooflaunchError
+from workload.contract.files import crc32c_of
 
 STEPS = b"step,phase\n" + b"0,measured\n" * 100
 

@@ -29,8 +29,8 @@ SETTINGS = {
 # one request at a time, because between its check of If-None-Match and its writing another request may write.
 PROGRAM = """
 import sys, threading
-from workload.contract import checksum
-sys.modules["crc32c"] = checksum
+from workload.contract import files
+sys.modules["crc32c"] = files
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from moto.server import main
 turn, answer = threading.Lock(), DomainDispatcherApplication.__call__

@@ -177,7 +177,7 @@ def add_file(name: Any, **other: Any) -> Callable[[dict[str, Any]], object]:
         ),
         (
             lambda document: document.update(schema_version=99),
-            "MANIFEST.json has bundle schema 99; this version reads up to schema 2",
+            "MANIFEST.json has bundle schema 99; this version reads schema 3",
         ),
         (lambda document: document.clear(), "damaged in the bucket: MANIFEST.json has no schema_version"),
         (
@@ -212,8 +212,8 @@ def test_a_run_that_its_manifest_does_not_describe_is_refused(
         (b"\xff", "is not readable JSON"),
         (b"[" * 100_000, "is not readable JSON"),
         (b"[]", "has no schema_version"),
-        (b'{"schema_version": 1, "files": 7}', "does not list its files"),
-        (b'{"schema_version": 1, "files": ["run.json"]}', "does not list its files"),
+        (b'{"schema_version": 3, "files": 7}', "does not list its files"),
+        (b'{"schema_version": 3, "files": ["run.json"]}', "does not list its files"),
     ],
 )
 def test_a_manifest_of_anything_else(stored: FakeStorage, output: Path, content: bytes, why: str) -> None:
@@ -246,7 +246,7 @@ def test_a_record_that_would_fill_the_memory(
     storage: FakeStorage, make: Make, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make()
-    (folder / "run.json").write_text('{"schema_version": 1' + " " * 2000 + "}")
+    (folder / "run.json").write_text('{"schema_version": 3' + " " * 2000 + "}")
     bundle.seal(folder)
     storage.put_folder(folder)
     monkeypatch.setattr(fetch, "MAX_DOCUMENT_BYTES", 2000)

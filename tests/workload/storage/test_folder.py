@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError, UsageError
+from workload.contract.files import crc32c_of
 from workload.storage import folder
 from workload.storage.address import open_store
 from workload.storage.folder import ABANDONED_S, Folder
@@ -320,7 +320,7 @@ def test_a_full_disk(root: Path, tmp_path: Path) -> None:
     source.write_bytes(b"x" * 3_000_000)
     code = (
         "import pathlib, resource, sys\n"
-        "from workload.contract.checksum import crc32c_of\nfrom workload.storage.folder import Folder\n"
+        "from workload.contract.files import crc32c_of\nfrom workload.storage.folder import Folder\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
         "path = pathlib.Path(sys.argv[2])\n"
         "try:\n    Folder(pathlib.Path(sys.argv[1])).upload('a/x', path, crc32c=crc32c_of(path.open('rb')))\n"

@@ -16,8 +16,8 @@ import pytest
 from tests.workload.storage import gcs_server
 from tests.workload.storage.faulty_proxy import FaultyProxy, Sent
 from tests.workload.storage.gcs_server import BUCKET
-from workload.contract.checksum import crc32c_of
 from workload.contract.errors import RooflaunchError
+from workload.contract.files import crc32c_of
 from workload.storage import gcs
 from workload.storage.gcs import Bucket
 

@@ -75,7 +75,7 @@ ROWS = st.fixed_dictionaries(
 
 
 @given(
-    st.binary() | st.lists(ROWS | VALUES).map(lambda rows: json.dumps({"schema_version": 1, "files": rows}).encode())
+    st.binary() | st.lists(ROWS | VALUES).map(lambda rows: json.dumps({"schema_version": 3, "files": rows}).encode())
 )
 def test_any_manifest_is_read_or_refused(content: bytes) -> None:
     run = inventory.RemoteRun(run_id="a", objects={"run.json": listed("runs/a/run.json")[0]})

@@ -105,9 +105,9 @@ def test_a_run_from_the_user_data_to_the_bundle_in_s3(vm: Instance) -> None:
     assert [run.run_id for run in sealed_runs(store_of(vm))] == [run_id]
     record = json.loads(read(vm, f"runs/{run_id}/{bundle.RECORD}"))
     cloud = record["environment"]["cloud"]
-    known = ("provider", "zone", "region", "machine_type", "life_cycle", "spot", "image", "vm_image", "preempted")
+    known = ("provider", "zone", "region", "machine_type", "spot", "image", "vm_image", "preempted")
     assert [cloud[name] for name in known] == [
-        *("ec2", "use1-az4", "us-east-1", "g4dn.xlarge", "spot", True),
+        *("ec2", "use1-az4", "us-east-1", "g4dn.xlarge", True),
         *("ami-0abcdef1234567890", "ami-0abcdef1234567890", False),
     ]
     assert record["environment"]["place"] == "aws-t4-use1-az4"
