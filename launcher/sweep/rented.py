@@ -54,7 +54,7 @@ class RentedPlace:
         is_busy_elsewhere: Callable[[], bool] = lambda: False,
         was_killed: bool = False,
     ) -> None:
-        self._work, self._backend, self._sweep, self._output = work, backend, sweep, output
+        self.work, self._backend, self._sweep, self._output = work, backend, sweep, output
         self._control, self._progress, self._budget, self._was_killed = control, progress, budget, was_killed
         self._sleep, self._is_busy_elsewhere = sleep or control.wait, is_busy_elsewhere
         self.place = work.plan.place
@@ -110,18 +110,18 @@ class RentedPlace:
             self._connect()
             self._adopt_earlier()
             adopted = {run.run_key for launch in self._under_way() for run in launch.task.runs}
-            self._waiting = list(self._work.open_tasks(adopted))
+            self._waiting = list(self.work.open_tasks(adopted))
             while True:
                 self._work_off()
-                if self._control.why_not or not self._work.add_blocks():
+                if self._control.why_not or not self.work.add_blocks():
                     break
-                if decision := self._work.decision:
+                if decision := self.work.decision:
                     self._progress.say(self.place.name, decision.reason)
-                self._waiting = list(self._work.open_tasks())
+                self._waiting = list(self.work.open_tasks())
             self._show(self._control.why_not or "done")
         except RooflaunchError as error:
-            runs = self._work.remaining(self._work.runs)
-            self._work.fail(runs, why=str(error), hint=error.hint, code=error.exit_code)
+            runs = self.work.remaining(self.work.runs)
+            self.work.fail(runs, why=str(error), hint=error.hint, code=error.exit_code)
             self._show(str(error))
             self._progress.say(self.place.name, f"{error}; to solve this: {error.hint}")
             running = [launch.name for launch in self._under_way() if launch.machine is not None]
@@ -163,7 +163,7 @@ class RentedPlace:
         self._watch = Watch(self._session, run_all=self._readers.run_all)
         self._script_files = self.place.script.script_files if self.place.script else None
         self._launcher = Launcher(self._session, output=self._output, script_files=self._script_files)
-        self._collector = Collector(self._work, store, self._output, self._progress, self._fetchers)
+        self._collector = Collector(self.work, store, self._output, self._progress, self._fetchers)
 
     def _adopt_earlier(self) -> None:
         """Fetch the sealed bundles, and adopt the launches of this sweep that have not ended."""
@@ -200,7 +200,7 @@ class RentedPlace:
             task = request.work
         except UsageError:
             return None
-        if not any(self._work.has(run.run_key) for run in task.runs):
+        if not any(self.work.has(run.run_key) for run in task.runs):
             return None
         return TaskLaunch(task=task, request=request, zones=tuple(request.zones), is_ours=False)
 
@@ -227,7 +227,7 @@ class RentedPlace:
         planned: list[tuple[TaskLaunch, Plan]] = []
         for index, task in enumerate(tasks):
             self._budget.expect(self.place.name, len(tasks) - index)
-            remaining = replace(task, runs=self._work.remaining(task.runs))
+            remaining = replace(task, runs=self.work.remaining(task.runs))
             if not remaining.runs:
                 continue
             try:
@@ -254,7 +254,7 @@ class RentedPlace:
         if share is not None and "max_cost_usd" in {item.name for item in fields(options)}:
             own = options.max_cost_usd
             options = replace(options, max_cost_usd=share if own is None else min(own, share))
-        resolved = Resolved(spec=replace(task.runs[0].spec, repeats=1), origin=self._work.plan.origin)
+        resolved = Resolved(spec=replace(task.runs[0].spec, repeats=1), origin=self.work.plan.origin)
         job = Job(resolved=resolved, token=secrets.token_hex(3), task=task)
         now = datetime.fromtimestamp(session.now_s(), UTC)
         draft = self._backend.plan(job, options, self._settings, now=now)
@@ -336,8 +336,8 @@ class RentedPlace:
                 self._fail([launch.task], str(error), error.hint, error.exit_code)
 
     def _fail(self, tasks: Collection[Task], why: str, hint: str, code: int) -> None:
-        runs = self._work.remaining(run for task in tasks for run in task.runs)
-        self._work.fail(runs, why=why, hint=hint, code=code)
+        runs = self.work.remaining(run for task in tasks for run in task.runs)
+        self.work.fail(runs, why=why, hint=hint, code=code)
         if runs:
             self._progress.say(self.place.name, f"{counted(len(runs), 'run')} left out: {why}")
 
@@ -385,12 +385,12 @@ class RentedPlace:
         """Handle ended launches whose bundles are fetched: request another machine for their missing runs."""
         ready = [launch for launch in ended if self._collector.is_collected(launch)]
         # A machine may have sealed a bundle after its last heartbeat.
-        if any(launch.result is None and self._work.remaining(launch.task.runs) for launch in ready):
+        if any(launch.result is None and self.work.remaining(launch.task.runs) for launch in ready):
             lost = [launch for launch in ready if launch.result is None]
             self._collector.fetch_sealed({run.run_key for launch in lost for run in launch.task.runs})
         for launch in ready:
             launch.is_settled = True
-            if remaining := self._work.remaining(launch.task.runs):
+            if remaining := self.work.remaining(launch.task.runs):
                 self._requeue(launch, remaining)
 
     def _requeue(self, launch: TaskLaunch, runs: tuple[TaskRun, ...]) -> None:
@@ -444,13 +444,13 @@ class RentedPlace:
             words = launches.plain(running[0].heartbeat.last_line)
         words = ", ".join(filter(None, (words, f"{len(starting)} starting" if starting else "")))
         left_s: float | None = None
-        if self._work.to_do and self._work.new_runs and running:
+        if self.work.to_do and self.work.new_runs and running:
             # At the rate of the runs that have ended.
             first_s = min(epoch_s(launch.request.launched_at) or 0.0 for launch in self._launches)
-            left_s = (self._connected.now_s() - first_s) / self._work.new_runs * self._work.to_do
+            left_s = (self._connected.now_s() - first_s) / self.work.new_runs * self.work.to_do
         self._progress.update(
             self.place.name,
-            **self._work.counts(),
+            **self.work.counts(),
             usd=self.usd,
             left_s=left_s,
             now=now or words or (str(self._refusal) if self._refusal else ""),

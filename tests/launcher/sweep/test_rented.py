@@ -73,7 +73,7 @@ def test_each_block_has_a_machine_of_its_own_and_all_bundles_come_home(
     with clouds() as cloud:
         sweep = cloud_sweep(name="own-machines", blocks=3)
         outcome = swept(cloud, sweep)
-        assert (outcome.exit_code, [(place.done, place.new) for place in outcome.places]) == (0, [(6, 6)])
+        assert (outcome.exit_code, [(place.done, place.new_runs) for place in outcome.places]) == (0, [(6, 6)])
         check_whole(cloud, sweep)
         assert len(cloud.fake.all_vms) == 3
         lines = capsys.readouterr().err
@@ -109,7 +109,7 @@ def test_what_is_there_is_not_asked_for_again(clouds: Clouds) -> None:
         sweep = cloud_sweep(name="again", blocks=2)
         swept(cloud, sweep)
         outcome = swept(cloud, sweep, output=cloud.output.with_name("elsewhere"))
-        assert (outcome.exit_code, [(place.done, place.new) for place in outcome.places]) == (0, [(4, 0)])
+        assert (outcome.exit_code, [(place.done, place.new_runs) for place in outcome.places]) == (0, [(4, 0)])
         assert len(cloud.fake.all_vms) == 2
         # Another folder gets the bundles all the same.
         keys = {one.run_key for one in sealed_in(cloud.output.with_name("elsewhere"))}

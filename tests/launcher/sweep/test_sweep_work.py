@@ -73,7 +73,7 @@ def test_how_a_run_ended_says_whether_it_is_tried_again(status: Status, is_done:
         [(run, "the loss is nan", LOG_HINT, 6)] if is_failed else []
     )
     # What failed has no answer: the next start tries it again.
-    assert (run in work.unanswered()) is not is_done
+    assert (run in (*work.not_begun, *(failure.run for failure in work.failures))) is not is_done
     assert work.new_runs == int(is_done)
 
 

@@ -44,7 +44,7 @@ def test_a_sweep_over_gcp_and_aws(
         sweep = cloud_sweep(t4(), twin, name="twins", blocks=3)
         backends: dict[str, Any] = {"gcp": gcp_of(google), "aws": aws_backend(amazon)}
         outcome = swept(google, sweep, backend_of=backends.__getitem__)
-        assert (outcome.exit_code, [(place.done, place.new) for place in outcome.places]) == (0, [(6, 6), (6, 6)])
+        assert (outcome.exit_code, [(place.done, place.new_runs) for place in outcome.places]) == (0, [(6, 6), (6, 6)])
         assert google.fake.instances == []
         assert (len(amazon.fake.live), amazon.fake.volumes, amazon.fake.schedules) == (0, {}, {})
         assert len(amazon.fake.vms) == 3
