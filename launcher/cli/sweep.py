@@ -53,18 +53,6 @@ def examples() -> list[str]:
     return sorted(path.stem for path in MATRICES.glob("*.toml"))
 
 
-def place_names(ctx: typer.Context) -> list[str]:
-    """Shell completion of `--on`: names of the places in the matrix that is already typed; [] if it cannot be read."""
-    from launcher.sweep import matrix
-
-    try:
-        file = Path(str(ctx.params.get("file")))
-        loaded = matrix.read(matrix.load(file), file=file, environment={}, config_folder=None, allow_many_runs=True)
-    except UsageError:
-        return []
-    return [place.place.name for place in loaded.places]
-
-
 def run_sweep(
     *,
     file: Annotated[
@@ -72,8 +60,7 @@ def run_sweep(
         typer.Argument(metavar="MATRIX.toml", help="the matrix: what to run, and where", show_default=False),
     ] = None,
     on: Annotated[
-        list[str] | None,
-        option("--on", "run only at this place; repeatable", Group.PLACE, metavar="NAME", autocompletion=place_names),
+        list[str] | None, option("--on", "run only at this place; repeatable", Group.PLACE, metavar="NAME")
     ] = None,
     until: Annotated[
         str | None,
@@ -109,7 +96,6 @@ def run_sweep(
     fresh: Annotated[
         bool, option("--fresh", "measure everything again, even if results exist", Group.MEASURING)
     ] = False,
-    yes: Annotated[bool, option("--yes -y", "allow more than 10,000 runs", Group.MEASURING)] = False,
     example: Annotated[
         str | None,
         option("--example", "print an example of a matrix", Group.OUTPUT, metavar="NAME", autocompletion=examples),
@@ -140,9 +126,7 @@ def run_sweep(
     until_rule = until_of(until, max_repeats)
     max_cost_usd = require_positive_usd(max_cost)
     max_time_s = None if max_time is None else sizes.parse_duration_s(max_time, "--max-time")
-    loaded = matrix.read(
-        matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd(), allow_many_runs=yes
-    )
+    loaded = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd())
     matrix.require_places(loaded, on or ())
     for name in {configuration.spec.model for place in loaded.places for configuration in place.configurations}:
         models.require(name)

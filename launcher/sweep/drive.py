@@ -24,13 +24,12 @@ import typer
 
 from launcher import backends
 from launcher.protocol.backend import Backend
-from launcher.sweep import existing_runs
 from launcher.sweep.local import LocalPlaces
 from launcher.sweep.places import LOCAL, Place, Sweep
 from launcher.sweep.rented import RentedPlace
 from launcher.sweep.shared import Budget, Control, LiveTable, Progress, Wish
 from launcher.sweep.until import Until
-from launcher.sweep.work import Ended, PlaceWork, SweepOutcome, exit_code_of
+from launcher.sweep.work import Ended, PlaceWork, SweepOutcome, existing_runs, exit_code_of
 from workload.contract import bundle
 from workload.contract.errors import BundleError, UsageError
 from workload.contract.interrupt import handled_by
@@ -230,7 +229,7 @@ def _known_runs(output: Path, keys: Collection[str], *, with_figures: bool) -> d
     `with_figures`: also read each record for its images per second and its position in the block.
     """
     known: dict[str, Ended] = {}
-    for key, sealed in existing_runs.look(output).by_key.items():
+    for key, sealed in existing_runs(output).by_key.items():
         if key in keys:
             path = output / sealed.run_id
             known[key] = Ended(status=Status(sealed.status), path=path)

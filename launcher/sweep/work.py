@@ -1,4 +1,7 @@
-"""Requested runs of one place of a sweep, their results so far, and the outcome of the sweep. Uses no network."""
+"""Runs of a sweep: which a folder has, those of one place with their results so far, and the outcome of the sweep.
+
+Uses no network.
+"""
 
 import re
 import shlex
@@ -15,13 +18,15 @@ from launcher.protocol.task import Task, TaskRun
 from launcher.sweep import until as stopping
 from launcher.sweep.places import PlacePlan
 from launcher.sweep.until import Decision, Until
-from workload.contract.errors import ExitCode
+from workload.contract import bundle
+from workload.contract.errors import BundleError, ExitCode
 from workload.contract.invocation import as_typed
 from workload.contract.record import Record, Status
 from workload.contract.spent import Spent
 from workload.contract.text import counted, duration, plain, unbroken, wrapped
 from workload.stats.blocks_interval import BlocksInterval
 from workload.stats.design import Run
+from workload.storage.inventory import SealedRun, sealed_in
 
 TEXT_COLUMN = 16
 # Largest number of runs that are named for each reason of failure.
@@ -57,6 +62,45 @@ class Ended:
         rate = record.timing.images_per_s if record.timing else None
         position = record.job.position if record.job else None
         return cls(status=Status(record.status), images_per_s=rate, path=path, position=position)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExistingRuns:
+    """Sealed runs of a folder. `by_key`: runs that need no repetition; `damaged`: damage of a bundle, by run_id."""
+
+    runs: tuple[SealedRun, ...]
+    by_key: Mapping[str, SealedRun]
+    damaged: Mapping[str, str]
+
+    def done(self, plan: PlacePlan) -> frozenset[str]:
+        """Keys of a place's runs that need not run again."""
+        return frozenset(run.run_key for run in plan.runs if run.run_key in self.by_key)
+
+    def out_of_memory(self, plan: PlacePlan) -> frozenset[str]:
+        """Keys of this plan's runs that ran out of memory."""
+        return frozenset(key for key in self.done(plan) if self.by_key[key].status == Status.OUT_OF_MEMORY)
+
+    def verified(self, keys: Collection[str], results: Path) -> "ExistingRuns":
+        """Copy without the runs of these keys whose bundle is damaged."""
+        damaged: dict[str, str] = {}
+        for run in self.runs:
+            if run.run_key in keys and run.status in FINAL:
+                try:
+                    bundle.read(results / run.run_id)
+                except BundleError as error:
+                    damaged[run.run_id] = str(error).removeprefix(f"'{results / run.run_id}' is damaged: ")
+        return _existing([run for run in self.runs if run.run_id not in damaged], damaged)
+
+
+def existing_runs(results: Path) -> ExistingRuns:
+    """Read the manifests of a folder's bundles. A key counts as done if any bundle with the key has a final status."""
+    return _existing(sealed_in(results), {})
+
+
+def _existing(sealed: Iterable[SealedRun], damaged: Mapping[str, str]) -> ExistingRuns:
+    runs = tuple(sealed)
+    by_key = {run.run_key: run for run in runs if run.run_key and run.status in FINAL}
+    return ExistingRuns(runs=runs, by_key=by_key, damaged=damaged)
 
 
 class PlaceWork:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_bundles import make
-from launcher.sweep.collect import Collector
+from launcher.sweep.rented import Collector
 from launcher.sweep.places import LOCAL, Place
 from launcher.sweep.shared import Progress, Workers
 from launcher.sweep.work import PlaceWork
@@ -65,7 +65,7 @@ def test_a_failed_bundle_that_the_store_labels_as_a_completed_run_settles_no_run
     made = make(output if is_here else tmp_path / "made", spec__model="vgg16", status="failed", run_key="of another")
     upload(store, made)
     labelled = SealedRun(run_id=made.name, status="completed", run_key=run.run_key)
-    monkeypatch.setattr("launcher.sweep.collect.sealed_runs", lambda *_, **__: [labelled])
+    monkeypatch.setattr("launcher.sweep.rented.sealed_runs", lambda *_, **__: [labelled])
     work, progress, workers = PlaceWork(plan, known={}), Progress(), Workers(1)
     home = Collector(work, store, output, progress, workers)
     home.fetch_sealed()
