@@ -346,7 +346,7 @@ class _Reader:
                 arguments = dict(context.params)
             instances: list[Any] = [instance_of(kind, arguments) for kind in kinds]
             if isinstance(instances[0], LocalOptions):
-                instances[0].checked()
+                instances[0].asked_runtime()
         except typer.TyperException as error:
             text = plain_message(error, [part for word in words for part in word.partition("=")[::2]])
             raise self._error(f"{where}: {text.rstrip('.')}", hint="launch " + backend + " --help") from error

@@ -334,7 +334,8 @@ def _draft(plan: PlacePlan, task: Task, backend: Backend, now: datetime, file: P
         job = Job(resolved=Resolved(spec=task.runs[0].spec, origin=plan.origin), token=NO_TOKEN, task=task)
         return backend.plan(job, place.options, settings, now=now, offline=True)
     except UsageError as error:
-        raise UsageError(f"{file}: [[on]] {place.name}: {error}", hint=error.hint) from error
+        exclude = f', or [[exclude]] with on = "{place.name}"' if len(plan.configurations) > 1 else ""
+        raise UsageError(f"{file}: [[on]] {place.name}: {error}", hint=f"{error.hint}{exclude}") from error
 
 
 def _seconds_of_runs(

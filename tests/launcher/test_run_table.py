@@ -270,10 +270,7 @@ def test_run_that_broke_off_is_named() -> None:
         ),
         (
             COUNTED | {"status": "partial", "reason": "out of time", "intensity_flop_per_byte": None},
-            [
-                "ncu: partial: out of time",
-                "ncu: 120 GFLOP a step, 3 GB of DRAM traffic with cold caches; 123 kernels",
-            ],
+            ["ncu: partial: out of time", "ncu: 120 GFLOP a step, 3 GB of DRAM traffic with cold caches; 123 kernels"],
         ),
         (
             COUNTED | {"checks": {"flop_verified": False}, "dram_bytes_per_step": None},

@@ -85,14 +85,6 @@ def test_a_working_tree_without_changes_is_its_commit(checkout: Path) -> None:
         assert b.label == f"the working tree ({a.commit[:10]})"
 
 
-def test_changes_that_are_in_neither_side_are_told(checkout: Path) -> None:
-    (checkout / "workload/new.py").touch()
-    with commits.exported(("first", "HEAD"), checkout) as exports:
-        assert exports.warnings == (
-            ("1 file of workload/ changed since the last commit, in neither side (to compare them: --commit HEAD .)"),
-        )
-
-
 def test_what_is_no_commit(checkout: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught, commits.exported(("mian", "HEAD"), checkout):
         pass

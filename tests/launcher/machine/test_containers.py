@@ -58,16 +58,6 @@ def test_limits_and_gpus(choice: Choice) -> None:
     assert describe(choice, RunSpec(devices=4)).shm_bytes == 4 * 2**31, "for each device"
 
 
-def test_only_what_changes_the_computation_is_forwarded(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in containers.FORWARDED:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("PYTHONPATH", "/mine")
-    monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy")
-    assert describe(choice, RunSpec()).environment == {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": ""}
-
-
 def test_a_container_with_one_gpu_gets_no_variable_that_chooses_another(
     choice: Choice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,11 +130,6 @@ def test_paths_are_those_of_the_host(
     monkeypatch.setattr("os.getcwd", lambda: "/here")
     monkeypatch.setenv("HOME", "/home/me")
     assert containers.place_paths(RunSpec(**given)) == replace(RunSpec(), **placed)
-
-
-def test_profile_with_open_counters_needs_no_capability() -> None:
-    found = containers.for_profile(TIMING, ["profile", "/out/a"], restricted=False)
-    assert found == replace(TIMING, command=("profile", "/out/a"))
 
 
 def test_profile_with_restricted_counters_hands_the_capability_to_the_caller() -> None:

@@ -16,10 +16,7 @@ from tests import sshd
 from workload.contract import bundle
 from workload.storage.inventory import sealed_in
 
-pytestmark = [
-    pytest.mark.world,
-    pytest.mark.timeout(1500),
-]
+pytestmark = [pytest.mark.world, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[3]
 DEFAULTS = """

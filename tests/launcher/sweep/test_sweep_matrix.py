@@ -10,9 +10,8 @@ from launcher.kinds import Runtime
 from launcher.machine.local_options import LocalOptions
 from launcher.sweep import matrix
 from launcher.sweep.matrix import Matrix
-from launcher.sweep.places import run_key
 from workload.contract.errors import UsageError
-from workload.contract.spec import Device, Origin, Precision, RunSpec
+from workload.contract.spec import Device, Origin, Precision
 
 FILE = Path("night.toml")
 AXES = """
@@ -100,21 +99,6 @@ def test_an_index_and_a_cpu_at_one_place() -> None:
         read(AXES + HERE + 'device = "cpu"\ngpu_index = 1\n')
     why = "--gpu-index chooses an NVIDIA GPU, but the device is cpu; got --gpu-index 1"
     assert why in str(caught.value)
-
-
-def test_devices_are_an_axis_of_this_machine_with_keys_of_their_own() -> None:
-    [here] = read("[matrix]\ndevices = [1, 2]\n" + HERE).places
-    assert [configuration.spec.devices for configuration in here.configurations] == [1, 2]
-    one, two = (run_key(each.spec, 1, code="c", asked={}) for each in here.configurations)
-    [without] = read(f'[matrix]\nmodel = ["{RunSpec().model}"]\n' + HERE).places
-    assert one == run_key(without.configurations[0].spec, 1, code="c", asked={})
-    assert two != one
-
-
-@pytest.mark.parametrize("place", ['backend = "gcp"\ngpu = "t4"', 'backend = "ssh"\nhost = "me@box"'])
-def test_devices_are_an_axis_of_every_place(place: str) -> None:
-    [there] = read(f"[matrix]\ndevices = [1, 2]\n[[on]]\n{place}\n").places
-    assert [configuration.spec.devices for configuration in there.configurations] == [1, 2]
 
 
 def test_a_value_of_the_file_wins_over_the_environment_and_that_over_the_configuration(tmp_path: Path) -> None:
@@ -265,29 +249,19 @@ def test_what_is_wrong_with_a_file(text: str, message: str, hint: str) -> None:
     assert (str(refused.value), refused.value.hint) == (f"night.toml: {message}", hint)
 
 
-def test_a_time_limit_may_be_seconds_by_its_field() -> None:
-    [place] = read(AXES + GCP + "max_run_time_s = 3000").places
-    assert place.place.options.max_run_time_s == 3000
-
-
 def test_an_unknown_place_is_refused() -> None:
     with pytest.raises(UsageError) as refused:
         matrix.require_places(read(DESIGN), ["t4", "tt4"])
     assert (str(refused.value), refused.value.hint) == ("no place is named 'tt4'", "did you mean t4?")
 
 
-def test_many_runs_are_asked_about_before_anything_is_combined() -> None:
+def test_too_many_runs_are_refused_before_anything_is_combined() -> None:
     sizes = list(range(1, 1001))
     wide = f"repeats = 3\n[matrix]\nbatch_size = {sizes}\nsubset = {sizes}\nimage_size = {sizes}\n" + HERE
     with pytest.raises(UsageError) as refused:
         read(wide)
-    assert str(refused.value) == (
-        "night.toml: 1,000,000,000 combinations, 3 repeats and 1 place are 3,000,000,000 runs before [[exclude]], "
-        "more than 10,000"
-    )
-    assert refused.value.hint == "fewer values, or --yes to run them all"
-    meant = f"repeats = 3\n[matrix]\nbatch_size = {sizes}\nwarmup = {sizes[:4]}\n" + HERE
-    assert read(meant, allow_many_runs=True).runs == 12_000
+    assert str(refused.value) == "night.toml: 3,000,000,000 runs before [[exclude]], more than 10,000"
+    assert refused.value.hint == "fewer values"
 
 
 @pytest.mark.parametrize(
@@ -295,13 +269,11 @@ def test_many_runs_are_asked_about_before_anything_is_combined() -> None:
     [
         (b"[matrix", "is no TOML: "),
         (b"\xff", "is no TOML: "),
-        (b"a = " + b"1" * 5000, "is no TOML: Exceeds the limit .* 5000 digits$"),
-        (b"['a; use it']\n['a; use it']", "is no TOML: .*'a; use it'"),
         (b"a = " + b"[" * 5000, "is no TOML: "),
         (None, "there is no matrix "),
         ("folder", "cannot be read: Is a directory$"),
     ],
-    ids=["no TOML", "no text", "a long integer", "a semicolon", "deep", "no file", "a folder"],
+    ids=["no TOML", "no text", "deep", "no file", "a folder"],
 )
 def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | str | None, message: str) -> None:
     path = tmp_path / "m.toml"

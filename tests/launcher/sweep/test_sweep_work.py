@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.synthetic_bundles import make
 from launcher.protocol.task import TaskRun
 from launcher.sweep.places import LOCAL, Place
 from launcher.sweep.until import Until
-from launcher.sweep.work import LOG_HINT, Ended, PlaceWork, configuration_text, rate_text, too_large_text
+from launcher.sweep.work import LOG_HINT, Ended, PlaceWork, configuration_text, existing_runs, rate_text, too_large_text
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract.record import JobPlace, Record, Spec, Status, Timing
 from workload.contract.spent import Spent
@@ -185,3 +186,12 @@ def test_a_run_is_called_by_its_configuration() -> None:
 def test_the_rate_of_several_devices_is_that_of_each(devices: int | None, text: str) -> None:
     spec = Spec(model="m", batch_size=1, devices=devices)
     assert rate_text(Record(run_id="a", status=Status.COMPLETED, spec=spec, timing=Timing(images_per_s=250.0))) == text
+
+
+def test_a_key_counts_where_one_of_its_runs_is_completed_or_out_of_memory(tmp_path: Path) -> None:
+    statuses = ("completed", "out_of_memory", "failed", "interrupted", "preempted", "timed_out")
+    keys_of = [*((f"{number:016x}", status) for number, status in enumerate(statuses)), ("0" * 16, "failed")]
+    names = [make(tmp_path, number, status=status, run_key=key).name for number, (key, status) in enumerate(keys_of)]
+    found = existing_runs(tmp_path)
+    assert {key: run.run_id for key, run in found.by_key.items()} == {"0" * 16: names[0], f"{1:016x}": names[1]}
+    assert len(found.runs) == 7
