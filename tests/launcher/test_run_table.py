@@ -71,11 +71,6 @@ def test_one_run() -> None:
     ]
 
 
-def test_one_step_is_no_median() -> None:
-    alone = RECORD["timing"] | {"step_s": {"n": 1, "median": 0.8, "p5": None, "p95": None}}
-    assert "step time     800 ms  (of one step)" in render([bundle(timing=alone)])
-
-
 def repeated(*figures: tuple[float, float], **changes: Sequence[Any]) -> list[Bundle]:
     """Runs a, b … with these images/s and step times, and for each of `changes` a value per run."""
     return [
@@ -87,14 +82,6 @@ def repeated(*figures: tuple[float, float], **changes: Sequence[Any]) -> list[Bu
         )
         for index, (name, (rate, step_s)) in enumerate(zip("abc", figures, strict=False))
     ]
-
-
-def test_repeats_that_added_steps_have_numbers_of_their_own() -> None:
-    runs = repeated((20.0, 0.8), (20.0, 0.8))
-    runs[1].document["timing"]["step_s"]["n"] = 25
-    assert "step time     800 ms  (median of 2 runs, too few for an interval: 800 ms; 20 to 25 steps each)" in render(
-        runs
-    )
 
 
 def verdict(bound: str | None, why: str, compute: float | None = None) -> dict[str, Any]:
@@ -199,12 +186,6 @@ def test_a_ceiling_that_fell_under_load_is_the_sustained_one() -> None:
     slowed = {"flop_per_s": {"fp32": {"median": 5e11, "burst": 8e11, "sustained": 4e11}}}
     text = render(repeated((20.0, 0.8), ceilings=[slowed]))
     assert "50 % of the measured fp32 ceiling, 400 GFLOP/s sustained, 800 GFLOP/s in a burst;" in text
-
-
-def test_a_ceiling_that_some_runs_lack() -> None:
-    some = [{"flop_per_s": {"fp32": {"median": 4e11}}}, {"flop_per_s": {}}, None]
-    text = render(repeated((20.0, 0.8), (20.0, 0.8), (20.0, 0.8), ceilings=some))
-    assert "50 % of the measured fp32 ceiling, 400 GFLOP/s, known in 1 of 3 runs;" in text
 
 
 def test_the_next_command_is_quoted_and_as_it_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,13 +200,6 @@ def test_what_cannot_be_decided_says_why(
     assert NOISY in outcome.state.reason
 
 
-def test_a_duel_that_its_limit_may_decide_goes_on() -> None:
-    outcome = Machine(noise=0.04, effect=0.05, segment_s=10.0).fight(Limits(max_time_s=1800))
-
-    assert outcome.state.verdict is DuelVerdict.SLOWER
-    assert outcome.state.quadruples == 36
-
-
 def test_an_interrupted_duel_keeps_its_segments() -> None:
     machine = Machine()
 
@@ -276,16 +269,6 @@ def test_what_is_compared(a: Work, b: Work, text: str, by_sample: bool) -> None:
     assert (comparison.text, comparison.by_sample) == (text, by_sample)
     seconds = [comparison.seconds(segment("A", a), wall=wall) for wall in (False, True)]
     assert seconds == ([0.1, 0.2] if by_sample else [2.0, 3.0])
-
-
-def test_twice_the_samples_in_the_same_time_each_are_the_same() -> None:
-    """B's step takes twice as long, and trains twice as many images."""
-    machine = Machine(b=Work(samples=32, flop=4e9))
-
-    outcome = machine.fight(TEN_MINUTES)
-
-    assert outcome.state.verdict is DuelVerdict.SAME
-    assert machine.heard[0] == outcome.comparison.text != ""
 
 
 def test_the_wall_time_is_judged_too() -> None:

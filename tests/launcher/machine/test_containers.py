@@ -283,11 +283,3 @@ def test_what_is_said_of_a_container_that_was_ended(
     found = containers.explain(ended, limits)
     assert found is not None
     assert (type(found), str(found), found.hint) == (error, message, hint)
-
-
-@pytest.mark.parametrize(
-    ("exit_code", "sent"), [*((code, None) for code in (0, 1, 6, 7, 130, 143)), (130, signal.SIGINT)]
-)
-def test_trainer_that_ended_by_itself_has_printed_its_error(exit_code: int, sent: int | None) -> None:
-    ended = ContainerEnd(exit_code=exit_code, out_of_memory=False, signal=sent)
-    assert containers.explain(ended, ContainerLimits()) is None

@@ -263,9 +263,3 @@ def test_an_interrupted_run_ends_the_work(machine: Machine) -> None:
     machine.ends = {("vgg11", 32): Status.INTERRUPTED}
     outcomes = machine.work(sweep(run_of("vgg11"), run_of("alexnet")))
     assert shown(outcomes) == [("interrupted", "it is interrupted"), ("not started", "the work was interrupted")]
-
-
-def test_the_next_run_begins_when_the_next_outcome_is_asked_for(machine: Machine) -> None:
-    working = work_through(sweep(run_of("vgg11"), run_of("alexnet")), machine.plan)
-    assert next(working).was_started
-    assert len(machine.contexts) == 1

@@ -40,12 +40,6 @@ def test_larger_batches_than_one_that_ran_out_of_memory(out_of_memory: tuple[str
     assert place.too_large(out_of_memory) == expected
 
 
-def test_a_configuration_is_named_by_what_the_matrix_says_of_it() -> None:
-    spec = RunSpec(model="resnet50", batch_size=64, warmup=2)
-    assert Configuration(values={"model": "resnet50", "batch_size": 64}, spec=spec).text == "resnet50, batch_size 64"
-    assert Configuration(values={}, spec=spec).text == "resnet50"
-
-
 def test_devices_of_a_place_are_those_of_its_largest_configuration_even_if_that_is_done() -> None:
     """The share of the CPUs of one device depends on it, and so does the key."""
     one, two = (Configuration(values={"devices": count}, spec=RunSpec(devices=count)) for count in (1, 2))

@@ -160,13 +160,6 @@ def test_a_failed_run_with_the_label_of_a_completed_one_is_run_again(tmp_path: P
     assert why == "its label status is 'completed', and run.json says 'failed'"
 
 
-def test_only_some_places_know_of_the_runs_of_all(tmp_path: Path) -> None:
-    seal(tmp_path, plan(TWO_PLACES, tmp_path), 1, 1, 0)
-    whole = plan(TWO_PLACES, tmp_path, only=["local-cpu"])
-    assert [place.plan.place.name for place in whole.places] == ["local-cpu"]
-    assert whole.others == 0
-
-
 def test_a_larger_batch_than_one_that_ran_out_of_memory_is_left_out(tmp_path: Path) -> None:
     first = plan(TWO_PLACES, tmp_path)
     run = next(n for n, run in enumerate(first.sweep.places[1].runs) if run.spec.batch_size == 32)

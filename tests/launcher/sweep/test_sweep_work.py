@@ -101,18 +101,6 @@ def test_larger_batches_of_what_ran_out_of_memory_are_left_out_also_at_the_next_
     assert again.too_large == work.too_large
 
 
-def test_a_larger_batch_that_did_fit_counts_as_it_ended() -> None:
-    work = work_of()
-    small, large = (
-        next(run for run in work.runs if run.spec.model == "resnet50" and run.spec.batch_size == size)
-        for size in (1, 8)
-    )
-    work.take(record_of(large), PATH)
-    work.take(record_of(small, Status.OUT_OF_MEMORY), PATH)
-    assert large.run_key not in work.too_large
-    assert work.status(large.run_key) is Status.COMPLETED
-
-
 def test_blocks_are_done_when_nothing_of_them_is_left() -> None:
     work = work_of()
     first = [run for run in work.runs if run.block == 1]
