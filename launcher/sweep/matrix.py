@@ -182,7 +182,7 @@ class _Reader:
         """Repeats of the file, else of the environment or rooflaunch.toml, else `USUAL_REPEATS`."""
         if "repeats" in self._table:
             [option] = [option for option in options() if option.name == "repeats"]
-            return int(self._parsed(option, self._table["repeats"], "", list_hint=False))
+            return int(self._parsed(option, self._table["repeats"], ""))
         resolved = resolve({}, self._environment, self._config_folder)
         return resolved.spec.repeats if "repeats" in resolved.origin else USUAL_REPEATS
 
@@ -452,9 +452,9 @@ class _Reader:
             )
         return self._options[name]
 
-    def _parsed(self, option: Option, value: object, where: str, *, list_hint: bool = True) -> Any:
+    def _parsed(self, option: Option, value: object, where: str) -> Any:
         if isinstance(value, list | dict):
-            hint = f"[matrix] with {option.name} = […], or one value" if list_hint else f"{option.name} = 3"
+            hint = f"{option.name} = {_example(option)}; only options in [matrix] have several values"
             raise self._error(f"{where}{option.label} must be one value; got '{value}'", hint=hint)
         try:
             return option.parse(value)

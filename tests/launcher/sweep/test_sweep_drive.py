@@ -101,7 +101,7 @@ def test_a_damaged_bundle_in_the_store_settles_no_run(
         assert lines == []
     else:
         [line] = lines
-        assert f"{stored} is damaged, so its run is repeated: {said}" in line.text
+        assert f"{stored} is damaged, so its run is repeated: {said}" in line[1]
 
 
 @pytest.mark.parametrize("is_here", [False, True])
@@ -123,4 +123,4 @@ def test_a_failed_bundle_that_the_store_labels_as_a_completed_run_settles_no_run
     workers.close()
     assert work.status(run.run_key) is None
     [line] = progress.take_lines()
-    assert line.text.endswith("so its run is repeated: its label status is 'completed', and run.json says 'failed'")
+    assert line[1].endswith("so its run is repeated: its label status is 'completed', and run.json says 'failed'")
