@@ -53,19 +53,6 @@ def image(**changes: Any) -> Image:
     return Image(**plain | changes)
 
 
-def test_command_line_of_a_full_container() -> None:
-    assert FULL.as_words() == [
-        *("docker", "run", "--rm", "--read-only", "--tmpfs", "/tmp:exec", "--cap-drop", "ALL"),
-        *("--security-opt", "no-new-privileges", "--network", "bridge", "--user", "1000:1000"),
-        *("--cap-add", "SYS_ADMIN", "--cap-add", "SETUID", "--gpus", "all", "--shm-size", "2147483648"),
-        *("--memory", "536870912", "--memory-swap", "536870912", "--cpus", "1.5"),
-        *("--volume", "/home/me/results:/home/me/results"),
-        *("--volume", "/home/me/photos:/home/me/photos:ro", "--volume", "/data:/data:ro"),
-        *("--env", "OMP_NUM_THREADS=2", "--entrypoint", "setpriv"),
-        *("sha256:ab", "--reuid=1000", "python", "train", "--model", "resnet18"),
-    ]
-
-
 def words_of(creation: dict[str, Any]) -> dict[str, list[str]]:
     """The SDK's arguments as the options of `docker run`."""
     (tmpfs,) = creation["tmpfs"].items()
@@ -113,16 +100,9 @@ def test_what_is_shown_is_what_is_started(container: Container) -> None:
         (docker.errors.DockerException("no such thing"), "it broke: no such thing", "try this"),
         (docker.errors.APIError("409 Client Error", explanation="name in use"), "it broke: name in use", "try this"),
         (requests.ConnectionError("Connection refused"), "it broke: Connection refused", "try this"),
-        (urllib3.exceptions.ProtocolError("Connection broken"), "it broke: Connection broken", "try this"),
-        (OSError("first line\nsecond line"), "it broke: first line", "try this"),
         (requests.ConnectionError(), "it broke: ConnectionError", "try this"),
         (
             PermissionError(13, "Permission denied"),
-            "it broke: permission denied",
-            "sudo usermod -aG docker $USER, then log in again",
-        ),
-        (
-            docker.errors.DockerException("Error: ('Connection aborted.', PermissionError(13, 'Permission denied'))"),
             "it broke: permission denied",
             "sudo usermod -aG docker $USER, then log in again",
         ),

@@ -235,22 +235,6 @@ def test_an_import_path_into_the_repository_leads_to_the_copy(project: Path, mon
         pytest.param(
             ("train.py",), {"commits": ("mian", "HEAD")}, "{project} has no commit 'mian'", None, id="no commit"
         ),
-        pytest.param(("-m",), {}, "-m needs the name of a module", None, id="a module without its name"),
-        pytest.param(
-            ("torchrun", "train.py"),
-            {},
-            "'torchrun' starts a process for each GPU, and rooflaunch measures only processes that it starts itself",
-            "--devices 2 and only the script after --: launch duel --commit main HEAD -- train.py",
-            id="a launcher of several processes",
-        ),
-        pytest.param(("train.py",), {"data": "gone"}, "no data at 'gone'", None, id="no data"),
-        pytest.param(
-            ("train.py", "---", "train.py"),
-            {},
-            "a duel compares either options, or commits, or images",
-            None,
-            id="commits and arguments",
-        ),
     ],
 )
 def test_what_commits_of_a_script_cannot_be(
