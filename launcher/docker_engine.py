@@ -139,7 +139,6 @@ class Engine:
         self._client = client
         self.version = version
         self.runtimes = frozenset(info.get("Runtimes") or ())
-        self.cdi_folders = tuple(info.get("CDISpecDirs") or ())
         self.root_folder = str(info.get("DockerRootDir") or "")
         machine = str(info.get("Architecture") or "")
         self.architecture = ARCHITECTURES.get(machine, machine)

@@ -12,19 +12,7 @@ from workload.contract.ranks import Ranks, limit_sentence, waits
 from workload.contract.record import Record, Status, StepSeconds, Verdict
 from workload.contract.record_sections import ProfileResult
 from workload.contract.text import counted, percent, plain, seconds, si, unbroken, wrapped
-from workload.contract.verdict import (
-    ABOVE_BY_CPU_TIME,
-    ABOVE_CEILING,
-    BY_CPU_TIME,
-    NAMES,
-    ROOF_NAMES,
-    Bound,
-    RoofKind,
-    busy_sentence,
-    flop_per_s,
-    memory_share_text,
-    share_of_ceiling,
-)
+from workload.contract.verdict import NAMES, busy_sentence, flop_per_s, share_of_ceiling
 from workload.stats.runs_interval import LEAST_REPLICATES, LEVEL, interval_over_runs
 
 INDENT = 2
@@ -187,21 +175,9 @@ def _limits(bounds: Sequence[Verdict]) -> list[str]:
     if len(counts) > 1:
         said = ", ".join(f"{_bound(name)} in {runs}" for name, runs in counts.most_common())
         return [f"differs between runs: {said}", *(f"{_bound(name)}, in one: {first[name]}" for name in counts)]
-    name = bounds[0].bound
-    if len({verdict.why for verdict in bounds}) == 1:
-        return [f"{_bound(name)} in all {len(bounds)} runs: {first[name]}"]
-    compute = _known(verdict.compute_fraction for verdict in bounds)
-    lows = _known(verdict.memory_fraction_low for verdict in bounds)
-    highs = _known(verdict.memory_fraction_high for verdict in bounds)
-    roofs = {verdict.roof for verdict in bounds}
-    is_by_roofs = name in (Bound.COMPUTE, Bound.MEMORY, Bound.NEITHER) and len(roofs) == 1
-    if not (is_by_roofs and len(compute) == len(lows) == len(highs) == len(bounds)):
-        return [f"{_bound(name)} in all {len(bounds)} runs; in the first: {first[name]}"]
-    of_compute, of_memory = ROOF_NAMES[roofs.pop() or RoofKind.MEASURED]
-    is_by_cpu_time = any(verdict.cpu_time_share is not None for verdict in bounds)
-    bandwidth = memory_share_text(min(lows), max(highs), ABOVE_BY_CPU_TIME if is_by_cpu_time else ABOVE_CEILING)
-    shares = f"{_range(compute, percent)} of {of_compute}, {bandwidth} of {of_memory} (modelled)"
-    return [f"{_bound(name)} in all {len(bounds)} runs: {BY_CPU_TIME if is_by_cpu_time else ''}{shares}"]
+    [(name, why)] = first.items()
+    of_one = "" if len({verdict.why for verdict in bounds}) == 1 else "; in the first"
+    return [f"{_bound(name)} in all {len(bounds)} runs{of_one}: {why}"]
 
 
 def _bound(name: str | None) -> str:

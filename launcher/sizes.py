@@ -1,4 +1,4 @@
-"""Memory sizes as Docker's command line writes them, and durations. Imports little, for `launch --help`."""
+"""Memory sizes as Docker's command line writes them, durations and shares. Imports little, for `launch --help`."""
 
 import re
 
@@ -48,6 +48,21 @@ def parse_duration_s(text: str, flag: str) -> int:
 def limit_s(text: str) -> int:
     """Parse the value of `--max-run-time` into seconds."""
     return parse_duration_s(text, "--max-run-time")
+
+
+def parse_share(text: str, flag: str, *, example: str, least: float = 0.0001, most: float = 0.9999) -> float:
+    """Share from `1%` or `0.01`. Raises `UsageError` for other text, and outside `least` to `most`."""
+    number = text.strip()
+    try:
+        share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not least <= share <= most:
+        limits = f"from {100 * least:g} % to {100 * most:g} %"
+        raise UsageError(
+            f"{flag} must be a share such as {example}, {limits}; got '{shown(text)}'", hint=f"{flag} {example}"
+        )
+    return share
 
 
 def shown(value: str) -> str:

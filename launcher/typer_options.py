@@ -105,6 +105,17 @@ def signed(command: Callable[..., Any], parameters: Iterable[inspect.Parameter])
     return command
 
 
+def declare(command: Callable[..., int], options: list[inspect.Parameter], *, before: str) -> None:
+    """Replace the `**` parameter of `command` by these options, which come before its own parameter `before`."""
+    own = [
+        parameter
+        for parameter in inspect.signature(command).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    at = [parameter.name for parameter in own].index(before)
+    signed(command, [*own[:at], *options, *own[at:]])
+
+
 def parameters_of(kind: type, *, group: Group = Group.PLACE, required: bool = True) -> list[inspect.Parameter]:
     """Parameters for the options of `kind`, a dataclass of `choice` fields. With `required` False, all are optional.
 

@@ -41,7 +41,6 @@ PARTS = {
     "places": marked("places", "sweeps and tasks on ssh, Slurm and rented machines that are lost or taken back"),
     "trainer": marked("trainer", "every model family, option, signal and failure of the trainer"),
     "scripts": marked("scripts", "training scripts of 40 kinds, measured and profiled"),
-    "thousand": marked("thousand", "a thousand runs on a hundred machines"),
     "speed": marked("speed", "what a sample of the telemetry costs, on a machine that does nothing else"),
     "platforms": marked("platforms", "wheels of every package for Windows and macOS; needs a network"),
     "duels": marked("duels", "duels with the real trainer and with scripts; verdicts over all noises"),

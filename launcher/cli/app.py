@@ -6,25 +6,26 @@ Nothing heavy may be imported here: `launch --help` loads neither google nor doc
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from launcher.backends import BACKENDS
+from launcher.choice import choice
 from launcher.cli import launches as jobs
 from launcher.cli import sweep
 from launcher.jobs import places
 from launcher.kinds import HERE, Runtime
 from launcher.machine.local_options import LocalOptions
 from launcher.script.command import HereOptions, ScriptCommand, Words, refuse_without_script
-from launcher.typer_options import DryRunOption, OutputOption, instance_of, parameters_of, run_options
+from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, parameters_of, run_options
 from workload.contract.context import Context
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.help_text import Group
 from workload.contract.invocation import as_typed
-from workload.contract.program import FormatOption, VersionOption, grouped, help_unless_called, option
+from workload.contract.program import FormatOption, VersionOption, grouped, help_unless_called
 from workload.contract.spec import RunSpec, resolve
 from workload.contract.tables import TableFormat, plain
 from workload.contract.text import printable_lines, terminal_width
@@ -136,58 +137,37 @@ def run_local(
     return outcome.exit_code
 
 
-jobs.declare(
-    run_local, [*parameters_of(LocalOptions), *parameters_of(HereOptions, group=Group.SCRIPT)], before="output"
-)
+declare(run_local, [*parameters_of(LocalOptions), *parameters_of(HereOptions, group=Group.SCRIPT)], before="output")
 local_command = grouped("model", "repeats", "profile", kind=LocalCommand)
 app.command("local", cls=local_command, epilog=LOCAL_EXAMPLES)(run_options(run_local))
 sweep.register(app)
 jobs.register(app)
 
 
-@app.command("build", cls=grouped("flavour", "push", "repository"), epilog=BUILD_EXAMPLES)
-def build_image(
-    *,
-    flavour: Annotated[
-        str,
-        option(
-            "--flavour",
-            "cpu: for CPUs; cuda: for NVIDIA GPUs; volta: for P100 and V100",
-            Group.IMAGE,
-            metavar="cpu|cuda|volta",
-            show_default=True,
-        ),
-    ] = "cpu",
-    base: Annotated[
-        str | None,
-        option("--base", "base image to use instead of the one in images.toml", Group.IMAGE, metavar="IMAGE"),
-    ] = None,
-    wheel_index: Annotated[
-        str | None,
-        option("--wheel-index", "package index for torch; pip: pip's own default", Group.IMAGE, metavar="URL|pip"),
-    ] = None,
-    build_network: Annotated[
-        str | None,
-        option(
-            "--build-network --network",
-            "Docker's network for the steps of the build, for example host",
-            Group.IMAGE,
-            metavar="NAME",
-        ),
-    ] = None,
-    rebuild: Annotated[bool, option("--rebuild", "build every layer again, without the cache", Group.IMAGE)] = False,
-    pin: Annotated[
-        bool, option("--pin", "write the base image's current digest into images.toml", Group.IMAGE)
-    ] = False,
-    push: Annotated[bool, option("--push", "push the image and print its digest", Group.OUTPUT)] = False,
-    repository: Annotated[
-        str | None, option("--repository", "repository for --push", Group.OUTPUT, metavar="HOST/NAME")
-    ] = None,
-    sif: Annotated[
-        Path | None, option("--sif", "also write the image to a file for Apptainer", Group.OUTPUT, metavar="FILE")
-    ] = None,
-    output_format: FormatOption = TableFormat.TABLE,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """Options of `launch build`."""
+
+    flavour: str = choice(
+        "cpu: for CPUs; cuda: for NVIDIA GPUs; volta: for P100 and V100", default="cpu", metavar="cpu|cuda|volta"
+    )
+    base: str | None = choice("base image to use instead of the one in images.toml", default=None, metavar="IMAGE")
+    wheel_index: str | None = choice("package index for torch; pip: pip's own default", default=None, metavar="URL|pip")
+    build_network: str | None = choice(
+        "Docker's network for the steps of the build, for example host", default=None, metavar="NAME"
+    )
+    rebuild: bool = choice("build every layer again, without the cache", default=False)
+    pin: bool = choice("write the base image's current digest into images.toml", default=False)
+    push: bool = choice("push the image and print its digest", default=False, rich_help_panel=Group.OUTPUT)
+    repository: str | None = choice(
+        "repository for --push", default=None, metavar="HOST/NAME", rich_help_panel=Group.OUTPUT
+    )
+    sif: Path | None = choice(  # noqa: RUF009 - a path is immutable
+        "also write the image to a file for Apptainer", default=None, metavar="FILE", rich_help_panel=Group.OUTPUT
+    )
+
+
+def build_image(*, output_format: FormatOption = TableFormat.TABLE, **own: Any) -> int:
     """Build the container image for this code.
 
     Unchanged parts are not built again.
@@ -196,32 +176,37 @@ def build_image(
     from launcher.images import build as building
     from launcher.images import contents
 
-    row = contents.require_flavour(flavour)
-    if repository and not push:
-        raise UsageError(f"--repository is only for --push; got {repository}", hint="add --push")
-    target = building.require_repository(repository) if push else None
-    tool = building.require_apptainer(sif) if sif else None
+    options = instance_of(BuildOptions, own)
+    row = contents.require_flavour(options.flavour)
+    if options.repository and not options.push:
+        raise UsageError(f"--repository is only for --push; got {options.repository}", hint="add --push")
+    target = building.require_repository(options.repository) if options.push else None
+    tool = building.require_apptainer(options.sif) if options.sif else None
     docker = docker_engine.connect()
-    if pin:
+    if options.pin:
         print(f"{row.base} is {building.pin(docker, row)}", file=sys.stderr)
-        row = contents.require_flavour(flavour)
-    held = docker.image(base or row.pinned_base)
+        row = contents.require_flavour(options.flavour)
+    held = docker.image(options.base or row.pinned_base)
     recipe = contents.make_recipe(
         row,
-        base=base,
+        base=options.base,
         base_id=held.id if held else "",
-        index=wheel_index,
+        index=options.wheel_index,
         commit=contents.current_commit(),
         platform=building.platform_of_a_vm(docker) if target else "",
     )
-    built = building.build(docker, recipe, network=build_network, cached=not rebuild)
+    built = building.build(docker, recipe, network=options.build_network, cached=not options.rebuild)
     if target:
         built = building.push(docker, built, target)
-    if sif and tool:
-        building.write_sif(tool, built.tag, sif)
+    if options.sif and tool:
+        building.write_sif(tool, built.tag, options.sif)
     text = as_typed(built.text())
     print(text if output_format is TableFormat.TABLE else plain(asdict(built), output_format))
     return ExitCode.DONE
+
+
+declare(build_image, parameters_of(BuildOptions, group=Group.IMAGE), before="output_format")
+app.command("build", cls=grouped("flavour", "push", "repository"), epilog=BUILD_EXAMPLES)(build_image)
 
 
 def _known_parts(parts: list[str] | None) -> list[str] | None:

@@ -16,7 +16,7 @@ from launcher.backends import BACKENDS, OWN_COMMANDS
 from launcher.choice import Command
 from launcher.jobs.places import Place, options_of, place_of
 from launcher.script.command import ScriptCommand, ThereOptions, Words, refuse_without_script
-from launcher.typer_options import DryRunOption, OutputOption, instance_of, parameters_of, run_options, signed
+from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, parameters_of, run_options
 from workload.contract.help_text import Group
 from workload.contract.program import FormatOption, grouped, option
 from workload.contract.tables import TableFormat
@@ -107,17 +107,6 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
     declare(launch, [*place, *parameters_of(ThereOptions, group=Group.SCRIPT)], before="detach")
     command = grouped(*declared.first, "dry_run", kind=ScriptCommand)
     app.command(name, cls=command, epilog=declared.examples)(run_options(launch))
-
-
-def declare(command: Callable[..., int], options: list[inspect.Parameter], *, before: str) -> None:
-    """Replace the `**` parameter of `command` by these options, which come before its own parameter `before`."""
-    own = [
-        parameter
-        for parameter in inspect.signature(command).parameters.values()
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    ]
-    at = [parameter.name for parameter in own].index(before)
-    signed(command, [*own[:at], *options, *own[at:]])
 
 
 def with_where(command: Callable[..., int], *, names_backend: bool = True) -> Callable[..., int]:

@@ -2,19 +2,21 @@
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from launcher import sizes
+from launcher.choice import choice
 from launcher.duel import LEFT_OUT
 from launcher.script.command import ScriptCommand
-from launcher.typer_options import DryRunOption, OutputOption, run_options
+from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, parameters_of, run_options
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.help_text import Group
 from workload.contract.invocation import as_typed
-from workload.contract.program import FormatOption, grouped, option
+from workload.contract.program import FormatOption, grouped
 from workload.contract.tables import TableFormat, plain
 from workload.contract.text import cut_long_words, printable, printable_lines, terminal_width
 
@@ -32,6 +34,68 @@ Examples:
 """
 
 
+def examples() -> list[str]:
+    """Names of the example matrices that come with this program, sorted."""
+    return sorted(path.stem for path in MATRICES.glob("*.toml"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """Options of `launch sweep`, besides those that several commands share."""
+
+    on: tuple[str, ...] = choice("run only at this place; repeatable", default=(), metavar="NAME")
+    until: str | None = choice(
+        "add blocks until every throughput is known within this share, for example 1%", default=None, metavar="SHARE"
+    )
+    max_repeats: int | None = choice("with --until: at most this number of blocks", default=None, metavar="N", min=1)
+    max_cost: float | None = choice(
+        "cost limit of the whole sweep, kept by time limits of the machines", default=None, metavar="USD"
+    )
+    max_time: str | None = choice(
+        "begin no run after this time, for example 8h; --max-run-time limits a machine", default=None, metavar="TIME"
+    )
+    fresh: bool = choice("measure everything again, even if results exist", default=False)
+    example: str | None = choice(
+        "print an example of a matrix",
+        default=None,
+        metavar="NAME",
+        autocompletion=examples,
+        rich_help_panel=Group.OUTPUT,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DuelOptions:
+    """Options of `launch duel`, besides those of its runs."""
+
+    commit: tuple[str, str] | None = choice("two commits; . is the working tree", default=None, metavar="A B")
+    image: tuple[str, str] | None = choice(
+        "two images, in containers", default=None, metavar="A B", rich_help_panel=Group.PLACE
+    )
+    gpu_index: int | None = choice(
+        "the GPU with this index in nvidia-smi", default=None, metavar="N", min=0, rich_help_panel=Group.PLACE
+    )
+    data: str | None = choice(
+        "the script's data; {data} in its arguments becomes this path",
+        default=None,
+        metavar="PATH",
+        rich_help_panel=Group.SCRIPT,
+    )
+    same_within: str = choice("a smaller difference counts as the same, with exit code 0", default="2%", metavar="X%")
+    max_time: str = choice(
+        "end as not decidable after this time; --max-run-time limits a machine", default="30m", metavar="TIME"
+    )
+    max_runs: int | None = choice("end as not decidable after this number of runs", default=None, metavar="N")
+    summary: Path | None = choice(  # noqa: RUF009 - a path is immutable
+        "append the result as Markdown",
+        default=None,
+        metavar="FILE",
+        envvar="GITHUB_STEP_SUMMARY",
+        show_envvar=True,
+        rich_help_panel=Group.OUTPUT,
+    )
+
+
 class DuelCommand(ScriptCommand):
     """Command `duel`. Its line may end in `-- A --- B`, where A and B are each run options or a script.
 
@@ -43,26 +107,11 @@ class DuelCommand(ScriptCommand):
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module to `app`."""
+    declare(run_sweep, parameters_of(SweepOptions, group=Group.MEASURING), before="output")
+    declare(run_duel, parameters_of(DuelOptions, group=Group.MEASURING), before="output")
     app.command("sweep", cls=grouped("dry_run", "on", "until"), epilog=SWEEP_EXAMPLES)(run_sweep)
     duel = grouped("commit", "same_within", "max_time", kind=DuelCommand)
     app.command("duel", cls=duel, epilog=DUEL_EXAMPLES)(run_options(run_duel, without=LEFT_OUT))
-
-
-def examples() -> list[str]:
-    """Names of the example matrices that come with this program, sorted."""
-    return sorted(path.stem for path in MATRICES.glob("*.toml"))
-
-
-def place_names(ctx: typer.Context) -> list[str]:
-    """Shell completion of `--on`: names of the places in the matrix that is already typed; [] if it cannot be read."""
-    from launcher.sweep import matrix
-
-    try:
-        file = Path(str(ctx.params.get("file")))
-        loaded = matrix.read(matrix.load(file), file=file, environment={}, config_folder=None, allow_many_runs=True)
-    except UsageError:
-        return []
-    return [place.place.name for place in loaded.places]
 
 
 def run_sweep(
@@ -71,58 +120,17 @@ def run_sweep(
         Path | None,
         typer.Argument(metavar="MATRIX.toml", help="the matrix: what to run, and where", show_default=False),
     ] = None,
-    on: Annotated[
-        list[str] | None,
-        option("--on", "run only at this place; repeatable", Group.PLACE, metavar="NAME", autocompletion=place_names),
-    ] = None,
-    until: Annotated[
-        str | None,
-        option(
-            "--until",
-            "add blocks until every throughput is known within this share, for example 1%",
-            Group.MEASURING,
-            metavar="SHARE",
-        ),
-    ] = None,
-    max_repeats: Annotated[
-        int | None,
-        option("--max-repeats", "with --until: at most this number of blocks", Group.MEASURING, metavar="N", min=1),
-    ] = None,
-    max_cost: Annotated[
-        float | None,
-        option(
-            "--max-cost",
-            "cost limit of the whole sweep, kept by time limits of the machines",
-            Group.MEASURING,
-            metavar="USD",
-        ),
-    ] = None,
-    max_time: Annotated[
-        str | None,
-        option(
-            "--max-time",
-            "begin no run after this time, for example 8h; --max-run-time limits a machine",
-            Group.MEASURING,
-            metavar="TIME",
-        ),
-    ] = None,
-    fresh: Annotated[
-        bool, option("--fresh", "measure everything again, even if results exist", Group.MEASURING)
-    ] = False,
-    yes: Annotated[bool, option("--yes -y", "allow more than 10,000 runs", Group.MEASURING)] = False,
-    example: Annotated[
-        str | None,
-        option("--example", "print an example of a matrix", Group.OUTPUT, metavar="NAME", autocompletion=examples),
-    ] = None,
     output: OutputOption = Path("results"),
     dry_run: DryRunOption = False,
     output_format: FormatOption = TableFormat.TABLE,
+    **own: Any,
 ) -> int:
     """Run a matrix of configurations, in blocks, at one place or several.
 
     Running the command again does only what is missing.
     """
-    if example is not None:
+    options = instance_of(SweepOptions, own)
+    if (example := options.example) is not None:
         if example not in examples():
             raise UsageError(f"there is no example '{example}'", hint=f"one of {', '.join(examples())}")
         print((MATRICES / f"{example}.toml").read_text(encoding="utf-8"), end="")
@@ -137,13 +145,11 @@ def run_sweep(
     from launcher.sweep.shared import require_positive_usd
     from launcher.sweep.until import until_of
 
-    until_rule = until_of(until, max_repeats)
-    max_cost_usd = require_positive_usd(max_cost)
-    max_time_s = None if max_time is None else sizes.parse_duration_s(max_time, "--max-time")
-    loaded = matrix.read(
-        matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd(), allow_many_runs=yes
-    )
-    matrix.require_places(loaded, on or ())
+    until_rule = until_of(options.until, options.max_repeats)
+    max_cost_usd = require_positive_usd(options.max_cost)
+    max_time_s = None if options.max_time is None else sizes.parse_duration_s(options.max_time, "--max-time")
+    loaded = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd())
+    matrix.require_places(loaded, options.on)
     for name in {configuration.spec.model for place in loaded.places for configuration in place.configurations}:
         models.require(name)
     for place in loaded.places:
@@ -155,9 +161,9 @@ def run_sweep(
         loaded,
         file=file,
         output=output,
-        only=on or (),
+        only=options.on,
         offline=dry_run,
-        is_fresh=fresh,
+        is_fresh=options.fresh,
         until=until_rule,
         max_cost_usd=max_cost_usd,
     )
@@ -186,59 +192,10 @@ def run_duel(
         list[str] | None,
         typer.Argument(metavar="-- A --- B", help="run options, or a script with its arguments", show_default=False),
     ] = None,
-    commit: Annotated[
-        tuple[str, str] | None, option("--commit", "two commits; . is the working tree", Group.FIRST, metavar="A B")
-    ] = None,
-    image: Annotated[
-        tuple[str, str] | None, option("--image", "two images, in containers", Group.PLACE, metavar="A B")
-    ] = None,
-    gpu_index: Annotated[
-        int | None, option("--gpu-index", "the GPU with this index in nvidia-smi", Group.PLACE, metavar="N", min=0)
-    ] = None,
-    data: Annotated[
-        str | None,
-        option("--data", "the script's data; {data} in its arguments becomes this path", Group.SCRIPT, metavar="PATH"),
-    ] = None,
-    same_within: Annotated[
-        str,
-        option(
-            "--same-within",
-            "a smaller difference counts as the same, with exit code 0",
-            Group.FIRST,
-            metavar="X%",
-            show_default=True,
-        ),
-    ] = "2%",
-    max_time: Annotated[
-        str,
-        option(
-            "--max-time",
-            "end as not decidable after this time; --max-run-time limits a machine",
-            Group.FIRST,
-            metavar="TIME",
-            show_default=True,
-        ),
-    ] = "30m",
-    max_runs: Annotated[
-        int | None,
-        option(
-            "--max-runs --max-segments", "end as not decidable after this number of runs", Group.MEASURING, metavar="N"
-        ),
-    ] = None,
-    summary: Annotated[
-        Path | None,
-        option(
-            "--summary",
-            "append the result as Markdown",
-            Group.OUTPUT,
-            metavar="FILE",
-            envvar="GITHUB_STEP_SUMMARY",
-            show_envvar=True,
-        ),
-    ] = None,
     output: OutputOption = Path("results"),
     dry_run: DryRunOption = False,
     output_format: FormatOption = TableFormat.TABLE,
+    **own: Any,
 ) -> int:
     """Say whether B is slower than A by 2 % (--same-within) or more, faster, or the same.
 
@@ -251,16 +208,19 @@ def run_duel(
     """
     from launcher.duel import contest, report, sides
 
-    limits = contest.make_limits(same_within=same_within, max_time=max_time, max_segments=max_runs)
-    report.require_writable(summary)
+    options = instance_of(DuelOptions, own)
+    limits = contest.make_limits(
+        same_within=options.same_within, max_time=options.max_time, max_segments=options.max_runs
+    )
+    report.require_writable(options.summary)
     request = sides.Request(
         shared=typed,
         words=tuple(words or ()),
-        commits=commit,
-        images=image,
+        commits=options.commit,
+        images=options.image,
         output=output,
-        data=data,
-        gpu_index=gpu_index,
+        data=options.data,
+        gpu_index=options.gpu_index,
     )
     with sides.prepared(request, os.environ) as pair:
         plan = report.Plan(pair=pair, limits=limits, output=output)
@@ -273,8 +233,8 @@ def run_duel(
     result = report.Result(pair=pair, limits=limits, outcome=outcome, output=output)
     shown = printable_lines(as_typed(result.text()))
     print(shown if output_format is TableFormat.TABLE else plain(result.to_json(), output_format))
-    if summary:
-        report.append(summary, result.markdown())
+    if options.summary:
+        report.append(options.summary, result.markdown())
     if outcome.interrupted:
         raise outcome.interrupted
     return result.exit_code

@@ -41,7 +41,7 @@ from workload.contract.forks import Forks
 from workload.contract.interrupt import SIGNALS_UNTIL_KILLED, handled_by, interruption
 from workload.contract.operating_system import SIGKILL
 from workload.contract.record import JobPlace, Status
-from workload.contract.text import MINUTE_S, counted, duration, minutes, percent, si
+from workload.contract.text import MINUTE_S, counted, duration, minutes, si
 
 # Range of margins: a larger difference needs no duel, and a smaller one takes thousands of segments.
 LEAST_MARGIN, MOST_MARGIN = 0.001, 0.5
@@ -115,14 +115,7 @@ class Limits:
 
 def make_limits(*, same_within: str, max_time: str, max_segments: int | None) -> Limits:
     """Parse the options of `launch duel` that set its limits. Raises `UsageError` for an invalid value."""
-    number = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%", same_within.strip())
-    margin = float(number[1]) / 100 if number else 0.0
-    if not LEAST_MARGIN <= margin <= MOST_MARGIN:
-        raise UsageError(
-            f"--same-within must be a share from {percent(LEAST_MARGIN)} to {percent(MOST_MARGIN)}, as 2%;"
-            f" got '{sizes.shown(same_within)}'",
-            hint="--same-within 2%",
-        )
+    margin = sizes.parse_share(same_within, "--same-within", example="2%", least=LEAST_MARGIN, most=MOST_MARGIN)
     least = SEGMENTS * LEAST_QUADRUPLES
     if max_segments is not None and max_segments < least:
         raise UsageError(

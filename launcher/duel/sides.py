@@ -110,7 +110,8 @@ def prepared(request: Request, environment: Mapping[str, str]) -> Iterator[Pair]
         raise UsageError(
             "a duel compares either options, or commits, or images", hint="put options of both sides before --"
         )
-    if request.data is not None and not any(is_script(words) for words in (request.words, words_of_b(request.words))):
+    words_of_b = request.words[request.words.index(SEPARATOR) + 1 :] if SEPARATOR in request.words else ()
+    if request.data is not None and not (is_script(request.words) or is_script(words_of_b)):
         raise UsageError("--data is only for your own script", hint=f"leave --data out, or {SCRIPT_EXAMPLE}")
     if request.gpu_index is not None:
         gpu_index.require(request.gpu_index, gpu_index.listed(), environment)
@@ -133,11 +134,6 @@ def is_script(words: Sequence[str]) -> bool:
     return bool(words) and (words[0] == "-m" or not words[0].startswith("-"))
 
 
-def words_of_b(words: Sequence[str]) -> Sequence[str]:
-    """Command-line words of side B, after `---`; empty without `---`."""
-    return words[list(words).index(SEPARATOR) + 1 :] if SEPARATOR in words else ()
-
-
 def _pair(labels: Sequence[str], plans: Sequence[LocalPlan], **facts: Any) -> Pair:
     """Pair of the sides with these labels and plans. `facts`: the other fields of `Pair`."""
     sides = zip(VARIANTS, labels, plans, strict=True)
@@ -146,8 +142,15 @@ def _pair(labels: Sequence[str], plans: Sequence[LocalPlan], **facts: Any) -> Pa
 
 
 def _pair_of_words(request: Request, environment: Mapping[str, str]) -> Pair:
-    choice = Choice(runtime=Runtime.PROCESS, why="a duel of options")
-    a_words, b_words = split(request.words)
+    choice, words = Choice(runtime=Runtime.PROCESS, why="a duel of options"), request.words
+    if words.count(SEPARATOR) != 1:
+        raise UsageError(
+            f"exactly one {SEPARATOR} must separate the arguments of A and B; got {words.count(SEPARATOR)} in "
+            f"'{shlex.join(words)}'",
+            hint=SCRIPT_EXAMPLE if is_script(words) else EXAMPLE,
+        )
+    middle = words.index(SEPARATOR)
+    a_words, b_words = words[:middle], words[middle + 1 :]
     if is_script(a_words) != is_script(b_words):
         script, options_only = ("A", a_words), ("B", b_words)
         if is_script(b_words):
@@ -211,28 +214,26 @@ def _pair_of_script_commits(request: Request, environment: Mapping[str, str], ex
         )
         workplace.require(words)
         plans.append(_plan(request, resolved, choice, workplace=workplace))
+    copies = "in a copy of each commit: files written there are deleted at the end"
+    facts = [("script", f"{scripts.command_line(words)}, {copies}")]
+    if data:
+        facts.append(("data", f"{scripts.DATA} is {data}, used in place by both sides"))
+    if exports.links:
+        more = len(exports.links) - SHOWN_LINKS
+        named = ", ".join(exports.links[:SHOWN_LINKS]) + (f" and {more} more" if more > 0 else "")
+        facts.append(("links", f"{named}: ignored by git, used in place in {exports.root} by both sides"))
+    return _pair_of_code(exports, plans, tuple(facts))
+
+
+def _pair_of_code(exports: Exports, plans: Sequence[LocalPlan], facts: tuple[tuple[str, str], ...] = ()) -> Pair:
     return _pair(
         (exports.a.label, exports.b.label),
         plans,
         are_equal=exports.a.tree == exports.b.tree,
         compares_code=True,
         warnings=exports.warnings,
-        facts=tuple(_facts(words, data, exports)),
+        facts=facts,
     )
-
-
-def _facts(words: Sequence[str], data: str, exports: Exports) -> Iterator[tuple[str, str]]:
-    yield (
-        "script",
-        f"{scripts.command_line(words)}, in a copy of each commit: files written there are deleted at the end",
-    )
-    if data:
-        yield "data", f"{scripts.DATA} is {data}, used in place by both sides"
-    if exports.links:
-        named = ", ".join(exports.links[:SHOWN_LINKS])
-        more = len(exports.links) - SHOWN_LINKS
-        others = f" and {more} more" if more > 0 else ""
-        yield "links", f"{named}{others}: ignored by git, used in place in {exports.root} by both sides"
 
 
 def _imports(root: Path, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
@@ -265,13 +266,7 @@ def _pair_of_commits(request: Request, environment: Mapping[str, str], exports: 
             f"ROOFLAUNCH_COMMIT={export.commit}",
         )
         plans.append(replace(plain, command=("env", *variables, *plain.command)))
-    return _pair(
-        (exports.a.label, exports.b.label),
-        plans,
-        are_equal=exports.a.tree == exports.b.tree,
-        compares_code=True,
-        warnings=exports.warnings,
-    )
+    return _pair_of_code(exports, plans)
 
 
 def _pair_of_images(request: Request, environment: Mapping[str, str], names: tuple[str, str]) -> Pair:
@@ -319,18 +314,3 @@ def _resolved(typed: Mapping[str, object], environment: Mapping[str, str], *, sc
         changes["min_seconds"] = SEGMENT_S
     origin = {name: source for name, source in resolved.origin.items() if name not in LEFT_OUT}
     return Resolved(spec=replace(resolved.spec, **changes), origin=origin)
-
-
-# --- the options of one side
-
-
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Words of A and words of B. Raises `UsageError` unless exactly one `---` separates them."""
-    if words.count(SEPARATOR) != 1:
-        raise UsageError(
-            f"exactly one {SEPARATOR} must separate the arguments of A and B; got {words.count(SEPARATOR)} in "
-            f"'{shlex.join(words)}'",
-            hint=SCRIPT_EXAMPLE if is_script(words) else EXAMPLE,
-        )
-    middle = list(words).index(SEPARATOR)
-    return list(words[:middle]), list(words[middle + 1 :])

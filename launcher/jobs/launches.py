@@ -4,7 +4,6 @@ A machine ends itself only after it has written its result, and machines are lis
 the machine and its result are missing, the machine has written no result.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +34,7 @@ from launcher.protocol.records import (
     status_object,
     utc,
 )
-from workload.contract import bundle, record
+from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, NothingToDoError, UsageError
 from workload.contract.spent import UPLOAD, Spent
 from workload.contract.text import duration, printable
@@ -46,7 +45,7 @@ T = TypeVar("T")
 # Shortest part of a name that is accepted: a shorter one is probably a typing error, and `launch down` deletes.
 MIN_WORD = 4
 SHOWN = 20
-# Largest number of launches to read in search of the launch that made a run, if the run's record does not name it.
+# Largest number of launches to read in search of the launch that made a run.
 MOST_OWNERS = 20
 FEW_ZONES = 3
 NO_REQUEST = "no request in this bucket; perhaps it is in another --bucket"
@@ -440,28 +439,15 @@ def find(word: str, names: Sequence[str], store: Store | None) -> str:
 
 
 def _owner_of_run(run_id: str, names: Sequence[str], store: Store) -> str | None:
-    """Name of the launch that made a run, from the run's record; None if no launch is found.
+    """Name of the launch that made a run, among the launches that began before the run; None if no launch is found.
 
-    If the record names no launch, the launches that began before the run are searched for the run. A run that is not in
-    the bucket costs only one request.
+    A run that is not in the bucket costs only one request.
     """
     began = RUN_STAMP.match(run_id)
     if began is None or not RUN_ID.fullmatch(run_id) or not any(store.objects(f"{RUNS}{run_id}/{bundle.RECORD}")):
         return None
-    if (machine := _machine_of(run_id, store)) in names:
-        return machine
     before = [name for name in names if _stamp(name) <= began[1] + began[2]][:MOST_OWNERS]
     return next((name for name in before if run_id in read_records(store, name, None).runs), None)
-
-
-def _machine_of(run_id: str, store: Store) -> str:
-    """Name of the machine in a run's record; empty if there is none."""
-    try:
-        document = json.loads(store.read(f"{RUNS}{run_id}/{bundle.RECORD}") or b"{}")
-        cloud = record.read(document).record.environment.cloud
-    except (BundleError, ValueError, AttributeError, RecursionError):
-        return ""
-    return (cloud and cloud.instance_name) or ""
 
 
 def _stamp(name: str) -> str:

@@ -5,7 +5,6 @@ threads may each run a launch and share the store, because this module handles n
 """
 
 import secrets
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -45,19 +44,10 @@ from workload.storage.store import Store
 SELF_DELETION_S = 120.0
 GONE_EVERY_S = 5.0
 # Errors by the exit code in a machine's result; any other code means that the run failed.
-ERRORS: Mapping[int, type[RooflaunchError]] = {
-    kind.exit_code: kind
-    for kind in (
-        UsageError,
-        NothingToDoError,
-        ToolError,
-        NoCapacityError,
-        RunFailedError,
-        OutOfDeviceMemoryError,
-        BundleError,
-        InterruptedRunError,
-    )
-}
+KINDS = (
+    *(UsageError, NothingToDoError, ToolError, NoCapacityError, OutOfDeviceMemoryError, BundleError),
+    InterruptedRunError,
+)
 
 
 class LeftRunningError(InterruptedRunError):
@@ -76,7 +66,7 @@ class LeftRunningError(InterruptedRunError):
 class LaunchOutcome:
     """Outcome of a launch with its fetched bundles. After several attempts: the last outcome, with all bundles.
 
-    `calls`: number of requests to the place and to the store, by kind. `usd`: cost of the machine from its request
+    `calls`: number of requests to the place, by kind. `usd`: cost of the machine from its request
     (`billed_from`) to the end of the waiting for its end (`billed_to`), both in ISO 8601. The waiting also ends if the
     machine's end cannot be confirmed.
     """
@@ -130,7 +120,7 @@ def run(
     for attempt in range(1, plan.submissions + 1):
         outcome, was_preempted = launcher.once(plan, detach=detach)
         earlier += outcome.bundles
-        outcome = replace(outcome, bundles=earlier, calls=launcher.calls(), attempts=attempt)
+        outcome = replace(outcome, bundles=earlier, calls=dict(session.machines.calls), attempts=attempt)
         if not was_preempted or attempt == plan.submissions:
             break
         plan = again(plan, session.now_s())
@@ -169,11 +159,6 @@ class Launcher:
     def __init__(self, session: Session, *, output: Path, script_files: ScriptFiles | None = None) -> None:
         self._session, self._machines, self._store = session, session.machines, session.store
         self._output, self._script_files = output, script_files
-        self._store_calls: Counter[str] = Counter()
-
-    def calls(self) -> dict[str, int]:
-        """Number of requests sent so far to the place and to the store, by kind."""
-        return {**self._machines.calls, **self._store_calls}
 
     def once(self, plan: Plan, *, detach: bool) -> tuple[LaunchOutcome, bool]:
         """Make one attempt. Returns its outcome, and whether its machine was preempted before the run was done."""
@@ -190,7 +175,7 @@ class Launcher:
         if detach:
             return replace(outcome, detached=True), False
         try:
-            ended = follow(self._session, plan.request, machine.zone, output=self._output, calls=self._store_calls)
+            ended = follow(self._session, plan.request, machine.zone, output=self._output)
         except (KeyboardInterrupt, InterruptedRunError) as stopped:
             raise LeftRunningError(machine) from stopped
         was_preempted = ended.liveness is Liveness.PREEMPTED
@@ -212,7 +197,6 @@ class Launcher:
     def record(self, plan: Plan) -> None:
         """Write the request into the store before a machine exists, so that no machine is ever without a record."""
         name = plan.request.name
-        self._store_calls["bucket.write"] += 1
         if not self._store.write(request_object(name), plan.request.to_bytes(), if_absent=True):
             raise ToolError(f"{self._store} has a launch '{name}' already", hint="launch again")
         launched_s = epoch_s(plan.request.launched_at)
@@ -287,7 +271,6 @@ class Launcher:
         """
         bundles, missing = [], []
         for run_id in ended.announced_runs:
-            self._store_calls["bucket.fetch"] += 1
             try:
                 bundles.append(fetched(self._store, run_id, self._output))
             except BundleError as error:
@@ -337,16 +320,13 @@ def fetched(store: Store, run_id: str, output: Path, *, jobs: int = 8) -> Bundle
     return bundle.read(output / run_id)
 
 
-def follow(
-    session: Session, request: Request, zone: str, *, output: Path, calls: Counter[str] | None = None
-) -> WatchedLaunch:
+def follow(session: Session, request: Request, zone: str, *, output: Path) -> WatchedLaunch:
     """Poll until the launch has ended. A machine that no longer works is removed; its log is first saved in `output`.
 
-    `calls`: counts the requests to the store, by kind. Failing polls never end the launch before the machine's own
-    limit has passed.
+    Failing polls never end the launch before the machine's own limit has passed.
     """
     launch = WatchedLaunch(request=request, zones=(zone,))
-    watch = Watch(session, calls=calls, asks_phases=True)
+    watch = Watch(session, asks_phases=True)
     began_s = session.now_s()
     while True:
         with watch.outlasting([launch]):
@@ -392,7 +372,8 @@ def _error_of(result: Result | None, name: str) -> RooflaunchError | None:
     """Error in a machine's result; None if its run is done, even if the machine was preempted afterwards."""
     if result is None or result.exit_code == ExitCode.DONE:
         return None
-    kind = ERRORS.get(result.exit_code, RunFailedError)
+    kinds: dict[int, type[RooflaunchError]] = {kind.exit_code: kind for kind in KINDS}
+    kind = kinds.get(result.exit_code, RunFailedError)
     if result.preempted:
         usual, hint = "the cloud took the spot VM away", "--rerun-preempted 2, or without --spot"
     elif result.timed_out:

@@ -6,7 +6,6 @@ heartbeat, and only over polls that were answered. A launch also ends and saves 
 """
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -178,20 +177,18 @@ def _place_says(machine: Machine) -> PlaceSays:
 class Watch:
     """Polls the machines and records of launches at one place.
 
-    `calls`: counts the requests to the store, by kind. `asks_phases`: ask each booting machine for its phases, one
-    request per machine and poll. `run_all`: runs functions that each read the records of a launch; None: one by one.
+    `asks_phases`: ask each booting machine for its phases, one request per machine and poll. `run_all`: runs functions
+    that each read the records of a launch; None: one by one.
     """
 
     def __init__(
         self,
         session: Session,
         *,
-        calls: Counter[str] | None = None,
         asks_phases: bool = False,
         run_all: Callable[[Sequence[Callable[[], None]]], object] | None = None,
     ) -> None:
         self._session, self._machines, self._noun = session, session.machines, session.machines.noun
-        self._calls = Counter[str]() if calls is None else calls
         self._asks_phases = asks_phases
         self._run_all = run_all or (lambda tasks: [task() for task in tasks])
         self._unanswered_polls = 0
@@ -268,7 +265,6 @@ class Watch:
         """Read the new records of these launches after one listing."""
         # Longest common prefix of the launches' objects, so that the listing has few other launches.
         start = os.path.commonprefix([f"{LAUNCHES}{launch.name}/" for launch in launches])  # noqa: RUF071 - no paths
-        self._calls["bucket.list"] += 1
         versions = {stored.name: stored.version for stored in self._session.store.objects(start)}
         changed = [(launch, launch.changed(versions)) for launch in launches if launch.result is None]
         self._run_all([partial(self._read, launch, new) for launch, new in changed if new])
@@ -280,13 +276,12 @@ class Watch:
         """Read the records in `new` (version by object name); the heartbeat only if there is no result."""
         store, result, status = self._session.store, result_object(launch.name), status_object(launch.name)
         if result in new:
-            self._calls["bucket.read"] += 1
             launch.unreadable = []
             launch.result = read(store, result, Result.from_bytes, launch.unreadable)
         # If the result is unreadable, the heartbeat still tells whether the machine works.
         if launch.result is None and status in new:
-            self._calls["bucket.read"] += 1
-            if (heartbeat := read(store, status, Heartbeat.from_bytes, [])) is not None:
+            heartbeat = read(store, status, Heartbeat.from_bytes, [])
+            if heartbeat is not None:
                 launch.heartbeat = heartbeat
                 launch.restart_silence(self._session.now_s())
         launch.versions |= new

@@ -18,7 +18,7 @@ from launcher.machine.watcher import Watcher, repeated_every
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.context import Context
-from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
+from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError
 from workload.contract.forks import Forks
 from workload.contract.interrupt import run_child
 from workload.contract.record import to_json
@@ -124,7 +124,7 @@ def make_plan(
     `backend` and `place`: names for the run's record. `driver_parameters`: file in which the host's NVIDIA driver lists
     its parameters. `context`: further facts for the trainer if the run belongs to a task. `workplace`: folder and data
     of a user's own script; by default the current folder. `gpu_index`: the GPU to use, as nvidia-smi counts. Raises
-    `UsageError` for limits of a container if the run is a process, and for an index if the run uses no NVIDIA GPU.
+    `UsageError` for an index if the run uses no NVIDIA GPU.
     """
     spec = resolved.spec if gpu_index is None else gpu_indices.required(resolved.spec, gpu_index)
     gpu = () if gpu_index is None else (gpu_indices.FLAG, str(gpu_index))
@@ -150,11 +150,6 @@ def make_plan(
         )
         if workplace:
             container = containers.for_script(container, spec, workplace)
-    elif limits != ContainerLimits():
-        raise UsageError(
-            f"--memory, --cpus and --shm-size limit a container; this run is a process: {choice.why}",
-            hint="--runtime docker, or leave the limits out",
-        )
     else:
         # With -P, because the working folder may have a module `workload` of the user's own.
         trainer = script.TRAINER if workplace else ("-P", "-m", "workload")

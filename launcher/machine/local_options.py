@@ -49,22 +49,17 @@ class LocalOptions:
             cpus=self.cpus,
         )
 
-    def checked(self) -> "LocalOptions":
-        """Return these options unchanged. Raises `UsageError` if two options contradict each other."""
+    def asked_runtime(self) -> Runtime:
+        """Requested runtime. An image, a flavour or a limit asks for a container.
+
+        Raises `UsageError` if two options contradict each other.
+        """
         is_limited = self.limits() != LocalOptions().limits()
-        for_a_container = [
-            name
-            for name, is_asked in (("image", self.image), ("flavour", self.flavour), ("limits", is_limited))
-            if is_asked
-        ]
+        asked = {"image": self.image, "flavour": self.flavour, "limits": is_limited}
+        for_a_container = [name for name, is_asked in asked.items() if is_asked]
         if self.runtime is Runtime.PROCESS and for_a_container:
             raise UsageError(
                 f"{' and '.join(for_a_container)} cannot be used with --runtime process: only containers have them",
                 hint="--runtime docker, or leave them out",
             )
-        return self
-
-    def asked_runtime(self) -> Runtime:
-        """Requested runtime. A limit asks for a container, as only containers can be limited."""
-        is_limited = self.limits() != LocalOptions().limits()
-        return Runtime.DOCKER if self.runtime is Runtime.AUTO and is_limited else self.runtime
+        return Runtime.DOCKER if for_a_container else self.runtime

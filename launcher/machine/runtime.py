@@ -48,10 +48,6 @@ def choose(
     something is missing.
     """
     if requested is Runtime.PROCESS:
-        if image or flavour:
-            raise UsageError(
-                "--image and --flavour are for --runtime docker; got --runtime process", hint="leave it out"
-            )
         return Choice(runtime=Runtime.PROCESS, why="asked for")
     if requested is Runtime.DOCKER or image or flavour:
         if platform.system() == "Windows":

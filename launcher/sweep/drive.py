@@ -6,45 +6,42 @@ process ends for any reason. The lock also works between machines that share the
 file names its process: for messages, and to tell the next process that an earlier process worked on the sweep.
 """
 
-import errno
-import json
 import os
 import re
 import signal
 import socket
-import stat
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 
 from launcher import backends
 from launcher.protocol.backend import Backend
-from launcher.sweep import existing_runs
 from launcher.sweep.local import LocalPlaces
 from launcher.sweep.places import LOCAL, Place, Sweep
 from launcher.sweep.rented import RentedPlace
 from launcher.sweep.shared import Budget, Control, LiveTable, Progress, Wish
 from launcher.sweep.until import Until
-from launcher.sweep.work import Ended, PlaceOutcome, PlaceWork, SweepOutcome, exit_code_of
+from launcher.sweep.work import Ended, PlaceWork, SweepOutcome, existing_runs, exit_code_of
 from workload.contract import bundle
 from workload.contract.errors import BundleError, UsageError
 from workload.contract.interrupt import handled_by
 from workload.contract.operating_system import lock
 from workload.contract.record import Status
-from workload.contract.spent import Spent
+from workload.contract.text import printable
 
 DRAWN_EVERY_S = 0.25
 # Time for a trainer to seal its bundle, and for a rented place to answer a last request. A third Ctrl-C ends the wait.
 LEAVING_S = 60.0
+# Most characters of a lock file that are read.
+MOST_HOLDER = 200
 QUESTION = "what should happen with the sweep?"
 WISHES = {"f": Wish.FINISH, "l": Wish.LEAVE, "s": Wish.STOP, "c": Wish.GO}
 
@@ -82,7 +79,7 @@ def drive(
                 if folder.is_dir():
                     bundle.set_aside(folder)
         driver = _Driver(sweep, output, Control(until_s=max_time_s), until, ask)
-        return driver.run(Budget(max_cost_usd), backend_of, sleep, was_killed=earlier is not None)
+        return driver.run(Budget(max_cost_usd), backend_of, sleep, was_killed=bool(earlier))
 
 
 class _Driver:
@@ -140,12 +137,13 @@ class _Driver:
         live.clear()
         if self._bugs:
             raise self._bugs[0]
-        places = tuple(self._place_outcome(work) for work in self._works)
+        for rented in self._rented:
+            rented.work.usd, rented.work.uploads, rented.work.calls = rented.usd, rented.uploads, rented.calls
         return SweepOutcome(
             name=self._sweep.name,
-            places=places,
+            places=tuple(self._works),
             output=self._output,
-            exit_code=exit_code_of(places, was_interrupted=self._control.wish is not Wish.GO),
+            exit_code=exit_code_of(self._works, was_interrupted=self._control.wish is not Wish.GO),
             seconds=time.monotonic() - began_s,
             why_not=self._control.why_not,
         )
@@ -224,23 +222,6 @@ class _Driver:
             lines.append("  s  stop: end rented machines too")
         return "\n".join([*lines, "  c  continue", "f, l, s or c"])
 
-    # The outcome.
-
-    def _place_outcome(self, work: PlaceWork) -> PlaceOutcome:
-        rented = next((place for place in self._rented if place.place is work.plan.place), None)
-        return PlaceOutcome(
-            plan=work.plan,
-            done=work.done,
-            new=work.new_runs,
-            failures=work.failures,
-            too_large=work.too_large,
-            unanswered=work.unanswered(),
-            usd=rented.usd if rented else None,
-            calls=rented.calls if rented else {},
-            decision=work.decision,
-            spent=Spent.total([work.spent, *(rented.uploads if rented else ())]),
-        )
-
 
 def _known_runs(output: Path, keys: Collection[str], *, with_figures: bool) -> dict[str, Ended]:
     """How these runs ended, by key, for runs that have a sealed bundle in the folder.
@@ -248,7 +229,7 @@ def _known_runs(output: Path, keys: Collection[str], *, with_figures: bool) -> d
     `with_figures`: also read each record for its images per second and its position in the block.
     """
     known: dict[str, Ended] = {}
-    for key, sealed in existing_runs.look(output).by_key.items():
+    for key, sealed in existing_runs(output).by_key.items():
         if key in keys:
             path = output / sealed.run_id
             known[key] = Ended(status=Status(sealed.status), path=path)
@@ -261,63 +242,35 @@ def _known_runs(output: Path, keys: Collection[str], *, with_figures: bool) -> d
 # The lock.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Holder:
-    """Process that works, or has worked, on a sweep; `started_at` is ISO 8601."""
-
-    pid: int
-    host: str
-    started_at: str
-
-
 def lock_path(output: Path, sweep: str) -> Path:
     """Path of a sweep's lock: a hidden file in the folder of results."""
     return output / f".sweep-{re.sub(r'[^A-Za-z0-9._-]+', '-', sweep)[:100]}.lock"
 
 
 @contextmanager
-def lock_held(output: Path, sweep: str) -> Iterator[Holder | None]:
-    """Hold the lock while the context lasts. Yields the earlier holder, which has ended; None if there was none.
+def lock_held(output: Path, sweep: str) -> Iterator[str]:
+    """Hold the lock while the context lasts. Yields the earlier holder, which has ended; empty if there was none.
 
     Raises `UsageError` if another process holds the lock now, or if its file cannot be opened.
     """
     bundle.make_output(output)
     path = lock_path(output, sweep)
-    with _open_lock(path) as file:
-        earlier = _holder(path)
-        if not lock(file):
-            who = f"process {earlier.pid} on {earlier.host}, since {earlier.started_at}" if earlier else "a process"
+    try:
+        # Not through a link, which somebody else may have made to a file of this user.
+        number = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    except OSError as error:
+        why = f"the sweep's lock '{path}' cannot be opened: {error.strerror}"
+        raise UsageError(why, hint="-o ANOTHER_FOLDER") from error
+    with os.fdopen(number, "r+", encoding="utf-8", errors="replace") as file:
+        is_ours, earlier = lock(file), file.read(MOST_HOLDER)
+        if not is_ours:
             raise UsageError(
-                f"another process works on sweep '{sweep}' in '{output}': {who}",
+                f"another process works on sweep '{sweep}' in '{output}': {printable(earlier) or 'a process'}",
                 hint="wait for it or end it, or -o ANOTHER_FOLDER",
             )
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        file.truncate(0)
-        json.dump(asdict(Holder(pid=os.getpid(), host=socket.gethostname(), started_at=now)), file)
+        file.seek(0)
+        file.truncate()
+        file.write(f"process {os.getpid()} on {socket.gethostname()}, since {now}")
         file.flush()
         yield earlier
-
-
-def _open_lock(path: Path) -> TextIO:
-    """Open the lock file for reading and writing. Raises `UsageError` if this fails, or if it is no plain file."""
-    try:
-        # Not blocking: if the path is a pipe, opening it would wait for the other end. Not through a link, which
-        # somebody else may have made to a file of this user.
-        flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
-        number = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
-        is_file = stat.S_ISREG(os.fstat(number).st_mode)
-        if not is_file:
-            os.close(number)
-    except OSError as error:
-        reason = "it is a link" if error.errno == errno.ELOOP else str(error.strerror)
-    else:
-        reason = "it is not a file"
-        if is_file:
-            return os.fdopen(number, "r+", encoding="utf-8")
-    raise UsageError(f"the sweep's lock '{path}' cannot be opened: {reason}", hint="-o ANOTHER_FOLDER")
-
-
-def _holder(path: Path) -> Holder | None:
-    with suppress(OSError, ValueError, TypeError):
-        return Holder(**json.loads(path.read_text(encoding="utf-8")))
-    return None

@@ -25,15 +25,15 @@ from workload.contract.errors import UsageError
 from workload.contract.program import plain_message
 from workload.contract.script import DATA
 from workload.contract.spec import SCRIPT_OPTIONS, Option, Origin, options, resolve, why_not_for_script
-from workload.contract.text import counted, did_you_mean
+from workload.contract.text import did_you_mean
 from workload.environment import gpu_index
 
 # One run has no confidence interval. The interval of two runs is 4 times as wide as that of three runs (Student t).
 USUAL_REPEATS = 3
 # More runs are most likely a typing error: at half a minute each, 10,000 runs take one machine three days.
 MANY_RUNS = 10_000
-# Placeholder of an axis in a script's command: `{lr}`. `{{lr}}` stands for the literal text `{lr}`.
-PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
+# Placeholder of an axis in a script's command: `{lr}`.
+PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
 COMMAND_EXAMPLE = 'command = ["train.py", "--epochs", "1"]'
 # Form of names, which become part of job names and of labels in a store.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -83,11 +83,8 @@ def load(path: Path) -> Mapping[str, Any]:
         raise UsageError(f"there is no matrix '{path}'", hint=f"launch sweep --example first > {path.name}") from error
     except OSError as error:
         raise UsageError(f"'{path}' cannot be read: {error.strerror}", hint="name a TOML file") from error
-    # Not TOMLDecodeError alone: an integer of more than 4,300 digits is a plain ValueError.
     except (ValueError, RecursionError) as error:
-        # For an integer of too many digits, Python advises to call a function of `sys`: no help for a user.
-        why = str(error).partition("; use sys.")[0]
-        raise UsageError(f"'{path}' is no TOML: {why}", hint="launch sweep --example first shows a matrix") from error
+        raise UsageError(f"'{path}' is no TOML: {error}", hint="launch sweep --example first shows a matrix") from error
 
 
 def read(
@@ -96,12 +93,9 @@ def read(
     file: Path,
     environment: Mapping[str, str],
     config_folder: Path | None,
-    allow_many_runs: bool = False,
 ) -> Matrix:
-    """Matrix of a file's content. `allow_many_runs`: more than `MANY_RUNS`. Raises `UsageError` for any mistake."""
-    return _Reader(table, file=file, environment=environment, config_folder=config_folder).read(
-        allow_many_runs=allow_many_runs
-    )
+    """Matrix of a file's content. Raises `UsageError` for any mistake."""
+    return _Reader(table, file=file, environment=environment, config_folder=config_folder).read()
 
 
 def require_places(matrix: Matrix, names: Sequence[str]) -> None:
@@ -122,8 +116,8 @@ class Command:
     @property
     def placeholders(self) -> tuple[str, ...]:
         """Names of the axes in the command: `{lr}` gives `lr`."""
-        names = (match[2] for part in self.parts for match in PLACEHOLDER.finditer(part.replace(DATA, "")))
-        return tuple(dict.fromkeys(name for name in names if name))
+        names = (match[1] for part in self.parts for match in PLACEHOLDER.finditer(part.replace(DATA, "")))
+        return tuple(dict.fromkeys(names))
 
     def words(self, values: Mapping[str, Any]) -> tuple[str, ...]:
         """Command with one combination of values, filled into their placeholders or else appended as `--lr 0.1`.
@@ -131,12 +125,9 @@ class Command:
         A value without a placeholder is appended as the option alone if it is True, and left out if it is False.
         """
         arguments = {name.removeprefix(ARGUMENT): value for name, value in values.items() if name.startswith(ARGUMENT)}
-
-        def filled(match: re.Match[str]) -> str:
-            return f"{{{match[1]}}}" if match[1] else as_text(arguments[match[2]])
-
         # Keep `{data}`: the folder of the script's data is not known yet.
-        parts = [DATA.join(PLACEHOLDER.sub(filled, text) for text in part.split(DATA)) for part in self.parts]
+        filled = {DATA.strip("{}"): DATA, **{name: as_text(value) for name, value in arguments.items()}}
+        parts = [PLACEHOLDER.sub(lambda found: filled[found[1]], part) for part in self.parts]
         for name, value in arguments.items():
             if name not in self.placeholders and value is not False:
                 parts += [f"--{name}"] if value is True else [f"--{name}", as_text(value)]
@@ -153,7 +144,7 @@ class _Reader:
         # Repeats are blocks of the whole matrix, so their key is at the top of the file.
         self._options = {option.name: option for option in options() if option.name != "repeats"}
 
-    def read(self, *, allow_many_runs: bool) -> Matrix:
+    def read(self) -> Matrix:
         self._known(self._table, TOP, where="")
         name = self._require_name(self._table.get("name", self._file.stem), example="night-1")
         self._command = self._script()
@@ -163,7 +154,7 @@ class _Reader:
             if f"{ARGUMENT}{placeholder}" not in axes:
                 raise self._error(
                     f"[script] command has {{{placeholder}}}, and [matrix] has no {ARGUMENT}{placeholder}",
-                    hint=f"{ARGUMENT}{placeholder} = [0.1, 0.01], or {{{{{placeholder}}}}} for the literal text",
+                    hint=f"{ARGUMENT}{placeholder} = [0.1, 0.01]",
                 )
         places = [(entry, self._place(entry, number)) for number, entry in enumerate(self._tables("on"), start=1)]
         if not places:
@@ -173,7 +164,9 @@ class _Reader:
             raise self._error(f"two places are named '{twice}'", hint=f'name = "{twice}-2" in one of the [[on]]')
         excludes = self._excludes(axes, names)
         repeats = self._repeats()
-        self._require_few(axes, repeats, len(places), allow_many_runs=allow_many_runs)
+        # Before combining: a typing error can ask for more combinations than memory holds.
+        if (runs := math.prod(map(len, axes.values())) * repeats * len(places)) > MANY_RUNS:
+            raise self._error(f"{runs:,} runs before [[exclude]], more than {MANY_RUNS:,}", hint="fewer values")
         used: set[int] = set()
         matrices = tuple(self._at(entry, place, defaults, axes, excludes, used) for entry, place in places)
         unused = [rule.text for number, rule in enumerate(excludes) if number not in used]
@@ -189,7 +182,7 @@ class _Reader:
         """Repeats of the file, else of the environment or rooflaunch.toml, else `USUAL_REPEATS`."""
         if "repeats" in self._table:
             [option] = [option for option in options() if option.name == "repeats"]
-            return int(self._parsed(option, self._table["repeats"], "", list_hint=False))
+            return int(self._parsed(option, self._table["repeats"], ""))
         resolved = resolve({}, self._environment, self._config_folder)
         return resolved.spec.repeats if "repeats" in resolved.origin else USUAL_REPEATS
 
@@ -288,19 +281,6 @@ class _Reader:
             rules.append(Exclude(values=parsed, on=tuple(names), text=text))
         return rules
 
-    def _require_few(
-        self, axes: Mapping[str, tuple[Any, ...]], repeats: int, places: int, *, allow_many_runs: bool
-    ) -> None:
-        """Raise `UsageError` for too many runs, before combining: a typing error can ask for more than memory holds."""
-        combinations = math.prod(map(len, axes.values()))
-        runs = combinations * repeats * places
-        if runs > MANY_RUNS and not allow_many_runs:
-            raise self._error(
-                f"{combinations:,} combinations, {counted(repeats, 'repeat')} and {counted(places, 'place')} are "
-                f"{runs:,} runs before [[exclude]], more than {MANY_RUNS:,}",
-                hint="fewer values, or --yes to run them all",
-            )
-
     # Places.
 
     def _place(self, entry: Mapping[str, Any], number: int) -> Place:
@@ -321,8 +301,12 @@ class _Reader:
         ]
         instances = self._instances(str(backend), (*kinds, *script_kinds), words, where)
         script = instances.pop() if script_kinds else None
-        changed = {name: value for instance in instances for name, value in _changed(instance).items()}
-        measured = {name: value for name, value in changed.items() if name not in NOT_MEASURED}
+        measured = {
+            item.name: list(value) if isinstance(value, tuple) else value
+            for instance in instances
+            for item in fields(instance)
+            if (value := getattr(instance, item.name)) != item.default and item.name not in NOT_MEASURED
+        }
         hardware = measured.get("gpu") or measured.get("host") or entry.get("device") or ""
         usual_name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{backend}-{hardware}".strip("-"))
         name = self._require_name(entry.get("name", usual_name), where=f"{where}: ", example="t4")
@@ -362,7 +346,7 @@ class _Reader:
                 arguments = dict(context.params)
             instances: list[Any] = [instance_of(kind, arguments) for kind in kinds]
             if isinstance(instances[0], LocalOptions):
-                instances[0].checked()
+                instances[0].asked_runtime()
         except typer.TyperException as error:
             text = plain_message(error, [part for word in words for part in word.partition("=")[::2]])
             raise self._error(f"{where}: {text.rstrip('.')}", hint="launch " + backend + " --help") from error
@@ -418,22 +402,22 @@ class _Reader:
                 hint="fewer [[exclude]]",
             )
         combination, configurations = combinations[0], []
+        words_with = self._command.words if self._command else lambda _: ()
         try:
             chosen = {**defaults, **own, **_run_options_in(combination)}
-            base = resolve(chosen, self._environment, self._config_folder, script=self._script_with(combination))
+            base = resolve(chosen, self._environment, self._config_folder, script=words_with(combination))
             once = replace(base.spec, repeats=1)
             for combination in combinations:
-                spec = replace(once, **_run_options_in(combination), script=self._script_with(combination)).checked()
+                spec = replace(once, **_run_options_in(combination), script=words_with(combination)).checked()
                 if (index := getattr(place.options, "gpu_index", None)) is not None:
                     gpu_index.required(spec, index)
                 configurations.append(Configuration(values=combination, spec=spec))
         except UsageError as error:
-            raise impossible(self._file, place, combination, error) from error
+            rule = ", ".join(f"{name} = {_toml(value)}" for name, value in combination.items())
+            cure = f'[[exclude]] with on = "{place.name}" and the values that are impossible there, or {error.hint}'
+            raise self._error(f"at [[on]] {place.name}, with {rule}: {error}", hint=cure) from error
         origin = {name: source for name, source in base.origin.items() if name != "repeats"}
         return PlaceMatrix(place=place, configurations=tuple(configurations), origin=origin)
-
-    def _script_with(self, combination: Mapping[str, Any]) -> tuple[str, ...]:
-        return self._command.words(combination) if self._command else ()
 
     # Helpers.
 
@@ -468,9 +452,9 @@ class _Reader:
             )
         return self._options[name]
 
-    def _parsed(self, option: Option, value: object, where: str, *, list_hint: bool = True) -> Any:
+    def _parsed(self, option: Option, value: object, where: str) -> Any:
         if isinstance(value, list | dict):
-            hint = f"[matrix] with {option.name} = […], or one value" if list_hint else f"{option.name} = 3"
+            hint = f"{option.name} = {_example(option)}; only options in [matrix] have several values"
             raise self._error(f"{where}{option.label} must be one value; got '{value}'", hint=hint)
         try:
             return option.parse(value)
@@ -487,15 +471,6 @@ class _Reader:
 
     def _error(self, text: str, *, hint: str) -> UsageError:
         return UsageError(f"{self._file}: {text}", hint=hint)
-
-
-def impossible(file: Path, place: Place, values: Mapping[str, Any], error: UsageError) -> UsageError:
-    """Error for a combination that a place cannot run; the hint is the `[[exclude]]` that leaves it out."""
-    rule = ", ".join(f"{name} = {_toml(value)}" for name, value in values.items())
-    return UsageError(
-        f"{file}: at [[on]] {place.name}, with {rule}: {error}",
-        hint=f'[[exclude]] with on = "{place.name}" and the values that are impossible there, or {error.hint}',
-    )
 
 
 def command_of(parameters: Sequence[Any]) -> Any:
@@ -525,12 +500,6 @@ def _kinds_of(backend: str) -> tuple[tuple[type, ...], bool]:
 def _keys(kind: type) -> dict[str, Any]:
     """Fields of a dataclass by their keys in the file: the field's name, and its flag with `_` for `-`."""
     return {key: item for item in fields(kind) for key in (item.name, flag_of(item)[2:].replace("-", "_"))}
-
-
-def _changed(instance: Any) -> dict[str, Any]:
-    """Fields that differ from their defaults, as plain values."""
-    values = {item.name: value for item in fields(instance) if (value := getattr(instance, item.name)) != item.default}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def _nearest(word: str, known: Collection[str], otherwise: str) -> str:

@@ -8,21 +8,22 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from launcher import backends
 from launcher.protocol.backend import Backend, Estimate, Job
 from launcher.protocol.task import Task
-from launcher.sweep import existing_runs
-from launcher.sweep.existing_runs import ExistingRuns, seconds_of_runs
-from launcher.sweep.matrix import Matrix, PlaceMatrix, impossible
-from launcher.sweep.places import LOCAL, Place, PlacePlan, Sweep, code_of, is_by_tag, plan_place, run_key
+from launcher.sweep.matrix import Matrix, PlaceMatrix
+from launcher.sweep.places import LOCAL, PlacePlan, Sweep, code_of, is_by_tag, plan_place, run_key
 from launcher.sweep.until import Until
-from launcher.sweep.work import too_large_text
+from launcher.sweep.work import ExistingRuns, existing_runs, too_large_text
 from workload.contract.bundle import DAMAGED
 from workload.contract.errors import UsageError
-from workload.contract.script import command_line, without_secrets
+from workload.contract.record import Status
+from workload.contract.script import command_line, script_name, slug, without_secrets
 from workload.contract.spec import Resolved, RunSpec
 from workload.contract.text import counted, dollars, duration, minutes, wrapped
 
@@ -31,6 +32,8 @@ TEXT_COLUMN = 12
 # Most configurations to name in a line.
 FEW = 4
 BackendOf = Callable[[str], Backend]
+# Most runs whose median tells how long similar runs take: the latest ones.
+MOST_SIMILAR = 9
 # Placeholder in a plan for the random digits that a launch gets when it is submitted.
 NO_TOKEN = "000000"  # noqa: S105 - a part of a name
 
@@ -41,9 +44,8 @@ class PlaceForecast:
 
     `seconds`: until the last machine has ended. `machines`: number of machines that have runs to do; `usd`, `most_usd`:
     sums of their expected and of their highest costs. `measured`: number of runs to do whose configuration has a known
-    time. `is_as_script`: the others are assumed to take as long as runs of the same script with other arguments.
-    `is_paid`: the place has a price per hour. `too_large`: number of runs left out because a smaller batch ran out of
-    memory.
+    time. `is_as_similar`: the others are assumed to take as long as similar runs. `is_paid`: the place has a price per
+    hour. `too_large`: number of runs left out because a smaller batch ran out of memory.
     """
 
     plan: PlacePlan
@@ -52,7 +54,7 @@ class PlaceForecast:
     most_usd: float | None = None
     machines: int = 0
     measured: int = 0
-    is_as_script: bool = False
+    is_as_similar: bool = False
     is_paid: bool = False
     is_most_partial: bool = False
     notes: tuple[str, ...] = ()
@@ -189,7 +191,7 @@ def make_plan(
         from launcher.sweep import script  # noqa: PLC0415 - most matrices have none
 
         matrix = script.placed(matrix, file=file, folder=Path.cwd(), environment=os.environ)
-    existing = existing_runs.look(output)
+    existing = existing_runs(output)
     fresh = f"{now:%Y%m%d-%H%M%S}" if is_fresh else ""
     every = [_planned(place, matrix, fresh) for place in matrix.places]
     if until is not None:
@@ -207,7 +209,7 @@ def make_plan(
     }
     plan = SweepPlan(
         sweep=Sweep(name=name, repeats=matrix.repeats, seed=matrix.seed, places=tuple(chosen)),
-        places=tuple(_forecast(place, existing, output, backend_of, now, file, offline=offline) for place in chosen),
+        places=tuple(_forecast(place, existing, backend_of, now, file, offline=offline) for place in chosen),
         output=output,
         others=sum(run.job == name and run.run_key not in keys | more for run in existing.runs),
         damaged=existing.damaged,
@@ -282,7 +284,6 @@ def _notes(plans: Sequence[PlacePlan], *, offline: bool, is_fresh: bool, until: 
 def _forecast(
     plan: PlacePlan,
     existing: ExistingRuns,
-    output: Path,
     backend_of: BackendOf,
     now: datetime,
     file: Path,
@@ -298,8 +299,8 @@ def _forecast(
         drafts = [_draft(plan, task, backend, now, file, offline=offline) for task in tasks]
     estimates = [getattr(draft, "estimate", Estimate()) for draft in drafts] or [Estimate() for _ in tasks]
     place = drafts[0].request.place if drafts else ""
-    known, of_script = seconds_of_runs(existing, plan, output, place=place) if tasks else ({}, {})
-    expected = {**of_script, **known}
+    known, similar = _seconds_of_runs(existing, plan, tasks, place or LOCAL)
+    expected = {**similar, **known}
     seconds = [_machine_s(task, estimate, expected) for task, estimate in zip(tasks, estimates, strict=True)]
     notes = list(_limit_notes(seconds, estimates))
     if too_large:
@@ -317,7 +318,7 @@ def _forecast(
         most_usd=_sum([estimate.most_usd for estimate in estimates]),
         machines=len(tasks),
         measured=sum(run.spec in known for task in tasks for run in task.runs),
-        is_as_script=all(run.spec in expected for task in tasks for run in task.runs),
+        is_as_similar=all(run.spec in expected for task in tasks for run in task.runs),
         is_most_partial=any(estimate.is_most_partial for estimate in estimates),
         is_paid=any(draft.request.machine_type or draft.request.prices for draft in drafts),
         notes=tuple(dict.fromkeys([*notes, *(note for draft in drafts for note in getattr(draft, "notes", ()))])),
@@ -326,35 +327,43 @@ def _forecast(
 
 
 def _draft(plan: PlacePlan, task: Task, backend: Backend, now: datetime, file: Path, *, offline: bool) -> Any:
-    """Backend's plan of one machine. `UsageError`s name the `[[on]]` entry, or the combination that cannot run."""
+    """Backend's plan of one machine. `UsageError`s name the `[[on]]` entry."""
     place = plan.place
-    settings = None
-
-    def draft(work: Task) -> Any:
-        resolved = Resolved(spec=work.runs[0].spec, origin=plan.origin)
-        job = Job(resolved=resolved, token=NO_TOKEN, task=work)
-        return backend.plan(job, place.options, settings, now=now, offline=True)
-
     try:
         settings = backend.settings(place.where, place.options, offline=offline)
-        return draft(task)
+        job = Job(resolved=Resolved(spec=task.runs[0].spec, origin=plan.origin), token=NO_TOKEN, task=task)
+        return backend.plan(job, place.options, settings, now=now, offline=True)
     except UsageError as error:
-        if settings is None:
-            raise _wrong_place(file, place, error) from error
-        values_of = {configuration.spec: configuration.values for configuration in plan.configurations}
-        refused = []
-        for run in task.runs:
-            try:
-                draft(replace(task, runs=(run,)))
-            except UsageError as alone:
-                refused.append((values_of[run.spec], alone))
-        if refused and len(refused) < len(task.runs):
-            raise impossible(file, place, *refused[0]) from error
-        raise _wrong_place(file, place, error) from error
+        exclude = f', or [[exclude]] with on = "{place.name}"' if len(plan.configurations) > 1 else ""
+        raise UsageError(f"{file}: [[on]] {place.name}: {error}", hint=f"{error.hint}{exclude}") from error
 
 
-def _wrong_place(file: Path, place: Place, error: UsageError) -> UsageError:
-    return UsageError(f"{file}: [[on]] {place.name}: {error}", hint=error.hint)
+def _seconds_of_runs(
+    existing: ExistingRuns, plan: PlacePlan, tasks: Sequence[Task], place: str
+) -> tuple[dict[RunSpec, float], dict[RunSpec, float]]:
+    """Seconds that the configurations of `tasks` take, process start included: known, and as similar runs took.
+
+    A configuration is known by another block of this sweep. The name of a similar run has the same place (its beginning
+    is `place`) and script, or the same model, batch size and precision.
+    """
+    known: dict[RunSpec, float] = {}
+    for run in plan.runs:
+        sealed = existing.by_key.get(run.run_key)
+        if sealed and sealed.status == Status.COMPLETED and sealed.seconds:
+            known.setdefault(run.spec, sealed.seconds)
+    named = [(run.run_id, run.seconds) for run in existing.runs if run.status == Status.COMPLETED and run.seconds]
+
+    @cache
+    def as_similar(part: str) -> float:
+        similar = [seconds for name, seconds in named if f"Z-{place}" in name and part in name]
+        return median(similar[-MOST_SIMILAR:]) if similar else 0.0
+
+    similar: dict[RunSpec, float] = {}
+    for spec in {run.spec for task in tasks for run in task.runs}:
+        ours = f"-{spec.model}-b" if spec.batch_size is None else f"-{spec.model}-b{spec.batch_size}-{spec.precision}-"
+        if seconds := as_similar(f"-{slug(script_name(spec.script))}-b" if spec.script else ours):
+            similar[spec] = seconds
+    return known, similar
 
 
 def _machine_s(task: Task, estimate: Estimate, known: Mapping[RunSpec, float]) -> float | None:
@@ -411,7 +420,7 @@ def _expected_text(forecast: PlaceForecast) -> str:
     if forecast.measured == forecast.missing:
         return f"{_time_text(forecast.seconds)} by earlier runs"
     assumed = "all" if not forecast.measured else str(forecast.missing - forecast.measured)
-    like = ": as long as other runs of the script took" if forecast.is_as_script else ""
+    like = ": as long as similar runs took" if forecast.is_as_similar else ""
     return f"{_time_text(forecast.seconds)} (the time of {assumed} of them is assumed{like})"
 
 

@@ -6,7 +6,8 @@ still run, fetches the sealed bundles and requests what is missing.
 
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import fields, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -14,27 +15,171 @@ from typing import Any
 
 from launcher.jobs import cleanup, launches
 from launcher.jobs.launches import Seen
-from launcher.jobs.liveness import Liveness
-from launcher.jobs.run import Launcher, prepared
+from launcher.jobs.liveness import TO_BE_REMOVED, Liveness
+from launcher.jobs.run import SELF_DELETION_S, Launcher, fetched, prepared
 from launcher.jobs.session import Session
-from launcher.jobs.watch import Watch, settle
+from launcher.jobs.watch import Watch, WatchedLaunch, settle
+from launcher.machine.task import FINAL
 from launcher.protocol.backend import Backend, Job, Machine, Plan
-from launcher.protocol.records import LAUNCHES, Request, epoch_s, request_object
+from launcher.protocol.records import LAUNCHES, RUNS, Request, epoch_s, request_object
 from launcher.protocol.task import Task, TaskRun
-from launcher.sweep.collect import Collector, TaskLaunch
 from launcher.sweep.shared import Budget, Control, Progress, Wish, Workers
-from launcher.sweep.work import PlaceWork
-from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, UsageError
+from launcher.sweep.work import PlaceWork, progress_text, rate_text
+from workload.contract import bundle
+from workload.contract.bundle import Bundle
+from workload.contract.errors import BundleError, ExitCode, NoCapacityError, RooflaunchError, UsageError
+from workload.contract.record import KEY_LABEL, STATUS_LABEL, Status, why_other_labels
 from workload.contract.spec import Resolved
 from workload.contract.spent import Spent
 from workload.contract.text import counted
+from workload.storage.inventory import SealedRun, sealed_runs
+from workload.storage.store import Store
 
 # Give up a task after this many launches in a row that completed none of its runs.
 MOST_IN_VAIN = 3
 # Concurrent requests to a cloud or a store.
 AT_A_TIME = 16
+# How often to try fetching a bundle that its machine has announced.
+FETCH_TRIES = 3
 # Fields of a request that differ between tasks: a task's draft overrides them in the prepared plan.
 TASK_FIELDS = ("name", "launched_at", "spec", "spec_origin", "task", "limit_s")
+
+
+@dataclass(kw_only=True)
+class TaskLaunch(WatchedLaunch):
+    """Launch of a task. `is_over`: nothing runs or costs any more; `is_settled`: its runs' outcome has been handled."""
+
+    task: Task
+    submitting: Future[Any] | None = None
+    ended_s: float | None = None
+    fetching: list[Future[None]] = field(default_factory=list)
+    # Bundles that are fetched, being fetched, or given up.
+    fetched: set[str] = field(default_factory=set)
+    is_over: bool = False
+    is_settled: bool = False
+    usd: float | None = None
+
+    def set_machine(self, machine: Machine) -> None:
+        """Record the machine that was requested for the launch; its boot time is counted from the next poll on."""
+        self.machine, self.zones, self.boots_from_s = machine, (machine.zone,), None
+
+    def must_be_removed(self, now_s: float) -> bool:
+        """Whether to remove the machine: it does no work any more, or still exists long after its result."""
+        if self.machine is None or self.is_gone:
+            return False
+        if self.result is not None:
+            return now_s - (self.ended_s or now_s) > SELF_DELETION_S
+        return self.liveness in TO_BE_REMOVED
+
+
+class Collector:
+    """Fetcher of bundles from the store into the folder of results; `workers` are its threads."""
+
+    def __init__(self, work: PlaceWork, store: Store, output: Path, progress: Progress, workers: Workers) -> None:
+        self._work, self._store, self._output, self._progress, self._workers = work, store, output, progress, workers
+        self._tries: dict[str, int] = {}
+        # Runs in the store whose labels contradict their run.json.
+        self._mislabelled: set[str] = set()
+
+    def fetch_announced(self, launch: TaskLaunch) -> None:
+        """Start fetching the bundles that the launch's machine has announced, each once."""
+        for run_id in launch.announced_runs:
+            if run_id not in launch.fetched:
+                launch.fetched.add(run_id)
+                launch.fetching.append(self._workers.submit(self._fetch_one, launch, run_id))
+
+    def is_collected(self, launch: TaskLaunch) -> bool:
+        """Whether every announced bundle of the launch is in the folder of results, or was given up."""
+        if not all(future.done() for future in launch.fetching):
+            return False
+        while launch.fetching:
+            launch.fetching.pop().result()  # raises unexpected exceptions of the thread
+        return set(launch.announced_runs) <= launch.fetched
+
+    def fetch_sealed(self, keys: Collection[str] | None = None) -> None:
+        """Fetch sealed runs of the place that are in the store and not in the folder of results; lists the store once.
+
+        `keys`: fetch only these runs; None: all.
+        """
+        waiting: list[Future[None]] = []
+        damaged: list[SealedRun] = []
+        for sealed in sealed_runs(self._store, compared=lambda run: run.status in FINAL and self._is_missing(run)):
+            is_wanted = self._work.has(sealed.run_key) and (keys is None or sealed.run_key in keys)
+            if not is_wanted or sealed.run_id in self._mislabelled:
+                continue
+            if sealed.damage:
+                damaged.append(sealed)
+                continue
+            is_new = sealed.status in FINAL and self._work.status(sealed.run_key) is None
+            if is_new:
+                self._work.settle(sealed.run_key, Status(sealed.status))
+            if is_new or (sealed.status in (*FINAL, Status.FAILED) and self._is_missing(sealed)):
+                waiting.append(self._workers.submit(self._fetch_stored, sealed))
+        for future in waiting:
+            future.result()
+        for sealed in damaged:
+            if self._work.status(sealed.run_key) is None:
+                self._say_damaged(sealed.run_id, sealed.damage)
+
+    def _is_missing(self, sealed: SealedRun) -> bool:
+        """Whether a run belongs to the place and its bundle is not in the folder of results."""
+        is_here = (self._output / sealed.run_id / bundle.MANIFEST).is_file()
+        return self._work.has(sealed.run_key) and not is_here
+
+    def _say_damaged(self, run_id: str, why: str) -> None:
+        address = self._store.locate(f"{RUNS}{run_id}")
+        self._progress.say(self._work.name, f"{address} is damaged, so its run is repeated: {why}")
+
+    def _fetch_one(self, launch: TaskLaunch, run_id: str) -> None:
+        try:
+            sealed = self._fetched(run_id)
+        except RooflaunchError as error:
+            tries = self._tries[run_id] = self._tries.get(run_id, 0) + 1
+            if tries < FETCH_TRIES:
+                launch.fetched.discard(run_id)
+            else:
+                self._progress.say(self._work.name, f"{run_id} could not be collected: {error}")
+            return
+        record = sealed.record
+        is_new = self._work.status(record.run_key or "") is None
+        run = self._work.take(record, sealed.path)
+        if run is None or not is_new:
+            return
+        rate = record.timing.images_per_s if record.timing else None
+        is_completed = record.status is Status.COMPLETED
+        result = rate_text(record) if is_completed and rate else record.status.replace("_", " ")
+        why = f": {record.error}" if record.error and record.status is Status.FAILED else ""
+        self._progress.say(self._work.name, progress_text(self._work, run, f"{result}{why}"))
+        if is_completed:
+            self._progress.update(self._work.name, images_per_s=rate)
+
+    def _fetch_stored(self, stored: SealedRun) -> None:
+        """Fetch a bundle that is in the store already.
+
+        Failed runs stay missing, and so do runs whose bundle is damaged, or is labelled as another run.
+        """
+        try:
+            sealed = self._fetched(stored.run_id)
+            why = why_other_labels({STATUS_LABEL: stored.status, KEY_LABEL: stored.run_key}, sealed.document)
+            if why:
+                self._mislabelled.add(stored.run_id)
+            elif sealed.record.status in FINAL:
+                self._work.take(sealed.record, sealed.path)
+        except BundleError as error:
+            why = str(error)
+        except RooflaunchError as error:
+            self._progress.say(self._work.name, f"{stored.run_id} could not be collected: {error}")
+            return
+        if why:
+            self._work.lose(stored.run_key)
+            self._say_damaged(stored.run_id, why)
+
+    def _fetched(self, run_id: str) -> Bundle:
+        """Fetch a bundle unless the folder has it, and read its record. Raises `RooflaunchError` if either fails."""
+        is_here = (self._output / run_id / bundle.MANIFEST).is_file()
+        sealed = bundle.read(self._output / run_id) if is_here else fetched(self._store, run_id, self._output, jobs=1)
+        _ = sealed.record
+        return sealed
 
 
 class RentedPlace:
@@ -54,7 +199,7 @@ class RentedPlace:
         is_busy_elsewhere: Callable[[], bool] = lambda: False,
         was_killed: bool = False,
     ) -> None:
-        self._work, self._backend, self._sweep, self._output = work, backend, sweep, output
+        self.work, self._backend, self._sweep, self._output = work, backend, sweep, output
         self._control, self._progress, self._budget, self._was_killed = control, progress, budget, was_killed
         self._sleep, self._is_busy_elsewhere = sleep or control.wait, is_busy_elsewhere
         self.place = work.plan.place
@@ -110,18 +255,18 @@ class RentedPlace:
             self._connect()
             self._adopt_earlier()
             adopted = {run.run_key for launch in self._under_way() for run in launch.task.runs}
-            self._waiting = list(self._work.open_tasks(adopted))
+            self._waiting = list(self.work.open_tasks(adopted))
             while True:
                 self._work_off()
-                if self._control.why_not or not self._work.add_blocks():
+                if self._control.why_not or not self.work.add_blocks():
                     break
-                if decision := self._work.decision:
+                if decision := self.work.decision:
                     self._progress.say(self.place.name, decision.reason)
-                self._waiting = list(self._work.open_tasks())
+                self._waiting = list(self.work.open_tasks())
             self._show(self._control.why_not or "done")
         except RooflaunchError as error:
-            runs = self._work.remaining(self._work.runs)
-            self._work.fail(runs, why=str(error), hint=error.hint, code=error.exit_code)
+            runs = self.work.remaining(self.work.runs)
+            self.work.fail(runs, why=str(error), hint=error.hint, code=error.exit_code)
             self._show(str(error))
             self._progress.say(self.place.name, f"{error}; to solve this: {error.hint}")
             running = [launch.name for launch in self._under_way() if launch.machine is not None]
@@ -163,7 +308,7 @@ class RentedPlace:
         self._watch = Watch(self._session, run_all=self._readers.run_all)
         self._script_files = self.place.script.script_files if self.place.script else None
         self._launcher = Launcher(self._session, output=self._output, script_files=self._script_files)
-        self._collector = Collector(self._work, store, self._output, self._progress, self._fetchers)
+        self._collector = Collector(self.work, store, self._output, self._progress, self._fetchers)
 
     def _adopt_earlier(self) -> None:
         """Fetch the sealed bundles, and adopt the launches of this sweep that have not ended."""
@@ -200,7 +345,7 @@ class RentedPlace:
             task = request.work
         except UsageError:
             return None
-        if not any(self._work.has(run.run_key) for run in task.runs):
+        if not any(self.work.has(run.run_key) for run in task.runs):
             return None
         return TaskLaunch(task=task, request=request, zones=tuple(request.zones), is_ours=False)
 
@@ -227,11 +372,14 @@ class RentedPlace:
         planned: list[tuple[TaskLaunch, Plan]] = []
         for index, task in enumerate(tasks):
             self._budget.expect(self.place.name, len(tasks) - index)
-            remaining = replace(task, runs=self._work.remaining(task.runs))
+            remaining = replace(task, runs=self.work.remaining(task.runs))
             if not remaining.runs:
                 continue
             try:
-                planned.append(self._planned(remaining))
+                plan = self._plan(remaining)
+                self._budget.reserve(plan)
+                launch = TaskLaunch(task=remaining, request=plan.request, zones=tuple(plan.request.zones))
+                planned.append((launch, plan))
             except RooflaunchError as error:
                 why = str(error)
                 if isinstance(error, UsageError) and (share_usd := self._budget.share_usd) is not None:
@@ -242,19 +390,13 @@ class RentedPlace:
         self._submit(planned)
         self._last_launch_s = self._connected.now_s()
 
-    def _planned(self, task: Task) -> tuple[TaskLaunch, Plan]:
-        """Plan a launch for a task and reserve its cost. Raises `RooflaunchError` if the task cannot be launched."""
-        plan = self._plan(task)
-        self._budget.reserve(plan)
-        return TaskLaunch(task=task, request=plan.request, zones=tuple(plan.request.zones)), plan
-
     def _plan(self, task: Task) -> Plan:
         options, session = self.place.options, self._connected
         share = self._budget.share_usd
         if share is not None and "max_cost_usd" in {item.name for item in fields(options)}:
             own = options.max_cost_usd
             options = replace(options, max_cost_usd=share if own is None else min(own, share))
-        resolved = Resolved(spec=replace(task.runs[0].spec, repeats=1), origin=self._work.plan.origin)
+        resolved = Resolved(spec=replace(task.runs[0].spec, repeats=1), origin=self.work.plan.origin)
         job = Job(resolved=resolved, token=secrets.token_hex(3), task=task)
         now = datetime.fromtimestamp(session.now_s(), UTC)
         draft = self._backend.plan(job, options, self._settings, now=now)
@@ -336,8 +478,8 @@ class RentedPlace:
                 self._fail([launch.task], str(error), error.hint, error.exit_code)
 
     def _fail(self, tasks: Collection[Task], why: str, hint: str, code: int) -> None:
-        runs = self._work.remaining(run for task in tasks for run in task.runs)
-        self._work.fail(runs, why=why, hint=hint, code=code)
+        runs = self.work.remaining(run for task in tasks for run in task.runs)
+        self.work.fail(runs, why=why, hint=hint, code=code)
         if runs:
             self._progress.say(self.place.name, f"{counted(len(runs), 'run')} left out: {why}")
 
@@ -385,12 +527,12 @@ class RentedPlace:
         """Handle ended launches whose bundles are fetched: request another machine for their missing runs."""
         ready = [launch for launch in ended if self._collector.is_collected(launch)]
         # A machine may have sealed a bundle after its last heartbeat.
-        if any(launch.result is None and self._work.remaining(launch.task.runs) for launch in ready):
+        if any(launch.result is None and self.work.remaining(launch.task.runs) for launch in ready):
             lost = [launch for launch in ready if launch.result is None]
             self._collector.fetch_sealed({run.run_key for launch in lost for run in launch.task.runs})
         for launch in ready:
             launch.is_settled = True
-            if remaining := self._work.remaining(launch.task.runs):
+            if remaining := self.work.remaining(launch.task.runs):
                 self._requeue(launch, remaining)
 
     def _requeue(self, launch: TaskLaunch, runs: tuple[TaskRun, ...]) -> None:
@@ -444,13 +586,13 @@ class RentedPlace:
             words = launches.plain(running[0].heartbeat.last_line)
         words = ", ".join(filter(None, (words, f"{len(starting)} starting" if starting else "")))
         left_s: float | None = None
-        if self._work.to_do and self._work.new_runs and running:
+        if self.work.to_do and self.work.new_runs and running:
             # At the rate of the runs that have ended.
             first_s = min(epoch_s(launch.request.launched_at) or 0.0 for launch in self._launches)
-            left_s = (self._connected.now_s() - first_s) / self._work.new_runs * self._work.to_do
+            left_s = (self._connected.now_s() - first_s) / self.work.new_runs * self.work.to_do
         self._progress.update(
             self.place.name,
-            **self._work.counts(),
+            **self.work.counts(),
             usd=self.usd,
             left_s=left_s,
             now=now or words or (str(self._refusal) if self._refusal else ""),

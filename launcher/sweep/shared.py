@@ -6,7 +6,6 @@ import shutil
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -189,21 +188,16 @@ class PlaceState:
     left_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """Message about a place, or about all places if `place` is empty."""
-
-    place: str
-    text: str
-
-
 class Progress:
-    """State of each place, in the order of first updates, and the messages that have not been shown yet."""
+    """State of each place, in the order of first updates, and the messages that have not been shown yet.
+
+    A message is a pair: the name of its place, or "" for all places, and its text.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._states: dict[str, PlaceState] = {}
-        self._lines: deque[Line] = deque()
+        self._lines: list[tuple[str, str]] = []
 
     def update(self, name: str, **changes: Any) -> None:
         """Change fields of a place's state."""
@@ -213,18 +207,17 @@ class Progress:
     def say(self, place: str, text: str) -> None:
         """Add a message about a place."""
         with self._lock:
-            self._lines.append(Line(place=place, text=text))
+            self._lines.append((place, text))
 
     @property
     def states(self) -> tuple[PlaceState, ...]:
         with self._lock:
             return tuple(self._states.values())
 
-    def take_lines(self) -> list[Line]:
+    def take_lines(self) -> list[tuple[str, str]]:
         """Remove and return the messages since the last call."""
         with self._lock:
-            lines = list(self._lines)
-            self._lines.clear()
+            lines, self._lines = self._lines, []
             return lines
 
 
@@ -250,19 +243,18 @@ class LiveTable:
         if not lines and text == self._shown:
             return
         self.clear()
-        self._stream.write("".join(f"{self._text(line)}\n" for line in lines) + (f"{text}\n" if table else ""))
+        self._stream.write("".join(f"{self._text(*line)}\n" for line in lines) + (f"{text}\n" if table else ""))
         self._stream.flush()
         self._drawn, self._shown = len(table), text
 
-    def _print_lines(self, lines: Sequence[Line]) -> None:
+    def _print_lines(self, lines: list[tuple[str, str]]) -> None:
         """Print the lines; if there are none for a while, print the progress of each place."""
         if not lines and self._now() - self._printed_s >= LINE_EVERY_S:
             for state in self._progress.states:
                 left = "" if state.left_s is None else f", about {duration(state.left_s)} left"
-                text = f"{state.done}/{state.runs}  {state.now or 'begins'}{left}"
-                lines = [*lines, Line(place=state.name, text=text)]
+                lines.append((state.name, f"{state.done}/{state.runs}  {state.now or 'begins'}{left}"))
         for line in lines:
-            print(self._text(line), file=self._stream, flush=True)
+            print(self._text(*line), file=self._stream, flush=True)
         self._printed_s = self._now() if lines else self._printed_s
 
     def clear(self) -> None:
@@ -272,9 +264,9 @@ class LiveTable:
             self._stream.flush()
         self._drawn, self._shown = 0, ""
 
-    def _text(self, line: Line) -> str:
-        place = f"{line.place}: " if line.place else ""
-        return printable(as_typed(f"{'+' + duration(self._now() - self._began_s):>10}  {place}{line.text}"))
+    def _text(self, place: str, text: str) -> str:
+        where = f"{place}: " if place else ""
+        return printable(as_typed(f"{'+' + duration(self._now() - self._began_s):>10}  {where}{text}"))
 
 
 def rows_of(states: Sequence[PlaceState], width: int) -> list[str]:

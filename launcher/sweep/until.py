@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from math import inf
 
+from launcher.sizes import parse_share
 from launcher.sweep.places import Configuration
 from workload.contract.errors import UsageError
 from workload.contract.text import counted, percent
@@ -65,26 +66,15 @@ class Decision:
 
 
 def until_of(until: str | None, most: int | None) -> Until | None:
-    """Parse `--until` and `--max-repeats`. Raises `UsageError` for the latter alone, or for no share."""
+    """Parse `--until` and `--max-repeats`. Raises `UsageError` for the latter alone, or if `until` is no share."""
     if until:
-        return Until(share=parse_share(until, "--until"), most=most)
+        return Until(share=parse_share(until, "--until", example="1%"), most=most)
     if most is not None:
         raise UsageError(
             f"--max-repeats limits the blocks that --until adds; got {most} without it",
             hint=f"repeats = {most} in the matrix, or --until 1%",
         )
     return None
-
-
-def parse_share(text: str, flag: str) -> float:
-    """Parse `1%` or `0.01`. Raises `UsageError` unless the share is between 0 and 1."""
-    try:
-        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        share = 0.0
-    if not 0 < share < 1:
-        raise UsageError(f"{flag} must be a share such as 1%; got '{text}'", hint=f"{flag} 1%")
-    return share
 
 
 def decide(until: Until, configurations: tuple[Configuration, ...], runs: Sequence[Run]) -> Decision:

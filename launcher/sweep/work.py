@@ -1,11 +1,14 @@
-"""Requested runs of one place of a sweep, their results so far, and the outcome of the sweep. Uses no network."""
+"""Runs of a sweep: which a folder has, those of one place with their results so far, and the outcome of the sweep.
+
+Uses no network.
+"""
 
 import re
 import shlex
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,13 +18,15 @@ from launcher.protocol.task import Task, TaskRun
 from launcher.sweep import until as stopping
 from launcher.sweep.places import PlacePlan
 from launcher.sweep.until import Decision, Until
-from workload.contract.errors import ExitCode
+from workload.contract import bundle
+from workload.contract.errors import BundleError, ExitCode
 from workload.contract.invocation import as_typed
 from workload.contract.record import Record, Status
 from workload.contract.spent import Spent
 from workload.contract.text import counted, duration, plain, unbroken, wrapped
 from workload.stats.blocks_interval import BlocksInterval
 from workload.stats.design import Run
+from workload.storage.inventory import SealedRun, sealed_in
 
 TEXT_COLUMN = 16
 # Largest number of runs that are named for each reason of failure.
@@ -59,6 +64,45 @@ class Ended:
         return cls(status=Status(record.status), images_per_s=rate, path=path, position=position)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExistingRuns:
+    """Sealed runs of a folder. `by_key`: runs that need no repetition; `damaged`: damage of a bundle, by run_id."""
+
+    runs: tuple[SealedRun, ...]
+    by_key: Mapping[str, SealedRun]
+    damaged: Mapping[str, str]
+
+    def done(self, plan: PlacePlan) -> frozenset[str]:
+        """Keys of a place's runs that need not run again."""
+        return frozenset(run.run_key for run in plan.runs if run.run_key in self.by_key)
+
+    def out_of_memory(self, plan: PlacePlan) -> frozenset[str]:
+        """Keys of this plan's runs that ran out of memory."""
+        return frozenset(key for key in self.done(plan) if self.by_key[key].status == Status.OUT_OF_MEMORY)
+
+    def verified(self, keys: Collection[str], results: Path) -> "ExistingRuns":
+        """Copy without the runs of these keys whose bundle is damaged."""
+        damaged: dict[str, str] = {}
+        for run in self.runs:
+            if run.run_key in keys and run.status in FINAL:
+                try:
+                    bundle.read(results / run.run_id)
+                except BundleError as error:
+                    damaged[run.run_id] = str(error).removeprefix(f"'{results / run.run_id}' is damaged: ")
+        return _existing([run for run in self.runs if run.run_id not in damaged], damaged)
+
+
+def existing_runs(results: Path) -> ExistingRuns:
+    """Read the manifests of a folder's bundles. A key counts as done if any bundle with the key has a final status."""
+    return _existing(sealed_in(results), {})
+
+
+def _existing(sealed: Iterable[SealedRun], damaged: Mapping[str, str]) -> ExistingRuns:
+    runs = tuple(sealed)
+    by_key = {run.run_key: run for run in runs if run.run_key and run.status in FINAL}
+    return ExistingRuns(runs=runs, by_key=by_key, damaged=damaged)
+
+
 class PlaceWork:
     """Runs of one place; safe to share between threads.
 
@@ -67,19 +111,24 @@ class PlaceWork:
     """
 
     def __init__(self, plan: PlacePlan, *, known: dict[str, Ended], until: Until | None = None) -> None:
-        self._plan, self._until = plan, until
+        # `plan` grows by the blocks that `--until` adds. `decision`: the last of `--until`, None before the first.
+        self.plan, self._until = plan, until
+        self.decision: Decision | None = None
+        # Number of runs that ended during this process.
+        self.new_runs = 0
+        # Cost in USD, uploads and number of requests by kind, of the machines of a rented place.
+        self.usd: float | None = None
+        self.uploads: Sequence[Spent] = ()
+        self.calls: Mapping[str, int] = {}
         self._lock = threading.RLock()
         self._ended: dict[str, Ended] = {}
         self._failures: dict[str, Failure] = {}
         self._asked = {run.run_key: run for run in plan.runs}
-        self._decision: Decision | None = None
         # Keys of the runs that ran out of memory. Runs left out because of them: by key, the size of the smaller batch.
         self._out_of_memory: frozenset[str] = frozenset()
         self._too_large: dict[str, int] = {}
         # Number of figures when blocks were last added. If the number has not grown since, no more blocks are added.
         self._figures_at_last_addition = -1
-        # Number of runs that ended during this process.
-        self._new = 0
         self._spent: list[Spent] = []
         for key in plan.done:
             self._ended[key] = known.get(key, Ended(status=Status.COMPLETED))
@@ -88,33 +137,19 @@ class PlaceWork:
                 self._ended[key] = ended
 
     @property
-    def plan(self) -> PlacePlan:
-        return self._plan
-
-    @property
     def name(self) -> str:
-        return self._plan.place.name
+        return self.plan.place.name
 
     @property
     def runs(self) -> tuple[TaskRun, ...]:
         """All requested runs, done or not."""
-        return self._plan.runs
-
-    @property
-    def decision(self) -> Decision | None:
-        """Last decision of `--until`; None before the first."""
-        return self._decision
-
-    @property
-    def new_runs(self) -> int:
-        """Number of runs that ended during this process."""
-        return self._new
+        return self.plan.runs
 
     @property
     def spent(self) -> Spent:
-        """Where the time of these new runs went."""
+        """Where the time of the new runs went, and of the uploads."""
         with self._lock:
-            return Spent.total(self._spent)
+            return Spent.total([*self._spent, *self.uploads])
 
     def has(self, run_key: str) -> bool:
         """Whether a key belongs to a run of this place."""
@@ -143,7 +178,7 @@ class PlaceWork:
                 return None
             if record.status in FINAL:
                 if run.run_key not in self._ended:
-                    self._new += 1
+                    self.new_runs += 1
                     self._spent.append(Spent.of(record, whole_s))
                 self._ended[run.run_key] = Ended.of(record, path)
                 self._failures.pop(run.run_key, None)
@@ -172,9 +207,10 @@ class PlaceWork:
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """Failures in the order of the runs."""
+        """Failures in the order of the runs, without runs that are left out."""
         with self._lock:
-            return tuple(self._failures[key] for key in self._asked if key in self._failures)
+            keys = self._failures.keys() - self._closed()
+            return tuple(self._failures[key] for key in self._asked if key in keys)
 
     @property
     def too_large(self) -> dict[str, int]:
@@ -182,7 +218,7 @@ class PlaceWork:
         with self._lock:
             keys = frozenset(key for key, ended in self._ended.items() if ended.status is Status.OUT_OF_MEMORY)
             if keys != self._out_of_memory:
-                self._out_of_memory, self._too_large = keys, self._plan.too_large(keys)
+                self._out_of_memory, self._too_large = keys, self.plan.too_large(keys)
             return {key: size for key, size in self._too_large.items() if key not in self._ended}
 
     @property
@@ -212,7 +248,7 @@ class PlaceWork:
     def open_tasks(self, without: Collection[str] = ()) -> tuple[Task, ...]:
         """Tasks with the runs that have not ended, failed or been left out, and whose keys are not in `without`."""
         with self._lock:
-            return self._plan.without({*self._closed(), *self._failures, *without})
+            return self.plan.without({*self._closed(), *self._failures, *without})
 
     def remaining(self, runs: Iterable[TaskRun]) -> tuple[TaskRun, ...]:
         """Subset of `runs`: runs that have neither ended nor failed, and are not left out."""
@@ -220,11 +256,10 @@ class PlaceWork:
             closed = {*self._closed(), *self._failures}
             return tuple(run for run in runs if run.run_key not in closed)
 
-    def unanswered(self) -> tuple[TaskRun, ...]:
-        """Runs without a result, failed or never begun."""
-        with self._lock:
-            closed = self._closed()
-            return tuple(run for run in self.runs if run.run_key not in closed)
+    @property
+    def not_begun(self) -> tuple[TaskRun, ...]:
+        """Runs that were never begun: they have neither a result nor a failure."""
+        return self.remaining(self.runs)
 
     def _closed(self) -> set[str]:
         return {*self._ended, *self.too_large}
@@ -247,15 +282,15 @@ class PlaceWork:
             if self._until is None:
                 return 0
             figures = self.figures
-            self._decision = stopping.decide(self._until, self._plan.configurations, figures)
+            self.decision = stopping.decide(self._until, self.plan.configurations, figures)
             count = len(figures)
             most = self._until.most
-            add = self._decision.add if most is None else min(self._decision.add, most - self.blocks)
-            if self._decision.is_done or add <= 0 or count == self._figures_at_last_addition:
+            add = self.decision.add if most is None else min(self.decision.add, most - self.blocks)
+            if self.decision.is_done or add <= 0 or count == self._figures_at_last_addition:
                 return 0
             self._figures_at_last_addition = count
-            self._plan = self._plan.with_blocks(self.blocks + add)
-            self._asked = {run.run_key: run for run in self._plan.runs}
+            self.plan = self.plan.with_blocks(self.blocks + add)
+            self._asked = {run.run_key: run for run in self.plan.runs}
             self._out_of_memory = frozenset()
             return add
 
@@ -290,36 +325,6 @@ def progress_text(work: PlaceWork, run: TaskRun, result: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlaceOutcome:
-    """Outcome of one place. `done`: number of runs that have a result or are too large for the memory.
-
-    `new`: runs that ended during this process; `spent`: where their time went. `decision`: last decision of `--until`,
-    with each configuration's interval.
-    """
-
-    plan: PlacePlan
-    done: int
-    new: int
-    failures: tuple[Failure, ...] = ()
-    too_large: Mapping[str, int] = field(default_factory=dict)
-    unanswered: tuple[TaskRun, ...] = ()
-    usd: float | None = None
-    calls: Mapping[str, int] = field(default_factory=dict)
-    decision: Decision | None = None
-    spent: Spent = field(default_factory=Spent)
-
-    @property
-    def name(self) -> str:
-        return self.plan.place.name
-
-    @property
-    def not_begun(self) -> tuple[TaskRun, ...]:
-        """Runs that were never begun: they have neither a result nor a failure."""
-        failed = {failure.run.run_key for failure in self.failures}
-        return tuple(run for run in self.unanswered if run.run_key not in failed)
-
-
-@dataclass(frozen=True, kw_only=True)
 class SweepOutcome:
     """Outcome of a sweep at all places.
 
@@ -327,7 +332,7 @@ class SweepOutcome:
     """
 
     name: str
-    places: tuple[PlaceOutcome, ...]
+    places: tuple[PlaceWork, ...]
     output: Path
     exit_code: int
     seconds: float
@@ -353,22 +358,22 @@ class SweepOutcome:
         return "\n".join(wrapped(as_typed(text), width, indent=TEXT_COLUMN, first=f"  {label}") for label, text in rows)
 
 
-def exit_code_of(places: Sequence[PlaceOutcome], *, was_interrupted: bool) -> int:
+def exit_code_of(places: Sequence[PlaceWork], *, was_interrupted: bool) -> int:
     """Exit code of a sweep: 130 (interrupted); 0 (every run has a result or is too large); else 6 (runs failed).
 
     If no run is done and all failures have the same code, the sweep has this code.
     """
     if was_interrupted:
         return ExitCode.INTERRUPTED
-    if not any(place.unanswered for place in places):
-        return ExitCode.DONE
     codes = {failure.code for place in places for failure in place.failures}
+    if not codes and not any(place.not_begun for place in places):
+        return ExitCode.DONE
     is_any_done = any(place.done for place in places)
     return codes.pop() if len(codes) == 1 and not is_any_done else ExitCode.RUN_FAILED
 
 
-def _rows(place: PlaceOutcome, why_not: str) -> Iterator[tuple[str, str]]:
-    new = f", {place.new} of them now" if place.new != place.done else ""
+def _rows(place: PlaceWork, why_not: str) -> Iterator[tuple[str, str]]:
+    new = f", {place.new_runs} of them now" if place.new_runs != place.done else ""
     cost = f"; {place.usd:.3f} USD" if place.usd is not None else ""
     yield place.name, f"{place.done} of {counted(len(place.plan.runs), 'run')} have a result{new}{cost}"
     if place.spent.runs:
@@ -390,7 +395,6 @@ def _rows(place: PlaceOutcome, why_not: str) -> Iterator[tuple[str, str]]:
 
 
 def _interval_text(interval: BlocksInterval) -> str:
-    """Text with a figure and its 95 % interval, or the reason why there is no interval."""
     if interval.value is None or interval.low is None or interval.high is None or interval.half_width is None:
         return interval.reason or "no interval"
     value, low, high = (plain(figure, 4) for figure in (interval.value, interval.low, interval.high))
@@ -405,7 +409,7 @@ def _by_cause(failures: Sequence[Failure]) -> dict[str, list[Failure]]:
     return causes
 
 
-def _to_json(place: PlaceOutcome) -> dict[str, Any]:
+def _to_json(place: PlaceWork) -> dict[str, Any]:
     def named(run: TaskRun) -> dict[str, Any]:
         return {"run_key": run.run_key, "block": run.block, "configuration": configuration_text(run, place.plan)}
 
@@ -414,7 +418,7 @@ def _to_json(place: PlaceOutcome) -> dict[str, Any]:
         "name": place.name,
         "runs": len(place.plan.runs),
         "done": place.done,
-        "new": place.new,
+        "new": place.new_runs,
         "usd": place.usd,
         "time": place.spent.to_json(),
         "calls": dict(place.calls),

@@ -16,7 +16,7 @@ import urllib3
 from fake_docker import FakeDocker
 
 from launcher import docker_engine
-from launcher.docker_engine import Container, ContainerEnd, EngineEvent, Image
+from launcher.docker_engine import Container, ContainerEnd, Image
 from workload.contract.errors import ToolError
 
 FULL = Container(
@@ -51,19 +51,6 @@ def image(**changes: Any) -> Image:
         "labels": {},
     }
     return Image(**plain | changes)
-
-
-def test_command_line_of_a_full_container() -> None:
-    assert FULL.as_words() == [
-        *("docker", "run", "--rm", "--read-only", "--tmpfs", "/tmp:exec", "--cap-drop", "ALL"),
-        *("--security-opt", "no-new-privileges", "--network", "bridge", "--user", "1000:1000"),
-        *("--cap-add", "SYS_ADMIN", "--cap-add", "SETUID", "--gpus", "all", "--shm-size", "2147483648"),
-        *("--memory", "536870912", "--memory-swap", "536870912", "--cpus", "1.5"),
-        *("--volume", "/home/me/results:/home/me/results"),
-        *("--volume", "/home/me/photos:/home/me/photos:ro", "--volume", "/data:/data:ro"),
-        *("--env", "OMP_NUM_THREADS=2", "--entrypoint", "setpriv"),
-        *("sha256:ab", "--reuid=1000", "python", "train", "--model", "resnet18"),
-    ]
 
 
 def words_of(creation: dict[str, Any]) -> dict[str, list[str]]:
@@ -108,64 +95,14 @@ def test_what_is_shown_is_what_is_started(container: Container) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pieces", "lines"),
-    [
-        ([b"one\ntwo\n"], ["one", "two"]),
-        ([b"o", b"ne\nt", b"wo"], ["one", "two"]),
-        (["grün\n".encode()[:3], "grün\n".encode()[3:]], ["grün"]),
-        (["€\n".encode()[i : i + 1] for i in range(4)], ["€"]),
-        ([None, b"", b"a\n", None], ["a"]),
-        ([b"\n\na\n"], ["", "", "a"]),
-        ([b"\xff\n"], ["\N{REPLACEMENT CHARACTER}"]),
-        ([b"cut \xc3"], ["cut \N{REPLACEMENT CHARACTER}"]),
-        ([], []),
-    ],
-)
-def test_lines_out_of_pieces(pieces: list[bytes | None], lines: list[str]) -> None:
-    found: list[str] = []
-    splitter = docker_engine._Lines(found.append)
-    for piece in pieces:
-        splitter.feed(piece)
-    splitter.close()
-    assert found == lines
-
-
-@pytest.mark.parametrize(
-    ("message", "event"),
-    [
-        ({"stream": "Step 1/3 : FROM x\n"}, EngineEvent(text="Step 1/3 : FROM x\n")),
-        ({"status": "Pulling", "id": "12-slim"}, EngineEvent(text="12-slim: Pulling")),
-        ({"status": "Digest: sha256:ab"}, EngineEvent(text="Digest: sha256:ab")),
-        ({"aux": {"ID": "sha256:cd"}}, EngineEvent(image_id="sha256:cd")),
-        (
-            {"aux": {"Tag": "1", "Digest": "sha256:ab", "Size": 3}, "progressDetail": {}},
-            EngineEvent(digest="sha256:ab"),
-        ),
-        ({"error": "boom", "errorDetail": {"message": "boom"}}, EngineEvent(error="boom")),
-        ({"id": "12-slim"}, EngineEvent()),
-        ({}, EngineEvent()),
-    ],
-)
-def test_messages_of_a_build_or_a_push(message: dict[str, Any], event: EngineEvent) -> None:
-    assert docker_engine._event(message) == event
-
-
-@pytest.mark.parametrize(
     ("raised", "message", "hint"),
     [
         (docker.errors.DockerException("no such thing"), "it broke: no such thing", "try this"),
         (docker.errors.APIError("409 Client Error", explanation="name in use"), "it broke: name in use", "try this"),
         (requests.ConnectionError("Connection refused"), "it broke: Connection refused", "try this"),
-        (urllib3.exceptions.ProtocolError("Connection broken"), "it broke: Connection broken", "try this"),
-        (OSError("first line\nsecond line"), "it broke: first line", "try this"),
         (requests.ConnectionError(), "it broke: ConnectionError", "try this"),
         (
             PermissionError(13, "Permission denied"),
-            "it broke: permission denied",
-            "sudo usermod -aG docker $USER, then log in again",
-        ),
-        (
-            docker.errors.DockerException("Error: ('Connection aborted.', PermissionError(13, 'Permission denied'))"),
             "it broke: permission denied",
             "sudo usermod -aG docker $USER, then log in again",
         ),
@@ -176,11 +113,6 @@ def test_failures_of_the_engine_are_ours(raised: Exception, message: str, hint: 
         raise raised
     assert (str(caught.value), caught.value.hint) == (message, hint)
     assert caught.value.__cause__ is raised
-
-
-def test_other_failures_stay_bugs() -> None:
-    with pytest.raises(ZeroDivisionError), docker_engine.translated("it broke", "try this"):
-        raise ZeroDivisionError
 
 
 @pytest.fixture
@@ -267,10 +199,7 @@ def test_the_engine_is_the_one_that_docker_would_use(
     ids=["nothing", "socket", "DOCKER_HOST", "context", "no context", "no text"],
 )
 def test_whether_an_engine_could_be_there(
-    lay_out: Callable[[Path, pytest.MonkeyPatch], None],
-    found: bool,
-    no_engine: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    lay_out: Callable[[Path, pytest.MonkeyPatch], None], found: bool, no_engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lay_out(no_engine.parent, monkeypatch)
     assert docker_engine.socket_exists() is found
@@ -305,11 +234,7 @@ def test_names_of_an_image(changes: dict[str, Any], name: str, digest: str) -> N
     ],
 )
 def test_engine_with_gpus(
-    runtimes: object,
-    hook: str | None,
-    found: bool,
-    docker: FakeDocker,
-    monkeypatch: pytest.MonkeyPatch,
+    runtimes: object, hook: str | None, found: bool, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", {"nvidia-container-runtime-hook": hook}.__getitem__)
     assert docker.engine(Runtimes=runtimes).has_gpus is found
@@ -324,13 +249,6 @@ def test_files_in_a_mounted_folder_are_the_callers(
 ) -> None:
     expected = caller or f"{os.getuid()}:{os.getgid()}"
     assert docker.engine(SecurityOptions=options).caller == expected
-
-
-def test_free_space(docker: FakeDocker, tmp_path: Path) -> None:
-    free = docker.engine(DockerRootDir=str(tmp_path)).free_bytes()
-    assert free is not None
-    assert 0 <= free <= shutil.disk_usage(tmp_path).total
-    assert docker.engine(DockerRootDir=str(tmp_path / "elsewhere")).free_bytes() is None
 
 
 def test_image_by_id_or_tag(docker: FakeDocker) -> None:
@@ -354,18 +272,6 @@ def test_image_by_id_or_tag(docker: FakeDocker) -> None:
     )
 
 
-def test_images_with_labels_are_newest_first(docker: FakeDocker) -> None:
-    for name, day, labels in (
-        ("old", "2026-11-19", {"a": "1", "b": "2"}),
-        ("new", "2026-11-20", {"a": "1", "b": "2"}),
-        ("other", "2026-11-21", {"a": "1"}),
-        ("bare", "2026-11-22", None),
-    ):
-        docker.hold(name, labels=labels, Created=day)
-    assert [each.id for each in docker.engine().images({"a": "1", "b": "2"})] == ["new", "old"]
-    assert [each.id for each in docker.engine().images({"a": "1"})] == ["other", "new", "old"]
-
-
 def test_registry_that_cannot_be_reached(docker: FakeDocker) -> None:
     docker.registry["debian:12-slim"] = "sha256:ab"
     assert docker.engine().registry_digest("debian:12-slim") == "sha256:ab"
@@ -381,10 +287,7 @@ def test_registry_that_cannot_be_reached(docker: FakeDocker) -> None:
         (None, set()),
         ([], set()),
         ([{"architecture": "arm64", "os": "linux", "variant": "v8"}], {"linux/arm64"}),
-        (
-            [{"architecture": "amd64", "os": "linux"}, {"architecture": "unknown", "os": "unknown"}, {}],
-            {"linux/amd64"},
-        ),
+        ([{"architecture": "amd64", "os": "linux"}, {"architecture": "unknown", "os": "unknown"}, {}], {"linux/amd64"}),
     ],
 )
 def test_what_a_registry_has_an_image_for(
@@ -408,11 +311,7 @@ def run(docker: FakeDocker) -> tuple[ContainerEnd, list[str], list[str]]:
 def test_container_is_followed_and_removed(docker: FakeDocker) -> None:
     docker.containers.pieces = [(b"results/a\nres", b"warm"), (None, b"up\n"), (b"ults/b", None), (None, b"end")]
     docker.containers.exit_code, docker.containers.out_of_memory = 7, True
-    assert run(docker) == (
-        ContainerEnd(exit_code=7, out_of_memory=True),
-        ["results/a", "results/b"],
-        ["warmup", "end"],
-    )
+    assert run(docker) == (ContainerEnd(exit_code=7, out_of_memory=True), ["results/a", "results/b"], ["warmup", "end"])
     (container,) = docker.containers.created
     tied = {"stdin_open": True, "environment": {**FULL.environment, "ROOFLAUNCH_LIFELINE": "stdin"}}
     assert container.arguments == docker_engine._creation(FULL) | tied
@@ -449,9 +348,3 @@ def test_signal_to_a_container_that_has_ended_is_nothing(docker: FakeDocker) -> 
         docker.containers.created[0].wait()
         running.send_signal(signal.SIGKILL)
     assert docker.containers.created[0].signals == ["SIGTERM"]
-
-
-def test_containers_with_a_label(docker: FakeDocker) -> None:
-    with docker.engine().started(FULL), docker.engine().started(MINIMAL):
-        assert docker.engine().containers("rooflaunch.run") == [("fake_0", "running")]
-    assert docker.engine().containers("rooflaunch.run") == []

@@ -20,10 +20,6 @@ def trainer_imports_torch(_: Path, launcher: int) -> bool:
     return any("libtorch" in maps for maps in maps_of_group(launcher))
 
 
-def warms_up(folder: Path, _: int) -> bool:
-    return any("warmup" in path.read_text() for path in folder.glob("out/*/steps.csv"))
-
-
 def measures(folder: Path, _: int) -> bool:
     return any("measured" in path.read_text() for path in folder.glob("out/*/steps.csv"))
 

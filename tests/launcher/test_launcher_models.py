@@ -12,10 +12,6 @@ def no_listing() -> list[str]:
     pytest.fail("torchvision is not asked")
 
 
-def test_a_listed_model_asks_nobody() -> None:
-    models.require("resnet18", version=lambda: pytest.fail("not asked"), installed=no_listing)
-
-
 @pytest.mark.parametrize("version", [None, classifiers.VERSION], ids=["no torch", "the listed version"])
 def test_a_slip_is_told_at_once(version: str | None) -> None:
     with pytest.raises(UsageError) as caught:
@@ -31,11 +27,6 @@ def test_another_torchvision_may_have_more_models() -> None:
     with pytest.raises(UsageError, match="unknown model 'newnet_tin'") as caught:
         models.require("newnet_tin", version=lambda: "9.9.0", installed=lambda: ["newnet_tiny"])
     assert caught.value.hint == "did you mean newnet_tiny? `python -m workload models` lists all"
-
-
-def test_a_torchvision_that_cannot_be_imported_adds_nothing() -> None:
-    with pytest.raises(UsageError, match="unknown model 'resnet81'"):
-        models.require("resnet81", version=lambda: "9.9.0", installed=list)
 
 
 KNOWN = "synthetic, cifar10, imagenette"
@@ -87,10 +78,6 @@ def test_counters_need_a_gpu(name: str) -> None:
         models.require_profile(spec, lambda: capability)
     assert (caught.value.exit_code, str(caught.value)) == (code, message)
     assert caught.value.hint.startswith("--profile torch, which traces on any device")
-
-
-def test_counters_elsewhere_are_that_machines_business() -> None:
-    models.require_profile(RunSpec(profile=Profile.NCU))
 
 
 def test_a_folder_for_bundles(tmp_path: Path) -> None:

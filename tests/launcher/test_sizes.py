@@ -80,3 +80,16 @@ def test_no_durations(text: str) -> None:
     rule = "--max-run-time must be a duration such as 60m or 1h30m, from 30 s to 120 d"
     assert str(caught.value) == f"{rule}; got '{shown}'"
     assert caught.value.hint == "--max-run-time 60m"
+
+
+@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.02", 0.02), ("2.5 %", 0.025), (" 2% ", 0.02)])
+def test_parse_share(text: str, share: float) -> None:
+    assert sizes.parse_share(text, "--until", example="1%") == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["0%", "100%", "x", "-1%", "2", "nan", "10001"])
+def test_text_that_is_no_share_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        sizes.parse_share(text, "--until", example="1%", most=0.5)
+    message = f"error: --until must be a share such as 1%, from 0.01 % to 50 %; got '{text}'"
+    assert raised.value.report() == f"{message}\nhint: --until 1%"

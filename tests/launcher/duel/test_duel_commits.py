@@ -85,14 +85,6 @@ def test_a_working_tree_without_changes_is_its_commit(checkout: Path) -> None:
         assert b.label == f"the working tree ({a.commit[:10]})"
 
 
-def test_changes_that_are_in_neither_side_are_told(checkout: Path) -> None:
-    (checkout / "workload/new.py").touch()
-    with commits.exported(("first", "HEAD"), checkout) as exports:
-        assert exports.warnings == (
-            ("1 file of workload/ changed since the last commit, in neither side (to compare them: --commit HEAD .)"),
-        )
-
-
 def test_what_is_no_commit(checkout: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught, commits.exported(("mian", "HEAD"), checkout):
         pass
@@ -242,22 +234,6 @@ def test_an_import_path_into_the_repository_leads_to_the_copy(project: Path, mon
         ),
         pytest.param(
             ("train.py",), {"commits": ("mian", "HEAD")}, "{project} has no commit 'mian'", None, id="no commit"
-        ),
-        pytest.param(("-m",), {}, "-m needs the name of a module", None, id="a module without its name"),
-        pytest.param(
-            ("torchrun", "train.py"),
-            {},
-            "'torchrun' starts a process for each GPU, and rooflaunch measures only processes that it starts itself",
-            "--devices 2 and only the script after --: launch duel --commit main HEAD -- train.py",
-            id="a launcher of several processes",
-        ),
-        pytest.param(("train.py",), {"data": "gone"}, "no data at 'gone'", None, id="no data"),
-        pytest.param(
-            ("train.py", "---", "train.py"),
-            {},
-            "a duel compares either options, or commits, or images",
-            None,
-            id="commits and arguments",
         ),
     ],
 )

@@ -156,14 +156,6 @@ def test_each_quadruple_has_a_start_server(monkeypatch: pytest.MonkeyPatch) -> N
     assert seen == ["end", "end", "run", "end"]
 
 
-def test_the_name_says_the_order() -> None:
-    first, again = Machine(), Machine()
-    first.fight(TEN_MINUTES)
-    again.fight(TEN_MINUTES)
-
-    assert first.order == again.order
-
-
 NOISY = "; runs of the same side differ by "
 
 
@@ -206,13 +198,6 @@ def test_what_cannot_be_decided_says_why(
     assert len(outcome.segments) == segments
     assert why in outcome.state.reason
     assert NOISY in outcome.state.reason
-
-
-def test_a_duel_that_its_limit_may_decide_goes_on() -> None:
-    outcome = Machine(noise=0.04, effect=0.05, segment_s=10.0).fight(Limits(max_time_s=1800))
-
-    assert outcome.state.verdict is DuelVerdict.SLOWER
-    assert outcome.state.quadruples == 36
 
 
 def test_an_interrupted_duel_keeps_its_segments() -> None:
@@ -286,37 +271,23 @@ def test_what_is_compared(a: Work, b: Work, text: str, by_sample: bool) -> None:
     assert seconds == ([0.1, 0.2] if by_sample else [2.0, 3.0])
 
 
-def test_twice_the_samples_in_the_same_time_each_are_the_same() -> None:
-    """B's step takes twice as long, and trains twice as many images."""
-    machine = Machine(b=Work(samples=32, flop=4e9))
-
-    outcome = machine.fight(TEN_MINUTES)
-
-    assert outcome.state.verdict is DuelVerdict.SAME
-    assert machine.heard[0] == outcome.comparison.text != ""
-
-
 def test_the_wall_time_is_judged_too() -> None:
     outcome = Machine(wall=0.1).fight(TEN_MINUTES)
 
     assert (outcome.state.verdict, outcome.wall.verdict) == (DuelVerdict.SAME, DuelVerdict.SLOWER)
 
 
-SHARE = "--same-within must be a share from 0.1 % to 50 %, as 2%; got "
+SHARE = "--same-within must be a share such as 2%, from 0.1 % to 50 %; got "
 
 
 @pytest.mark.parametrize(
     ("typed", "message", "hint"),
     [
-        ({"same_within": "2"}, f"{SHARE}'2'", "--same-within 2%"),
+        ({"same_within": "two"}, f"{SHARE}'two'", "--same-within 2%"),
         ({"same_within": "0%"}, f"{SHARE}'0%'", "--same-within 2%"),
         ({"same_within": "51%"}, f"{SHARE}'51%'", "--same-within 2%"),
         ({"same_within": "nan%"}, f"{SHARE}'nan%'", "--same-within 2%"),
-        (
-            {"max_segments": 23},
-            "a verdict takes 24 runs or more; got --max-runs 23",
-            "--max-runs 24",
-        ),
+        ({"max_segments": 23}, "a verdict takes 24 runs or more; got --max-runs 23", "--max-runs 24"),
         (
             {"max_time": "soon"},
             "--max-time must be a duration such as 60m or 1h30m, from 30 s to 120 d; got 'soon'",
@@ -330,13 +301,6 @@ def test_limits_that_are_none(typed: dict[str, object], message: str, hint: str)
     with pytest.raises(UsageError) as caught:
         make_limits(**plain | typed)  # type: ignore[arg-type]
     assert (str(caught.value), caught.value.hint) == (message, hint)
-
-
-@pytest.mark.parametrize("typed", ["2%", "2 %", "2.0%", " 2% "])
-def test_shares(typed: str) -> None:
-    limits = make_limits(same_within=typed, max_time="1h", max_segments=32)
-
-    assert (limits.same_within, limits.max_time_s, limits.max_segments) == (0.02, 3600, 32)
 
 
 @pytest.mark.parametrize(

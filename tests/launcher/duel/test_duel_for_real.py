@@ -25,15 +25,7 @@ ROOT = Path(__file__).parents[3]
 # A step of a few ms on one thread. The machine may be busy with other tests: what is asked is large, 5 ms more, or that
 # no half is.
 SMALL = ("--cpu", "--model", "squeezenet1_1", "--batch-size", "1", "--image-size", "32", "--warmup", "1")
-SHORT = (
-    *SMALL,
-    "--iterations",
-    "15",
-    "--min-seconds",
-    "0",
-    "--max-time",
-    "25m",
-)
+SHORT = (*SMALL, "--iterations", "15", "--min-seconds", "0", "--max-time", "25m")
 
 
 def duel(folder: Path, *words: str, **options: Any) -> "subprocess.CompletedProcess[str]":
@@ -68,11 +60,7 @@ def checkout(tmp_path: Path) -> Path:
 @pytest.mark.night(part="duels")
 @pytest.mark.parametrize(
     ("a", "b", "margin", "code", "verdict"),
-    [
-        ("main", "slow", "10%", 11, "slower"),
-        ("slow", "main", "10%", 12, "faster"),
-        ("main", "main", "50%", 0, "same"),
-    ],
+    [("main", "slow", "10%", 11, "slower"), ("slow", "main", "10%", 12, "faster"), ("main", "main", "50%", 0, "same")],
 )
 def test_a_commit_against_a_slower_one_and_against_itself(
     a: str, b: str, margin: str, code: int, verdict: str, checkout: Path
@@ -96,31 +84,6 @@ def test_a_commit_against_a_slower_one_and_against_itself(
     ]
     commits = {job.variant: run.environment.software.commit for run in jobs if (job := run.job)}
     assert commits == {"A": git(checkout, "rev-parse", a), "B": git(checkout, "rev-parse", b)}
-
-
-@pytest.mark.night(part="duels")
-def test_a_side_that_fails_says_which(tmp_path: Path) -> None:
-    """Batch normalisation of one image of one pixel."""
-    small = ("--cpu", "--batch-size", "1", "--image-size", "32")
-    done = duel(tmp_path, *small, "--", "---", "--deterministic")
-
-    assert done.returncode == 2
-    error, hint = done.stderr.splitlines()[-2:]
-    assert re.match(r"error: run 1, of [AB] \(.*\): resnet18 cannot train on 32x32 images at batch size 1", error)
-    assert hint == "hint: --batch-size 2"
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.night(part="duels")
-def test_a_commit_whose_trainer_is_broken(checkout: Path) -> None:
-    step_of(checkout / "workload").write_text("raise ZeroDivisionError('broken')\n")
-
-    done = duel(checkout, "--commit", ".", ".", *SHORT)
-
-    assert done.returncode == 6
-    error = done.stderr.splitlines()[-2]
-    assert error.startswith("error: run 1, of ")
-    assert error.endswith("ZeroDivisionError: broken")
 
 
 @pytest.mark.night(part="duels")
@@ -240,15 +203,6 @@ def test_a_script_that_fails_says_which_and_why(project: Path) -> None:
     )
     assert hint == "hint: python train.py --fail alone shows the whole error"
     assert "Traceback" not in done.stderr
-
-
-def test_the_plan_alone(tmp_path: Path) -> None:
-    done = duel(tmp_path, "--cpu", "--dry-run", "--format", "json", "--", "---", "--channels-last")
-
-    assert done.returncode == 0
-    plan = json.loads(done.stdout)
-    assert (plan["A"]["spec"]["channels_last"], plan["B"]["spec"]["channels_last"]) == (False, True)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -136,19 +136,6 @@ def test_uneven_page_faults_are_named_where_nothing_is_decided(share: float, sai
     assert len(result(Machine(faults=faults)).notes) == 0
 
 
-def test_page_faults_of_all_runs_are_not_named() -> None:
-    faults = dict.fromkeys(range(100), PageFaults(per_step=900, share=0.09))
-
-    assert "page faults" not in result(Machine(noise=0.2, faults=faults)).text()
-
-
-def test_a_median_that_hides_something_is_told() -> None:
-    notes = result(Machine(wall=0.1)).notes
-
-    assert len(notes) == 1
-    assert notes[0].startswith("by the whole wall time B is slower by 2 % or more (95 %: +10 % to +11 %): ")
-
-
 def test_a_duel_against_itself_says_so_first() -> None:
     same = result(Machine(), are_equal=True)
 

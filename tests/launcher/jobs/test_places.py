@@ -124,18 +124,9 @@ def test_the_options_choose_the_place(typed: dict[str, Any], config: str, place:
                 "box\nhint: leave one of them out"
             ),
         ),
-        (
-            {"port": 7},
-            "error: --host is required, to find launches of box\nhint: --host USER@HOST",
-        ),
-        (
-            {"backend": "cloud9"},
-            "error: there is no backend 'cloud9'\nhint: --backend gcp or box or queue",
-        ),
-        (
-            {"backend": "gcp", "host": "h"},
-            "error: --host is no option of --backend gcp\nhint: leave one of them out",
-        ),
+        ({"port": 7}, "error: --host is required, to find launches of box\nhint: --host USER@HOST"),
+        ({"backend": "cloud9"}, "error: there is no backend 'cloud9'\nhint: --backend gcp or box or queue"),
+        ({"backend": "gcp", "host": "h"}, "error: --host is no option of --backend gcp\nhint: leave one of them out"),
     ],
     ids=["two places", "no host", "no backend", "an option of another"],
 )

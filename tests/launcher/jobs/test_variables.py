@@ -1,8 +1,5 @@
 """Variables of a script (`--env`) in the store: whose they are, when they are erased, and in which order they come."""
 
-import json
-import os
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,26 +129,3 @@ def test_request_variables_machine_in_this_order(store: Folder, tmp_path: Path, 
     assert place.found == (request_object(NAME), object_of(NAME))
     assert store.read(object_of(NAME)) == NO_VARIABLES
     assert store.read(result_object(NAME)) is not None
-
-
-@pytest.mark.world
-def test_a_secret_is_its_owners_from_the_first_byte(store: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    modes = []
-    fsync = os.fsync
-
-    def looked_at(number: int) -> None:
-        modes.append(stat.S_IMODE(os.fstat(number).st_mode))
-        fsync(number)
-
-    monkeypatch.setattr(os, "fsync", looked_at)
-    old = os.umask(0)
-    try:
-        written(store, age_s=0)
-    finally:
-        os.umask(old)
-    assert 0o600 in modes
-    kinds = {
-        json.loads(path.read_bytes()).get("values") is not None: path for path in Path(store.locate("")).rglob("*.json")
-    }
-    assert stat.S_IMODE(kinds[True].stat().st_mode) == 0o600
-    assert stat.S_IMODE(kinds[False].stat().st_mode) == 0o666

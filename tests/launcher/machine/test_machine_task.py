@@ -12,12 +12,12 @@ from launcher.machine import containers, local
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Choice
-from launcher.machine.task import End, Outcome, work_through
+from launcher.machine.task import Outcome, work_through
 from launcher.protocol.task import Task, TaskRun
 from workload.contract import bundle
 from workload.contract.context import Context
 from workload.contract.errors import ExitCode, ToolError
-from workload.contract.record import CeilingsRecord, Record, Repeat, Settling, Spec, Status
+from workload.contract.record import CeilingsRecord, Record, Settling, Spec, Status
 from workload.contract.spec import Profile, Resolved, RunSpec
 
 CODES = {
@@ -132,14 +132,6 @@ def test_repeats_of_a_launch_are_no_part_of_a_sweep_and_the_first_holds_the_prof
     assert commands == ["train", "profile", "train"]
 
 
-def test_of_a_sweep_each_run_that_asks_for_a_profile_has_its_own(machine: Machine) -> None:
-    plain = run_of("vgg11")
-    profiled = [replace(plain, spec=replace(plain.spec, profile=Profile.TORCH), block=block) for block in (1, 2)]
-    machine.work(sweep(profiled[0], plain, profiled[1]))
-    commands = [made.arguments["command"][0] for made in machine.docker.containers.created]
-    assert commands == ["train", "profile", "train", "train", "profile"]
-
-
 def test_a_block_measures_its_ceilings_once(machine: Machine) -> None:
     machine.ends = {("vgg11", 32): Status.FAILED}
     models = [("alexnet", "resnet18", "vgg11"), ("vgg11", "alexnet", "resnet18")]
@@ -237,11 +229,6 @@ def test_what_is_in_the_store_is_not_measured_again(case: str, machine: Machine)
     assert shown(machine.work(sweep(run_of("vgg11"), run_of("vgg11", 64)), done=done)) == expected
 
 
-def test_runs_without_a_key_are_never_in_the_store(machine: Machine) -> None:
-    outcomes = machine.work(Task.of_repeats(RunSpec(repeats=2)), done={"": "completed"})
-    assert shown(outcomes) == [("completed", "")] * 2
-
-
 def test_a_run_that_does_not_fit_into_the_time_left_is_not_started(machine: Machine) -> None:
     machine.seconds = {"vgg11": 100.0, "alexnet": 10.0, "resnet18": 20.0}
     task = sweep(
@@ -276,46 +263,3 @@ def test_an_interrupted_run_ends_the_work(machine: Machine) -> None:
     machine.ends = {("vgg11", 32): Status.INTERRUPTED}
     outcomes = machine.work(sweep(run_of("vgg11"), run_of("alexnet")))
     assert shown(outcomes) == [("interrupted", "it is interrupted"), ("not started", "the work was interrupted")]
-
-
-def test_the_next_run_begins_when_the_next_outcome_is_asked_for(machine: Machine) -> None:
-    working = work_through(sweep(run_of("vgg11"), run_of("alexnet")), machine.plan)
-    assert next(working).was_started
-    assert len(machine.contexts) == 1
-
-
-TINY = {"device": "cpu", "image_size": "32", "batch_size": "2", "warmup": "1", "iterations": "2", "ceilings": False}
-
-
-@pytest.mark.world
-@pytest.mark.night(part="trainer")
-def test_processes_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two blocks of two, one of which does not exist: the others leave bundles that say what they are."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    base = RunSpec.from_json({**TINY, "model": "squeezenet1_1"})
-    runs = [
-        TaskRun(spec=replace(base, model=model), block=block, position=position, run_key=f"{model}{block}")
-        for block, models in ((1, ("squeezenet1_1", "nonesuch")), (2, ("nonesuch", "squeezenet1_1")))
-        for position, model in enumerate(models, 1)
-    ]
-
-    def plan(spec: RunSpec, context: Context) -> LocalPlan:
-        here = Choice(runtime=Runtime.PROCESS, why="asked for")
-        return local.make_plan(
-            Resolved(spec=spec, origin={}), here, output=tmp_path, limits=ContainerLimits(), context=context
-        )
-
-    outcomes = list(work_through(sweep(*runs), plan))
-    assert [outcome.end for outcome in outcomes] == [End.COMPLETED, End.FAILED, End.FAILED, End.COMPLETED]
-    assert [outcome.code for outcome in outcomes] == [ExitCode.DONE, ExitCode.USAGE, ExitCode.USAGE, ExitCode.DONE]
-    assert outcomes[1].why == "the trainer ended with exit code 2"
-    records = [outcome.bundle.record for outcome in outcomes if outcome.bundle]
-    assert [(record.repeat, record.run_key) for record in records] == [
-        (Repeat(index=1, of=2), "squeezenet1_11"),
-        (Repeat(index=2, of=2), "squeezenet1_12"),
-    ]
-    places = [record.job for record in records if record.job]
-    assert [(place.name, place.task, place.block, place.position) for place in places] == [
-        ("night", 2, 1, 1),
-        ("night", 2, 2, 2),
-    ]

@@ -70,12 +70,7 @@ def shown(choice: Choice) -> tuple[str, str, str | None, bool]:
         (Runtime.PROCESS, {"built": ("cpu",)}, {}, "asked for"),
         (Runtime.AUTO, {"system": "Darwin", "built": ("cpu",)}, {}, "containers run in a virtual machine on Darwin"),
         (Runtime.AUTO, {"built": ("cpu",)}, {"compile": True}, COMPILER),
-        (
-            Runtime.AUTO,
-            {},
-            {},
-            "no image of flavour cpu is built for this code; to use it: launch build --flavour cpu",
-        ),
+        (Runtime.AUTO, {}, {}, "no image of flavour cpu is built for this code; to use it: launch build --flavour cpu"),
         (
             Runtime.AUTO,
             {"built": ("cpu",), "gpu": (8, 9), "toolkit": True},
@@ -145,11 +140,6 @@ def test_runs_in_the_container_of_its_flavour(
     assert choice.engine is not None
 
 
-def test_container_on_another_system_is_had_for_the_asking(lay_out: LayOut) -> None:
-    lay_out(system="Darwin", built=("cpu",))
-    assert choose(Runtime.DOCKER, RunSpec()).runtime == "docker"
-
-
 @pytest.mark.parametrize(
     ("flavour", "device", "gpus"), [("cpu", "auto", False), ("volta", "auto", True), ("volta", "cpu", False)]
 )
@@ -181,15 +171,6 @@ def test_newest_image_for_this_code_wins(docker: FakeDocker, lay_out: LayOut) ->
 @pytest.mark.parametrize(
     ("asked", "machine", "given", "options", "error", "message", "hint"),
     [
-        (
-            Runtime.PROCESS,
-            {},
-            {},
-            {"image": "mine:1"},
-            UsageError,
-            "--image and --flavour are for --runtime docker; got --runtime process",
-            "leave it out",
-        ),
         (
             Runtime.DOCKER,
             {"engine": False},
@@ -270,14 +251,6 @@ def test_container_that_cannot_be_had(
         choose(asked, spec(given), **options)
     assert (str(caught.value), caught.value.hint) == (message, hint)
     assert caught.value.exit_code is (ExitCode.USAGE if error is UsageError else ExitCode.TOOL)
-
-
-def test_image_of_other_code_does_not_count(docker: FakeDocker, lay_out: LayOut) -> None:
-    hold(docker, "cpu", inputs="other code")
-    lay_out()
-    assert choose(Runtime.AUTO, RunSpec()).runtime == "process"
-    with pytest.raises(ToolError, match="no image of flavour cpu is built for this code"):
-        choose(Runtime.DOCKER, RunSpec())
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,29 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from analysis import api
+from analysis.report.evidence import gather
+from analysis.report.sections import answer
+from launcher.backends.aws.backend import ElasticCompute
+from launcher.backends.aws.options import Options, Where
+from launcher.backends.aws.service import Ec2
 from launcher.protocol.records import LaunchPhase, Request, request_object
 from launcher.sweep.drive import lock_held
-from launcher.sweep.places import Sweep
+from launcher.sweep.places import Place, Sweep
 from launcher.sweep.until import Until
+from tests.launcher.backends.aws.aws_world import IMAGE, ZONES
+from tests.launcher.backends.aws.canned_instance import AwsCloud, aws_clouds_on
+from tests.launcher.backends.aws.fake_aws import REGION, AwsError
 from tests.launcher.backends.gcp.canned_cloud import QUICK, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
-from tests.launcher.sweep.cloudy import cloud_sweep, swept, t4
+from tests.launcher.sweep.cloudy import cloud_sweep, gcp_of, no_docker, swept, t4
 from tests.waiting import until
+from tests.workload.storage.gcs_server import BUCKET, GcsServer
 from workload.contract import bundle
 from workload.contract.record import Status
 from workload.storage.inventory import sealed_in
@@ -73,7 +85,7 @@ def test_each_block_has_a_machine_of_its_own_and_all_bundles_come_home(
     with clouds() as cloud:
         sweep = cloud_sweep(name="own-machines", blocks=3)
         outcome = swept(cloud, sweep)
-        assert (outcome.exit_code, [(place.done, place.new) for place in outcome.places]) == (0, [(6, 6)])
+        assert (outcome.exit_code, [(place.done, place.new_runs) for place in outcome.places]) == (0, [(6, 6)])
         check_whole(cloud, sweep)
         assert len(cloud.fake.all_vms) == 3
         lines = capsys.readouterr().err
@@ -109,7 +121,7 @@ def test_what_is_there_is_not_asked_for_again(clouds: Clouds) -> None:
         sweep = cloud_sweep(name="again", blocks=2)
         swept(cloud, sweep)
         outcome = swept(cloud, sweep, output=cloud.output.with_name("elsewhere"))
-        assert (outcome.exit_code, [(place.done, place.new) for place in outcome.places]) == (0, [(4, 0)])
+        assert (outcome.exit_code, [(place.done, place.new_runs) for place in outcome.places]) == (0, [(4, 0)])
         assert len(cloud.fake.all_vms) == 2
         # Another folder gets the bundles all the same.
         keys = {one.run_key for one in sealed_in(cloud.output.with_name("elsewhere"))}
@@ -295,3 +307,36 @@ def test_a_machine_costs_no_more_than_its_place_and_the_sweep_allow(
         price = request.price(ZONE)
         assert price is not None
         assert 0.1 < price.usd(request.limit_s) <= 0.2
+
+
+def aws_backend(cloud: AwsCloud) -> ElasticCompute:
+    ec2 = Ec2(REGION, sleep=cloud.clock.sleep, monotonic=cloud.clock.now)
+    return ElasticCompute(
+        ec2=lambda _: ec2,
+        bucket=lambda _: cloud.bucket,  # type: ignore[arg-type,return-value]
+        engine=no_docker,
+        sleep=cloud.clock.sleep,
+        monotonic=cloud.clock.now,
+    )
+
+
+def test_a_sweep_over_gcp_and_aws(
+    clouds: Clouds, gcs: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = Options(gpu="t4", zones=ZONES, fallback=False, spot=True, image=IMAGE)
+    twin = Place(name="aws-t4", backend="aws", options=options, where=Where(region=REGION, bucket=BUCKET), machines=0)
+    with clouds() as google, aws_clouds_on(gcs, tmp_path, monkeypatch)(clock=google.clock) as amazon:
+        amazon.fake.errors[f"RunInstances {ZONES[0]}"] = [AwsError("InsufficientInstanceCapacity", 500)]
+        sweep = cloud_sweep(t4(), twin, name="twins", blocks=3)
+        backends: dict[str, Any] = {"gcp": gcp_of(google), "aws": aws_backend(amazon)}
+        outcome = swept(google, sweep, backend_of=backends.__getitem__)
+        assert (outcome.exit_code, [(place.done, place.new_runs) for place in outcome.places]) == (0, [(6, 6), (6, 6)])
+        assert google.fake.instances == []
+        assert (len(amazon.fake.live), amazon.fake.volumes, amazon.fake.schedules) == (0, {}, {})
+        assert len(amazon.fake.vms) == 3
+    keys = sorted(run.run_key for place in sweep.places for run in place.runs)
+    assert sorted(one.run_key for one in sealed_in(google.output) if one.status == "completed") == keys
+    (said,) = [text for text in answer.sentences(gather(api.load(google.output))) if "a T4?" in text]
+    assert said.startswith("Is a T4 a T4? ")
+    # A canned VM's record has no region, so its price is unknown.
+    assert "an unknown price on aws, an unknown price on gcp; driver, CPU and image are the same." in said

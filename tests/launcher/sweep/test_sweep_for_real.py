@@ -16,10 +16,7 @@ from tests import sshd
 from workload.contract import bundle
 from workload.storage.inventory import sealed_in
 
-pytestmark = [
-    pytest.mark.world,
-    pytest.mark.timeout(1500),
-]
+pytestmark = [pytest.mark.world, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[3]
 DEFAULTS = """
@@ -125,19 +122,6 @@ def test_interrupted_twice_killed_once_and_run_again_to_its_end(tmp_path: Path) 
     reported = finish(tmp_path, "analysis", "report", "results")
     assert reported.returncode == 0, reported.stderr
     assert (tmp_path / "report.html").is_file()
-
-
-@pytest.mark.night(part="kills")
-def test_until_stops_by_itself(tmp_path: Path) -> None:
-    (tmp_path / "night.toml").write_text(MATRIX.replace(', "mobilenet_v3_small", "shufflenet_v2_x0_5"', ""))
-    done = finish(
-        tmp_path, "launcher", "sweep", "night.toml", "--until", "80%", "--max-repeats", "15", "--format", "json"
-    )
-    assert done.returncode == 0, done.stderr
-    [place] = json.loads(done.stdout)["places"]
-    assert place["until"]["is_narrow"]
-    assert 8 <= place["until"]["blocks"] <= 15
-    assert place["done"] == place["runs"] == 2 * place["until"]["blocks"]
 
 
 @pytest.mark.night(part="places")

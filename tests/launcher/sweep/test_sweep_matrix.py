@@ -10,9 +10,8 @@ from launcher.kinds import Runtime
 from launcher.machine.local_options import LocalOptions
 from launcher.sweep import matrix
 from launcher.sweep.matrix import Matrix
-from launcher.sweep.places import run_key
 from workload.contract.errors import UsageError
-from workload.contract.spec import Device, Origin, Precision, RunSpec
+from workload.contract.spec import Device, Origin, Precision
 
 FILE = Path("night.toml")
 AXES = """
@@ -102,21 +101,6 @@ def test_an_index_and_a_cpu_at_one_place() -> None:
     assert why in str(caught.value)
 
 
-def test_devices_are_an_axis_of_this_machine_with_keys_of_their_own() -> None:
-    [here] = read("[matrix]\ndevices = [1, 2]\n" + HERE).places
-    assert [configuration.spec.devices for configuration in here.configurations] == [1, 2]
-    one, two = (run_key(each.spec, 1, code="c", asked={}) for each in here.configurations)
-    [without] = read(f'[matrix]\nmodel = ["{RunSpec().model}"]\n' + HERE).places
-    assert one == run_key(without.configurations[0].spec, 1, code="c", asked={})
-    assert two != one
-
-
-@pytest.mark.parametrize("place", ['backend = "gcp"\ngpu = "t4"', 'backend = "ssh"\nhost = "me@box"'])
-def test_devices_are_an_axis_of_every_place(place: str) -> None:
-    [there] = read(f"[matrix]\ndevices = [1, 2]\n[[on]]\n{place}\n").places
-    assert [configuration.spec.devices for configuration in there.configurations] == [1, 2]
-
-
 def test_a_value_of_the_file_wins_over_the_environment_and_that_over_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "rooflaunch.toml").write_text('iterations = 7\nprecision = "bf16"\nwarmup = 9\nrepeats = 5\n')
     environment = {"ROOFLAUNCH_PRECISION": "amp", "ROOFLAUNCH_BATCH_SIZE": "8"}
@@ -185,17 +169,11 @@ WRONG = [
         "did you mean account?",
     ),
     ("repeat = 3" + AXES + HERE, "unknown key 'repeat'", "did you mean repeats?"),
-    ("[defaults]\nbatchsize = 3" + AXES, "[defaults] unknown key 'batchsize', which is not a run option",
-     "did you mean batch_size?"),
     ('[matrix]\nmodell = ["resnet18"]' + HERE, "[matrix] unknown key 'modell', which is not a run option",
      "did you mean model?"),
     (AXES + "[[exclude]]\nprecision = 3" + HERE,
      "[[exclude]] 1: unknown key 'precision', which is not an option of [matrix], nor the key 'on'",
      "the keys are model, batch_size, on"),
-    (AXES + '[[on]]\nbackend = "gcp"\ngpuu = "t4"', "[[on]] 1: unknown key 'gpuu', which is not an option of gcp",
-     "did you mean gpu?"),
-    (AXES + '[[on]]\nbackend = "local"\nmemori = "8g"',
-     "[[on]] 1: unknown key 'memori', which is not an option of local", "did you mean memory?"),
     (HERE, "the matrix is empty: no option varies", '[matrix] with model = ["resnet18"]'),
     ("[matrix]\nmodel = []" + HERE, "the matrix is empty: model has no values", 'model = ["resnet50"]'),
     ("[matrix]\nmodel = 'resnet18'" + HERE, "[matrix] model must be a list; got 'resnet18'",
@@ -204,18 +182,17 @@ WRONG = [
     ("[matrix]\nbatch_size = [32, 0]" + HERE,
      "[matrix] batch_size: batch size must be a positive integer; got '0'", "batch_size = 32"),
     ("[matrix]\nbatch_size = [[32]]" + HERE, "[matrix] batch_size: batch size must be one value; got '[32]'",
-     "[matrix] with batch_size = […], or one value"),
+     "batch_size = 32; only options in [matrix] have several values"),
     ("[defaults]\nprecision = ['fp32']" + AXES, "[defaults] precision: precision must be one value; got '['fp32']'",
-     "[matrix] with precision = […], or one value"),
+     'precision = "fp32"; only options in [matrix] have several values'),
     ("[defaults]\ncompile = 'maybe'" + AXES, "[defaults] compile: compile must be true or false; got 'maybe'",
      "compile = true"),
     ("defaults = 3" + AXES + HERE, "defaults must be a table; got '3'", "[defaults]"),
     ("on = 3" + AXES, "on must be a list of tables; got '3'", "[[on]]"),
     ("repeats = 0" + AXES + HERE, "repeats must be a positive integer; got '0'", "repeats = 3"),
-    ("repeats = [3]" + AXES + HERE, "repeats must be one value; got '[3]'", "repeats = 3"),
+    ("repeats = [3]" + AXES + HERE, "repeats must be one value; got '[3]'",
+     "repeats = 3; only options in [matrix] have several values"),
     ("[defaults]\nrepeats = 3" + AXES, "[defaults] repeats: repeats belong to the whole matrix, each repeat is a block",
-     "repeats = 3 at the top of the file"),
-    ("[matrix]\nrepeats = [3]" + HERE, "[matrix] repeats: repeats belong to the whole matrix, each repeat is a block",
      "repeats = 3 at the top of the file"),
     ("seed = 'a'" + AXES + HERE, "seed must be an integer; got 'a'", "seed = 0"),
     ("name = 'a b'" + AXES + HERE, "name must be up to 63 letters, digits, '.', '_' or '-'; got 'a b'",
@@ -229,11 +206,6 @@ WRONG = [
      "an [[on]] for each machine"),
     (AXES + GCP + "machines = 0", "[[on]] 1: machines must be a positive integer; got '0'",
      "machines = 3, or leave it out"),
-    (AXES + GCP + "name = ''", "[[on]] 1: name must be up to 63 letters, digits, '.', '_' or '-'; got ''",
-     'name = "t4"'),
-    (AXES + '[[on]]\nbackend = "gcp"\ngpu = ["t4", "l4"]',
-     """[[on]] 1: gpu must be one value; got '["t4", "l4"]'""",
-     "an [[on]] for each gpu"),
     (AXES + GCP + "gpu_count = 0",
      "[[on]] 1: Invalid value for '--gpu-count': should be greater than or equal to 1; got '0'", "launch gcp --help"),
     (AXES + GCP + "max_run_time = 60",
@@ -265,29 +237,19 @@ def test_what_is_wrong_with_a_file(text: str, message: str, hint: str) -> None:
     assert (str(refused.value), refused.value.hint) == (f"night.toml: {message}", hint)
 
 
-def test_a_time_limit_may_be_seconds_by_its_field() -> None:
-    [place] = read(AXES + GCP + "max_run_time_s = 3000").places
-    assert place.place.options.max_run_time_s == 3000
-
-
 def test_an_unknown_place_is_refused() -> None:
     with pytest.raises(UsageError) as refused:
         matrix.require_places(read(DESIGN), ["t4", "tt4"])
     assert (str(refused.value), refused.value.hint) == ("no place is named 'tt4'", "did you mean t4?")
 
 
-def test_many_runs_are_asked_about_before_anything_is_combined() -> None:
+def test_too_many_runs_are_refused_before_anything_is_combined() -> None:
     sizes = list(range(1, 1001))
     wide = f"repeats = 3\n[matrix]\nbatch_size = {sizes}\nsubset = {sizes}\nimage_size = {sizes}\n" + HERE
     with pytest.raises(UsageError) as refused:
         read(wide)
-    assert str(refused.value) == (
-        "night.toml: 1,000,000,000 combinations, 3 repeats and 1 place are 3,000,000,000 runs before [[exclude]], "
-        "more than 10,000"
-    )
-    assert refused.value.hint == "fewer values, or --yes to run them all"
-    meant = f"repeats = 3\n[matrix]\nbatch_size = {sizes}\nwarmup = {sizes[:4]}\n" + HERE
-    assert read(meant, allow_many_runs=True).runs == 12_000
+    assert str(refused.value) == "night.toml: 3,000,000,000 runs before [[exclude]], more than 10,000"
+    assert refused.value.hint == "fewer values"
 
 
 @pytest.mark.parametrize(
@@ -295,13 +257,11 @@ def test_many_runs_are_asked_about_before_anything_is_combined() -> None:
     [
         (b"[matrix", "is no TOML: "),
         (b"\xff", "is no TOML: "),
-        (b"a = " + b"1" * 5000, "is no TOML: Exceeds the limit .* 5000 digits$"),
-        (b"['a; use it']\n['a; use it']", "is no TOML: .*'a; use it'"),
         (b"a = " + b"[" * 5000, "is no TOML: "),
         (None, "there is no matrix "),
         ("folder", "cannot be read: Is a directory$"),
     ],
-    ids=["no TOML", "no text", "a long integer", "a semicolon", "deep", "no file", "a folder"],
+    ids=["no TOML", "no text", "deep", "no file", "a folder"],
 )
 def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | str | None, message: str) -> None:
     path = tmp_path / "m.toml"

@@ -1,4 +1,3 @@
-from collections import Counter
 from itertools import product
 
 import pytest
@@ -25,16 +24,6 @@ def test_what_is_missing_keeps_the_order_and_the_number_of_its_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machines", "expected"),
-    [(1, [1, 1, 1, 1]), (2, [1, 2, 1, 2]), (0, [1, 2, 3, 4])],
-    ids=["one machine", "two share the blocks", "a machine for every block"],
-)
-def test_which_machine_has_a_block(machines: int, expected: list[int]) -> None:
-    place = Place(name="t4", backend="gcp", machines=machines)
-    assert [place.machine_of(block) for block in (1, 2, 3, 4)] == expected
-
-
-@pytest.mark.parametrize(
     ("out_of_memory", "expected"),
     [
         ((), {}),
@@ -49,12 +38,6 @@ def test_larger_batches_than_one_that_ran_out_of_memory(out_of_memory: tuple[str
     runs = (run("default", None), run("b32", 32), run("b64", 64), run("other", 64, model="vgg11"))
     place = plan(runs, (run("b64 again", 64, block=2),))
     assert place.too_large(out_of_memory) == expected
-
-
-def test_a_configuration_is_named_by_what_the_matrix_says_of_it() -> None:
-    spec = RunSpec(model="resnet50", batch_size=64, warmup=2)
-    assert Configuration(values={"model": "resnet50", "batch_size": 64}, spec=spec).text == "resnet50, batch_size 64"
-    assert Configuration(values={}, spec=spec).text == "resnet50"
 
 
 def test_devices_of_a_place_are_those_of_its_largest_configuration_even_if_that_is_done() -> None:
@@ -139,12 +122,6 @@ def test_an_order_does_not_depend_on_the_other_configurations(block: int) -> Non
     fewer, more = configurations("a", "b"), configurations("a", "x", "b")
     kept = [one for one in in_order(more, seed=3, block=block) if one in fewer]
     assert kept == in_order(fewer, seed=3, block=block)
-
-
-def test_orders_are_like_random_ones() -> None:
-    """First positions of 6 configurations in 3,000 pairs of blocks: 500 each, within four standard deviations (20)."""
-    first = Counter(in_order(configurations("a", "b", "c"), seed=0, block=n)[0].text for n in range(1, 6000, 2))
-    assert all(abs(count - 500) < 82 for count in first.values()), first
 
 
 def test_of_an_odd_number_each_is_in_the_middle_in_turn() -> None:

@@ -11,7 +11,6 @@ from launcher.backends.ssh.backend import backend as ssh
 from launcher.images import contents
 from launcher.sweep import matrix, places
 from launcher.sweep.plan import SweepPlan, make_plan, require_affordable
-from launcher.sweep.shared import require_positive_usd
 from launcher.sweep.until import Until
 from workload.contract.errors import UsageError
 
@@ -161,13 +160,6 @@ def test_a_failed_run_with_the_label_of_a_completed_one_is_run_again(tmp_path: P
     assert why == "its label status is 'completed', and run.json says 'failed'"
 
 
-def test_only_some_places_know_of_the_runs_of_all(tmp_path: Path) -> None:
-    seal(tmp_path, plan(TWO_PLACES, tmp_path), 1, 1, 0)
-    whole = plan(TWO_PLACES, tmp_path, only=["local-cpu"])
-    assert [place.plan.place.name for place in whole.places] == ["local-cpu"]
-    assert whole.others == 0
-
-
 def test_a_larger_batch_than_one_that_ran_out_of_memory_is_left_out(tmp_path: Path) -> None:
     first = plan(TWO_PLACES, tmp_path)
     run = next(n for n, run in enumerate(first.sweep.places[1].runs) if run.spec.batch_size == 32)
@@ -188,24 +180,6 @@ def test_times_are_those_of_earlier_runs(tmp_path: Path, monkeypatch: pytest.Mon
     here, t4 = plan(TWO_PLACES, tmp_path).places
     assert (here.seconds, here.measured, here.missing, here.is_paid, here.usd) == (300.0, 3, 3, False, None)
     assert (t4.measured, t4.seconds is not None, t4.is_paid) == (0, True, True)
-
-
-def test_a_run_of_the_same_options_on_this_host_tells_the_time_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = {
-        "environment__backend": "local",
-        "environment__host__hostname": "box",
-        "spec__device": "cpu",
-        "timing__phases": {"end": 50.0},
-    }
-    make(tmp_path, 1, **here)
-    make(tmp_path, 2, **here, spec__channels_last=True)
-    one = '[defaults]\ndevice = "cpu"\n[matrix]\nbatch_size = [32]\n[[on]]\nbackend = "local"\n'
-    monkeypatch.setattr("platform.node", lambda: "box")
-    assert plan(one, tmp_path).places[0].seconds == 150.0
-    monkeypatch.setattr("platform.node", lambda: "another")
-    assert plan(one, tmp_path).places[0].seconds is None
 
 
 def test_a_changed_matrix_tells_how_many_runs_are_no_longer_in_it(tmp_path: Path) -> None:
@@ -249,14 +223,6 @@ def test_more_than_it_may_cost_is_refused(tmp_path: Path) -> None:
         plan(TWO_PLACES, tmp_path, max_cost_usd=0.1)
 
 
-@pytest.mark.parametrize("usd", [0.0, -1.0, float("inf"), float("nan")])
-def test_what_is_no_sum(usd: float) -> None:
-    with pytest.raises(UsageError, match="--max-cost must be a positive sum in USD; got "):
-        require_positive_usd(usd)
-    assert require_positive_usd(2.5) == 2.5
-    assert require_positive_usd(None) is None
-
-
 def test_a_plan_says_until_when_blocks_are_added(tmp_path: Path) -> None:
     until = Until(share=0.02, most=9)
     assert plan(TWO_PLACES, tmp_path, until=until).notes[-1] == f"blocks are added until {until}"
@@ -270,17 +236,10 @@ TF32 = TWO_PLACES.replace("batch_size = [16, 32, 64]", 'precision = ["fp32", "tf
     [
         (
             TF32,
-            'night.toml: at [[on]] t4, with model = "resnet18", precision = "tf32": precision tf32 needs compute capa',
-            (
-                '[[exclude]] with on = "t4" and the values that are impossible there, or --precision fp32, or '
-                "--precision amp"
-            ),
+            "night.toml: [[on]] t4: precision tf32 needs compute capability 8.0 or newer; a T4 16 GB has 7.5",
+            '--precision fp32, or --precision amp, or [[exclude]] with on = "t4"',
         ),
-        (
-            TWO_PLACES.replace('gpu = "t4"', 'gpu = "t5"'),
-            "night.toml: [[on]] t4: ",
-            "",
-        ),
+        (TWO_PLACES.replace('gpu = "t4"', 'gpu = "t5"'), "night.toml: [[on]] t4: ", ""),
         (
             TWO_PLACES + "rerun_preempted = 2",
             (
@@ -304,7 +263,7 @@ def test_what_a_place_cannot_do(tmp_path: Path, text: str, message: str, hint: s
     with pytest.raises(UsageError) as refused:
         plan(text, tmp_path)
     assert str(refused.value).startswith(message)
-    assert refused.value.hint == hint or not hint
+    assert refused.value.hint.startswith(hint)
 
 
 def test_runs_that_do_not_fit_into_the_limit_are_told(tmp_path: Path) -> None:
@@ -323,15 +282,6 @@ def test_a_machine_without_a_price_costs_nothing_that_is_counted(tmp_path: Path)
     assert (there_.is_paid, there_.usd, there_.seconds, there_.machines) == (False, None, None, 1)
     priced = plan(box + "usd_per_h = 0.5\n", tmp_path).places[2]
     assert (priced.is_paid, priced.usd, priced.most_usd) == (True, None, 0.5)
-
-
-def test_json_has_every_run(tmp_path: Path) -> None:
-    values = plan(TWO_PLACES, tmp_path).to_json()
-    assert (values["name"], values["runs"], values["missing"]) == ("night", 12, 12)
-    t4 = values["places"][1]
-    assert [task["number"] for task in t4["tasks"]] == [1, 2]
-    assert set(t4["tasks"][0]["runs"][0]) == {"block", "position", "run_key", "done", "spec"}
-    assert t4["spec_origin"] == {"model": "option", "batch_size": "option"}
 
 
 def test_the_image_or_the_code_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.sweep.until import Until, decide, parse_share, until_of
+from launcher.sweep.until import Until, decide, until_of
 from tests.launcher.sweep.sweeps import configurations_of
 from workload.contract.errors import UsageError
 from workload.contract.spec import Precision, RunSpec
@@ -43,22 +43,6 @@ def test_when_to_stop() -> None:
     assert refused.value.hint == "repeats = 5 in the matrix, or --until 1%"
 
 
-@pytest.mark.parametrize(
-    ("text", "share"), [("1%", 0.01), ("0.02", 0.02), ("2.5%", 0.025)], ids=["percent", "share", "half"]
-)
-def test_a_share(text: str, share: float) -> None:
-    assert parse_share(text, "--until") == pytest.approx(share)
-
-
-@pytest.mark.parametrize(
-    "text", ["0%", "100%", "x", "-1%", "2", "nan"], ids=["none", "all", "word", "less", "two", "nan"]
-)
-def test_no_share(text: str) -> None:
-    with pytest.raises(UsageError) as raised:
-        parse_share(text, "--until")
-    assert raised.value.report() == f"error: --until must be a share such as 1%; got '{text}'\nhint: --until 1%"
-
-
 def test_every_throughput_has_to_be_narrow() -> None:
     throughput = decide(Until(share=0.02), CONFIGURATIONS, figures_of(resnet18=100.0, resnet50=30.0))
     assert not throughput.is_narrow
@@ -73,11 +57,6 @@ def test_what_was_never_measured_is_left_out() -> None:
     nothing = decide(Until(share=0.5), CONFIGURATIONS, [])
     assert nothing.is_done
     assert not nothing.is_narrow
-
-
-def test_what_is_wanted_is_said() -> None:
-    assert str(Until(share=0.01)) == "every throughput is known within +-1 %"
-    assert str(Until(share=0.02, most=9)) == "every throughput is known within +-2 %, with 9 blocks at most"
 
 
 def test_one_block_is_no_basis() -> None:

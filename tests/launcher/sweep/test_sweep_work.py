@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.synthetic_bundles import make
 from launcher.protocol.task import TaskRun
 from launcher.sweep.places import LOCAL, Place
 from launcher.sweep.until import Until
-from launcher.sweep.work import LOG_HINT, Ended, PlaceWork, configuration_text, rate_text, too_large_text
+from launcher.sweep.work import LOG_HINT, Ended, PlaceWork, configuration_text, existing_runs, rate_text, too_large_text
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract.record import JobPlace, Record, Spec, Status, Timing
 from workload.contract.spent import Spent
@@ -73,7 +74,7 @@ def test_how_a_run_ended_says_whether_it_is_tried_again(status: Status, is_done:
         [(run, "the loss is nan", LOG_HINT, 6)] if is_failed else []
     )
     # What failed has no answer: the next start tries it again.
-    assert (run in work.unanswered()) is not is_done
+    assert (run in (*work.not_begun, *(failure.run for failure in work.failures))) is not is_done
     assert work.new_runs == int(is_done)
 
 
@@ -98,18 +99,6 @@ def test_larger_batches_of_what_ran_out_of_memory_are_left_out_also_at_the_next_
     )
     again = work_of(known={small.run_key: Ended(status=Status.OUT_OF_MEMORY)})
     assert again.too_large == work.too_large
-
-
-def test_a_larger_batch_that_did_fit_counts_as_it_ended() -> None:
-    work = work_of()
-    small, large = (
-        next(run for run in work.runs if run.spec.model == "resnet50" and run.spec.batch_size == size)
-        for size in (1, 8)
-    )
-    work.take(record_of(large), PATH)
-    work.take(record_of(small, Status.OUT_OF_MEMORY), PATH)
-    assert large.run_key not in work.too_large
-    assert work.status(large.run_key) is Status.COMPLETED
 
 
 def test_blocks_are_done_when_nothing_of_them_is_left() -> None:
@@ -185,3 +174,12 @@ def test_a_run_is_called_by_its_configuration() -> None:
 def test_the_rate_of_several_devices_is_that_of_each(devices: int | None, text: str) -> None:
     spec = Spec(model="m", batch_size=1, devices=devices)
     assert rate_text(Record(run_id="a", status=Status.COMPLETED, spec=spec, timing=Timing(images_per_s=250.0))) == text
+
+
+def test_a_key_counts_where_one_of_its_runs_is_completed_or_out_of_memory(tmp_path: Path) -> None:
+    statuses = ("completed", "out_of_memory", "failed", "interrupted", "preempted", "timed_out")
+    keys_of = [*((f"{number:016x}", status) for number, status in enumerate(statuses)), ("0" * 16, "failed")]
+    names = [make(tmp_path, number, status=status, run_key=key).name for number, (key, status) in enumerate(keys_of)]
+    found = existing_runs(tmp_path)
+    assert {key: run.run_id for key, run in found.by_key.items()} == {"0" * 16: names[0], f"{1:016x}": names[1]}
+    assert len(found.runs) == 7
