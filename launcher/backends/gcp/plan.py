@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
 from launcher.backends.gcp import gpus
+from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.gpus import Driver, GpuOffer, VmImage
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.planned_vm import CLOUD, PROGRAMS, VmPlan, check_size
@@ -90,18 +90,10 @@ def _notes(plan: VmPlan) -> Iterator[str]:
         )
 
 
-# Images that the VM may boot. The container of the run has another image.
-
-
-class Images(Protocol):
-    """The part of the Compute Engine client that `find_image` uses."""
-
-    def get_image(self, project: str, family: str) -> str | None: ...
-
-
-def find_image(images: Sequence[VmImage], compute: Images) -> tuple[VmImage, tuple[str, ...]]:
+def find_image(images: Sequence[VmImage], compute: Compute) -> tuple[VmImage, tuple[str, ...]]:
     """The first image that exists, and notes for the user on missing images before that image.
 
+    The VM boots this image; the container of the run has another one.
     A family is replaced by its newest image, so that every zone and attempt boots the same image.
     Raises `ToolError` if no image exists.
     """

@@ -10,7 +10,7 @@ from launcher.jobs.launches import LaunchState
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Listing, Machine
 from launcher.protocol.records import Result, request_object, result_object
-from tests.launcher.backends.gcp.plain import LAUNCHED_S, REQUEST
+from tests.launcher.rented_vm import LAUNCHED_S, REQUEST
 from workload.storage.folder import Folder
 from workload.storage.store import StoredObject
 

@@ -50,14 +50,15 @@ def refused(error: type[RooflaunchError] = UsageError, **options: Any) -> tuple[
     return str(caught.value), caught.value.hint
 
 
+def lines_of(plan: VmPlan) -> list[str]:
+    return plan.text().partition("\n\n")[0].splitlines()
+
+
 GOLDEN: dict[str, dict[str, Any]] = {
     "t4": {},
-    "l4": {"gpu": "l4"},
-    "v100": {"gpu": "v100"},
-    "a100": {"gpu": "a100"},
-    "a100-80gb": {"gpu": "a100-80gb"},
-    "h100-spot": {"gpu": "h100", "spot": True},
-    "h200": {"gpu": "h200"},
+    "v100-spot": {"gpu": "v100", "spot": True},
+    "a100-without-price": {"gpu": "a100", "spot": True},
+    "t4-cpu": {"run": {"device": "cpu"}, "max_cost_usd": 1.0},
     "t4-everything": {
         "zones": ("us-central1-f", "us-central1-a"),
         "fallback": False,
@@ -84,11 +85,4 @@ GOLDEN: dict[str, dict[str, Any]] = {
             "profile": "ncu",
         },
     },
-    "t4-cpu": {"run": {"device": "cpu"}},
-    "t4-two": {"run": {"devices": 2}, "max_cost_usd": 1.0},
-    "l4-three": {"gpu": "l4", "run": {"devices": 3}},
 }
-
-
-def lines_of(plan: VmPlan) -> list[str]:
-    return plan.text().partition("\n\n")[0].splitlines()

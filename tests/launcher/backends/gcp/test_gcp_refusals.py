@@ -10,7 +10,7 @@ from google.protobuf import json_format
 
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import refusals
-from launcher.backends.gcp.compute import Compute, ComputePatience
+from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.refusals import DeniedError, RefusedError
 from launcher.backends.gcp.resources import OperationFault
 from tests.launcher.backends.gcp import fake_compute
@@ -81,7 +81,9 @@ def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, url)
-        compute = border.connect("test-project", patience=ComputePatience(answer_s=0.1, retry_s=0.0))
+        monkeypatch.setattr(border, "ANSWER_S", 0.1)
+        monkeypatch.setattr(border, "RETRY_S", 0.0)
+        compute = border.connect("test-project")
         with pytest.raises(UnreachableError) as caught:
             compute.get(A, NAME)
         assert str(caught.value) == f"Compute Engine cannot be reached at {url}: no answer in time"

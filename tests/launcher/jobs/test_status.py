@@ -1,4 +1,4 @@
-"""What `launch status` makes of what it finds."""
+"""States of launches, and their table, as `launch status` shows them."""
 
 import json
 from collections import Counter
@@ -8,27 +8,25 @@ from typing import Any, NoReturn
 
 import pytest
 
-from launcher.backends.gcp.resources import RESTART_S
 from launcher.jobs import launches
 from launcher.jobs.launches import LaunchState, Seen, find, judge, render, render_one
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Condition, Listing, Machine
 from launcher.protocol.records import Heartbeat, LaunchPhase, Result, request_object, result_object, status_object
-from tests.launcher.backends.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
+from tests.launcher.rented_vm import LAUNCHED_S, MACHINE, NAME, REQUEST, ZONE
 from workload.contract.errors import NothingToDoError, UsageError
-from workload.contract.text import duration
 from workload.storage.store import Store, StoredObject, UnreachableError
 
 
 def machine(**changes: Any) -> Machine:
-    return replace(INSTANCE, **changes)
+    return replace(MACHINE, **changes)
 
 
 STOPPED = {"condition": Condition.STOPPED, "status": "TERMINATED"}
 
 
 def stopped_at(seconds: float) -> Machine:
-    return machine(**STOPPED, restarts=True, restarts_until_s=LAUNCHED_S + seconds + RESTART_S)
+    return machine(**STOPPED, restarts=True, restarts_until_s=LAUNCHED_S + seconds + 900)
 
 
 def at(seconds: float) -> str:
@@ -423,11 +421,3 @@ def test_launch_named_in_detail() -> None:
         f"next       analyze fetch gs://my-bucket/runs/{result().runs[0]} -o results",
         f"next       launch logs {NAME}",
     ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "119 min"), (7200, "2 h 00 min"), (200000, "2 d 7 h")],
-)
-def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
