@@ -15,9 +15,9 @@ from launcher.backends.gcp.refusals import AlreadyThereError
 from launcher.backends.gcp.resources import ANYWHERE, Operation, OperationFault, Quota, gaps
 from launcher.protocol.backend import Condition, Listing, Output
 from tests.launcher.backends.gcp import fake_compute
-from tests.launcher.backends.gcp.compute_bodies import plain_body, quota_error, stockout_error
+from tests.launcher.backends.gcp.compute_bodies import ID, A, gpu_body, plain_body, quota_error, stockout_error
+from tests.launcher.backends.gcp.compute_bodies import VM_NAME as NAME
 from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
-from tests.launcher.backends.gcp.vm_request import ID, NAME, A, gpu_body
 from workload.contract.errors import ToolError, UsageError
 
 pytestmark = pytest.mark.world
@@ -232,7 +232,7 @@ def test_the_same_request_makes_one_vm(fake: FakeCompute, compute: Compute) -> N
 
 
 def test_every_detail_of_an_error_is_read(fake: FakeCompute, compute: Compute) -> None:
-    fake.stockout_with_details(A, ["us-central1-b", "us-central1-f"])
+    fake.stockout(A, ["us-central1-b", "us-central1-f"])
     told = stockout_error(A)["message"]
     assert compute.wait(compute.insert(A, gpu_body(), ID), 1.0) == (
         OperationFault(

@@ -14,8 +14,9 @@ from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.refusals import DeniedError, RefusedError
 from launcher.backends.gcp.resources import OperationFault
 from tests.launcher.backends.gcp import fake_compute
+from tests.launcher.backends.gcp.compute_bodies import ID, A, gpu_body
+from tests.launcher.backends.gcp.compute_bodies import VM_NAME as NAME
 from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
-from tests.launcher.backends.gcp.vm_request import ID, NAME, A, gpu_body
 from tests.ports import held_port
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError, ToolError, UsageError
 from workload.contract.interrupt import stoppable

@@ -17,7 +17,7 @@ from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.resources import Operation
 from launcher.backends.shared_plan import program_text
 from tests.launcher.backends.gcp import wire
-from tests.launcher.backends.gcp.compute_bodies import plain_body
+from tests.launcher.backends.gcp.compute_bodies import RefusalError, check_body, gpu_body, plain_body
 from tests.launcher.backends.gcp.fake_compute import FakeCompute
 from tests.launcher.backends.gcp.gcp_plans import GOLDEN, planned
 from tests.launcher.backends.gcp.wire import Asked, NoSuchRequestError
@@ -142,3 +142,36 @@ def test_a_request_that_no_message_takes_is_noticed(verb: str, url: str, content
     with FakeCompute() as fake:
         status, _ = fake.answer(verb, url, content, "")
     assert status in (400, 501)
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The body of an insert with the value at a path such as `disks.0.boot`."""
+    body: Any = json.loads(json.dumps(gpu_body()))
+    *parents, last = path.split(".")
+    place = body
+    for each in parents:
+        place = place[int(each)] if each.isdigit() else place[each]
+    place[last] = value
+    return dict(body)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("name", "r" * 64),
+        ("labels", {"a": "x y"}),
+        ("machineType", "zones/us-central1-b/machineTypes/n1-standard-4"),
+        ("machineType", f"zones/{ZONE}/machineTypes/n1-standard-96"),
+        ("guestAccelerators.0.acceleratorCount", 3),
+        ("scheduling.onHostMaintenance", "MIGRATE"),
+        ("scheduling.instanceTerminationAction", "STOP"),
+        ("scheduling.maxRunDuration", {"seconds": "29"}),
+        ("disks.0.autoDelete", False),
+        ("disks.0.initializeParams.sourceImage", "global/images/mine"),
+        ("metadata.items", [{"key": "k", "value": "x" * (256 * 1024 + 1)}]),
+    ],
+)
+def test_the_fake_refuses_what_the_cloud_refuses(path: str, value: Any) -> None:
+    check_body(gpu_body(), ZONE)
+    with pytest.raises(RefusalError, match=r"^Invalid value for field 'resource\."):
+        check_body(changed(path, value), ZONE)

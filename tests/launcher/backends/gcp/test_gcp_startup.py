@@ -221,7 +221,7 @@ def test_the_installation_of_a_driver_survives_its_restart(boot: Boot) -> None:
     until(lambda: "startup-script exit status" in vm.serial()[0])
     first = vm.guest_attributes["rooflaunch"]["booted"]
     assert list(vm.guest_attributes["rooflaunch"]) == ["booted"]
-    assert vm.alive, "the machine restarts: nobody deletes it"
+    assert not vm.gone.is_set(), "the machine restarts: nobody deletes it"
     assert (
         "python3 /opt/installer.pyz install_driver --installation-mode binary --installation-branch lts" in boot.calls()
     )
