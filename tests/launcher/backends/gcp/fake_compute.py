@@ -190,15 +190,14 @@ class _Refused:
 class FakeCompute(Fake):
     """Compute Engine for every project. `vm` is called in a thread of its own, the guest, once its VM is RUNNING.
 
-    `operation_s`: how long each operation takes; `grace_s`: from the notice of a preemption to its end; `clock`: the
-    cloud's own, which dates its answers and what it makes.
+    `grace_s`: from the notice of a preemption to its end; `clock`: the cloud's own, which dates its answers and what it
+    makes.
     """
 
     def __init__(
         self,
         *,
         vm: Callable[[Vm], None] | None = None,
-        operation_s: float = 0.0,
         grace_s: float = 0.0,
         page_size: int = 500,
         clock: Callable[[], float] = time.time,
@@ -211,7 +210,6 @@ class FakeCompute(Fake):
         self.tokens: set[str] = set()
         self.guest_errors: list[str] = []
         self._guest = vm
-        self._operation_s = operation_s
         self._grace_s = grace_s
         self._page_size = page_size
         self._lock = threading.RLock()
@@ -474,27 +472,24 @@ class FakeCompute(Fake):
         self._requests[request_id] = operation
         operation.errors = list(fault.errors) if fault else self._quota_errors(zone, body)
         if operation.errors and not (fault and fault.kind == "error_lives"):
-            self._later(self._operation_s, operation.done.set)
+            operation.done.set()
             return operation.document(self.url)
         machine = self._create(project, zone, body)
         kind = fault.kind if fault else ""
         if kind != "endless":
-            self._later(self._operation_s, lambda: self._begun(machine, operation, preempted=kind == "preempt"))
+            if kind == "preempt":
+                machine.status = "RUNNING"
+                self.preempt(machine.name)
+            else:
+                self._start(machine)
+            operation.done.set()
         elif fault and fault.lives:
-            self._later(self._operation_s, lambda: self._start(machine))
+            self._start(machine)
         operation.endless = kind == "endless"
         if kind == "conflict":
             self._conflicts.add(request_id)
             raise RefusalError(503, "The service is currently unavailable.", "backendError")
         return operation.document(self.url)
-
-    def _begun(self, machine: Vm, operation: _Operation, *, preempted: bool) -> None:
-        if preempted:
-            machine.status = "RUNNING"
-            self.preempt(machine.name)
-        else:
-            self._start(machine)
-        operation.done.set()
 
     def _wait(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
         operation = self._find_operation(names)
@@ -536,12 +531,9 @@ class FakeCompute(Fake):
                 return operation.document(self.url)
             machine.status = "STOPPING"
             answer = operation.document(self.url)
-        self._later(self._operation_s, lambda: self._deleted(machine, operation))
-        return answer
-
-    def _deleted(self, machine: Vm, operation: _Operation) -> None:
         self._remove(machine)
         operation.done.set()
+        return answer
 
     def _serial(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
         machine = self._find(names)

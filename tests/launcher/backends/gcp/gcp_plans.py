@@ -58,7 +58,6 @@ GOLDEN: dict[str, dict[str, Any]] = {
     "t4": {},
     "v100-spot": {"gpu": "v100", "spot": True},
     "a100-without-price": {"gpu": "a100", "spot": True},
-    "t4-cpu": {"run": {"device": "cpu"}, "max_cost_usd": 1.0},
     "t4-everything": {
         "zones": ("us-central1-f", "us-central1-a"),
         "fallback": False,

@@ -1,6 +1,5 @@
 """`launch gcp` as it is typed, and the options that it refuses."""
 
-import io
 import json
 import os
 import re
@@ -17,10 +16,8 @@ import pytest
 from launcher.backends.gcp import options
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.jobs.launches import LaunchState
-from launcher.jobs.session import Event as GcpEvent
-from launcher.jobs.session import EventKind, LaunchProgress
 from launcher.protocol.records import LaunchPhase
-from tests.launcher.backends.gcp.canned_cloud import ZONE, Cloud, Clouds
+from tests.launcher.backends.gcp.canned_cloud import ZONE, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
 from tests.launcher.backends.gcp.command_world import (
     AT_HOME,
@@ -38,6 +35,7 @@ NO_MODEL = (
     "error: unknown model 'resnet81': it must be a torchvision classifier\n"
     "hint: did you mean resnet18 or resnet152 or resnet101? `python -m workload models` lists all\n"
 )
+WHICH = "error: launch down takes either launches or --all\nhint: launch down RUN, or --all\n"
 NO_DRY_RUN = "error: --request needs --dry-run\nhint: --dry-run --request\n"
 NOBODY_LEFT = (
     "error: with --detach no command is left to start a preempted VM again; got --rerun-preempted 2\nhint: "
@@ -77,29 +75,12 @@ def test_a_price_needs_no_project(launch: Launch) -> None:
         (("gcp", "--gpu", "t4", "--request"), NO_DRY_RUN),
         ((*GCP, "--detach", "--rerun-preempted", "2", "--spot"), NOBODY_LEFT),
         (("gcp", *AT_HOME), "error: Missing option '--gpu'.\nhint: launch gcp --help\n"),
-        (
-            ("down", *AT_HOME),
-            "error: launch down takes either launches or --all\nhint: launch down RUN, or --all\n",
-        ),
-        (
-            ("down", "--all", "abc", *AT_HOME),
-            "error: launch down takes either launches or --all\nhint: launch down RUN, or --all\n",
-        ),
+        (("down", *AT_HOME), WHICH),
+        (("down", "--all", "abc", *AT_HOME), WHICH),
         (
             ("doctor", "docker", "--project", "my-project"),
             "error: --project and --bucket are for launch doctor gcp\nhint: launch doctor gcp --project PROJECT\n",
         ),
-    ],
-    ids=[
-        "gpu",
-        "gpu before project",
-        "model before project",
-        "request",
-        "detach",
-        "no gpu",
-        "down nothing",
-        "down both",
-        "doctor",
     ],
 )
 def test_a_bad_option_is_told_before_anything_is_asked(launch: Launch, words: tuple[str, ...], error: str) -> None:
@@ -176,14 +157,6 @@ def test_the_doctor_looks_at_the_project_that_is_named(launch: Launch, clouds: C
 # Ctrl-C.
 
 
-def interrupt_when_it_trains(cloud: Cloud) -> None:
-    def press() -> None:
-        assert cloud.vm.started.wait(60)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=press, daemon=True).start()
-
-
 @pytest.mark.world
 @pytest.mark.parametrize(
     ("terminal", "keep", "left"),
@@ -200,7 +173,12 @@ def test_ctrl_c_while_following(launch: Launch, clouds: Clouds, terminal: bool, 
 
     durations = dict.fromkeys(LaunchPhase, 4.0) | {LaunchPhase.RUN_ENDED: 60.0}
     with clouds(durations=durations) as cloud:
-        interrupt_when_it_trains(cloud)
+
+        def press() -> None:
+            assert cloud.vm.started.wait(60)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=press, daemon=True).start()
         world = world_of(cloud, confirm=answer if terminal else None)
         error = launch(world, *GCP).error(130)
         name = NAME.findall(error)[0]
@@ -225,18 +203,13 @@ def test_ctrl_c_before_anything_is_submitted(launch: Launch, clouds: Clouds, mon
         assert cloud.fake.all_vms == []
 
 
-def processes(cloud: Cloud, *words: str) -> list[str]:
-    """The command line of a launcher that is a process of its own, with the endpoints of `cloud` in its environment."""
-    assert os.environ["ROOFLAUNCH_COMPUTE_ENDPOINT"] == cloud.fake.url
-    return [sys.executable, "-m", "launcher", *words]
-
-
 @pytest.mark.slow
 @pytest.mark.world
 def test_a_launcher_that_is_killed_is_picked_up_by_another(launch: Launch, clouds: Clouds) -> None:
     with clouds() as cloud:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(processes(cloud, *GCP), env=environment, stderr=subprocess.DEVNULL)
+        command = [sys.executable, "-m", "launcher", *GCP]
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
         try:
             assert cloud.vm.started.wait(60)
         finally:
@@ -248,36 +221,3 @@ def test_a_launcher_that_is_killed_is_picked_up_by_another(launch: Launch, cloud
         told = launch(world, "status", vm.name, "--format", "json", *AT_HOME).json()
         assert (told["state"], told["vm"], len(told["runs"])) == ("done", None, 1)
         assert cloud.fake.instances == []
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_is_a_line_a_phase_and_on_a_terminal_a_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    events = [
-        GcpEvent(kind=EventKind.PHASE, text="image_pulled", at_s=1090.0),
-        GcpEvent(kind=EventKind.PROGRESS, text="step 7 of 110, " + "long " * 20),
-        GcpEvent(kind=EventKind.NOTE, text="the cloud answers again"),
-    ]
-    shown = []
-    for stream in (io.StringIO(), Terminal()):
-        clock = [1000.0]
-        progress = LaunchProgress(stream, lambda clock=clock: clock[0])  # type: ignore[misc]
-        for clock[0], event in zip(
-            (1010.0, 1020.0, 1100.0, 1129.0, 1130.0), (*events, events[1], events[1]), strict=True
-        ):
-            if clock[0] <= 1100.0 or not stream.isatty():
-                progress(event)
-        shown.append(stream.getvalue())
-    assert shown[0].splitlines() == [
-        "     +90 s  image pulled",
-        "    +100 s  the cloud answers again",
-        f"    +2 min  step 7 of 110, {'long ' * 20}",
-    ]
-    live = "     +20 s  step 7 of 110, long long long"
-    assert shown[1] == (
-        f"\r\033[K     +90 s  image pulled\n\r\033[K{live[:39]}\r\033[K    +100 s  the cloud answers again\n"
-    )

@@ -1,6 +1,5 @@
 """Compute Engine's machines hold to the contract of every backend, which fails on backends that are broken."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -42,20 +41,13 @@ def plan_of(token: str) -> VmPlan:
     )
 
 
-def submit_and_stay(token: str) -> None:
-    """What a launcher does that is killed."""
-    ComputeMachines(border.connect(SETTINGS.project), sleep=lambda _: None).submit(plan_of(token), contract.silent)
-    print("submitted", flush=True)
-    sys.stdin.read()
-
-
 class ComputePlace(Place):
     """A fake Compute Engine, asked by the real client."""
 
     made: type[ComputeMachines] = ComputeMachines
 
-    def __init__(self, fake: FakeCompute, clock: Clock) -> None:
-        self.fake, self.clock, self.tokens = fake, clock, iter(range(1000))
+    def __init__(self, fake: FakeCompute, clock: Clock, folder: Path) -> None:
+        self.fake, self.clock, self.folder, self.tokens = fake, clock, folder, iter(range(1000))
 
     def machines(self) -> Machines:
         compute = border.connect(SETTINGS.project, sleep=self.clock.sleep, monotonic=self.clock.now)
@@ -68,8 +60,7 @@ class ComputePlace(Place):
         return len(self.fake.instances)
 
     def launcher(self, plan: contract.Plan) -> Sequence[str]:
-        module, token = "tests.launcher.backends.gcp.test_gcp_contract", plan.request.name[-6:]
-        return (sys.executable, "-c", f"from {module} import submit_and_stay; submit_and_stay('{token}')")
+        return contract.launcher_of("launcher.backends.gcp.backend", plan, SETTINGS, self.folder)
 
     def print(self, machine: Machine, text: str) -> None:
         self.fake.vm(machine.name).write_serial(text)
@@ -101,12 +92,12 @@ class ComputePlace(Place):
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[ComputePlace]:
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ComputePlace]:
     clock = Clock()
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with FakeCompute(clock=clock.now) as fake:
         monkeypatch.setenv(ENDPOINT_VARIABLE, fake.url)
-        yield ComputePlace(fake, clock)
+        yield ComputePlace(fake, clock, tmp_path)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=name_of)

@@ -202,10 +202,15 @@ def test_in_an_outage_nothing_is_said_to_be_gone(told: str, launch: Launch, clou
 
 
 @pytest.mark.world
-def test_a_stopped_vm_is_warned_of_and_reaped_at_once(launch: Launch, clouds: Clouds) -> None:
+def test_a_stopped_vm_is_reaped_once_the_cloud_does_not_start_it_again(launch: Launch, clouds: Clouds) -> None:
     with clouds(fault=Fault.SILENT) as cloud:
         world, plan = world_of(cloud), cloud.plan()
         cloud.run(plan, detach=True)
+        cloud.fake.stop(plan.name, age_s=60)
+        told = launch(world, "status", plan.name, *AT_HOME)
+        assert "the VM is TERMINATED; the cloud may start the VM again, to save the results" in told.output()
+        assert told.err == ""
+        assert launch(world, "reap", *AT_HOME).output() == NOTHING_LEFT
         cloud.fake.stop(plan.name)
         for words in (("status",), ("status", plan.name)):
             told = launch(world, *words, *AT_HOME)
@@ -220,22 +225,6 @@ def test_a_stopped_vm_is_warned_of_and_reaped_at_once(launch: Launch, clouds: Cl
         assert launch(world, "reap", *AT_HOME).output() == f"VM {plan.name} in {ZONE} is gone\n"
         assert (cloud.fake.instances, cloud.fake.disks) == ([], [])
         assert launch(world, "status", plan.name, *AT_HOME).error(0) == ""
-
-
-@pytest.mark.world
-def test_a_vm_that_is_about_to_start_again_is_let_be(launch: Launch, clouds: Clouds) -> None:
-    with clouds(fault=Fault.SILENT) as cloud:
-        world, plan = world_of(cloud), cloud.plan()
-        cloud.run(plan, detach=True)
-        cloud.fake.stop(plan.name, age_s=60)
-        told = launch(world, "status", plan.name, *AT_HOME)
-        assert told.code == 0
-        assert "the VM is TERMINATED; the cloud may start the VM again, to save the results" in told.out
-        assert told.err == ""
-        assert launch(world, "reap", *AT_HOME).output() == NOTHING_LEFT
-        assert [vm.name for vm in cloud.fake.instances] == [plan.name]
-        cloud.fake.stop(plan.name, age_s=16 * 60)
-        assert launch(world, "reap", *AT_HOME).output() == f"VM {plan.name} in {ZONE} is gone\n"
 
 
 @pytest.mark.world

@@ -120,6 +120,7 @@ def test_the_plan_fits_its_terminal() -> None:
             {"gpu": "l4", "run": {"devices": 3}},
             "a run computes on at most 3 GPUs of the VM's 4; the price is that of the whole VM",
         ),
+        ({"run": {"device": "cpu"}}, "the run computes on the VM's CPU, but its T4 16 GB must be paid too"),
         ({"max_run_time_s": 300}, "the run may take longer than the limit of 300 s: --max-run-time"),
         (
             {"settings": settings_of(subnetwork="gpu")},

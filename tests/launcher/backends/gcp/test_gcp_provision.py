@@ -424,21 +424,6 @@ def test_an_insert_whose_answer_never_comes(fake: FakeCompute, clock: Clock, go:
     assert (len(fake.all_vms), fake.instances) == (1, [])
 
 
-def test_interrupted_and_not_to_be_removed(
-    fake: FakeCompute, clock: Clock, monkeypatch: pytest.MonkeyPatch, go: Go
-) -> None:
-    monkeypatch.setattr(provisioning, "PAUSE_S", 30.0)
-    fake.endless_operation(A)
-    fake.delete_fails(1000)
-    clock.on_sleep = interrupted(KeyboardInterrupt())
-    events: list[str] = []
-    with pytest.raises(KeyboardInterrupt):
-        go(plan_for(A), events=events)
-    assert events[-1] == (
-        f"VM '{NAME}' in {A} is not confirmed to be gone (the cloud deletes it at its time limit): launch down {NAME}"
-    )
-
-
 def test_a_vm_that_cannot_be_removed_ends_the_search(
     fake: FakeCompute, clock: Clock, monkeypatch: pytest.MonkeyPatch, go: Go
 ) -> None:
@@ -467,12 +452,6 @@ def test_a_deletion_that_fails_twice(status: int, fake: FakeCompute, compute: Co
     [removed] = remove(compute, [(A, NAME)], now=clock.now, sleep=clock.sleep)
     assert removed.gone
     assert (fake.instances, fake.disks, fake.count("DELETE")) == ([], [], 3)
-
-
-def test_a_vm_that_is_gone_takes_two_calls(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
-    [removed] = remove(compute, [(A, NAME)], now=clock.now, sleep=clock.sleep)
-    path = f"/compute/v1/projects/test-project/zones/{A}/instances/{NAME}"
-    assert (removed.gone, fake.calls) == (True, [f"DELETE {path}", f"GET {path}"])
 
 
 def test_no_permission_to_delete_is_told_at_once(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
