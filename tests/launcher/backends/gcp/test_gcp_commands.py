@@ -17,7 +17,7 @@ from launcher.backends.gcp import options
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.jobs.launches import LaunchState
 from launcher.protocol.records import LaunchPhase
-from tests.launcher.backends.gcp.canned_cloud import ZONE, Clouds
+from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
 from tests.launcher.backends.gcp.command_world import (
     AT_HOME,
@@ -25,6 +25,7 @@ from tests.launcher.backends.gcp.command_world import (
     NAME,
     NOWHERE,
     Launch,
+    forbidden,
     world_of,
 )
 from workload.contract import bundle
@@ -152,6 +153,15 @@ def test_the_doctor_looks_at_the_project_that_is_named(launch: Launch, clouds: C
         assert done.code in (0, 4)
         assert found["project"]["found"] == "my-project (option); Compute Engine answers"
         assert {check["part"] for check in found.values()} == {"gcp"}
+
+
+@pytest.mark.world
+def test_a_project_that_refuses_is_known_before_an_image_is_built(launch: Launch, clouds: Clouds) -> None:
+    with clouds() as cloud:
+        cloud.fake.refuse(403, "not yours", match="GET .*/projects/my-project$")
+        words = [word for word in GCP if word not in ("--image", IMAGE)]
+        error = launch(world_of(cloud, engine=forbidden("Docker")), *words).error(4)
+        assert "no permission in project 'my-project': not yours" in error
 
 
 # Ctrl-C.

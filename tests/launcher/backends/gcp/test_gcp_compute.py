@@ -53,6 +53,27 @@ def test_the_end_of_a_vm_is_what_the_cloud_says(fake: FakeCompute, compute: Comp
     assert found.deadline_s == pytest.approx(machine.created_s + 1200, abs=0.001), "of a stopped one no message"
 
 
+@pytest.mark.parametrize(
+    ("status", "spot", "condition"),
+    [
+        ("PROVISIONING", False, Condition.STARTING),
+        ("RUNNING", False, Condition.RUNNING),
+        ("STOPPING", False, Condition.RUNNING),
+        ("TERMINATED", False, Condition.STOPPED),
+        ("REPAIRING", False, Condition.STOPPED),
+        ("REPAIRING", True, Condition.RUNNING),
+    ],
+)
+def test_condition_of_a_vm_by_its_status(
+    status: str, spot: bool, condition: Condition, fake: FakeCompute, compute: Compute
+) -> None:
+    vm = fake.add_vm(NAME)
+    vm.status, vm.body["scheduling"]["automaticRestart"] = status, not spot
+    found = compute.get(A, NAME)
+    assert found is not None
+    assert (found.condition, found.restarts) == (condition, not spot)
+
+
 def test_the_time_is_the_clouds(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
     fake.clock = lambda: 1795262400.6 + clock.slept_s
     assert compute.now_s() == 1795262400.0, "a date has no fractions"
@@ -78,12 +99,14 @@ def test_nothing_there(fake: FakeCompute, compute: Compute) -> None:
     assert compute.delete_disk(A, NAME) is None
     assert compute.serial(A, NAME, 7) == Output(text="", next_start=7)
     assert compute.guest_attributes(A, NAME) == {}
+    fake.add_vm("not-ready-yet").status = "PROVISIONING"
+    assert compute.serial(A, "not-ready-yet", 7) == Output(text="", next_start=7)
     assert not compute.preempted(A, NAME)
     assert (compute.instances(), compute.disks()) == (Listing(), Listing())
     assert compute.get_image("ubuntu-os-cloud", "no-such-family") is None
     fake.refuse(404, "The resource 'projects/ubuntu-os-gone' was not found", reason="notFound")
     assert compute.get_image("ubuntu-os-gone", "no-such-family") is None, "nor the project"
-    assert fake.count(".") == 10
+    assert fake.count(".") == 11
 
 
 def test_a_404_for_something_else_is_not_a_vm_that_is_gone(fake: FakeCompute, compute: Compute) -> None:

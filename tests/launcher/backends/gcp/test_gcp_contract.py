@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,14 @@ import pytest
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import provision as provisioning
 from launcher.backends.gcp.machines import ComputeMachines
-from launcher.backends.gcp.plan import Options, make_plan
 from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.refusals import ENDPOINT_VARIABLE
 from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Machines, Removed, Submitted, Tell
 from tests.launcher.backends import contract
 from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
-from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS
+from tests.launcher.backends.gcp.canned_cloud import SETTINGS, plan_of
 from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
 from workload.contract.errors import ToolError
-from workload.contract.spec import resolve
 
 pytestmark = pytest.mark.world
 
@@ -28,17 +25,6 @@ ROOT = Path(__file__).parents[4]
 ZONES = ("us-central1-a", "us-central1-b")
 # Of nobody's launch: a name or a label is not ours.
 STRANGER = "database"
-
-
-def plan_of(token: str) -> VmPlan:
-    return make_plan(
-        resolve({}, {}, None),
-        Options(gpu="t4", zones=ZONES, fallback=False),
-        SETTINGS,
-        image=IMAGE,
-        now=datetime(2027, 1, 15, 8, tzinfo=UTC),
-        token=token,
-    )
 
 
 class ComputePlace(Place):
@@ -54,7 +40,7 @@ class ComputePlace(Place):
         return self.made(compute, sleep=self.clock.sleep)
 
     def plan(self) -> VmPlan:
-        return plan_of(f"{next(self.tokens):06x}")
+        return plan_of(ZONES, f"{next(self.tokens):06x}", fallback=False)
 
     def count(self) -> int:
         return len(self.fake.instances)

@@ -58,13 +58,14 @@ def test_what_the_vm_is_told(here: Guest) -> None:
     assert (here.zone, here.request()) == ("us-central1-a", '{"name": "ü"}'.encode())
 
 
-def test_a_phase_is_a_guest_attribute_unless_they_are_switched_off(here: Guest, vm: Vm) -> None:
+def test_a_phase_is_a_guest_attribute_unless_they_are_switched_off(here: Guest, vm: Vm, metadata: FakeMetadata) -> None:
     here.report(LaunchPhase.RUN_STARTED, "2026-11-21T10:00:00.000Z")
     assert vm.guest_attributes == {"rooflaunch": {"run_started": "2026-11-21T10:00:00.000Z"}}
     vm.metadata["enable-guest-attributes"] = "FALSE"
     with pytest.raises(ToolError) as caught:
         here.report("heartbeat", "now")
     key = "instance/guest-attributes/rooflaunch/heartbeat"
+    assert metadata.asked.count(f"PUT {key}") == 1, "no other answer is to come"
     assert str(caught.value) == f"the metadata server has no answer for '{key}': HTTP 403"
     assert caught.value.hint == HINT
 

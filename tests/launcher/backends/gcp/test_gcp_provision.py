@@ -3,48 +3,35 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from launcher.backends.gcp import provision as provisioning
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.plan import Options, make_plan
 from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.provision import Provisioning, remove, scope_of
 from launcher.backends.gcp.resources import OperationFault
 from launcher.backends.gcp.settings import Settings
 from launcher.backends.zone_by_zone import Scope, widest
 from launcher.protocol.backend import Submitted, Tried
+from tests.launcher.backends.gcp import canned_cloud
+from tests.launcher.backends.gcp.canned_cloud import plan_of
 from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
 from workload.contract.errors import ExitCode, InterruptedRunError, NoCapacityError, ToolError
-from workload.contract.spec import resolve
 from workload.storage.store import UnreachableError
 
 pytestmark = pytest.mark.world
 
 NAME = "rooflaunch-t4-20261121-142530-c0ffee"
-SETTINGS = Settings(
-    project="test-project",
-    bucket="test-bucket",
-    repository="us-central1-docker.pkg.dev/test-project/rooflaunch/trainer",
-    service_account="rooflaunch-vm@test-project.iam.gserviceaccount.com",
-)
+SETTINGS = replace(canned_cloud.SETTINGS, project="test-project")
 A, B, C, F = (f"us-central1-{letter}" for letter in "abcf")
 EAST = "us-east1-c"
 Go = Callable[..., Submitted]
 
 
-def plan_for(*zones: str, gpu: str = "t4", settings: Settings = SETTINGS, **options: Any) -> VmPlan:
-    return make_plan(
-        resolve({}, {}, None),
-        Options(gpu=gpu, zones=zones, **options),
-        settings,
-        image=f"{settings.repository}@sha256:{'ab' * 32}",
-        now=datetime(2026, 11, 21, 14, 25, 30, tzinfo=UTC),
-        token="c0ffee",
-    )
+def plan_for(*zones: str, settings: Settings = SETTINGS, **options: Any) -> VmPlan:
+    return plan_of(zones, settings=settings, **options)
 
 
 @pytest.fixture
@@ -116,6 +103,11 @@ def test_a_zone_beyond_the_plan_is_not_tried_where(
     with pytest.raises(NoCapacityError):
         go(plan)
     assert sorted(inserts(fake)) == sorted(plan.zones)
+
+
+def test_a_zone_that_only_the_cloud_knows_is_tried(fake: FakeCompute, go: Go) -> None:
+    fake.stockout(A, ["us-south1-a"])
+    assert go(plan_for(A)).machines[0].zone == "us-south1-a"
 
 
 def test_no_region_has_the_subnetwork(fake: FakeCompute, go: Go) -> None:

@@ -137,6 +137,7 @@ def test_a_zone_that_does_not_answer_is_no_proof_of_anything(monkeypatch: pytest
     monkeypatch.setattr(cloud, "get", no_answer)
     (removed,) = down(cloud)
     assert (removed.gone, removed.unknown, removed.reason) == (False, True, "the zone does not answer")
+    assert cloud.s >= REMOVE_S, "it is asked again until then"
 
 
 def test_one_that_is_denied_keeps_no_other() -> None:
@@ -223,6 +224,7 @@ def test_reap_takes_only_what_is_ours_and_past_its_limit(clouds: Clouds) -> None
     with clouds() as cloud, cloud.clock.busy():
         add_vm, add_disk = partial(cloud.fake.add_vm, project="my-project"), cloud.fake.add_disk
         add_vm(VM, labels=OURS, age_s=OLD_S)
+        cloud.fake._disks[ZONE, VM]["labels"] = OURS  # which goes with its VM
         add_vm(another("bbbbbb"), labels=OURS, age_s=NEW_S)
         add_vm(another("cccccc"), labels=OURS, age_s=3660)
         add_vm(another("dddddd"), labels=OURS, age_s=OLD_S, limit_s=0)

@@ -8,7 +8,7 @@ import pytest
 from launcher.jobs import liveness
 from launcher.jobs import run as launching
 from launcher.jobs.launches import LaunchState
-from launcher.jobs.run import LaunchOutcome, run
+from launcher.jobs.run import run
 from launcher.jobs.session import Event, EventKind
 from launcher.protocol.records import LaunchPhase, Request, epoch_s, request_object, result_object
 from tests.launcher.backends.gcp.canned_cloud import QUICK, ZONE, Cloud, Clouds
@@ -234,20 +234,3 @@ def test_bundles_that_cannot_be_fetched_stay_where_they_are(clouds: Clouds, monk
         )
         assert outcome.exit_code == ExitCode.TOOL
         assert cloud.fake.instances == []
-
-
-def test_many_at_once_share_one_client(clouds: Clouds) -> None:
-    """Ten here; the benchmark runs 100."""
-    with clouds() as cloud:
-        outcomes: list[LaunchOutcome] = []
-        plans = [cloud.plan() for _ in range(10)]
-        threads = [threading.Thread(target=lambda plan=plan: outcomes.append(cloud.run(plan))) for plan in plans]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert sorted(each.name for each in outcomes) == sorted(plan.name for plan in plans)
-        assert [each.error for each in outcomes] == [None] * 10
-        assert cloud.fake.instances == []
-        assert len(list(cloud.output.iterdir())) == 10
-        assert {each.calls["compute.instances.insert"] for each in outcomes} == {1}

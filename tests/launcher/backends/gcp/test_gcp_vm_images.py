@@ -45,6 +45,7 @@ def test_a_family_becomes_its_newest_image() -> None:
     assert source_of(plan) == plan.request.options["vm_image"]
     assert plan.request.options["vm_image"] == f"projects/ubuntu-os-accelerator-images/global/images/{newest}"
     assert (plan.notes, len(project.asked)) == ((), 1)
+    assert planned(run={"device": "cpu"}).on_image(image, ()).driver is Driver.NONE
 
 
 def test_a_renamed_family_is_told_and_the_next_one_taken() -> None:
