@@ -135,7 +135,7 @@ def test_one_command_ends_with_the_bundle_and_the_table(launch: Launch, clouds: 
 @pytest.mark.world
 def test_json_has_the_whole_story(launch: Launch, clouds: Clouds) -> None:
     with clouds(fault=Fault.FAILS) as cloud:
-        said = launch(world_of(cloud), *GCP, "--format", "json")
+        said = launch(world_of(cloud), *GCP, "--format", "json", "--spot", "--rerun-preempted", "1")
         assert said.code == 6
         told = json.loads(said.out)
         assert told["exit_code"] == 6

@@ -462,10 +462,7 @@ REGIONAL, GLOBAL = {"region": "us-central1"}, {"global": "global"}
 @pytest.mark.parametrize(
     ("code", "message", "dimensions", "scope"),
     [
-        ("ZONE_RESOURCE_POOL_EXHAUSTED", "", {}, Scope.ZONE),
-        ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "", {}, Scope.ZONE),
         ("ZONE_RESOURCE_POOL_EXHAUSTED_OF_TOMORROW", "", {}, Scope.ZONE),
-        ("VM_MIN_COUNT_NOT_REACHED", "", {}, Scope.ZONE),
         ("RESOURCE_NOT_FOUND", "The resource 'projects/p/zones/z/instances/n' was not found", {}, Scope.ZONE),
         ("RESOURCE_NOT_FOUND", "projects/p/regions/r/subnetworks/s was not found", {}, Scope.REGION),
         ("RESOURCE_NOT_FOUND", "projects/p/global/networks/n was not found", {}, Scope.FATAL),
@@ -473,7 +470,6 @@ REGIONAL, GLOBAL = {"region": "us-central1"}, {"global": "global"}
         ("QUOTA_EXCEEDED", "", GLOBAL, Scope.PROJECT),
         ("QUOTA_EXCEEDED", "Quota 'X' exceeded. Limit: 0.0 in region us-central1.", {}, Scope.REGION),
         ("QUOTA_EXCEEDED", "Quota 'X' exceeded. Limit: 0.0 globally.", {}, Scope.PROJECT),
-        ("INTERNAL_ERROR", "", {}, Scope.ZONE),
         ("", "", {}, Scope.FATAL),
     ],
 )
