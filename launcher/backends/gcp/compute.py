@@ -38,7 +38,7 @@ from workload.storage.store import UnreachableError
 
 T = TypeVar("T")
 
-SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 LABEL = "rooflaunch"
 LABEL_VALUE = "launch"
@@ -348,7 +348,7 @@ def _application_default() -> tuple[Any, str | None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            credentials, project = google.auth.default(scopes=SCOPES)
+            credentials, project = google.auth.default(scopes=[SCOPE])
         except google.auth.exceptions.GoogleAuthError as error:
             raise no_credentials(error) from error
     return credentials, project

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher.backends.gcp.compute import ZONE, Compute
-from launcher.backends.gcp.planned_vm import VmPlan
+from launcher.backends.gcp.plan import VmPlan
 from launcher.backends.gcp.provision import AT_A_TIME, Provisioning, remove
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.resources import Instance

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.planned_vm import VmPlan
+from launcher.backends.gcp.plan import VmPlan
 from launcher.backends.gcp.refusals import (
     NOT_IN_ZONE,
     QUOTA_EXCEEDED,

@@ -13,8 +13,7 @@ import pytest
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.machines import ComputeMachines
-from launcher.backends.gcp.plan import Options, make_plan
-from launcher.backends.gcp.planned_vm import VmPlan
+from launcher.backends.gcp.plan import Options, VmPlan, make_plan
 from launcher.backends.gcp.settings import Settings
 from launcher.jobs import launches
 from launcher.jobs.run import LaunchOutcome, run

@@ -10,7 +10,7 @@ import pytest
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import provision as provisioning
 from launcher.backends.gcp.machines import ComputeMachines
-from launcher.backends.gcp.planned_vm import VmPlan
+from launcher.backends.gcp.plan import VmPlan
 from launcher.backends.gcp.refusals import ENDPOINT_VARIABLE
 from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Machines, Removed, Submitted, Tell
 from tests.launcher.backends import contract

@@ -12,8 +12,7 @@ import pytest
 from launcher.backends.gcp import gpus
 from launcher.backends.gcp import plan as planning
 from launcher.backends.gcp.gpus import Driver
-from launcher.backends.gcp.plan import Options, make_plan
-from launcher.backends.gcp.planned_vm import VmPlan
+from launcher.backends.gcp.plan import Options, VmPlan, make_plan
 from launcher.protocol.records import NAME, Request
 from launcher.protocol.task import Task, TaskRun
 from launcher.sizes import shown

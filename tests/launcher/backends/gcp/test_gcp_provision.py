@@ -9,7 +9,7 @@ import pytest
 
 from launcher.backends.gcp import provision as provisioning
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.planned_vm import VmPlan
+from launcher.backends.gcp.plan import VmPlan
 from launcher.backends.gcp.provision import Provisioning, remove, scope_of
 from launcher.backends.gcp.resources import OperationFault
 from launcher.backends.gcp.settings import Settings
