@@ -38,6 +38,9 @@ def test_detached_then_status_logs_and_down(launch: Launch, clouds: Clouds) -> N
         assert launch(world, "down", name[-6:], *AT_HOME).output() == f"VM {name} in {ZONE} is gone\n"
         assert cloud.fake.instances == []
         assert launch(world, "down", name, *AT_HOME).error(0) == f"'{name}' has no VM: it is gone already\n"
+        assert "no launch and no run of a launch is named 'ffffff'" in launch(world, "down", "ffffff", *AT_HOME).error(
+            3
+        )
         told = launch(world, "status", name, "--format", "json", *AT_HOME).json()
         assert (told["state"], told["why"]) == ("failed", "the VM was removed by `launch down`")
 
