@@ -54,7 +54,6 @@ CASES = (
     Case(name="none"),
     Case(name="stockout, zonesAvailable", script=lambda fake: fake.stockout(ZONE, (NEAR,))),
     Case(name="stockout, no zonesAvailable", script=lambda fake: fake.stockout(ZONE)),
-    Case(name="stockout, _WITH_DETAILS", script=lambda fake: fake.stockout_with_details(ZONE, (NEAR,))),
     Case(
         name="stockout in all zones named",
         script=_stockout_everywhere,

@@ -44,32 +44,6 @@ from workload.contract.tables import TableFormat, plain
 from workload.contract.text import printable, terminal_width, wrapped
 from workload.storage.store import MAX_TEXT_BYTES, Store
 
-
-@dataclass(frozen=True, kw_only=True)
-class Ports:
-    """Functions by which a command reaches backend, clock and terminal; a test replaces them.
-
-    `now`: this computer's clock, which may be hours off; ages and limits of machines use their place's own clock.
-    """
-
-    backend: Callable[[str], Backend]
-    now: Callable[[], float]
-    sleep: Callable[[float], None]
-    is_terminal: Callable[[], bool]
-    confirm: Callable[[str, bool], bool]
-
-
-def real_ports() -> Ports:
-    """Backends, clock and terminal of this process."""
-    return Ports(
-        backend=backends.load,
-        now=time.time,
-        sleep=time.sleep,
-        is_terminal=lambda: sys.stdin.isatty() and sys.stderr.isatty(),
-        confirm=lambda question, default: typer.confirm(question, default=default, err=True),
-    )
-
-
 ENV_IN_BUCKET = (
     "the values of --env are in the bucket until the launch has ended, and then for as long as it keeps deleted objects"
 )
@@ -137,20 +111,18 @@ class _Connected:
 
     backend: Backend
     settings: Any
-    ports: Ports
 
     def machines(self) -> Machines:
         return self.backend.machines(self.settings)
 
     def session(self) -> Session:
-        return Session(machines=self.machines(), store=self.backend.store(self.settings), sleep=self.ports.sleep)
+        return Session(machines=self.machines(), store=self.backend.store(self.settings))
 
 
 def _connect(place: Place) -> _Connected:
-    ports = real_ports()
-    backend = ports.backend(place.backend)
+    backend = backends.load(place.backend)
     try:
-        return _Connected(backend=backend, settings=backend.settings(place.where), ports=ports)
+        return _Connected(backend=backend, settings=backend.settings(place.where))
     except UsageError as error:
         other = other_places(place.backend)
         if not other or any(getattr(place.where, item.name) is not None for item in fields(place.where)):
@@ -173,8 +145,7 @@ def launch(
     output_format: TableFormat,
 ) -> int:
     """Carry out `launch <backend>`. `typed`: run options; `options`: the backend's own options."""
-    ports = real_ports()
-    backend = ports.backend(place.backend)
+    backend = backends.load(place.backend)
     reruns = getattr(options, "rerun_preempted", 0)
     if detach and reruns:
         raise UsageError(
@@ -192,7 +163,7 @@ def launch(
     # Errors in the options are reported before anything is built, pushed or requested. The draft has its name and time
     # from this machine's clock; the launched plan has both from the place's clock.
     job = Job(resolved=resolved, token=secrets.token_hex(3))
-    now = datetime.fromtimestamp(ports.now(), UTC)
+    now = datetime.fromtimestamp(time.time(), UTC)
     draft = backend.plan(job, options, settings, now=now, offline=dry_run)
     if script_files:
         draft = draft.renamed(replace(draft.request, script=script_files.facts()))
@@ -206,13 +177,13 @@ def launch(
             plan = prepared(backend, draft, machines, script_files)
             print(_text(plan, script_files, terminal_width(sys.stderr)), file=sys.stderr)
             progress = LaunchProgress(sys.stderr, machines.now_s)
-            session = Session(machines=machines, store=store, sleep=ports.sleep, on_event=progress)
+            session = Session(machines=machines, store=store, on_event=progress)
             try:
                 outcome = run(session, plan, output=output, detach=detach, script_files=script_files)
             finally:
                 progress.clear()
     except LeftRunningError as left:
-        _ask_whether_to_keep(ports, left, session)
+        _ask_whether_to_keep(left, session)
         raise
     return _print_outcome(outcome, draft, place, machines, output_format)
 
@@ -236,14 +207,19 @@ def _text(plan: Plan, script_files: ScriptFiles | None, width: int | None) -> st
     return "\n".join([plan.text(width), *(wrapped(text, width, indent=TEXT_COLUMN, first="note") for text in remarks)])
 
 
-def _ask_whether_to_keep(ports: Ports, left: LeftRunningError, session: Session) -> None:
+def is_terminal() -> bool:
+    """Whether somebody can be asked a question."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _ask_whether_to_keep(left: LeftRunningError, session: Session) -> None:
     """Ask on a terminal whether to keep the machine or delete it; without an answer the machine is kept.
 
     Raises `InterruptedRunError` once the machine is deleted, `ToolError` if that cannot be confirmed.
     """
     name = left.machine.name
     try:
-        if not ports.is_terminal() or ports.confirm(f"\nKeep '{name}' running?", True):
+        if not is_terminal() or typer.confirm(f"\nKeep '{name}' running?", default=True, err=True):
             return
     except (typer.Abort, KeyboardInterrupt):
         return
@@ -406,7 +382,7 @@ def take_down(place: Place, *, names: Sequence[str], every: bool, yes: bool, out
     listing = machines.look()
     chosen, unknown, without = (list(listing), [], []) if every else _chosen(names, listing, machines, store)
     if every and chosen and not yes:
-        _confirm_all(connected.ports, chosen, machines)
+        _confirm_all(chosen, machines)
     removed = cleanup.down(chosen, machines, store) + unknown
     _erase_variables(store, machines, down=[*(machine.name for machine in chosen), *without])
     unlisted = listing.unreachable if every else ()
@@ -465,14 +441,14 @@ def _named(word: str, names: list[str], listing: Listing[Machine], store: Store 
         ) from None
 
 
-def _confirm_all(ports: Ports, chosen: Sequence[Machine], machines: Machines) -> None:
+def _confirm_all(chosen: Sequence[Machine], machines: Machines) -> None:
     noun, count = machines.noun, len(chosen)
     for machine in chosen:
         print(f"{machine.name}  {machine.zone}  {machine.status}", file=sys.stderr)
     question = f"Delete {f'this {noun}' if count == 1 else f'these {count} {noun}s'} in {machines.place}?"
-    if not ports.is_terminal():
+    if not is_terminal():
         raise UsageError(f"--all deletes {count} {noun}s, but there is no terminal to ask", hint="--all --yes")
-    if not ports.confirm(question, False):
+    if not typer.confirm(question, default=False, err=True):
         raise InterruptedRunError(
             f"cancelled; no {noun} was deleted", hint=f"launch down RUN deletes the {noun} of one launch"
         )

@@ -13,8 +13,7 @@ from launcher.backends.gcp import gpus
 from launcher.backends.gcp.compute import Compute, connect, default_project
 from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.options import Options, Where
-from launcher.backends.gcp.plan import find_image, make_plan
-from launcher.backends.gcp.planned_vm import VmPlan
+from launcher.backends.gcp.plan import VmPlan, find_image, make_plan
 from launcher.backends.gcp.settings import ANY_PROJECT, Settings, resolve_settings
 from launcher.backends.vm_container import image_to_be, prepared_image
 from launcher.docker_engine import Engine

@@ -38,7 +38,7 @@ from workload.storage.store import UnreachableError
 
 T = TypeVar("T")
 
-SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 LABEL = "rooflaunch"
 LABEL_VALUE = "launch"
@@ -46,25 +46,17 @@ GUEST_NAMESPACE = "rooflaunch"
 PREEMPTED = "compute.instances.preempted"
 ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
 
-# Limit for one request: a look-up takes less than a second, an insert a few seconds.
-ANSWER_S = 15.0
+# Limit for one request: a look-up takes less than a second, an insert a few seconds. A failing request is repeated for
+# `RETRY_S` seconds.
+ANSWER_S, RETRY_S = 15.0, 30.0
 # The server may delay its answer to `wait` for up to two minutes.
 WAIT_ANSWER_S = 130.0
 # Shortest limit of a request, even if less time is left.
 LAST_ANSWER_S = 1.0
-RETRY_S = 30.0
 # Pause before the next `wait` request, if the server answered early although the operation was not done.
 WAIT_PAUSE_S = 2.0
 # Size of the connection pool, which up to 100 launches share. A pool that is too small opens new connections.
 CONNECTIONS = 32
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComputePatience:
-    """Limits in seconds: `answer_s` for one request, `retry_s` for repeating a failing request."""
-
-    answer_s: float = ANSWER_S
-    retry_s: float = RETRY_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +71,7 @@ class _Clients:
 
     def get(self, kind: str) -> Any:
         with self.lock:
-            if kind not in self.made:
-                self.made[kind] = self._make(kind)
-            return self.made[kind]
+            return self.made.get(kind) or self.made.setdefault(kind, self._make(kind))
 
     def _make(self, kind: str) -> Any:
         import requests  # noqa: PLC0415 - loaded only when it is needed
@@ -109,14 +99,12 @@ class Compute:
         *,
         sleep: Callable[[float], None] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
-        patience: ComputePatience | None = None,
     ) -> None:
         self.project = project
         self.calls: Counter[str] = Counter()
         self._clients = clients
         self._sleep = sleep
         self._monotonic = monotonic
-        self._patience = patience or ComputePatience()
         self._counters = [self.calls]
         self._counting = threading.Lock()
 
@@ -156,14 +144,20 @@ class Compute:
 
         Returns None if the operation is not done within `limit_s` seconds.
         """
-        from google.cloud import compute_v1  # noqa: PLC0415 - loaded only when it is needed
+        import requests  # noqa: PLC0415 - loaded only when it is needed
+        from google.cloud import compute_v1  # noqa: PLC0415
 
-        end_s = self._monotonic() + limit_s
+        end_s, where = self._monotonic() + limit_s, {"zone": operation.zone, "operation": operation.name}
         while (left_s := end_s - self._monotonic()) > 0:
-            asked_s = self._monotonic()
-            answer = self._wait_once(operation, min(left_s, WAIT_ANSWER_S))
-            if answer is not None and answer.status == compute_v1.Operation.Status.DONE:
-                return resources.faults(answer)
+            asked_s, retry_s = self._monotonic(), min(left_s, WAIT_ANSWER_S)
+            try:
+                answer_s = max(retry_s, LAST_ANSWER_S)
+                answer = self._ask("ZoneOperations", "wait", answer_s=answer_s, retry_s=retry_s, **where)
+                if answer.status == compute_v1.Operation.Status.DONE:
+                    return resources.faults(answer)
+            except UnreachableError as error:
+                if not isinstance(error.__cause__, requests.Timeout):
+                    raise
             # The server may answer early, for example when it is busy.
             if self._monotonic() - asked_s < WAIT_PAUSE_S:
                 self._sleep(min(WAIT_PAUSE_S, max(end_s - self._monotonic(), 0.0)))
@@ -212,7 +206,7 @@ class Compute:
         answer = self._ask("Disks", "delete", zone=zone, disk=name, missing=f"/disks/{name}'")
         return None if answer is None else resources.operation(answer, zone)
 
-    # Quotas, images and machine types.
+    # Quotas and images.
 
     def region_quotas(self, region: str) -> Mapping[str, Quota]:
         """Quotas of a region by metric, such as `NVIDIA_T4_GPUS`."""
@@ -227,24 +221,7 @@ class Compute:
         image = self._ask("Images", "get_from_family", project=project, family=family, missing=f"projects/{project}")
         return None if image is None else str(image.name)
 
-    def machine_type(self, zone: str, name: str) -> bool:
-        """Whether the zone offers the machine type `name`; says nothing about free machines."""
-        return self._ask("MachineTypes", "get", zone=zone, machine_type=name, missing="/machineTypes/") is not None
-
     # Requests.
-
-    def _wait_once(self, operation: Operation, limit_s: float) -> Any:
-        """State of the operation after one `wait` request; None if no answer came within the limit."""
-        import requests  # noqa: PLC0415 - loaded only when it is needed
-
-        answer_s = max(limit_s, LAST_ANSWER_S)
-        where = {"zone": operation.zone, "operation": operation.name}
-        try:
-            return self._ask("ZoneOperations", "wait", answer_s=answer_s, retry_s=limit_s, **where)
-        except UnreachableError as error:
-            if isinstance(error.__cause__, requests.Timeout):
-                return None
-            raise
 
     def _labelled(self, kind: str, make: Callable[[Any], T]) -> Listing[T]:
         """Resources of one kind with our label, in all zones. Zones that the answer lacks are requested separately."""
@@ -316,9 +293,9 @@ class Compute:
             # The client's `insert` and `delete` wait for the operation; `insert_unary` and `delete_unary` do not.
             form = f"{method}_unary" if method in ("insert", "delete") else method
             send = getattr(self._clients.get(kind), form)
-            return send(request, retry=None, timeout=answer_s or self._patience.answer_s)
+            return send(request, retry=None, timeout=answer_s or ANSWER_S)
 
-        limit_s = self._patience.retry_s if retry_s is None else retry_s
+        limit_s = RETRY_S if retry_s is None else retry_s
         with translated(COMPUTE_ENGINE, lambda error: explained(error, self.project, method)):
             try:
                 return repeated(call, limit_s, is_temporary, sleep=self._sleep, monotonic=self._monotonic)
@@ -329,11 +306,7 @@ class Compute:
 
 
 def connect(
-    project: str,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-    monotonic: Callable[[], float] = time.monotonic,
-    patience: ComputePatience | None = None,
+    project: str, *, sleep: Callable[[float], None] = time.sleep, monotonic: Callable[[], float] = time.monotonic
 ) -> Compute:
     """Compute Engine for `project`; no request is sent yet.
 
@@ -345,7 +318,7 @@ def connect(
     except ModuleNotFoundError as error:
         raise ToolError("the package google-cloud-compute is missing", hint="pip install 'rooflaunch[gcp]'") from error
     clients = _Clients(credentials=credentials_for(endpoint), endpoint=endpoint, clock=CloudClock(monotonic))
-    return Compute(project, clients, sleep=sleep, monotonic=monotonic, patience=patience)
+    return Compute(project, clients, sleep=sleep, monotonic=monotonic)
 
 
 def default_project() -> str | None:
@@ -375,7 +348,7 @@ def _application_default() -> tuple[Any, str | None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            credentials, project = google.auth.default(scopes=SCOPES)
+            credentials, project = google.auth.default(scopes=[SCOPE])
         except google.auth.exceptions.GoogleAuthError as error:
             raise no_credentials(error) from error
     return credentials, project

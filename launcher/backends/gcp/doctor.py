@@ -4,9 +4,8 @@ A missing role of the user or of the VM's service account is named by the servic
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.backends.gcp import compute as compute_engine
@@ -21,7 +20,6 @@ from launcher.protocol.backend import Check, CheckPart, Health
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.invocation import document
 from workload.storage import gcs as storage
-from workload.storage.gcs import Bucket
 
 # Services that the launcher and its VMs call. infra/gcp/ enables them; a new project has only storage.
 NEEDED_SERVICES = ("compute.googleapis.com", "storage.googleapis.com", "artifactregistry.googleapis.com")
@@ -33,98 +31,58 @@ GCP = CheckPart("gcp")
 REGIONS_SHOWN = 3
 AT_A_TIME = 8
 
-Resolved = tuple[Settings, Mapping[str, str]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CloudPorts:
-    """Connections to the services that are checked; tests replace these connections.
-
-    `endpoint`: name of an environment variable that is set and redirects requests; None if none is set.
-    """
-
-    compute: Callable[[str], Compute]
-    bucket: Callable[[str], Bucket]
-    services: Callable[[str], Services]
-    endpoint: str | None = None
-
 
 def examine(options: Mapping[str, str | None] | None = None) -> Iterator[Check]:
-    """Run every check. `options`: settings from the command line (`project`, `bucket`, …), which override others."""
+    """Run every check, in order. Without a project or credentials, yield only one failed check, which says so.
 
-    def resolve() -> Resolved:
-        return resolve_settings(options or {}, os.environ, Path.cwd(), default_project=compute_engine.default_project)
-
-    return checks(resolve, real_ports())
-
-
-def real_ports() -> CloudPorts:
-    """Connections to Google's services, or to the endpoints that tests set."""
-    return CloudPorts(
-        compute=compute_engine.connect,
-        bucket=lambda name: storage.connect(name, prefix=""),
-        services=google_services.connect,
-        endpoint=next((name for name in ENDPOINTS if os.environ.get(name)), None),
-    )
-
-
-def checks(resolve: Callable[[], Resolved], cloud: CloudPorts) -> Iterator[Check]:
-    """Run every check, in order. Without a project or credentials, yield only one failed check, which says so."""
+    `options`: settings from the command line (`project`, `bucket`, …), which override others.
+    """
+    # Name of a variable that redirects requests to another server than Google's.
+    endpoint = next((name for name in ENDPOINTS if os.environ.get(name)), "")
     try:
-        settings, origins = resolve()
-        compute = cloud.compute(settings.project)
-        services = None if cloud.endpoint else cloud.services(settings.project)
+        settings, origins = resolve_settings(
+            options or {}, os.environ, Path.cwd(), default_project=compute_engine.default_project
+        )
+        compute = compute_engine.connect(settings.project)
+        services = None if endpoint else google_services.connect(settings.project)
     except RooflaunchError as error:
         yield GCP.failed("project", error)
         return
-
-    def project() -> str:
-        compute.project_quotas()
-        return f"{settings.project} ({origins['project']}); Compute Engine answers"
-
-    usable = GCP.looked("project", project)
-    yield usable
-    yield from _service_checks(services, settings, cloud)
-    if usable.state is Health.OK:
-        yield from _quota_checks(compute, settings)
-    yield from _or_failed("bucket", _bucket_checks(settings, cloud))
-
-
-def _or_failed(name: str, checks: Iterator[Check]) -> Iterator[Check]:
-    """Yield `checks`; if one raises an error, yield a failed check called `name` instead, and end."""
+    everywhere: Mapping[str, Quota] | None = None
     try:
-        yield from checks
+        everywhere = compute.project_quotas()
+        yield GCP.ok("project", f"{settings.project} ({origins['project']}); Compute Engine answers")
     except RooflaunchError as error:
-        yield GCP.failed(name, error)
-
-
-# Project and services.
-
-
-def _service_checks(services: Services | None, settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
+        yield GCP.failed("project", error)
     if services is None:
-        yield _unasked("APIs", cloud)
-        return
-    cure = f"gcloud services enable {{}} --project {settings.project}"
+        yield GCP.note("APIs", f"not checked: {endpoint} is set")
+    else:
+        yield _services_check(services)
+    if everywhere is not None:
+        yield from _quota_checks(compute, everywhere)
+    yield from _bucket_checks(settings, endpoint)
+
+
+def _services_check(services: Services) -> Check:
+    cure = f"gcloud services enable {{}} --project {services.project}"
     try:
         enabled = services.enabled()
     except (ForbiddenError, DisabledError) as error:
-        yield GCP.note("APIs", f"not seen: {error}", cure.format(" ".join(NEEDED_SERVICES)))
+        return GCP.note("APIs", f"not seen: {error}", cure.format(" ".join(NEEDED_SERVICES)))
     except ToolError as error:
-        yield GCP.failed("APIs", error)
-    else:
-        if missing := [name for name in NEEDED_SERVICES if name not in enabled]:
-            yield GCP.problem("APIs", f"not enabled: {', '.join(missing)}", cure.format(" ".join(missing)))
-        else:
-            yield GCP.ok("APIs", f"enabled: {', '.join(name.partition('.')[0] for name in NEEDED_SERVICES)}")
+        return GCP.failed("APIs", error)
+    if missing := [name for name in NEEDED_SERVICES if name not in enabled]:
+        return GCP.problem("APIs", f"not enabled: {', '.join(missing)}", cure.format(" ".join(missing)))
+    return GCP.ok("APIs", f"enabled: {', '.join(name.partition('.')[0] for name in NEEDED_SERVICES)}")
 
 
 # Quotas.
 
 
-def _quota_checks(compute: Compute, settings: Settings) -> Iterator[Check]:
-    cure = f"ask for more: https://console.cloud.google.com/iam-admin/quotas?project={settings.project}, filter {{}}"
-    yield from _or_failed(ALL_REGIONS, _all_regions_checks(compute, cure.format(ALL_REGIONS)))
+def _quota_checks(compute: Compute, everywhere: Mapping[str, Quota]) -> Iterator[Check]:
+    """Check the quotas of the project (`everywhere`) and of each region with a GPU."""
+    cure = f"ask for more: https://console.cloud.google.com/iam-admin/quotas?project={compute.project}, filter {{}}"
+    yield _all_regions_check(everywhere.get(ALL_REGIONS), cure.format(ALL_REGIONS))
     table = gpus.load()
     regions = sorted({region for gpu in table.values() for region in gpu.regions})
     quotas, error = _region_quotas(compute, regions)
@@ -138,16 +96,15 @@ def _quota_checks(compute: Compute, settings: Settings) -> Iterator[Check]:
     yield from rows
 
 
-def _all_regions_checks(compute: Compute, cure: str) -> Iterator[Check]:
-    quota = compute.project_quotas().get(ALL_REGIONS)
+def _all_regions_check(quota: Quota | None, cure: str) -> Check:
     if quota is None:
-        yield GCP.note(ALL_REGIONS, "unknown: the project does not report this quota")
-    elif quota.limit <= 0:
-        yield GCP.problem(ALL_REGIONS, "0 GPUs, as in every new project: no VM with a GPU can start", cure)
-    else:
-        found = f"{quota.remaining:g} of {quota.limit:g} GPUs left"
-        note = GCP.note(ALL_REGIONS, found, f"launch status; or {cure}")
-        yield GCP.ok(ALL_REGIONS, found) if quota.remaining > 0 else note
+        return GCP.note(ALL_REGIONS, "unknown: the project does not report this quota")
+    if quota.limit <= 0:
+        return GCP.problem(ALL_REGIONS, "0 GPUs, as in every new project: no VM with a GPU can start", cure)
+    found = f"{quota.remaining:g} of {quota.limit:g} GPUs left"
+    if quota.remaining > 0:
+        return GCP.ok(ALL_REGIONS, found)
+    return GCP.note(ALL_REGIONS, found, f"launch status; or {cure}")
 
 
 def _region_quotas(
@@ -195,32 +152,30 @@ def _best(remaining: Mapping[str, float]) -> str:
 # Bucket.
 
 
-def _bucket_checks(settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
+def _bucket_checks(settings: Settings, endpoint: str) -> Iterator[Check]:
     try:
-        bucket = cloud.bucket(settings.bucket)
+        bucket = storage.connect(settings.bucket, prefix="")
     except UsageError as error:
         create = f"gcloud storage buckets create gs://{settings.bucket} --project {settings.project}"
         page = document("infra/gcp/README.md")
         cure = f"{create} --uniform-bucket-level-access"
         yield GCP.problem("bucket", str(error), f"{page}, or {cure}" if page else cure)
         return
-    yield GCP.ok("bucket", f"gs://{settings.bucket} answers")
-    if cloud.endpoint:
-        yield _unasked("bucket access", cloud)
+    except RooflaunchError as error:
+        yield GCP.failed("bucket", error)
         return
-    yield from _or_failed("bucket access", _writable_checks(bucket))
-
-
-def _writable_checks(bucket: Bucket) -> Iterator[Check]:
-    name, held = "bucket access", bucket.permitted(BUCKET_PERMISSIONS)
+    yield GCP.ok("bucket", f"gs://{settings.bucket} answers")
+    if endpoint:
+        yield GCP.note("bucket access", f"not checked: {endpoint} is set")
+        return
+    try:
+        held = bucket.permitted(BUCKET_PERMISSIONS)
+    except RooflaunchError as error:
+        yield GCP.failed("bucket access", error)
+        return
     if missing := [permission for permission in BUCKET_PERMISSIONS if permission not in held]:
         grant = f"gcloud storage buckets add-iam-policy-binding gs://{bucket.name} --role roles/storage.objectUser"
-        yield GCP.problem(
-            name, f"you lack {', '.join(missing)}", f"the bucket's owner can run: {grant} --member user:YOU"
-        )
+        cure = f"the bucket's owner can run: {grant} --member user:YOU"
+        yield GCP.problem("bucket access", f"you lack {', '.join(missing)}", cure)
     else:
-        yield GCP.ok(name, "objects can be read, written and replaced")
-
-
-def _unasked(name: str, cloud: CloudPorts) -> Check:
-    return GCP.note(name, f"not checked: {cloud.endpoint} is set")
+        yield GCP.ok("bucket access", "objects can be read, written and replaced")

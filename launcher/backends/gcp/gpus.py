@@ -66,9 +66,10 @@ class GpuOffer(Gpu):
         return (self.preemptible_quota, self.quota) if passing else (self.quota,)
 
 
-def load() -> dict[str, GpuOffer]:
+@functools.cache
+def load() -> Mapping[str, GpuOffer]:
     """Rows of gpus.toml by the GPU's name. Raises `ToolError` if rows contradict each other."""
-    return dict(_loaded(TABLE))
+    return parse(tomllib.loads(TABLE.read_text(encoding="utf-8")), prices.load().listed)
 
 
 def require(name: str) -> GpuOffer:
@@ -86,8 +87,3 @@ def parse(table: Mapping[str, Any], listed: Iterable[VmPrice]) -> dict[str, GpuO
     return parsed_gpus(
         GpuOffer, table["gpu"], ours, lambda row: {"vm_images": tuple(images[name] for name in row["vm_images"])}
     )
-
-
-@functools.cache
-def _loaded(path: Path) -> Mapping[str, GpuOffer]:
-    return parse(tomllib.loads(path.read_text(encoding="utf-8")), prices.load().listed)

@@ -57,20 +57,14 @@ def rows() -> Iterator[dict[str, Any]]:
     offers = [(cloud, gpu) for cloud in CLOUDS for gpu in _table(cloud).load().values()]
     for name in dict.fromkeys(gpu.name for _, gpu in offers):
         for cloud, gpu in offers:
-            if gpu.name == name:
-                yield from _rows(cloud, gpu)
+            for price in (gpu.prices or (None,)) if gpu.name == name else ():
+                machine = gpu.machine_types[price.machine_type if price else gpu.default_machine_type]
+                yield _row(cloud, gpu, machine, price)
 
 
 def _table(cloud: str) -> Any:
     """Module with the GPUs of a cloud."""
     return importlib.import_module(f"{BACKENDS[cloud]}.gpus")
-
-
-def _rows(cloud: str, gpu: Any) -> Iterator[dict[str, Any]]:
-    for price in gpu.prices:
-        yield _row(cloud, gpu, gpu.machine_types[price.machine_type], price)
-    if not gpu.prices:
-        yield _row(cloud, gpu, gpu.machine_types[gpu.default_machine_type], None)
 
 
 def _row(cloud: str, gpu: Any, machine: MachineType, price: VmPrice | None) -> dict[str, Any]:

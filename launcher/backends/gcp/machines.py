@@ -4,17 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher.backends.gcp.compute import ZONE, Compute
-from launcher.backends.gcp.planned_vm import VmPlan
-from launcher.backends.gcp.provision import PAUSE_S, REMOVE_S, Provisioning
+from launcher.backends.gcp.plan import VmPlan
+from launcher.backends.gcp.provision import AT_A_TIME, Provisioning, remove
 from launcher.backends.gcp.refusals import DeniedError
-from launcher.backends.gcp.resources import Instance, VmDisk
+from launcher.backends.gcp.resources import Instance
 from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
 from launcher.protocol.records import NAME, LaunchPhase
 from workload.contract.errors import RooflaunchError, ToolError
 from workload.contract.text import duration
 from workload.storage.store import UnreachableError
 
-AT_A_TIME = 8
 # A VM counts as a leftover this long after its limit. Before, the cloud (30 s late at most) or its launcher deletes it.
 GRACE_S = 5 * 60
 
@@ -63,7 +62,10 @@ class ComputeMachines:
         """Delete VMs first, because deleting a VM deletes its disk too; then the remaining disks."""
         disks = [item for item in machines if isinstance(item, Leftover) and item.kind != self.noun]
         vms = [(item.zone, item.name) for item in machines if item not in disks]
-        removed = {(done.kind, done.zone, done.name): done for done in self._remove_vms(vms)}
+        removed = {
+            (done.kind, done.zone, done.name): done
+            for done in remove(self.compute, vms, now=self.now_s, sleep=self._sleep)
+        }
         with ThreadPoolExecutor(AT_A_TIME) as workers:
             removed |= {(done.kind, done.zone, done.name): done for done in workers.map(self._remove_disk, disks)}
         kinds = [item.kind if isinstance(item, Leftover) else self.noun for item in machines]
@@ -86,7 +88,7 @@ class ComputeMachines:
         left_disks = [
             Leftover(kind="disk", name=disk.name, zone=disk.zone, why=_past(disk.deadline_s, now_s))
             for disk in disks
-            if _is_left(disk, now_s)
+            if NAME.fullmatch(disk.name) and not disk.users and _is_past(disk.deadline_s, now_s)
         ]
         silent = dict.fromkeys((*vms.unreachable, *disks.unreachable))
         return Listing(there=(*left_vms, *left_disks), unreachable=tuple(silent))
@@ -149,52 +151,6 @@ class ComputeMachines:
 
     # Deletions.
 
-    def _remove_vms(self, vms: Sequence[tuple[str, str]]) -> list[Removed]:
-        """Delete these VMs (zone, name).
-
-        All deletions are requested before any is waited for, since each takes minutes.
-
-        Each round reads one list of all VMs. Lists may be incomplete, so a VM that is not listed counts as gone only
-        after a separate request has confirmed that. If a VM is listed but not STOPPING, its deletion was lost or
-        failed, and is requested again.
-        """
-        refused: dict[tuple[str, str], str] = {}
-        gone: dict[tuple[str, str], bool | None] = {}
-        listed: dict[tuple[str, str], str] = {}
-        end_s = self.now_s() + REMOVE_S if vms else 0.0
-        with ThreadPoolExecutor(AT_A_TIME) as workers:
-            while not all(gone.get(vm) or vm in refused for vm in vms):
-                remaining = [vm for vm in vms if not gone.get(vm) and vm not in refused]
-                undeleted = [vm for vm in remaining if listed.get(vm) != "STOPPING"]
-                reasons = zip(undeleted, workers.map(self._request_deletion, undeleted), strict=True)
-                refused |= {vm: why for vm, why in reasons if why}
-                try:
-                    listed = {(vm.zone, vm.name): vm.status for vm in self.compute.instances()}
-                except ToolError:
-                    listed = {}  # without the list, `_is_gone` looks up each VM
-                missing = [vm for vm in remaining if vm not in listed and vm not in refused]
-                answers = workers.map(self._is_gone, missing)
-                gone |= dict.fromkeys(remaining, False) | dict(zip(missing, answers, strict=True))
-                if all(gone[vm] or vm in refused for vm in vms) or self.now_s() >= end_s:
-                    break
-                self._sleep(PAUSE_S)
-        return [_removed_vm(vm, gone[vm], refused.get(vm, "the VM still exists")) for vm in vms]
-
-    def _request_deletion(self, vm: tuple[str, str]) -> str:
-        """Request the deletion of a VM. Returns the reason if the cloud refuses for good, else an empty text."""
-        try:
-            self.compute.delete(*vm)
-        except RooflaunchError as error:
-            return str(error) if isinstance(error, DeniedError) or not isinstance(error, ToolError) else ""
-        return ""
-
-    def _is_gone(self, vm: tuple[str, str]) -> bool | None:
-        """Whether the VM is gone; None if its zone does not answer."""
-        try:
-            return self.compute.get(*vm) is None
-        except ToolError:
-            return None
-
     def _remove_disk(self, disk: Leftover) -> Removed:
         try:
             self.compute.delete_disk(disk.zone, disk.name)
@@ -208,13 +164,6 @@ class ComputeMachines:
         return Removed(kind="disk", name=disk.name, zone=disk.zone, gone=not there, reason=reason)
 
 
-def _removed_vm(vm: tuple[str, str], gone: bool | None, reason: str) -> Removed:
-    zone, name = vm
-    if gone is None:
-        return Removed.unanswered("VM", name, [zone])
-    return Removed(kind="VM", name=name, zone=zone, gone=gone, reason="" if gone else reason)
-
-
 def _why_left(vm: Machine, now_s: float) -> str:
     """Reason why the VM is a leftover; empty if the VM is no leftover. The cloud never deletes a stopped VM.
 
@@ -224,13 +173,11 @@ def _why_left(vm: Machine, now_s: float) -> str:
         return ""
     if vm.stopped_for_good(now_s):
         return f"the VM is {vm.status}, and the cloud never deletes a stopped VM"
-    is_past = vm.deadline_s is not None and now_s > vm.deadline_s + GRACE_S
-    return _past(vm.deadline_s, now_s) if is_past else ""
+    return _past(vm.deadline_s, now_s) if _is_past(vm.deadline_s, now_s) else ""
 
 
-def _is_left(disk: VmDisk, now_s: float) -> bool:
-    is_ours = NAME.fullmatch(disk.name) is not None
-    return is_ours and not disk.users and disk.deadline_s is not None and now_s > disk.deadline_s + GRACE_S
+def _is_past(deadline_s: float | None, now_s: float) -> bool:
+    return deadline_s is not None and now_s > deadline_s + GRACE_S
 
 
 def _past(deadline_s: float | None, now_s: float) -> str:

@@ -6,11 +6,14 @@ VM of the launch is left: each failed or interrupted insert is followed by a loo
 
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.planned_vm import VmPlan
+from launcher.backends.gcp.plan import VmPlan
 from launcher.backends.gcp.refusals import (
     NOT_IN_ZONE,
     QUOTA_EXCEEDED,
@@ -22,6 +25,7 @@ from launcher.backends.gcp.refusals import (
 )
 from launcher.backends.gcp.resources import STARTING, Instance, Operation, OperationFault, Quota
 from launcher.backends.zone_by_zone import SETTLE_S, Fault, Scope, ZoneByZone
+from launcher.protocol.backend import Removed
 from workload.contract.errors import RooflaunchError, ToolError
 from workload.storage.store import UnreachableError
 
@@ -30,8 +34,9 @@ OPERATION_S = 180.0
 # Seconds between look-ups of the VM itself while its operation is under way.
 LOOK_EVERY_S = 10.0
 REMOVE_S = 180.0
-DELETION_S = 60.0
 PAUSE_S = 3.0
+# Number of requests that are sent at the same time.
+AT_A_TIME = 8
 GLOBAL_QUOTA = "GPUS_ALL_REGIONS"
 RUNNING = "RUNNING"
 
@@ -49,52 +54,82 @@ _MISSING_EVERYWHERE = re.compile(r"serviceaccount|service account|/images/|/netw
 _EVERYWHERE = re.compile(r"globally|ALL[_-]REGIONS", re.IGNORECASE)
 
 
+@dataclass(kw_only=True)
+class _Deletion:
+    """A VM that is being deleted. `status`: as last seen, empty once it is gone, None if its zone does not answer.
+
+    `gone_from_s`: time since which no VM of this name has existed. `refused`: why the cloud refuses for good.
+    """
+
+    zone: str
+    name: str
+    status: str | None = RUNNING
+    gone_from_s: float | None = None
+    refused: str = ""
+
+    def request(self, compute: Compute) -> None:
+        """Request the deletion. A failure that may pass is ignored, because the request is repeated."""
+        try:
+            if compute.delete(self.zone, self.name) is not None:
+                self.gone_from_s = None
+        except RooflaunchError as error:
+            if isinstance(error, DeniedError) or not isinstance(error, ToolError):
+                self.refused = str(error)
+
+    def look(self, compute: Compute, listed: Mapping[tuple[str, str], str], now: Callable[[], float]) -> None:
+        """Update `status`. A VM that is not `listed` is asked for by itself, because lists may be incomplete."""
+        self.status = listed.get((self.zone, self.name))
+        if self.status is None:
+            with suppress(ToolError):
+                vm = compute.get(self.zone, self.name)
+                self.status = vm.status if vm else ""
+        if self.status != "":
+            self.gone_from_s = None
+        elif self.gone_from_s is None:
+            self.gone_from_s = now()
+
+    def removed(self, *, is_gone: bool) -> Removed:
+        if self.status is None and not self.refused:
+            return Removed.unanswered("VM", self.name, [self.zone])
+        reason = "" if is_gone else self.refused or "the VM still exists"
+        return Removed(kind="VM", name=self.name, zone=self.zone, gone=is_gone, reason=reason)
+
+
 def remove(
     compute: Compute,
-    zone: str,
-    name: str,
+    vms: Sequence[tuple[str, str]],
     *,
     now: Callable[[], float],
     sleep: Callable[[float], None],
-    limit_s: float = REMOVE_S,
     settle_s: float = 0.0,
-) -> bool:
-    """Delete a VM, repeatedly if needed; return True once no VM of its name has existed for `settle_s` seconds.
+) -> list[Removed]:
+    """Delete these VMs (zone, name); one counts as gone once no VM of its name has existed for `settle_s` seconds.
 
-    Returns False after `limit_s` seconds.
-
-    Raises `DeniedError` if the cloud refuses for good.
+    All deletions are requested before any is waited for, since each takes minutes. Each round reads one list of all
+    VMs. If a VM exists but is not STOPPING, its deletion was lost or failed, and is requested again. Gives up after
+    `REMOVE_S` seconds.
     """
-    end_s = now() + limit_s
-    gone_s: float | None = None
-    while True:
-        had_vm, gone = _delete(compute, zone, name, end_s - now())
-        if had_vm or not gone:
-            gone_s = None
-        if gone:
-            gone_s = now() if gone_s is None else gone_s
-            if now() - gone_s >= settle_s:
-                return True
-        if now() >= end_s:
-            return False
-        sleep(PAUSE_S)
+    deletions = [_Deletion(zone=zone, name=name) for zone, name in vms]
+    remaining, end_s = deletions, now() + REMOVE_S if vms else 0.0
 
+    def is_gone(deletion: _Deletion) -> bool:
+        return deletion.gone_from_s is not None and now() - deletion.gone_from_s >= settle_s
 
-def _delete(compute: Compute, zone: str, name: str, wait_s: float) -> tuple[bool, bool]:
-    """Request the deletion of a VM and wait for it, at most `wait_s` and `DELETION_S` seconds.
-
-    Returns whether there was a VM, and whether there is none now. After an error that may pass, the answer is
-    (True, False), so that the caller repeats the request. Raises `DeniedError`.
-    """
-    try:
-        operation = compute.delete(zone, name)
-        if operation is not None:
-            compute.wait(operation, max(min(wait_s, DELETION_S), 1.0))
-        return operation is not None, compute.get(zone, name) is None
-    except DeniedError:
-        raise
-    except ToolError:
-        return True, False
+    with ThreadPoolExecutor(AT_A_TIME) as workers:
+        while remaining:
+            again = [deletion for deletion in remaining if deletion.status != "STOPPING"]
+            list(workers.map(partial(_Deletion.request, compute=compute), again))
+            listed: dict[tuple[str, str], str] = {}
+            if len(remaining) > 1:
+                with suppress(ToolError):
+                    listed = {(vm.zone, vm.name): vm.status for vm in compute.instances()}
+            list(workers.map(partial(_Deletion.look, compute=compute, listed=listed, now=now), remaining))
+            remaining = [deletion for deletion in remaining if not (is_gone(deletion) or deletion.refused)]
+            if remaining and now() >= end_s:
+                break
+            if remaining:
+                sleep(PAUSE_S)
+    return [deletion.removed(is_gone=is_gone(deletion) and not deletion.refused) for deletion in deletions]
 
 
 @dataclass(kw_only=True)
@@ -214,7 +249,11 @@ class Provisioning(ZoneByZone):
         self._removed(zone, settle_s=SETTLE_S if uncertain else 0.0)
 
     def _remove(self, zone: str, *, settle_s: float) -> bool:
-        return remove(self.compute, zone, self.plan.name, now=self.now, sleep=self.sleep, settle_s=settle_s)
+        vms = [(zone, self.plan.name)]
+        [removed] = remove(self.compute, vms, now=self.now, sleep=self.sleep, settle_s=settle_s)
+        if removed.reason:
+            self.on_event(removed.reason)
+        return removed.gone
 
     def _scope(self, fault: Fault) -> Scope:
         return scope_of(fault)

@@ -79,26 +79,19 @@ def resolve_settings(
     """
     values, origins = SOURCES.given(options, environment, config_folder)
     if "project" not in values:
-        values["project"], origins["project"] = _default_project(default_project), CREDENTIALS
-    for name, value in _defaults(values["project"]).items():
-        values.setdefault(name, value)
-        origins.setdefault(name, DEFAULT)
-    return Settings(**values), origins
-
-
-def _default_project(default_project: Callable[[], str | None]) -> str:
-    hint = "--project PROJECT, or gcloud auth application-default login"
-    project = default_project()
-    if project == ANY_PROJECT:
-        return project
-    if not project:
-        raise UsageError("no project is set, and the credentials name none", hint=hint)
-    return SOURCES.checked("project", project, where=f"{CREDENTIALS}: ", hint=hint)
-
-
-def _defaults(project: str) -> dict[str, str]:
-    return {
+        hint = "--project PROJECT, or gcloud auth application-default login"
+        if not (found := default_project()):
+            raise UsageError("no project is set, and the credentials name none", hint=hint)
+        if found != ANY_PROJECT:
+            SOURCES.checked("project", found, where=f"{CREDENTIALS}: ", hint=hint)
+        values["project"], origins["project"] = found, CREDENTIALS
+    project = values["project"]
+    defaults = {
         "bucket": f"{project}-rooflaunch",
         "repository": f"us-central1-docker.pkg.dev/{project}/rooflaunch/trainer",
         "service_account": f"rooflaunch-vm@{project}.iam.gserviceaccount.com",
     }
+    for name, value in defaults.items():
+        values.setdefault(name, value)
+        origins.setdefault(name, DEFAULT)
+    return Settings(**values), origins

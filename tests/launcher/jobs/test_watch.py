@@ -1,4 +1,4 @@
-"""Several launches under one watch; a single launch: tests/launcher/backends/gcp/test_gcp_follow.py."""
+"""Several launches under one watch; a single launch: test_follow.py."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -13,8 +13,7 @@ import pytest
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.machines import ComputeMachines
-from launcher.backends.gcp.plan import Options, make_plan
-from launcher.backends.gcp.planned_vm import VmPlan
+from launcher.backends.gcp.plan import Options, VmPlan, make_plan
 from launcher.backends.gcp.settings import Settings
 from launcher.jobs import launches
 from launcher.jobs.run import LaunchOutcome, run
@@ -41,6 +40,20 @@ ZONE = "us-central1-a"
 QUICK = dict.fromkeys(LaunchPhase, 3.0)
 
 
+def plan_of(
+    zones: tuple[str, ...],
+    token: str = "c0ffee",
+    *,
+    settings: Settings = SETTINGS,
+    now: datetime = datetime(2026, 11, 21, 14, 25, 30, tzinfo=UTC),
+    given: dict[str, object] | None = None,
+    **options: Any,
+) -> VmPlan:
+    """Plan of a launch on a T4, unless `options` name another GPU. `given`: options of the run."""
+    chosen = Options(**{"gpu": "t4", "zones": zones, **options})
+    return make_plan(resolve(given or {}, {}, None), chosen, settings, image=IMAGE, now=now, token=token)
+
+
 @dataclass(kw_only=True)
 class Cloud:
     """Everything that a launch meets."""
@@ -54,9 +67,8 @@ class Cloud:
     events: list[Event]
 
     def plan(self, *, given: dict[str, object] | None = None, **changes: Any) -> VmPlan:
-        options = Options(**{"gpu": "t4", "zones": (ZONE,), **changes})
         now, token = datetime.fromtimestamp(self.clock.now(), UTC), f"{time.monotonic_ns() % 0x1000000:06x}"
-        return make_plan(resolve(given or {}, {}, None), options, SETTINGS, image=IMAGE, now=now, token=token)
+        return plan_of((ZONE,), token, now=now, given=given, **changes)
 
     def run(self, plan: VmPlan, **changes: Any) -> LaunchOutcome:
         with self.clock.busy():

@@ -67,7 +67,6 @@ class Fault(StrEnum):
     STOPS_BEATING = "stops beating"  # in the middle of the run
     VANISHES = "vanishes"  # deletes itself in the middle of the run, without a result
     STOPS = "stops"  # is TERMINATED in the middle of the run: a stopped VM, not a deleted one
-    RESTARTS = "restarts"  # is stopped by its host in the middle of the run, started again, and saves what there is
     FAILS = "fails"  # the run ends with exit code 6 and a failed bundle
     STAYS = "stays"  # a good end, but it does not delete itself
     PREEMPTED = "preempted"  # is taken back in the middle of a run
@@ -235,23 +234,8 @@ class _Guest:
                 case Fault.STOPS:
                     self._vm.status = "TERMINATED"
                     self._stay()
-                case Fault.RESTARTS:
-                    self._restart()
             self._beat(f"run {repeat + 1}: {left_s:.0f} s left")
         self._upload(Status.FAILED if self._fault is Fault.FAILS else self._canned.status_of(run), run)
-
-    def _restart(self) -> None:
-        """As boot.py and the agent do it: no second measurement."""
-        self._vm.status = "TERMINATED"
-        self._spend(400)
-        self._vm.status = "RUNNING"
-        self._spend(self._canned.durations[LaunchPhase.BOOTED])
-        self._beat("")
-        self._upload(Status.FAILED)
-        self._mark(LaunchPhase.FINISHED)
-        self._result(exit_code=6, error="the machine interrupted the run and started again", hint="launch again")
-        self._delete()
-        raise _GoneError
 
     def _end(self) -> None:
         self._mark(LaunchPhase.FINISHED)

@@ -5,13 +5,18 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 import pytest
+import typer
 
+from launcher.backends.gcp import backend as gcp_backend
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.gcp.compute import Compute
-from launcher.jobs.commands import Ports
+from launcher.jobs import commands
+from launcher.jobs.session import Session
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Cloud
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract.errors import ToolError
@@ -60,8 +65,8 @@ class World:
     default_project: Callable[[], str | None]
     now: Callable[[], float]
     sleep: Callable[[float], None]
-    is_terminal: Callable[[], bool]
-    confirm: Callable[[str, bool], bool]
+    # Answers a question; None where there is no terminal.
+    confirm: Callable[[str, bool], bool] | None = None
     busy: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def backend(self) -> ComputeEngine:
@@ -73,14 +78,13 @@ class World:
             sleep=self.sleep,
         )
 
-    def ports(self) -> Ports:
-        return Ports(
-            backend=lambda name: {"gcp": self.backend()}[name],
-            now=self.now,
-            sleep=self.sleep,
-            is_terminal=self.is_terminal,
-            confirm=self.confirm,
-        )
+    def meet(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let the commands of this process meet this world."""
+        monkeypatch.setattr(gcp_backend, "backend", self.backend())
+        monkeypatch.setattr(commands, "time", SimpleNamespace(time=self.now))
+        monkeypatch.setattr(commands, "Session", partial(Session, sleep=self.sleep))
+        monkeypatch.setattr(commands, "is_terminal", lambda: self.confirm is not None)
+        monkeypatch.setattr(typer, "confirm", lambda question, default, **_: self.confirm(question, default))
 
 
 NOWHERE = World(
@@ -90,8 +94,6 @@ NOWHERE = World(
     default_project=forbidden("credentials"),
     now=lambda: 1795262400.0,
     sleep=forbidden("time"),
-    is_terminal=lambda: False,
-    confirm=forbidden("an answer"),
 )
 
 
@@ -107,8 +109,6 @@ def world_of(cloud: Cloud, **changes: Any) -> World:
         default_project=lambda: "my-project",
         now=cloud.clock.now,
         sleep=cloud.clock.sleep,
-        is_terminal=lambda: False,
-        confirm=forbidden("an answer"),
         busy=cloud.clock.busy,
     )
     return replace(plain, **changes)

@@ -1,9 +1,11 @@
-"""Bodies of requests to Compute Engine, what it refuses in them, and its errors, for the fake."""
+"""Bodies of requests to Compute Engine, what it refuses in them, and its errors, for the fake and its tests."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
+# A launch of the tests of the client: zone, name, and id of its insert.
+A, VM_NAME, ID = "us-central1-a", "rooflaunch-t4-20261121-142530-c0ffee", "0123456789abcdef0123456789abcdef"
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
 LABEL_KEY = re.compile(r"[a-z][_\-a-z0-9]{0,62}")
@@ -38,9 +40,9 @@ IMAGE_FAMILIES = {
 METADATA_BYTES = 256 << 10
 # What an insert may say, here: more than the launcher sends is a mistake of the launcher's.
 BODY_FIELDS = {
-    "name", "machineType", "disks", "networkInterfaces", "scheduling", "metadata", "labels", "serviceAccounts",
-    "guestAccelerators", "tags", "description", "minCpuPlatform", "deletionProtection", "shieldedInstanceConfig",
-}  # fmt: skip
+    *("name", "machineType", "disks", "networkInterfaces", "scheduling", "metadata", "labels", "serviceAccounts"),
+    "guestAccelerators",
+}
 
 
 class RefusalError(Exception):
@@ -71,15 +73,9 @@ def stockout_error(zone: str, *, zones_available: str = "", with_details: bool =
     if not with_details:
         return {"code": "ZONE_RESOURCE_POOL_EXHAUSTED", "message": message}
     # As kubernetes/k8s.io#9834 has it.
-    metadatas = {
-        "zone": zone,
-        "vmType": "n1-standard-4",
-        "attachment": "nvidia-tesla-t4:1",
-        "zonesAvailable": zones_available,
-    }
+    metadatas = {"zone": zone, "vmType": "n1-standard-4", "zonesAvailable": zones_available}
     details = [
         {"help": {"links": [{"url": "https://cloud.google.com/compute/docs/resource-error", "description": "docs"}]}},
-        {"localizedMessage": {"locale": "en-US", "message": f"A n1-standard-4 VM is currently unavailable in {zone}."}},
         {"errorInfo": {"reason": "resource_availability", "domain": "compute.googleapis.com", "metadatas": metadatas}},
     ]
     return {"code": "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "message": message, "errorDetails": details}
@@ -136,12 +132,50 @@ def plain_body(name: str, zone: str) -> dict[str, Any]:
     }
 
 
+def gpu_body(**changes: Any) -> dict[str, Any]:
+    """A T4 as the plan asks for it, in short."""
+    kind = f"zones/{A}/acceleratorTypes/nvidia-tesla-t4"
+    return {
+        **plain_body(VM_NAME, A),
+        "machineType": f"zones/{A}/machineTypes/n1-standard-4",
+        "guestAccelerators": [{"acceleratorType": kind, "acceleratorCount": 1}],
+        **changes,
+    }
+
+
 def check_body(body: Mapping[str, Any], zone: str) -> None:
     """Refuse what the real one refuses, and what would let a VM outlive its limit."""
     if unknown := set(body) - BODY_FIELDS:
         raise RefusalError(400, f"Invalid JSON payload received. Unknown name {sorted(unknown)}")
-    for check in (_check_names, _check_machine, _check_scheduling, _check_disk, _check_network, _check_metadata):
-        check(body, zone)
+    scheduling, [disk] = body["scheduling"], body["disks"]
+    made, model = disk["initializeParams"], scheduling.get("provisioningModel", "STANDARD")
+    image, machine = IMAGE.fullmatch(str(made.get("sourceImage"))), str(body["machineType"]).rpartition("/")[2]
+    kind = made.get("diskType", f"zones/{zone}/diskTypes/pd-standard")
+    size = sum(len(each["value"].encode()) for each in items_of(body))
+    _require(ZONE.fullmatch(zone), "zone", zone)
+    _require(NAME.fullmatch(str(body["name"])), "name", body["name"])
+    _check_labels(body.get("labels", {}), "labels")
+    _check_machine(body, zone)
+    if gpus_of(body)[1]:
+        maintenance = scheduling.get("onHostMaintenance")
+        _require(maintenance == "TERMINATE", "scheduling.onHostMaintenance", maintenance)
+    _require(model in ("STANDARD", "SPOT"), "scheduling.provisioningModel", model)
+    _require(model == "SPOT" or machine not in SPOT_ONLY, "scheduling.provisioningModel", f"{model} for {machine}")
+    restart = scheduling["automaticRestart"]
+    _require(restart is False or model == "STANDARD", "scheduling.automaticRestart", restart)
+    action = scheduling.get("instanceTerminationAction")
+    _require(action == "DELETE", "scheduling.instanceTerminationAction", action)
+    seconds = int(scheduling.get("maxRunDuration", {}).get("seconds", 0))
+    _require(30 <= seconds <= 120 * 86400, "scheduling.maxRunDuration.seconds", seconds)
+    _require(disk.get("boot") is True, "disks[0].boot", disk.get("boot"))
+    _require(disk.get("autoDelete") is True, "disks[0].autoDelete", disk.get("autoDelete"))
+    _require(image and (image[1], image[2]) in IMAGE_FAMILIES, "disks[0].initializeParams.sourceImage", made)
+    # 64-bit integers are strings in Google's JSON.
+    _require(str(made["diskSizeGb"]).isdigit(), "disks[0].initializeParams.diskSizeGb", made["diskSizeGb"])
+    _require(re.fullmatch(rf"(.*/)?zones/{zone}/diskTypes/[a-z-]+", kind), "disks[0].initializeParams.diskType", kind)
+    _check_labels(made.get("labels", {}), "disks[0].initializeParams.labels")
+    _require(len(body["networkInterfaces"]) == 1, "networkInterfaces", body["networkInterfaces"])
+    _require(size <= METADATA_BYTES, "metadata.items", f"{size} bytes")
 
 
 def _require(ok: object, path: str, value: object) -> None:
@@ -149,21 +183,14 @@ def _require(ok: object, path: str, value: object) -> None:
         raise RefusalError(400, f"Invalid value for field 'resource.{path}': '{value}'.")
 
 
-def _check_names(body: Mapping[str, Any], zone: str) -> None:
-    _require(ZONE.fullmatch(zone), "zone", zone)
-    _require(NAME.fullmatch(str(body.get("name"))), "name", body.get("name"))
-    _check_labels(body.get("labels", {}), "labels")
-
-
 def _check_labels(labels: Mapping[str, Any], path: str) -> None:
-    _require(len(labels) <= 64, path, "more than 64")
     for key, value in labels.items():
         _require(LABEL_KEY.fullmatch(key) and LABEL_VALUE.fullmatch(str(value)), path, f"{key}={value}")
 
 
 def _check_machine(body: Mapping[str, Any], zone: str) -> None:
-    found = MACHINE.fullmatch(str(body.get("machineType")))
-    _require(found and found[1] == zone, "machineType", body.get("machineType"))
+    found = MACHINE.fullmatch(str(body["machineType"]))
+    _require(found and found[1] == zone, "machineType", body["machineType"])
     assert found
     attached = body.get("guestAccelerators", [])
     if found[2] in BUNDLED:
@@ -171,70 +198,14 @@ def _check_machine(body: Mapping[str, Any], zone: str) -> None:
         return
     shape = N1.fullmatch(found[2])
     _require(shape, "machineType", found[2])
-    _require(len(attached) <= 1, "guestAccelerators", attached)
     for each in attached:
         kind = ACCELERATOR.fullmatch(str(each.get("acceleratorType")))
         _require(kind and kind[1] == zone, "guestAccelerators[0].acceleratorType", each.get("acceleratorType"))
         assert kind
         assert shape
-        limits = N1_CPUS[kind[2].rpartition("-")[2]]
-        count = each.get("acceleratorCount")
+        limits, count = N1_CPUS[kind[2].rpartition("-")[2]], each.get("acceleratorCount")
         _require(count in limits, "guestAccelerators[0].acceleratorCount", count)
         _require(int(shape[2]) <= limits[count], "machineType", f"{found[2]} with {count} GPUs")
-
-
-def _check_scheduling(body: Mapping[str, Any], _: str) -> None:
-    wanted = body.get("scheduling", {})
-    machine = str(body["machineType"]).rpartition("/")[2]
-    if gpus_of(body)[1]:
-        _require(wanted.get("onHostMaintenance") == "TERMINATE", "scheduling.onHostMaintenance", wanted)
-    model = wanted.get("provisioningModel", "STANDARD")
-    _require(model in ("STANDARD", "SPOT"), "scheduling.provisioningModel", model)
-    _require(model == "SPOT" or machine not in SPOT_ONLY, "scheduling.provisioningModel", f"{model} for {machine}")
-    restart = wanted.get("automaticRestart")
-    _require(restart is False or (restart is True and model == "STANDARD"), "scheduling.automaticRestart", restart)
-    action = wanted.get("instanceTerminationAction")
-    _require(action == "DELETE", "scheduling.instanceTerminationAction", action)
-    seconds = int(wanted.get("maxRunDuration", {}).get("seconds", 0))
-    _require(30 <= seconds <= 120 * 86400, "scheduling.maxRunDuration.seconds", seconds)
-
-
-def _check_disk(body: Mapping[str, Any], zone: str) -> None:
-    disks = body.get("disks", [])
-    _require(len(disks) == 1, "disks", f"{len(disks)} disks")
-    disk = disks[0]
-    _require(disk.get("boot") is True, "disks[0].boot", disk.get("boot"))
-    _require(disk.get("autoDelete") is True, "disks[0].autoDelete", disk.get("autoDelete"))
-    made = disk.get("initializeParams", {})
-    image = IMAGE.fullmatch(str(made.get("sourceImage")))
-    _require(image and (image[1], image[2]) in IMAGE_FAMILIES, "disks[0].initializeParams.sourceImage", made)
-    size = made.get("diskSizeGb")
-    # 64-bit integers are strings in Google's JSON.
-    _require(isinstance(size, str) and size.isdigit(), "disks[0].initializeParams.diskSizeGb", size)
-    kind = made.get("diskType", f"zones/{zone}/diskTypes/pd-standard")
-    _require(re.fullmatch(rf"(.*/)?zones/{zone}/diskTypes/[a-z-]+", kind), "disks[0].initializeParams.diskType", kind)
-    _check_labels(made.get("labels", {}), "disks[0].initializeParams.labels")
-
-
-def _check_network(body: Mapping[str, Any], _: str) -> None:
-    cards = body.get("networkInterfaces", [])
-    _require(len(cards) == 1, "networkInterfaces", cards)
-    for each in cards[0].get("accessConfigs", []):
-        _require(each.get("type", "ONE_TO_ONE_NAT") == "ONE_TO_ONE_NAT", "networkInterfaces[0].accessConfigs", each)
-    for account in body.get("serviceAccounts", []):
-        _require("@" in str(account.get("email")), "serviceAccounts[0].email", account.get("email"))
-        _require(account.get("scopes"), "serviceAccounts[0].scopes", account.get("scopes"))
-
-
-def _check_metadata(body: Mapping[str, Any], _: str) -> None:
-    items = items_of(body)
-    keys = [each["key"] for each in items]
-    _require(len(keys) == len(set(keys)), "metadata.items", "the same key twice")
-    for each in items:
-        _require(re.fullmatch(r"[a-zA-Z0-9_-]{1,128}", each["key"]), "metadata.items.key", each["key"])
-        _require(isinstance(each["value"], str), "metadata.items.value", each["value"])
-    size = sum(len(each["value"].encode()) for each in items)
-    _require(size <= METADATA_BYTES, "metadata.items", f"{size} bytes")
 
 
 def items_of(body: Mapping[str, Any]) -> list[dict[str, str]]:

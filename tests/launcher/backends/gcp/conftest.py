@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.backends.gcp import backend, refusals
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import plan as planning
+from launcher.backends.gcp import refusals
 from launcher.backends.gcp.compute import Compute
 from launcher.images import contents
-from launcher.jobs import commands
 from tests.launcher.backends.gcp.canned_cloud import Clouds, clouds_on
 from tests.launcher.backends.gcp.command_world import Done, Launch, World
 from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
@@ -39,8 +38,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Captu
     monkeypatch.setattr(contents, "current_commit", lambda: "")
 
     def run(world: World, *words: str) -> Done:
-        monkeypatch.setattr(commands, "real_ports", world.ports)
-        monkeypatch.setattr(backend, "backend", world.backend())
+        world.meet(monkeypatch)
         monkeypatch.setattr(sys, "argv", ["launch", *words])
         with world.busy():
             code = main()

@@ -21,7 +21,6 @@ from tests.launcher.backends.gcp.compute_bodies import (
     ATTACHED,
     BUNDLED,
     IMAGE_FAMILIES,
-    N1,
     ZONE,
     RefusalError,
     check_body,
@@ -33,7 +32,6 @@ from tests.launcher.backends.gcp.compute_bodies import (
 )
 from tests.ports import Answering, Fake
 
-PROJECT = re.compile(r"[a-z][-a-z0-9]{4,28}[a-z0-9]")
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 METRICS = sorted({*ATTACHED.values(), *(metric for metric, _ in BUNDLED.values())})
 SERIAL_BYTES = 1 << 20
@@ -54,7 +52,6 @@ class Vm:
         self.instance_id = instance_id
         self.metadata: dict[str, str] = {each["key"]: each["value"] for each in items_of(body)}
         self.labels: dict[str, str] = dict(body.get("labels", {}))
-        self.service_account: str = next((each["email"] for each in body.get("serviceAccounts", [])), "")
         self.guest_attributes: dict[str, dict[str, str]] = {}
         self.status = "PROVISIONING"
         self.created_s = round(created_s, 3)
@@ -68,10 +65,6 @@ class Vm:
         self._serial = bytearray()
         self._serial_dropped = 0
         self._lock = threading.Lock()
-
-    @property
-    def alive(self) -> bool:
-        return not self.gone.is_set() and self.status in ("RUNNING", "STOPPING")
 
     @property
     def machine_type(self) -> str:
@@ -177,10 +170,10 @@ class _Operation:
 
 @dataclass(kw_only=True)
 class _Fault:
-    """`kind` is scripted for the inserts of a zone; `times` None: for all of them."""
+    """`kind` is scripted for the inserts of a zone; `is_once`: for the next of them alone."""
 
     kind: str
-    times: int | None = None
+    is_once: bool = False
     errors: list[dict[str, Any]] = field(default_factory=list)
     lives: bool = True
 
@@ -197,16 +190,14 @@ class _Refused:
 class FakeCompute(Fake):
     """Compute Engine for every project. `vm` is called in a thread of its own, the guest, once its VM is RUNNING.
 
-    `operation_s`: how long each operation takes; `boot_s`: from RUNNING to the guest's first line; `grace_s`: from the
-    notice of a preemption to its end; `clock`: the cloud's own, which dates its answers and what it makes.
+    `grace_s`: from the notice of a preemption to its end; `clock`: the cloud's own, which dates its answers and what it
+    makes.
     """
 
     def __init__(
         self,
         *,
         vm: Callable[[Vm], None] | None = None,
-        operation_s: float = 0.0,
-        boot_s: float = 0.0,
         grace_s: float = 0.0,
         page_size: int = 500,
         clock: Callable[[], float] = time.time,
@@ -218,11 +209,7 @@ class FakeCompute(Fake):
         self.all_vms: list[Vm] = []
         self.tokens: set[str] = set()
         self.guest_errors: list[str] = []
-        # Image families that are there no more.
-        self.renamed: set[tuple[str, str]] = set()
         self._guest = vm
-        self._operation_s = operation_s
-        self._boot_s = boot_s
         self._grace_s = grace_s
         self._page_size = page_size
         self._lock = threading.RLock()
@@ -296,38 +283,31 @@ class FakeCompute(Fake):
         """The lookup does not tell it at all."""
         self._untold.add(metric)
 
-    def stockout(
-        self, zone: str, zones_available: Iterable[str] = (), *, with_details: bool = False, times: int | None = None
-    ) -> None:
+    def stockout(self, zone: str, zones_available: Iterable[str] = ()) -> None:
         named = ",".join(zones_available)
-        error = stockout_error(zone, zones_available=named, with_details=with_details or bool(named))
-        self._script(zone, _Fault(kind="error", times=times, errors=[error]))
+        error = stockout_error(zone, zones_available=named, with_details=bool(named))
+        self._script(zone, _Fault(kind="error", errors=[error]))
 
-    def stockout_with_details(
-        self, zone: str, zones_available: Iterable[str] = (), *, times: int | None = None
-    ) -> None:
-        self.stockout(zone, zones_available, with_details=True, times=times)
-
-    def operation_error(self, zone: str, code: str, message: str = "", *, times: int | None = None) -> None:
+    def operation_error(self, zone: str, code: str, message: str = "") -> None:
         """Any other code; no VM comes of it."""
-        self._script(zone, _Fault(kind="error", times=times, errors=[{"code": code, "message": message or code}]))
+        self._script(zone, _Fault(kind="error", errors=[{"code": code, "message": message or code}]))
 
-    def not_found_but_lives(self, zone: str, *, times: int | None = None) -> None:
+    def not_found_but_lives(self, zone: str) -> None:
         """The operation says RESOURCE_NOT_FOUND, and the VM runs."""
         error = {"code": "RESOURCE_NOT_FOUND", "message": f"The resource 'projects/p/zones/{zone}' was not found"}
-        self._script(zone, _Fault(kind="error_lives", times=times, errors=[error]))
+        self._script(zone, _Fault(kind="error_lives", errors=[error]))
 
-    def conflict_on_retry(self, zone: str, *, times: int | None = 1) -> None:
+    def conflict_on_retry(self, zone: str) -> None:
         """The insert is done and answered with 503; the next one of that name gets a 409."""
-        self._script(zone, _Fault(kind="conflict", times=times))
+        self._script(zone, _Fault(kind="conflict", is_once=True))
 
-    def endless_operation(self, zone: str, *, lives: bool = True, times: int | None = None) -> None:
+    def endless_operation(self, zone: str, *, lives: bool = True) -> None:
         """The insert's operation never ends; the VM runs all the same, or never leaves PROVISIONING."""
-        self._script(zone, _Fault(kind="endless", times=times, lives=lives))
+        self._script(zone, _Fault(kind="endless", lives=lives))
 
-    def preempt_at_boot(self, zone: str, *, times: int | None = 1) -> None:
+    def preempt_at_boot(self, zone: str) -> None:
         """The operation succeeds, and the VM is taken back at once."""
-        self._script(zone, _Fault(kind="preempt", times=times))
+        self._script(zone, _Fault(kind="preempt", is_once=True))
 
     def preempt(self, name: str) -> None:
         """Take a VM back: notice now, the end after `grace_s`."""
@@ -465,14 +445,8 @@ class FakeCompute(Fake):
     def _route(self, method: str, path: str, query: dict[str, str], content: bytes) -> dict[str, Any]:
         for wanted, pattern, handler in ROUTES:
             if wanted == method and (found := pattern.fullmatch(path)):
-                names = found.groupdict()
-                self._check_project(names["project"])
-                return handler(self, names, query, content)
+                return handler(self, found.groupdict(), query, content)
         raise RefusalError(501, f"the fake knows no {method} {path}", "notImplemented")
-
-    def _check_project(self, project: str) -> None:
-        if not PROJECT.fullmatch(project):
-            raise RefusalError(400, f"Invalid value for project: {project}")
 
     def _insert(self, names: dict[str, str], query: dict[str, str], content: bytes) -> dict[str, Any]:
         body = json.loads(content)
@@ -498,27 +472,24 @@ class FakeCompute(Fake):
         self._requests[request_id] = operation
         operation.errors = list(fault.errors) if fault else self._quota_errors(zone, body)
         if operation.errors and not (fault and fault.kind == "error_lives"):
-            self._later(self._operation_s, operation.done.set)
+            operation.done.set()
             return operation.document(self.url)
         machine = self._create(project, zone, body)
         kind = fault.kind if fault else ""
         if kind != "endless":
-            self._later(self._operation_s, lambda: self._begun(machine, operation, preempted=kind == "preempt"))
+            if kind == "preempt":
+                machine.status = "RUNNING"
+                self.preempt(machine.name)
+            else:
+                self._start(machine)
+            operation.done.set()
         elif fault and fault.lives:
-            self._later(self._operation_s, lambda: self._start(machine))
+            self._start(machine)
         operation.endless = kind == "endless"
         if kind == "conflict":
             self._conflicts.add(request_id)
             raise RefusalError(503, "The service is currently unavailable.", "backendError")
         return operation.document(self.url)
-
-    def _begun(self, machine: Vm, operation: _Operation, *, preempted: bool) -> None:
-        if preempted:
-            machine.status = "RUNNING"
-            self.preempt(machine.name)
-        else:
-            self._start(machine)
-        operation.done.set()
 
     def _wait(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
         operation = self._find_operation(names)
@@ -560,12 +531,9 @@ class FakeCompute(Fake):
                 return operation.document(self.url)
             machine.status = "STOPPING"
             answer = operation.document(self.url)
-        self._later(self._operation_s, lambda: self._deleted(machine, operation))
-        return answer
-
-    def _deleted(self, machine: Vm, operation: _Operation) -> None:
         self._remove(machine)
         operation.done.set()
+        return answer
 
     def _serial(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
         machine = self._find(names)
@@ -587,25 +555,28 @@ class FakeCompute(Fake):
         items = [{"namespace": namespace, "key": key, "value": value} for key, value in values.items()]
         return {"kind": "compute#guestAttributes", "queryPath": f"{namespace}/", "queryValue": {"items": items}}
 
-    def _aggregated_instances(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
-        with self._lock:
-            found = [each for each in self._vms.values() if each.project == names["project"]]
-        pairs = [(each.zone, each.document(self.url)) for each in found]
-        return self._aggregated("instances", pairs, query)
-
-    def _aggregated_disks(self, _: dict[str, str], query: dict[str, str], __: bytes) -> dict[str, Any]:
-        with self._lock:
-            found = [
-                (zone, {**document, "zone": f"{self.url}/zones/{zone}"}) for (zone, _), document in self._disks.items()
-            ]
-        return self._aggregated("disks", found, query)
-
-    def _aggregated(self, kind: str, found: list[tuple[str, dict[str, Any]]], query: dict[str, str]) -> dict[str, Any]:
-        """Every zone has an entry, and those without anything a warning instead."""
+    def _labelled(self, kind: str, project: str, query: dict[str, str]) -> list[tuple[str, dict[str, Any]]]:
+        """Zones and documents of what has the label that the filter names."""
         wanted = re.fullmatch(r"labels\.([\w-]+)=([\w-]+)", query.get("filter", ""))
         if not wanted:
             raise RefusalError(501, f"the fake knows no filter {query.get('filter')}", "notImplemented")
-        labelled = [pair for pair in found if pair[1].get("labels", {}).get(wanted[1]) == wanted[2]]
+        with self._lock:
+            found = (
+                [(vm.zone, vm.document(self.url)) for vm in self._vms.values() if vm.project == project]
+                if kind == "instances"
+                else [(zone, {**disk, "zone": f"/zones/{zone}"}) for (zone, _), disk in self._disks.items()]
+            )
+        return [pair for pair in found if pair[1].get("labels", {}).get(wanted[1]) == wanted[2]]
+
+    def _list(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
+        found = self._labelled(names["kind"], names["project"], query)
+        page, following = self._page([document for zone, document in found if zone == names["zone"]], query)
+        return {"items": page, **following}
+
+    def _aggregated(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
+        """Every zone has an entry, and those without anything a warning instead."""
+        kind = names["kind"]
+        labelled = self._labelled(kind, names["project"], query)
         page, following = self._page([pair for pair in labelled if pair[0] not in self._outages], query)
         items: dict[str, Any] = {"zones/asia-east1-b": {"warning": {"code": "NO_RESULTS_ON_PAGE", "message": "none"}}}
         for zone, document in page:
@@ -620,21 +591,6 @@ class FakeCompute(Fake):
             else:
                 more.setdefault("unreachables", []).append(f"projects/my-project/zones/{zone}")
         return {"items": items, **more, **following}
-
-    def _list_instances(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
-        with self._lock:
-            there = [vm for vm in self._vms.values() if (vm.project, vm.zone) == (names["project"], names["zone"])]
-        return self._labelled([vm.document(self.url) for vm in there], query)
-
-    def _list_disks(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
-        with self._lock:
-            there = [document for (zone, _), document in self._disks.items() if zone == names["zone"]]
-        return self._labelled([{**document, "zone": f"{self.url}/zones/{names['zone']}"} for document in there], query)
-
-    def _labelled(self, documents: list[dict[str, Any]], query: dict[str, str]) -> dict[str, Any]:
-        key, value = query["filter"].removeprefix("labels.").split("=")
-        page, following = self._page([each for each in documents if each.get("labels", {}).get(key) == value], query)
-        return {"items": page, **following}
 
     def _page(self, found: list[Any], query: dict[str, str]) -> tuple[list[Any], dict[str, str]]:
         start = int(query.get("pageToken", "0"))
@@ -665,14 +621,9 @@ class FakeCompute(Fake):
         return {"kind": "compute#project", "name": names["project"], "quotas": quotas}
 
     def _image(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
-        if (names["project"], names["family"]) not in IMAGE_FAMILIES - self.renamed:
+        if (names["project"], names["family"]) not in IMAGE_FAMILIES:
             raise _missing(names, f"global/images/family/{names['family']}")
         return {"kind": "compute#image", "name": f"{names['family']}-v20261101", "family": names["family"]}
-
-    def _machine_type(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
-        if not (N1.fullmatch(names["machine"]) or names["machine"] in BUNDLED):
-            raise _missing(names, f"zones/{names['zone']}/machineTypes/{names['machine']}")
-        return {"kind": "compute#machineType", "name": names["machine"]}
 
     # State.
 
@@ -682,13 +633,8 @@ class FakeCompute(Fake):
 
     def _next_fault(self, zone: str) -> _Fault | None:
         """The first that was scripted and is not used up."""
-        for fault in self._faults.get(zone, []):
-            if fault.times is None:
-                return fault
-            if fault.times > 0:
-                fault.times -= 1
-                return fault
-        return None
+        faults = self._faults.get(zone, [])
+        return (faults.pop(0) if faults[0].is_once else faults[0]) if faults else None
 
     def _operation(self, kind: str, project: str, zone: str, target: str) -> _Operation:
         with self._lock:
@@ -732,8 +678,6 @@ class FakeCompute(Fake):
 
     def _run_guest(self, machine: Vm) -> None:
         assert self._guest is not None
-        if machine.gone.wait(self._boot_s):
-            return
         try:
             self._guest(machine)
         except Exception:  # noqa: BLE001 - told at the end
@@ -836,20 +780,17 @@ _INSTANCE = _ZONE + r"/instances/(?P<instance>[^/]+)"
 _Handling = Callable[[FakeCompute, dict[str, str], dict[str, str], bytes], dict[str, Any]]
 ROUTES: tuple[tuple[str, re.Pattern[str], _Handling], ...] = (
     ("POST", re.compile(_ZONE + "/instances"), FakeCompute._insert),
-    ("GET", re.compile(_ZONE + "/instances"), FakeCompute._list_instances),
-    ("GET", re.compile(_ZONE + "/disks"), FakeCompute._list_disks),
+    ("GET", re.compile(_ZONE + "/(?P<kind>instances|disks)"), FakeCompute._list),
     ("GET", re.compile(_INSTANCE), FakeCompute._get),
     ("DELETE", re.compile(_INSTANCE), FakeCompute._delete),
     ("GET", re.compile(_INSTANCE + "/serialPort"), FakeCompute._serial),
     ("GET", re.compile(_INSTANCE + "/getGuestAttributes"), FakeCompute._guest_attributes),
-    ("GET", re.compile(_PROJECT + "/aggregated/instances"), FakeCompute._aggregated_instances),
-    ("GET", re.compile(_PROJECT + "/aggregated/disks"), FakeCompute._aggregated_disks),
+    ("GET", re.compile(_PROJECT + "/aggregated/(?P<kind>instances|disks)"), FakeCompute._aggregated),
     ("DELETE", re.compile(_ZONE + "/disks/(?P<disk>[^/]+)"), FakeCompute._delete_disk),
     ("GET", re.compile(_ZONE + "/operations"), FakeCompute._list_operations),
     ("POST", re.compile(_ZONE + "/operations/(?P<operation>[^/]+)/wait"), FakeCompute._wait),
     ("GET", re.compile(_PROJECT + "/regions/(?P<region>[^/]+)"), FakeCompute._region),
     ("GET", re.compile(_PROJECT), FakeCompute._project),
-    ("GET", re.compile(_ZONE + "/machineTypes/(?P<machine>[^/]+)"), FakeCompute._machine_type),
     ("GET", re.compile(_PROJECT + "/global/images/family/(?P<family>[^/]+)"), FakeCompute._image),
 )
 

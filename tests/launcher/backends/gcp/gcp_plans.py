@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.gcp.plan import Options, make_plan
-from launcher.backends.gcp.planned_vm import VmPlan
+from launcher.backends.gcp.plan import Options, VmPlan, make_plan
 from launcher.backends.gcp.settings import Settings, resolve_settings
 from workload.contract.errors import ExitCode, RooflaunchError, UsageError
 from workload.contract.spec import resolve
@@ -50,14 +49,14 @@ def refused(error: type[RooflaunchError] = UsageError, **options: Any) -> tuple[
     return str(caught.value), caught.value.hint
 
 
+def lines_of(plan: VmPlan) -> list[str]:
+    return plan.text().partition("\n\n")[0].splitlines()
+
+
 GOLDEN: dict[str, dict[str, Any]] = {
     "t4": {},
-    "l4": {"gpu": "l4"},
-    "v100": {"gpu": "v100"},
-    "a100": {"gpu": "a100"},
-    "a100-80gb": {"gpu": "a100-80gb"},
-    "h100-spot": {"gpu": "h100", "spot": True},
-    "h200": {"gpu": "h200"},
+    "v100-spot": {"gpu": "v100", "spot": True},
+    "a100-without-price": {"gpu": "a100", "spot": True},
     "t4-everything": {
         "zones": ("us-central1-f", "us-central1-a"),
         "fallback": False,
@@ -84,11 +83,4 @@ GOLDEN: dict[str, dict[str, Any]] = {
             "profile": "ncu",
         },
     },
-    "t4-cpu": {"run": {"device": "cpu"}},
-    "t4-two": {"run": {"devices": 2}, "max_cost_usd": 1.0},
-    "l4-three": {"gpu": "l4", "run": {"devices": 3}},
 }
-
-
-def lines_of(plan: VmPlan) -> list[str]:
-    return plan.text().partition("\n\n")[0].splitlines()

@@ -1,6 +1,5 @@
 """`launch gcp` as it is typed, and the options that it refuses."""
 
-import io
 import json
 import os
 import re
@@ -17,10 +16,8 @@ import pytest
 from launcher.backends.gcp import options
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.jobs.launches import LaunchState
-from launcher.jobs.session import Event as GcpEvent
-from launcher.jobs.session import EventKind, LaunchProgress
 from launcher.protocol.records import LaunchPhase
-from tests.launcher.backends.gcp.canned_cloud import ZONE, Cloud, Clouds
+from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
 from tests.launcher.backends.gcp.command_world import (
     AT_HOME,
@@ -28,6 +25,7 @@ from tests.launcher.backends.gcp.command_world import (
     NAME,
     NOWHERE,
     Launch,
+    forbidden,
     world_of,
 )
 from workload.contract import bundle
@@ -38,6 +36,7 @@ NO_MODEL = (
     "error: unknown model 'resnet81': it must be a torchvision classifier\n"
     "hint: did you mean resnet18 or resnet152 or resnet101? `python -m workload models` lists all\n"
 )
+WHICH = "error: launch down takes either launches or --all\nhint: launch down RUN, or --all\n"
 NO_DRY_RUN = "error: --request needs --dry-run\nhint: --dry-run --request\n"
 NOBODY_LEFT = (
     "error: with --detach no command is left to start a preempted VM again; got --rerun-preempted 2\nhint: "
@@ -60,24 +59,12 @@ def test_the_dry_run_asks_nobody(launch: Launch) -> None:
 
 def test_a_price_needs_no_project(launch: Launch) -> None:
     text = launch(NOWHERE, "gcp", "--gpu", "t4", "--zone", ZONE, "--dry-run").output()
+    assert "instances.insert" not in text
+    shown = launch(NOWHERE, "gcp", "--gpu", "t4", "--zone", ZONE, "--dry-run", "--request").output()
+    assert "\n\nrequest    instances.insert in us-central1-a; " in shown
     assert re.search(r"^price +0\.540 USD per hour in us-central1", text, re.MULTILINE)
     assert re.search(r"^bucket +gs://PROJECT-rooflaunch/runs/$", text, re.MULTILINE)
     assert text.endswith("note       no project is set: PROJECT stands for your project; name it with --project\n")
-
-
-def test_the_request_is_shown_where_it_is_asked_for(launch: Launch) -> None:
-    assert "instances.insert" not in launch(NOWHERE, "gcp", "--gpu", "t4", "--dry-run", *AT_HOME).output()
-    assert (
-        "\n\nrequest    instances.insert in us-central1-a; "
-        in launch(NOWHERE, "gcp", "--gpu", "t4", "--dry-run", "--request", *AT_HOME).output()
-    )
-
-
-def test_a_cpu_run_needs_the_cpu_image(launch: Launch) -> None:
-    assert (
-        "/rooflaunch/trainer:cpu-"
-        in launch(NOWHERE, "gcp", "--gpu", "t4", "--cpu", "--dry-run", "--project", "my-project").output()
-    )
 
 
 @pytest.mark.parametrize(
@@ -89,29 +76,12 @@ def test_a_cpu_run_needs_the_cpu_image(launch: Launch) -> None:
         (("gcp", "--gpu", "t4", "--request"), NO_DRY_RUN),
         ((*GCP, "--detach", "--rerun-preempted", "2", "--spot"), NOBODY_LEFT),
         (("gcp", *AT_HOME), "error: Missing option '--gpu'.\nhint: launch gcp --help\n"),
-        (
-            ("down", *AT_HOME),
-            "error: launch down takes either launches or --all\nhint: launch down RUN, or --all\n",
-        ),
-        (
-            ("down", "--all", "abc", *AT_HOME),
-            "error: launch down takes either launches or --all\nhint: launch down RUN, or --all\n",
-        ),
+        (("down", *AT_HOME), WHICH),
+        (("down", "--all", "abc", *AT_HOME), WHICH),
         (
             ("doctor", "docker", "--project", "my-project"),
             "error: --project and --bucket are for launch doctor gcp\nhint: launch doctor gcp --project PROJECT\n",
         ),
-    ],
-    ids=[
-        "gpu",
-        "gpu before project",
-        "model before project",
-        "request",
-        "detach",
-        "no gpu",
-        "down nothing",
-        "down both",
-        "doctor",
     ],
 )
 def test_a_bad_option_is_told_before_anything_is_asked(launch: Launch, words: tuple[str, ...], error: str) -> None:
@@ -165,7 +135,7 @@ def test_one_command_ends_with_the_bundle_and_the_table(launch: Launch, clouds: 
 @pytest.mark.world
 def test_json_has_the_whole_story(launch: Launch, clouds: Clouds) -> None:
     with clouds(fault=Fault.FAILS) as cloud:
-        said = launch(world_of(cloud), *GCP, "--format", "json")
+        said = launch(world_of(cloud), *GCP, "--format", "json", "--spot", "--rerun-preempted", "1")
         assert said.code == 6
         told = json.loads(said.out)
         assert told["exit_code"] == 6
@@ -173,20 +143,6 @@ def test_json_has_the_whole_story(launch: Launch, clouds: Clouds) -> None:
         assert told["calls"]["compute.instances.insert"] == 1
         assert (told["zone"], told["attempts"], told["detached"]) == (ZONE, 1, False)
         assert said.err.endswith(f"error: '{told['name']}': the loss is nan\nhint: a lower learning rate\n")
-
-
-@pytest.mark.world
-def test_a_renamed_image_family_is_told_and_does_not_stop_a_launch(launch: Launch, clouds: Clouds) -> None:
-    family = ("ubuntu-os-accelerator-images", "ubuntu-accelerator-2204-amd64-with-nvidia-580")
-    with clouds() as cloud:
-        cloud.fake.renamed.add(family)
-        told = launch(world_of(cloud), *GCP).error(0)
-        body = cloud.fake.bodies[0]
-        newest = "ubuntu-accelerator-2404-amd64-with-nvidia-580-v20261101"
-        source = f"projects/{family[0]}/global/images/{newest}"
-        assert body["disks"][0]["initializeParams"]["sourceImage"] == source
-        assert f"note       VM image family {family[1]} no longer exists in project {family[0]}\n" in told
-        assert f"note       the VM boots {newest} of {family[0]} instead\n" in told
 
 
 @pytest.mark.world
@@ -199,15 +155,16 @@ def test_the_doctor_looks_at_the_project_that_is_named(launch: Launch, clouds: C
         assert {check["part"] for check in found.values()} == {"gcp"}
 
 
+@pytest.mark.world
+def test_a_project_that_refuses_is_known_before_an_image_is_built(launch: Launch, clouds: Clouds) -> None:
+    with clouds() as cloud:
+        cloud.fake.refuse(403, "not yours", match="GET .*/projects/my-project$")
+        words = [word for word in GCP if word not in ("--image", IMAGE)]
+        error = launch(world_of(cloud, engine=forbidden("Docker")), *words).error(4)
+        assert "no permission in project 'my-project': not yours" in error
+
+
 # Ctrl-C.
-
-
-def interrupt_when_it_trains(cloud: Cloud) -> None:
-    def press() -> None:
-        assert cloud.vm.started.wait(60)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=press, daemon=True).start()
 
 
 @pytest.mark.world
@@ -226,8 +183,13 @@ def test_ctrl_c_while_following(launch: Launch, clouds: Clouds, terminal: bool, 
 
     durations = dict.fromkeys(LaunchPhase, 4.0) | {LaunchPhase.RUN_ENDED: 60.0}
     with clouds(durations=durations) as cloud:
-        interrupt_when_it_trains(cloud)
-        world = world_of(cloud, is_terminal=lambda: terminal, confirm=answer)
+
+        def press() -> None:
+            assert cloud.vm.started.wait(60)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=press, daemon=True).start()
+        world = world_of(cloud, confirm=answer if terminal else None)
         error = launch(world, *GCP).error(130)
         name = NAME.findall(error)[0]
         assert asked == ([(f"\nKeep '{name}' running?", True)] if terminal else [])
@@ -251,18 +213,13 @@ def test_ctrl_c_before_anything_is_submitted(launch: Launch, clouds: Clouds, mon
         assert cloud.fake.all_vms == []
 
 
-def processes(cloud: Cloud, *words: str) -> list[str]:
-    """The command line of a launcher that is a process of its own, with the endpoints of `cloud` in its environment."""
-    assert os.environ["ROOFLAUNCH_COMPUTE_ENDPOINT"] == cloud.fake.url
-    return [sys.executable, "-m", "launcher", *words]
-
-
 @pytest.mark.slow
 @pytest.mark.world
 def test_a_launcher_that_is_killed_is_picked_up_by_another(launch: Launch, clouds: Clouds) -> None:
     with clouds() as cloud:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(processes(cloud, *GCP), env=environment, stderr=subprocess.DEVNULL)
+        command = [sys.executable, "-m", "launcher", *GCP]
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
         try:
             assert cloud.vm.started.wait(60)
         finally:
@@ -274,36 +231,3 @@ def test_a_launcher_that_is_killed_is_picked_up_by_another(launch: Launch, cloud
         told = launch(world, "status", vm.name, "--format", "json", *AT_HOME).json()
         assert (told["state"], told["vm"], len(told["runs"])) == ("done", None, 1)
         assert cloud.fake.instances == []
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_is_a_line_a_phase_and_on_a_terminal_a_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    events = [
-        GcpEvent(kind=EventKind.PHASE, text="image_pulled", at_s=1090.0),
-        GcpEvent(kind=EventKind.PROGRESS, text="step 7 of 110, " + "long " * 20),
-        GcpEvent(kind=EventKind.NOTE, text="the cloud answers again"),
-    ]
-    shown = []
-    for stream in (io.StringIO(), Terminal()):
-        clock = [1000.0]
-        progress = LaunchProgress(stream, lambda clock=clock: clock[0])  # type: ignore[misc]
-        for clock[0], event in zip(
-            (1010.0, 1020.0, 1100.0, 1129.0, 1130.0), (*events, events[1], events[1]), strict=True
-        ):
-            if clock[0] <= 1100.0 or not stream.isatty():
-                progress(event)
-        shown.append(stream.getvalue())
-    assert shown[0].splitlines() == [
-        "     +90 s  image pulled",
-        "    +100 s  the cloud answers again",
-        f"    +2 min  step 7 of 110, {'long ' * 20}",
-    ]
-    live = "     +20 s  step 7 of 110, long long long"
-    assert shown[1] == (
-        f"\r\033[K     +90 s  image pulled\n\r\033[K{live[:39]}\r\033[K    +100 s  the cloud answers again\n"
-    )

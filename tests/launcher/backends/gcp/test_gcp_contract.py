@@ -1,9 +1,8 @@
 """Compute Engine's machines hold to the contract of every backend, which fails on backends that are broken."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,14 @@ import pytest
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import provision as provisioning
 from launcher.backends.gcp.machines import ComputeMachines
-from launcher.backends.gcp.plan import Options, make_plan
-from launcher.backends.gcp.planned_vm import VmPlan
+from launcher.backends.gcp.plan import VmPlan
 from launcher.backends.gcp.refusals import ENDPOINT_VARIABLE
 from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Machines, Removed, Submitted, Tell
 from tests.launcher.backends import contract
 from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
-from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS
+from tests.launcher.backends.gcp.canned_cloud import SETTINGS, plan_of
 from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
-from workload.contract.spec import resolve
+from workload.contract.errors import ToolError
 
 pytestmark = pytest.mark.world
 
@@ -29,45 +27,26 @@ ZONES = ("us-central1-a", "us-central1-b")
 STRANGER = "database"
 
 
-def plan_of(token: str) -> VmPlan:
-    return make_plan(
-        resolve({}, {}, None),
-        Options(gpu="t4", zones=ZONES, fallback=False),
-        SETTINGS,
-        image=IMAGE,
-        now=datetime(2027, 1, 15, 8, tzinfo=UTC),
-        token=token,
-    )
-
-
-def submit_and_stay(token: str) -> None:
-    """What a launcher does that is killed."""
-    ComputeMachines(border.connect(SETTINGS.project), sleep=lambda _: None).submit(plan_of(token), contract.silent)
-    print("submitted", flush=True)
-    sys.stdin.read()
-
-
 class ComputePlace(Place):
     """A fake Compute Engine, asked by the real client."""
 
     made: type[ComputeMachines] = ComputeMachines
 
-    def __init__(self, fake: FakeCompute, clock: Clock) -> None:
-        self.fake, self.clock, self.tokens = fake, clock, iter(range(1000))
+    def __init__(self, fake: FakeCompute, clock: Clock, folder: Path) -> None:
+        self.fake, self.clock, self.folder, self.tokens = fake, clock, folder, iter(range(1000))
 
     def machines(self) -> Machines:
         compute = border.connect(SETTINGS.project, sleep=self.clock.sleep, monotonic=self.clock.now)
         return self.made(compute, sleep=self.clock.sleep)
 
     def plan(self) -> VmPlan:
-        return plan_of(f"{next(self.tokens):06x}")
+        return plan_of(ZONES, f"{next(self.tokens):06x}", fallback=False)
 
     def count(self) -> int:
         return len(self.fake.instances)
 
     def launcher(self, plan: contract.Plan) -> Sequence[str]:
-        module, token = "tests.launcher.backends.gcp.test_gcp_contract", plan.request.name[-6:]
-        return (sys.executable, "-c", f"from {module} import submit_and_stay; submit_and_stay('{token}')")
+        return contract.launcher_of("launcher.backends.gcp.backend", plan, SETTINGS, self.folder)
 
     def print(self, machine: Machine, text: str) -> None:
         self.fake.vm(machine.name).write_serial(text)
@@ -99,12 +78,12 @@ class ComputePlace(Place):
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[ComputePlace]:
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ComputePlace]:
     clock = Clock()
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with FakeCompute(clock=clock.now) as fake:
         monkeypatch.setenv(ENDPOINT_VARIABLE, fake.url)
-        yield ComputePlace(fake, clock)
+        yield ComputePlace(fake, clock, tmp_path)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=name_of)
@@ -133,7 +112,8 @@ class BelievesItsDeletions(ComputeMachines):
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
         for machine in machines:
-            self._request_deletion((machine.zone, machine.name))
+            with suppress(ToolError):
+                self.compute.delete(machine.zone, machine.name)
         return [Removed(kind="VM", name=machine.name, zone=machine.zone, gone=True) for machine in machines]
 
 

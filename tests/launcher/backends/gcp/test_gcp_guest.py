@@ -4,7 +4,6 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -53,26 +52,20 @@ def here(metadata: FakeMetadata, compute: FakeCompute) -> Guest:
     return Guest(metadata=found.metadata, compute=found.compute, sleep=lambda _: None)
 
 
-def test_addresses_without_variables() -> None:
+def test_what_the_vm_is_told(here: Guest) -> None:
     found = this_machine({})
     assert (found.metadata, found.compute) == (("169.254.169.254", 80), "https://compute.googleapis.com")
+    assert (here.zone, here.request()) == ("us-central1-a", '{"name": "ü"}'.encode())
 
 
-def test_what_the_vm_is_told(here: Guest) -> None:
-    assert here.zone == "us-central1-a"
-    assert here.request() == '{"name": "ü"}'.encode()
-
-
-def test_a_phase_is_a_guest_attribute(here: Guest, vm: Vm) -> None:
+def test_a_phase_is_a_guest_attribute_unless_they_are_switched_off(here: Guest, vm: Vm, metadata: FakeMetadata) -> None:
     here.report(LaunchPhase.RUN_STARTED, "2026-11-21T10:00:00.000Z")
     assert vm.guest_attributes == {"rooflaunch": {"run_started": "2026-11-21T10:00:00.000Z"}}
-
-
-def test_guest_attributes_that_are_switched_off(here: Guest, vm: Vm) -> None:
     vm.metadata["enable-guest-attributes"] = "FALSE"
     with pytest.raises(ToolError) as caught:
         here.report("heartbeat", "now")
     key = "instance/guest-attributes/rooflaunch/heartbeat"
+    assert metadata.asked.count(f"PUT {key}") == 1, "no other answer is to come"
     assert str(caught.value) == f"the metadata server has no answer for '{key}': HTTP 403"
     assert caught.value.hint == HINT
 
@@ -152,6 +145,7 @@ def test_times_and_facts_that_only_compute_engine_tells(here: Guest, vm: Vm, com
     assert here.created_s() == pytest.approx(vm.created_s, abs=0.01)
     assert here.deleted_s() == pytest.approx(vm.created_s + 3600, abs=0.01)
     assert here.facts(request) == {**facts, "physical_host": "/block/sub/host-7"}
+    assert TOKEN in compute.tokens
     compute.refuse(403, "Required 'compute.instances.get' permission", match="GET")
     assert here.facts(request) == facts
 
@@ -161,21 +155,6 @@ def test_the_agent_loads_it_from_the_folder_of_the_launch(tmp_path: Path) -> Non
     loaded = host_facts.host_facts_of(tmp_path)
     assert type(loaded).__name__ == "Guest"
     assert {name for name in dir(host_facts.HostFacts) if not name.startswith("_")} <= set(dir(loaded))
-
-
-def test_the_vm_as_compute_engine_describes_it(here: Guest, vm: Vm, compute: FakeCompute) -> None:
-    vm.physical_host = "/block/sub/host-7"
-    found = here.instance()
-    assert found["resourceStatus"]["physicalHost"] == "/block/sub/host-7"
-    ends_s = datetime.fromisoformat(found["resourceStatus"]["scheduling"]["terminationTimestamp"]).timestamp()
-    assert ends_s == pytest.approx(vm.created_s + 3600, abs=0.01)
-    assert found["labels"]["rooflaunch-limit"] == "3600"
-    assert TOKEN in compute.tokens
-
-
-def test_a_vm_that_may_not_ask_about_itself(here: Guest, compute: FakeCompute) -> None:
-    compute.refuse(403, "Required 'compute.instances.get' permission", match="GET")
-    assert here.instance() == {}
 
 
 def test_the_trainers_facts_come_from_the_same_server(metadata: FakeMetadata, vm: Vm) -> None:

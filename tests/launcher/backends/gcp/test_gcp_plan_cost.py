@@ -28,12 +28,9 @@ pytestmark = pytest.mark.usefixtures("made_up_programs")
         # 1000 GB are 0.14881 and not 0.01488: 0.69381.
         ({"max_cost_usd": 0.27, "disk_gb": 1000}, 1100),
         ({"max_cost_usd": 100.0}, 3600),
-        # 1.000 + 0.01488 + 0.005 are 1.01988: 0.5 USD buy 1764 s.
-        ({"gpu": "l4", "machine_type": "g2-standard-12", "max_cost_usd": 0.5}, 1464),
         # One's own figure is of it all.
         ({"max_cost_usd": 0.27, "usd_per_h": 0.27}, 3300),
         ({"max_cost_usd": 0.27, "spot": True, "rerun_preempted": 2, "usd_per_h": 0.18}, 1500),
-        ({"max_cost_usd": 0.15, "usd_per_h": 0.6}, 600),
     ],
 )
 def test_max_cost_lowers_the_limit(options: dict[str, Any], limit_s: int) -> None:
@@ -70,10 +67,6 @@ def test_max_cost_counts_the_dearest_zone(monkeypatch: pytest.MonkeyPatch) -> No
         (
             {"gpu": "h200"},
             "--max-cost needs a price, but the price of this machine type (on demand) is unknown anywhere",
-        ),
-        (
-            {"gpu": "a100", "spot": True},
-            "--max-cost needs a price, but the price of this machine type (spot) is unknown anywhere",
         ),
         (
             {"zones": ("us-central1-a", "us-east1-c", "us-east1-b")},
@@ -117,11 +110,6 @@ def test_no_plan_costs_more_than_allowed(usd_per_h: float, max_cost_usd: float, 
     assert 600 <= plan.request.limit_s <= hours * 3600
 
 
-def test_plan_says_the_date_of_the_table_of_prices() -> None:
-    line = next(line for line in lines_of(planned("l4")) if line.startswith("price"))
-    assert line.endswith("; read 2026-07: Google Cloud's public catalog of mid-2026")
-
-
 def test_ones_own_price_counts_everywhere() -> None:
     plan = planned("a100", usd_per_h=1.5, zones=("us-west4-b",))
     price = Price(usd_per_h=1.5, source="--usd-per-h", read="2026-11-21", disk_usd_per_h=0.0, address_usd_per_h=0.0)
@@ -144,10 +132,24 @@ def test_cost_of_a_zone() -> None:
         ({}, 335 + 60 + 110 * 0.3),
         ({"repeats": "3"}, 335 + 3 * (60 + 110 * 0.3)),
         ({"iterations": "1000", "warmup": "0", "grad_accumulation": "2"}, 335 + 60 + 2000 * 0.3),
-        ({"profile": "torch"}, 335 + 60 + 110 * 0.3 + 180),
+        ({"profile": "torch", "repeats": "3"}, 335 + 3 * (60 + 110 * 0.3) + 180),
         ({"dataset": "imagenette"}, 335 + 60 + 110 * 0.3 + 60),
         ({"iterations": "100000"}, 3600),
     ],
 )
 def test_expected_time(run: dict[str, object], seconds: float) -> None:
     assert planned(run=run).expected_s == pytest.approx(seconds)
+
+
+def test_at_most_is_that_of_the_dearest_zone() -> None:
+    listed = {
+        region: {"usd_per_h": usd, "source": "a test", "read": "2026-11"}
+        for region, usd in (("us-central1", 0.5), ("us-east1", 0.9))
+    }
+    plan = planned(zones=("us-central1-a", "us-east1-b"), fallback=False)
+    dear = replace(plan, request=replace(plan.request, prices=listed))
+    [most] = [line for line in lines_of(dear) if line.startswith("at most")]
+    assert ", 0.98 USD, in any zone that may be tried; " in most
+    one = replace(plan, request=replace(plan.request, prices={"us-central1": listed["us-central1"]}))
+    [most] = [line for line in lines_of(one) if line.startswith("at most")]
+    assert ", 0.55 USD, in us-central1; unknown in the other 1 region that may be tried (--max-cost " in most

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.gcp import gpus
 from tests.launcher.backends.gcp.gcp_plans import planned, refused
 from workload.contract.spec import Device, RunSpec, resolve
 
@@ -17,14 +16,11 @@ pytestmark = pytest.mark.usefixtures("made_up_programs")
     ("gpu", "machine_type", "gpu_count", "expected"),
     [
         ("t4", None, 1, ("n1-standard-4", 1)),
-        ("t4", None, 4, ("n1-standard-4", 4)),
         ("t4", "n1-standard-32", 2, ("n1-standard-32", 2)),
         ("v100", "n1-standard-16", 1, ("n1-standard-16", 2)),
         ("l4", None, 2, ("g2-standard-24", 2)),
         ("l4", "g2-standard-48", 1, ("g2-standard-48", 4)),
-        ("l4", "g2-standard-48", 4, ("g2-standard-48", 4)),
         ("a100", None, 3, ("a2-highgpu-4g", 4)),
-        ("h100", None, 8, ("a3-highgpu-8g", 8)),
         ("h200", None, 1, ("a3-ultragpu-8g", 8)),
     ],
 )
@@ -38,16 +34,11 @@ def test_machine(gpu: str, machine_type: str | None, gpu_count: int, expected: t
     [
         ("t4", 2, {}, ("n1-standard-8", 2)),
         ("t4", 3, {}, ("n1-standard-16", 4)),
-        ("t4", 4, {}, ("n1-standard-16", 4)),
         ("t4", 2, {"gpu_count": 4}, ("n1-standard-8", 4)),
         ("t4", 2, {"machine_type": "n1-standard-2"}, ("n1-standard-2", 2)),
         ("v100", 8, {}, ("n1-standard-64", 8)),
-        ("l4", 2, {}, ("g2-standard-24", 2)),
-        ("l4", 4, {}, ("g2-standard-48", 4)),
         ("l4", 8, {}, ("g2-standard-96", 8)),
-        ("a100-80gb", 2, {}, ("a2-ultragpu-2g", 2)),
         ("h100", 2, {"spot": True}, ("a3-highgpu-2g", 2)),
-        ("h200", 8, {}, ("a3-ultragpu-8g", 8)),
     ],
 )
 def test_a_machine_for_several_devices(
@@ -62,13 +53,6 @@ def test_devices_of_a_cpu_need_vcpus_and_no_gpus() -> None:
     small, large = (planned("t4", {"devices": devices, "device": "cpu"}).request for devices in (4, 6))
     assert (small.machine_type, small.gpu_count) == ("n1-standard-4", 1)
     assert (large.machine_type, large.gpu_count) == ("n1-standard-8", 1)
-
-
-@pytest.mark.parametrize("gpu", sorted(gpus.load()))
-def test_one_device_gets_the_usual_machine(gpu: str) -> None:
-    usual = gpus.load()[gpu]
-    plan = planned(gpu, spot=True)
-    assert (plan.machine.name, plan.request.gpu_count) == (usual.default_machine_type, plan.machine.gpus[0])
 
 
 A2 = "a2-highgpu-1g, a2-highgpu-2g, a2-highgpu-4g, a2-highgpu-8g"
@@ -88,29 +72,14 @@ A2 = "a2-highgpu-1g, a2-highgpu-2g, a2-highgpu-4g, a2-highgpu-8g"
             "--machine-type g2-standard-24",
         ),
         (
-            {"machine_type": "n1-standard-2", "run": {"devices": 4}},
-            "n1-standard-2 has at most 4 GPUs and 2 vCPUs; got --devices 4",
-            "--machine-type n1-standard-16",
-        ),
-        (
             {"gpu": "a100", "gpu_count": 9},
             "a VM has 1, 2, 4, 8 GPUs of A100 40 GB, and up to 96 vCPUs; got --gpu-count 9",
             "--gpu-count 8",
         ),
         (
-            {"run": {"devices": 8}},
-            "a VM has 1, 2, 4 GPUs of T4 16 GB, and up to 96 vCPUs; got --devices 8",
-            "--devices 4",
-        ),
-        (
             {"run": {"devices": 97, "device": "cpu"}},
             "a VM has 1, 2, 4 GPUs of T4 16 GB, and up to 96 vCPUs; got --devices 97",
             "--devices 96",
-        ),
-        (
-            {"gpu": "h100", "run": {"devices": 4}},
-            "a3-highgpu-4g is not sold on demand, only as spot, flex-start or by reservation",
-            "--spot or --machine-type a3-highgpu-8g",
         ),
         (
             {"gpu": "h100"},
@@ -122,21 +91,11 @@ A2 = "a2-highgpu-1g, a2-highgpu-2g, a2-highgpu-4g, a2-highgpu-8g"
             f"machine type for a100 must be one of {A2}; got 'n1-standard-8'",
             "--machine-type a2-highgpu-1g",
         ),
-        (
-            {"disk_gb": 49},
-            "--disk-gb must be 50 to 65536, for two images and data; got '49'",
-            "--disk-gb 100",
-        ),
+        ({"disk_gb": 49}, "--disk-gb must be 50 to 65536, for two images and data; got '49'", "--disk-gb 100"),
         ({"disk_gb": 65537}, "--disk-gb must be 50 to 65536, for two images and data; got '65537'", "--disk-gb 100"),
         ({"max_run_time_s": 29}, "--max-run-time must be 30 s to 120 d; got '29 s'", "--max-run-time 60m"),
-        ({"max_cost_usd": 0.0}, "--max-cost must be a positive sum in USD; got '0.0'", "--max-cost 1.50"),
         ({"max_cost_usd": math.nan}, "--max-cost must be a positive sum in USD; got 'nan'", "--max-cost 1.50"),
         ({"usd_per_h": math.inf}, "--usd-per-h must be a positive sum in USD; got 'inf'", "--usd-per-h 1.50"),
-        (
-            {"rerun_preempted": 1},
-            "--rerun-preempted is only for spot VMs, because only these are preempted; got '1'",
-            "--spot --rerun-preempted 2",
-        ),
         (
             {"rerun_preempted": -1, "spot": True},
             "--rerun-preempted is only for spot VMs, because only these are preempted; got '-1'",
@@ -148,16 +107,11 @@ def test_refused(options: dict[str, Any], message: str, hint: str) -> None:
     assert refused(**options) == (message, hint)
 
 
-@pytest.mark.parametrize("options", [{"disk_gb": 50}, {"disk_gb": 65536}, {"max_run_time_s": 30}])
-def test_bounds_are_allowed(options: dict[str, Any]) -> None:
-    plan = planned(**options)
-    assert {name: getattr(plan.options, name) for name in options} == options
-
-
-def test_a_limit_that_the_estimate_just_fits() -> None:
-    estimate_s = planned().expected_s
-    assert planned(max_run_time_s=int(estimate_s)).notes == ()
-    assert planned(max_run_time_s=120 * 86400).request.limit_s == 120 * 86400
+def test_bounds_are_allowed() -> None:
+    assert planned(max_run_time_s=int(planned().expected_s)).notes == ()
+    for options in ({"disk_gb": 50}, {"disk_gb": 65536}, {"max_run_time_s": 30}, {"max_run_time_s": 120 * 86400}):
+        plan = planned(**options)
+        assert {name: getattr(plan.options, name) for name in options} == options
 
 
 @pytest.mark.parametrize(
@@ -187,21 +141,6 @@ def test_runs_that_a_vm_cannot_do(run: dict[str, object], message: str, hint: st
 
 def test_tf32_where_the_gpu_has_it() -> None:
     assert planned("a100", {"precision": "tf32"}).spec.precision == "tf32"
-
-
-@pytest.mark.parametrize(
-    ("run", "device", "flavour", "driver"),
-    [
-        ({}, Device.CUDA, "cuda", "preinstalled"),
-        ({"device": "cuda"}, Device.CUDA, "cuda", "preinstalled"),
-        ({"device": "cpu"}, Device.CPU, "cpu", "none"),
-    ],
-)
-def test_device(run: dict[str, object], device: Device, flavour: str, driver: str) -> None:
-    plan = planned(run=run)
-    metadata = {item["key"]: item["value"] for item in plan.shown_body()["metadata"]["items"]}
-    assert (plan.spec.device, plan.request.options["flavour"]) == (device, flavour)
-    assert metadata["rooflaunch-driver"] == driver
 
 
 def test_the_run_is_otherwise_the_one_asked_for() -> None:

@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 
 from launcher.backends.gcp.settings import RULES, Settings, resolve_settings
-from workload.contract.errors import ExitCode, UsageError
+from workload.contract.errors import UsageError
 from workload.contract.spec import OTHER_VARIABLES, resolve
 
 GIVEN = {"project": "my-project"}
@@ -42,20 +42,6 @@ def test_everything_follows_from_the_project() -> None:
     assert origins == {"project": "option", "bucket": "default", "repository": "default", "service_account": "default"}
 
 
-def test_project_of_the_credentials() -> None:
-    settings, origins = resolve_settings({"project": None}, {}, None, default_project=lambda: "from-gcloud")
-    assert (settings.project, settings.bucket) == ("from-gcloud", "from-gcloud-rooflaunch")
-    assert origins["project"] == "application-default credentials"
-
-
-def test_no_project_anywhere() -> None:
-    with pytest.raises(UsageError) as caught:
-        resolve_settings({}, {}, None, default_project=lambda: None)
-    assert str(caught.value) == "no project is set, and the credentials name none"
-    assert caught.value.hint == "--project PROJECT, or gcloud auth application-default login"
-    assert caught.value.exit_code == ExitCode.USAGE
-
-
 @pytest.mark.parametrize("name", RULES)
 def test_option_over_environment_over_config_over_default(tmp_path: Path, name: str) -> None:
     example, value = RULES[name][2], VALUES[name]
@@ -75,29 +61,47 @@ def test_option_over_environment_over_config_over_default(tmp_path: Path, name: 
     assert found({name: None}, {variable: value}) == (value, "environment")
 
 
-@pytest.mark.parametrize("given", ["gs://my-bucket", "gs://my-bucket/", "my-bucket"])
-def test_bucket_as_an_address(given: str) -> None:
-    assert resolve_settings({**GIVEN, "bucket": given}, {}, None, default_project=nobody)[0].bucket == "my-bucket"
+def test_the_project_may_come_from_the_credentials() -> None:
+    settings, origins = resolve_settings({"project": None}, {}, None, default_project=lambda: "from-gcloud")
+    assert (settings.project, settings.bucket) == ("from-gcloud", "from-gcloud-rooflaunch")
+    assert origins["project"] == "application-default credentials"
+    with pytest.raises(UsageError) as caught:
+        resolve_settings({}, {}, None, default_project=lambda: None)
+    assert str(caught.value) == "no project is set, and the credentials name none"
+    assert caught.value.hint == "--project PROJECT, or gcloud auth application-default login"
 
 
-HOSTILE = {
-    "empty": "",
-    "newline": "my-project\n",
-    "quote": "my'project",
-    "double quote": 'my"project',
-    "shell": "$(reboot)",
-    "backticks": "`reboot`",
-    "semicolon": "my-project; reboot",
-    "option": "-v/:/host",
-    "capitals": "My-Project",
-    "letters of another script": "pr\u043eject-one",
-    "4 KB": "a" * 4096,
-    "NUL": "my\0project",
-    "up": "../../etc",
-}
+@pytest.mark.parametrize(
+    ("name", "given", "kept"),
+    [
+        ("bucket", "gs://my-bucket/", "my-bucket"),
+        ("service_account", "123456789-compute@developer.gserviceaccount.com", None),
+        ("project", "12345", ""),
+        ("project", "my-project-", ""),
+        ("bucket", "gs://my-bucket/folder", ""),
+        ("bucket", "ab", ""),
+        ("repository", "us-docker.pkg.dev/my-project/trainer:tag", ""),
+        ("repository", "trainer", ""),
+        ("service_account", "me@example.com", ""),
+        ("network", "global/networks/default/", ""),
+        ("subnetwork", "regions/us-central1/subnetworks/", ""),
+    ],
+)
+def test_names_that_google_has_and_has_not(name: str, given: str, kept: str | None) -> None:
+    """`kept`: None for as it is given, empty for a name that is refused."""
+    if kept == "":
+        with pytest.raises(UsageError, match=f"^{name.replace('_', ' ')} must be "):
+            resolve_settings({**GIVEN, name: given}, {}, None, default_project=nobody)
+    else:
+        found, _ = resolve_settings({**GIVEN, name: given}, {}, None, default_project=nobody)
+        assert getattr(found, name) == (kept or given)
 
 
-@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE.keys())
+HOSTILE = ["", "my-project\n", "my'project", "$(reboot)", "my-project; reboot", "-v/:/host", "pr\u043eject-one"]
+HOSTILE += ["My-Project", "a" * 4096, "my\0project", "../../etc"]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
 @pytest.mark.parametrize("name", RULES)
 def test_hostile_values_get_nowhere(name: str, value: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -106,35 +110,6 @@ def test_hostile_values_get_nowhere(name: str, value: str) -> None:
     label = name.replace("_", " ")
     assert str(caught.value) == f"{label} must be {RULES[name][1]}; got '{shown}'"
     assert caught.value.hint == f"--{name.replace('_', '-')} {RULES[name][2]}"
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("project", "12345"),
-        ("project", "my-project-"),
-        ("bucket", "gs://my-bucket/folder"),
-        ("bucket", "ab"),
-        ("repository", "us-docker.pkg.dev/my-project/trainer:tag"),
-        ("repository", "trainer"),
-        ("service_account", "rooflaunch-vm"),
-        ("service_account", "me@example.com"),
-        ("network", "global/networks/default/"),
-        ("subnetwork", "regions/us-central1/subnetworks/"),
-    ],
-)
-def test_names_that_google_does_not_have(name: str, value: str) -> None:
-    with pytest.raises(UsageError, match=f"^{name.replace('_', ' ')} must be "):
-        resolve_settings({**GIVEN, name: value}, {}, None, default_project=nobody)
-
-
-@pytest.mark.parametrize(
-    "value",
-    ["123456789-compute@developer.gserviceaccount.com", "rooflaunch-vm@my-project.iam.gserviceaccount.com"],
-)
-def test_service_accounts_of_both_kinds(value: str) -> None:
-    found = resolve_settings({**GIVEN, "service_account": value}, {}, None, default_project=nobody)[0]
-    assert found.service_account == value
 
 
 def test_a_message_names_the_source(tmp_path: Path) -> None:
@@ -154,34 +129,19 @@ def test_a_message_names_the_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message", "hint"),
+    ("text", "message"),
     [
-        (
-            '[gce]\nproject = "my-project"',
-            "unknown table [gce]",
-            "a table for each of gcp, ssh, batch, slurm, aws",
-        ),
-        (
-            '[gcp]\nbuckets = "b"',
-            "unknown key 'buckets' in [gcp]",
-            "the keys are project, bucket, repository, service_account, network, subnetwork; did you mean bucket?",
-        ),
-        ("gcp = 3", "gcp must be a table; got '3'", "[gcp]"),
+        ('[gce]\nproject = "my-project"', "unknown table [gce]"),
+        ('[gcp]\nbuckets = "b"', "unknown key 'buckets' in [gcp]"),
+        ("gcp = 3", "gcp must be a table; got '3'"),
+        ("[gcp", "not a readable TOML file: "),
     ],
 )
-def test_a_table_that_nobody_can_mean(tmp_path: Path, text: str, message: str, hint: str) -> None:
+def test_a_table_that_nobody_can_mean(tmp_path: Path, text: str, message: str) -> None:
     folder = config(tmp_path, text)
     with pytest.raises(UsageError) as caught:
         resolve_settings(GIVEN, {}, folder, default_project=nobody)
-    assert str(caught.value) == f"{folder}/rooflaunch.toml: {message}"
-    assert caught.value.hint == hint
-
-
-@pytest.mark.parametrize("text", ["[gcp", f"[gcp]\nproject = {'1' * 5000}", f"[gcp]\nproject = {'[' * 5000}"])
-def test_a_file_that_is_no_toml(tmp_path: Path, text: str) -> None:
-    folder = config(tmp_path, text)
-    with pytest.raises(UsageError, match=r"rooflaunch\.toml: not a readable TOML file"):
-        resolve_settings(GIVEN, {}, folder, default_project=nobody)
+    assert str(caught.value).startswith(f"{folder}/rooflaunch.toml: {message}")
 
 
 def test_run_options_and_settings_share_a_file_and_an_environment(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_the_installation_of_a_driver_survives_its_restart(boot: Boot) -> None:
     until(lambda: "startup-script exit status" in vm.serial()[0])
     first = vm.guest_attributes["rooflaunch"]["booted"]
     assert list(vm.guest_attributes["rooflaunch"]) == ["booted"]
-    assert vm.alive, "the machine restarts: nobody deletes it"
+    assert not vm.gone.is_set(), "the machine restarts: nobody deletes it"
     assert (
         "python3 /opt/installer.pyz install_driver --installation-mode binary --installation-branch lts" in boot.calls()
     )
@@ -234,44 +234,19 @@ def test_the_installation_of_a_driver_survives_its_restart(boot: Boot) -> None:
     assert boot.log().startswith(f"rooflaunch: phase booted {first}\n"), "when the VM began to cost"
 
 
-def test_a_driver_that_needs_no_restart(boot: Boot) -> None:
-    boot.note("runtimes", " Runtimes: nvidia\n")
-    boot.shims = {"nvidia-smi": DRIVER, "python3": PYTHON + NOTE + 'touch "$FAKE_VM/driver"\n'}
-    vm = boot.run(driver="install")
-    assert "image_pulled" in vm.guest_attributes["rooflaunch"]
-
-
 @pytest.mark.parametrize("mirror", [True, False])
 def test_the_drivers_version_is_fixed(mirror: bool, boot: Boot) -> None:
     boot.note("runtimes", " Runtimes: nvidia\n")
     if not mirror:
         boot.note("no-mirror")
     boot.shims = {"nvidia-smi": DRIVER, "python3": PYTHON + NOTE + 'touch "$FAKE_VM/driver"\n'}
-    boot.run(driver="install")
+    vm = boot.run(driver="install")
+    assert "image_pulled" in vm.guest_attributes["rooflaunch"], "without a restart, which this driver needs not"
     bucket = "https://storage.googleapis.com/compute-gpu-installation-us/installer/v1.9.1/cuda_installer.pyz"
     release = f"{RELEASES}/cuda-installer-v1.9.1/cuda_installer.pyz"
     curls = (boot.own / "curls").read_text().splitlines()
     assert [call.split()[-1] for call in curls if "/opt/installer.pyz" in call] == [bucket, release][: 2 - mirror]
     assert (boot.folder / "root/opt/installer.pyz").read_text() == ("installer\n" if mirror else "release\n")
-
-
-def test_package_servers_and_the_installer_may_fail_for_moments(boot: Boot) -> None:
-    boot.note("key", "a key")
-    installs = """case $* in *nvidia-container-toolkit)
-[ "$(grep -c "install nvidia-container-toolkit" "$FAKE_VM/calls")" = 3 ] || exit 100
-cp "$0" "${0%/*}/nvidia-ctk" ;; esac
-"""
-    driver = '[ "$(grep -c "^python3 /opt" "$FAKE_VM/calls")" = 2 ] || exit 1\ntouch "$FAKE_VM/driver"\n'
-    boot.shims = {
-        "nvidia-ctk": "",
-        "apt-get": NOTE + installs,
-        "nvidia-smi": DRIVER,
-        "python3": PYTHON + NOTE + driver,
-    }
-    vm = boot.run(driver="install")
-    assert "image_pulled" in vm.guest_attributes["rooflaunch"]
-    updates = [index for index, call in enumerate(boot.calls()) if call == "apt-get -qy update"]
-    assert len(updates) == 3, "lists are read anew before each try"
 
 
 def test_pauses_between_tries_grow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,19 +292,14 @@ def test_a_boot_that_fails_deletes_its_vm_and_leaves_its_log(
     assert "rooflaunch: phase booted" in boot.log()
 
 
-def test_an_agent_that_fails_is_started_once_more(boot: Boot) -> None:
-    boot.note("codes", "137\n0\n")
+@pytest.mark.parametrize("codes", ["137\n0\n", "1\n4\n"], ids=["and works then", "and fails again"])
+def test_an_agent_that_fails_is_started_once_more(codes: str, boot: Boot) -> None:
+    boot.note("codes", codes)
     boot.note("left", "c0ffee\n")
     boot.run(driver="none")
     calls = [call.split(" -")[0] for call in boot.calls() if re.match("docker (ps|rm|run)", call)]
     assert calls == ["docker ps", "docker rm", "docker run"] * 2
     assert boot.calls().count("docker rm -f c0ffee") == 2
-
-
-def test_an_agent_that_fails_twice_is_given_up(boot: Boot) -> None:
-    boot.note("codes", "1\n4\n")
-    boot.run(driver="none")
-    assert sum(call.startswith("docker run") for call in boot.calls()) == 2
 
 
 def test_a_preemption_reaches_the_agent(boot: Boot) -> None:

@@ -26,7 +26,6 @@ METHODS = (
     ("regions", "Get", "GetRegionRequest"),
     ("projects", "Get", "GetProjectRequest"),
     ("zones", "List", "ListZonesRequest"),
-    ("machine_types", "Get", "GetMachineTypeRequest"),
     ("images", "GetFromFamily", "GetFromFamilyImageRequest"),
 )
 

@@ -3,24 +3,22 @@
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from launcher.backends.gcp.backend import ComputeEngine
+from launcher import backends
 from launcher.backends.gcp.options import Where
-from launcher.backends.gcp.resources import Operation
 from launcher.jobs import commands, launches
 from launcher.jobs.commands import Place as PlaceOf
-from launcher.jobs.commands import Ports
 from launcher.jobs.launches import LaunchState
-from launcher.protocol.backend import Listing, Output
+from launcher.protocol.backend import Leftover, Listing, Machine, Output, Removed
 from launcher.protocol.records import request_object, result_object, status_object
-from tests.launcher.backends.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
-from tests.launcher.backends.gcp.test_gcp_status import Objects, Place, as_store, beat, result, session_of
+from tests.launcher.jobs.test_status import Objects, Place, as_store, beat, result, session_of
+from tests.launcher.rented_vm import LAUNCHED_S, MACHINE, NAME, REQUEST, ZONE
 from workload.contract.errors import RooflaunchError
 from workload.contract.tables import TableFormat
 
@@ -70,7 +68,7 @@ def every_case() -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("instances", [[], [INSTANCE]], ids=["no VM", "a VM"])
+@pytest.mark.parametrize("instances", [[], [MACHINE]], ids=["no VM", "a VM"])
 def test_no_record_crashes_status_or_reaches_the_terminal(instances: list[Any]) -> None:
     cases, states = 0, set()
     for name, content in every_case():
@@ -92,46 +90,25 @@ def test_no_record_crashes_status_or_reaches_the_terminal(instances: list[Any]) 
     assert {LaunchState.UNREADABLE, LaunchState.DONE} <= states
 
 
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Objects:
-    """`launch` over records in memory, beside a VM that is deleted when it is asked for; nothing else can be asked."""
-    objects, vms = Objects({}), [INSTANCE]
+class OneVm(Place):
+    """A place with one VM, until it is asked for its end."""
 
-    def delete(*_: str) -> Operation:
-        vms.clear()
-        return Operation(name="o", zone=ZONE)
+    def stop(self, machines: Sequence[Machine]) -> list[Removed]:
+        self.listing = Listing() if machines else self.listing
+        return [Removed(kind="VM", name=machine.name, zone=machine.zone, gone=True) for machine in machines]
 
-    def write(name: str, content: bytes, *, if_absent: bool = False) -> bool:
-        there = if_absent and name in objects.found
-        objects.found |= {} if there else {name: content}
+    def leftovers(self) -> Listing[Leftover]:
+        return Listing()
+
+    def output(self, _: Machine, start: int) -> Output:
+        return Output(text="", next_start=start)
+
+
+class Writable(Objects):
+    def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
+        there = if_absent and name in self.found
+        self.found |= {} if there else {name: content}
         return not there
-
-    compute: Any = SimpleNamespace(
-        project="my-project",
-        instances=lambda: Listing(there=tuple(vms)),
-        disks=Listing,
-        now_s=lambda: LAUNCHED_S + 230,
-        preempted=lambda *_: False,
-        get=lambda *_: None,
-        delete=delete,
-        serial=lambda _zone, _name, start: Output(text="", next_start=start),
-    )
-    objects.write = write  # type: ignore[attr-defined]
-    compute.counted = lambda: compute
-    compute.calls = {}
-    engine = ComputeEngine(
-        compute=lambda _: compute, bucket=lambda _: as_store(objects), default_project=lambda: "my-project"
-    )
-    ports = Ports(
-        backend=lambda _: engine,
-        now=lambda: 0.0,
-        sleep=lambda _: None,
-        is_terminal=lambda: False,
-        confirm=lambda *_: False,
-    )
-    monkeypatch.setattr(commands, "real_ports", lambda: ports)
-    monkeypatch.setattr(objects, "back", lambda: vms.append(INSTANCE) if not vms else None, raising=False)
-    return objects
 
 
 AT_HOME = PlaceOf(backend="gcp", where=Where(project="my-project", bucket="my-bucket"))
@@ -158,14 +135,15 @@ def every_command() -> Iterator[tuple[str, Callable[[], int]]]:
 
 @pytest.mark.slow
 def test_no_record_crashes_a_command_or_reaches_the_terminal(
-    world: Objects, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dice = random.Random(3)
     for name, content in dice.sample(list(every_case()), 150):
-        world.found = {**GOOD, name: content}
+        objects, machines = Writable({**GOOD, name: content}), OneVm([MACHINE], now_s=LAUNCHED_S + 230)
         if dice.random() < 0.5 and name != result_object(NAME):
-            del world.found[result_object(NAME)]
-        world.back()  # type: ignore[attr-defined]
+            del objects.found[result_object(NAME)]
+        backend = SimpleNamespace(settings=id, machines=lambda _, it=machines: it, store=lambda _, it=objects: it)
+        monkeypatch.setattr(backends, "load", lambda _, it=backend: it)
         for command, run in every_command():
             code = ended = None
             try:

@@ -1,4 +1,4 @@
-"""What `launch status` makes of what it finds."""
+"""States of launches, and their table, as `launch status` shows them."""
 
 import json
 from collections import Counter
@@ -8,27 +8,26 @@ from typing import Any, NoReturn
 
 import pytest
 
-from launcher.backends.gcp.resources import RESTART_S
 from launcher.jobs import launches
 from launcher.jobs.launches import LaunchState, Seen, find, judge, render, render_one
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Condition, Listing, Machine
 from launcher.protocol.records import Heartbeat, LaunchPhase, Result, request_object, result_object, status_object
-from tests.launcher.backends.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
+from tests.launcher.rented_vm import LAUNCHED_S, MACHINE, NAME, REQUEST, ZONE
 from workload.contract.errors import NothingToDoError, UsageError
 from workload.contract.text import duration
 from workload.storage.store import Store, StoredObject, UnreachableError
 
 
 def machine(**changes: Any) -> Machine:
-    return replace(INSTANCE, **changes)
+    return replace(MACHINE, **changes)
 
 
 STOPPED = {"condition": Condition.STOPPED, "status": "TERMINATED"}
 
 
 def stopped_at(seconds: float) -> Machine:
-    return machine(**STOPPED, restarts=True, restarts_until_s=LAUNCHED_S + seconds + RESTART_S)
+    return machine(**STOPPED, restarts=True, restarts_until_s=LAUNCHED_S + seconds + 900)
 
 
 def at(seconds: float) -> str:
@@ -75,12 +74,6 @@ STATES: dict[str, tuple[Seen, float, str, str]] = {
     ),
     "the VM boots": (on_vm(), 120, "starting", "no heartbeat yet"),
     "never came up": (on_vm(), 2101, "stale", "no heartbeat for 15 min and more"),
-    "a V100 may take longer": (
-        on_vm(request=replace(REQUEST, options={"driver": "install"})),
-        2101,
-        "starting",
-        "no heartbeat yet",
-    ),
     "it trains": (on_vm(heartbeat=TRAINING), 220, "running", "step 3 of 110"),
     "it profiles": (
         on_vm(heartbeat=beat(200, LaunchPhase.RUN_ENDED, LaunchPhase.PROFILE_STARTED)),
@@ -90,7 +83,6 @@ STATES: dict[str, tuple[Seen, float, str, str]] = {
     ),
     "it uploads": (on_vm(heartbeat=beat(200, LaunchPhase.RUN_ENDED, line="uploading")), 220, "uploading", "uploading"),
     "silent": (on_vm(heartbeat=TRAINING), 501, "stale", "no heartbeat for 5 min"),
-    "silent, and not for long": (on_vm(heartbeat=TRAINING), 499, "running", "step 3 of 110"),
     "stopped instead of deleted": (seen(machine=machine(**STOPPED)), 220, "stale", TO_REAP),
     "stopped, and about to start again": (
         seen(machine=stopped_at(220)),
@@ -99,7 +91,6 @@ STATES: dict[str, tuple[Seen, float, str, str]] = {
         "the VM is TERMINATED; the cloud may start the VM again, to save the results",
     ),
     "stopped, and not started again": (seen(machine=stopped_at(220)), 220 + 900, "stale", TO_REAP),
-    "stopped, and never started again": (seen(machine=replace(stopped_at(220), restarts=False)), 230, "stale", TO_REAP),
     "past its limit": (on_vm(heartbeat=beat(3890)), 3901, "stale", "the VM is past its limit: launch reap"),
     "done": (seen(result=result()), 400, "done", ""),
     "done, and the VM is still there": (seen(result=result(), machine=machine()), 400, "done", "the VM is still there"),

@@ -1,6 +1,6 @@
-"""The image of a launch: built, pushed and named by digest, for the architecture of the VMs."""
+"""The image of a launch on a rented VM: built, pushed and named by digest, for the architecture of the VMs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,9 +10,11 @@ from launcher.backends.gcp.backend import docker_log_in
 from launcher.docker_engine import EngineEvent, Image
 from launcher.images import build as building
 from launcher.images import contents
-from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, Clouds
-from tests.launcher.backends.gcp.command_world import GCP, NOWHERE, Launch, World, no_docker, world_of
-from workload.contract.errors import ToolError
+from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS
+from tests.launcher.backends.gcp.command_world import no_docker
+from workload.contract.errors import ToolError, UsageError
+
+REPOSITORY = SETTINGS.repository
 
 
 @pytest.fixture(autouse=True)
@@ -58,12 +60,9 @@ class Docker:
         return "sha256:" + "b" * 64
 
 
-def reference(world: World, image: str | None, repository: str = SETTINGS.repository) -> str:
-    return (
-        vm_container.by_digest(world.engine, image)
-        if image
-        else vm_container.pushed_image(world.engine(), "cuda", repository, docker_log_in)
-    )
+def pushed(docker: Docker, repository: str = REPOSITORY) -> str:
+    engine: Any = docker
+    return vm_container.pushed_image(engine, "cuda", repository, docker_log_in)
 
 
 @dataclass
@@ -93,27 +92,19 @@ def test_an_image_of_the_vms_architecture(platforms: set[str], notes: tuple[str,
     assert vm_container.architecture_notes(lambda: engine, IMAGE) == notes
 
 
-@pytest.mark.world
-def test_an_image_that_no_vm_runs_is_refused_before_one_is_rented(launch: Launch, clouds: Clouds) -> None:
+def test_an_image_that_no_vm_runs_is_refused() -> None:
     engine: Any = Registry(frozenset({"linux/arm64"}))
-    with clouds() as cloud:
-        assert launch(world_of(cloud, engine=lambda: engine), *GCP).error(2) == (
-            f"error: '{IMAGE}' is an image for linux/arm64; the VMs are linux/amd64\nhint: --image with an "
-            "image for linux/amd64, as `launch build --push` makes it\n"
-        )
-        assert cloud.fake.all_vms == []
-        assert f"note       {UNCHECKED}no Docker engine: " in launch(world_of(cloud), *GCP).error(0)
-
-
-def with_docker(docker: Docker) -> World:
-    engine: Any = docker
-    return replace(NOWHERE, engine=lambda: engine)
+    with pytest.raises(UsageError) as caught:
+        vm_container.prepared_image(lambda: engine, IMAGE, "cuda", REPOSITORY, docker_log_in)
+    assert str(caught.value) == f"'{IMAGE}' is an image for linux/arm64; the VMs are linux/amd64"
+    [note] = vm_container.architecture_notes(no_docker, IMAGE)
+    assert note.startswith(f"{UNCHECKED}no Docker engine: ")
 
 
 def test_the_image_for_this_code_is_pushed_and_run_by_digest() -> None:
     docker = Docker(holds=True)
-    assert reference(with_docker(docker), None) == f"{SETTINGS.repository}@sha256:{'a' * 64}"
-    assert docker.tagged == [("sha256:1", f"{SETTINGS.repository}:cuda-0123456789ab")]
+    assert pushed(docker) == f"{REPOSITORY}@sha256:{'a' * 64}"
+    assert docker.tagged == [("sha256:1", f"{REPOSITORY}:cuda-0123456789ab")]
 
 
 def test_an_image_that_is_not_there_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +116,7 @@ def test_an_image_that_is_not_there_is_built(monkeypatch: pytest.MonkeyPatch) ->
         return building.existing(recipe, made)
 
     monkeypatch.setattr("launcher.images.build.build", build)
-    assert reference(with_docker(docker), None) == f"{SETTINGS.repository}@sha256:{'a' * 64}"
+    assert pushed(docker) == f"{REPOSITORY}@sha256:{'a' * 64}"
     assert asked == ["linux/amd64"], "the image of this machine is none for a VM"
 
 
@@ -133,7 +124,7 @@ def test_an_image_that_is_not_there_is_built(monkeypatch: pytest.MonkeyPatch) ->
     ("repository", "hint"),
     [
         (
-            SETTINGS.repository,
+            REPOSITORY,
             "gcloud auth configure-docker us-central1-docker.pkg.dev, then run the same command again",
         ),
         ("host:5000/trainer", "docker login, then launch build --push again"),
@@ -142,18 +133,18 @@ def test_an_image_that_is_not_there_is_built(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_a_push_that_is_denied_says_how_to_log_in(repository: str, hint: str) -> None:
     with pytest.raises(ToolError) as raised:
-        reference(with_docker(Docker(holds=True, denied="denied: no")), None, repository)
+        pushed(Docker(holds=True, denied="denied: no"), repository)
     assert raised.value.report() == (
         f"error: '{repository}:cuda-0123456789ab' was not pushed: denied: no\nhint: {hint}"
     )
 
 
 def test_a_tag_is_looked_up_and_a_digest_taken_as_it_is() -> None:
-    assert reference(NOWHERE, IMAGE) == IMAGE
-    docker = with_docker(Docker(holds=False))
-    assert reference(docker, "host:5000/trainer:cuda") == f"host:5000/trainer@sha256:{'b' * 64}"
+    assert vm_container.by_digest(no_docker, IMAGE) == IMAGE
+    docker: Any = Docker(holds=False)
+    assert vm_container.by_digest(lambda: docker, "host:5000/trainer:cuda") == f"host:5000/trainer@sha256:{'b' * 64}"
     with pytest.raises(ToolError) as raised:
-        reference(replace(NOWHERE, engine=no_docker), "host:5000/trainer:cuda")
+        vm_container.by_digest(no_docker, "host:5000/trainer:cuda")
     assert raised.value.report() == (
         "error: --image needs a digest, but the digest of the tag 'host:5000/trainer:cuda' cannot be found: "
         "no Docker engine: /var/run/docker.sock does not exist\nhint: --image HOST/NAME@sha256:…, as "

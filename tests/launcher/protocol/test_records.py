@@ -7,11 +7,11 @@ import pytest
 
 from launcher.protocol import records
 from launcher.protocol.records import Heartbeat, LaunchPhase, LeaseRecord, Price, Request, Result
-from tests.launcher.backends.gcp import plain
+from tests.launcher import rented_vm
 from workload.contract.errors import BundleError, ExitCode
 
 AT = "2026-11-21T14:26:00Z"
-REQUEST = replace(plain.REQUEST, spec={"model": "resnet18", "dataset": 'it\'s "$(quoted)"\n'})
+REQUEST = replace(rented_vm.REQUEST, spec={"model": "resnet18", "dataset": 'it\'s "$(quoted)"\n'})
 RESULT = Result(exit_code=0, zone="us-central1-a", runs=["r1"], phases={LaunchPhase.BOOTED: AT}, ended_at=AT, usd=0.02)
 HEARTBEAT = Heartbeat(at=AT, zone="us-central1-a", phases={LaunchPhase.BOOTED: AT}, runs=["r1"], last_line="step 3")
 LEASE = LeaseRecord(at=AT, host="node-1", boot="0-1", process="pid:[1] 2 3", released=True)
@@ -32,12 +32,11 @@ def test_a_field_of_a_later_minor_version_is_left_out() -> None:
     [
         (b"\xff", "not a readable result of a launch: no JSON ('utf-8' codec can't decode"),
         (b"[]", "not a readable result of a launch: no JSON object"),
-        (b"{}", "a launch's record has schema None; this version of rooflaunch reads schema 1"),
         (b'{"schema_version": 1}', "not a readable result of a launch: 'exit_code' is missing"),
         (b"[" * 100_000, "not a readable result of a launch: no JSON (maximum recursion depth"),
         (b'{"schema_version": 2}', "a launch's record has schema 2; this version of rooflaunch reads schema 1"),
     ],
-    ids=["bytes", "list", "empty", "fields", "deep", "other"],
+    ids=["bytes", "list", "fields", "deep", "other"],
 )
 def test_something_else_is_refused(content: bytes, message: str) -> None:
     with pytest.raises(BundleError) as caught:
@@ -63,7 +62,6 @@ def test_something_else_is_refused(content: bytes, message: str) -> None:
             "prices must be an object of prices by region; got {'us-central1': {'usd_per_h': '0.5'}}",
         ),
         (REQUEST, "store", "bucket", "store must be the address of a bucket or a folder; got 'bucket'"),
-        (REQUEST, "store", "/home/\x1b[2J", r"store must be the address of a bucket or a folder; got '/home/\x1b[2J'"),
         (REQUEST, "runtime", "auto", "runtime must be process or docker; got 'auto'"),
         (
             REQUEST,
@@ -76,16 +74,9 @@ def test_something_else_is_refused(content: bytes, message: str) -> None:
         ),
         (HEARTBEAT, "phases", {"booted": 3}, "phases must be an object of times in ISO 8601; got {'booted': 3}"),
         (HEARTBEAT, "runs", ["-rf"], "runs must be a list of run ids: letters, digits and ._+-; got ['-rf']"),
-        (
-            HEARTBEAT,
-            "runs",
-            ["r1;reboot"],
-            "runs must be a list of run ids: letters, digits and ._+-; got ['r1;reboot']",
-        ),
         (HEARTBEAT, "last_line", None, "last_line must be a text; got None"),
         (RESULT, "exit_code", "0", "exit_code must be a whole number up to 10000; got '0'"),
         (RESULT, "usd", float("nan"), "usd must be USD from 0 to 1000000, or null; got nan"),
-        (RESULT, "usd", 1e308, "usd must be USD from 0 to 1000000, or null; got 1e+308"),
     ],
 )
 def test_a_field_that_breaks_its_rule_is_named(
@@ -110,29 +101,19 @@ def test_every_field_has_a_rule() -> None:
 
 @pytest.mark.parametrize("beside", ["0.1", -1, [], True, 1e308])
 @pytest.mark.parametrize("name", ["disk_usd_per_h", "address_usd_per_h"])
-def test_what_is_beside_a_price_is_a_sum(name: str, beside: object) -> None:
+def test_prices_of_disk_and_address_are_sums(name: str, beside: object) -> None:
     prices = {"us-central1": {**dict(REQUEST.prices)["us-central1"], name: beside}}
     told = {**json.loads(REQUEST.to_bytes()), "prices": prices}
     with pytest.raises(BundleError, match="prices must be an object of prices by region"):
         Request.from_bytes(json.dumps(told).encode())
 
 
-def test_a_price_of_before_has_neither_disk_nor_address() -> None:
-    before = REQUEST.price("us-central1-f")
-    assert before is not None
-    assert (before.whole_usd_per_h, before.uncounted) == (0.54, "disk, address, traffic and tax")
-    now = replace(before, disk_usd_per_h=0.02, address_usd_per_h=0.0)
-    assert (now.usd(1800), now.uncounted) == (pytest.approx(0.28), "traffic and tax")
-
-
-def test_a_price_may_have_more_than_we_know() -> None:
-    prices = {"us-central1": {**dict(REQUEST.prices)["us-central1"], "new": 1}}
-    told = {**json.loads(REQUEST.to_bytes()), "prices": prices}
-    assert Request.from_bytes(json.dumps(told).encode()).price("us-central1-f") == REQUEST.price("us-central1-f")
-
-
-def test_the_price_is_that_of_the_zone() -> None:
-    assert REQUEST.price("us-central1-f") == Price(usd_per_h=0.54, source="a list", read="2026-07")
+def test_price_of_a_zone_with_what_it_leaves_out() -> None:
+    price = REQUEST.price("us-central1-f")
+    assert price == Price(usd_per_h=0.54, source="a list", read="2026-07")
+    assert (price.whole_usd_per_h, price.uncounted) == (0.54, "disk, address, traffic and tax")
+    whole = replace(price, disk_usd_per_h=0.02, address_usd_per_h=0.0)
+    assert (whole.usd(1800), whole.uncounted) == (pytest.approx(0.28), "traffic and tax")
     assert REQUEST.price("us-central2-a") is None
 
 

@@ -1,7 +1,6 @@
-"""A launch and its VM as most tests want them; `dataclasses.replace` for the rest."""
+"""A launch on a rented VM, and its VM, as most tests want them; `dataclasses.replace` for the rest."""
 
-from launcher.backends.gcp.resources import Instance
-from launcher.protocol.backend import Condition
+from launcher.protocol.backend import Condition, Machine
 from launcher.protocol.records import Request
 
 NAME = "rooflaunch-t4-20261121-120000-3fa9c1"
@@ -25,7 +24,7 @@ REQUEST = Request(
     spec={"model": "resnet18"},
     prices={"us-central1": {"usd_per_h": 0.54, "source": "a list", "read": "2026-07"}},
 )
-INSTANCE = Instance(
+MACHINE = Machine(
     name=NAME,
     zone=ZONE,
     condition=Condition.RUNNING,
