@@ -127,15 +127,6 @@ def test_repeats_have_one_summary() -> None:
                 "neither compute nor memory, in one: 20% of it",
             ],
         ),
-        (
-            [verdict("compute", "a", 0.5), verdict("compute", "b", 0.4) | {"cpu_time_share": 0.7}],
-            [
-                (
-                    "compute in all 2 runs: probably, by CPU time on a busy machine: 40 % to 50 % of the measured "
-                    "compute ceiling, up to 30 % of the bandwidth (modelled)"
-                )
-            ],
-        ),
         ([None], ["unknown: no ceilings were measured (--no-ceilings)"]),
     ],
 )

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launcher.backends.gcp.plain import LAUNCHED_S, REQUEST
 
 from benchmarks.synthetic_bundles import make
 from launcher.jobs import launches
@@ -17,6 +16,7 @@ from launcher.protocol.backend import Listing, Machine
 from launcher.protocol.records import Request, Result, request_object, result_object
 from launcher.protocol.task import Task
 from tests.launcher.backends.gcp.fake_vm import make_request
+from tests.launcher.rented_vm import LAUNCHED_S, REQUEST
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.spent import Spent

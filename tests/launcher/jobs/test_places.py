@@ -20,7 +20,6 @@ from launcher.jobs.session import Session
 from launcher.protocol.backend import Condition, Listing, Machine
 from tests.launcher.own_machine import NAME
 from workload.contract.errors import UsageError
-from workload.contract.spec import resolve
 from workload.contract.tables import TableFormat
 from workload.storage.address import open_store
 
@@ -64,13 +63,6 @@ def three_backends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     named = {"gcp": backends.BACKENDS["gcp"], "box": "three.box", "queue": "three.queue"}
     monkeypatch.setattr(launches, "BACKENDS", named)
     monkeypatch.setattr(places, "BACKENDS", named)
-
-
-def test_every_backend_may_have_a_table_beside_the_options_of_a_run() -> None:
-    Path("rooflaunch.toml").write_text("".join(f"[{name}]\n" for name in backends.BACKENDS) + "[cloud9]\n")
-    with pytest.raises(UsageError) as raised:
-        resolve({}, {}, Path())
-    assert str(raised.value).endswith("unknown key 'cloud9'")
 
 
 @pytest.mark.parametrize(
