@@ -47,79 +47,71 @@ def machine(root: Path, *, loaded: str = "", windows: str | None = None, hidden:
     return HostSystem(root=root, environ=environ, tool=lambda *_: windows or None)
 
 
+OBSTACLES = {
+    "old driver": (
+        "13.2",
+        {"loaded": PROPRIETARY},
+        "torch 2.15.0 for CUDA 13.2 needs NVIDIA driver 580 or newer, but this machine has 550.90.07",
+        "upgrade the driver, or install a torch built for an older CUDA; --cpu runs without a GPU",
+        True,
+    ),
+    "old driver, WSL": (
+        "13.2",
+        {"windows": "552.22"},
+        "torch 2.15.0 for CUDA 13.2 needs NVIDIA driver 580 or newer, but this machine has 552.22",
+        "upgrade the driver, or install a torch built for an older CUDA; --cpu runs without a GPU",
+        True,
+    ),
+    "no driver, WSL": (
+        "13.2",
+        {"windows": ""},
+        "torch 2.15.0 finds no NVIDIA driver",
+        (
+            "install NVIDIA's driver on Windows, not inside WSL, if there is a GPU (`nvidia-smi` shows "
+            "it); --cpu runs without a GPU"
+        ),
+        True,
+    ),
+    "no driver": (
+        "13.2",
+        {},
+        "torch 2.15.0 finds no NVIDIA driver",
+        ("install NVIDIA's driver here, if there is a GPU (`nvidia-smi` shows it); --cpu runs without a GPU"),
+        False,
+    ),
+    "CPU build": (
+        None,
+        {"loaded": OPEN},
+        "torch 2.15.0 is a build without CUDA, although NVIDIA driver 580.65.06 is loaded",
+        "install a torch built for CUDA; --cpu runs without a GPU",
+        True,
+    ),
+    "CPU build, no driver seen": (
+        None,
+        {},
+        "torch 2.15.0 is a build without CUDA",
+        "install a torch built for CUDA, if there is an NVIDIA GPU; --cpu runs without a GPU",
+        False,
+    ),
+    "hidden": (
+        "13.2",
+        {"loaded": OPEN, "hidden": ""},
+        "torch 2.15.0 sees no GPU: CUDA_VISIBLE_DEVICES is ''",
+        "unset CUDA_VISIBLE_DEVICES",
+        True,
+    ),
+    "no device": (
+        "12.6",
+        {"loaded": PROPRIETARY},
+        "torch 2.15.0 for CUDA 12.6 sees no GPU, although NVIDIA driver 550.90.07 is loaded",
+        ("`nvidia-smi` shows the GPUs of the driver; in a container use --gpus all; --cpu runs without a GPU"),
+        True,
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("built_for", "here", "reason", "hint", "gpu_is_there"),
-    [
-        (
-            "13.2",
-            {"loaded": PROPRIETARY},
-            "torch 2.15.0 for CUDA 13.2 needs NVIDIA driver 580 or newer, but this machine has 550.90.07",
-            "upgrade the driver, or install a torch built for an older CUDA; --cpu runs without a GPU",
-            True,
-        ),
-        (
-            "13.2",
-            {"windows": "552.22"},
-            "torch 2.15.0 for CUDA 13.2 needs NVIDIA driver 580 or newer, but this machine has 552.22",
-            "upgrade the driver, or install a torch built for an older CUDA; --cpu runs without a GPU",
-            True,
-        ),
-        (
-            "13.2",
-            {"windows": ""},
-            "torch 2.15.0 finds no NVIDIA driver",
-            (
-                "install NVIDIA's driver on Windows, not inside WSL, if there is a GPU (`nvidia-smi` shows "
-                "it); --cpu runs without a GPU"
-            ),
-            True,
-        ),
-        (
-            "13.2",
-            {},
-            "torch 2.15.0 finds no NVIDIA driver",
-            ("install NVIDIA's driver here, if there is a GPU (`nvidia-smi` shows it); --cpu runs without a GPU"),
-            False,
-        ),
-        (
-            None,
-            {"loaded": OPEN},
-            "torch 2.15.0 is a build without CUDA, although NVIDIA driver 580.65.06 is loaded",
-            "install a torch built for CUDA; --cpu runs without a GPU",
-            True,
-        ),
-        (
-            None,
-            {},
-            "torch 2.15.0 is a build without CUDA",
-            "install a torch built for CUDA, if there is an NVIDIA GPU; --cpu runs without a GPU",
-            False,
-        ),
-        (
-            "13.2",
-            {"loaded": OPEN, "hidden": ""},
-            "torch 2.15.0 sees no GPU: CUDA_VISIBLE_DEVICES is ''",
-            "unset CUDA_VISIBLE_DEVICES",
-            True,
-        ),
-        (
-            "12.6",
-            {"loaded": PROPRIETARY},
-            "torch 2.15.0 for CUDA 12.6 sees no GPU, although NVIDIA driver 550.90.07 is loaded",
-            ("`nvidia-smi` shows the GPUs of the driver; in a container use --gpus all; --cpu runs without a GPU"),
-            True,
-        ),
-    ],
-    ids=[
-        "old driver",
-        "old driver, WSL",
-        "no driver, WSL",
-        "no driver",
-        "CPU build",
-        "CPU build, no driver seen",
-        "hidden",
-        "no device",
-    ],
+    ("built_for", "here", "reason", "hint", "gpu_is_there"), OBSTACLES.values(), ids=OBSTACLES.keys()
 )
 def test_what_is_in_the_way(
     built_for: str | None,

@@ -190,43 +190,38 @@ DMI = "/sys/class/dmi/id/sys_vendor"
 LINK_LOCAL = ("169.254.169.254", 80)
 
 
-@pytest.mark.parametrize(
-    ("files", "environ", "asked"),
-    [
-        ({DMI: "Google"}, {}, LINK_LOCAL),
-        ({DMI: "Dell Inc.", "/proc/self/status": ""}, {}, None),
-        ({DMI: "Amazon EC2", "/proc/self/status": ""}, {}, LINK_LOCAL),
-        ({DMI: "Xen", "/sys/hypervisor/uuid": "ec2e1916-9099-7caf-fd21-012345abcdef\n"}, {}, LINK_LOCAL),
-        ({DMI: "Xen", "/sys/hypervisor/uuid": "01e1916-9099-7caf-fd21-012345abcdef\n"}, {}, None),
-        ({"/proc/self/status": ""}, {}, LINK_LOCAL),
-        ({}, {}, None),
-        ({DMI: "Dell Inc."}, {"GCE_METADATA_HOST": "metadata.test:8080"}, ("metadata.test", 8080)),
-        ({}, {"GCE_METADATA_HOST": "10.0.0.1"}, ("10.0.0.1", 80)),
-        ({}, {"GCE_METADATA_HOST": "[::1]:99"}, ("::1", 99)),
-        ({}, {"GCE_METADATA_HOST": "host:port"}, None),
-        ({}, {"GCE_METADATA_HOST": ":80"}, None),
-        ({DMI: "Dell Inc."}, {"GCE_METADATA_HOST": ""}, None),
-        ({DMI: "Dell Inc."}, {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://10.0.0.1:81/"}, ("10.0.0.1", 81)),
-        ({DMI: "Amazon EC2"}, {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://[fd00:ec2::254]"}, ("fd00:ec2::254", 80)),
-    ],
-    ids=[
-        "Google's firmware",
-        "a PC maker's",
-        "Amazon's",
-        "Amazon's, on Xen",
-        "somebody's Xen",
-        "Linux without firmware tables",
-        "no Linux",
-        "named with a port",
-        "named",
-        "named, IPv6",
-        "a port that is none",
-        "a host that is none",
-        "named empty",
-        "an endpoint of EC2",
-        "an endpoint of EC2, IPv6",
-    ],
-)
+MACHINES = {
+    "Google's firmware": ({DMI: "Google"}, {}, LINK_LOCAL),
+    "a PC maker's": ({DMI: "Dell Inc.", "/proc/self/status": ""}, {}, None),
+    "Amazon's": ({DMI: "Amazon EC2", "/proc/self/status": ""}, {}, LINK_LOCAL),
+    "Amazon's, on Xen": (
+        {DMI: "Xen", "/sys/hypervisor/uuid": "ec2e1916-9099-7caf-fd21-012345abcdef\n"},
+        {},
+        LINK_LOCAL,
+    ),
+    "somebody's Xen": ({DMI: "Xen", "/sys/hypervisor/uuid": "01e1916-9099-7caf-fd21-012345abcdef\n"}, {}, None),
+    "Linux without firmware tables": ({"/proc/self/status": ""}, {}, LINK_LOCAL),
+    "no Linux": ({}, {}, None),
+    "named with a port": ({DMI: "Dell Inc."}, {"GCE_METADATA_HOST": "metadata.test:8080"}, ("metadata.test", 8080)),
+    "named": ({}, {"GCE_METADATA_HOST": "10.0.0.1"}, ("10.0.0.1", 80)),
+    "named, IPv6": ({}, {"GCE_METADATA_HOST": "[::1]:99"}, ("::1", 99)),
+    "a port that is none": ({}, {"GCE_METADATA_HOST": "host:port"}, None),
+    "a host that is none": ({}, {"GCE_METADATA_HOST": ":80"}, None),
+    "named empty": ({DMI: "Dell Inc."}, {"GCE_METADATA_HOST": ""}, None),
+    "an endpoint of EC2": (
+        {DMI: "Dell Inc."},
+        {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://10.0.0.1:81/"},
+        ("10.0.0.1", 81),
+    ),
+    "an endpoint of EC2, IPv6": (
+        {DMI: "Amazon EC2"},
+        {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://[fd00:ec2::254]"},
+        ("fd00:ec2::254", 80),
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "environ", "asked"), MACHINES.values(), ids=MACHINES.keys())
 def test_who_is_asked(
     lay_out: LayOut,
     monkeypatch: pytest.MonkeyPatch,

@@ -231,31 +231,20 @@ TWO = (
 ON_BUS = {"pci_domain_id": 1, "pci_bus_id": 0xAF, "pci_device_id": 0x1C}
 
 
-@pytest.mark.parametrize(
-    ("gpus", "properties", "handle"),
-    [
-        (TWO, {"uuid": "bbbb"}, 1),
-        (TWO, {"uuid": "aaaa", **ON_BUS}, 0),
-        (TWO, {"uuid": "a slice's", **ON_BUS}, 1),
-        (TWO, ON_BUS, 1),
-        (TWO, {**ON_BUS, "pci_device_id": None}, None),
-        (TWO, {"uuid": "cccc"}, None),
-        (TWO, {}, None),
-        (TWO[1:], {}, 0),
-        ((), {}, None),
-    ],
-    ids=[
-        "UUID",
-        "UUID before bus",
-        "MIG: by the bus",
-        "bus",
-        "half a bus address",
-        "another machine's UUID",
-        "two and no sign",
-        "the only one",
-        "none",
-    ],
-)
+DEVICES = {
+    "UUID": (TWO, {"uuid": "bbbb"}, 1),
+    "UUID before bus": (TWO, {"uuid": "aaaa", **ON_BUS}, 0),
+    "MIG: by the bus": (TWO, {"uuid": "a slice's", **ON_BUS}, 1),
+    "bus": (TWO, ON_BUS, 1),
+    "half a bus address": (TWO, {**ON_BUS, "pci_device_id": None}, None),
+    "another machine's UUID": (TWO, {"uuid": "cccc"}, None),
+    "two and no sign": (TWO, {}, None),
+    "the only one": (TWO[1:], {}, 0),
+    "none": ((), {}, None),
+}
+
+
+@pytest.mark.parametrize(("gpus", "properties", "handle"), DEVICES.values(), ids=DEVICES.keys())
 def test_open_finds_torchs_device(
     gpus: tuple[dict[str, Any], ...], properties: dict[str, object], handle: int | None
 ) -> None:
