@@ -129,6 +129,13 @@ class _Columns:
         return self._numbers[name]
 
 
+# Figures that `Group.figures` gives, see there.
+FIGURES = (
+    *("runs", "images_per_s_mean", "images_per_s_sd", "images_per_s", "images_per_s_low", "images_per_s_high"),
+    *("interval", "step_s", "bound", "busy", "data_wait_fraction"),
+)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Group:
     """Runs that may be pooled. `facts`: by column of `CONFIGURATION`, `PLACE` and `SOFTWARE`, None if unknown.
@@ -183,7 +190,7 @@ class Group:
     def rate(self) -> "Estimate":
         """Estimate of images per second over runs; over blocks if one sweep has enough blocks for its stopping rule."""
         # Imported here, because importing SciPy takes longer than loading runs.
-        from analysis.statistics.intervals import over_blocks, over_runs  # noqa: PLC0415
+        from analysis.statistics.samples import over_blocks, over_runs  # noqa: PLC0415
 
         blocks = self._by_block()
         return over_blocks(blocks) if len(blocks) >= FIRST_LOOK else over_runs(self.known("images_per_s"))

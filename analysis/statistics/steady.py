@@ -1,14 +1,23 @@
-"""Detects the end of the warm-up, and whether the rest is steady. Used by `analyze variance` and `analyze audit`."""
+"""Outliers, few slow steps (stalls), the end of the warm-up, and whether the rest of the steps is steady."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from analysis.statistics.autocorrelation import LEAST_STEPS as LEAST_ORDERED
 from analysis.statistics.changes import Scan, Shape, scan
-from analysis.statistics.samples import Floats, Mask, median_of, ordered, robust_stdev
-from analysis.statistics.stalls import OUTLIER_STDEVS, Stalls, stalls
-from analysis.statistics.trend import Drift, drift, slows_down
+from analysis.statistics.samples import (
+    LEAST_FOR_SPREAD,
+    Floats,
+    Mask,
+    finite,
+    median_of,
+    ordered,
+    robust_stdev,
+    thinned,
+)
 from workload.contract.text import signed_percent
 
 # Least steps to judge a run: the default number of measured steps of a CPU run.
@@ -28,6 +37,120 @@ VISIBLE_SHARE = 0.2
 POWER_SCORE = 1.2816
 # A run whose visible change is larger than this is called steady only with a note.
 WANTED_VISIBLE = 0.05
+# 1000 points have 500,000 pairwise slopes, which take 0.05 s. Longer series are first reduced to medians of neighbours.
+MOST_POINTS = 1000
+# Limits of a straight line's t, which series without a slope exceed in at most 1 of 100 cases, by number of steps
+# (rows) and by lag-1 correlation of the residuals, in classes from below -0.1 to 0.6 and more, as printed by
+# benchmarks/false_alarms.py --limits. Few steps of slow noise look like a slope. From 100 steps on, the scan for
+# changes finds a slope.
+LEAK_LAG1 = (-0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+LEAK_LIMITS: Mapping[int, tuple[float, ...]] = {
+    20: (2.9, 6.1, 9.2, 10.8, 12.2, 13.2, 15.1, 15.1, 15.1),
+    30: (2.5, 3.0, 4.0, 6.6, 13.0, 14.0, 15.4, 15.4, 15.4),
+    50: (2.4, 2.4, 3.0, 4.1, 5.9, 13.8, 15.3, 15.6, 17.1),
+}
+LEAST_WITHOUT_LEAK = 100
+# Residuals below this share are rounding errors: the line fits exactly.
+SAME = 1e-12
+# 1 in 1.7 million values of a normal sample lies beyond 5 standard deviations. Step times have heavier tails: with 3,
+# a per cent of a good run's steps would be outliers.
+OUTLIER_STDEVS = 5.0
+# A stall is an outlier above 1.5 x the median, which is more than the noise of a clock.
+STALL_RATIO = 1.5
+# Two or more outliers need a smaller ratio than a single outlier. If 3 % of the steps are outliers by nature, fewer
+# than 1 in 200 runs of 20 steps have two steps above this ratio that together cost 1 % of the throughput.
+REPEATED, REPEATED_RATIO = 2, 1.2
+# If more than 1 of 10 steps are slow, they are the run's normal behaviour.
+MOST_STALLED = 0.1
+# Two groups are two speeds if their means are at least this many within-group standard deviations apart, with a gap of
+# at least this share of the distance. A sample of one normal group reaches 3 to 4 deviations (20 steps: 5), one of an
+# exponential group 6.5.
+SPEEDS_APART = 7.0
+SPEEDS_GAP = 0.3
+# Times whose relative difference is below this are equal, because sums of squares are not more accurate.
+SAME_TIME = 1e-6
+# Least steps of either group: a smaller group may be chance or stalls.
+LEAST_AT_A_SPEED = 3
+
+
+def outliers(values: npt.ArrayLike) -> Mask:
+    """Mask of the values beyond the median +- 5 robust standard deviations (Hampel's identifier).
+
+    False for values that are not finite. All False if fewer than two values are finite.
+    """
+    array = np.atleast_1d(np.asarray(values, dtype=np.float64))
+    kept, _ = finite(array)
+    if kept.size < LEAST_FOR_SPREAD:
+        return np.zeros(array.shape, dtype=np.bool_)
+    median, reach = float(median_of(kept)), OUTLIER_STDEVS * robust_stdev(kept)
+    return (array > median + reach) | (array < median - reach)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stalls:
+    """Stalled steps of a series. `ratio`: their median over that of the rest; `lost`: share of throughput they cost.
+
+    `mask`: True for stalled steps, shape of the series.
+    """
+
+    n: int
+    count: int
+    ratio: float | None
+    lost: float
+    mask: Mask
+
+
+def stalls(series: Floats, *, repeated: bool = False) -> Stalls:
+    """Outliers (see `outliers`) above 1.5 x the median, if at most 1 of 10 steps is such an outlier.
+
+    `repeated`: find two or more outliers above 1.2 x the median instead.
+    """
+    n = series.size
+    median = float(median_of(series)) if n else 0.0
+    none = Stalls(n=n, count=0, ratio=None, lost=0.0, mask=np.zeros(n, dtype=np.bool_))
+    if median <= 0:
+        return none
+    least, ratio = (REPEATED, REPEATED_RATIO) if repeated else (1, STALL_RATIO)
+    mask = outliers(series) & (series > ratio * median)
+    if not least <= mask.sum() <= MOST_STALLED * n:
+        return none
+    lost = float((series[mask] - median).sum() / series.sum())
+    times = float(median_of(series[mask]) / median_of(series[~mask]))
+    return Stalls(n=n, count=int(mask.sum()), ratio=times, lost=lost, mask=mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speeds:
+    """Two speeds of a run: `slow` of `n` steps take `ratio` times as long as the others, by means."""
+
+    n: int
+    slow: int
+    ratio: float
+
+
+def two_speeds(series: Floats) -> Speeds | None:
+    """Split steps into a fast and a slow group, each of at least a tenth of the steps; None if there is one speed.
+
+    The split minimises the variance within groups: Otsu, A threshold selection method from gray-level histograms, IEEE
+    Transactions on Systems 9 (1979). Measure of separation: Ashman, Bird & Zepf, Astronomical Journal 108 (1994).
+    """
+    n = series.size
+    least = max(LEAST_AT_A_SPEED, int(np.ceil(MOST_STALLED * n)))
+    if n < 2 * least or series.min() <= 0:
+        return None
+    ordered, fast = np.sort(series), np.arange(least, n - least + 1)
+    sums = np.cumsum(ordered)
+    low, high = sums[fast - 1] / fast, (sums[-1] - sums[fast - 1]) / (n - fast)
+    squares = np.maximum(ordered @ ordered - fast * low**2 - (n - fast) * high**2, 0.0)
+    best = int(np.argmin(squares))
+    count, apart = int(fast[best]), float(high[best] - low[best])
+    steps = np.diff(ordered)
+    # Rounded times differ at least by the resolution of their clock.
+    grain = float(steps[steps > SAME_TIME * ordered[-1]].min(initial=np.inf))
+    within = max(float(np.sqrt(squares[best] / (n - 2))), grain)
+    if apart < SPEEDS_APART * within or steps[count - 1] < SPEEDS_GAP * apart:
+        return None
+    return Speeds(n=n, slow=n - count, ratio=float(high[best] / low[best]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +180,15 @@ class Change:
 class SteadyState:
     """Whether a run is steady after its first `warmup_steps`, which are slower. `steady`: None if it cannot be judged.
 
-    `drift`: trend of the steps after the warm-up. `change` or `drifts` (never both): why the run is not steady.
-    `visible`: smallest change of a fifth of the steps that would be found 9 times out of 10, as a share of the median.
-    `stalls` are separate: a run with stalls may be steady between them.
+    `drift`: change of the steps after the warm-up by their trend, as a fraction. `change` or `drifts` (never both): why
+    the run is not steady. `visible`: smallest change of a fifth of the steps that would be found 9 times out of 10, as
+    a share of the median. `stalls` are separate: a run with stalls may be steady between them.
     """
 
     n: int
     steady: bool | None
     warmup_steps: int | None
-    drift: Drift | None
+    drift: float | None
     change: Change | None = None
     drifts: bool = False
     stalls: Stalls | None = None
@@ -89,9 +212,9 @@ class SteadyState:
         if self.change:
             inside = (steps >= self.change.start) & (steps < self.change.stop)
             return inside if self.change.ratio > 1 else ~inside
-        if self.drifts and self.drift is not None and self.drift.slope:
+        if self.drifts and self.drift:
             later = steps >= self.n / 2
-            return later if self.drift.slope > 0 else ~later
+            return later if self.drift > 0 else ~later
         return steps < self.warmup_steps if self.warmup_steps else None
 
 
@@ -117,7 +240,7 @@ def steady_state(values: npt.ArrayLike, *, tolerance: float = TOLERANCE) -> Stea
     change = _change(series, warmup, result, tolerance=tolerance)
     is_line = result is not None and result.certain and result.shape is Shape.LINE
     is_leak = change is None and slows_down(_without_exceptions(rest))
-    drifts = (is_line or is_leak) and abs(trend.change or 0.0) > tolerance
+    drifts = (is_line or is_leak) and abs(trend or 0.0) > tolerance
     steady = change is None and not drifts
     level = float(median_of(rest))
     visible = result.visible(VISIBLE_SHARE, power_score=POWER_SCORE) if result else None
@@ -129,7 +252,7 @@ def steady_state(values: npt.ArrayLike, *, tolerance: float = TOLERANCE) -> Stea
         change=change,
         drifts=drifts,
         # Steps that a change or a drift makes slow are no stalls.
-        stalls=(steady and _repeated(rest)) or stalls(rest),
+        stalls=repeated if steady and (repeated := stalls(rest, repeated=True)).count else stalls(rest),
         visible=visible / level if visible is not None and level > 0 else None,
         reason=_reason(series, warmup, trend, change=change, drifts=drifts),
     )
@@ -177,11 +300,6 @@ def _without_exceptions(series: Floats) -> Floats:
     return series
 
 
-def _repeated(series: Floats) -> Stalls | None:
-    repeated = stalls(series, repeated=True)
-    return repeated if repeated.count else None
-
-
 def _ratio(some: Floats, others: Floats) -> float:
     median = float(median_of(others))
     return float(median_of(some)) / median if median > 0 else 1.0
@@ -195,13 +313,55 @@ def _change(series: Floats, warmup: int, result: Scan | None, *, tolerance: floa
     return Change(n=series.size, start=start, stop=stop, ratio=ratio) if abs(ratio - 1) > tolerance else None
 
 
-def _reason(series: Floats, warmup: int, trend: Drift, *, change: Change | None, drifts: bool) -> str:
+def _reason(series: Floats, warmup: int, trend: float | None, *, change: Change | None, drifts: bool) -> str:
     n = series.size
     if change:
         return f"{change}: no steady state"
     if drifts:
-        return f"drifts by {signed_percent(trend.change or 0.0)} over {trend.n} steps: no steady state"
+        return f"drifts by {signed_percent(trend or 0.0)} over {n - warmup} steps: no steady state"
     if not warmup:
         return f"steady from the first of {n} steps"
     ratio = float(median_of(series[:warmup]) / median_of(series[warmup:]))
     return f"steady after {warmup} of {n} steps, whose median is {ratio:.2f} x that of the rest"
+
+
+# --- trend
+
+
+def drift(values: npt.ArrayLike) -> float | None:
+    """Change of a series from its first to its last step, as a fraction of its median; None if it has no order.
+
+    The change is that of a line with the median of the slopes between all pairs of steps (Theil 1950, Sen 1968), which
+    tolerates up to 29 % outliers.
+    """
+    series, reason = ordered(values, least=LEAST_ORDERED)
+    median = float(median_of(series))
+    if reason or median <= 0:
+        return None
+    points, width = thinned(series, MOST_POINTS)
+    earlier, later = np.triu_indices(points.size, 1)
+    slope = float(median_of((points[later] - points[earlier]) / (later - earlier)))
+    return slope / width * (series.size - 1) / median
+
+
+def slows_down(series: Floats) -> bool:
+    """Whether a series of fewer than 100 steps gets steadily slower, by more than chance and slow noise explain."""
+    n = series.size
+    if n >= LEAST_WITHOUT_LEAK or np.ptp(series) == 0:
+        return False
+    t, lag1 = line(series)
+    column = int(np.searchsorted(LEAK_LAG1, lag1, side="right"))
+    limits = [row[column] for row in LEAK_LIMITS.values()]
+    return t > float(np.interp(np.log(n), np.log(list(LEAK_LIMITS)), limits))
+
+
+def line(series: Floats) -> tuple[float, float]:
+    """Least-squares slope over its standard error for independent steps, and lag-1 correlation of the residuals."""
+    n = series.size
+    time, centred = np.arange(n) - (n - 1) / 2, series - series.mean()
+    slope = float(centred @ time / (time @ time))
+    rest = centred - slope * time
+    squares = float(rest @ rest)
+    if squares <= SAME * float(centred @ centred):
+        return float(np.copysign(np.inf, slope)), 0.0
+    return slope * float(np.sqrt(time @ time * (n - 2) / squares)), float(rest[1:] @ rest[:-1]) / squares
