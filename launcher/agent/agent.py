@@ -57,7 +57,6 @@ ROOT = Path("/")
 MARGIN_S = 90.0
 # Give up a run that was broken off this often: the run itself may be the cause.
 MOST_BROKEN_OFF = 2
-BROKEN_OFF = 2
 # Option that sets the time limit, by backend.
 USUAL_LIMIT_FLAG, LIMIT_FLAGS = "--max-run-time", {"slurm": "--time"}
 BROKEN_OFF = "the job was broken off: its machine was restarted, or its processes were killed"
