@@ -138,7 +138,7 @@ class _Driver:
         if self._bugs:
             raise self._bugs[0]
         for rented in self._rented:
-            rented.work.usd, rented.work.uploads, rented.work.calls = rented.usd, rented.uploads, rented.calls
+            rented.report()
         return SweepOutcome(
             name=self._sweep.name,
             places=tuple(self._works),

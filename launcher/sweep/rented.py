@@ -30,7 +30,6 @@ from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, ExitCode, NoCapacityError, RooflaunchError, UsageError
 from workload.contract.record import KEY_LABEL, STATUS_LABEL, Status, why_other_labels
 from workload.contract.spec import Resolved
-from workload.contract.spent import Spent
 from workload.contract.text import counted
 from workload.storage.inventory import SealedRun, sealed_runs
 from workload.storage.store import Store
@@ -224,11 +223,11 @@ class RentedPlace:
         known = [launch.usd for launch in self._launches if launch.usd is not None]
         return sum(known) if known else None
 
-    @property
-    def uploads(self) -> list[Spent]:
-        """Time and cost of the upload of each launch that has ended."""
+    def report(self) -> None:
+        """Note in the place's work what the machines have cost, their uploads, and the number of requests by kind."""
         ended = ((launch.request, launch.result) for launch in self._launches if launch.result)
-        return [launches.upload_of(request, result.zone, result.phases) for request, result in ended]
+        self.work.uploads = [launches.upload_of(request, result.zone, result.phases) for request, result in ended]
+        self.work.usd, self.work.calls = self.usd, dict(self._session.machines.calls) if self._session else {}
 
     @property
     def _connected(self) -> Session:
@@ -240,11 +239,6 @@ class RentedPlace:
     def is_busy(self) -> bool:
         """Whether the place has a machine, or has requested one."""
         return bool(self._under_way())
-
-    @property
-    def calls(self) -> dict[str, int]:
-        """Number of requests to the place, by kind."""
-        return dict(self._connected.machines.calls) if self._session else {}
 
     def run(self) -> None:
         """Work until each run has a result or a reason for its failure, or until the user leaves.
