@@ -8,14 +8,6 @@ from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 # Packages that the commands need; a missing one is reported like any other missing tool.
 PACKAGES = {"typer", "pandas", "numpy", "pyarrow", "scipy", "google", "altair", "jinja2", "vl_convert"}
 
-# Parts of messages that mean a lack of memory: from the dynamic loader, the system and thread libraries.
-NO_MEMORY = (
-    "failed to map segment from shared object",
-    "annot allocate memory",
-    "worker thread: Resource temporarily unavailable",
-    "can't start new thread",
-)
-
 
 def main() -> int:
     """Run `analyze` with the arguments of this process; returns its exit code."""
@@ -35,24 +27,6 @@ def _reported() -> int:
         missing = ToolError(f"analyze needs the package {package}", hint="pip install 'rooflaunch[analysis]'")
         print(missing.report(), file=sys.stderr)
         return missing.exit_code
-    except Exception as error:
-        if not _lacks_memory(error):
-            raise
-        short = ToolError(
-            f"this process cannot get the memory that it needs: {str(error) or type(error).__name__}",
-            hint="ulimit -v unlimited, or a machine or a job with more memory",
-        )
-        print(short.report(), file=sys.stderr)
-        return short.exit_code
-
-
-def _lacks_memory(error: BaseException | None) -> bool:
-    """Whether an error, or an error that led to it, means a lack of memory: by type `MemoryError` or by message."""
-    while error is not None:
-        if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _run() -> int:

@@ -60,7 +60,6 @@ class Results(Tables):
         allow_mixed: Collection[str] = (),
         *,
         baseline: str | None = None,
-        all_pairs: bool = False,
         wide: bool = False,
     ) -> pd.DataFrame:
         """A row per pair of values of `by`; None: the first fact in which otherwise equal runs differ.
@@ -69,7 +68,7 @@ class Results(Tables):
         """
         from analysis.compare.ratios import compare  # noqa: PLC0415
 
-        compared = compare(self, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed)
+        compared = compare(self, by, baseline=baseline, allow_mixed=allow_mixed)
         return _shown(compared, wide=wide)
 
     def roofline(self, *, wide: bool = False) -> pd.DataFrame:

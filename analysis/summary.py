@@ -6,8 +6,7 @@ region are listed. Users' own machines have no price.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -144,41 +143,12 @@ IMAGENET_IMAGES = 1_281_167
 # Prices within a group that differ by at most this (USD/h) are the same price, rounded differently.
 SAME_PRICE = 1e-6
 
-COST_COLUMNS = (
-    "place",
-    "device_name",
-    "machine_type",
-    "spot",
-    "model",
-    "batch_size",
-    "precision",
-    "image_size",
-    "dataset",
-    "runs",
-    "images_per_s",
-    "usd_per_h",
-    "price",
-    "usd_per_million_images",
-    "usd_per_million_images_low",
-    "usd_per_million_images_high",
-    "usd_per_epoch",
-    "cheapest",
-    "note",
-)
 COST_FACTS = ("place", "device_name", "machine_type", "model", "batch_size", "precision", "image_size", "dataset")
-
-
-@dataclass(frozen=True, kw_only=True)
-class HourlyPrice:
-    """USD per hour, and the source: the run itself, or a list with its date."""
-
-    usd_per_h: float
-    source: str
-
-
-def usd_per_images(*, usd_per_h: float, images_per_s: float, images: float) -> float:
-    """Cost in USD of training on this number of images at this rate."""
-    return usd_per_h / SECONDS_PER_H / images_per_s * images
+COST_COLUMNS = (
+    *COST_FACTS,
+    *("spot", "runs", "images_per_s", "usd_per_h", "price", "usd_per_million_images", "usd_per_million_images_low"),
+    *("usd_per_million_images_high", "usd_per_epoch", "cheapest", "note"),
+)
 
 
 def costs(results: Tables) -> pd.DataFrame:
@@ -189,7 +159,11 @@ def costs(results: Tables) -> pd.DataFrame:
     lowest price per image of each model, image size and data set. `price`: source of the price, `run` or `list of` a
     date.
     """
-    rows = [row for pool in group(measured(results.runs)) for row in _cost_rows(pool)]
+    rows = []
+    for pool in group(measured(results.runs)):
+        # On-demand and spot runs are separate, because they are equally fast and differ in cost.
+        spots = [value if isinstance(value, bool) else None for value in pool.values("spot")]
+        rows += [_cost_row(pool.only([value is spot for value in spots]), spot) for spot in dict.fromkeys(spots)]
     best: dict[tuple[Any, ...], float] = defaultdict(lambda: float("inf"))
     for row in rows:
         if row["usd_per_million_images"] is not None:
@@ -210,8 +184,8 @@ def costs(results: Tables) -> pd.DataFrame:
 
 def list_price(
     *, machine_type: str | None, device_name: str | None, region: str | None, spot: bool | None, devices: float = 1
-) -> HourlyPrice | None:
-    """The price in prices.toml; None if it is not listed, or if `spot` is unknown.
+) -> tuple[float, str] | None:
+    """USD per hour in prices.toml, and the source in words; None if it is not listed, or if `spot` is unknown.
 
     `devices`: GPUs that the run used. An N1 machine, to which GPUs are attached, is assumed to have no others.
     """
@@ -222,54 +196,44 @@ def list_price(
         figure = row.figure(spot=spot)
         same = (row.machine_type, row.gpu, row.region) == (machine_type, gpu.gpu, region)
         if same and figure is not None and (row.gpus == devices or not row.machine_type.startswith("n1-")):
-            return HourlyPrice(usd_per_h=figure, source=f"list of {row.read}")
+            return figure, f"list of {row.read}"
     return None
 
 
-def _cost_rows(pool: Group) -> Iterator[dict[str, Any]]:
-    """Rows of a group; on-demand and spot runs are separate, because they are equally fast and differ in cost."""
-    spots = [value if isinstance(value, bool) else None for value in pool.values("spot")]
-    for spot in dict.fromkeys(spots):
-        yield _cost_row(pool.only([value is spot for value in spots]), spot)
-
-
 def _cost_row(pool: Group, spot: bool | None) -> dict[str, Any]:
-    rate, devices = pool.rate, pool["devices"] or 1
-    price, remark = _price(pool, spot)
-    usd = low = high = epoch = None
-    if price and rate.value:
+    rate = pool.rate
+    usd_per_h, source, remark = _price(pool, spot)
+    usd = low = high = None
+    if usd_per_h and rate.value:
         # The price is that of all devices, and the rate that of one.
-        usd = usd_per_images(usd_per_h=price.usd_per_h, images_per_s=devices * rate.value, images=MILLION)
-        epoch = usd * IMAGENET_IMAGES / MILLION
+        per_rate = usd_per_h / SECONDS_PER_H / (pool["devices"] or 1) * MILLION
+        usd = per_rate / rate.value
         if rate.interval and rate.interval.low > 0:
             # Ends are swapped: the highest rate gives the lowest cost.
-            high, low = (
-                usd_per_images(usd_per_h=price.usd_per_h, images_per_s=devices * end, images=MILLION)
-                for end in (rate.interval.low, rate.interval.high)
-            )
+            low, high = per_rate / rate.interval.high, per_rate / rate.interval.low
     return {name: pool[name] for name in COST_FACTS} | {
         "spot": spot,
         "runs": rate.n,
         "images_per_s": rate.value,
-        "usd_per_h": price.usd_per_h if price else None,
-        "price": price.source if price else None,
+        "usd_per_h": usd_per_h,
+        "price": source,
         "usd_per_million_images": usd,
         "usd_per_million_images_low": low,
         "usd_per_million_images_high": high,
-        "usd_per_epoch": epoch,
+        "usd_per_epoch": None if usd is None else usd * IMAGENET_IMAGES / MILLION,
         "note": joined([remark, *pool.apart]),
     }
 
 
-def _price(pool: Group, spot: bool | None) -> tuple[HourlyPrice | None, str | None]:
-    """The price of a group of runs (None if unknown), and a remark on the price (None if not needed)."""
+def _price(pool: Group, spot: bool | None) -> tuple[float | None, str | None, str | None]:
+    """USD per hour of a group of runs, its source, and a remark; each is None if unknown or not needed."""
     recorded = pool.known("usd_per_h")
     if recorded:
         spread = max(recorded) - min(recorded)
         remark = (
             f"prices from {min(recorded):g} to {max(recorded):g} USD/h: their median" if spread > SAME_PRICE else None
         )
-        return HourlyPrice(usd_per_h=median(recorded), source="run"), remark
+        return median(recorded), "run", remark
     regions = set(pool.texts("region"))
     listed = list_price(
         machine_type=pool["machine_type"],
@@ -278,7 +242,9 @@ def _price(pool: Group, spot: bool | None) -> tuple[HourlyPrice | None, str | No
         spot=spot,
         devices=pool["devices"] or 1,
     )
-    return listed, None if listed else "no price: the run has none, and no list has one for its machine and region"
+    if listed is None:
+        return None, None, "no price: the run has none, and no list has one for its machine and region"
+    return *listed, None
 
 
 def _task(row: Mapping[str, Any]) -> tuple[Any, ...]:

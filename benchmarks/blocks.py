@@ -60,11 +60,11 @@ def holds(interval: Interval | None, truth: float) -> list[bool]:
 
 
 def differences(results: Results, scale: float) -> Iterator[str]:
-    yield "difference of two configurations: paired within blocks; narrower = unpaired width / paired width"
+    yield "difference of two configurations: paired within blocks, and unpaired"
     for shape, count, host in ((shape, count, host) for shape in SHAPES for count in BLOCKS for host in HOSTS):
 
         def measure(rng: np.random.Generator, shape: str = shape, count: int = count, host: float = host) -> Figures:
-            paired, unpaired, narrower = list[bool](), list[bool](), list[float]()
+            paired, unpaired = list[bool](), list[bool]()
             for _ in range(int(4000 * scale)):
                 hosts = host * rng.normal(size=count)
                 first, second = np.exp(hosts + RUN * SHAPES[shape](rng, (2, count)))
@@ -72,14 +72,12 @@ def differences(results: Results, scale: float) -> Iterator[str]:
                 comparison = compare_within_blocks(blocks[0], blocks[1])
                 paired += holds(comparison.interval, RATIO)
                 unpaired += holds(compare(list(first), list(RATIO * second)).interval, RATIO)
-                if comparison.within_blocks and comparison.within_blocks.narrower:
-                    narrower.append(comparison.within_blocks.narrower)
-            return {"paired": tally(paired), "unpaired": tally(unpaired), "narrower": float(np.median(narrower))}
+            return {"paired": tally(paired), "unpaired": tally(unpaired)}
 
         figures = results.once(f"difference/{shape}/{count}/{host}/{scale}", measure)
         yield (
             f"{shape:<7} {count:3} blocks, hosts {host:4.0%}: paired {share(figures['paired'])}   "
-            f"unpaired {share(figures['unpaired'])}   narrower {figures['narrower']:.2f} x"
+            f"unpaired {share(figures['unpaired'])}"
         )
 
 
@@ -262,25 +260,14 @@ def designed(rng: np.random.Generator, case: str, *, many: int, count: int, seed
 
 
 def machines(results: Results, scale: float) -> Iterator[str]:
-    yield "standard deviations between runs, hosts and zones; 4 configurations, 10 % of the runs missing"
-    for zones, count, host, zone in (
-        (1, 2, 0.05, 0.0), (1, 3, 0.0, 0.0), (1, 3, 0.05, 0.0), (1, 5, 0.01, 0.0), (1, 10, 0.01, 0.0),
-        (3, 3, 0.02, 0.02), (4, 2, 0.01, 0.05), (5, 3, 0.0, 0.02), (3, 3, 0.02, 0.0),
-    ):  # fmt: skip
+    yield "standard deviations between runs and hosts; 4 configurations, 10 % of the runs missing"
+    for count, host in ((2, 0.05), (3, 0.0), (3, 0.05), (5, 0.01), (10, 0.01)):
 
-        def measure(
-            rng: np.random.Generator, zones: int = zones, count: int = count, host: float = host, zone: float = zone
-        ) -> Figures:
-            held: dict[str, list[bool]] = {"runs": [], "hosts": [], "zones": []}
+        def measure(rng: np.random.Generator, count: int = count, host: float = host) -> Figures:
+            held: dict[str, list[bool]] = {"runs": [], "hosts": []}
             for _ in range(int(1000 * scale)):
                 runs = [
-                    PlacedRun(
-                        figure=exp(of_zone + of_host + RUN * rng.normal()),
-                        configuration=name,
-                        host=name_of_host,
-                        zone=name_of_zone,
-                    )
-                    for name_of_zone, of_zone in enumerate(zone * rng.normal(size=zones))
+                    PlacedRun(figure=exp(of_host + RUN * rng.normal()), configuration=name, host=name_of_host)
                     for name_of_host, of_host in enumerate(host * rng.normal(size=count))
                     for name in range(4)
                     if rng.random() > 0.1
@@ -288,12 +275,11 @@ def machines(results: Results, scale: float) -> Iterator[str]:
                 split = machine_split(runs)
                 held["runs"] += holds(split.between_runs.interval, RUN)
                 held["hosts"] += holds(split.between_hosts.interval, host)
-                held["zones"] += holds(split.between_zones.interval, zone)
             return {name: tally(hits) for name, hits in held.items() if hits}
 
-        held = results.once(f"machines/{zones}/{count}/{host}/{zone}/{scale}", measure)
+        held = results.once(f"machines/{count}/{host}/{scale}", measure)
         columns = "   ".join(f"{name} {share(hits)}" for name, hits in held.items())
-        yield f"{zones} x {count} hosts, hosts {host:4.0%}, zones {zone:4.0%}: {columns}"
+        yield f"{count} hosts, hosts {host:4.0%}: {columns}"
 
 
 # What blocks have in common with the one before them, and the change over 20 blocks.

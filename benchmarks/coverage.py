@@ -1,7 +1,7 @@
 """Do the intervals of `analysis.statistics` cover what they say? Simulated data whose truth is known.
 
     python benchmarks/coverage.py              about 15 minutes on one core
-    python benchmarks/coverage.py --scale 0.1 --parts slopes
+    python benchmarks/coverage.py --scale 0.1 --parts split
 
 Wanted: 95 % intervals cover 93-97 %. Times are exp(run effect + steps within the run); rho is the lag-1 autocorrelation
 of the steps, `noisy` means that the spread within runs hides the one between them. Beside coverage: the share of series
@@ -15,7 +15,7 @@ import numpy as np
 from scipy.signal import lfilter
 from scipy.stats import ttest_ind
 
-from analysis.statistics import autocorrelation, comparison, components, intervals, periods, steady, trend
+from analysis.statistics import autocorrelation, comparison, components, intervals, periods, steady
 from analysis.statistics.samples import Floats, Interval
 
 STEPS = 100
@@ -99,13 +99,6 @@ def modes(rng: np.random.Generator, scale: float) -> Iterator[str]:
         yield row(name, ((comparison.compare(list(a), list(b)).interval, 1.0) for a, b in pairs))
 
 
-def slopes(rng: np.random.Generator, scale: float) -> Iterator[str]:
-    for steps, rho in ((20, 0.0), (20, 0.9), (100, 0.0), (100, 0.5), (100, 0.9), (200, 0.9), (400, 0.9)):
-        line = 1 + 1e-4 * np.arange(steps)
-        series = line + 0.01 * waves(rng, series=int(1000 * scale), steps=steps, rho=rho)
-        yield row(f"drift, {steps} steps, rho {rho}", ((trend.drift(x).interval, 1e-4) for x in series))
-
-
 def split(rng: np.random.Generator, scale: float) -> Iterator[str]:
     for runs, rho, noisy in ((3, 0.0, False), (5, 0.0, False), (10, 0.0, True), (5, 0.9, False), (10, 0.9, False)):
         within_stdev = NOISY_WITHIN if noisy else WITHIN
@@ -116,11 +109,9 @@ def split(rng: np.random.Generator, scale: float) -> Iterator[str]:
                 BETWEEN * rng.normal(size=(runs, 1)) + within_stdev * waves(rng, series=runs, steps=STEPS, rho=rho)
             )
             found.append(components.variance_split([x[:n] for x, n in zip(times, lengths, strict=True)]))
-        icc = BETWEEN**2 / (BETWEEN**2 + within_stdev**2)
         name = f"{runs} runs of 50-100 steps, rho {rho}{', noisy' if noisy else ''}"
         yield row(f"stdev within, {name}", ((one.within.interval, within_stdev) for one in found))
         yield row(f"stdev between, {name}", ((one.between.interval, BETWEEN) for one in found))
-        yield row(f"ICC, {name}", ((one.icc.interval, icc) for one in found))
 
 
 def shares(rng: np.random.Generator, scale: float) -> Iterator[str]:
@@ -158,7 +149,7 @@ def alarms(rng: np.random.Generator, scale: float) -> Iterator[str]:
         )
 
 
-PARTS = {part.__name__: part for part in (slopes, split, shares, alarms, over_runs, ratios, modes)}
+PARTS = {part.__name__: part for part in (split, shares, alarms, over_runs, ratios, modes)}
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from analysis.audit import RULES, Rule, Severity
 from analysis.audit.rule import Breach, CaseCheck
 from analysis.loading.cases import Case
 from analysis.loading.run_row import RUN_COLUMNS
-from analysis.statistics import changes, trend
+from analysis.statistics import changes, steady
 from analysis.statistics.samples import Floats
 from analysis.variance import causes
 from workload.contract.bundle import TELEMETRY_COLUMNS
@@ -280,16 +280,16 @@ def leak_limits(runs: int, seed: int) -> Iterator[str]:
 
     The parts are as large as the class is where independent steps get slower, so that most of those are found.
     """
-    rng, classes = np.random.default_rng(seed), len(trend.LEAK_LAG1) + 1
+    rng, classes = np.random.default_rng(seed), len(steady.LEAK_LAG1) + 1
     noises = [
         *(Noise(name="", lag1=lag1) for lag1 in (0.0, 0.3, 0.5, 0.65, 0.8, 0.9)),
         *(Noise(name="", lag1=lag1, innovations=kind) for lag1 in (0.0, 0.5) for kind in ("skewed", "heavy")),
     ]
-    for steps in trend.LEAK_LIMITS:
+    for steps in steady.LEAK_LIMITS:
         lines = [
-            np.array([trend.line(series) for series in noise.series(rng, runs=runs, steps=steps)]) for noise in noises
+            np.array([steady.line(series) for series in noise.series(rng, runs=runs, steps=steps)]) for noise in noises
         ]
-        of = [np.searchsorted(trend.LEAK_LAG1, lag1, side="right") for _, lag1 in (one.T for one in lines)]
+        of = [np.searchsorted(steady.LEAK_LAG1, lag1, side="right") for _, lag1 in (one.T for one in lines)]
         share = np.bincount(of[0], minlength=classes) / runs + 0.02
         parts = 0.012 * share / share.sum()
         row = [

@@ -6,14 +6,16 @@ compares. Names of columns contain the unit, for example `step_s`; `efficiency` 
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from analysis.audit.flop import OVER_PEAK
-from analysis.audit.rule import Finding, Severity, by_severity
+from analysis.audit.rule import Finding, Hit, Rule, Severity, by_severity
 from analysis.loading import model_work
+from analysis.loading.units import IMAGES
 from workload.contract import peaks
 from workload.contract.errors import UsageError
 from workload.contract.peaks import Peak
@@ -97,65 +99,43 @@ def read(path: Path) -> list[Claim]:
 def _claim(path: Path, line: int, row: Mapping[str | None, str | None]) -> Claim:
     cells: dict[str, Any] = {}
     for name, cell in row.items():
+        value = cell.strip() if isinstance(cell, str) else cell
         if name is None:
             raise UsageError(f"'{path}' line {line} has too many cells", hint="quote cells that hold a comma")
-        value = (cell or "").strip()
-        if value and name in TEXTS:
-            cells[name] = value
+        if value and name not in TEXTS:
+            with suppress(ValueError):
+                cells[name] = float(value)
+            if not math.isfinite(cells.get(name, math.nan)) or cells[name] <= 0:
+                text = f"'{path}' line {line}: {name} must be a positive number; got '{value[:80]}'"
+                raise UsageError(text, hint="correct the cell")
         elif value:
-            cells[name] = _number(path, line, name, value)
+            cells[name] = value
     if lacking := [name for name in REQUIRED if name not in cells]:
         raise UsageError(f"'{path}' line {line} has no {lacking[0]}", hint="fill the cell")
     return Claim(**cells)
-
-
-def _number(path: Path, line: int, name: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number) or number <= 0:
-        raise UsageError(
-            f"'{path}' line {line}: {name} must be a positive number; got '{value[:80]}'", hint="correct the cell"
-        )
-    return number
 
 
 # --- rules
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimRule:
-    """A rule on published figures, with the fields of `Rule`.
+class Published:
+    """What rules on published figures check, in place of `AuditEvidence`."""
 
-    `check`: function that returns the figure that breaks the rule, as text, or None.
-    """
-
-    name: str
-    severity: Severity
-    threshold: str
-    why: str
-    cure: str
-    check: Callable[[Claim], str | None]
+    claims: Sequence[Claim]
+    unit: str = IMAGES
 
 
-def audit_claims(claims: Iterable[Claim]) -> list[Finding]:
+def audit_claims(claims: Sequence[Claim]) -> list[Finding]:
     """Findings on published figures, errors first."""
-    findings = [
-        Finding(
-            rule=rule.name,
-            severity=rule.severity,
-            subject=(claim.name,),
-            figure=figure,
-            threshold=rule.threshold,
-            why=rule.why,
-            cure=rule.cure,
-        )
-        for rule in CLAIM_RULES
-        for claim in claims
-        if (figure := rule.check(claim)) is not None
-    ]
-    return by_severity(findings)
+    return by_severity(finding for rule in CLAIM_RULES for finding in rule.findings(Published(claims=claims)))
+
+
+def each_claim(check: Callable[[Claim], str | None]) -> Callable[[Published], Iterator[Hit]]:
+    """Make a rule's check from a function that returns the figure of a claim that breaks the rule, or None."""
+    return lambda published: (
+        Hit(subject=(claim.name,), figure=figure) for claim in published.claims if (figure := check(claim)) is not None
+    )
 
 
 def mac_as_flop(claim: Claim) -> str | None:
@@ -266,64 +246,64 @@ def wrong_intensity(claim: Claim) -> str | None:
     return f"{claim.intensity_flop_per_byte:.4g} FLOP/byte are published, but FLOP/s divided by bytes/s are {right:.4g}"
 
 
-CLAIM_RULES: Sequence[ClaimRule] = (
-    ClaimRule(
+CLAIM_RULES = (
+    Rule(
         name="MACs counted as FLOP",
         severity=Severity.ERROR,
         threshold=f"the model's own count of training FLOP; {MAC_SHARE_FROM:g} to {MAC_SHARE_TO:g} x this count "
         "means that MACs were counted",
         why="vendors' peaks count a fused multiply-add as 2, so the efficiency is half of the true one",
         cure="count a multiply-accumulate as 2 FLOP, forward and backward",
-        check=mac_as_flop,
+        check=each_claim(mac_as_flop),
     ),
-    ClaimRule(
+    Rule(
         name="wrong peak",
         severity=Severity.ERROR,
         threshold=f"within {percent(PEAK_WITHIN)} of the vendor's figure for this device, at any of its power limits",
         why="a fraction of another device's peak says nothing about this device",
         cure="use the peak of this device: workload/contract/peaks.toml",
-        check=wrong_peak,
+        check=each_claim(wrong_peak),
     ),
-    ClaimRule(
+    Rule(
         name="above a roof",
         severity=Severity.ERROR,
         threshold=f"at most {percent(OVER_PEAK)} of the vendor's peak, because nothing runs faster than the device",
         why="the roof belongs to another device or another precision, or too many FLOP were counted",
         cure="check device and precision: fp32 on a device with TF32 is often TF32",
-        check=above_peak,
+        check=each_claim(above_peak),
     ),
-    ClaimRule(
+    Rule(
         name="tensor FLOP missing",
         severity=Severity.ERROR,
         threshold=f"at least {MODEL_RATIO_FROM:g} x the model's training FLOP: Winograd and FFT kernels save less",
         why="the counters of fadd, fmul and ffma leave out tensor cores: FLOP/s and intensity are many times too low",
         cure="count tensor operations too (launch local --profile ncu), or measure with TF32 off",
-        check=tensor_flop_missing,
+        check=each_claim(tensor_flop_missing),
     ),
-    ClaimRule(
+    Rule(
         name="counted FLOP against model",
         severity=Severity.WARNING,
         threshold=f"{MODEL_RATIO_FROM:g} to {MODEL_RATIO_TO:g} x the model's training FLOP",
         why="some work was not counted or was counted twice, or the label names another model or image size",
         cure="compare the counters with a product of known size; check model, image size and steps",
-        check=counted_against_model,
+        check=each_claim(counted_against_model),
     ),
-    ClaimRule(
+    Rule(
         name="wrong unit of time",
         severity=Severity.ERROR,
         threshold=f"the estimate is FLOP divided by the peak; a factor of {THOUSAND_FROM:g} to {THOUSAND_TO:g} means a "
         "wrong unit",
         why="milliseconds were published as seconds",
         cure="FLOP divided by FLOP/s gives seconds",
-        check=wrong_unit,
+        check=each_claim(wrong_unit),
     ),
-    ClaimRule(
+    Rule(
         name="wrong intensity",
         severity=Severity.ERROR,
         threshold=f"within {percent(INTENSITY_WITHIN)} of FLOP/s divided by bytes/s, because both rates have the same "
         "duration",
         why="the point is at a wrong place in the roofline; likely causes are a mean over kernels, or prefixes of 1024",
         cure="divide the sum of FLOP by the sum of bytes, and use decimal prefixes",
-        check=wrong_intensity,
+        check=each_claim(wrong_intensity),
     ),
 )

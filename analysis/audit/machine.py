@@ -3,8 +3,8 @@
 import functools
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from analysis.audit.rule import AuditEvidence, Hit, Rule, Severity, each_case
 from analysis.loading.cases import Case
@@ -21,7 +21,6 @@ from analysis.variance.causes import (
     spills,
     steal,
 )
-from workload.contract import peaks
 from workload.contract.text import cpu_share, percent
 from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_CPUS, LEAST_WAITED_SHARE
 
@@ -32,24 +31,10 @@ LEAST_CAPPED = 0.5
 CAP_CURE = "state the limit with the figure; nvidia-smi --power-limit changes it"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variable:
-    """An environment variable that slows or changes runs unless it has a harmless value."""
-
-    name: str
-    harmless: tuple[str, ...]
-    effect: str
-    source: str
-
-
 @functools.cache
-def variables() -> Mapping[str, Variable]:
-    """Rows of debug_variables.toml by name of the variable."""
-    rows = tomllib.loads(_VARIABLES.read_text(encoding="utf-8"))
-    return {
-        name: Variable(name=name, harmless=tuple(row["harmless"]), effect=row["effect"], source=row["source"])
-        for name, row in rows.items()
-    }
+def variables() -> Mapping[str, Mapping[str, Any]]:
+    """Rows of debug_variables.toml by name of the variable: its `harmless` values, its `effect`, and the `source`."""
+    return tomllib.loads(_VARIABLES.read_text(encoding="utf-8"))
 
 
 def throttled(case: Case) -> str | Hit | None:
@@ -69,7 +54,8 @@ def throttled(case: Case) -> str | Hit | None:
 
 def spilling(evidence: AuditEvidence) -> Iterator[Hit]:
     for run_id, spill in spills(evidence.cases).items():
-        yield Hit(subject=(run_id,), figure=f"{spill.words}: {spill.ratio:.2f} x", cure=spill.cure)
+        ratio = 1 - (spill.share_explained or 0.0)
+        yield Hit(subject=(run_id,), figure=f"{spill.evidence}: {ratio:.2f} x", cure=spill.cure)
 
 
 def cpu_taken(case: Case) -> str | None:
@@ -93,24 +79,11 @@ def debug_variables(case: Case) -> str | None:
     software = case.record.environment.software
     value_of = (software.variables if software else None) or {}
     harmful = [
-        f"{name}={value_of[name]}: {variable.effect}"
-        for name, variable in variables().items()
-        if name in value_of and value_of[name] not in variable.harmless
+        f"{name}={value_of[name]}: {row['effect']}"
+        for name, row in variables().items()
+        if name in value_of and value_of[name] not in row["harmless"]
     ]
     return "; ".join(harmful) or None
-
-
-def other_bandwidth(case: Case) -> str | None:
-    """Text on a memory clock and a bus width that contradict the device's name; else None."""
-    gpu = peaks.find_gpu(case["device_name"])
-    if gpu is None:
-        return None
-    device = case.record.environment.device
-    if device.memory_clock_max_mhz is None or device.memory_bus_width_bits is None:
-        return None
-    return peaks.bandwidth_warning(
-        gpu, memory_clock_mhz=device.memory_clock_max_mhz, bus_width_bits=device.memory_bus_width_bits
-    )
 
 
 RULES = (
@@ -155,14 +128,5 @@ RULES = (
         why="the variable is for finding errors, and changes what is measured",
         cure="unset the variable, and run again",
         check=each_case(debug_variables),
-    ),
-    Rule(
-        name="memory is another device's",
-        severity=Severity.WARNING,
-        threshold=f"bandwidth from memory clock and bus within {percent(peaks.BANDWIDTH_TOLERANCE)} of the bandwidth "
-        "in the table: vendors round by less",
-        why="the roof then belongs to another device with a similar name",
-        cure="check the device's name in nvidia-smi -q, and its row in workload/contract/peaks.toml",
-        check=each_case(other_bandwidth),
     ),
 )

@@ -2,15 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from datetime import UTC, date, datetime
-from typing import Any
 
 from analysis.audit.rule import AuditEvidence, Hit, Rule, Severity, each_case
 from analysis.loading import units
 from analysis.loading.cases import Case
 from analysis.loading.gpu_names import gpus_named, is_among
 from analysis.loading.model_work import may_be_one_model, models_named
-from analysis.summary import list_price
 
 # Names of models and GPUs that look like a batch size, such as `vit_b_16`, `efficientnet_b0`, `b200`: removed before
 # BATCH is searched.
@@ -41,10 +38,6 @@ IMPORT_AGAIN = (
     "remove the bundle, and import the file again with the right --model, --batch-size, --precision, --gpu, "
     "--image-size, --profile-steps"
 )
-# Age in days from which a price is too old: a quarter of a year, an arbitrary choice. Spot prices change faster, list
-# prices mostly slower.
-PRICE_DAYS = 90
-MONTH = re.compile(r"\d{4}-\d{2}", re.ASCII)
 # Facts without which a run cannot be compared with others.
 NEEDED_FACTS = {
     "device_name": "device",
@@ -71,18 +64,7 @@ def labels_disagree(case: Case) -> str | None:
 
 
 def _device_labels(case: Case) -> Iterator[str]:
-    device, capability = case["device_name"], case["compute_capability"]
-    for source, text in _labels(case):
-        for gpu in sorted(gpus_named(text)):
-            known = gpus_named(device) if device else frozenset()
-            if known and not is_among(gpu, known):
-                yield f"{source} '{text}' names {gpu}, the device is '{device}'"
-            elif capability and (expected := capability_of(gpu)) not in {None, capability}:
-                yield f"{source} '{text}' names {gpu}, compute capability {expected}; the device has {capability}"
-
-
-def _labels(case: Case) -> Iterator[tuple[str, str]]:
-    imported = case.record.imported
+    device, capability, imported = case["device_name"], case["compute_capability"], case.record.imported
     options, labels = (imported.given, imported.labels) if imported else (None, None)
     # If the import found contradictions, `labels` reports them: leave out --gpu and the file's label.
     is_compared = bool(imported and imported.contradictions)
@@ -91,10 +73,14 @@ def _labels(case: Case) -> Iterator[tuple[str, str]]:
         ("the place", case["place"]),
         ("--gpu", options.gpu if options and not is_compared else None),
         ("the file's label", labels.get("device_name") if labels and not is_compared else None),
-        ("the device", case["device_name"]),
+        ("the device", device),
     ):
-        if text:
-            yield source, text
+        for gpu in sorted(gpus_named(text or "")):
+            known = gpus_named(device) if device else frozenset()
+            if known and not is_among(gpu, known):
+                yield f"{source} '{text}' names {gpu}, the device is '{device}'"
+            elif capability and (expected := capability_of(gpu)) not in {None, capability}:
+                yield f"{source} '{text}' names {gpu}, compute capability {expected}; the device has {capability}"
 
 
 def _configuration_labels(case: Case) -> Iterator[str]:
@@ -149,40 +135,6 @@ def dirty_commit(case: Case) -> str | None:
     return f"commit {case['commit'][:12]} and changes on top of it" if case["commit"] and case["commit_dirty"] else None
 
 
-def old_price(case: Case) -> str | None:
-    """Text on a price that has no date or is too old for the run; else None.
-
-    The price is the one that the run recorded, else the list price of prices.toml.
-    """
-    cost = case.record.cost
-    usd_per_h, read = case["usd_per_h"], cost.price_date if cost else None
-    if not usd_per_h:
-        facts = {name: case[name] for name in ("machine_type", "device_name", "region", "spot")}
-        listed = list_price(**facts)
-        if listed is None:
-            return None
-        usd_per_h, read = listed.usd_per_h, listed.source.removeprefix("list of ")
-    day, began = _day(read), case["started_at"]
-    price = f"{usd_per_h:g} USD/h"
-    if day is None:
-        return f"{price} without the date of the price"
-    if began is None or (days := (began.date() - day).days) <= PRICE_DAYS:
-        return None
-    return f"{price} as of {day}, {days} days before the run"
-
-
-def _day(text: Any) -> date | None:
-    """Day of a date, a time stamp (in UTC) or a month (its first day); None for other values."""
-    if not isinstance(text, str):
-        return None
-    try:
-        if MONTH.fullmatch(text):
-            return date.fromisoformat(f"{text}-01")
-        return datetime.fromisoformat(text).astimezone(UTC).date() if "T" in text else date.fromisoformat(text)
-    except (ValueError, OverflowError):
-        return None
-
-
 RULES = (
     Rule(
         name="labels disagree",
@@ -218,13 +170,5 @@ RULES = (
         why="nobody can run this code again",
         cure="commit, and run again",
         check=each_case(dirty_commit),
-    ),
-    Rule(
-        name="price out of date",
-        severity=Severity.WARNING,
-        threshold=f"a price with a date, read at most {PRICE_DAYS} days (a quarter) before the run",
-        why="the cost of a million {unit} depends on the price",
-        cure="read the price list again, and give the run's price with its date",
-        check=each_case(old_price),
     ),
 )

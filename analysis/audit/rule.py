@@ -89,7 +89,12 @@ class AuditEvidence:
         name = _name(check)
         if self.of_runs is None or CASE_CHECKS.get(name) is not check:
             return map(check, self.cases)
-        return (_breach(found.get(name)) for found in self.of_runs.of(breaches))
+        return (
+            Hit(figure=breach[0], cure=breach[1], severity=breach[2] and Severity(breach[2]))
+            if isinstance(breach, list)
+            else breach
+            for breach in (found.get(name) for found in self.of_runs.of(breaches))
+        )
 
     @cached_property
     def unit(self) -> str:
@@ -133,6 +138,8 @@ class Hit:
 class Rule:
     """A rule. `threshold`: the expected value and its reason; `why`: the harm done; `cure`: the next step.
 
+    `check`: gets `AuditEvidence`; of a rule on published figures, `analysis.audit.claims.Published`.
+
     `{unit}` in these texts stands for what throughput counts, for example images.
     """
 
@@ -141,9 +148,9 @@ class Rule:
     threshold: str
     why: str
     cure: str
-    check: Callable[[AuditEvidence], Iterable[Hit]]
+    check: Callable[[Any], Iterable[Hit]]
 
-    def findings(self, evidence: AuditEvidence) -> list[Finding]:
+    def findings(self, evidence: Any) -> list[Finding]:
         """Findings of this rule; hits with the same text are merged into one finding on several runs."""
         threshold, why, cure = (units.worded(text, evidence.unit) for text in (self.threshold, self.why, self.cure))
         runs_of: dict[tuple[str, str, Severity], list[str]] = {}
@@ -202,14 +209,6 @@ def breaches(case: Case) -> dict[str, Any]:
         for name, breach in found.items()
         if breach is not None
     }
-
-
-def _breach(found: Any) -> Breach:
-    """A breach from JSON."""
-    if found is None or isinstance(found, str):
-        return found
-    figure, cure, severity = found
-    return Hit(figure=figure, cure=cure, severity=severity and Severity(severity))
 
 
 def _name(check: CaseCheck) -> str:

@@ -1,7 +1,6 @@
 """Rules on time: timers, throughput, steadiness, repeats."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -93,61 +92,33 @@ def mean_of_rates(case: Case) -> str | Hit | None:
     # The first row is warm-up, which the claimed rate should not include.
     claimed = case["claimed_measured_images_per_s"] or case["claimed_images_per_s"]
     measured = case["images_per_s"]
-    within = EXPLAINED_WITHIN + _stamp_resolution(case) / (case["measured_s"] or np.inf)
+    # The resolution of a log's time stamps limits the accuracy of its wall time.
+    stamps = case.steps["ended_at_s"][np.isfinite(case.steps["ended_at_s"])]
+    fitting = (unit for unit in STAMP_UNITS if stamps.size and bool(np.all(stamps == np.round(stamps / unit) * unit)))
+    within = EXPLAINED_WITHIN + next(fitting, 0.0) / (case["measured_s"] or np.inf)
     if not claimed or not measured or abs(claimed / measured - 1) <= within:
         return None
     figure = (
         f"{plain(claimed, 4)} {case.unit}/s by the log's rates, {plain(measured, 4)} by {case.unit} over wall time:"
         f" {claimed / measured:.2f} x"
     )
-    gaps = _gaps(case)
-    if gaps is None:
-        return figure
-    if abs(claimed / gaps.images_per_s_without - 1) > within:
-        return f"{figure}; {gaps.words}, which does not explain it"
-    them = "it" if gaps.count == 1 else "them"
-    without = f"without {them} {plain(gaps.images_per_s_without, 4)}"
-    return Hit(figure=f"{figure}; {gaps.words}, {without}", cure=GAP_CURE, severity=Severity.NOTE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Gaps:
-    """Gaps in a log: few intervals between time stamps, far longer than the others. `words`: the gaps as text.
-
-    `images_per_s_without`: rate without the gaps.
-    """
-
-    count: int
-    words: str
-    images_per_s_without: float
-
-
-def _gaps(case: Case) -> _Gaps | None:
-    """Long gaps in a log, by its time stamps; None if there are none, or no time stamps."""
+    # Gaps in a log: few intervals between time stamps, far longer than the others.
     stamps, images = case.interval_s, case.measured("images")
     known = np.isfinite(stamps) & np.isfinite(images)
     slow = stalls(stamps[known])
     if not slow.count:
-        return None
+        return figure
     stamps, images, steps = stamps[known], images[known], case.measured("step")[known]
-    rest_s = float(stamps[~slow.mask].sum())
+    rate = float(images[~slow.mask].sum()) / float(stamps[~slow.mask].sum())
     longest = np.flatnonzero(slow.mask)[np.argsort(-stamps[slow.mask], kind="stable")]
     shown = [f"{seconds(float(stamps[row]))} up to step {steps[row]:.0f}" for row in sorted(longest[:SHOWN_GAPS])]
     more = [f"{longest.size - SHOWN_GAPS} more"] if longest.size > SHOWN_GAPS else []
     share = percent(float(stamps[slow.mask].sum() / stamps.sum()), decimals=1)
-    holds = "1 gap takes" if slow.count == 1 else f"{slow.count} gaps take"
-    return _Gaps(
-        count=slow.count,
-        words=f"{holds} {share} of the wall time ({', '.join([*shown, *more])})",
-        images_per_s_without=float(images[~slow.mask].sum()) / rest_s,
-    )
-
-
-def _stamp_resolution(case: Case) -> float:
-    """Resolution of a log's time stamps, s, which limits the accuracy of its wall time; 0 if finer than 1 s."""
-    stamps = case.steps["ended_at_s"][np.isfinite(case.steps["ended_at_s"])]
-    fitting = (unit for unit in STAMP_UNITS if stamps.size and bool(np.all(stamps == np.round(stamps / unit) * unit)))
-    return next(fitting, 0.0)
+    holds, them = ("1 gap takes", "it") if slow.count == 1 else (f"{slow.count} gaps take", "them")
+    figure += f"; {holds} {share} of the wall time ({', '.join([*shown, *more])})"
+    if abs(claimed / rate - 1) > within:
+        return f"{figure}, which does not explain it"
+    return Hit(figure=f"{figure}, without {them} {plain(rate, 4)}", cure=GAP_CURE, severity=Severity.NOTE)
 
 
 def clock_set_back(case: Case) -> str | None:
@@ -209,9 +180,10 @@ def unsteady(case: Case) -> str | None:
     state, parts = case.steadiness, []
     if state.change is not None:
         parts.append(str(state.change))
-    if state.drifts and state.drift is not None and (change := state.drift.change) is not None:
-        size = percent(abs(change), decimals=1)
-        parts.append(f"steps get {size} {'slower' if change > 0 else 'faster'} over {state.drift.n} steps")
+    if state.drifts and state.drift is not None:
+        size = percent(abs(state.drift), decimals=1)
+        steps = state.n - (state.warmup_steps or 0)
+        parts.append(f"steps get {size} {'slower' if state.drift > 0 else 'faster'} over {steps} steps")
     slow = state.stalls
     if slow is not None and slow.ratio is not None and slow.lost > CHANGE:
         take = f"{slow.count} of {slow.n} steps {'takes' if slow.count == 1 else 'take'} {slow.ratio:.1f} x the others"
@@ -304,20 +276,14 @@ def incomplete_series(evidence: AuditEvidence) -> Iterator[Hit]:
     rows = {case.run_id: case.is_measured.size for case in evidence.cases if case["imported"] and case.is_measured.size}
     logs = [case for case in evidence.cases if case.run_id in rows]
     for case in logs:
-        siblings = [rows[other.run_id] for other in logs if _same_series(case, other)]
+        # The batch size determines the number of steps per epoch.
+        facts = ("place", "model", "device_name", "batch_size", "precision")
+        siblings = [rows[other.run_id] for other in logs if all(case[fact] == other[fact] for fact in facts)]
         if rows[case.run_id] < max(siblings):
             configuration = f"{case['model']} at batch size {case['batch_size']:.0f}"
             other_log = f"another log of {configuration} in '{case['place']}' has {max(siblings)}"
             figure = f"stops after {counted(rows[case.run_id], 'row')}; {other_log}"
             yield Hit(subject=(case.run_id,), figure=figure)
-
-
-def _same_series(case: Case, other: Case) -> bool:
-    """Whether two logs should have equally many rows: place, device, model, precision and batch size are equal.
-
-    The batch size matters because it determines the number of steps per epoch.
-    """
-    return all(case[fact] == other[fact] for fact in ("place", "model", "device_name", "batch_size", "precision"))
 
 
 RULES = (

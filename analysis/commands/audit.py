@@ -85,13 +85,17 @@ def render(
     `looked_at`: description of the audited runs; `noun`: what was audited; `width`: most characters per line of text.
     JSON and CSV hold the fields of `Finding`, and every finding.
     """
+    from analysis.audit import Finding
+
     match form:
         case TableFormat.TABLE:
             return _text(findings, looked_at=looked_at, noun=noun, width=width)
         case TableFormat.JSON:
             return as_json([asdict(finding) for finding in findings], indent=1)
         case TableFormat.CSV:
-            return _csv(findings)
+            columns = [Column(name=field.name, heading=field.name) for field in fields(Finding)]
+            rows = [asdict(finding) | {"subject": " ".join(finding.subject)} for finding in findings]
+            return render_table(rows, columns, TableFormat.CSV)
         case _:
             assert_never(form)
 
@@ -122,11 +126,3 @@ def _rule(same: Sequence["Finding"], noun: str, width: int | None) -> str:
     ]
     texts = (wrapped(text, width, indent=13, first=f"  {name}") for name, text in lines)
     return "\n".join([heading(same, noun), *texts])
-
-
-def _csv(findings: Sequence["Finding"]) -> str:
-    from analysis.audit import Finding
-
-    columns = [Column(name=field.name, heading=field.name) for field in fields(Finding)]
-    rows = [asdict(finding) | {"subject": " ".join(finding.subject)} for finding in findings]
-    return render_table(rows, columns, TableFormat.CSV)

@@ -96,10 +96,10 @@ def render(report: "FetchReport") -> str:
     """A line for each run and refused name, except runs that were already present, and the totals."""
     from workload.storage.fetch import FetchState
 
-    shown = [each for each in report.outcomes if each.state is not FetchState.SKIPPED or each.reason]
     rows = [
         (each.state.value, each.run_id, f"{each.files} files, {size(each.bytes)}" if each.files else "", each.reason)
-        for each in shown
+        for each in report.outcomes
+        if each.state is not FetchState.SKIPPED or each.reason
     ]
     # `ascii` quotes the name, because the name may contain control sequences for a terminal.
     rows += [("refused", ascii(each.name), "", each.reason) for each in report.refused]
@@ -122,10 +122,8 @@ class Bar:
     """Progress on stderr: a bar on a terminal, otherwise a line every ten seconds."""
 
     def __init__(self, *, stream: TextIO = sys.stderr, now: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream
-        self._now = now
+        self._stream, self._now = stream, now
         self._started_s = self._shown_s = now()
-        self._last = ""
 
     def update(self, done: int, total: int, count: int) -> None:
         """Show `done` of `total` runs, and `count`, the bytes so far."""

@@ -103,7 +103,6 @@ def import_files(
 
 
 def _import(file: Path, user: "UserFacts", output: Path) -> None:
-    """Import one file, and print its bundles and their notes."""
     from analysis.importing import import_file
 
     folders = import_file(file, user, output=output)

@@ -126,91 +126,63 @@ def _report(
     verify: bool,
     peaks: Path | None,
 ) -> int:
-    """Write the page and, on request, its figures and its Markdown; print the paths of the files."""
+    """Write the page or the course report and, on request, figures and Markdown; print the paths of the files.
+
+    A course report prints also the gaps that are left to its author, who may have completed it: it is never replaced.
+    """
     if output == markdown:
         hint = "--markdown with another FILE, or without -o"
         raise UsageError(f"-o and --markdown name the same file '{output}'", hint=hint)
     for path, flag in ((output, "-o"), (markdown, "--markdown")):
         if path is not None:
             _require_writable(path, option=flag)
-    if output.suffix.lower() in COURSE_SUFFIXES:
-        return _course_report(
-            folders,
-            output,
-            figures=figures or output.parent / "figures",
-            markdown=markdown,
-            bars=bars,
-            verify=verify,
-            peaks=peaks,
-        )
-    composed, problems = _composed(folders, bars=bars, verify=verify, peaks=peaks)
+    problems: Sequence[Problem]
+    is_course = output.suffix.lower() in COURSE_SUFFIXES
+    if is_course:
+        if output.exists():
+            raise UsageError(
+                f"report '{output}' exists, and writing it again would lose the sentences that you wrote",
+                hint="-o with another FILE.md, or remove the file",
+            )
+        figures = figures or output.parent / "figures"
+        loaded = load(folders, verify=verify, peaks=peaks)
+        from analysis.figures import registry
+        from analysis.report import template
+        from analysis.report.compose import compose
+        from analysis.report.evidence import gather
+
+        evidence = gather(loaded, on_stage=_progress, bars=registry.Bars(bars))
+        composed, problems = compose(evidence), loaded.problems
+        text = template.render(composed, evidence, figures=_relative(figures, output))
+    else:
+        composed, problems = _composed(folders, bars=bars, verify=verify, peaks=peaks)
+        from analysis.report import html
+
+        _progress("page")
+        text = html.render(composed)
     from analysis.figures import export
-    from analysis.report import html
     from analysis.report import markdown as markdown_page
 
-    _progress("page")
-    _write(output, html.render(composed), option="-o")
-    print(printable(str(output)))
-    drawn = composed.figures()
-    if figures is not None:
+    written = [output, *([figures] if figures else []), *([markdown] if markdown else [])]
+    if figures:
+        drawn = composed.figures()
         _progress(f"{len(drawn)} figures as PNG and SVG")
         export.save(drawn, figures)
-        print(printable(str(figures)))
-    if markdown is not None:
+    _write(output, text, option="-o")
+    if markdown:
         where = _relative(figures, markdown) if figures else None
         _write(markdown, markdown_page.render(composed, figures=where), option="--markdown")
-        print(printable(str(markdown)))
+    for path in written:
+        print(printable(str(path)))
     print_problems(problems)
-    return ExitCode.DONE
-
-
-def _course_report(
-    folders: Sequence[Path],
-    output: Path,
-    *,
-    figures: Path,
-    markdown: Path | None,
-    bars: Bars,
-    verify: bool,
-    peaks: Path | None,
-) -> int:
-    """Write figures and then the course report; print the paths of the files, and the gaps that are left to the author.
-
-    Raises `UsageError` if the report exists: its author may have completed it.
-    """
-    if output.exists():
-        raise UsageError(
-            f"report '{output}' exists, and writing it again would lose the sentences that you wrote",
-            hint="-o with another FILE.md, or remove the file",
-        )
-    loaded = load(folders, verify=verify, peaks=peaks)
-    from analysis.figures import export, registry
-    from analysis.report import markdown as markdown_page
-    from analysis.report import template
-    from analysis.report.compose import compose
-    from analysis.report.evidence import gather
-
-    evidence = gather(loaded, on_stage=_progress, bars=registry.Bars(bars))
-    composed = compose(evidence)
-    drawn = composed.figures()
-    _progress(f"{len(drawn)} figures as PNG and SVG")
-    export.save(drawn, figures)
-    text = template.render(composed, evidence, figures=_relative(figures, output))
-    _write(output, text, option="-o")
-    print(printable(str(output)))
-    print(printable(str(figures)))
-    if markdown is not None:
-        _write(markdown, markdown_page.render(composed, figures=_relative(figures, markdown)), option="--markdown")
-        print(printable(str(markdown)))
-    print_problems(loaded.problems)
-    gaps = template.gaps(text)
-    heading = f"to write   {counted(len(gaps), 'gap')} for you (TO WRITE) in {printable(str(output))}:"
-    print("\n           ".join([heading, *gaps]), file=sys.stderr)
+    if is_course:
+        gaps = template.gaps(text)
+        heading = f"to write   {counted(len(gaps), 'gap')} for you (TO WRITE) in {printable(str(output))}:"
+        print("\n           ".join([heading, *gaps]), file=sys.stderr)
     return ExitCode.DONE
 
 
 def _relative(figures: Path, text: Path) -> str:
-    """Path of the figures relative to the text that shows them."""
     return Path(os.path.relpath(figures, text.parent)).as_posix()
 
 

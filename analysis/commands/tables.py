@@ -31,13 +31,7 @@ from workload.contract.text import counted, printable
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.variance.tables import VarianceTable
-if TYPE_CHECKING:
     from analysis.compare.pairing import Pairing
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from analysis.loading.index import Problem
     from analysis.loading.tables import Tables
 
 # \b preserves the line breaks.
@@ -73,7 +67,6 @@ Examples:
 PREDICTED = (
     *facts(gpu="GPU", model="model", batch_size="batch", precision="precision", place="work from"),
     Column(name="device_name", heading="device of that run", role=Role.FACT, detail=True),
-    Column(name="tier", heading="tier"),
     Column(name="predicted_roof_step_s_low", heading="at the roofs from", unit="s", prefixed=True, digits=3),
     Column(name="predicted_roof_step_s_high", heading="to", unit="s", prefixed=True, digits=3),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
@@ -99,9 +92,9 @@ def predict(
     names = [Column(name=name, heading=name) for name in predictions.COLUMNS]
     print(render(table, PREDICTED if output_format is TableFormat.TABLE else names, output_format, wide=wide))
     sys.stdout.flush()
-    for precision in sorted({*table.loc[table["tier"].notna(), "precision"]}):
+    for precision in sorted({*table.loc[table["predicted_roof_step_s_low"].notna(), "precision"]}):
         print(f"note       predicted, not measured: {predictions.longer_than_roofs(precision)}", file=sys.stderr)
-    print_problems([*loaded.problems, *loaded.kernel_problems])
+    print_problems(loaded.problems)
     return ExitCode.DONE
 
 
@@ -138,15 +131,14 @@ def kernels(
     if top is not None and top < 1:
         raise UsageError(f"--top must be a positive integer; got '{top}'", hint="--top 10")
     use_peaks(peaks)
-    from analysis.kernels.profiles import gather
-    from analysis.kernels.profiles import render as render_profiles
+    from analysis.kernels.profiles import text_of
 
     keys = ("family",) if row is GroupBy.FAMILY else ("family", "name")
     # An imported trace has one table of kernels, and another of the operators that launched them.
     imported_keys = {GroupBy.FAMILY: ("family",), GroupBy.KERNEL: (), GroupBy.OPERATOR: ("family", "name")}[row]
-    profiles = gather(paths, keys, verify=verify, imported_keys=imported_keys)
-    print(render_profiles(profiles, output_format, top=top, wide=wide))
-    print_problems(profiles.problems)
+    text, problems = text_of(paths, keys, output_format, top=top, wide=wide, verify=verify, imported_keys=imported_keys)
+    print(text)
+    print_problems(problems)
     return ExitCode.DONE
 
 
@@ -192,7 +184,13 @@ def variance(
         )
     match output_format:
         case TableFormat.TABLE:
-            print("\n\n".join(_section(TABLES[name], frame, wide=wide) for name, frame in frames.items()))
+            print(
+                "\n\n".join(
+                    f"{table_of.heading}\n"
+                    + (rendered(frame, table_of.columns, output_format, wide=wide) if len(frame) else table_of.nothing)
+                    for table_of, frame in ((TABLES[name], frame) for name, frame in frames.items())
+                )
+            )
         case TableFormat.JSON:
             rows = {
                 name: json.loads(render(frame, TABLES[name].columns, output_format)) for name, frame in frames.items()
@@ -202,12 +200,6 @@ def variance(
             print(render(frames[parts[0]], first.columns, output_format))
     print_problems(loaded.problems)
     return ExitCode.DONE
-
-
-def _section(part: "VarianceTable", frame: "pd.DataFrame", *, wide: bool) -> str:
-    if frame.empty:
-        return f"{part.heading}\n{part.nothing}"
-    return f"{part.heading}\n{rendered(frame, part.columns, TableFormat.TABLE, wide=wide)}"
 
 
 GPU_TRUTH_EXAMPLES = """\b
@@ -263,9 +255,6 @@ def compare(
             metavar="VALUE",
         ),
     ] = None,
-    all_pairs: Annotated[
-        bool, option("--all-pairs", "compare every pair, however many there are", Group.RESULTS)
-    ] = False,
     allow_mixed: Annotated[
         list[str] | None,
         option(
@@ -282,7 +271,7 @@ def compare(
     from analysis.compare.ratios import COLUMNS, table
 
     loaded = load(results, verify=verify, peaks=peaks)
-    pairing = pair_up(loaded, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed or ())
+    pairing = pair_up(loaded, by, baseline=baseline, allow_mixed=allow_mixed or ())
     print(render(table(pairing), COLUMNS, output_format, wide=wide))
     sys.stdout.flush()
     chosen = by is None and baseline is None
@@ -295,8 +284,6 @@ def compare(
 def _notes(
     pairing: "Pairing", folders: Sequence[Path], *, chosen: bool, allow_mixed: Sequence[str], baseline: str | None
 ) -> Iterator[str]:
-    """Notes beside the table: choices that were made, and runs that are missing from the figures."""
-    from analysis.compare.ratios import positions
     from analysis.loading.configurations import label
 
     if chosen:
@@ -306,8 +293,7 @@ def _notes(
         yield (
             "too many values to compare every pair: compared only with "
             f"{first_names(pairing.baselines, SHOWN_RUNS)}, which the most runs have "
-            f"({counted(len(pairing.pairs), 'pair')}); --baseline VALUE chooses another, "
-            "--all-pairs compares every pair"
+            f"({counted(len(pairing.pairs), 'pair')}); --baseline VALUE chooses another"
         )
     if pairing.mixed:
         mixed = [*allow_mixed, *pairing.mixed]
@@ -328,24 +314,12 @@ def _notes(
             f"{label(pairing.by)} alone: {first_names(pairing.without_other_value, SHOWN_RUNS)}"
         )
 
-    yield from positions(pairing)
-
 
 ROOFLINE_EXAMPLES = """\b
 Examples:
   analyze roofline results
   analyze roofline results --format csv > points.csv
 """
-ROOFS = (
-    *facts(place="place", device_name="device"),
-    Column(name="threads", heading="threads", optional=True, role=Role.FACT),
-    *facts(precision="precision", kind="roof"),
-    Column(name="flop_per_s", heading="compute", unit="FLOP/s", prefixed=True),
-    Column(name="bytes_per_s", heading="memory", unit="B/s", prefixed=True),
-    Column(name="ridge", heading="ridge", unit="FLOP/B"),
-    Column(name="source", heading="source", role=Role.NOTE),
-    Column(name="note", heading="note", optional=True, role=Role.NOTE),
-)
 POINTS = (
     *facts(
         place="place", device_name="device", model="model", batch_size="batch", precision="precision", source="source"
@@ -375,16 +349,6 @@ POINTS = (
     Column(name="dram_percent", heading="DRAM %", digits=4, detail=True, optional=True),
     Column(name="place_fraction_of_peak", heading="of peak, mean of the place", unit="%", digits=3, detail=True),
 )
-SHIFTS = (
-    *facts(place="place", device_name="device", model="model", source="source", changed="changed"),
-    *facts(left="from", right="to", at="at"),
-    Column(name="intensity_left", heading="intensity", unit="FLOP/B"),
-    Column(name="intensity_right", heading="then", unit="FLOP/B"),
-    Column(name="intensity_ratio", heading="intensity x"),
-    Column(name="flop_per_s_ratio", heading="FLOP/s x"),
-    Column(name="bound_left", heading="limited by"),
-    Column(name="bound_right", heading="then"),
-)
 
 
 def roofline(
@@ -396,20 +360,24 @@ def roofline(
     wide: WideOption = False,
 ) -> int:
     """Where each step stands below the roofs of its machine, what limits it, and what batch and precision change."""
-    from analysis.loading.configurations import UNNAMED
-    from analysis.roofline.points import POINT_COLUMNS, points, shifts
+    from analysis.loading.configurations import UNNAMED, completed
+    from analysis.roofline.points import POINT_COLUMNS, SHIFT_COLUMNS, points, shifts
+    from analysis.roofline.roofs import COLUMNS as ROOF_COLUMNS
 
     loaded = load(results, verify=verify, peaks=peaks)
     table, roofs = points(loaded), _roofs_of_run_precisions(loaded)
+    done = len(completed(loaded.runs))
     if table.empty and (output_format is not TableFormat.TABLE or roofs.empty):
         raise NothingToDoError(
-            f"no point for a roofline: {_why_no_point(loaded)}",
+            f"no point for a roofline: {counted(done, 'completed run')} without FLOP and bytes of a step",
             hint="launch local counts FLOP and measures roofs; for a profile: "
             "analyze import FILE --batch-size 32 --precision fp32 --profile-steps 1",
         )
     if output_format is TableFormat.TABLE:
-        steps = table.assign(bound=_marked(table))
-        tables = {"roofs": (roofs, ROOFS), "steps": (steps, POINTS), "shifts": (shifts(loaded), SHIFTS)}
+        # Where the limit is unknown and the step's FLOP are only a lower bound.
+        is_unknown = table["flop_is_lower_bound"] & table["bound"].isna()
+        steps = table.assign(bound=table["bound"].where(~is_unknown, "(lower bound)"))
+        tables = {"roofs": (roofs, ROOF_COLUMNS), "steps": (steps, POINTS), "shifts": (shifts(table), SHIFT_COLUMNS)}
         shown = {title: table for title, table in tables.items() if len(table[0])}
         print(
             "\n\n".join(
@@ -422,15 +390,10 @@ def roofline(
         names = (*POINT_COLUMNS, *UNNAMED)
         print(render(table, [Column(name=name, heading=name) for name in names], output_format))
     sys.stdout.flush()
-    for note in _runs_without_point(loaded):
-        print(note, file=sys.stderr)
-    print_problems([*loaded.problems, *_incomplete_runs(loaded)])
+    for number, lack in _runs_without_point(loaded):
+        print(f"note       {counted(number, 'run')} {lack}: no point on a roofline", file=sys.stderr)
+    print_problems(loaded.problems)
     return ExitCode.DONE
-
-
-def _marked(points: "pd.DataFrame") -> "pd.Series[str]":
-    """The limit of each step; `(lower bound)` where the limit is unknown and the step's FLOP are only a lower bound."""
-    return points["bound"].where(~points["flop_is_lower_bound"] | points["bound"].notna(), "(lower bound)")
 
 
 def _roofs_of_run_precisions(results: "Tables") -> "pd.DataFrame":
@@ -446,39 +409,20 @@ def _roofs_of_run_precisions(results: "Tables") -> "pd.DataFrame":
     return table.assign(ridge=table["flop_per_s"] / table["bytes_per_s"], source=sources)
 
 
-def _why_no_point(results: "Tables") -> str:
-    from analysis.loading.configurations import completed
-
-    done, every = len(completed(results.runs)), len(results.runs)
-    if done:
-        return f"{counted(done, 'completed run')} without FLOP and bytes of a step"
-    return "the only run did not complete" if every == 1 else f"none of {every} runs completed"
-
-
-def _runs_without_point(results: "Tables") -> Iterator[str]:
-    """Notes that count the completed runs without FLOP and bytes, and the imported runs without a time."""
+def _runs_without_point(results: "Tables") -> Iterator[tuple[int, str]]:
     from analysis.loading.configurations import completed
     from analysis.roofline.points import WORK
 
     done = completed(results.runs)
     columns = sorted({column for columns in WORK.values() for column in columns})
     has_work = done[columns].notna().any(axis=1) | done["kernels_file"].notna()
-    has_time = done[["step_median_s", "images_per_s", "kernels_file", "traced_busy_s"]].notna().any(axis=1) | done[
-        "imported"
-    ].ne(True)
-    for runs, lack in ((done[~has_work], "neither FLOP nor bytes"), (done[has_work & ~has_time], "no time")):
-        if len(runs):
-            which = "1 run has" if len(runs) == 1 else f"{len(runs)} runs have"
-            yield f"note       {which} {lack}: no point on a roofline"
-
-
-def _incomplete_runs(results: "Tables") -> list["Problem"]:
-    """Runs that did not complete, as problems with their status."""
-    from analysis.loading.configurations import completed
-    from analysis.loading.index import Problem
-
-    broken = results.runs[~results.runs["run_id"].isin(completed(results.runs)["run_id"])]
-    return [
-        Problem(path=str(path), reason=f"{status}: no point")
-        for path, status in zip(broken["path"], broken["status"], strict=True)
-    ]
+    # Only imported runs may lack a time.
+    times = ["step_median_s", "images_per_s", "kernels_file", "traced_busy_s"]
+    has_time = done[times].notna().any(axis=1) | done["imported"].ne(True)
+    for number, lack in (
+        (len(results.runs) - len(done), "did not complete"),
+        (int((~has_work).sum()), "without FLOP and bytes"),
+        (int((has_work & ~has_time).sum()), "without a time"),
+    ):
+        if number:
+            yield number, lack

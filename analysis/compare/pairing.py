@@ -138,25 +138,20 @@ def pair_up(
     by: str | None = None,
     *,
     baseline: str | None = None,
-    all_pairs: bool = False,
     allow_mixed: Collection[str] = (),
     every: Sequence[Case] | None = None,
 ) -> Pairing:
     """Pairs that differ in `by`; without `by`, in the first fact in which runs differ.
 
     `baseline`: the value of `by` with which all other values are compared. Without a baseline, all pairs of values are
-    compared. With more than `MOST_VALUES` values and without `all_pairs`, the value with the most runs is the baseline:
-    the correction for many comparisons would hide real differences, and thousands of rows are unreadable.
+    compared. With more than `MOST_VALUES` values, the value with the most runs is the baseline: the correction for many
+    comparisons would hide real differences, and thousands of rows are unreadable.
 
     `every`: all runs as cases, if they are known; runs that are missing in `results` are left out.
 
     Raises `UsageError` for a column that runs cannot be compared by, `NotPoolableError` (exit code 9) if runs differ in
     `by` but none has a counterpart on the other side, and `NothingToDoError` if no two runs differ in `by` alone.
     """
-    if baseline is not None and all_pairs:
-        raise UsageError(
-            "--baseline compares with one value, --all-pairs compares every pair", hint="leave out one of them"
-        )
     is_argument = by is not None and by.startswith(ARGUMENT)
     _require_comparable([*([by] if by and not is_argument else []), *allow_mixed])
     if "devices" in allow_mixed:
@@ -179,7 +174,6 @@ def pair_up(
         )
     options = _Options(
         baseline=None if baseline is None else _value_of(compared, by, baseline),
-        all_pairs=all_pairs,
         allow_mixed=frozenset(allow_mixed),
     )
     if by is None:
@@ -202,7 +196,6 @@ class _Options:
     """The user's options for pairs; `baseline`: a fact and one of its values."""
 
     baseline: tuple[str, Any] | None
-    all_pairs: bool
     allow_mixed: frozenset[str]
 
 
@@ -303,18 +296,25 @@ def _paired(compared: Sequence[Case], by: str, options: _Options) -> Pairing:
     separating = [fact for fact in (*PLACE, *SOFTWARE) if fact != by and fact not in options.allow_mixed]
     groups: dict[tuple[Any, ...], dict[Any, list[Case]]] = defaultdict(lambda: defaultdict(list))
     for case in compared:
-        groups[tuple(_to_agree(case, fact, by) for fact in equal)][case[by]].append(case)
+        facts = {fact: case[fact] for fact in equal}
+        if by in MACHINE and case["script"] is not None and case["precision"] in {Precision.FP32, Precision.TF32}:
+            # A script's fp32, which some of the machines compute in TF32.
+            facts |= dict.fromkeys(facts.keys() & {"precision"})
+        groups[tuple(facts.values())][case[by]].append(case)
     pairs, mixed = list[Pair](), set[str]()
     without_matching_pool, without_other_value = list[str](), list[str]()
     runs_of = Counter(case[by] for case in compared)
     baselines = dict[str, None]()
     for values, sides in groups.items():
-        baseline = _baseline(sides, options, runs_of)
-        if len(sides) == 1 or (baseline is not None and baseline.value not in sides):
+        baseline = options.baseline[1:] if options.baseline else ()
+        if not baseline and len(sides) > MOST_VALUES:
+            # The choice depends on the number of runs and never on their figures: choosing the fastest value would
+            # require a correction for all pairs.
+            baseline = (min(sides, key=lambda value: (-runs_of[value], -len(sides[value]), _order(value))),)
+        if len(sides) == 1 or (baseline and baseline[0] not in sides):
             without_other_value += [case.run_id for runs in sides.values() for case in runs]
             continue
-        if baseline is not None:
-            baselines[value_text(by, baseline.value)] = None
+        baselines |= {value_text(by, value): None for value in baseline}
         varying = [
             fact for fact in separating if any(len({case[fact] for case in side}) > 1 for side in sides.values())
         ]
@@ -339,26 +339,6 @@ def _paired(compared: Sequence[Case], by: str, options: _Options) -> Pairing:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Baseline:
-    """Value of the baseline; a wrapper, because the value itself may be None (unknown)."""
-
-    value: Any
-
-
-def _baseline(sides: Mapping[Any, Sequence[Case]], options: _Options, runs_of: Mapping[Any, int]) -> _Baseline | None:
-    """Value of the compared fact with which all other values are compared; None to compare all pairs.
-
-    The choice depends on the number of runs and never on their figures: choosing the fastest value would require a
-    correction for all pairs.
-    """
-    if options.baseline is not None:
-        return _Baseline(value=options.baseline[1])
-    if options.all_pairs or len(sides) <= MOST_VALUES:
-        return None
-    return _Baseline(value=min(sides, key=lambda value: (-runs_of[value], -len(sides[value]), _order(value))))
-
-
 def _equal_facts(by: str) -> tuple[str, ...]:
     """Facts that must be equal on both sides: the configuration and, unless machines are compared, the place.
 
@@ -372,27 +352,28 @@ def _equal_facts(by: str) -> tuple[str, ...]:
     return tuple(fact for fact in facts if fact != by)
 
 
-def _to_agree(case: Case, fact: str, by: str) -> Any:
-    """Value of a fact that must agree; None for a script's fp32, which some of the machines compute in TF32."""
-    is_fp32 = fact == "precision" and case[fact] in {Precision.FP32, Precision.TF32}
-    return None if is_fp32 and by in MACHINE and case["script"] is not None else case[fact]
-
-
 def _pairs_of(
     sides: Mapping[Any, Sequence[Case]],
     separating: Sequence[str],
     varying: Sequence[str],
     shared: Mapping[str, Any],
-    baseline: _Baseline | None,
+    baseline: Sequence[Any],
 ) -> Iterator[Pair]:
-    """Pair each pool of a side with each matching pool of another side; a baseline is always the left side."""
+    """Pair each pool of a side with each matching pool of another side.
+
+    `baseline`: the value that is always the left side; empty to compare all pairs.
+    """
     ordered = sorted(sides.items(), key=lambda item: _order(item[0]))
     chosen: Iterable[tuple[tuple[Any, Sequence[Case]], tuple[Any, Sequence[Case]]]] = combinations(ordered, 2)
-    if baseline is not None:
-        first = (baseline.value, sides[baseline.value])
-        chosen = [(first, other) for other in ordered if other[0] != baseline.value]
+    for value in baseline:
+        chosen = [((value, sides[value]), other) for other in ordered if other[0] != value]
     values_of = {value: {fact: {case[fact] for case in runs} for fact in separating} for value, runs in sides.items()}
-    pools = {value: _pools(runs, separating) for value, runs in sides.items()}
+    pools: dict[Any, list[list[Case]]] = {}
+    for value, runs in sides.items():
+        alike: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
+        for case in runs:
+            alike[tuple(case[fact] for fact in separating)].append(case)
+        pools[value] = list(alike.values())
     for (left, _), (right, _) in chosen:
         # A fact without a common value on both sides cannot be kept equal: the note of the comparison names it.
         common = [fact for fact in separating if values_of[left][fact] & values_of[right][fact]]
@@ -404,13 +385,6 @@ def _pairs_of(
                     shared=shared,
                     pool=pool_words(left_pool[0].facts, [fact for fact in varying if fact in common]),
                 )
-
-
-def _pools(runs: Sequence[Case], facts: Sequence[str]) -> list[list[Case]]:
-    pools: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
-    for case in runs:
-        pools[tuple(case[fact] for fact in facts)].append(case)
-    return list(pools.values())
 
 
 def _order(value: Any) -> tuple[bool, float, str]:

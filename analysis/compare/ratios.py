@@ -48,7 +48,6 @@ from analysis.statistics.comparison import (
     shared_blocks,
 )
 from analysis.statistics.comparison import compare as compare_runs
-from analysis.statistics.hosts import PlacedRun, PositionEffect, position_effect
 from analysis.statistics.samples import LEAST_FOR_SPREAD, Interval, too_few
 from workload.contract.tables import Column, Role, facts, number
 from workload.contract.text import counted, digits_beside_one, percent, plain
@@ -77,9 +76,6 @@ COLUMNS = (
     Column(name="p_holm", heading="p (Holm)", digits=2),
     Column(name="test", heading="test", optional=True, role=Role.NOTE),
     Column(name="blocks", heading="blocks", optional=True),
-    Column(name="position_left", heading="position left", digits=3, optional=True),
-    Column(name="position_right", heading="right", digits=3, optional=True),
-    Column(name="narrower_than_unpaired", heading="narrower than unpaired", digits=2, optional=True),
     Column(name="effect", heading="effect", digits=3),
     Column(name="smallest_detectable_ratio", heading="detectable from"),
     Column(name="busy", heading="busy", optional=True, detail=True),
@@ -97,7 +93,6 @@ def compare(
     by: str | None = None,
     *,
     baseline: str | None = None,
-    all_pairs: bool = False,
     allow_mixed: Collection[str] = (),
 ) -> pd.DataFrame:
     """A row per pair of values of `by`, columns as in `COLUMNS`: `ratio` is images/s of the right side over the left.
@@ -107,14 +102,14 @@ def compare(
 
     `by`: the compared fact; None: the first fact in which otherwise equal runs differ (column `by` names this fact).
     `baseline`: the value, on the left, with which all other values are compared. Without a baseline, all pairs are
-    compared; with more than six values and without `all_pairs`, the value with the most runs is the baseline.
+    compared; with more than six values, the value with the most runs is the baseline.
     `allow_mixed`: facts in which runs of one side may differ; runs that differ in other facts make separate pairs (see
     `analysis.compare.pairing`).
 
     Raises `NotPoolableError` (exit code 9) if no run has a counterpart on the other side, `UsageError` for an unknown
     column, `NothingToDoError` if no two runs differ in `by` alone.
     """
-    return table(pair_up(results, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed))
+    return table(pair_up(results, by, baseline=baseline, allow_mixed=allow_mixed))
 
 
 def table(pairing: Pairing) -> pd.DataFrame:
@@ -129,8 +124,7 @@ def of_pairs(pairing: Pairing) -> pd.DataFrame:
     `effect`: Hedges' g of the logarithms of run figures, positive if the right side is faster. `p_holm`, interval and
     `smallest_detectable_ratio` are corrected for all rows: the interval has the level `level`, and excludes 1 if and
     only if p_holm < 0.05; 4 of 5 such comparisons would find the smallest detectable ratio. `blocks`: number of blocks
-    with runs of both sides; `narrower_than_unpaired`: width of the unpaired 95 % interval over that of the paired one.
-    `position_left` and `position_right`: mean positions of a side's runs in their blocks.
+    with runs of both sides.
     """
     designs = Designs(pairing)
     return _table(pairing, pairing.pairs, [compare_sides(pair, designs) for pair in pairing.pairs])
@@ -242,16 +236,13 @@ def _line(pair: Pair, by: str, comparison: Comparison, *, level: float, count: i
         "p": comparison.p_value,
         "test": str(interval.method) if interval else None,
         "blocks": within.blocks if within else None,
-        "position_left": _position(pair.left.runs),
-        "position_right": _position(pair.right.runs),
-        "narrower_than_unpaired": within.narrower if within else None,
         "effect": comparison.hedges_g,
         "busy": comparison.busy,
         "smallest_detectable_ratio": None if detectable is None else float(np.exp(detectable)),
         "verdict": verdict(comparison, left=left, right=right, level=level, detectable=detectable, count=count),
         "note": joined(
             [
-                *_where(pair, by),
+                *([f"on {pair.shared['place']}"] if by not in MACHINE and pair.shared.get("place") else []),
                 *([PER_DEVICE] if by == "devices" else []),
                 *pair.pool,
                 *_blocks_words(pair, comparison),
@@ -259,12 +250,6 @@ def _line(pair: Pair, by: str, comparison: Comparison, *, level: float, count: i
             ]
         ),
     }
-
-
-def _position(runs: Sequence[Case]) -> float | None:
-    """Mean position of the runs in their blocks; None if any position is unknown."""
-    known = [case["position"] for case in runs if case.block is not None and case["position"] is not None]
-    return float(np.mean(known)) if known and len(known) == len(runs) else None
 
 
 def verdict(
@@ -291,7 +276,12 @@ def verdict(
     times = f"{faster} is {plain(ratio, digits)} x as fast as {slower}"
     if not corrected.holds(1.0):
         return f"{times} ({_percent(level)}: {_ends_words(corrected, comparison.ratio, digits)}){busy}"
-    limit = "" if detectable is None else f"{_factor(float(np.exp(detectable)))} or more would have been detected"
+    limit = ""
+    if detectable is not None:
+        least = float(np.exp(detectable))
+        # Where a ratio reads easier than an excess over 1.
+        size = f"{number(100 * (least - 1), 2)} %" if least < 2 else f"{plain(least, 3)} x"  # noqa: PLR2004
+        limit = f"{size} or more would have been detected"
     if not comparison.interval.holds(1.0):
         digits = digits_beside_one((ratio, *_ends(comparison.interval, comparison.ratio)))
         times = f"{faster} is {plain(ratio, digits)} x as fast as {slower}"
@@ -314,11 +304,6 @@ def _ends_words(interval: Interval, ratio: float, digits: int = 3) -> str:
     return f"{plain(low, digits)} to {plain(high, digits)}"
 
 
-def _factor(ratio: float) -> str:
-    """Ratio as text: the excess over 1 if the ratio is below 2 (`6.4 %`), else the factor (`2.4 x`)."""
-    return f"{number(100 * (ratio - 1), 2)} %" if ratio < 2 else f"{plain(ratio, 3)} x"  # noqa: PLR2004 - where a ratio reads easier
-
-
 def _percent(level: float) -> str:
     """Level in per cent, with two significant digits of its distance to 100 %: `95 %`, `98.3 %`, `99.9936 %`."""
     decimals = 1 - int(np.floor(np.log10(100 * (1 - level))))
@@ -339,12 +324,6 @@ def _name(by: str, side: Side) -> str:
     return f"{text} ({', '.join(devices)})" if by == "place" and devices and devices != [text] else text
 
 
-def _where(pair: Pair, by: str) -> Iterator[str]:
-    """Words on the place that both sides share."""
-    if by not in MACHINE and pair.shared.get("place"):
-        yield f"on {pair.shared['place']}"
-
-
 def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
     """Words on the pairing within blocks and its effect; none if a side has no blocks."""
     pairing = comparison.within_blocks
@@ -352,24 +331,13 @@ def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
         if all(any(case.block for case in side.runs) for side in pair.sides):
             yield "not paired: fewer than 2 blocks have runs of both sides"
         return
-    yield within_blocks_words(pairing)
+    yield f"paired within {counted(pairing.blocks, 'block')}"
     if pairing.shared > len(pair.sides) and comparison.difference:
         yield f"scatter estimated from {pairing.shared} configurations"
     if pairing.noisy and comparison.difference:
         yield "one side may scatter more than the others (F test): only the blocks of this pair are used"
     if pairing.left_out:
         yield f"{counted(pairing.left_out, 'run')} without a partner in the same block left out"
-
-
-def within_blocks_words(pairing: WithinBlocks) -> str:
-    """Words on paired runs: the number of blocks, and how much narrower or wider pairing made the interval."""
-    if pairing.narrower is None:
-        effect = ""
-    elif pairing.narrower >= 1:
-        effect = f": the interval is {plain(pairing.narrower, 2)} x narrower than unpaired"
-    else:
-        effect = f": the interval is {plain(1 / pairing.narrower, 2)} x wider than unpaired"
-    return f"paired within {counted(pairing.blocks, 'block')}{effect}"
 
 
 def _also_different(pair: Pair, by: str) -> Iterator[str]:
@@ -481,9 +449,7 @@ def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:
         runs_other=len(pair.left.runs),
         hedges_g=None,
         reasons=(reason,) if reason else (),
-        within_blocks=WithinBlocks(
-            blocks=contrast.blocks, left_out=0, narrower=None, shared=contrast.shared, noisy=contrast.noisy
-        ),
+        within_blocks=WithinBlocks(blocks=contrast.blocks, left_out=0, shared=contrast.shared, noisy=contrast.noisy),
     )
     if contrast.blocks >= LEAST_REPLICATES:
         return comparison
@@ -526,50 +492,3 @@ def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
 def _shared(pair: Pair, fact: str) -> str:
     value = pair.shared[fact]
     return str(value) if fact.startswith(BESIDES) else shown(fact, value)
-
-
-# --- the position of a run in its block
-
-
-def positions(pairing: Pairing) -> Iterator[str]:
-    """Sentence for each place with several blocks: whether the position of a run in its block matters, and how much."""
-    facts = ("place", "job_name")
-    places: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
-    for case in pairing.runs:
-        if case.block is not None:
-            places[tuple(case[fact] for fact in facts)].append(case)
-    for (place, job), runs in places.items():
-        known = {case["position"] for case in runs}
-        if len({case.block for case in runs}) < LEAST_REPLICATES or (len(known) == 1 and None not in known):
-            continue
-        effect = position_effect(
-            [
-                PlacedRun(
-                    figure=float(case["images_per_s"]),
-                    configuration=tuple(case[fact] for fact in CONFIGURATION),
-                    block=case.block,
-                    position=case["position"],
-                )
-                for case in runs
-            ]
-        )
-        yield f"position in the blocks of {job} on {place}: {_position_words(effect)}"
-
-
-def _position_words(effect: PositionEffect) -> str:
-    if effect.p_value is None:
-        return f"effect unknown ({effect.reason})"
-    ratios = (
-        ("the first run has", "the rate of later ones", effect.first),
-        ("each later one has", "the rate of the one before", effect.per_position),
-    )
-    texts = [
-        f"{run} {plain(ratio.value, digits)} x {rate} "
-        f"({_percent(LEVEL)}: {plain(ratio.interval.low, digits)} to {plain(ratio.interval.high, digits)})"
-        for run, rate, ratio in ratios
-        if ratio.value is not None
-        and ratio.interval is not None
-        and (digits := digits_beside_one((ratio.value, ratio.interval.low, ratio.interval.high)))
-    ]
-    verdict_words = "no effect found" if effect.p_value >= ALPHA else "an effect"
-    return f"{verdict_words} (p = {plain(effect.p_value, 2)}): {', '.join(texts)}"

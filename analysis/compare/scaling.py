@@ -81,19 +81,23 @@ def _efficiencies(results: Tables, every: Sequence[Case] | None) -> Iterator[tup
             "efficiency_high": row["ratio_high"],
             "level": row["level"],
             "why": None if row["level"] else row["verdict"].removeprefix("no winner: "),
-            "note": joined([*_notes(row["note"], pair.shared["place"]), row["busy"]]),
+            # Without notes that are clear from the row's place and the word efficiency.
+            "note": joined(
+                [
+                    *(
+                        text
+                        for text in (row["note"] or "").split("; ")
+                        if text not in (f"on {pair.shared['place']}", ratios.PER_DEVICE)
+                    ),
+                    row["busy"],
+                ]
+            ),
         }
         for case in pair.right.runs:
             yield case.run_id, efficiency
 
 
-def _notes(note: str | None, place: str | None) -> list[str]:
-    """Notes of a comparison, except those that are clear from the row's place and the word efficiency."""
-    return [text for text in (note or "").split("; ") if text not in ("", f"on {place}", ratios.PER_DEVICE)]
-
-
 def _why_none(pool: Group, alone: Sequence[Group]) -> str:
-    """Reason why a group of runs has no efficiency: the nearest runs on one device differ in other facts, too."""
     differences = [[fact for fact in EQUAL if other[fact] != pool[fact]] for other in alone]
     if not differences:
         return "no run on one device"

@@ -1,7 +1,8 @@
 """Save figures as PNG and SVG files by vl-convert, without a browser."""
 
 import json
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +46,16 @@ def legend_characters(specification: Any) -> int:
     return max([longest, *map(len, lines)])
 
 
-def titled(figure: Figure, theme: Mapping[str, Any] = style.PAPER) -> dict[str, Any]:
-    """The chart as Vega-Lite for a separate file: with its title, in the colours of `theme`."""
+def titled(figure: Figure) -> dict[str, Any]:
+    """The chart as Vega-Lite for a separate file, with its title."""
     drawn = specification(figure)
     entry = ENTRY + CHARACTER * drawn["usermeta"]["legendCharacters"]
     columns = max(1, min(MOST_COLUMNS, style.WIDTH // entry))
     return {
         **drawn,
-        "title": {"text": _lines(figure.title), "offset": 12},
+        "title": {"text": textwrap.wrap(figure.title, TITLE_CHARACTERS), "offset": 12},
         "padding": 14,
-        "config": {**theme, "legend": {**theme["legend"], "columns": columns}},
+        "config": {**style.PAPER, "legend": {**style.PAPER["legend"], "columns": columns}},
     }
 
 
@@ -70,18 +71,8 @@ def chart(figure: Figure) -> Any:
     return drawn
 
 
-def _lines(text: str) -> list[str]:
-    """A title, wrapped into lines."""
-    lines = [""]
-    for word in text.split(" "):
-        if lines[-1] and len(lines[-1]) + len(word) >= TITLE_CHARACTERS:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines
-
-
 def save(figures: Iterable[Figure], folder: Path) -> list[Path]:
-    """Write NAME.png, NAME.svg and NAME-dark.svg of each figure; `UsageError` if `folder` cannot be written."""
+    """Write NAME.png and NAME.svg of each figure; `UsageError` if `folder` cannot be written."""
     import vl_convert  # noqa: PLC0415 - 40 MB, only for who saves pictures
 
     written = []
@@ -89,13 +80,12 @@ def save(figures: Iterable[Figure], folder: Path) -> list[Path]:
         require_possible(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for figure in figures:
-            text, dark = (json.dumps(titled(figure, theme)) for theme in (style.PAPER, style.DARK))
-            png, *svgs = (folder / f"{figure.name}{ending}" for ending in (".png", ".svg", "-dark.svg"))
+            text = json.dumps(titled(figure))
+            png, svg = (folder / f"{figure.name}{ending}" for ending in (".png", ".svg"))
             with replacing(png, shared=True, durable=False) as file:
                 file.write(vl_convert.vegalite_to_png(text, scale=SCALE))
-            for svg, drawn in zip(svgs, (text, dark), strict=True):
-                replace_text(svg, vl_convert.vegalite_to_svg(drawn), shared=True, durable=False)
-            written += [png, *svgs]
+            replace_text(svg, vl_convert.vegalite_to_svg(text), shared=True, durable=False)
+            written += [png, svg]
     except OSError as error:
         raise UsageError(
             f"figures folder '{folder}' cannot be written: {error.strerror or error}", hint="--figures FOLDER"

@@ -52,14 +52,6 @@ def environments(facts: Sequence[Mapping[str, Any]]) -> list[str]:
     return _named(facts, "place", ("device_name", "threads"), {"threads": lambda value: counted(int(value), "thread")})
 
 
-def devices(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name per run: its device, and the threads if they differ between runs on this device.
-
-    `facts`: `device_name` and `threads` of each run.
-    """
-    return _named(facts, "device_name", ("threads",), {"threads": lambda value: counted(int(value), "thread")})
-
-
 def tasks(facts: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name per run: its model, and the image size or data set if they differ between runs of this model.
 
@@ -117,7 +109,10 @@ def _named(
     names = []
     for run in facts:
         varying = [column for column in more if len(values[run[first]][column]) > 1]
-        parts = [_part(forms.get(column, str), run[column], column) for column in varying]
+        parts = [
+            f"{column.replace('_', ' ')} unknown" if run[column] is None else shown(forms.get(column, str)(run[column]))
+            for column in varying
+        ]
         name = short[run[first] if run[first] is not None else f"unknown {first.removesuffix('_name')}"]
         names.append(f"{name} ({', '.join(parts)})" if parts else name)
     return names
@@ -133,7 +128,3 @@ def unlike(names: Iterable[Any]) -> dict[Any, str]:
             number += 1
         label_of[name] = candidate
     return label_of
-
-
-def _part(form: Callable[[Any], str], value: Any, column: str) -> str:
-    return f"{column.replace('_', ' ')} unknown" if value is None else shown(form(value))

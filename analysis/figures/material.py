@@ -3,14 +3,13 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import log
 from typing import Any, TypeAlias
 
 import pandas as pd
 
 from analysis.figures import labels, style
 from analysis.loading import units
-from analysis.loading.configurations import CONFIGURATION, SOFTWARE, Group, completed, group, measured, shown
+from analysis.loading.configurations import CONFIGURATION, FIGURES, SOFTWARE, Group, completed, group, measured, shown
 from analysis.loading.tables import Tables, cells
 from analysis.statistics.intervals import over_runs
 from workload.contract.record import Status
@@ -20,41 +19,11 @@ from workload.contract.text import counted
 LARGEST = 1e30
 # Columns that are part of the task's name, and not of the variant's.
 TASK = ("model", "image_size", "dataset")
-MEASURED_COLUMNS = (
-    "env",
-    "task",
-    "variant",
-    "series",
-    "model",
-    "batch_size",
-    "precision",
-    "place",
-    "device_name",
-    "device_type",
-    "runs",
-    "unit",
-    "images_per_s",
-    "images_per_s_low",
-    "images_per_s_high",
-    "interval",
-    "images_per_s_mean",
-    "images_per_s_sd",
-    "step_s",
-    "flop_per_s",
-    "train_flop_per_image",
-    "train_flop_per_step",
-    "bound",
-    "bound_why",
-    "busy",
-    "devices",
-    "data_wait_fraction",
-    "peak_memory_bytes",
-    "usd_per_h",
-    "run_ids",
-)
-
-
+# Columns of `measured`: names, facts of the configuration, its figures by `Group.figures`, and others.
+NAMES = ("env", "task", "variant", "place", "device_name", "device_type")
+FACTS = ("model", "batch_size", "precision", "unit", "devices")
 MEDIANS = ("train_flop_per_image", "train_flop_per_step", "usd_per_h", "peak_memory_bytes")
+MEASURED_COLUMNS = (*NAMES, "series", *FACTS, *FIGURES, "flop_per_s", *MEDIANS, "bound_why", "run_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,49 +206,40 @@ def _variants(facts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _row(pool: Group) -> dict[str, Any]:
-    flops = over_runs(_ratio(pool.numbers("train_flop_per_step"), pool.numbers("step_median_s")))
+    steps = zip(pool.numbers("train_flop_per_step"), pool.numbers("step_median_s"), strict=True)
+    # The reason of a run whose limit is known, if there is one; of several limits, that of the first in the alphabet.
+    reasons = [
+        (bound if isinstance(bound, str) else None, why)
+        for bound, why in zip(pool.values("bound"), pool.values("bound_why"), strict=True)
+        if isinstance(why, str)
+    ]
     return {
-        **{name: pool.values(name)[0] for name in ("env", "task", "variant", "place", "device_name", "device_type")},
-        **{name: pool[name] for name in ("model", "batch_size", "precision", "unit", "devices")},
+        **{name: pool.values(name)[0] for name in NAMES},
+        **{name: pool[name] for name in FACTS},
         **pool.figures(),
-        "flop_per_s": flops.value,
+        "flop_per_s": over_runs([flop / step_s for flop, step_s in steps if step_s]).value,
         **{name: pool.median(name) for name in MEDIANS},
-        "bound_why": _reason(pool),
+        "bound_why": min(reasons, key=lambda pair: (pair[0] is None, pair[0] or ""), default=(None, None))[1],
         "run_ids": pool.values("run_id"),
     }
-
-
-def _reason(pool: Group) -> str | None:
-    """Why the runs are limited as they are: the reason of one run, if possible of one whose limit is known.
-
-    If the runs have several limits, the reason is that of the first limit in alphabetical order.
-    """
-    pairs = zip(pool.values("bound"), pool.values("bound_why"), strict=True)
-    reasons = [(bound if isinstance(bound, str) else None, why) for bound, why in pairs if isinstance(why, str)]
-    return min(reasons, key=lambda pair: (pair[0] is None, pair[0] or ""), default=(None, None))[1]
-
-
-def _ratio(left: Sequence[float], right: Sequence[float]) -> list[float]:
-    return [above / below for above, below in zip(left, right, strict=True) if below]
 
 
 def _series(groups: Sequence[Group], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Task and variant of each row, with the software if only the software distinguishes two rows."""
     names = [(row["env"], row["task"], row["variant"], row["batch_size"]) for row in rows]
     number = Counter(names)
+
+    def software(pool: Group) -> list[str]:
+        words = {shown(name, pool[name]) for name in SOFTWARE}
+        return [labels.shown(text) for text in pool.apart if text in words]
+
     return [
-        " · ".join([row["task"], row["variant"], *(_software(pool) if number[name] > 1 else ())])
+        " · ".join([row["task"], row["variant"], *(software(pool) if number[name] > 1 else ())])
         for pool, row, name in zip(groups, rows, names, strict=True)
     ]
 
 
-def _software(pool: Group) -> list[str]:
-    words = {shown(name, pool[name]) for name in SOFTWARE}
-    return [labels.shown(text) for text in pool.apart if text in words]
-
-
 def _failed(every: pd.DataFrame) -> pd.DataFrame:
-    """Configurations and environments without any completed run, a row each, with how the runs ended."""
     keys = ["env", "task", "variant", "model", "batch_size", "precision"]
     broken = every[~every["status"].isin([Status.COMPLETED, Status.RUNNING])]
     done = set(completed(every)[keys].itertuples(index=False, name=None))
@@ -294,104 +254,24 @@ def _failed(every: pd.DataFrame) -> pd.DataFrame:
 # The number of colours and symbols: with more environments, two would look alike in the legend.
 MOST_ENVIRONMENTS = 8
 
-# An environment and a task, whose rows the reduced figures keep.
-Pair = tuple[str, str]
-
 
 def legible(material: Material) -> tuple[Material, str]:
-    """Material with at most `MOST_ENVIRONMENTS` environments, and a sentence for captions on the others.
+    """Material with only the `MOST_ENVIRONMENTS` fastest environments, and a sentence for captions on the others.
 
-    Machines with the same device are merged into one environment named after the device. For each task, the merged
-    environment has the rows of a single machine: among the machines with the most configurations, the machine with the
-    middle throughput. Figures are not averaged. If all machines have the same device, the fastest environments are
-    kept. The sentence is empty if no environment is left out.
+    The sentence is empty if no environment is left out.
     """
     count = len(material.environments)
     if count <= MOST_ENVIRONMENTS:
         return material, ""
-    device_of = _devices(material)
-    if len(set(device_of.values())) == 1:
-        kept = _of_one_device(material, device_of)
-        words = f"{count} places with one device: the {MOST_ENVIRONMENTS} fastest are drawn"
-    else:
-        kept = _by_device(material, device_of)
-        words = f"{count} places: for each device and model, the machine with the middle throughput is drawn"
-        drawn = list(dict.fromkeys(kept.values()))
-        if len(drawn) > MOST_ENVIRONMENTS:
-            order = by_speed(_renamed(material.every, kept), _renamed(material.measured, kept), "env")
-            fastest = set(order[:MOST_ENVIRONMENTS])
-            kept = {pair: name for pair, name in kept.items() if name in fastest}
-            words += f"; of {counted(len(drawn), 'device')} the {MOST_ENVIRONMENTS} fastest"
-    return _reduced(material, kept), f"{words}; the tables show all. "
-
-
-def _devices(material: Material) -> dict[str, str]:
-    """Name of each environment's device, followed by the number of machines with this device if there are several."""
-    rows = material.every.drop_duplicates("env")
-    facts = rows[["device_name", "threads"]].astype(object)
-    facts = facts.where(facts.notna(), None)
-    names = labels.devices([{str(name): value for name, value in row.items()} for row in facts.to_dict("records")])
-    machines = Counter(names)
-    return {
-        env: f"{name} ({machines[name]} machines)" if machines[name] > 1 else name
-        for env, name in zip(rows["env"], names, strict=True)
+    names = material.environments[:MOST_ENVIRONMENTS]
+    tables = ("every", "measured", "runs", "failed", "points", "roofs", "kernel_points", "costs", "scaling")
+    kept = {
+        name: table[table["env"].isin(names)].reset_index(drop=True) if len(table) else table
+        for name, table in ((name, getattr(material, name)) for name in tables)
     }
-
-
-def _of_one_device(material: Material, device_of: Mapping[str, str]) -> dict[Pair, str]:
-    fastest = [env for env in material.environments if env in device_of][:MOST_ENVIRONMENTS]
-    return {(env, task): env for env in fastest for task in material.tasks}
-
-
-def _by_device(material: Material, device_of: Mapping[str, str]) -> dict[Pair, str]:
-    """Pairs (environment, task) to keep, with the device's name: one machine's environment for each device and task."""
-    rows: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for table in (material.measured, material.points, material.kernel_points):
-        rates = table["images_per_s"] if table is material.measured else [0.0] * len(table)
-        for env, task, rate in zip(table.get("env", ()), table.get("task", ()), rates, strict=True):
-            lines = rows[device_of[env], task][env]
-            if table is material.measured or not lines:
-                lines.append(log(rate) if rate and rate > 0 else 0.0)
-    return {(_middle(machines), task): device for (device, task), machines in rows.items()}
-
-
-def _middle(machines: Mapping[str, Sequence[float]]) -> str:
-    most = max(map(len, machines.values()))
-    widest = [env for env, lines in machines.items() if len(lines) == most]
-    ordered = sorted(widest, key=lambda env: (sum(machines[env]), env))
-    return ordered[(len(ordered) - 1) // 2]
-
-
-def _reduced(material: Material, kept: Mapping[Pair, str]) -> Material:
-    every, measured, runs = (_renamed(table, kept) for table in (material.every, material.measured, material.runs))
-    device_of = {env: name for (env, _), name in kept.items()}
-    roofs = material.roofs
-    if len(roofs):
-        roofs = roofs[roofs["env"].isin(list(device_of))]
-        # If several machines represent a device, keep one machine's roofs for each precision and kind.
-        roofs = roofs.assign(env=roofs["env"].map(device_of)).drop_duplicates(["env", "precision", "kind"])
     # Renumber the lines: these row numbers of `measured` have changed.
-    line_of = {run_id: line for line, run_ids in enumerate(measured["run_ids"]) for run_id in run_ids}
-    return replace(
-        material,
-        every=every,
-        measured=measured,
-        runs=runs.assign(line=runs["run_id"].map(line_of)),
-        failed=_renamed(material.failed, kept),
-        points=_renamed(material.points, kept),
-        kernel_points=_renamed(material.kernel_points, kept),
-        costs=_renamed(material.costs, kept),
-        scaling=_renamed(material.scaling, kept),
-        roofs=roofs.reset_index(drop=True),
-        environments=by_speed(every, measured, "env"),
-        tasks=[task for task in material.tasks if task in set(every["task"])],
-    )
-
-
-def _renamed(table: pd.DataFrame, kept: Mapping[Pair, str]) -> pd.DataFrame:
-    """Rows of the pairs (environment, task) in `kept`; column `env` becomes the pair's name in `kept`."""
-    if table.empty:
-        return table
-    names = [kept.get(pair) for pair in zip(table["env"], table["task"], strict=True)]
-    is_kept = [name is not None for name in names]
-    return table[is_kept].assign(env=[name for name in names if name is not None]).reset_index(drop=True)
+    line_of = {run_id: line for line, run_ids in enumerate(kept["measured"]["run_ids"]) for run_id in run_ids}
+    kept["runs"] = kept["runs"].assign(line=kept["runs"]["run_id"].map(line_of))
+    tasks = [task for task in material.tasks if task in set(kept["every"]["task"])]
+    words = f"{count} places: the {MOST_ENVIRONMENTS} fastest are drawn; the tables show all. "
+    return replace(material, **kept, environments=names, tasks=tasks), words

@@ -84,7 +84,8 @@ def _throughput_env(material: Material) -> Iterator[Figure]:
         yield Figure(
             name=f"throughput_env-{stems[env]}",
             title=f"Throughput against batch size: {env}",
-            caption=f"{more}{_shared(table, 'task', 'variant')}{_devices(table)}. {_intervals(table, 'images_per_s')}"
+            caption=f"{more}{_shared(table, 'task', 'variant')}{', '.join(_devices(table)) or 'Unknown device'}. "
+            f"{_intervals(table, 'images_per_s')}"
             + (" A cross at the bottom marks a batch size with no completed run." if len(failed) else ""),
             text=_rate_text(table),
             chart=throughput.against_batch(material, table, failed),
@@ -98,10 +99,18 @@ def _variance(material: Material) -> Iterator[Figure]:
     rows = throughput.variance_rows(runs)
     first, spread = runs.iloc[0], rows.groupby("env", sort=False)["relative"].agg(["min", "max", "size"])
     configuration = f"{first['task']}, batch {first['batch_size']:g}, {first['variant']}"
+    known = rows[["slow", "fast"]].notna().all(axis=1)
+    where = "" if known.all() else ", where its steps are known"
+    ranges = (
+        f"The line through it{where}: the throughput if all steps were as slow as the run's 95th percentile (left end) "
+        "or as fast as its 5th (right end), with the same waits for data."
+        if known.any()
+        else "No run recorded how its steps vary."
+    )
     yield Figure(
         name="variance_fixed_config",
         title=f"Variability of one configuration: {configuration}",
-        caption=f"Each point is a run, relative to the median of its place. {_step_ranges(rows)} This is the "
+        caption=f"Each point is a run, relative to the median of its place. {ranges} This is the "
         "configuration that was repeated in the most places."
         + (f" At most {throughput.MOST_RUNS} runs of each place are drawn." if len(rows) < len(runs) else ""),
         text="; ".join(
@@ -110,16 +119,6 @@ def _variance(material: Material) -> Iterator[Figure]:
         ),
         chart=throughput.variance(material, rows),
     )
-
-
-def _step_ranges(rows: pd.DataFrame) -> str:
-    """Sentence on the line through each point."""
-    known = rows[["slow", "fast"]].notna().all(axis=1)
-    if not known.any():
-        return "No run recorded how its steps vary."
-    where = "" if known.all() else ", where its steps are known"
-    line = f"The line through it{where}: the throughput if all steps were as slow as the run's 95th percentile"
-    return f"{line} (left end) or as fast as its 5th (right end), with the same waits for data."
 
 
 def fixed_configuration(material: Material) -> pd.DataFrame | None:
@@ -153,7 +152,8 @@ def _roofline_env(material: Material) -> Iterator[Figure]:
         roofs = usable_roofs(_in(material.roofs, env), table)
         yield Figure(
             name=f"roofline_{stems[env]}",
-            title=f"Roofline: {_with_devices(env, table)}",
+            # With its devices, because figures are also shown outside the report.
+            title=f"Roofline: {', '.join([env, *(name for name in _devices(table) if name not in env)])}",
             caption=f"{more}{_shared(table, 'task', 'variant')}{_roofline_caption(table, roofs)}"
             + (" The numbers are batch sizes, if there is room for them." if table["batch_size"].notna().any() else ""),
             text=_points_text(table),
@@ -338,7 +338,10 @@ def _kernel_rooflines(material: Material) -> Iterator[Figure]:
     stems = labels.distinct(tables)
     shown, more = _first(list(tables.items()), "profiles")
     for name, (env, rows) in shown:
-        table = _one_configuration(rows)
+        # The profiled configuration with the largest batch.
+        size = rows["batch_size"].max()
+        largest = rows[rows["batch_size"] == size] if pd.notna(size) else rows
+        table = largest[largest["variant"] == largest["variant"].iloc[0]].drop_duplicates("family")
         first = table.iloc[0]
         roofs = usable_roofs(_in(material.roofs, env), table)
         l2 = f" L2 bytes are {first['l2_bytes_are']}." if isinstance(first.get("l2_bytes_are"), str) else ""
@@ -354,24 +357,6 @@ def _kernel_rooflines(material: Material) -> Iterator[Figure]:
         )
 
 
-def _cost(material: Material) -> Iterator[Figure]:
-    table = cheapest(material.costs)
-    if len(table) < LEAST_DOTS:
-        return
-    yield Figure(
-        name="cost",
-        title=f"Cost of a million {material.unit}",
-        caption=f"{_shared(table, 'env')}Price per hour of the machine divided by throughput, for the cheapest "
-        "configuration of each model and place; without the time to set up. "
-        f"{_intervals(table, 'usd_per_million_images')}",
-        text="; ".join(
-            f"{row['task']}, {row['env']}: {number(row['usd_per_million_images'], 3)} USD"
-            for row in table.to_dict("records")[:12]
-        ),
-        chart=throughput.cost(material, table),
-    )
-
-
 def cheapest(costs: pd.DataFrame) -> pd.DataFrame:
     """The row of `costs` with the lowest cost per image, for each model and environment."""
     if costs.empty:
@@ -379,26 +364,6 @@ def cheapest(costs: pd.DataFrame) -> pd.DataFrame:
     known = costs[costs["usd_per_million_images"].notna()]
     return known.loc[known.groupby(["env", "task"], sort=False)["usd_per_million_images"].idxmin()].reset_index(
         drop=True
-    )
-
-
-def _breakdown(material: Material) -> Iterator[Figure]:
-    points = material.kernel_points
-    if len(points):
-        points = points[points["share_of_time"].notna() & (points["family"] != ALL)]
-    if points.empty:
-        return
-    rows = points.to_dict("records")
-    names = [f"{row['task']}, batch {_batch(row)}, {row['variant']}, {row['env']}" for row in rows]
-    table = points.assign(configuration=names)
-    shown, more = _first(list(dict.fromkeys(table["configuration"])), "profiles")
-    table = table[table["configuration"].isin(shown)]
-    yield Figure(
-        name="kernel_breakdown",
-        title="Time by kernel family",
-        caption=f"{more}Share of the profiled kernels' time, by family of kernels.",
-        text=_kernels_text(table),
-        chart=throughput.breakdown(table),
     )
 
 
@@ -414,8 +379,6 @@ REGISTRY: dict[str, Builder] = {
     "ai_vs_batch": _intensity,
     "efficiency_comparison": _efficiency,
     "kernel_roofline": _kernel_rooflines,
-    "kernel_breakdown": _breakdown,
-    "cost": _cost,
 }
 
 
@@ -456,14 +419,6 @@ def _one_roof_each(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(rows, ignore_index=True) if rows else roofs.iloc[:0]
 
 
-def _one_configuration(points: pd.DataFrame) -> pd.DataFrame:
-    """Points of the profiled configuration with the largest batch."""
-    size = points["batch_size"].max()
-    largest = points[points["batch_size"] == size] if pd.notna(size) else points
-    configuration: pd.DataFrame = largest[largest["variant"] == largest["variant"].iloc[0]].drop_duplicates("family")
-    return configuration
-
-
 def _has_batches(table: pd.DataFrame, *series: str, least: int = 2) -> bool:
     """Whether any series has at least `least` batch sizes; `series`: the columns that tell one series from another."""
     if table.empty:
@@ -501,14 +456,8 @@ def _intervals(table: pd.DataFrame, field: str) -> str:
     return f"{each}{what} {ARROWS}" if style.is_cut(table, field) else f"{each}{what}"
 
 
-def _devices(table: pd.DataFrame) -> str:
-    return ", ".join(labels.shown(name) for name in dict.fromkeys(table["device_name"].dropna())) or "Unknown device"
-
-
-def _with_devices(env: str, table: pd.DataFrame) -> str:
-    """The environment's name, with its devices if the name lacks them: figures are also shown outside the report."""
-    devices = dict.fromkeys(labels.shown(name) for name in table["device_name"].dropna())
-    return ", ".join([env, *(name for name in devices if name not in env)])
+def _devices(table: pd.DataFrame) -> list[str]:
+    return list(dict.fromkeys(labels.shown(name) for name in table["device_name"].dropna()))
 
 
 def _listed(parts: Sequence[str], total: int) -> str:
@@ -520,16 +469,14 @@ def _rate_text(table: pd.DataFrame) -> str:
     rows = table.sort_values("images_per_s", ascending=False).to_dict("records")
     parts = [
         f"{row['series']}, batch {_batch(row)}, {row['env']}: {number(row['images_per_s'])} {units.unit_of(row)}/s"
-        f"{_between(row)}"
+        + (
+            ""
+            if pd.isna(row.get("images_per_s_low"))
+            else f" ({number(row['images_per_s_low'])} to {number(row['images_per_s_high'])})"
+        )
         for row in rows[:MOST_LISTED]
     ]
     return _listed(parts, len(rows))
-
-
-def _between(row: dict[Any, Any]) -> str:
-    if pd.isna(row.get("images_per_s_low")):
-        return ""
-    return f" ({number(row['images_per_s_low'])} to {number(row['images_per_s_high'])})"
 
 
 def _batch(row: Any) -> str:

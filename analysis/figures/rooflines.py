@@ -169,17 +169,15 @@ def batch_labels(points: pd.DataFrame, frame: Plane) -> pd.DataFrame:
         )
         for align, dx, dy, (left, right) in sides:
             box = (left, right, y + dy - TEXT_HEIGHT / 2, y + dy + TEXT_HEIGHT / 2)
-            if not any(_overlap(box, other) for other in taken) and left > 0 and right < NARROW:
+            is_covered = any(
+                box[0] < other[1] and other[0] < box[1] and box[2] < other[3] and other[2] < box[3] for other in taken
+            )
+            if not is_covered and left > 0 and right < NARROW:
                 taken.append(box)
                 kept = {name: row[name] for name in ("task", "variant", "intensity_flop_per_byte", "flop_per_s")}
                 places.append({**kept, "text": text, "align": align, "dx": dx, "dy": dy})
                 break
     return pd.DataFrame(places)
-
-
-def _overlap(box: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Whether two boxes (left, right, top, bottom) overlap."""
-    return box[0] < other[1] and other[0] < box[1] and box[2] < other[3] and other[2] < box[3]
 
 
 def combined(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> Drawing:

@@ -103,14 +103,14 @@ DARK = config("#e4e8ec", "#14181d", ground="#14181d")
 def chart(frame: pd.DataFrame) -> alt.Chart:
     """A chart of a table's rows, with rounded numbers and null for absent values; rates and times also as text."""
     names = [name for name in (*UNITS, *SECONDS) if name in frame]
-    texts = {f"{name}{TEXT}": frame[name].map(partial(_with_unit, name)) for name in names}
+
+    def with_unit(column: str, value: Any) -> str | None:
+        if value is None or not math.isfinite(value):
+            return None
+        return seconds(value) if column in SECONDS else si(value, UNITS[column], 4)
+
+    texts = {f"{name}{TEXT}": frame[name].map(partial(with_unit, name)) for name in names}
     return alt.Chart(data(records(frame.assign(**texts))))
-
-
-def _with_unit(column: str, value: Any) -> str | None:
-    if value is None or not math.isfinite(value):
-        return None
-    return seconds(value) if column in SECONDS else si(value, UNITS[column], 4)
 
 
 def data(rows: Sequence[Mapping[str, Any]]) -> alt.Data:
@@ -312,7 +312,10 @@ def linear_axis(low: float, high: float, *, count: int = 6, percent: str | None 
     """
     # An axis needs a length, even if all values are equal.
     high = high if high > low else low + 1
-    step = _step((high - low) / count)
+    # The smallest 1, 2, 2.5 or 5 times a power of ten that is not below a tick's share of the length.
+    least = (high - low) / count
+    decade = 10.0 ** math.floor(math.log10(least) - 1e-9)
+    step = min(factor * decade for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * decade >= least * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6)
     values = [float(f"{number * step:.12g}") for number in range(first, last + 1)]
     scale = alt.Scale(domain=[min([low, *values]), max([high, *values])], nice=False)
@@ -321,12 +324,6 @@ def linear_axis(low: float, high: float, *, count: int = 6, percent: str | None 
     form = number_format([100 * value for value in values])
     text = f"(datum.value == 0 ? '0' : format(100 * datum.value, '{percent}{form}')) + ' %'"
     return scale, alt.Axis(values=values, labelExpr=text, labelOverlap="greedy")
-
-
-def _step(least: float) -> float:
-    """The smallest 1, 2, 2.5 or 5 times a power of ten that is not below `least`."""
-    decade = 10.0 ** math.floor(math.log10(least) - 1e-9)
-    return min(factor * decade for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * decade >= least * (1 - 1e-9))
 
 
 def log_axis(low: float, high: float, *, unit: str | None = None) -> tuple[alt.Scale, alt.Axis, str]:

@@ -46,7 +46,12 @@ def against_batch(material: Material, table: pd.DataFrame, failed: pd.DataFrame)
     parameters, opacity = style.picked(drawn, "task", "variant")
     colour = style.colour("task", drawn["task"], material.task_colours, "Model")
     dash = style.dash("variant", drawn["variant"], material.variants, material.variant_title)
-    x, y = style.batch_axis(drawn["batch_size"], material.unit, "at"), _rate(table, material.unit)
+    x, field = style.batch_axis(drawn["batch_size"], material.unit, "at"), "images_per_s"
+    if style.is_wide(table[field]):
+        scale, axis, _ = style.log_axis(style.bottom(table, field) / 1.1, style.reach(table, field) * 1.1)
+    else:
+        scale, axis = style.linear_axis(0, style.reach(table, field) * 1.05)
+    y = alt.Y(f"{field}:Q", scale=scale, axis=axis, title=f"Throughput [{material.unit}/s]")
     # Shift series sideways, because the intervals of one batch size would hide each other.
     has_bars = style.has_bars(table, "images_per_s")
     shift = style.dodged(list(dict.fromkeys(table["series"]))) if has_bars else dict.fromkeys(table["series"], 1.0)
@@ -80,15 +85,6 @@ def _crosses(failed: pd.DataFrame, x: alt.X, colour: alt.Color, opacity: Any) ->
             x=x, y=alt.value(style.HEIGHT - 8), color=colour, opacity=opacity, tooltip=style.tooltips(failed, titles)
         )
     )
-
-
-def _rate(table: pd.DataFrame, unit: str) -> alt.Y:
-    field = "images_per_s"
-    if style.is_wide(table[field]):
-        scale, axis, _ = style.log_axis(style.bottom(table, field) / 1.1, style.reach(table, field) * 1.1)
-    else:
-        scale, axis = style.linear_axis(0, style.reach(table, field) * 1.05)
-    return alt.Y(f"{field}:Q", scale=scale, axis=axis, title=f"Throughput [{unit}/s]")
 
 
 def relative_to_smallest(table: pd.DataFrame) -> pd.DataFrame:
@@ -210,15 +206,8 @@ def best(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def comparison(material: Material, table: pd.DataFrame) -> Drawing:
-    """Chart of `best`: each model's best throughput per environment, with intervals."""
-    return dots(material, table, field="images_per_s", title=f"Best throughput [{material.unit}/s]")
-
-
-def dots(material: Material, table: pd.DataFrame, *, field: str, title: str, **more: str) -> Drawing:
-    """Chart with a point per model and environment, its interval (`<field>_low`, `<field>_high`) and its value.
-
-    `more`: titles of further columns for the tooltips.
-    """
+    """Chart of `best`: each model's best throughput per environment, with its interval and its value."""
+    field = "images_per_s"
     is_wide = style.is_wide(table[field])
     # Leave room for the text beside the last point.
     top = style.reach(table, field) * (2.0 if is_wide else 1.15)
@@ -229,13 +218,13 @@ def dots(material: Material, table: pd.DataFrame, *, field: str, title: str, **m
     return rows_of_points(
         material,
         table.drop(columns=["run_ids"], errors="ignore"),
-        x=alt.X(f"{field}:Q", scale=scale, axis=axis, title=title),
+        x=alt.X(f"{field}:Q", scale=scale, axis=axis, title=f"Best throughput [{material.unit}/s]"),
         field=field,
         legends=("env",),
         order=table["env"].map(style.present(material.environments, table["env"]).index),
         shape=style.shape("env", table["env"], material.environments, "Place"),
         text=lambda value: number(value, 3),
-        tooltip=style.tooltips(table, titles(material, **more)),
+        tooltip=style.tooltips(table, titles(material)),
         has_stems=not is_wide,
     )
 
@@ -374,44 +363,6 @@ def efficiency(material: Material, table: pd.DataFrame) -> Drawing:
         shape=style.shape("of", table["of"], list(EFFICIENCY.values()), "Share"),
         text=lambda fraction: f"{number(100 * fraction, 2)} %",
         tooltip=style.tooltips(table, titles(material, of="share", fraction="fraction (1 = all)")),
-    )
-
-
-def cost(material: Material, table: pd.DataFrame) -> Drawing:
-    """Chart of US dollars per million images (or tokens, samples); the interval is that of the throughput."""
-    field, usd = "usd_per_million_images", f"USD per million {material.unit}"
-    return dots(material, table, field=field, title=f"Cost [{usd}]", **{field: usd}, usd_per_h="USD/h")
-
-
-def breakdown(table: pd.DataFrame) -> Drawing:
-    """Chart of each configuration's time by kernel family; column `configuration` names the bars."""
-    parameters, opacity = style.picked(table, "family")
-    order = style.present(map(str, Family), table["family"])
-    rank = {name: index for index, name in enumerate(order)}
-    drawn = table.assign(rank=table["family"].map(rank))
-    columns = {
-        "configuration": "configuration",
-        "family": "kernels",
-        "share_of_time": "share of the time",
-        "duration_s": "time",
-        "launches": "launches",
-    }
-    configurations = list(dict.fromkeys(drawn["configuration"]))
-    scale, axis = style.linear_axis(0, 1, percent="")
-    lines = max(len(style.broken(name, style.AXIS_CHARACTERS)) for name in configurations)
-    return (
-        style.chart(drawn)
-        .mark_bar(stroke="white", strokeWidth=0.5)
-        .encode(
-            x=alt.X("share_of_time:Q", scale=scale, axis=axis, title="Share of kernel time [%]"),
-            y=alt.Y("configuration:N", title=None, sort=None, axis=style.named_axis(configurations)),
-            color=style.colour("family", order, FAMILY_COLOURS, "Kernels"),
-            order=alt.Order("rank:Q"),
-            opacity=opacity,
-            tooltip=style.tooltips(drawn, columns),
-        )
-        .add_params(*parameters)
-        .properties(width=style.WIDTH - 200, height=max(30, 15 * lines) * len(configurations) + 10)
     )
 
 

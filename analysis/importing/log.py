@@ -118,8 +118,8 @@ def _require_possible(path: Path, record: Record, steps_csv: bytes) -> None:
     from analysis.loading.series import LAYOUTS, parse, refusals  # noqa: PLC0415 - pyarrow, once the file was understood
 
     try:
-        measured_s = row_of(to_json(record)).cells["measured_s"]
-        reason = refusals(parse(LAYOUTS["steps"], [steps_csv]).lists, imported=[True], measured_s=[measured_s])[0]
+        row_of(to_json(record))
+        reason = refusals(parse(LAYOUTS["steps"], [steps_csv]).lists, imported=[True])[0]
     except BundleError as error:
         reason = str(error)
     if reason:

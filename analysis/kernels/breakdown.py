@@ -179,13 +179,9 @@ def launched_in_steps(
         if run_id in launches:
             kept, steps_in_profile = in_steps(results.kernels.iloc[launches[run_id]])
             parts.append(kept)
-            steps.append(steps_in_profile or _steps_given(results, run_id))
+            # Of an imported profile, the number of steps that the user gave.
+            with suppress(BundleError):
+                steps_in_profile = steps_in_profile or int(results.record(run_id).profile.steps_profiled or 0)
+            steps.append(steps_in_profile or None)
     known = [number for number in steps if number]
     return pd.concat(parts), sum(known) if len(known) == len(steps) else None, len(parts)
-
-
-def _steps_given(results: Tables, run_id: str) -> int | None:
-    """Number of steps that the user gave for an imported profile; None if unknown."""
-    with suppress(BundleError):
-        return int(results.record(run_id).profile.steps_profiled or 0) or None
-    return None

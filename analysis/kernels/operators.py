@@ -131,18 +131,15 @@ def _summed(pool: Group, table: pd.DataFrame, keys: Sequence[str], steps: float)
     total_s = float(table["total_s"].sum())
     parts = [
         dict(zip(keys, values if isinstance(values, tuple) else (values,), strict=True))
-        | _work_row(rows, steps, total_s, _at_least(rows, steps), pool.apart)
+        | _work_row(rows, steps, total_s, low, pool.apart)
         for values, rows in table.groupby(list(keys), sort=False)
+        # Operators may use the same tensors: the highest of their lower bounds is that of all.
+        for bounds in [rows[rows["bytes_lower"].notna()].groupby("name")["bytes_lower"].sum()]
+        for low in [float(bounds.max()) / steps if len(bounds) else None]
     ]
     low = pool.median("bytes_lower_per_step") if table["flop"].notna().any() else None
     whole = {"family": ALL, "name": ALL} | _work_row(table, steps, total_s, low, pool.apart)
     return [*sorted(parts, key=lambda row: -float(row["duration_s"])), whole]
-
-
-def _at_least(rows: pd.DataFrame, steps: float) -> float | None:
-    """Lower bound of the bytes of several operators: the highest of their bounds, as they may use the same tensors."""
-    known = rows[rows["bytes_lower"].notna()]
-    return float(known.groupby("name")["bytes_lower"].sum().max()) / steps if len(known) else None
 
 
 def _work_row(
@@ -192,10 +189,13 @@ def _rows(results: Tables, pool: Group, profiled: set[str], problems: list[Probl
             calls[name] += number
             self_s[name] += seconds
     steps, total_s = sum(_steps(record) for _, record in profiles), sum(self_s.values())
-    flop = next(filter(None, (_flop_by_kind(record) for _, record in profiles)), {})
+    works = ((record.complexity.flop_by_op if record.complexity else None) or {} for _, record in profiles)
+    flop = next(filter(None, ({kind: float(flop) for kind, flop in kinds.items() if flop} for kinds in works)), {})
     facts = {name: pool[name] for name in COLUMNS if name in pool.facts}
     facts |= {"profiles": len(profiles), "steps": steps, "note": joined(pool.apart)}
-    counted = _flop_by_operator(flop, calls)
+    # A kind of arithmetic that several operators compute is left out, because the share of each is unknown.
+    present = {kind: [name for name in workers if name in calls] for kind, workers in WORKERS.items()}
+    counted = {present[kind][0]: value for kind, value in flop.items() if len(present.get(kind, ())) == 1}
     rows = [
         facts | _row(name, calls[name] / steps, self_s[name] / steps, self_s[name] / (total_s or math.nan), counted)
         for name in sorted(self_s, key=lambda name: -self_s[name])
@@ -246,17 +246,3 @@ def _steps(record: Record) -> float:
     if steps is None or steps < 1 or steps != int(steps):
         raise ValueError("run.json does not say how many steps were profiled")
     return float(steps)
-
-
-def _flop_by_kind(record: Record) -> dict[str, float]:
-    kinds = (record.complexity.flop_by_op if record.complexity else None) or {}
-    return {kind: float(flop) for kind, flop in kinds.items() if flop}
-
-
-def _flop_by_operator(flop: Mapping[str, float], names: Sequence[str] | Mapping[str, float]) -> dict[str, float]:
-    """FLOP by operator. `flop`: FLOP by kind of arithmetic; `names`: operators of the profile.
-
-    A kind that several operators compute is left out, because the share of each operator is unknown.
-    """
-    present = {kind: [name for name in workers if name in names] for kind, workers in WORKERS.items()}
-    return {present[kind][0]: value for kind, value in flop.items() if len(present.get(kind, ())) == 1}

@@ -1,7 +1,6 @@
 """Kernels of profiles as tables: from bundles in folders, and from single files of Nsight Compute."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -82,100 +81,87 @@ IMPORTED_OPERATOR_COLUMNS = (
 SHOWN_CHARACTERS = 60
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Profiles:
-    """Profiles as tables. `ncu_tables`: one per profile by ncu, with a row per value of `keys` and one for the whole.
+def text_of(
+    paths: Sequence[Path],
+    keys: Sequence[str],
+    form: TableFormat,
+    *,
+    top: int | None,
+    wide: bool,
+    verify: bool,
+    imported_keys: Sequence[str] = (),
+) -> tuple[str, list[Problem]]:
+    """The profiles in folders of bundles and in files, as text, and problems with them.
 
-    `torch_operators`: profiles by torch.profiler. `imported_operators`: operators of imported traces with their work,
-    by `imported_keys`.
-    """
-
-    keys: Sequence[str]
-    ncu_tables: Sequence[pd.DataFrame]
-    torch_operators: pd.DataFrame
-    imported_operators: pd.DataFrame
-    imported_keys: Sequence[str]
-    problems: Sequence[Problem]
-
-
-def gather(paths: Sequence[Path], keys: Sequence[str], *, verify: bool, imported_keys: Sequence[str] = ()) -> Profiles:
-    """Read the profiles in folders of bundles and in files; `keys`: columns by which kernels are grouped.
-
-    `imported_keys`: columns by which operators of imported traces are grouped; if empty, these operators are
-    listed as torch.profiler lists them.
-
-    Raises `NothingToDoError` if there is no profile.
+    `keys`: columns by which kernels are grouped; `imported_keys`: columns by which operators of imported traces are
+    grouped; if empty, these operators are listed as torch.profiler lists them. `top`: show only the `top` longest rows
+    of each profile, and its last row, the total. Raises `NothingToDoError` if there is no profile.
     """
     folders = [path for path in paths if not path.is_file()]
     problems = list[Problem]()
-    torch_operators = imported_operators = pd.DataFrame()
-    ncu_tables = [_of_file(path, keys, problems) for path in paths if path.is_file()]
+    by_torch = imported = pd.DataFrame()
+    # One table per profile by ncu, with a row per value of `keys` and one for the whole.
+    tables = [_of_file(path, keys, problems) for path in paths if path.is_file()]
     if folders:
         results = load_folders(folders, verify=verify)
-        ncu_tables += _of_results(kernel_points(results, keys=keys))
+        tables += _of_results(kernel_points(results, keys=keys))
         if imported_keys:
-            imported_operators, unread = attributed(results, imported_keys)
+            imported, unread = attributed(results, imported_keys)
             problems += unread
-        torch_operators, unread = operators(results, with_attributed=not imported_keys)
+        by_torch, unread = operators(results, with_attributed=not imported_keys)
         problems += [*results.problems, *results.kernel_problems, *unread]
-    if not ncu_tables and torch_operators.empty and imported_operators.empty:
+    if not tables and by_torch.empty and imported.empty:
         where = ", ".join(f"'{folder}'" for folder in folders)
         raise NothingToDoError(
             f"no run in {where} was profiled with ncu or torch",
             hint="launch local --profile torch; with --profile ncu on an NVIDIA GPU also FLOP and bytes",
         )
-    return Profiles(
-        keys=keys,
-        ncu_tables=ncu_tables,
-        torch_operators=torch_operators,
-        imported_operators=imported_operators,
-        imported_keys=imported_keys,
-        problems=problems,
-    )
-
-
-def render(profiles: Profiles, form: TableFormat, *, top: int | None, wide: bool) -> str:
-    """All profiles as text; `top`: show only the `top` longest rows of each profile, and its last row, the total."""
-    keys = profiles.keys
     records = [
         {str(name): value for name, value in row.items()}
-        for table in profiles.ncu_tables
+        for table in tables
         for row in (table.drop(table.index[:-1][top:]) if top else table).to_dict("records")
     ]
-    own = list(dict.fromkeys(name for table in profiles.ncu_tables for name in own_metrics(table)))
+    own = list(dict.fromkeys(name for table in tables for name in own_metrics(table)))
     rows = frame(records, (*FACTS, *keys, *COLUMNS, "remark", *own))
     if form is TableFormat.TABLE:
-        return "\n\n".join(_texts(rows, profiles, top or SHOWN, wide=wide))
-    by_torch = [profiles.imported_operators, profiles.torch_operators]
-    shown = [longest(table, top) if top else table for table in by_torch]
-    return render_table(_as_data(rows, shown, _all_columns(keys, own)), _all_columns(keys, own), form)
+        imported, by_torch = longest(imported, top or SHOWN), longest(by_torch, top or SHOWN)
+        return "\n\n".join(_texts(rows, keys, imported, imported_keys, by_torch, wide=wide)), problems
+    columns = _all_columns(keys, own)
+    names = [column.name for column in columns]
+    parts = [rows.assign(profiler="ncu")]
+    for table in (imported, by_torch):
+        shown = longest(table, top) if top else table
+        parts.append(shown.assign(profiler="torch", remark=shown.get("note")))
+    data = pd.concat([part.reindex(columns=names).astype(object) for part in parts if len(part)], ignore_index=True)
+    return render_table(data, columns, form), problems
 
 
-def _texts(rows: pd.DataFrame, profiles: Profiles, top: int, *, wide: bool) -> Iterator[str]:
+def _texts(
+    rows: pd.DataFrame,
+    keys: Sequence[str],
+    imported: pd.DataFrame,
+    imported_keys: Sequence[str],
+    by_torch: pd.DataFrame,
+    *,
+    wide: bool,
+) -> Iterator[str]:
     """Printed tables, one per kind of profile, because profilers measure different quantities."""
     if len(rows):
-        yield render_table(*_printed(rows, profiles.keys, wide=wide), TableFormat.TABLE, wide=wide)
-    if len(imported := longest(profiles.imported_operators, top)):
+        yield render_table(*_printed(rows, keys, wide=wide), TableFormat.TABLE, wide=wide)
+    if len(imported):
         columns = [
             column
             for column in IMPORTED_OPERATOR_COLUMNS
-            if column.name in profiles.imported_keys or column.name not in ALL_KEYS
+            if column.name in imported_keys or column.name not in ALL_KEYS
         ]
         table = render_table(imported, columns, TableFormat.TABLE, wide=wide)
         yield f"by torch.profiler: operators with their modelled work, per step\n{table}"
-    if len(operators_of_runs := longest(profiles.torch_operators, top)):
-        table = render_table(operators_of_runs, OPERATOR_COLUMNS, TableFormat.TABLE, wide=wide)
-        devices = set(operators_of_runs["device_type"] == Device.CPU)
+    if len(by_torch):
+        table = render_table(by_torch, OPERATOR_COLUMNS, TableFormat.TABLE, wide=wide)
+        devices = set(by_torch["device_type"] == Device.CPU)
         what = "the own time of each operator" if devices == {True} else "kernels on a GPU"
         what = "operators' own time on a CPU, kernels on a GPU" if len(devices) > 1 else what
         yield f"by torch.profiler: {what}, per step\n{table}"
-
-
-def _as_data(rows: pd.DataFrame, by_torch: Sequence[pd.DataFrame], columns: Sequence[Column]) -> pd.DataFrame:
-    names = [column.name for column in columns]
-    parts = [rows.assign(profiler="ncu")]
-    parts += [table.assign(profiler="torch", remark=table.get("note")) for table in by_torch]
-    return pd.concat([part.reindex(columns=names).astype(object) for part in parts if len(part)], ignore_index=True)
 
 
 def _of_file(path: Path, keys: Sequence[str], problems: list[Problem]) -> pd.DataFrame:
@@ -196,18 +182,14 @@ def _with_total(rows: pd.DataFrame, total: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_results(points: pd.DataFrame) -> list[pd.DataFrame]:
-    """A table per group of runs, each with its total."""
     names = [*WORK_NAMED, "profiles", "steps", "note"]
-    groups = points.groupby(names, dropna=False, sort=False)
-    return [_remarked(_with_total(rows, _sum_of(rows, names)), None) for _, rows in groups]
-
-
-def _sum_of(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The row for all kernels, the sum of the rows of the parts; a figure that a part lacks is NaN."""
-    launches = rows["launches"].astype(float)
-    total = breakdown(rows, ())
-    facts = {name: rows[name].iloc[0] for name in names}
-    return total.assign(launches=launches.sum(), **facts)
+    tables = []
+    for _, rows in points.groupby(names, dropna=False, sort=False):
+        # The row for all kernels is the sum of the rows of the parts; a figure that a part lacks is NaN.
+        facts = {name: rows[name].iloc[0] for name in names}
+        total = breakdown(rows, ()).assign(launches=rows["launches"].astype(float).sum(), **facts)
+        tables.append(_remarked(_with_total(rows, total), None))
+    return tables
 
 
 def _remarked(rows: pd.DataFrame, remark: str | None) -> pd.DataFrame:

@@ -50,7 +50,10 @@ def with_arguments(cases: Sequence[Case]) -> list[Case]:
             if len(set(found.values())) > 1:
                 fact = ARGUMENT + name
                 for case in runs:
-                    facts_of[case.run_id] |= {fact: found[case.run_id], besides(fact): _without(case["script"], name)}
+                    program, words = _split(case["script"])
+                    kept = (words for other, _, words in _parts(words) if other.lstrip("-") != name)
+                    without = shlex.join([*program, *(word for words in kept for word in words)])
+                    facts_of[case.run_id] |= {fact: found[case.run_id], besides(fact): without}
     if not facts_of:
         return list(cases)
     names = dict.fromkeys(name for facts in facts_of.values() for name in facts)
@@ -107,9 +110,3 @@ def _arguments(command: str) -> Iterator[tuple[str, str | float]]:
         if name:
             number = None if value is None else _number(value)
             yield name.lstrip("-"), (value or GIVEN) if number is None else number
-
-
-def _without(command: str, name: str) -> str:
-    program, words = _split(command)
-    kept = (words for other, _, words in _parts(words) if other.lstrip("-") != name)
-    return shlex.join([*program, *(word for words in kept for word in words)])

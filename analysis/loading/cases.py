@@ -18,7 +18,7 @@ from analysis.statistics.steady import SteadyState, steady_state
 from workload.contract import bundle
 from workload.contract.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
 from workload.contract.errors import BundleError
-from workload.contract.record import Record, Spec, Status, StepSeconds
+from workload.contract.record import Record, Spec, Status
 from workload.contract.spec import Device
 
 MEASURED = "measured"
@@ -82,12 +82,6 @@ class Case:
     def step_s(self) -> Floats:
         """Seconds of each measured step, without the wait for data."""
         return self.measured("step_s")
-
-    @cached_property
-    def step_seconds(self) -> StepSeconds | None:
-        """Summary of the measured steps of known time; None if there are none."""
-        known = self.step_s[np.isfinite(self.step_s)]
-        return StepSeconds.from_seconds(known.tolist()) if known.size else None
 
     @cached_property
     def iteration_s(self) -> Floats:

@@ -129,6 +129,13 @@ class _Columns:
         return self._numbers[name]
 
 
+# Figures that `Group.figures` gives, see there.
+FIGURES = (
+    *("runs", "images_per_s_mean", "images_per_s_sd", "images_per_s", "images_per_s_low", "images_per_s_high"),
+    *("interval", "step_s", "bound", "busy", "data_wait_fraction"),
+)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Group:
     """Runs that may be pooled. `facts`: by column of `CONFIGURATION`, `PLACE` and `SOFTWARE`, None if unknown.

@@ -1,49 +1,34 @@
-"""Reader of a results folder.
+"""Reader of a results folder: every bundle below it as a row of one table.
 
-From 50 bundles on, the reader keeps an index, `.analysis/bundles.parquet`, to read the bundles faster the next time.
-
-The index has a row per bundle, with everything that the tables need. It is valid for the peaks with which it was made,
-because the limits of steps depend on them. A row is valid as long as its source files keep size, modification time and
-inode; only `verify` detects a change that preserves all three. The index is a cache. It is replaced as a whole, by
-renaming, so that processes never see a part of it. It is rebuilt silently if it is missing, damaged or of another
-version. A folder that is not writable works without an index.
+The table is kept (`cache`), as `.analysis/bundles.parquet`, to read the bundles faster the next time. A row is used
+again as long as the source files of its bundle keep their state.
 """
 
-import functools
-import hashlib
 import os
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from analysis.loading import cache
+from analysis.loading.cache import state
 from analysis.loading.processes import share
 from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS, RunRow, row_of
-from analysis.loading.series import LAYOUTS, ParsedFiles, parse, refusals
-from workload.contract import bundle, peaks
+from analysis.loading.series import LAYOUTS, parse, refusals
+from workload.contract import bundle
 from workload.contract.errors import BundleError
 from workload.contract.fields import RANGES, Kind, clean
-from workload.contract.files import replacing
 
-FOLDER, FILE = ".analysis", "bundles.parquet"
-# Increase with every change in the content of a row, or in how it is read: older indexes become invalid.
-VERSION = b"9"
-VERSION_KEY, PEAKS_KEY = b"rooflaunch.index", b"rooflaunch.peaks"
+FILE = "bundles.parquet"
 # Files from which a row is made.
 SOURCES = (bundle.MANIFEST, bundle.RECORD, bundle.STEPS, bundle.TELEMETRY)
 SERIES_FILES = tuple(layout.file for layout in LAYOUTS.values())
 # Files with the kernels of a bundle, better source first. They are verified here, and read on request.
 PROFILES = "ncu"
 KERNEL_FILES = (f"{PROFILES}/kernels.csv", f"{PROFILES}/profile.ncu-rep")
-# Least number of bundles for an index. Fewer are read in a tenth of a second, so that no file needs to be written.
-FEWEST = 50
 # Bundles parsed together: enough to make joined parsing worthwhile, few enough to keep their text small in memory.
 CHUNK = 250
 # Fewer bundles are read by this process alone, because starting another one takes longer.
@@ -96,31 +81,26 @@ class Candidate:
 
 
 def load_bundles(root: Path, *, verify: bool = False) -> tuple[pa.Table, list[Problem]]:
-    """Every bundle in or below `root` as a row of `SCHEMA`, sorted by path, and problems; uses the index if valid."""
+    """Every bundle in or below `root` as a row of `SCHEMA`, sorted by path, and problems; `verify`: use no kept row."""
     candidates, problems = find(str(root))
     is_sealed = len(candidates) == 1 and candidates[0].name == b""  # `root` is a bundle itself: write nothing into it
-    if is_sealed or len(candidates) < FEWEST:
-        fresh, more = read(candidates)
-        return _with_paths(fresh, root), problems + more
-    path = root / FOLDER / FILE
-    kept = None if verify else _load(path)
-    table, more = _updated(kept, candidates)
-    if kept is None or kept is not table:
-        _store(path, table)
-    return _with_paths(table, root), problems + more
-
-
-def _with_paths(table: pa.Table, root: Path) -> pa.Table:
-    """Set the column `path` from the current name of `root`; the index may have been written under another name."""
+    if is_sealed or len(candidates) < cache.FEWEST:
+        table, more = read(candidates)
+    else:
+        path = root / cache.FOLDER / FILE
+        kept = None if verify else cache.load(path, SCHEMA)
+        table, more = _updated(kept, candidates)
+        if kept is None or kept is not table:
+            cache.store(path, table)
+    # `root` may have had another name when the table was kept.
     paths = [clean(os.path.join(root, os.fsdecode(name)) if name else str(root)) for name in table[NAME].to_pylist()]  # noqa: PTH118 - 10,000 bundles: a Path costs more than the call
-    return table.set_column(SCHEMA.get_field_index("path"), "path", pa.array(paths, pa.string()))
+    return table.set_column(SCHEMA.get_field_index("path"), "path", pa.array(paths, pa.string())), problems + more
 
 
 def _updated(kept: pa.Table | None, candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
     """The rows of all `candidates` in order of their paths, and problems with those that were read.
 
-    `kept`: the table of the old index. Rows of unchanged bundles are taken from `kept`; if no bundle has changed,
-    `kept` itself is returned.
+    Rows of unchanged bundles are taken from `kept`; if no bundle has changed, `kept` itself is returned.
     """
     known: dict[tuple[bytes, str], int] = {}
     if kept is not None:
@@ -146,7 +126,7 @@ def find(root: str) -> tuple[list[Candidate], list[Problem]]:
     waiting = [root]
     while waiting:
         folder = waiting.pop()
-        fingerprint = _fingerprint(folder)
+        fingerprint = fingerprint_of(folder)
         if fingerprint is not None:
             name = os.fsencode(os.path.relpath(folder, root)) if folder != root else b""
             candidates.append(Candidate(folder=folder, name=name, fingerprint=fingerprint))
@@ -164,7 +144,7 @@ def find(root: str) -> tuple[list[Candidate], list[Problem]]:
     return candidates, problems
 
 
-def _fingerprint(folder: str) -> str | None:
+def fingerprint_of(folder: str) -> str | None:
     """Size, modification time and inode of each file from which the folder's row is made, as text.
 
     None if the folder has neither a manifest nor a run.json.
@@ -175,15 +155,6 @@ def _fingerprint(folder: str) -> str | None:
     if os.path.isdir(f"{folder}/{PROFILES}"):  # noqa: PTH112 - 10,000 bundles: a Path costs more than the call; most runs have no profile
         parts += [state(f"{folder}/{name}") for name in KERNEL_FILES]
     return ";".join(parts)
-
-
-def state(path: str) -> str:
-    """Size, modification time and inode of a file, as text; `-` if there is none."""
-    try:
-        status = os.stat(path)  # noqa: PTH116 - as above
-    except (OSError, ValueError):
-        return "-"
-    return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
 
 def _children(folder: str, visited: set[str]) -> tuple[list[str], bool]:
@@ -243,10 +214,16 @@ def _read_chunk(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem
         try:
             read_ones.append((each, *_read_one(each.folder)))
         except (BundleError, OSError, ValueError) as error:
-            problems.append(Problem(path=each.folder, reason=_reason(error, each.folder)))
+            # Without the folder, which is printed before the reason.
+            reason = str(error).removeprefix(f"'{each.folder}' ").removeprefix("is ")
+            problems.append(Problem(path=each.folder, reason=reason))
     series = {name: parse(layout, [contents[name] for _, _, contents in read_ones]) for name, layout in LAYOUTS.items()}
     rows = [row for _, row, _ in read_ones]
-    refused = _refused(rows, series["steps"])
+    # Without steps that can be trusted, no figure of a run can.
+    impossible = refusals(series["steps"].lists, imported=[row.cells["imported"] for row in rows])
+    refused = [
+        "; ".join(remarks) or reason for remarks, reason in zip(series["steps"].remarks, impossible, strict=True)
+    ]
     remarks = [[*row.remarks, *series["telemetry"].remarks[number]] for number, row in enumerate(rows)]
     columns: dict[str, Any] = {
         NAME: pa.array([each.name for each, _, _ in read_ones], pa.binary()),
@@ -267,16 +244,6 @@ def _read_chunk(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem
     return table, problems
 
 
-def _refused(rows: Sequence[RunRow], steps: ParsedFiles) -> list[str | None]:
-    """For each run, the reason why its steps, and therefore its figures, cannot be trusted; None for a valid run."""
-    impossible = refusals(
-        steps.lists,
-        imported=[row.cells["imported"] for row in rows],
-        measured_s=[row.cells["measured_s"] for row in rows],
-    )
-    return ["; ".join(remarks) or reason for remarks, reason in zip(steps.remarks, impossible, strict=True)]
-
-
 def _read_one(folder: str) -> tuple[RunRow, dict[str, bytes | None]]:
     sealed = bundle.read(Path(folder), keep=SERIES_FILES)
     listed = {file.name for file in sealed.files}
@@ -290,58 +257,3 @@ def _read_one(folder: str) -> tuple[RunRow, dict[str, bytes | None]]:
     row = replace(row, cells={**row.cells, "kernels_file": kernels}, remarks=[*row.remarks, *unlisted])
     # A file that the manifest does not list was not verified.
     return row, {name: sealed.contents.get(layout.file) for name, layout in LAYOUTS.items()}
-
-
-def _reason(error: Exception, folder: str) -> str:
-    """The error's message without the folder, which is printed before it."""
-    return str(error).removeprefix(f"'{folder}' ").removeprefix("is ")
-
-
-# --- the file
-
-
-def _load(path: Path) -> pa.Table | None:
-    """The index; None if it is absent or not a valid index of this version."""
-    try:
-        # Opened once: by its path, pyarrow opens the file twice, and another process may replace it in between.
-        with path.open("rb") as file:
-            table = pq.read_table(file)
-    except (OSError, pa.ArrowException, ValueError):
-        return None
-    known = table.schema.metadata or {}
-    return table if table.schema.equals(SCHEMA) and _metadata().items() <= known.items() else None
-
-
-def _metadata() -> dict[bytes, bytes]:
-    return {VERSION_KEY: VERSION, PEAKS_KEY: peaks.digest().encode()}
-
-
-def _store(path: Path, table: pa.Table) -> None:
-    with suppress(OSError):
-        path.parent.mkdir(exist_ok=True)
-        with replacing(path, shared=True, durable=False) as file:
-            pq.write_table(table.replace_schema_metadata(_metadata()), file, compression="zstd", compression_level=1)
-
-
-# Folders with the code and the tables (TOML, CSV) that results depend on.
-CODE_FOLDERS = (Path(__file__).parents[1], Path(bundle.__file__).parent)
-ENDINGS = (".py", ".toml", ".csv")
-LIBRARIES = ("altair", "numpy", "pandas", "pyarrow", "scipy")
-
-
-@functools.cache
-def code_version() -> bytes | None:
-    """Hash of the sources and of the libraries' versions; None if either is unknown, as in a zip archive."""
-    try:
-        versions = [sys.version, *map(metadata.version, LIBRARIES)]
-    except metadata.PackageNotFoundError:
-        return None
-    digest, has_sources = hashlib.sha256(repr(versions).encode()), False
-    for folder in CODE_FOLDERS:
-        for path in sorted(folder.rglob("*")):
-            if path.suffix in ENDINGS:
-                content = path.read_bytes()
-                digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode())
-                digest.update(content)
-                has_sources = True
-    return digest.hexdigest().encode() if has_sources else None

@@ -153,20 +153,15 @@ def image_size_of(spec: Spec) -> tuple[int | None, bool]:
     return (NATIVE_IMAGE_SIZES.get(name, IMAGENET_IMAGE_SIZE) if name else None), False
 
 
-@dataclass(frozen=True, kw_only=True)
-class KnownWork:
-    """The work of a run of a known model. `assumption`: unstated fact on which the work rests, if any."""
+def known_work(spec: Spec) -> tuple[ComplexityRecord | None, str | None]:
+    """The work of a step, from model name, batch size and image size; None if the table lacks them.
 
-    complexity: ComplexityRecord
-    assumption: str | None
-
-
-def known_work(spec: Spec) -> KnownWork | None:
-    """The work of a step, from model name, batch size and image size; None if the table lacks them."""
+    The text is an unstated fact on which the work rests; None if there is none.
+    """
     image_size, is_stated = image_size_of(spec)
     work = find(spec.model, image_size)
     if work is None:
-        return None
+        return None, None
     low, high = work.bytes_per_step(spec.batch_size, spec.precision)
     complexity = ComplexityRecord(
         parameters=work.parameters,
@@ -184,4 +179,4 @@ def known_work(spec: Spec) -> KnownWork | None:
         if is_stated
         else f"FLOP and bytes are those of {work.model} at {size} pixels, because the size was not given"
     )
-    return KnownWork(complexity=complexity, assumption=assumption)
+    return complexity, assumption

@@ -47,7 +47,11 @@ class Sharing(Generic[Part, Done]):
         self._work, self._parts, self._is_reused = work, parts, others is None
         self._waiting, self._done = deque(range(len(parts))), dict[int, Done]()
         self._busy, self._threads = list["subprocess.Popen[bytes]"](), list[Thread]()
-        for other in _others(min(_cpus(), MOST_PROCESSES, len(parts)) - 1) if others is None else _started(others):
+        waiting: list[subprocess.Popen[bytes]] = []
+        if others is None:
+            others = min(_cpus(), MOST_PROCESSES, len(parts)) - 1
+            waiting = [_spare.pop() for _ in range(min(others, len(_spare)))] if _spare else []
+        for other in (*waiting, *_started(others - len(waiting))):
             thread = Thread(target=self._done_by, args=(other,), daemon=True)
             try:
                 self._busy.append(other)
@@ -78,7 +82,6 @@ class Sharing(Generic[Part, Done]):
         return None
 
     def _done_by(self, other: "subprocess.Popen[bytes]") -> None:
-        """Let another process do parts, as long as it lives."""
         is_usable = False
         try:
             with suppress(OSError, EOFError, pickle.UnpicklingError):
@@ -127,14 +130,7 @@ def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _others(number: int) -> "list[subprocess.Popen[bytes]]":
-    """Other processes: those that wait for work, and new ones."""
-    waiting = [_spare.pop() for _ in range(min(number, len(_spare)))] if _spare else []
-    return [*waiting, *_started(number - len(waiting))]
-
-
 def _end(other: "subprocess.Popen[bytes]") -> None:
-    """End a process and close its pipes."""
     other.kill()
     with suppress(BrokenPipeError):
         other.__exit__(None, None, None)

@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from workload.contract import verdict
 from workload.contract.fields import RANGES, Kind, instant
 from workload.contract.forks import Start
 from workload.contract.ranks import IN_COLLECTIVES, INPUT, UNEVEN, Ranks, largest_wait, waits
-from workload.contract.record import MeasuredRate, Record, Status, Verdict
+from workload.contract.record import Record, Status
 from workload.contract.record_sections import CloudFacts
 from workload.contract.spent import RUN_PARTS, Spent
 
@@ -103,14 +103,20 @@ def row_of(document: Mapping[str, Any]) -> RunRow:
     reading = contract.read(document)
     run, remarks = reading.record, list(reading.remarks)
     # An imported run has no count of its model's work; the formulas find the model by its name.
-    by_name = model_work.known_work(run.spec) if run.imported is not None and run.complexity is None else None
-    if by_name is not None:
-        run = replace(run, complexity=by_name.complexity)
-    run = replace(run, bound=_verdict(run))
-    sections = {names: _section(run, names) for names in SECTIONS}
+    by_name = assumption = None
+    if run.imported is not None and run.complexity is None:
+        by_name, assumption = model_work.known_work(run.spec)
+    run = replace(run, complexity=by_name or run.complexity)
+    # By the current rule, else as it is stored.
+    run = replace(run, bound=verdict.from_record(run) or run.bound)
+    sections: dict[tuple[str, ...], Any] = {}
+    for names in SECTIONS:
+        sections[names] = run
+        for name in names:
+            sections[names] = getattr(sections[names], name, None)
     cells = {column: _cell(sections[names], name, kind) for column, names, name, kind in CELLS}
     cells |= {"path": None, "kernels_file": None, **_derived(run)}
-    cells["work_assumption"] = by_name.assumption if by_name else None
+    cells["work_assumption"] = assumption
     shown = cells["counted_flop_per_step"] if by_name else cells["train_flop_per_step"]
     cells["shown_flop_per_step"] = (shown or cells["counted_flop_per_step"]) if run.imported is not None else None
     if run.status is Status.COMPLETED and run.imported is None:
@@ -120,24 +126,6 @@ def row_of(document: Mapping[str, Any]) -> RunRow:
             if leaf.column in EXPECTED and not cells[leaf.column]
         ]
     return RunRow(cells=cells, ceilings=list(_ceilings(run)), remarks=remarks)
-
-
-def _verdict(run: Record) -> Verdict | None:
-    """The run's limit by the current rule, else the limit that is stored in run.json.
-
-    The current rule comes first, because older versions had another rule, and no rule for imported runs.
-    """
-    found, stored = verdict.from_record(run), run.bound
-    # Older runs lack waits for a CPU: only the stored sentence says that other processes used the CPU.
-    busy = stored.busy if stored else None
-    return replace(found, busy=found.busy or busy) if found else stored
-
-
-def _section(run: Record, names: Sequence[str]) -> Any:
-    section: Any = run
-    for name in names:
-        section = None if section is None else getattr(section, name)
-    return section
 
 
 def _cell(section: Any, name: str, kind: Kind) -> Any:
@@ -152,14 +140,12 @@ def _cell(section: Any, name: str, kind: Kind) -> Any:
 
 
 def _derived(run: Record) -> dict[str, Any]:
-    """Columns that follow from several fields of run.json."""
     compute = run.ceilings.compute(run.spec.precision) if run.ceilings else None
     copy = run.ceilings.copy() if run.ceilings else None
     cloud = run.environment.cloud or CloudFacts()
     region, zone = cloud.region, cloud.zone
     images, wall_s = run.timing.images, run.timing.measured_s
     images_per_s = images / wall_s if images and wall_s and wall_s > 0 else None
-    # An imported run does not tell.
     devices = float(run.spec.devices or 1)
     spent, rates = Spent.of(run), run.profile.throughput
     return {
@@ -212,16 +198,15 @@ def _ceilings(run: Record) -> Iterator[dict[str, Any]]:
     measured_at = instant(run.ceilings.measured_at)
     for quantity, rates in (("flop_per_s", run.ceilings.flop_per_s), ("bytes_per_s", run.ceilings.bytes_per_s)):
         for name, rate in (rates or {}).items():
-            yield {"quantity": quantity, "name": name, **_rate(rate), "measured_at": measured_at}
-
-
-def _rate(rate: MeasuredRate) -> dict[str, Any]:
-    return {
-        "roof_per_s": _float(rate.roof_per_s),
-        **{f"{name}_per_s": _float(getattr(rate, name)) for name in RATE_FIGURES},
-        "samples": _float(rate.samples),
-        "conditions": _json(rate.conditions),
-    }
+            yield {
+                "quantity": quantity,
+                "name": name,
+                "roof_per_s": _float(rate.roof_per_s),
+                **{f"{figure}_per_s": _float(getattr(rate, figure)) for figure in RATE_FIGURES},
+                "samples": _float(rate.samples),
+                "conditions": _json(rate.conditions),
+                "measured_at": measured_at,
+            }
 
 
 def _float(value: float | None) -> float | None:

@@ -6,10 +6,8 @@ An empty cell means that the value is absent.
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
@@ -114,7 +112,7 @@ def _parse_one(layout: SeriesFile, content: bytes | None) -> tuple[pa.Table, lis
     try:
         table = _read(layout, whole, on_ragged=ragged.append)
     except pa.ArrowException as error:
-        return nothing, [f"{layout.file} cannot be read: {_first_line(error)}; left out"]
+        return nothing, [f"{layout.file} cannot be read: {str(error).splitlines()[0][:200]}; left out"]
     names = set(whole.split(b"\n", 1)[0].decode("utf-8", "replace").strip().split(","))
     if table.num_rows and not set(layout.types) & names:
         return nothing, [f"{layout.file} has none of the columns {', '.join(layout.types)}; left out"]
@@ -124,10 +122,6 @@ def _parse_one(layout: SeriesFile, content: bytes | None) -> tuple[pa.Table, lis
         [f"{layout.file}: {counted(len(ragged), 'row')} with too many or too few cells; left out"] if ragged else []
     )
     return table, remarks
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0][:200]
 
 
 def _whole_lines(content: bytes | None) -> bytes | None:
@@ -173,155 +167,44 @@ def _lists(layout: SeriesFile, table: pa.Table, counts: Sequence[int]) -> pa.Lis
 # --- impossible rows of steps.csv
 #
 # A bundle with an impossible row is refused, because all of its figures are in doubt. All runs of an index are checked
-# at once, because there may be ten thousand. Imported logs were written by other programs: they may lack cells, and
-# their clock may have been set back. Our own files must be complete.
+# at once, because there may be ten thousand. Imported logs were written by other programs: they may lack cells. Our own
+# files must be complete.
 
 PHASES = ("warmup", "measured")
-# CUDA gives the time between two events in milliseconds as a 32-bit float: 12 microseconds precision at 100 s.
-CLOCK_DIGITS = 2.4e-7
-# steps.csv has seven decimals; this allows for sums of several rounded figures.
-ROUNDING_S = 1e-6
-# Times of parts and time stamps come from the same clock; 1 % allows for different rounding.
-ROOM = 1.01
 MAX_IMAGES = 2.0**53
-
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StepRows:
-    """Rows of several steps.csv, concatenated; `run`: index of each row's file, `imported`: mask of imported rows."""
-
-    table: pa.Table
-    run: npt.NDArray[np.intp]
-    imported: Mask
-
-    @cached_property
-    def numbers(self) -> dict[str, Floats]:
-        """Numeric columns by name; NaN for an empty cell or text."""
-        names = [name for name in self.table.column_names if name != "phase"]
-        return {name: self.table[name].to_numpy().astype(np.float64, copy=False) for name in names}
-
-    @cached_property
-    def phase(self) -> npt.NDArray[np.intp]:
-        """Index in `PHASES` per row; -1 for any other word and for an empty cell."""
-        places = pc.index_in(self.table["phase"], value_set=pa.array(PHASES)).fill_null(-1)
-        return np.asarray(places.to_numpy(), dtype=np.intp)
-
-    @cached_property
-    def follows(self) -> Mask:
-        """Mask of rows whose previous row is of the same file."""
-        return np.append(False, self.run[1:] == self.run[:-1]) if self.run.size else np.empty(0, dtype=bool)
-
-    def since(self, column: str) -> Floats:
-        """Increase of a column since the previous row; NaN in the first row of a file."""
-        return np.where(self.follows, np.diff(self.numbers[column], prepend=np.nan), np.nan)
-
-    def outside(self, column: str, low: float, high: float) -> Mask:
-        """Mask of rows in which a number is outside `low` to `high`, or is absent in a run of ours."""
-        values = self.numbers[column]
-        return ~((values >= low) & (values <= high)) & ~(np.isnan(values) & self.imported)
+DURATION = f"must be seconds from 0 to {LONGEST_S:g}"
+# Least and largest number of each column, and the rule in words. A clock that was set back may go below 0.
+LIMITS: Mapping[str, tuple[float, float, str]] = {
+    "step": (0, MAX_IMAGES, "must be a number from 0 on"),
+    "ended_at_s": (-LONGEST_S, LONGEST_S, f"must be seconds up to {LONGEST_S:g}"),
+    **dict.fromkeys(("data_s", "forward_s", "backward_s", "optimizer_s"), (0, LONGEST_S, DURATION)),
+    "step_s": (SHORTEST_S, LONGEST_S, f"must be seconds from {SHORTEST_S:g} to {LONGEST_S:g}"),
+    "images": (1, MAX_IMAGES, "must be a positive number"),
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowRule:
-    """A rule for rows of steps.csv; `breaks` returns a mask of rows that break it, `shown` is the column to quote."""
-
-    shown: str
-    rule: str
-    breaks: Callable[[StepRows], Mask]
-
-
-def _in_range(column: str, low: float, high: float, rule: str) -> RowRule:
-    return RowRule(shown=column, rule=rule, breaks=lambda rows: rows.outside(column, low, high))
-
-
-def _whole_steps(rows: StepRows) -> Mask:
-    step = rows.numbers["step"]
-    broken: Mask = rows.outside("step", 0, MAX_IMAGES) | (step != np.floor(step))
-    return broken
-
-
-def _no_time_stamp(rows: StepRows) -> Mask:
-    """Mask of rows with a time stamp out of range; imported logs may go below 0, as their clock may be set back."""
-    of_a_log, of_ours = rows.outside("ended_at_s", -LONGEST_S, LONGEST_S), rows.outside("ended_at_s", 0, LONGEST_S)
-    return np.where(rows.imported, of_a_log, of_ours)
-
-
-def _clock_stands(rows: StepRows) -> Mask:
-    """Mask of rows of our own runs whose time stamp is reversed, or repeated after a step that the clock resolves."""
-    took, ended = rows.numbers["step_s"], rows.numbers["ended_at_s"]
-    advanced = rows.since("ended_at_s")
-    repeated = (advanced == 0) & (took > CLOCK_DIGITS * ended + ROUNDING_S)
-    broken: Mask = ((advanced < 0) | repeated) & ~rows.imported
-    return broken
-
-
-def _longer_than_there_was(rows: StepRows) -> Mask:
-    """Mask of rows whose step and wait for data take longer than the time since the previous step ended."""
-    took = rows.numbers["step_s"] + rows.numbers["data_s"]
-    room = ROOM * rows.since("ended_at_s") + CLOCK_DIGITS * rows.numbers["ended_at_s"] + ROUNDING_S
-    return (took > room) & ~rows.imported
-
-
-def _warmup_after_measured(rows: StepRows) -> Mask:
-    return rows.follows & (rows.phase < np.append(0, rows.phase[:-1]))
-
-
-RULES = (
-    RowRule(shown="phase", rule="must be warmup or measured", breaks=lambda rows: rows.phase < 0),
-    RowRule(shown="step", rule="must be a whole number from 0 on", breaks=_whole_steps),
-    RowRule(shown="step", rule="must grow from row to row", breaks=lambda rows: rows.since("step") <= 0),
-    RowRule(shown="phase", rule="must not follow measured", breaks=_warmup_after_measured),
-    RowRule(shown="ended_at_s", rule=f"must be seconds from 0 to {LONGEST_S:g}", breaks=_no_time_stamp),
-    *(
-        _in_range(name, 0, LONGEST_S, f"must be seconds from 0 to {LONGEST_S:g}")
-        for name in ("data_s", "forward_s", "backward_s", "optimizer_s")
-    ),
-    _in_range("step_s", SHORTEST_S, LONGEST_S, f"must be seconds from {SHORTEST_S:g} to {LONGEST_S:g}"),
-    _in_range("images", 1, MAX_IMAGES, "must be a positive number"),
-    RowRule(shown="ended_at_s", rule="must be later than in the row before", breaks=_clock_stands),
-    RowRule(
-        shown="data_s",
-        rule="and step_s must fit between ended_at_s of the row before and its own",
-        breaks=_longer_than_there_was,
-    ),
-)
-
-
-def refusals(lists: pa.ListArray, *, imported: Sequence[bool], measured_s: Sequence[float | None]) -> list[str | None]:
-    """The first rule that the rows of each run break, with row number and cell; None if no rule is broken.
-
-    `measured_s`: wall time of each run's measured steps in seconds; the waits for data must fit into it.
-    """
+def refusals(lists: pa.ListArray, *, imported: Sequence[bool]) -> list[str | None]:
+    """The first rule that the rows of each run break, with row number and cell; None if no rule is broken."""
     lengths = np.diff(lists.offsets.to_numpy())
-    run = np.repeat(np.arange(len(lengths)), lengths)
-    rows = StepRows(
-        table=pa.Table.from_struct_array(lists.flatten()), run=run, imported=np.asarray(imported, dtype=bool)[run]
-    )
-    starts = np.append(0, np.cumsum(lengths))
+    run, starts = np.repeat(np.arange(len(lengths)), lengths), np.append(0, np.cumsum(lengths))
+    table = pa.Table.from_struct_array(lists.flatten())
+    numbers = {name: table[name].to_numpy().astype(np.float64, copy=False) for name in LIMITS}
+    may_lack = np.asarray(imported, dtype=bool)[run]
+    known = pc.is_in(table["phase"], value_set=pa.array(PHASES)).to_numpy().astype(bool)
+    broken = [("phase", "must be warmup or measured", ~known)]
+    broken += [
+        (name, rule, ~((numbers[name] >= low) & (numbers[name] <= high)) & ~(np.isnan(numbers[name]) & may_lack))
+        for name, (low, high, rule) in LIMITS.items()
+    ]
+    is_later = np.diff(numbers["step"], prepend=np.nan) > 0
+    begins = np.isin(np.arange(run.size), starts)
+    broken.append(("step", "must grow from row to row", ~is_later & ~begins))
     refusal_of: list[str | None] = [None] * len(lengths)
-    with np.errstate(invalid="ignore"):
-        for rule in RULES:
-            hits = np.flatnonzero(rule.breaks(rows))
-            _, firsts = np.unique(run[hits], return_index=True)
-            for row in hits[firsts]:
-                number = int(row - starts[run[row]]) + 1
-                cell = rows.table[rule.shown][int(row)].as_py()
-                refusal_of[run[row]] = (
-                    refusal_of[run[row]] or f"steps.csv row {number}: {rule.shown} {rule.rule}; got {_cell(cell)}"
-                )
-    waits = np.bincount(run, weights=np.nan_to_num(rows.numbers["data_s"]) * (rows.phase == 1), minlength=len(lengths))
-    for number, (wait_s, wall_s) in enumerate(zip(waits, measured_s, strict=True)):
-        if wall_s is not None and wait_s > ROOM * wall_s + ROUNDING_S:
-            refusal_of[number] = refusal_of[number] or (
-                f"steps.csv: waits for data add up to {wait_s:.4g} s; they must fit into the {wall_s:.4g} s measured"
-            )
+    for column, rule, mask in broken:
+        hits = np.flatnonzero(mask)
+        for row in hits[np.unique(run[hits], return_index=True)[1]]:
+            cell = table[column][int(row)].as_py()
+            got = "an empty cell" if cell is None else f"'{cell[:60]}'" if isinstance(cell, str) else f"{cell:.10g}"
+            text = f"steps.csv row {int(row - starts[run[row]]) + 1}: {column} {rule}; got {got}"
+            refusal_of[run[row]] = refusal_of[run[row]] or text
     return refusal_of
-
-
-def _cell(value: float | str | None) -> str:
-    if value is None:
-        return "an empty cell"
-    return f"'{value[:60]}'" if isinstance(value, str) else f"{value:.10g}"

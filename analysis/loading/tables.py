@@ -1,10 +1,10 @@
 """Folders of bundles as pandas tables; tables from rows, rows from tables, and the text of a note."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,9 +16,6 @@ from analysis.loading.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, P
 from workload.contract import bundle
 from workload.contract.errors import NothingToDoError, RooflaunchError, UsageError
 from workload.contract.record import Record
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -97,8 +94,10 @@ def load_folders(folders: Sequence[Path], *, verify: bool = False) -> Tables:
         for remark in remarks
     ]
     run_ids = table["run_id"].to_pylist()
+    runs: pd.DataFrame = table.select(RUN_SCHEMA.names).drop_columns(["notes"]).to_pandas()
+    runs["notes"] = pd.Series(table["notes"].to_pylist(), index=runs.index, dtype=object)
     return Tables(
-        runs=_runs(table),
+        runs=with_usual_batch(runs),
         steps=_flat(table["_steps"], run_ids),
         telemetry=_flat(table["_telemetry"], run_ids),
         ceilings=_flat(table[CEILINGS], run_ids),
@@ -146,12 +145,6 @@ def _without_repeats(table: pa.Table) -> tuple[pa.Table, list[Problem]]:
     return (table if len(rows) == table.num_rows else table.take(rows)), problems
 
 
-def _runs(table: pa.Table) -> pd.DataFrame:
-    runs: pd.DataFrame = table.select(RUN_SCHEMA.names).drop_columns(["notes"]).to_pandas()
-    runs["notes"] = pd.Series(table["notes"].to_pylist(), index=runs.index, dtype=object)
-    return with_usual_batch(runs)
-
-
 def _flat(column: pa.ChunkedArray, run_ids: Sequence[str]) -> pd.DataFrame:
     """Concatenate the lists of rows of all runs into one table with a column `run_id`."""
     lengths = pc.list_value_length(column).fill_null(0).to_numpy()
@@ -177,11 +170,6 @@ def cells(table: pd.DataFrame) -> list[list[Any]]:
     values[pd.isna(values)] = None
     found: list[list[Any]] = values.tolist()
     return found
-
-
-def names_of(row: "type[DataclassInstance]") -> tuple[str, ...]:
-    """Column names of a table whose rows are objects of this dataclass."""
-    return tuple(field.name for field in fields(row))
 
 
 def frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import pandas as pd
-
 from analysis.audit.rule import total
 from analysis.loading import units
 from analysis.loading.tables import rows as rows_of
@@ -33,15 +31,29 @@ def compose(evidence: ReportEvidence) -> Report:
     """The report with every section that has content, and facts about its runs below the title."""
     # First the tables that need no results of the other processes, which are still judging the runs.
     evidence.compare()
-    runs = evidence.results.runs
+    runs, every = evidence.results.runs, evidence.material.every
+    # If nothing was measured, the configurations that ran or were profiled.
+    configurations = len(evidence.material.measured) or len(
+        every.drop_duplicates(["env", "task", "variant", "batch_size"])
+    )
     facts = [
         counted(len(runs), "run"),
-        counted(_configurations(evidence), "configuration"),
+        counted(configurations, "configuration"),
         counted(len(evidence.material.environments), "place"),
         counted(runs["model"].nunique(), "model"),
     ]
     ours = runs[~runs["imported"].eq(True)]
-    days = _days((ours if len(ours) else runs)["started_at"].dropna())
+    started = (ours if len(ours) else runs)["started_at"].dropna()
+    if len(started):
+        facts.append(" to ".join(dict.fromkeys(f"{when:%Y-%m-%d}" for when in (started.min(), started.max()))))
+    if evidence.material.unit != units.IMAGES:
+        # Not all runs count images: `units: tokens (gpt.py), images (resnet18)`.
+        models: dict[str, list[str]] = {}
+        for row in rows_of(runs[["model", "unit"]]):
+            models.setdefault(units.unit_of(row), []).append(row["model"])
+        facts.append("units: " + ", ".join(f"{unit} ({words.listed(names)})" for unit, names in models.items()))
+    if evidence.findings:
+        facts.append(f"audit: {total(evidence.findings)}")
     sections = [section for build in SECTIONS if (section := build(evidence)).blocks or section.parts]
     placed = {figure.name for section in sections for figure in figures_of(section)}
     rest = [drawn for drawn in evidence.drawn if drawn.name not in placed]
@@ -50,34 +62,6 @@ def compose(evidence: ReportEvidence) -> Report:
         sections.append(Section(name="more", title="More figures", blocks=[Picture(figure=drawn) for drawn in rest]))
     return Report(
         title="Training throughput, and what limits it",
-        facts=[*facts, *([days] if days else []), *_units(runs, evidence.material.unit), *_findings(evidence)],
+        facts=facts,
         sections=sections,
     )
-
-
-def _units(runs: pd.DataFrame, unit: str) -> list[str]:
-    """Units of models, if not all runs count images: `units: tokens (gpt.py), images (resnet18)`."""
-    if unit == units.IMAGES:
-        return []
-    models: dict[str, list[str]] = {}
-    for row in rows_of(runs[["model", "unit"]]):
-        models.setdefault(units.unit_of(row), []).append(row["model"])
-    return ["units: " + ", ".join(f"{unit} ({words.listed(names)})" for unit, names in models.items())]
-
-
-def _findings(evidence: ReportEvidence) -> list[str]:
-    """Number of broken rules by severity: `audit: 2 warnings, 3 notes`."""
-    return [f"audit: {total(evidence.findings)}"] if evidence.findings else []
-
-
-def _configurations(evidence: ReportEvidence) -> int:
-    """Number of measured configurations; if there are none, number of configurations that ran or were profiled."""
-    every = evidence.material.every
-    return len(evidence.material.measured) or len(every.drop_duplicates(["env", "task", "variant", "batch_size"]))
-
-
-def _days(started: "pd.Series[pd.Timestamp]") -> str | None:
-    if started.empty:
-        return None
-    first, last = (f"{when:%Y-%m-%d}" for when in (started.min(), started.max()))
-    return first if first == last else f"{first} to {last}"

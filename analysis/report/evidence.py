@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -24,7 +24,7 @@ from analysis.loading.of_runs import OfRuns
 from analysis.loading.tables import Tables
 from analysis.loading.tables import rows as rows_of
 from analysis.report.reproduce import command_of
-from analysis.roofline.points import MakeRows, point_rows, points, shifts
+from analysis.roofline.points import points, shifts
 from analysis.roofline.roofs import roofs
 from analysis.statistics.comparison import ALPHA
 from analysis.variance import causes
@@ -81,15 +81,14 @@ class Contrast:
 class ReportEvidence:
     """Results, and the tables and figures made from them.
 
-    `of_runs`: all runs, and results that depend on a single run. `make_rows`: function that returns the rows of
-    `analysis.roofline.points.point_rows`.
+    `of_runs`: all runs, and results that depend on a single run. `points`: of `analysis.roofline.points`.
     """
 
     results: Tables
     of_runs: OfRuns
     material: Material
     drawn: Sequence[Figure]
-    make_rows: MakeRows = point_rows
+    points: pd.DataFrame
 
     @cached_property
     def between(self) -> pd.DataFrame:
@@ -142,18 +141,13 @@ class ReportEvidence:
         return operators.operators(self.results)
 
     @cached_property
-    def listed_alone(self) -> pd.DataFrame:
-        """Time per operator of profiled runs, without imported traces, which are in `attributed`."""
-        return operators.operators(self.results, with_attributed=False)[0]
-
-    @cached_property
     def attributed(self) -> tuple[pd.DataFrame, list[Problem]]:
         """Work of operators in imported traces, and problems with unreadable files."""
         return operators.attributed(self.results, ("family", "name"))
 
     @cached_property
     def shifts(self) -> pd.DataFrame:
-        return shifts(self.results, self.make_rows)
+        return shifts(self.points)
 
     def figures(self, *names: str) -> list[Figure]:
         """Figures whose name is in `names`, or begins with a name that ends in `_` or `-`."""
@@ -195,13 +189,13 @@ def gather(
     `judges`: also let other processes compute findings, causes and command lines of the runs, which only a page needs.
     """
     on_stage("tables")
-    make_rows = cache(lambda tables: list(point_rows(tables)))
     of_runs = OfRuns(cases=cases(results))
     if judges:
         of_runs.begin(breaches, causes.causes_of, command_of)
+    found_points = points(results)
     tables = material.make(
         results,
-        points=partial(points, make_rows=make_rows),
+        points=lambda found: found_points if found is results else points(found),
         roofs=roofs,
         kernel_points=kernel_points,
         costs=summary.costs,
@@ -209,4 +203,4 @@ def gather(
     )
     on_stage("figures")
     drawn = registry.figures(tables, bars)
-    return ReportEvidence(results=results, of_runs=of_runs, material=tables, drawn=drawn, make_rows=make_rows)
+    return ReportEvidence(results=results, of_runs=of_runs, material=tables, drawn=drawn, points=found_points)

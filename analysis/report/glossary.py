@@ -4,8 +4,8 @@ python -m analysis.report.glossary > docs/glossary.md
 """
 
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 INTRODUCTION = """\
 # Glossary
@@ -15,32 +15,17 @@ The words of tables, messages and reports, each with one meaning everywhere.
 NEXT = "Next: [how often the audit is wrong](false-alarms.md).\n"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Word:
-    """A term with its meaning; `in_report`: the last section of the report explains this term."""
-
-    word: str
-    meaning: str
-    in_report: bool
-
-
-def load() -> dict[str, list[Word]]:
-    """Terms by title of their group, in the order of the file."""
+def load() -> dict[str, dict[str, dict[str, Any]]]:
+    """By title of their group, terms with their `meaning`; if `report` is true, the page explains the term, too."""
     table = tomllib.loads(Path(__file__).with_name("glossary.toml").read_text(encoding="utf-8"))
-    return {
-        group["title"]: [
-            Word(word=word, meaning=row["meaning"], in_report=row.get("report", False))
-            for word, row in group["words"].items()
-        ]
-        for group in table["group"].values()
-    }
+    return {group["title"]: group["words"] for group in table["group"].values()}
 
 
 def page() -> str:
     """The text of docs/glossary.md."""
     parts = [INTRODUCTION]
     for title, words in load().items():
-        rows = "\n".join(f"- **{word.word}**: {word.meaning}" for word in words)
+        rows = "\n".join(f"- **{word}**: {row['meaning']}" for word, row in words.items())
         parts.append(f"## {title}\n\n{rows}\n")
     return "\n".join([*parts, NEXT])
 

@@ -27,7 +27,8 @@ def render(report: Report) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_file),
         autoescape=True,
-        finalize=_shown,
+        # Text loses characters that would move, hide or reorder the text around it.
+        finalize=lambda value: readable(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -55,21 +56,15 @@ def json_block(value: Any) -> Markup:
 
 def policy(*, styles: list[str], scripts: list[str]) -> str:
     """Content Security Policy that forbids all external content, and allows only inline code with these hashes."""
-    allowed = {name: " ".join(map(_hash, texts)) for name, texts in (("style", styles), ("script", scripts))}
+
+    def hashes(texts: list[str]) -> str:
+        digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
+        return " ".join(f"'sha256-{digest}'" for digest in digests)
+
     return (
-        f"default-src 'none'; script-src {allowed['script']}; style-src {allowed['style']}; "
+        f"default-src 'none'; script-src {hashes(scripts)}; style-src {hashes(styles)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-def _shown(value: Any) -> Any:
-    """A value for the page; text loses characters that would move, hide or reorder the text around it."""
-    return readable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _raw(text: str, end: str) -> Markup:

@@ -25,7 +25,8 @@ def render(report: Report, *, figures: str | None) -> str:
 def escape(text: str) -> str:
     """`text` on one line, with every character that could be markup escaped by a backslash or an entity."""
     line = readable(" ".join(text.split()))
-    return LEADING.sub(_leading, SPECIAL.sub(_inline, line))
+    # A number of a list keeps its digits: the backslash stands before the point.
+    return LEADING.sub(lambda match: re.sub(r"(?=\D)", r"\\", match[1], count=1), SPECIAL.sub(_inline, line))
 
 
 def _inline(match: re.Match[str]) -> str:
@@ -39,11 +40,6 @@ def _inline(match: re.Match[str]) -> str:
 
 
 ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
-
-
-def _leading(match: re.Match[str]) -> str:
-    mark = match[1]
-    return f"{mark[:-1]}\\{mark[-1]}" if mark[0].isdigit() else f"\\{mark}"
 
 
 def _section(section: Section, level: int, figures: str | None) -> Iterator[str]:
@@ -74,7 +70,11 @@ def block_lines(block: Block, figures: str | None, *, attributes: str = "") -> I
             yield ""
             yield f"In words: {escape(figure.text)}"
         case Commands():
-            yield from _commands(block.lines)
+            longest = max((len(run) for line in block.lines for run in re.findall(r"`+", line)), default=0)
+            fence = "`" * max(3, longest + 1)
+            yield f"{fence}sh"
+            yield from map(readable, block.lines)
+            yield fence
         case _:
             assert_never(block)
 
@@ -93,11 +93,3 @@ def _table(table: Table) -> Iterator[str]:
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(escape(cell) for cell in cells)} |"
-
-
-def _commands(lines: Sequence[str]) -> Iterator[str]:
-    longest = max((len(run) for line in lines for run in re.findall(r"`+", line)), default=0)
-    fence = "`" * max(3, longest + 1)
-    yield f"{fence}sh"
-    yield from map(readable, lines)
-    yield fence

@@ -1,7 +1,6 @@
 """Command lines that repeat runs, from the specs in their bundles."""
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -29,21 +28,17 @@ def commands(every: pd.DataFrame, of_runs: OfRuns) -> list[str]:
     lines: list[str] = []
     for (env, line), run_ids in by_command.items():
         more = f" and {len(run_ids) - SHOWN_RUNS} more" if len(run_ids) > SHOWN_RUNS else ""
-        lines += [f"# {env}: {printable(', '.join(run_ids[:SHOWN_RUNS]))}{more}", _repeated(line, len(run_ids))]
+        if len(run_ids) > 1 and not line.startswith(("#", "analyze ")):
+            # Words after ` -- ` belong to a user's script.
+            ours, dashes, script = line.partition(" -- ")
+            line = f"{ours} --repeats {len(run_ids)}{dashes}{script}"  # noqa: PLW2901 - the same command, of all
+        lines += [f"# {env}: {printable(', '.join(run_ids[:SHOWN_RUNS]))}{more}", line]
     return lines
 
 
 def command_of(case: Case) -> str:
     """The command that repeats a run, or a comment that tells why there is none; see `analysis.loading.of_runs`."""
     return command(case.stored_record) if case.stored_record else "# the bundle can no longer be read"
-
-
-def _repeated(line: str, repeats: int) -> str:
-    """The command with the number of repeats; words after ` -- ` belong to a user's script."""
-    if repeats == 1 or line.startswith(("#", "analyze ")):
-        return line
-    ours, dashes, script = line.partition(" -- ")
-    return f"{ours} --repeats {repeats}{dashes}{script}"
 
 
 def command(record: Record) -> str:
@@ -53,13 +48,22 @@ def command(record: Record) -> str:
     """
     if record.imported:
         options = encode(record.imported.given) if record.imported.given else {}
-        options_given = [word for name, value in options.items() for word in (_flag(name), printable(str(value)))]
-        return shlex.join(["analyze", "import", printable(record.imported.file or "FILE"), *options_given])
+        words = [
+            word
+            for name, value in options.items()
+            for word in ("--gpu-index" if name == "device" else f"--{name.replace('_', '-')}", printable(str(value)))
+        ]
+        return shlex.join(["analyze", "import", printable(record.imported.file or "FILE"), *words])
     place = _place_words(record.environment, record.spec.device)
     if isinstance(place, str):
         return f"# {place}"
     try:
-        words_of_spec = _script_words(record.spec) if record.spec.script else _trainer_words(record.spec)
+        # Each repeat was a separate run with a record of its own. The launcher has a switch for each device.
+        words_of_spec = (
+            _script_words(record.spec)
+            if record.spec.script
+            else [printable(word) for word in arguments(replace(record.spec.run_spec(), repeats=1, device=Device.AUTO))]
+        )
     except UsageError:
         return "# the spec in the bundle cannot be read"
     return shlex.join(["launch", *place, *words_of_spec])
@@ -106,11 +110,6 @@ def _place_words(environment: Environment, device: str | None) -> list[str] | st
     return words
 
 
-def _trainer_words(spec: Spec) -> list[str]:
-    # Each repeat was a separate run with a record of its own.
-    return _without_device([printable(word) for word in arguments(replace(spec.run_spec(), repeats=1))])
-
-
 def _script_words(spec: Spec) -> list[str]:
     """Options and command of a user's script, to be run in the folder in which the script was measured."""
     argv = (spec.script and spec.script.argv) or ("train.py",)
@@ -121,17 +120,3 @@ def _script_words(spec: Spec) -> list[str]:
         words_of_spec += ["--profile", str(spec.profile), "--profile-steps", f"{spec.profile_steps or 1:g}"]
         words_of_spec += ["--ncu-metrics", printable(spec.ncu_metrics)] if spec.ncu_metrics else []
     return [*words_of_spec, "--", *(printable(str(word)) for word in argv)]
-
-
-def _flag(name: str) -> str:
-    """Option of `analyze import` that sets a field of `Imported.given`."""
-    return "--gpu-index" if name == "device" else f"--{name.replace('_', '-')}"
-
-
-def _without_device(arguments_given: Sequence[str]) -> list[str]:
-    """Arguments without `--device NAME`: the launcher has a switch for each device instead."""
-    words_left = list(arguments_given)
-    if "--device" in words_left:
-        place = words_left.index("--device")
-        del words_left[place : place + 2]
-    return words_left

@@ -5,7 +5,7 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from statistics import fmean, stdev
@@ -153,7 +153,9 @@ def _content(blocks: Blocks, evidence: ReportEvidence, figures: str) -> Mapping[
 
     sentences = Bullets(sentences=answer.sentences(evidence))
     blocks.take("answer", kind=Bullets)
-    changes = answer.changes(evidence)
+    changes, roofs = answer.changes(evidence), rows_of(evidence.material.roofs)
+    peaks = [roof for roof in roofs if roof["kind"] == "peak" and words.is_known(roof["source"])]
+    sources = list(dict.fromkeys(f"{peak['device_name']}: {peak['source']}" for peak in peaks))
     content = {
         **{name: escape(text) for name, text in _words(evidence).items()},
         "abstract": shown([sentences]),
@@ -177,11 +179,11 @@ def _content(blocks: Blocks, evidence: ReportEvidence, figures: str) -> Mapping[
         ),
         "shifts": shown(blocks.take("intensity", kind=Table)),
         "table_2": shown(_table_2(evidence), "no run has a throughput or a profile"),
-        "cost": shown(blocks.take("measurements", caption="Cheapest") + blocks.pictures("cost")),
-        "environment_table": shown(_environments(blocks), "no facts of the places"),
+        "cost": shown(blocks.take("measurements", caption="Cheapest")),
+        "environment_table": shown(list(_environments(blocks)), "no facts of the places"),
         "limits": shown(blocks.take("limits")),
         "audit": shown(_audit(evidence)),
-        "peak_sources": shown([Bullets(sentences=_peak_sources(evidence))]),
+        "peak_sources": shown([Bullets(sentences=sources or ["no vendor's peak was used"])]),
         "checklist": shown([Bullets(sentences=list(_checklist(evidence, figures)))]),
         "commands": shown(blocks.take("reproduce")),
         "metrics": shown(blocks.take("metrics"), "no profile by Nsight Compute of this program"),
@@ -202,7 +204,14 @@ def _flat(sections: Iterable[Section]) -> Iterator[Section]:
 
 def _words(evidence: ReportEvidence) -> Mapping[str, str]:
     """Texts for the placeholders of template.md that stand inside a sentence, before Markdown's signs are escaped."""
-    runs = evidence.material.every
+    runs, folders = evidence.material.every, []
+    # Data set and folder of the first run of each place; synthetic data have no folder.
+    for row in rows_of(runs.drop_duplicates(["env", "dataset"])):
+        record = evidence.record(row["run_id"])
+        if row["dataset"] == "synthetic":
+            folders.append("none (synthetic data)")
+        elif record and record.spec.data_dir and words.is_known(row["dataset"]):
+            folders.append(f"{row['dataset']} in {record.spec.data_dir} on {row['env']}")
     has_amp = runs["precision"].isin([Precision.AMP, Precision.BF16]).any()
     keywords = ["roofline", "throughput", "arithmetic intensity"]
     keywords += ["GPU profiling"] if runs["kernels_file"].notna().any() else []
@@ -218,12 +227,11 @@ def _words(evidence: ReportEvidence) -> Mapping[str, str]:
         "virtualisation": f"zone {words.listed(runs['zone'])}; virtualisation {words.listed(runs['hypervisor'])}",
         "options": _options(evidence),
         "sources": _sources(evidence),
-        "data_dir": words.listed(_data_folders(evidence)),
+        "data_dir": words.listed(folders),
     }
 
 
 def _options(evidence: ReportEvidence) -> str:
-    """Sentence on the options that make runs repeatable, with the number of runs that had them."""
     runs = evidence.material.every
     used = {option: int(runs[name].eq(True).sum()) for name, option in OPTIONS}
     used["--grad-accumulation"] = int((runs["grad_accumulation"] > 1).sum())
@@ -235,7 +243,6 @@ def _options(evidence: ReportEvidence) -> str:
 
 
 def _sources(evidence: ReportEvidence) -> str:
-    """Sentence on the files behind the tables."""
     runs = evidence.material.every
     imported, profiled = int(runs["imported"].eq(True).sum()), int(runs["kernels_file"].notna().sum())
     return (
@@ -243,16 +250,6 @@ def _sources(evidence: ReportEvidence) -> str:
         f"steps.csv and telemetry.csv as far as recorded; {imported} imported from other programs' files; {profiled} "
         "with kernels of a profile."
     )
-
-
-def _data_folders(evidence: ReportEvidence) -> Iterator[str]:
-    """Data set and folder of the first run of each environment; synthetic data have no folder."""
-    for row in rows_of(evidence.material.every.drop_duplicates(["env", "dataset"])):
-        record = evidence.record(row["run_id"])
-        if row["dataset"] == "synthetic":
-            yield "none (synthetic data)"
-        elif record and record.spec.data_dir and words.is_known(row["dataset"]):
-            yield f"{row['dataset']} in {record.spec.data_dir} on {row['env']}"
 
 
 # --- tables of the template
@@ -271,7 +268,6 @@ def _run_matrix(evidence: ReportEvidence) -> Table:
 
 
 def _complexity_commands(evidence: ReportEvidence) -> Commands:
-    """Commands that count the work of the models without a run, a line per image size."""
     runs = evidence.material.every
     own = runs[runs["script"].isna() & runs["parameters"].notna() & runs["image_size"].notna()]
     lines = []
@@ -302,7 +298,6 @@ def _table_1(evidence: ReportEvidence) -> list[Block]:
 
 
 def _table_2(evidence: ReportEvidence) -> list[Block]:
-    """Table 2: configurations with a throughput, then those that only a profiler timed."""
     points = registry.drawable(evidence.material.points)
     point_of = {_configuration(point): point for point in rows_of(points)} if len(points) else {}
     rows = []
@@ -338,19 +333,20 @@ def _mean_sd(values: Iterable[float]) -> str | None:
     return f"{words.figure(fmean(known), 4)}{spread}"
 
 
-def _environments(blocks: Blocks) -> list[Block]:
+def _environments(blocks: Blocks) -> Iterator[Block]:
     """The table of environments with the columns of the template; the appendix has all columns."""
     found = (section.blocks for section in blocks.report.sections if section.name == "places")
-    return [_joined(block) for block in next(found, ())[:1] if isinstance(block, Table)]
-
-
-def _joined(table: Table) -> Table:
-    place = {heading.text: index for index, heading in enumerate(table.headings)}
-    rows = []
-    for row in table.rows:
-        known = {name: row[index] for name, index in place.items() if row[index] != words.ABSENT}
-        rows.append([", ".join(known[name] for name in names if name in known) or "n/a" for _, names in ENVIRONMENT])
-    return Table(caption=table.caption, headings=[Heading(text=text) for text, _ in ENVIRONMENT], rows=rows)
+    for table in next(found, ())[:1]:
+        assert isinstance(table, Table)
+        names = [heading.text for heading in table.headings]
+        known = [
+            {name: cell for name, cell in zip(names, row, strict=True) if cell != words.ABSENT} for row in table.rows
+        ]
+        rows = [
+            [", ".join(row[name] for name in columns if name in row) or "n/a" for _, columns in ENVIRONMENT]
+            for row in known
+        ]
+        yield Table(caption=table.caption, headings=[Heading(text=text) for text, _ in ENVIRONMENT], rows=rows)
 
 
 # --- limitations, references, checklist
@@ -366,14 +362,6 @@ def _audit(evidence: ReportEvidence) -> list[Block]:
     sentences += [f"{counted(more, 'other rule')}, in the appendix"] if more else []
     sentences += [f"{counted(notes, 'note')}, in the appendix"] if notes else []
     return [Bullets(sentences=sentences or ["nothing"])]
-
-
-def _peak_sources(evidence: ReportEvidence) -> Sequence[str]:
-    """Device and source of each vendor's peak."""
-    roofs = evidence.material.roofs
-    peaks = rows_of(roofs[roofs["kind"] == "peak"]) if len(roofs) else []
-    sources = (f"{row['device_name']}: {row['source']}" for row in peaks if words.is_known(row["source"]))
-    return list(dict.fromkeys(sources)) or ["no vendor's peak was used"]
 
 
 def _checklist(evidence: ReportEvidence, figures: str) -> Iterator[str]:

@@ -19,16 +19,11 @@ ROWS_UNFOLDED = 24
 MOST_CHARACTERS = 5000
 
 
-# Columns that name a configuration: with the names that the charts use, and with the facts that its runs recorded.
+# Columns that name a configuration as the charts do.
 AS_IN_CHARTS = (
     *facts(env="place", task="model"),
     Column(name="batch_size", heading="batch", digits=0),
     *facts(variant="precision"),
-)
-AS_RECORDED = (
-    *facts(place="place", model="model"),
-    Column(name="batch_size", heading="batch", digits=0),
-    *facts(precision="precision"),
 )
 
 
@@ -117,7 +112,15 @@ def table(caption: str, columns: Sequence[Column], rows: Sequence[Mapping[str, A
     kept = [column for column in columns if not rows or any(shown != ABSENT for shown in cells[column])]
     return Table(
         caption=caption,
-        headings=[Heading(text=column.heading, numeric=column.role is Role.FIGURE) for column in kept],
+        headings=[
+            Heading(
+                text=column.heading
+                if column.prefixed or column.unit in ("", "%")
+                else f"{column.heading}, {column.unit}",
+                numeric=column.role is Role.FIGURE,
+            )
+            for column in kept
+        ],
         rows=[[cells[column][index] for column in kept] for index in range(len(rows))],
         folded=len(rows) > ROWS_UNFOLDED,
     )

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from analysis.readers.traces.model import TracedModel
-if TYPE_CHECKING:
-    import pandas as pd
 
 TENSOR = "tensor operations that are not counted"
 PARTLY = "some operations of a number type were not counted"
@@ -253,7 +251,6 @@ def _sentence(claim: _Claim, origin: str) -> str:
 
 
 def _causes(claim: _Claim) -> Iterator[str]:
-    """Interpretations that fit the counted FLOP, most specific first."""
     for work in model_work.at_all_sizes(claim.work.model):
         is_possible = work.image_size != claim.work.image_size and not claim.is_input_known
         if is_possible and claim.fits(claim.per_image(work) * claim.batch_size * (claim.steps or 1)):

@@ -8,19 +8,20 @@ so.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any, TypeAlias
+from typing import Any
 
 import pandas as pd
 
 from analysis.kernels.breakdown import LOWER_BOUND, in_steps, kernel_rows
 from analysis.loading import units
 from analysis.loading.configurations import CONFIGURATION, DEVICE, PLACE, UNNAMED, WORK_NAMED, Group, completed, group
-from analysis.loading.tables import Tables, frame, joined, names_of
+from analysis.loading.tables import Tables, frame, joined
+from analysis.loading.tables import rows as rows_of
 from analysis.readers.ncu.families import is_backward
 from analysis.roofline.against_model import TENSOR, counted_over_model, model_flop, model_warning, reasons
 from analysis.roofline.roofs import DeviceRoofs, Roof, Work, device_of, intensity, range_note, refuted_ceilings, roof_of
@@ -28,6 +29,7 @@ from analysis.statistics.intervals import over_runs
 from workload.contract.peaks import Peak
 from workload.contract.record import Verdict
 from workload.contract.spec import Device
+from workload.contract.tables import Column, facts
 from workload.contract.text import percent, si
 from workload.contract.verdict import MOST_UNATTRIBUTED, UNKNOWN, Bound, Figures, RoofKind, decide, traced_step_s
 from workload.contract.vocabulary import MODEL_RATIO_FROM
@@ -90,14 +92,13 @@ class PointRow:
     place_fraction_of_peak: float | None = None
 
 
-POINT_COLUMNS = names_of(PointRow)
-MakeRows: TypeAlias = Callable[[Tables], Iterable[tuple[Group, PointRow]]]
+POINT_COLUMNS = tuple(field.name for field in fields(PointRow))
 
 
 # --- steps
 
 
-def points(results: Tables, make_rows: MakeRows | None = None) -> pd.DataFrame:
+def points(results: Tables) -> pd.DataFrame:
     """Training steps in the roofline plane: a row per group of runs that may be pooled, and source of FLOP and bytes.
 
     `flop_per_s`: FLOP of a step divided by the step time (median over runs of each run's median step), with a 95 %
@@ -109,10 +110,9 @@ def points(results: Tables, make_rows: MakeRows | None = None) -> pd.DataFrame:
     origin is `peak_source`. `place_fraction_of_peak`: mean of it over the place's rows of the same precision and
     source.
     `theoretical_flop_per_step`: by formula, beside counted FLOP. `dram_bytes_per_step`, `dram_bytes_per_s`: counted
-    bytes alone. `sm_percent`, `dram_percent`: of the best possible rate, weighted by the kernels' times. `make_rows`:
-    `point_rows`, or a function that returns its rows.
+    bytes alone. `sm_percent`, `dram_percent`: of the best possible rate, weighted by the kernels' times.
     """
-    rows = [{**pool.facts, **vars(row)} for pool, row in (make_rows or point_rows)(results)]
+    rows = list(_rows(results))
     fractions: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for row in rows:
         if row["fraction_of_peak"] is not None:
@@ -123,8 +123,7 @@ def points(results: Tables, make_rows: MakeRows | None = None) -> pd.DataFrame:
     return frame(rows, (*POINT_COLUMNS, *UNNAMED))
 
 
-def point_rows(results: Tables) -> Iterator[tuple[Group, PointRow]]:
-    """The rows of `points`, each with its group of runs."""
+def _rows(results: Tables) -> Iterator[dict[str, Any]]:
     devices: dict[tuple[Any, ...], DeviceRoofs] = {}
     refuted = refuted_ceilings(results.runs)
     for pool in group(completed(results.runs)):
@@ -132,7 +131,7 @@ def point_rows(results: Tables) -> Iterator[tuple[Group, PointRow]]:
         if place not in devices:
             devices[place] = device_of(results, pool.facts, pool.runs)
         for measurement in _measurements(results, pool):
-            yield pool, _point(pool, measurement, devices[place], refuted)
+            yield {**pool.facts, **vars(_point(pool, measurement, devices[place], refuted))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +160,9 @@ class _Measurement:
 
 
 def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
-    steps_s = _step_times(pool)
+    steps_s = [step_s for step_s in pool.known("step_median_s") if step_s > 0]
+    if not steps_s and pool["imported"]:
+        steps_s = [pool["batch_size"] / rate for rate in pool.known("images_per_s") if rate > 0]
     is_traced = not steps_s and bool(traced := _traced_step_times(pool))
     steps_s = traced if is_traced else steps_s
     profile = None if steps_s or not pool.texts("kernels_file") else _profile(results, pool)
@@ -172,9 +173,17 @@ def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
         # If an import has no time, formulas say nothing about its run, only about its model.
         is_shown = source is WorkSource.COUNTERS or steps_s or not pool["imported"]
         if is_shown and any(pool.known(column) for column in columns):
-            most = _most_model_flop(results, pool) if source is WorkSource.COUNTERS else None
-            bounds = lower_bounds(pool, counted=most) if source is WorkSource.COUNTERS else ()
-            bounds = _traced_lower_bounds(pool) if is_traced and source is WorkSource.MODELLED else bounds
+            most, bounds = None, tuple[str, ...]()
+            if source is WorkSource.COUNTERS:
+                # What fast convolutions saved may explain fewer counted FLOP than the model has.
+                most, model = pool.median("counted_flop_per_step"), pool.median("train_flop_per_step")
+                if most is not None and model and most < MODEL_RATIO_FROM * model and pool.texts("kernels_file"):
+                    kernels = results.kernels[results.kernels["run_id"].isin(pool.values("run_id"))]
+                    most *= _saved(in_steps(kernels)[0])
+                bounds = lower_bounds(pool, counted=most)
+            elif is_traced and (share := pool.median("uncounted_share") or 0.0) > MOST_UNATTRIBUTED:
+                # Operators without a formula may execute FLOP, too.
+                bounds = (f"{percent(share)} of the time is unattributed",)
             yield _Measurement(
                 source=source,
                 work=work_of(pool, source),
@@ -188,27 +197,10 @@ def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
             )
 
 
-def _most_model_flop(results: Tables, pool: Group) -> float | None:
-    """The most FLOP of a step by formula that the group's counted FLOP can stand for; None if nothing is counted."""
-    counted, model = pool.median("counted_flop_per_step"), pool.median("train_flop_per_step")
-    if counted is None or not model or counted >= MODEL_RATIO_FROM * model or not pool.texts("kernels_file"):
-        return counted
-    kernels, _ = in_steps(results.kernels[results.kernels["run_id"].isin(pool.values("run_id"))])
-    return counted * _saved(kernels)
-
-
 def _saved(kernels: pd.DataFrame) -> float:
     """The most FLOP by formula that the launches can stand for, over their counted FLOP; 1 without counts."""
     flop = float(kernels["flop"].sum())
     return model_flop(kernels)[1] / flop if flop else 1.0
-
-
-def _step_times(pool: Group) -> list[float]:
-    """Seconds of a step by run: the median step; for an import without steps, batch size divided by images/s."""
-    steps = [step_s for step_s in pool.known("step_median_s") if step_s > 0]
-    if steps or not pool["imported"]:
-        return steps
-    return [pool["batch_size"] / rate for rate in pool.known("images_per_s") if rate > 0]
 
 
 def lower_bounds(pool: Group, has_backward: bool | None = None, counted: float | None = None) -> tuple[str, ...]:
@@ -337,6 +329,7 @@ def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: 
     """The limit of a group of runs, by the same rule as for a single run, applied to medians over the runs."""
     work, is_complete = measurement.work, not measurement.lower_bounds
     has_bytes = not measurement.is_traced or _share_without_bytes(pool) <= MOST_UNATTRIBUTED
+    shares = pool.numbers("cpu_time_share")
     figures = Figures(
         step_s=step_s,
         data_wait_fraction=pool.median("data_wait_fraction"),
@@ -352,19 +345,15 @@ def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: 
         tf32_flop_per_s=pool.median("tf32_instead_flop_per_s"),
         kernels_alone=measurement.kernels_alone,
         possible_causes=list(dict.fromkeys(pool.texts("limit_known"))),
-        cpu_time_share=_cpu_time_share(pool),
+        # An idle machine counts as 1; None if most runs had an idle machine.
+        cpu_time_share=median(1.0 if math.isnan(share) else share for share in shares)
+        if 2 * len(pool.known("cpu_time_share")) > len(shares)
+        else None,
     )
     return decide(figures, next(iter(pool.texts("bound_why")), UNKNOWN))
 
 
-def _cpu_time_share(pool: Group) -> float | None:
-    """Median over the runs, in which an idle machine counts as 1; None if most runs had an idle machine."""
-    shares = [1.0 if math.isnan(share) else share for share in pool.numbers("cpu_time_share")]
-    return median(shares) if 2 * len(pool.known("cpu_time_share")) > len(shares) else None
-
-
 def _notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[str | None]:
-    """Notes on the limit, FLOP, bytes and time."""
     if row.bound in (Bound.OVERHEAD, Bound.NEITHER) or measurement.kernels_alone:
         yield row.bound_why if row.bound else None
     yield row.busy
@@ -378,7 +367,10 @@ def _notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[st
             yield from dict.fromkeys(pool.texts("work_assumption"))
             if row.runs and not measurement.is_traced and not pool.known("step_median_s"):
                 yield f"by {units.unit_of(pool.facts)} over wall time, including waits, because the run has no steps"
-            yield _other_verdicts(pool, row.bound)
+            # Runs whose own verdict differs from that of the medians.
+            verdicts = pool.texts("bound")
+            if others := [text for text in verdicts if row.bound is not None and text != row.bound]:
+                yield f"{len(others)} of {len(verdicts)} runs say {others[0]}"
         case WorkSource.COUNTERS | WorkSource.PROFILER:
             yield "bytes with a cold cache, per kernel"
             yield from _counter_notes(pool, measurement, row)
@@ -401,13 +393,6 @@ def _counter_notes(pool: Group, measurement: _Measurement, row: PointRow) -> Ite
     yield model_warning(
         row.counted_over_model, counted_over_model(measurement.most_model_flop, pool.median("train_flop_per_step"))
     )
-
-
-def _other_verdicts(pool: Group, bound: str | None) -> str | None:
-    """Note on runs of a group whose own verdict differs from that of the medians; None if all agree."""
-    verdicts = pool.texts("bound")
-    others = [text for text in verdicts if bound is not None and text != bound]
-    return f"{len(others)} of {len(verdicts)} runs say {others[0]}" if others else None
 
 
 # Possible errors if a point lies above a roof, for modelled and for counted work.
@@ -447,14 +432,7 @@ def _traced_step_times(pool: Group) -> list[float]:
 
 
 def _lacks_gaps(pool: Group) -> bool:
-    """Whether the times of a trace are those of its kernels alone, so that gaps between kernels are unknown."""
     return not any(wall_s > 0 for wall_s in pool.known("traced_wall_s"))
-
-
-def _traced_lower_bounds(pool: Group) -> tuple[str, ...]:
-    """Reasons why a trace's FLOP are incomplete, or empty: operators without a formula may execute FLOP, too."""
-    share = pool.median("uncounted_share") or 0.0
-    return (f"{percent(share)} of the time is unattributed",) if share > MOST_UNATTRIBUTED else ()
 
 
 def _share_without_bytes(pool: Group) -> float:
@@ -485,43 +463,34 @@ def _traced_notes(pool: Group, flop: float | None, bound: str | None) -> Iterato
 # --- shifts
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShiftRow:
-    """A row of the table `shifts`: two groups of runs that differ only in `changed` (batch size or precision)."""
-
-    place: str | None
-    device_name: str | None
-    model: str
-    source: str
-    changed: str
-    left: str
-    right: str
-    at: str | None
-    intensity_left: float | None
-    intensity_right: float | None
-    intensity_ratio: float | None
-    flop_per_s_ratio: float | None
-    bound_left: str | None
-    bound_right: str | None
+SHIFT_COLUMNS = (
+    *facts(place="place", device_name="device", model="model", source="source", changed="changed"),
+    *facts(left="from", right="to", at="at"),
+    Column(name="intensity_left", heading="intensity", unit="FLOP/B"),
+    Column(name="intensity_right", heading="then", unit="FLOP/B"),
+    Column(name="intensity_ratio", heading="intensity x"),
+    Column(name="flop_per_s_ratio", heading="FLOP/s x"),
+    Column(name="bound_left", heading="limited by"),
+    Column(name="bound_right", heading="then"),
+)
 
 
-def shifts(results: Tables, make_rows: MakeRows | None = None) -> pd.DataFrame:
+def shifts(table: pd.DataFrame) -> pd.DataFrame:
     """Effect of batch size and precision on a step: a row per pair of neighbouring values, all else being equal.
 
-    `changed`: `batch_size` or `precision`, with its values `left` and `right`; `at`: the unchanged value of the other
-    of these two columns. Ratios are right divided by left. Rows whose FLOP are a lower bound are left out.
-    `make_rows`: see `points`.
+    `table`: from `points`. `changed`: `batch_size` or `precision`, with its values `left` and `right`; `at`: the
+    unchanged value of the other of these two columns. Ratios are right divided by left. Rows whose FLOP are a lower
+    bound are left out.
     """
-    rows = [{**pool.facts, **vars(row)} for pool, row in (make_rows or point_rows)(results)]
+    rows = rows_of(table)
     pairs = [pair for changed in ("batch_size", "precision") for pair in _pairs(rows, changed)]
-    return frame(list(map(vars, pairs)), names_of(ShiftRow))
+    return frame(pairs, [column.name for column in SHIFT_COLUMNS])
 
 
-# Precisions, from slow and exact to fast.
 _PRECISIONS = ("fp32", "tf32", "bf16", "amp")
 
 
-def _pairs(rows: Sequence[Mapping[str, Any]], changed: str) -> Iterator[ShiftRow]:
+def _pairs(rows: Sequence[Mapping[str, Any]], changed: str) -> Iterator[dict[str, Any]]:
     other = "precision" if changed == "batch_size" else "batch_size"
     fixed = [name for name in (*CONFIGURATION, *PLACE, "driver_version", "torch", "source") if name != changed]
     alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
@@ -529,28 +498,29 @@ def _pairs(rows: Sequence[Mapping[str, Any]], changed: str) -> Iterator[ShiftRow
         if row[changed] is not None and not row["flop_is_lower_bound"]:
             alike[tuple(row[name] for name in fixed)].append(row)
     for rows_alike in alike.values():
-        rows_alike.sort(key=lambda row: _rank(row[changed]))
+        # By size; precisions from slow and exact to fast.
+        rows_alike.sort(
+            key=lambda row: [*_PRECISIONS, row[changed]].index(row[changed]) if changed == "precision" else row[changed]
+        )
         for left, right in pairwise(rows_alike):
             if left[changed] != right[changed]:
-                yield ShiftRow(
+                yield {
                     **{name: left[name] for name in ("place", "device_name", "model", "source")},
-                    changed=changed,
-                    left=str(left[changed]),
-                    right=str(right[changed]),
-                    at=str(left[other]) if left[other] is not None else None,
-                    intensity_left=left["intensity_flop_per_byte"],
-                    intensity_right=right["intensity_flop_per_byte"],
-                    intensity_ratio=_quotient(right, left, "intensity_flop_per_byte"),
-                    flop_per_s_ratio=_quotient(right, left, "flop_per_s"),
-                    bound_left=left["bound"],
-                    bound_right=right["bound"],
-                )
+                    "changed": changed.replace("_", " "),
+                    "left": _shown(left[changed]),
+                    "right": _shown(right[changed]),
+                    "at": None if left[other] is None else _shown(left[other]),
+                    "intensity_left": left["intensity_flop_per_byte"],
+                    "intensity_right": right["intensity_flop_per_byte"],
+                    "intensity_ratio": _quotient(right, left, "intensity_flop_per_byte"),
+                    "flop_per_s_ratio": _quotient(right, left, "flop_per_s"),
+                    "bound_left": left["bound"],
+                    "bound_right": right["bound"],
+                }
 
 
-def _rank(value: Any) -> float:
-    if isinstance(value, str):
-        return _PRECISIONS.index(value) if value in _PRECISIONS else len(_PRECISIONS)
-    return float(value)
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _quotient(right: Mapping[str, Any], left: Mapping[str, Any], name: str) -> float | None:

@@ -9,11 +9,12 @@ from typing import Any, cast
 import pandas as pd
 
 from analysis.loading.configurations import DEVICE, Group, completed
-from analysis.loading.tables import Tables, frame, joined, names_of
+from analysis.loading.tables import Tables, frame, joined
 from workload.contract import peaks
 from workload.contract.errors import BundleError
-from workload.contract.peaks import Gpu, Peak
+from workload.contract.peaks import Peak
 from workload.contract.record_sections import DeviceFacts
+from workload.contract.tables import Column, Role, facts
 from workload.contract.text import si
 from workload.contract.verdict import ABOVE_BY_CPU_TIME, ABOVE_CEILING, RoofKind
 
@@ -29,11 +30,6 @@ class Roof:
     def at(self, intensity: float) -> float:
         """FLOP/s that a step of this intensity (FLOP/byte) can reach."""
         return min(self.flop_per_s, intensity * self.bytes_per_s)
-
-    @property
-    def ridge(self) -> float:
-        """Intensity in FLOP/byte above which arithmetic is the limit."""
-        return self.flop_per_s / self.bytes_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,20 +58,16 @@ def intensity(flop: float | None, moved_bytes: float | None) -> float | None:
     return flop / moved_bytes if flop is not None and moved_bytes else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoofRow:
-    """A row of the table `roofs`: one roof of a device. `kind`: measured, or the vendor's peak."""
-
-    place: str | None
-    device_name: str | None
-    threads: float | None
-    precision: str
-    kind: str
-    flop_per_s: float
-    bytes_per_s: float | None
-    measurements: int | None = None
-    source: str
-    note: str | None
+COLUMNS = (
+    *facts(place="place", device_name="device"),
+    Column(name="threads", heading="threads", optional=True, role=Role.FACT),
+    *facts(precision="precision", kind="roof"),
+    Column(name="flop_per_s", heading="compute", unit="FLOP/s", prefixed=True),
+    Column(name="bytes_per_s", heading="memory", unit="B/s", prefixed=True),
+    Column(name="ridge", heading="ridge", unit="FLOP/B"),
+    Column(name="source", heading="source", role=Role.NOTE),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
+)
 
 
 def roofs(results: Tables) -> pd.DataFrame:
@@ -85,15 +77,15 @@ def roofs(results: Tables) -> pd.DataFrame:
     reused the ceilings of an earlier run adds no measurement. Peaks are from our peaks.toml or from the user's; a
     device without a known peak has only measured rows.
     """
-    rows = list[RoofRow]()
+    rows = list[dict[str, Any]]()
     for values, runs in completed(results.runs).groupby(list(DEVICE), dropna=False, sort=False):
         known = zip(DEVICE, cast("tuple[Any, ...]", values), strict=True)
         keys = {name: None if pd.isna(value) else value for name, value in known}
         rows += _roofs(results, keys, runs)
-    return frame(list(map(vars, rows)), names_of(RoofRow))
+    return frame(rows, [*(column.name for column in COLUMNS if column.name != "ridge"), "measurements"])
 
 
-def _roofs(results: Tables, keys: Mapping[str, Any], runs: pd.DataFrame) -> Iterator[RoofRow]:
+def _roofs(results: Tables, keys: Mapping[str, Any], runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
     ceilings = results.ceilings[results.ceilings["run_id"].isin(runs["run_id"])]
     ceilings = ceilings.drop_duplicates(["quantity", "name", "roof_per_s", "measured_at"])
     ceilings = ceilings[~ceilings["roof_per_s"].isin(list(refuted_ceilings(results.runs)))]
@@ -101,35 +93,32 @@ def _roofs(results: Tables, keys: Mapping[str, Any], runs: pd.DataFrame) -> Iter
     copies = ceilings.loc[(ceilings["quantity"] == "bytes_per_s") & (ceilings["name"] == "copy"), "roof_per_s"]
     where = {name: keys[name] for name in ("place", "device_name", "threads")}
     for precision, measured in rates.groupby("name", sort=False, observed=True):
-        yield RoofRow(
+        bursts = measured["burst_per_s"].dropna()
+        yield {
             **where,
-            precision=str(precision),
-            kind=str(RoofKind.MEASURED),
-            flop_per_s=float(measured["roof_per_s"].median()),
-            bytes_per_s=float(copies.median()) if len(copies) else None,
-            measurements=len(measured),
-            source="one measurement" if len(measured) == 1 else f"median of {len(measured)} measurements",
-            note=_burst_note(measured["burst_per_s"]),
-        )
+            "precision": str(precision),
+            "kind": str(RoofKind.MEASURED),
+            "flop_per_s": float(measured["roof_per_s"].median()),
+            "bytes_per_s": float(copies.median()) if len(copies) else None,
+            "measurements": len(measured),
+            "source": "one measurement" if len(measured) == 1 else f"median of {len(measured)} measurements",
+            # Measurements that slowed down under load.
+            "note": f"sustained rate; {si(float(bursts.median()), 'FLOP/s')} in a burst" if len(bursts) else None,
+        }
     device = device_of(results, keys, runs)
     for precision in dict.fromkeys([*rates["name"], *runs["precision"].dropna()]):
         peak = device.peak(str(precision))
         if peak:
-            yield RoofRow(
+            yield {
                 **where,
-                precision=str(precision),
-                kind=str(RoofKind.PEAK),
-                flop_per_s=peak.flop_per_s,
-                bytes_per_s=peak.bytes_per_s,
-                source=peak.source,
-                note=joined([range_note(peak), device.warning]),
-            )
-
-
-def _burst_note(bursts: pd.Series) -> str | None:
-    """Note on the burst rate, if measurements slowed down under load; else None."""
-    known = bursts.dropna()
-    return f"sustained rate; {si(float(known.median()), 'FLOP/s')} in a burst" if len(known) else None
+                "precision": str(precision),
+                "kind": str(RoofKind.PEAK),
+                "flop_per_s": peak.flop_per_s,
+                "bytes_per_s": peak.bytes_per_s,
+                "measurements": None,
+                "source": peak.source,
+                "note": joined([range_note(peak), device.warning]),
+            }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +127,6 @@ class DeviceRoofs:
 
     name: str | None
     memory_bytes: float | None
-    gpu: Gpu | None
     warning: str | None
 
     def peak(self, precision: str | None) -> Peak | None:
@@ -172,7 +160,7 @@ def device_of(results: Tables, keys: Mapping[str, Any], runs: pd.DataFrame) -> D
     gpu = peaks.find_gpu(name, memory_bytes=device.memory_total_bytes)
     clock, width = device.memory_clock_max_mhz, device.memory_bus_width_bits
     warning = peaks.bandwidth_warning(gpu, memory_clock_mhz=clock, bus_width_bits=width) if gpu else None
-    return DeviceRoofs(name=name, memory_bytes=device.memory_total_bytes, gpu=gpu, warning=warning)
+    return DeviceRoofs(name=name, memory_bytes=device.memory_total_bytes, warning=warning)
 
 
 def range_note(peak: Peak) -> str | None:

@@ -12,11 +12,6 @@ from workload.stats.runs_interval import LEVEL
 
 # Least steps: fewer cannot show a correlation, because the standard error of one lag is 1 / sqrt(n) > 0.35.
 LEAST_STEPS = 8
-# Least steps for an interval: fewer do not show the correlation well enough. With 20 steps and a lag-1 correlation of
-# 0.8 and 0.9, 95 % intervals of a slope cover 65 % and 54 %. With 100 steps and lag 1 up to 0.9 they cover 94 % or
-# more; with lag 1 = 0.95 a third of the series get no interval, the others' intervals cover 86 %
-# (benchmarks/coverage.py).
-LEAST_FOR_INTERVAL = 100
 # An interval of a correlation needs more than 3 + z^2 / 9 independent pairs to be informative.
 LEAST_EFFECTIVE_PAIRS = 5.0
 
@@ -73,37 +68,15 @@ def normal_scores(series: Floats) -> Floats:
     return np.asarray(ndtri(ranks(series) / (series.size + 1)), dtype=np.float64)
 
 
-def too_short(steps: int) -> str | None:
-    """Reason why this number of steps gives no interval; None if there are enough steps."""
-    if steps >= LEAST_FOR_INTERVAL:
-        return None
-    return (
-        f"{counted(steps, 'step')}: no interval, because {LEAST_FOR_INTERVAL} are needed to estimate their correlation"
-    )
-
-
-def cautious_time(scores: Floats, *, trend: bool = False) -> float:
-    """Integrated autocorrelation time for an interval, at least that of a bias-corrected first-order autoregression.
-
-    Without this minimum, 95 % intervals from 100 steps at rho = 0.9 cover 85 % (benchmarks/coverage.py). `trend`: a
-    trend line was subtracted from the series.
-    """
-    correlations = acf(scores)
-    rho = unbiased_lag1(float(correlations[1]), n=float(scores.size), trend=trend)
-    return max(integrated_time(correlations), (1 + rho) / (1 - rho))
-
-
-def unbiased_lag1(rho: float, *, n: float, runs: int = 1, trend: bool = False) -> float:
+def unbiased_lag1(rho: float, *, n: float, runs: int = 1) -> float:
     """Bias-corrected lag-1 correlation; 0 if the estimate is noise at the 5 % level.
 
     `rho`: biased estimate from series of `n` steps, mean over `runs` series. Subtracting the mean changes the estimate
-    by -(1 + 4 rho) / n, subtracting a trend line (`trend`) by -(2 + 5 rho) / n: Kendall, Biometrika 41 (1954); Shaman &
-    Stine, JASA 83 (1988). One rho / n of each bias comes from the divisor n.
+    by -(1 + 4 rho) / n: Kendall, Biometrika 41 (1954). One rho / n of it comes from the divisor n.
     """
     if rho < 1.645 / np.sqrt(n * runs):
         return 0.0
-    unbiased = (n * rho + 2) / (n - 5) if trend else (n * rho + 1) / (n - 4)
-    return float(min(unbiased, 1 - 2 / n))
+    return float(min((n * rho + 1) / (n - 4), 1 - 2 / n))
 
 
 # --- covariates
@@ -123,29 +96,29 @@ def share_explained(values: npt.ArrayLike, covariate: npt.ArrayLike, *, level: f
     known = np.isfinite(first) & np.isfinite(second)
     first, second = first[known], second[known]
     n = first.size
-    if refusal := _no_share(first, second):
-        return Estimate(value=None, n=n, reason=refusal)
+    if n < LEAST_STEPS:
+        return Estimate(value=None, n=n, reason=f"{counted(n, 'pair')}: at least {LEAST_STEPS} are needed")
+    for side, reason in (
+        (first, "the values do not vary: nothing to explain"),
+        (second, "the covariate does not vary: it explains nothing"),
+    ):
+        if np.ptp(side) == 0:
+            return Estimate(value=None, n=n, reason=reason)
     first, second = ranks(first), ranks(second)
     correlation = float(np.clip(np.corrcoef(first, second)[0, 1], -1.0, 1.0))
     effective = effective_pairs(first, second)
     if effective < LEAST_EFFECTIVE_PAIRS:
         reason = f"{n} pairs are worth {effective:.1f} independent ones: no interval"
         return Estimate(value=correlation**2, n=n, reason=reason)
-    low, high = _squared(*_fisher(correlation, effective=effective, level=level))
+    low = high = correlation
+    if abs(correlation) < 1:
+        reach = float(ndtri((1 + level) / 2)) * np.sqrt((1 + correlation**2 / 2) / (effective - 3))
+        low, high = (float(np.tanh(np.arctanh(correlation) + end)) for end in (-reach, reach))
+    low, high = 0.0 if low < 0 < high else min(low**2, high**2), max(low**2, high**2)
     interval = Interval(low=low, high=high, level=level, method=Method.FISHER_Z)
     chance = "" if low > 0 else ": the explained share may be chance"
     reason = f"{n} pairs are worth {effective:.0f} independent ones{chance}"
     return Estimate(value=correlation**2, interval=interval, n=n, reason=reason)
-
-
-def _no_share(first: Floats, second: Floats) -> str | None:
-    if first.size < LEAST_STEPS:
-        return f"{counted(first.size, 'pair')}: at least {LEAST_STEPS} are needed"
-    if np.ptp(first) == 0:
-        return "the values do not vary: nothing to explain"
-    if np.ptp(second) == 0:
-        return "the covariate does not vary: it explains nothing"
-    return None
 
 
 def effective_pairs(first: Floats, second: Floats) -> float:
@@ -158,16 +131,3 @@ def effective_pairs(first: Floats, second: Floats) -> float:
     positive = pairs > 0
     stop = pairs.size if positive.all() else int(np.argmin(positive))
     return float(first.size / max(1.0, 1 + 2 * pairs[:stop].sum()))
-
-
-def _fisher(correlation: float, *, effective: float, level: float) -> tuple[float, float]:
-    if abs(correlation) == 1:
-        return correlation, correlation
-    reach = float(ndtri((1 + level) / 2)) * np.sqrt((1 + correlation**2 / 2) / (effective - 3))
-    middle = np.arctanh(correlation)
-    return float(np.tanh(middle - reach)), float(np.tanh(middle + reach))
-
-
-def _squared(low: float, high: float) -> tuple[float, float]:
-    ends = sorted((low**2, high**2))
-    return (0.0 if low < 0 < high else ends[0]), ends[1]

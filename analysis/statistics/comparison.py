@@ -68,15 +68,13 @@ class Difference:
 class WithinBlocks:
     """Pairing of runs. `blocks`: number with runs of both sides; `left_out`: number of runs without a partner.
 
-    `narrower`: width of the unpaired interval of the same runs over that of the paired one, on the scale of logarithms;
-    below 1 if pairing made it wider. `shared`: number of configurations whose common scatter gives the interval; 0 if
+    `shared`: number of configurations whose common scatter gives the interval; 0 if
     the interval comes from the differences of these runs alone, because there are no other configurations, or because
     the configurations in `noisy` scatter more than the others.
     """
 
     blocks: int
     left_out: int
-    narrower: float | None
     shared: int = 0
     noisy: tuple[Hashable, ...] = ()
 
@@ -103,9 +101,7 @@ class Comparison:
 
     def without_difference(self, reason: str) -> "Comparison":
         """This comparison without interval and p-value, because of `reason`."""
-        within = self.within_blocks and replace(self.within_blocks, narrower=None)
-        reasons = (reason, *self.reasons)
-        return replace(self, interval=None, p_value=None, difference=None, reasons=reasons, within_blocks=within)
+        return replace(self, interval=None, p_value=None, difference=None, reasons=(reason, *self.reasons))
 
 
 def compare(baseline: Runs, other: Runs, *, level: float = LEVEL) -> Comparison:
@@ -242,12 +238,14 @@ def compare_within_blocks(
     first, second = ([_logs(side[block]) for block in blocks] for side in (baseline, other))
     used = contrast or _contrast(baseline, other)
     difference, reason = difference_of(used)
+    with np.errstate(over="ignore"):  # the ratio of vastly different runs overflows to infinity
+        ratio = None if used.value is None else float(np.exp(used.value))
     runs = [np.concatenate(side) if side else np.empty(0) for side in (first, second)]
     offered = sum(np.size(figures) for side in (baseline, other) for figures in side.values())
     left_out = offered - runs[0].size - runs[1].size
     reasons = [reason, f"{counted(left_out, 'run')} without a partner in the same block left out" if left_out else None]
     return Comparison(
-        ratio=None if used.value is None else _ratio(used.value),
+        ratio=ratio,
         interval=difference.interval(level) if difference else None,
         p_value=difference.p_value if difference else None,
         difference=difference,
@@ -258,20 +256,13 @@ def compare_within_blocks(
         within_blocks=WithinBlocks(
             blocks=len(blocks),
             left_out=left_out,
-            narrower=_narrower(difference, *runs, level=level),
             shared=used.shared,
             noisy=used.noisy,
         ),
     )
 
 
-def _ratio(logarithm: float) -> float:
-    with np.errstate(over="ignore"):  # the ratio of vastly different runs overflows to infinity
-        return float(np.exp(logarithm))
-
-
 def _contrast(baseline: Blocks, other: Blocks) -> Contrast:
-    """Logarithm of the ratio `other` / `baseline`, from the runs of both alone."""
     runs = [
         Run(figure=float(figure), configuration=name, block=block)
         for name, side in enumerate((baseline, other))
@@ -283,7 +274,6 @@ def _contrast(baseline: Blocks, other: Blocks) -> Contrast:
 
 
 def _logs(figures: npt.ArrayLike) -> Floats:
-    """Logarithms of the positive finite figures."""
     usable = positive([figures])
     return np.log(usable[0]) if usable else np.empty(0)
 
@@ -303,24 +293,20 @@ def difference_of(contrast: Contrast) -> tuple[Difference | None, str | None]:
     return difference, f"{contrast.blocks} blocks: the interval assumes that differences are normally distributed"
 
 
-def _narrower(paired: Difference | None, first: Floats, second: Floats, *, level: float) -> float | None:
-    """Width of the unpaired interval of the same runs over that of the paired one, on logarithms; None if unknown."""
-    unpaired = compare(list(np.exp(first)), list(np.exp(second))).difference
-    if paired is None or unpaired is None:
-        return None
-    intervals = (unpaired.interval(level), paired.interval(level))
-    if not all(0 < ends.low < ends.high < np.inf for ends in intervals):
-        return None  # an end overflows a float, or an interval has no width
-    widths = [float(np.log(ends.high) - np.log(ends.low)) for ends in intervals]
-    return widths[0] / widths[1]
-
-
 # --- several comparisons: a p-value of NaN means "not tested", stays NaN, and is not counted as a comparison
 
 
 def holm(p_values: npt.ArrayLike) -> Floats:
     """Holm's adjusted p-values (1979): below 0.05, the risk of any false difference among them is at most 5 %."""
-    return _tested(p_values, _holm)
+
+    def adjusted(tested: Floats) -> Floats:
+        order = np.argsort(tested, kind="stable")
+        steps = (tested.size - np.arange(tested.size)) * tested[order]
+        values = np.empty_like(tested)
+        values[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+        return values
+
+    return _tested(p_values, adjusted)
 
 
 def holm_levels(p_values: npt.ArrayLike, *, alpha: float) -> Floats:
@@ -330,27 +316,19 @@ def holm_levels(p_values: npt.ArrayLike, *, alpha: float) -> Floats:
     smallest of m p-values is compared with alpha / (m - k + 1). The first p-value that is not below its limit sets the
     limit of all larger p-values.
     """
-    return _tested(p_values, lambda tested: _holm_levels(tested, alpha))
 
+    def levels(tested: Floats) -> Floats:
+        order = np.argsort(tested, kind="stable")
+        limits = alpha / (tested.size - np.arange(tested.size))
+        failed = tested[order] >= limits
+        if failed.any():
+            stopped = int(np.argmax(failed))
+            limits[stopped:] = limits[stopped]
+        found = np.empty_like(tested)
+        found[order] = 1 - limits
+        return found
 
-def _holm_levels(tested: Floats, alpha: float) -> Floats:
-    order = np.argsort(tested, kind="stable")
-    limits = alpha / (tested.size - np.arange(tested.size))
-    failed = tested[order] >= limits
-    if failed.any():
-        stopped = int(np.argmax(failed))
-        limits[stopped:] = limits[stopped]
-    levels = np.empty_like(tested)
-    levels[order] = 1 - limits
-    return levels
-
-
-def _holm(tested: Floats) -> Floats:
-    order = np.argsort(tested, kind="stable")
-    steps = (tested.size - np.arange(tested.size)) * tested[order]
-    adjusted = np.empty_like(tested)
-    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return adjusted
+    return _tested(p_values, levels)
 
 
 def _tested(p_values: npt.ArrayLike, adjust: Callable[[Floats], Floats]) -> Floats:

@@ -23,8 +23,7 @@ NO_MORE_THAN_STEPS = "runs differ no more than the steps within them explain"
 class VarianceSplit:
     """Variance components as standard deviations of logarithms, which are fractions of the step time: 0.006 = 0.6 %.
 
-    `icc` (intraclass correlation) = between / (between + within) of the variances: the share that more iterations
-    cannot reduce. `steps`: number of steps without outliers; `effective`: total number of independent steps.
+    `steps`: number of steps without outliers; `effective`: total number of independent steps.
     """
 
     runs: int
@@ -32,7 +31,6 @@ class VarianceSplit:
     effective: float | None
     within: Estimate
     between: Estimate
-    icc: Estimate
     reason: str | None = None
 
 
@@ -51,11 +49,6 @@ class _Parts:
     def degrees(self) -> tuple[float, float]:
         return self.means.size - 1.0, float((self.effective - 1).sum())
 
-    @property
-    def ratio(self) -> float:
-        """F statistic: variance of the run means over the variance that the spread within runs explains."""
-        return float(self.means.var(ddof=1) / (self.within_variance / self.steps))
-
 
 def variance_split(runs: Runs, *, level: float = LEVEL) -> VarianceSplit:
     """Split the variance of step times into within and between runs; outliers and steps of 0 s or less are dropped.
@@ -63,37 +56,36 @@ def variance_split(runs: Runs, *, level: float = LEVEL) -> VarianceSplit:
     The model is one-way random effects of logarithms, for runs of unequal length with autocorrelated steps. The method
     is unweighted means (Thomas & Hultquist, Annals of Statistics 6, 1978) with each run's effective n instead of n, so
     that slow waves within runs do not count as differences between runs. Interval of `between`: Williams (1962) and
-    Tukey; of `icc`: Searle, Linear Models, 1971, section 9.9. Negative estimates are set to 0.
+    Tukey. A negative estimate is set to 0.
     """
     usable = [steps[steps > 0] for steps, _ in map(finite, runs)]
     kept = [np.asarray(np.log(steps[~outliers(steps)]), dtype=np.float64) for steps in usable]
     series = [steps for steps in kept if steps.size >= LEAST_STEPS and np.ptp(steps) > 0]
     parts = _parts(series) if series else None
-    reason = _refusal(len(series), offered=len(kept))
+    reasons = [f"{counted(len(series), 'run')}: no variance between runs"] if len(series) < LEAST_FOR_SPREAD else []
+    if left_out := len(kept) - len(series):
+        reasons.append(
+            f"{counted(left_out, 'run')} with fewer than {LEAST_STEPS} steps or constant step times left out"
+        )
+    reason = "; ".join(reasons) or None
     if parts and len(series) >= LEAST_REPLICATES:
-        between, icc = _between(parts, level=level), _icc(parts, level=level)
+        between = _between(parts, level=level)
     else:
         few = f"{too_few(len(series), 'run')} for a spread" if len(series) >= LEAST_FOR_SPREAD else reason
-        between = icc = Estimate(value=None, n=len(series), reason=few)
+        between = Estimate(value=None, n=len(series), reason=few)
     total = sum(steps.size for steps in series)
+    within = Estimate(value=None, n=total, reason="no run whose steps vary")
+    if parts:
+        value, interval = plain_stdev(parts.within_variance, parts.degrees[1], level=level)
+        within = Estimate(value=value, interval=interval, n=total)
     return VarianceSplit(
         runs=len(series),
         steps=total,
         effective=float(parts.effective.sum()) if parts else None,
-        within=_within(parts, level=level, n=total),
+        within=within,
         between=between,
-        icc=icc,
         reason=reason,
     )
-
-
-def _refusal(used: int, *, offered: int) -> str | None:
-    reasons = [f"{counted(used, 'run')}: no variance between runs"] if used < LEAST_FOR_SPREAD else []
-    if left_out := offered - used:
-        reasons.append(
-            f"{counted(left_out, 'run')} with fewer than {LEAST_STEPS} steps or constant step times left out"
-        )
-    return "; ".join(reasons) or None
 
 
 def _parts(series: list[Floats]) -> _Parts:
@@ -134,10 +126,6 @@ def _chi2(share_below: float, degrees: float) -> float:
     return float(chdtri(degrees, 1 - share_below))
 
 
-def _f(share_below: float, degrees: tuple[float, float]) -> float:
-    return float(fdtri(*degrees, share_below))
-
-
 def _tails(level: float) -> tuple[float, float]:
     return (1 - level) / 2, (1 + level) / 2
 
@@ -160,7 +148,9 @@ def above_noise(
     """
     squares = degrees * mean_square
     ends = [
-        max(0.0, squares - _f(tail, (degrees, noise_degrees)) * degrees * noise) / _chi2(tail, degrees) / coefficient
+        max(0.0, squares - float(fdtri(degrees, noise_degrees, tail)) * degrees * noise)
+        / _chi2(tail, degrees)
+        / coefficient
         for tail in reversed(_tails(level))
     ]
     interval = Interval(low=ends[0] ** 0.5, high=ends[1] ** 0.5, level=level, method=Method.F_AND_CHI2)
@@ -174,13 +164,6 @@ def plain_stdev(mean_square: float, degrees: float, *, level: float = LEVEL) -> 
     return mean_square**0.5, Interval(low=low, high=high, level=level, method=Method.F_AND_CHI2)
 
 
-def _within(parts: _Parts | None, *, level: float, n: int) -> Estimate:
-    if parts is None:
-        return Estimate(value=None, n=n, reason="no run whose steps vary")
-    value, interval = plain_stdev(parts.within_variance, parts.degrees[1], level=level)
-    return Estimate(value=value, interval=interval, n=n)
-
-
 def _between(parts: _Parts, *, level: float) -> Estimate:
     degrees, noise_degrees = parts.degrees
     return above_noise(
@@ -192,17 +175,6 @@ def _between(parts: _Parts, *, level: float) -> Estimate:
         n=parts.means.size,
         if_zero=NO_MORE_THAN_STEPS,
     )
-
-
-def _icc(parts: _Parts, *, level: float) -> Estimate:
-    def share(ratio: float) -> float:
-        return max(0.0, (ratio - 1) / (ratio - 1 + parts.steps))
-
-    low, high = (share(parts.ratio / _f(tail, parts.degrees)) for tail in reversed(_tails(level)))
-    interval = Interval(low=low, high=high, level=level, method=Method.F_AND_CHI2)
-    value = share(parts.ratio)
-    reason = None if value else NO_MORE_THAN_STEPS
-    return Estimate(value=value, interval=interval, n=parts.means.size, reason=reason)
 
 
 def differ(figures: npt.ArrayLike, steps: Sequence[npt.ArrayLike]) -> float | None:

@@ -33,9 +33,7 @@ class Method(StrEnum):
         "Welch t over runs, variances partly shared "
         "(88 % in place of 95 % if 3 runs of one side scatter 4 times as much as 10 of the other)"
     )
-    EFFECTIVE_N = "Kendall's S with effective n"
     FISHER_Z = "Fisher z with effective n"
-    LEAST_SQUARES = "Student t over runs, least squares"
     F_AND_CHI2 = "F and chi-square distributions"
 
 

@@ -1,14 +1,15 @@
 """Detects the end of the warm-up, and whether the rest is steady. Used by `analyze variance` and `analyze audit`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from analysis.statistics.autocorrelation import LEAST_STEPS as LEAST_ORDERED
 from analysis.statistics.changes import Scan, Shape, scan
-from analysis.statistics.samples import Floats, Mask, median_of, ordered, robust_stdev
+from analysis.statistics.samples import Floats, Mask, median_of, ordered, robust_stdev, thinned
 from analysis.statistics.stalls import OUTLIER_STDEVS, Stalls, stalls
-from analysis.statistics.trend import Drift, drift, slows_down
 from workload.contract.text import signed_percent
 
 # Least steps to judge a run: the default number of measured steps of a CPU run.
@@ -28,6 +29,21 @@ VISIBLE_SHARE = 0.2
 POWER_SCORE = 1.2816
 # A run whose visible change is larger than this is called steady only with a note.
 WANTED_VISIBLE = 0.05
+# 1000 points have 500,000 pairwise slopes, which take 0.05 s. Longer series are first reduced to medians of neighbours.
+MOST_POINTS = 1000
+# Limits of a straight line's t, which series without a slope exceed in at most 1 of 100 cases, by number of steps
+# (rows) and by lag-1 correlation of the residuals, in classes from below -0.1 to 0.6 and more, as printed by
+# benchmarks/false_alarms.py --limits. Few steps of slow noise look like a slope. From 100 steps on, the scan for
+# changes finds a slope.
+LEAK_LAG1 = (-0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+LEAK_LIMITS: Mapping[int, tuple[float, ...]] = {
+    20: (2.9, 6.1, 9.2, 10.8, 12.2, 13.2, 15.1, 15.1, 15.1),
+    30: (2.5, 3.0, 4.0, 6.6, 13.0, 14.0, 15.4, 15.4, 15.4),
+    50: (2.4, 2.4, 3.0, 4.1, 5.9, 13.8, 15.3, 15.6, 17.1),
+}
+LEAST_WITHOUT_LEAK = 100
+# Residuals below this share are rounding errors: the line fits exactly.
+SAME = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +73,15 @@ class Change:
 class SteadyState:
     """Whether a run is steady after its first `warmup_steps`, which are slower. `steady`: None if it cannot be judged.
 
-    `drift`: trend of the steps after the warm-up. `change` or `drifts` (never both): why the run is not steady.
-    `visible`: smallest change of a fifth of the steps that would be found 9 times out of 10, as a share of the median.
-    `stalls` are separate: a run with stalls may be steady between them.
+    `drift`: change of the steps after the warm-up by their trend, as a fraction. `change` or `drifts` (never both): why
+    the run is not steady. `visible`: smallest change of a fifth of the steps that would be found 9 times out of 10, as
+    a share of the median. `stalls` are separate: a run with stalls may be steady between them.
     """
 
     n: int
     steady: bool | None
     warmup_steps: int | None
-    drift: Drift | None
+    drift: float | None
     change: Change | None = None
     drifts: bool = False
     stalls: Stalls | None = None
@@ -89,9 +105,9 @@ class SteadyState:
         if self.change:
             inside = (steps >= self.change.start) & (steps < self.change.stop)
             return inside if self.change.ratio > 1 else ~inside
-        if self.drifts and self.drift is not None and self.drift.slope:
+        if self.drifts and self.drift:
             later = steps >= self.n / 2
-            return later if self.drift.slope > 0 else ~later
+            return later if self.drift > 0 else ~later
         return steps < self.warmup_steps if self.warmup_steps else None
 
 
@@ -117,7 +133,7 @@ def steady_state(values: npt.ArrayLike, *, tolerance: float = TOLERANCE) -> Stea
     change = _change(series, warmup, result, tolerance=tolerance)
     is_line = result is not None and result.certain and result.shape is Shape.LINE
     is_leak = change is None and slows_down(_without_exceptions(rest))
-    drifts = (is_line or is_leak) and abs(trend.change or 0.0) > tolerance
+    drifts = (is_line or is_leak) and abs(trend or 0.0) > tolerance
     steady = change is None and not drifts
     level = float(median_of(rest))
     visible = result.visible(VISIBLE_SHARE, power_score=POWER_SCORE) if result else None
@@ -129,7 +145,7 @@ def steady_state(values: npt.ArrayLike, *, tolerance: float = TOLERANCE) -> Stea
         change=change,
         drifts=drifts,
         # Steps that a change or a drift makes slow are no stalls.
-        stalls=(steady and _repeated(rest)) or stalls(rest),
+        stalls=repeated if steady and (repeated := stalls(rest, repeated=True)).count else stalls(rest),
         visible=visible / level if visible is not None and level > 0 else None,
         reason=_reason(series, warmup, trend, change=change, drifts=drifts),
     )
@@ -177,11 +193,6 @@ def _without_exceptions(series: Floats) -> Floats:
     return series
 
 
-def _repeated(series: Floats) -> Stalls | None:
-    repeated = stalls(series, repeated=True)
-    return repeated if repeated.count else None
-
-
 def _ratio(some: Floats, others: Floats) -> float:
     median = float(median_of(others))
     return float(median_of(some)) / median if median > 0 else 1.0
@@ -195,13 +206,55 @@ def _change(series: Floats, warmup: int, result: Scan | None, *, tolerance: floa
     return Change(n=series.size, start=start, stop=stop, ratio=ratio) if abs(ratio - 1) > tolerance else None
 
 
-def _reason(series: Floats, warmup: int, trend: Drift, *, change: Change | None, drifts: bool) -> str:
+def _reason(series: Floats, warmup: int, trend: float | None, *, change: Change | None, drifts: bool) -> str:
     n = series.size
     if change:
         return f"{change}: no steady state"
     if drifts:
-        return f"drifts by {signed_percent(trend.change or 0.0)} over {trend.n} steps: no steady state"
+        return f"drifts by {signed_percent(trend or 0.0)} over {n - warmup} steps: no steady state"
     if not warmup:
         return f"steady from the first of {n} steps"
     ratio = float(median_of(series[:warmup]) / median_of(series[warmup:]))
     return f"steady after {warmup} of {n} steps, whose median is {ratio:.2f} x that of the rest"
+
+
+# --- trend
+
+
+def drift(values: npt.ArrayLike) -> float | None:
+    """Change of a series from its first to its last step, as a fraction of its median; None if it has no order.
+
+    The change is that of a line with the median of the slopes between all pairs of steps (Theil 1950, Sen 1968), which
+    tolerates up to 29 % outliers.
+    """
+    series, reason = ordered(values, least=LEAST_ORDERED)
+    median = float(median_of(series))
+    if reason or median <= 0:
+        return None
+    points, width = thinned(series, MOST_POINTS)
+    earlier, later = np.triu_indices(points.size, 1)
+    slope = float(median_of((points[later] - points[earlier]) / (later - earlier)))
+    return slope / width * (series.size - 1) / median
+
+
+def slows_down(series: Floats) -> bool:
+    """Whether a series of fewer than 100 steps gets steadily slower, by more than chance and slow noise explain."""
+    n = series.size
+    if n >= LEAST_WITHOUT_LEAK or np.ptp(series) == 0:
+        return False
+    t, lag1 = line(series)
+    column = int(np.searchsorted(LEAK_LAG1, lag1, side="right"))
+    limits = [row[column] for row in LEAK_LIMITS.values()]
+    return t > float(np.interp(np.log(n), np.log(list(LEAK_LIMITS)), limits))
+
+
+def line(series: Floats) -> tuple[float, float]:
+    """Least-squares slope over its standard error for independent steps, and lag-1 correlation of the residuals."""
+    n = series.size
+    time, centred = np.arange(n) - (n - 1) / 2, series - series.mean()
+    slope = float(centred @ time / (time @ time))
+    rest = centred - slope * time
+    squares = float(rest @ rest)
+    if squares <= SAME * float(centred @ centred):
+        return float(np.copysign(np.inf, slope)), 0.0
+    return slope * float(np.sqrt(time @ time * (n - 2) / squares)), float(rest[1:] @ rest[:-1]) / squares

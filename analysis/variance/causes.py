@@ -140,7 +140,7 @@ def causes(results: Tables, of_runs: OfRuns | None = None) -> pd.DataFrame:
     lines = [
         {"run_id": case.run_id, **cause}
         for case, found in zip(of_runs.cases, of_runs.of(causes_of), strict=True)
-        for cause in [*found, *map(asdict, _spill(spilled.get(case.run_id)))]
+        for cause in [*found, *([asdict(spilled[case.run_id])] if case.run_id in spilled else [])]
     ]
     return pd.DataFrame(lines, columns=["run_id", *(field.name for field in fields(Cause))])
 
@@ -236,7 +236,6 @@ def _moved_along(case: Case, covariate: Covariate, at: Floats, values: Floats, s
 
 
 def _at_steps(case: Case, at: Floats, values: Floats) -> Floats:
-    """Telemetry at the middle of each step, linearly interpolated between samples."""
     middle = case.measured("ended_at_s") - case.step_s / 2
     return np.asarray(np.interp(middle, at, values), dtype=np.float64)
 
@@ -364,33 +363,7 @@ def cgroup_throttled(case: Case) -> float | None:
 # --- comparison of batch sizes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spill:
-    """A memory spill: images/s of a run, and of the fastest smaller batch. `ratio`: quotient of both."""
-
-    images_per_s: float
-    batch_size: int
-    smaller_images_per_s: float
-    smaller_batch_size: int
-    unit: str
-
-    @property
-    def ratio(self) -> float:
-        return self.images_per_s / self.smaller_images_per_s
-
-    @property
-    def words(self) -> str:
-        return (
-            f"{plain(self.images_per_s, 4)} {self.unit}/s at batch size {self.batch_size}, "
-            f"{plain(self.smaller_images_per_s, 4)} at {self.smaller_batch_size}"
-        )
-
-    @property
-    def cure(self) -> str:
-        return f"--batch-size {self.smaller_batch_size}; --grad-accumulation for the same step"
-
-
-def spills(every: Sequence[Case]) -> dict[str, Spill]:
+def spills(every: Sequence[Case]) -> dict[str, Cause]:
     """Memory spills by run id: memory ran out, so a batch gives less than half the images/s of a smaller batch."""
     series: dict[tuple[Any, ...], list[Case]] = {}
     facts = [fact for fact in (*CONFIGURATION, *PLACE) if fact != "batch_size"]
@@ -400,36 +373,25 @@ def spills(every: Sequence[Case]) -> dict[str, Spill]:
     return {run_id: spill for runs in series.values() for run_id, spill in _spills_in(runs)}
 
 
-def _spills_in(configuration_runs: Sequence[Case]) -> Iterator[tuple[str, Spill]]:
-    """Spills among the runs of one configuration, in order of batch size."""
+def _spills_in(configuration_runs: Sequence[Case]) -> Iterator[tuple[str, Cause]]:
+    """Spills among the runs of one configuration: each batch is compared with the fastest smaller one."""
     best: Case | None = None
-    for _, group in groupby(sorted(configuration_runs, key=_batch_size), key=_batch_size):
+    for batch_size, group in groupby(sorted(configuration_runs, key=_batch_size), key=_batch_size):
         runs = list(group)
         for case in runs:
             if best and case["images_per_s"] < SPILL_RATIO * best["images_per_s"]:
-                yield (
-                    case.run_id,
-                    Spill(
-                        images_per_s=case["images_per_s"],
-                        batch_size=case["batch_size"],
-                        smaller_images_per_s=best["images_per_s"],
-                        smaller_batch_size=best["batch_size"],
-                        unit=case.unit,
-                    ),
+                here, there = plain(case["images_per_s"], 4), plain(best["images_per_s"], 4)
+                smaller = _batch_size(best)
+                spill = Cause(
+                    cause="memory spill",
+                    share_explained=1 - case["images_per_s"] / best["images_per_s"],
+                    share_of=ShareOf.STEP_TIME,
+                    evidence=f"{here} {case.unit}/s at batch size {batch_size}, {there} at {smaller}",
+                    cure=f"--batch-size {smaller}; --grad-accumulation for the same step",
                 )
+                yield case.run_id, spill
         best = max([*runs, *([best] if best else [])], key=lambda case: float(case["images_per_s"]))
 
 
 def _batch_size(case: Case) -> int:
     return int(case["batch_size"])
-
-
-def _spill(spill: Spill | None) -> Iterator[Cause]:
-    if spill:
-        yield Cause(
-            cause="memory spill",
-            share_explained=1 - spill.ratio,
-            share_of=ShareOf.STEP_TIME,
-            evidence=spill.words,
-            cure=spill.cure,
-        )

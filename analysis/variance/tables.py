@@ -1,4 +1,4 @@
-"""Variation of step times within each run, and of throughput between runs, hosts and zones. Pure."""
+"""Variation of step times within each run, and of throughput between runs and hosts. Pure."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,13 +25,13 @@ from analysis.loading.configurations import (
 from analysis.loading.tables import Tables, joined
 from analysis.statistics.autocorrelation import effective_n
 from analysis.statistics.components import variance_split
-from analysis.statistics.describe import summarize
-from analysis.statistics.hosts import PlacedRun, machine_split, position_effect
+from analysis.statistics.hosts import PlacedRun, machine_split
 from analysis.statistics.periods import period_scan
-from analysis.statistics.samples import Estimate
-from analysis.statistics.trend import Drift, drift
+from analysis.statistics.samples import median_of
+from analysis.statistics.steady import drift
 from analysis.variance.causes import causes
 from workload.contract.tables import Column, Role, facts
+from workload.stats.runs_interval import MAD_TO_STDEV
 
 
 def _with_interval(column: Column) -> tuple[Column, Column, Column]:
@@ -52,7 +52,7 @@ WITHIN_COLUMNS = (
     Column(name="effective_steps", heading="worth steps", digits=3),
     Column(name="warmup_steps", heading="warm-up left"),
     Column(name="steady", heading="steady"),
-    *_with_interval(Column(name="drift", heading="drift", unit="%", digits=2)),
+    Column(name="drift", heading="drift", unit="%", digits=2),
     Column(name="period_steps", heading="period", optional=True),
     Column(name="period_ratio", heading="ratio", digits=3, optional=True),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
@@ -65,7 +65,6 @@ BETWEEN_COLUMNS = (
     Column(name="interval", heading="interval", role=Role.NOTE),
     *_with_interval(Column(name="cov_between", heading="between runs", unit="%", digits=3)),
     Column(name="cov_within", heading="within runs", unit="%", digits=3),
-    *_with_interval(Column(name="icc", heading="ICC", digits=3)),
     Column(name="effective_steps", heading="worth steps", digits=3),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
     *DATA_DETAILS,
@@ -92,11 +91,6 @@ MACHINE_COLUMNS = (
     *_with_interval(Column(name="cov_runs", heading="CoV of runs", unit="%", digits=3)),
     Column(name="hosts", heading="machines"),
     *_with_interval(Column(name="cov_hosts", heading="CoV of machines", unit="%", digits=3, optional=True)),
-    Column(name="zones", heading="zones", optional=True),
-    *_with_interval(Column(name="cov_zones", heading="CoV of zones", unit="%", digits=3, optional=True)),
-    *_with_interval(Column(name="first_ratio", heading="first in block", digits=4, optional=True)),
-    *_with_interval(Column(name="place_ratio", heading="per position", digits=4, optional=True)),
-    Column(name="p_order", heading="p (order)", digits=2, optional=True),
     Column(name="configurations", heading="configurations", detail=True),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
     *DATA_DETAILS,
@@ -122,11 +116,12 @@ def table(results: Tables, part: str) -> pd.DataFrame:
 
 
 def within(results: Tables) -> pd.DataFrame:
-    """A row per run with measured steps, columns as in `WITHIN_COLUMNS`; CoV, drift and its interval are fractions.
+    """A row per run with measured steps, columns as in `WITHIN_COLUMNS`; CoV and drift are fractions.
 
-    `effective_steps`, headed "worth steps": number of independent steps that the run is worth. `warmup_steps`: first
-    measured steps that are slower than the rest. `drift`: change over the steps after the warm-up. `period_steps`: None
-    if no period was found.
+    Robust CoV (coefficient of variation) = 1.4826 x median absolute deviation / median: one slow step hardly changes
+    it. The standard deviation of the plain CoV has the divisor n - 1. `effective_steps`, headed "worth steps": number
+    of independent steps that the run is worth. `warmup_steps`: first measured steps that are slower than the rest.
+    `drift`: change over the steps after the warm-up. `period_steps`: None if no period was found.
     """
     lines = [_within(case) for case in cases(results) if np.isfinite(case.step_s).any()]
     return pd.DataFrame(lines, columns=[column.name for column in WITHIN_COLUMNS])
@@ -134,51 +129,41 @@ def within(results: Tables) -> pd.DataFrame:
 
 def _within(case: Case) -> dict[str, Any]:
     steps = case.step_s
-    figures, worth, state, period = summarize(steps), effective_n(steps), case.steadiness, period_scan(steps)
-    warmup = state.warmup_steps or 0
-    rest = steps[warmup:] if warmup <= steps.size // 2 else steps
-    change = drift(rest)
-    low, high = _relative_ends(change, float(np.median(rest)))
+    known = steps[np.isfinite(steps)]
+    median, mean = float(median_of(known)), float(known.mean())
+    p5, p95 = np.percentile(known, [5, 95])
+    has_spread = known.size > 1 and median > 0
+    worth, state, period = effective_n(steps), case.steadiness, period_scan(steps)
     reasons = (
-        figures.reason,
+        None if has_spread else "1 value: no spread",
         worth.reason,
         period.reason if period.found else None,
         state.unseen if state.steady else state.reason,
     )
     return {
         **{name: case[name] for name in ("run_id", *NAMED, *(column.name for column in DETAILS))},
-        "steps": figures.n,
-        "step_median_s": figures.median,
-        "step_p5_s": figures.p5,
-        "step_p95_s": figures.p95,
-        "robust_cov": figures.robust_cov,
-        "cov": figures.cov,
+        "steps": known.size,
+        "step_median_s": median,
+        "step_p5_s": p5,
+        "step_p95_s": p95,
+        "robust_cov": MAD_TO_STDEV * float(median_of(np.abs(known - median))) / median if has_spread else None,
+        "cov": float(known.std(ddof=1)) / mean if has_spread else None,
         "autocorrelation": worth.lag1,
         "effective_steps": worth.effective,
         "warmup_steps": state.warmup_steps,
         "steady": state.steady,
-        "drift": change.change,
-        "drift_low": low,
-        "drift_high": high,
+        "drift": drift(steps[state.warmup_steps or 0 :]),
         "period_steps": period.period if period.found else None,
         "period_ratio": period.ratio if period.found else None,
         "note": joined(dict.fromkeys(reasons)),
     }
 
 
-def _relative_ends(change: Drift, median: float) -> tuple[float | None, float | None]:
-    """Ends of the interval of the change over the series, as fractions of its median; None if unknown."""
-    if change.interval is None or not median > 0:
-        return None, None
-    scale = (change.n - 1) / median
-    return change.interval.low * scale, change.interval.high * scale
-
-
 def between(results: Tables, runs: Sequence[Case] | None = None) -> pd.DataFrame:
     """A row per configuration and place, columns as in `BETWEEN_COLUMNS`; runs that may not be pooled have extra rows.
 
     `images_per_s` has an interval over runs. `cov_between` and `cov_within`: standard deviations of the logarithm of
-    step times between and within runs, which are fractions. `icc`: share of the variance that more steps do not reduce.
+    step times between and within runs, which are fractions.
     """
     by_id = {case.run_id: case for case in runs or cases(results)}
     groups = group(measured(results.runs))
@@ -195,27 +180,19 @@ def _between(pool: Group, runs: list[Case]) -> dict[str, Any]:
         "interval": pool.rate.interval_words,
         **split.between.columns("cov_between"),
         "cov_within": split.within.value,
-        **split.icc.columns("icc"),
         "effective_steps": split.effective,
-        "note": joined(dict.fromkeys(_notes(pool, split.reason, split.between))),
+        # For a single run, the column `interval` already says why there is no interval.
+        "note": joined(dict.fromkeys([*((split.reason, split.between.reason) if len(pool) > 1 else ()), *pool.apart])),
     }
 
 
-def _notes(pool: Group, reason: str | None, estimate: Estimate) -> tuple[str | None, ...]:
-    # For a single run, the column `interval` already says why there is no interval.
-    alone = len(pool) == 1
-    return (None if alone else reason, None if alone else estimate.reason, *pool.apart)
-
-
-# --- hosts and zones
+# --- hosts
 
 
 def machines(results: Tables) -> pd.DataFrame:
     """A row per place and software, over all configurations, columns as in `MACHINE_COLUMNS`; only runs on known hosts.
 
-    `cov_*`: standard deviation of the logarithm of images/s, so a fraction. `first_ratio`: throughput of the first run
-    of a block over that of later ones. `place_ratio`: factor of throughput from one position in the block to the next,
-    beginning at the second position.
+    `cov_*`: standard deviation of the logarithm of images/s, so a fraction.
     """
     wanted = set(measured(results.runs)["run_id"])
     groups: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
@@ -229,28 +206,20 @@ def machines(results: Tables) -> pd.DataFrame:
 
 def _machine(runs: Sequence[Case]) -> dict[str, Any]:
     placed = list(_placed(runs))
-    split, order = machine_split(placed), position_effect(placed)
+    split = machine_split(placed)
     facts = dict.fromkeys((*NAMED, *(column.name for column in DETAILS)))
     return {
         **{fact: shared(runs, fact) for fact in facts},
         "configurations": len({run.configuration for run in placed}),
         "runs": len(runs),
         "hosts": split.hosts,
-        "zones": split.zones if any(run.zone for run in placed) else None,
         **split.between_runs.columns("cov_runs"),
         **split.between_hosts.columns("cov_hosts"),
-        **split.between_zones.columns("cov_zones"),
-        **order.first.columns("first_ratio"),
-        **order.per_position.columns("place_ratio"),
-        "p_order": order.p_value,
         "note": joined(
             f"{name}: {reason}"
             for name, reason in (
                 ("between runs", split.between_runs.reason),
                 ("between machines", split.between_hosts.reason),
-                # Machines outside a cloud have no zone, and runs without blocks have no order.
-                ("between zones", split.between_zones.reason if any(run.zone for run in placed) else None),
-                ("order", order.reason if any(run.block for run in placed) else None),
             )
             if reason
         ),
@@ -258,7 +227,7 @@ def _machine(runs: Sequence[Case]) -> dict[str, Any]:
 
 
 def _placed(runs: Sequence[Case]) -> Iterator[PlacedRun]:
-    """Runs with host, zone, position and noise; runs of one configuration share the noise of their steps."""
+    """Runs with host and noise; runs of one configuration share the noise of their steps."""
     configurations: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
     for case in runs:
         configurations[tuple(case[fact] for fact in CONFIGURATION)].append(case)
@@ -270,10 +239,8 @@ def _placed(runs: Sequence[Case]) -> Iterator[PlacedRun]:
             yield PlacedRun(
                 figure=float(case["images_per_s"]),
                 configuration=configuration,
-                host=case.host,
-                zone=case["zone"],
-                block=case.block,
-                position=case["position"],
+                # Hosts of two zones that have one name are two hosts.
+                host=(case["zone"], case.host),
                 noise=(split.within.value or 0.0) ** 2 / worth if is_known else None,
                 noise_degrees=worth - 1,
             )
@@ -294,7 +261,7 @@ TABLES: Mapping[str, VarianceTable] = {
     "machines": VarianceTable(
         make=machines,
         columns=MACHINE_COLUMNS,
-        heading="variation between runs on a machine, between machines and between zones, by place",
+        heading="variation between runs on a machine, and between machines, by place",
         nothing="no place with two runs on known machines",
     ),
     "causes": VarianceTable(

@@ -136,7 +136,8 @@ def undrawn(loaded: Results) -> ReportEvidence:
         costs=summary.costs,
         scaling=lambda found: pd.DataFrame(scaling.scaling(found)),
     )
-    return ReportEvidence(results=loaded, of_runs=OfRuns(cases=cases(loaded)), material=tables, drawn=())
+    every = OfRuns(cases=cases(loaded))
+    return ReportEvidence(results=loaded, of_runs=every, material=tables, drawn=(), points=points(loaded))
 
 
 # Of a sentence between two values; shorter ones are words of a table.

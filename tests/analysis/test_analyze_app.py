@@ -157,35 +157,6 @@ def test_bug_keeps_its_traceback(analyze: Analyze, monkeypatch: pytest.MonkeyPat
         analyze("summary", ".")
 
 
-SHARED = "lib.so: failed to map segment from shared object"
-# What is raised where memory is limited, and whether it is told in words.
-MEMORY: dict[str, tuple[BaseException, str]] = {
-    "a library": (ImportError(SHARED), SHARED),
-    "Python": (MemoryError(), "MemoryError"),
-    "a thread": (RuntimeError("can't start new thread"), "can't start new thread"),
-    "the system": (OSError(errno.ENOMEM, "Cannot allocate memory"), "[Errno 12] Cannot allocate memory"),
-    "an import of ours that is wrong": (ImportError("cannot import name 'x'"), ""),
-}
-
-
-@pytest.mark.parametrize("case", MEMORY)
-def test_a_limit_on_memory_is_told(analyze: Analyze, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    error, said = MEMORY[case]
-
-    def raised() -> int:
-        raise error
-
-    monkeypatch.setattr(program, "_run", raised)
-    if not said:
-        with pytest.raises(type(error)):
-            analyze("summary", "results")
-        return
-    code, _, err = analyze("summary", "results")
-    assert code == ExitCode.TOOL
-    hint = "ulimit -v unlimited, or a machine or a job with more memory"
-    assert err == f"error: this process cannot get the memory that it needs: {said}\nhint: {hint}\n"
-
-
 def test_interrupted(analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> int:
         raise KeyboardInterrupt

@@ -102,7 +102,7 @@ def test_odd_folders(tmp_path: Path, analyze: Analyze, fill: Callable[[Path], An
 @pytest.mark.parametrize(
     ("fill", "command", "message"),
     [
-        (bare, "roofline", "no point for a roofline: the only run did not complete"),
+        (bare, "roofline", "no point for a roofline: 0 completed runs without FLOP and bytes of a step"),
         (without_work, "roofline", "no point for a roofline: 2 completed runs without FLOP and bytes of a step"),
         (bare, "variance", "no variance to show: no completed run with measured steps among 1 run"),
         (bare, "compare", "nothing to compare: no run completed its measured steps"),

@@ -9,7 +9,6 @@ import pytest
 import analysis
 from analysis.summary import COLUMNS, summarize
 from benchmarks.synthetic_bundles import make
-from tests.analysis.in_process import Analyze
 from workload.contract.tables import TableFormat, render
 from workload.stats.blocks_interval import interval_at_look, single_contrast
 
@@ -102,34 +101,6 @@ def test_figures_of_one_run(tmp_path: Path) -> None:
     assert (line["compile"], line["workers"], line["runtime"]) == (False, 0, "docker")
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "column", "values"),
-    [
-        ("spec__optimizer", "adam", "optimizer", ["adam", "sgd"]),
-        ("spec__image_size", 64, "image_size", [64, 224]),
-        ("spec__channels_last", True, "channels_last", [True, False]),
-        ("environment__software__torch", "2.14.0", "torch", ["2.14.0", "2.15.0+cu132"]),
-        ("environment__device__driver_version", None, "driver_version", [None, "580.95.05"]),
-        ("environment__software__commit", "f" * 40, "commit", ["f" * 40, "b9eda8a56f3bee44574ffd9f352fafb5ad3e19b3"]),
-        ("environment__runtime", "process", "runtime", ["process", "docker"]),
-    ],
-)
-def test_unlike_runs_are_not_pooled_and_say_why(
-    tmp_path: Path, field: str, value: Any, column: str, values: list[Any]
-) -> None:
-    found = lines(tmp_path, {}, {field: value})
-    assert [line["runs"] for line in found] == [1, 1]
-    assert [line[column] for line in found] == values
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("spec__seed", 7), ("environment__host__hostname", "other"), ("repeat__index", 2)]
-)
-def test_what_does_not_matter_is_pooled(tmp_path: Path, field: str, value: Any) -> None:
-    (line,) = lines(tmp_path, {}, {field: value})
-    assert line["runs"] == 2
-
-
 def test_runs_that_broke_off_are_counted_in_the_note(tmp_path: Path) -> None:
     broken = {"status": "out_of_memory", "error": "too big", "timing__images": None, "bound": None}
     found = lines(tmp_path, {}, broken, {**broken, "spec__batch_size": 512}, {**broken, "spec__batch_size": 512})
@@ -145,12 +116,6 @@ def test_disagreeing_bounds_are_counted(tmp_path: Path) -> None:
     fast = {"timing__step_s__median": 0.09}
     (line,) = lines(tmp_path, {"complexity__bytes_per_step_lower": 14e9} | fast, fast, fast)
     assert line["bound"] == "compute 2, memory 1"
-
-
-def test_runs_on_a_busy_machine_stand_beside_the_limit(tmp_path: Path) -> None:
-    busy = {"bound__busy": "it got 4 % of one"}
-    (line,) = lines(tmp_path, busy, {}, {})
-    assert (line["bound"], line["busy"]) == ("neither", "1 of 3 runs on a busy machine: it got 4 % of one")
 
 
 def test_best_model_first_then_by_throughput(tmp_path: Path) -> None:
@@ -234,16 +199,3 @@ def test_mean_deviation_and_gain_over_the_batch_before(tmp_path: Path) -> None:
     assert middle["gain"] == pytest.approx(111 / 102 - 1)
     assert large["gain"] == pytest.approx(99 / 111 - 1)
     assert found["vgg16", 8]["gain"] is None
-
-
-def test_the_gains_of_a_published_table(tmp_path: Path, analyze: Analyze) -> None:
-    """ResNet50 on a T4 in a public report: 111, 117, 120 images/s, "+5.7 %" and "+2.1 %": as three digits allow."""
-    table = tmp_path / "published.csv"
-    rows = "".join(f"Tesla T4,resnet50,fp32,{batch},{rate}\n" for batch, rate in ((32, 111), (64, 117), (128, 120)))
-    table.write_text(f"gpu,model,precision,batch,img_per_s\n{rows}")
-    assert analyze("import", table, "-o", tmp_path / "results")[0] == 0
-    found = analysis.load(tmp_path / "results").summary(wide=True).set_index("batch_size")
-    for batch, gain, digits in ((64, 0.057, (111, 117)), (128, 0.021, (117, 120))):
-        smaller, larger = digits
-        assert found.loc[batch, "gain"] == pytest.approx(larger / smaller - 1)
-        assert (larger - 0.5) / (smaller + 0.5) - 1 < gain < (larger + 0.5) / (smaller - 0.5) - 1

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
@@ -70,7 +71,6 @@ def sentences(evidence: ReportEvidence) -> list[str]:
 
 
 def _errors(evidence: ReportEvidence) -> Iterator[str]:
-    """Sentence on the audit's errors in quoted runs."""
     by_rule: dict[str, list[Finding]] = defaultdict(list)
     quoted = set(evidence.material.runs["run_id"]) or set(evidence.results.runs["run_id"])
     for finding in evidence.findings:
@@ -78,25 +78,18 @@ def _errors(evidence: ReportEvidence) -> Iterator[str]:
             by_rule[finding.rule].append(finding)
     if not by_rule:
         return
-    shown = [f"{rule}: {_first(findings[0].figure)} ({_subject(findings)})" for rule, findings in by_rule.items()]
+    shown = []
+    for rule, findings in by_rule.items():
+        first, *others = findings[0].figure.split("; ")
+        runs = list(dict.fromkeys(run_id for finding in findings for run_id in finding.subject))
+        beside = f" and {counted(len(runs) - 1, 'more run')}" if len(runs) > 1 else ""
+        subject = f"{runs[0]}{beside}" if runs else "all runs"
+        shown.append(f"{rule}: {first}{f', and {len(others)} more' if others else ''} ({subject})")
     rest = len(shown) - MOST_ERRORS
     more = [f"{counted(rest, 'other rule')}, below under Audit"] if rest > 0 else []
     number = counted(len(by_rule), "error")
     listed = "; ".join([*shown[:MOST_ERRORS], *more])
     yield f"The audit found {number}, so figures of these runs are wrong or mean something else: {listed}."
-
-
-def _first(figure: str) -> str:
-    """The first part of a finding's figure, and the number of its other parts."""
-    first, *others = figure.split("; ")
-    return f"{first}, and {len(others)} more" if others else first
-
-
-def _subject(findings: Sequence[Finding]) -> str:
-    """First run of the findings of one rule, and the number of others."""
-    runs = list(dict.fromkeys(run_id for finding in findings for run_id in finding.subject))
-    more = f" and {counted(len(runs) - 1, 'more run')}" if len(runs) > 1 else ""
-    return f"{runs[0]}{more}" if runs else "all runs"
 
 
 # --- clouds
@@ -125,7 +118,7 @@ def _cloud_gpu(contrast: Contrast) -> str | None:
 
 def _two_clouds(evidence: ReportEvidence, gpu: str, contrasts: Sequence[Contrast]) -> str:
     """Sentence on the configuration with the largest effect, the prices of both clouds, and what else differs."""
-    top = max(contrasts, key=_effect)
+    top = max(contrasts, key=attrgetter("effect"))
     article = "an" if gpu[0] in "AEFHILMNORSX" else "a"
     certain = sum(contrast.is_certain for contrast in contrasts)
     more = [f"the largest effect of {len(contrasts)} configurations, {certain} certain"] if len(contrasts) > 1 else []
@@ -135,7 +128,9 @@ def _two_clouds(evidence: ReportEvidence, gpu: str, contrasts: Sequence[Contrast
         "driver": [_values(runs, "driver_version") for _, runs in sides],
         "CPU": [_values(runs, "cpu_model") for _, runs in sides],
         "image": [_values(runs, "image_digest") for _, runs in sides],
-        "VM image": [_vm_image(evidence, runs) for _, runs in sides],
+        "VM image": [
+            " or ".join(sorted({found for case in runs if (found := _vm_image(evidence, case))})) for _, runs in sides
+        ],
     }
     differences = [
         f"{name} {' and '.join(value or 'unknown' for value in values)}"
@@ -153,7 +148,7 @@ def _usd_per_h(runs: Sequence[Case]) -> str:
     for case in runs:
         facts = {name: case[name] for name in ("machine_type", "device_name", "region", "spot")}
         listed = None if words.is_known(case["usd_per_h"]) else list_price(**facts, devices=case["devices"] or 1)
-        found.append(listed.usd_per_h if listed else case["usd_per_h"])
+        found.append(listed[0] if listed else case["usd_per_h"])
     known = [usd for usd in found if words.is_known(usd)]
     spot = " (spot)" if any(case["spot"] is True for case in runs) else ""
     return f"{median(known):.3f} USD/h{spot}" if known else f"an unknown price{spot}"
@@ -164,11 +159,9 @@ def _values(runs: Sequence[Case], fact: str) -> str:
     return " or ".join(sorted({value_text(fact, case[fact]) for case in runs if case[fact] is not None}))
 
 
-def _vm_image(evidence: ReportEvidence, runs: Sequence[Case]) -> str:
-    """Disk images of the VMs of runs."""
-    records = [evidence.record(case.run_id) for case in runs]
-    clouds = [found.environment.cloud for found in records if found]
-    return " or ".join(sorted({cloud.vm_image for cloud in clouds if cloud and cloud.vm_image}))
+def _vm_image(evidence: ReportEvidence, case: Case) -> str | None:
+    record = evidence.record(case.run_id)
+    return record.environment.cloud.vm_image if record and record.environment.cloud else None
 
 
 # --- settings
@@ -182,13 +175,9 @@ def changes(evidence: ReportEvidence) -> list[str]:
             by_fact_and_model[contrast.fact, contrast.pair.shared.get("model")].append(contrast)
     tops = [_top(evidence, contrasts) for contrasts in by_fact_and_model.values()]
     by_winner: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
-    for top in sorted(tops, key=_effect, reverse=True):
+    for top in sorted(tops, key=attrgetter("effect"), reverse=True):
         by_winner[top.fact, top.by_speed[0].value].append(top)
     return [_change(evidence, *contrasts) for contrasts in by_winner.values()]
-
-
-def _effect(contrast: Contrast) -> float:
-    return contrast.effect
 
 
 def _top(evidence: ReportEvidence, contrasts: Sequence[Contrast]) -> Contrast:
@@ -201,19 +190,12 @@ def _top(evidence: ReportEvidence, contrasts: Sequence[Contrast]) -> Contrast:
     def speed_and_effect(contrast: Contrast) -> tuple[float, float]:
         return median(case["images_per_s"] for case in contrast.by_speed[0].runs), contrast.effect
 
-    averages = [contrast for contrast in contrasts if contrast.is_average]
-    return max(averages or _worthwhile(evidence, contrasts), key=speed_and_effect)
-
-
-def _worthwhile(evidence: ReportEvidence, contrasts: Sequence[Contrast]) -> Sequence[Contrast]:
-    """Contrasts, without those of batch sizes that have no certain gain over the next smaller size.
-
-    All contrasts are returned if none would remain.
-    """
-    if contrasts[0].fact != "batch_size":
-        return contrasts
-    below = [(_steps(evidence, contrast)[0], contrast) for contrast in contrasts]
-    return [contrast for step, contrast in below if step and step.is_certain and step.grows] or contrasts
+    chosen = [contrast for contrast in contrasts if contrast.is_average]
+    if not chosen and contrasts[0].fact == "batch_size":
+        # Without batch sizes that have no certain gain over the next smaller size.
+        below = [(_steps(evidence, contrast)[0], contrast) for contrast in contrasts]
+        chosen = [contrast for step, contrast in below if step and step.is_certain and step.grows]
+    return max(chosen or contrasts, key=speed_and_effect)
 
 
 def _change(evidence: ReportEvidence, top: Contrast, *others: Contrast) -> str:
@@ -222,7 +204,10 @@ def _change(evidence: ReportEvidence, top: Contrast, *others: Contrast) -> str:
     value = value_text(top.fact, winner.value)
     how = {"place": "on", "script": "as"}.get(top.fact, f"with {label(top.fact)}")
     models = [f"the same for {_configuration(evidence, other)}, {plain(other.effect, 3)} x" for other in others]
-    more = [*_neighbours(evidence, top), *_memory(winner, loser), *_accuracy(top, winner), *models]
+    more = [*_neighbours(evidence, top), *_memory(winner, loser)]
+    if top.fact == "precision" and winner.value != Precision.FP32:
+        more.append("accuracy was not measured")
+    more += models
     return f"Run {_configuration(evidence, top)} {how} {value}: {'; '.join([top.row['verdict'], *more])}."
 
 
@@ -274,7 +259,6 @@ def _step(contrast: Contrast) -> str:
 
 
 def _memory(winner: Side, loser: Side) -> Iterator[str]:
-    """Words on the peak memory of the faster side, if it is clearly more than that of the slower one."""
     peaks = [[case["peak_memory_bytes"] for case in side.runs] for side in (winner, loser)]
     if all(words.is_known(peak) for side in peaks for peak in side):
         more, less = (median(side) for side in peaks)
@@ -282,13 +266,7 @@ def _memory(winner: Side, loser: Side) -> Iterator[str]:
             yield f"peak memory {words.si(more, 'B')} in place of {words.si(less, 'B')}"
 
 
-def _accuracy(top: Contrast, winner: Side) -> Iterator[str]:
-    if top.fact == "precision" and winner.value != Precision.FP32:
-        yield "accuracy was not measured"
-
-
 def _nothing_certain(evidence: ReportEvidence) -> Iterator[str]:
-    """Sentence on the number of comparisons without a certain difference, and on the detectable ratio."""
     contrasts = evidence.contrasts
     detectable = [contrast.row["smallest_detectable_ratio"] for contrast in contrasts]
     detectable = [ratio for ratio in detectable if words.is_known(ratio)]
@@ -304,7 +282,6 @@ def _nothing_certain(evidence: ReportEvidence) -> Iterator[str]:
 
 
 def _models(evidence: ReportEvidence) -> list[str]:
-    """Sentences on the best throughput of each model and its limit; imported runs after our own."""
     measured = evidence.material.measured
     known = measured[measured["images_per_s"].notna()]
     if known.empty:
@@ -331,7 +308,6 @@ def _best(row: Mapping[str, Any], lines: int) -> str:
 
 
 def _too_large(row: Mapping[str, Any], evidence: ReportEvidence) -> Iterator[str]:
-    """Words on the smallest batch of a configuration that ran out of memory."""
     failed = evidence.material.failed
     is_same = (failed[["env", "task", "variant"]] == [row["env"], row["task"], row["variant"]]).all(axis=1)
     too_large = failed[is_same & failed["ending"].str.contains("out of memory")]
@@ -363,7 +339,6 @@ def _devices(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
 
 
 def _limit(row: Mapping[str, Any]) -> Iterator[str]:
-    """Words on the limit of a configuration, or why it is unknown."""
     why = f": {row['bound_why']}" if words.is_known(row["bound_why"]) else ""
     if not words.is_known(row["bound"]):
         if why:
@@ -378,7 +353,6 @@ def _limit(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _without_times(evidence: ReportEvidence) -> Iterator[str]:
-    """Sentences if no run has a throughput: on profiles, or on how the runs ended."""
     shares = _kernel_shares(evidence)
     points = evidence.material.points
     timed = points[points["flop_per_s"].notna()] if len(points) else points
@@ -423,7 +397,6 @@ def _kernel_shares(evidence: ReportEvidence) -> dict[tuple[Any, ...], str]:
 
 
 def _cost(evidence: ReportEvidence) -> Iterator[str]:
-    """Sentence on the cheapest place for a million images of each model."""
     costs = registry.cheapest(evidence.material.costs)
     if costs.empty:
         return
@@ -448,7 +421,6 @@ def _price(row: Mapping[str, Any], costs: pd.DataFrame) -> str:
 
 
 def _repeat(evidence: ReportEvidence) -> Iterator[str]:
-    """Sentence on the number of our configurations with too few runs for an interval."""
     ours = [row for row in rows_of(evidence.material.measured) if row["run_ids"][0] not in evidence.imported]
     few = sum(row["runs"] < LEAST_REPLICATES for row in ours)
     if few:

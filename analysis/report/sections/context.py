@@ -189,7 +189,6 @@ def _metrics(evidence: ReportEvidence) -> Iterator[Section]:
 
 
 def _method(runs: pd.DataFrame, unit: str) -> Sequence[str]:
-    """Sentences on how the runs were measured; for imported runs, only as far as their files say."""
     is_imported = runs["imported"].fillna(False).astype(bool)
     imported, ours = int(is_imported.sum()), runs[~is_imported]
     timed = TIMED.format(
@@ -266,10 +265,7 @@ def environment(evidence: ReportEvidence) -> Section:
 
 
 def _packages(evidence: ReportEvidence, runs: pd.DataFrame) -> tuple[list[Block], list[Section]]:
-    """A table of packages whose versions differ between environments, and a folded list of all for each environment.
-
-    Each set of software is read from its first run. Imported runs have no list.
-    """
+    """A table of packages whose versions differ between environments, and a folded list of all for each environment."""
     environments: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for row in rows_of(runs.drop_duplicates(list(SOFTWARE_FACTS))):
         record = evidence.record(row["run_id"])
@@ -328,7 +324,6 @@ def _joined(*values: object) -> str:
 
 
 def _storage(evidence: ReportEvidence, runs: pd.DataFrame) -> dict[str, str]:
-    """Storage of the data set, from the first run of each environment."""
     storage_of = {}
     for row in rows_of(runs.drop_duplicates("env")):
         record = evidence.record(row["run_id"])
@@ -358,15 +353,15 @@ def _rule(findings: Sequence[Finding]) -> Section:
         name=f"audit-{file_stem(first.rule)}",
         title=heading(findings),
         blocks=[
-            Bullets(sentences=[*(f"{each.figure} ({_subject(each)})" for each in findings[:MOST_FIGURES]), *more]),
+            Bullets(sentences=[*(f"{each.figure} ({_runs(each.subject)})" for each in findings[:MOST_FIGURES]), *more]),
             Paragraph(text=f"Expected: {first.threshold}. Why: {first.why}. Cure: {'; '.join(cures)}."),
         ],
     )
 
 
-def _subject(finding: Finding) -> str:
-    more = f" and {len(finding.subject) - SHOWN_RUNS} more" if len(finding.subject) > SHOWN_RUNS else ""
-    return ", ".join(finding.subject[:SHOWN_RUNS]) + more
+def _runs(run_ids: Sequence[str]) -> str:
+    more = f" and {len(run_ids) - SHOWN_RUNS} more" if len(run_ids) > SHOWN_RUNS else ""
+    return ", ".join(run_ids[:SHOWN_RUNS]) + more
 
 
 def limits(evidence: ReportEvidence) -> Section:
@@ -386,7 +381,6 @@ def limits(evidence: ReportEvidence) -> Section:
 
 
 def _of_these_runs(evidence: ReportEvidence) -> Iterator[str]:
-    """Limits that apply only to some runs."""
     runs = evidence.material.every
     steps = runs["steps"].max()
     if steps < MANY_STEPS:
@@ -406,12 +400,10 @@ def _notes(evidence: ReportEvidence) -> list[str]:
             by_text[FIGURE.sub("#", note)].append(note)
     ordered = sorted(by_text.values(), key=len, reverse=True)
     more = [f"and {len(ordered) - MOST_NOTES} other notes"] if len(ordered) > MOST_NOTES else []
-    return [*(f"{notes[0]} ({_runs(notes)})" for notes in ordered[:MOST_NOTES]), *more]
-
-
-def _runs(notes: Sequence[str]) -> str:
-    ending = "" if len(set(notes)) == 1 else ", with other figures"
-    return f"{counted(len(notes), 'run')}{ending}"
+    return [
+        f"{notes[0]} ({counted(len(notes), 'run')}{'' if len(set(notes)) == 1 else ', with other figures'})"
+        for notes in ordered[:MOST_NOTES]
+    ] + more
 
 
 def reproduce(evidence: ReportEvidence) -> Section:
@@ -428,7 +420,12 @@ def reproduce(evidence: ReportEvidence) -> Section:
 
 def glossary(_: ReportEvidence) -> Section:
     """The words of docs/glossary.md that the report uses."""
-    rows = [(word.word, word.meaning) for words in glossary_words().values() for word in words if word.in_report]
+    rows = [
+        (word, row["meaning"])
+        for words in glossary_words().values()
+        for word, row in words.items()
+        if row.get("report", False)
+    ]
     headings = (Heading(text="word"), Heading(text="means"))
     table = Table(caption="The words of this page", headings=headings, rows=rows)
     return Section(name="words", title="Words", blocks=[table], folded=True)

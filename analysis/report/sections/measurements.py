@@ -85,7 +85,6 @@ FIGURES = (
     "batch_size_scaling",
     "model_comparison",
     "efficiency_comparison",
-    "cost",
 )
 
 
@@ -97,7 +96,6 @@ def section(evidence: ReportEvidence) -> Section:
 
 
 def _compared(evidence: ReportEvidence) -> list[Block]:
-    """Comparisons of `analysis.compare.ratios` for every fact in which runs differ, in one table."""
     number_of: Counter[str] = Counter()
     rows = []
     for contrast in evidence.contrasts:
@@ -133,7 +131,6 @@ def _cheapest(evidence: ReportEvidence) -> list[Block]:
 
 
 def _time(evidence: ReportEvidence) -> list[Block]:
-    """A table with a line per environment: share of the steps in the time of its runs, and the other parts."""
     runs, rows, is_whole = completed(evidence.material.every), [], True
     for env in evidence.material.environments:
         time = spent(runs[runs["env"] == env])
@@ -150,7 +147,12 @@ def _time(evidence: ReportEvidence) -> list[Block]:
 
 
 def _summary(evidence: ReportEvidence) -> list[Block]:
-    points = _points(evidence)
+    # The roofline point of each configuration: from counters if available, else modelled.
+    points: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for point in rows_of(evidence.material.points):
+        key = (point["env"], point["task"], point["variant"], point["batch_size"])
+        if point["source"] == "counters" or key not in points:
+            points[key] = point
     rows = []
     for row in rows_of(evidence.material.measured):
         point = points.get((row["env"], row["task"], row["variant"], row["batch_size"]), {})
@@ -171,16 +173,6 @@ def _headed(columns: Sequence[Column], evidence: ReportEvidence) -> list[Column]
     """Copy columns; the heading `precision` becomes `settings` if its cells name other settings too."""
     heading = evidence.material.variant_title.lower()
     return [replace(column, heading=heading) if column.heading == "precision" else column for column in columns]
-
-
-def _points(evidence: ReportEvidence) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The roofline point of each configuration: from counters if available, else modelled."""
-    point_of: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for point in rows_of(evidence.material.points):
-        key = (point["env"], point["task"], point["variant"], point["batch_size"])
-        if point["source"] == "counters" or key not in point_of:
-            point_of[key] = point
-    return point_of
 
 
 # --- variability
@@ -215,7 +207,6 @@ def _between(evidence: ReportEvidence) -> list[Block]:
 
 
 def _causes(evidence: ReportEvidence) -> list[Block]:
-    """A table with a line per cause and environment: number of runs, and the run with the largest share."""
     env_of = dict(zip(evidence.material.runs["run_id"], evidence.material.runs["env"], strict=True))
     by_cause: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows_of(evidence.causes):
@@ -229,7 +220,6 @@ def _causes(evidence: ReportEvidence) -> list[Block]:
 
 
 def _share_interval(row: Mapping[str, Any], name: str) -> str:
-    """An interval of a share as text: `1 % to 3 %`."""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     return f"{words.percent(low)} to {words.percent(high)}" if words.is_known(low) else words.ABSENT
 
@@ -262,15 +252,17 @@ EXPLANATION = (
 def scaling(evidence: ReportEvidence) -> Section:
     """The section; empty without runs on several devices."""
     blocks: list[Block] = []
-    if rows := [{**row, "interval": _interval(row)} for row in evidence.scaling]:
+    if rows := [
+        row
+        | {
+            "interval": f"{words.percent(row['level'])}: {words.percent(row['efficiency_low'], 3)} to "
+            f"{words.percent(row['efficiency_high'], 3)}"
+            if words.is_known(row["level"])
+            else words.ABSENT
+        }
+        for row in evidence.scaling
+    ]:
         columns = units.headed(SCALING, evidence.material.unit)
         blocks = [Picture(figure=figure) for figure in evidence.figures("devices_efficiency")]
         blocks += [Paragraph(text=EXPLANATION), words.table("Runs on several devices", columns, rows)]
     return Section(name="scaling", title="Several devices", blocks=blocks)
-
-
-def _interval(row: dict[str, Any]) -> str:
-    if not words.is_known(row["level"]):
-        return words.ABSENT
-    ends = (words.percent(row["efficiency_low"], 3), words.percent(row["efficiency_high"], 3))
-    return f"{words.percent(row['level'])}: {' to '.join(ends)}"

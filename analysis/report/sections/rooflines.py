@@ -10,32 +10,20 @@ from typing import Any
 import pandas as pd
 
 from analysis.figures import Figure
-from analysis.kernels.operators import SHOWN, longest
+from analysis.kernels.operators import SHOWN, longest, operators
+from analysis.kernels.profiles import IMPORTED_OPERATOR_COLUMNS, OPERATOR_COLUMNS
 from analysis.loading import units
 from analysis.loading.tables import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Paragraph, Picture, Section
 from analysis.report.evidence import ReportEvidence
 from analysis.report.sections.answer import headline
+from analysis.roofline.points import SHIFT_COLUMNS
+from analysis.roofline.roofs import COLUMNS as ROOF_COLUMNS
 from workload.contract import formulas
 from workload.contract.spec import Device
 from workload.contract.tables import Column, facts
-from workload.contract.text import printable
 
-ROOFS = (
-    *facts(env="place", device_name="device", precision="precision", kind="kind"),
-    Column(name="flop_per_s", heading="FLOP/s", unit="FLOP/s", prefixed=True, digits=3),
-    Column(name="bytes_per_s", heading="bandwidth", unit="B/s", prefixed=True, digits=3),
-    Column(name="ridge", heading="ridge, FLOP/byte", digits=3),
-    *facts(source="source", note="note"),
-)
-SHIFTS = (
-    *facts(place="place", model="model", source="bytes", changed="changed", left="from", right="to", at="at"),
-    Column(name="intensity_left", heading="FLOP/byte from", digits=3),
-    Column(name="intensity_right", heading="to", digits=3),
-    Column(name="flop_per_s_ratio", heading="FLOP/s, ratio", digits=3),
-    *facts(bounds="limited by"),
-)
 IMPORTED = (*words.AS_IN_CHARTS, *facts(imported_file="file", details="details"))
 FAMILY_COLUMNS = (
     *words.AS_IN_CHARTS,
@@ -47,32 +35,11 @@ FAMILY_COLUMNS = (
     Column(name="sm_percent", heading="SM"),
     Column(name="dram_percent", heading="DRAM"),
 )
-OPERATOR_COLUMNS = (
-    *words.AS_RECORDED,
-    *facts(name="operator"),
-    Column(name="launches", heading="calls", digits=3),
-    Column(name="duration_s", heading="own time", unit="s", prefixed=True),
-    Column(name="share_of_time", heading="share", unit="%", digits=2),
-    Column(name="flop_per_s", heading="FLOP/s", unit="FLOP/s", prefixed=True, digits=3),
-    *facts(note="note"),
-)
 OF_OPERATORS = (
     "Operators by torch.profiler, per step: self time on the CPU, without the time of called operators; "
     "the profiler slows down small operators most"
 )
 OF_KERNELS = "Kernels by torch.profiler, per step: their time on the GPU"
-IMPORTED_OPERATOR_COLUMNS = (
-    *words.AS_RECORDED,
-    *facts(family="family", name="operator"),
-    Column(name="launches", heading="calls", digits=3),
-    Column(name="duration_s", heading="time", unit="s", prefixed=True, digits=3),
-    Column(name="share_of_time", heading="share", unit="%", digits=2),
-    Column(name="flop", heading="FLOP", unit="FLOP", prefixed=True, digits=3),
-    Column(name="flop_per_s", heading="FLOP/s", unit="FLOP/s", prefixed=True, digits=3),
-    Column(name="bytes_lower", heading="bytes from", unit="B", prefixed=True, digits=3),
-    Column(name="bytes_upper", heading="to", unit="B", prefixed=True, digits=3),
-    *facts(note="note"),
-)
 OF_TRACES = (
     "Operators of imported traces, per step. Time: on a CPU the operator's own time, on a GPU the time of the kernels "
     "that it launched. FLOP: by formula, from the recorded shapes. Bytes: modelled, least if each tensor is moved "
@@ -82,14 +49,28 @@ OF_TRACES = (
 
 def section(evidence: ReportEvidence) -> Section:
     """The section: roofs and sources of imported figures; shifts, kernels and operators are folded."""
-    blocks: list[Block] = [*_roofs(evidence), *_imported(evidence)]
+    roofs = [
+        row | {"ridge": words.quotient(row["flop_per_s"], row["bytes_per_s"])}
+        for row in rows_of(evidence.material.roofs)
+    ]
+    runs = evidence.material.every
+    imported = [row | {"details": "; ".join(row["notes"]) or None} for row in rows_of(runs[runs["imported"].eq(True)])]
+    blocks: list[Block] = [
+        words.table(caption, columns, rows)
+        for caption, columns, rows in (
+            ("Ceilings measured on the machine, and the vendors' peaks (dense)", ROOF_COLUMNS, roofs),
+            ("Imported, measured by others", IMPORTED, imported),
+        )
+        if rows
+    ]
     blocks += [Picture(figure=figure) for figure in others(evidence, "roofline_")]
     intensity: list[Block] = [Picture(figure=figure) for figure in evidence.figures("ai_vs_batch_")]
-    kernels: list[Block] = [
-        Picture(figure=figure) for figure in others(evidence, "kernel_roofline_", "kernel_breakdown")
-    ]
+    if shifts := rows_of(evidence.shifts):
+        caption = "Effect of batch size and precision (medians without intervals: a small difference may be chance)"
+        intensity.append(words.table(caption, SHIFT_COLUMNS, shifts))
+    kernels: list[Block] = [Picture(figure=figure) for figure in others(evidence, "kernel_roofline_")]
     parts = (
-        ("intensity", "Intensity, batch and precision", [*intensity, *_shifts(evidence)]),
+        ("intensity", "Intensity, batch and precision", intensity),
         ("kernels", "Kernels", [*kernels, *_families(evidence)]),
         ("operators", "Operators", _operators(evidence)),
     )
@@ -103,31 +84,6 @@ def others(evidence: ReportEvidence, *names: str) -> list[Figure]:
     """Figures with these names that are not at the top of the page."""
     top = {figure.name for figure in headline(evidence)}
     return [figure for figure in evidence.figures(*names) if figure.name not in top]
-
-
-def _roofs(evidence: ReportEvidence) -> list[Block]:
-    roofs = evidence.material.roofs
-    rows = [row | {"ridge": words.quotient(row["flop_per_s"], row["bytes_per_s"])} for row in rows_of(roofs)]
-    return (
-        [words.table("Ceilings measured on the machine, and the vendors' peaks (dense)", ROOFS, rows)] if rows else []
-    )
-
-
-def _imported(evidence: ReportEvidence) -> list[Block]:
-    """Table of the sources of imported figures."""
-    runs = evidence.material.every
-    rows = [row | {"details": "; ".join(row["notes"]) or None} for row in rows_of(runs[runs["imported"].eq(True)])]
-    return [words.table("Imported, measured by others", IMPORTED, rows)] if rows else []
-
-
-def _shifts(evidence: ReportEvidence) -> list[Block]:
-    shifts = evidence.shifts
-    rows = []
-    for row in rows_of(shifts):
-        bounds = dict.fromkeys(words.text(row[f"bound_{side}"]) for side in ("left", "right"))
-        rows.append(row | {"changed": row["changed"].replace("_", " "), "bounds": " to ".join(bounds)})
-    caption = "Effect of batch size and precision (medians without intervals: a small difference may be chance)"
-    return [words.table(caption, SHIFTS, rows)] if rows else []
 
 
 def _families(evidence: ReportEvidence) -> list[Block]:
@@ -152,7 +108,8 @@ def _operators(evidence: ReportEvidence) -> list[Block]:
     rows = rows_of(longest(works, SHOWN))
     tables: list[Block] = [words.table(f"{OF_TRACES}; {selection}", IMPORTED_OPERATOR_COLUMNS, rows)] if rows else []
     # On a CPU, the operators of imported traces are already in the first table; on a GPU, kernels are not operators.
-    alone, kernels = evidence.listed_alone, traced[traced["device_type"] != Device.CPU]
+    alone, _ = operators(evidence.results, with_attributed=False)
+    kernels = traced[traced["device_type"] != Device.CPU]
     own = longest(alone[alone["device_type"] == Device.CPU], SHOWN)
     for table, name, caption in ((own, "operator", OF_OPERATORS), (longest(kernels, SHOWN), "kernel", OF_KERNELS)):
         if len(table):
@@ -184,13 +141,6 @@ STEPS = (
     Column(name="activation_bytes", heading="activations", unit="B", prefixed=True, digits=3, optional=True),
     Column(name="peak_memory_bytes", heading="peak memory", unit="B", prefixed=True, digits=3),
 )
-SHOWN_MODULES = 5
-LARGEST = (
-    *facts(task="model", module="module"),
-    Column(name="flop", heading="FLOP", unit="FLOP", prefixed=True, digits=3),
-    Column(name="share", heading="share", unit="%", digits=2),
-    Column(name="bytes", heading="bytes, most", unit="B", prefixed=True, digits=3),
-)
 LAYERS = facts(
     layer="layer",
     forward="forward FLOP",
@@ -213,7 +163,7 @@ def complexity(evidence: ReportEvidence) -> Section:
         return Section(name="complexity", title="Model complexity")
     by_operation = [*ordered, *(row for row in traced if row["task"] not in rows)]
     blocks: list[Block] = [*([_models(ordered, evidence.material.unit)] if ordered else []), *_steps(evidence)]
-    blocks += [*_by_operation(evidence, by_operation), *_by_module(evidence, ordered), *_words(rows_of(runs))]
+    blocks += [*_by_operation(evidence, by_operation), *_words(rows_of(runs))]
     blocks.append(words.table(f"Growth by layer type: {formulas.GROWTH_SYMBOLS}", LAYERS, formulas.growth_of_layers()))
     return Section(name="complexity", title="Model complexity", blocks=blocks, folded=True)
 
@@ -278,26 +228,7 @@ def _by_operation(evidence: ReportEvidence, rows: list[dict[str, Any]]) -> list[
     return [words.table("Training FLOP by operation", columns, rows_of_shares)]
 
 
-def _by_module(evidence: ReportEvidence, rows: list[dict[str, Any]]) -> list[Block]:
-    """The modules with most FLOP of each model; empty for bundles that do not tell."""
-    found = []
-    for row in rows:
-        record = evidence.record(row["run_id"])
-        work = record.complexity if record else None
-        if work is None or not work.flop_by_module or not work.train_flop_per_step:
-            continue
-        for module, flop in list(work.flop_by_module.items())[:SHOWN_MODULES]:
-            moved_bytes = (work.bytes_by_module or {}).get(module)
-            figures = {"flop": flop, "share": words.quotient(flop, work.train_flop_per_step), "bytes": moved_bytes}
-            found.append({"task": row["task"], "module": printable(module), **figures})
-    caption = (
-        f"The {SHOWN_MODULES} modules with most training FLOP per step (python -m workload complexity --by-module)"
-    )
-    return [words.table(caption, LARGEST, found)] if found else []
-
-
 def _words(rows: list[dict[str, Any]]) -> list[Block]:
-    """A sentence on the configurations with least and most work per byte; empty if they do not differ."""
     intensities = {
         f"{row['task']} at batch {words.text(row['batch_size'])}, {row['variant']}": intensity
         for row in rows

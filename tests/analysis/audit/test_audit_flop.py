@@ -109,11 +109,6 @@ CASES: Cases = {
         ),
         "a precision without a peak": (run(ceilings=[ceiling(1e15, name="fp8")]), []),
     },
-    "odd utilisation": {
-        "35 %": (run(images_per_s=1000.0), []),
-        "hardly true": (run(images_per_s=1750.0), ["61.5 % of the vendor's fp32 peak of L4, 30.3 TFLOP/s"]),
-        "hardly the device": (run(images_per_s=28.0), ["1 % of the vendor's fp32 peak of L4, 30.3 TFLOP/s"]),
-    },
     "fp32 that is tf32": {
         "fp32 kernels": (profiled(CONVOLUTION, WGRAD), []),
         "kernels named for tensor cores": (

@@ -1,6 +1,5 @@
-"""Rules on labels, versions and prices, each on both sides."""
+"""Rules on labels and versions, each on both sides."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +60,6 @@ def test_files_tell_devices_that_nobody_named() -> None:
     ]
 
 
-ON_GCP = {"machine_type": "g2-standard-4", "region": "us-central1", "spot": False}
-
-
 CASES: Cases = {
     "labels disagree": {
         "all agree": (imported(imported_file="l4_resnet18_b32.csv"), []),
@@ -122,50 +118,6 @@ CASES: Cases = {
         "clean": (run(commit_dirty=False), []),
         "unknown": (run(commit_dirty=None), []),
         "dirty": (run(commit_dirty=True), ["commit 0123456789ab and changes on top of it"]),
-    },
-    "price out of date": {
-        "90 days": (
-            run(
-                usd_per_h=0.71,
-                started_at=datetime(2026, 11, 21, tzinfo=UTC),
-                record={"cost": {"price_date": "2026-08-23"}},
-            ),
-            [],
-        ),
-        "91 days": (
-            run(
-                usd_per_h=0.71,
-                started_at=datetime(2026, 11, 21, tzinfo=UTC),
-                record={"cost": {"price_date": "2026-08-22"}},
-            ),
-            ["0.71 USD/h as of 2026-08-22, 91 days before the run"],
-        ),
-        "a time stamp": (
-            run(
-                usd_per_h=0.71,
-                started_at=datetime(2026, 11, 21, tzinfo=UTC),
-                record={"cost": {"price_date": "2026-11-20T10:00:00+00:00"}},
-            ),
-            [],
-        ),
-        "undated": (
-            run(usd_per_h=0.71, started_at=datetime(2026, 11, 21, tzinfo=UTC), record={"cost": {}}),
-            ["0.71 USD/h without the date of the price"],
-        ),
-        "no date": (
-            run(
-                usd_per_h=0.71,
-                started_at=datetime(2026, 11, 21, tzinfo=UTC),
-                record={"cost": {"price_date": "last week"}},
-            ),
-            ["0.71 USD/h without the date of the price"],
-        ),
-        "a machine of one's own": (run(started_at=datetime(2026, 11, 21, tzinfo=UTC)), []),
-        "a list of 90 days before": (run(started_at=datetime(2026, 9, 29, tzinfo=UTC), **ON_GCP), []),
-        "a list of 91 days before": (
-            run(started_at=datetime(2026, 9, 30, tzinfo=UTC), **ON_GCP),
-            ["0.707 USD/h as of 2026-07-01, 91 days before the run"],
-        ),
     },
 }
 

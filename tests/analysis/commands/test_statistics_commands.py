@@ -51,7 +51,7 @@ def test_variance_prints_all_tables(analyze: Analyze) -> None:
     assert titles == [
         "between runs, by configuration and place",
         "within runs",
-        "variation between runs on a machine, between machines and between zones, by place",
+        "variation between runs on a machine, and between machines, by place",
         "causes",
     ]
     assert max(map(len, out.splitlines())) <= 100

@@ -1,6 +1,5 @@
 """Efficiency of several devices against one, and what limits scaling."""
 
-import re
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from analysis.figures import registry
 from analysis.loading.configurations import completed, group, with_usual_batch
 from analysis.loading.tables import rows as rows_of
 from analysis.report.content import Paragraph, Table
-from analysis.report.sections.answer import sentences
 from analysis.report.sections.measurements import scaling as section
 from analysis.summary import summarize
 from benchmarks.synthetic_bundles import make
@@ -146,23 +144,6 @@ def test_the_batch_of_a_script_is_counted_for_each_number_of_devices() -> None:
         *in_blocks("a", RATES, **ONE, **script), *in_blocks("b", SLOWER[:2], **TWO, **script, batch_size=16.0)
     ).runs
     assert set(with_usual_batch(runs)["batch_size"]) == {32, 16}
-
-
-def test_the_answer_has_throughput_efficiency_and_limit() -> None:
-    limit = {"collectives_share": 0.2, "slow_rank_share": 0.0, "rank_input_share": 0.0, "scaling_limit": "collectives"}
-    alone = in_blocks("a", RATES, **ONE, path="/nowhere")
-    two = in_blocks("b", SLOWER, **TWO, **limit, all_images_per_s=160.0, path="/nowhere")
-    [told] = [text for text in sentences(undrawn(results(*alone, *two))) if "together" in text]
-    efficiency = r"79\.9\d? % of 2 times one device \(95 % interval 79\.\d % to 80\.\d %\)"
-    assert re.search(rf" 2 devices together: 160\.0 images/s, {efficiency}", told), told
-    assert told.endswith(
-        "; collectives limit scaling: a device waits 20 % of the step for them after its last gradient."
-    )
-    [told] = [text for text in sentences(undrawn(results(*alone[:2], *two[:2]))) if "together" in text]
-    assert "% of 2 times one device (no interval: two blocks: too few); collectives" in told
-    [told] = [text for text in sentences(undrawn(results(*two))) if "together" in text]
-    assert "images/s, no efficiency, because there is no run on one device; " in told
-    assert " on each of 2 devices at batch 32" in told
 
 
 def test_compare_says_that_its_ratio_is_per_device() -> None:

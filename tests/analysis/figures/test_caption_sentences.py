@@ -83,11 +83,6 @@ def profile_without_batch() -> Runs:
     return [one | {"batch_size": nan}]
 
 
-def profiles(number: int) -> Runs:
-    [one] = profile_alone()
-    return [one | {"run_id": f"p{place}", "batch_size": place + 1} for place in range(number)]
-
-
 def environments(number: int, *, devices: int) -> Runs:
     return [
         one
@@ -215,24 +210,12 @@ CASES = {
         false=of_four_models(lambda: own(device_name="Tesla T4", compute_capability="7.5")),
         instead=r"divided by the vendor's peak of its precision\.",
     ),
-    "many profiles": Case(
-        figure="kernel_breakdown",
-        words=r"^The first 24 of 25 profiles\. ",
-        true=lambda: profiles(25),
-        false=lambda: profiles(2),
-    ),
     "larger batches that are slower": Case(
         figure="batch_size_scaling",
         words="No larger batch was faster than the smallest",
         true=in_two_places(lambda: batches(100.0, 80.0)),
         false=in_two_places(lambda: batches(100.0, 120.0)),
         instead=r"Largest gain: 1\.20 times, resnet18.* at batch 32",
-    ),
-    "what it costs": Case(
-        figure="cost",
-        words="Price per hour of the machine divided by throughput, for the cheapest configuration",
-        true=of_four_models(lambda: own(usd_per_h=1.0)),
-        false=of_four_models(own),
     ),
     "several devices": Case(
         figure="devices_efficiency",
@@ -253,21 +236,9 @@ CASES = {
         true=lambda: [one | {"devices": 2.0} for one in three_batches()],
         false=three_batches,
     ),
-    "machines of several devices": Case(
-        figure="throughput_comparison",
-        words="^9 places: for each device and model, the machine with the middle throughput is drawn; the tables",
-        true=lambda: environments(9, devices=4),
-        false=lambda: environments(8, devices=4),
-    ),
-    "many devices": Case(
-        figure="throughput_comparison",
-        words="; of 9 devices the 8 fastest; the tables show all",
-        true=lambda: environments(9, devices=9),
-        false=lambda: environments(9, devices=8),
-    ),
     "many places": Case(
         figure="throughput_comparison",
-        words=r"^9 places with one device: the 8 fastest are drawn; the tables show all\.",
+        words=r"^9 places: the 8 fastest are drawn; the tables show all\.",
         true=lambda: environments(9, devices=1),
         false=two_environments,
     ),

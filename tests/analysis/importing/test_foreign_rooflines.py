@@ -129,7 +129,7 @@ def test_an_unknown_model_has_no_point_and_that_is_said(tmp_path: Path, analyze:
     log(tmp_path)
     log(tmp_path, model="my_net", step_ms=51.0)
     code, _, err = analyze("roofline", tmp_path / "out")
-    assert (code, err) == (0, "note       1 run has neither FLOP nor bytes: no point on a roofline\n")
+    assert (code, err) == (0, "note       1 run without FLOP and bytes: no point on a roofline\n")
 
 
 # --- lower bounds
@@ -162,10 +162,10 @@ def test_a_lower_bound_is_marked_and_has_no_verdict(
 def test_lower_bounds_are_compared_with_nothing(tmp_path: Path) -> None:
     for batch_size in (2, 4):
         results = profile(tmp_path, names=TENSOR * batch_size, batch_size=batch_size)
-    assert shifts(analysis.load(results)).empty
+    assert shifts(points(analysis.load(results))).empty
     for batch_size in (2, 4):
         profile(tmp_path, names=STEP * batch_size, batch_size=batch_size, model="resnet34")
-    assert len(shifts(analysis.load(results))) == 1
+    assert len(shifts(points(analysis.load(results)))) == 1
 
 
 def test_blanked_cells_leave_flop_unavailable(tmp_path: Path) -> None:

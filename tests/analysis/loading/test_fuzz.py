@@ -85,7 +85,7 @@ def test_any_steps_are_rows_that_can_be_or_refused() -> None:
     for number in range(300):
         mutated = fuzz.mutate_csv(text, random.Random(f"{SEED}-{number}"), [])
         series = parse(LAYOUTS["steps"], [mutated])
-        reason = refusals(series.lists, imported=[False], measured_s=[1.0])[0]
+        reason = refusals(series.lists, imported=[False])[0]
         refused += bool(reason or series.remarks[0])
         if not reason:
             rows = series.lists[0].as_py()

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.loading import index
-from analysis.loading.index import FILE, FOLDER, load_bundles
+from analysis.loading import cache, index
+from analysis.loading.cache import FOLDER
+from analysis.loading.index import FILE, load_bundles
 from benchmarks.synthetic_bundles import make
 from workload.contract import bundle
 
@@ -60,7 +61,7 @@ def test_second_look_reads_nothing(results: Path, reads: list[str]) -> None:
 def test_few_bundles_are_read_each_time(
     results: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch, fewest: int, has_index: bool
 ) -> None:
-    monkeypatch.setattr(index, "FEWEST", fewest)
+    monkeypatch.setattr(cache, "FEWEST", fewest)
     first = load_bundles(results)[0]
     assert load_bundles(results)[0].equals(first)
     assert (results / FOLDER).exists() == has_index
@@ -122,7 +123,7 @@ def test_change_that_keeps_size_time_and_inode_is_found_by_verify_alone(results:
 
 def older(path: Path) -> None:
     table = pq.read_table(path)
-    pq.write_table(table.replace_schema_metadata({index.VERSION_KEY: b"0"}), path)
+    pq.write_table(table.replace_schema_metadata({cache.VERSION_KEY: b"0"}), path)
 
 
 def without_a_column(path: Path) -> None:
@@ -148,16 +149,6 @@ def test_unusable_index_is_rebuilt_without_a_word(results: Path, damage: Callabl
     whole = load_bundles(results)[0]
     damage(results / FOLDER / FILE)
     assert load_bundles(results)[0].equals(whole)
-
-
-def test_index_has_the_rights_of_other_files(results: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        load_bundles(results)
-    finally:
-        os.umask(before)
-    assert (results / FOLDER / FILE).stat().st_mode & 0o777 == 0o640
-    assert [path.name for path in (results / FOLDER).iterdir()] == [FILE]
 
 
 @pytest.mark.parametrize("broken", ["mkdir", "open", "replace"])
@@ -344,7 +335,7 @@ def test_folder_name_that_is_no_text(tmp_path: Path) -> None:
 
 
 def _keep_an_index_of_few() -> None:
-    index.FEWEST = 1
+    cache.FEWEST = 1
 
 
 def _look_and_count(root: Path) -> int:

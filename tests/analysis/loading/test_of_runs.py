@@ -8,21 +8,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import analysis
 from analysis.audit import RULES
 from analysis.audit.rule import breaches
-from analysis.loading import cases, index, of_runs
+from analysis.loading import cache, cases, of_runs
 from analysis.loading.cases import Case
 from analysis.loading.of_runs import OfRuns
 from analysis.report.reproduce import command_of
 from analysis.variance.causes import causes_of
 from benchmarks.synthetic_bundles import make
 from tests.analysis.own_peaks import own_t4
-from tests.analysis.two_writers import read_meanwhile
 from workload.contract import bundle, peaks
 
 pytestmark = pytest.mark.usefixtures("of_few_bundles_too")
@@ -64,7 +61,7 @@ def resealed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def test_only_changed_runs_are_computed_again(results: Path) -> None:
     found(results)
-    first, second, _ = sorted(path for path in results.iterdir() if path.name != index.FOLDER)
+    first, second, _ = sorted(path for path in results.iterdir() if path.name != cache.FOLDER)
     # A field that is no column, and a step.
     resealed(first, lambda document: document["spec"].update(optimizer="adam"))
     (second / "steps.csv").write_text((second / "steps.csv").read_text().rsplit("\n", 2)[0] + "\n")
@@ -88,12 +85,12 @@ def test_other_code_invalidates_all_results(results: Path, tmp_path: Path, monke
     for name, text in (("rule.py", "# a comment\n"), ("debug_variables.toml", "# another\n")):
         with (folder / name).open("a") as file:
             file.write(text)
-        monkeypatch.setattr(index, "CODE_FOLDERS", (folder,))
-        index.code_version.cache_clear()
+        monkeypatch.setattr(cache, "CODE_FOLDERS", (folder,))
+        cache.code_version.cache_clear()
         assert found(results)[1] == 3
         assert found(results)[1] == 0
     monkeypatch.undo()
-    index.code_version.cache_clear()
+    cache.code_version.cache_clear()
 
 
 def unknown_library(name: str) -> str:
@@ -101,31 +98,15 @@ def unknown_library(name: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "value"), [("CODE_FOLDERS", ()), ("metadata.version", unknown_library)])
-def test_code_of_unknown_version_keeps_nothing(
+def test_unknown_version_of_the_code_keeps_nothing(
     results: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
 ) -> None:
-    monkeypatch.setattr(f"analysis.loading.index.{name}", value)
-    index.code_version.cache_clear()
-    assert index.code_version() is None
+    monkeypatch.setattr(f"analysis.loading.cache.{name}", value)
+    cache.code_version.cache_clear()
+    assert cache.code_version() is None
     assert [found(results)[1] for _ in range(2)] == [3, 3]
     monkeypatch.undo()
-    index.code_version.cache_clear()
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "empty": lambda path: path.write_bytes(b""),
-    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-20]),
-    "another table": lambda path: pq.write_table(pa.table({"a": [1]}), path),
-    "without version": lambda path: pq.write_table(pq.read_table(path).replace_schema_metadata(None), path),
-    "a folder": lambda path: (path.unlink(), path.mkdir()),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_damaged_file_is_replaced_without_a_word(results: Path, damage: Callable[[Path], object]) -> None:
-    whole = found(results)[0]
-    damage(results / index.FOLDER / of_runs.FILE)
-    assert found(results) == (whole, 3)
+    cache.code_version.cache_clear()
 
 
 def test_folder_that_cannot_be_written_works_without(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,22 +117,13 @@ def test_folder_that_cannot_be_written_works_without(results: Path, monkeypatch:
 
     monkeypatch.setattr(Path, "replace", refuse)
     assert [found(results)[1] for _ in range(2)] == [3, 3]
-    assert [path.name for path in (results / index.FOLDER).iterdir()] == [index.FILE]
+    assert [path.name for path in (results / cache.FOLDER).iterdir()] == ["bundles.parquet"]
 
 
 def test_few_bundles_leave_no_file(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "FEWEST", 4)
+    monkeypatch.setattr(cache, "FEWEST", 4)
     assert [found(results) for _ in range(2)] == [(["resnet18 100 sgd 20"] * 3, 3)] * 2
-    assert not (results / index.FOLDER).exists()
-
-
-def test_results_of_removed_runs_do_not_pile_up(results: Path) -> None:
-    found(results)
-    for number in range(10, 20):
-        shutil.rmtree(min(path for path in results.iterdir() if path.name != index.FOLDER))
-        make(results, number)
-        assert found(results)[1] == 1
-    assert pq.read_table(results / index.FOLDER / of_runs.FILE).num_rows <= 7
+    assert not (results / cache.FOLDER).exists()
 
 
 def test_moved_folder_keeps_its_results(results: Path) -> None:
@@ -172,19 +144,7 @@ def test_kept_findings_and_causes_are_those_that_are_computed(tmp_path: Path) ->
     # Without an index the same findings are computed by each rule alone.
     alone = [finding for rule in RULES for finding in analysis.audit.audit(loaded, rules=[rule])]
     assert analysis.audit.by_severity(alone) == analysis.audit.audit(loaded)
-    assert len(alone) > 2
-
-
-def test_each_input_changes_the_key(results: Path) -> None:
-    case = cases.cases(analysis.load(results))[0]
-    others = [
-        replace(case, facts={**case.facts, "model": "vgg16"}),
-        replace(case, steps={**case.steps, "loss": case.steps["loss"] + 1}),
-        replace(case, telemetry={name: values[1:] for name, values in case.telemetry.items()}),
-        replace(case, is_measured=~case.is_measured),
-        replace(case, facts={**case.facts, "path": str(results / "removed")}),
-    ]
-    assert len({of_runs.key_of(each) for each in (case, *others)}) == 6
+    assert len(alone) > 1
 
 
 def peak_of(case: Case) -> Any:
@@ -201,27 +161,6 @@ def test_other_peaks_are_another_key(results: Path, monkeypatch: pytest.MonkeyPa
     assert found(results, peak_of) == (with_own[0], 0)
     Path("peaks.toml").unlink()
     assert found(results, peak_of) == first
-
-
-def keep_results(path_and_results: tuple[Path, of_runs.Kept]) -> None:
-    of_runs._store(*path_and_results)
-
-
-@pytest.mark.slow
-@pytest.mark.world
-def test_two_writers_leave_whole_results(tmp_path: Path) -> None:
-    path = tmp_path / of_runs.FILE
-    contents: list[of_runs.Kept] = [
-        {(name, number.to_bytes(2, "big")): name * 9 for number in range(size)}
-        for name, size in (("a", 9), ("b", 5000))
-    ]
-    keep_results((path, contents[0]))
-    (tmp_path / "begun").mkdir()
-    found = read_meanwhile(
-        keep_results, [(path, each) for each in contents], lambda: of_runs._load(path), tmp_path / "begun"
-    )
-    assert all(each in contents for each in found)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["begun", of_runs.FILE]
 
 
 class Meanwhile:
@@ -266,7 +205,7 @@ def test_work_that_has_begun_is_found(results: Path, monkeypatch: pytest.MonkeyP
 def test_several_processes_find_the_same(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     every = cases.cases(analysis.load(results))
     alone = OfRuns(cases=every).of(causes_of)
-    shutil.rmtree(results / index.FOLDER)
+    shutil.rmtree(results / cache.FOLDER)
     monkeypatch.setattr(of_runs, "FEWEST_SHARED", 1)
     monkeypatch.setattr(of_runs, "PART", 1)
     monkeypatch.setattr(of_runs.processes, "_cpus", lambda: 2)

@@ -1,25 +1,23 @@
 """A report is kept beside the index, and used again as long as no file of a bundle changes."""
 
 import errno
-import gzip
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import analysis
-from analysis.loading import index
+from analysis.loading import cache
 from analysis.loading.index import Problem
 from analysis.report import html, kept, markdown
 from analysis.report.content import Bullets, Paragraph, Report, Section
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
-from tests.analysis.two_writers import read_meanwhile
-from workload.contract import peaks
 
 SMALL = Report(
     title="Report",
@@ -31,10 +29,10 @@ SMALL = Report(
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with two bundles, of which a report is kept as one of thousands is."""
-    monkeypatch.setattr(index, "FEWEST", 1)
+    monkeypatch.setattr(cache, "FEWEST", 1)
     for number in range(2):
         make(tmp_path / "results", number)
-    (tmp_path / "results" / index.FOLDER).mkdir()
+    (tmp_path / "results" / cache.FOLDER).mkdir()
     return tmp_path / "results"
 
 
@@ -48,19 +46,6 @@ def put(results: Path, report: Report, problems: tuple[Problem, ...] = ()) -> st
 def has_report(results: Path) -> bool:
     key = kept.key_of(results)
     return bool(key and kept.load(results, key))
-
-
-def test_a_report_of_other_peaks_is_not_used(results: Path) -> None:
-    put(results, SMALL)
-    row = '[source.s]\ntitle = "t"\nread = "2026-11"\n[[gpu]]\ngpu = "L4"\nnames = ["L4"]\ngb_per_s = 1\nsource = "s"\n'
-    own = results.parent / "own.toml"
-    own.write_text(row + 'peak = [{ precision = "fp32", tflop_per_s = 1.0, source = "s" }]\n')
-    peaks.use(peaks.own_peaks(own))
-    try:
-        assert not has_report(results)
-    finally:
-        peaks.use(None)
-    assert has_report(results)
 
 
 def test_a_kept_report_makes_the_same_page(results: Path, report: Report) -> None:
@@ -109,54 +94,29 @@ def test_every_change_of_a_file_needs_another_report(results: Path, change: Call
     assert not has_report(results)
 
 
-def test_other_code_needs_another_report(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_version_needs_another_report(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(results, SMALL)
-    monkeypatch.setattr(index, "code_version", lambda: b"other")
+    monkeypatch.setattr(cache, "version", lambda: b"other")
     assert not has_report(results)
-    monkeypatch.setattr(index, "code_version", lambda: None)
-    assert kept.key_of(results) is None
 
 
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda _: b"",
-    "cut off": lambda content: content[:-20],
-    "another byte": lambda content: content[:-40] + bytes([content[-40] ^ 1]) + content[-39:],
-    "plain": gzip.decompress,
-    "no JSON": lambda _: gzip.compress(b"{"),
-    "a list": lambda _: gzip.compress(b"[]"),
-    "too deep": lambda _: gzip.compress(b"[" * 100_000),
-    "another part": lambda content: gzip.compress(gzip.decompress(content).replace(b'"Report"', b'"Other"')),
-    "another field": lambda content: gzip.compress(gzip.decompress(content).replace(b'"facts"', b'"others"')),
+DAMAGES: dict[str, Callable[[str], str]] = {
+    "no JSON": lambda _: "{",
+    "a list": lambda _: "[]",
+    "too deep": lambda _: "[" * 100_000,
+    "another part": lambda text: text.replace('"Report"', '"Other"'),
+    "another field": lambda text: text.replace('"facts"', '"others"'),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_file_is_no_report(results: Path, damage: Callable[[bytes], bytes]) -> None:
-    put(results, SMALL)
-    path = results / index.FOLDER / kept.FILE
-    path.write_bytes(damage(path.read_bytes()))
+def test_a_damaged_report_is_none(results: Path, damage: Callable[[str], str]) -> None:
+    """A damaged file is the concern of the cache."""
+    key = put(results, SMALL)
+    path = results / cache.FOLDER / kept.FILE
+    (row,) = pq.read_table(path).to_pylist()
+    cache.store(path, pa.table([[key], [damage(row["report"])]], schema=kept.SCHEMA))
     assert not has_report(results)
-    put(results, SMALL)
-    assert has_report(results)
-
-
-def put_title(results_and_title: tuple[Path, str]) -> None:
-    results, title = results_and_title
-    # Another process has the usual limit.
-    index.FEWEST = 1
-    put(results, replace(SMALL, title=title, facts=[title * 10_000]))
-
-
-@pytest.mark.slow
-@pytest.mark.world
-def test_two_writers_leave_a_whole_report(results: Path, tmp_path: Path) -> None:
-    key = put(results, replace(SMALL, title="a"))
-    (tmp_path / "begun").mkdir()
-    found = read_meanwhile(
-        put_title, [(results, "a"), (results, "b")], lambda: kept.load(results, key), tmp_path / "begun"
-    )
-    assert {each and each[0].title for each in found} <= {"a", "b"}
-    assert [path.name for path in (results / index.FOLDER).iterdir()] == [kept.FILE]
 
 
 def test_a_report_of_bundles_that_changed_meanwhile_is_not_kept(results: Path) -> None:
@@ -164,7 +124,7 @@ def test_a_report_of_bundles_that_changed_meanwhile_is_not_kept(results: Path) -
     assert key
     make(results, 7)
     assert html.render(kept.store(results, key, SMALL, ())) == html.render(SMALL)
-    assert not (results / index.FOLDER / kept.FILE).exists()
+    assert not (results / cache.FOLDER / kept.FILE).exists()
 
 
 def test_a_folder_that_cannot_be_written_works_without(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,14 +134,14 @@ def test_a_folder_that_cannot_be_written_works_without(results: Path, monkeypatc
     monkeypatch.setattr(Path, "replace", refuse)
     put(results, SMALL)
     assert not has_report(results)
-    assert not list((results / index.FOLDER).iterdir())
+    assert not list((results / cache.FOLDER).iterdir())
     # Not even an index could be written.
-    shutil.rmtree(results / index.FOLDER)
+    shutil.rmtree(results / cache.FOLDER)
     put(results, SMALL)
 
 
 def test_no_report_is_kept_of_few_bundles(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "FEWEST", 3)
+    monkeypatch.setattr(cache, "FEWEST", 3)
     assert kept.key_of(results) is None
     assert kept.key_of(results / "absent") is None
     assert kept.key_of(bundles(results)[0] / "run.json") is None

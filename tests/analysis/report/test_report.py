@@ -21,7 +21,6 @@ from tests.analysis.report.report_bundles import many, matrix
 from tests.analysis.report.report_texts import of, texts
 from tests.analysis.sentence_runs import UNTIMED, batches, profile_alone
 from workload.contract.errors import ExitCode
-from workload.contract.text import percent
 
 # --- the answer
 
@@ -84,69 +83,6 @@ def test_the_answer_is_ranked_by_effect(evidence: ReportEvidence) -> None:
     assert cost.endswith(", most on gcp-t4-us-central1-a, 0.688 USD.")
 
 
-def precisions(amp: float) -> list[dict[str, Any]]:
-    return [*at_rates("a", (100.0, 100.2, 99.8)), *at_rates("b", (amp, amp + 0.2, amp - 0.2), precision="amp")]
-
-
-@pytest.mark.parametrize(
-    ("runs", "expected"),
-    [
-        (
-            precisions(150.0),
-            r"^Run resnet18 \(batch 32\) with precision amp: amp is 1\.5 x as fast as .*; accuracy was not measured\.$",
-        ),
-        (precisions(50.0), r"^Run resnet18 \(batch 32\) with precision fp32: fp32 is 2 x as fast as amp [^;]*\.$"),
-        (
-            batches(100.0, 120.0, 120.1),
-            r"with batch size 32: .* is 1\.2 x as fast as batch size 16 .*; no certain gain by the step from 32 to 64",
-        ),
-        (batches(100.0, 120.0, 110.0), r"with batch size 32: .*; the step from 32 to 64 makes it slower\.$"),
-        (
-            batches(100.0, 120.0, 150.0),
-            r"with batch size 64: .*; the step from 32 to 64 still gives 1\.25 x; no larger",
-        ),
-        (
-            [*at_rates("a", (100.0, 101.0, 102.0), zone="eu-a"), *at_rates("b", (80.0, 81.0, 82.0), zone="eu-b")],
-            r"^Run resnet18 \(batch 32, fp32\) with zone eu-a: eu-a is 1\.25 x as fast as eu-b ",
-        ),
-        (
-            [
-                *at_rates("a", (100.0, 100.2, 99.8), channels_last=False),
-                *at_rates("b", (120.0, 120.2, 119.8), channels_last=True),
-            ],
-            r"^Run resnet18 \(batch 32, fp32\) with channels last yes: channels last yes is 1\.2 x as fast as ",
-        ),
-    ],
-    ids=["faster", "slower", "stops", "slows down", "pays", "zone", "layout"],
-)
-def test_a_certain_difference_is_advice(runs: Any, expected: str) -> None:
-    (sentence,) = answer.changes(of(*runs))
-    assert re.search(expected, sentence), sentence
-
-
-def test_more_memory_is_a_cost_of_a_larger_batch() -> None:
-    small, large = batches(100.0, 120.0)[:3], batches(100.0, 120.0)[3:]
-    runs = [*(one | {"peak_memory_bytes": 1e9} for one in small), *(one | {"peak_memory_bytes": 2e9} for one in large)]
-    (sentence,) = answer.changes(of(*runs))
-    assert sentence.endswith("; peak memory 2.00 GB in place of 1.00 GB.")
-    alike = [one | {"peak_memory_bytes": 1e9} for one in runs]
-    assert "peak memory" not in answer.changes(of(*alike))[0]
-
-
-def test_what_is_not_certain_is_no_advice() -> None:
-    near = of(*at_rates("a", (100.0, 110.0, 90.0)), *at_rates("b", (99.0, 112.0, 91.0), precision="amp"))
-    assert answer.changes(near) == []
-    assert answer.sentences(near)[0].startswith("No difference by precision is certain in 1 comparison; a ratio of ")
-    once = of(*at_rates("a", (100.0,)), *at_rates("b", (90.0,), batch_size=64))
-    assert answer.sentences(once) == [
-        (
-            "resnet18 reached its highest throughput, 100.0 images/s (one run: no interval), at batch 32, fp32 on "
-            "local-cuda (NVIDIA L4)."
-        ),
-        "2 of 2 configurations have fewer than 3 runs and so no interval: repeat with --repeats 3.",
-    ]
-
-
 def test_runs_of_one_block_are_compared_with_each_other_as_compare_does() -> None:
     """Unpaired, hosts that differ by 30 % hide what is certain within each block."""
 
@@ -169,26 +105,6 @@ def test_other_peoples_runs_come_after_ours() -> None:
     said = [text for text in answer.sentences(found) if "images/s" in text]
     assert [text.partition(":")[0] for text in said] == ["resnet18", "vgg16"]
     assert "on local-cuda (imported) (NVIDIA L4)" in said[1]
-
-
-def test_a_batch_that_does_not_fit_is_said_where_it_was_measured() -> None:
-    too_large = run("b", batch_size=64, status="out_of_memory", steps=[], path="/nowhere")
-    (sentence, *_) = answer.sentences(of(*at_rates("a", (100.0, 101.0)), too_large))
-    assert sentence.endswith("; batch 64 runs out of memory.")
-    (sentence, *_) = answer.sentences(of(*at_rates("a", (100.0, 101.0)), too_large | {"status": "failed"}))
-    assert "out of memory" not in sentence
-
-
-def test_cost_stands_in_a_table_where_prices_exist(evidence: ReportEvidence) -> None:
-    captions = [each.caption for each in measurements.section(evidence).blocks if isinstance(each, Table)]
-    assert captions[-2] == "Cheapest configuration of each model and place"
-    none = of(*at_rates("a", (100.0, 101.0)))
-    assert not [text for text in texts(compose(none).sections[1]) if "Cheapest" in text]
-
-
-def test_nothing_measured_is_said() -> None:
-    nothing = compose(of(run("a", status="failed", steps=[], path="/nowhere")))
-    assert texts(nothing.sections[0])[1] == "No run has a throughput (1 failed), so nothing is known about speed."
 
 
 def test_five_sentences_at_most() -> None:
@@ -232,15 +148,6 @@ def test_the_run_matrix_counts_what_ran(evidence: ReportEvidence) -> None:
         "gcp-l4-us-central1-a", "NVIDIA L4", "gcp, docker", "mobilenet_v2, resnet18", "synthetic 224 px", "fp32",
         "16, 32, 64", "100", "3", "18", "18",
     ]  # fmt: skip
-
-
-def test_runs_that_broke_off_are_listed() -> None:
-    found = context.method(
-        of(*at_rates("a", (1.0,)), run("b", status="failed", error="boom", steps=[], path="/nowhere"))
-    )
-    table = found.blocks[1]
-    assert isinstance(table, Table)
-    assert table.rows == [["b", "local-cuda", "resnet18", "32", "failed", "boom"]]
 
 
 def test_complexity_per_image_step_and_layer(evidence: ReportEvidence) -> None:
@@ -331,13 +238,6 @@ def test_a_page_of_profiles_alone_says_what_profiles_show() -> None:
     assert all(table.rows for table in tables)
 
 
-def test_a_page_of_imports_says_whose_method_it_was() -> None:
-    page = compose(of(*at_rates("a", (100.0, 101.0), imported=True)))
-    said = [text for section in page.sections for text in texts(section)]
-    assert f"2 of 2 runs came from other people's files: {context.FOREIGN}" in said
-    assert not [text for text in said if text.startswith("Warm-up steps are recorded")]
-
-
 def test_every_figure_has_its_place(report: Report, evidence: ReportEvidence) -> None:
     drawn = [each.name for each in evidence.drawn]
     assert sorted(figure.name for figure in report.figures()) == sorted(drawn)
@@ -360,12 +260,12 @@ def test_each_figure_of_the_registry_is_placed_in_a_section() -> None:
 
 @pytest.mark.world
 @pytest.mark.night(part="report")
-def test_a_report_of_66_environments_draws_devices_and_says_so(tmp_path: Path) -> None:
+def test_a_report_of_66_environments_draws_the_fastest_and_says_so(tmp_path: Path) -> None:
     page = compose(gather(analysis.load(many(tmp_path / "results"))))
     assert page.facts[:3] == ["292 runs", "124 configurations", "66 places"]
     figures = page.figures()
     assert 10 < len(figures) < 30
-    assert [one.name for one in figures if not one.caption.startswith("66 places: for each device and")] == []
+    assert [one.name for one in figures if not one.caption.startswith("66 places: ")] == []
 
 
 def test_a_figure_that_no_section_names_is_shown_all_the_same(evidence: ReportEvidence) -> None:
@@ -388,8 +288,8 @@ def test_the_command_writes_page_figures_and_markdown(analyze: Analyze, tmp_path
     assert (code, err) == (ExitCode.DONE, "")
     assert out == f"{page}\n{figures}\n{text}\n"
     pictures = {path.stem for path in figures.glob("*.png")}
-    assert {"throughput_env-gcp-t4-us-central1-a", "roofline_combined", "cost"} <= pictures
-    assert {path.stem for path in figures.glob("*.svg")} == {*pictures, *(f"{name}-dark" for name in pictures)}
+    assert {"throughput_env-gcp-t4-us-central1-a", "roofline_combined"} <= pictures
+    assert {path.stem for path in figures.glob("*.svg")} == pictures
     linked = re.findall(r"!\[[^]]*\]\((.+?)\)", text.read_text())
     assert linked
     assert all((text.parent / link).resolve().is_file() for link in linked)
@@ -441,24 +341,6 @@ def test_a_sweep_of_a_script_has_a_row_for_each_setting_and_batch() -> None:
 
 
 # --- where the time went
-
-
-@pytest.mark.slow
-def test_the_time_of_an_environment_is_that_of_its_lines_in_the_summary() -> None:
-    results = analysis.load(Path(analysis.__file__).parent / "example")
-    [table] = measurements._time(gather(results))
-    assert isinstance(table, Table)
-    # Imported runs tell nothing, and no run here was rented.
-    headings = ["place", "runs", "took together", "steps", "the rest"]
-    assert [heading.text for heading in table.headings] == headings
-    [(_, runs, took, steps, rest)] = table.rows
-    lines = results.summary(wide=True).dropna(subset="wall_s")
-    weights = lines["wall_s"] * lines["runs"]
-    assert (int(runs), took) == (lines["runs"].sum(), f"{weights.sum():.0f} s")
-    shown = {"steps": steps, **dict(re.findall(r"([a-z-]+) ([\d.]+ %)", rest))}
-    columns = {"steps": "steps", "imports": "imports", "set-up": "prepare", "warm-up": "warmup", "ceilings": "ceilings"}
-    for name, part in columns.items():
-        assert shown[name] == percent((lines[f"{part}_share"].fillna(0) * weights).sum() / weights.sum())
 
 
 def test_time_on_a_rented_machine_has_its_cost() -> None:

@@ -107,7 +107,6 @@ def _hover(chart: Any) -> str:
         ("throughput_env-gcp-t4-us-central1-a", ("place", "gcp-t4-us-central1-a", "images/s", "bar from")),
         ("roofline_gcp-t4-us-central1-a", ("FLOP and bytes", "modelled", "attained", "TFLOP/s", "of the roof")),
         ("throughput_comparison", ("place", "images/s", "runs")),
-        ("cost", ("USD per million images", "USD/h")),
     ],
 )
 def test_a_tooltip_tells_the_figures(visit: Any, figure: str, expected: tuple[str, ...]) -> None:
@@ -253,10 +252,12 @@ def test_paper_is_light_whole_and_unfolded(visit: Any, tmp_path: Path) -> None:
 
 def test_a_narrower_window_draws_again(visit: Any) -> None:
     seen = visit("plain", viewport={"width": 1200, "height": 900})
-    chart = seen.chart("cost")
+    chart = seen.chart("throughput_comparison")
     before = chart.locator("svg").bounding_box()["width"]
     seen.page.set_viewport_size({"width": 500, "height": 900})
-    seen.page.wait_for_function("document.querySelector('[data-figure=cost] svg').getBoundingClientRect().width < 490")
+    seen.page.wait_for_function(
+        "document.querySelector('[data-figure=throughput_comparison] svg').getBoundingClientRect().width < 490"
+    )
     assert chart.locator("svg").bounding_box()["width"] < before
     assert chart.locator("svg").count() == 1
     assert seen.said == []

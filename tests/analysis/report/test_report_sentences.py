@@ -420,7 +420,6 @@ NOT_HERE = {
     "Metrics that Nsight Compute collected, by profile",
     "Packages that differ between places",
     "metrics that the user added",
-    "modules with most training FLOP per step (python -m workload complexity --by-module)",
     "more lists are not compared",
     "waits for slower ranks",
 }

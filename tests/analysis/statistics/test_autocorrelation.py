@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from analysis.statistics.autocorrelation import acf, cautious_time, effective_n, integrated_time, unbiased_lag1
+from analysis.statistics.autocorrelation import acf, effective_n, integrated_time, unbiased_lag1
 from analysis.statistics.samples import Floats
 
 
@@ -85,20 +85,14 @@ def test_written_answers(values: list[float], reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rho", "n", "runs", "trend", "expected"),
+    ("rho", "n", "runs", "expected"),
     [
-        (0.16, 100, 1, False, 0.0),  # 1.645 / sqrt(100)
-        (0.17, 100, 1, False, 18 / 96),
-        (0.16, 100, 4, False, 17 / 96),
-        (0.80, 100, 1, True, 82 / 95),
-        (0.99, 100, 1, False, 0.98),
-        (-0.5, 100, 1, False, 0.0),
+        (0.16, 100, 1, 0.0),  # 1.645 / sqrt(100)
+        (0.17, 100, 1, 18 / 96),
+        (0.16, 100, 4, 17 / 96),
+        (0.99, 100, 1, 0.98),
+        (-0.5, 100, 1, 0.0),
     ],
 )
-def test_lag1_freed_of_its_bias(rho: float, n: int, runs: int, trend: bool, expected: float) -> None:
-    assert unbiased_lag1(rho, n=n, runs=runs, trend=trend) == pytest.approx(expected)
-
-
-def test_cautious_time_is_the_longer_of_the_two() -> None:
-    assert cautious_time(wave(200, 0.9)) > 200 / (effective_n(wave(200, 0.9), robust=False).effective or 0)
-    assert cautious_time(np.array([1.0, -1.0] * 20)) == 1.0
+def test_lag1_freed_of_its_bias(rho: float, n: int, runs: int, expected: float) -> None:
+    assert unbiased_lag1(rho, n=n, runs=runs) == pytest.approx(expected)

@@ -157,10 +157,6 @@ def test_its_power_is_what_was_asked_for(runs: tuple[int, int], alpha: float) ->
     assert power_of(shift, degrees=sum(runs) - 2, alpha=alpha) == pytest.approx(0.8, abs=1e-6)
 
 
-def test_power_of_nothing_is_alpha() -> None:
-    assert power_of(0.0, degrees=7, alpha=0.05) == pytest.approx(0.05)
-
-
 # statsmodels 0.15.0, multipletests.
 P_VALUES = [0.01, 0.04, 0.03, 0.005, 0.5]
 

@@ -22,11 +22,6 @@ def test_balanced_runs_as_textbooks_have_it() -> None:
     assert found.within.value == pytest.approx(math.sqrt(within))
     assert found.between.value == pytest.approx(math.sqrt(means.var(ddof=1) - within / 20))
     ratio = stats.f_oneway(*(np.log(run) for run in runs)).statistic
-    assert found.icc.value == pytest.approx((ratio - 1) / (ratio - 1 + 20))
-    assert found.icc.interval is not None
-    for end, tail in ((found.icc.interval.low, 0.975), (found.icc.interval.high, 0.025)):
-        part = ratio / stats.f.ppf(tail, 3, 76)
-        assert end == pytest.approx((part - 1) / (part - 1 + 20))
     assert found.within.interval is not None
     assert found.within.interval.low == pytest.approx(math.sqrt(76 * within / stats.chi2.ppf(0.975, 76)))
     assert found.between.interval is not None
@@ -51,7 +46,7 @@ def test_slow_waves_within_runs_are_no_difference_between_them() -> None:
         steps = rng.normal(size=(6, 100))
         for step in range(1, 100):
             steps[:, step] = 0.9 * steps[:, step - 1] + math.sqrt(0.19) * steps[:, step]
-        interval = variance_split(list(np.exp(0.01 * steps))).icc.interval
+        interval = variance_split(list(np.exp(0.01 * steps))).between.interval
         assert interval is not None
         shares.append(interval.low > 0)
     assert np.mean(shares) < 0.15  # 0.025 expected; taking steps for independent, nearly all
@@ -68,10 +63,10 @@ def test_outliers_are_left_out() -> None:
 
 def test_runs_that_do_not_differ() -> None:
     found = variance_split([np.exp(ALTERNATING)] * 3)
-    assert (found.between.value, found.icc.value) == (0.0, 0.0)
-    assert found.between.reason == found.icc.reason == "runs differ no more than the steps within them explain"
-    assert found.icc.interval is not None
-    assert found.icc.interval.low == 0.0
+    assert found.between.value == 0.0
+    assert found.between.reason == "runs differ no more than the steps within them explain"
+    assert found.between.interval is not None
+    assert found.between.interval.low == 0.0
 
 
 @pytest.mark.parametrize(
@@ -96,8 +91,8 @@ def test_written_answers(runs: Any, used: int, reason: str) -> None:
     assert (found.runs, found.reason) == (used, reason)
     assert (found.within.value is None) is (used == 0)
     # Two runs tell no spread between runs.
-    assert (found.between.value, found.icc.interval) == (None, None)
-    assert found.icc.reason == (reason if used < 2 else "two runs: too few for a spread")
+    assert (found.between.value, found.between.interval) == (None, None)
+    assert found.between.reason == (reason if used < 2 else "two runs: too few for a spread")
 
 
 def test_share_explained_is_scipys_spearman_squared() -> None:

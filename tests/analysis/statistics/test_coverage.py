@@ -11,7 +11,6 @@ from analysis.statistics.comparison import compare
 from analysis.statistics.components import variance_split
 from analysis.statistics.intervals import over_runs
 from analysis.statistics.samples import Floats, Interval
-from analysis.statistics.trend import drift
 
 
 def waves(series: int, steps: int, rho: float, seed: int) -> Floats:
@@ -39,12 +38,6 @@ def test_ratio(first: int, second: int) -> None:
     rng = np.random.default_rng(9)
     base, other = (np.exp(0.006 * rng.normal(size=(800, runs))) for runs in (first, second))
     check((compare(a, 1.05 * b).interval for a, b in zip(base, other, strict=True)), 1.05)
-
-
-@pytest.mark.parametrize(("steps", "rho"), [(100, 0.0), (200, 0.9)])
-def test_one_run(steps: int, rho: float) -> None:
-    series = 1 + 0.01 * waves(200, steps, rho, seed=2)
-    check((drift(x).interval for x in series), 0.0)
 
 
 def test_taking_steps_for_runs_would_fail() -> None:
