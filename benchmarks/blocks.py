@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.statistics.comparison import compare, compare_within_blocks
-from analysis.statistics.hosts import PlacedRun, machine_split
+from analysis.statistics.components import PlacedRun, machine_split
 from analysis.statistics.samples import Floats, Interval
 from benchmarks.resumable import Figures, Results
 from launcher.sweep.places import Configuration, in_order

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.signal import lfilter
 from scipy.stats import ttest_ind
 
-from analysis.statistics import autocorrelation, comparison, components, intervals, periods, steady
+from analysis.statistics import autocorrelation, comparison, components, periods, samples, steady
 from analysis.statistics.samples import Floats, Interval
 
 STEPS = 100
@@ -67,7 +67,7 @@ def over_runs(rng: np.random.Generator, scale: float) -> Iterator[str]:
             for n in (3, 5, 6, 10, 20):
                 groups = medians[: medians.size // n * n].reshape(-1, n)[:4000]
                 name = f"median over {n} runs, {effect}{', noisy' if noisy else ''}"
-                yield row(name, ((intervals.over_runs(group).interval, truth) for group in groups))
+                yield row(name, ((samples.over_runs(group).interval, truth) for group in groups))
 
 
 def ratios(rng: np.random.Generator, scale: float) -> Iterator[str]:

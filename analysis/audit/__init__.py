@@ -5,7 +5,7 @@ from dataclasses import asdict, fields
 
 import pandas as pd
 
-from analysis.audit import flop, machine, provenance, timing
+from analysis.audit import flop, provenance, timing
 from analysis.audit.rule import AuditEvidence, Finding, Rule, Severity, by_rule, by_severity, heading, total
 from analysis.loading.cases import cases
 from analysis.loading.of_runs import OfRuns
@@ -13,7 +13,7 @@ from analysis.loading.tables import Tables
 
 __all__ = ["RULES", "Finding", "Rule", "Severity", "as_frame", "audit", "by_rule", "by_severity", "heading", "total"]
 
-RULES: tuple[Rule, ...] = (*timing.RULES, *flop.RULES, *machine.RULES, *provenance.RULES)
+RULES: tuple[Rule, ...] = (*timing.RULES, *flop.RULES, *provenance.RULES)
 
 
 def audit(results: Tables, *, rules: Sequence[Rule] = RULES, of_runs: OfRuns | None = None) -> list[Finding]:

@@ -9,9 +9,17 @@ from analysis.loading.cases import Case
 from analysis.statistics.components import differ
 from analysis.statistics.periods import period_scan
 from analysis.statistics.samples import Floats, Mask
-from analysis.statistics.stalls import MOST_SHARE as MOST_STALLS
-from analysis.statistics.stalls import REPEATED, REPEATED_RATIO, STALL_RATIO, stalls, two_speeds
-from analysis.statistics.steady import TOLERANCE, VISIBLE_SHARE, WANTED_VISIBLE
+from analysis.statistics.steady import (
+    MOST_STALLED,
+    REPEATED,
+    REPEATED_RATIO,
+    STALL_RATIO,
+    TOLERANCE,
+    VISIBLE_SHARE,
+    WANTED_VISIBLE,
+    stalls,
+    two_speeds,
+)
 from workload.contract.record import Status
 from workload.contract.text import counted, percent, plain, seconds, signed_percent
 
@@ -359,7 +367,7 @@ RULES = (
         severity=Severity.WARNING,
         threshold=f"steps at one level, except for changes of at most {percent(CHANGE)} or by chance (1 false alarm in "
         f"100 runs), and at most {percent(CHANGE)} of the throughput lost in stalls: single steps, at most"
-        f" {percent(MOST_STALLS)} of all, above {STALL_RATIO:g} x the median, or {REPEATED} or more above"
+        f" {percent(MOST_STALLED)} of all, above {STALL_RATIO:g} x the median, or {REPEATED} or more above"
         f" {REPEATED_RATIO:g} x",
         why="the figure mixes several speeds and depends on the length of the run; {unit}/s includes stalls and the "
         "median step does not. Likely causes are heat, a falling clock, memory that fills up, validation, a "

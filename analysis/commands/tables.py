@@ -29,8 +29,6 @@ from workload.contract.tables import Column, Role, TableFormat, as_json, facts, 
 from workload.contract.text import counted, printable
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from analysis.compare.pairing import Pairing
     from analysis.loading.tables import Tables
 
@@ -363,9 +361,14 @@ def roofline(
     from analysis.loading.configurations import UNNAMED, completed
     from analysis.roofline.points import POINT_COLUMNS, SHIFT_COLUMNS, points, shifts
     from analysis.roofline.roofs import COLUMNS as ROOF_COLUMNS
+    from analysis.roofline.roofs import roofs as roofs_of
 
     loaded = load(results, verify=verify, peaks=peaks)
-    table, roofs = points(loaded), _roofs_of_run_precisions(loaded)
+    table, roofs = points(loaded), roofs_of(loaded)
+    # A machine also measures the roofs of other precisions than those of its runs.
+    roofs = roofs[roofs["precision"].isin(set(loaded.runs["precision"].dropna()))]
+    sources = [str(source).partition(", http")[0] for source in roofs["source"]]
+    roofs = roofs.assign(ridge=roofs["flop_per_s"] / roofs["bytes_per_s"], source=sources)
     done = len(completed(loaded.runs))
     if table.empty and (output_format is not TableFormat.TABLE or roofs.empty):
         raise NothingToDoError(
@@ -391,22 +394,10 @@ def roofline(
         print(render(table, [Column(name=name, heading=name) for name in names], output_format))
     sys.stdout.flush()
     for number, lack in _runs_without_point(loaded):
-        print(f"note       {counted(number, 'run')} {lack}: no point on a roofline", file=sys.stderr)
+        if number:
+            print(f"note       {counted(number, 'run')} {lack}: no point on a roofline", file=sys.stderr)
     print_problems(loaded.problems)
     return ExitCode.DONE
-
-
-def _roofs_of_run_precisions(results: "Tables") -> "pd.DataFrame":
-    """Roofs of the precisions in which runs trained, with `ridge` (FLOP/byte); `source` lacks its web address.
-
-    A machine also measures the roofs of other precisions, which are left out.
-    """
-    from analysis.roofline.roofs import roofs
-
-    table = roofs(results)
-    table = table[table["precision"].isin(set(results.runs["precision"].dropna()))]
-    sources = [str(source).partition(", http")[0] for source in table["source"]]
-    return table.assign(ridge=table["flop_per_s"] / table["bytes_per_s"], source=sources)
 
 
 def _runs_without_point(results: "Tables") -> Iterator[tuple[int, str]]:
@@ -419,10 +410,6 @@ def _runs_without_point(results: "Tables") -> Iterator[tuple[int, str]]:
     # Only imported runs may lack a time.
     times = ["step_median_s", "images_per_s", "kernels_file", "traced_busy_s"]
     has_time = done[times].notna().any(axis=1) | done["imported"].ne(True)
-    for number, lack in (
-        (len(results.runs) - len(done), "did not complete"),
-        (int((~has_work).sum()), "without FLOP and bytes"),
-        (int((has_work & ~has_time).sum()), "without a time"),
-    ):
-        if number:
-            yield number, lack
+    yield len(results.runs) - len(done), "did not complete"
+    yield int((~has_work).sum()), "without FLOP and bytes"
+    yield int((has_work & ~has_time).sum()), "without a time"

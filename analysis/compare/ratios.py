@@ -7,7 +7,6 @@ within the blocks, even if the interval is wider; else as two independent sample
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from analysis.compare.pairing import (
     pair_up,
     value_text,
 )
-from analysis.loading.arguments import BESIDES, besides
+from analysis.loading.arguments import besides
 from analysis.loading.cases import Case, shared
 from analysis.loading.configurations import (
     ARGUMENT,
@@ -364,15 +363,14 @@ def effects(pairing: Pairing) -> pd.DataFrame:
     """A row for each pair of values of an option that varies within blocks: the mean effect over the other options.
 
     The mean is over combinations of the other options that ran with all values of the compared option, with equal
-    weights. There is no row for fewer than two such combinations. The verdict ends with the interaction: whether the
-    effect depends on the combination.
+    weights. There is no row for fewer than two such combinations.
     """
     designs, families = Designs(pairing), _families(pairing)
     frame = _table(pairing, averaged_pairs(pairing), [_effect(family, designs) for family in families])
     frame["combinations"] = [len(family) for family in families]
     frame["verdict"] = [
-        f"{verdict}; averaged over {len(family)} combinations: {_interaction(family, designs, ratio)}"
-        for verdict, family, ratio in zip(frame["verdict"], families, frame["ratio"], strict=True)
+        f"{verdict}; averaged over {len(family)} combinations"
+        for verdict, family in zip(frame["verdict"], families, strict=True)
     ]
     return frame
 
@@ -418,19 +416,15 @@ def _averaged(family: Sequence[Pair]) -> Pair:
     )
 
 
-def _weights(family: Sequence[Pair], designs: Designs, shares: Sequence[float]) -> dict[Hashable, float]:
-    """Weight of each configuration in the contrast of right over left sides; `shares`: weight of each pair."""
-    return {
-        designs.configuration(side.runs): sign * share
-        for pair, share in zip(family, shares, strict=True)
-        for side, sign in zip(pair.sides, (-1.0, 1.0), strict=True)
-    }
-
-
 def _effect(family: Sequence[Pair], designs: Designs) -> Comparison:
     """Average ratio of the pairs in `family`; without interval if only runs on busy machines show the difference."""
     pair = _averaged(family)
-    weights = _weights(family, designs, [1 / len(family)] * len(family))
+    # Weight of each configuration in the contrast of right over left sides.
+    weights = {
+        designs.configuration(side.runs): sign / len(family)
+        for each in family
+        for side, sign in zip(each.sides, (-1.0, 1.0), strict=True)
+    }
 
     def comparison(*, with_busy: bool) -> Comparison:
         return _of_contrast(designs.contrast(weights, pair.runs, with_busy=with_busy), pair)
@@ -454,41 +448,3 @@ def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:
     if contrast.blocks >= LEAST_REPLICATES:
         return comparison
     return comparison.without_difference(too_few(contrast.blocks, "block"))
-
-
-def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
-    """Words on whether the ratio depends on the combination of other options; Holm's correction covers all tests.
-
-    `ratio`: the average; if it is below 1, all ratios are inverted, as in the verdict.
-    """
-    runs = [case for pair in family for case in pair.runs]
-    count = len(family)
-    p_values = []
-    # Two combinations differ from their average equally: one test is enough.
-    for tested in range(count if count > 2 else 1):  # noqa: PLR2004
-        shares = [float(number == tested) - 1 / count for number in range(count)]
-        difference, _ = difference_of(designs.contrast(_weights(family, designs, shares), runs))
-        p_values.append(np.nan if difference is None else difference.p_value)
-    corrected = holm(p_values)
-    if np.isnan(corrected).all():
-        return "whether the ratio depends on the other options is unknown"
-    p = float(np.nanmin(corrected))
-    if p >= ALPHA:
-        return f"no dependence on the other options found (p = {plain(p, 2)})"
-    sign = 1.0 if ratio >= 1 else -1.0
-    ratios = [
-        (float(np.exp(sign * value)), pair)
-        for pair in family
-        if (value := designs.contrast(_weights([pair], designs, [1.0]), runs).value) is not None
-    ]
-    varying = [name for name in family[0].shared if len({pair.shared[name] for pair in family}) > 1]
-    least, most = (
-        f"{plain(end, digits_beside_one((end,)))} x for {', '.join(_shared(pair, name) for name in varying)}"
-        for end, pair in (extreme(ratios, key=itemgetter(0)) for extreme in (min, max))
-    )
-    return f"the ratio depends on the other options (p = {plain(p, 2)}), from {least} to {most}"
-
-
-def _shared(pair: Pair, fact: str) -> str:
-    value = pair.shared[fact]
-    return str(value) if fact.startswith(BESIDES) else shown(fact, value)

@@ -11,7 +11,7 @@ from analysis.figures import labels, style
 from analysis.loading import units
 from analysis.loading.configurations import CONFIGURATION, FIGURES, SOFTWARE, Group, completed, group, measured, shown
 from analysis.loading.tables import Tables, cells
-from analysis.statistics.intervals import over_runs
+from analysis.statistics.samples import over_runs
 from workload.contract.record import Status
 from workload.contract.text import counted
 

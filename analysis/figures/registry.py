@@ -352,7 +352,10 @@ def _kernel_rooflines(material: Material) -> Iterator[Figure]:
             caption=f"{more}Each point is a kernel family, its area the share of the profiled time; if L2 or L1 "
             f"bytes were counted, each level of memory has its own shape. {rates}"
             + " ".join(["", *_lower_bound_caption(table)]),
-            text=_kernels_text(table),
+            text="; ".join(
+                f"{row['task']}, {row['family']}: {percent(row['share_of_time'])} of the time"
+                for row in table.nlargest(MOST_LISTED, "share_of_time").to_dict("records")
+            ),
             chart=rooflines.kernels(table, roofs, throughput.FAMILY_COLOURS),
         )
 
@@ -535,11 +538,4 @@ def _intensity_text(points: pd.DataFrame) -> str:
         f"batch {_batch(row)}, {row['variant']}, {row['env']}: {number(row['intensity_flop_per_byte'], 3)} FLOP/byte "
         f"({row['source']})"
         for row in ends
-    )
-
-
-def _kernels_text(points: pd.DataFrame) -> str:
-    rows = points.sort_values("share_of_time", ascending=False).to_dict("records")
-    return "; ".join(
-        f"{row['task']}, {row['family']}: {percent(row['share_of_time'])} of the time" for row in rows[:MOST_LISTED]
     )

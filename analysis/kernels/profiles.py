@@ -126,7 +126,8 @@ def text_of(
     if form is TableFormat.TABLE:
         imported, by_torch = longest(imported, top or SHOWN), longest(by_torch, top or SHOWN)
         return "\n\n".join(_texts(rows, keys, imported, imported_keys, by_torch, wide=wide)), problems
-    columns = _all_columns(keys, own)
+    every = ("profiler", *FACTS, *keys, "name", *COLUMNS, *MODELLED, "remark", *CONFIGURATION, *PLACE, *SOFTWARE, *own)
+    columns = tuple(Column(name=name, heading=name) for name in dict.fromkeys(every))
     names = [column.name for column in columns]
     parts = [rows.assign(profiler="ncu")]
     for table in (imported, by_torch):
@@ -199,13 +200,6 @@ def _remarked(rows: pd.DataFrame, remark: str | None) -> pd.DataFrame:
         for low, note in zip(rows["flop_is_lower_bound"], notes, strict=True)
     ]
     return rows.assign(remark=pd.Series(remarks, index=rows.index, dtype=object))
-
-
-def _all_columns(keys: Sequence[str], own: Sequence[str]) -> tuple[Column, ...]:
-    names = dict.fromkeys(
-        ("profiler", *FACTS, *keys, "name", *COLUMNS, *MODELLED, "remark", *CONFIGURATION, *PLACE, *SOFTWARE, *own)
-    )
-    return tuple(Column(name=name, heading=name) for name in names)
 
 
 def _printed(rows: pd.DataFrame, keys: Sequence[str], *, wide: bool) -> tuple[pd.DataFrame, list[Column]]:

@@ -190,7 +190,7 @@ class Group:
     def rate(self) -> "Estimate":
         """Estimate of images per second over runs; over blocks if one sweep has enough blocks for its stopping rule."""
         # Imported here, because importing SciPy takes longer than loading runs.
-        from analysis.statistics.intervals import over_blocks, over_runs  # noqa: PLC0415
+        from analysis.statistics.samples import over_blocks, over_runs  # noqa: PLC0415
 
         blocks = self._by_block()
         return over_blocks(blocks) if len(blocks) >= FIRST_LOOK else over_runs(self.known("images_per_s"))

@@ -8,8 +8,9 @@ import functools
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -72,29 +73,25 @@ def _search(cases: Sequence[Case], functions: Sequence[OfRun]) -> Callable[[], d
         for number, key in enumerate(keys)
         if (absent := [function for function in functions if (_name(function), key) not in known])
     }
-    computed = _computed([(cases[number], absent) for number, absent in missing.items()])
+    work = [(cases[number], absent) for number, absent in missing.items()]
+    parts = [work[begin : begin + PART] for begin in range(0, len(work), PART)]
+    shared = processes.Sharing(_results, parts) if len(work) >= FEWEST_SHARED else None
 
     def found() -> dict[str, list[Any]]:
         fresh: dict[Path | None, Kept] = defaultdict(dict)
-        for (number, absent), results in zip(missing.items(), computed(), strict=True):
+        computed = chain.from_iterable(shared.results() if shared else map(_results, parts))
+        for (number, absent), results in zip(missing.items(), computed, strict=True):
             for function, result in zip(absent, results, strict=True):
                 fresh[folders[number]][_name(function), keys[number]] = json.dumps(result)
         for folder, more in fresh.items():
             known.update(more)
             if folder:
-                _store(folder / FILE, {**kept[folder], **more})
+                stored = {**kept[folder], **more}
+                columns = [[name for name, _ in stored], [key for _, key in stored], list(stored.values())]
+                cache.store(folder / FILE, pa.table(columns, schema=SCHEMA))
         return {_name(function): [json.loads(known[_name(function), key]) for key in keys] for function in functions}
 
     return found
-
-
-def _computed(work: Sequence[tuple[Case, Sequence[OfRun]]]) -> Callable[[], Iterable[list[Any]]]:
-    """Function that returns the results for each run. If there are many runs, other processes begin at once."""
-    if len(work) < FEWEST_SHARED:
-        return lambda: _results(work)
-    parts = [work[begin : begin + PART] for begin in range(0, len(work), PART)]
-    shared = processes.Sharing(_results, parts)
-    return lambda: (results for part in shared.results() for results in part)
 
 
 def _results(work: Sequence[tuple[Case, Sequence[OfRun]]]) -> list[list[Any]]:
@@ -124,9 +121,3 @@ def _load(path: Path) -> Kept:
     table = cache.load(path, SCHEMA)
     functions, keys, results = (column.to_pylist() for column in (table or SCHEMA.empty_table()).columns)
     return dict(zip(zip(functions, keys, strict=True), results, strict=True))
-
-
-def _store(path: Path, results: Kept) -> None:
-    names = list(results)
-    columns = [[function for function, _ in names], [key for _, key in names], list(results.values())]
-    cache.store(path, pa.table(columns, schema=SCHEMA))

@@ -25,7 +25,7 @@ from analysis.loading.tables import rows as rows_of
 from analysis.readers.ncu.families import is_backward
 from analysis.roofline.against_model import TENSOR, counted_over_model, model_flop, model_warning, reasons
 from analysis.roofline.roofs import DeviceRoofs, Roof, Work, device_of, intensity, range_note, refuted_ceilings, roof_of
-from analysis.statistics.intervals import over_runs
+from analysis.statistics.samples import over_runs
 from workload.contract.peaks import Peak
 from workload.contract.record import Verdict
 from workload.contract.spec import Device

@@ -73,7 +73,10 @@ def find_gpus(labels: Sequence[str]) -> list[Gpu]:
 
 
 def _row(pool: Group, gpu: Gpu) -> dict[str, Any]:
-    peak = _peak(gpu, pool["precision"])
+    peaks_of = {row.precision: row for row in gpu.peaks}
+    precision = pool["precision"]
+    # A GPU without TF32 computes the same products in fp32.
+    peak = peaks_of.get(precision) or (peaks_of.get(Precision.FP32) if precision == Precision.TF32 else None)
     why = _lacks(pool) or (None if peak else f"{gpu.gpu} has no units for {pool['precision']}")
     row = {**pool.facts, "gpu": gpu.gpu, "note": joined([why, *pool.apart])}
     if why or peak is None:
@@ -103,12 +106,6 @@ def _lacks(pool: Group) -> str | None:
     if unknown > MOST_UNATTRIBUTED:
         return f"FLOP and bytes of {percent(unknown)} of the step's time are unknown"
     return None
-
-
-def _peak(gpu: Gpu, precision: str | None) -> PeakRow | None:
-    rows = {row.precision: row for row in gpu.peaks}
-    # A GPU without TF32 computes the same products in fp32.
-    return rows.get(precision or "") or (rows.get(Precision.FP32) if precision == Precision.TF32 else None)
 
 
 def _notes(pool: Group, gpu: Gpu, peak: PeakRow) -> Iterator[str]:

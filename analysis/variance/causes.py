@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -376,22 +377,19 @@ def spills(every: Sequence[Case]) -> dict[str, Cause]:
 def _spills_in(configuration_runs: Sequence[Case]) -> Iterator[tuple[str, Cause]]:
     """Spills among the runs of one configuration: each batch is compared with the fastest smaller one."""
     best: Case | None = None
-    for batch_size, group in groupby(sorted(configuration_runs, key=_batch_size), key=_batch_size):
+    by_size = itemgetter("batch_size")
+    for batch_size, group in groupby(sorted(configuration_runs, key=by_size), key=by_size):
         runs = list(group)
         for case in runs:
             if best and case["images_per_s"] < SPILL_RATIO * best["images_per_s"]:
                 here, there = plain(case["images_per_s"], 4), plain(best["images_per_s"], 4)
-                smaller = _batch_size(best)
+                smaller = f"{best['batch_size']:g}"
                 spill = Cause(
                     cause="memory spill",
                     share_explained=1 - case["images_per_s"] / best["images_per_s"],
                     share_of=ShareOf.STEP_TIME,
-                    evidence=f"{here} {case.unit}/s at batch size {batch_size}, {there} at {smaller}",
+                    evidence=f"{here} {case.unit}/s at batch size {batch_size:g}, {there} at {smaller}",
                     cure=f"--batch-size {smaller}; --grad-accumulation for the same step",
                 )
                 yield case.run_id, spill
         best = max([*runs, *([best] if best else [])], key=lambda case: float(case["images_per_s"]))
-
-
-def _batch_size(case: Case) -> int:
-    return int(case["batch_size"])

@@ -24,8 +24,7 @@ from analysis.loading.configurations import (
 )
 from analysis.loading.tables import Tables, joined
 from analysis.statistics.autocorrelation import effective_n
-from analysis.statistics.components import variance_split
-from analysis.statistics.hosts import PlacedRun, machine_split
+from analysis.statistics.components import PlacedRun, machine_split, variance_split
 from analysis.statistics.periods import period_scan
 from analysis.statistics.samples import median_of
 from analysis.statistics.steady import drift

@@ -353,15 +353,15 @@ def _rule(findings: Sequence[Finding]) -> Section:
         name=f"audit-{file_stem(first.rule)}",
         title=heading(findings),
         blocks=[
-            Bullets(sentences=[*(f"{each.figure} ({_runs(each.subject)})" for each in findings[:MOST_FIGURES]), *more]),
+            Bullets(
+                sentences=[
+                    *(f"{each.figure} ({words.listed(each.subject, SHOWN_RUNS)})" for each in findings[:MOST_FIGURES]),
+                    *more,
+                ]
+            ),
             Paragraph(text=f"Expected: {first.threshold}. Why: {first.why}. Cure: {'; '.join(cures)}."),
         ],
     )
-
-
-def _runs(run_ids: Sequence[str]) -> str:
-    more = f" and {len(run_ids) - SHOWN_RUNS} more" if len(run_ids) > SHOWN_RUNS else ""
-    return ", ".join(run_ids[:SHOWN_RUNS]) + more
 
 
 def limits(evidence: ReportEvidence) -> Section:

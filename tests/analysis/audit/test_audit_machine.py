@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from analysis.audit.machine import variables
+from analysis.audit.provenance import variables
 from tests.analysis.audit.rules import Cases, figures, rows
 from tests.analysis.by_hand import run
 

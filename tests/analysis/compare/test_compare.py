@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import gmean
 
 from analysis.compare.pairing import pair_up
-from analysis.compare.ratios import COLUMNS, compare
+from analysis.compare.ratios import compare
 from analysis.loading.arguments import after_program
 from analysis.loading.configurations import NotPoolableError
 from analysis.statistics.comparison import compare as compare_runs
@@ -453,18 +453,6 @@ def test_machines_are_compared_by_a_script_whose_fp32_one_of_them_computes_in_tf
 # --- refusals
 
 
-def test_unlike_runs_are_pooled_where_that_is_asked_for() -> None:
-    (row,) = rows(*mixed(driver_version="570.1"), allow_mixed=["driver_version"])
-
-    assert row["runs_left"] == 4
-    assert row["note"] == "driver differs too: 570.1 and 580.95.05 against 580.95.05"
-
-
-def test_another_column_than_the_one_that_differs_does_not_help() -> None:
-    found = pair_up(results(*mixed(driver_version="570.1")), "place", allow_mixed=["torch"])
-    assert found.without_matching_pool == ("odd",)
-
-
 HERE, THERE = side("l", LEFT, place="here"), side("r", LEFT, place="there")
 FACTS = "place | device_name | precision | batch_size | zone | torch"
 NO_PAIR = f"nothing to compare: place is here in all of {len(HERE)} measured runs"
@@ -526,9 +514,3 @@ def test_refusals(runs: list[dict[str, Any]], options: dict[str, Any], message: 
 
     assert type(refused.value) is (NothingToDoError if message.startswith("nothing") else UsageError)
     assert refused.value.report() == f"error: {message}\nhint: {hint}"
-
-
-def test_the_columns_are_those_that_are_shown() -> None:
-    table = compare(results(*side("l", LEFT, place="here"), *side("r", RIGHT, place="there")))
-
-    assert list(table.columns) == [column.name for column in COLUMNS]

@@ -93,34 +93,19 @@ def test_a_configuration_that_scatters_more_than_the_others_does_not_hide() -> N
     }
 
 
-@pytest.mark.parametrize(
-    ("faster", "ratio", "interaction"),
-    [
-        ((1.03, 1.03, 1.03), 1.03, r"no dependence on the other options found \(p = 0\.\d+\)"),
-        (
-            (1.03, 1.03, 1.21),
-            (1.03 * 1.03 * 1.21) ** (1 / 3),
-            (
-                r"the ratio depends on the other options \(p = [0-9.e-]+\), from 1\.03 x for model resnet\d+ "
-                r"to 1\.21 x for model vgg11"
-            ),
-        ),
-    ],
-)
-def test_an_option_comes_first_with_its_effect_over_all_combinations(
-    faster: tuple[float, ...], ratio: float, interaction: str
-) -> None:
+def test_an_option_comes_first_with_its_effect_over_all_combinations() -> None:
+    faster = (1.03, 1.03, 1.21)
     effect, *pairs = rows(*sweep(faster=faster), by="precision")
 
     assert [pd.isna(row["combinations"]) for row in pairs] == [True, True, True]
     assert (effect["combinations"], effect["left"], effect["right"]) == (3, "amp", "fp32")
     assert pd.isna(effect["model"])
     assert (effect["runs_left"], effect["runs_right"], effect["blocks"]) == (9, 9, 3)
-    assert 1 / effect["ratio"] == pytest.approx(ratio, rel=0.002)
+    assert 1 / effect["ratio"] == pytest.approx(gmean(faster), rel=0.002)
     assert effect["ratio"] == pytest.approx(gmean([row["ratio"] for row in pairs]))
     assert effect["p"] == effect["p_holm"] < 0.001
     assert re.fullmatch(
-        rf"amp is 1\.\d+ x as fast as fp32 \(95 %: 1\.\d+ to 1\.\d+\); averaged over 3 combinations: {interaction}",
+        r"amp is 1\.\d+ x as fast as fp32 \(95 %: 1\.\d+ to 1\.\d+\); averaged over 3 combinations",
         effect["verdict"],
     )
     assert effect["note"] == "on local-cuda; paired within 3 blocks; scatter estimated from 6 configurations"
@@ -138,7 +123,7 @@ def test_two_blocks_are_too_few_for_an_effect() -> None:
     effect = rows(*(one for one in sweep() if one["block"] < 2), by="precision")[0]
 
     assert pd.isna(effect["ratio_low"])
-    assert effect["verdict"].startswith("no winner: two blocks: too few; averaged over 3 combinations: ")
+    assert effect["verdict"].startswith("no winner: two blocks: too few; averaged over 3 combinations")
 
 
 def without(*left_out: tuple[str, str, float]) -> list[dict[str, Any]]:

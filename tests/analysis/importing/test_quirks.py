@@ -18,8 +18,7 @@ from analysis.readers.ncu import Layout, NcuFileError, families
 from analysis.statistics.autocorrelation import effective_n
 from analysis.statistics.periods import period_scan
 from analysis.statistics.samples import Floats, robust_stdev
-from analysis.statistics.stalls import outliers
-from analysis.statistics.steady import steady_state
+from analysis.statistics.steady import outliers, steady_state
 from tests.analysis.audit.rules import ByRuleAndFile, by_rule_and_file
 from tests.analysis.importing import like_public
 from tests.analysis.importing.like_public import (

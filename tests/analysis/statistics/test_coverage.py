@@ -9,8 +9,7 @@ from scipy.signal import lfilter
 
 from analysis.statistics.comparison import compare
 from analysis.statistics.components import variance_split
-from analysis.statistics.intervals import over_runs
-from analysis.statistics.samples import Floats, Interval
+from analysis.statistics.samples import Floats, Interval, over_runs
 
 
 def waves(series: int, steps: int, rho: float, seed: int) -> Floats:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.statistics.hosts import PlacedRun, machine_split
+from analysis.statistics.components import PlacedRun, machine_split
 
 
 def grid(figures: np.ndarray) -> list[PlacedRun]:

@@ -6,8 +6,7 @@ import pytest
 from scipy import stats
 from scipy.stats import mstats
 
-from analysis.statistics.intervals import over_runs
-from analysis.statistics.samples import Floats, Method, ranks
+from analysis.statistics.samples import Floats, Method, over_runs, ranks
 from workload.stats.runs_interval import order_statistics_from
 
 

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 
 from analysis.statistics.autocorrelation import effective_n
 from analysis.statistics.comparison import Difference, compare, compare_within_blocks, holm, power_of
-from analysis.statistics.components import variance_split
-from analysis.statistics.hosts import PlacedRun, machine_split
-from analysis.statistics.intervals import over_runs
+from analysis.statistics.components import PlacedRun, machine_split, variance_split
 from analysis.statistics.periods import period_scan
-from analysis.statistics.stalls import outliers
-from analysis.statistics.steady import drift, steady_state
+from analysis.statistics.samples import over_runs
+from analysis.statistics.steady import drift, outliers, steady_state
 
 TIMES = st.floats(min_value=1e-4, max_value=1e3)
 SERIES = st.lists(TIMES, max_size=40)

@@ -8,11 +8,10 @@ import pytest
 from scipy import stats
 from scipy.signal import lfilter
 
-from analysis.statistics.changes import _segments, _split, scan
+from analysis.statistics.changes import scan
 from analysis.statistics.periods import MOST_EXACT_MEMBERS, _chance, period_scan
 from analysis.statistics.samples import Floats, ranks
-from analysis.statistics.stalls import stalls, two_speeds
-from analysis.statistics.steady import Change, drift, line, steady_state
+from analysis.statistics.steady import Change, drift, line, stalls, steady_state, two_speeds
 
 
 def noisy(n: int, stdev: float = 0.001, seed: int = 0) -> Floats:
@@ -269,20 +268,6 @@ def test_300_000_steps_take_little_memory() -> None:
     tracemalloc.stop()
     assert found.reason == "from step 249001 of 300000 on, steps take 1.05 x those before: no steady state"
     assert peak_bytes < 100e6
-
-
-@pytest.mark.parametrize("n", [20, 57, 100])
-def test_the_scan_is_the_likelihood_of_each_segment(n: int) -> None:
-    """The sums that the scan takes from cumulative sums, segment by segment."""
-    points = np.random.default_rng(n).normal(size=n)
-    points -= points.mean()
-    starts, stops = _segments(n, 3)
-    fit = _split(points, starts, stops)
-    for index in range(0, starts.size, 17):
-        inside = (np.arange(n) >= starts[index]) & (np.arange(n) < stops[index])
-        rest = points - np.where(inside, points[inside].mean(), points[~inside].mean())
-        assert fit.squares[index] == pytest.approx(rest @ rest)
-        assert fit.products[index] == pytest.approx(rest[1:] @ rest[:-1])
 
 
 @pytest.mark.parametrize(
