@@ -107,8 +107,10 @@ def row_of(document: Mapping[str, Any]) -> RunRow:
     if run.imported is not None and run.complexity is None:
         by_name, assumption = model_work.known_work(run.spec)
     run = replace(run, complexity=by_name or run.complexity)
-    # By the current rule, else as it is stored.
-    run = replace(run, bound=verdict.from_record(run) or run.bound)
+    # The limit by the current rule, else as it is stored. Only the stored one of a bundle without waits for a CPU says that
+    # other processes used the CPUs.
+    found, stored = verdict.from_record(run), run.bound
+    run = replace(run, bound=replace(found, busy=found.busy or (stored and stored.busy)) if found else stored)
     sections: dict[tuple[str, ...], Any] = {}
     for names in SECTIONS:
         sections[names] = run

@@ -13,11 +13,11 @@ from typing import Any
 import pandas as pd
 
 from analysis.loading.configurations import UNNAMED, WORK_NAMED, Group, completed, group
-from analysis.loading.gpu_names import gpus_named
+from analysis.loading.gpu_names import folded, gpus_named
 from analysis.loading.tables import Tables, frame, joined
 from workload.contract import peaks
 from workload.contract.errors import NothingToDoError, UsageError
-from workload.contract.peaks import Gpu, PeakRow, folded
+from workload.contract.peaks import Gpu, PeakRow
 from workload.contract.spec import Device, Precision
 from workload.contract.text import did_you_mean, percent
 from workload.contract.verdict import MOST_UNATTRIBUTED

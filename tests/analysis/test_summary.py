@@ -118,12 +118,6 @@ def test_disagreeing_bounds_are_counted(tmp_path: Path) -> None:
     assert line["bound"] == "compute 2, memory 1"
 
 
-def test_runs_on_a_busy_machine_stand_beside_the_limit(tmp_path: Path) -> None:
-    busy = {"bound__busy": "it got 4 % of one"}
-    (line,) = lines(tmp_path, busy, {}, {})
-    assert (line["bound"], line["busy"]) == ("neither", "1 of 3 runs on a busy machine: it got 4 % of one")
-
-
 def test_best_model_first_then_by_throughput(tmp_path: Path) -> None:
     found = lines(
         tmp_path,

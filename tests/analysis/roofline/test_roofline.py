@@ -179,20 +179,21 @@ def test_a_gpu_above_its_ceiling_has_no_bound_and_keeps_its_roof(tmp_path: Path)
     assert (row["roof"], row["bound"]) == ("measured", None)
 
 
-BUSY = {"bound__busy": "the run got 0.9 of 2 CPUs"}
-
-
 @pytest.mark.parametrize(
-    ("runs", "busy"),
+    ("is_busy", "words"),
     [
-        ([{}], None),
-        ([BUSY], "on a busy machine: the run got 0.9 of 2 CPUs"),
-        ([BUSY, {}, BUSY], "2 of 3 runs on a busy machine: the run got 0.9 of 2 CPUs"),
+        ([False], None),
+        ([True], "on a busy machine: other processes used the CPUs: "),
+        ([True, False, True], "2 of 3 runs on a busy machine: other processes used the CPUs: "),
     ],
 )
-def test_a_busy_machine_is_said_beside_the_limit(tmp_path: Path, runs: list[dict[str, Any]], busy: str | None) -> None:
-    row = only(points(tmp_path, *({"timing__step_s__median": 0.09} | one for one in runs)))
-    assert (row["bound"], row["busy"], row["note"]) == ("compute", busy, busy)
+def test_a_busy_machine_is_said_beside_the_limit(tmp_path: Path, is_busy: list[bool], words: str | None) -> None:
+    waits = {"timing__cpus_used": 1.0, "timing__cpus_waited": 1.0}
+    runs = (CPU_RUN | {"timing__step_s__median": 0.09} | (waits if busy else {}) for busy in is_busy)
+    row = only(points(tmp_path, *runs))
+    assert row["bound"] == "compute"
+    assert (row["busy"] or "").startswith(words or "nothing") is (words is not None)
+    assert (row["busy"] or "") in (row["note"] or "")
 
 
 def test_unknown_device_has_no_vendor_roof(tmp_path: Path) -> None:
