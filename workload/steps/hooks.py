@@ -27,24 +27,6 @@ OTHER_OPTIMIZERS = (
 )
 
 
-class _Loader(importlib.abc.Loader):
-    """Loader of a Python module; calls `then` after the module was executed."""
-
-    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
-        self._loader, self._then = loader, then
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
-        module: types.ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._then()
-
-
 class _Finder(importlib.abc.MetaPathFinder):
     """Finder for one module, used once: delegates to Python's finders, and calls `then` after the import."""
 
@@ -60,9 +42,16 @@ class _Finder(importlib.abc.MetaPathFinder):
         for finder in sys.meta_path:
             spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _Loader(spec.loader, self._then)
+                loader: Any = spec.loader
+                loader.exec_module = functools.partial(self._execute, loader)
                 return spec
         return None
+
+    def _execute(self, loader: Any, module: types.ModuleType) -> None:
+        # The loader's own method is called, and is found again from now on.
+        del loader.exec_module
+        loader.exec_module(module)
+        self._then()
 
 
 def when_imported(name: str, then: Callable[[], None]) -> None:
@@ -110,7 +99,7 @@ def install(observer: "Session | StepLog") -> None:
         patch = functools.partial(_observe_other_optimizer, module, name, method, before, after)
         when_imported(module, patch)
     _observe_scaler(observer, torch.amp.GradScaler)
-    _observe_saves(observer, torch)
+    _around(observer, torch, "save", observer.saving, observer.saved)
     _observe_gradient_switches(observer, torch)
     _observe_graphs(observer, torch.cuda.CUDAGraph)
 
@@ -215,20 +204,23 @@ def _observe_scaler(observer: "Session | StepLog", scaler: Any) -> None:
     scaler.step = step_and_report
 
 
-def _observe_saves(observer: "Session | StepLog", torch: Any) -> None:
-    save = torch.save
+def _around(
+    observer: "Session | StepLog", owner: Any, name: str, before: Callable[[], None] | None, after: Callable[[], None]
+) -> None:
+    """Call `before` and `after` around each call of a function."""
+    original = getattr(owner, name)
 
-    @functools.wraps(save)
-    def save_and_report(*args: Any, **kwargs: Any) -> Any:
-        if not observer.active:
-            return save(*args, **kwargs)
-        observer.saving()
+    @functools.wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if before and observer.active:
+            before()
         try:
-            return save(*args, **kwargs)
+            return original(*args, **kwargs)
         finally:
-            observer.saved()
+            if observer.active:
+                after()
 
-    torch.save = save_and_report
+    setattr(owner, name, run)
 
 
 def _observe_gradient_switches(observer: "Session | StepLog", torch: Any) -> None:
@@ -263,25 +255,9 @@ def _observe_gradient_switches(observer: "Session | StepLog", torch: Any) -> Non
 
 def _observe_graphs(observer: "Session | StepLog", kind: Any) -> None:
     """Observe captures and replays of CUDA graphs: one call for each of them, and none in other steps."""
-
-    def patch(name: str, before: str, after: str) -> None:
-        original = getattr(kind, name)
-
-        @functools.wraps(original)
-        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if before and observer.active:
-                getattr(observer, before)()
-            try:
-                return original(self, *args, **kwargs)
-            finally:
-                if after and observer.active:
-                    getattr(observer, after)()
-
-        setattr(kind, name, run)
-
-    patch("capture_begin", "capture_began", "")
-    patch("capture_end", "", "capture_ended")
-    patch("replay", "", "replayed")
+    _around(observer, kind, "capture_begin", observer.capture_began, lambda: None)
+    _around(observer, kind, "capture_end", None, observer.capture_ended)
+    _around(observer, kind, "replay", None, observer.replayed)
 
 
 def _site(frame: Any) -> "Site":
