@@ -22,6 +22,8 @@ BURST_MARGIN = 0.05
 # long as the longest attempt so far. On a busy machine a probe takes many times its own limit, while the user waits for
 # the run.
 MOST_S = 60.0
+# Attempts at a clean measurement.
+ATTEMPTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,29 +149,46 @@ class Samples:
 
 
 @dataclass(kw_only=True)
-class Patience:
-    """Time limit of all probes together; `gave_up`: reason why no further probe begins, else None.
+class Attempts:
+    """Attempts at clean rates, all within one time limit. `unavailable`: reason for each missing rate.
 
-    `is_busy`: a probe was disturbed twice by other work, so that further probes are not repeated for that reason.
+    `gave_up`: reason why no further probe begins, else None. `is_busy`: a probe was disturbed twice by other work, so
+    that further probes are not repeated for that reason.
     """
 
     began_s: float
+    report: Callable[[str], None] = lambda _: None
     now_s: Callable[[], float] = time.perf_counter
+    unavailable: dict[str, str] = field(default_factory=dict)
     longest_s: float = 0.0
     gave_up: str | None = None
     is_busy: bool = False
 
-    def measure(self, measure_rate: Callable[[], MeasuredRate]) -> MeasuredRate:
-        """Return `measure_rate()`; keep the longest duration of such a call in `longest_s`."""
-        began_s = self.now_s()
-        rate = measure_rate()
-        self.longest_s = max(self.longest_s, self.now_s() - began_s)
-        return rate
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a further attempt would end too late."""
-        return self.now_s() - self.began_s + self.longest_s > MOST_S
+    def first_clean(self, name: str, measure_rate: Callable[[], MeasuredRate]) -> MeasuredRate | None:
+        """Measured rate. A disturbed measurement is repeated once; None if the last one cannot be used either."""
+        for attempt in range(1, ATTEMPTS + 1):
+            began_s = self.now_s()
+            rate = measure_rate()
+            self.longest_s = max(self.longest_s, self.now_s() - began_s)
+            # A further attempt would end too late.
+            is_over = self.now_s() - self.began_s + self.longest_s > MOST_S
+            is_last = attempt == ATTEMPTS or is_over
+            if rate.doubt is None and (is_last or self.is_busy or not rate.starved):
+                self.is_busy = rate.is_by_cpu_time
+                if rate.starved:
+                    self.report(f"{name}: {rate.starved}: the ceiling is by CPU time")
+                if rate.slowdown:
+                    self.report(f"{name}: {rate.slowdown}: the sustained rate is the ceiling")
+                return rate
+            if is_last:
+                break
+            self.report(f"{name}: {rate.doubt or rate.starved}; measuring again")
+        self.unavailable[name] = f"{rate.doubt}, in {counted(attempt, 'attempt')}"
+        if is_over:
+            self.gave_up = self.unavailable[name]
+        else:
+            self.report(f"{name}: {self.unavailable[name]}")
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,13 +24,12 @@ import torch
 from torch import Tensor
 
 from workload.contract.spec import Device, Precision
-from workload.contract.text import counted
 from workload.environment import cgroup, host, instructions
 from workload.environment.cgroup import usable_cpus
 from workload.environment.device import is_out_of_memory, why_no_tf32
 from workload.environment.machine import HostSystem
 from workload.environment.nvml import GpuSensors
-from workload.measure.ceiling_rates import Ceilings, MeasuredRate, Patience, Samples
+from workload.measure.ceiling_rates import Attempts, Ceilings, MeasuredRate, Samples
 from workload.measure.clock import Clock, clock_for
 from workload.measure.timing import CpuMeter
 
@@ -78,24 +77,9 @@ DTYPES = {
 # Variables that limit the instructions of a CPU's matrix product.
 ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
-# Attempts at a clean measurement.
-ATTEMPTS = 2
-
 Call = Callable[[], object]
 Sampler = Callable[[], Mapping[str, float | None]]
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Deadline:
-    """Latest end of a measurement: `end_s`, in seconds of the host's clock `now_s`."""
-
-    end_s: float
-    now_s: Callable[[], float]
-
-    def allows(self, seconds: float) -> bool:
-        """Whether `seconds` more fit before the deadline."""
-        return self.now_s() + seconds <= self.end_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +97,9 @@ class Probe:
     sensors: Sampler | None = None
     cpus_wanted: float | None = None
 
-    def deadline(self) -> Deadline:
-        """Deadline of this probe, counted from now."""
-        return Deadline(end_s=self.now_s() + self.limit_s, now_s=self.now_s)
+    def deadline(self) -> float:
+        """Latest end of this probe, which begins now, in seconds of the host's clock."""
+        return self.now_s() + self.limit_s
 
     def warm_up(self, call: Call) -> None:
         """Make the first call, which selects kernels and touches memory, and is not timed."""
@@ -167,40 +151,33 @@ def measure(
     settings and the GPU's allocator are left as they were.
     """
     began_s, measured_at = time.perf_counter(), now()
+    # On macOS, other units compute a product.
+    is_on_cpus = device is Device.CPU and platform.system() != "Darwin"
     probe = Probe(
         clock=clock_for(device),
         limit_s=PRODUCT_LIMIT_S * limit_share,
         load_s=LOAD_S[device] * limit_share,
         sensors=sample,
-        cpus_wanted=_cpus_wanted(device),
+        cpus_wanted=min(torch.get_num_threads(), usable_cpus()) if is_on_cpus else None,
     )
-    report = progress or (lambda _: None)
-    unavailable: dict[str, str] = {}
-    patience = Patience(began_s=began_s)
-    flop_per_s = _flop_rates(device, wanted(precisions), probe, patience, unavailable, report)
+    attempts = Attempts(began_s=began_s, report=progress or (lambda _: None))
+    flop_per_s = _flop_rates(device, wanted(precisions), probe, attempts)
     probe = replace(probe, limit_s=BANDWIDTH_LIMIT_S * limit_share)
-    if bandwidth and patience.gave_up:
-        unavailable |= dict.fromkeys((COPY, TRIAD), patience.gave_up)
+    if bandwidth and attempts.gave_up:
+        attempts.unavailable |= dict.fromkeys((COPY, TRIAD), attempts.gave_up)
         bandwidth = False
-    bytes_per_s, footprint = _byte_rates(device, probe, patience, unavailable, report) if bandwidth else ({}, "")
-    if patience.gave_up:
-        report(f"continuing without a ceiling: {patience.gave_up}")
+    bytes_per_s, footprint = _byte_rates(device, probe, attempts) if bandwidth else ({}, "")
+    if attempts.gave_up:
+        attempts.report(f"continuing without a ceiling: {attempts.gave_up}")
     return Ceilings(
         flop_per_s=flop_per_s,
         bytes_per_s=bytes_per_s,
-        unavailable=unavailable,
+        unavailable=attempts.unavailable,
         method=_method(limit_share, probe.load_s, footprint),
         measured_at=measured_at.isoformat(),
         elapsed_s=time.perf_counter() - began_s,
         **identity(device),
     )
-
-
-def _cpus_wanted(device: Device) -> float | None:
-    """Number of CPUs that a product keeps busy; None for a GPU, and on macOS, where other units compute it."""
-    if device is not Device.CPU or platform.system() == "Darwin":
-        return None
-    return min(torch.get_num_threads(), usable_cpus())
 
 
 def wanted(precisions: Collection[str] | None) -> list[Precision]:
@@ -230,53 +207,18 @@ def _method(limit_share: float, load_s: float, footprint: str) -> str:
 
 
 def _flop_rates(
-    device: Device,
-    precisions: list[Precision],
-    probe: Probe,
-    patience: Patience,
-    unavailable: dict[str, str],
-    report: Report,
+    device: Device, precisions: list[Precision], probe: Probe, attempts: Attempts
 ) -> dict[str, MeasuredRate]:
     rates: dict[str, MeasuredRate] = {}
     for precision in precisions:
-        reason = patience.gave_up or _why_not(device, precision)
-        if reason is None:
-            report(f"measuring this machine's ceiling: {precision} matrix product")
-            with _released(device), _refusals(precision, unavailable):
-                measure_rate = partial(product_rate, device, precision, probe)
-                if rate := _first_clean(precision, measure_rate, patience, unavailable, report):
-                    rates[precision] = rate
-        else:
-            unavailable[precision] = reason
+        if reason := attempts.gave_up or _why_not(device, precision):
+            attempts.unavailable[precision] = reason
+            continue
+        attempts.report(f"measuring this machine's ceiling: {precision} matrix product")
+        with _released(device), _refusals(precision, attempts.unavailable):
+            if rate := attempts.first_clean(precision, partial(product_rate, device, precision, probe)):
+                rates[precision] = rate
     return rates
-
-
-def _first_clean(
-    name: str, measure_rate: Callable[[], MeasuredRate], patience: Patience, unavailable: dict[str, str], report: Report
-) -> MeasuredRate | None:
-    """Measured rate. A disturbed measurement is repeated once; returns None if the last one cannot be used either.
-
-    `unavailable` then gets the reason. If the time is over, `patience` stops all further measurements.
-    """
-    for attempt in range(1, ATTEMPTS + 1):
-        rate = patience.measure(measure_rate)
-        is_last = attempt == ATTEMPTS or patience.is_over
-        if rate.doubt is None and (is_last or patience.is_busy or not rate.starved):
-            patience.is_busy = rate.is_by_cpu_time
-            if rate.starved:
-                report(f"{name}: {rate.starved}: the ceiling is by CPU time")
-            if rate.slowdown:
-                report(f"{name}: {rate.slowdown}: the sustained rate is the ceiling")
-            return rate
-        if is_last:
-            break
-        report(f"{name}: {rate.doubt or rate.starved}; measuring again")
-    unavailable[name] = f"{rate.doubt}, in {counted(attempt, 'attempt')}"
-    if patience.is_over:
-        patience.gave_up = unavailable[name]
-    else:
-        report(f"{name}: {unavailable[name]}")
-    return None
 
 
 def _why_not(device: Device, precision: Precision) -> str | None:
@@ -296,23 +238,17 @@ def product_rate(device: Device, precision: Precision, probe: Probe) -> Measured
     with matmul_precision(precision):
         # The first call loads libraries, before the time limit begins.
         probe.warm_up(make(SMALLEST_EDGE))
-        deadline = probe.deadline()
-        with _one_thread(probe):
-            product = grow(make, probe, deadline, largest_edge=largest_edge)
-        taken = take_samples(product.call, product.call_s, probe, deadline)
+        deadline_s = probe.deadline()
+        threads = torch.get_num_threads()
+        if probe.cpus_wanted:
+            # Several threads spend CPU time on waits for each other.
+            torch.set_num_threads(1)
+        try:
+            product = grow(make, probe, deadline_s, largest_edge=largest_edge)
+        finally:
+            torch.set_num_threads(threads)
+        taken = take_samples(product.call, product.call_s, probe, deadline_s)
     return MeasuredRate.of(2 * product.edge**3, taken, size=product.edge)
-
-
-@contextmanager
-def _one_thread(probe: Probe) -> Iterator[None]:
-    """Use one thread for a CPU's products: several threads spend CPU time on waits for each other."""
-    threads = torch.get_num_threads()
-    if probe.cpus_wanted:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def product_maker(device: Device, dtype: torch.dtype) -> Callable[[int], Call]:
@@ -328,13 +264,23 @@ def product_maker(device: Device, dtype: torch.dtype) -> Callable[[int], Call]:
     return make
 
 
-def grow(make: Callable[[int], Call], probe: Probe, deadline: Deadline, *, largest_edge: int) -> _Product:
+def grow(make: Callable[[int], Call], probe: Probe, deadline_s: float, *, largest_edge: int) -> _Product:
     """Double the edge of the matrices until a product takes long enough, or the next size exceeds time or memory."""
     smaller, product = None, _timed(make, SMALLEST_EDGE, probe)
+
+    def is_enough() -> bool:
+        """Whether the product takes long enough and mostly computes, or there is no time for a larger one."""
+        is_work = smaller is not None and product.call_s >= WORK_GROWTH * smaller.call_s
+        is_long = product.call_s >= LONG_CALL_S and is_work
+        return is_long or probe.now_s() + CALLS_AHEAD * GROWTH * product.call_s > deadline_s
+
     while 2 * product.edge <= largest_edge:
-        if _is_enough(product, smaller, deadline):
-            product = _timed_again(product, probe, deadline)
-            if _is_enough(product, smaller, deadline):
+        if is_enough():
+            # Time it twice more, if the samples would still meet the deadline: the shortest time counts.
+            for _ in range(TIMINGS - 1):
+                if probe.now_s() + CALLS_AHEAD * product.call_s <= deadline_s:
+                    product = replace(product, call_s=min(product.call_s, probe.alone_s(product.call)))
+            if is_enough():
                 break
         try:
             smaller, product = product, _timed(make, 2 * product.edge, probe)
@@ -345,29 +291,13 @@ def grow(make: Callable[[int], Call], probe: Probe, deadline: Deadline, *, large
     return product
 
 
-def _is_enough(product: _Product, smaller: _Product | None, deadline: Deadline) -> bool:
-    """Whether `product` takes long enough and mostly computes, or there is no time for a larger product."""
-    is_work = smaller is not None and product.call_s >= WORK_GROWTH * smaller.call_s
-    is_long = product.call_s >= LONG_CALL_S and is_work
-    return is_long or not deadline.allows(CALLS_AHEAD * GROWTH * product.call_s)
-
-
 def _timed(make: Callable[[int], Call], edge: int, probe: Probe) -> _Product:
     call = make(edge)
     probe.warm_up(call)
     return _Product(edge=edge, call=call, call_s=probe.alone_s(call))
 
 
-def _timed_again(product: _Product, probe: Probe, deadline: Deadline) -> _Product:
-    """Time `product` twice more, if the samples would still meet the deadline; return a copy with the shortest time."""
-    best_s = product.call_s
-    for _ in range(TIMINGS - 1):
-        if deadline.allows(CALLS_AHEAD * best_s):
-            best_s = min(best_s, probe.alone_s(product.call))
-    return replace(product, call_s=best_s)
-
-
-def take_samples(call: Call, call_s: float, probe: Probe, deadline: Deadline) -> Samples:
+def take_samples(call: Call, call_s: float, probe: Probe, deadline_s: float) -> Samples:
     """Load the device, then take 1 to 30 samples of at least 10 ms each.
 
     `call_s`: expected seconds of a call. Sensors are read under load: at the start, at half time and at the last
@@ -386,11 +316,12 @@ def take_samples(call: Call, call_s: float, probe: Probe, deadline: Deadline) ->
     while probe.now_s() - began_s < probe.load_s:
         load.append(sample(None if load else "start"))
     load_s = probe.now_s() - began_s if load else 0.0
-    deadline = replace(deadline, end_s=deadline.end_s + load_s)
+    deadline_s += load_s
     samples: list[float] = []
     meter = CpuMeter() if probe.cpus_wanted else None
-    while not samples or (len(samples) < SAMPLES and deadline.allows(calls * samples[-1])):
-        is_last = len(samples) == SAMPLES - 1 or (samples and not deadline.allows(2 * calls * samples[-1]))
+    while not samples or (len(samples) < SAMPLES and probe.now_s() + calls * samples[-1] <= deadline_s):
+        has_time = not samples or probe.now_s() + 2 * calls * samples[-1] <= deadline_s
+        is_last = len(samples) == SAMPLES - 1 or not has_time
         moments = {0: None if load else "start", SAMPLES // 2: "half"}
         samples.append(sample("end" if is_last else moments.get(len(samples))))
     use = meter.use() if meter else None
@@ -431,14 +362,13 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
 # --- copy and triad
 
 
-def _byte_rates(
-    device: Device, probe: Probe, patience: Patience, unavailable: dict[str, str], report: Report
-) -> tuple[dict[str, MeasuredRate], str]:
+def _byte_rates(device: Device, probe: Probe, attempts: Attempts) -> tuple[dict[str, MeasuredRate], str]:
     """Rates of copy and triad, and a sentence on the size of the arrays."""
-    report("measuring this machine's ceiling: memory bandwidth")
+    attempts.report("measuring this machine's ceiling: memory bandwidth")
     cache_bytes, free_bytes = last_level_cache_bytes(device), free_memory_bytes(device)
     array_bytes = choose_array_bytes(device, cache_bytes=cache_bytes, free_bytes=free_bytes)
     rates: dict[str, MeasuredRate] = {}
+    unavailable, footprint, is_in_l2 = attempts.unavailable, "", False
     with _released(device), _refusals(COPY, unavailable), _refusals(TRIAD, unavailable):
         arrays = _allocate(device, array_bytes)
         array_bytes = arrays[0].nbytes
@@ -448,9 +378,9 @@ def _byte_rates(
             if is_in_l2:
                 # The L2 of a GPU is several times faster than its memory.
                 unavailable[name] = f"other work has the GPU's memory: {footprint}"
-            elif patience.gave_up:
-                unavailable[name] = patience.gave_up
-            elif rate := _first_clean(name, partial(_byte_rate, name, arrays, probe), patience, unavailable, report):
+            elif attempts.gave_up:
+                unavailable[name] = attempts.gave_up
+            elif rate := attempts.first_clean(name, partial(_byte_rate, name, arrays, probe)):
                 rates[name] = rate
     return rates, "" if is_in_l2 else footprint
 
@@ -497,10 +427,10 @@ def _byte_rate(name: str, arrays: tuple[Tensor, Tensor, Tensor], probe: Probe) -
 
     calls: dict[str, Call] = {COPY: copy, TRIAD: lambda: torch.add(b, c, alpha=TRIAD_FACTOR, out=a)}
     call = calls[name]
-    deadline = probe.deadline()
+    deadline_s = probe.deadline()
     probe.warm_up(call)
     return MeasuredRate.of(
-        MOVED[name] * a.nbytes, take_samples(call, probe.call_s(call), probe, deadline), size=a.nbytes
+        MOVED[name] * a.nbytes, take_samples(call, probe.call_s(call), probe, deadline_s), size=a.nbytes
     )
 
 

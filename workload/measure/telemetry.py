@@ -118,8 +118,12 @@ class Telemetry:
     def _append(self, row: str) -> None:
         if self.error is not None or self._file is None:
             return
+        rest = memoryview(f"{row}\n".encode())
+        whole_bytes = self._whole_bytes + len(rest)
         try:
-            self._write(f"{row}\n".encode())
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            self._whole_bytes = whole_bytes
         except OSError as error:
             self.error = error
             self._stopping.set()
@@ -127,18 +131,18 @@ class Telemetry:
             with suppress(OSError):
                 self._file.truncate(self._whole_bytes)
 
-    def _write(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[self._file.write(rest) :] if self._file else rest[:0]
-        self._whole_bytes += len(data)
-
 
 def sources_of(device: str, machine: HostSystem | None = None) -> dict[str, Source]:
     """Sources of the host's readings, and of NVML's readings if NVML knows the device."""
     readings = HostCounters(machine or HostSystem()).readings()
-    sources: dict[str, Source] = {name: _one_cell(name, read) for name, read in readings.items()}
-    gpu = _gpu(torch.device(device))
+    sources: dict[str, Source] = {
+        name: lambda now_s, name=name, read=read: {name: read(now_s)}  # type: ignore[misc]
+        for name, read in readings.items()
+    }
+    place = torch.device(device)
+    if place.type != "cuda":
+        return sources
+    gpu = GpuSensors.open(torch.cuda.current_device() if place.index is None else place.index)
     return sources if gpu is None else {"nvml": gpu_source(gpu), **sources}
 
 
@@ -150,16 +154,6 @@ def gpu_source(gpu: GpuSensors) -> Source:
         return {**sample, "gpu_memory_used_bytes": sample["memory_used_bytes"]}
 
     return read
-
-
-def _one_cell(name: str, read: Callable[[float], float | None]) -> Source:
-    return lambda now_s: {name: read(now_s)}
-
-
-def _gpu(device: torch.device) -> GpuSensors | None:
-    if device.type != "cuda":
-        return None
-    return GpuSensors.open(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def _written(column: str, value: float | None) -> str:
@@ -228,7 +222,7 @@ class HostCounters:
         If one function raises, the others still work.
         """
         return {
-            "cpu_percent": lambda now_s: _percent(self._cpu.update(self._cpu_total_s(), now_s)),
+            "cpu_percent": self._cpu_percent,
             "cpu_steal_percent": lambda _now_s: self._steal_percent(),
             "cpu_mhz": lambda _now_s: self._cpu_mhz(),
             "rss_bytes": lambda _now_s: self._process.memory_info().rss,
@@ -237,9 +231,14 @@ class HostCounters:
             "memory_available_bytes": lambda _now_s: memory_available_bytes(self._machine),
         }
 
-    def _cpu_total_s(self) -> float:
-        """CPU seconds of this process and its descendants, including children that have ended and were waited for."""
-        return sum(_cpu_time_s(process) for process in (self._process, *self._descendants()))
+    def _cpu_percent(self, now_s: float) -> float | None:
+        """CPU time of this process and its descendants, including children that have ended and were waited for."""
+        total_s = 0.0
+        for process in (self._process, *self._descendants()):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                times = process.cpu_times()
+                total_s += times.user + times.system + times.children_user + times.children_system
+        return _percent(self._cpu.update(total_s, now_s))
 
     def _descendants(self) -> Iterator[psutil.Process]:
         """Descendants of this process, from the kernel's lists of children if possible: psutil reads every process."""
@@ -247,10 +246,8 @@ class HostCounters:
             yield from self._process.children(recursive=True)
             return
         for pid in _pids_below(self._machine, self._process.pid):
-            try:
+            with suppress(psutil.NoSuchProcess):
                 yield self._find(pid)
-            except psutil.NoSuchProcess:
-                continue
 
     def _steal_percent(self) -> float | None:
         line, _, _ = (self._machine.text("/proc/stat") or "").partition("\n")
@@ -276,14 +273,6 @@ class HostCounters:
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else share * PERCENT
-
-
-def _cpu_time_s(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return 0.0
-    return times.user + times.system + times.children_user + times.children_system
 
 
 def _pids_below(machine: HostSystem, pid: int) -> Iterator[int]:

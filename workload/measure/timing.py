@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from workload.contract.record import StepSeconds, Timing, Usage
 from workload.environment.machine import HostSystem, as_integer
@@ -100,50 +100,32 @@ class CpuUse:
     faults_per_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Totals:
-    now_s: float
-    used_s: float
-    waited_s: float | None
-    kernel_s: float | None
-    faults: float | None
-
-    @classmethod
-    def read(cls, machine: HostSystem, now_s: Callable[[], float]) -> Self:
-        kernel_s, faults = _kernel()
-        return cls(now_s=now_s(), used_s=_used_s(), waited_s=_waited_s(machine), kernel_s=kernel_s, faults=faults)
-
-
 class CpuMeter:
     """Measures CPU use from its creation on."""
 
     def __init__(self, machine: HostSystem | None = None, *, now_s: Callable[[], float] = time.perf_counter) -> None:
         self._machine, self._now_s = machine or HostSystem(), now_s
-        self._began = _Totals.read(self._machine, now_s)
+        self._began = self._totals()
+
+    def _totals(self) -> tuple[float, float, float | None, float | None, float | None]:
+        """Time, then seconds of CPUs used, waited for and spent in the kernel, and page faults that needed no disk."""
+        own = resource and resource.getrusage(resource.RUSAGE_SELF)
+        kernel_s, faults = (own.ru_stime, float(own.ru_minflt)) if own else (None, None)
+        return self._now_s(), _used_s(), _waited_s(self._machine), kernel_s, faults
 
     def use(self) -> CpuUse:
         """CPU use since the meter was created."""
-        began, ended = self._began, _Totals.read(self._machine, self._now_s)
-        wall_s = max(ended.now_s - began.now_s, 1 / NS_PER_S)
+        began, ended = self._began, self._totals()
+        wall_s = max(ended[0] - began[0], 1 / NS_PER_S)
 
         def rate(before: float | None, after: float | None) -> float | None:
             # A thread that has ended takes its waits along: their sum may fall.
             return None if before is None or after is None else max(0.0, after - before) / wall_s
 
+        waited, kernel, faults = map(rate, began[2:], ended[2:])
         return CpuUse(
-            used_cpus=(ended.used_s - began.used_s) / wall_s,
-            waited_cpus=rate(began.waited_s, ended.waited_s),
-            kernel_cpus=rate(began.kernel_s, ended.kernel_s),
-            faults_per_s=rate(began.faults, ended.faults),
+            used_cpus=(ended[1] - began[1]) / wall_s, waited_cpus=waited, kernel_cpus=kernel, faults_per_s=faults
         )
-
-
-def _kernel() -> tuple[float | None, float | None]:
-    """CPU seconds of this process in the kernel, and its page faults that needed no disk; None on Windows."""
-    if sys.platform == "win32":
-        return None, None
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    return own.ru_stime, float(own.ru_minflt)
 
 
 def _used_s() -> float:
@@ -170,16 +152,12 @@ def _waited_s(machine: HostSystem) -> float | None:
         threads = list(machine.path(TASKS).iterdir())
     except OSError:
         return None
-    waits = [_queued_ns(machine.text(f"{TASKS}/{thread.name}/schedstat")) for thread in threads]
-    known = [wait for wait in waits if wait is not None]
-    if not known:
-        return None
-    return sum(known) / NS_PER_S + float(getattr(psutil.cpu_times(), "steal", 0.0))
-
-
-def _queued_ns(line: str | None) -> int | None:
-    fields = (line or "").split()
-    return as_integer(fields[1]) if len(fields) > 1 else None
+    waits_ns = []
+    for thread in threads:
+        fields = (machine.text(f"{TASKS}/{thread.name}/schedstat") or "").split()
+        if len(fields) > 1 and (queued_ns := as_integer(fields[1])) is not None:
+            waits_ns.append(queued_ns)
+    return sum(waits_ns) / NS_PER_S + float(getattr(psutil.cpu_times(), "steal", 0.0)) if waits_ns else None
 
 
 def summarize(before: Timing, measured: "PhaseTotals", *, wall_s: float, cpus: CpuUse) -> Timing:

@@ -155,21 +155,6 @@ def test_a_full_disk_ends_the_telemetry_with_whole_rows(
     assert disk.closed
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
-def test_a_disk_that_is_really_full() -> None:
-    with started(Path("/dev/full"), {}, Clock()) as telemetry:
-        pass
-    assert telemetry.error is not None
-    assert telemetry.error.errno == 28
-
-
-def test_the_error_of_the_run_passes_through(tmp_path: Path) -> None:
-    path = tmp_path / "telemetry.csv"
-    with pytest.raises(KeyError, match="of the run"), started(path, {}, Clock()):
-        raise KeyError("of the run")
-    assert len(rows(path)) == 2
-
-
 def test_a_query_that_never_returns_does_not_hold_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STOP_LIMIT_S", 0.01)
     inside, release = threading.Event(), threading.Event()
@@ -199,18 +184,6 @@ def test_a_query_that_never_returns_does_not_hold_the_run(tmp_path: Path, monkey
 def test_rows_keep_their_rhythm(tmp_path: Path, now_s: float, expected: float) -> None:
     clock = Clock(now_s)
     assert started(tmp_path / "t.csv", {}, clock, interval_s=1.0)._to_next_s(100.0) == pytest.approx(expected)
-
-
-@pytest.mark.world
-def test_the_thread_samples_by_itself(tmp_path: Path) -> None:
-    path = tmp_path / "telemetry.csv"
-    sources = {"thread": lambda _now_s: {"temperature_c": threading.get_ident() % 1000}}
-    with Telemetry(path, device="cpu", origin_s=time.perf_counter(), interval_s=0.05, sources=sources) as telemetry:
-        while len(rows(path)) < 3:
-            time.sleep(0.01)
-    times_s = [float(row["t_s"]) for row in rows(path)]
-    assert times_s == sorted(times_s)
-    assert not telemetry._thread.is_alive()
 
 
 def test_host_readings_are_columns(lay_out: LayOut) -> None:
@@ -253,17 +226,6 @@ def test_which_gpu_is_sampled(
     sources = sources_of(device, lay_out())
     assert asked == opened
     assert ("nvml" in sources) == (known and opened != [])
-
-
-@pytest.mark.world
-@pytest.mark.night(part="speed")
-def test_a_sample_costs_less_than_two_milliseconds(tmp_path: Path) -> None:
-    with Telemetry(tmp_path / "t.csv", device="cpu", origin_s=0.0, interval_s=NEVER_S) as telemetry:
-        before_s = time.thread_time()
-        for _ in range(50):
-            telemetry.record()
-        assert (time.thread_time() - before_s) / 50 < 0.002
-    assert telemetry.sample_errors == {}
 
 
 # --- readings of the host
@@ -332,14 +294,6 @@ def read(found: HostCounters, column: str, now_s: float) -> float | None:
 def test_rate(readings: list[tuple[float, float]], expected: list[float | None]) -> None:
     rate = CounterRate(shortest=0.5)
     assert [rate.update(total, against) for total, against in readings] == expected
-
-
-def test_cpu_percent_of_one_process(lay_out: LayOut) -> None:
-    process = FakeProcess(PID, user_s=10.0)
-    found = counters(lay_out(), process)
-    assert read(found, "cpu_percent", 1.0) is None
-    process.user_s += 3.0
-    assert read(found, "cpu_percent", 3.0) == pytest.approx(150.0)
 
 
 CHILDREN = f"/proc/{PID}/task/{PID}/children"
@@ -440,19 +394,6 @@ def test_pressure(lay_out: LayOut) -> None:
     assert read(found, "cpu_pressure_percent", 1.0) is None
     machine.path("/proc/pressure/cpu").write_text("some avg10=1.00 total=700000\nfull total=9\n")
     assert read(found, "cpu_pressure_percent", 3.0) == pytest.approx(10.0)
-
-
-def test_memory(lay_out: LayOut) -> None:
-    found = counters(lay_out({"/proc/meminfo": "MemAvailable: 4 kB\n"}), FakeProcess(PID))
-    assert read(found, "memory_available_bytes", 1.0) == 4096
-    assert read(found, "rss_bytes", 1.0) == 4096
-
-
-def test_a_machine_that_tells_nothing(lay_out: LayOut) -> None:
-    found = counters(lay_out(), FakeProcess(PID))
-    for now_s in (1.0, 2.0):
-        cells = {column: reading(now_s) for column, reading in found.readings().items()}
-    assert {column for column, value in cells.items() if value is not None} == {"cpu_percent", "rss_bytes"}
 
 
 @pytest.fixture
