@@ -73,24 +73,6 @@ CASES = {
         gaps={"validation"},
         when=(),
     ),
-    "vae": Case(
-        step="1 backward pass and 1 Adam step, 16 images from DataLoader at vae.py:",
-        flop=2 * product(16, 196, 40) + 3 * (3 * product(16, 40, 5) + product(16, 40, 196)),
-        images=16,
-        gaps={"validation"},
-    ),
-    "word_language_model": Case(
-        step="1 backward pass and 1 SGD step, no batch from a DataLoader: throughput counts steps",
-        flop=3 * (2 * 2 * product(28, 12, 48) + product(28, 12, 50)),
-        images=1,
-        words=("--sgd",),
-    ),
-    "super_resolution": Case(
-        step="1 backward pass and 1 Adam step, 4 images from DataLoader at super_resolution.py:",
-        flop=2 * convolution(4 * 144, 1, 16, 5) + 3 * (convolution(4 * 144, 16, 8, 3) + convolution(4 * 144, 8, 4, 3)),
-        images=4,
-        gaps={"validation"},
-    ),
     # In epochs of ten batches, every third step has the two batches that are left over.
     **{
         f"accumulation {batches}": Case(
@@ -119,12 +101,6 @@ CASES = {
             ("gradients", 1, (pytest.mark.night(part="scripts"),)),
         )
     },
-    "bf16": Case(
-        step="1 backward pass and 1 SGD step, 8 images from DataLoader at bf16.py:",
-        flop=2 * convolution(8 * 256, 3, 16, 3) + 3 * (convolution(8 * 64, 16, 16, 3) + product(8, 1024, 10)),
-        images=8,
-        precision="bf16",
-    ),
     "scaler": Case(
         step="1 backward pass and 1 SGD step, 8 images from DataLoader at scaler.py:",
         flop=2 * product(8, 64, 32) + 3 * product(8, 32, 10),
@@ -138,29 +114,11 @@ CASES = {
         images=6,
         when=(),
     ),
-    "iterable": Case(
-        step="1 backward pass and 1 RMSprop step, 5 images from DataLoader at iterable.py:",
-        flop=2 * convolution(5 * 256, 3, 8, 3)
-        + 3 * (convolution(5 * 64, 8, 8, 3) + convolution(5 * 64, 8, 8, 2) + convolution(5 * 256, 16, 2, 1)),
-        images=5,
-        gaps={"validation", "checkpoint"},
-    ),
     "two_loaders": Case(
         step="1 backward pass and 1 Adam step, 10 images from DataLoader at two_loaders.py:",
         # Checkpoints compute the forward pass once more, those that are not reentrant without their last product.
         flop=(2 + 3 + 4 + 3) * product(4, 36, 20) + (2 + 3 + 4 + 4) * product(6, 36, 20),
         images=10,
-    ),
-    # From here on kept aside until the others were right, and right at once.
-    "wgan": Case(
-        step="11 backward passes, 5 RMSprop steps of optimizer 1 and 1 RMSprop step of optimizer 2, 40 images from"
-        " DataLoader at wgan.py:",
-        # Five times the critic on real and on made images, then both networks with the critic's weights frozen.
-        flop=5 * (2 * (2 * product(8, 64, 24) + 3 * product(8, 24, 1)) + product(8, 10, 24) + product(8, 24, 64))
-        + 2 * (product(8, 64, 24) + product(8, 24, 1))
-        + 2 * product(8, 10, 24)
-        + 3 * product(8, 24, 64),
-        images=40,
     ),
     "seq2seq": Case(
         step="1 backward pass, 1 Adam step of optimizer 1 and 1 Adam step of optimizer 2, 8 samples of 40 tokens from"
@@ -168,16 +126,6 @@ CASES = {
         # The encoder's first state is zero and has no gradient.
         flop=3 * (product(40, 16, 48) + 2 * product(48, 16, 48) + product(48, 16, 30)) + 14 * product(8, 16, 48),
         images=8,
-    ),
-    "gcn": Case(
-        step="1 backward pass and 1 Adam step, no batch from a DataLoader: throughput counts steps",
-        flop=2 * (product(60, 30, 16) + product(60, 60, 16) + product(60, 60, 7)) + 3 * product(60, 16, 7),
-        images=1,
-    ),
-    "in_backward": Case(
-        step="1 backward pass and 1 Adam step, 4 images from DataLoader at in_backward.py:",
-        flop=2 * product(4, 64, 32) + 3 * product(4, 32, 10),
-        images=4,
     ),
     "actor_critic": Case(
         step="1 backward pass and 1 Adam step, no batch from a DataLoader: throughput counts steps",
@@ -190,12 +138,6 @@ CASES = {
         # The model twice with its gradients, the teacher once; the evaluations are not in it.
         flop=2 * (2 * product(40, 16, 24) + 3 * product(40, 24, 3)) + product(40, 16, 24) + product(40, 24, 3),
         images=1,
-        gaps={"validation"},
-    ),
-    "folds": Case(
-        step="1 backward pass and 1 Adam step, 4 samples from DataLoader at folds.py:",
-        flop=2 * product(4, 16, 24) + 3 * product(4, 24, 3),
-        images=4,
         gaps={"validation"},
     ),
     "lbfgs": Case(
