@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from workload.contract.spec import Device
 from workload.measure.telemetry import Telemetry
 from workload.measure.timing import Timeline
-from workload.run.region import Region
+from workload.run.life import Region
 from workload.steps import hooks
 from workload.steps.program import Program
 from workload.steps.session import Session, Stage

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from workload import __version__, log
-from workload.arguments import Parser
-from workload.contract import bundle
-from workload.contract.context import Context
+from workload.arguments import Parser, examples
+from workload.contract.context import Context, KeptCeilings
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -37,7 +36,6 @@ from workload.contract.spec import (
     Precision,
     Profile,
     Resolved,
-    RunSpec,
     options,
     resolve,
 )
@@ -50,31 +48,26 @@ from workload.run import ranks, unfinished
 from workload.run import script_command as script
 from workload.run.repeats import repeat_trainer
 
-EXAMPLES = """\b
-Examples:
-  python -m workload train --model resnet50 --device cuda --precision amp --batch-size 64 -o results
-  python -m workload complexity --model resnet18 resnet50 --batch-size 32 64 128
-"""
-TRAIN_EXAMPLES = """\b
-Examples:
-  python -m workload train --model resnet50 --device cuda --profile ncu
-  python -m workload train --model vit_b_16 --dataset ~/photos --workers 4
-"""
-CEILINGS_EXAMPLES = """\b
-Examples:
-  python -m workload ceilings
-  python -m workload ceilings --device cpu --format csv
-"""
-ENV_EXAMPLES = """\b
-Examples:
-  python -m workload env
-  python -m workload env --device cpu
-"""
-MODELS_EXAMPLES = """\b
-Examples:
-  python -m workload models
-  python -m workload models | grep resnet
-"""
+EXAMPLES = examples(
+    "python -m workload train --model resnet50 --device cuda --precision amp --batch-size 64 -o results",
+    "python -m workload complexity --model resnet18 resnet50 --batch-size 32 64 128",
+)
+TRAIN_EXAMPLES = examples(
+    "python -m workload train --model resnet50 --device cuda --profile ncu",
+    "python -m workload train --model vit_b_16 --dataset ~/photos --workers 4",
+)
+CEILINGS_EXAMPLES = examples(
+    "python -m workload ceilings",
+    "python -m workload ceilings --device cpu --format csv",
+)
+ENV_EXAMPLES = examples(
+    "python -m workload env",
+    "python -m workload env --device cpu",
+)
+MODELS_EXAMPLES = examples(
+    "python -m workload models",
+    "python -m workload models | grep resnet",
+)
 PROFILE_TEXT = """Train the configuration of each BUNDLE again for a few steps, and add the profile to the bundle.
 Its timing does not change. Prints each bundle that got a profile.
 
@@ -82,22 +75,20 @@ Its timing does not change. Prints each bundle that got a profile.
 ncu    FLOP and bytes per kernel, by Nsight Compute; needs an NVIDIA GPU and permission to read its counters
 torch  time per kernel, or per operator on a CPU, by torch.profiler; needs no privileges
 """
-PROFILE_EXAMPLES = """\b
-Examples:
-  python -m workload profile results/RUN --profile torch
-  python -m rooflaunch profile results/RUN --profile ncu -- train.py --token T
-"""
+PROFILE_EXAMPLES = examples(
+    "python -m workload profile results/RUN --profile torch",
+    "python -m rooflaunch profile results/RUN --profile ncu -- train.py --token T",
+)
 
 GPU_TRUTH_TEXT = """Check which of this project's assumptions about GPUs are true on this one: counters, clocks, power,
 rates, memory and failures. Each part runs in child processes with a time limit, and is a file in DIR/parts; the same
 command continues where the last one stopped. Prints the path of an archive of all parts, at most 16 MiB. Without a
 GPU it prints what was skipped and why.
 """
-GPU_TRUTH_EXAMPLES = """\b
-Examples:
-  python -m workload gpu-truth -o truth --max-seconds 540
-  python -m workload gpu-truth -o truth --part counters --again
-"""
+GPU_TRUTH_EXAMPLES = examples(
+    "python -m workload gpu-truth -o truth --max-seconds 540",
+    "python -m workload gpu-truth -o truth --part counters --again",
+)
 # Default of `gpu-truth --max-seconds`: seconds of wall time after which the command ends.
 GPU_TRUTH_S = 1500.0
 # Run options that the help lists first.
@@ -282,9 +273,9 @@ def _add_ceilings(commands: Any) -> None:
     )
     ceilings.add_format(Group.FIRST)
     _add_gpu_index(ceilings)
-    # Set for a user's script: the folder of its bundles, which keeps ceilings, and whether to replace those.
+    # Set for a user's script: the folder of its bundles, which keeps ceilings, and which of those may be used.
     ceilings.add_argument("--cache", type=Path, help=argparse.SUPPRESS)
-    ceilings.add_argument("--fresh", action="store_true", help=argparse.SUPPRESS)
+    ceilings.add_argument("--kept", type=KeptCeilings, default=KeptCeilings.HOUR, help=argparse.SUPPRESS)
 
 
 def _add_gpu_truth(commands: Any) -> None:
@@ -343,7 +334,12 @@ def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Ti
 
     A failed run leaves a bundle, except after a mistake of the user, or a signal before the bundle was opened.
     """
-    folder: Path | None = None
+    opened: list[Path] = []
+
+    def announce(folder: Path) -> None:
+        opened.append(folder)
+        print(folder, flush=True)
+
     try:
         from workload.environment.host_sections import SectionsBeside  # noqa: PLC0415 - needs psutil
 
@@ -352,18 +348,16 @@ def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Ti
         with _without_collections():
             from workload.run import train  # noqa: PLC0415 - imports torch, which takes seconds
         raise_if_interrupted()
-        timeline.enter("prepare")
-        job = train.prepare(resolved, context, output)
-        raise_if_interrupted()
-        timeline.enter("environment")
-        folder = bundle.create(output, job.run_id(timeline.started_at))
-        print(folder, flush=True)
-        with bundle.guarded_writes(folder), log.to_file(folder / bundle.LOG):
-            train.execute(job, folder, timeline, beside)
+        train.run(resolved, context, output, timeline, beside=beside, announce=announce)
     except Exception as error:
         failure = pending_interruption() or resource_errors.explain(error, "before its first step") or error
         with interruption_deferred():
-            _close_broken(resolved.spec, context, output, folder, failure)
+            # After `RunFailedError` the bundle is sealed already, or the disk is full.
+            if opened and not isinstance(failure, RunFailedError):
+                unfinished.seal(opened[0], resolved.spec, context, failure)
+            user_mistakes = UsageError | ToolError | InterruptedRunError | ModuleNotFoundError
+            if not opened and not isinstance(failure, user_mistakes):
+                print(unfinished.write_new(output, resolved.spec, context, failure), flush=True)
         if failure is error:
             raise
         raise failure from error
@@ -385,16 +379,6 @@ def _without_collections() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _close_broken(spec: RunSpec, context: Context, output: Path, folder: Path | None, failure: Exception) -> None:
-    """Seal the bundle of a failed run. If none was opened, write one, except after a signal or a user's mistake."""
-    if folder is not None:
-        # `RunFailedError`: the bundle is sealed already, or the disk is full.
-        if not isinstance(failure, RunFailedError):
-            unfinished.seal(folder, spec, context, failure)
-    elif not isinstance(failure, UsageError | ToolError | InterruptedRunError | ModuleNotFoundError):
-        print(unfinished.write_new(output, spec, context, failure), flush=True)
 
 
 def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
@@ -456,7 +440,7 @@ def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
         "progress": log.LOGGER.info,
     }
     if parsed.cache:
-        kept, age_s = ceiling_cache.cached_or_measure(parsed.cache, device=chosen, fresh=parsed.fresh, **settings)
+        kept, age_s = ceiling_cache.cached_or_measure(parsed.cache, device=chosen, kept=parsed.kept, **settings)
         print(json.dumps(kept.to_json() | {"age_s": age_s}))
         return ExitCode.DONE
     measured = ceilings.measure(chosen, **settings)

@@ -4,6 +4,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -26,7 +27,8 @@ def ours(step: Step, batches: Iterator[data.Batch], spec: RunSpec, clock: Clock,
     with tempfile.TemporaryDirectory() as name:
         folder, started_s = Path(name), time.perf_counter()
         telemetry = Telemetry(folder / "telemetry.csv", device=spec.device, origin_s=started_s)
-        with telemetry, Recorder(folder, clock, loss_reader_for(spec.device), started_s=started_s) as recorder:
+        recorder = Recorder(folder, clock, loss_reader_for(spec.device), started_s=started_s)
+        with telemetry, closing(recorder):
             progress = Progress("measured", steps, images_per_step=spec.images_per_step)
             recorder.on_flush = lambda: progress.update(len(recorder.totals[StepPhase.MEASURED].step_s))
             clock.synchronize()

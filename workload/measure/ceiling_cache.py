@@ -4,6 +4,7 @@ Rates from a busy machine are not stored: they would make the verdicts of all la
 """
 
 import json
+import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -11,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from workload.contract.context import KeptCeilings
 from workload.contract.files import replace_text
 from workload.contract.spec import Device
 from workload.measure import ceilings
@@ -31,35 +33,34 @@ def cached_or_measure(
     precisions: Collection[str] | None = None,
     sample: Sampler | None = None,
     progress: Report | None = None,
-    fresh: bool = False,
-    max_age_s: float = MAX_AGE_S,
+    kept: KeptCeilings = KeptCeilings.HOUR,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> tuple[Ceilings, float]:
     """Ceilings and their age in seconds, 0 if all were measured now; stored in `folder` for later runs.
 
     A stored file is replaced if it is damaged, too old, from the future, or of another machine, device, torch or number
-    of threads. With `fresh` it is always replaced. Rates that a usable file lacks are measured. A folder that cannot be
-    written is no error.
+    of threads, or if `kept` allows none. Rates that a usable file lacks are measured. A folder that cannot be written
+    is no error.
     """
     path = folder / CACHE_NAME
-    kept = None if fresh else _read(path, identity(device))
-    age_s = kept.age_s(now()) if kept else 0.0
-    if kept is None or not 0 <= age_s <= max_age_s:
+    stored = None if kept is KeptCeilings.NONE else _read(path, identity(device))
+    age_s = stored.age_s(now()) if stored else 0.0
+    if stored is None or not 0 <= age_s <= (math.inf if kept is KeptCeilings.BLOCK else MAX_AGE_S):
         measured = ceilings.measure(device, precisions=precisions, sample=sample, progress=progress, now=now)
         _write(path, measured)
         return measured, 0.0
-    missing = [precision for precision in wanted(precisions) if precision not in kept.flop_per_s]
-    bandwidth = not {COPY, TRIAD} <= set(kept.bytes_per_s)
+    missing = [precision for precision in wanted(precisions) if precision not in stored.flop_per_s]
+    bandwidth = not {COPY, TRIAD} <= set(stored.bytes_per_s)
     if missing or bandwidth:
         more = ceilings.measure(
             device, precisions=missing, bandwidth=bandwidth, sample=sample, progress=progress, now=now
         )
         is_any_used = len(missing) < len(wanted(precisions)) or not bandwidth
-        kept = _joined(kept, more)
-        _write(path, kept)
+        stored = _joined(stored, more)
+        _write(path, stored)
         if not is_any_used:
             return more, 0.0
-    return kept, age_s
+    return stored, age_s
 
 
 def _joined(kept: Ceilings, more: Ceilings) -> Ceilings:

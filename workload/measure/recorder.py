@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -182,10 +182,8 @@ class Recorder:
         self._last_flush_s = now()
         self.totals = {phase: PhaseTotals() for phase in StepPhase}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the file."""
         # The write that failed has reported a full disk. A second error from close would hide the first.
         with suppress(OSError):
             self._file.close()

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workload.arguments import Parser
+from workload.arguments import Parser, examples
 from workload.contract import files, formulas
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.help_text import Group
@@ -28,11 +28,10 @@ TEXT = """Count parameters, FLOP, activations and bytes of a training step witho
 the backward pass. Bytes are modelled: least if each tensor is moved once, most if every operation reads and writes
 memory; intensity is FLOP per byte between these ends.
 """
-EXAMPLES = """\b
-Examples:
-  python -m workload complexity --model resnet18 resnet50 --batch-size 32 64 128 -o complexity.csv
-  python -m workload complexity --model resnet50 --by-module layer3.0.conv1 layer4
-"""
+EXAMPLES = examples(
+    "python -m workload complexity --model resnet18 resnet50 --batch-size 32 64 128 -o complexity.csv",
+    "python -m workload complexity --model resnet50 --by-module layer3.0.conv1 layer4",
+)
 BATCH_SIZE, IMAGENET_CLASSES, IMAGE_SIZE = 32, 1000, 224
 # Options of `train` that a count takes too, with several values and with one.
 SEVERAL, ONE = ("model", "batch_size"), ("image_size", "num_classes", "precision", "optimizer")

@@ -46,7 +46,7 @@ from workload.contract.interrupt import (
     raise_if_interrupted,
 )
 from workload.contract.operating_system import SIGNALS
-from workload.contract.ranks import NOTES_FLAG, own_folder
+from workload.contract.ranks import NOTES_FLAG
 from workload.contract.record import Status
 from workload.contract.spec import Device, Resolved, RunSpec, arguments
 from workload.environment import cgroup
@@ -111,23 +111,18 @@ def _run_ranks(
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder)
         failure = _ended(spec.devices, [*words, NOTES_FLAG, folder, *script], notes)
-        if failure is None or _is_complete(notes):
+        note = notes / BUNDLE_NOTE
+        opened = Path(note.read_text(encoding="utf-8").rstrip("\n")) if note.is_file() else None
+        # A sealed bundle is a complete measurement, whatever a script did afterwards.
+        if failure is None or (opened and (opened / bundle.MANIFEST).is_file()):
             return
-        with interruption_deferred():
-            _seal(notes, spec, context, output, failure, is_launched=is_launched)
+        # A full disk has been reported by rank 0.
+        with interruption_deferred(), suppress(BundleError, OSError):
+            if opened:
+                unfinished.seal(opened, spec, context, failure)
+            elif is_launched and not isinstance(failure, UsageError | ToolError | InterruptedRunError):
+                print(unfinished.write_new(output, spec, context, failure), flush=True)
     raise failure
-
-
-def _is_complete(notes: Path) -> bool:
-    """Whether rank 0 has sealed the bundle: the measurement is complete, whatever a script did afterwards."""
-    folder = _opened(notes)
-    return folder is not None and (folder / bundle.MANIFEST).is_file()
-
-
-def _opened(notes: Path) -> Path | None:
-    """Bundle that rank 0 has opened, if any."""
-    note = notes / BUNDLE_NOTE
-    return Path(note.read_text(encoding="utf-8").rstrip("\n")) if note.is_file() else None
 
 
 def _require_devices(spec: RunSpec) -> None:
@@ -234,21 +229,6 @@ def _first_error(failed: "ChildFailedError", notes: Path) -> RooflaunchError:
     return ERRORS.get(first["kind"], RunFailedError)(first["message"], hint=first["hint"])
 
 
-def _seal(
-    notes: Path, spec: RunSpec, context: Context, output: Path, failure: RooflaunchError, *, is_launched: bool
-) -> None:
-    """Seal the bundle of a run that failed.
-
-    If rank 0 had not opened it, write one for the launcher, except after a user's mistake.
-    """
-    # A full disk has been reported by rank 0.
-    with suppress(BundleError, OSError):
-        if folder := _opened(notes):
-            unfinished.seal(folder, spec, context, failure)
-        elif is_launched and not isinstance(failure, UsageError | ToolError | InterruptedRunError):
-            print(unfinished.write_new(output, spec, context, failure), flush=True)
-
-
 # --- one rank
 
 
@@ -257,8 +237,20 @@ def run(resolved: Resolved, context: Context, output: Path, timeline: Timeline, 
     if int(os.environ["RANK"]):
         # Errors are in the notes, and rank 0 shows the progress.
         log.LOGGER.handlers.clear()
+
+    def announce(folder: Path) -> None:
+        replace_text(notes / BUNDLE_NOTE, f"{folder.absolute()}\n", durable=False)
+        print(folder, flush=True)
+
     with noted(notes):
-        _train(resolved, context, output, timeline, notes)
+        from workload.environment.host_sections import SectionsBeside  # noqa: PLC0415 - needs psutil
+
+        # The facts are collected while torch is imported.
+        beside = SectionsBeside()
+        from workload.run import train  # noqa: PLC0415 - imports torch
+
+        rank = int(os.environ["RANK"])
+        train.run(resolved, context, output, timeline, beside=beside, announce=announce, rank=rank)
 
 
 @contextmanager
@@ -320,37 +312,6 @@ def seal_for_rank_0(folder: Path, processes: Sequence[int]) -> None:
             log.leave_files()
             bundle.seal_unfinished(folder, Status.FAILED, error)
             log.LOGGER.error("error: %s: %s", error, folder)
-
-
-def _train(resolved: Resolved, context: Context, output: Path, timeline: Timeline, notes: Path) -> None:
-    from workload.environment.host_sections import SectionsBeside  # noqa: PLC0415 - needs psutil
-
-    # The facts are collected while torch is imported.
-    beside = SectionsBeside()
-    import torch  # noqa: PLC0415 - takes seconds
-
-    from workload.run import train  # noqa: PLC0415 - imports torch
-
-    timeline.enter("prepare")
-    job = train.prepare(resolved, context, output, int(os.environ["RANK"]))
-    raise_if_interrupted()
-    timeline.enter("environment")
-    group = train.Group.join(job.spec.device)
-    if group.rank:
-        folder = Path(group.shared(""))
-        with log.to_file(own_folder(folder, group.rank) / bundle.LOG):
-            try:
-                train.follow(job, folder, timeline, group)
-            except Exception as error:
-                raise train.explain(error, job.spec) from error
-    else:
-        folder = bundle.create(output, job.run_id(timeline.started_at))
-        replace_text(notes / BUNDLE_NOTE, f"{folder.absolute()}\n", durable=False)
-        print(folder, flush=True)
-        group.shared(str(folder.absolute()))
-        with bundle.guarded_writes(folder), log.to_file(folder / bundle.LOG):
-            train.execute(job, folder, timeline, beside, group)
-    torch.distributed.destroy_process_group()
 
 
 def _end_in_time(last: Callable[[], None]) -> None:

@@ -21,18 +21,16 @@ from workload.contract.spec import Profile, Resolved, RunSpec, arguments
 from workload.run import unfinished
 from workload.steps.program import Program
 
-# Function that runs the trainer or the script once, with the facts of one repeat, and returns the exit code. Raises the
-# error that ended the run.
-RunOnce = Callable[[Context], int]
+# Function that runs the trainer or the script once, with the facts of one repeat; returns its end, and the bundles that
+# it opened.
+RunOnce = Callable[[Context], tuple[ChildEnd, list[Path]]]
 
 
 def repeat_trainer(resolved: Resolved, context: Context, output: Path) -> int:
     """Train the configuration `repeats` times, as its spec says, then profile it; print the folder of each bundle."""
     spec, alone = resolved.spec, replace(resolved.spec, repeats=1)
-    context = replace(context, spec_origin=context.spec_origin or dict(resolved.origin))
-    folders: list[Path] = []
 
-    def run_once(context: Context) -> int:
+    def run_once(context: Context) -> tuple[ChildEnd, list[Path]]:
         opened: list[Path] = []
 
         def note_and_print(folder: Path | str) -> None:
@@ -43,84 +41,66 @@ def repeat_trainer(resolved: Resolved, context: Context, output: Path) -> int:
             [*TRAINER, "train", *arguments(alone), "-o", str(output), "--context", context.to_argument()],
             on_line=note_and_print,
         )
-        failure, number_printed = ended.error(), len(opened)
-        settled = unfinished.seal_all(ended.code, failure, opened, output=output, spec=alone, context=context)
-        for folder in settled[number_printed:]:
+        known = [*opened]
+        settled = unfinished.seal_all(ended.code, ended.error(), known, output=output, spec=alone, context=context)
+        for folder in settled[len(known) :]:
             note_and_print(folder)
-        folders.extend(settled)
-        if failure:
-            raise failure
-        return ended.code
+        return ended, opened
 
-    code = _repeated(run_once, context, repeats=spec.repeats)
-    if code != ExitCode.DONE or spec.profile is Profile.NONE or context.profile_later:
-        return code
-    return _profile(folders[0])
+    context = replace(context, spec_origin=context.spec_origin or dict(resolved.origin))
+    return _repeated(run_once, spec, context)
 
 
 def repeat_script(parsed: Namespace, spec: RunSpec, program: Program, context: Context) -> int:
     """Run a user's script as often as requested, each time from its start, then profile it."""
-    _announce(program.name, spec.repeats, spec.profile)
+    is_profiled = spec.profile is not Profile.NONE
+    log.LOGGER.info(
+        "script     %s runs from its start %s to be measured%s: it writes and sends everything %d times",
+        program.name,
+        "once" if spec.repeats == 1 else f"{spec.repeats} times",
+        " and once more for the profile" if is_profiled else "",
+        spec.repeats + is_profiled,
+    )
+    return _repeated(
+        lambda context: _script_once(words_of_run(parsed, spec, context), program),
+        spec,
+        context,
+        [*([] if parsed.data is None else ["--data", parsed.data]), "--", *program.words],
+    )
+
+
+def _repeated(run_once: RunOnce, spec: RunSpec, context: Context, words: Sequence[str] = ()) -> int:
+    """Run a configuration as often as its spec says, then profile its first bundle; return the exit code.
+
+    The first failure ends the repeats. `words`: of the command `profile`, with a user's own script and its arguments,
+    which the bundle keeps without secrets.
+    """
     folders: list[Path] = []
-
-    def run_once(context: Context) -> int:
-        ended, opened = _script_once(words_of_run(parsed, spec, context), program)
-        if failure := ended.error():
-            raise failure
-        folders.extend(opened)
-        return ended.code
-
-    code = _repeated(run_once, context, repeats=spec.repeats)
-    if code != ExitCode.DONE or spec.profile is Profile.NONE or context.profile_later or not folders:
-        return code
-    return _profile(folders[0], program.words, data=parsed.data)
-
-
-def _repeated(run_once: RunOnce, context: Context, *, repeats: int) -> int:
-    """Call `run_once` `repeats` times; stop at the first failure. Return the exit code of the last call."""
-    for number in range(1, repeats + 1):
+    for number in range(1, spec.repeats + 1):
         raise_if_interrupted()
         facts = replace(context, profile_later=True)
-        if repeats > 1:  # a single run keeps the repeat's number from the launcher
-            log.LOGGER.info("repeat %d of %d", number, repeats)
-            facts = replace(facts, repeat=number, repeats=repeats)
-        code = run_once(facts)
-        if code != ExitCode.DONE:
-            if repeats > 1 and code != ExitCode.INTERRUPTED:
-                log.LOGGER.error("repeat %d of %d ended with exit code %d", number, repeats, code)
-            return code
-    return ExitCode.DONE
-
-
-def _profile(folder: Path, words: Sequence[str] = (), *, data: str | None = None) -> int:
-    """Profile the bundle. A failed profile is logged and leaves a complete run; only Ctrl-C changes the exit code.
-
-    `words`: a user's own script and its arguments, which the bundle keeps without secrets; `data`: value for `{data}`.
-    """
-    command = [*SCRIPTS, "profile", str(folder)]
-    command += [] if data is None else ["--data", data]
-    command += ["--", *words] if words else []
+        if spec.repeats > 1:  # a single run keeps the repeat's number from the launcher
+            log.LOGGER.info("repeat %d of %d", number, spec.repeats)
+            facts = replace(facts, repeat=number, repeats=spec.repeats)
+        ended, opened = run_once(facts)
+        folders += opened
+        if failure := ended.error():
+            raise failure
+        if ended.code != ExitCode.DONE:
+            if spec.repeats > 1 and ended.code != ExitCode.INTERRUPTED:
+                log.LOGGER.error("repeat %d of %d ended with exit code %d", number, spec.repeats, ended.code)
+            return ended.code
+    if spec.profile is Profile.NONE or context.profile_later or not folders:
+        return ExitCode.DONE
     # Ignore the output: the folder of the bundle has been printed already.
-    ended = run_child(command, on_line=lambda _: None)
+    ended = run_child([*SCRIPTS, "profile", str(folders[0]), *words], on_line=lambda _: None)
     failure = ended.error()
     if isinstance(failure, InterruptedRunError):
         raise failure
     if failure:
+        # A failed profile leaves a complete run.
         log.LOGGER.error("note       the run is complete, but without a profile: %s", failure)
     return ExitCode.INTERRUPTED if ended.code == ExitCode.INTERRUPTED else ExitCode.DONE
-
-
-def _announce(name: str, repeats: int, profile: Profile) -> None:
-    times = repeats + (profile is not Profile.NONE)
-    profiled = " and once more for the profile" if profile is not Profile.NONE else ""
-    measured = "once" if repeats == 1 else f"{repeats} times"
-    log.LOGGER.info(
-        "script     %s runs from its start %s to be measured%s: it writes and sends everything %d times",
-        name,
-        measured,
-        profiled,
-        times,
-    )
 
 
 def words_of_run(parsed: Namespace, spec: RunSpec, context: Context) -> list[str]:

@@ -1,14 +1,11 @@
-"""Bundle of a measured script: opened once its step is known, sealed after its last step or when it fails."""
+"""A user's script under measurement, and its bundle: opened once its step is known, sealed after its last step."""
 
-import json
 import logging
-import os
 import statistics
-import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +14,27 @@ import torch
 from workload import log
 from workload.contract import bundle, ranks, verdict
 from workload.contract.context import Context
-from workload.contract.fields import from_facts
 from workload.contract.interrupt import interruption_deferred
 from workload.contract.invocation import as_typed
-from workload.contract.ranks import COLLECTIVES_FILE, Ranks, own_folder
-from workload.contract.record import (
-    CeilingsRecord,
-    ComplexityRecord,
-    GapSeconds,
-    Record,
-    SkippedSteps,
-    Spec,
-    Status,
-    Timing,
-)
+from workload.contract.ranks import COLLECTIVES_FILE, own_folder
+from workload.contract.record import ComplexityRecord, Record, SkippedSteps, Spec, Status
 from workload.contract.script import slug
-from workload.contract.spec import Device, Precision
+from workload.contract.spec import Device, Precision, RunSpec
 from workload.contract.text import counted, percent, plain, seconds, si
-from workload.environment import device, gpu_index
 from workload.environment.collect import collect
 from workload.environment.machine import HostSystem
+from workload.measure.clock import clock_for
+from workload.measure.collectives import Collectives
 from workload.measure.recorder import StepPhase
 from workload.measure.timing import Timeline
-from workload.run.first_record import first_record
-from workload.run.measured_script import MeasuredScript, PhaseFiles, Request
-from workload.run.region import Measured, Region
-from workload.run.run_record import RunRecord
+from workload.run.life import Life, Region
+from workload.run.unfinished import first_record
 from workload.steps import script_facts
-from workload.steps.agreement import Word
+from workload.steps.agreement import Agreement, RankSession, Word
+from workload.steps.program import Program
+from workload.steps.session import Session
 from workload.steps.step import Limits, Phase, Step
+from workload.steps.step_log import StepLog
 from workload.steps.step_work import GRAPH, Work
 
 LOGGER = logging.getLogger("workload")
@@ -54,345 +43,321 @@ METHOD = (
     "element-wise, normalisation and pooling operations count 0 FLOP. Bytes are modelled: lower = each tensor once, "
     "upper = each operation from and to memory"
 )
-# Measuring the ceilings takes a few seconds for each precision and for the bandwidth, longer if other work disturbs.
-CEILINGS_LIMIT_S = 180.0
 # A note names the operations without a formula if their share of the operations' time is at least this.
 UNATTRIBUTED_NOTE_FROM = 0.05
 UNATTRIBUTED_SHOWN = 4
 # Least share of subnormal gradients to report. With 1.1 %, a backward pass of resnet18 took 4 times as long.
 LEAST_SUBNORMAL = 0.001
-ROOT = Path(__file__).parents[2]
+# Suffix of the files of the longest phase so far, while a later phase is measured.
+LONGEST = ".longest"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Measurement:
-    """Measurement of a finished phase of the script: the record at its beginning, its times and its notes."""
+class MeasuredScript:
+    """A script under measurement in this process, and its bundle. Beside rank 0, a rank writes only its own steps.
 
-    phase: Phase  # the phase's number of steps includes steps that were not measured
-    record: Record
-    timing: Timing
-    notes: list[str]
+    `announce` receives the bundle's folder. `goes_on`: the script runs on after its last measured step. `agreement`:
+    with the other ranks; None for one device. `shows`: print the results. `leaves_failures`: the process that started
+    the ranks reports a failure, and seals the bundle.
+    """
 
-
-class ScriptRun(MeasuredScript):
-    """A script under measurement, and its bundle."""
-
-    def __init__(self, request: Request, timeline: Timeline) -> None:
-        super().__init__(request, timeline)
-        self._output, self._cwd = request.output.absolute(), Path.cwd()
-        self._run: RunRecord | None = None
-        self._longest: _Measurement | None = None
-        self._device = Device.CPU
-        self._notes: list[str] = []
+    def __init__(
+        self,
+        spec: RunSpec,
+        program: Program,
+        context: Context,
+        timeline: Timeline,
+        *,
+        output: Path,
+        announce: Callable[[Path], None],
+        goes_on: bool,
+        agreement: Agreement | None = None,
+        shows: bool = True,
+        leaves_failures: bool = False,
+    ) -> None:
+        self.folder: Path | None = None
+        self.is_sealed = False
+        self.leaves_failures = leaves_failures
+        self._spec, self._program, self._context, self._timeline = spec, program, context, timeline
+        self._output, self._cwd, self._announce, self._shows = output, Path.cwd(), announce, shows
+        self._agreement, self._writes = agreement, agreement is None or agreement.rank == 0
+        self._life: Life | None = None
+        self._region: Region | None = None
+        self._phase: Phase | None = None
+        # The longest phase before the present one, and in rank 0 the record and the notes at its end.
+        self._longest: tuple[Phase, Record | None, list[str]] | None = None
+        self._stack = ExitStack()
         # Make the `HostSystem` before the script can change the working folder, or the files there.
         self._machine = HostSystem()
+        self._limits = limits = Limits(
+            warmup=spec.warmup,
+            iterations=spec.iterations,
+            samples_per_step=spec.samples_per_step,
+            min_seconds=spec.min_seconds,
+        )
+        self.session = (
+            RankSession(limits, program, self._open, self._complete, goes_on=goes_on, agreement=agreement)
+            if agreement
+            else Session(limits, program, self._open, self._complete, goes_on=goes_on)
+        )
+        self.step_log = StepLog(self.session)
+
+    @property
+    def measured_steps(self) -> int:
+        """Number of measured steps of the longest phase so far; rows of the last second may not be written yet."""
+        return max(self.session.measured_steps, *(phase.taken for phase in self.session.phases), 0)
+
+    # --- the beginning
 
     def _open(self, step: Step, work: Work | None, used: Device) -> Region:
-        """Create the bundle, with everything known before the first timed step."""
-        assert work is not None
-        if self.folder is not None:
-            # A new phase begins, with steps of another kind. Keep the steps of the longest phase so far.
-            self._set_aside()
-            self._stack.close()
-            return self._begin(self.folder, step, work, used)
-        program = self._request.program
-        name = slug(program.name)
-        self._timeline.enter("environment")
-        run_id = bundle.make_run_id(
-            now=self._timeline.started_at,
-            place=self._request.context.place_on(used),
-            model=name,
-            batch_size=step.batch_size,
-            precision=work.precision,
-        )
-        self.folder = bundle.create(self._output, run_id)
-        self._request.announce(self.folder)
-        return self._begin(self.folder, step, work, used)
-
-    def _begin(self, folder: Path, step: Step, work: Work, used: Device) -> Region:
+        """Open the files of the timed steps that follow; the session calls this once the training step is known."""
+        self._keep_longest()
+        self._stack.close()
         self._stack = ExitStack()
-        self._stack.enter_context(log.to_file(folder / bundle.LOG))
-        self._device = used
-        self._notes = list(_variation(work))
-        self._run = RunRecord(folder, self._first_record(folder, step, work), self._timeline)
-        self._phase = self.session.phases[-1]
+        self._region, self._phase = None, self.session.phases[-1]
+        if self._writes:
+            assert work is not None
+            own = self._begin(step, work, used)
+        else:
+            assert self._agreement is not None
+            self.folder = Path(self._agreement.folder)
+            own = own_folder(self.folder, self._agreement.rank)
+            self._stack.enter_context(log.to_file(own / bundle.LOG))
         LOGGER.debug("script     %s", step.text)
-        collectives = self._collectives(folder, used)
-        self._region = Region(folder, used, self._timeline, collectives=collectives)
+        collectives = None
         if self._agreement:
-            self._agreement.tell(Word.BEGIN, str(folder))
+            hooks, place = self._agreement.hooks, own_folder(self.folder or own, self._agreement.rank)
+            collectives = Collectives(place, clock_for(used), are_known=hooks.has_parallel)
+            hooks.receiver = self._stack.enter_context(collectives)
+        self._region = Region(own, used, self._timeline, collectives=collectives)
+        if self._agreement and self._writes:
+            self._agreement.tell(Word.BEGIN, str(self.folder))
         return self._region
 
-    def _first_record(self, folder: Path, step: Step, work: Work) -> Record:
-        context = self._request.context
-        return first_record(
-            folder.name,
-            context,
-            place=context.place_on(self._device),
-            spec=self._spec(step, work),
-            spec_origin=context.spec_origin or None,
-            facts=collect(device=self._device, outside=context.outside, machine=self._machine),
+    def _begin(self, step: Step, work: Work, used: Device) -> Path:
+        """Create the bundle, or begin again with steps of another kind, and do all that precedes the timed steps."""
+        if self.folder is None:
+            self._timeline.enter("environment")
+            run_id = bundle.make_run_id(
+                now=self._timeline.started_at,
+                place=self._context.place_on(used),
+                model=slug(self._program.name),
+                batch_size=step.batch_size,
+                precision=work.precision,
+            )
+            self.folder = bundle.create(self._cwd / self._output, run_id)
+            self._announce(self.folder)
+        first = first_record(
+            self.folder.name,
+            self._context,
+            spec=self._recorded_spec(step, work, used),
+            spec_origin=self._context.spec_origin or None,
+            facts=collect(device=used, outside=self._context.outside, machine=self._machine),
             started_at=self._timeline.started_at.isoformat(),
             complexity=_complexity(step, work),
-            notes=self._notes,
+            notes=list(_variation(work)),
         )
+        if self._life is None:
+            self._life = Life(self.folder, first, self._timeline, self._context, apart=self._cwd)
+        else:
+            self._life.begin_again(first)
+        self._life.prepare()
+        return self.folder
 
-    def _spec(self, step: Step, work: Work) -> Spec:
-        program, (warmup, iterations, least_s) = self._request.program, self._limits.filled(self._device)
+    def _recorded_spec(self, step: Step, work: Work, used: Device) -> Spec:
+        program, given, (warmup, iterations, least_s) = self._program, self._spec, self._limits.filled(used)
         script = script_facts.collect(program.words, program.folder, program.path, machine=self._machine)
+        # A launcher that copied the script's folder has recorded its commit; a copy has no git repository.
+        commit, _, dirty = self._context.script_commit.partition("-")
+        copied: dict[str, Any] = {"commit": commit, "dirty": bool(dirty)} if commit else {}
+        dynamo = sys.modules.get("torch._dynamo")
         return Spec(
             model=program.name,
-            device=self._device,
+            device=used,
             batch_size=step.batch_size,
             precision=work.precision,
             warmup=warmup,
             iterations=iterations,
             min_seconds=least_s,
-            repeats=self._request.context.repeats,
-            profile=self._request.spec.profile,
-            profile_steps=self._request.spec.profile_steps,
-            ncu_metrics=self._request.spec.ncu_metrics,
-            compile=_is_compiled(),
+            repeats=self._context.repeats,
+            profile=given.profile,
+            profile_steps=given.profile_steps,
+            ncu_metrics=given.ncu_metrics,
+            compile=bool(dynamo and dynamo.utils.counters["stats"]["unique_graphs"]),
             deterministic=torch.are_deterministic_algorithms_enabled(),
             grad_accumulation=step.batches,
             workers=step.workers,
             optimizer=", ".join(dict.fromkeys(step.optimizers)) or None,
-            ceilings=self._request.spec.ceilings,
-            fresh_ceilings=self._request.spec.fresh_ceilings,
+            ceilings=given.ceilings,
+            fresh_ceilings=given.fresh_ceilings,
             samples_per_step=self._limits.samples_per_step,
             devices=self._agreement.size if self._agreement else None,
-            script=replace(script, step=step.text, unit=step.unit, **_copied_from(self._request.context)),
+            script=replace(script, step=step.text, unit=step.unit, **copied),
         )
 
     # --- phases
 
-    def _measurement(self) -> _Measurement | None:
-        """Measured steps of the current phase; None without such steps, or if the session has dropped the phase."""
-        run, region, phase = self._run, self._region, self._phase
-        if run is None or phase is None or region is None or region.measured is None or not self._has_steps():
-            return None
-        return _Measurement(
-            phase=phase,
-            record=run.record,
-            timing=self._timing(run.record.timing, region.measured),
-            notes=[*_spread(self.session.samples, str(phase.step.unit)), *_spread(self.session.tokens, "tokens")],
-        )
-
-    def _files(self) -> PhaseFiles:
+    def _files(self) -> Iterator[tuple[Path, Path]]:
+        """Files with the steps of the present phase, and their names while they are those of the longest phase."""
         assert self.folder is not None
-        paths = [self.folder / name for name in (bundle.STEPS, bundle.TELEMETRY)]
-        return PhaseFiles([*paths, *([own_folder(self.folder, 0) / COLLECTIVES_FILE] if self._agreement else [])])
+        rank = self._agreement.rank if self._agreement else 0
+        paths = [(self.folder if self._writes else own_folder(self.folder, rank)) / bundle.STEPS]
+        paths += [own_folder(self.folder, rank) / COLLECTIVES_FILE] if self._agreement else []
+        yield from ((path, path.with_name(path.name + LONGEST)) for path in paths)
 
-    def _set_aside(self) -> None:
-        """Keep the steps of the finished phase if it is the longest so far."""
-        current, kept = self._measurement(), self._longest
-        if current and current.phase.is_longer_than(kept.phase if kept else None):
-            self._longest = current
-            self._files().keep()
+    def _is_longest(self) -> bool:
+        """Whether the present phase has steps, more than each phase before it, and the session has not dropped it."""
+        if not (self._phase and self._region and self._region.has_steps) or self._phase not in self.session.phases:
+            return False
+        return self._phase.is_longer_than(self._longest[0] if self._longest else None)
 
-    def _take_longest(self) -> _Measurement | None:
-        """Take the longest phase of the script, and put the steps of this phase into the bundle."""
-        current, kept = self._measurement(), self._longest
-        if kept is None:
-            return current
-        if current and current.phase.is_longer_than(kept.phase):
-            self._files().forget()
-            return current
-        self._files().put_back()
-        assert self._run is not None
-        self._run.record, self._notes = kept.record, list(kept.record.notes or ())
-        return kept
+    def _keep_longest(self) -> None:
+        """Keep the steps of the phase that has ended, if it is the longest so far."""
+        if self._phase and self._is_longest():
+            if self._life:
+                self._add_figures(self._life)
+                self._life.note_times()
+            self._longest = self._phase, *((self._life.record, self._life.notes) if self._life else (None, []))
+            for path, aside in self._files():
+                path.replace(aside)
+
+    def _take_longest(self) -> Phase | None:
+        """Put the steps of the script's longest phase into the bundle, and their figures into the record."""
+        if self._is_longest():
+            if self._longest:
+                for _, aside in self._files():
+                    aside.unlink()
+            if self._life:
+                self._add_figures(self._life)
+            return self._phase
+        if self._longest is None:
+            return None
+        for path, aside in self._files():
+            aside.replace(path)
+        phase, record, notes = self._longest
+        if self._life and record:
+            self._life.record, self._life.notes = record, notes
+        return phase
+
+    def _add_figures(self, life: Life) -> None:
+        """Add the figures of the present phase to the record."""
+        assert self._region is not None
+        assert self._phase is not None
+        life.set(timing=self._region.timing(life.record.timing))
+        life.set_timing(tokens=sum(self.session.tokens) or None)
+        if skipped := self.session.skipped:
+            life.set_timing(skipped_steps=SkippedSteps(**{phase.value: skipped[phase] for phase in StepPhase}))
+        unit = str(self._phase.step.unit)
+        life.notes += [*_spread(self.session.samples, unit), *_spread(self.session.tokens, "tokens")]
 
     # --- the end
 
     def _complete(self) -> None:
-        if self._agreement:
+        """Finish the measurement; the session calls this when every step is taken, while the script waits."""
+        if self._agreement and self._writes:
             self._agreement.meet()
         self.close(Status.COMPLETED)
-        self.show()
+        if self._agreement and not self._writes:
+            self._agreement.meet()
 
     def end_early(self) -> None:
         """Finish the measurement of a script that has ended before all of its steps were taken."""
-        if self._agreement:
+        if self._agreement and self._writes:
+            # The record has the steps of all ranks.
             self._leave_steps()
             self._agreement.end()
         self.close(Status.COMPLETED)
-        self.show()
+        if self._agreement and not self._writes:
+            self._agreement.end()
 
-    def show(self) -> None:
-        """Print the results to stderr, unless a launcher prints them; stdout belongs to the script."""
-        if self._request.is_launched:
-            return
-        with log.beside_bars():
-            print(as_typed(self.summary()), file=sys.stderr, flush=True)
+    def _leave_steps(self) -> None:
+        """End the present phase of steps with its last complete step, and close its file."""
+        self.step_log.flush_events(is_over=True)
+        if self._region and self.session.receiver:
+            if self._region.wall_s is None:
+                self._region.leave()
+            self._region.close()
+        if self._agreement:
+            self._agreement.hooks.receiver = None
+            self._agreement.close()
 
     def close(self, status: Status, error: str | None = None) -> None:
         """Write and seal the bundle, if it was opened; a script that ends early leaves its steps so far."""
-        run = self._run
-        if run is None or self.is_sealed:
+        if (self._life is None and self._region is None) or self.is_sealed or self.folder is None:
             return
-        self._timeline.enter("finish")
-        with interruption_deferred():
+        with interruption_deferred(), bundle.guarded_writes(self.folder):
             self._leave_steps()
             longest = self._take_longest()
-            if longest:
-                self._notes += [*longest.notes, *_phase_notes(self.session.phases, longest.phase)]
-            figures = longest.timing if longest else self._timing(run.record.timing, None)
-            run.set(status=status, error=error, timing=figures, ranks=self._ranks(figures))
-            index = run.record.environment.device.index
-            run.set_process(lambda: device.memory(self._device, None if index is None else int(index)))
-            if status is Status.COMPLETED and (share := self.session.optimizers.subnormal_share()) >= LEAST_SUBNORMAL:
-                self._notes.append(
+            if self._life:
+                self._finish(self._life, longest, status, error)
+            self._stack.close()
+            self.is_sealed = True
+        if self._life and self._shows and status is Status.COMPLETED:
+            # stdout belongs to the script.
+            with log.beside_bars():
+                print(as_typed(summary(self._life.record, self.folder, self._output)), file=sys.stderr, flush=True)
+
+    def _finish(self, life: Life, longest: Phase | None, status: Status, error: str | None) -> None:
+        agreement, device = self._agreement, life.device
+        life.set(status=status)
+        if longest:
+            life.notes += _phase_notes(self.session.phases, longest)
+        if agreement:
+            found = ranks.summary(life.folder, device=device, measured_s=life.record.timing.measured_s)
+            life.set(ranks=found and replace(found, backend=agreement.backend))
+        if status is Status.COMPLETED:
+            if (share := self.session.optimizers.subnormal_share()) >= LEAST_SUBNORMAL:
+                life.notes.append(
                     f"{percent(share)} of the gradients are subnormal numbers, below 1.2e-38, with which a CPU computes"
                     " several times slower: the script has learned its few samples by heart;"
                     " torch.set_flush_denormal(True) makes such gradients 0"
                 )
-            if status is Status.COMPLETED and self._request.spec.ceilings:
-                self._timeline.enter("ceilings")
-                run.set(ceilings=self._measure_ceilings(verdict.shares_of_flop(run.record)))
-                if longest is not self._longest:  # the times of a phase that was set aside end with that phase
-                    run.set_timing(phases=self._timeline.phases())
-            run.judge()
-            has_async = bool(self._agreement and self._agreement.hooks.has_async)
-            self._notes += [*_notes(run.record, self._limits), *_notes_on_ranks(run.record, has_async)]
-            for note in self._notes:
-                LOGGER.warning("note       %s", note)
-            run.set(notes=self._notes)
-            self._stack.close()
-            if status is not Status.COMPLETED and self.leaves_failures:
-                run.write()
-            else:
-                run.seal()
-            self.is_sealed = True
-
-    def _ranks(self, figures: Timing) -> Ranks | None:
-        """Summary of the steps of all ranks; None for one device."""
-        if self._agreement is None or self.folder is None:
-            return None
-        found = ranks.summary(self.folder, device=self._device, measured_s=figures.measured_s)
-        return found and replace(found, backend=self._agreement.backend)
-
-    def _timing(self, known: Timing, measured: Measured | None) -> Timing:
-        times = self._timeline
-        known = replace(known, setup_s=times.setup_s(), phases=times.phases(), interpreter_s=times.interpreter_s)
-        if measured is None:
-            return known
-        skipped, gaps = self.session.skipped, measured.totals.gaps
-        if skipped:
-            counts = {phase.value: skipped[phase] for phase in StepPhase}
-            known = replace(known, skipped_steps=SkippedSteps(**counts))
-        seconds_by_gap = {
-            gap.value: GapSeconds(number=total.number, seconds=total.seconds) for gap, total in gaps.items()
-        }
-        return replace(measured.summarize(known), tokens=sum(self.session.tokens) or None, gaps=seconds_by_gap or None)
-
-    def _measure_ceilings(self, precisions: Iterable[str]) -> CeilingsRecord | None:
-        """Measure ceilings in a separate process, free of the script's settings and memory, while the script waits."""
-        LOGGER.info("script     all steps are measured; now measuring this machine's ceilings")
-        command = [sys.executable, "-P", "-m", "workload", "ceilings", "--device", self._device.value]
-        command += ["--cache", str(self._output), *(["--fresh"] if self._request.spec.fresh_ceilings else [])]
-        command += [f"--precision={precision}" for precision in precisions if precision in set(Precision)]
-        python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": python_path}
-        if self._device is Device.CUDA and self._run:
-            # Memory that the script's allocator keeps is missing to the probes.
-            torch.cuda.empty_cache()
-            index = int(self._run.record.environment.device.index or 0)
-            visible = [name.strip() for name in os.environ.get(gpu_index.VISIBLE, "").split(",") if name.strip()]
-            environment[gpu_index.VISIBLE] = visible[index] if index < len(visible) else str(index)
-        try:
-            done = subprocess.run(
-                command,
-                check=True,
-                stdout=subprocess.PIPE,
-                stdin=subprocess.DEVNULL,
-                timeout=CEILINGS_LIMIT_S,
-                cwd=self._cwd,
-                env=environment,
-            )
-            return from_facts(CeilingsRecord, json.loads(done.stdout))
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            self._notes.append(f"this machine's ceilings could not be measured: {error}")
-            return None
-
-    # --- results as text
-
-    def summary(self) -> str:
-        """Results in a few lines: the step, its speed, its limit."""
-        record = self._run.record if self._run else None
-        if record is None or record.spec.script is None or record.timing.step_s is None:
-            return ""
-        spec, script, figures = record.spec, record.spec.script, record.timing
-        flop_per_s, share = verdict.flop_per_s(record), verdict.share_of_ceiling(record)
-        rate = figures.images_per_s or 0.0
-        ceiling = f"{' and '.join(verdict.shares_of_flop(record))} ceiling"
-        share_text = f"  ({percent(share)} of the measured {ceiling})" if share else ""
-        step_s = record.timing.step_s
-        rows = {
-            f"{script.unit}/s": f"{plain(rate, 4)}{_of_all(record)}  (one run: no interval)",
-            **({"tokens/s": plain(figures.tokens / (figures.measured_s or 1.0), 4)} if figures.tokens else {}),
-            "step time": f"{seconds(step_s.median or 0.0)}  (median of {counted(int(step_s.n or 0), 'step')})",
-            "FLOP/s": f"{si(flop_per_s, 'FLOP/s')} while stepping{share_text}"
-            if flop_per_s
-            else "no FLOP were counted",
-            "limited by": _limit_words(record),
-            **({"busy": record.bound.busy} if record.bound and record.bound.busy else {}),
-            "data waits": f"{percent(figures.data_wait_fraction or 0.0)} of the wall time",
-            **_gap_rows(figures),
-            "bundle": str(self.folder),
-            "next": f"analyze report {self._request.output}",
-        }
-        device_name = record.environment.device.name or spec.device
-        lines = [f"{script.command}, {spec.precision}, on {spec.device}: {device_name}", f"  {script.step}", ""]
-        return "\n".join([*lines, *(f"  {name:<13} {text}" for name, text in rows.items())])
+            life.measure_again()
+        self._timeline.enter("finish")
+        life.notes += [*_notes(life.record, self._limits), *_notes_on_ranks(life.record, agreement)]
+        for note in [*life.notes, *verdict.faults_note(life.record)]:
+            LOGGER.warning("note       %s", note)
+        life.finish(status, error, seals=status is Status.COMPLETED or not self.leaves_failures)
 
 
-def _of_all(record: Record) -> str:
-    """Throughput of all ranks together, and the slowest rank, beside the throughput of each; "" for one device."""
-    found = record.ranks
-    if found is None or found.images_per_s is None:
+def summary(record: Record, folder: Path, output: Path) -> str:
+    """Results in a few lines: the step, its speed, its limit. Launchers print a table of all figures instead."""
+    spec, figures, bound, found = record.spec, record.timing, record.bound, record.ranks
+    if spec.script is None or figures.step_s is None:
         return ""
-    rank, share = found.slowest, percent(found.slower_by or 0.0)
-    slower = "" if rank is None else f", rank {rank:g} is slower by {share}"
-    return f" on each of {found.number or 0:g} devices, {plain(found.images_per_s, 4)} on all{slower}"
+    rate = plain(figures.images_per_s or 0.0, 4)
+    if found and found.images_per_s is not None:
+        rank, share = found.slowest, percent(found.slower_by or 0.0)
+        slower = "" if rank is None else f", rank {rank:g} is slower by {share}"
+        rate += f" on each of {found.number or 0:g} devices, {plain(found.images_per_s, 4)} on all{slower}"
+    limit = "unknown" if bound is None else verdict.NAMES.get(bound.bound, str(bound.bound))
+    steps = counted(int(figures.step_s.n or 0), "step")
+    rows = {
+        f"{spec.script.unit}/s": f"{rate}  (one run: no interval)",
+        "step time": f"{seconds(figures.step_s.median or 0.0)}  (median of {steps})",
+        "limited by": f"{limit}: {bound.why if bound else 'no step was measured'}",
+        **({"busy": bound.busy} if bound and bound.busy else {}),
+        "bundle": str(folder),
+        "next": f"analyze report {output}",
+    }
+    device_name = record.environment.device.name or spec.device
+    lines = [f"{spec.script.command}, {spec.precision}, on {spec.device}: {device_name}", f"  {spec.script.step}", ""]
+    return "\n".join([*lines, *(f"  {name:<13} {text}" for name, text in rows.items())])
 
 
-def _notes_on_ranks(record: Record, has_async: bool) -> Iterator[str]:
-    """Notes on a run of several ranks: figures that are missing, and an unusual library for collectives.
-
-    `has_async`: the script calls collectives that return before they are done.
-    """
+def _notes_on_ranks(record: Record, agreement: Agreement | None) -> Iterator[str]:
+    """Notes on a run of several ranks: figures that are missing, and an unusual library for collectives."""
     found = record.ranks
-    if found is None:
+    if found is None or agreement is None:
         return
     if found.why == ranks.UNKNOWN:
         yield found.why
-    elif has_async:
+    elif agreement.hooks.has_async:
         yield (
             "the script calls collectives with async_op=True: its waits for them are counted as its own work, not as "
             "waits for other ranks"
         )
     if found.backend != ranks.backend_of(record.spec.device):
         yield f"the script's ranks use {found.backend} on {record.spec.device}: their collectives go through the CPU"
-
-
-def _limit_words(record: Record) -> str:
-    bound = record.bound
-    if bound is None or bound.bound is None:
-        return f"unknown: {bound.why if bound else 'no step was measured'}"
-    return f"{verdict.NAMES.get(bound.bound, bound.bound)}: {bound.why}"
-
-
-def _gap_rows(figures: Timing) -> dict[str, str]:
-    """Row on gaps between steps: number, seconds and share of the time, for each kind of gap; empty without gaps."""
-    gaps = figures.gaps or {}
-    total_s = (figures.measured_s or 0.0) + sum(gap.seconds or 0.0 for gap in gaps.values())
-    rows = [
-        f"{name} {counted(int(gap.number or 0), 'time')}, {seconds(gap.seconds or 0.0)}"
-        f" ({percent((gap.seconds or 0.0) / total_s)} of the time)"
-        for name, gap in gaps.items()
-    ]
-    return {"between steps": "; ".join(rows)} if rows else {}
 
 
 def _spread(values: Sequence[int], unit: str) -> Iterator[str]:
@@ -402,18 +367,6 @@ def _spread(values: Sequence[int], unit: str) -> Iterator[str]:
         yield (
             f"steps differ: {low:,} to {high:,} {unit}, median {usual:,}; throughput is all work divided by all time"
         )
-
-
-def _copied_from(context: Context) -> dict[str, Any]:
-    """Commit recorded by a launcher that copied the script's folder; a copy has no git repository."""
-    commit, _, dirty = context.script_commit.partition("-")
-    return {"commit": commit, "dirty": bool(dirty)} if commit else {}
-
-
-def _is_compiled() -> bool:
-    """Whether the script has compiled a part of its code by torch.compile."""
-    dynamo = sys.modules.get("torch._dynamo")
-    return bool(dynamo and dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def _complexity(step: Step, work: Work) -> ComplexityRecord:
@@ -492,4 +445,4 @@ def _notes(record: Record, limits: Limits) -> list[str]:
         notes.append(f"{limits.samples_per_step} samples per step, from --samples-per-step")
     if (skipped := record.timing.skipped_steps) and skipped.measured:
         notes.append(f"a GradScaler skipped the optimizer in {int(skipped.measured)} measured steps")
-    return [*notes, *verdict.faults_note(record)]
+    return notes

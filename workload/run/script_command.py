@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import rooflaunch
 from workload import log
+from workload.arguments import examples
 from workload.contract.context import Context
 from workload.contract.errors import (
     ExitCode,
@@ -39,14 +40,13 @@ from workload.steps import hooks, program
 from workload.steps.hidden_packages import shown
 
 if TYPE_CHECKING:
-    from workload.run.measured_script import MeasuredScript
+    from workload.run.script import MeasuredScript
     from workload.steps.agreement import Agreement
 
-EXAMPLES = """\b
-Examples:
-  python -m rooflaunch script -- train.py --lr 0.1
-  python -m rooflaunch script --repeats 3 --profile torch -- train.py
-"""
+EXAMPLES = examples(
+    "python -m rooflaunch script -- train.py --lr 0.1",
+    "python -m rooflaunch script --repeats 3 --profile torch -- train.py",
+)
 TEXT = """Run a PyTorch training script without changes, measure its steps and write a bundle.
 
 The order of backward passes and optimizer steps shows what a step is; it is printed. After the last measured step
@@ -130,29 +130,17 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
         gpu_index.use(parsed.gpu_index)
     if spec.repeats > 1 or (spec.profile is not Profile.NONE and not context.profile_later):
         return repeat_script(parsed, spec, script, context)
-    is_launched = parsed.context is not None
     if spec.devices > 1 and place is None:
         words = words_of_run(parsed, spec, context)
         words += ["--bundles", str(parsed.bundles)] if parsed.bundles else []
-        ranks.start_script(words, spec, context, parsed.output, is_launched=is_launched)
+        ranks.start_script(words, spec, context, parsed.output, is_launched=parsed.context is not None)
         return ExitCode.DONE
-    request = {
-        "spec": spec,
-        "program": script,
-        "context": context,
-        "output": parsed.output,
-        "goes_on": parsed.then == "continue",
-        "announce": _announcer(parsed, to_stdout=is_launched),
-        "is_launched": is_launched,
-        "leaves_failures": parsed.rank_notes is not None,
-    }
     if place is None:
         cgroup.limit_threads(context.cpu_shares)
-        return _measure(request, timeline)
-    if place[0]:
+    elif place[0]:
         # Rank 0 shows the progress. Without a process that reports the ranks' errors, each reports its own.
         log.LOGGER.handlers[0].setLevel(logging.CRITICAL if parsed.rank_notes else logging.ERROR)
-    return _measure(request, timeline, place, parsed.rank_notes)
+    return _measure(parsed, spec, script, context, timeline, place)
 
 
 def _refuse_for_rank(spec: RunSpec, index: int | None, size: int) -> None:
@@ -174,33 +162,43 @@ def _refuse_for_rank(spec: RunSpec, index: int | None, size: int) -> None:
 
 
 def _measure(
-    request: dict[str, Any], timeline: Timeline, place: tuple[int, int] | None = None, notes: Path | None = None
+    parsed: Namespace,
+    spec: RunSpec,
+    script: program.Program,
+    context: Context,
+    timeline: Timeline,
+    place: tuple[int, int] | None,
 ) -> int:
-    """Run the script in this process, and measure it. `place`: number of this rank, and number of all ranks.
-
-    `notes`: folder in which a rank leaves its error for the process that started the ranks; None under torchrun.
-    """
-    script, is_launched = request["program"], request["is_launched"]
-    measured: list[MeasuredScript] = []
+    """Run the script in this process, and measure it. `place`: number of this rank, and number of all ranks."""
+    is_launched, notes = parsed.context is not None, parsed.rank_notes
+    announce = _announcer(parsed, to_stdout=is_launched)
+    measured: MeasuredScript | None = None
     agreement: Agreement | None = None
 
     def listen() -> None:
-        nonlocal agreement
+        nonlocal agreement, measured
         with shown():
-            from workload.run.measured_script import Request  # noqa: PLC0415 - imports torch, as the script just has
-            from workload.run.script import ScriptRun  # noqa: PLC0415
-            from workload.run.script_rank import ScriptRank  # noqa: PLC0415
+            from workload.run.script import MeasuredScript  # noqa: PLC0415 - imports torch, as the script just has
             from workload.steps.agreement import Agreement  # noqa: PLC0415
 
-        if place:
-            agreement = Agreement(*place)
-        full = Request(**request, agreement=agreement)
-        measured.append((ScriptRank if place and place[0] else ScriptRun)(full, timeline))
-        rooflaunch.listen(measured[0].step_log)
-        hooks.install(measured[0].step_log)
+        agreement = Agreement(*place) if place else None
+        measured = MeasuredScript(
+            spec,
+            script,
+            context,
+            timeline,
+            output=parsed.output,
+            announce=announce,
+            goes_on=parsed.then == "continue",
+            agreement=agreement,
+            shows=not is_launched,
+            leaves_failures=notes is not None,
+        )
+        rooflaunch.listen(measured.step_log)
+        hooks.install(measured.step_log)
         if agreement:
-            agreement.hooks.install(measured[0].session.refuse)
-        _observe_exits(measured[0], script.name)
+            agreement.hooks.install(measured.session.refuse)
+        _observe_exits(measured, script.name)
 
     def seal_for_rank_0() -> None:
         if agreement and agreement.rank == 1 and agreement.processes and notes is None:
@@ -213,39 +211,42 @@ def _measure(
         try:
             end = program.run_script(script, lambda error: agreement.explain(error) if agreement else None)
             if measured:
-                return _close(measured[0], script, end, is_launched=is_launched)
+                return _close(measured, script, end, is_launched=is_launched)
         except InterruptedRunError as error:
             # The signal may have come after the script's end, before its bundle was sealed.
             if measured:
-                measured[0].close(Status.INTERRUPTED, str(error))
+                measured.close(Status.INTERRUPTED, str(error))
             raise
         if end.code and notes:
             what = f"rank {os.environ['RANK']}: {script.name} {_how(end)} before it imported torch"
             raise RunFailedError(what, hint=TRACEBACK_HINT)
-        return _without_torch(script, end, is_launched=is_launched)
+        if end.code:
+            log.LOGGER.error("error: %s failed before it imported torch; nothing was measured", script.name)
+            return ExitCode.RUN_FAILED if is_launched else end.code
+        raise RunFailedError(
+            f"{script.name} ended without importing torch in this process: nothing was measured",
+            hint="name the script that trains, not a script that starts it",
+        )
 
 
 def _announcer(parsed: Namespace, *, to_stdout: bool) -> Callable[[Path], None]:
     """Function that reports the bundle's folder, to files and to stdout as requested."""
-    print_folder = _printer() if to_stdout else lambda _: None
     files = [parsed.bundles and parsed.bundles.absolute(), parsed.rank_notes and parsed.rank_notes / ranks.BUNDLE_NOTE]
+    stdout = None
+    if to_stdout:
+        # Only the folder goes to stdout: the script's own output goes to stderr.
+        with suppress(OSError, ValueError):
+            stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
+            sys.stdout.flush()
+            os.dup2(2, 1)
 
     def announce(folder: Path) -> None:
         for path in filter(None, files):
             replace_text(path, f"{folder}\n", durable=False)
-        print_folder(folder)
+        if to_stdout:
+            print(folder, file=stdout, flush=True)
 
     return announce
-
-
-def _printer() -> Callable[[Path], None]:
-    """Function that prints a folder to the present stdout. Redirects the script's own output to stderr."""
-    with suppress(OSError, ValueError):
-        ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        sys.stdout.flush()
-        os.dup2(2, 1)
-        return lambda folder: print(folder, file=ours, flush=True)
-    return print
 
 
 def _observe_exits(measured: "MeasuredScript", name: str) -> None:
@@ -269,16 +270,6 @@ def _observe_exits(measured: "MeasuredScript", name: str) -> None:
             return original(*args)
 
         setattr(os, other, become)
-
-
-def _without_torch(script: program.Program, end: program.End, *, is_launched: bool) -> int:
-    if end.code:
-        log.LOGGER.error("error: %s failed before it imported torch; nothing was measured", script.name)
-        return ExitCode.RUN_FAILED if is_launched else end.code
-    raise RunFailedError(
-        f"{script.name} ended without importing torch in this process: nothing was measured",
-        hint="name the script that trains, not a script that starts it",
-    )
 
 
 def _close(measured: "MeasuredScript", script: program.Program, end: program.End, *, is_launched: bool) -> int:
@@ -357,23 +348,20 @@ def _error_without_steps(measured: "MeasuredScript", script: program.Program) ->
             " step",
             hint="--warmup 0 --iterations 3, or more epochs",
         )
-    if session.optimizer_steps:
+    steps, passes, gradients = session.optimizer_steps, session.backward_passes, session.gradients
+    if steps:
         return RunFailedError(
-            f"{script.name} ended after {counted(session.optimizer_steps, 'optimizer step')}: too few to "
-            "find out what a step is, count its FLOP and measure it",
+            f"{script.name} ended after {counted(steps, 'optimizer step')}: too few to find out what a step is, count"
+            " its FLOP and measure it",
             hint=f"let the script make more steps (smaller batches, more epochs); or {program.STEP_HINT}",
         )
-    if session.backward_passes:
-        passes = f"{session.backward_passes} backward pass{'' if session.backward_passes == 1 else 'es'}"
-        return UsageError(
-            f"{script.name} made {passes} and no step of an optimizer of torch.optim", hint=program.STEP_HINT
+    if passes or gradients:
+        made = (
+            f"made {counted(passes, 'backward pass')} and"
+            if passes
+            else (f"took gradients {counted(gradients, 'time')} by torch.autograd.grad, and made")
         )
-    if session.gradients:
-        return UsageError(
-            f"{script.name} took gradients {counted(session.gradients, 'time')} by torch.autograd.grad, and made no"
-            " step of an optimizer of torch.optim",
-            hint=program.STEP_HINT,
-        )
+        return UsageError(f"{script.name} {made} no step of an optimizer of torch.optim", hint=program.STEP_HINT)
     return RunFailedError(
         f"{script.name} ended without a backward pass or an optimizer step in this process",
         hint="name the script that trains. One that starts its own training processes (torch.multiprocessing) cannot "

@@ -38,13 +38,6 @@ BEGIN_LIMIT_MS = 5000
 
 def serve(run: Callable[[], int]) -> NoReturn:
     """Fork runs until the client closes its socket, which is stdin. Each fork calls `run` and ends with its code."""
-    with suppress(ConnectionError):
-        _serve(run)
-    # At its own end, Python would free all modules one by one, which takes seconds on a busy machine.
-    os._exit(0)
-
-
-def _serve(run: Callable[[], int]) -> None:
     # Signals from a terminal or to the process group are for the runs. A fork inherits the mask, as from `run_child`.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     client = socket.socket(fileno=os.dup(0))
@@ -56,11 +49,11 @@ def _serve(run: Callable[[], int]) -> None:
     with suppress(ImportError):
         importlib.import_module(OPTIONAL)
     gc.enable()
-    while True:
-        content, descriptors, _, _ = socket.recv_fds(client, REQUEST_BYTES, STREAMS)
-        if not content:
-            return
-        _fork(client, json.loads(content), descriptors, run)
+    with suppress(ConnectionError):
+        while (received := socket.recv_fds(client, REQUEST_BYTES, STREAMS))[0]:
+            _fork(client, json.loads(received[0]), received[1], run)
+    # At its own end, Python would free all modules one by one, which takes seconds on a busy machine.
+    os._exit(0)
 
 
 def _fork(client: socket.socket, request: dict[str, Any], descriptors: Sequence[int], run: Callable[[], int]) -> None:

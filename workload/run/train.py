@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -17,32 +17,27 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from workload import log
 from workload.contract import bundle, ranks, verdict
-from workload.contract.context import Context, KeptCeilings
+from workload.contract.context import Context
 from workload.contract.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
-from workload.contract.fields import from_facts
 from workload.contract.interrupt import interruption_deferred, pending_interruption, raise_if_interrupted
-from workload.contract.record import CeilingsRecord, Record, SkippedSteps, Spec, Status
+from workload.contract.record import Record, SkippedSteps, Spec, Status
 from workload.contract.spec import Device, Precision, Resolved, RunSpec, options
-from workload.contract.text import counted, cpu_share, percent, seconds, si
+from workload.contract.text import counted, cpu_share
 from workload.environment import device, resource_errors
 from workload.environment.cgroup import usable_cpus
 from workload.environment.collect import collect
 from workload.environment.host_sections import SectionsBeside
 from workload.log import Progress
-from workload.measure import ceiling_cache, ceilings
 from workload.measure.clock import clock_for
 from workload.measure.collectives import Collectives
 from workload.measure.recorder import StepPhase, loss_reader_for
-from workload.measure.settle import settle, thermometer_of
-from workload.measure.telemetry import Telemetry
 from workload.measure.timing import Timeline
 from workload.model import models
-from workload.run.first_record import first_record
-from workload.run.region import Region
-from workload.run.run_record import RunRecord
-from workload.run.unfinished import status_of
-from workload.steps import complexity, complexity_cache, data
+from workload.run.life import Life, Region
+from workload.run.unfinished import first_record, status_of
+from workload.steps import complexity, data
 from workload.steps.training_step import TrainingStep
 
 LOGGER = logging.getLogger("workload")
@@ -99,24 +94,12 @@ class TrainingJob:
 
     spec: RunSpec
     context: Context
-    place: str
     origin: dict[str, str]
     source: data.DataSource
     model: nn.Module
     complexity: complexity.Complexity
     counted: Mapping[str, Any]
     notes: list[str]
-
-    def run_id(self, started_at: datetime) -> str:
-        """New name for this run."""
-        assert self.spec.batch_size is not None
-        return bundle.make_run_id(
-            now=started_at,
-            place=self.place,
-            model=self.spec.model,
-            batch_size=self.spec.batch_size,
-            precision=self.spec.precision,
-        )
 
 
 def prepare(resolved: Resolved, context: Context, output: Path, rank: int = 0) -> TrainingJob:
@@ -153,69 +136,65 @@ def prepare(resolved: Resolved, context: Context, output: Path, rank: int = 0) -
     return TrainingJob(
         spec=spec,
         context=context,
-        place=context.place_on(spec.device),
         origin={option.name: "default" for option in options()} | dict(context.spec_origin or resolved.origin),
         source=source,
         model=models.build(spec.model, num_classes=source.classes, image_size=spec.image_size),
-        complexity=complexity_cache.read(output, counted) or complexity.count(**counted),
+        complexity=complexity.read_kept(output, counted) or complexity.count(**counted),
         counted=counted,
         notes=notes,
     )
 
 
-def execute(
-    job: TrainingJob, folder: Path, timeline: Timeline, beside: SectionsBeside | None = None, group: Group | None = None
-) -> Record:
-    """Run the job and leave a sealed bundle in `folder`, even if the run fails; return the record.
+def run(
+    resolved: Resolved,
+    context: Context,
+    output: Path,
+    timeline: Timeline,
+    *,
+    beside: SectionsBeside,
+    announce: Callable[[Path], None],
+    rank: int | None = None,
+) -> None:
+    """Train once and leave a sealed bundle, even if the run fails; raises the run's error after sealing the bundle.
 
-    Raises the run's error after sealing the bundle. A full disk leaves the bundle incomplete and raises `OSError`.
-    `beside`: collects facts of the environment in a thread, which ends before the first step. `group`: set in rank 0
-    of several ranks. If such a run fails, the process that started the ranks knows which rank failed, and seals the
-    bundle.
+    `beside`: collects facts of the environment in a thread, which ends before the first step. `announce` receives the
+    bundle's folder. `rank`: number of this process, if several train together. If such a run fails, the process that
+    started the ranks knows which rank failed, and seals the bundle.
     """
-    run = RunRecord(folder, _first_record(job, folder.name, timeline, beside), timeline)
-    complexity_cache.write(folder.parent, job.counted, job.complexity)
-    failure: Exception | None = None
-    try:
-        _measure(job, run, timeline, group)
-        if group:
-            distributed.barrier()
-            measured_s = run.record.timing.measured_s
-            run.set(ranks=ranks.summary(folder, device=job.spec.device, measured_s=measured_s))
-        run.set(status=Status.COMPLETED)
-    except Exception as error:
-        if isinstance(error, OSError) and bundle.is_write_failure(error):
-            raise
-        # Every error but a failed write is recorded, and raised again below.
-        failure = pending_interruption() or explain(error, job.spec)
-        run.set(
-            status=status_of(failure),
-            error=str(failure) or type(failure).__name__,
-            hint=getattr(failure, "hint", None),
+    timeline.enter("prepare")
+    job = prepare(resolved, context, output, rank or 0)
+    raise_if_interrupted()
+    timeline.enter("environment")
+    group = None if rank is None else Group.join(job.spec.device)
+    if group and group.rank:
+        _follow(job, Path(group.shared("")), timeline, group)
+    else:
+        spec = job.spec
+        run_id = bundle.make_run_id(
+            now=timeline.started_at,
+            place=context.place_on(spec.device),
+            model=spec.model,
+            batch_size=spec.batch_size or 1,
+            precision=spec.precision,
         )
-        LOGGER.debug("%s", "".join(traceback.format_exception(error)))
-    with interruption_deferred():
-        _finish(job, run, timeline)
-        if failure and group:
-            run.write()
-        else:
-            run.seal()
-    if failure:
-        raise failure
-    return run.record
+        folder = bundle.create(output, run_id)
+        announce(folder)
+        if group:
+            group.shared(str(folder.absolute()))
+        with bundle.guarded_writes(folder):
+            _execute(job, folder, timeline, beside, group)
+    if group:
+        distributed.destroy_process_group()
 
 
-def _first_record(job: TrainingJob, run_id: str, timeline: Timeline, beside: SectionsBeside | None) -> Record:
+def _execute(job: TrainingJob, folder: Path, timeline: Timeline, beside: SectionsBeside, group: Group | None) -> None:
+    """Train, and write the bundle `folder`. A full disk leaves the bundle incomplete and raises `OSError`."""
     facts = collect(
-        device=job.spec.device,
-        dataset_path=job.source.path,
-        outside=job.context.outside,
-        known=beside.wait() if beside else None,
+        device=job.spec.device, dataset_path=job.source.path, outside=job.context.outside, known=beside.wait()
     )
-    return first_record(
-        run_id,
+    first = first_record(
+        folder.name,
         job.context,
-        place=job.place,
         spec=Spec.from_run_spec(job.spec),
         spec_origin=job.origin,
         facts=facts,
@@ -223,75 +202,47 @@ def _first_record(job: TrainingJob, run_id: str, timeline: Timeline, beside: Sec
         complexity=job.complexity.record(),
         notes=job.notes,
     )
+    failure: Exception | None = None
+    with closing(Life(folder, first, timeline, job.context)) as life:
+        complexity.keep(folder.parent, job.counted, job.complexity)
+        try:
+            life.prepare()
+            device.reset_peak_memory(job.spec.device)
+            _train(job, folder, life, timeline, group)
+            life.measure_again()
+            timeline.enter("finish")
+            if group:
+                distributed.barrier()
+                measured_s = life.record.timing.measured_s
+                life.set(ranks=ranks.summary(folder, device=job.spec.device, measured_s=measured_s))
+        except Exception as error:
+            if isinstance(error, OSError) and bundle.is_write_failure(error):
+                raise
+            # Every error but a failed write is recorded, and raised again below.
+            failure = pending_interruption() or explain(error, job.spec)
+            LOGGER.debug("%s", "".join(traceback.format_exception(error)))
+        with interruption_deferred():
+            life.notes += [*_skipped(life.record), *_idle_cpus(life.record)]
+            status = status_of(failure) if failure else Status.COMPLETED
+            what = (str(failure) or type(failure).__name__) if failure else None
+            life.set(hint=getattr(failure, "hint", None))
+            life.finish(status, what, seals=not (failure and group))
+    if failure:
+        raise failure
 
 
-def follow(job: TrainingJob, folder: Path, timeline: Timeline, group: Group) -> None:
+def _follow(job: TrainingJob, folder: Path, timeline: Timeline, group: Group) -> None:
     """Train beside rank 0, which writes the bundle `folder`; write only this rank's own files."""
-    _train(job, folder, None, timeline, group)
-    distributed.barrier()
+    with log.to_file(ranks.own_folder(folder, group.rank) / bundle.LOG):
+        try:
+            _train(job, folder, None, timeline, group)
+            distributed.barrier()
+        except Exception as error:
+            raise explain(error, job.spec) from error
 
 
-def _measure(job: TrainingJob, run: RunRecord, timeline: Timeline, group: Group | None) -> None:
-    path = run.folder / bundle.TELEMETRY
-    with Telemetry(path, device=job.spec.device, origin_s=timeline.started_s) as telemetry:
-        context = job.context
-        thermometer = thermometer_of(job.spec.device) if context.settles else None
-        # Read before the ceilings, which load the device: the first run of a task reads the temperature from before the
-        # task.
-        target_c = thermometer() if thermometer and context.settle_to_c is None else context.settle_to_c
-        if job.spec.ceilings:
-            timeline.enter("ceilings")
-            kept = KeptCeilings.NONE if job.spec.fresh_ceilings else KeptCeilings(context.kept_ceilings)
-            run.set(ceilings=_measure_ceilings(job.spec, run.folder.parent, kept))
-        raise_if_interrupted()
-        if thermometer:
-            timeline.enter("settle")
-            run.set(settling=settle(thermometer, target_c, report=LOGGER.info))
-        timeline.enter("setup")
-        device.reset_peak_memory(job.spec.device)
-        _train(job, run.folder, run, timeline, group)
-        share = verdict.share_of_ceiling(run.record)
-        if share is not None and share > verdict.ABOVE_CEILING:
-            timeline.enter("ceilings_again")
-            _measure_ceilings_again(job, run, share)
-        timeline.enter("finish")
-    if telemetry.error:
-        raise telemetry.error
-
-
-def _measure_ceilings(spec: RunSpec, output: Path, kept: KeptCeilings) -> CeilingsRecord:
-    measured, age_s = ceiling_cache.cached_or_measure(
-        output,
-        device=spec.device,
-        precisions=(spec.precision,),
-        sample=ceilings.sensors_of(spec.device),
-        progress=LOGGER.info,
-        fresh=kept is KeptCeilings.NONE,
-        max_age_s=math.inf if kept is KeptCeilings.BLOCK else ceiling_cache.MAX_AGE_S,
-    )
-    if age_s:
-        LOGGER.info("this machine's ceilings of %s ago are used again (not with --fresh-ceilings)", seconds(age_s, 2))
-    return from_facts(CeilingsRecord, measured.to_json() | {"age_s": age_s})
-
-
-def _measure_ceilings_again(job: TrainingJob, run: RunRecord, share: float) -> None:
-    """Measure the ceilings after a run that exceeded them, which proves them wrong; later runs use the new ones."""
-    spec = job.spec
-    was = verdict.compute_roof_per_s(run.record) or 0.0
-    above = f"the run reached {percent(share)} of the {spec.precision} ceiling"
-    LOGGER.info("%s: this machine's ceilings are measured again", above)
-    # Read before the probes, whose allocations are not part of the run's memory.
-    run.set(memory=device.memory(spec.device))
-    if spec.device is Device.CUDA:
-        torch.cuda.empty_cache()
-    run.set(ceilings=_measure_ceilings(spec, run.folder.parent, KeptCeilings.NONE))
-    job.notes.append(
-        f"{above} measured before the run, {si(was, 'FLOP/s')}: the ceilings were measured again after the run"
-    )
-
-
-def _train(job: TrainingJob, folder: Path, run: RunRecord | None, timeline: Timeline, group: Group | None) -> None:
-    """Warm up and measure. `folder`: the bundle's; `run`: its record, None in a rank that does not write it."""
+def _train(job: TrainingJob, folder: Path, life: Life | None, timeline: Timeline, group: Group | None) -> None:
+    """Warm up and measure. `folder`: the bundle's; `life`: None in a rank that does not write the record."""
     spec = job.spec
     assert spec.warmup is not None
     assert spec.iterations is not None
@@ -300,9 +251,9 @@ def _train(job: TrainingJob, folder: Path, run: RunRecord | None, timeline: Time
         own = ranks.own_folder(folder, group.rank) if group else folder
         collectives = stack.enter_context(Collectives(own, clock_for(spec.device))) if group else None
         step = TrainingStep(job.model, spec, collectives)
-        losses = loss_reader_for(spec.device)
-        place = folder if run else own
-        region = Region(place, spec.device, timeline, losses, has_telemetry=True, collectives=collectives)
+        region = Region(
+            folder if life else own, spec.device, timeline, loss_reader_for(spec.device), collectives=collectives
+        )
         batches = stack.enter_context(closing(job.source.batches()))
         stack.enter_context(closing(region))
         for phase, count, least_s in phases:
@@ -314,16 +265,11 @@ def _train(job: TrainingJob, folder: Path, run: RunRecord | None, timeline: Time
                         region.recorder.begin(phase, spec.images_per_step)
                         region.recorder.end(step(batches, region.recorder.mark))
             finally:
-                if run:
-                    _note_timing(run, region, phase, step.skipped - skipped_before)
-
-
-def _note_timing(run: RunRecord, region: Region, phase: StepPhase, skipped: int) -> None:
-    if region.measured:
-        run.set(timing=region.measured.summarize(run.record.timing))
-    if run.record.spec.precision == Precision.AMP:
-        known = run.record.timing.skipped_steps or SkippedSteps()
-        run.set_timing(skipped_steps=replace(known, **{phase.value: skipped}))
+                if life:
+                    life.set(timing=region.timing(life.record.timing))
+                if life and spec.precision == Precision.AMP:
+                    known = life.record.timing.skipped_steps or SkippedSteps()
+                    life.set_timing(skipped_steps=replace(known, **{phase.value: step.skipped - skipped_before}))
 
 
 @contextmanager
@@ -353,32 +299,25 @@ def at_least(
 
     Adding steps is logged, and raises the total of `progress`. `group`: its ranks take the same number of steps.
     """
-    began_s = now()
-    yield from repeat(None, count)
-    taken_s, taken = now() - began_s, count
-    if group and least_s:
-        # The host has only queued the steps.
-        clock_for(group.device).synchronize()
-        while more := group.more_steps(taken, now() - began_s, least_s):
-            progress.expect(taken + more)
-            yield from repeat(None, more)
-            taken += more
-        return
-    if taken_s >= least_s:
-        return
-    LOGGER.info("measured   %s took less than %g s: adding more steps (--min-seconds)", counted(count, "step"), least_s)
-    while (taken_s := now() - began_s) < least_s:
-        progress.expect(max(taken + 1, round(taken * least_s / taken_s)))
-        yield
-        taken += 1
-    progress.expect(taken)
-
-
-def _finish(job: TrainingJob, run: RunRecord, timeline: Timeline) -> None:
-    run.set_timing(setup_s=timeline.setup_s(), phases=timeline.phases(), interpreter_s=timeline.interpreter_s)
-    run.set_process(lambda: device.memory(job.spec.device))
-    run.judge()
-    run.set(notes=[*job.notes, *_skipped(run.record), *_idle_cpus(run.record), *verdict.faults_note(run.record)])
+    began_s, taken, more = now(), 0, count
+    while more:
+        yield from repeat(None, more)
+        taken += more
+        if not least_s:
+            return
+        if group:
+            # The host has only queued the steps.
+            clock_for(group.device).synchronize()
+            if more := group.more_steps(taken, now() - began_s, least_s):
+                progress.expect(taken + more)
+            continue
+        passed_s = now() - began_s
+        more = int(passed_s < least_s)
+        if more and taken == count:
+            what = counted(count, "step")
+            LOGGER.info("measured   %s took less than %g s: adding more steps (--min-seconds)", what, least_s)
+        if more or taken > count:
+            progress.expect(max(taken + 1, round(taken * least_s / passed_s)) if more else taken)
 
 
 def _skipped(run: Record) -> list[str]:
@@ -426,14 +365,11 @@ def explain(error: Exception, spec: RunSpec) -> Exception:
     if not isinstance(error, RuntimeError | OSError):
         return error
     first_line = str(error).strip().split("\n", 1)[0]
-    explained = RunFailedError(f"the training step failed: {first_line}", hint=_cure(first_line, spec))
+    cure = "log.txt in the bundle has the whole traceback"
+    if "DataLoader worker" in first_line:
+        cure = "--workers 0, or more shared memory (docker run --shm-size=2g)"
+    elif spec.compile:
+        cure = "leave --compile out; on a CPU it needs a C++ compiler"
+    explained = RunFailedError(f"the training step failed: {first_line}", hint=cure)
     explained.__cause__ = error
     return explained
-
-
-def _cure(message: str, spec: RunSpec) -> str:
-    if "DataLoader worker" in message:
-        return "--workers 0, or more shared memory (docker run --shm-size=2g)"
-    if spec.compile:
-        return "leave --compile out; on a CPU it needs a C++ compiler"
-    return "log.txt in the bundle has the whole traceback"

@@ -1,23 +1,66 @@
-"""Seals the bundle of a run whose trainer ended before it could do so itself. Standard library only."""
+"""A run's first run.json, and the seal of a run whose trainer ended before it could seal its bundle itself.
+
+Standard library only.
+"""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from workload.contract import bundle
 from workload.contract.context import Context
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
-from workload.contract.record import Record, Spec, Status
+from workload.contract.fields import from_facts
+from workload.contract.forks import this_start
+from workload.contract.record import ComplexityRecord, JobPlace, Memory, Record, Repeat, Spec, Status, Timing
+from workload.contract.record_sections import Environment
 from workload.contract.script import script_name, slug
-from workload.contract.spec import Device, RunSpec
+from workload.contract.spec import Device, Profile, RunSpec
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
-from workload.run.first_record import first_record
+from workload.profile.status import before_the_pass
 
 NOTE = "the trainer ended before it could describe the run: this record was made from outside"
+
+
+def first_record(
+    run_id: str,
+    context: Context,
+    *,
+    spec: Spec,
+    spec_origin: Mapping[str, str] | None,
+    facts: Mapping[str, Any],
+    started_at: str,
+    complexity: ComplexityRecord | None = None,
+    notes: Sequence[str] = (),
+) -> Record:
+    """Record of a run that begins. `facts`: sections of the environment that `context` does not have."""
+    where = {
+        "place": context.place_on(str(spec.device)),
+        "backend": context.backend,
+        "runtime": context.runtime,
+        "runtime_reason": context.runtime_reason,
+        "start": this_start(),
+    }
+    return Record(
+        run_id=run_id,
+        status=Status.RUNNING,
+        repeat=Repeat(index=context.repeat, of=context.repeats),
+        job=None if context.job is None else JobPlace(**context.job),
+        run_key=context.run_key or None,
+        spec=spec,
+        spec_origin=spec_origin,
+        environment=from_facts(Environment, {**where, **facts}),
+        timing=Timing(started_at=started_at),
+        complexity=complexity,
+        memory=Memory(),
+        profile=before_the_pass(Profile(spec.profile or Profile.NONE), context),
+        notes=list(notes),
+    )
 
 
 def seal_all(
@@ -107,7 +150,6 @@ def _record(run_id: str, spec: RunSpec, context: Context) -> Record:
     return first_record(
         run_id,
         context,
-        place=context.place_on(spec.device),
         spec=Spec.from_run_spec(spec),
         spec_origin=context.spec_origin,
         facts={"host": {}, "software": {}} | sections | {"device": device},

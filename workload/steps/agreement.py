@@ -1,22 +1,32 @@
-"""Agreement of the ranks of a script: when timed steps begin and end, and what to say if a rank ends too early.
+"""Ranks of a script agree when timed steps begin and end, and what to say if a rank ends too early.
 
 All ranks run the same script, so that the events of their optimizers have the same numbers. Rank 0 decides at which
 event timed steps begin and end, and the other ranks ask it. They talk through the key-value store of the script's own
 process group. Between the first and the last timed step nothing is sent.
 """
 
+import functools
+import math
 import os
 import re
+import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from enum import StrEnum
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from workload.contract.errors import LostRankError, RooflaunchError, RunFailedError, UsageError
-from workload.steps.collective_hooks import CollectiveHooks
-from workload.steps.program import STEP_HINT
+from workload.contract.spec import Device
+from workload.measure.clock import clock_for
+from workload.measure.collectives import Collectives
+from workload.steps.program import STEP_HINT, Program
+from workload.steps.session import Session, Stage
+from workload.steps.step import Limits, Step, StepReceiver
+from workload.steps.step_finder import Seen
+from workload.steps.step_work import Work, chosen
 
 # Longest wait for another rank: rank 0 may collect facts of the machine, or evaluate the model, while the others wait.
 LIMIT_S = 600.0
@@ -222,3 +232,224 @@ class Agreement:
                 with suppress(RuntimeError):
                     for rank in self._ended():
                         self._store.set(f"stuck {self.rank} {rank}", "")
+
+
+class RankSession(Session):
+    """Observer of a script in one of several ranks. Ranks begin and end their timed steps at the same events.
+
+    An event is a step of an optimizer, or the end of a step that the script marks.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        program: Program,
+        open_receiver: Callable[[Step, Work | None, Device], StepReceiver],
+        finish: Callable[[], None],
+        *,
+        goes_on: bool,
+        agreement: Agreement,
+    ) -> None:
+        super().__init__(limits, program, self._open_together, finish, goes_on=goes_on)
+        self._agreement = agreement
+        self._open_own = open_receiver
+
+    def buffer_limits(self) -> tuple[int, float]:
+        """Buffer one step only: if another rank fails, this process may be killed at any time."""
+        return 1, math.inf
+
+    def _unjoined(self) -> RooflaunchError | None:
+        return self._agreement.join(self._name)
+
+    def _follow_mark(self) -> None:
+        if error := self._unjoined():
+            self.refuse(error)
+        self._agreement.event += 1
+        super()._follow_mark()
+        self._agree()
+
+    def _follow(self, seen: Seen) -> None:
+        self._agreement.event += 1
+        super()._follow(seen)
+        self._agree()
+
+    def _agree(self) -> None:
+        """Before the first timed step: begin to time steps if rank 0 has begun at this event."""
+        if self.stage in (Stage.WARMUP, Stage.MEASURED, Stage.OVER):
+            return
+        if self._agreement.rank == 0:
+            self._agreement.tell(Word.WAIT)
+        elif self._agreement.is_begun():
+            if self.evaluations.counter is None:
+                raise self._agreement.differs()
+            self.evaluations.stop_counting()
+            self._start_receiver(chosen(self._works) if self._works else None)
+
+    def _has_counted_enough(self) -> bool:
+        return self._agreement.rank == 0 and super()._has_counted_enough()
+
+    def _open_together(self, step: Step, work: Work | None, used: Device) -> StepReceiver:
+        receiver = self._open_own(step, work, used)
+        self._agreement.meet_at_start(self.optimizers.gpus())
+        return receiver
+
+    def _enter(self, stage: Stage) -> None:
+        super()._enter(stage)
+        warmup, iterations, _ = self._limits.filled(self._device)
+        self._plan(warmup if stage is Stage.WARMUP else iterations)
+
+    def _plan(self, steps: int) -> None:
+        pattern = self.step.pattern if self.step else None
+        self._agreement.until = self._agreement.event + steps * (len(pattern.segments) if pattern else 1)
+
+    def _is_phase_over(self, receiver: StepReceiver) -> bool:  # noqa: ARG002 - only a profiler wants more
+        """Whether the phase has all of its steps, counted by events: a rank may have left out a step of its own."""
+        if self._agreement.event < self._agreement.until:
+            return False
+        if self.stage is Stage.WARMUP:
+            return True
+        _, iterations, least_s = self._limits.filled(self._device)
+        passed_s = time.perf_counter() - self._began_s
+        if passed_s < least_s:
+            # The host has only queued the steps.
+            with self._on_gpu:
+                clock_for(self._device).synchronize()
+            passed_s = time.perf_counter() - self._began_s
+        by_time = math.ceil(self._taken * (least_s / passed_s - 1)) if passed_s < least_s else 0
+        more = self._agreement.more_steps(max(iterations - self._taken, by_time))
+        self._plan(more)
+        return more == 0
+
+
+# --- hooks into torch.distributed
+
+# Functions of torch.distributed that return when their collective is done, unless `async_op` is set.
+BLOCKING = (
+    "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier",
+    "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single",
+    "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list",
+)  # fmt: skip
+# A communication hook of DistributedDataParallel, and its state.
+Hook = tuple[Callable[[Any, Any], Any], Any]
+
+
+class CollectiveHooks:
+    """Hooks that count the collectives which this rank has begun, and mark them for `receiver`, if there is one.
+
+    DistributedDataParallel averages gradients as before, through a communication hook that also reads the clock. As
+    with `workload.steps.hooks`, values and random state are never changed.
+
+    Collectives of DistributedDataParallel are those of its buckets and buffers. `has_async`: the script itself has
+    begun collectives that return before they are done, whose waits are not marked.
+    """
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.has_async = False
+        self.receiver: Collectives | None = None
+        self._all_reduce: Callable[..., Any] = lambda *_: None
+        # The hook of each DistributedDataParallel, in a list of one, so that it can be replaced.
+        self._hooks: WeakKeyDictionary[Any, list[Hook]] = WeakKeyDictionary()
+        self._is_inside = False
+
+    @property
+    def has_parallel(self) -> bool:
+        """Whether the script trains with DistributedDataParallel."""
+        return len(self._hooks) > 0
+
+    def install(self, refuse: Callable[[UsageError], None]) -> None:
+        """Wrap functions of torch.distributed; torch must be imported.
+
+        `refuse` is called with the error of a script that starts processes of its own.
+        """
+        import torch  # noqa: PLC0415 - the script imports it first
+
+        inner = torch.distributed.distributed_c10d
+        self._all_reduce = inner.all_reduce
+        for name in BLOCKING:
+            observed = self._blocking(getattr(inner, name))
+            for module in (torch.distributed, inner):
+                setattr(module, name, observed)
+        self._observe_parallel(torch.nn.parallel.DistributedDataParallel)
+        _refuse_spawning(refuse)
+
+    def _blocking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            # A collective inside another one does not count: functions that send objects call other collectives.
+            if self._is_inside:
+                return original(*args, **kwargs)
+            self._is_inside = True
+            self.begun += 1
+            receiver = self.receiver
+            try:
+                with receiver.waiting() if receiver else nullcontext():
+                    unfinished = original(*args, **kwargs)
+                self.has_async |= unfinished is not None
+                return unfinished
+            finally:
+                self._is_inside = False
+
+        return call
+
+    def _observe_parallel(self, kind: Any) -> None:
+        make, register = kind.__init__, kind.register_comm_hook
+        kind._sync_buffers = self._blocking(kind._sync_buffers)  # noqa: SLF001 - no public function waits for them alone
+
+        @functools.wraps(make)
+        def make_and_hook(parallel: Any, *args: Any, **kwargs: Any) -> None:
+            make(parallel, *args, **kwargs)
+            # Some modes of DistributedDataParallel have registered a hook of their own.
+            if parallel not in self._hooks:
+                self._register(parallel, (self._average, parallel.process_group))
+
+        @functools.wraps(register)
+        def register_and_mark(parallel: Any, state: Any, hook: Any) -> None:
+            if parallel not in self._hooks:
+                self._register(parallel, (hook, state))
+                return
+            # A hook can be registered once only: ours calls the script's.
+            parallel._check_comm_hook(hook)  # noqa: SLF001 - as the original does
+            self._hooks[parallel][0] = hook, state
+
+        kind.__init__, kind.register_comm_hook = make_and_hook, register_and_mark
+
+    def _register(self, parallel: Any, hook: Hook) -> None:
+        from torch import distributed  # noqa: PLC0415 - see above
+
+        # No reference to `parallel`, which holds the function that follows.
+        chosen = self._hooks[parallel] = [hook]
+
+        def mark(_: object, bucket: Any) -> Any:
+            self.begun += 1
+            call, state = chosen[0]
+            if self.receiver is None:
+                return call(state, bucket)
+            done = self.receiver.ready()
+            return call(state, bucket).then(done)
+
+        # Not `parallel.register_comm_hook`: it keeps the function in an attribute, and a script may save the model.
+        distributed._register_comm_hook(parallel.reducer, None, mark)  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def _average(self, group: Any, bucket: Any) -> Any:
+        """Average of the gradients over the ranks of `group`, as DistributedDataParallel computes it without a hook."""
+        shared = bucket.buffer().mul_(1 / group.size())
+        work = self._all_reduce(shared, group=group, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+
+def _refuse_spawning(refuse: Callable[[UsageError], None]) -> None:
+    """Refuse `torch.multiprocessing.spawn`: each of the ranks would start as many processes again."""
+    import torch.multiprocessing  # noqa: PLC0415 - see above
+
+    def start(*_: Any, **__: Any) -> None:
+        refuse(
+            UsageError(
+                "the script starts its own processes by torch.multiprocessing.spawn, but several ranks run it already",
+                hint="let the script read RANK and WORLD_SIZE, as under torchrun, in place of starting processes",
+            )
+        )
+
+    # The attribute of this name is the function; the module of the same name is only here.
+    module = sys.modules["torch.multiprocessing.spawn"]
+    module.start_processes = torch.multiprocessing.start_processes = start  # type: ignore[attr-defined]

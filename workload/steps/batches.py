@@ -23,10 +23,9 @@ MASK = "attention_mask"
 
 
 class Unit(StrEnum):
-    """Unit that throughput counts. Only bundles of earlier versions count tokens; today tokens are a second figure."""
+    """Unit that throughput counts; tokens are a second figure."""
 
     IMAGES = "images"
-    TOKENS = "tokens"
     SAMPLES = "samples"
     STEPS = "steps"
 
@@ -82,13 +81,10 @@ def measure(batch: Any, loader: int, size: int | None = None) -> Batch:
     if not leaves:
         return Batch(loader=loader, count=count, unit=Unit.SAMPLES)
     known = _of(loader, leaves[0].shape, leaves[0].dtype, count)
-    is_listed = leaves[0].dim() == LISTED_DIMENSIONS and leaves[0].shape[0] in CHANNELS and _is_listed(first)
+    # A list of images of different sizes.
+    is_listed = isinstance(first, list | tuple) and all(isinstance(item, torch.Tensor) for item in first)
+    is_listed = is_listed and leaves[0].dim() == LISTED_DIMENSIONS and leaves[0].shape[0] in CHANNELS
     return Batch(loader=loader, count=count, unit=Unit.IMAGES, tokens=0) if is_listed else known
-
-
-def _is_listed(first: Any) -> bool:
-    """Whether the first part of a batch is a list of tensors."""
-    return isinstance(first, list | tuple) and all(isinstance(item, torch.Tensor) for item in first)
 
 
 @lru_cache

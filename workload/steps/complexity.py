@@ -7,12 +7,15 @@ would take half the time and be wrong: autocast ignores them, and they always ta
 
 import contextlib
 import importlib.util
+import json
 import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,12 +27,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from workload.contract.errors import UsageError
+from workload.contract.files import replace_text
 from workload.contract.record import ComplexityRecord
 from workload.contract.spec import Device, Optimizer, Precision
 from workload.environment import resource_errors
 from workload.environment.device import AUTOCAST_DTYPES
-from workload.model import models
+from workload.environment.software import version
+from workload.model import flop, models
 from workload.model.flop import FlopCounter, Tally
+from workload.steps import training_step
 from workload.steps.training_step import make_optimizer
 
 METHOD = (
@@ -51,6 +57,12 @@ WEIGHT_FACTORIES = frozenset({torch.empty, torch.ones, torch.zeros})
 ONE_THREAD_FLOP = 1e10
 FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"
 FVCORE_LOGGER = "fvcore.nn.jit_analysis"
+
+KEPT_COUNTS = ".complexity.json"
+# An entry has up to 60 kB: this many are read in some milliseconds.
+MAX_ENTRIES = 50
+# Entries hold for the same code and versions of these packages.
+PACKAGES = ("torch", "torchvision", "fvcore")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,64 +128,51 @@ def count(
     shape = (batch_size, 3, image_size, image_size)
     with _MetaWeights():
         module = models.build(model, num_classes=num_classes, image_size=image_size).train()
+    # Kernels of CUDA are counted if there is a GPU, else those of the CPU.
+    is_cuda = Device(device) in (Device.CUDA, Device.AUTO) and torch.cuda.is_available()
     # FakeTensorMode logs a traceback for every shape that a model rejects.
     with _quiet(FAKE_TENSOR_LOGGER), FakeTensorMode(), _rejections(model, shape):
         kinds = (Optimizer(optimizer), Precision(precision))
-        step = _FakeStep(module, *kinds, device_type=_countable_device(Device(device)), shape=shape)
-        counted = step.count(grad_accumulation)
-    forward_flop_per_image = round(counted.forward.flop / batch_size)
+        fake = _FakeStep(module, *kinds, device_type="cuda" if is_cuda else "cpu", shape=shape)
+        # A steady step: every pass after the first adds to existing gradients.
+        forward, step = fake.pass_()
+        kept = tuple(fake.counter.kept)
+        if grad_accumulation > 1:
+            step = step.plus(fake.pass_()[1], times=grad_accumulation - 1)
+        step = step.plus(fake.update())
+    forward_flop_per_image = round(forward.flop / batch_size)
     fvcore_mac = None
     if with_fvcore:
-        threads = 1 if forward_flop_per_image < ONE_THREAD_FLOP else torch.get_num_threads()
-        with _threads(threads):
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1 if forward_flop_per_image < ONE_THREAD_FLOP else threads)
+        try:
             fvcore_mac = fvcore_mac_per_image(model, num_classes=num_classes, image_size=image_size)
+        finally:
+            torch.set_num_threads(threads)
     by_layer: Counter[str] = Counter()
-    for tensor in counted.kept:
-        by_layer[tensor.module] += tensor.bytes
+    for layer, _, stored_bytes in kept:
+        by_layer[layer] += stored_bytes
     return Complexity(
-        parameters=counted.parameters,
+        parameters=sum(parameter.numel() for parameter in module.parameters()),
         forward_mac_per_image=forward_flop_per_image // 2,
         forward_flop_per_image=forward_flop_per_image,
-        train_flop_per_step=counted.step.flop,
-        train_flop_per_image=round(counted.step.flop / (batch_size * grad_accumulation)),
-        flop_by_op=counted.step.flop_by_op,
-        bytes_per_step_lower=counted.step.bytes_lower,
-        bytes_per_step_upper=counted.step.bytes_upper,
+        train_flop_per_step=step.flop,
+        train_flop_per_image=round(step.flop / (batch_size * grad_accumulation)),
+        flop_by_op=step.flop_by_op,
+        bytes_per_step_lower=step.bytes_lower,
+        bytes_per_step_upper=step.bytes_upper,
         fvcore_mac_per_image=fvcore_mac,
-        uncounted=counted.uncounted,
+        uncounted=tuple(sorted(fake.counter.uncounted)),
         method=METHOD,
-        activation_values=sum(tensor.values for tensor in counted.kept),
+        activation_values=sum(values for _, values, _ in kept),
         activation_bytes=sum(by_layer.values()),
         activation_layer=max(by_layer, key=lambda name: by_layer[name], default=""),
         activation_layer_bytes=max(by_layer.values(), default=0),
         layers=models.layer_kinds(module),
-        forward_flop_by_module=counted.forward.flop_by_module,
-        flop_by_module=counted.step.flop_by_module,
-        bytes_by_module=counted.step.bytes_by_module,
+        forward_flop_by_module=forward.flop_by_module,
+        flop_by_module=step.flop_by_module,
+        bytes_by_module=step.bytes_by_module,
     )
-
-
-def _countable_device(device: Device) -> str:
-    """Device whose kernels are counted: CUDA if available and requested, else the CPU."""
-    return "cuda" if device in (Device.CUDA, Device.AUTO) and torch.cuda.is_available() else "cpu"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Kept:
-    """A tensor that the forward pass keeps for the backward pass."""
-
-    module: str
-    values: int
-    bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Counted:
-    parameters: int
-    forward: Tally
-    step: Tally
-    uncounted: tuple[str, ...]
-    kept: tuple[_Kept, ...]
 
 
 class _ModuleCounter(FlopCounter):
@@ -184,7 +183,8 @@ class _ModuleCounter(FlopCounter):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.kept: list[_Kept] = []
+        # Module, number of values and bytes of each tensor that the forward pass keeps.
+        self.kept: list[tuple[str, int, int]] = []
         self._entered = [OUTSIDE]
         self._next_number = torch._C._autograd._get_sequence_nr()  # noqa: SLF001
         self._of_number: dict[int, str] = {}
@@ -222,7 +222,7 @@ class _ModuleCounter(FlopCounter):
         if not self.ignore(tensor):
             stored_bytes = tensor.untyped_storage().nbytes()
             values = stored_bytes // tensor.element_size()
-            self.kept.append(_Kept(module=self._entered[-1], values=values, bytes=stored_bytes))
+            self.kept.append((self._entered[-1], values, stored_bytes))
         return tensor
 
     def _enter(self, name: str, *_: object) -> None:
@@ -238,55 +238,41 @@ class _FakeStep:
     def __init__(
         self, module: nn.Module, optimizer: Optimizer, precision: Precision, *, device_type: str, shape: tuple[int, ...]
     ) -> None:
-        _materialize(module, device_type)
+        # `Module.to_empty` would read the real tensors, which `FakeTensorMode` forbids.
+        module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device_type))  # noqa: SLF001 - as Module.to
         self._module = module
         self._optimizer = make_optimizer(module.parameters(), optimizer)
         self._precision = precision
         self._device_type = device_type
         self._images = torch.empty(shape, device=device_type)
         self._labels = torch.empty(shape[0], dtype=torch.long, device=device_type)
-        self._counter = _ModuleCounter(module)
-        self._counter.ignore(self._images)
+        self.counter = _ModuleCounter(module)
+        self.counter.ignore(self._images)
 
-    def count(self, grad_accumulation: int) -> _Counted:
-        """Counts of one steady step: every pass after the first adds to existing gradients."""
-        forward, first = self._pass()
-        passes, kept = first, tuple(self._counter.kept)
-        if grad_accumulation > 1:
-            _, later = self._pass()
-            passes = first.plus(later, times=grad_accumulation - 1)
-        return _Counted(
-            parameters=sum(parameter.numel() for parameter in self._module.parameters()),
-            forward=forward,
-            step=passes.plus(self._update()),
-            uncounted=tuple(sorted(self._counter.uncounted)),
-            kept=kept,
-        )
-
-    def _pass(self) -> tuple[Tally, Tally]:
+    def pass_(self) -> tuple[Tally, Tally]:
         """Counts of the forward pass, and of forward pass, loss and backward pass together."""
-        before = self._counter.tally()
+        before = self.counter.tally()
         dtype = AUTOCAST_DTYPES.get(self._precision)
         autocast = torch.autocast(self._device_type, dtype=dtype, enabled=dtype is not None)
-        with self._counter:
-            with autocast, saved_tensors_hooks(self._counter.keep, lambda tensor: tensor):
+        with self.counter:
+            with autocast, saved_tensors_hooks(self.counter.keep, lambda tensor: tensor):
                 output = self._module(self._images)
-                forward = self._counter.tally().plus(before, times=-1)
+                forward = self.counter.tally().plus(before, times=-1)
                 loss = models.loss(output, self._labels)
             loss.backward()
-        return forward, self._counter.tally().plus(before, times=-1)
+        return forward, self.counter.tally().plus(before, times=-1)
 
-    def _update(self) -> Tally:
+    def update(self) -> Tally:
         """Counts of one optimizer step, after an uncounted one that creates the optimizer's state."""
         self._optimizer.step()
-        before = self._counter.tally()
-        with self._counter:
+        before = self.counter.tally()
+        with self.counter:
             if self._precision is Precision.AMP:
                 # Like GradScaler, divide all gradients by the loss scale in one pass.
                 gradients = [each.grad for each in self._module.parameters() if each.grad is not None]
                 torch._foreach_mul_(gradients, 1.0)
             self._optimizer.step()
-        return self._counter.tally().plus(before, times=-1)
+        return self.counter.tally().plus(before, times=-1)
 
 
 class _MetaWeights(TorchFunctionMode):
@@ -302,14 +288,6 @@ class _MetaWeights(TorchFunctionMode):
         if func in WEIGHT_FACTORIES:
             kwargs = {**kwargs, "device": "meta"}
         return func(*args, **kwargs)
-
-
-def _materialize(module: nn.Module, device_type: str) -> None:
-    """Replace parameters and buffers by fake tensors.
-
-    `Module.to_empty` would read the real tensors, which `FakeTensorMode` forbids.
-    """
-    module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device_type))  # noqa: SLF001 - as Module.to does
 
 
 @contextlib.contextmanager
@@ -342,24 +320,13 @@ def fvcore_mac_per_image(model: str, *, num_classes: int, image_size: int) -> fl
         return None
     with _MetaWeights():
         module = models.build(model, num_classes=num_classes, image_size=image_size).eval()
-    module._apply(lambda t: torch.zeros(t.shape, dtype=t.dtype))  # noqa: SLF001 - see `_materialize`
+    module._apply(lambda t: torch.zeros(t.shape, dtype=t.dtype))  # noqa: SLF001 - see `_FakeStep`
     image = torch.zeros(1, 3, image_size, image_size)
     # fvcore lists the ops it does not know; torch.jit warns about tracing and about its own deprecation.
     with _quiet(FVCORE_LOGGER), _rejections(model, image.shape):
         from fvcore.nn import FlopCountAnalysis  # noqa: PLC0415 - optional
 
         return float(FlopCountAnalysis(module, image).total())
-
-
-@contextlib.contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """Use this number of threads for PyTorch's operators inside the `with` block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager
@@ -376,3 +343,47 @@ def _quiet(*names: str) -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
+
+
+# --- counts that are kept beside the bundles, because counting takes as long as a short run
+
+
+def read_kept(folder: Path, asked: Mapping[str, Any]) -> Complexity | None:
+    """Stored count for the arguments `asked` of `complexity.count`; None if `folder` has none."""
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        facts = _entries(folder)[_key(asked)]
+        return Complexity(**{**facts, "uncounted": tuple(facts["uncounted"])})
+    return None
+
+
+def keep(folder: Path, asked: Mapping[str, Any], counted: Complexity) -> None:
+    """Store a count if it is new. The oldest entries make room for it; a folder that cannot be written is no error."""
+    stored, key = _entries(folder), _key(asked)
+    if key in stored:
+        return
+    newest = dict([*stored.items()][-(MAX_ENTRIES - 1) :])
+    text = json.dumps({"counted_by": _counted_by(), "counts": {**newest, key: asdict(counted)}})
+    with contextlib.suppress(OSError):
+        replace_text(folder / KEPT_COUNTS, text, shared=True, durable=False)
+
+
+def _entries(folder: Path) -> dict[str, Any]:
+    """Stored counts by key; empty if the file is absent, damaged, or of other code or packages."""
+    with contextlib.suppress(OSError, KeyError, TypeError, ValueError, AttributeError):
+        content = json.loads((folder / KEPT_COUNTS).read_text(encoding="utf-8"))
+        if content["counted_by"] == _counted_by():
+            return dict(content["counts"])
+    return {}
+
+
+def _key(asked: Mapping[str, Any]) -> str:
+    return json.dumps(asked, sort_keys=True)
+
+
+@cache
+def _counted_by() -> str:
+    """Hash of the code that counts, and the versions of its packages."""
+    code = sha256()
+    for file in (__file__, flop.__file__, models.__file__, training_step.__file__):
+        code.update(Path(file).read_bytes())
+    return " ".join([code.hexdigest(), *(version(name) or "absent" for name in PACKAGES)])

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 from urllib.error import URLError
 
 import torch
@@ -54,10 +54,27 @@ def open_source(spec: RunSpec, rank: int = 0) -> DataSource:
     """
     if spec.dataset == SYNTHETIC:
         return _synthetic(spec, rank)
+    root = Path(spec.data_dir).expanduser()
     if spec.dataset == CIFAR10:
-        return _loaded(spec, rank, _cifar10(spec), path=_data_dir(spec))
-    folder = _imagenette(spec) if spec.dataset == IMAGENETTE else _image_root(spec)
-    return _loaded(spec, rank, _image_folder(folder, spec), path=folder)
+        return _loaded(spec, rank, _cifar10(spec, root), path=root)
+    if spec.dataset == IMAGENETTE:
+        # 9,469 training images, 10 classes, shorter side 320 pixels.
+        folder = root / "imagenette2-320" / "train"
+        if not folder.is_dir():
+            _fetch(spec, root, lambda: datasets.Imagenette(root, size=IMAGENETTE_SIZE, download=spec.download))
+    else:
+        folder = Path(spec.dataset).expanduser()
+        if not folder.is_dir():
+            known = f"{SYNTHETIC}, {CIFAR10} and {IMAGENETTE}"
+            raise UsageError(
+                f"data set '{spec.dataset}' is neither a folder nor one of {known}", hint=f"--dataset FOLDER; {LAYOUT}"
+            )
+        folder = folder / "train" if (folder / "train").is_dir() else folder
+    try:
+        dataset = datasets.ImageFolder(folder, transform=_transform(spec), loader=_load_image)
+    except FileNotFoundError as error:
+        raise UsageError(f"no images in '{folder}': {str(error).splitlines()[0]}", hint=LAYOUT) from error
+    return _loaded(spec, rank, dataset, path=folder)
 
 
 def _synthetic(spec: RunSpec, rank: int) -> DataSource:
@@ -78,22 +95,17 @@ def _synthetic(spec: RunSpec, rank: int) -> DataSource:
 
 def _loaded(spec: RunSpec, rank: int, dataset: Any, *, path: Path) -> DataSource:
     classes = len(dataset.classes)
-    chosen = _subset(spec, dataset)
-    if len(chosen) < (spec.batch_size or 0) * spec.devices:
+    if spec.subset is not None:
+        order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(spec.seed))
+        dataset = Subset(dataset, order[: spec.subset].tolist())
+    if len(dataset) < (spec.batch_size or 0) * spec.devices:
         each = f" for each of {spec.devices} devices" if spec.devices > 1 else ""
         raise UsageError(
-            f"data set '{spec.dataset}' gives {len(chosen)} images: fewer than one batch of {spec.batch_size}{each}",
-            hint=f"--batch-size {max(1, len(chosen) // spec.devices)}, or more images",
+            f"data set '{spec.dataset}' gives {len(dataset)} images: fewer than one batch of {spec.batch_size}{each}",
+            hint=f"--batch-size {max(1, len(dataset) // spec.devices)}, or more images",
         )
-    loader = _loader(spec, rank, chosen)
-    return DataSource(batches=lambda: _endless(spec, loader), classes=classes, images=len(chosen), path=path)
-
-
-def _subset(spec: RunSpec, dataset: Any) -> Any:
-    if spec.subset is None:
-        return dataset
-    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(spec.seed))
-    return Subset(dataset, order[: spec.subset].tolist())
+    loader = _loader(spec, rank, dataset)
+    return DataSource(batches=lambda: _endless(spec, loader), classes=classes, images=len(dataset), path=path)
 
 
 def _loader(spec: RunSpec, rank: int, dataset: Dataset[Any]) -> DataLoader[Any]:
@@ -136,22 +148,18 @@ def _endless(spec: RunSpec, loader: DataLoader[Any]) -> Generator[Batch]:
             for batch in epoch:
                 yield _to_device(spec, batch)
     except BrokenImageError as error:
-        _blame_image(error)
+        # An error from a worker has a whole traceback as its text, which ends with the original error.
+        text = str(error).strip().rpartition(f"{BrokenImageError.__name__}: ")[2]
+        path, _, reason = text.partition(": ")
+        raise UsageError(
+            f"image '{path}' cannot be decoded: {reason}", hint=f"remove or replace the image: {path}"
+        ) from error
     finally:
         # End the worker processes now: torch reports workers that still run at exit as crashed. The methods are
         # private, because torch has no public function that ends workers.
         if spec.workers and epoch is not None:
             epoch._shutdown_workers()  # noqa: SLF001
         loader._iterator = None  # noqa: SLF001
-
-
-def _blame_image(error: BrokenImageError) -> NoReturn:
-    # An error from a worker has a whole traceback as its text, which ends with the original error.
-    text = str(error).strip().rpartition(f"{BrokenImageError.__name__}: ")[2]
-    path, _, reason = text.partition(": ")
-    raise UsageError(
-        f"image '{path}' cannot be decoded: {reason}", hint=f"remove or replace the image: {path}"
-    ) from error
 
 
 def _to_device(spec: RunSpec, batch: Batch) -> Batch:
@@ -161,26 +169,12 @@ def _to_device(spec: RunSpec, batch: Batch) -> Batch:
     return (images.to(device, non_blocking=True, memory_format=layout), labels.to(device, non_blocking=True))
 
 
-def _data_dir(spec: RunSpec) -> Path:
-    return Path(spec.data_dir).expanduser()
-
-
-def _cifar10(spec: RunSpec) -> Any:
+def _cifar10(spec: RunSpec, root: Path) -> Any:
     """CIFAR-10: 50,000 training images, 32 x 32 pixels, 10 classes."""
-    root = _data_dir(spec)
     crop = [] if spec.no_augment else [v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()]
     resize = [v2.Resize(spec.image_size)] if spec.image_size != 32 else []  # noqa: PLR2004 - CIFAR's own size
     transform = v2.Compose([*crop, *resize, *_to_tensor()])
     return _fetch(spec, root, lambda: datasets.CIFAR10(root, transform=transform, download=spec.download))
-
-
-def _imagenette(spec: RunSpec) -> Path:
-    """Folder of Imagenette's training images (9,469 images, 10 classes, shorter side 320 pixels)."""
-    root = _data_dir(spec)
-    folder = root / "imagenette2-320" / "train"
-    if not folder.is_dir():
-        _fetch(spec, root, lambda: datasets.Imagenette(root, size=IMAGENETTE_SIZE, download=spec.download))
-    return folder
 
 
 def _fetch(spec: RunSpec, root: Path, make: Callable[[], Any]) -> Any:
@@ -198,23 +192,6 @@ def _fetch(spec: RunSpec, root: Path, make: Callable[[], Any]) -> Any:
             f"data set '{spec.dataset}' is not in '{root}': {str(error).splitlines()[0]}",
             hint=f"--dataset {spec.dataset} --download, or --data-dir FOLDER",
         ) from error
-
-
-def _image_root(spec: RunSpec) -> Path:
-    folder = Path(spec.dataset).expanduser()
-    if not folder.is_dir():
-        known = f"{SYNTHETIC}, {CIFAR10} and {IMAGENETTE}"
-        raise UsageError(
-            f"data set '{spec.dataset}' is neither a folder nor one of {known}", hint=f"--dataset FOLDER; {LAYOUT}"
-        )
-    return folder / "train" if (folder / "train").is_dir() else folder
-
-
-def _image_folder(folder: Path, spec: RunSpec) -> datasets.ImageFolder:
-    try:
-        return datasets.ImageFolder(folder, transform=_transform(spec), loader=_load_image)
-    except FileNotFoundError as error:
-        raise UsageError(f"no images in '{folder}': {str(error).splitlines()[0]}", hint=LAYOUT) from error
 
 
 def _load_image(path: str) -> Image.Image:

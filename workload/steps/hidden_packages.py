@@ -6,7 +6,7 @@ If the user has no module of that name, `import workload` still finds ours. Stan
 import importlib.abc
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -81,14 +81,7 @@ def hidden() -> Iterator[None]:
         _names.turn()
 
 
-@contextmanager
-def shown() -> Iterator[None]:
+def shown() -> AbstractContextManager[None]:
     """Context manager: show our packages for an import of ours while the script waits."""
-    if not _names.is_on:
-        yield
-        return
-    _names.turn()
-    try:
-        yield
-    finally:
-        _names.turn()
+    # Turned a second time, the names are shown.
+    return hidden() if _names.is_on else nullcontext()

@@ -110,7 +110,7 @@ def install(observer: "Session | StepLog") -> None:
         patch = functools.partial(_observe_other_optimizer, module, name, method, before, after)
         when_imported(module, patch)
     _observe_scaler(observer, torch.amp.GradScaler)
-    _observe_saves(observer, torch)
+    _around(observer, torch, "save", observer.saving, observer.saved)
     _observe_gradient_switches(observer, torch)
     _observe_graphs(observer, torch.cuda.CUDAGraph)
 
@@ -215,20 +215,23 @@ def _observe_scaler(observer: "Session | StepLog", scaler: Any) -> None:
     scaler.step = step_and_report
 
 
-def _observe_saves(observer: "Session | StepLog", torch: Any) -> None:
-    save = torch.save
+def _around(
+    observer: "Session | StepLog", owner: Any, name: str, before: Callable[[], None] | None, after: Callable[[], None]
+) -> None:
+    """Call `before` and `after` around each call of a function."""
+    original = getattr(owner, name)
 
-    @functools.wraps(save)
-    def save_and_report(*args: Any, **kwargs: Any) -> Any:
-        if not observer.active:
-            return save(*args, **kwargs)
-        observer.saving()
+    @functools.wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if before and observer.active:
+            before()
         try:
-            return save(*args, **kwargs)
+            return original(*args, **kwargs)
         finally:
-            observer.saved()
+            if observer.active:
+                after()
 
-    torch.save = save_and_report
+    setattr(owner, name, run)
 
 
 def _observe_gradient_switches(observer: "Session | StepLog", torch: Any) -> None:
@@ -263,25 +266,9 @@ def _observe_gradient_switches(observer: "Session | StepLog", torch: Any) -> Non
 
 def _observe_graphs(observer: "Session | StepLog", kind: Any) -> None:
     """Observe captures and replays of CUDA graphs: one call for each of them, and none in other steps."""
-
-    def patch(name: str, before: str, after: str) -> None:
-        original = getattr(kind, name)
-
-        @functools.wraps(original)
-        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if before and observer.active:
-                getattr(observer, before)()
-            try:
-                return original(self, *args, **kwargs)
-            finally:
-                if after and observer.active:
-                    getattr(observer, after)()
-
-        setattr(kind, name, run)
-
-    patch("capture_begin", "capture_began", "")
-    patch("capture_end", "", "capture_ended")
-    patch("replay", "", "replayed")
+    _around(observer, kind, "capture_begin", observer.capture_began, lambda: None)
+    _around(observer, kind, "capture_end", None, observer.capture_ended)
+    _around(observer, kind, "replay", None, observer.replayed)
 
 
 def _site(frame: Any) -> "Site":

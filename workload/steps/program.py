@@ -95,13 +95,13 @@ def run_script(script: Program, explain: Callable[[BaseException], RooflaunchErr
     place of the script's own traceback, if it knows the cause.
     """
     process = os.getpid()
-    end = _run(script, explain)
+    end = _ended(script, explain)
     if os.getpid() != process:
         raise SystemExit(end.code)
     return end
 
 
-def _run(script: Program, explain: Callable[[BaseException], RooflaunchError | None]) -> End:
+def _ended(script: Program, explain: Callable[[BaseException], RooflaunchError | None]) -> End:
     streams = sys.stdout, sys.stderr
     # Ctrl-C raises KeyboardInterrupt, which many training scripts catch.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -56,12 +56,9 @@ def _files(folder: Path, main: Path | None) -> dict[str, Path]:
         path = Path(name) if isinstance(name, str) and name.endswith(".py") else None
         if path and path.is_absolute() and path.is_relative_to(folder) and not PACKAGE_FOLDERS & set(path.parts):
             paths.add(path)
-    kept = sorted(path for path in paths if path.is_file() and not _is_ours(path))[:MOST_FILES]
+    ours = ROOT / "rooflaunch", ROOT / "workload"
+    kept = sorted(path for path in paths if path.is_file() and not any(map(path.is_relative_to, ours)))[:MOST_FILES]
     return {path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name: path for path in kept}
-
-
-def _is_ours(path: Path) -> bool:
-    return any(path.is_relative_to(ROOT / name) for name in ("rooflaunch", "workload"))
 
 
 def _packages() -> Iterator[tuple[str, str]]:

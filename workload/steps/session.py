@@ -21,11 +21,10 @@ from workload.contract.interrupt import pending_interruption
 from workload.contract.spec import Device
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.steps.batches import Batch, Unit, fetched_at
-from workload.steps.guard import Guard
 from workload.steps.program import STEP_HINT, EndOfScript, Program, end_by_force_after, no_optimizer, several_processes
 from workload.steps.step import Amount, Fetch, Inputs, Limits, OpenStep, Optimizers, Phase, Step, StepReceiver, describe
 from workload.steps.step_finder import MOST_SEGMENTS, REPEATS, Captures, Pattern, Seen, Segment, StepFinder
-from workload.steps.step_work import MOST_COUNTED, Site, Work, WorkCounter, chosen, usual
+from workload.steps.step_work import MOST_COUNTED, Evaluations, Site, Work, WorkCounter, chosen, usual
 
 LOGGER = log.LOGGER
 # No script accumulates gradients over this many backward passes: a script with so many passes and no optimizer step
@@ -47,6 +46,8 @@ class Stage(Enum):
 # Function that returns the receiver of all later steps. Called when the training step is known and, if counting is on,
 # the step's work was counted.
 Open = Callable[[Step, Work | None, Device], StepReceiver]
+# A buffered event: a method of `Session`, a time mark, and the method's arguments.
+Event = tuple[Callable[..., None], Any, tuple[Any, ...]]
 
 
 class Session:
@@ -76,8 +77,7 @@ class Session:
         self.samples: list[int] = []
         self.tokens: list[int] = []
         self.receiver: StepReceiver | None = None
-        # Places where gradients are turned off: True for an evaluation, which is no part of a step.
-        self.sites: dict[Site, bool] = {}
+        self.evaluations = Evaluations()
         self._limits, self.goes_on, self._counts = limits, goes_on, counts
         self._name, self._folder = program.name, program.folder
         self._open, self._finish = open_receiver, finish
@@ -91,13 +91,11 @@ class Session:
         self._event_mark: Any = None
         self._more_events_follow = False
         self._open_step = OpenStep()
-        self._guard, self._device = Guard(self.refuse, self.failed), Device.CPU
+        self._device = Device.CPU
         # Makes the GPU of the step the current one, for clocks, telemetry and facts of the device.
         self._on_gpu: AbstractContextManager[Any] = nullcontext()
         self.captures = Captures()
-        self._is_evaluating = self._is_classified_step = False
         self._taken, self._began_s = 0, 0.0
-        self._counter: WorkCounter | None = None
         self._works, self._recent, self._last_fetches = list[Work](), list[Amount](), list[Fetch]()
 
     @property
@@ -124,7 +122,7 @@ class Session:
     def batch_of(self, loader: Any, batch: Any) -> Batch | None:
         """Contents of the batch; None at the end of the data."""
         try:
-            follow = self._counter.without_gradients.fetched if self._counter else None
+            follow = counter.without_gradients.fetched if (counter := self.evaluations.counter) else None
             return None if batch is None else self._loaders.batch_of(loader, batch, follow)
         except Exception as error:  # noqa: BLE001 - as with the guard, which costs time in each step
             self.failed(error)
@@ -132,9 +130,10 @@ class Session:
 
     def batch_arrived(self, batch: Batch | None) -> None:
         """Assign the time since `fetch_began` to the wait for this batch."""
-        if self._counter:
-            self._classify_earlier_work()
-        is_evaluated = self._is_evaluating or (batch is not None and batch.loader in self._loaders.evaluated)
+        receiver = self.receiver
+        if self.evaluations.counter and receiver and receiver.is_open and self.evaluations.ended_at_batch():
+            receiver.recorder.relabel(receiver.recorder.mark(Aside.OTHER, self._event_mark), Aside.VALIDATION)
+        is_evaluated = self.evaluations.is_on or (batch is not None and batch.loader in self._loaders.evaluated)
         parts = self._mark(Aside.VALIDATION if is_evaluated else StepPart.DATA) - 2
         if batch is not None and not is_evaluated:
             self._open_step.batches += 1
@@ -143,21 +142,17 @@ class Session:
     def backward_began(self) -> None:
         """Assign the time since the last event to the forward pass."""
         if self._is_observed():
-            self._in_backward = True
-            if self._counter:
-                self._counter.in_backward = True
+            self._in_backward = self.evaluations.in_backward(True)
             self._mark(StepPart.FORWARD)
 
     def backward_ended(self) -> None:
         """Assign the time since `backward_began` to the backward pass."""
         if not self._is_observed():
             return
-        self._in_backward = False
-        if self._counter:
-            self._counter.in_backward = False
+        self._in_backward = self.evaluations.in_backward(False)
         self._mark(StepPart.BACKWARD)
-        if self._counter and self.stage is not Stage.COUNTING:
-            self._stop_classifying()
+        if self.stage is not Stage.COUNTING:
+            self.evaluations.classify()
         self.backward_passes += 1
         if self._in_optimizer:
             self._open_step.closures += 1
@@ -182,15 +177,12 @@ class Session:
         if self.thread is None or self.thread == threading.get_ident():
             self._in_optimizer = True
 
-    def stepped(self, optimizer: Any) -> None:
-        """End a segment of the script's work: an optimizer has stepped."""
-        self._optimizer_event(optimizer, skipped=False)
-
     def left_out(self, optimizer: Any) -> None:
         """End a segment of the script's work: a GradScaler skipped the optimizer's step."""
-        self._optimizer_event(optimizer, skipped=True)
+        self.stepped(optimizer, skipped=True)
 
-    def _optimizer_event(self, optimizer: Any, *, skipped: bool) -> None:
+    def stepped(self, optimizer: Any, *, skipped: bool = False) -> None:
+        """End a segment of the script's work: an optimizer has stepped."""
         if not self.active:
             return
         if self.stage is Stage.OVER:
@@ -215,62 +207,24 @@ class Session:
         if not self._is_observed():
             return
         is_timed = self.stage in (Stage.WARMUP, Stage.MEASURED)
-        if is_timed and self.sites.get(site) is not False:
+        if is_timed and self.evaluations.sites.get(site) is not False:
             self._mark(Aside.OTHER)
-        self._is_evaluating = self.sites.get(site, False)
-        if is_timed and self._counts and site not in self.sites:
-            # Counting is slow, but needed only once for each `site`. This step will not be timed.
-            with self._on_gpu:
-                self._counter, self._is_classified_step = self._counter or WorkCounter(self._device).start(), True
-        if self._counter:
-            self._counter.without_gradients.enter(site)
-            self._counter.ignores = self._is_evaluating
+        with self._on_gpu:
+            self.evaluations.gradients_off(site, self._device if is_timed and self._counts else None)
 
     def gradients_on(self) -> None:
         """Note that gradients are on again; an evaluation that ends here counts as validation."""
-        if not self._is_observed():
-            return
-        if self._counter:
-            self._counter.without_gradients.enter(None)
-            self._counter.ignores = False
-        if self._is_evaluating:
-            self._mark(Aside.VALIDATION)
-            self._is_evaluating = False
-
-    def _classify_earlier_work(self) -> None:
-        """Called when a batch has arrived: work without gradients was an evaluation if no loss used that work."""
-        if self._counter is None or self.receiver is None or not self.receiver.is_open:
-            return
-        site = self._counter.without_gradients.now
-        if site is not None:
-            # Gradients are off while the batch arrives: an evaluation begins with this batch.
-            self.sites[site] = self._is_evaluating = True
-        self._is_classified_step = not (self._stop_classifying() or self._is_evaluating)
-        if not self._is_classified_step:
-            self.receiver.recorder.relabel(self.receiver.recorder.mark(Aside.OTHER, self._event_mark), Aside.VALIDATION)
-
-    def _stop_classifying(self) -> bool:
-        """Stop observing work without gradients; return whether the step had an evaluation at a new `Site`."""
-        if self._counter is None:
-            return False
-        counted = self._counter.without_gradients.are_evaluations()
-        is_new = any(is_evaluation and site not in self.sites for site, is_evaluation in counted.items())
-        # Known sites keep their entries. The work of a known evaluation is not counted again, so `counted` has no FLOP
-        # for its site.
-        self.sites = counted | self.sites
-        if self.stage is not Stage.COUNTING:
-            self._counter.stop()
-            self._counter = None
-        return is_new
+        if self._is_observed():
+            if self.evaluations.is_on:
+                self._mark(Aside.VALIDATION)
+            self.evaluations.gradients_on()
 
     def capture_began(self) -> None:
         """Observe nothing until `capture_ended`, and stop counting: while a graph is captured, nothing may wait."""
         if self._is_observed():
             self.captures.is_open = True
-            if self._counter:
-                self._counter.stop()
-                self._counter = None
-                self.stage = Stage.FOUND if self.stage is Stage.COUNTING else self.stage
+            self.evaluations.stop_counting()
+            self.stage = Stage.FOUND if self.stage is Stage.COUNTING else self.stage
 
     def capture_ended(self) -> None:
         """Observe again. If a whole step was captured, all earlier steps only prepared its replays."""
@@ -282,16 +236,14 @@ class Session:
     def replayed(self) -> None:
         """Note that a CUDA graph was replayed: the work of a step that is being counted is then unknown."""
         if self._is_observed():
-            if self._counter:
-                self._counter.has_replay = True
+            if self.evaluations.counter:
+                self.evaluations.counter.has_replay = True
             self.captures.replays += self.captures.has_step
             if error := self.captures.error(is_marked=self.is_marked):
                 self.refuse(error)
 
-    def saving(self) -> None:
-        """The script begins to save a checkpoint: assign the time since the last event to the script's own work."""
-        if self._is_observed():
-            self._mark(Aside.OTHER)
+    # What precedes a checkpoint is the script's own work too.
+    saving = fetch_began
 
     def saved(self) -> None:
         """Assign the time since `saving` to a checkpoint."""
@@ -318,8 +270,7 @@ class Session:
             raise EndOfScript
         self._use_marks()
         self._mark(StepPart.OPTIMIZER)
-        with self._guard:
-            self._follow_mark()
+        self._guarded(self._follow_mark)
 
     def _use_marks(self) -> None:
         self.thread = self.thread or threading.get_ident()
@@ -335,7 +286,7 @@ class Session:
     def instant(self) -> Callable[[], Any] | None:
         """Function that reads the clock for an event reported later; None if events must be reported at once."""
         receiver = self.receiver
-        is_on = self._is_observed() and not self._steps_in_backward and not self._counter
+        is_on = self._is_observed() and not self._steps_in_backward and not self.evaluations.counter
         return receiver.instant if is_on and receiver and receiver.is_open else None
 
     def buffer_limits(self) -> tuple[int, float]:
@@ -348,16 +299,13 @@ class Session:
         until_s = self._began_s + least_s
         return (sys.maxsize, until_s) if time.perf_counter() < until_s else (1, math.inf)
 
-    def replay(self, events: Sequence[tuple[str, Any, tuple[Any, ...]]], *, is_over: bool) -> None:
-        """Replay `events`; each event has a method's name, a time mark and the method's arguments.
-
-        Only the last event may end the script, and none if the script `is_over`.
-        """
+    def replay(self, events: Sequence[Event], *, is_over: bool) -> None:
+        """Replay `events`. Only the last event may end the script, and none if the script `is_over`."""
         last = None if is_over else len(events) - 1
         try:
-            for index, (name, self._event_mark, details) in enumerate(events):
+            for index, (method, self._event_mark, details) in enumerate(events):
                 self._more_events_follow = index != last
-                getattr(self, name)(*details)
+                method(self, *details)
         finally:
             self._event_mark, self._more_events_follow = None, False
         # The script waited during the replay: count this time as measuring.
@@ -373,28 +321,38 @@ class Session:
         receiver = self.receiver
         if receiver is None or not receiver.is_open:
             return 0
-        return receiver.recorder.mark(Aside.VALIDATION if self._is_evaluating else part, self._event_mark)
+        return receiver.recorder.mark(Aside.VALIDATION if self.evaluations.is_on else part, self._event_mark)
 
     def _optimizer_stepped(self, optimizer: Any, *, skipped: bool) -> None:
         self._mark(StepPart.OPTIMIZER)
-        with self._guard:
-            self.optimizer_steps += 1
-            now = self._open_step
-            now.skipped += skipped
-            number = self.optimizers.number_of(optimizer)
-            segment = Segment(
-                optimizer=number,
-                kind=self.optimizers.known[number].kind,
-                backward=now.backward,
-                closures=now.closures,
-                batches=now.batches,
-            )
-            now.backward = now.closures = now.batches = 0
-            now.segments.append(segment)
-            if self.stage is Stage.SEARCHING and (error := self._unjoined()):
-                self.refuse(error)
-            if not self.is_marked:
-                self._follow(self._finder.add(segment))
+        self._guarded(self._segment_ended, optimizer, skipped)
+
+    def _guarded(self, follow: Callable[..., None], *details: Any) -> None:
+        """Call `follow`, and keep our own exceptions out of the script."""
+        try:
+            follow(*details)
+        except RooflaunchError as error:
+            self.refuse(error)
+        except Exception as error:  # noqa: BLE001 - a bug of ours
+            self.failed(error)
+
+    def _segment_ended(self, optimizer: Any, skipped: bool) -> None:
+        self.optimizer_steps += 1
+        now = self._open_step
+        now.skipped += skipped
+        number = self.optimizers.number_of(optimizer)
+        segment = Segment(
+            optimizer=number,
+            kind=self.optimizers.known[number].kind,
+            backward=now.backward,
+            closures=now.closures,
+            batches=now.batches,
+        )
+        now.backward = now.closures = now.batches = 0
+        if self.stage is Stage.SEARCHING and (error := self._unjoined()):
+            self.refuse(error)
+        if not self.is_marked:
+            self._follow(self._finder.add(segment))
 
     def _unjoined(self) -> RooflaunchError | None:
         """Error for a script that trains with processes which are not measured."""
@@ -437,15 +395,13 @@ class Session:
         self._last_fetches = fetches or self._last_fetches
 
     def _start_again(self) -> None:
-        if self._counter:
-            self._counter.stop()
+        self.evaluations.start_again()
         if self.phases and self.stage is Stage.MEASURED:
             self.phases[-1].taken = self._taken
-        self._counter, self._works, self._recent, self._taken = None, [], [], 0
+        self._works, self._recent, self._taken = [], [], 0
         if self.receiver:
             self.receiver.close()
         self.receiver, self.stage, self._open_step = None, Stage.SEARCHING, OpenStep()
-        self._is_evaluating = self._is_classified_step = False
 
     def _start_phase(self, pattern: Pattern | None) -> None:
         """Begin a phase whose steps follow `pattern` or, if None, the script's marks; count FLOP in the next step."""
@@ -484,18 +440,15 @@ class Session:
         if self._counts and not self._more_events_follow:
             self.stage = Stage.COUNTING
             with self._on_gpu:
-                self._counter = WorkCounter(self._device).start()
+                self.evaluations.counter = WorkCounter(self._device).start()
         elif not self._more_events_follow:
             self._start_receiver(None)
 
     def _counted(self, now: OpenStep, *, is_regular: bool) -> None:
-        assert self._counter is not None
         assert self.step is not None
-        has_evaluation = self._stop_classifying()
-        work = self._counter.stop()
+        has_evaluation, counter, work = self.evaluations.counted()
         # Hooks do not see the backward pass inside `torch.autograd.grad`.
-        evaluated = set() if self.gradients else self._counter.without_gradients.loaders_of_evaluations()
-        self._counter = None
+        evaluated = set() if self.gradients else counter.without_gradients.loaders_of_evaluations()
         if self._loaders.leave_out(evaluated, now):
             known, loaders = [Amount.of(now.fetches)], self._loaders.of(now.fetches)
             self.step = describe(self.step.pattern, known, loaders, self.optimizers, self._limits)
@@ -518,8 +471,13 @@ class Session:
     def _start_receiver(self, work: Work | None) -> None:
         assert self.step is not None
         self._taken, self._open_step = 0, OpenStep()
-        with self._on_gpu:
-            self.receiver = self._open(self.step, work, self._device)
+        try:
+            with self._on_gpu:
+                self.receiver = self._open(self.step, work, self._device)
+        except KeyboardInterrupt:
+            # While the ceilings are measured. The script may catch it, and train on.
+            self.stage = Stage.FOUND
+            raise
         self.skipped = Counter()
         self._enter(Stage.WARMUP if self._limits.filled(self._device)[0] else Stage.MEASURED)
 
@@ -536,8 +494,7 @@ class Session:
     def _timed(self, now: OpenStep, *, is_regular: bool) -> None:
         assert self.receiver is not None
         assert self.step is not None
-        self._stop_classifying()
-        is_regular, self._is_classified_step = is_regular and not self._is_classified_step, False
+        is_regular = not self.evaluations.was_classified() and is_regular
         excess = now.excess(self.step.pattern) if is_regular else []
         if excess and len(excess) < len(now.fetches):
             self.receiver.recorder.relabel(now.fetches[len(excess)].parts + 1, Aside.VALIDATION)

@@ -14,7 +14,7 @@ from workload.contract.errors import UsageError
 from workload.contract.spec import Device, default_steps
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.steps.batches import Batch, Unit, fetched_at, measure, size_of
-from workload.steps.step_finder import Pattern, Segment
+from workload.steps.step_finder import Pattern
 
 # Types with which a CPU computes slowly below 1.2e-38. It converts fp16, whose least normal number is 6e-5.
 SLOW_IF_SUBNORMAL = (torch.float32, torch.bfloat16)
@@ -50,7 +50,7 @@ class OpenStep:
 
     `backward`, `closures`, `batches`: numbers of backward passes, of backward passes inside an optimizer's step, and of
     batches, since the last optimizer step. `skipped`: number of optimizer steps that were skipped since the training
-    step began. `fetches`, `segments`: batches and segments since the training step began.
+    step began. `fetches`: batches since the training step began.
     """
 
     backward: int = 0
@@ -58,7 +58,6 @@ class OpenStep:
     batches: int = 0
     skipped: int = 0
     fetches: list[Fetch] = field(default_factory=list)
-    segments: list[Segment] = field(default_factory=list)
 
     def excess(self, pattern: Pattern | None) -> list[Fetch]:
         """Batches fetched before those that the step trained on, for example by a validation loop."""
@@ -333,47 +332,38 @@ def _data_words(samples: int, unit: Unit, tokens: Sequence[int], loaders: Sequen
 
 
 class Marks(Protocol):
-    """Records the parts of a step; see `workload.measure.recorder.Recorder`."""
+    """Records the parts of a step: `workload.measure.recorder.Recorder`, or a profiler."""
 
-    def mark(self, part: StepPart | Aside, mark: Any = None) -> int:
-        """Assign the time since the last mark to `part`; return the number of parts of the step.
+    def mark(self, part: StepPart | Aside, mark: Any = None) -> int: ...
 
-        The time ends now, or at `mark`, which was taken earlier.
-        """
-
-    def relabel(self, parts: int, aside: Aside, *, but: StepPart | None = None) -> None:
-        """Reassign the first `parts` parts of the open step to `aside`, except parts of kind `but`."""
+    def relabel(self, parts: int, aside: Aside, *, but: StepPart | None = None) -> None: ...
 
 
 class StepReceiver(Protocol):
-    """Receives the steps after the counted ones, and times or profiles them."""
+    """Receives the steps after the counted ones: `workload.run.life.Region` times them, others profile them.
+
+    `wants_more`: it needs more steps than were requested. `recorder`: of the parts of a step, while one `is_open`.
+    `instant`: takes a mark of an event that is reported later; None if events must be reported as they happen.
+    """
 
     phase: StepPhase
     is_open: bool
 
     @property
-    def wants_more(self) -> bool:
-        """Whether the receiver needs more steps after the requested number of measured steps."""
+    def wants_more(self) -> bool: ...
 
     @property
-    def recorder(self) -> Marks:
-        """Recorder of the parts of a step while `is_open`."""
-
-    def enter(self, phase: StepPhase) -> None:
-        """Begin a phase of steps."""
+    def recorder(self) -> Marks: ...
 
     @property
-    def instant(self) -> Callable[[], Any] | None:
-        """Function that takes a mark of an event reported later; None if events must be reported as they happen."""
+    def instant(self) -> Callable[[], Any] | None: ...
 
-    def begin(self, mark: Any = None) -> None:
-        """Begin a step, now or at `mark`, which was taken earlier."""
+    def enter(self, phase: StepPhase) -> None: ...
 
-    def end(self, images: int, *, is_step: bool) -> None:
-        """End the step. `images`: samples that it trained on; `is_step`: False if it was no training step."""
+    def begin(self, mark: Any = None) -> None: ...
 
-    def leave(self) -> object:
-        """End the phase."""
+    def end(self, images: int, *, is_step: bool) -> None: ...
 
-    def close(self) -> None:
-        """Close the receiver: no step will follow."""
+    def leave(self) -> object: ...
+
+    def close(self) -> None: ...

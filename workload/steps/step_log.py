@@ -13,7 +13,7 @@ from torch import Size, Tensor
 
 from workload.measure.recorder import FLUSH_EVERY_S
 from workload.steps.batches import Batch
-from workload.steps.session import Session
+from workload.steps.session import Event, Session
 from workload.steps.step_work import Site
 
 # Largest number of optimizer steps in the buffer.
@@ -22,42 +22,56 @@ MOST_STEPS = 64
 MOST_EVENTS = 4096
 
 
+def _recorded(event: Callable[[Session], None], *, is_inside: bool | None = None) -> Callable[["StepLog"], None]:
+    """Method that buffers an event of a timed step with its time stamp, and passes any other event on at once.
+
+    `is_inside`: whether a backward pass or an optimizer's step runs from now on; both turn gradients off themselves.
+    """
+
+    # Without helper functions: an additional cold call takes some microseconds.
+    def record(self: "StepLog") -> None:
+        if is_inside is not None:
+            self._is_inside = is_inside
+        if self._mark is not None and get_ident() == self._thread:
+            self._events.append((event, self._mark(), ()))
+        else:
+            event(self._session)
+
+    return record
+
+
 class StepLog:
     """Observer of a script that buffers the events of timed steps for its session, and passes on all others at once.
 
-    The hooks of `workload.steps.hooks` call its methods.
+    The hooks of `workload.steps.hooks` call its methods, which have the names of the session's.
     """
+
+    fetch_began = _recorded(Session.fetch_began)
+    backward_began = _recorded(Session.backward_began, is_inside=True)
+    backward_ended = _recorded(Session.backward_ended, is_inside=False)
+    step_began = _recorded(Session.step_began)
+    saving = _recorded(Session.saving)
+    saved = _recorded(Session.saved)
 
     def __init__(self, session: Session) -> None:
         self.active = True
         self._session = session
-        self._events: list[tuple[str, Any, tuple[Any, ...]]] = []
+        self._events: list[Event] = []
         self._mark: Callable[[], Any] | None = None
         self._thread: int | None = None
         self._steps, self._most, self._due_s = 0, 1, 0.0
         # The last batch: its loader, the shape of its first tensor, its contents.
         self._loader: int | None = None
-        self._is_in_evaluation = False
-        # Whether a backward pass or an optimizer's step is running: both turn gradients off themselves.
-        self._is_inside = False
-        # Optimizers that have stepped, by identity.
-        self._optimizers: set[int] = set()
         self._shape: Size | None = None
         self._batch: Batch | None = None
+        self._is_in_evaluation = self._is_inside = False
+        # Optimizers that have stepped, by identity.
+        self._optimizers: set[int] = set()
 
     def silence(self) -> None:
         """Stop observing: this process is a forked copy of the measured one."""
         self.active, self._mark = False, None
         self._session.silence()
-
-    # Events of every step are handled without helper functions: an additional cold call takes some microseconds.
-
-    def fetch_began(self) -> None:
-        """Record that a batch is requested."""
-        if self._mark is not None and get_ident() == self._thread:
-            self._events.append(("fetch_began", self._mark(), ()))
-        else:
-            self._session.fetch_began()
 
     def fetched(self, loader: Any, batch: Any) -> None:
         """Record that a batch has arrived.
@@ -71,45 +85,24 @@ class StepLog:
             if id(loader) != self._loader or type(first) is not Tensor or first.shape != self._shape:
                 self._batch = self._session.batch_of(loader, batch)
                 self._loader, self._shape = id(loader), first.shape if type(first) is Tensor else None
-            self._events.append(("batch_arrived", mark, (self._batch,)))
+            self._events.append((Session.batch_arrived, mark, (self._batch,)))
             if len(self._events) >= MOST_EVENTS:
                 self.flush_events()
         else:
             self._session.fetched(loader, batch)
 
-    def backward_began(self) -> None:
-        """Record that a backward pass begins."""
-        self._is_inside = True
-        if self._mark is not None:
-            self._events.append(("backward_began", self._mark(), ()))
-        else:
-            self._session.backward_began()
-
-    def backward_ended(self) -> None:
-        """Record that the backward pass has ended."""
-        self._is_inside = False
-        if self._mark is not None:
-            self._events.append(("backward_ended", self._mark(), ()))
-        else:
-            self._session.backward_ended()
-
-    def gradient_taken(self) -> None:
-        """Pass on that `torch.autograd.grad` has returned. In a timed step do nothing: the gradient is of a penalty."""
-        if self._mark is None:
-            self._session.gradient_taken()
-
     def stepping(self, optimizer: Any) -> None:
         """Record that an optimizer is about to step."""
         self._is_inside = True
         if self._mark is not None:
-            self._events.append(("stepping", None, (optimizer,)))
+            self._events.append((Session.stepping, None, (optimizer,)))
         else:
             self._session.stepping(optimizer)
 
     def stepped(self, optimizer: Any) -> None:
         """Record that an optimizer has stepped."""
         self._is_inside = False
-        self._record_end("stepped", optimizer)
+        self._record_end(Session.stepped, optimizer)
         if id(optimizer) not in self._optimizers:
             # A new optimizer may begin steps of another kind.
             self._optimizers.add(id(optimizer))
@@ -117,15 +110,23 @@ class StepLog:
 
     def left_out(self, optimizer: Any) -> None:
         """Record that a GradScaler skipped an optimizer's step."""
-        self._record_end("left_out", optimizer)
+        self._record_end(Session.left_out, optimizer)
 
     def step_done(self) -> None:
         """Record that the script marks the end of a step."""
-        self._record_end("step_done")
+        self._record_end(Session.step_done)
 
-    def step_began(self) -> None:
-        """Record that the script marks the beginning of a step."""
-        self._record("step_began")
+    def _record_end(self, event: Callable[..., None], *details: Any) -> None:
+        if self._mark is not None and get_ident() == self._thread:
+            self._events.append((event, self._mark(), details))
+            self._steps += 1
+            if self._steps >= self._most or perf_counter() >= self._due_s:
+                self.flush_events()
+            return
+        try:
+            event(self._session, *details)
+        finally:
+            self._choose_buffering()
 
     def gradients_off(self, site: Site) -> None:
         """Record that gradients are switched off for an evaluation; pass on a `site` that is not classified yet."""
@@ -135,9 +136,9 @@ class StepLog:
         if self._mark is None or get_ident() != self._thread:
             session.gradients_off(site)
             return
-        is_evaluation = session.sites.get(site)
+        is_evaluation = session.evaluations.sites.get(site)
         if is_evaluation:
-            self._events.append(("gradients_off", self._mark(), (site,)))
+            self._events.append((Session.gradients_off, self._mark(), (site,)))
             self._is_in_evaluation = True
         elif is_evaluation is None:
             self.flush_events()
@@ -149,16 +150,21 @@ class StepLog:
         if self._mark is None or get_ident() != self._thread:
             self._session.gradients_on()
         elif self._is_in_evaluation:
-            self._events.append(("gradients_on", self._mark(), ()))
+            self._events.append((Session.gradients_on, self._mark(), ()))
             self._is_in_evaluation = False
 
-    def saving(self) -> None:
-        """Record that a checkpoint is being written."""
-        self._record("saving")
+    # In a timed step these events mean nothing: the gradient is of a penalty, and the work of a replayed CUDA graph was
+    # counted earlier.
 
-    def saved(self) -> None:
-        """Record that the checkpoint was written."""
-        self._record("saved")
+    def gradient_taken(self) -> None:
+        """Pass on that `torch.autograd.grad` has returned."""
+        if self._mark is None:
+            self._session.gradient_taken()
+
+    def replayed(self) -> None:
+        """Pass on that a CUDA graph was replayed."""
+        if self._mark is None:
+            self._session.replayed()
 
     def capture_began(self) -> None:
         """Pass on all buffered events, and then that a CUDA graph is about to be captured."""
@@ -171,29 +177,6 @@ class StepLog:
         """Pass on that the capture has ended."""
         if self._mark is None:
             self._session.capture_ended()
-            self._choose_buffering()
-
-    def replayed(self) -> None:
-        """Pass on that a CUDA graph was replayed. In a timed step do nothing: its work was counted earlier."""
-        if self._mark is None:
-            self._session.replayed()
-
-    def _record(self, name: str) -> None:
-        if self._mark is not None and get_ident() == self._thread:
-            self._events.append((name, self._mark(), ()))
-        else:
-            getattr(self._session, name)()
-
-    def _record_end(self, name: str, *details: Any) -> None:
-        if self._mark is not None and get_ident() == self._thread:
-            self._events.append((name, self._mark(), details))
-            self._steps += 1
-            if self._steps >= self._most or perf_counter() >= self._due_s:
-                self.flush_events()
-            return
-        try:
-            getattr(self._session, name)(*details)
-        finally:
             self._choose_buffering()
 
     def _choose_buffering(self) -> None:

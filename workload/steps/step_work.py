@@ -231,6 +231,89 @@ class WorkCounter(FlopCounter):
             self._precisions[_precision_of(factor, kind)] += flop
 
 
+class Evaluations:
+    """Tells a script's evaluations, which are no part of a step, from other work without gradients.
+
+    `sites`: places where gradients are turned off: True for an evaluation. `is_on`: an evaluation is going on.
+    `counter`: counts the present step, because its work must be known or has a new site; else None.
+    """
+
+    def __init__(self) -> None:
+        self.sites: dict[Site, bool] = {}
+        self.is_on = self._is_classified = False
+        self.counter: WorkCounter | None = None
+
+    def gradients_off(self, site: Site, device: Device | None) -> None:
+        """Note that gradients are off. `device`: that of a timed step, where a new site has to be classified."""
+        self.is_on = self.sites.get(site, False)
+        if device and site not in self.sites:
+            # Counting is slow, but needed only once for each site. This step will not be timed.
+            self.counter, self._is_classified = self.counter or WorkCounter(device).start(), True
+        if self.counter:
+            self.counter.without_gradients.enter(site)
+            self.counter.ignores = self.is_on
+
+    def gradients_on(self) -> None:
+        """Note that gradients are on again."""
+        if self.counter:
+            self.counter.without_gradients.enter(None)
+            self.counter.ignores = False
+        self.is_on = False
+
+    def in_backward(self, value: bool) -> bool:
+        """Note whether a backward pass is running; return `value`."""
+        if self.counter:
+            self.counter.in_backward = value
+        return value
+
+    def ended_at_batch(self) -> bool:
+        """Called when a batch has arrived: whether the earlier work without gradients was an evaluation."""
+        site = self.counter.without_gradients.now if self.counter else None
+        if site is not None:
+            # Gradients are off while the batch arrives: an evaluation begins with this batch.
+            self.sites[site] = self.is_on = True
+        is_evaluation = self.classify() or self.is_on
+        self._is_classified = not is_evaluation
+        return is_evaluation
+
+    def classify(self, *, stops: bool = True) -> bool:
+        """Classify the work without gradients so far; return whether there was an evaluation at a new site."""
+        if self.counter is None:
+            return False
+        counted = self.counter.without_gradients.are_evaluations()
+        is_new = any(is_evaluation and site not in self.sites for site, is_evaluation in counted.items())
+        # Known sites keep their entries. The work of a known evaluation is not counted again, so `counted` has no FLOP
+        # for its site.
+        self.sites = counted | self.sites
+        if stops:
+            self.stop_counting()
+        return is_new
+
+    def counted(self) -> tuple[bool, WorkCounter, Work]:
+        """Whether the counted step had an evaluation at a new site; the counter; the work of the step."""
+        assert self.counter is not None
+        counter, has_evaluation = self.counter, self.classify(stops=False)
+        self.counter = None
+        return has_evaluation, counter, counter.stop()
+
+    def was_classified(self) -> bool:
+        """At the end of a timed step: whether work was counted in it, so that its time means nothing."""
+        self.classify()
+        was, self._is_classified = self._is_classified, False
+        return was
+
+    def stop_counting(self) -> None:
+        """Stop the counter, if there is one."""
+        if self.counter:
+            self.counter.stop()
+        self.counter = None
+
+    def start_again(self) -> None:
+        """Forget the present step; known sites stay."""
+        self.stop_counting()
+        self.is_on = self._is_classified = False
+
+
 COPY_TO_DEVICE = "copy to the device"
 GRAPH = "the operations of a CUDA graph"
 

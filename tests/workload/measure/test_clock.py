@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_on_mps_a_mark_waits_for_the_device_and_asks_no_event(waits: Callable[[]
 
 
 def test_rows_of_a_run_on_mps_come_to_their_end(waits: Callable[[], int], tmp_path: Path) -> None:
-    with Recorder(tmp_path, clock.clock_for(Device.MPS), ItemReader(), started_s=0.0) as recorder:
+    with closing(Recorder(tmp_path, clock.clock_for(Device.MPS), ItemReader(), started_s=0.0)) as recorder:
         for _ in range(2):
             recorder.begin(StepPhase.MEASURED, 8)
             for part in StepPart:

@@ -1,4 +1,5 @@
 import csv
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def make(folder: Path, gpu: FakeGpu, host: FakeHost) -> Recorder:
 
 
 def test_parts_of_a_step_are_its_columns(tmp_path: Path, gpu: FakeGpu) -> None:
-    with make(tmp_path, gpu, FakeHost()) as recorder:
+    with closing(make(tmp_path, gpu, FakeHost())) as recorder:
         one_step(recorder, gpu, phase=StepPhase.WARMUP)
         one_step(recorder, gpu)
         recorder.drain()
@@ -105,7 +106,7 @@ def test_parts_of_a_step_are_its_columns(tmp_path: Path, gpu: FakeGpu) -> None:
 
 
 def test_accumulated_batches_are_one_step(tmp_path: Path, gpu: FakeGpu) -> None:
-    with make(tmp_path, gpu, FakeHost()) as recorder:
+    with closing(make(tmp_path, gpu, FakeHost())) as recorder:
         one_step(recorder, gpu, accumulate=3)
         recorder.drain()
     (row,) = rows(tmp_path)
@@ -115,7 +116,7 @@ def test_accumulated_batches_are_one_step(tmp_path: Path, gpu: FakeGpu) -> None:
 
 def test_rows_grow_once_a_second_without_a_synchronisation(tmp_path: Path, gpu: FakeGpu) -> None:
     host, flushed = FakeHost(), []
-    with make(tmp_path, gpu, host) as recorder:
+    with closing(make(tmp_path, gpu, host)) as recorder:
         recorder.on_flush = lambda: flushed.append(host.now_s)
         for _ in range(20):
             one_step(recorder, gpu)
@@ -132,7 +133,7 @@ def test_rows_grow_once_a_second_without_a_synchronisation(tmp_path: Path, gpu: 
 
 def test_host_that_runs_far_ahead_waits(tmp_path: Path, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PENDING", 4)
-    with make(tmp_path, gpu, FakeHost()) as recorder:
+    with closing(make(tmp_path, gpu, FakeHost())) as recorder:
         for _ in range(9):
             one_step(recorder, gpu)
     assert gpu.waits == 2
@@ -153,4 +154,4 @@ def test_write_that_fails_is_reported_once(tmp_path: Path, gpu: FakeGpu) -> None
     one_step(recorder, gpu)
     with pytest.raises(OSError, match="No space left"):
         recorder.drain()
-    recorder.__exit__(None, None, None)
+    recorder.close()

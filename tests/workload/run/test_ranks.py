@@ -22,36 +22,6 @@ pytestmark = [
 ]
 
 TINY = [*("--cpu", "--devices", "2", "--image-size", "32", "--batch-size", "2", "--warmup", "1"), "--no-ceilings"]
-# Python runs a module of this name when it starts. Sleeps stand for the work of a step, so that a busy machine changes
-# the ranks' relation little.
-SLOW_RANK = """
-import os, sys, time
-from importlib import abc, util
-
-class Finder(abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "workload.model.models":
-            return None
-        sys.meta_path.remove(self)
-        spec = util.find_spec(name)
-        load = spec.loader.exec_module
-
-        def exec_module(module):
-            load(module)
-            loss = module.loss
-
-            def slow(*arguments):
-                time.sleep({"0": 1.0, "1": 1.3}[os.environ["RANK"]])
-                return loss(*arguments)
-
-            module.loss = slow
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-if "RANK" in os.environ:
-    sys.meta_path.insert(0, Finder())
-"""
 
 # torchrun ends the other ranks by SIGTERM once a rank has failed; here while this rank writes its error down.
 INTERRUPTED_NOTE = """
@@ -153,39 +123,6 @@ def test_a_pickle_that_another_user_writes_into_a_store_of_the_ranks_is_not_load
     assert not (tmp_path / "trap").exists()
     assert {address.ip for address in open_at} == {"127.0.0.1"}
     assert process.returncode == ExitCode.INTERRUPTED, err
-
-
-def test_the_slower_rank_is_named(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SLOW_RANK)
-    process = started(tmp_path / "out", "--iterations", "8", PYTHONPATH=str(tmp_path))
-    out, err = process.communicate()
-    assert process.returncode == ExitCode.DONE, err
-    ranks = bundle.read(Path(out.strip())).record.ranks
-    assert ranks is not None
-    assert ranks.slowest == 1, ranks
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_the_run_and_loses_no_step(tmp_path: Path, rank: int) -> None:
-    process = started(tmp_path / "out", "--iterations", "100000")
-    until(lambda: rows(tmp_path / "out") >= 8)
-    victim = process_of(rank, process.pid)
-    other = process_of(1 - rank, process.pid)
-    assert victim
-    assert other
-    written = rows(tmp_path / "out")
-    os.kill(victim, signal.SIGKILL)
-    _, err = process.communicate()
-    assert process.returncode == ExitCode.RUN_FAILED, err
-    assert err.count("error: ") == 1, err
-    assert f"rank {rank} was killed by SIGKILL" in err
-    assert not Path(f"/proc/{other}").exists()
-    (folder,) = (tmp_path / "out").glob("[!.]*")
-    found = bundle.read(folder)
-    assert found.record.status is Status.FAILED
-    assert len(found.steps()) >= written
-    assert found.record.ranks is not None
-    assert found.record.ranks.images
 
 
 def test_a_signal_leaves_the_whole_error_of_a_rank(tmp_path: Path) -> None:

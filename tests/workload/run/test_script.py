@@ -1,6 +1,7 @@
 """Bundles of measured scripts: ceilings of the GPU that a script uses, notes, and steps that replay a CUDA graph."""
 
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,12 @@ import torch
 
 from tests.workload.fake_cuda import FakeCuda, FakeGraph
 from tests.workload.script_stage import as_a_user_does, measured
-from workload.contract.record import ComplexityRecord, Spec
-from workload.contract.spec import Device
+from workload.contract.context import Context
+from workload.contract.record import ComplexityRecord, Record, Spec, Status, Timing
+from workload.contract.record_sections import DeviceFacts, Environment
+from workload.measure.timing import Timeline
 from workload.run import script
+from workload.run.life import Life
 from workload.steps.step_work import GRAPH
 
 
@@ -30,11 +34,15 @@ def test_ceilings_are_those_of_the_gpu_of_the_steps_with_all_of_its_free_memory(
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(subprocess, "run", child)
-    run: Any = script.ScriptRun.__new__(script.ScriptRun)
-    record = SimpleNamespace(environment=SimpleNamespace(device=SimpleNamespace(index=float(index))))
-    run._device, run._run, run._output, run._cwd = Device.CUDA, SimpleNamespace(record=record), tmp_path, tmp_path
-    run._request = SimpleNamespace(spec=SimpleNamespace(fresh_ceilings=False))
-    run._measure_ceilings("fp32")
+    record = Record(
+        run_id="run-1",
+        status=Status.RUNNING,
+        spec=Spec(model="t.py", batch_size=4, precision="fp32", device="cuda", ceilings=True),
+        environment=Environment(device=DeviceFacts(index=index)),
+        timing=Timing(),
+    )
+    with closing(Life(tmp_path, record, Timeline(), Context(), apart=tmp_path)) as life:
+        life.prepare()
     assert seen == [(expected, 1)]
 
 

@@ -34,6 +34,7 @@ from workload.contract.spec import Device, Resolved, RunSpec
 from workload.measure import settle
 from workload.model import models
 from workload.run import train
+from workload.run.life import Life
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 AT_NIGHT = pytest.mark.night(part="trainer")
@@ -93,13 +94,13 @@ def test_completed_run_holds_together(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_facts_of_the_host_are_known_before_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are collected by a thread, which must not disturb the ceilings, the warm-up or the measured steps."""
-    running, measure = list[str](), train._measure
+    running, prepare = list[str](), Life.prepare
 
-    def note(*arguments: Any) -> None:
+    def note(life: Life) -> None:
         running.extend(thread.name for thread in threading.enumerate())
-        measure(*arguments)
+        prepare(life)
 
-    monkeypatch.setattr(train, "_measure", note)
+    monkeypatch.setattr(Life, "prepare", note)
     code, folder = run("--iterations", "1")
     assert code == ExitCode.DONE
     assert running
@@ -165,9 +166,9 @@ def test_group_of_ranks_is_told_the_gpu_of_each(monkeypatch: pytest.MonkeyPatch)
 def test_steps_are_added_and_counted(
     images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each step advances a fake clock by 0.2 s."""
+    """Each step advances a fake clock by 0.3 s."""
     ticks = counter()
-    monkeypatch.setattr(train, "at_least", partial(train.at_least, now=lambda: 0.2 * next(ticks)))
+    monkeypatch.setattr(train, "at_least", partial(train.at_least, now=lambda: 0.3 * next(ticks)))
     data = ["--dataset", str(images), "--workers", "0"]
     code, folder = run("--iterations", "1", "--min-seconds", "0.5", "--precision", "bf16", *data)
     record = record_of(folder)
@@ -195,14 +196,6 @@ def test_steps_that_amp_skipped_are_recorded_and_said(
     note = "AMP skipped 2 of 4 measured steps: a gradient overflowed in fp16, and the optimizer was skipped"
     assert note in record["notes"]
     assert f"note       {note}" in capsys.readouterr().err
-
-
-def test_random_labels_are_learned() -> None:
-    _, folder = run("--iterations", "30")
-    losses = [float(row["loss"]) for row in bundle.read(folder).steps()]
-    # 1000 classes: a guess costs ln(1000) = 6.9.
-    assert 5.5 < losses[0] < 9
-    assert losses[-1] < losses[0]
 
 
 @AT_NIGHT
@@ -267,15 +260,6 @@ def test_a_run_that_kept_few_threads_busy_says_why(
     )
     notes = train._idle_cpus(record)
     assert [text.partition("; load average")[0] for text in notes] == ([note] if note else [])
-
-
-def test_image_folder_shows_data_waits(images: Path) -> None:
-    code, folder = run("--iterations", "6", "--dataset", str(images), "--workers", "0")
-    assert code == ExitCode.DONE
-    record = record_of(folder)
-    assert record["timing"]["data_wait_fraction"] > 0
-    assert record["timing"]["explained_fraction"] == pytest.approx(1, abs=0.02)
-    assert record["environment"]["host"]["dataset_storage"]["file_system"]
 
 
 @pytest.mark.usefixtures("without_doubt")
@@ -429,14 +413,6 @@ def test_out_of_memory_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:
     assert record["complexity"]["train_flop_per_step"] > 0
 
 
-def test_broken_image_amid_the_run_is_named(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (images / "cat" / "broken.jpg").write_bytes(b"no image")
-    code, folder = run("--dataset", str(images), "--batch-size", "25", "--workers", "0")
-    assert code == ExitCode.USAGE
-    assert record_of(folder)["status"] == "failed"
-    assert "broken.jpg' cannot be decoded" in capsys.readouterr().err.splitlines()[-2]
-
-
 @pytest.mark.parametrize(
     ("error", "code", "status"),
     [
@@ -506,16 +482,6 @@ def test_an_operation_that_is_never_deterministic_is_named(
     )
     assert shown.splitlines()[-2:] == [f"error: {said}", f"hint: {hint}"]
     assert "Traceback" not in shown
-
-
-def test_the_kernel_of_the_gpu_is_named() -> None:
-    error = RuntimeError(
-        "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set "
-        "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation, or you can "
-        "use the 'warn_only=True' option, if that's acceptable for your application."
-    )
-    explained = train.explain(error, RunSpec(model="vgg16", device=Device.CUDA, deterministic=True))
-    assert str(explained).startswith("vgg16 uses adaptive_avg_pool2d_backward_cuda, but torch ")
 
 
 def test_bug_of_ours_keeps_its_traceback_and_seals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -614,16 +580,6 @@ def test_disk_that_fills_up_is_said() -> None:
 
 
 @AT_NIGHT
-@pytest.mark.parametrize("precision", ["bf16", "amp"])
-def test_reduced_precision_runs_on_any_cpu(precision: str) -> None:
-    """A new process, because missing instructions of this CPU must be found before oneDNN is first used."""
-    with start("--iterations", "2", "--precision", precision) as process:
-        output, error = process.communicate()
-    assert process.returncode == 0, error
-    assert record_of(Path(output.strip()))["timing"]["images"] == 4
-
-
-@AT_NIGHT
 def test_repeats_are_processes_of_their_own() -> None:
     with start("--iterations", "2", "--repeats", "2") as process:
         output, error = process.communicate()
@@ -669,7 +625,7 @@ def test_a_rank_uses_its_own_gpu_before_it_counts(monkeypatch: pytest.MonkeyPatc
     calls: list[object] = []
     monkeypatch.setattr(train.device, "choose", lambda _: Device.CUDA)
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
-    monkeypatch.setattr(train.complexity_cache, "read", lambda *_: calls.append("count") or "counted")
+    monkeypatch.setattr(train.complexity, "read_kept", lambda *_: calls.append("count") or "counted")
     resolved = Resolved(spec=RunSpec(model="alexnet", image_size=64), origin={})
     train.prepare(resolved, Context(), Path("out"), rank=1)
     assert calls == [1, "count"]

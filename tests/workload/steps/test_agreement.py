@@ -1,12 +1,19 @@
 """What ranks agree on, and their errors, with a store in this process in place of torchrun's."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch.distributed import HashStore
 
+from tests.workload.fake_cuda import FakeCuda
 from workload.contract.errors import LostRankError, RooflaunchError, RunFailedError, UsageError
-from workload.steps.agreement import Agreement, Word
+from workload.contract.spec import Device
+from workload.steps import agreement as module
+from workload.steps.agreement import Agreement, RankSession, Word
+from workload.steps.session import Stage
 
 pytestmark = pytest.mark.world  # waits for other threads
 
@@ -103,3 +110,18 @@ def test_errors_of_torch_that_ranks_cause(text: str, kind: type[RooflaunchError]
     found = agreements()[1].explain(RuntimeError(text))
     assert (None if found is None else type(found)) == kind
     assert str(found or "") == message
+
+
+@pytest.mark.parametrize(("least_s", "more"), [(2.0, 0), (4.0, 5), (0.0, 0)])
+def test_rank_waits_once_for_queued_steps(least_s: float, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host queues 5 steps of 0.4 s in 0.03 s."""
+    cuda, asked = FakeCuda(monkeypatch), list[int]()
+    clock = SimpleNamespace(perf_counter=lambda: 2.0 if cuda.waits else 0.03)
+    monkeypatch.setattr(module, "time", clock)
+    session: Any = RankSession.__new__(RankSession)
+    session._agreement = SimpleNamespace(event=5, until=5, more_steps=lambda wanted: asked.append(wanted) or wanted)
+    session._limits = SimpleNamespace(filled=lambda _: (0, 5, least_s))
+    session.stage, session.step, session._device = Stage.MEASURED, None, Device.CUDA
+    session._on_gpu, session._taken, session._began_s = nullcontext(), 5, 0.0
+    assert session._is_phase_over(None) is (more == 0)
+    assert (asked, len(cuda.waits)) == ([more], int(least_s > 0))

@@ -35,11 +35,6 @@ def test_synthetic_is_one_fixed_batch() -> None:
     assert source.classes == 1000
 
 
-def test_channels_last_reaches_the_images() -> None:
-    images, _ = next(open_source(spec("synthetic", channels_last=True)).batches())
-    assert images.is_contiguous(memory_format=torch.channels_last)
-
-
 @pytest.mark.parametrize("layout", ["", "train"])
 def test_image_folder_gives_full_batches_for_ever(images: Path, layout: str) -> None:
     if layout:

@@ -66,18 +66,6 @@ def test_a_users_own_in_a_folder_of_the_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.world
-@pytest.mark.parametrize("program", ["launch", "analyze"])
-def test_our_programs_find_our_packages(program: str, tmp_path: Path) -> None:
-    for name in hidden_packages.NAMES:
-        write(tmp_path / "src" / f"{name}.py", "raise SystemExit('the user')\n")
-    start = (
-        f"import sys; from rooflaunch.programs import {program}; sys.argv[:] = ['{program}', '--version']; {program}()"
-    )
-    ran = run(tmp_path, "-P", "-c", start, PYTHONPATH=f"src{os.pathsep}{ROOT}")
-    assert (ran.stdout[:11], ran.returncode) == ("rooflaunch ", 0), ran.stderr
-
-
-@pytest.mark.world
 def test_a_users_own_package_as_the_script(tmp_path: Path) -> None:
     write(tmp_path / "workload" / "__init__.py", "print('once')\n")
     write(tmp_path / "workload" / "train.py", "import workload, sys\nprint(__name__, sys.argv[1:])\n")
@@ -97,13 +85,6 @@ def test_ours_where_the_user_has_none(door: str, tmp_path: Path) -> None:
     )
     ran = run(tmp_path, "-m", door, "script", "--", "t.py")
     assert (ran.stdout, ran.returncode) == ("True workload 2 steps\n", NOT_MEASURED), ran.stderr
-
-
-@pytest.mark.world
-def test_the_path_is_that_of_the_script_alone(tmp_path: Path) -> None:
-    write(tmp_path / "sub" / "t.py", "import sys\nprint(sys.path)\n")
-    alone = run(tmp_path, "sub/t.py")
-    assert run(tmp_path, "-m", "rooflaunch", "script", "--", "sub/t.py").stdout == alone.stdout
 
 
 def test_ours_for_a_moment_and_the_users_afterwards() -> None:

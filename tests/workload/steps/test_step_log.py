@@ -16,7 +16,7 @@ from workload.contract.spec import Device
 from workload.measure.clock import HostClock
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.measure.timing import Timeline
-from workload.run.region import Region
+from workload.run.life import Region
 from workload.steps import hooks
 from workload.steps import step_log as module
 from workload.steps.program import EndOfScript, Program
@@ -174,9 +174,10 @@ def test_what_is_worked_through_at_the_end_is_no_wall_time(tmp_path: Path, monke
     monkeypatch.setattr(Session, "batch_arrived", slow)
     assert until_the_end(script.step) == 19
 
-    assert region.measured is not None
-    assert len(region.measured.totals.step_s) == 20
-    assert sum(region.measured.totals.step_s) <= region.measured.wall_s < 1000.0 < late_s[0]
+    assert region.wall_s is not None
+    step_s = region.recorder.totals[StepPhase.MEASURED].step_s
+    assert len(step_s) == 20
+    assert sum(step_s) <= region.wall_s < 1000.0 < late_s[0]
     region.close()
 
 
@@ -273,7 +274,7 @@ HERE: Site = (CODE, 1, CODE, 1)
 
 
 def test_an_evaluation_is_a_gap_with_all_that_it_fetches(timed: Script) -> None:
-    timed.session.sites[HERE] = True
+    timed.session.evaluations.sites[HERE] = True
     evaluate(timed, HERE)
     timed.step()
     timed.step_log.flush_events(is_over=True)
@@ -285,7 +286,7 @@ def test_an_evaluation_is_a_gap_with_all_that_it_fetches(timed: Script) -> None:
 @pytest.mark.parametrize("is_known", [True, False])
 def test_what_a_loss_uses_or_an_optimizer_does_is_told_to_nobody(timed: Script, *, is_known: bool) -> None:
     if is_known:
-        timed.session.sites[HERE] = False
+        timed.session.evaluations.sites[HERE] = False
     else:
         timed.step_log.stepping(timed.optimizer)
     timed.step_log.gradients_off(HERE)

@@ -11,7 +11,7 @@ from workload.contract.spec import Device, Optimizer, Precision, RunSpec
 from workload.measure.recorder import StepPart
 from workload.model import models
 from workload.steps.data import Batch
-from workload.steps.training_step import TrainingStep, make_optimizer
+from workload.steps.training_step import TrainingStep
 
 SPEC = RunSpec(device=Device.CPU, batch_size=2, precision=Precision.AMP)
 
@@ -61,13 +61,6 @@ def test_each_optimizer_tells_whether_it_was_called(losses_that_overflow: set[in
     assert step.skipped == 1
 
 
-@pytest.mark.parametrize("optimizer", list(Optimizer))
-def test_no_optimizer_skips_on_the_device(optimizer: Optimizer) -> None:
-    """A fused optimizer is called in every step, and does not tell the host whether it skipped it."""
-    made = make_optimizer(nn.Linear(4, 3).parameters(), optimizer)
-    assert not getattr(made, "_step_supports_amp_scaling", False)
-
-
 def test_counting_reads_nothing_from_the_device(
     losses_that_overflow: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,14 +73,6 @@ def test_counting_reads_nothing_from_the_device(
     for _ in range(4):
         step(batches(), lambda _: None)
     assert (step.skipped, len(read)) == (1, 4)
-
-
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
-def test_without_a_scaler_no_step_is_skipped(losses_that_overflow: set[int], precision: Precision) -> None:
-    losses_that_overflow.add(0)
-    step = step_of(RunSpec(device=Device.CPU, batch_size=2, precision=precision))
-    step(batches(), lambda _: None)
-    assert step.skipped == 0
 
 
 def test_parts_come_in_order() -> None:
