@@ -299,8 +299,11 @@ class MeasuredScript:
     def _finish(self, life: Life, longest: Phase | None, status: Status, error: str | None) -> None:
         agreement, device = self._agreement, life.device
         life.set(status=status)
-        if longest:
-            life.notes += _phase_notes(self.session.phases, longest)
+        others = [phase for phase in self.session.phases if phase is not longest]
+        if longest and others:
+            listed = "; ".join(f"{counted(phase.steps, 'step')} of {phase.step.what}" for phase in others)
+            steps = counted(longest.steps, "step")
+            life.notes.append(f"the script's longest phase is measured, {steps}; other phases: {listed}")
         if agreement:
             found = ranks.summary(life.folder, device=device, measured_s=life.record.timing.measured_s)
             life.set(ranks=found and replace(found, backend=agreement.backend))
@@ -344,22 +347,6 @@ def summary(record: Record, folder: Path, output: Path) -> str:
     return "\n".join([*lines, *(f"  {name:<13} {text}" for name, text in rows.items())])
 
 
-def _notes_on_ranks(record: Record, agreement: Agreement | None) -> Iterator[str]:
-    """Notes on a run of several ranks: figures that are missing, and an unusual library for collectives."""
-    found = record.ranks
-    if found is None or agreement is None:
-        return
-    if found.why == ranks.UNKNOWN:
-        yield found.why
-    elif agreement.hooks.has_async:
-        yield (
-            "the script calls collectives with async_op=True: its waits for them are counted as its own work, not as "
-            "waits for other ranks"
-        )
-    if found.backend != ranks.backend_of(record.spec.device):
-        yield f"the script's ranks use {found.backend} on {record.spec.device}: their collectives go through the CPU"
-
-
 def _spread(values: Sequence[int], unit: str) -> Iterator[str]:
     """Note on the smallest, median and largest value, if they differ. `values`: samples or tokens of each step."""
     if len(set(values)) > 1:
@@ -399,24 +386,6 @@ def _variation(work: Work) -> Iterator[str]:
         )
 
 
-def _phase_notes(phases: Sequence[Phase], longest: Phase) -> list[str]:
-    """Note on the script's other phases, with their numbers of steps."""
-    others = [f"{counted(phase.steps, 'step')} of {phase.step.what}" for phase in phases if phase is not longest]
-    steps = counted(longest.steps, "step")
-    return [f"the script's longest phase is measured, {steps}; other phases: {'; '.join(others)}"] if others else []
-
-
-def _notes_on_precision(record: Record) -> Iterator[str]:
-    shares, ceilings = verdict.shares_of_flop(record), record.ceilings
-    if len(shares) > 1:
-        lacking = [name for name in shares if ceilings and not ceilings.compute(name)]
-        beside = f", {' and '.join(lacking)} with that of {record.spec.precision}" if lacking else ""
-        listed = ", ".join(f"{name} {percent(share)}" for name, share in shares.items())
-        yield f"FLOP by precision: {listed}; each is compared with its own ceiling{beside}"
-    if Precision.TF32 in shares:
-        yield "tf32 means values in fp32 that the GPU multiplies in TF32, as PyTorch does by default in convolutions"
-
-
 def _notes_on_work(work: ComplexityRecord, spec: Spec) -> Iterator[str]:
     """Notes on operations without FLOP."""
     if (work.unattributed_share or 0.0) >= UNATTRIBUTED_NOTE_FROM:
@@ -429,20 +398,42 @@ def _notes_on_work(work: ComplexityRecord, spec: Spec) -> Iterator[str]:
         yield f"FLOP are a lower bound: no formula for {', '.join(work.uncounted)}"
 
 
-def _notes(record: Record, limits: Limits) -> list[str]:
+def _notes(record: Record, limits: Limits) -> Iterator[str]:
     """Notes that a reader of the figures needs, for example that steps are missing."""
-    notes, spec, work, step_s = [], record.spec, record.complexity, record.timing.step_s
+    spec, work, step_s = record.spec, record.complexity, record.timing.step_s
     iterations = int(spec.iterations or 0)
     if step_s and record.status is Status.COMPLETED and (step_s.n or 0) < iterations:
-        notes.append(f"the script ended after {int(step_s.n or 0)} of {iterations} measured steps")
+        yield f"the script ended after {int(step_s.n or 0)} of {iterations} measured steps"
     if spec.script and spec.script.unit != "images":
-        notes.append(f"throughput counts {spec.script.unit}")
-    notes += _notes_on_work(work, spec) if work else ()
-    notes += _notes_on_precision(record)
+        yield f"throughput counts {spec.script.unit}"
+    yield from _notes_on_work(work, spec) if work else ()
+    shares, ceilings = verdict.shares_of_flop(record), record.ceilings
+    if len(shares) > 1:
+        lacking = [name for name in shares if ceilings and not ceilings.compute(name)]
+        beside = f", {' and '.join(lacking)} with that of {spec.precision}" if lacking else ""
+        listed = ", ".join(f"{name} {percent(share)}" for name, share in shares.items())
+        yield f"FLOP by precision: {listed}; each is compared with its own ceiling{beside}"
+    if Precision.TF32 in shares:
+        yield "tf32 means values in fp32 that the GPU multiplies in TF32, as PyTorch does by default in convolutions"
     if spec.compile:
-        notes.append("FLOP and bytes are those of the step without torch.compile: fused operations move fewer bytes")
+        yield "FLOP and bytes are those of the step without torch.compile: fused operations move fewer bytes"
     if limits.samples_per_step is not None:
-        notes.append(f"{limits.samples_per_step} samples per step, from --samples-per-step")
+        yield f"{limits.samples_per_step} samples per step, from --samples-per-step"
     if (skipped := record.timing.skipped_steps) and skipped.measured:
-        notes.append(f"a GradScaler skipped the optimizer in {int(skipped.measured)} measured steps")
-    return notes
+        yield f"a GradScaler skipped the optimizer in {int(skipped.measured)} measured steps"
+
+
+def _notes_on_ranks(record: Record, agreement: Agreement | None) -> Iterator[str]:
+    """Notes on a run of several ranks: figures that are missing, and an unusual library for collectives."""
+    spec, found = record.spec, record.ranks
+    if found is None or agreement is None:
+        return
+    if found.why == ranks.UNKNOWN:
+        yield found.why
+    elif agreement.hooks.has_async:
+        yield (
+            "the script calls collectives with async_op=True: its waits for them are counted as its own work, not as "
+            "waits for other ranks"
+        )
+    if found.backend != ranks.backend_of(spec.device):
+        yield f"the script's ranks use {found.backend} on {spec.device}: their collectives go through the CPU"

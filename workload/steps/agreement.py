@@ -191,11 +191,6 @@ class Agreement:
                 "the script asks for NVIDIA GPUs, or for NCCL, which needs them, and none is visible here",
                 hint='on a CPU: init_process_group("gloo"), and device_ids=None for DistributedDataParallel',
             )
-        if "invalid device ordinal" in text:
-            return UsageError(
-                f"rank {self.rank} of {self.size} asks for a GPU that is not there",
-                hint="start one rank for each GPU: --devices N",
-            )
         if "Duplicate GPU" in text:
             return UsageError(f"rank {self.rank} trains on the same GPU as another rank", hint=OWN_GPU)
         if not LOST.search(text):

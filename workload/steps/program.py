@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 
 from workload import log
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError, UsageError
@@ -197,20 +197,14 @@ def rank_here() -> tuple[int, int] | None:
     Raises `UsageError` for variables that do not describe ranks on one machine.
     """
     names = ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE")
-    size_text = os.environ.get("WORLD_SIZE", "1")
-    if size_text == "1":
+    given = [os.environ.get(name, os.environ.get("WORLD_SIZE", "1")) for name in names]
+    if given[0] == "1":
         return None
-    try:
-        size, rank, here = (int(os.environ.get(name, size_text)) for name in names)
-    except ValueError:
-        size = rank = here = 0
-    if not 0 <= rank < size:
-        set_so = ", ".join(f"{name}={os.environ.get(name, '')}" for name in names)
-        raise UsageError(f"these variables describe no rank: {set_so}", hint=f"unset WORLD_SIZE, or {TORCHRUN}")
-    if here != size:
+    size, rank, here = (int(text) if text.isdecimal() else -1 for text in given)
+    if not 0 <= rank < size == here:
+        got = ", ".join(f"{name}={text}" for name, text in zip(names, given, strict=True))
         raise UsageError(
-            f"ranks on several machines cannot be measured yet: WORLD_SIZE is {size}, LOCAL_WORLD_SIZE {here}",
-            hint=TORCHRUN,
+            f"only ranks on one machine can be measured; got {got}", hint=f"unset WORLD_SIZE, or {TORCHRUN}"
         )
     return rank, size
 
@@ -238,17 +232,15 @@ def no_optimizer(what: str, where: str) -> UsageError:
 def show_traceback(error: BaseException) -> None:
     """Print a traceback as Python would without us, through the script's own `sys.excepthook` if it has one."""
     trace = error.__traceback__
-    while trace is not None and _is_ours(trace):
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if not path.startswith(OURS) and "runpy" not in path and "importlib._bootstrap" not in path:
+            break
         trace = trace.tb_next
     try:
         sys.excepthook(type(error), error.with_traceback(trace), trace)
     except Exception:  # noqa: BLE001 - the script's own hook may do anything
         traceback.print_exception(error)
-
-
-def _is_ours(trace: TracebackType) -> bool:
-    path = trace.tb_frame.f_code.co_filename
-    return path.startswith(OURS) or "runpy" in path or "importlib._bootstrap" in path
 
 
 def code_of(ended: SystemExit) -> int:
