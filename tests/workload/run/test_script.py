@@ -30,7 +30,7 @@ def test_ceilings_are_those_of_the_gpu_of_the_steps_with_all_of_its_free_memory(
 
     def child(*_: Any, env: dict[str, str], **__: Any) -> Any:
         seen.append((env["CUDA_VISIBLE_DEVICES"], cuda.freed))
-        return SimpleNamespace(stdout="{}")
+        return SimpleNamespace(stdout='{"flop_per_s": {"fp32": {"median": 1e9}}}')
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(subprocess, "run", child)
@@ -42,6 +42,9 @@ def test_ceilings_are_those_of_the_gpu_of_the_steps_with_all_of_its_free_memory(
         timing=Timing(),
     )
     with closing(Life(tmp_path, record, Timeline(), Context(), apart=tmp_path)) as life:
+        life.prepare()
+        # Steps of another kind need ceilings only for another precision.
+        life.begin_again(record)
         life.prepare()
     assert seen == [(expected, 1)]
 

@@ -114,14 +114,6 @@ for number in train():
         status="failed",
         message="error: script.py ended with exit code 7 after ",
     ),
-    "its own SIGINT": Case(
-        text="""
-signal.signal(signal.SIGINT, lambda *_: print('heard', flush=True))
-for number in train():
-    if number == 12: os.kill(os.getpid(), signal.SIGINT)
-""",
-        out="heard\n",
-    ),
     "catches Ctrl-C": Case(
         text="""
 try:
@@ -187,24 +179,6 @@ for number in train():
         out="3\n",
         daily=True,
     ),
-    "a fork that trains on": Case(
-        text="""
-for number in train():
-    if number == 10 and os.fork() == 0: list(train()); sys.stdout.flush(); os._exit(4)
-    if number == 10: print(os.WEXITSTATUS(os.wait()[1]), flush=True)
-""",
-        out="4\n",
-    ),
-    "a process that fails": Case(
-        text="""
-def fail(): raise ValueError('child')
-for number in train():
-    if number == 10:
-        child = multiprocessing.get_context('fork').Process(target=fail); child.start(); child.join()
-        print(child.exitcode, flush=True)
-""",
-        out="1\n",
-    ),
     "trains in a process of its own": Case(
         text="""
 child = multiprocessing.get_context('fork').Process(target=lambda: list(train())); child.start(); child.join()
@@ -224,11 +198,6 @@ while True:
     # No two steps do the same work: counting gives up after some.
     "batches that all differ": Case(
         text="list(train(DataLoader(data, batch_sampler=[range(4 + number) for number in range(60)])))", daily=True
-    ),
-    "catches SystemExit and ends": Case(
-        text="try: list(train())\nexcept SystemExit: print('caught', flush=True)",
-        out="caught\n",
-        daily=True,
     ),
 }
 
