@@ -27,24 +27,6 @@ OTHER_OPTIMIZERS = (
 )
 
 
-class _Loader(importlib.abc.Loader):
-    """Loader of a Python module; calls `then` after the module was executed."""
-
-    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
-        self._loader, self._then = loader, then
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
-        module: types.ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._then()
-
-
 class _Finder(importlib.abc.MetaPathFinder):
     """Finder for one module, used once: delegates to Python's finders, and calls `then` after the import."""
 
@@ -60,9 +42,16 @@ class _Finder(importlib.abc.MetaPathFinder):
         for finder in sys.meta_path:
             spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _Loader(spec.loader, self._then)
+                loader: Any = spec.loader
+                loader.exec_module = functools.partial(self._execute, loader)
                 return spec
         return None
+
+    def _execute(self, loader: Any, module: types.ModuleType) -> None:
+        # The loader's own method is called, and is found again from now on.
+        del loader.exec_module
+        loader.exec_module(module)
+        self._then()
 
 
 def when_imported(name: str, then: Callable[[], None]) -> None:

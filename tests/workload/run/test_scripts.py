@@ -41,8 +41,6 @@ class Case:
 # The first layer needs no gradient of its inputs: it costs its forward pass twice, every other one three times.
 DCGAN_D = (convolution(16 * 64, 3, 8, 4), convolution(16 * 16, 8, 16, 4), convolution(16, 16, 1, 4))
 DCGAN_G = (convolution(16, 16, 16, 4), convolution(16 * 16, 16, 8, 4), convolution(16 * 64, 8, 3, 4))
-# Moves of most of the episodes that are counted, which have three to six.
-EPISODE = 3
 # 19 times two LSTM cells of nine units for six sequences, and a linear layer: states are zero at first.
 CLOSURE = 2 * 19 * product(6, 1, 36) + 2 * 56 * product(6, 9, 36) + 3 * 19 * (product(6, 9, 36) + product(6, 9, 1))
 LBFGS_PRODUCTS = 184
@@ -126,12 +124,6 @@ CASES = {
         # The encoder's first state is zero and has no gradient.
         flop=3 * (product(40, 16, 48) + 2 * product(48, 16, 48) + product(48, 16, 30)) + 14 * product(8, 16, 48),
         images=8,
-    ),
-    "actor_critic": Case(
-        step="1 backward pass and 1 Adam step, no batch from a DataLoader: throughput counts steps",
-        flop=EPISODE * (2 * product(1, 4, 128) + 3 * (product(1, 128, 2) + product(1, 128, 1))),
-        images=1,
-        note="the FLOP of a step vary",
     ),
     "full_batch": Case(
         step="1 backward pass and 1 SGD step, no batch from a DataLoader: throughput counts steps",
