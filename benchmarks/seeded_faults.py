@@ -1,79 +1,71 @@
-"""Small faults seeded into the code, and which of them the tests find.
+"""Small faults seeded into the code, and for each of them all test files that find it: the kill map.
 
-    python benchmarks/seeded_faults.py list
-    python benchmarks/seeded_faults.py run --set everyday --only 1-10 --json faults.jsonl
-    python benchmarks/seeded_faults.py table faults.jsonl
+    python benchmarks/seeded_faults.py map --json killmap.jsonl
+    python benchmarks/seeded_faults.py table killmap.jsonl
 
-The faults are drawn by a seed from the code of one commit, so that they stay the same while tests change. The six
-kinds take turns; for each, all lines inside functions that allow this kind are equally likely.
+The faults are drawn by a seed from the code of one commit. The six kinds take turns; for each, all lines inside
+functions that allow this kind are equally likely. The first hundred are an even sample too (`--count 100`). In later
+code a fault is looked for by the text of its line: in the same function, in a function of that name elsewhere, or
+anywhere if only one line has that text. Otherwise it is gone. So the same faults can be run before and after a change.
 
-A run clones the checkout into a temporary folder with a virtual environment of its own, in which `launch`, child
-processes and tests import the clone; uncommitted changes are not part of it. It merges one fault at a time into the
-clone and runs the test files of the fault's room, those closest to the changed module first, up to the first failure.
-The room of `launcher/jobs/run.py` is `tests/launcher/jobs`, `tests/launcher/test_jobs_*.py`, and every test file that
-imports the module; if there is no such folder, those files of `tests/launcher` whose imports lead to the module.
-A fault is found when a test fails twice with the fault and passes without it. No output for 300 s is a failure too.
-Results are appended to the file as JSON lines; a later run continues with the faults that have no line of that set.
+A map clones a commit into a temporary folder with a virtual environment of its own, and compiles all faults into the
+clone at once; each asks `seeded_plugin.py` whether it is switched on. The everyday tests run once without a fault and
+note which tests reach which fault, also in child processes (kept in `killmap.tests.json`). Then one pytest collects
+all tests and forks a process for each fault, in which tests run that reach it: many from the files closest to the
+changed module, and at least one from each file while there is time. Faults that are reached while modules are imported
+need a pytest of their own; they come last. A test finds a fault if it fails with it and passes without it right after,
+or if it does not end in time. A later run continues with the faults that have no line in the file.
 
-mutmut and cosmic-ray are not used: both list every mutation of a module and run one command for each; neither draws
-by line over all modules, swallows an exception, orders tests by closeness, or tells a failure that has other causes.
+Not seen: faults in text that other Pythons run, such as `launcher/backends/ssh/keeper.py`. mutmut and cosmic-ray are
+not used: neither draws by line over all modules, swallows an exception, or says which of all tests find a fault.
 """
 
 import argparse
 import ast
-import io
+import dataclasses
+import importlib.util
 import json
+import marshal
 import os
 import random
 import re
 import select
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
+import textwrap
 import time
 import venv
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("launcher", "rooflaunch", "workload", "analysis")
 SEED = 2026
-COUNT = 40
-# The commit that the faults are drawn from, and the one whose tests are the set `today`.
-DRAWN_FROM = "1f213a5"
-# Above the limit that pytest-timeout sets on one test.
-SILENCE_S = 300
-# A room whose tests fail by themselves is given up after this many different failures.
-MOST_UNRELATED = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suite:
-    """Tests of a commit, by an expression of markers in which `{CI}` is that variable of the Makefile; empty for all.
-
-    `includes` names a set whose tests are all part of this one.
-    """
-
-    markers: str = ""
-    commit: str = "HEAD"
-    includes: str | None = None
-
-
-SETS = {
-    "today": Suite(commit=DRAWN_FROM),
-    "everyday": Suite(markers="{EVERYDAY}"),
-    "ci": Suite(markers="({CI}) or (docker and not night)", includes="everyday"),
-    "night": Suite(markers="night", includes="ci"),
-}
+COUNT = 400
+DRAWN_FROM = "11f6e199"
+# Limits of one test, of the tests of one fault, and of pytest until it has collected all tests (of a few, a quarter).
+TEST_S = 20
+FAULT_S = 60
+COLLECTING_S = 600
+# Tests that run for a fault: as many as this, unless they took longer than this without a fault.
+MOST_TESTS = 80
+MOST_TESTS_S = 5
+# As many more of those that reach it, if none of them fails.
+MOST_OTHERS = 400
+MOST_OTHERS_S = 15
+# The closest files run this many tests each before others run one.
+CLOSEST_FILES = 4
+CLOSEST_TESTS = 10
+# Flags of a compiled file: it has a hash of the source, which Python need not compare.
+UNCHECKED = (1).to_bytes(4, "little")
+# The table lets no file go that met fewer faults.
+LEAST_TRIED = 4
+RESULTS = ("found", "not found", "not reached", "gone")
 
 COMPARISON = "comparison turned"
 CONSTANT = "constant changed"
@@ -84,56 +76,22 @@ ARITHMETIC = "arithmetic changed"
 KINDS = (COMPARISON, CONSTANT, LEFT_OUT, SWALLOWED, BOOLEAN, ARITHMETIC)
 
 TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
+    operator: other
+    for pair in (
+        (ast.Lt, ast.LtE),
+        (ast.Gt, ast.GtE),
+        (ast.Eq, ast.NotEq),
+        (ast.Is, ast.IsNot),
+        (ast.In, ast.NotIn),
+    )
+    for operator, other in (pair, pair[::-1])
 }
 CHANGED: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
     ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult,
-    ast.Pow: ast.Mult,
+    **dict.fromkeys((ast.Div, ast.FloorDiv, ast.Mod, ast.Pow), ast.Mult),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """One changed node of a file: `original` and `faulty` are the file's whole text without and with the fault."""
-
-    number: int
-    path: str
-    line: int
-    kind: str
-    before: str
-    after: str
-    original: str = field(repr=False)
-    faulty: str = field(repr=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """A node of a syntax tree, and the field of its parent that holds it."""
-
-    node: Any
-    parent: ast.AST
-    name: str
-    index: int | None
-
-    def put(self, node: ast.AST) -> None:
-        if self.index is None:
-            setattr(self.parent, self.name, node)
-        else:
-            getattr(self.parent, self.name)[self.index] = node
 
 
 def faults_of(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
@@ -169,139 +127,158 @@ def other_than(value: float) -> float:
     return value + 1 if isinstance(value, int) else 2 * value or 1.0
 
 
-def places(parent: ast.AST, *, inside: bool = False) -> Iterator[Place]:
-    """Nodes of the bodies of functions. Signatures, annotations and the parts of an f-string are left out."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """A node of a syntax tree, where its parent holds it, and the qualified name of its function."""
+
+    node: Any
+    held: Any
+    key: Any
+    function: str
+
+    def put(self, number: int, which: int) -> None:
+        """Run fault `which` of the node instead of it while `seeded_fault(number)` is true."""
+        old, new = self.held[self.key], list(faults_of(self.node))[which][1]
+        test = ast.Call(ast.Name("seeded_fault", ast.Load()), [ast.Constant(number)], [])
+        either = ast.If(test, [new], [old]) if isinstance(old, ast.stmt) else ast.IfExp(test, new, old)
+        self.held[self.key] = ast.fix_missing_locations(ast.copy_location(either, self.node))
+
+
+def places(parent: ast.AST, *, names: tuple[str, ...] = (), inside: bool = False) -> Iterator[Place]:
+    """Nodes of the bodies of functions. Signatures, annotations, patterns and the parts of an f-string are left out."""
     function = isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef)
+    if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        names = (*names, parent.name)
     for name, value in ast.iter_fields(parent):
         if (function and name != "body") or name == "annotation":
             continue
-        children = list(enumerate(value)) if isinstance(value, list) else [(None, value)]
-        for index, child in children:
-            if not isinstance(child, ast.AST) or isinstance(child, ast.arguments | ast.JoinedStr):
+        held, keys = (value, range(len(value))) if isinstance(value, list) else (parent.__dict__, [name])
+        for key in keys:
+            child = held[key]
+            if not isinstance(child, ast.AST) or isinstance(child, ast.arguments | ast.JoinedStr | ast.pattern):
                 continue
             if (inside or function) and hasattr(child, "lineno"):
-                yield Place(node=child, parent=parent, name=name, index=index)
-            yield from places(child, inside=inside or function)
+                yield Place(node=child, held=held, key=key, function=".".join(names))
+            yield from places(child, names=names, inside=inside or function)
 
 
-def spliced(source: str, node: Any, text: str) -> str:
-    """Replace the text of one node of `source`; positions in a syntax tree count bytes."""
-    lines = source.encode().splitlines(keepends=True)
-    head = [*lines[: node.lineno - 1], lines[node.lineno - 1][: node.col_offset]]
-    tail = [lines[node.end_lineno - 1][node.end_col_offset :], *lines[node.end_lineno :]]
-    return b"".join([*head, text.encode(), *tail]).decode()
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Site:
+    """A fault that the code allows: `which` counts the faults of the node, `nth` equal changes in the function."""
+
+    path: str
+    function: str
+    line: int
+    text: str
+    kind: str
+    before: str
+    after: str
+    which: int
+    nth: int
+
+    @property
+    def change(self) -> tuple[str, ...]:
+        """What a fault is recognized by in later code, beside its function."""
+        return self.text, self.kind, self.before, self.after
 
 
-def with_fault(source: str, tree: ast.AST, place: Place, new: ast.AST) -> str:
-    """Text of the file with `new` in its place, in parentheses where the text would be read otherwise."""
-    place.put(new)
-    wanted = ast.dump(tree)
-    place.put(place.node)
-    for text in (ast.unparse(new), f"({ast.unparse(new)})"):
-        changed = spliced(source, place.node, text)
-        if ast.dump(ast.parse(changed)) == wanted:
-            return changed
-    raise AssertionError(f"line {place.node.lineno} cannot be changed to {ast.unparse(new)}")
+def sites(path: str, source: str, tree: ast.AST) -> Iterator[tuple[Site, Place]]:
+    """All faults that a module allows. Outer nodes come before the nodes in them."""
+    lines = source.splitlines()
+    before = Counter[tuple[str, ...]]()
+    for place in places(tree):
+        for which, (kind, new) in enumerate(faults_of(place.node)):
+            text = lines[place.node.lineno - 1].strip()
+            change = (text, kind, ast.unparse(place.node), ast.unparse(new))
+            nth = before[place.function, *change]
+            before[place.function, *change] += 1
+            names = dict(zip(("text", "kind", "before", "after"), change, strict=True))
+            line = place.node.lineno
+            yield Site(path=path, function=place.function, line=line, which=which, nth=nth, **names), place
 
 
-def draw(sources: Mapping[str, str], *, seed: int, count: int) -> list[Fault]:
-    """`count` faults on different lines of `sources` (text by path), numbered from 1 by path and line."""
-    trees = {path: ast.parse(source) for path, source in sorted(sources.items())}
-    allowed: dict[str, dict[tuple[str, int], list[tuple[Place, ast.AST]]]] = {kind: {} for kind in KINDS}
-    for path, tree in trees.items():
-        for place in places(tree):
-            for kind, new in faults_of(place.node):
-                allowed[kind].setdefault((path, place.node.lineno), []).append((place, new))
+def draw(sources: Mapping[str, str], *, seed: int, count: int) -> dict[int, Site]:
+    """`count` faults on different lines of `sources` (text by path), numbered from 1 as they are drawn."""
+    allowed: dict[str, dict[tuple[str, int], list[Site]]] = {kind: {} for kind in KINDS}
+    for path, source in sorted(sources.items()):
+        for site, _ in sites(path, source, ast.parse(source)):
+            allowed[site.kind].setdefault((site.path, site.line), []).append(site)
     chance = random.Random(seed)
-    taken: dict[tuple[str, int], tuple[str, Place, ast.AST]] = {}
+    taken: dict[tuple[str, int], Site] = {}
     for number in range(count):
-        kind = KINDS[number % len(KINDS)]
-        line = chance.choice(sorted(allowed[kind].keys() - taken.keys()))
-        taken[line] = (kind, *chance.choice(allowed[kind][line]))
-    return [
-        Fault(
-            number=number,
-            path=path,
-            line=line,
-            kind=kind,
-            before=ast.unparse(place.node),
-            after=ast.unparse(new),
-            original=sources[path],
-            faulty=with_fault(sources[path], trees[path], place, new),
-        )
-        for number, ((path, line), (kind, place, new)) in enumerate(sorted(taken.items()), start=1)
-    ]
+        lines = allowed[KINDS[number % len(KINDS)]]
+        line = chance.choice(sorted(lines.keys() - taken.keys()))
+        taken[line] = chance.choice(lines[line])
+    return dict(enumerate(taken.values(), start=1))
+
+
+def located(fault: Site, equal: Sequence[tuple[Site, Place]]) -> tuple[Site, Place] | None:
+    """The same fault among those of other code that make an equal change; None if it is gone."""
+    name = fault.function.rpartition(".")[2]
+    for near in (
+        lambda site: (site.path, site.function) == (fault.path, fault.function),
+        lambda site: site.function == fault.function,
+        lambda site: site.function.rpartition(".")[2] == name,
+    ):
+        if here := [(site.path, site.function) for site, _ in equal if near(site)]:
+            there = [pair for pair in equal if (pair[0].path, pair[0].function) == here[0]]
+            return there[min(fault.nth, len(there) - 1)]
+    return equal[0] if len(equal) == 1 else None
 
 
 def git(*words: str, cwd: Path | None = None) -> bytes:
     return subprocess.run(["git", *words], cwd=cwd or ROOT, check=True, capture_output=True).stdout
 
 
-def drawn(commit: str, *, seed: int, count: int) -> list[Fault]:
-    """Faults drawn from a commit of this repository."""
-    sources = {}
-    there = [package for package in PACKAGES if git("ls-tree", commit, package)]
-    with tarfile.open(fileobj=io.BytesIO(git("archive", commit, *there))) as archive:
-        for member in archive:
-            if member.name.endswith(".py") and (file := archive.extractfile(member)):
-                sources[member.name] = file.read().decode()
-    return draw(sources, seed=seed, count=count)
+def sources_of(commit: str, cwd: Path | None = None) -> dict[str, str]:
+    """Text of our modules at a commit, by path."""
+    paths = git("ls-tree", "-r", "--name-only", commit, *PACKAGES, cwd=cwd).decode().split()
+    return {path: git("show", f"{commit}:{path}", cwd=cwd).decode() for path in paths if path.endswith(".py")}
 
 
 # Which tests
 
 
-def imported(source: str, modules: Mapping[str, str]) -> set[str]:
-    """Paths of the project's modules that `source` imports anywhere; `modules` has paths by dotted name."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found |= {modules.get(name.name) for name in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names = [modules.get(f"{node.module}.{name.name}", modules.get(node.module or "")) for name in node.names]
-            found |= set(names)
-    return {path for path in found if path}
+def imports(text: str, path: str) -> bool:
+    """Whether a file with this text imports the module at `path`, anywhere."""
+    *parents, name = Path(path.removesuffix("/__init__.py")).with_suffix("").parts
+    package = r"\.".join(parents)
+    named = rf"from {package} import (?:\([^)]*|.*)\b{name}\b"
+    return bool(re.search(rf"^\s*(?:{named}|(?:from|import) {package}\.{name}\b(?!\.))", text, re.MULTILINE))
 
 
-@cache
-def importers(root: Path) -> Mapping[str, set[str]]:
-    """Files of the checkout that import a module, by the module's path."""
-    files = [path.relative_to(root) for top in (*PACKAGES, "tests") for path in sorted((root / top).rglob("*.py"))]
-    names = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in files]
-    modules = dict(zip(names, map(str, files), strict=True))
-    by_path = defaultdict(set)
-    for path in files:
-        for other in imported((root / path).read_text(), modules):
-            by_path[other].add(str(path))
-    return dict(by_path)
+def closest_first(root: Path, target: str, files: Iterable[str]) -> list[str]:
+    """Test files in the order of their closeness to the module `target`: by name, imports and folder."""
 
-
-def distances(target: str, importers: Mapping[str, set[str]]) -> dict[str, int]:
-    """Number of imports between a file and the module `target`, by the file's path."""
-    found, queue = {target: 0}, [target]
-    for path in queue:
-        for importer in importers.get(path, set()) - found.keys():
-            found[importer] = found[path] + 1
-            queue.append(importer)
-    return found
-
-
-def room(root: Path, target: str) -> list[str]:
-    """Test files for the module `target`: those named after it first, then by the number of imports between."""
-    away = distances(target, importers(root))
-    files = {path for path, imports in away.items() if imports == 1 and Path(path).name.startswith("test_")}
-    package = root / "tests" / Path(target).parts[0]
-    folder = root / "tests" / Path(target).parent
-    if folder != package and any(folder.glob("test_*.py")):
-        named = package.glob(f"test_{folder.name}_*.py")
-        files |= {str(path.relative_to(root)) for path in (*folder.glob("test_*.py"), *named)}
-    else:
-        files |= {str(path.relative_to(root)) for path in package.glob("test_*.py")} & away.keys()
-
-    def closeness(path: str) -> tuple[bool, float, str]:
-        return not Path(path).stem.endswith(f"_{Path(target).stem}"), away.get(path, float("inf")), path
+    def closeness(path: str) -> tuple[bool, bool, bool, str]:
+        named = Path(path).stem.endswith(f"_{Path(target).stem}")
+        beside = Path(path).parent == "tests" / Path(target).parent
+        return not (named and beside), not imports((root / path).read_text(), target), not beside, path
 
     return sorted(files, key=closeness)
+
+
+def file_of(test: str) -> str:
+    return test.partition("::")[0]
+
+
+def chosen(
+    files: Sequence[str], times: Mapping[str, float], most: int = MOST_TESTS, most_s: float = MOST_TESTS_S
+) -> list[str]:
+    """Tests to run for a fault, of those with a time: the fastest of each file; `files` are in order of closeness."""
+    by_file = defaultdict(list)
+    for test in sorted(times, key=lambda test: (times[test], test)):
+        by_file[file_of(test)].append(test)
+    first = [test for file in files[:CLOSEST_FILES] for test in by_file[file][:CLOSEST_TESTS]]
+    rounds = range(max((len(tests) for tests in by_file.values()), default=0))
+    others = [by_file[file][place] for place in rounds for file in files if place < len(by_file[file])]
+    tests: list[str] = []
+    seconds = 0.0
+    for test in dict.fromkeys([*first, *others]):
+        if not tests or (len(tests) < most and seconds + times[test] <= most_s):
+            tests.append(test)
+            seconds += times[test]
+    return tests
 
 
 # The copy
@@ -310,14 +287,15 @@ def room(root: Path, target: str) -> list[str]:
 @contextmanager
 def clone(commit: str) -> Iterator[Path]:
     """Clone the repository at `commit`, with a virtual environment that imports the clone and borrows our packages."""
-    with tempfile.TemporaryDirectory(prefix="seeded-faults-") as name:
+    with tempfile.TemporaryDirectory(prefix="seeded-faults-", ignore_cleanup_errors=True) as name:
         root = Path(name).resolve() / "rooflaunch"
         git("clone", "--quiet", "--shared", "--no-checkout", str(ROOT), str(root))
         git("checkout", "--quiet", "--detach", git("rev-parse", commit).decode().strip(), cwd=root)
         venv.create(root / ".venv", symlinks=True)
         packages = [path for path in sys.path if Path(path).name == "site-packages"]
-        [site] = (root / ".venv" / "lib").glob("python*/site-packages")
-        (site / "clone.pth").write_text("".join(f"{path}\n" for path in (root, *packages)))
+        site = site_of(root)
+        (site / "clone.pth").write_text("".join(f"{path}\n" for path in (root, *packages)) + "import seeded_plugin\n")
+        (site / "seeded_plugin.py").write_bytes(Path(__file__).with_name("seeded_plugin.py").read_bytes())
         for program in (Path(sys.prefix) / "bin").iterdir():
             ours = root / ".venv" / "bin" / program.name
             if ours.exists() or program.name.startswith("python") or program.is_dir():
@@ -327,219 +305,286 @@ def clone(commit: str) -> Iterator[Path]:
                 ours.chmod(0o755)
             else:
                 ours.symlink_to(program)
-        git("tag", "unchanged", cwd=root)
-        check_clone(root)
         yield root
+
+
+def site_of(root: Path) -> Path:
+    [site] = (root / ".venv" / "lib").glob("python*/site-packages")
+    return site
 
 
 def environment(root: Path) -> dict[str, str]:
     """Our environment without what adds tests, looks elsewhere for modules, or has each process compile them anew."""
     left_out = ("FULL_PAGES", "OVERNIGHT", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
     ours = {name: value for name, value in os.environ.items() if name not in left_out}
+    # A process that was forked cannot use the OpenMP threads of its parent.
+    ours["OMP_NUM_THREADS"] = "1"
     return {**ours, "PATH": ours["PATH"].replace(f"{sys.prefix}/bin", f"{root}/.venv/bin")}
 
 
-def check_clone(root: Path) -> None:
-    """Raise if a fault in the clone does not reach tests, child processes in any folder and installed commands."""
-    packages = [package for package in PACKAGES if (root / package).is_dir()]
-    for package in packages:
-        (root / package / "__init__.py").write_text('raise ImportError("seeded")\n')
-    python = f"{root}/.venv/bin/python"
-    commands = [
-        *([python, "-c", f"import {package}"] for package in packages),
-        *([f"{root}/.venv/bin/{name}", "--help"] for name in ("launch", "analyze")),
-        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(root / "tests" / "test_imports.py")],
-    ]
-    for command in commands:
-        cwd = root if "pytest" in command else root.parent
-        end = subprocess.run(command, cwd=cwd, env=environment(root), check=False, capture_output=True, text=True)
-        if end.returncode == 0 or "seeded" not in end.stdout + end.stderr:
-            raise SystemExit(f"error: a fault does not reach `{shlex.join(command)}`\n{end.stdout}{end.stderr}")
-    restore(root)
+def compile_faults(root: Path, faults: Mapping[int, Site]) -> dict[int, Site]:
+    """Compile all faults into the clone's modules; those that are not gone, where they are now.
 
-
-def restore(root: Path) -> None:
-    """Undo all changes of the clone."""
-    changed = git("diff", "--name-only", "unchanged", cwd=root).decode().splitlines()
-    git("reset", "--quiet", "--hard", "unchanged", cwd=root)
-    git("clean", "-fdxq", "--exclude", ".venv", "--exclude", "__pycache__", cwd=root)
-    for path in changed:
-        forget_compiled(root / path)
-
-
-def forget_compiled(path: Path) -> None:
-    """Remove compiled files: Python takes one for current if size and second of the source are the same."""
-    shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
-
-
-def apply(root: Path, fault: Fault) -> bool:
-    """Merge a fault into the clone and commit it; False if that line was changed since the fault was drawn."""
-    restore(root)
-    path = root / fault.path
-    if not path.exists():
-        return False
-    versions = [root.parent / "original.py", root.parent / "faulty.py"]
-    for version, text in zip(versions, (fault.original, fault.faulty), strict=True):
-        version.write_text(text)
-    if subprocess.run(["git", "merge-file", "-q", path, *versions], check=False).returncode != 0:
-        return False
-    forget_compiled(path)
-    # The tests of provenance look at whether the checkout is clean.
-    name = ("-c", "user.name=seeded", "-c", "user.email=seeded@example.com")
-    git(*name, "commit", "--quiet", "--all", "--message", "seeded", cwd=root)
-    return True
+    Python takes compiled files that are marked as unchecked, whatever the source says.
+    """
+    sources = sources_of("HEAD", cwd=root)
+    trees = {path: ast.parse(source) for path, source in sources.items()}
+    found = [pair for path, source in sources.items() for pair in sites(path, source, trees[path])]
+    equal = defaultdict(list)
+    for pair in found:
+        equal[pair[0].change].append(pair)
+    there = {number: pair for number, fault in faults.items() if (pair := located(fault, equal[fault.change]))}
+    order = {id(place): index for index, (_, place) in enumerate(found)}
+    # A node is changed after those in it, so that it holds their faults with and without its own.
+    for number, (site, place) in sorted(there.items(), key=lambda row: -order[id(row[1][1])]):
+        place.put(number, site.which)
+    for path in {site.path for site, _ in there.values()}:
+        code = compile(trees[path], str(root / path), "exec", dont_inherit=True)
+        cached = Path(importlib.util.cache_from_source(str(root / path)))
+        cached.parent.mkdir(exist_ok=True)
+        head = importlib.util.MAGIC_NUMBER + UNCHECKED + importlib.util.source_hash(sources[path].encode())
+        cached.write_bytes(head + marshal.dumps(code))
+    return {number: site for number, (site, _) in there.items()}
 
 
 # The runs
 
 
-@dataclass(frozen=True, kw_only=True)
-class End:
-    """End of pytest: its exit status, None if it was silent too long, and the node ID of the first failure."""
-
-    status: int | None
-    test: str = ""
-    text: str = field(default="", repr=False)
-
-    @property
-    def failed(self) -> bool:
-        return self.status not in (0, 5)
+def rows_in(text: str) -> list[dict[str, Any]]:
+    """JSON lines, without the last one of a run that was killed, and without what a test wrote into any open file."""
+    rows = []
+    for line in text.splitlines():
+        with suppress(json.JSONDecodeError):
+            rows += [json.loads(line)] if line.startswith("{") else []
+    return rows
 
 
-def first_failure(text: str) -> str:
-    """Node ID, or file that cannot be imported, from what `pytest -v` printed; the last test begun if none failed."""
-    failed = re.search(r"^(tests/\S+\.py::.*?) (?:FAILED|ERROR)\b", text, re.MULTILINE)
-    broken = re.search(r"^ERROR (tests/\S+\.py)", text, re.MULTILINE)
-    begun = re.findall(r"^(tests/\S+\.py::.*?) ?$", text, re.MULTILINE)
-    return failed[1] if failed else broken[1] if broken else begun[-1] if begun else ""
+def pytest_words(root: Path, markers: str) -> list[str]:
+    # What a failure compares and where it is may take seconds to describe.
+    plugins = ["-p", "no:cacheprovider", "-p", "seeded_plugin", "--assert=plain", "--tb=no"]
+    words = ["--continue-on-collection-errors", f"--timeout={TEST_S}", f"--basetemp={root.parent}/tmp", "-m", markers]
+    return [f"{root}/.venv/bin/python", "-m", "pytest", "-q", *plugins, *words]
 
 
-def pytest(root: Path, arguments: Sequence[str], targets: Sequence[str]) -> End:
-    """Run tests up to the first failure. All processes of the run are killed after `SILENCE_S` without output."""
-    words = ["-x", "-v", "-p", "no:cacheprovider", "--color=no", *arguments, *targets]
-    process = subprocess.Popen(
-        [root / ".venv/bin/python", "-m", "pytest", *words],
-        cwd=root,
-        env=environment(root),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    assert process.stdout
-    read = b""
-    try:
-        while select.select([process.stdout], [], [], SILENCE_S)[0]:
-            if not (chunk := os.read(process.stdout.fileno(), 1 << 16)):
-                text = read.decode(errors="replace")
-                return End(status=process.wait(), test=first_failure(text), text=text)
-            read += chunk
-        text = read.decode(errors="replace")
-        return End(status=None, test=first_failure(text), text=text)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+def reach(root: Path, markers: str) -> dict[str, Any]:
+    """Run all tests without a fault: seconds of those that pass, and names of those that reach each fault.
+
+    Faults in `early` are reached while modules are imported, or by a process that does not know its test.
+    """
+    notes = site_of(root) / "seeded_notes"
+    notes.touch()
+    words = [*pytest_words(root, markers), "--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+    with (root.parent / "without.log").open("wb") as log:
+        subprocess.run(words, cwd=root, env=environment(root), stdout=log, stderr=log, check=False)
+    print(*(root.parent / "without.log").read_text().splitlines()[-20:], sep="\n", flush=True)
+    rows = rows_in(notes.read_text(errors="replace"))
+    notes.unlink()
+    failed = {row["part"] for row in rows if row.get("failed")}
+    seconds = defaultdict[str, float](float)
+    tests = defaultdict[int, set[str]](set)
+    for row in rows:
+        if "part" in row and row["part"] not in failed:
+            # Both a worker and the process that gathers reports note each part.
+            seconds[row["part"]] += row["seconds"] / 2
+        elif "fault" in row and row["test"] not in failed:
+            tests[row["fault"]].add(row["test"])
+    return {
+        "seconds": {test: round(time, 3) for test, time in seconds.items()},
+        "tests": {str(number): sorted(names - {""}) for number, names in tests.items()},
+        "early": sorted(number for number, names in tests.items() if "" in names),
+    }
 
 
-def verdict(root: Path, arguments: Sequence[str], fault: Fault, files: Sequence[str]) -> tuple[str, str]:
-    """Result of the tests in `files` for a fault, and the first test that fails because of it."""
-    unrelated: list[str] = []
-    while len(unrelated) < MOST_UNRELATED:
-        if not apply(root, fault):
-            return "does not apply", ""
-        skipped = [word for test in unrelated for word in ("--deselect", test)]
-        end = pytest(root, [*arguments, *skipped], files)
-        if not end.failed:
-            return "not found", ""
-        if not end.test:
-            return f"pytest exits {end.status}", end.text[-300:]
-        again = end.status is None or pytest(root, arguments, [end.test]).failed
-        restore(root)
-        if again and pytest(root, arguments, [end.test]).status == 0:
-            return ("found" if end.status is not None else "found by timeout"), end.test
-        unrelated.append(end.test)
-        files = files[files.index(end.test.partition("::")[0]) :]
-    return "failed anyway", unrelated[-1]
+class Forks:
+    """A pytest that has collected tests, and runs those of a job in a child process of its own."""
+
+    def __init__(self, root: Path, markers: str, files: Sequence[str] = (), *, fault: int = 0) -> None:
+        self.root, self.markers = root, markers
+        self._on = site_of(root) / "seeded_on"
+        self._on.write_text(str(fault))
+        jobs, self._jobs = os.pipe()
+        self._messages, messages = os.pipe()
+        self._process = subprocess.Popen(
+            [*pytest_words(root, markers), *files],
+            cwd=root,
+            env={**environment(root), "SEEDED_PIPES": f"{jobs},{messages}"},
+            stdin=subprocess.DEVNULL,
+            stdout=(root.parent / "forks.log").open("ab"),
+            stderr=subprocess.STDOUT,
+            pass_fds=(jobs, messages),
+            start_new_session=True,
+        )
+        os.close(jobs)
+        os.close(messages)
+        self._read = b""
+        self.collected: set[str] = set()
+        self.broken: set[str] = set()
+        for message in self._until(time.monotonic() + (COLLECTING_S / 4 if fault else COLLECTING_S)):
+            if "broken" in message:
+                self.broken.add(message["broken"])
+            elif "collected" in message:
+                self.collected = set(message["collected"])
+                return
+
+    def _until(self, deadline: float) -> Iterator[dict[str, Any]]:
+        """Messages until the deadline, or until the end of pytest."""
+        while True:
+            while b"\n" in self._read:
+                line, _, self._read = self._read.partition(b"\n")
+                yield from rows_in(line.decode(errors="replace"))
+            left_s = max(0, deadline - time.monotonic())
+            if not select.select([self._messages], [], [], left_s)[0] or not (read := os.read(self._messages, 1 << 16)):
+                return
+            self._read += read
+
+    def failed(self, number: int, tests: Sequence[str]) -> set[str]:
+        """The first of `tests` in each file that fails with a fault (0 for none) or does not end in time."""
+        self._on.write_text(str(number))
+        os.write(self._jobs, (json.dumps({"fault": number, "tests": list(tests)}) + "\n").encode())
+        failed: set[str] = set()
+        child, running = None, set[str]()
+        for message in self._until(time.monotonic() + FAULT_S):
+            child = message.get("child", child)
+            running = {message["begun"]} if "begun" in message else running - {message.get("ended")}
+            if message.get("failed"):
+                failed.add(message["part"])
+            if "done" in message:
+                break
+        else:
+            if child:
+                os.killpg(child, signal.SIGKILL)
+            if not any("done" in message for message in self._until(time.monotonic() + TEST_S)):
+                raise SystemExit(f"error: pytest has ended or hangs at fault {number}")
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # processes that its tests left
+        return failed | running
+
+    def close(self) -> None:
+        os.close(self._jobs)
+        os.close(self._messages)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
 
-def rows_of(paths: Sequence[Path]) -> dict[tuple[str, int], dict[str, Any]]:
-    """Results by set and fault; of several, the last."""
-    rows = [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines()]
-    return {(row["set"], row["fault"]): row for row in rows}
+def verdict(forks: Forks, number: int, fault: Site, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Result of the tests that reach a fault."""
+    times = {test: known["seconds"][test] for test in forks.collected & known["seconds"].keys()}
+    reaching = times.keys() & known["tests"].get(str(number), ())
+    if early := number in known["early"]:
+        files = {file_of(test) for test in times}
+        importers = {file for file in files if imports((forks.root / file).read_text(), fault.path)}
+        reaching |= {test for test in times if file_of(test) in importers}
+    if not reaching:
+        return {"result": "not reached"}
+    files = closest_first(forks.root, fault.path, {file_of(test) for test in reaching})
+    tests = chosen(files, {test: times[test] for test in reaching})
+    tried = sorted({file_of(test) for test in tests})
+    broken: set[str] = set()
+    if early:
+        with closing(Forks(forks.root, forks.markers, tried, fault=number)) as own:
+            broken = own.broken if own.collected else set(tried)
+            # Tests are named after the values of their tables, which a fault may change.
+            new = sorted(own.collected - forks.collected)
+            failed = own.failed(number, [*tests, *new[:MOST_TESTS]]) if own.collected else set()
+    elif not (failed := forks.failed(number, tests)):
+        # A fixture or a cache keeps what one test reached for other tests of the file.
+        more = chosen(files, {test: times[test] for test in reaching - set(tests)}, MOST_OTHERS, MOST_OTHERS_S)
+        beside = {test: s for test, s in times.items() if file_of(test) in files[:CLOSEST_FILES]}
+        failed = forks.failed(number, [*more, *chosen(files[:CLOSEST_FILES], beside)])
+    if failed:
+        failed -= forks.failed(0, sorted(failed & forks.collected))
+    tests = sorted(failed | broken)
+    return {"result": "found" if tests else "not found", "tried": tried, "tests": tests}
 
 
-def found(rows: Mapping[tuple[str, int], Mapping[str, Any]], name: str | None, number: int) -> Mapping[str, Any] | None:
-    """Row of a set, or of a set that it includes, in which a fault is found; None without one."""
-    while name:
-        if (row := rows.get((name, number))) and row["result"].startswith("found"):
-            return row
-        name = SETS[name].includes
-    return None
-
-
-def run(options: argparse.Namespace, faults: Sequence[Fault]) -> None:
-    suite = SETS[options.set]
-    commit = git("rev-parse", "--short", options.commit or suite.commit).decode().strip()
-    rows = {} if options.again else rows_of([options.json])
-    done = {number for name, number in rows if name == options.set}
-    done |= {fault.number for fault in faults if found(rows, suite.includes, fault.number)}
-    left = [fault for fault in faults if fault.number not in done]
-    if not left:
-        return
+def map_faults(options: argparse.Namespace, faults: Mapping[int, Site]) -> None:
+    commit = git("rev-parse", "--short", options.commit).decode().strip()
+    rows = rows_in(options.json.read_text()) if options.json.exists() else []
+    done = {row["number"] for row in rows if row["commit"] == commit}
     # Clean up: pytest runs in a session of its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with clone(commit) as root:
-        arguments = shlex.split(options.pytest_args)
-        if suite.markers:
-            variables = re.findall(r"^([A-Z]+) := (.*)$", (root / "Makefile").read_text(), re.MULTILINE)
-            arguments += ["-m", suite.markers.format_map(dict(variables))]
-        for fault in left:
-            begin_s = time.monotonic()
-            files = room(root, fault.path)
-            result, test = verdict(root, arguments, fault, files)
-            if result == "not found" and options.whole:
-                rest = sorted(str(path.relative_to(root)) for path in (root / "tests").rglob("test_*.py"))
-                result, test = verdict(root, arguments, fault, [path for path in rest if path not in files])
-            row = {"set": options.set, "fault": fault.number, "result": result, "test": test, "commit": commit}
-            row["seconds"] = round(time.monotonic() - begin_s, 1)
-            with options.json.open("a") as file:
+        there = compile_faults(root, faults)
+        [markers] = re.findall(r"^EVERYDAY := (.*)$", (root / "Makefile").read_text(), re.MULTILINE)
+        kept = options.json.with_suffix(".tests.json")
+        known = json.loads(kept.read_text()) if kept.exists() else {}
+        of = {"commit": commit, "drawn_from": options.drawn_from, "seed": options.seed, "count": options.count}
+        if known.get("of") != of:
+            known = {"of": of, **reach(root, markers)}
+            kept.write_text(json.dumps(known))
+        left = sorted(faults.keys() - done, key=lambda number: (number in known["early"], number))
+        begin_s = time.monotonic()
+        with closing(Forks(root, markers)) as forks, options.json.open("a", buffering=1) as file:
+            for place, number in enumerate(left, start=1):
+                fault, fault_s = there.get(number, faults[number]), time.monotonic()
+                row = {"number": number, "commit": commit, **dataclasses.asdict(fault), "tried": [], "tests": []}
+                row |= verdict(forks, number, fault, known) if number in there else {"result": "gone"}
+                row["seconds"] = round(time.monotonic() - fault_s, 1)
                 file.write(json.dumps(row) + "\n")
-            print(f"{fault.number:2} {fault.path}:{fault.line}: {result}, {row['seconds']} s  {test}", flush=True)
+                left_min = (time.monotonic() - begin_s) / place * (len(left) - place) / 60
+                found = f"{row['result']} by {len(files_in(row))} of {len(row['tried'])} files"
+                where = f"{fault.path}:{fault.line}"
+                print(f"{place}/{len(left)} {where}: {found}, {row['seconds']} s; {left_min:.0f} min left", flush=True)
 
 
-def shortened(text: str, limit: int = 60) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+# The table
 
 
-def table(paths: Sequence[Path], faults: Sequence[Fault]) -> Iterator[str]:
-    """One Markdown table: a row for each fault, a column for each set that has results."""
-    rows = rows_of(paths)
-    names = [name for name in SETS if any(row["set"] == name for row in rows.values())]
-
-    def cell(name: str, number: int) -> str:
-        row = found(rows, name, number) or rows.get((name, number))
-        if not row:
-            return ""
-        said = f"{row['result']}, {row['seconds']:.0f} s"
-        return said if row["set"] == name else f"{said} ({row['set']})"
-
-    yield f"| | fault | change | {' | '.join(names)} | first failing test |"
-    yield "|---" * (len(names) + 4) + "|"
-    for fault in faults:
-        change = " → ".join(f"`{shortened(text)}`" for text in (fault.before, fault.after)).replace("|", "\\|")
-        lines = [row for name in names if (row := found(rows, name, fault.number))]
-        test = f"`{lines[0]['test']}`".replace("|", "\\|") if lines else ""
-        cells = " | ".join(cell(name, fault.number) for name in names)
-        yield f"| {fault.number} | {fault.path}:{fault.line} {fault.kind} | {change} | {cells} | {test} |"
-    counts = " | ".join(f"{sum(bool(found(rows, name, one.number)) for one in faults)} found" for name in names)
-    yield f"| | of {len(faults)} | | {counts} | |"
+def files_in(row: Mapping[str, Any]) -> set[str]:
+    """Test files that find a fault."""
+    return {file_of(test) for test in row["tests"]}
 
 
-def numbers(text: str) -> set[int]:
-    """`1-3,7` as {1, 2, 3, 7}."""
-    parts = [part.split("-") for part in text.split(",")]
-    return {number for part in parts for number in range(int(part[0]), int(part[-1]) + 1)}
+def counted(rows: Sequence[Mapping[str, Any]], title: str, value: Callable[[Mapping[str, Any]], str]) -> Iterator[str]:
+    """Number of faults by result, for each value."""
+    yield f"| {title} | {' | '.join(RESULTS)} |"
+    yield "|---" * (len(RESULTS) + 1) + "|"
+    counts = Counter((value(row), row["result"]) for row in rows)
+    for name in [*sorted({name for name, _ in counts}), "all"]:
+        numbers = (sum(n for (one, said), n in counts.items() if name in (one, "all") and said == r) for r in RESULTS)
+        yield f"| {name} | {' | '.join(map(str, numbers))} |"
+    yield ""
+
+
+def table(rows: Sequence[Mapping[str, Any]], lines: Mapping[str, int]) -> Iterator[str]:
+    """Counts by kind and room; test files (by their number of lines) that find no fault alone; and the others."""
+    yield from counted(rows, "kind", lambda row: row["kind"])
+    yield from counted(rows, "room", lambda row: str(Path(row["path"]).parent))
+    finders = {row["number"]: files_in(row) for row in rows if row["result"] == "found"}
+    needed = {file for files in finders.values() if len(files) == 1 for file in files}
+    finds = Counter(file for files in finders.values() for file in files)
+    tried = Counter(file for row in rows for file in row["tried"])
+    without = sorted(lines.keys() - needed, key=lambda file: (-lines[file], file))
+    # A file can go with those before it while each fault is found by a file that stays. That says little of a file with
+    # few faults: without all such files, other faults would be lost (a third, where 200 decided on 200 others).
+    gone: set[str] = set()
+    for file in without:
+        if tried[file] >= LEAST_TRIED and all(files - gone - {file} for files in finders.values() if file in files):
+            gone.add(file)
+    total, together = (sum(lines[file] for file in files) for files in (without, gone))
+    yield f"Test files without a fault of their own: {len(without)} with {total} lines. Those marked * were"
+    yield f"tried on at least {LEAST_TRIED} faults, and without them the others find all:"
+    yield f"{len(gone)} files with {together} lines."
+    yield ""
+    yield "| file | lines | faults tried | found, as by others |"
+    yield "|---|---|---|---|"
+    for file in without:
+        yield f"| {file}{' *' * (file in gone)} | {lines[file]} | {tried[file]} | {finds[file]} |"
+    yield ""
+    yield "| fault that one file finds | file |"
+    yield "|---|---|"
+    alone = [(row, *finders[row["number"]]) for row in rows if len(finders.get(row["number"], ())) == 1]
+    yield from (f"| {described(row)} | {file} |" for row, file in sorted(alone, key=lambda pair: pair[1]))
+    yield ""
+    yield "| fault that no test finds | |"
+    yield "|---|---|"
+    yield from (f"| {described(row)} | {row['result']} |" for row in rows if row["result"].startswith("not"))
+
+
+def described(row: Mapping[str, Any]) -> str:
+    texts = (textwrap.shorten(row[name], 70, placeholder="…").replace("|", "\\|") for name in ("before", "after"))
+    return f"{row['number']} {row['path']}:{row['line']} {row['kind']}: `{'` → `'.join(texts)}`"
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -548,25 +593,20 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--drawn-from", default=DRAWN_FROM, metavar="COMMIT", help=f"default {DRAWN_FROM}")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="print the faults")
-    running = commands.add_parser("run", help="run a set of tests against each fault")
-    running.add_argument("--set", choices=SETS, required=True)
-    running.add_argument("--only", type=numbers, metavar="1-3,7", help="numbers of faults; default all")
-    running.add_argument("--json", type=Path, default=Path("seeded_faults.jsonl"), metavar="FILE")
-    running.add_argument("--again", action="store_true", help="run faults that have a result as well")
-    running.add_argument("--whole", action="store_true", help="after the room, run all other tests too")
-    running.add_argument("--commit", help="commit whose tests run; default the set's, which is mostly HEAD")
-    running.add_argument("--pytest-args", default="", metavar="'…'", help="more arguments of pytest")
-    commands.add_parser("table", help="print results as Markdown").add_argument("files", nargs="+", type=Path)
+    mapping = commands.add_parser("map", help="which test files find which fault")
+    mapping.add_argument("--json", type=Path, default=Path("killmap.jsonl"), metavar="FILE")
+    mapping.add_argument("--commit", default="HEAD", help="code and tests; default HEAD")
+    commands.add_parser("table", help="print a map as Markdown").add_argument("file", type=Path)
     options = parser.parse_args(words)
-    faults = drawn(options.drawn_from, seed=options.seed, count=options.count)
-    if options.command == "run":
-        run(options, [fault for fault in faults if not options.only or fault.number in options.only])
-    elif options.command == "table":
-        print("\n".join(table(options.files, faults)))
-    else:
-        for fault in faults:
-            print(f"{fault.number:2} {fault.path}:{fault.line}  {fault.kind}: {fault.before} -> {fault.after}")
+    if options.command == "table":
+        tests = json.loads(options.file.with_suffix(".tests.json").read_text())
+        commit, files = tests["of"]["commit"], {file_of(test) for test in tests["seconds"]}
+        counts = git("grep", "--count", "", commit, "--", *files).decode().splitlines()
+        lines = {path: int(count) for _, path, count in (line.split(":") for line in counts)}
+        rows = [row for row in rows_in(options.file.read_text()) if row["commit"] == commit]
+        print("\n".join(table(rows, lines)))
+        return
+    map_faults(options, draw(sources_of(options.drawn_from), seed=options.seed, count=options.count))
 
 
 if __name__ == "__main__":

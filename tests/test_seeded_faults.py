@@ -1,8 +1,10 @@
-"""Tests of benchmarks/seeded_faults.py: the faults that it draws, the changed files, the tests that it runs."""
+"""Tests of benchmarks/seeded_faults.py: the faults that it draws, where they are later, the tests that it runs."""
 
 import ast
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,23 +37,55 @@ BODIES = {
 
 def changed(source: str) -> list[tuple[str, str]]:
     """Every fault of a file, as its kind and the file's text with the fault."""
-    tree = ast.parse(source)
-    return [
-        (kind, seeded_faults.with_fault(source, tree, place, new))
-        for place in seeded_faults.places(tree)
-        for kind, new in seeded_faults.faults_of(place.node)
-    ]
+    texts = []
+    for number, _ in enumerate(seeded_faults.sites("a.py", source, ast.parse(source))):
+        tree = ast.parse(source)
+        site, place = list(seeded_faults.sites("a.py", source, tree))[number]
+        place.put(number, site.which)
+        texts.append((site.kind, ast.unparse(Chosen(number).visit(tree))))
+    return texts
+
+
+class Chosen(ast.NodeTransformer):
+    """Replaces what is run if a fault is switched on by what is run then."""
+
+    def __init__(self, number: int) -> None:
+        self.test = f"seeded_fault({number})"
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        return node.body if ast.unparse(node.test) == self.test else self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> Any:
+        return node.body if ast.unparse(node.test) == self.test else self.generic_visit(node)
 
 
 @pytest.mark.parametrize(("kind", "body", "faulty"), BODIES.values(), ids=BODIES)
 def test_a_fault_changes_one_node(kind: str, body: str, faulty: list[str]) -> None:
     texts = [text for found, text in changed(f"def f():\n    {body}  # why\n") if found == kind]
-    assert texts == [f"def f():\n    {one}  # why\n" for one in faulty]
+    assert texts == [ast.unparse(ast.parse(f"def f():\n    {one}")) for one in faulty]
 
 
-def test_a_fault_leaves_other_lines_and_parentheses() -> None:
-    source = 'def f(x):\n    y = "ä", (\n        x\n        or 1\n    )\n    return y\n'
-    assert [text for kind, text in changed(source) if kind == BOOLEAN] == [source.replace("x\n        or 1", "x and 1")]
+def test_faults_in_a_fault_stay_with_it_and_without_it() -> None:
+    source = "def f(x):\n    return (\n        x > 0\n        and x < 9\n    )\n"
+    tree = ast.parse(source)
+    pairs = list(seeded_faults.sites("a.py", source, tree))
+    chosen = [pair for pair in pairs if pair[0].kind == BOOLEAN or "x < 9" in pair[0].before]
+    for number, (site, place) in reversed(list(enumerate(chosen))):
+        place.put(number, site.which)
+    on: set[int] = set()
+    code: dict[str, Any] = {"seeded_fault": on.__contains__}
+    exec(compile(tree, "a.py", "exec"), code)
+    said = {}
+    for numbers in ((), (0,), (1,), (0, 1)):
+        on.clear()
+        on.update(numbers)
+        said[numbers] = [code["f"](x) for x in (0, 9, 10)]
+    assert said == {
+        (): [False, False, False],
+        (0,): [True, True, True],
+        (1,): [False, True, False],
+        (0, 1): [True, True, True],
+    }
 
 
 def test_only_code_inside_functions_is_changed() -> None:
@@ -63,15 +97,15 @@ if LIMIT > 2:
 def f(x: Literal[1] = 1) -> Literal[1]:
     'text'
     y: Literal[1]
+    match x:
+        case 1: pass
     f'{x + 1}'
     def inner(z=1 + x): return z
 class C:
     size = 1
     async def g(self): return await f(2)
 """
-    assert [text.strip().splitlines()[-1] for _, text in changed(source)] == [
-        "    async def g(self): return await f(3)"
-    ]
+    assert [text.strip().splitlines()[-1] for _, text in changed(source)] == ["        return await f(3)"]
 
 
 def test_a_seed_draws_the_same_faults() -> None:
@@ -82,10 +116,33 @@ def test_a_seed_draws_the_same_faults() -> None:
     again = seeded_faults.draw(dict(reversed(sources.items())), seed=2026, count=12)
     other = seeded_faults.draw(sources, seed=2027, count=12)
     assert first == again != other
-    assert [fault.number for fault in first] == list(range(1, 13))
-    assert len({(fault.path, fault.line) for fault in first}) == 12
-    assert sorted(fault.kind for fault in first) == sorted(KINDS * 2)
-    assert all(fault.original == sources[fault.path] != fault.faulty for fault in first)
+    assert list(first) == list(range(1, 13))
+    assert len({(fault.path, fault.line) for fault in first.values()}) == 12
+    assert [fault.kind for fault in first.values()] == [*KINDS, *KINDS]
+
+
+MOVED = {
+    "the same function, later": ({"a.py": "\n\ndef f(x):\n    y = 1\n    return x < 2\n"}, ("a.py", "f", 5)),
+    "the second of two": ({"a.py": "def f(x):\n    return x < 2\n    return x < 2\n"}, ("a.py", "f", 3)),
+    "a method elsewhere": ({"b.py": "class C:\n    def f(x):\n        return x < 2\n"}, ("b.py", "C.f", 3)),
+    "the only line with its text": ({"b.py": "def g(x):\n    return x < 2\n"}, ("b.py", "g", 2)),
+    "gone, one of two lines": ({"b.py": "def g(x):\n    return x < 2\ndef h(x):\n    return x < 2\n"}, None),
+    "gone, another line": ({"a.py": "def f(x):\n    return x < 3\n"}, None),
+}
+
+
+@pytest.mark.parametrize(("sources", "place"), MOVED.values(), ids=MOVED)
+def test_a_fault_is_found_again_by_the_text_of_its_line(sources: dict[str, str], place: Any) -> None:
+    [fault] = seeded_faults.draw({"a.py": "def f(x):\n    return x < 2\n"}, seed=1, count=1).values()
+    fault = dataclasses.replace(fault, nth=1)
+    equal = [
+        pair
+        for path, source in sources.items()
+        for pair in seeded_faults.sites(path, source, ast.parse(source))
+        if pair[0].change == fault.change
+    ]
+    found = seeded_faults.located(fault, equal)
+    assert (found and (found[0].path, found[0].function, found[0].line)) == place
 
 
 def project(root: Path, files: dict[str, str]) -> Path:
@@ -95,87 +152,104 @@ def project(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_a_room_has_the_closest_tests_first(tmp_path: Path) -> None:
-    root = project(
-        tmp_path / "checkout",
-        {
-            "launcher/jobs/run.py": "",
-            "launcher/jobs/plan.py": "def f():\n    from launcher.jobs import run\n",
-            "launcher/run_table.py": "from launcher.jobs.plan import f\n",
-            "tests/helper.py": "import launcher.jobs.run\n",
-            "tests/launcher/test_run_table.py": "from tests.rows import f\n",
-            "tests/launcher/test_jobs_all.py": "",
-            "tests/launcher/test_other.py": "import launcher.jobs.plan\n",
-            "tests/rows.py": "import launcher.run_table\n",
-            "tests/analysis/test_runs.py": "import launcher.jobs.run\n",
-            "tests/launcher/jobs/test_a.py": "",
-            "tests/launcher/jobs/test_b.py": "import launcher.jobs.plan\n",
-            "tests/launcher/jobs/test_c.py": "from launcher.jobs.run import f\n",
-            "tests/launcher/jobs/test_d_run.py": "from tests.helper import f\n",
-        },
-    )
-    assert seeded_faults.room(root, "launcher/jobs/run.py") == [
-        "tests/launcher/jobs/test_d_run.py",
-        "tests/analysis/test_runs.py",
-        "tests/launcher/jobs/test_c.py",
-        "tests/launcher/jobs/test_b.py",
-        "tests/launcher/jobs/test_a.py",
-        "tests/launcher/test_jobs_all.py",
-    ]
-    assert seeded_faults.room(root, "launcher/run_table.py") == ["tests/launcher/test_run_table.py"]
-
-
-PRINTED = {
-    "a failure": ("tests/a.py::test_a PASSED [ 1%]\ntests/a.py::test_b[x y] FAILED [ 2%]\n", "tests/a.py::test_b[x y]"),
-    "a fixture": ("tests/a.py::test_a ERROR    [ 50%]\n", "tests/a.py::test_a"),
-    "an import": ("collected 0 items / 1 error\nERROR tests/a.py - ImportError\n", "tests/a.py"),
-    "killed": ("tests/a.py::test_a PASSED [ 1%]\ntests/a.py::test_b[x y] ", "tests/a.py::test_b[x y]"),
-    "before any": ("ImportError while loading conftest\n", ""),
+IMPORTS = {
+    "the module": ("import launcher.jobs.run\n", True),
+    "a name of it": ("    from launcher.jobs.run import (\n", True),
+    "of its package": ("from launcher.jobs import plan, run\n", True),
+    "of its package, on several lines": ("from launcher.jobs import (\n    plan,\n    run,\n)\n", True),
+    "another of its package": ("from launcher.jobs import running, plan\nrun = 1\n", False),
+    "another, on several lines": ("from launcher.jobs import (\n    plan,\n)\nrun\n", False),
+    "one below": ("import launcher.jobs.run.away\n", False),
 }
 
 
-@pytest.mark.parametrize(("text", "test"), PRINTED.values(), ids=PRINTED)
-def test_the_first_failure_is_named(text: str, test: str) -> None:
-    assert seeded_faults.first_failure(text) == test
+@pytest.mark.parametrize(("text", "is_imported"), IMPORTS.values(), ids=IMPORTS)
+def test_a_file_imports_a_module(text: str, *, is_imported: bool) -> None:
+    assert seeded_faults.imports(text, "launcher/jobs/run.py") is is_imported
+    assert seeded_faults.imports(text, "launcher/jobs/run/__init__.py") is is_imported
 
 
-def test_the_table_counts_what_a_part_of_a_set_finds(tmp_path: Path) -> None:
-    found = {"result": "found", "seconds": 1.4, "test": "a.py::test_a[x|y]"}
+def test_files_closest_to_a_module_come_first(tmp_path: Path) -> None:
+    files = {
+        "tests/launcher/jobs/test_the_run.py": "",
+        "tests/analysis/test_run.py": "import launcher.jobs.run\n",
+        "tests/launcher/jobs/test_all.py": "",
+        "tests/analysis/test_a.py": "",
+    }
+    project(tmp_path, files)
+    assert seeded_faults.closest_first(tmp_path, "launcher/jobs/run.py", sorted(files)) == list(files)
+
+
+def test_the_closest_files_run_more_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {f"{file}::{test}": s for file in ("a", "b", "c") for test, s in (("x", 1.0), ("y", 0.5), ("z", 0.7))}
+    monkeypatch.setattr(seeded_faults, "CLOSEST_FILES", 1)
+    monkeypatch.setattr(seeded_faults, "CLOSEST_TESTS", 2)
+    assert seeded_faults.chosen(["b", "a", "c"], times, 9, 3) == ["b::y", "b::z", "a::y", "c::y", "a::z"]
+    assert seeded_faults.chosen(["b", "a", "c"], times, 3, 3) == ["b::y", "b::z", "a::y"]
+    assert seeded_faults.chosen(["a"], {"a::x": 60.0}) == ["a::x"]
+
+
+def test_the_table_says_which_files_can_go() -> None:
+    sources = {"a/b.py": "def f():\n    x = 1 < 2 or 3\n"}
+    [fault] = seeded_faults.draw(sources, seed=1, count=1).values()
+    row = {**dataclasses.asdict(fault), "result": "found", "tried": ["a.py", "d.py"]}
     rows = [
-        {"set": "today", "fault": 1, **found},
-        {"set": "everyday", "fault": 1, "result": "not found", "seconds": 1.0, "test": ""},
-        {"set": "everyday", "fault": 1, **found, "seconds": 7.0},
-        {"set": "everyday", "fault": 2, "result": "failed anyway", "seconds": 8.0, "test": "tests/a.py::test_b"},
-        {"set": "ci", "fault": 2, "result": "found by timeout", "seconds": 9.0, "test": "tests/a.py::test_c"},
+        {**row, "number": 1, "tests": ["a.py::x", "a.py::y", "b.py::x"]},
+        {**row, "number": 2, "tests": ["b.py::x", "c.py::x"]},
+        {**row, "number": 3, "tests": ["d.py::x"], "kind": CONSTANT, "before": "x|y"},
+        {**row, "number": 4, "tests": [], "result": "not found"},
     ]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    faults = seeded_faults.draw({"b.py": "def f():\n    x = 1 < 2\n    return 3\n"}, seed=1, count=2)
-    seven, one, two = "found, 7 s", "`a.py::test_a[x\\|y]`", "`tests/a.py::test_c`"
-    assert list(seeded_faults.table([path], faults)) == [
-        "| | fault | change | today | everyday | ci | first failing test |",
-        "|---|---|---|---|---|---|---|",
-        f"| 1 | b.py:2 comparison turned | `1 < 2` → `1 <= 2` | found, 1 s | {seven} | {seven} (everyday) | {one} |",
-        f"| 2 | b.py:3 constant changed | `3` → `4` |  | failed anyway, 8 s | found by timeout, 9 s | {two} |",
-        "| | of 2 | | 1 found | 1 found | 2 found | |",
+    said = list(seeded_faults.table(rows, {"a.py": 30, "b.py": 20, "c.py": 10, "d.py": 5, "e.py": 1}))
+    assert said[:6] == [
+        "| kind | found | not found | not reached | gone |",
+        "|---|---|---|---|---|",
+        "| comparison turned | 2 | 1 | 0 | 0 |",
+        "| constant changed | 1 | 0 | 0 | 0 |",
+        "| all | 3 | 1 | 0 | 0 |",
+        "",
     ]
-
-
-def test_numbers_are_typed_as_ranges() -> None:
-    assert seeded_faults.numbers("1-3,7") == {1, 2, 3, 7}
+    assert "| a | 3 | 1 | 0 | 0 |" in said
+    assert said[said.index("| file | lines | faults tried | found, as by others |") - 4 :] == [
+        "Test files without a fault of their own: 4 with 61 lines. Those marked * were",
+        "tried on at least 4 faults, and without them the others find all:",
+        "1 files with 30 lines.",
+        "",
+        "| file | lines | faults tried | found, as by others |",
+        "|---|---|---|---|",
+        "| a.py * | 30 | 4 | 1 |",
+        "| b.py | 20 | 0 | 2 |",
+        "| c.py | 10 | 0 | 1 |",
+        "| e.py | 1 | 0 | 0 |",
+        "",
+        "| fault that one file finds | file |",
+        "|---|---|",
+        "| 3 a/b.py:2 constant changed: `x\\|y` → `1 <= 2` | d.py |",
+        "",
+        "| fault that no test finds | |",
+        "|---|---|",
+        "| 4 a/b.py:2 comparison turned: `1 < 2` → `1 <= 2` | not found |",
+    ]
 
 
 @pytest.mark.world
 @pytest.mark.slow
 def test_a_fault_is_found_beside_a_test_that_fails_anyway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second commit moves the line of one fault and rewrites that of another."""
-    code = "def f(x):\n    return x < 0.5\n\n\ndef g():\n    pass\n\n\ndef h():\n    return True\n"
+    """The second commit moves the lines of faults and rewrites that of another."""
+    code = "def f(x):\n    return x < y\n\n\ndef g():\n    global y\n    y = z\ndef h():\n    return True\n"
+    code += "def i(x):\n    return x + x\nz = 0.5\ng()\n"
     tests = (
         "import pytest\nfrom launcher import sizes\n\n"
         "@pytest.mark.slow\ndef test_a(): assert not sizes.f(0.5)\n"
         "def test_b(): assert False\n"
         "def test_c(): assert not sizes.f(0.5)\n"
     )
+    in_child = (
+        "import subprocess, sys\nimport launcher.sizes\n\n"
+        "def test_child():\n"
+        "    code = 'from launcher import sizes; assert not sizes.f(sizes.y)'\n"
+        "    subprocess.run([sys.executable, '-c', code], check=True, env={})\n"
+    )
+    tests += "@pytest.mark.parametrize('size', [sizes.y])\ndef test_d(size): assert size == 0.5\n"
     root = project(
         tmp_path / "checkout",
         {
@@ -184,7 +258,7 @@ def test_a_fault_is_found_beside_a_test_that_fails_anyway(tmp_path: Path, monkey
             "Makefile": "EVERYDAY := not (slow or night)\n",
             "pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['.']\nmarkers = ['slow', 'night']\n",
             "launcher/sizes.py": code,
-            "tests/test_imports.py": "import launcher, workload, analysis\ndef test_imports(): pass\n",
+            "tests/launcher/test_child.py": in_child,
             "tests/launcher/test_sizes.py": tests,
         },
     )
@@ -195,13 +269,16 @@ def test_a_fault_is_found_beside_a_test_that_fails_anyway(tmp_path: Path, monkey
     seeded_faults.git(*commit, cwd=root)
     monkeypatch.setattr(seeded_faults, "ROOT", root)
     rows = tmp_path / "rows.jsonl"
-    words = ["--drawn-from", "HEAD~1", "--count", "2", "run", "--set", "everyday", "--json", str(rows)]
-    monkeypatch.setattr(seeded_faults, "KINDS", (COMPARISON, CONSTANT))
+    words = ["--drawn-from", "HEAD~1", "--count", "4", "map", "--json", str(rows)]
+    monkeypatch.setattr(seeded_faults, "KINDS", (COMPARISON, CONSTANT, LEFT_OUT, ARITHMETIC))
     seeded_faults.main(words)
     said = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert [(row["fault"], row["result"], row["test"]) for row in said] == [
-        (1, "found", "tests/launcher/test_sizes.py::test_c"),
-        (2, "does not apply", ""),
-    ]
+    tests = [f"tests/launcher/test_{name}" for name in ("child.py::test_child", "sizes.py::test_c")]
+    assert {row["kind"]: (row["result"], row["tests"]) for row in said} == {
+        COMPARISON: ("found", tests),
+        CONSTANT: ("gone", []),
+        LEFT_OUT: ("found", [tests[0], "tests/launcher/test_sizes.py"]),
+        ARITHMETIC: ("not reached", []),
+    }
     seeded_faults.main(words)
-    assert len(rows.read_text().splitlines()) == 2
+    assert len(rows.read_text().splitlines()) == 4
