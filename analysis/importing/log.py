@@ -83,7 +83,7 @@ def _bundle_of_log(file: File, log: Log, user: UserFacts, decoded: Decoded) -> t
     """run.json and the files of one run of a log."""
     facts = _facts(file.path, log, user)
     rows = [] if log.figures else _steps(file.path, log, facts.batch_size)
-    began_s = log.figures.started_at_s if log.figures else _first_value(log.series.get("timestamp", ()))
+    began_s = _first_value(log.series.get("timestamp", ()))
     started_at = None if began_s is None or not log.has_zone else datetime.fromtimestamp(began_s, UTC)
     timing, notes = _timing_without_steps(log.figures, facts.batch_size) if log.figures else _timing(rows, log)
     rates = log.series.get("images_per_s", ())
@@ -311,15 +311,11 @@ def _timing(rows: Sequence[_Step], log: Log) -> tuple[Timing, list[str]]:
 
 def _wall_s(rows: Sequence[_Step]) -> tuple[float | None, str | None]:
     first, last = rows[0].ended_at_s, rows[-1].ended_at_s
-    if all(row.ended_at_s is None for row in rows):
-        return None, "the file has no time stamps: wall time and throughput are unknown"
-    if first is None or last is None:
-        return None, "the first or the last row has no time stamp: wall time and throughput are unknown"
-    if len(rows) == 1:
-        return None, "the file has a single row: wall time and throughput are unknown"
-    if last <= first:
-        return None, "the time stamps do not advance: wall time and throughput are unknown"
-    return last - first, None
+    if first is not None and last is not None and last > first:
+        return last - first, None
+    has_none = all(row.ended_at_s is None for row in rows)
+    what = "the file has no time stamps" if has_none else "no time stamp follows that of the first row"
+    return None, f"{what}: wall time and throughput are unknown"
 
 
 def _first_value(values: Sequence[float | None]) -> float | None:

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from analysis.readers.tables import ForeignTable, RunFigures, repeated_rows
+from analysis.readers.tables import ForeignTable, RunFigures
 
 # pytorch/examples: a counter in brackets, then meters as `Name value (mean)`.
 _EPOCH = re.compile(r"Epoch:\s*\[(\d+)\]\s*\[\s*(\d+)/(\d+)\]")
@@ -50,8 +50,6 @@ _ROUND_BATCH = 8
 _HALF_A_DIGIT_S = 0.0005
 # Largest rounding error of a rate that is printed with two decimals.
 _HALF_A_RATE = 0.005
-# Lines of the known logs that contain a time.
-_TIMED = re.compile(r"Train:.*Time|Epoch:.*[Tt]ime|elapsed time per iteration|\biter \d+: loss")
 # Relative rounding error above which the wall time from running means is too inaccurate to compare machines.
 MOST_ROUNDING = 0.02
 
@@ -82,17 +80,6 @@ def read(text: str) -> ForeignTable | None:
     """Parse a log in any of the known formats; None for any other text."""
     readers = (_trainer_state, _timm, _torchvision, _megatron, _nanogpt, _pytorch_examples)
     return next(filter(None, (reader(text) for reader in readers)), None)
-
-
-def without_repeats(text: str) -> tuple[str, int]:
-    """The text with timed lines that repeat earlier ones blanked, and the number of such lines."""
-    lines = text.splitlines()
-    timed = [index for index, line in enumerate(lines) if _TIMED.search(line)]
-    words = [lines[index].strip() for index in timed]
-    repeated = repeated_rows(words, words)
-    for index in repeated:
-        lines[timed[index]] = ""
-    return ("\n".join(lines), len(repeated)) if repeated else (text, 0)
 
 
 def _lines(text: str, mark: str) -> Iterator[tuple[int, str]]:

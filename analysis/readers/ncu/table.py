@@ -3,12 +3,12 @@
 import codecs
 import io
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import operator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 
 from analysis.readers.ncu import metrics, numbers
@@ -17,15 +17,12 @@ from analysis.readers.ncu.metrics import ReadingPlan
 from workload.contract import ncu_csv
 from workload.contract.ncu_csv import ID, DamagedTableError, Layout, NcuSource, Preamble, TableHead
 
-_SAMPLED_LINES = 200
 # A table with more rejected rows has another form: broken files and verbose programs cause fewer.
 _REJECTED_LIMIT = 1000
 _KEPT_CHARACTERS = 500
 _CHUNK_ROWS = 1 << 16
 _ID_DIGITS = 18  # within 64 bits
 
-# A delimiter that never occurs, so that a line is one cell.
-_NOWHERE = "\x1f"
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 
 
@@ -42,84 +39,19 @@ class NcuTable:
     rejected: tuple[str, ...]
     attributes: Mapping[str, str]
 
-    @property
-    def is_numeric(self) -> bool:
-        """Whether the numbers were read as floats."""
-        return all(pa.types.is_floating(self.columns.schema.field(name).type) for name in self.plan.numbers)
 
-
-def sections(source: NcuSource, head: Preamble, *, as_text: bool = False, own: Collection[str] = ()) -> list[NcuTable]:
+def sections(source: NcuSource, head: Preamble, own: Collection[str] = ()) -> list[NcuTable]:
     """Every table of the file: usually one, several if several runs were written one after the other.
 
-    `as_text`: keep numbers as text. `own`: further metrics to read, if the file has one table. Raises `NcuFileError`.
+    `own`: further metrics to read, if the file has one table. Raises `NcuFileError`.
     """
     units, start = ncu_csv.units_of(source, head)
     plan = metrics.plan(head.header, units, own)
-    even = _rows_of_metrics(source, head, plan, start) or _EvenRows(source=source, head=head, plan=plan, start=start)
-    is_plain = not as_text and _has_plain_numbers(even)
-    # Numbers that are not plain, or that pyarrow cannot parse, are kept as text for our own parser.
-    attempts_as_text = (False, True) if is_plain else (True,)
-    for keep_text in attempts_as_text:
-        if section := _regular(even, as_text=keep_text):
+    # Numbers that pyarrow cannot parse are kept as text for our own parser.
+    for as_text in (False, True):
+        if section := _regular(source, head, plan, start, as_text=as_text):
             return [section]
     return list(_irregular(source, head))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _EvenRows:
-    """A source whose rows all have the same number of cells. `rejected`: the messages between the rows."""
-
-    source: NcuSource
-    head: Preamble
-    plan: ReadingPlan
-    start: int
-    rejected: tuple[str, ...] = ()
-
-
-def _rows_of_metrics(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int) -> _EvenRows | None:
-    """Rows of metrics of ncu's page `details`; None for another page, or if the page has rows of a third kind.
-
-    This page mixes rows of metrics with longer rows, the advice of ncu's rules, which are left out. Arrow filters all
-    rows at once: a loop in Python takes ten times as long for a page of 125 MB.
-    """
-    if plan.layout is not Layout.DETAILS:
-        return None
-    try:
-        with source.open() as file:
-            lines = pyarrow.csv.read_csv(
-                pa.PythonFile(_Range(file, start, head.stop), mode="r"),
-                pyarrow.csv.ReadOptions(column_names=["line"]),
-                pyarrow.csv.ParseOptions(delimiter=_NOWHERE, quote_char=False),
-                pyarrow.csv.ConvertOptions(column_types={"line": pa.string()}),
-            ).column("line")
-    except pa.ArrowException:
-        return None
-    is_row = pc.starts_with(lines, '"')
-    rows, others = lines.filter(is_row), lines.filter(pc.invert(is_row)).to_pylist()
-    if not len(rows) or pc.any(pc.starts_with(rows, f'"{ID}"')).as_py() or not all(map(_is_message, others)):
-        return None
-    cells = pc.count_substring(rows, f'"{head.delimiter}"')
-    is_of_metric = pc.equal(cells, pc.min(cells))
-    is_of_rule = pc.equal(cells, len(head.header) - 1)
-    if not pc.all(pc.or_(is_of_metric, is_of_rule)).as_py():
-        return None
-    kept = rows.filter(is_of_metric)
-    width = len(ncu_csv.cells(kept[0].as_py(), head.delimiter))
-    if width <= max(plan.position(name) for name in (ID, *plan.texts, *plan.numbers)):
-        return None
-    content = ("\n".join(kept.to_pylist()) + "\n").encode()
-    header = head.header[:width]
-    return _EvenRows(
-        source=replace(source, content=content),
-        head=replace(head, header=header, start=0, stop=len(content)),
-        plan=replace(plan, header=header),
-        start=0,
-        rejected=tuple(others[:_REJECTED_LIMIT]),
-    )
-
-
-def _is_message(line: str) -> bool:
-    return not line.strip() or line.startswith("==")
 
 
 # --- regular tables
@@ -153,9 +85,11 @@ class _Range(io.RawIOBase):
                 return valid
 
 
-def _regular(even: _EvenRows, *, as_text: bool) -> NcuTable | None:
-    """Parse a table with a cell in every column of every row; None if the table is irregular."""
-    source, head, plan = even.source, even.head, even.plan
+def _regular(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int, *, as_text: bool) -> NcuTable | None:
+    """Parse a table with a cell in every column of every row; None if the table is irregular.
+
+    `start`: byte at which the rows begin; `as_text`: keep numbers as text.
+    """
     rejected: list[str] = []
 
     def reject(row: pyarrow.csv.InvalidRow) -> str:
@@ -170,7 +104,7 @@ def _regular(even: _EvenRows, *, as_text: bool) -> NcuTable | None:
     try:
         with source.open() as file:
             columns = pyarrow.csv.read_csv(
-                pa.PythonFile(_Range(file, even.start, head.stop), mode="r"),
+                pa.PythonFile(_Range(file, start, head.stop), mode="r"),
                 pyarrow.csv.ReadOptions(column_names=names),
                 pyarrow.csv.ParseOptions(delimiter=head.delimiter, invalid_row_handler=reject),
                 pyarrow.csv.ConvertOptions(
@@ -190,8 +124,8 @@ def _regular(even: _EvenRows, *, as_text: bool) -> NcuTable | None:
     return NcuTable(
         plan=plan,
         columns=_with_id(columns.rename_columns(list(types))),
-        rejected=(*rejected, *even.rejected),
-        attributes=_attributes(plan, _first_row(even)),
+        rejected=tuple(rejected),
+        attributes=_attributes(plan, _first_row(source, head, start)),
     )
 
 
@@ -220,16 +154,11 @@ def _with_id(columns: pa.Table) -> pa.Table:
     return columns.filter(launches.is_valid()) if launches.null_count else columns
 
 
-def _first_row(even: _EvenRows) -> list[str]:
-    return next((row for row in _cells(even) if len(row) == len(even.head.header)), [])
-
-
-def _cells(even: _EvenRows) -> Iterator[list[str]]:
-    """The cells of each line; a row whose cells contain line breaks comes in parts."""
-    with even.source.open() as file:
-        file.seek(even.start)
-        for line in ncu_csv.byte_lines(file):
-            yield ncu_csv.cells(line.decode(errors="replace"), even.head.delimiter)
+def _first_row(source: NcuSource, head: Preamble, start: int) -> list[str]:
+    with source.open() as file:
+        file.seek(start)
+        rows = (ncu_csv.cells(line.decode(errors="replace"), head.delimiter) for line in ncu_csv.byte_lines(file))
+        return next((row for row in rows if len(row) == len(head.header)), [])
 
 
 def _attributes(plan: ReadingPlan, row: Sequence[str]) -> dict[str, str]:
@@ -237,100 +166,53 @@ def _attributes(plan: ReadingPlan, row: Sequence[str]) -> dict[str, str]:
     return {name: value for name, value in pairs if name.startswith(metrics.ATTRIBUTE) and value not in numbers.ABSENT}
 
 
-def _has_plain_numbers(even: _EvenRows) -> bool:
-    """Whether the first rows have numbers without thousands marks and decimal commas, or no numbers."""
-    positions = [even.plan.position(name) for name in even.plan.numbers]
-    rows = itertools.islice(_cells(even), _SAMPLED_LINES)
-    return all(_is_plain(row[position]) for row in rows for position in positions if position < len(row))
-
-
-def _is_plain(text: str) -> bool:
-    if text in numbers.ABSENT:
-        return True
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 # --- irregular tables
-
-
-class _Collector:
-    """Collects rows one by one, and keeps the required cells as columns."""
-
-    def __init__(self, plan: ReadingPlan, source: NcuSource, head: Preamble) -> None:
-        self._plan = plan
-        self._file = (source, head)
-        self._names = (ID, *plan.texts, *plan.numbers)
-        self._twins = [(name, twin) for name in self._names for twin in plan.twins(name)]
-        self._positions = [plan.position(name) for name in self._names]
-        self._rows: list[list[str]] = []
-        self._chunks: list[pa.Table] = []
-        self._rejected: list[str] = []
-        self._attributes: dict[str, str] | None = None
-
-    def take(self, row: list[str]) -> None:
-        """Keep a row of a launch; reject any other line."""
-        if self._fits(row):
-            if self._attributes is None:
-                self._attributes = _attributes(self._plan, row)
-            for name, twin in self._twins:
-                if twin < len(row) and row[twin] != row[self._plan.position(name)]:
-                    raise _differing(*self._file, name, self._plan.position(name), twin)
-            self._rows.append([row[position] for position in self._positions])
-            if len(self._rows) == _CHUNK_ROWS:
-                self._flush()
-        elif any(row) and len(self._rejected) < _REJECTED_LIMIT:
-            self._rejected.append(",".join(row)[:_KEPT_CHARACTERS])
-
-    def _fits(self, row: list[str]) -> bool:
-        # In a details page, rows of metrics end before the columns of rules.
-        shortest = len(self._plan.header) if self._plan.layout is Layout.WIDE else max(self._positions) + 1
-        return shortest <= len(row) <= len(self._plan.header) and _is_id(row[self._positions[0]])
-
-    def _flush(self) -> None:
-        columns = dict(zip(self._names, zip(*self._rows, strict=True), strict=True)) if self._rows else {}
-        self._rows.clear()
-        arrays = {name: _known(columns.get(name, ())) for name in self._names}
-        arrays[ID] = arrays[ID].cast(pa.int64())
-        for name in self._plan.texts:
-            arrays[name] = arrays[name].dictionary_encode()
-        self._chunks.append(pa.table(arrays))
-
-    def section(self) -> NcuTable:
-        """The table with all rows so far."""
-        self._flush()
-        return NcuTable(
-            plan=self._plan,
-            columns=pa.concat_tables(self._chunks),
-            rejected=tuple(self._rejected),
-            attributes=self._attributes or {},
-        )
-
-
-def _known(cells: Sequence[str]) -> pa.Array:
-    return pa.array([None if cell in numbers.ABSENT else cell for cell in cells], pa.string())
-
-
-def _is_id(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= _ID_DIGITS
 
 
 def _irregular(source: NcuSource, head: Preamble) -> Iterator[NcuTable]:
     """Parse row by row: rows of several lengths, lines of the program between them, further headers."""
-    table: TableHead | None = None
-    collector: _Collector | None = None
     try:
-        for its_table, _, row in ncu_csv.rows(source, head):
-            if collector is None or its_table is not table:
-                if collector:
-                    yield collector.section()
-                table, collector = its_table, _Collector(metrics.plan(its_table.header, its_table.units), source, head)
-            collector.take(row)
+        rows = ncu_csv.rows(source, head)
+        for table, group in itertools.groupby(rows, key=operator.itemgetter(0)):
+            yield _table(source, head, table, (row for _, _, row in group))
     except DamagedTableError as error:
-        hint = "export or download it again"
-        raise NcuFileError(source.path, str(error), hint=hint) from error
-    if collector:
-        yield collector.section()
+        raise NcuFileError(source.path, str(error), hint="export or download it again") from error
+
+
+def _table(source: NcuSource, head: Preamble, table: TableHead, rows: Iterable[list[str]]) -> NcuTable:
+    """The rows of launches, of which only the plan's columns are kept; any other line is rejected."""
+    plan = metrics.plan(table.header, table.units)
+    names = (ID, *plan.texts, *plan.numbers)
+    positions = [plan.position(name) for name in names]
+    twins = [(name, twin) for name in names for twin in plan.twins(name)]
+    # In a details page, rows of metrics end before the columns of rules.
+    shortest = len(plan.header) if plan.layout is Layout.WIDE else max(positions) + 1
+    chunks, kept, rejected, attributes = list[pa.Table](), list[list[str]](), list[str](), None
+    for row in rows:
+        if shortest <= len(row) <= len(plan.header) and _is_id(row[positions[0]]):
+            attributes = _attributes(plan, row) if attributes is None else attributes
+            for name, twin in twins:
+                if twin < len(row) and row[twin] != row[plan.position(name)]:
+                    raise _differing(source, head, name, plan.position(name), twin)
+            kept.append([row[position] for position in positions])
+            if len(kept) == _CHUNK_ROWS:
+                chunks.append(_columns(plan, names, kept))
+                kept.clear()
+        elif any(row) and len(rejected) < _REJECTED_LIMIT:
+            rejected.append(",".join(row)[:_KEPT_CHARACTERS])
+    columns = pa.concat_tables([*chunks, _columns(plan, names, kept)])
+    return NcuTable(plan=plan, columns=columns, rejected=tuple(rejected), attributes=attributes or {})
+
+
+def _columns(plan: ReadingPlan, names: Sequence[str], rows: Sequence[Sequence[str]]) -> pa.Table:
+    cells = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
+    arrays = {
+        name: pa.array([None if cell in numbers.ABSENT else cell for cell in cells.get(name, ())], pa.string())
+        for name in names
+    }
+    arrays[ID] = arrays[ID].cast(pa.int64())
+    return pa.table(arrays | {name: arrays[name].dictionary_encode() for name in plan.texts})
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _ID_DIGITS

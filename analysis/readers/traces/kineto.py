@@ -38,15 +38,6 @@ _OF_GPUS = re.compile(
     r"aten::_?(cudnn(?!_is_acceptable)|miopen|mps|efficient_attention|flash_attention)_(?!for_cpu)|cudaLaunch"
 )
 _SPACE = re.compile(r"[\s,]*")
-# Marks at the beginning of the file that only torch.profiler writes, and marks of other programs with Chrome's format.
-_TORCH_MARKS = re.compile(
-    r'"schemaVersion"|"baseTimeNanoseconds"|"cat": ?"(?:cpu_op|Operator|kernel|Kernel)"|ProfilerStep#'
-)
-_OTHER_PROGRAMS = (
-    (re.compile(r'"cat": ?"[^"]*(?:devtools\.timeline|\bblink|\bv8\b|toplevel)'), "a trace of the Chrome browser"),
-    (re.compile(r"/device:GPU|/host:CPU|[Tt]ensor[Ff]low|XLA Ops"), "a trace of TensorFlow or JAX"),
-    (re.compile(r'"cat": ?"(?:cuda|nvtx|NVTX|osrt)|nsys'), "an export of Nsight Systems"),
-)
 
 Event = TypeVar("Event")
 Thread = tuple[str, str]
@@ -156,13 +147,6 @@ def is_trace(text: str) -> bool:
 
 def read(text: str, *, file: str) -> Trace:
     """Parse a trace; `UsageError` if the text is damaged, empty or written by another program."""
-    start = text[:LOOKED_AT_CHARACTERS]
-    other = next((what for pattern, what in _OTHER_PROGRAMS if pattern.search(start)), None)
-    if other and not _TORCH_MARKS.search(start):
-        raise UsageError(
-            f"'{file}' looks like {other}, which cannot be read; of this format only traces of torch.profiler can",
-            hint="profiler.export_chrome_trace('trace.json') of a torch.profiler.profile(record_shapes=True)",
-        )
     builder = _Builder(trace=Trace())
     events = _Events(text=text, file=file)
     for event in events:
@@ -175,23 +159,14 @@ def read(text: str, *, file: str) -> Trace:
     if builder.broken:
         trace.losses.append(f"{builder.broken} events without a usable name, time or duration were left out")
     if not trace.operators and not trace.device:
-        raise _nothing_in(file, events, builder)
+        kinds = ", ".join(sorted(map(str, builder.categories))[:5]) or "no category"
+        raise UsageError(
+            f"'{file}' is a trace without operators and kernels: its {events.number} events are of {kinds}",
+            hint="import what torch.profiler.profile(record_shapes=True) exports",
+        )
     if doubled := _without_doubles(trace):
         trace.losses.append(f"{doubled} events are in the trace twice: they were counted once")
     return trace
-
-
-def _nothing_in(file: str, events: "_Events", builder: "_Builder") -> UsageError:
-    if not events.number and events.is_cut:
-        return UsageError(f"'{file}' ends before its first event", hint=EXPORT_AGAIN)
-    if not events.number:
-        what = f"'{file}' is a trace without events"
-        return UsageError(f"{what}: {EVENTS} is empty", hint="profile at least one step, then export")
-    kinds = ", ".join(sorted(map(str, builder.categories))[:5]) or "no category"
-    return UsageError(
-        f"'{file}' is a trace without operators and kernels: its {events.number} events are of {kinds}",
-        hint="import what torch.profiler.profile(record_shapes=True) exports",
-    )
 
 
 class _Events:

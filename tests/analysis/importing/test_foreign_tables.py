@@ -50,8 +50,7 @@ def written(text: str, *, delimiter: str = ",", order: str = "in order", is_quot
 
 
 @pytest.mark.parametrize("is_quoted", [True, False], ids=["quoted", "bare"])
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize(("delimiter", "order"), [*zip([",", ";", "\t", "|"], ORDERS, strict=True)])
 @pytest.mark.parametrize("text", [WIDE, LONG], ids=["wide", "long"])
 def test_every_delimiter_and_order(text: str, delimiter: str, order: str, is_quoted: bool, tmp_path: Path) -> None:
     form = written(text, delimiter=delimiter, order=order, is_quoted=is_quoted)
