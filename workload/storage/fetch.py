@@ -27,11 +27,9 @@ from workload.storage.inventory import (
     RemoteRun,
     Wanted,
     read_document,
-    strays,
     take_stock,
     wanted_files,
 )
-from workload.storage.names import clashes
 from workload.storage.store import Store, StoredObject, TooLongError, UnreachableError, checksum_of
 
 # Largest size of a manifest or record, which are read into memory. A row of a manifest has about 200 bytes: this limit
@@ -131,8 +129,7 @@ def fetch(
             if on_progress:
                 on_progress(len(outcomes), len(stock.runs), traffic.bytes)
     outcomes.sort(key=lambda outcome: outcome.run_id)
-    refused = (*stock.refused, *_strays_of(stock.runs, outcomes, output))
-    return FetchReport(source=str(source), output=output, outcomes=tuple(outcomes), refused=refused, error=fatal)
+    return FetchReport(source=str(source), output=output, outcomes=tuple(outcomes), refused=stock.refused, error=fatal)
 
 
 def _listed(store: Store, source: FetchSource) -> Iterator[StoredObject]:
@@ -146,13 +143,6 @@ def _listed(store: Store, source: FetchSource) -> Iterator[StoredObject]:
     for name in store.folders(""):
         if any(listed.name == f"{name}/{file}" for file in MARKS for listed in store.objects(f"{name}/{file}")):
             yield from store.objects(f"{name}/")
-
-
-def _strays_of(runs: Iterable[RemoteRun], outcomes: Iterable[FetchedRun], output: Path) -> Iterator[Refused]:
-    here = {outcome.run_id for outcome in outcomes if outcome.state in (FetchState.FETCHED, FetchState.SKIPPED)}
-    for run in runs:
-        if run.manifest and run.run_id in here and clashes(run.objects):
-            yield from strays(run, {row.name for row in bundle.read(output / run.run_id).files})
 
 
 def _in_parallel(
@@ -287,10 +277,14 @@ class Downloader:
 
     def manifest(self, listed: StoredObject) -> bytes:
         """Download the manifest and compare it with its listing; repeat once if it differs. Raises `BundleError`."""
-        for _ in range(ATTEMPTS):
+        for attempt in range(1, ATTEMPTS + 1):
             content = io.BytesIO()
-            with suppress(TooLongError):
-                self._store.download(listed, _Counted(content, self._traffic))
+            try:
+                with suppress(TooLongError):
+                    self._store.download(listed, _Counted(content, self._traffic))
+            except UnreachableError:
+                if attempt == ATTEMPTS:
+                    raise
             arrived = content.getvalue()
             if len(arrived) == listed.bytes and crc32c_of(io.BytesIO(arrived)) == checksum_of(self._store, listed):
                 return arrived
@@ -308,7 +302,7 @@ class Downloader:
     def _download_file(self, folder: Path, wanted: Wanted) -> int:
         """Download a file under a temporary name, check its content, rename it; return the number of bytes received.
 
-        A file is downloaded again if it arrives damaged, or if a connection that brought some bytes breaks.
+        A file is downloaded again, from its beginning, if it arrives damaged or if the connection breaks.
         """
         partial = folder / PARTIAL / hashlib.sha256(wanted.name.encode()).hexdigest()[:16]
         partial.parent.mkdir(exist_ok=True)
@@ -319,7 +313,7 @@ class Downloader:
                 with suppress(TooLongError), partial.open("wb") as content:
                     self._store.download(wanted.remote, _Counted(content, self._traffic))
             except UnreachableError:
-                if attempt == ATTEMPTS or not _size(partial):
+                if attempt == ATTEMPTS:
                     raise
             count += _size(partial)
             if self._is_as_wanted(partial, wanted):

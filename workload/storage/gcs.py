@@ -23,7 +23,6 @@ from workload.storage.buckets import (
     Content,
     Service,
     arrived_damaged,
-    bounded,
     causes,
     content_type,
     has_wrong_certificate,
@@ -55,8 +54,6 @@ FOLDER_FIELDS = "prefixes,nextPageToken"
 # Size of an upload's chunk: held in memory, and sent again if the connection breaks. The client's default is 100 MiB.
 CHUNK_BYTES = 8 << 20
 ATTEMPTS = 3
-# gzip may unpack to a thousand times its size: unpack in blocks of this size.
-PACKED_BLOCK_BYTES = 1 << 13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +306,8 @@ def translated(bucket: str, patience: Patience, need: BucketNeed = READ) -> Iter
 
 
 def _client(jobs: int) -> "storage.Client":
-    from google.cloud import storage  # noqa: PLC0415 - see the module
+    import requests  # noqa: PLC0415 - see the module
+    from google.cloud import storage  # noqa: PLC0415
 
     emulator = os.environ.get(EMULATOR_VARIABLE, "")
     # Google's other clients accept STORAGE_EMULATOR_HOST without `http://`; this client does not.
@@ -320,29 +318,8 @@ def _client(jobs: int) -> "storage.Client":
     client._bucket_metadata_cache = None  # noqa: SLF001 - no public way
     for scheme in ("http://", "https://"):
         # With fewer connections than jobs, the pool would log warnings and reconnect.
-        client._http.mount(scheme, _bounded_adapter(jobs))  # noqa: SLF001 - no public way
+        client._http.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=jobs))  # noqa: SLF001 - no public way
     return client
-
-
-def _bounded_adapter(jobs: int) -> Any:
-    """HTTP adapter that refuses an answer of more than `MAX_ANSWER_BYTES`, because gzip may unpack to gigabytes.
-
-    Contents of objects are streamed as stored, without this limit.
-    """
-    import requests  # noqa: PLC0415 - see the module
-
-    class Bounded(requests.adapters.HTTPAdapter):
-        def send(self, request: Any, *words: Any, **options: Any) -> Any:
-            answer: Any = super().send(request, *words, **options)
-            if not options.get("stream") or not answer.ok:
-                content = bounded(answer.iter_content(PACKED_BLOCK_BYTES))
-                if content is None:
-                    answer.close()
-                    raise SERVICE.foreign()
-                answer._content = content  # noqa: SLF001 - read by its property `content`
-            return answer
-
-    return Bounded(pool_maxsize=jobs)
 
 
 def _retry(limit_s: float, failures: list[Exception] | None = None) -> Any:

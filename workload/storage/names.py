@@ -1,8 +1,7 @@
 """Checks that names of objects are safe as names of files, on every file system that may hold them."""
 
 import re
-from collections.abc import Callable, Iterable
-from pathlib import PurePosixPath
+from collections.abc import Callable
 
 from workload.contract.errors import BundleError
 
@@ -37,17 +36,3 @@ def require_safe(name: str, store: object) -> None:
     """Raise `BundleError` for a name that could not be fetched again."""
     if reason := why_unsafe(name):
         raise BundleError(f"{name!r} is not allowed as a name in {store}: {reason}", hint="give it another name")
-
-
-def clashes(names: Iterable[str]) -> dict[str, str]:
-    """Names that cannot coexist with the others, with the reason: equal to a folder's name, or equal except in case."""
-    known = sorted(names)
-    folders = {str(parent).casefold() for name in known for parent in PurePosixPath(name).parents}
-    clashing: dict[str, str] = {}
-    first_spelling: dict[str, str] = {}
-    for name in known:
-        if name.casefold() in folders:
-            clashing[name] = "a folder of other objects has this name"
-        elif (first := first_spelling.setdefault(name.casefold(), name)) != name:
-            clashing[name] = f"differs from '{first}' only in case"
-    return clashing
