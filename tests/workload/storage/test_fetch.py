@@ -452,7 +452,7 @@ def test_what_ended_the_fetch_is_raised_after_the_table(
     storage: FakeStorage, make: Make, run: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     storage.put_folder(make("run-a"))
-    storage.break_after["runs/run-a/steps.csv"] = [0]
+    storage.break_after["runs/run-a/steps.csv"] = [0, 0]
     with pytest.raises(UnreachableError):
         run()
     assert capsys.readouterr().out.startswith("fetched 0 (0 B), skipped 0")
