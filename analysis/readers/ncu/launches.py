@@ -322,8 +322,10 @@ def unique_launches(tables: Sequence[Launches]) -> tuple[list[Launches], list[st
         }
     )
     is_repeated = identities.duplicated().to_numpy()
-    damage = [] if not is_repeated.any() else [_repetition(tables, identities, is_repeated)]
+    damage = []
     if is_repeated.any():
+        again = _number_of(int(is_repeated.sum()))
+        damage.append(f"{again} twice in the file (same process and ID): only the first is counted")
         ends = np.cumsum([len(table) for table in tables])
         parts = np.split(~is_repeated, ends[:-1])
         tables = [
@@ -398,22 +400,6 @@ def without_doubtful(table: Launches) -> tuple[Launches, tuple[str, ...]]:
             values["dram"] = np.full(len(table), np.nan)
         sentences.append(f"bytes of DRAM withheld: {len(table)} launches read 0 bytes by the file, which no step does")
     return replace(table, by_role=values), tuple(sentences)
-
-
-def _repetition(tables: Sequence[Launches], identities: pd.DataFrame, is_repeated: npt.NDArray[np.bool_]) -> str:
-    """A sentence on the number of duplicate launches, and on whether their figures are equal."""
-    figures = pd.concat(
-        [pd.DataFrame(dict(table.by_role), index=range(len(table))) for table in tables], ignore_index=True
-    )
-    figures["name"] = np.concatenate([np.asarray(table.identity["name"].astype(object)) for table in tables])
-    alike = pd.concat([identities, figures], axis=1).duplicated().to_numpy()
-    number = int(is_repeated.sum())
-    if alike[is_repeated].all():
-        return f"{_number_of(number)} twice in the file (same process and ID): each is counted once"
-    return (
-        f"{_number_of(number)} twice in the file (same process and ID) with different figures: only the "
-        "first is counted; perhaps two profiles were written into one file"
-    )
 
 
 def _missing_launches(identities: pd.DataFrame) -> str | None:

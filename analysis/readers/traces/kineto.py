@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from workload.contract.errors import UsageError
 
@@ -39,7 +39,6 @@ _OF_GPUS = re.compile(
 )
 _SPACE = re.compile(r"[\s,]*")
 
-Event = TypeVar("Event")
 Thread = tuple[str, str]
 # Sizes of one argument: of one tensor, or of each tensor in a list.
 Dims = tuple[Any, ...]
@@ -93,7 +92,7 @@ class Window:
 class Trace:
     """Contents of a trace file.
 
-    `losses`: sentences on missing and duplicate events. `other_device`: kind of a device whose kernels cannot be read.
+    `losses`: sentences on missing events. `other_device`: kind of a device whose kernels cannot be read.
     """
 
     operators: dict[Thread, list[Operator]] = field(default_factory=dict)
@@ -164,8 +163,12 @@ def read(text: str, *, file: str) -> Trace:
             f"'{file}' is a trace without operators and kernels: its {events.number} events are of {kinds}",
             hint="import what torch.profiler.profile(record_shapes=True) exports",
         )
-    if doubled := _without_doubles(trace):
-        trace.losses.append(f"{doubled} events are in the trace twice: they were counted once")
+    for operators in trace.operators.values():
+        # Outer operators first.
+        operators.sort(key=lambda operator: (operator.began, -operator.ended))
+    trace.device.sort(key=lambda event: event.began)
+    for windows in (trace.steps, trace.optimizer_steps):
+        windows.sort(key=lambda window: window.began)
     return trace
 
 
@@ -358,34 +361,3 @@ def _are_sizes(values: Sequence[Any]) -> bool:
 
 def _texts(value: Any) -> tuple[str, ...]:
     return tuple(str(item) for item in value) if isinstance(value, list) else ()
-
-
-def _without_doubles(trace: Trace) -> int:
-    """Sort the operators of each thread, outer ones first, and drop duplicate events; returns how many were dropped."""
-    dropped = 0
-    for thread, operators in trace.operators.items():
-        operators.sort(key=lambda operator: (operator.began, -operator.ended))
-        kept = _unique(operators, lambda one: (one.began, one.ended, one.call, one.id))
-        dropped += len(operators) - len(kept)
-        trace.operators[thread] = kept
-    trace.device.sort(key=lambda event: event.began)
-    kept_events = _unique(trace.device, lambda one: (one.began, one.ended, one.name, one.device, one.launch))
-    dropped += len(trace.device) - len(kept_events)
-    trace.device = kept_events
-    for windows in (trace.steps, trace.optimizer_steps):
-        windows.sort(key=lambda window: window.began)
-        windows[:] = dict.fromkeys(windows)
-    return dropped
-
-
-def _unique(events: Sequence[Event], key: Callable[[Event], tuple[Any, ...]]) -> list[Event]:
-    """Events without duplicates; `events` must be sorted by their beginning."""
-    kept, seen, began = list[Event](), set[tuple[Any, ...]](), None
-    for event in events:
-        identity = key(event)
-        if identity[0] != began:
-            began, seen = identity[0], set()
-        if identity not in seen:
-            kept.append(event)
-        seen.add(identity)
-    return kept

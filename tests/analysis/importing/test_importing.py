@@ -1,12 +1,9 @@
 import hashlib
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import analysis
 from analysis.importing import UserFacts, import_file
@@ -293,20 +290,3 @@ def test_profile_without_options_or_kernels(tmp_path: Path) -> None:
     )
     failed = "==PROF== Connected to process 1\n==WARNING== No kernels were profiled.\n"
     assert refusal(tmp_path, failed, model="m", batch_size=4).startswith("error: 'log.csv' has no table")
-
-
-# --- hostile files
-
-LINES = st.text(alphabet=st.characters(codec="utf-8"), max_size=40)
-
-
-@given(
-    st.sampled_from(["step_s,timestamp,data_s", "iter_time_ms,data_time_ms,imgs_per_sec", "a,b,c", ""]),
-    st.lists(st.lists(st.floats().map(str) | LINES, min_size=3, max_size=3).map(",".join) | LINES, max_size=4),
-    st.binary(max_size=20),
-)
-def test_any_log_is_a_bundle_or_refused(tmp_path: Path, header: str, lines: list[str], tail: bytes) -> None:
-    path = written(tmp_path, "\n".join([header, *lines]).encode() + tail)
-    with suppress(UsageError, NothingToDoError):
-        for folder in import_file(path, UserFacts(model="m", batch_size=4), output=tmp_path / "results"):
-            assert bundle.read(folder).document["imported"]["file"] == "log.csv"

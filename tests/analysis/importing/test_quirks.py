@@ -1,12 +1,10 @@
 """The quirks of public logs and profiles: in files of our own, and in the public ones where they are at hand."""
 
-import csv
 import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import analysis
@@ -15,10 +13,6 @@ from analysis.audit import audit
 from analysis.importing import UserFacts, import_file
 from analysis.readers import ncu
 from analysis.readers.ncu import NcuFileError, families
-from analysis.statistics.autocorrelation import effective_n
-from analysis.statistics.periods import period_scan
-from analysis.statistics.samples import Floats, robust_stdev
-from analysis.statistics.steady import outliers, steady_state
 from tests.analysis.audit.rules import ByRuleAndFile, by_rule_and_file
 from tests.analysis.importing import like_public
 from tests.analysis.importing.like_public import (
@@ -34,7 +28,6 @@ from tests.analysis.importing.like_public import (
     UNSYNCHRONISED,
     WIDE,
 )
-from tests.analysis.in_process import Analyze
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 PUBLIC_LOGS, PUBLIC_PROFILES = SHARED / "iterations", SHARED / "ncu"
@@ -179,49 +172,6 @@ def test_imported_logs(
     assert run["claimed_images_per_s"] == pytest.approx(claimed, rel=1e-4)
 
 
-# --- logs: statistics
-
-
-def milliseconds(files: Path, name: str) -> Floats:
-    with (files / "iterations" / name).open() as log:
-        return np.array([float(row["iter_time_ms"]) for row in csv.DictReader(log)])
-
-
-def test_a_missing_synchronisation_is_a_period(files: Path) -> None:
-    steps = milliseconds(files, UNSYNCHRONISED)
-    period = period_scan(steps)
-    assert (period.found, period.period, period.phase) == (True, 10, 1)
-    assert (period.ratio, period.consistency) == (pytest.approx(0.40), 1.0)
-    fast = outliers(steps) & (steps < np.median(steps))
-    assert np.flatnonzero(fast).tolist() == list(range(1, 100, 10))
-
-
-@pytest.mark.parametrize("name", [SPILLING, CORRELATED, STEADY])
-def test_no_period_in_the_others(name: str, files: Path) -> None:
-    assert not period_scan(milliseconds(files, name)).found
-
-
-def test_steps_like_the_one_before_are_worth_few(files: Path) -> None:
-    steps = milliseconds(files, CORRELATED)
-    state = steady_state(steps)
-    assert (state.steady, state.warmup_steps) == (True, 1)
-    assert effective_n(steps[2:], robust=False).lag1 == pytest.approx(0.83, abs=0.01)
-    assert effective_n(steps[2:]).effective == pytest.approx(13.8, abs=0.1)
-    assert effective_n(milliseconds(files, STEADY)[2:]).effective == 188
-
-
-@pytest.mark.parametrize("name", [CORRELATED, STEADY])
-def test_one_slow_step_does_not_move_the_robust_variation(name: str, files: Path) -> None:
-    steps = milliseconds(files, name)
-    assert robust_stdev(steps) < 0.001 * np.median(steps)
-    assert steps.std() > 0.5 * steps.mean()
-
-
-def test_what_a_spilling_memory_hides(files: Path) -> None:
-    state = steady_state(milliseconds(files, SPILLING))
-    assert state.unseen == "39 steps are too few to notice if a fifth of them took 3.65 x the others"
-
-
 # --- profiles
 
 
@@ -292,15 +242,6 @@ def test_totals(profile: tuple[Path, Totals]) -> None:
     flop = math.nan if expected.flop is None else expected.flop
     assert kernels["flop"].sum(min_count=1) == pytest.approx(flop, rel=0, abs=0, nan_ok=True)
     assert not kernels["flop_is_lower_bound"].any()
-
-
-def test_totals_of_the_command(profile: tuple[Path, Totals], analyze: Analyze) -> None:
-    path, expected = profile
-    whole = json.loads(analyze("kernels", path, "--format", "json")[1])[-1]
-    assert (whole["family"], whole["launches"], whole["flop"]) == ("all", expected.launches, expected.flop)
-    assert whole["duration_s"] == pytest.approx(expected.time_s, rel=1e-9)
-    moved = expected.read + expected.written
-    assert whole["intensity_flop_per_byte"] == (expected.flop and pytest.approx(expected.flop / moved))
 
 
 def test_imported_profiles(profile: tuple[Path, Totals], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from analysis.readers.traces import kineto
 from analysis.readers.traces.attribution import attribute, steps_of
-from tests.analysis.readers.traces.kineto_traces import annotation, document, gpu_trace, kernel, operator, step
+from tests.analysis.readers.traces.kineto_traces import annotation, document, gpu_trace, kernel, operator
 from workload.contract.errors import UsageError
 
 
@@ -76,14 +76,6 @@ def test_a_cut_file_is_read_as_far_as_it_goes(share: float) -> None:
     assert trace.is_cut
     (loss,) = trace.losses
     assert loss.startswith("the trace ends too early, after ")
-
-
-def test_doubled_events_count_once() -> None:
-    events = [*step(0, 0.0), *step(0, 0.0)]
-    trace = kineto.read(document(events), file="t.json")
-    assert trace.losses == ["17 events are in the trace twice: they were counted once"]
-    assert len(trace.device) == 7
-    assert len(trace.steps) == 1
 
 
 def test_broken_events_are_left_out_and_counted() -> None:
