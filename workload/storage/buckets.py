@@ -17,8 +17,7 @@ from typing import BinaryIO, ClassVar, TypeVar
 
 from workload.contract.errors import BundleError, ToolError
 from workload.contract.files import crc32c_of
-from workload.storage.names import require_safe
-from workload.storage.store import ObjectExistsError, Patience, UnreachableError, not_sealed
+from workload.storage.store import ObjectExistsError, Patience, UnreachableError, not_sealed, require_safe
 
 # Pauses between attempts double from the first to the longest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0

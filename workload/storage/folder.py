@@ -17,7 +17,6 @@ from workload.contract.errors import BundleError, ToolError, UsageError
 from workload.contract.files import crc32c_of, crc32c_text
 from workload.contract.operating_system import replace_file
 from workload.storage import ssh_remote
-from workload.storage.names import require_safe
 from workload.storage.store import (
     MAX_RECORD_BYTES,
     PRIVATE_MODE,
@@ -31,6 +30,7 @@ from workload.storage.store import (
     UnreachableError,
     changed,
     not_sealed,
+    require_safe,
     too_long,
     within,
 )

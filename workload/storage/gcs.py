@@ -12,7 +12,6 @@ import re
 import shlex
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,16 +55,9 @@ CHUNK_BYTES = 8 << 20
 ATTEMPTS = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class BucketNeed:
-    """A kind of access to a bucket, as a verb for messages, and the role that allows it."""
-
-    what: str
-    role: str
-
-
-READ = BucketNeed(what="read", role="roles/storage.objectViewer")
-WRITE = BucketNeed(what="write to", role="roles/storage.objectUser")
+# The role that allows each kind of access, by its verb in messages.
+READ, WRITE = "read", "write to"
+ROLES = {READ: "roles/storage.objectViewer", WRITE: "roles/storage.objectUser"}
 
 
 class Bucket(CloudBucket):
@@ -238,7 +230,7 @@ class Bucket(CloudBucket):
             **options,
         )
 
-    def _translated(self, need: BucketNeed = READ) -> Any:
+    def _translated(self, need: str = READ) -> Any:
         return translated(self.name, self._patience, need)
 
 
@@ -272,7 +264,7 @@ def log_in() -> str:
 
 
 @contextmanager
-def translated(bucket: str, patience: Patience, need: BucketNeed = READ) -> Iterator[None]:
+def translated(bucket: str, patience: Patience, need: str = READ) -> Iterator[None]:
     """Convert errors of the client and its libraries to ours, with their cause; an `OSError` of the disk passes."""
     import requests  # noqa: PLC0415 - see the module
     import urllib3  # noqa: PLC0415
@@ -290,8 +282,8 @@ def translated(bucket: str, patience: Patience, need: BucketNeed = READ) -> Iter
         raise UsageError(f"bucket '{bucket}' does not exist", hint=f"gcloud storage ls{SERVICE.note()}") from error
     except (api.Forbidden, api.Unauthorized) as error:
         raise ToolError(
-            f"no permission to {need.what} bucket '{bucket}': {_first_line(error)}",
-            hint=f"ask the bucket's owner for {need.role}, or use another account: {LOG_IN}",
+            f"no permission to {need} bucket '{bucket}': {_first_line(error)}",
+            hint=f"ask the bucket's owner for {ROLES[need]}, or use another account: {LOG_IN}",
         ) from error
     except api.GoogleAPICallError as error:
         if _is_page(error):

@@ -19,8 +19,7 @@ from typing import Any, Self
 from workload.contract import bundle, record
 from workload.contract.errors import BundleError
 from workload.contract.record import SCHEMA_VERSION
-from workload.storage.names import why_unsafe
-from workload.storage.store import Store, StoredObject
+from workload.storage.store import Store, StoredObject, why_unsafe
 
 RUNS = "runs"
 # Key of a manifest's metadata: a digest of the files that it lists, so that a listing alone shows if all are stored.

@@ -169,7 +169,6 @@ def _logs(text: str, file: str, batch_size: int | None) -> Sequence[Log]:
         raise UsageError(
             f"'{file}' has a header and no rows", hint="import the log of a run that reached its first step"
         )
-    _refuse_twins(table, by_field, file)
     columns = _Columns(file=file, table=table, by_field=by_field)
     runs = _runs(columns, batch_size)
     if not any(_is_timed(run) for run in runs):
@@ -293,20 +292,6 @@ def _all_of(field_name: str, header: Sequence[str]) -> list[int]:
     """Indices of all columns with this field."""
     known = (meanings().get(name.strip().lower()) for name in header)
     return [index for index, meaning in enumerate(known) if meaning and meaning.field == field_name]
-
-
-def _refuse_twins(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]], file: str) -> None:
-    """Raise `UsageError` if two columns with the same known name differ."""
-    for meaning, first in by_field.values():
-        twins = [index for index, name in enumerate(table.header) if name.strip().lower() == meaning.name]
-        for twin in twins[1:]:
-            for line, row in table.rows:
-                if row[first].strip() != row[twin].strip():
-                    raise UsageError(
-                        f"'{file}' has two columns {table.header[first]}, and they differ in line {line}:"
-                        f" '{row[first][:80]}' and '{row[twin][:80]}'",
-                        hint="leave one of the two columns out",
-                    )
 
 
 # --- logs of runs

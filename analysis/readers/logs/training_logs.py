@@ -55,17 +55,6 @@ MOST_ROUNDING = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ExampleLine:
-    """A line of pytorch/examples. `index`: of the iteration in its epoch; `meters`: value and running mean by name."""
-
-    number: int
-    epoch: int
-    index: int
-    meters: Mapping[str, tuple[str, str]]
-    stamp: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Printed:
     """A printed iteration. `count`: number of iterations of the epoch so far; `total_s`: their time, if known."""
 
@@ -94,32 +83,26 @@ def _lines(text: str, mark: str) -> Iterator[tuple[int, str]]:
 
 
 def _pytorch_examples(text: str) -> ForeignTable | None:
-    lines: list[_ExampleLine] = []
+    printed, first_count = list[_Printed](), 0
     for number, line in _lines(text, "Epoch"):
-        if match := _EPOCH.search(line):
-            meters = {name: (value, mean) for name, value, mean in _METER.findall(line[match.end() :])}
-            if "Time" in meters:
-                epoch, index = int(match[1]), int(match[2])
-                lines.append(_ExampleLine(number=number, epoch=epoch, index=index, meters=meters, stamp=_stamp(line)))
-    if not lines:
+        match = _EPOCH.search(line)
+        meters = {name: (value, mean) for name, value, mean in _METER.findall(line[match.end() :])} if match else {}
+        if match is None or "Time" not in meters:
+            continue
+        if not printed:
+            # Older versions print the index of the iteration, newer ones the number of iterations so far.
+            first_count = 1 if int(match[2]) == 0 else 0
+        (time, mean), count = meters["Time"], int(match[2]) + first_count
+        cells = {
+            "batch_time": time,
+            "data_time": meters.get("Data", ("", ""))[0],
+            "loss": meters.get("Loss", ("", ""))[0],
+            "timestamp": _stamp(line) or "",
+        }
+        total_s = float(mean) * count if mean else None
+        printed.append(_Printed(line=number, epoch=int(match[1]), count=count, total_s=total_s, cells=cells))
+    if not printed:
         return None
-    # Older versions print the index of the iteration, newer ones the number of iterations so far.
-    first_count = 1 if lines[0].index == 0 else 0
-    printed = [
-        _Printed(
-            line=line.number,
-            epoch=line.epoch,
-            count=line.index + first_count,
-            total_s=float(line.meters["Time"][1]) * (line.index + first_count) if line.meters["Time"][1] else None,
-            cells={
-                "batch_time": line.meters["Time"][0],
-                "data_time": line.meters.get("Data", ("", ""))[0],
-                "loss": line.meters.get("Loss", ("", ""))[0],
-                "timestamp": line.stamp or "",
-            },
-        )
-        for line in lines
-    ]
     return _with_means("pytorch/examples", printed, {})
 
 

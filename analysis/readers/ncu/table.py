@@ -100,7 +100,6 @@ def _regular(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int, *
     types = {ID: pa.int64()} | dict.fromkeys(plan.texts, _TEXT)
     types |= dict.fromkeys(plan.numbers, pa.string() if as_text else pa.float64())
     positions = {name: str(plan.position(name)) for name in types}
-    twins = {str(twin): name for name in types for twin in plan.twins(name)}
     try:
         with source.open() as file:
             columns = pyarrow.csv.read_csv(
@@ -108,38 +107,20 @@ def _regular(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int, *
                 pyarrow.csv.ReadOptions(column_names=names),
                 pyarrow.csv.ParseOptions(delimiter=head.delimiter, invalid_row_handler=reject),
                 pyarrow.csv.ConvertOptions(
-                    include_columns=[*positions.values(), *twins],
-                    column_types={positions[name]: kind for name, kind in types.items()}
-                    | {twin: types[name] for twin, name in twins.items()},
+                    include_columns=[*positions.values()],
+                    column_types={positions[name]: kind for name, kind in types.items()},
                     null_values=list(numbers.ABSENT),
                     strings_can_be_null=True,
                 ),
             )
     except pa.ArrowException:
         return None
-    for twin, name in twins.items():
-        if columns.column(positions[name]).to_pylist() != columns.column(twin).to_pylist():
-            raise _differing(source, head, name, plan.position(name), int(twin))
-    columns = columns.select(list(positions.values()))
     return NcuTable(
         plan=plan,
         columns=_with_id(columns.rename_columns(list(types))),
         rejected=tuple(rejected),
         attributes=_attributes(plan, _first_row(source, head, start)),
     )
-
-
-def _differing(source: NcuSource, head: Preamble, name: str, first: int, twin: int) -> NcuFileError:
-    """The error for a table with two columns of one name, which names the first line in which they differ."""
-    line, row = next(
-        (line, row)
-        for _, line, row in ncu_csv.rows(source, head)
-        if len(row) > max(first, twin) and row[first] != row[twin]
-    )
-    line += ncu_csv.lines_before(source, head)
-    reason = f"it has two columns {name}, and they differ in line {line}: '{row[first]}', '{row[twin]}'"
-    hint = "export it again, or leave one of them out"
-    return NcuFileError(source.path, reason, hint=hint, what="contradicts itself")
 
 
 def _is_no_row(row: "pyarrow.csv.InvalidRow", plan: ReadingPlan, delimiter: str) -> bool:
@@ -174,26 +155,22 @@ def _irregular(source: NcuSource, head: Preamble) -> Iterator[NcuTable]:
     try:
         rows = ncu_csv.rows(source, head)
         for table, group in itertools.groupby(rows, key=operator.itemgetter(0)):
-            yield _table(source, head, table, (row for _, _, row in group))
+            yield _table(table, (row for _, _, row in group))
     except DamagedTableError as error:
         raise NcuFileError(source.path, str(error), hint="export or download it again") from error
 
 
-def _table(source: NcuSource, head: Preamble, table: TableHead, rows: Iterable[list[str]]) -> NcuTable:
+def _table(table: TableHead, rows: Iterable[list[str]]) -> NcuTable:
     """The rows of launches, of which only the plan's columns are kept; any other line is rejected."""
     plan = metrics.plan(table.header, table.units)
     names = (ID, *plan.texts, *plan.numbers)
     positions = [plan.position(name) for name in names]
-    twins = [(name, twin) for name in names for twin in plan.twins(name)]
     # In a details page, rows of metrics end before the columns of rules.
     shortest = len(plan.header) if plan.layout is Layout.WIDE else max(positions) + 1
     chunks, kept, rejected, attributes = list[pa.Table](), list[list[str]](), list[str](), None
     for row in rows:
         if shortest <= len(row) <= len(plan.header) and _is_id(row[positions[0]]):
             attributes = _attributes(plan, row) if attributes is None else attributes
-            for name, twin in twins:
-                if twin < len(row) and row[twin] != row[plan.position(name)]:
-                    raise _differing(source, head, name, plan.position(name), twin)
             kept.append([row[position] for position in positions])
             if len(kept) == _CHUNK_ROWS:
                 chunks.append(_columns(plan, names, kept))
