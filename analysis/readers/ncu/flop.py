@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from analysis.readers.ncu.numbers import Floats
+from analysis.readers.ncu.table import Floats
 from workload.contract.vocabulary import tensor_operations
 
 # Values per launch by role, in base units; roles that the file lacks are absent.

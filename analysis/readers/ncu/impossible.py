@@ -9,7 +9,7 @@ import numpy as np
 from analysis.readers.ncu import metrics
 from analysis.readers.ncu.errors import NcuFileError
 from analysis.readers.ncu.launches import Launches
-from analysis.readers.ncu.numbers import Floats
+from analysis.readers.ncu.table import Floats
 from workload.contract import ncu_csv, peaks
 from workload.contract.ncu_csv import ID, METRIC, UNIT, VALUE, NcuSource, Quantity
 from workload.contract.text import plain, si

@@ -14,10 +14,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.readers.ncu import metrics, numbers
+from analysis.readers.ncu import metrics
 from analysis.readers.ncu.metrics import WHOLE_UNITS, MetricRole
-from analysis.readers.ncu.numbers import Floats
-from analysis.readers.ncu.table import NcuTable
+from analysis.readers.ncu.table import Floats, NcuTable, convert, finite, require_whole
 from workload.contract.ncu_csv import ID, METRIC, NAME, PROCESS, PUSHED, STARTED, UNIT, VALUE, Layout, Quantity, factor
 from workload.contract.text import plain
 
@@ -62,7 +61,7 @@ def _from_wide(section: NcuTable) -> Launches:
     for reading in section.plan.readings:
         measured, foreign = _numbers(section.columns.column(reading.metric))
         if reading.unit in WHOLE_UNITS and reading.metric.endswith(".sum"):
-            numbers.require_whole(measured)
+            require_whole(measured)
         values[reading.role.name] = measured if reading.factor == 1 else measured * reading.factor
         warnings += _foreign(reading.metric, foreign)
     return Launches(
@@ -78,8 +77,8 @@ def _from_wide(section: NcuTable) -> Launches:
 
 def _numbers(column: pa.ChunkedArray) -> tuple[Floats, str | None]:
     if pa.types.is_floating(column.type):
-        return numbers.finite(column.to_numpy()), None
-    return numbers.convert(column)
+        return finite(column.to_numpy()), None
+    return convert(column)
 
 
 def _foreign(metric: str, text: str | None) -> list[str]:
@@ -107,7 +106,7 @@ def _from_long(section: NcuTable) -> Launches:
         metric_names=metric_names,
         unit_names=unit_names,
     )
-    numbers.require_whole(cells[np.isin(rows.unit, [unit_names.index(unit) for unit in WHOLE_UNITS & {*unit_names}])])
+    require_whole(cells[np.isin(rows.unit, [unit_names.index(unit) for unit in WHOLE_UNITS & {*unit_names}])])
     values, warnings = {}, _foreign("a metric", foreign)
     for role in known:
         role_values = rows.by_launch(role, len(first))

@@ -12,8 +12,7 @@ from analysis.readers.ncu import errors, families, flop, impossible, launches, m
 from analysis.readers.ncu.errors import NcuFileError
 from analysis.readers.ncu.families import Family
 from analysis.readers.ncu.launches import Launches
-from analysis.readers.ncu.numbers import DecimalCommaError
-from analysis.readers.ncu.table import NcuTable
+from analysis.readers.ncu.table import DecimalCommaError, NcuTable
 from analysis.readers.text import LOOKED_AT_BYTES, decode, needs_decoding
 from workload.contract import ncu_csv
 from workload.contract.ncu_csv import BYTE_ORDER_MARK, ERROR, NcuSource, NoTableError, Preamble

@@ -1,4 +1,8 @@
-"""Parse the rows below a header into columns: regular tables by pyarrow, irregular ones by the csv module."""
+"""Parse the rows below a header into columns: regular tables by pyarrow, irregular ones by the csv module.
+
+Numbers are plain, or have commas between thousands, as in 2,433,449.5. ncu follows the locale of its machine: a file
+whose decimal mark is a comma is refused, and `LC_ALL=C` avoids it.
+"""
 
 import codecs
 import io
@@ -6,12 +10,15 @@ import itertools
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
-from analysis.readers.ncu import metrics, numbers
+from analysis.readers.ncu import metrics
 from analysis.readers.ncu.errors import NcuFileError
 from analysis.readers.ncu.metrics import ReadingPlan
 from workload.contract import ncu_csv
@@ -23,7 +30,15 @@ _KEPT_CHARACTERS = 500
 _CHUNK_ROWS = 1 << 16
 _ID_DIGITS = 18  # within 64 bits
 
+ABSENT = ("", "n/a", "N/A", "nan", "-nan", "inf", "-inf")
+_NUMBER = r"^\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\s*$"
+# Commas that separate no thousands, and dots that do: 65,77; 0,344; 1234,344; 1.234.567; 1.234,5.
+_DECIMAL_COMMA = r"^\s*[-+]?(?:\d*,(?:\d{1,2}|\d{4,})|0,\d+|\d{4,},\d+|\d{1,3}(?:\.\d{3})+[.,]\d+)\s*$"
 _TEXT = pa.dictionary(pa.int32(), pa.string())
+
+
+Text: TypeAlias = pa.ChunkedArray
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +124,7 @@ def _regular(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int, *
                 pyarrow.csv.ConvertOptions(
                     include_columns=[*positions.values()],
                     column_types={positions[name]: kind for name, kind in types.items()},
-                    null_values=list(numbers.ABSENT),
+                    null_values=list(ABSENT),
                     strings_can_be_null=True,
                 ),
             )
@@ -144,7 +159,7 @@ def _first_row(source: NcuSource, head: Preamble, start: int) -> list[str]:
 
 def _attributes(plan: ReadingPlan, row: Sequence[str]) -> dict[str, str]:
     pairs = zip(plan.header, row, strict=False)
-    return {name: value for name, value in pairs if name.startswith(metrics.ATTRIBUTE) and value not in numbers.ABSENT}
+    return {name: value for name, value in pairs if name.startswith(metrics.ATTRIBUTE) and value not in ABSENT}
 
 
 # --- irregular tables
@@ -184,7 +199,7 @@ def _table(table: TableHead, rows: Iterable[list[str]]) -> NcuTable:
 def _columns(plan: ReadingPlan, names: Sequence[str], rows: Sequence[Sequence[str]]) -> pa.Table:
     cells = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
     arrays = {
-        name: pa.array([None if cell in numbers.ABSENT else cell for cell in cells.get(name, ())], pa.string())
+        name: pa.array([None if cell in ABSENT else cell for cell in cells.get(name, ())], pa.string())
         for name in names
     }
     arrays[ID] = arrays[ID].cast(pa.int64())
@@ -193,3 +208,48 @@ def _columns(plan: ReadingPlan, names: Sequence[str], rows: Sequence[Sequence[st
 
 def _is_id(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _ID_DIGITS
+
+
+# --- numbers
+
+
+class DecimalCommaError(ValueError):
+    """A number in the format of a locale with decimal commas."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"'{text[:80]}' is a number of another locale than English")
+
+
+def convert(column: Text) -> tuple[Floats, str | None]:
+    """Values as floats, NaN if not a number, and the first text that is neither a number nor a mark of absence.
+
+    Raises `DecimalCommaError`.
+    """
+    position = pc.index(pc.match_substring_regex(column, _DECIMAL_COMMA), value=True).as_py()
+    if position >= 0:
+        raise DecimalCommaError(column[position].as_py())
+    column = pc.replace_substring(column, ",", "")
+    foreign = None
+    try:
+        numbers = pc.cast(column, pa.float64())
+    except pa.ArrowInvalid:
+        is_number = pc.match_substring_regex(column, _NUMBER)
+        texts = column.filter(pc.invert(pc.fill_null(is_number, fill_value=True))).unique().to_pylist()
+        foreign = next((text for text in texts if text.strip() not in ABSENT), None)
+        kept = pc.if_else(is_number, pc.utf8_trim_whitespace(column), pa.scalar(None, pa.string()))
+        numbers = pc.cast(kept, pa.float64())
+    return finite(numbers.to_numpy()), foreign
+
+
+def finite(values: Floats) -> Floats:
+    """Values with NaN for infinities, which ncu prints after a division by 0."""
+    infinite = np.isinf(values)
+    return np.where(infinite, np.nan, values) if infinite.any() else values
+
+
+def require_whole(values: Floats) -> None:
+    """Raise `DecimalCommaError` for a fraction of a count: the dot in 117.344 instructions separates thousands."""
+    with np.errstate(invalid="ignore"):
+        fractions = values[np.floor(values) < values]
+    if len(fractions):
+        raise DecimalCommaError(f"{fractions[0]:.15g}")

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from analysis.readers import ncu
-from analysis.readers.ncu import numbers
+from analysis.readers.ncu import table
 from analysis.readers.ncu.errors import NcuFileError
 from tests.analysis.readers.ncu.ncu_files import DRAM, FFMA, TIME, long, save, wide
 
@@ -14,7 +14,7 @@ PERCENT = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
 
 def test_numbers_with_and_without_thousands() -> None:
     column = pa.chunked_array([pa.array(["2,433,449", "-2", "1e3", "4,963.19", ".5", None, "inf", "CachePreferNone"])])
-    found, foreign = numbers.convert(column)
+    found, foreign = table.convert(column)
     expected = [2433449, -2, 1000, 4963.19, 0.5, math.nan, math.nan, math.nan]
     assert found.tolist() == pytest.approx(expected, nan_ok=True)
     assert foreign == "CachePreferNone"
