@@ -31,7 +31,6 @@ CROSSING = {
     "workload.storage.buckets",
     "workload.storage.folder",
     "workload.storage.gcs",
-    "workload.storage.names",
     "workload.storage.fetch",
     "workload.storage.inventory",
     "workload.storage.s3",

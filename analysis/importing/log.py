@@ -83,7 +83,7 @@ def _bundle_of_log(file: File, log: Log, user: UserFacts, decoded: Decoded) -> t
     """run.json and the files of one run of a log."""
     facts = _facts(file.path, log, user)
     rows = [] if log.figures else _steps(file.path, log, facts.batch_size)
-    began_s = log.figures.started_at_s if log.figures else _first_value(log.series.get("timestamp", ()))
+    began_s = _first_value(log.series.get("timestamp", ()))
     started_at = None if began_s is None or not log.has_zone else datetime.fromtimestamp(began_s, UTC)
     timing, notes = _timing_without_steps(log.figures, facts.batch_size) if log.figures else _timing(rows, log)
     rates = log.series.get("images_per_s", ())
@@ -100,10 +100,12 @@ def _bundle_of_log(file: File, log: Log, user: UserFacts, decoded: Decoded) -> t
         contradictions=[*_contradictions(facts, log)] or None,
     )
     notes += [*log.losses, *[_BREAKS_OFF] * log.cut]
+    word = "" if facts.precision else log.labels.get("precision", "")[:80]
+    unknown = [f"the file's precision '{word}' is not one of {', '.join(Precision)}: it is left out"] if word else []
     measured = None if log.figures else max(0, log.rows - 1)
     record = replace(
         new_record(facts, user, imported, started_at=started_at, measured=measured),
-        notes=[*(imported.contradictions or ()), *_unknown_words(facts, log), *decoded.remarks, *log.remarks, *notes],
+        notes=[*(imported.contradictions or ()), *unknown, *decoded.remarks, *log.remarks, *notes],
         timing=replace(timing, started_at=iso(started_at)),
     )
     if log.figures:
@@ -130,8 +132,10 @@ def _require_possible(path: Path, record: Record, steps_csv: bytes) -> None:
 
 def _facts(path: Path, log: Log, user: UserFacts) -> ImportedFacts:
     labels = log.labels
-    label = None if user.batch_size else labels.get("batch_size")
-    batch_size = user.batch_size if label is None else _batch_size(path, label)
+    label = str(user.batch_size) if user.batch_size else labels.get("batch_size")
+    if label is not None and (not re.fullmatch(r"\d{1,8}", label, re.ASCII) or int(label) < 1):
+        raise UsageError(f"'{path}': batch_size must be a positive integer; got '{label[:80]}'", hint="--batch-size 32")
+    batch_size = None if label is None else int(label)
     model, batch_size = require_model_and_batch(path, user.model or labels.get("model"), batch_size)
     if len(model) > MAX_NAME:
         raise UsageError(f"'{path}': the model's name has {len(model)} characters", hint="--model NAME")
@@ -152,20 +156,6 @@ def _facts(path: Path, log: Log, user: UserFacts) -> ImportedFacts:
         torch=labels.get("torch"),
         unit=labels.get("unit"),
     )
-
-
-def _batch_size(path: Path, label: str) -> int:
-    if not re.fullmatch(r"\d{1,7}", label, re.ASCII) or int(label) < 1:
-        raise UsageError(f"'{path}': batch_size must be a positive integer; got '{label[:80]}'", hint="--batch-size 32")
-    return int(label)
-
-
-def _unknown_words(facts: ImportedFacts, log: Log) -> list[str]:
-    """A remark if the file's word for the precision is no known precision; else an empty list."""
-    word = log.labels.get("precision")
-    if not word or facts.precision is not None:
-        return []
-    return [f"the file's precision '{word[:80]}' is not one of {', '.join(Precision)}: it is left out"]
 
 
 def _contradictions(facts: ImportedFacts, log: Log) -> Iterator[str]:
@@ -264,15 +254,11 @@ def _without_wait(path: Path, line: int, iteration_s: float, data_s: float) -> f
 
 
 def _steps_csv(rows: Sequence[_Step]) -> bytes:
-    cells = [[_cell(getattr(row, name, None)) for name in bundle.STEP_COLUMNS] for row in rows]
-    return "".join(",".join(line) + "\n" for line in [bundle.STEP_COLUMNS, *cells]).encode()
-
-
-def _cell(value: float | str | None) -> str:
-    """Text of a cell, rounded to 12 significant digits, which removes the noise of unit conversion; empty for None."""
-    if value is None:
-        return ""
-    return f"{value:.12g}" if isinstance(value, float) else str(value)
+    """Text of steps.csv; numbers have 12 significant digits, which removes the noise of unit conversion."""
+    values = [[getattr(row, name, None) for name in bundle.STEP_COLUMNS] for row in rows]
+    cells = [[f"{value:.12g}" if isinstance(value, float) else value for value in line] for line in values]
+    lines = [bundle.STEP_COLUMNS, *([("" if cell is None else str(cell)) for cell in line] for line in cells)]
+    return "".join(",".join(line) + "\n" for line in lines).encode()
 
 
 def _timing_without_steps(figures: RunFigures, batch_size: int) -> tuple[Timing, list[str]]:
@@ -311,15 +297,11 @@ def _timing(rows: Sequence[_Step], log: Log) -> tuple[Timing, list[str]]:
 
 def _wall_s(rows: Sequence[_Step]) -> tuple[float | None, str | None]:
     first, last = rows[0].ended_at_s, rows[-1].ended_at_s
-    if all(row.ended_at_s is None for row in rows):
-        return None, "the file has no time stamps: wall time and throughput are unknown"
-    if first is None or last is None:
-        return None, "the first or the last row has no time stamp: wall time and throughput are unknown"
-    if len(rows) == 1:
-        return None, "the file has a single row: wall time and throughput are unknown"
-    if last <= first:
-        return None, "the time stamps do not advance: wall time and throughput are unknown"
-    return last - first, None
+    if first is not None and last is not None and last > first:
+        return last - first, None
+    has_none = all(row.ended_at_s is None for row in rows)
+    what = "the file has no time stamps" if has_none else "no time stamp follows that of the first row"
+    return None, f"{what}: wall time and throughput are unknown"
 
 
 def _first_value(values: Sequence[float | None]) -> float | None:

@@ -92,7 +92,7 @@ def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
         precision=user.precision.lower() if user.precision else _precision(attribution),
         # The name that the device reported takes precedence over the user's.
         device_name=device_name or (None if traced.lacks_named_gpu(user) else user.gpu),
-        device_type=_device_type(traced),
+        device_type=None if traced.is_untimed else Device.CPU if traced.device is None else Device.CUDA,
         place=None,
         image_size=attribution.model.image_size,
     )
@@ -118,13 +118,8 @@ def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
         notes=[*notes, *notes_on_peaks(device_name), *contradictions],
     )
     content = file.content
-    contents = {
-        TRACE_COPY: content if content.startswith(GZIP) else gzip.compress(content, mtime=0),
-        **(
-            {} if traced.is_untimed else {LISTED_FILE: _listed_csv(attribution), WORK_FILE: _operators_csv(attribution)}
-        ),
-    }
-    return seal(output, record, contents)
+    contents = {TRACE_COPY: content if content.startswith(GZIP) else gzip.compress(content, mtime=0)}
+    return seal(output, record, contents if traced.is_untimed else contents | _tables(attribution))
 
 
 def _read(decoded: Decoded, user: UserFacts, file: str) -> _Traced:
@@ -158,8 +153,14 @@ def _contradictions(traced: _Traced, user: UserFacts) -> Iterator[str]:
         yield f"the trace has no kernels and is from {device}, but the import was given device '{user.gpu}'"
     if precision and user.precision and precision != user.precision.lower():
         yield f"the trace says precision '{precision}', but the import was given '{user.precision}'"
-    if wrong := traced.attribution.steps.contradiction or _passes_contradiction(traced.attribution, user.profile_steps):
-        yield wrong
+    steps = traced.attribution.steps
+    if steps.contradiction:
+        yield steps.contradiction
+    elif steps.windows is None and user.profile_steps and model.passes % steps.number:
+        yield (
+            f"the trace has {counted(model.passes, 'forward pass')}, but the import was given"
+            f" {user.profile_steps} steps"
+        )
     if model.batch_size and user.batch_size not in {None, model.batch_size, model.batch_size * traced.passes_per_step}:
         yield (
             f"the trace says batch size {model.batch_size} ({model.first}), but the import was given {user.batch_size}"
@@ -240,12 +241,6 @@ def _machine_notes(trace: Trace, device: str | None) -> Iterable[str]:
         yield f"the machine has a GPU, {gpu}, but the trace has no kernels: it is read as the trace of a CPU"
 
 
-def _device_type(traced: _Traced) -> Device | None:
-    if traced.is_untimed:
-        return None
-    return Device.CPU if traced.device is None else Device.CUDA
-
-
 def _profile(traced: _Traced) -> ProfileResult:
     """Section `profile` of run.json; without times of operators that ran on an unknown device."""
     attribution, is_cut = traced.attribution, traced.trace.is_cut
@@ -282,15 +277,6 @@ def _profile(traced: _Traced) -> ProfileResult:
         ],
         files=[LISTED_FILE, WORK_FILE, TRACE_COPY],
     )
-
-
-def _passes_contradiction(attribution: Attribution, given_steps: int | None) -> str | None:
-    """A contradiction if the number of steps given by the user does not divide the forward passes; else None."""
-    passes = attribution.model.passes
-    if attribution.steps.windows is not None or not given_steps or not passes or passes % attribution.steps.number == 0:
-        return None
-    named = "1 forward pass" if passes == 1 else f"{passes} forward passes"
-    return f"the trace has {named}, but the import was given {given_steps} steps"
 
 
 def _wall_s(attribution: Attribution) -> float:
@@ -348,26 +334,18 @@ def _notes(attribution: Attribution) -> Iterable[str]:
         yield f"{percent(share)} of the {what} time is unattributed, without FLOP and bytes: {named}{rest}"
 
 
-def _listed_csv(attribution: Attribution) -> bytes:
+def _tables(attribution: Attribution) -> dict[str, bytes]:
+    """The tables of kernels and of operators, summed over all steps; an empty cell means that the value is unknown."""
     total_s = sum(seconds for _, seconds in attribution.listed.values())
-    return _csv(
-        LISTED_COLUMNS,
-        (
-            (name, calls, f"{seconds:.9f}", f"{seconds / calls:.9f}", f"{seconds / total_s if total_s else 0:.6f}")
-            for name, (calls, seconds) in attribution.listed.items()
-        ),
+    listed = (
+        (name, calls, f"{seconds:.9f}", f"{seconds / calls:.9f}", f"{seconds / total_s if total_s else 0:.6f}")
+        for name, (calls, seconds) in attribution.listed.items()
     )
-
-
-def _operators_csv(attribution: Attribution) -> bytes:
-    """The table of operators, summed over all steps; an empty cell means that the value is unknown."""
-    return _csv(
-        OPERATOR_COLUMNS,
-        (
-            (row.name, row.family, row.calls, f"{row.seconds:.9f}", row.flop, row.bytes_low, row.bytes_high, row.lack)
-            for row in attribution.rows
-        ),
+    operators = (
+        (row.name, row.family, row.calls, f"{row.seconds:.9f}", row.flop, row.bytes_low, row.bytes_high, row.lack)
+        for row in attribution.rows
     )
+    return {LISTED_FILE: _csv(LISTED_COLUMNS, listed), WORK_FILE: _csv(OPERATOR_COLUMNS, operators)}
 
 
 def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:

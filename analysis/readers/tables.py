@@ -1,10 +1,9 @@
-"""Parse a table of text cells with any delimiter, and detect repetitions. Standard library only."""
+"""Parse a table of text cells with any delimiter. Standard library only."""
 
 import csv
 import io
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -22,13 +21,12 @@ PANDAS_INDEX = frozenset({"", "unnamed: 0"})
 
 @dataclass(frozen=True, kw_only=True)
 class RunFigures:
-    """Figures that a file gives for a whole run without steps; `started_at_s` is Unix time in seconds."""
+    """Figures that a file gives for a whole run without steps."""
 
     images_per_s: float | None
     step_s: float | None = None
     images: float | None = None
     wall_s: float | None = None
-    started_at_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,16 +126,6 @@ def unix_time(text: str) -> tuple[float, bool]:
     return value, has_zone
 
 
-# --- repetitions: a text that was appended to itself, and rows that are repeated further down
-
-# Number of measured digits whose agreement is no coincidence, for example 10 step times of 3 digits each.
-_SURE_DIGITS = 30
-# Number of distances between equal rows that are tried, the most frequent distance first.
-_MOST_LAGS = 5
-# Rows that occur more often than this are ignored in the search for the distance at which rows repeat.
-_RARE = 4
-
-
 def without_second_half(text: str) -> tuple[str, bool]:
     """The text without its second half if both halves have equal lines; and whether the halves are equal."""
     lines = text.splitlines(keepends=True)
@@ -145,32 +133,3 @@ def without_second_half(text: str) -> tuple[str, bool]:
     if odd or half < 2 or [line.rstrip() for line in lines[:half]] != [line.rstrip() for line in lines[half:]]:  # noqa: PLR2004
         return text, False
     return "".join(lines[:half]), True
-
-
-def repeated_rows(rows: Sequence[Hashable], measured: Sequence[str]) -> list[int]:
-    """Indices of rows that repeat a sequence of earlier rows, if too many digits agree for a coincidence.
-
-    `measured`: text of each row's figures that differ between runs. Rows with equal figures are counted once.
-    """
-    places: dict[Hashable, list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        places[row].append(index)
-    lags = Counter(
-        after - before
-        for positions in places.values()
-        if 1 < len(positions) <= _RARE
-        for position, before in enumerate(positions)
-        for after in positions[position + 1 :]
-    )
-    dropped = set[int]()
-    for lag, _ in lags.most_common(_MOST_LAGS):
-        repetition: list[int] = []
-        for index in range(lag, len(rows) + 1):
-            if index < len(rows) and rows[index] == rows[index - lag]:
-                repetition.append(index)
-                continue
-            digits = sum(sum(map(str.isdigit, figures)) for figures in {measured[row] for row in repetition})
-            if digits >= _SURE_DIGITS:
-                dropped.update(repetition)
-            repetition = []
-    return sorted(dropped)

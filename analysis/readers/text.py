@@ -1,6 +1,8 @@
 """Read the text of a file (unpack gzip, convert to UTF-8), and recognize unreadable files. Standard library only."""
 
 import codecs
+import gzip
+import io
 import re
 import zlib
 from dataclasses import dataclass
@@ -8,15 +10,11 @@ from dataclasses import dataclass
 # Value of `Decoded.encoding` for content that is no text, because it contains zero bytes.
 BINARY = "binary"
 GZIP = b"\x1f\x8b"
-# Bytes and share of zeros that reveal UTF-16 without a byte order mark: every second byte of ASCII is 0.
 # A header of ncu has some thousand metrics, and its end shows the kind of line ends.
 LOOKED_AT_BYTES = 1 << 16
-UTF16_ZEROS = 0.3
-# Tab; characters below it are control characters, which no text has.
-FIRST_OF_TEXT = 9
 # Logs and profiles of 2 GB exist; a file that unpacks to more than this is probably a decompression bomb.
 MOST_BYTES = 4 << 30
-_GZIP_WINDOW = 16 + zlib.MAX_WBITS
+_CHUNK_BYTES = 16 << 20
 _BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 # Windows' encoding before UTF-8; tried last, because it has a character for nearly every byte.
 _LAST_RESORT = "cp1252"
@@ -44,7 +42,7 @@ class Decoded:
 
 def needs_decoding(head: bytes) -> bool:
     """Whether a file with this beginning is anything but plain UTF-8 lines without a byte order mark."""
-    return head.startswith((GZIP, *_BYTE_ORDER_MARKS)) or _utf16(head) is not None or _has_cr_alone(head)
+    return head.startswith((GZIP, *_BYTE_ORDER_MARKS)) or _has_cr_alone(head)
 
 
 def _has_cr_alone(content: bytes) -> bool:
@@ -60,8 +58,7 @@ def decode(content: bytes) -> Decoded:
         remarks += [remark] if remark else []
     if _has_cr_alone(content):
         content = content.replace(b"\r", b"\n")
-    encoding = next((name for mark, name in _BYTE_ORDER_MARKS.items() if content.startswith(mark)), None)
-    encoding = encoding or _utf16(content[:LOOKED_AT_BYTES]) or "utf-8"
+    encoding = next((name for mark, name in _BYTE_ORDER_MARKS.items() if content.startswith(mark)), "utf-8")
     if encoding == "utf-8":
         if b"\0" in content[:LOOKED_AT_BYTES]:
             return Decoded(content=content, encoding=BINARY, remarks=tuple(remarks))
@@ -78,36 +75,25 @@ def decode(content: bytes) -> Decoded:
     return Decoded(content=text.encode(errors="replace"), encoding=encoding, remarks=tuple(remarks))
 
 
-def _utf16(head: bytes) -> str | None:
-    """UTF-16 variant of a text without a byte order mark, recognized by zero bytes; None for any other text."""
-    for name, characters, zeros in (("utf-16-le", head[::2], head[1::2]), ("utf-16-be", head[1::2], head[::2])):
-        is_mostly_ascii = zeros.count(0) > UTF16_ZEROS * max(len(zeros), 1)
-        if is_mostly_ascii and min(characters, default=0) >= FIRST_OF_TEXT:
-            return name
-    return None
-
-
 def _unpacked(content: bytes) -> tuple[bytes, str | None]:
-    """All members of a gzip file, concatenated, and a remark if the file breaks off, is damaged or too large."""
-    parts: list[bytes] = []
-    rest, total = content, 0
-    while rest.startswith(GZIP):
-        member = zlib.decompressobj(wbits=_GZIP_WINDOW)
+    """The unpacked content of a gzip file, and a remark if the file breaks off, is damaged or too large."""
+    parts, total = list[bytes](), 0
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
         try:
-            parts.append(member.decompress(rest, MOST_BYTES - total))
-        except zlib.error as error:
-            before = ": the part before the damage was read" if parts else ""
-            return b"".join(parts), f"the gzip file is damaged ({error}){before}"
-        total += len(parts[-1])
-        if total >= MOST_BYTES:
-            return b"".join(parts), f"the gzip file unpacks to more than {MOST_BYTES >> 30} GiB: the rest was left out"
-        if not member.eof:
+            # `read1`, because `read` returns nothing of a chunk that breaks off.
+            while total < MOST_BYTES and (part := file.read1(_CHUNK_BYTES)):
+                parts.append(part)
+                total += len(part)
+        except EOFError:
             # Drop the incomplete last line, which may end within a number. A part of the line may remain in UTF-16,
             # and is refused later if it is invalid.
             lines, newline, _ = b"".join(parts).rpartition(b"\n")
             return lines + newline, "the gzip file ends too early: its beginning was read"
-        rest = member.unused_data
-    return b"".join(parts), None
+        except (OSError, zlib.error) as error:
+            before = ": the part before the damage was read" if parts else ""
+            return b"".join(parts), f"the gzip file is damaged ({error}){before}"
+    too_large = f"the gzip file unpacks to more than {MOST_BYTES >> 30} GiB: the rest was left out"
+    return b"".join(parts), too_large if total >= MOST_BYTES else None
 
 
 # --- files that cannot be read
@@ -117,57 +103,36 @@ READABLE = (
     " Megatron-LM and nanoGPT, Hugging Face's trainer_state.json, traces of torch.profiler, and what ncu (--csv,"
     " .ncu-rep) and nsys stats --report cuda_gpu_trace write"
 )
-_NSYS = "nsys stats --report cuda_gpu_trace --format csv FILE > trace.csv"
+_NSYS = "nsys stats --report cuda_gpu_trace --format csv FILE.nsys-rep > trace.csv"
 # First bytes of a file, or (below) a pattern in its text; the first match wins.
 _MAGIC = (
     (b"PK\x03\x04", "a ZIP archive or a spreadsheet", "save the sheet as CSV, or unpack the archive"),
     (b"SQLite format 3", "a database, as Nsight Systems exports", _NSYS),
     (b"\x28\xb5\x2f\xfd", "compressed with Zstandard", "zstd -d it first"),
     (b"\xfd7zXZ", "compressed with xz", "xz -d it first"),
-    (b"BZh", "compressed with bzip2", "bzip2 -d it first"),
-    (b"%PDF", "a PDF document", "import the data from which it was made"),
-    (b"\x89PNG", "a picture", "import the data from which it was drawn"),
-    (b"\xff\xd8\xff", "a picture", "import the data from which it was drawn"),
-    (b"PAR1", "a Parquet file", "write the table as CSV: pandas.read_parquet(FILE).to_csv(…)"),
 )
-_SUFFIXES = {
-    ".nsys-rep": ("a report of Nsight Systems", _NSYS),
-    ".qdrep": ("a report of Nsight Systems", _NSYS),
-    ".pt": ("a model that torch saved", "import the log of the model's training"),
-    ".pth": ("a model that torch saved", "import the log of the model's training"),
-}
 _TEXTS = (
-    (r'"traceEvents"', "a trace of torch.profiler (Kineto)", "analyze import FILE makes a bundle of it"),
-    (r'"nbformat"', "a Jupyter notebook", "save the cells' output as text"),
-    (r"(?i)\A\s*<(?:!doctype|html)", "a web page", "download the raw file"),
+    (r'"traceEvents"', "a trace of torch.profiler", "analyze import FILE, then analyze kernels results"),
+    (r"(?i)\A\s*<(?:!doctype|html)", "a web page, not the file", "download the raw file"),
     (r"\A\s*version https://git-lfs", "a Git LFS pointer, not the file", "git lfs pull"),
-    (r"(?m)^\"?Time ?\(%\)\"?,|Total Time \(", "a summary of Nsight Systems, without single kernels",
-     "nsys stats --report cuda_gpu_trace --format csv REPORT.nsys-rep"),
-    (r"==\d+== (?:NVPROF|Profiling)", "output of nvprof", "profile with ncu, or nsys"),
-    (r"(?m)^\W*(?:\d+: )?DLLL? [{\d]|:::MLLOG", "a log of NVIDIA's dllogger or of MLPerf",
+    (r"(?m)^\"?Time ?\(%\)\"?,|Total Time \(", "a summary of Nsight Systems, without single kernels", _NSYS),
+    (r"==\d+== (?:NVPROF|Profiling)", "output of nvprof", "profile with ncu or nsys"),
+    (r"(?m)^[^\w\n]{0,3}(?:\d+: )?DLLL? [{\d]|:::MLLOG", "a log of NVIDIA's dllogger or of MLPerf",
      "write its figures as a table: gpu,model,precision,batch,img_per_s"),
     (r'"log_history"', "the state of Hugging Face's Trainer before the end of its training, without times",
      "import trainer_state.json of the whole training"),
-    (r"\d+%\|[^|]*\|\s*\d+/\d+ \[", "a progress bar (tqdm), which redraws itself",
+    (r"\d%\|[^|\n]*\| {0,3}\d+/\d+ \[", "a progress bar (tqdm), which redraws itself",
      "let the program print a line per iteration"),
-    (r"\bms/step\b|\d+s \d+ms/step", "output of Keras", "log a row per step, with its time"),
-    (r"Epoch\s*:?\s*\[?\d+", "a training log without the time of an iteration", "log the time of each iteration"),
-    (r"(?m)^(?:import|from|def|class) \w+", "a program", "import what it printed"),
+    (r"Epoch ?:?\s?\[?\d", "a training log without the time of an iteration", "log the time of each iteration"),
     (r'\A\s*(?:\{\s*["}]|\[\s*[\[{"\]])', "a JSON document", "write the log as CSV, with a row per iteration"),
-    (r"utilization\.gpu|\bNVIDIA-SMI\b", "output of nvidia-smi", "import the log of the training instead"),
 )  # fmt: skip
 
 
-def binary_format(raw: bytes) -> tuple[str, str] | None:
-    """Format of a file that begins with these bytes, and a hint on what to do; None if it is unknown."""
-    return next(((what, hint) for magic, what, hint in _MAGIC if raw.startswith(magic)), None)
-
-
 def looks_like(raw: bytes, text: str, suffix: str = "") -> tuple[str, str] | None:
-    """Likely kind of a file and a hint on what to do; None if nothing is recognized."""
-    if suffix in _SUFFIXES:
-        return _SUFFIXES[suffix]
-    if known := binary_format(raw):
+    """Likely kind of an unreadable file and a hint on what to do; None if nothing is recognized."""
+    if suffix in {".nsys-rep", ".qdrep"}:
+        return "a report of Nsight Systems", _NSYS
+    if known := next(((what, hint) for magic, what, hint in _MAGIC if raw.startswith(magic)), None):
         return known
     if b"\0" in raw[:4096]:
         return "a binary file", "import text"

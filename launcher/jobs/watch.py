@@ -29,7 +29,7 @@ from launcher.protocol.records import (
 )
 from workload.contract.errors import RooflaunchError, RunFailedError, ToolError
 from workload.contract.text import counted, duration
-from workload.storage.names import why_unsafe
+from workload.storage.store import why_unsafe
 
 # (seconds since the start, seconds between polls until then): most changes happen soon after the start.
 SCHEDULE = ((120.0, 5.0), (600.0, 10.0))

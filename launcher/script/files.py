@@ -29,8 +29,7 @@ from workload.contract.files import crc32c_of
 from workload.contract.script import DATA, DATA_EXAMPLE, main_file
 from workload.contract.text import si
 from workload.storage.address import is_bucket, open_store, parse_address
-from workload.storage.names import why_unsafe
-from workload.storage.store import Store, StoredObject
+from workload.storage.store import Store, StoredObject, why_unsafe
 
 SHOWN_FILES = 3
 MOST_UNPACKED_BYTES = 1_000_000_000

@@ -17,8 +17,8 @@ from torch.profiler import ProfilerActivity
 from workload.contract.spec import Device, Precision
 from workload.contract.vocabulary import calibration_range
 from workload.measure import ceilings
-from workload.profile import trace
-from workload.profile.trace import TraceRow
+from workload.profile import torch_pass
+from workload.profile.torch_pass import TraceRow
 
 # Number of steps timed without a profiler.
 TIMED_STEPS = 5
@@ -71,9 +71,9 @@ def kernels_in(profiler: torch.profiler.profile) -> int | None:
 def kernel_rows(profiler: torch.profiler.profile) -> list[TraceRow]:
     """Row for each kernel name in a profile, with the largest total time first."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / trace.TRACE
+        path = Path(folder) / torch_pass.TRACE
         profiler.export_chrome_trace(str(path))
-        return trace.kernels(trace.read(path))
+        return torch_pass.kernels(torch_pass.read(path))
 
 
 # --- under ncu
@@ -152,10 +152,10 @@ def write_trace(
     `step_s`: seconds of each profiled step, by its label in the trace; the table leaves out work outside the labels.
     `step_without_profiler_s`: seconds of a step without the profiler; None if unknown.
     """
-    path, is_gpu, steps = folder / trace.TRACE, device is Device.CUDA, len(step_s)
+    path, is_gpu, steps = folder / torch_pass.TRACE, device is Device.CUDA, len(step_s)
     profiler.export_chrome_trace(str(path))
-    rows = trace.kernels_within(trace.read(path), step_s) if is_gpu else _operators(profiler, step_s)
-    trace.write(folder / trace.TABLE, rows)
+    rows = torch_pass.kernels_within(torch_pass.read(path), step_s) if is_gpu else _operators(profiler, step_s)
+    torch_pass.write(folder / torch_pass.TABLE, rows)
     return {
         "steps": steps,
         "rows": "kernels" if is_gpu else "operators",
@@ -163,7 +163,7 @@ def write_trace(
         "step_s": list(step_s.values()),
         "step_without_profiler_s": step_without_profiler_s,
         "time_s_per_step": sum(row.total_s for row in rows) / steps,
-        "top": trace.top(rows, steps),
+        "top": torch_pass.top(rows, steps),
         "device": torch.cuda.get_device_name() if is_gpu else None,
         "torch": torch.__version__,
     }
@@ -179,6 +179,7 @@ def _operators(profiler: torch.profiler.profile, labels: Collection[str]) -> lis
         if not row.is_user_annotation and any(low <= start <= high for low, high in windows):
             calls[row.key] += 1
             total_us[row.key] += row.self_cpu_time_total
-    return trace.ordered(
-        TraceRow(name=name, calls=number, total_s=total_us[name] / trace.US_PER_S) for name, number in calls.items()
+    return torch_pass.ordered(
+        TraceRow(name=name, calls=number, total_s=total_us[name] / torch_pass.US_PER_S)
+        for name, number in calls.items()
     )

@@ -13,7 +13,8 @@ LOOK = "ncu/ncu.log in the bundle has the output of ncu"
 AGAIN = "python -m workload profile BUNDLE"
 NOTHING_PROFILED = ("No kernels were profiled", "No ranges were profiled")
 
-# Rows: text that ncu prints, reason, hint. The text of a cause stands before the texts of its consequences.
+# Rows: text that ncu prints, reason, hint. The text of a cause stands before the texts of its consequences. Any other
+# error of ncu is passed on as it is.
 KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         "driver resource was unavailable",
@@ -31,17 +32,6 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
         "upgrade the driver, or put an older ncu on PATH",
     ),
     (
-        "uses the Windows Subsystem for Linux",
-        "this driver does not allow profiling under WSL",
-        "Windows 11 with driver 525 or newer, or --profile torch",
-    ),
-    (
-        "Confidential computing mode detected",
-        "the GPU runs in confidential computing mode, which forbids profiling",
-        "--profile torch",
-    ),
-    ("active SLI group", "the GPU is part of an SLI group, which cannot be profiled", "switch SLI off"),
-    (
         "Profiling is not supported on device",
         "this ncu does not support this GPU",
         "`ncu --list-chips` lists supported GPUs; use another Nsight Compute, or --profile torch",
@@ -50,16 +40,6 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
         "failed to connect to the CUDA driver",
         "ncu finds no CUDA driver",
         "`nvidia-smi` shows whether a driver is loaded; no stub libcuda.so may come before the driver's",
-    ),
-    (
-        "Driver could not be loaded",
-        "ncu finds no CUDA driver",
-        "`nvidia-smi` shows whether a driver is loaded; no stub libcuda.so may come before the driver's",
-    ),
-    (
-        "Failed to load Nsight Compute CUDA modules",
-        "ncu could not load its CUDA modules",
-        "another version of Nsight Compute, or --profile torch",
     ),
 )
 

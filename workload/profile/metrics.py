@@ -1,10 +1,9 @@
 """Chooses the metrics to collect: those in metrics.toml that the installed ncu has for the GPU's chip."""
 
-import difflib
 import functools
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workload.contract.spec import Precision
@@ -56,15 +55,14 @@ class MetricSet:
     """Metrics to collect, each with its role. `missing`: metrics that this ncu lacks; they are unavailable, not 0.
 
     `passes`: expected number of passes, from metrics.toml; None for a compute capability that is not listed there.
-    `own`: metrics that the user asked for, which may be some of ours. `own_missing`: those that this ncu lacks, each
-    with the nearest name that it has.
+    `own`: metrics that the user asked for, which may be some of ours. `own_missing`: those that this ncu lacks.
     """
 
     roles: Mapping[str, str]
     missing: tuple[str, ...]
     passes: int | None
     own: tuple[str, ...] = ()
-    own_missing: Mapping[str, str | None] = field(default_factory=dict)
+    own_missing: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,8 +77,8 @@ class MetricSet:
 
     def notes(self) -> Iterator[str]:
         """A sentence for each metric of the user that this ncu lacks."""
-        for name, near in self.own_missing.items():
-            yield f"this ncu does not have {name} for this GPU: left out" + (f"; the nearest is {near}" if near else "")
+        for name in self.own_missing:
+            yield f"this ncu does not have {name} for this GPU: left out; ncu --query-metrics lists what it has"
 
 
 @functools.cache
@@ -147,19 +145,8 @@ def with_own(chosen: MetricSet, wanted: Sequence[str], known: Collection[str], f
     return replace(
         chosen,
         own=tuple(name for name in wanted if name in has),
-        own_missing={name: _nearest(name, known, full) for name in wanted if name not in has},
+        own_missing=tuple(name for name in wanted if name not in has),
     )
-
-
-def _nearest(name: str, known: Collection[str], full: Collection[str]) -> str | None:
-    """The most similar name with a suffix: of the same base if it is known, else of the nearest base."""
-    same = sorted(other for other in full if base(other) == base(name))
-    if same:
-        # Without a suffix, the sum is meant; few metrics have none.
-        usual = next((other for other in same if other == f"{base(name)}.sum"), same[0])
-        return next(iter(difflib.get_close_matches(name, same, n=1, cutoff=0.8)), usual) if "." in name else usual
-    near = difflib.get_close_matches(base(name), sorted(known), n=1)
-    return near[0] + name.removeprefix(base(name)) if near else None
 
 
 def choose_throughput(capability: str, known: Collection[str]) -> MetricSet:

@@ -136,7 +136,6 @@ class NcuPass:
     def _with_own_metrics(self, chosen: MetricSet, fitting: tool.Fitting) -> MetricSet:
         """Add the metrics that the user asked for, and log those that this ncu lacks."""
         wanted = vocabulary.metric_names(self._spec.ncu_metrics)
-        # For an unknown base, the suffixes of the nearest one would not help: it may be another quantity.
         bases = {metrics.base(name) for name in wanted} & fitting.metrics
         chosen = metrics.with_own(chosen, wanted, fitting.metrics, fitting.ncu.full_names(bases, fitting.chip))
         for note in chosen.notes():

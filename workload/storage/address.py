@@ -16,8 +16,7 @@ from workload.contract import bundle
 from workload.contract.errors import UsageError
 from workload.storage import folder, gcs, s3, ssh
 from workload.storage.inventory import RUNS
-from workload.storage.names import why_unsafe
-from workload.storage.store import Patience, Store
+from workload.storage.store import Patience, Store, why_unsafe
 
 
 @dataclass(frozen=True, kw_only=True)

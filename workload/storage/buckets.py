@@ -10,18 +10,15 @@ import random
 import shlex
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, ClassVar, TypeVar
 
 from workload.contract.errors import BundleError, ToolError
 from workload.contract.files import crc32c_of
-from workload.storage.names import require_safe
-from workload.storage.store import ObjectExistsError, Patience, UnreachableError, not_sealed
+from workload.storage.store import ObjectExistsError, Patience, UnreachableError, not_sealed, require_safe
 
-# A page of a list has 1000 objects: with our names at most 1.5 MB. Hostile JSON takes 40 times its size in Python.
-MAX_ANSWER_BYTES = 3_000_000
 # Pauses between attempts double from the first to the longest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
 T = TypeVar("T")
@@ -216,16 +213,6 @@ def arrived_damaged(name: str, bucket: str) -> BundleError:
 def sent_damaged(bucket: str) -> ToolError:
     """Error for an object whose bytes differ from the checksum that the server has sent with it."""
     return ToolError(f"bucket '{bucket}' sent damaged data", hint="run again")
-
-
-def bounded(blocks: Iterable[bytes]) -> bytes | None:
-    """Join the blocks of an answer; None if they have more than `MAX_ANSWER_BYTES`."""
-    content = io.BytesIO()
-    for block in blocks:
-        if content.tell() + len(block) > MAX_ANSWER_BYTES:
-            return None
-        content.write(block)
-    return content.getvalue()
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -27,11 +27,9 @@ from workload.storage.inventory import (
     RemoteRun,
     Wanted,
     read_document,
-    strays,
     take_stock,
     wanted_files,
 )
-from workload.storage.names import clashes
 from workload.storage.store import Store, StoredObject, TooLongError, UnreachableError, checksum_of
 
 # Largest size of a manifest or record, which are read into memory. A row of a manifest has about 200 bytes: this limit
@@ -117,8 +115,7 @@ def fetch(
     stock = take_stock(_listed(store, source), source.folder, store.kind)
     if stock.runs:
         bundle.make_output(output)
-    traffic = Traffic()
-    worker = _Worker(store, output, traffic, incomplete=incomplete, replace=replace)
+    worker = _Worker(store, output, incomplete=incomplete, replace=replace)
     outcomes: list[FetchedRun] = []
     fatal: RooflaunchError | None = None
     with closing(_in_parallel(worker, stock.runs, jobs)) as ended:
@@ -129,10 +126,9 @@ def fetch(
             if outcome is not None:
                 outcomes.append(outcome)
             if on_progress:
-                on_progress(len(outcomes), len(stock.runs), traffic.bytes)
+                on_progress(len(outcomes), len(stock.runs), worker.bytes)
     outcomes.sort(key=lambda outcome: outcome.run_id)
-    refused = (*stock.refused, *_strays_of(stock.runs, outcomes, output))
-    return FetchReport(source=str(source), output=output, outcomes=tuple(outcomes), refused=refused, error=fatal)
+    return FetchReport(source=str(source), output=output, outcomes=tuple(outcomes), refused=stock.refused, error=fatal)
 
 
 def _listed(store: Store, source: FetchSource) -> Iterator[StoredObject]:
@@ -146,13 +142,6 @@ def _listed(store: Store, source: FetchSource) -> Iterator[StoredObject]:
     for name in store.folders(""):
         if any(listed.name == f"{name}/{file}" for file in MARKS for listed in store.objects(f"{name}/{file}")):
             yield from store.objects(f"{name}/")
-
-
-def _strays_of(runs: Iterable[RemoteRun], outcomes: Iterable[FetchedRun], output: Path) -> Iterator[Refused]:
-    here = {outcome.run_id for outcome in outcomes if outcome.state in (FetchState.FETCHED, FetchState.SKIPPED)}
-    for run in runs:
-        if run.manifest and run.run_id in here and clashes(run.objects):
-            yield from strays(run, {row.name for row in bundle.read(output / run.run_id).files})
 
 
 def _in_parallel(
@@ -182,26 +171,24 @@ def _in_parallel(
                 raise outcome
             yield outcome
     finally:
-        worker.traffic.stop.set()
+        worker.stop.set()
         deadline_s = time.monotonic() + STOP_LIMIT_S
         for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 class _Worker:
-    """Fetches one run at a time; shared by threads."""
+    """Fetches one run at a time; shared by threads. `bytes`: received so far; `stop`: set to end the threads."""
 
-    def __init__(self, store: Store, output: Path, traffic: "Traffic", *, incomplete: bool, replace: bool) -> None:
-        self.traffic = traffic
-        self._store = store
-        self._downloader = Downloader(store, traffic)
-        self._output = output
-        self._incomplete = incomplete
-        self._replace = replace
+    def __init__(self, store: Store, output: Path, *, incomplete: bool, replace: bool) -> None:
+        self.bytes, self.stop = 0, threading.Event()
+        self._store, self._output = store, output
+        self._incomplete, self._replace = incomplete, replace
+        self._lock = threading.Lock()
 
     def work(self, waiting: "SimpleQueue[RemoteRun]", ended: "SimpleQueue[FetchedRun | BaseException]") -> None:
         """Fetch waiting runs until none is left or `stop` is set; an error is put into `ended` like a result."""
-        while not self.traffic.stop.is_set():
+        while not self.stop.is_set():
             try:
                 run = waiting.get_nowait()
             except Empty:
@@ -222,23 +209,36 @@ class _Worker:
     def _fetch_complete(self, run: RemoteRun) -> FetchedRun:
         folder = self._output / run.run_id
         assert run.manifest is not None
-        local = local_state(self._store, folder, run.manifest)
-        if local is LocalState.SAME:
+        is_same = self._has_same(folder, run.manifest)
+        if is_same:
             return FetchedRun(run_id=run.run_id, state=FetchState.SKIPPED)
-        if local is LocalState.OTHER and not self._replace:
+        if is_same is False and not self._replace:
             message = f"'{folder}' is another complete bundle: --replace overwrites it"
             raise BundleError(message, hint="fetch with --replace")
         for name in (bundle.MANIFEST, bundle.RECORD):
             if name in run.objects and run.objects[name].bytes > MAX_DOCUMENT_BYTES:
                 raise run.damaged(f"{name} has {run.objects[name].bytes} bytes")
-        manifest = self._downloader.manifest(run.manifest)
+        manifest = self._manifest(run.manifest)
         wanted = wanted_files(run, manifest)
         folder.mkdir(exist_ok=True)
         (folder / bundle.MANIFEST).unlink(missing_ok=True)
-        files, count = self._downloader.download(folder, wanted)
+        files, count = self._download(folder, wanted)
         read_document(run, bundle.RECORD, (folder / bundle.RECORD).read_bytes())
-        seal(folder, manifest)
+        shutil.rmtree(folder / PARTIAL, ignore_errors=True)
+        # The manifest makes the bundle complete: atomically, and last.
+        with replacing(folder / bundle.MANIFEST) as file:
+            file.write(manifest)
         return FetchedRun(run_id=run.run_id, state=FetchState.FETCHED, files=files + 1, bytes=count + len(manifest))
+
+    def _has_same(self, folder: Path, manifest: StoredObject) -> bool | None:
+        """Whether the local folder has the bundle of this manifest, or another; None if it has no complete one."""
+        path = folder / bundle.MANIFEST
+        try:
+            is_same = _size(path) == manifest.bytes and _crc32c_of(path) == checksum_of(self._store, manifest)
+            bundle.read(folder)
+        except (BundleError, FileNotFoundError):
+            return None
+        return is_same
 
     def _fetch_incomplete(self, run: RemoteRun) -> FetchedRun:
         folder = self._output / run.run_id
@@ -252,51 +252,26 @@ class _Worker:
             )
         folder.mkdir(exist_ok=True)
         wanted = [Wanted(name=name, remote=remote) for name, remote in run.objects.items()]
-        files, count = self._downloader.download(folder, wanted)
+        files, count = self._download(folder, wanted)
         shutil.rmtree(folder / PARTIAL, ignore_errors=True)
         return FetchedRun(run_id=run.run_id, state=FetchState.INCOMPLETE, files=files, bytes=count, reason=reason)
 
-
-# Receiving the files of one run.
-
-
-@dataclass(kw_only=True)
-class Traffic:
-    """State shared by the workers: bytes received so far, and whether to stop."""
-
-    bytes: int = 0
-    stop: threading.Event = field(default_factory=threading.Event)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, count: int) -> None:
-        """Count received bytes."""
-        with self._lock:
-            self.bytes += count
-
-
-class StoppedError(Exception):
-    """The fetch is stopping: another worker failed for good, or the user pressed Ctrl-C."""
-
-
-class Downloader:
-    """Downloads a store's files to this machine and counts their bytes in `traffic`. Threads may share a downloader."""
-
-    def __init__(self, store: Store, traffic: Traffic) -> None:
-        self._store = store
-        self._traffic = traffic
-
-    def manifest(self, listed: StoredObject) -> bytes:
+    def _manifest(self, listed: StoredObject) -> bytes:
         """Download the manifest and compare it with its listing; repeat once if it differs. Raises `BundleError`."""
-        for _ in range(ATTEMPTS):
+        for attempt in range(1, ATTEMPTS + 1):
             content = io.BytesIO()
-            with suppress(TooLongError):
-                self._store.download(listed, _Counted(content, self._traffic))
+            try:
+                with suppress(TooLongError):
+                    self._store.download(listed, _Counted(content, self))
+            except UnreachableError:
+                if attempt == ATTEMPTS:
+                    raise
             arrived = content.getvalue()
             if len(arrived) == listed.bytes and crc32c_of(io.BytesIO(arrived)) == checksum_of(self._store, listed):
                 return arrived
         raise BundleError(f"{bundle.MANIFEST} arrived damaged {ATTEMPTS} times", hint="fetch again")
 
-    def download(self, folder: Path, wanted: Iterable[Wanted]) -> tuple[int, int]:
+    def _download(self, folder: Path, wanted: Iterable[Wanted]) -> tuple[int, int]:
         """Download every wanted file that `folder` lacks; return the number of files downloaded, and their bytes."""
         files = count = 0
         for file in wanted:
@@ -308,7 +283,7 @@ class Downloader:
     def _download_file(self, folder: Path, wanted: Wanted) -> int:
         """Download a file under a temporary name, check its content, rename it; return the number of bytes received.
 
-        A file is downloaded again if it arrives damaged, or if a connection that brought some bytes breaks.
+        A file is downloaded again, from its beginning, if it arrives damaged or if the connection breaks.
         """
         partial = folder / PARTIAL / hashlib.sha256(wanted.name.encode()).hexdigest()[:16]
         partial.parent.mkdir(exist_ok=True)
@@ -317,9 +292,9 @@ class Downloader:
             try:
                 # `_is_as_wanted` rejects a file that is too long.
                 with suppress(TooLongError), partial.open("wb") as content:
-                    self._store.download(wanted.remote, _Counted(content, self._traffic))
+                    self._store.download(wanted.remote, _Counted(content, self))
             except UnreachableError:
-                if attempt == ATTEMPTS or not _size(partial):
+                if attempt == ATTEMPTS:
                     raise
             count += _size(partial)
             if self._is_as_wanted(partial, wanted):
@@ -338,38 +313,27 @@ class Downloader:
         with path.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest() == wanted.sha256
 
+    def received(self, count: int) -> None:
+        """Count received bytes. Raises `StoppedError` when the threads must end."""
+        if self.stop.is_set():
+            raise StoppedError
+        with self._lock:
+            self.bytes += count
+
+
+class StoppedError(Exception):
+    """The fetch is stopping: another thread failed for good, or the user pressed Ctrl-C."""
+
 
 class _Counted:
-    """Stream that counts written bytes, and raises `StoppedError` when the workers must stop."""
+    """Stream that reports the bytes written to it to a worker."""
 
-    def __init__(self, stream: BinaryIO, traffic: Traffic) -> None:
-        self._stream = stream
-        self._traffic = traffic
+    def __init__(self, stream: BinaryIO, worker: _Worker) -> None:
+        self._stream, self._worker = stream, worker
 
     def write(self, data: bytes, /) -> int:
-        if self._traffic.stop.is_set():
-            raise StoppedError
-        self._traffic.add(len(data))
+        self._worker.received(len(data))
         return self._stream.write(data)
-
-
-class LocalState(StrEnum):
-    """State of a run's folder before the fetch; `other`: a complete bundle with other content."""
-
-    ABSENT = "absent"
-    SAME = "same"
-    OTHER = "other"
-
-
-def local_state(store: Store, folder: Path, manifest: StoredObject) -> LocalState:
-    """State of the local folder, compared with the remote manifest."""
-    path = folder / bundle.MANIFEST
-    try:
-        same = _size(path) == manifest.bytes and _crc32c_of(path) == checksum_of(store, manifest)
-        bundle.read(folder)
-    except (BundleError, FileNotFoundError):
-        return LocalState.ABSENT
-    return LocalState.SAME if same else LocalState.OTHER
 
 
 def _crc32c_of(path: Path) -> str:
@@ -379,13 +343,6 @@ def _crc32c_of(path: Path) -> str:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
-
-
-def seal(folder: Path, manifest: bytes) -> None:
-    """Write the manifest, atomically and last, which makes the bundle complete."""
-    shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-    with replacing(folder / bundle.MANIFEST) as file:
-        file.write(manifest)
 
 
 @contextmanager

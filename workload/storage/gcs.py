@@ -12,7 +12,6 @@ import re
 import shlex
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from workload.storage.buckets import (
     Content,
     Service,
     arrived_damaged,
-    bounded,
     causes,
     content_type,
     has_wrong_certificate,
@@ -55,20 +53,11 @@ FOLDER_FIELDS = "prefixes,nextPageToken"
 # Size of an upload's chunk: held in memory, and sent again if the connection breaks. The client's default is 100 MiB.
 CHUNK_BYTES = 8 << 20
 ATTEMPTS = 3
-# gzip may unpack to a thousand times its size: unpack in blocks of this size.
-PACKED_BLOCK_BYTES = 1 << 13
 
 
-@dataclass(frozen=True, kw_only=True)
-class BucketNeed:
-    """A kind of access to a bucket, as a verb for messages, and the role that allows it."""
-
-    what: str
-    role: str
-
-
-READ = BucketNeed(what="read", role="roles/storage.objectViewer")
-WRITE = BucketNeed(what="write to", role="roles/storage.objectUser")
+# The role that allows each kind of access, by its verb in messages.
+READ, WRITE = "read", "write to"
+ROLES = {READ: "roles/storage.objectViewer", WRITE: "roles/storage.objectUser"}
 
 
 class Bucket(CloudBucket):
@@ -241,7 +230,7 @@ class Bucket(CloudBucket):
             **options,
         )
 
-    def _translated(self, need: BucketNeed = READ) -> Any:
+    def _translated(self, need: str = READ) -> Any:
         return translated(self.name, self._patience, need)
 
 
@@ -275,7 +264,7 @@ def log_in() -> str:
 
 
 @contextmanager
-def translated(bucket: str, patience: Patience, need: BucketNeed = READ) -> Iterator[None]:
+def translated(bucket: str, patience: Patience, need: str = READ) -> Iterator[None]:
     """Convert errors of the client and its libraries to ours, with their cause; an `OSError` of the disk passes."""
     import requests  # noqa: PLC0415 - see the module
     import urllib3  # noqa: PLC0415
@@ -293,8 +282,8 @@ def translated(bucket: str, patience: Patience, need: BucketNeed = READ) -> Iter
         raise UsageError(f"bucket '{bucket}' does not exist", hint=f"gcloud storage ls{SERVICE.note()}") from error
     except (api.Forbidden, api.Unauthorized) as error:
         raise ToolError(
-            f"no permission to {need.what} bucket '{bucket}': {_first_line(error)}",
-            hint=f"ask the bucket's owner for {need.role}, or use another account: {LOG_IN}",
+            f"no permission to {need} bucket '{bucket}': {_first_line(error)}",
+            hint=f"ask the bucket's owner for {ROLES[need]}, or use another account: {LOG_IN}",
         ) from error
     except api.GoogleAPICallError as error:
         if _is_page(error):
@@ -309,7 +298,8 @@ def translated(bucket: str, patience: Patience, need: BucketNeed = READ) -> Iter
 
 
 def _client(jobs: int) -> "storage.Client":
-    from google.cloud import storage  # noqa: PLC0415 - see the module
+    import requests  # noqa: PLC0415 - see the module
+    from google.cloud import storage  # noqa: PLC0415
 
     emulator = os.environ.get(EMULATOR_VARIABLE, "")
     # Google's other clients accept STORAGE_EMULATOR_HOST without `http://`; this client does not.
@@ -320,29 +310,8 @@ def _client(jobs: int) -> "storage.Client":
     client._bucket_metadata_cache = None  # noqa: SLF001 - no public way
     for scheme in ("http://", "https://"):
         # With fewer connections than jobs, the pool would log warnings and reconnect.
-        client._http.mount(scheme, _bounded_adapter(jobs))  # noqa: SLF001 - no public way
+        client._http.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=jobs))  # noqa: SLF001 - no public way
     return client
-
-
-def _bounded_adapter(jobs: int) -> Any:
-    """HTTP adapter that refuses an answer of more than `MAX_ANSWER_BYTES`, because gzip may unpack to gigabytes.
-
-    Contents of objects are streamed as stored, without this limit.
-    """
-    import requests  # noqa: PLC0415 - see the module
-
-    class Bounded(requests.adapters.HTTPAdapter):
-        def send(self, request: Any, *words: Any, **options: Any) -> Any:
-            answer: Any = super().send(request, *words, **options)
-            if not options.get("stream") or not answer.ok:
-                content = bounded(answer.iter_content(PACKED_BLOCK_BYTES))
-                if content is None:
-                    answer.close()
-                    raise SERVICE.foreign()
-                answer._content = content  # noqa: SLF001 - read by its property `content`
-            return answer
-
-    return Bounded(pool_maxsize=jobs)
 
 
 def _retry(limit_s: float, failures: list[Exception] | None = None) -> Any:

@@ -2,15 +2,16 @@
 
 `sealed_runs` also reads objects of the store, and `sealed_in` manifests in a folder. All other functions are pure.
 
-Names from a store are not trusted. A name that could leave its folder, or could not coexist with the others on every
-file system, is refused. A manifest is accepted only if every file that it lists exists as an object, as listed.
+Names from a store are not trusted: a name that could leave its folder is refused. A manifest is accepted only if every
+file that it lists exists as an object, as listed.
 """
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -18,8 +19,7 @@ from typing import Any, Self
 from workload.contract import bundle, record
 from workload.contract.errors import BundleError
 from workload.contract.record import SCHEMA_VERSION
-from workload.storage.names import clashes, why_unsafe
-from workload.storage.store import Store, StoredObject
+from workload.storage.store import Store, StoredObject, why_unsafe
 
 RUNS = "runs"
 # Key of a manifest's metadata: a digest of the files that it lists, so that a listing alone shows if all are stored.
@@ -113,24 +113,8 @@ def take_stock(objects: Iterable[StoredObject], folder: str, kind: str = "bucket
             refused.append(Refused(name=listed.name, reason=reason))
         elif slash:
             objects_by_run.setdefault(run_id, {})[inner] = listed
-    runs = []
-    for run_id, inside in sorted(objects_by_run.items()):
-        # For a complete run only files that its manifest lists are written, so the manifest decides between clashing
-        # names.
-        clashing = {} if bundle.MANIFEST in inside else clashes(inside)
-        refused += [Refused(name=f"{folder}{run_id}/{name}", reason=reason) for name, reason in clashing.items()]
-        kept = {name: listed for name, listed in inside.items() if name not in clashing}
-        runs.append(RemoteRun(run_id=run_id, objects=kept, kind=kind))
+    runs = (RemoteRun(run_id=run_id, objects=inside, kind=kind) for run_id, inside in sorted(objects_by_run.items()))
     return Inventory(runs=tuple(runs), refused=tuple(refused))
-
-
-def strays(run: RemoteRun, listed: Collection[str]) -> tuple[Refused, ...]:
-    """Objects of a complete run that cannot coexist with the files that its manifest lists."""
-    return tuple(
-        Refused(name=stray.name, reason="clashes with a file that the manifest lists")
-        for name, stray in sorted(run.objects.items())
-        if name != bundle.MANIFEST and name not in listed and clashes([*listed, name])
-    )
 
 
 def wanted_files(run: RemoteRun, manifest: bytes) -> tuple[Wanted, ...]:
@@ -138,9 +122,7 @@ def wanted_files(run: RemoteRun, manifest: bytes) -> tuple[Wanted, ...]:
 
     Raises `BundleError` if a file's name is unsafe, or its object is missing or different.
     """
-    rows = _rows_of(run, manifest)
-    clashing = clashes([row.name for row in rows])
-    return tuple(_wanted(run, row, clashing) for row in rows)
+    return tuple(_wanted(run, row) for row in _rows_of(run, manifest))
 
 
 def read_document(run: RemoteRun, name: str, content: bytes) -> dict[str, Any]:
@@ -178,7 +160,11 @@ def sealed_runs(
             continue
         labels = run.manifest.metadata
         if record.STATUS_LABEL not in labels:
-            labels = _read_labels(store, folder, run)
+            labels = {}
+            with suppress(BundleError):
+                content = store.read(f"{folder}{run.run_id}/{bundle.MANIFEST}") or b""
+                found = read_document(run, bundle.MANIFEST, content).get(bundle.LABELS)
+                labels = found if isinstance(found, dict) else {}
         sealed = SealedRun.labelled(run.run_id, labels)
         if compared(sealed):
             sealed = replace(sealed, damage=_damage(store, folder, run, labels, by_content=by_content))
@@ -220,10 +206,7 @@ def _damage(store: Store, folder: str, run: RemoteRun, labels: Mapping[str, str]
 
 
 def sealed_in(results: Path) -> Iterator[SealedRun]:
-    """All complete runs in a folder of results, in order; only manifests are read. Empty if the folder is absent.
-
-    A run that was sealed before manifests had labels has an empty status, and is part of no sweep.
-    """
+    """All complete runs in a folder of results, in order; only manifests are read. Empty if the folder is absent."""
     try:
         with os.scandir(results) as entries:
             names = sorted(entry.name for entry in entries)
@@ -239,19 +222,6 @@ def sealed_in(results: Path) -> Iterator[SealedRun]:
         labels = document.get(bundle.LABELS) if isinstance(document, dict) else None
         if isinstance(document, dict):
             yield SealedRun.labelled(name, labels if isinstance(labels, dict) else {})
-
-
-def _read_labels(store: Store, folder: str, run: RemoteRun) -> Mapping[str, str]:
-    """Labels from the manifest, or from run.json for a run that was sealed before manifests had labels."""
-    try:
-        for name in (bundle.MANIFEST, bundle.RECORD):
-            document = read_document(run, name, store.read(f"{folder}{run.run_id}/{name}") or b"")
-            labels = document.get(bundle.LABELS) if name == bundle.MANIFEST else record.labels_of(document)
-            if isinstance(labels, dict) and record.STATUS_LABEL in labels:
-                return labels
-    except BundleError:
-        pass
-    return {}
 
 
 def _why_reserved(inner: str) -> str:
@@ -276,9 +246,9 @@ def _rows_of(run: RemoteRun, manifest: bytes) -> list[bundle.File]:
     return rows
 
 
-def _wanted(run: RemoteRun, row: bundle.File, clashing: Mapping[str, str]) -> Wanted:
+def _wanted(run: RemoteRun, row: bundle.File) -> Wanted:
     reserved = "a name that the fetch itself uses" if row.name == bundle.MANIFEST else _why_reserved(row.name)
-    if reason := why_unsafe(row.name) or reserved or clashing.get(row.name):
+    if reason := why_unsafe(row.name) or reserved:
         raise run.damaged(f"{bundle.MANIFEST} names {row.name!r}: {reason}")
     remote = run.objects.get(row.name)
     if remote is None:

@@ -22,7 +22,6 @@ from workload.storage.buckets import (
     CloudBucket,
     Content,
     arrived_damaged,
-    bounded,
     content_type,
     repeated,
     sent_damaged,
@@ -62,7 +61,7 @@ MAX_PARTS = 10_000
 ATTEMPTS = 5
 BLOCK_BYTES = 1 << 16
 # First digits of HTTP status codes.
-SUCCESS, REDIRECTION, REFUSAL = 2, 3, 4
+REDIRECTION, REFUSAL = 3, 4
 # Beginning of an HTML page, for example of a proxy that blocks an address.
 PAGE = re.compile(rb"\s*<(!doctype )?html", re.IGNORECASE)
 
@@ -400,34 +399,28 @@ def clients(jobs: int) -> Callable[[Patience], Any]:
                 response_checksum_validation="when_required",
             ),
         )
-        _bound_answers(made._endpoint.http_session)  # noqa: SLF001 - no public way
+        _refuse_pages(made._endpoint.http_session)  # noqa: SLF001 - no public way
         return made
 
     return lambda patience: client(patience.connect_s, patience.read_s)
 
 
-def _bound_answers(session: Any) -> None:
-    """Have `session` refuse answers with more than `MAX_ANSWER_BYTES`; contents of objects are streamed without limit.
+def _refuse_pages(session: Any) -> None:
+    """Have `session` refuse pages of HTML, and redirections, that do not come from S3.
 
-    A redirection that does not come from S3 is refused as well: botocore would ask for the bucket's region without end.
+    botocore would take such a page for a refusal of S3, and would ask for the bucket's region without end.
     """
     send = session.send
 
-    def bounded_send(request: Any) -> Any:
-        is_content, request.stream_output = request.stream_output, True
+    def checked_send(request: Any) -> Any:
         answer = send(request)
         kind, headers = answer.status_code // 100, answer.headers
-        if kind == REDIRECTION and not {"x-amz-bucket-region", "x-amz-request-id"} & {name.lower() for name in headers}:
+        is_foreign = not {"x-amz-bucket-region", "x-amz-request-id"} & {name.lower() for name in headers}
+        if (kind == REDIRECTION and is_foreign) or (kind == REFUSAL and PAGE.match(answer.content)):
             raise SERVICE.foreign()
-        if not is_content or kind != SUCCESS:  # botocore reads the text of an error
-            content = bounded(answer.raw.stream(BLOCK_BYTES))
-            if content is None or (kind == REFUSAL and PAGE.match(content)):
-                answer.raw.close()
-                raise SERVICE.foreign()
-            answer._content = content  # noqa: SLF001 - read by its property `content`
         return answer
 
-    session.send = bounded_send
+    session.send = checked_send
 
 
 def _pass_on(answer: Any, sink: Sink) -> None:

@@ -6,7 +6,6 @@ the user's own `ssh`. Connections are shared and kept for a minute, so one conne
 (`colab ssh --proxy-mode`) refuse a second. A request may be repeated after a lost connection.
 """
 
-import io
 import json
 import os
 import re
@@ -19,31 +18,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from workload.contract.errors import BundleError, ToolError, UsageError
-from workload.contract.files import crc32c_of, crc32c_text
-from workload.storage.names import require_safe
-from workload.storage.store import (
-    MAX_RECORD_BYTES,
-    PRIVATE_MODE,
-    USUAL_MODE,
-    BoundedSink,
-    ChecksumSink,
-    CountedSink,
-    ObjectExistsError,
-    Patience,
-    Sink,
-    StoredObject,
-    UnreachableError,
-    changed,
-    not_sealed,
-    too_long,
-)
+from workload.contract.errors import ToolError, UsageError
+from workload.storage.folder import FileStore
+from workload.storage.store import CountedSink, Patience, Sink, UnreachableError
 
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}")
 # A host name, an alias of ~/.ssh/config, or an address: never an option, never a second word.
@@ -454,10 +437,11 @@ def connect(address: str) -> "SshFolder":
     return SshFolder(Connection(login), path.removeprefix("/") if path.startswith("/~/") else path)
 
 
-class SshFolder:
-    """A `Store` whose objects are the files below a folder of another machine; writing creates the folder."""
+class SshFolder(FileStore):
+    """A `Store` whose objects are the files below a folder of another machine; writing creates the folder.
 
-    kind = "folder"
+    If a request to write is repeated after a lost connection, an existing object with the same content counts as ours.
+    """
 
     def __init__(self, connection: Connection, root: str) -> None:
         """`root`: an absolute path on the other machine, or one that begins with `~/`."""
@@ -484,72 +468,8 @@ class SshFolder:
         """Return this store: time limits belong to the connection."""
         return self
 
-    def objects(self, prefix: str) -> Iterator[StoredObject]:
-        rows = self._ask("list", prefix=prefix)["objects"]
-        listed = [StoredObject(name=n, bytes=size, crc32c="", version=v, problem=p) for n, size, v, p in rows]
-        yield from sorted(listed, key=lambda stored: stored.name.encode(errors="surrogateescape"))
-
-    def folders(self, prefix: str) -> list[str]:
-        names = {stored.name.removeprefix(prefix).partition("/") for stored in self.objects(prefix)}
-        return sorted({name for name, slash, _ in names if slash and name})
-
-    def read(self, name: str, *, most_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
-        content = io.BytesIO()
-        answer = self._ask("read", content, name=name, most_bytes=most_bytes, version="")
-        if answer["state"] == "absent":
-            return None
-        if answer["size"] > most_bytes:
-            raise too_long(f"'{name}' in {self}", most_bytes)
-        return content.getvalue()
-
-    def checksum(self, name: str) -> str | None:
-        """Current CRC-32C of an object, computed here from its downloaded bytes; None if it does not exist."""
-        sink = ChecksumSink()
-        answer = self._ask("read", sink, name=name, most_bytes=None, version="")
-        return None if answer["state"] == "absent" else crc32c_text(sink.crc)
-
-    def download(self, listed: StoredObject, sink: Sink) -> None:
-        bounded = BoundedSink(sink, listed.bytes, what=f"'{listed.name}'")
-        answer = self._ask("read", bounded, name=listed.name, most_bytes=None, version=listed.version)
-        if answer["state"] != "read":
-            raise changed(listed)
-
-    def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
-        """Create or replace an object.
-
-        When the request is repeated after a lost connection, an existing object with the same content counts as ours.
-        """
-        return self._write(name, content, if_absent=if_absent, replaces="", is_private=is_private)
-
-    def upload(
-        self, name: str, path: Path, *, crc32c: str, replaces: str = "", metadata: Mapping[str, str] | None = None
-    ) -> bool:
-        del metadata
-        with path.open("rb") as source:
-            if crc32c_of(source) != crc32c:
-                raise not_sealed(name)
-        if self._write(name, path, if_absent=not replaces, replaces=replaces):
-            return True
-        if self.checksum(name) != crc32c:
-            raise ObjectExistsError(f"another '{name}' is in {self} already", hint=self.removal(name))
-        return False
-
-    def _write(
-        self, name: str, payload: bytes | Path, *, if_absent: bool, replaces: str, is_private: bool = False
-    ) -> bool:
-        require_safe(name, self)
-        size = len(payload) if isinstance(payload, bytes) else payload.stat().st_size
-        question: dict[str, Any] = {"name": name, "size": size, "if_absent": if_absent, "replaces": replaces}
-        question["mode"] = PRIVATE_MODE if is_private else USUAL_MODE
-        return bool(self._ask("write", payload=payload, **question)["written"])
-
-    def _ask(self, do: str, sink: Sink | None = None, payload: bytes | Path = b"", **question: Any) -> dict[str, Any]:
-        request = {"do": do, "root": self._root, **question}
+    def _answer(self, question: Mapping[str, Any], sink: Sink | None, payload: bytes | Path) -> dict[str, Any]:
         carries_files = bool(payload) or question.get("most_bytes", 0) is None
         limit_s = TRANSFER_LIMIT_S if carries_files else QUESTION_LIMIT_S
-        answer = self._connection.ask(self._program, request, sink=sink, payload=payload, limit_s=limit_s)
-        if "unsafe" in answer:
-            raise BundleError(
-                f"{answer['unsafe']} in {self}", hint="give it another name, or replace the link by the file itself"
-            )
-        return answer
+        request = {**question, "root": self._root}
+        return self._connection.ask(self._program, request, sink=sink, payload=payload, limit_s=limit_s)

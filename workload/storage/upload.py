@@ -35,10 +35,17 @@ def upload(store: Store, folder: Path, *, on_file: OnFile | None = None) -> Uplo
     Raises `BundleError` if the bundle is incomplete or damaged, or if another complete run has its name.
     """
     complete = bundle.read(folder)
-    manifest = _manifest(folder)
+    path = folder / bundle.MANIFEST
+    with path.open("rb") as content:
+        checksum = crc32c_of(content)
+    manifest = bundle.File(name=bundle.MANIFEST, bytes=path.stat().st_size, sha256="", crc32c=checksum)
     prefix = f"{RUNS}/{folder.name}/"
     there = {listed.name.removeprefix(prefix): listed for listed in store.objects(prefix)}
-    _require_same_manifest(store, manifest, there)
+    remote = there.get(bundle.MANIFEST)
+    if remote and checksum_of(store, remote) != checksum:
+        raise ObjectExistsError(
+            f"another complete run is in {store} as '{remote.name}'", hint=f"to replace it: {store.removal(prefix)}"
+        )
     files = files_label((file.name, file.bytes, file.crc32c) for file in complete.files)
     labels = {**record.labels_of(complete.document), FILES_LABEL: files}
     stored: list[bundle.File] = []
@@ -71,19 +78,3 @@ def _send(
         )
     version = remote.version if remote else ""
     return store.upload(name, folder / file.name, crc32c=file.crc32c, replaces=version, metadata=labels)
-
-
-def _manifest(folder: Path) -> bundle.File:
-    path = folder / bundle.MANIFEST
-    with path.open("rb") as content:
-        checksum = crc32c_of(content)
-    return bundle.File(name=bundle.MANIFEST, bytes=path.stat().st_size, sha256="", crc32c=checksum)
-
-
-def _require_same_manifest(store: Store, manifest: bundle.File, there: Mapping[str, StoredObject]) -> None:
-    remote = there.get(bundle.MANIFEST)
-    if remote and checksum_of(store, remote) != manifest.crc32c:
-        raise ObjectExistsError(
-            f"another complete run is in {store} as '{remote.name}'",
-            hint=f"to replace it: {store.removal(remote.name.removesuffix(bundle.MANIFEST))}",
-        )

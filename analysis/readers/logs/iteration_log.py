@@ -1,8 +1,7 @@
 """Parse logs of other programs into one value per row and field, in this project's units. Standard library only.
 
-import_columns.toml gives the meaning and unit of each column.
-A row can be one iteration, one printed iteration out of several, or a whole run. The step column, the time stamps and
-the labels decide which. A file in which these contradict each other is refused.
+import_columns.toml gives the meaning and unit of each column. The header says what a row is: an iteration (or a printed
+one out of several), or a whole run. A file whose step column, times and time stamps contradict each other is refused.
 """
 
 import itertools
@@ -17,10 +16,10 @@ from typing import Any, TypeAlias
 
 from analysis.readers import tables
 from analysis.readers.logs import training_logs
-from analysis.readers.tables import NUMBER, PANDAS_INDEX, ForeignTable, RunFigures, repeated_rows, without_second_half
+from analysis.readers.tables import NUMBER, PANDAS_INDEX, ForeignTable, RunFigures, without_second_half
 from analysis.readers.text import READABLE, looks_like
 from workload.contract.errors import UsageError
-from workload.contract.text import counted, plain
+from workload.contract.text import plain
 
 TABLE = Path(__file__).with_name("import_columns.toml")
 ABSENT = frozenset({"", "nan", "n/a", "na", "none", "null", "-"})
@@ -30,8 +29,6 @@ LABELS = ("model", "batch_size", "precision", "device_name", "device_type", "pla
 _Row: TypeAlias = tuple[int, Sequence[str]]
 # Fields that time a row.
 TIMERS = ("step_s", "images_per_s", "elapsed_s")
-# Fields whose values differ when a measurement is repeated.
-MEASURED = ("step_s", "data_s", "images_per_s", "timestamp", "loss", "elapsed_s")
 POSITIVE = ("step_s", "images_per_s", "images")
 # Upper limit of plausible seconds, images per second and losses; its inverse is the lower limit of positive fields.
 LIMIT = 1e12
@@ -41,8 +38,9 @@ LONGEST_ITERATION_S = 86_400.0
 SHOWN = 12
 # Largest number of digits of a batch size: a longer number is no batch size.
 MOST_DIGITS = 11
-# Without a step column, rows are whole runs if each run has fewer rows than this on average. A log of so few
-# iterations would be useless.
+# Fields of iterations. A table of rates without any of them has a row per run.
+OF_ITERATIONS = ("step", "epoch", "data_s", "timestamp", "loss")
+# A column of words may separate runs if each word has this many rows on average.
 FEW_ROWS = 5
 # If time stamps are this many iteration times apart, they do not belong to iterations. A timer that does not wait for
 # its GPU reads a tenth of the step at worst; a slow data loader makes iterations about ten times as long as the step.
@@ -108,7 +106,6 @@ class _Columns:
     file: str
     table: ForeignTable
     by_field: Mapping[str, tuple[Meaning, int]]
-    losses: tuple[str, ...] = ()
 
     def label(self, name: str, row: Sequence[str]) -> str:
         """The text of a label in this row, or empty; all columns that name the place (or the run) make one label."""
@@ -117,6 +114,12 @@ class _Columns:
         where = _all_of(name, self.table.header) if name in {"place", "run"} else [self.by_field[name][1]]
         words = (row[index].strip() for index in where)
         return " ".join(dict.fromkeys(word for word in words if word.lower() not in ABSENT))
+
+    @property
+    def are_runs(self) -> bool:
+        """Whether each row is a run: it has a rate, and no column that only iterations have."""
+        of_iterations = self.table.iterations is not None or not self.by_field.keys().isdisjoint(OF_ITERATIONS)
+        return "images_per_s" in self.by_field and not of_iterations
 
 
 @cache
@@ -147,11 +150,9 @@ def read(text: str, *, file: str, batch_size: int | None = None) -> Sequence[Log
     the row and the column that cannot be read.
     """
     text, is_doubled = without_second_half(text)
-    text, repeated = training_logs.without_repeats(text)
-    losses = ["the file contains everything twice: its second half is left out"] * is_doubled
-    losses += [f"{counted(repeated, 'line')} of the log are there twice: left out"] * bool(repeated)
     logs = _logs(text, file, batch_size)
-    return [replace(log, losses=(*losses, *log.losses)) for log in logs] if losses else logs
+    twice = "the file contains everything twice: its second half is left out"
+    return [replace(log, losses=(twice, *log.losses)) for log in logs] if is_doubled else logs
 
 
 def _logs(text: str, file: str, batch_size: int | None) -> Sequence[Log]:
@@ -168,10 +169,7 @@ def _logs(text: str, file: str, batch_size: int | None) -> Sequence[Log]:
         raise UsageError(
             f"'{file}' has a header and no rows", hint="import the log of a run that reached its first step"
         )
-    _refuse_twins(table, by_field, file)
-    by_field = _with_batch_counter(table, by_field)
-    table, losses = _without_repeated_rows(table, by_field)
-    columns = _Columns(file=file, table=table, by_field=by_field, losses=losses)
+    columns = _Columns(file=file, table=table, by_field=by_field)
     runs = _runs(columns, batch_size)
     if not any(_is_timed(run) for run in runs):
         empty = _shown([meaning.name for name, (meaning, _) in by_field.items() if name in TIMERS])
@@ -183,19 +181,28 @@ def _logs(text: str, file: str, batch_size: int | None) -> Sequence[Log]:
 
 
 def _runs(columns: _Columns, batch_size: int | None) -> list[Log]:
-    """Split the table into runs: one per set of labels, or one per row if rows cannot be iterations."""
+    """Split the table into runs: one per row of a table of rates, else one per set of labels."""
+    if columns.are_runs:
+        return [_log_of_row(columns, line, row) for line, row in columns.table.rows]
     groups = _groups(columns)
-    if not _are_runs(columns, groups):
-        parts = [part for rows in groups for part in _without_restart(columns, rows)]
-        logs = [_log_of_rows(columns, rows, keep_means=len(parts) == 1) for rows in parts]
-        # A list instead of a generator, so that every log is checked for contradictions.
-        if all([_has_iterations(log, columns.file, batch_size) for log in logs]):  # noqa: C419
-            if len(parts) > len(groups):
-                step = columns.by_field["step"][0].name
-                remark = f"{step} starts again: what follows is another run; if it is an epoch, add a column epoch"
-                logs = [replace(log, remarks=(*log.remarks, remark)) for log in logs]
-            return [_with_unread_words(log, columns.table, rows) for log, rows in zip(logs, parts, strict=True)]
-    return [_log_of_row(columns, line, row) for line, row in columns.table.rows]
+    parts = [part for rows in groups for part in _without_restart(columns, rows)]
+    logs = [_log_of_rows(columns, rows, keep_means=len(parts) == 1) for rows in parts]
+    for log in logs:
+        _refuse_contradictions(log, columns.file, batch_size)
+    if len(parts) > len(groups):
+        step = columns.by_field["step"][0].name
+        remark = f"{step} starts again: what follows is another run; if it is an epoch, add a column epoch"
+        logs = [replace(log, remarks=(*log.remarks, remark)) for log in logs]
+    return [_with_unread_words(log, columns.table, rows) for log, rows in zip(logs, parts, strict=True)]
+
+
+def _groups(columns: _Columns) -> list[list[_Row]]:
+    """Rows grouped into runs by their labels, in the order in which the runs begin."""
+    names = [name for name in (*LABELS, "run") if name in columns.by_field]
+    groups: dict[tuple[str, ...], list[_Row]] = {}
+    for line, row in columns.table.rows:
+        groups.setdefault(tuple(columns.label(name, row) for name in names), []).append((line, row))
+    return list(groups.values())
 
 
 def _without_restart(columns: _Columns, rows: Sequence[_Row]) -> list[Sequence[_Row]]:
@@ -287,83 +294,7 @@ def _all_of(field_name: str, header: Sequence[str]) -> list[int]:
     return [index for index, meaning in enumerate(known) if meaning and meaning.field == field_name]
 
 
-def _refuse_twins(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]], file: str) -> None:
-    """Raise `UsageError` if two columns with the same known name differ."""
-    for meaning, first in by_field.values():
-        twins = [index for index, name in enumerate(table.header) if name.strip().lower() == meaning.name]
-        for twin in twins[1:]:
-            for line, row in table.rows:
-                if row[first].strip() != row[twin].strip():
-                    raise UsageError(
-                        f"'{file}' has two columns {table.header[first]}, and they differ in line {line}:"
-                        f" '{row[first][:80]}' and '{row[twin][:80]}'",
-                        hint="leave one of the two columns out",
-                    )
-
-
-def _without_repeated_rows(
-    table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]]
-) -> tuple[ForeignTable, tuple[str, ...]]:
-    """Drop rows that repeat earlier rows; returns the table and a sentence that counts the dropped rows."""
-    if table.kind != "csv":
-        return table, ()
-    measured = [by_field[name][1] for name in MEASURED if name in by_field]
-    figures = [" ".join(row[index].strip() for index in measured) for _, row in table.rows]
-    repeated = repeated_rows([tuple(row) for _, row in table.rows], figures)
-    if not repeated:
-        return table, ()
-    lines = [table.rows[index][0] for index in repeated]
-    what = f"{counted(len(lines), 'row')} twice in the file, from line {lines[0]} to {lines[-1]}: left out"
-    kept = [row for index, row in enumerate(table.rows) if index not in set(repeated)]
-    return replace(table, rows=kept), (what,)
-
-
-def _with_batch_counter(
-    table: ForeignTable, by_field: dict[str, tuple[Meaning, int]]
-) -> dict[str, tuple[Meaning, int]]:
-    """The columns by field, with a column `batch` as field `step` if its values count 0, 1, 2 or 1, 2, 3.
-
-    Other values of such a column are batch sizes.
-    """
-    meaning, index = by_field.get("batch_size", (None, 0))
-    if meaning is None or meaning.name != "batch":
-        return by_field
-    values = [row[index].strip() for _, row in table.rows]
-    counts = values in ([str(number + first) for number in range(len(values))] for first in (0, 1))
-    if not counts or len(values) == 1:
-        return by_field
-    rest = {name: column for name, column in by_field.items() if name != "batch_size"}
-    return rest if "step" in rest else rest | {"step": (replace(meaning, field="step"), index)}
-
-
-# --- which rows are one run
-
-
-def _groups(columns: _Columns) -> list[list[_Row]]:
-    """Rows grouped into runs by their labels, in the order in which the runs begin."""
-    names = [name for name in (*LABELS, "run") if name in columns.by_field]
-    groups: dict[tuple[str, ...], list[_Row]] = {}
-    for line, row in columns.table.rows:
-        groups.setdefault(tuple(columns.label(name, row) for name in names), []).append((line, row))
-    # If only one run has all its labels, rows with empty label cells belong to that run.
-    named = [key for key in groups if all(key)]
-    if len(named) == 1 and all(
-        all(word in {"", named_word} for word, named_word in zip(key, named[0], strict=True)) for key in groups
-    ):
-        return [list(columns.table.rows)]
-    return list(groups.values())
-
-
-def _are_runs(columns: _Columns, groups: Sequence[Sequence[Any]]) -> bool:
-    """Whether each row is a run: without a step column, rates alone, a single row, or few rows for each label."""
-    rows, known = len(columns.table.rows), columns.by_field.keys()
-    if "step" in known or columns.table.iterations is not None:
-        return False
-    has_rates_alone = "images_per_s" in known and known.isdisjoint(
-        {"step_s", "data_s", "timestamp", "loss", "elapsed_s"}
-    )
-    is_single = rows == 1 and ("images_per_s" in known or "timestamp" not in known)
-    return has_rates_alone or is_single or (len(groups) > 1 and rows < FEW_ROWS * len(groups))
+# --- logs of runs
 
 
 def _log_of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
@@ -371,21 +302,10 @@ def _log_of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
     values = {
         name: _value(columns, line, meaning, row[index])
         for name, (meaning, index) in columns.by_field.items()
-        if name in SERIES and name != "timestamp"
+        if name in SERIES
     }
-    stamp_s, has_zone = None, True
-    if "timestamp" in columns.by_field:
-        meaning, index = columns.by_field["timestamp"]
-        stamp_s, has_zone = _timestamp(columns.file, line, meaning, row[index])
     rate, images, wall_s = (values.get(name) for name in ("images_per_s", "images", "elapsed_s"))
-    figures = RunFigures(
-        images_per_s=rate,
-        step_s=values.get("step_s"),
-        images=images,
-        wall_s=wall_s,
-        started_at_s=stamp_s if has_zone else None,
-    )
-    is_checked = bool(images and wall_s)
+    figures = RunFigures(images_per_s=rate, step_s=values.get("step_s"), images=images, wall_s=wall_s)
     remark = "a table with a row per run: nothing in the table confirms its figures"
     wrong = []
     if rate and images and wall_s and abs(rate * wall_s / images - 1) > ALIKE:
@@ -394,16 +314,16 @@ def _log_of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
             f" {plain(images / wall_s, 4)}"
         )
     return replace(
-        _empty_log(columns.table, columns.by_field, columns.losses),
+        _empty_log(columns.table, columns.by_field),
         figures=figures,
         labels=_labels(columns, [(line, row)]),
         lines=[line],
-        remarks=() if is_checked else (remark,),
+        remarks=() if images and wall_s else (remark,),
         contradictions=tuple(wrong),
     )
 
 
-def _empty_log(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]], losses: tuple[str, ...] = ()) -> Log:
+def _empty_log(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]]) -> Log:
     """A log without rows, with the facts that all runs of a table share."""
     used = {index for _, index in by_field.values()}
     used |= {index for name in ("place", "run") for index in _all_of(name, table.header)}
@@ -417,7 +337,6 @@ def _empty_log(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]],
         ],
         rows=0,
         cut=table.cut,
-        losses=losses,
     )
 
 
@@ -458,7 +377,7 @@ def _log_of_rows(columns: _Columns, rows: Sequence[tuple[int, Sequence[str]]], *
     if per_row:
         labels.setdefault("batch_size", str(round(per_row / stride)))
     return replace(
-        _empty_log(columns.table, columns.by_field, columns.losses),
+        _empty_log(columns.table, columns.by_field),
         series=series,
         labels=labels,
         rows=len(rows),
@@ -513,18 +432,22 @@ def _iterations(steps: Sequence[float | None] | None, rows: int) -> tuple[list[i
 # --- contradictions within a log
 
 
-def _has_iterations(log: Log, file: str, batch_size: int | None) -> bool:
-    """Whether rows are iterations, not whole runs; `UsageError` if step column, times and time stamps contradict."""
-    iteration_s = _iteration_s(log, batch_size)
+def _refuse_contradictions(log: Log, file: str, batch_size: int | None) -> None:
+    """Raise `UsageError` if step column, times and time stamps contradict each other."""
+    times = [value for value in log.series.get("step_s", ()) if value is not None]
+    if not times:
+        label = log.labels.get("batch_size", "")
+        images = batch_size or (int(label) if label.isascii() and label.isdigit() and len(label) <= MOST_DIGITS else 0)
+        times = [images / rate for rate in log.series.get("images_per_s", ()) if rate and images]
     stamps = log.series.get("timestamp", ())
     intervals_s = [
         (after - before) / count
         for before, after, count in zip(stamps, stamps[1:], log.iterations[1:], strict=False)
         if before is not None and after is not None and after > before
     ]
-    if iteration_s is None or not intervals_s:
-        return True
-    interval_s = statistics.median(intervals_s)
+    if not times or not intervals_s:
+        return
+    iteration_s, interval_s = statistics.median(times), statistics.median(intervals_s)
     stride = statistics.mode(log.iterations[1:])
     if stride > 1 and interval_s < DOES_NOT_FIT * iteration_s:
         raise UsageError(
@@ -534,27 +457,12 @@ def _has_iterations(log: Log, file: str, batch_size: int | None) -> bool:
             hint=f"if each row is an iteration, remove the column {log.columns['step'].name}; if each time is that of"
             f" {stride} iterations together, divide the times by {stride}",
         )
-    if interval_s < RUNS_APART * iteration_s:
-        return True
-    if "step" not in log.columns:
-        return False
-    step = log.columns["step"].name
-    raise UsageError(
-        f"'{file}' contradicts itself: its time stamps are {plain(interval_s / iteration_s, 3)} times as far "
-        f"apart as an iteration of {iteration_s:.3g} s takes, and its column {step} says that no iteration "
-        "is between them",
-        hint=f"perhaps each row is a run: then rename the column {step} to run",
-    )
-
-
-def _iteration_s(log: Log, batch_size: int | None) -> float | None:
-    """Median seconds of an iteration, from the timer or else from the rate; None if neither is known."""
-    times = [value for value in log.series.get("step_s", ()) if value is not None]
-    if not times:
-        label = log.labels.get("batch_size", "")
-        images = batch_size or (int(label) if label.isascii() and label.isdigit() and len(label) <= MOST_DIGITS else 0)
-        times = [images / rate for rate in log.series.get("images_per_s", ()) if rate and images]
-    return statistics.median(times) if times else None
+    if interval_s >= RUNS_APART * iteration_s:
+        raise UsageError(
+            f"'{file}' contradicts itself: its time stamps are {plain(interval_s / iteration_s, 3)} times as far "
+            f"apart as an iteration of {iteration_s:.3g} s takes",
+            hint="if each row is a run, write a table of rates: gpu,model,precision,batch,img_per_s",
+        )
 
 
 # --- cells

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from analysis.readers.tables import ForeignTable, RunFigures, repeated_rows
+from analysis.readers.tables import ForeignTable, RunFigures
 
 # pytorch/examples: a counter in brackets, then meters as `Name value (mean)`.
 _EPOCH = re.compile(r"Epoch:\s*\[(\d+)\]\s*\[\s*(\d+)/(\d+)\]")
@@ -50,21 +50,8 @@ _ROUND_BATCH = 8
 _HALF_A_DIGIT_S = 0.0005
 # Largest rounding error of a rate that is printed with two decimals.
 _HALF_A_RATE = 0.005
-# Lines of the known logs that contain a time.
-_TIMED = re.compile(r"Train:.*Time|Epoch:.*[Tt]ime|elapsed time per iteration|\biter \d+: loss")
 # Relative rounding error above which the wall time from running means is too inaccurate to compare machines.
 MOST_ROUNDING = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ExampleLine:
-    """A line of pytorch/examples. `index`: of the iteration in its epoch; `meters`: value and running mean by name."""
-
-    number: int
-    epoch: int
-    index: int
-    meters: Mapping[str, tuple[str, str]]
-    stamp: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +71,6 @@ def read(text: str) -> ForeignTable | None:
     return next(filter(None, (reader(text) for reader in readers)), None)
 
 
-def without_repeats(text: str) -> tuple[str, int]:
-    """The text with timed lines that repeat earlier ones blanked, and the number of such lines."""
-    lines = text.splitlines()
-    timed = [index for index, line in enumerate(lines) if _TIMED.search(line)]
-    words = [lines[index].strip() for index in timed]
-    repeated = repeated_rows(words, words)
-    for index in repeated:
-        lines[timed[index]] = ""
-    return ("\n".join(lines), len(repeated)) if repeated else (text, 0)
-
-
 def _lines(text: str, mark: str) -> Iterator[tuple[int, str]]:
     if mark not in text:
         return
@@ -107,32 +83,26 @@ def _lines(text: str, mark: str) -> Iterator[tuple[int, str]]:
 
 
 def _pytorch_examples(text: str) -> ForeignTable | None:
-    lines: list[_ExampleLine] = []
+    printed, first_count = list[_Printed](), 0
     for number, line in _lines(text, "Epoch"):
-        if match := _EPOCH.search(line):
-            meters = {name: (value, mean) for name, value, mean in _METER.findall(line[match.end() :])}
-            if "Time" in meters:
-                epoch, index = int(match[1]), int(match[2])
-                lines.append(_ExampleLine(number=number, epoch=epoch, index=index, meters=meters, stamp=_stamp(line)))
-    if not lines:
+        match = _EPOCH.search(line)
+        meters = {name: (value, mean) for name, value, mean in _METER.findall(line[match.end() :])} if match else {}
+        if match is None or "Time" not in meters:
+            continue
+        if not printed:
+            # Older versions print the index of the iteration, newer ones the number of iterations so far.
+            first_count = 1 if int(match[2]) == 0 else 0
+        (time, mean), count = meters["Time"], int(match[2]) + first_count
+        cells = {
+            "batch_time": time,
+            "data_time": meters.get("Data", ("", ""))[0],
+            "loss": meters.get("Loss", ("", ""))[0],
+            "timestamp": _stamp(line) or "",
+        }
+        total_s = float(mean) * count if mean else None
+        printed.append(_Printed(line=number, epoch=int(match[1]), count=count, total_s=total_s, cells=cells))
+    if not printed:
         return None
-    # Older versions print the index of the iteration, newer ones the number of iterations so far.
-    first_count = 1 if lines[0].index == 0 else 0
-    printed = [
-        _Printed(
-            line=line.number,
-            epoch=line.epoch,
-            count=line.index + first_count,
-            total_s=float(line.meters["Time"][1]) * (line.index + first_count) if line.meters["Time"][1] else None,
-            cells={
-                "batch_time": line.meters["Time"][0],
-                "data_time": line.meters.get("Data", ("", ""))[0],
-                "loss": line.meters.get("Loss", ("", ""))[0],
-                "timestamp": line.stamp or "",
-            },
-        )
-        for line in lines
-    ]
     return _with_means("pytorch/examples", printed, {})
 
 

@@ -6,6 +6,5 @@ A file may be CSV in any layout and of any version of ncu, or an .ncu-rep report
 from analysis.readers.ncu.errors import NcuFileError
 from analysis.readers.ncu.families import Family
 from analysis.readers.ncu.reader import NcuFile, read
-from workload.contract.ncu_csv import Layout
 
-__all__ = ["Family", "Layout", "NcuFile", "NcuFileError", "read"]
+__all__ = ["Family", "NcuFile", "NcuFileError", "read"]

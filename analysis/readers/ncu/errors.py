@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from analysis.readers.text import binary_format
+from analysis.readers.text import looks_like
 from workload.contract.errors import UsageError
 from workload.contract.ncu_csv import shortened
 
@@ -22,8 +22,7 @@ class NcuFileError(UsageError):
 
 # Known failures: pattern of the text, reason (`{0}`: the pattern's first group), hint.
 # Causes come before their consequences: a locked counter also ends in "No kernels were profiled".
-# Patterns of ncu are texts of Nsight Compute 2022.3 to 2024.1. Patterns of other tools are texts that a tool prints,
-# or writes at the beginning of a file.
+# Patterns are texts of Nsight Compute 2022.3 to 2024.1.
 _KNOWN = (
     (
         "ERR_NVGPUCTRPERM",
@@ -34,11 +33,6 @@ _KNOWN = (
         "driver resource was unavailable",
         "another tool used the GPU's counters: DCGM, or a second profiler",
         "dcgmi profile --pause (afterwards --resume), or end the other profiler, and profile again",
-    ),
-    (
-        "Failed to open/create lock file",
-        "the lock file of another user's ncu blocked this one",
-        "TMPDIR=$HOME ncu … and profile again",
     ),
     (
         r"No (kernels|ranges) were profiled",
@@ -66,29 +60,6 @@ _KNOWN = (
         f"without --print-summary: {EXPORT}",
     ),
     (
-        r"(?m)^(?:==\d+== (?:NVPROF|Profiling)|[^\r\n]*Total Time \(ns\),\"?Instances)",
-        "it comes from another profiler (nvprof or nsys), which does not read these counters",
-        (
-            "profile with ncu; to import only the times of a report of nsys: "
-            "nsys stats --report cuda_gpu_trace --format csv FILE.nsys-rep > trace.csv"
-        ),
-    ),
-    (
-        r'\A\s*[\[{](?=[^\r\n]{0,200}(?:"traceEvents"|"schemaVersion"))',
-        "the file is a trace of torch.profiler",
-        "analyze import FILE --model resnet50 --batch-size 32, then analyze kernels results",
-    ),
-    (
-        r"\A\s*version https://git-lfs",
-        "it is a Git LFS pointer, not the file",
-        "git lfs pull",
-    ),
-    (
-        r"(?i)\A\s*<(?:!doctype|html)",
-        "it is a web page, not the file",
-        "download the raw file",
-    ),
-    (
         r"==PROF==",
         "it contains only messages of ncu; ncu was interrupted, or its table is in another file",
         f"look for a .ncu-rep file: {EXPORT}",
@@ -103,14 +74,12 @@ def explain(path: Path, head: bytes, text: str) -> NcuFileError:
     if head.startswith(REPORT_MAGIC):
         reason = "it is a report of Nsight Compute under another name"
         return NcuFileError(path, reason, hint="rename it so that its name ends in .ncu-rep")
-    if binary := binary_format(head):
-        return NcuFileError(path, f"it is {binary[0]}", hint=binary[1])
     for pattern, reason, hint in _KNOWN:
         if match := re.search(pattern, text):
             groups = [shortened(group or "") for group in match.groups()]
             return NcuFileError(path, reason.format(*groups), hint=hint)
-    if b"\x00" in head:
-        return NcuFileError(path, "it is not text", hint=EXPORT)
+    if likely := looks_like(head, text):
+        return NcuFileError(path, f"it is {likely[0]}", hint=likely[1])
     first = next(filter(None, map(str.strip, text.splitlines())), "")
     reason = f"no line has the columns ID and Kernel Name; the first one is '{shortened(first)}'"
     return NcuFileError(path, reason, hint=EXPORT)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from analysis.readers.ncu.numbers import Floats
+from analysis.readers.ncu.table import Floats
 from workload.contract.vocabulary import tensor_operations
 
 # Values per launch by role, in base units; roles that the file lacks are absent.
@@ -50,33 +50,36 @@ def work(values: Values, is_named_for_tensor_cores: Flags, tensor_pipe_is_produc
     If no metric tells whether a launch used tensor cores, `is_named_for_tensor_cores` (from its name) decides.
     `tensor_pipe_is_products`: whether the launch's GPU executes only matrix products on the tensor pipe.
     """
-    duration_s = _duration(values)
+    duration_s = values.get("duration")
+    if duration_s is None and {"cycles", "clock"} <= set(values):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            duration_s = np.where(values["clock"] > 0, values["cycles"] / values["clock"], np.nan)
     by_type = _by_type(values, duration_s)
     tensor_counts = [values[name] for name in tensor_operations(values)]
     uses_tensor_cores = _uses_tensor_cores(values, is_named_for_tensor_cores, tensor_pipe_is_products)
     tensor = _total(tensor_counts)
     hidden = uses_tensor_cores if tensor is None else uses_tensor_cores & ~(tensor > 0)
+    counted = [sum(f"{kind}_{operation}" in values for operation in _OPERATIONS) for kind in TYPES]
     bytes_read, bytes_written = (_dram(values, f"dram_{way}", duration_s) for way in ("read", "write"))
-    dram = _first_known(values.get("dram"), _total_of_all(bytes_read, bytes_written), _dram(values, "dram", duration_s))
+    both = None if bytes_read is None or bytes_written is None else bytes_read + bytes_written
+    dram = _first_known(values.get("dram"), both, _dram(values, "dram", duration_s))
+    remarks = [TIME_FROM_CYCLES] if duration_s is not None and "duration" not in values else []
+    if any(not _operations(values, kind, "") for kind in by_type):
+        remarks.append(FLOP_FROM_RATES)
+    if dram is not None and "dram" not in values and not {"dram_read", "dram_write"} <= set(values):
+        remarks.append(BYTES_FROM_RATES)
     return LaunchWork(
         duration_s=duration_s,
         flop_by_type=by_type,
         flop_tensor=_idle(values) if tensor is None else tensor,
         flop=_total([*by_type.values(), *tensor_counts]),
         hides_tensor=hidden,
-        is_lower_bound=hidden | any(_is_partly_counted(values, kind) for kind in TYPES),
+        is_lower_bound=hidden | any(0 < number < len(_OPERATIONS) for number in counted),
         dram_read=bytes_read,
         dram_write=bytes_written,
         dram=dram,
-        remarks=_remarks(values, by_type, dram),
+        remarks=tuple(remarks),
     )
-
-
-def _duration(values: Values) -> Floats | None:
-    if "duration" in values or not {"cycles", "clock"} <= set(values):
-        return values.get("duration")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(values["clock"] > 0, values["cycles"] / values["clock"], np.nan)
 
 
 def _by_type(values: Values, duration_s: Floats | None) -> dict[str, Floats]:
@@ -99,11 +102,6 @@ def _weighted(operations: Iterable[tuple[Floats, int]]) -> Floats:
     total = _total([values if flop == 1 else values * flop for values, flop in operations])
     assert total is not None
     return total
-
-
-def _is_partly_counted(values: Values, kind: str) -> bool:
-    number = sum(f"{kind}_{operation}" in values for operation in _OPERATIONS)
-    return 0 < number < len(_OPERATIONS)
 
 
 def _uses_tensor_cores(values: Values, is_named_for_them: Flags, pipe_is_products: Flags) -> Flags:
@@ -149,21 +147,5 @@ def _total(arrays: list[Floats]) -> Floats | None:
     return total
 
 
-def _total_of_all(*arrays: Floats | None) -> Floats | None:
-    known = [array for array in arrays if array is not None]
-    return _total(known) if len(known) == len(arrays) else None
-
-
 def _first_known(*arrays: Floats | None) -> Floats | None:
     return next((array for array in arrays if array is not None), None)
-
-
-def _remarks(values: Values, by_type: Mapping[str, Floats], dram: Floats | None) -> tuple[str, ...]:
-    remarks = []
-    if "duration" not in values and {"cycles", "clock"} <= set(values):
-        remarks.append(TIME_FROM_CYCLES)
-    if any(not _operations(values, kind, "") for kind in by_type):
-        remarks.append(FLOP_FROM_RATES)
-    if dram is not None and "dram" not in values and not {"dram_read", "dram_write"} <= set(values):
-        remarks.append(BYTES_FROM_RATES)
-    return tuple(remarks)

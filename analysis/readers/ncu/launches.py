@@ -3,9 +3,9 @@
 Detect damage among a file's launches: duplicates, missing launches, and launches of several GPUs or processes.
 """
 
+import itertools
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,16 +14,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.readers.ncu import metrics, numbers
+from analysis.readers.ncu import metrics
 from analysis.readers.ncu.metrics import WHOLE_UNITS, MetricRole
-from analysis.readers.ncu.numbers import Floats, NumberFormat
-from analysis.readers.ncu.table import NcuTable
+from analysis.readers.ncu.table import Floats, NcuTable, convert, finite, require_whole
 from workload.contract.ncu_csv import ID, METRIC, NAME, PROCESS, PUSHED, STARTED, UNIT, VALUE, Layout, Quantity, factor
 from workload.contract.text import plain
 
 Codes = npt.NDArray[np.integer]
-# If there are at most this many more codes than rows, counting is cheaper than sorting.
-_FEW = 1 << 16
 # Number of fields after the name: PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg.
 _FIELDS_AFTER_NAME = 6
 _QUOTED = re.compile(r'"([^"]*)"')
@@ -34,8 +31,8 @@ _RANGE_NUMBER = re.compile(r"\s*\d+[:\s]\s*")
 class Launches:
     """Launches of a table. `identity`: columns by our names; `by_role`: metrics in base units, NaN if absent.
 
-    `units`: the file's spelling of the units of metrics that were read. `attributes`: attributes of the first GPU.
-    `ids`: ncu's number of each launch. `gpus`: the GPU of each launch, in the file's words.
+    `attributes`: attributes of the first GPU. `ids`: ncu's number of each launch. `gpus`: the GPU of each launch, in
+    the file's words. `metrics`: names of all metrics in the table.
     """
 
     ids: npt.NDArray[np.int64]
@@ -43,7 +40,6 @@ class Launches:
     identity: Mapping[str, pd.Categorical]
     by_role: Mapping[str, Floats]
     metrics: frozenset[str]
-    units: Mapping[str, tuple[str, ...]]
     attributes: Mapping[str, str]
     warnings: tuple[str, ...]
 
@@ -51,53 +47,21 @@ class Launches:
         return len(self.identity["name"])
 
 
-def is_misread(section: NcuTable) -> bool:
-    """Whether numbers read as floats may be integers with a thousands mark, as in 117.344 instructions."""
-    if not section.is_numeric:
-        return False
-    columns = ((column.to_numpy(), is_whole) for column, is_whole in _columns(section))
-    return any(is_whole and bool(np.any(np.floor(values) < values)) for values, is_whole in columns)
-
-
-def number_columns(section: NcuTable) -> list[tuple[numbers.Text, bool]]:
-    """Unparsed columns of numbers, each with a flag: True if its values are integers by nature, such as bytes.
-
-    Empty if the numbers were parsed already.
-    """
-    return [] if section.is_numeric else list(_columns(section))
-
-
-def _columns(section: NcuTable) -> Iterable[tuple[pa.ChunkedArray, bool]]:
-    if section.plan.layout is Layout.WIDE:
-        for metric in section.plan.numbers:
-            yield section.columns.column(metric), section.plan.units.get(metric) in WHOLE_UNITS
-        return
-    values = section.columns.column(VALUE)
-    names = section.columns.column(METRIC)
-    present = [name for name in names.unique().to_pylist() if name is not None]
-    wanted = {metric for role in metrics.known(present) for metric in role.metrics}
-    is_read = pc.is_in(names, value_set=pa.array(sorted(wanted), pa.string()))
-    if UNIT in section.columns.column_names:
-        is_whole = pc.is_in(section.columns.column(UNIT), value_set=pa.array(sorted(WHOLE_UNITS), pa.string()))
-        yield values.filter(pc.and_(is_read, is_whole)), True
-        yield values.filter(pc.and_(is_read, pc.invert(is_whole))), False
-    else:
-        yield values.filter(is_read), False
-
-
-def from_table(section: NcuTable, form: NumberFormat) -> Launches:
-    """Launches of a table whose numbers have the format `form`."""
-    return _from_wide(section, form) if section.plan.layout is Layout.WIDE else _from_long(section, form)
+def from_table(section: NcuTable) -> Launches:
+    """Launches of a table; `DecimalCommaError` if its numbers are not English."""
+    return _from_wide(section) if section.plan.layout is Layout.WIDE else _from_long(section)
 
 
 # --- wide
 
 
-def _from_wide(section: NcuTable, form: NumberFormat) -> Launches:
+def _from_wide(section: NcuTable) -> Launches:
     values: dict[str, Floats] = {}
     warnings = list(section.plan.warnings)
     for reading in section.plan.readings:
-        measured, foreign = _numbers(section.columns.column(reading.metric), form)
+        measured, foreign = _numbers(section.columns.column(reading.metric))
+        if reading.unit in WHOLE_UNITS and reading.metric.endswith(".sum"):
+            require_whole(measured)
         values[reading.role.name] = measured if reading.factor == 1 else measured * reading.factor
         warnings += _foreign(reading.metric, foreign)
     return Launches(
@@ -106,16 +70,15 @@ def _from_wide(section: NcuTable, form: NumberFormat) -> Launches:
         identity=_identity(section.columns),
         by_role=values,
         metrics=frozenset(name for name in section.plan.header if not metrics.is_label(name)),
-        units={reading.metric: (reading.unit,) for reading in section.plan.readings},
         attributes=section.attributes,
         warnings=tuple(warnings),
     )
 
 
-def _numbers(column: pa.ChunkedArray, form: NumberFormat) -> tuple[Floats, str | None]:
+def _numbers(column: pa.ChunkedArray) -> tuple[Floats, str | None]:
     if pa.types.is_floating(column.type):
-        return numbers.finite(column.to_numpy()), None
-    return numbers.convert(column, form)
+        return finite(column.to_numpy()), None
+    return convert(column)
 
 
 def _foreign(metric: str, text: str | None) -> list[str]:
@@ -125,15 +88,16 @@ def _foreign(metric: str, text: str | None) -> list[str]:
 # --- long
 
 
-def _from_long(section: NcuTable, form: NumberFormat) -> Launches:
+def _from_long(section: NcuTable) -> Launches:
     columns = section.columns
     launch, first = _launch_of_row(columns)
     metric_codes, metric_names = _coded(columns.column(METRIC))
-    unit_codes, unit_names = _units_of_rows(columns)
+    has_units = UNIT in columns.column_names
+    unit_codes, unit_names = _coded(columns.column(UNIT)) if has_units else (np.zeros(len(columns), np.int64), [""])
     known = metrics.known(metric_names)
     read = {metric for role in known for metric in role.metrics}
     wanted = np.array([name in read for name in metric_names], dtype=bool)[metric_codes]
-    cells, foreign = _numbers(columns.column(VALUE).filter(pa.array(wanted)), form)
+    cells, foreign = _numbers(columns.column(VALUE).filter(pa.array(wanted)))
     rows = _MetricRows(
         launch=launch[wanted],
         metric=metric_codes[wanted],
@@ -142,6 +106,7 @@ def _from_long(section: NcuTable, form: NumberFormat) -> Launches:
         metric_names=metric_names,
         unit_names=unit_names,
     )
+    require_whole(cells[np.isin(rows.unit, [unit_names.index(unit) for unit in WHOLE_UNITS & {*unit_names}])])
     values, warnings = {}, _foreign("a metric", foreign)
     for role in known:
         role_values = rows.by_launch(role, len(first))
@@ -150,6 +115,8 @@ def _from_long(section: NcuTable, form: NumberFormat) -> Launches:
         else:
             values[role.name] = role_values
     firsts = columns.take(pa.array(first))
+    of_first = columns.filter(pa.array(launch == 0))
+    cells_of_first = zip(of_first.column(METRIC).to_pylist(), of_first.column(VALUE).to_pylist(), strict=True)
     warnings += _repeated_blocks(columns, len(first))
     return Launches(
         ids=firsts.column(ID).to_numpy(),
@@ -157,8 +124,7 @@ def _from_long(section: NcuTable, form: NumberFormat) -> Launches:
         identity=_identity(firsts),
         by_role=values,
         metrics=frozenset(metric_names) - {""},
-        units=rows.units(),
-        attributes=_attributes(columns, launch == 0),
+        attributes={name: str(cell) for name, cell in cells_of_first if name and name.startswith(metrics.ATTRIBUTE)},
         warnings=tuple(warnings),
     )
 
@@ -216,15 +182,6 @@ class _MetricRows:
                 return [metrics.unknown_unit(metric, self.unit_names[self.unit[rows].item(0)], role)]
         return []
 
-    def units(self) -> dict[str, tuple[str, ...]]:
-        """The file's spellings of the units of each metric."""
-        width = len(self.unit_names)
-        number = np.bincount(self.metric * width + self.unit, minlength=width * len(self.metric_names))
-        units_of: dict[str, list[str]] = defaultdict(list)
-        for pair in np.flatnonzero(number).tolist():
-            units_of[self.metric_names[pair // width]].append(self.unit_names[pair % width])
-        return {metric: tuple(units) for metric, units in units_of.items()}
-
 
 def _launch_of_row(columns: pa.Table) -> tuple[Codes, Codes]:
     """Index of each row's launch in order of appearance, and the first row of each launch.
@@ -246,12 +203,6 @@ def _launch_of_row(columns: pa.Table) -> tuple[Codes, Codes]:
     return launch.astype(np.int64), first
 
 
-def _units_of_rows(columns: pa.Table) -> tuple[Codes, list[str]]:
-    if UNIT not in columns.column_names:
-        return np.zeros(len(columns), np.int64), [""]
-    return _coded(columns.column(UNIT))
-
-
 def _coded(column: pa.ChunkedArray) -> tuple[Codes, list[str]]:
     """Codes of a column's texts and the texts by code; an absent text becomes empty."""
     whole = column.unify_dictionaries().combine_chunks()
@@ -259,12 +210,6 @@ def _coded(column: pa.ChunkedArray) -> tuple[Codes, list[str]]:
     if whole.null_count == 0:
         return whole.indices.to_numpy(), names
     return pc.fill_null(whole.indices, len(names)).to_numpy(), [*names, ""]
-
-
-def _attributes(columns: pa.Table, rows: npt.NDArray[np.bool_]) -> dict[str, str]:
-    first = columns.filter(pa.array(rows))
-    pairs = zip(first.column(METRIC).to_pylist(), first.column(VALUE).to_pylist(), strict=True)
-    return {name: str(value) for name, value in pairs if name and name.startswith(metrics.ATTRIBUTE)}
 
 
 # --- identity of a launch
@@ -275,21 +220,19 @@ def _identity(columns: pa.Table) -> dict[str, pd.Categorical]:
     present = frozenset(columns.column_names)
 
     def text(name: str) -> pd.Categorical:
-        return _categorical(columns.column(name)) if name in present else _empty_categorical(len(columns))
+        return _combined(columns, (name, None), lambda known, _: known)
 
+    marks = tuple(
+        next((name for name in sorted(present) if name.startswith(beginning)), None) for beginning in (STARTED, PUSHED)
+    )
+    has_capability = metrics.CAPABILITY in present
     return {
         "process_id": text(PROCESS),
-        "range": _combined(
-            columns, [_first_with_prefix(present, STARTED), _first_with_prefix(present, PUSHED)], range_names
-        ),
+        "range": _combined(columns, marks, range_names),
         "name": text(NAME),
-        "compute_capability": (
-            text(metrics.CAPABILITY)
-            if metrics.CAPABILITY in present
-            else _combined(
-                columns, [_if_present(present, metrics.MAJOR), _if_present(present, metrics.MINOR)], capability
-            )
-        ),
+        "compute_capability": text(metrics.CAPABILITY)
+        if has_capability
+        else _combined(columns, (metrics.MAJOR, metrics.MINOR), capability),
         "device": text(metrics.DEVICE_NAME),
         "block": text(metrics.BLOCK),
         "grid": text(metrics.GRID),
@@ -298,14 +241,14 @@ def _identity(columns: pa.Table) -> dict[str, pd.Categorical]:
 
 def _gpus(columns: pa.Table) -> pd.Categorical:
     """The GPU of each launch: its name or compute capability, and its number."""
-    present = frozenset(columns.column_names)
-    kind = _if_present(present, metrics.DEVICE_NAME) or _if_present(present, metrics.CAPABILITY)
+    has_name = metrics.DEVICE_NAME in columns.column_names
+    kind = metrics.DEVICE_NAME if has_name else metrics.CAPABILITY
 
     def label(name: str | None, number: str | None) -> str | None:
-        known = name if kind == metrics.DEVICE_NAME or not name else f"compute capability {name}"
+        known = name if has_name or not name else f"compute capability {name}"
         return f"{known or 'GPU'} (device {number})" if number else known
 
-    return _combined(columns, [kind, _if_present(present, metrics.DEVICE)], label)
+    return _combined(columns, (kind, metrics.DEVICE), label)
 
 
 def capability(major: str | None, minor: str | None) -> str | None:
@@ -313,48 +256,19 @@ def capability(major: str | None, minor: str | None) -> str | None:
     return f"{major}.{minor}" if major and minor else None
 
 
-def _first_with_prefix(names: Iterable[str], beginning: str) -> str | None:
-    return next((name for name in sorted(names) if name.startswith(beginning)), None)
-
-
-def _if_present(names: frozenset[str], name: str) -> str | None:
-    return name if name in names else None
-
-
-def _empty_categorical(length: int) -> pd.Categorical:
-    return pd.Categorical.from_codes(np.full(length, -1), categories=pd.Index([], dtype=object))
-
-
-def _categorical(column: pa.ChunkedArray) -> pd.Categorical:
-    codes, names = _coded(column)
-    return _recoded(codes, [name or None for name in names])
-
-
-def _recoded(codes: Codes, names: Sequence[str | None]) -> pd.Categorical:
-    """A categorical with one category per distinct name; None has no category."""
-    new_codes, categories = pd.factorize(np.array([*names, None], dtype=object))
-    return pd.Categorical.from_codes(new_codes[codes], categories=pd.Index(categories, dtype=object))
-
-
 def _combined(
-    columns: pa.Table, names: Sequence[str | None], combine: Callable[[str | None, str | None], str | None]
+    columns: pa.Table, names: tuple[str | None, ...], combine: Callable[[str | None, str | None], str | None]
 ) -> pd.Categorical:
     """Combine two columns, either of them possibly absent, into a text per row; computed once per pair of texts."""
     (left, left_names), (right, right_names) = (
-        (np.zeros(len(columns), np.int64), [""]) if name is None else _coded(columns.column(name)) for name in names
+        _coded(columns.column(name)) if name in columns.column_names else (np.zeros(len(columns), np.int64), [""])
+        for name in names
     )
     width = len(right_names)
-    pairs, codes = _compact(left.astype(np.int64) * width + right, len(left_names) * width)
+    pairs, codes = np.unique(left.astype(np.int64) * width + right, return_inverse=True)
     texts = [combine(left_names[pair // width] or None, right_names[pair % width] or None) for pair in pairs]
-    return _recoded(codes, texts)
-
-
-def _compact(codes: Codes, number: int) -> tuple[Codes, Codes]:
-    """The codes that occur, out of `number` possible ones, and the position of each row's code among them."""
-    if number > len(codes) + _FEW:
-        return np.unique(codes, return_inverse=True)
-    occurs = np.bincount(codes, minlength=number) > 0
-    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[codes]
+    new_codes, categories = pd.factorize(np.array([*texts, None], dtype=object))
+    return pd.Categorical.from_codes(new_codes[codes], categories=pd.Index(categories, dtype=object))
 
 
 # --- NVTX ranges, as written by ncu; `workload.contract.vocabulary` defines those of our own profiles
@@ -394,20 +308,12 @@ _ROUNDED = 0.1
 _SEVERAL = 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class UniqueLaunches:
-    """Tables with each launch once; `damage`: a sentence for each kind of dropped, duplicate or missing data.
+def unique_launches(tables: Sequence[Launches]) -> tuple[list[Launches], list[str], bool]:
+    """Tables with each launch once; a sentence for each kind of damage; and whether launches are missing.
 
-    `is_incomplete`: launches are missing, so that every sum is too low.
+    A process and an ID identify a launch.
     """
-
-    tables: Sequence[Launches]
-    damage: tuple[str, ...]
-    is_incomplete: bool
-
-
-def unique_launches(tables: Sequence[Launches]) -> UniqueLaunches:
-    """Drop duplicate launches, and describe the damage. A process and an ID identify a launch."""
+    tables = list(tables)
     identities = pd.DataFrame(
         {
             "process": np.concatenate([np.asarray(table.identity["process_id"].astype(object)) for table in tables]),
@@ -415,12 +321,23 @@ def unique_launches(tables: Sequence[Launches]) -> UniqueLaunches:
         }
     )
     is_repeated = identities.duplicated().to_numpy()
-    damage = [] if not is_repeated.any() else [_repetition(tables, identities, is_repeated)]
+    damage = []
     if is_repeated.any():
+        again = _number_of(int(is_repeated.sum()))
+        damage.append(f"{again} twice in the file (same process and ID): only the first is counted")
         ends = np.cumsum([len(table) for table in tables])
         parts = np.split(~is_repeated, ends[:-1])
-        tables = [_selected(table, kept) for table, kept in zip(tables, parts, strict=True)]
-        tables = [table for table in tables if len(table)]
+        tables = [
+            replace(
+                table,
+                identity={name: values[kept] for name, values in table.identity.items()},
+                by_role={name: values[kept] for name, values in table.by_role.items()},
+                ids=table.ids[kept],
+                gpus=table.gpus[kept],
+            )
+            for table, kept in zip(tables, parts, strict=True)
+            if kept.any()
+        ]
         identities = identities[~is_repeated]
     missing = _missing_launches(identities)
     if missing:
@@ -429,7 +346,7 @@ def unique_launches(tables: Sequence[Launches]) -> UniqueLaunches:
     processes = identities["process"].dropna().nunique()
     if processes > 1:
         damage.append(f"launches of {processes} processes are added up")
-    return UniqueLaunches(tables=tables, damage=tuple(damage), is_incomplete=missing is not None)
+    return tables, damage, missing is not None
 
 
 def gpus_of(tables: Sequence[Launches]) -> dict[str, int]:
@@ -484,32 +401,6 @@ def without_doubtful(table: Launches) -> tuple[Launches, tuple[str, ...]]:
     return replace(table, by_role=values), tuple(sentences)
 
 
-def _selected(table: Launches, kept: npt.NDArray[np.bool_]) -> Launches:
-    return replace(
-        table,
-        identity={name: values[kept] for name, values in table.identity.items()},
-        by_role={name: values[kept] for name, values in table.by_role.items()},
-        ids=table.ids[kept],
-        gpus=table.gpus[kept],
-    )
-
-
-def _repetition(tables: Sequence[Launches], identities: pd.DataFrame, is_repeated: npt.NDArray[np.bool_]) -> str:
-    """A sentence on the number of duplicate launches, and on whether their figures are equal."""
-    figures = pd.concat(
-        [pd.DataFrame(dict(table.by_role), index=range(len(table))) for table in tables], ignore_index=True
-    )
-    figures["name"] = np.concatenate([np.asarray(table.identity["name"].astype(object)) for table in tables])
-    alike = pd.concat([identities, figures], axis=1).duplicated().to_numpy()
-    number = int(is_repeated.sum())
-    if alike[is_repeated].all():
-        return f"{_number_of(number)} twice in the file (same process and ID): each is counted once"
-    return (
-        f"{_number_of(number)} twice in the file (same process and ID) with different figures: only the "
-        "first is counted; perhaps two profiles were written into one file"
-    )
-
-
 def _missing_launches(identities: pd.DataFrame) -> str | None:
     """A sentence on missing IDs between the first and the last; None if there are none.
 
@@ -518,7 +409,8 @@ def _missing_launches(identities: pd.DataFrame) -> str | None:
     groups = [group["id"].to_numpy() for _, group in identities.groupby("process", dropna=False, sort=False)]
     if sum(len(np.unique(ids)) for ids in groups) == identities["id"].nunique():
         groups = [identities["id"].to_numpy()]
-    gaps = [gap for ids in groups for gap in _gaps(np.unique(ids))]
+    pairs = (pair for ids in groups for pair in itertools.pairwise(np.unique(ids).tolist()))
+    gaps = [(before + 1, after - 1) for before, after in pairs if after > before + 1]
     if not gaps:
         return None
     number = sum(last - first + 1 for first, last in gaps)
@@ -531,9 +423,3 @@ def _missing_launches(identities: pd.DataFrame) -> str | None:
 
 def _number_of(number: int) -> str:
     return "1 launch is" if number == 1 else f"{number} launches are"
-
-
-def _gaps(ids: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """First and last of each range of missing IDs; `ids` must be sorted."""
-    places = np.flatnonzero(np.diff(ids) > 1)
-    return [(int(ids[place]) + 1, int(ids[place + 1]) - 1) for place in places]

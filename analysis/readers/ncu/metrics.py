@@ -107,11 +107,6 @@ class ReadingPlan:
         """Index of the first column of this name."""
         return self.header.index(name)
 
-    def twins(self, name: str) -> list[int]:
-        """Indices of further columns of this name."""
-        first = self.position(name)
-        return [index for index, other in enumerate(self.header) if other == name and index != first]
-
 
 def plan(header: tuple[str, ...], units: Sequence[str] | None, own: Collection[str] = ()) -> ReadingPlan:
     """The columns to read from a table with this header; `units`: second row of a wide table, None if absent.

@@ -8,15 +8,14 @@ import numpy as np
 import pandas as pd
 
 from analysis.readers import profile_text
-from analysis.readers.ncu import errors, families, flop, impossible, launches, metrics, numbers, report, table
+from analysis.readers.ncu import errors, families, flop, impossible, launches, metrics, report, table
 from analysis.readers.ncu.errors import NcuFileError
 from analysis.readers.ncu.families import Family
 from analysis.readers.ncu.launches import Launches
-from analysis.readers.ncu.numbers import Floats, MixedNumbersError, NumberFormat
-from analysis.readers.ncu.table import NcuTable
+from analysis.readers.ncu.table import DecimalCommaError, NcuTable
 from analysis.readers.text import LOOKED_AT_BYTES, decode, needs_decoding
 from workload.contract import ncu_csv
-from workload.contract.ncu_csv import BYTE_ORDER_MARK, ERROR, Layout, NcuSource, NoTableError, Preamble
+from workload.contract.ncu_csv import BYTE_ORDER_MARK, ERROR, NcuSource, NoTableError, Preamble
 from workload.contract.vocabulary import TENSOR_PIPE_IS_PRODUCTS, names_tensor_cores
 
 _WARNINGS_LIMIT = 100
@@ -34,20 +33,15 @@ class NcuFile:
     `kernels`: a row per launch in the order of the file; texts are categories. `range` has the names of the NVTX ranges
     around a launch: `vocabulary.step_of` and `calibration_of` read those of our own profiles. `totals`: sums of
     additive figures over all launches, by role of metrics.toml (`fp32_fma`, `dram_read`, `duration`) or name of a
-    tensor metric; NaN if a launch has no value. `metrics`: the names of all metrics in the file. `units`: the file's
-    spelling of the units of metrics that were read. `attributes`: `device__attribute_*` of the first launch's GPU.
+    tensor metric; NaN if a launch has no value. `attributes`: `device__attribute_*` of the first launch's GPU.
     `warnings`: ncu's own errors and warnings, and parts that could not be read. `losses`: the warnings on data that the
     file drops, doubles, lacks or pools. `gpus`: number of launches by GPU. `is_partial`: ncu reported an error, or rows
     are missing.
     """
 
     path: Path
-    layout: Layout
     kernels: pd.DataFrame
     totals: Mapping[str, float]
-    metrics: frozenset[str]
-    units: Mapping[str, tuple[str, ...]]
-    number_format: NumberFormat
     attributes: Mapping[str, str]
     ncu_version: str | None
     warnings: tuple[str, ...]
@@ -71,16 +65,13 @@ class NcuFile:
 class _FileContent:
     """The launches of a file, a `Launches` for each of its tables, and facts about the file."""
 
-    layout: Layout
     tables: Sequence[Launches]
-    number_format: NumberFormat
-    version: str | None
-    warnings: tuple[str, ...]
+    version: str | None = None
+    warnings: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()
-    is_partial: bool
-    # `source`: the text that was parsed as a table; `original`: the file itself, if it was converted to that text.
-    source: NcuSource
-    original: NcuSource
+    is_partial: bool = False
+    # The text that was parsed as a table; None for a report, and for a table whose lines are not those of the file.
+    source: NcuSource | None = None
 
 
 def read(path: Path, *, own: Sequence[str] = ()) -> NcuFile:
@@ -93,59 +84,43 @@ def read(path: Path, *, own: Sequence[str] = ()) -> NcuFile:
     """
     path = Path(path)
     try:
-        content = _of_report(path) if path.suffix == report.SUFFIX else _of_csv(path, own)
+        content = _FileContent(tables=[report.read(path)]) if path.suffix == report.SUFFIX else _of_csv(path, own)
     except OSError as error:
         reason = f"it cannot be read: {error.strerror or error}"
         raise NcuFileError(path, reason, hint="check the path") from error
-    whole = launches.unique_launches(content.tables)
-    gpus = launches.gpus_of(whole.tables)
-    losses = [*content.losses, *whole.damage]
+    tables, damage, is_incomplete = launches.unique_launches(content.tables)
+    gpus = launches.gpus_of(tables)
+    losses = [*content.losses, *damage]
     if len(gpus) > 1:
         launches_on = ", ".join(f"{gpu}: {number}" for gpu, number in gpus.items())
         losses.append(f"launches of {len(gpus)} GPUs are added up ({launches_on})")
     losses += [warning for part in content.tables for warning in part.warnings]
-    trusted = [launches.without_doubtful(part) for part in whole.tables]
+    trusted = [launches.without_doubtful(part) for part in tables]
     losses += [sentence for _, sentences in trusted for sentence in sentences]
-    whole = replace(whole, tables=[part for part, _ in trusted])
-    frames = [_kernels(part, own) for part in whole.tables]
+    tables = [part for part, _ in trusted]
+    frames = [_kernels(part, own) for part in tables]
     durations = [frame["duration_s"].to_numpy() for frame, _ in frames]
-    impossible.refuse(content.source, content.original, whole.tables, durations)
+    impossible.refuse(path, content.source, tables, durations)
     kernels = _joined([frame for frame, _ in frames])
     kernels.insert(0, "launch", np.arange(len(kernels)))
     remarks = [remark for _, more in frames for remark in more]
+    rates = {role.name for role in metrics.roles() if role.kind not in launches.ADDITIVE}
+    roles = dict.fromkeys(role for part in tables for role in part.by_role if role not in rates)
+    nothing = np.array([np.nan])
     return NcuFile(
         path=path,
-        layout=content.layout,
         kernels=kernels,
-        totals=_totals(whole.tables),
-        metrics=frozenset().union(*(part.metrics for part in whole.tables)),
-        units=_merged([part.units for part in whole.tables]),
-        number_format=content.number_format,
-        attributes=whole.tables[0].attributes,
+        totals={role: float(sum(part.by_role.get(role, nothing).sum() for part in tables)) for role in roles},
+        attributes=tables[0].attributes,
         ncu_version=content.version,
         warnings=tuple(dict.fromkeys([*content.warnings, *losses, *remarks]))[:_WARNINGS_LIMIT],
         losses=tuple(dict.fromkeys(losses))[:_WARNINGS_LIMIT],
         gpus=gpus,
-        is_partial=content.is_partial or whole.is_incomplete,
+        is_partial=content.is_partial or is_incomplete,
     )
 
 
 # --- the two kinds of files
-
-
-def _of_report(path: Path) -> _FileContent:
-    actions = report.read(path)
-    itself = NcuSource(path=path)
-    return _FileContent(
-        layout=Layout.REPORT,
-        tables=[actions],
-        number_format=NumberFormat.PLAIN,
-        version=None,
-        warnings=(),
-        is_partial=False,
-        source=itself,
-        original=itself,
-    )
 
 
 def _of_csv(path: Path, own: Sequence[str]) -> _FileContent:
@@ -153,32 +128,29 @@ def _of_csv(path: Path, own: Sequence[str]) -> _FileContent:
     try:
         start = ncu_csv.find(source)
     except NoTableError as error:
-        recoded = _as_table(source)
-        if recoded is None:
+        with source.open() as file:
+            text = file.read().decode(errors="replace")
+        if not profile_text.is_gpu_trace(text):
             raise errors.explain(path, error.head, error.text) from error
-        source, start = recoded, ncu_csv.find(recoded)
-    sections = table.sections(source, start, own=own)
-    if any(launches.is_misread(section) for section in sections):
-        sections = table.sections(source, start, as_text=True, own=own)
-    sections = [section for section in sections if len(section.columns)]
+        content = profile_text.gpu_trace_as_csv(text).encode()
+        source = replace(source, content=content, remarks=(*source.remarks, _ONLY_TIMES))
+        start = ncu_csv.find(source)
+    sections = [section for section in table.sections(source, start, own) if len(section.columns)]
     if not sections:
         reason = "it has a header, but no kernel launch"
         raise NcuFileError(path, reason, hint="profile again; --launch-count 0 profiles all")
     try:
-        form = numbers.decide([column for part in sections for column in launches.number_columns(part)])
-    except MixedNumbersError as error:
+        tables = [launches.from_table(section) for section in sections]
+    except DecimalCommaError as error:
         raise NcuFileError(path, str(error), hint="export again with LC_ALL=C") from error
     warnings, is_broken = _around(start, sections)
     return _FileContent(
-        layout=sections[0].plan.layout,
-        tables=[launches.from_table(section, form) for section in sections],
-        number_format=form,
+        tables=tables,
         version=start.version,
         warnings=(*source.remarks, *warnings),
         losses=(*source.losses, *(line for line in warnings if line.endswith((_CUT_OFF, _AGAIN)))),
         is_partial=is_broken or any(line.startswith(ERROR) for line in warnings),
-        source=source,
-        original=original,
+        source=source if source is original else None,
     )
 
 
@@ -194,16 +166,6 @@ def _source(path: Path) -> NcuSource:
     if decoded.remarks and not decoded.content:
         raise NcuFileError(path, decoded.remarks[0], hint="copy it again from the machine that made it")
     return NcuSource(path=path, content=decoded.content, remarks=decoded.remarks, losses=decoded.losses)
-
-
-def _as_table(source: NcuSource) -> NcuSource | None:
-    """Convert a trace of Nsight Systems to the CSV that ncu would have written; None for another text."""
-    with source.open() as file:
-        text = file.read().decode(errors="replace")
-    if profile_text.is_gpu_trace(text):
-        content = profile_text.gpu_trace_as_csv(text).encode()
-        return replace(source, content=content, remarks=(*source.remarks, _ONLY_TIMES))
-    return None
 
 
 def _around(start: Preamble, sections: Sequence[NcuTable]) -> tuple[list[str], bool]:
@@ -272,21 +234,3 @@ def _families(names: pd.Categorical) -> pd.Categorical:
     family_of = [families.family(str(name)) for name in names.categories] + [Family.OTHER]
     codes = np.array([every.index(family) for family in family_of])
     return pd.Categorical.from_codes(codes[names.codes], categories=pd.Index(every, dtype=object))
-
-
-def _totals(parts: Sequence[Launches]) -> dict[str, float]:
-    rates = {role.name for role in metrics.roles() if role.kind not in launches.ADDITIVE}
-    roles = dict.fromkeys(role for part in parts for role in part.by_role if role not in rates)
-    return {role: float(sum(_sum(part.by_role.get(role)) for part in parts)) for role in roles}
-
-
-def _sum(values: Floats | None) -> float:
-    return np.nan if values is None else float(values.sum())
-
-
-def _merged(units: Sequence[Mapping[str, tuple[str, ...]]]) -> dict[str, tuple[str, ...]]:
-    names = dict.fromkeys(metric for units_of_metric in units for metric in units_of_metric)
-    return {
-        name: tuple(dict.fromkeys(unit for units_of_metric in units for unit in units_of_metric.get(name, ())))
-        for name in names
-    }

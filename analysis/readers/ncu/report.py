@@ -2,7 +2,6 @@
 
 import importlib
 import shlex
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,24 +25,26 @@ Action = Any
 
 def read(path: Path) -> Launches:
     """Every launch of a report. Raises `ToolError` without `ncu_report`, `NcuFileError` if the file is no report."""
-    _check(path)
-    actions = _actions(_load(path), path)
+    with path.open("rb") as file:
+        if file.read(len(REPORT_MAGIC)) != REPORT_MAGIC:
+            reason = f"its name ends in {SUFFIX}, but it is no report"
+            raise NcuFileError(path, reason, hint="copy it again from the machine that made it")
+    actions = [action for profiled_range in _load(path) for action in profiled_range]
+    # For a report that is cut off, ncu_report returns an action without a name.
+    if not any(action.name() for action in actions):
+        raise _damaged(path, "it contains no kernel")
     names = sorted({name for action in actions for name in action.metric_names()})
     values: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
-    units: dict[str, dict[str, None]] = defaultdict(dict)
     for role in metrics.known(names):
         values_of_role = [_value(action, role) for action in actions]
-        if any(values_of_role):
-            values[role.name] = np.array([np.nan if value is None else value[2] for value in values_of_role])
-        for metric, unit, _ in filter(None, values_of_role):
-            units[metric][unit] = None
+        if any(value is not None for value in values_of_role):
+            values[role.name] = np.array([np.nan if value is None else value for value in values_of_role])
     return Launches(
         ids=np.arange(len(actions)),
         gpus=pd.Categorical([_text(action, metrics.DEVICE_NAME) for action in actions]),
         identity={name: pd.Categorical([text(action) for action in actions]) for name, text in _IDENTITY.items()},
         by_role=values,
         metrics=frozenset(names),
-        units={metric: tuple(spellings) for metric, spellings in units.items()},
         attributes={
             name: text
             for name in names
@@ -51,14 +52,6 @@ def read(path: Path) -> Launches:
         },
         warnings=(),
     )
-
-
-def _check(path: Path) -> None:
-    with path.open("rb") as file:
-        is_report = file.read(len(REPORT_MAGIC)) == REPORT_MAGIC
-    if not is_report:
-        reason = f"its name ends in {SUFFIX}, but it is no report"
-        raise NcuFileError(path, reason, hint="copy it again from the machine that made it")
 
 
 def _load(path: Path) -> Any:
@@ -76,27 +69,19 @@ def _load(path: Path) -> Any:
         raise _damaged(path, str(error)) from error
 
 
-def _actions(context: Any, path: Path) -> list[Action]:
-    actions = [action for profiled_range in context for action in profiled_range]
-    # For a report that is cut off, ncu_report returns an action without a name.
-    if not any(action.name() for action in actions):
-        raise _damaged(path, "it contains no kernel")
-    return actions
-
-
 def _damaged(path: Path, reason: str) -> NcuFileError:
     hint = f"ncu --import {shlex.quote(str(path))} shows what ncu itself reads in it"
     return NcuFileError(path, f"{_MODULE} cannot read it: {reason}", hint=hint)
 
 
-def _value(action: Action, role: metrics.MetricRole) -> tuple[str, str, float] | None:
-    """Name, unit and value in base units of the first metric of the role that was measured; None if none was."""
+def _value(action: Action, role: metrics.MetricRole) -> float | None:
+    """Value in base units of the first metric of the role that was measured; None if none was."""
     for name in role.metrics:
         metric = action.metric_by_name(name)
         value = None if metric is None else metric.value()
         base_units = None if metric is None else factor(role.kind, metric.unit())
         if isinstance(value, int | float) and base_units is not None and np.isfinite(value):
-            return name, metric.unit(), value * base_units
+            return value * base_units
     return None
 
 

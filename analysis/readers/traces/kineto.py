@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from workload.contract.errors import UsageError
 
@@ -38,17 +38,7 @@ _OF_GPUS = re.compile(
     r"aten::_?(cudnn(?!_is_acceptable)|miopen|mps|efficient_attention|flash_attention)_(?!for_cpu)|cudaLaunch"
 )
 _SPACE = re.compile(r"[\s,]*")
-# Marks at the beginning of the file that only torch.profiler writes, and marks of other programs with Chrome's format.
-_TORCH_MARKS = re.compile(
-    r'"schemaVersion"|"baseTimeNanoseconds"|"cat": ?"(?:cpu_op|Operator|kernel|Kernel)"|ProfilerStep#'
-)
-_OTHER_PROGRAMS = (
-    (re.compile(r'"cat": ?"[^"]*(?:devtools\.timeline|\bblink|\bv8\b|toplevel)'), "a trace of the Chrome browser"),
-    (re.compile(r"/device:GPU|/host:CPU|[Tt]ensor[Ff]low|XLA Ops"), "a trace of TensorFlow or JAX"),
-    (re.compile(r'"cat": ?"(?:cuda|nvtx|NVTX|osrt)|nsys'), "an export of Nsight Systems"),
-)
 
-Event = TypeVar("Event")
 Thread = tuple[str, str]
 # Sizes of one argument: of one tensor, or of each tensor in a list.
 Dims = tuple[Any, ...]
@@ -102,7 +92,7 @@ class Window:
 class Trace:
     """Contents of a trace file.
 
-    `losses`: sentences on missing and duplicate events. `other_device`: kind of a device whose kernels cannot be read.
+    `losses`: sentences on missing events. `other_device`: kind of a device whose kernels cannot be read.
     """
 
     operators: dict[Thread, list[Operator]] = field(default_factory=dict)
@@ -156,13 +146,6 @@ def is_trace(text: str) -> bool:
 
 def read(text: str, *, file: str) -> Trace:
     """Parse a trace; `UsageError` if the text is damaged, empty or written by another program."""
-    start = text[:LOOKED_AT_CHARACTERS]
-    other = next((what for pattern, what in _OTHER_PROGRAMS if pattern.search(start)), None)
-    if other and not _TORCH_MARKS.search(start):
-        raise UsageError(
-            f"'{file}' looks like {other}, which cannot be read; of this format only traces of torch.profiler can",
-            hint="profiler.export_chrome_trace('trace.json') of a torch.profiler.profile(record_shapes=True)",
-        )
     builder = _Builder(trace=Trace())
     events = _Events(text=text, file=file)
     for event in events:
@@ -175,23 +158,18 @@ def read(text: str, *, file: str) -> Trace:
     if builder.broken:
         trace.losses.append(f"{builder.broken} events without a usable name, time or duration were left out")
     if not trace.operators and not trace.device:
-        raise _nothing_in(file, events, builder)
-    if doubled := _without_doubles(trace):
-        trace.losses.append(f"{doubled} events are in the trace twice: they were counted once")
+        kinds = ", ".join(sorted(map(str, builder.categories))[:5]) or "no category"
+        raise UsageError(
+            f"'{file}' is a trace without operators and kernels: its {events.number} events are of {kinds}",
+            hint="import what torch.profiler.profile(record_shapes=True) exports",
+        )
+    for operators in trace.operators.values():
+        # Outer operators first.
+        operators.sort(key=lambda operator: (operator.began, -operator.ended))
+    trace.device.sort(key=lambda event: event.began)
+    for windows in (trace.steps, trace.optimizer_steps):
+        windows.sort(key=lambda window: window.began)
     return trace
-
-
-def _nothing_in(file: str, events: "_Events", builder: "_Builder") -> UsageError:
-    if not events.number and events.is_cut:
-        return UsageError(f"'{file}' ends before its first event", hint=EXPORT_AGAIN)
-    if not events.number:
-        what = f"'{file}' is a trace without events"
-        return UsageError(f"{what}: {EVENTS} is empty", hint="profile at least one step, then export")
-    kinds = ", ".join(sorted(map(str, builder.categories))[:5]) or "no category"
-    return UsageError(
-        f"'{file}' is a trace without operators and kernels: its {events.number} events are of {kinds}",
-        hint="import what torch.profiler.profile(record_shapes=True) exports",
-    )
 
 
 class _Events:
@@ -383,34 +361,3 @@ def _are_sizes(values: Sequence[Any]) -> bool:
 
 def _texts(value: Any) -> tuple[str, ...]:
     return tuple(str(item) for item in value) if isinstance(value, list) else ()
-
-
-def _without_doubles(trace: Trace) -> int:
-    """Sort the operators of each thread, outer ones first, and drop duplicate events; returns how many were dropped."""
-    dropped = 0
-    for thread, operators in trace.operators.items():
-        operators.sort(key=lambda operator: (operator.began, -operator.ended))
-        kept = _unique(operators, lambda one: (one.began, one.ended, one.call, one.id))
-        dropped += len(operators) - len(kept)
-        trace.operators[thread] = kept
-    trace.device.sort(key=lambda event: event.began)
-    kept_events = _unique(trace.device, lambda one: (one.began, one.ended, one.name, one.device, one.launch))
-    dropped += len(trace.device) - len(kept_events)
-    trace.device = kept_events
-    for windows in (trace.steps, trace.optimizer_steps):
-        windows.sort(key=lambda window: window.began)
-        windows[:] = dict.fromkeys(windows)
-    return dropped
-
-
-def _unique(events: Sequence[Event], key: Callable[[Event], tuple[Any, ...]]) -> list[Event]:
-    """Events without duplicates; `events` must be sorted by their beginning."""
-    kept, seen, began = list[Event](), set[tuple[Any, ...]](), None
-    for event in events:
-        identity = key(event)
-        if identity[0] != began:
-            began, seen = identity[0], set()
-        if identity not in seen:
-            kept.append(event)
-        seen.add(identity)
-    return kept

@@ -36,8 +36,8 @@ def test_a_bad_file_never_stops_the_others_and_the_end_says_what_was_left_out(fo
     assert lines[2].startswith(
         "error: 'notes.md' is not a known kind of log; it begins with '# What I did'; readable are CSV"
     )
-    assert lines[4].startswith("error: 'picture.png' looks like a picture; readable are CSV logs with a row per")
-    assert lines[5] == "hint: import the data from which it was drawn"
+    assert lines[4].startswith("error: 'picture.png' looks like a binary file; readable are CSV logs with a row per")
+    assert lines[5] == "hint: import text"
     assert lines[6:] == [
         (
             "note       train.log: the wall time is the sum of the log's times of iterations, without other work "

@@ -67,6 +67,13 @@ def test_broken_rows_of_a_trace_are_a_loss(tmp_path: Path) -> None:
     assert ncu.read(save(tmp_path, NSYS + "40000,25")).losses == (loss,)
 
 
+@pytest.mark.parametrize("text", [NSYS * 2, NSYS + NSYS.split("\n", 1)[1]], ids=["the file", "its rows"])
+def test_kernels_of_nsys_count_once(text: str, tmp_path: Path) -> None:
+    found = ncu.read(save(tmp_path, text))
+    assert len(found.kernels) == 2
+    assert any("in the file twice" in loss for loss in found.losses)
+
+
 def test_nsys_gpu_trace_is_imported(tmp_path: Path) -> None:
     record = imported(tmp_path, NSYS)
     assert record["environment"]["device"]["name"] == "NVIDIA A100-SXM4-80GB"
@@ -85,24 +92,14 @@ def test_nsys_gpu_trace_is_imported(tmp_path: Path) -> None:
             wide(COUNTS, [ROW, ROW]) + wide(COUNTS, [ROW, ROW]).split("\n", 2)[2],
             2,
             46,
-            "2 launches are twice in the file (same process and ID): each is counted once",
+            "2 launches are twice in the file (same process and ID): only the first is counted",
             id="rows twice",
-        ),
-        pytest.param(
-            wide(COUNTS, [ROW, ROW]) * 2,
-            2,
-            46,
-            "2 launches are twice in the file (same process and ID): each is counted once",
-            id="table twice",
         ),
         pytest.param(
             wide(COUNTS, [ROW]) + wide(COUNTS, [["1000", "1", "2", "99", "64"]]),
             1,
             23,
-            (
-                "1 launch is twice in the file (same process and ID) with different figures: only the first "
-                    "is counted; perhaps two profiles were written into one file"
-            ),
+            "1 launch is twice in the file (same process and ID): only the first is counted",
             id="other figures",
         ),
         pytest.param(
@@ -214,18 +211,10 @@ def details(*, broken: str = "") -> str:
         ('"3","11","k","(256, 1, 1)","(5\n', "1 broken row left out: the file is cut off or damaged"),
     ],
 )
-def test_a_details_page_is_read_at_once_or_row_by_row(tmp_path: Path, broken: str, loss: str | None) -> None:
+def test_a_details_page_is_read_row_by_row(tmp_path: Path, broken: str, loss: str | None) -> None:
     profile = ncu.read(save(tmp_path, details(broken=broken)))
     kernels = profile.kernels
     assert kernels["name"].tolist() == ['k<"a", b>'] * 3
     assert kernels["duration_s"].tolist() == pytest.approx([1000.5e-6] * 3)
     assert kernels["dram_bytes"].tolist() == [2250] * 3
     assert profile.losses == ((loss,) if loss else ())
-
-
-def test_a_details_page_is_not_read_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("row by row, 125 MB take 14 s")
-
-    monkeypatch.setattr("analysis.readers.ncu.table._irregular", refuse)
-    assert len(ncu.read(save(tmp_path, details())).kernels) == 3

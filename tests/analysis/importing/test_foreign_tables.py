@@ -16,7 +16,7 @@ from analysis.readers import ncu
 from benchmarks.synthetic_bundles import make
 from tests.analysis import in_process
 from tests.analysis.readers.ncu.foreign_profiles import NSYS
-from tests.analysis.readers.ncu.ncu_files import COUNTS, DETAILS, DRAM, ROW, line, long, who, wide
+from tests.analysis.readers.ncu.ncu_files import COUNTS, DETAILS, ROW, line, long, who, wide
 from tests.analysis.readers.traces.kineto_traces import V100, document, product_step
 from workload.contract import bundle
 from workload.contract.errors import UsageError
@@ -50,8 +50,7 @@ def written(text: str, *, delimiter: str = ",", order: str = "in order", is_quot
 
 
 @pytest.mark.parametrize("is_quoted", [True, False], ids=["quoted", "bare"])
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize(("delimiter", "order"), [*zip([",", ";", "\t", "|"], ORDERS, strict=True)])
 @pytest.mark.parametrize("text", [WIDE, LONG], ids=["wide", "long"])
 def test_every_delimiter_and_order(text: str, delimiter: str, order: str, is_quoted: bool, tmp_path: Path) -> None:
     form = written(text, delimiter=delimiter, order=order, is_quoted=is_quoted)
@@ -80,35 +79,6 @@ def test_an_aggregated_table_is_still_one(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('"Kernel Name","Invocations","Metric Name","Average"\n"k","3","x","1"\n')
     with pytest.raises(UsageError, match="aggregated table without single launches"):
         ncu.read(tmp_path / "a.csv")
-
-
-def with_twin(text: str, name: str, cell: str | None) -> str:
-    """The table with a column again, its last cell changed."""
-    rows = list(csv.reader(io.StringIO(text)))
-    place = rows[0].index(name)
-    rows = [[*row, row[place]] for row in rows]
-    rows[-1][-1] = rows[-1][-1] if cell is None else cell
-    return "".join(line(row) for row in rows)
-
-
-@pytest.mark.parametrize(("text", "name", "values"), [(WIDE, DRAM, "'64', '65'"), (LONG, "Metric Value", "'64', '65'")])
-def test_two_columns_of_one_name(text: str, name: str, values: str, tmp_path: Path) -> None:
-    last = len(text.splitlines())
-    assert imported(tmp_path, with_twin(text, name, None)).profile.flop_per_step == 46
-    with pytest.raises(UsageError) as caught:
-        imported(tmp_path, with_twin(text, name, "65"), "other.csv")
-    reason = f"it has two columns {name}, and they differ in line {last}: {values}"
-    assert str(caught.value) == f"'{tmp_path}/other.csv' contradicts itself: {reason}"
-
-
-@pytest.mark.parametrize(("second", "is_refused"), [("200", False), ("210", True)])
-def test_two_columns_of_one_name_in_a_log(second: str, is_refused: bool, tmp_path: Path) -> None:
-    text = f"iter_time_ms,loss,iter_time_ms\n200,1,200\n200,1,{second}\n"
-    if not is_refused:
-        imported(tmp_path, text)
-        return
-    with pytest.raises(UsageError, match="two columns iter_time_ms, and they differ in line 3: '200' and '210'"):
-        imported(tmp_path, text)
 
 
 # --- logs that name a device, and count images and seconds

@@ -362,8 +362,8 @@ def test_a_bare_trace_is_to_be_imported_first(run: Analyze, tmp_path: Path) -> N
     code, _, err = run("kernels", "t.json")
     assert code == ExitCode.USAGE
     assert err.splitlines() == [
-        "error: 't.json' has no table of Nsight Compute: the file is a trace of torch.profiler",
-        "hint: analyze import FILE --model resnet50 --batch-size 32, then analyze kernels results",
+        "error: 't.json' has no table of Nsight Compute: it is a trace of torch.profiler",
+        "hint: analyze import FILE, then analyze kernels results",
     ]
 
 

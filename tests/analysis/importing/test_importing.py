@@ -1,12 +1,9 @@
 import hashlib
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import analysis
 from analysis.importing import UserFacts, import_file
@@ -195,18 +192,15 @@ def test_same_file_again_is_nothing_to_do(tmp_path: Path, results: Path) -> None
 @pytest.mark.parametrize(
     ("rows", "note"),
     [
-        ("0.1,\n0.1,\n", "the file has no time stamps: wall time and throughput are unknown"),
-        (
-            "0.1,1763159640\n0.1,\n",
-            "the first or the last row has no time stamp: wall time and throughput are unknown",
-        ),
-        ("0.1,1763159640\n0.1,1763159639\n", "the time stamps do not advance: wall time and throughput are unknown"),
-        ("0.1,1763159640\n", "the file has a single row: wall time and throughput are unknown"),
+        ("0.1,\n0.1,\n", "the file has no time stamps"),
+        ("0.1,1763159640\n0.1,\n", "no time stamp follows that of the first row"),
+        ("0.1,1763159640\n0.1,1763159639\n", "no time stamp follows that of the first row"),
+        ("0.1,1763159640\n", "no time stamp follows that of the first row"),
     ],
 )
 def test_unknown_wall_time_gives_no_throughput(tmp_path: Path, results: Path, rows: str, note: str) -> None:
     record = imported(tmp_path, f"step_s,timestamp\n{rows}", model="m", batch_size=4)
-    assert record["notes"] == [note]
+    assert record["notes"] == [f"{note}: wall time and throughput are unknown"]
     assert record["timing"]["images_per_s"] is None
     assert analysis.load(results).runs.isna().loc[0, "images_per_s"]
 
@@ -296,20 +290,3 @@ def test_profile_without_options_or_kernels(tmp_path: Path) -> None:
     )
     failed = "==PROF== Connected to process 1\n==WARNING== No kernels were profiled.\n"
     assert refusal(tmp_path, failed, model="m", batch_size=4).startswith("error: 'log.csv' has no table")
-
-
-# --- hostile files
-
-LINES = st.text(alphabet=st.characters(codec="utf-8"), max_size=40)
-
-
-@given(
-    st.sampled_from(["step_s,timestamp,data_s", "iter_time_ms,data_time_ms,imgs_per_sec", "a,b,c", ""]),
-    st.lists(st.lists(st.floats().map(str) | LINES, min_size=3, max_size=3).map(",".join) | LINES, max_size=4),
-    st.binary(max_size=20),
-)
-def test_any_log_is_a_bundle_or_refused(tmp_path: Path, header: str, lines: list[str], tail: bytes) -> None:
-    path = written(tmp_path, "\n".join([header, *lines]).encode() + tail)
-    with suppress(UsageError, NothingToDoError):
-        for folder in import_file(path, UserFacts(model="m", batch_size=4), output=tmp_path / "results"):
-            assert bundle.read(folder).document["imported"]["file"] == "log.csv"

@@ -11,6 +11,7 @@ from analysis.importing import UserFacts, import_file
 from analysis.loading.configurations import measured
 from analysis.readers.logs.iteration_log import Log, read
 from tests.analysis.in_process import Analyze
+from tests.analysis.readers.logs.trainer_logs import timm
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, UsageError
 
@@ -148,26 +149,25 @@ def test_a_step_column_that_the_stamps_deny_is_refused() -> None:
     )
 
 
-def test_stamps_of_runs_under_a_step_column_are_refused() -> None:
+@pytest.mark.parametrize("header", ["step,iter_time_ms,timestamp", "lr,iter_time_ms,timestamp"])
+def test_stamps_of_runs_are_refused(header: str) -> None:
     rows = [f"{number},200,{BEGIN + 60 * number}" for number in range(12)]
-    assert refusal(table(*rows, header="step,iter_time_ms,timestamp")) == (
-        "error: 'log.csv' contradicts itself: its time stamps are 300 times as far apart as an iteration of "
-        "0.2 s takes, and its column step says that no iteration is between them\nhint: perhaps each row is a run: "
-        "then rename the column step to run"
+    assert refusal(table(*rows, header=header)) == (
+        "error: 'log.csv' contradicts itself: its time stamps are 300 times as far apart as an iteration of 0.2 s"
+        " takes\nhint: if each row is a run, write a table of rates: gpu,model,precision,batch,img_per_s"
     )
 
 
 @pytest.mark.parametrize(
     ("header", "rows"),
     [
-        pytest.param("model,batch_size,images_per_s,timestamp", ["m,64,205,{0}", "m,64,206,{1}"], id="minutes apart"),
         pytest.param("run,model,batch_size,images_per_s", ["1,m,64,205", "2,m,64,206"], id="numbered"),
         pytest.param("model,batch,img_per_s", ["m,64,205", "m,128,206"], id="configurations"),
-        pytest.param("model,bs,iter_time_ms", ["m,64,312.195122", "m,206,1000"], id="times"),
+        pytest.param("model,bs,train_step_time,img_per_s", ["m,64,312,205", "m,206,1000,206"], id="times and rates"),
     ],
 )
 def test_a_table_with_a_row_per_run_gives_runs_without_steps(tmp_path: Path, header: str, rows: list[str]) -> None:
-    text = table(*(row.format(BEGIN, BEGIN + 256) for row in rows), header=header)
+    text = table(*rows, header=header)
     records = imported(tmp_path, text)
     assert [record["timing"]["images_per_s"] for record in records] == [pytest.approx(205), pytest.approx(206)]
     assert {note for record in records for note in record["notes"]} == {
@@ -193,11 +193,6 @@ def test_runs_of_a_table_are_measured_runs(tmp_path: Path, analyze: Analyze) -> 
     assert f"{fastest} on Tesla V100-SXM2-16GB (imported)" in text.read_text()
 
 
-def test_a_column_called_batch_may_count_iterations() -> None:
-    log = only(table("0,0.2", "1,0.2", "2,0.2", header="batch,step_s"))
-    assert (log.rows, dict(log.labels), log.series["step"]) == (3, {}, [0, 1, 2])
-
-
 def test_a_code_page_is_no_loss_and_a_gzip_file_that_breaks_off_is(tmp_path: Path) -> None:
     (record,) = imported(tmp_path, table(*steps()).replace("resnet50", "modèle").encode("cp1252"))
     assert record["imported"].get("losses") is None
@@ -205,6 +200,15 @@ def test_a_code_page_is_no_loss_and_a_gzip_file_that_breaks_off_is(tmp_path: Pat
     packed = gzip.compress("\n".join([HEADER, *steps(2000), ""]).encode())
     (record,) = imported(tmp_path, packed[: len(packed) // 2])
     assert "the gzip file ends too early: its beginning was read" in record["imported"]["losses"]
+
+
+@pytest.mark.parametrize("text", [table(*steps()), timm()], ids=["table", "text"])
+def test_a_file_twice_counts_once(text: str, tmp_path: Path) -> None:
+    (once,) = imported(tmp_path / "once", text)
+    (twice,) = imported(tmp_path / "twice", text * 2)
+    assert once["timing"] == twice["timing"]
+    assert once["imported"].get("losses") is None
+    assert twice["imported"]["losses"] == ["the file contains everything twice: its second half is left out"]
 
 
 def test_several_runs_in_one_file(tmp_path: Path) -> None:
@@ -251,7 +255,6 @@ def test_zones_on_some_stamps_are_refused() -> None:
     [
         ("", "'log.csv' is empty"),
         ("\n \n", "'log.csv' is empty"),
-        ('{"nbformat": 4}', "'log.csv' looks like a Jupyter notebook; readable are"),
         ("# A title\n\nWords.\n", "'log.csv' is not a known kind of log; it begins with '# A title'; readable are"),
         ("Epoch 1/3\n", "'log.csv' looks like a training log without the time of an iteration; readable are"),
     ],

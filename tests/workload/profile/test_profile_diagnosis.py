@@ -53,12 +53,6 @@ hint: --batch-size 256
             "--list-chips",
         ),
         (
-            "==ERROR== Profiling is not supported on device 0 as it uses the Windows Subsystem for Linux (WSL).\n",
-            "unavailable",
-            "this driver does not allow profiling under WSL",
-            "--profile torch",
-        ),
-        (
             (
                 "==ERROR== Nsight Compute failed to connect to the CUDA driver (stub libcuda.so[.1] on path?).\n"
                 "==ERROR== The application returned an error code (1).\n==WARNING== No kernels were profiled.\n"

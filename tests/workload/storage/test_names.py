@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workload.storage.names import why_unsafe
+from workload.storage.store import why_unsafe
 
 
 @pytest.mark.parametrize(

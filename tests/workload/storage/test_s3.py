@@ -278,15 +278,6 @@ def test_a_checksum_of_another_kind(small_parts: StrictS3, opened: Bucket) -> No
     assert sink.getvalue() == b"conten?", "a fetch compares the file, and repeats the download"
 
 
-def test_the_strict_server_refuses_a_wrong_checksum(small_parts: StrictS3, opened: Bucket) -> None:
-    """As S3 does, and moto does not: our reading of its refusal rests on it."""
-    with pytest.raises(Exception, match="BadDigest"):
-        opened._client.put_object(
-            Bucket=BUCKET, Key="x", Body=b"1", ChecksumAlgorithm="CRC32C", ChecksumCRC32C="AAAAAA=="
-        )
-    assert small_parts.objects == {}
-
-
 def test_objects_of_other_programs_have_a_checksum_too(small_parts: StrictS3, opened: Bucket) -> None:
     small_parts.put("x", b"content" * 1000)
     assert opened.checksum("x") == crc32c_of(io.BytesIO(b"content" * 1000))
@@ -372,14 +363,6 @@ def test_what_is_read_is_bounded(small_parts: StrictS3, opened: Bucket) -> None:
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 5_000_000
-
-
-@pytest.mark.parametrize("status", [200, 400])
-def test_an_answer_is_bounded(status: int, opened: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = Answer(status=status, content=b"<a>" * 2_000_000, headers={"Content-Type": "application/xml"})
-    monkeypatch.setattr(_Handler, "_ListObjectsV2", lambda _: answer)
-    with pytest.raises(UnreachableError, match=r"^another server than S3 answers at http"):
-        list(opened.objects(""))
 
 
 # Lists
@@ -488,23 +471,3 @@ def test_memory_stays_flat(small_parts: StrictS3, tmp_path: Path) -> None:
             peak_kb.append(int(process.communicate()[0]))
     # One part of 8 MiB, and what the layers below hold of it.
     assert peak_kb[1] - peak_kb[0] < 30_000, peak_kb
-
-
-@pytest.mark.slow
-def test_analyze_fetch_and_its_exit_codes(small_parts: StrictS3, opened: Bucket, tmp_path: Path) -> None:
-    upload.upload(opened, make_bundle(tmp_path / "made", RUN, {"steps.csv": b"step,phase\n"}))
-
-    def analyze(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "analysis", "fetch", *words, "-o", str(tmp_path / "results")]
-        environment = os.environ | SETTINGS | {"AWS_ENDPOINT_URL": small_parts.url}
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
-
-    done = analyze(f"s3://{BUCKET}")
-    assert done.returncode == ExitCode.DONE, done.stderr
-    assert "fetched 1 (" in done.stdout
-    assert analyze("s3://absent-bucket").returncode == ExitCode.USAGE
-    empty = analyze(f"s3://{BUCKET}/empty")
-    assert empty.returncode == ExitCode.NOTHING_TO_DO
-    assert "aws s3 ls --recursive" in empty.stderr
-    small_parts.fail["ListObjectsV2"] = [(403, "AccessDenied")]
-    assert analyze(f"s3://{BUCKET}").returncode == ExitCode.TOOL

@@ -21,7 +21,7 @@ from tests.workload.storage.strict_s3 import (
     StrictS3,
     _Handler,
 )
-from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
+from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 from workload.storage import s3, s3_errors
 from workload.storage.s3 import Bucket
 from workload.storage.store import (
@@ -192,12 +192,6 @@ def test_a_bucket_in_another_region_is_followed(small_parts: StrictS3) -> None:
     opened = s3.connect(BUCKET, prefix="")
     assert opened.write("x", b"1")
     assert opened.read("x") == b"1"
-
-
-def test_a_bucket_in_another_region_that_cannot_be_followed(small_parts: StrictS3) -> None:
-    small_parts.fail["ListObjectsV2"] = [(400, "AuthorizationHeaderMalformed", "expecting 'eu-west-1'")]
-    with pytest.raises(UsageError, match=rf"^bucket '{BUCKET}' is in another region$"):
-        s3.connect(BUCKET, prefix="")
 
 
 # Credentials and settings: in a session of boto3 of its own

@@ -260,17 +260,6 @@ def test_asks_again_after_a_broken_connection(machine: sshd.Machine, connection:
 
 
 @pytest.mark.world
-def test_gives_up_after_its_pauses(machine: sshd.Machine) -> None:
-    pauses: list[float] = []
-    connection = Connection(parse_login(machine.host, machine.port), sleep=pauses.append)
-    say(connection)
-    dying = "import os\ndef main(question, payload):\n    os.kill(os.getppid(), 9)\n    os._exit(255)\n"
-    with pytest.raises(LostError, match=r"cannot be reached"):
-        connection.ask(dying, {})
-    assert pauses == [1.0, 3.0, 6.0]
-
-
-@pytest.mark.world
 def test_a_connection_that_nobody_has_any_more_ends(machine: sshd.Machine) -> None:
     connection = Connection(parse_login(machine.host, machine.port))
     say(connection)

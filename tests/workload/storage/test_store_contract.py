@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 
 from launcher.agent.lease import Lease, take
-from launcher.jobs import launches
-from launcher.protocol.records import LAUNCHES, request_object, result_object, status_object
 from tests import sshd
 from tests.workload.storage import places
 from tests.workload.storage.bundles import STEPS, content_of, make_bundle
@@ -560,7 +558,6 @@ def test_hostile_names_that_lie_there_are_refused(place: Place, store: Store, ma
         "MANIFEST.json.": "a part that ends in a dot or a space",
         ".fetch/x": "a name that the fetch itself uses",
         "manifest.json": "a name that the fetch itself uses",
-        "Steps.csv": "clashes with a file that the manifest lists",
     }
     for name in hostile:
         place.put(f"runs/{RUN}/{name}", b"evil")
@@ -611,26 +608,3 @@ def test_a_fetch_that_is_killed_leaves_no_manifest_and_continues(
     # The manifest again, and the rest.
     assert (outcome.state, outcome.files) == (FetchState.FETCHED, 6 - files)
     assert content_of(output / RUN) == content_of(made)
-
-
-# What launches keep there
-
-
-def test_records_of_launches(store: Store) -> None:
-    """`launch status` reads the same records from any store."""
-    names = ["rooflaunch-20261121t142530z-aaaaaa", "rooflaunch-20261121t142531z-bbbbbb"]
-    for name in names:
-        assert store.write(request_object(name), b"{}", if_absent=True) is True
-        assert store.write(request_object(name), b"[]", if_absent=True) is False
-        for beat in (b"1", b"2"):
-            store.write(status_object(name), beat)
-    assert store.folders(LAUNCHES) == sorted(names)
-    assert launches.known_names(store) == sorted(names, reverse=True)
-    assert [listed.name for listed in store.objects(f"{LAUNCHES}{names[0]}/")] == [
-        request_object(names[0]),
-        status_object(names[0]),
-    ]
-    problems: list[str] = []
-    assert launches.read(store, status_object(names[1]), bytes.decode, problems) == "2"
-    assert launches.read(store, result_object(names[1]), bytes.decode, problems) is None
-    assert problems == []

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from google.api_core import exceptions as api
 
 from tests.workload.storage.bundles import STEPS, content_of, file_of, make_bundle
 from tests.workload.storage.strict_gcs import BUCKET, GRAIN_BYTES, StrictGcs, _Handler
 from workload.contract import bundle
-from workload.contract.errors import BundleError, ToolError, UsageError
+from workload.contract.errors import BundleError, ToolError
 from workload.storage import gcs as bucket
 from workload.storage import upload
 from workload.storage.buckets import Content
@@ -66,18 +65,6 @@ def held(gcs: StrictGcs) -> dict[str, bytes]:
 # Bundles
 
 
-def test_a_bundle_is_stored_whole_and_its_manifest_last(gcs: StrictGcs, opened: Bucket, made: Path) -> None:
-    told: list[str] = []
-    found = upload.upload(opened, made, on_file=lambda file: told.append(file.name))
-    assert held(gcs) == content_of(made)
-    assert list(held(gcs)) == told == FILES
-    assert found == upload.Uploaded(run_id=RUN, files=5, bytes=sum(map(len, content_of(made).values())))
-    assert gcs.objects[f"runs/{RUN}/run.json"].metadata["contentType"] == "application/json"
-    gcs.calls.clear()
-    assert upload.upload(opened, made) == upload.Uploaded(run_id=RUN, files=0, bytes=0)
-    assert gcs.calls == {"list": 1}
-
-
 def test_an_incomplete_run_of_the_same_name_gives_way(gcs: StrictGcs, opened: Bucket, made: Path) -> None:
     upload.upload(opened, made)
     del gcs.objects[f"runs/{RUN}/MANIFEST.json"]
@@ -110,24 +97,6 @@ def test_a_file_that_changes_during_the_upload(gcs: StrictGcs, opened: Bucket, m
 def test_commands_for_people(opened: Bucket) -> None:
     assert opened.removal("runs/x") == f"gcloud storage rm gs://{BUCKET}/runs/x"
     assert opened.removal("runs/x/") == f"gcloud storage rm -r gs://{BUCKET}/runs/x"
-
-
-@pytest.mark.parametrize("size", [0, 20, LARGE_BYTES])
-def test_an_object_is_made_once(size: int, gcs: StrictGcs, opened: Bucket, tmp_path: Path) -> None:
-    path, crc = file_of(tmp_path, size)
-    assert opened.upload("x", path, crc32c=crc) is True
-    assert gcs.objects["x"].content == path.read_bytes()
-    assert opened.upload("x", path, crc32c=crc) is False
-    gcs.objects["x"].content = b"other"
-    with pytest.raises(BundleError) as caught:
-        opened.upload("x", path, crc32c=crc)
-    assert caught.value.report() == (
-        f"error: another 'x' is in bucket '{BUCKET}' already\nhint: gcloud storage ls -L gs://{BUCKET}/x"
-    )
-    assert gcs.objects["x"].content == b"other"
-    version = str(gcs.objects["x"].generation)
-    assert opened.upload("x", path, crc32c=crc, replaces=version) is True
-    assert gcs.objects["x"].content == path.read_bytes()
 
 
 @pytest.mark.parametrize("size", [20, LARGE_BYTES])
@@ -181,19 +150,6 @@ def test_an_upload_that_the_server_forgot_begins_again(
     assert gcs.objects["x"].content == path.read_bytes()
 
 
-def test_a_server_that_stays_away(gcs: StrictGcs, opened: Bucket, tmp_path: Path) -> None:
-    path, crc = file_of(tmp_path, 20)
-    gcs.fail["multipart"] = [503] * 10_000
-    with pytest.raises(UnreachableError) as caught:
-        Bucket(opened._client, BUCKET, Patience(retry_s=0.2)).upload("x", path, crc32c=crc)
-    assert caught.value.report() == (
-        f"error: bucket '{BUCKET}' cannot be reached at {gcs.url}: as the test wants\n"
-        "hint: start the server at this address, or unset STORAGE_EMULATOR_HOST"
-    )
-    gcs.fail.clear()
-    assert opened.upload("x", path, crc32c=crc) is True
-
-
 def test_no_permission_to_write(gcs: StrictGcs, opened: Bucket) -> None:
     gcs.fail["multipart"] = [403]
     with pytest.raises(ToolError) as caught:
@@ -203,12 +159,6 @@ def test_no_permission_to_write(gcs: StrictGcs, opened: Bucket) -> None:
         "hint: ask the bucket's owner for roles/storage.objectUser, or use another account: "
         "gcloud auth application-default login"
     )
-
-
-@pytest.mark.usefixtures("gcs")
-def test_writing_to_a_bucket_that_is_gone(opened: Bucket) -> None:
-    with pytest.raises(UsageError, match=r"^bucket 'gone' does not exist$"):
-        Bucket(opened._client, "gone", Patience()).write("x", b"1")
 
 
 @pytest.mark.parametrize("breaks", [1, 2])
@@ -276,8 +226,3 @@ def test_a_failing_disk_is_no_network_error(opened: Bucket) -> None:
     wanted = Content(name="x", source=Failing(), bytes=1, crc32c="", replaces=None)
     with pytest.raises(OSError, match="Input/output error"):
         opened._put(wanted)
-
-
-def test_the_library_still_chains_what_we_look_at() -> None:
-    """Our reading of its errors rests on the HTTP code."""
-    assert api.from_http_status(410, "gone").code == 410

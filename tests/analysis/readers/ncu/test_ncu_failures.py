@@ -10,7 +10,6 @@ from workload.contract.errors import ExitCode
 CONNECTED = "==PROF== Connected to process 13129 (/usr/bin/python3.11)\n==PROF== Disconnected from process 13129\n"
 PROGRAM_FAILED = "==ERROR== The application returned an error code"
 BUSY = "==ERROR== Profiling failed because a driver resource was unavailable.\n"
-LOCKED = "==ERROR== Failed to open/create lock file /tmp/nsight-compute-lock.\n"
 SUMMARY = line(
     ["Process ID", "Process Name", "Kernel Name", "Invocations", "Metric Name", "Minimum", "Maximum", "Average"]
 )
@@ -35,7 +34,6 @@ NO_ID = "no line has the columns ID and Kernel Name; the first one is"
         (CONNECTED + f"{PROGRAM_FAILED} (1).\n", "error code 1", "without ncu first"),
         (CONNECTED + FORBIDDEN, "(ERR_NVGPUCTRPERM)", "as root"),
         (BUSY, "DCGM, or a second profiler", "dcgmi profile --pause"),
-        (LOCKED, "another user's ncu", "TMPDIR=$HOME ncu"),
         (CONNECTED + "==ERROR== Unknown Error 9.\n", "ncu says: Unknown Error 9.", "ncu names"),
         ("x\n" * 60_000 + "==ERROR== far below\n", "ncu says: far below", "ncu names"),
         ("==PROF== Connected to process 1 (a)\n", "messages of ncu", EXPORT),
@@ -43,16 +41,11 @@ NO_ID = "no line has the columns ID and Kernel Name; the first one is"
         (METRICS, "without --csv", EXPORT),
         (SUMMARY, "without single launches", f"without --print-summary: {EXPORT}"),
         ("Kernel Name,Count,Total FLOP\nk,3,5\n", "without single launches", EXPORT),
-        ("==17== NVPROF is profiling process 17\n", "nvprof or nsys", "cuda_gpu_trace"),
-        (NSYS_SUMMARY, "nvprof or nsys", "cuda_gpu_trace"),
-        ("version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer", "git lfs pull"),
-        ("\n<!DOCTYPE html>\n", "a web page", "download the raw file"),
-        (b"\x1f\x8b\x08 no gzip", "damaged (Error -3 while decompressing", "copy it again"),
+        (NSYS_SUMMARY, "a summary of Nsight Systems", "cuda_gpu_trace"),
+        (b"\x1f\x8b\x08 no gzip", "the gzip file ends too early", "copy it again"),
         (b"PK\x03\x04rest", "a ZIP archive", "save the sheet as CSV"),
-        (b"\xfd7zXZ", "compressed with xz", "xz -d it first"),
-        (b"SQLite format 3\x00", "a database", "nsys stats --report cuda_gpu_trace"),
         (b"NVR\x00\x02\x00", "under another name", "ends in .ncu-rep"),
-        (b"\x7fELF\x00\x01", "not text", EXPORT),
+        (b"\x7fELF\x00\x01", "it is a binary file", "import text"),
         ("step,loss\n0,1\n", f"{NO_ID} 'step,loss'", EXPORT),
         (LONG_LINE, f"{NO_ID} '[31m{'y' * 156}…'", EXPORT),
         (wide({TIME: "ns"}, []), "no kernel launch", "--launch-count 0 profiles all"),

@@ -8,11 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.readers import ncu
-from analysis.readers.ncu import launches
-from analysis.readers.ncu.families import family, is_backward
 from tests.analysis.readers.ncu.ncu_files import DRAM, FFMA, STARTED, TIME, line, long, save, who, wide
 from workload.contract.errors import RooflaunchError
-from workload.contract.vocabulary import names_tensor_cores
 
 SHARED = Path(__file__).parents[5] / "shared" / "data" / "ncu"
 
@@ -105,21 +102,3 @@ MEGABYTE = 1 << 20
 )
 def test_extreme_files(content: str, tmp_path: Path) -> None:
     survives(save(tmp_path, content))
-
-
-@given(name=st.text(max_size=200))
-def test_any_name(name: str) -> None:
-    family(name)
-    names_tensor_cores(name)
-    is_backward(name)
-    launches.range_names(name, name)
-
-
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("piece", ["elementwise_kernel", "cutlass", "cub::", "a", "triton_", "cudnn", "s64x"])
-def test_names_without_end(piece: str) -> None:
-    name = piece * (MEGABYTE // len(piece))
-    family(name)
-    names_tensor_cores(name)
-    is_backward(name)
-    launches.range_names(name, name)

@@ -6,7 +6,7 @@ import pytest
 
 from analysis.readers.traces import kineto
 from analysis.readers.traces.attribution import attribute, steps_of
-from tests.analysis.readers.traces.kineto_traces import annotation, document, gpu_trace, kernel, operator, step
+from tests.analysis.readers.traces.kineto_traces import annotation, document, gpu_trace, kernel, operator
 from workload.contract.errors import UsageError
 
 
@@ -78,14 +78,6 @@ def test_a_cut_file_is_read_as_far_as_it_goes(share: float) -> None:
     assert loss.startswith("the trace ends too early, after ")
 
 
-def test_doubled_events_count_once() -> None:
-    events = [*step(0, 0.0), *step(0, 0.0)]
-    trace = kineto.read(document(events), file="t.json")
-    assert trace.losses == ["17 events are in the trace twice: they were counted once"]
-    assert len(trace.device) == 7
-    assert len(trace.steps) == 1
-
-
 def test_broken_events_are_left_out_and_counted() -> None:
     events = [
         operator("aten::mm", 0, 5),
@@ -96,30 +88,22 @@ def test_broken_events_are_left_out_and_counted() -> None:
     assert trace.losses == ["2 events without a usable name, time or duration were left out"]
 
 
-OTHER = "'t.json' looks like {}, which cannot be read; of this format only traces of torch.profiler can"
-
-
-def of_others(category: str, name: str) -> str:
-    return json.dumps(
-        {"traceEvents": [{"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": 1, "dur": 2}]}
-    )
+NOTHING = "'t.json' is a trace without operators and kernels:"
+OF_CHROME = json.dumps({"traceEvents": [{"ph": "X", "cat": "toplevel", "name": "RunTask", "ts": 1, "dur": 2}]})
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (document([]), "'t.json' is a trace without events: traceEvents is empty"),
-        ('{"schemaVersion": 1, "traceEvents": [ {"ph": "X", "na', "'t.json' ends before its first event"),
-        (of_others("disabled-by-default-devtools.timeline", "RunTask"), OTHER.format("a trace of the Chrome browser")),
-        (of_others("Op", "/device:GPU:0/stream:all Compute"), OTHER.format("a trace of TensorFlow or JAX")),
-        (of_others("cuda", "volta_sgemm"), OTHER.format("an export of Nsight Systems")),
-        (of_others("mine", "work"), "'t.json' is a trace without operators and kernels: its 1 events are of mine"),
+        (document([]), f"{NOTHING} its 0 events are of no category"),
+        ('{"schemaVersion": 1, "traceEvents": [ {"ph": "X", "na', f"{NOTHING} its 0 events are of no category"),
+        (OF_CHROME, f"{NOTHING} its 1 events are of toplevel"),
         (
             gpu_trace(1).replace('"name": "aten::mm"', '"name": "C:\\temp" oops'),
             "'t.json' is no JSON after 7 events: line 9, column ",
         ),
     ],
-    ids=["empty", "cut at once", "chrome", "tensorflow", "nsys", "unknown", "damaged"],
+    ids=["empty", "cut at once", "chrome", "damaged"],
 )
 def test_what_is_no_trace_of_torch(text: str, message: str) -> None:
     with pytest.raises(UsageError) as error:

@@ -9,6 +9,7 @@ from tests.analysis.readers.traces.kineto_traces import (
     CONVOLUTION_FLOP,
     KERNELS_S,
     MM_FLOP,
+    Event,
     annotation,
     document,
     gpu_trace,
@@ -74,7 +75,7 @@ def test_bytes_of_an_optimizer_are_those_of_its_lists() -> None:
     assert adam.bytes_low == 2 * (parameters + steps)
 
 
-def with_long_lists(*more: kineto.Event) -> str:  # type: ignore[valid-type]
+def with_long_lists(*more: Event) -> str:
     """As torch writes lists of more than 30 tensors: without shapes."""
     events = step(0, 10_000.0)
     (adam,) = [event for event in events if event["name"] == "aten::_fused_adam_"]
@@ -158,7 +159,7 @@ def test_what_only_one_step_has_is_in_the_fewest_bytes_once() -> None:
 
 
 def test_incomplete_steps_at_both_ends_are_left_out_and_named() -> None:
-    def begun(number: int, start: float, from_: float, to: float) -> list[kineto.Event]:  # type: ignore[valid-type]
+    def begun(number: int, start: float, from_: float, to: float) -> list[Event]:
         return [event for event in step(number, start) if from_ <= event["ts"] - start <= to]
 
     events = [
@@ -184,7 +185,7 @@ def test_the_last_step_of_a_file_that_breaks_off_is_left_out() -> None:
     assert found.remarks[0] == "ProfilerStep#2 is incomplete and left out: the trace breaks off in it"
 
 
-def unmarked(*more: kineto.Event) -> str:  # type: ignore[valid-type]
+def unmarked(*more: Event) -> str:
     events = [event for event in step(0, 0.0) if not event["name"].startswith("ProfilerStep")]
     return document([*events, *more])
 

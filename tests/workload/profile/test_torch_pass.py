@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from workload.profile import trace
-from workload.profile.trace import TraceRow
+from workload.profile import torch_pass
+from workload.profile.torch_pass import TraceRow
 
 EVENTS = [
     {"cat": "kernel", "name": "gemm", "dur": 30.0},
@@ -20,10 +20,10 @@ EVENTS = [
 
 
 def test_only_kernels_count(tmp_path: Path) -> None:
-    path = tmp_path / trace.TRACE
+    path = tmp_path / torch_pass.TRACE
     with gzip.open(path, "wt") as text:
         json.dump({"traceEvents": EVENTS}, text)
-    rows = trace.kernels(trace.read(path))
+    rows = torch_pass.kernels(torch_pass.read(path))
     assert rows == [
         TraceRow(name="gemm", calls=2, total_s=pytest.approx(80e-6)),
         TraceRow(name='fill<"a,b">', calls=1, total_s=pytest.approx(20e-6)),
@@ -31,7 +31,7 @@ def test_only_kernels_count(tmp_path: Path) -> None:
 
 
 def test_table(tmp_path: Path) -> None:
-    trace.write(tmp_path / "k.csv", trace.kernels(EVENTS))
+    torch_pass.write(tmp_path / "k.csv", torch_pass.kernels(EVENTS))
     rows = list(csv.DictReader((tmp_path / "k.csv").open()))
     assert rows[0] == {
         "name": "gemm",
@@ -44,14 +44,14 @@ def test_table(tmp_path: Path) -> None:
 
 
 def test_top_is_per_step() -> None:
-    assert trace.top(trace.kernels(EVENTS), 2)[0] == {
+    assert torch_pass.top(torch_pass.kernels(EVENTS), 2)[0] == {
         "name": "gemm",
         "calls_per_step": 1,
         "time_s_per_step": pytest.approx(40e-6),
         "share": pytest.approx(0.8),
     }
-    assert len(trace.top([TraceRow(name=str(each), calls=1, total_s=1) for each in range(9)], 1)) == 5
-    assert trace.top([TraceRow(name="idle", calls=1, total_s=0)], 1)[0]["share"] == 0
+    assert len(torch_pass.top([TraceRow(name=str(each), calls=1, total_s=1) for each in range(9)], 1)) == 5
+    assert torch_pass.top([TraceRow(name="idle", calls=1, total_s=0)], 1)[0]["share"] == 0
 
 
 def test_kernels_within_labels_of_the_host() -> None:
@@ -69,5 +69,5 @@ def test_kernels_within_labels_of_the_host() -> None:
         event("kernel", "gemm", 310, 20),
         {"cat": "kernel", "name": "no time"},
     ]
-    rows = trace.kernels_within(events, {"step 0", "step 2"})
-    assert [(row.name, row.calls, round(row.total_s * trace.US_PER_S)) for row in rows] == [("gemm", 2, 30)]
+    rows = torch_pass.kernels_within(events, {"step 0", "step 2"})
+    assert [(row.name, row.calls, round(row.total_s * torch_pass.US_PER_S)) for row in rows] == [("gemm", 2, 30)]
