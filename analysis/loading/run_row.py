@@ -107,8 +107,8 @@ def row_of(document: Mapping[str, Any]) -> RunRow:
     if run.imported is not None and run.complexity is None:
         by_name, assumption = model_work.known_work(run.spec)
     run = replace(run, complexity=by_name or run.complexity)
-    # The limit by the current rule, else the stored one. A bundle without waits for a CPU has only the stored sentence on
-    # other processes that used the CPUs.
+    # The limit by the current rule, else the stored one. A bundle without waits for a CPU has only the stored sentence
+    # on other processes that used the CPUs.
     found, stored = verdict.from_record(run), run.bound
     run = replace(run, bound=replace(found, busy=found.busy or (stored and stored.busy)) if found else stored)
     sections: dict[tuple[str, ...], Any] = {}
