@@ -106,24 +106,14 @@ def test_the_report_has_the_operators(tmp_path: Path) -> None:
     assert isinstance(on_gpu, Table)
     assert on_cpu.caption.startswith("Operators by torch.profiler, per step: self time on the CPU, without the time of")
     assert on_gpu.caption.startswith("Kernels by torch.profiler, per step: their time on the GPU;")
-    headings = [heading.text for heading in on_cpu.headings]
-    assert headings == [
-        "place",
-        "model",
-        "batch",
-        "precision",
-        "operator",
-        "calls",
-        "own time",
-        "share",
-        "FLOP/s",
-    ]
-    assert [row[4:] for row in on_cpu.rows] == [
-        ["aten::mkldnn_convolution", "20.0", "300 ms", "60 %", "20.0 GFLOP/s"],
-        ["aten::mm", "2.00", "100 ms", "20 %", words.ABSENT],
-        ["aten::addmm", "1.00", "50.0 ms", "10 %", words.ABSENT],
-        ["aten::conv2d", "20.0", "50.0 ms", "10 %", words.ABSENT],
-        ["all", "43.0", "500 ms", "100 %", "14.0 GFLOP/s"],
+    headings = ["place", "device", "model", "batch", "precision", "steps", "operator", "calls", "own time", "share"]
+    assert [heading.text for heading in on_cpu.headings] == [*headings, "attained"]
+    assert [row[6:] for row in on_cpu.rows] == [
+        ["aten::mkldnn_convolution", "20.00", "300 ms", "60.0 %", "20.00 GFLOP/s"],
+        ["aten::mm", "2.000", "100 ms", "20.0 %", words.ABSENT],
+        ["aten::addmm", "1.000", "50.0 ms", "10.0 %", words.ABSENT],
+        ["aten::conv2d", "20.00", "50.0 ms", "10.0 %", words.ABSENT],
+        ["all", "43.00", "500 ms", "100 %", "14.00 GFLOP/s"],
     ]
     assert len(on_gpu.rows) == 5
     left_out = [
