@@ -64,7 +64,6 @@ resource "google_project_iam_custom_role" "launcher" {
     # find what is left
     "compute.disks.list",
     # quotas and what doctor asks for
-    "compute.machineTypes.get",
     "compute.projects.get",
     "compute.regions.get",
     "iam.roles.get",

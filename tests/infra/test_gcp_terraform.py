@@ -98,7 +98,6 @@ REQUESTS = {
     "Instances.delete": "compute.instances.delete",
     "Instances.get": "compute.instances.get",
     "Instances.insert": "compute.instances.create",
-    "MachineTypes.get": "compute.machineTypes.get",
     "Projects.get": "compute.projects.get",
     "Regions.get": "compute.regions.get",
     "ZoneOperations.list": "compute.zoneOperations.list",

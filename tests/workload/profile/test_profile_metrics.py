@@ -78,7 +78,7 @@ def test_absent_metric_is_left_out_and_noted(name: str) -> None:
     chosen = choose("8.9", Precision.FP32, EVERY_METRIC)
     own = with_own(chosen, [name], EVERY_METRIC, {"lts__t_bytes.avg", "lts__t_bytes.sum"})
     assert (own.own, own.own_missing, own.names) == ((), (name,), chosen.names)
-    lists = "ncu --query-metrics lists what it has"
+    lists = "ncu's option --query-metrics lists what it has"
     assert list(own.notes()) == [f"this ncu does not have {name} for this GPU: left out; {lists}"]
 
 

@@ -135,7 +135,7 @@ def test_metrics_of_the_user_are_collected_too(run_folder: Path) -> None:
     assert len(found["metrics"]) == len(set(found["metrics"]))
     assert found["missing"] == ["l1tex__t_bytes.sum", "lts__t_bytez.sum", "sm__throughput.nonsense"]
     assert found["notes"] == [
-        f"this ncu does not have {name} for this GPU: left out; ncu --query-metrics lists what it has"
+        f"this ncu does not have {name} for this GPU: left out; ncu's option --query-metrics lists what it has"
         for name in ("lts__t_bytez.sum", "sm__throughput.nonsense")
     ]
     header = (run_folder / "ncu" / "kernels.csv").read_text().splitlines()[0]
