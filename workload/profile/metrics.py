@@ -78,7 +78,8 @@ class MetricSet:
     def notes(self) -> Iterator[str]:
         """A sentence for each metric of the user that this ncu lacks."""
         for name in self.own_missing:
-            yield f"this ncu does not have {name} for this GPU: left out; ncu's option --query-metrics lists what it has"
+            lists = "ncu's option --query-metrics lists what it has"
+            yield f"this ncu does not have {name} for this GPU: left out; {lists}"
 
 
 @functools.cache
