@@ -134,7 +134,7 @@ DECLARING = {
             "interrupt",
             "invocation",
             "program",
-            "script",
+            "script_words",
             "spec",
             "vocabulary",
         )

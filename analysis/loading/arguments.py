@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from analysis.loading.cases import Case
 from analysis.loading.configurations import ARGUMENT
-from workload.contract.script import script_words
+from workload.contract.script_words import script_words
 
 # Beginning of the name of the fact that has a command without one of its arguments.
 BESIDES = "besides "

@@ -25,7 +25,7 @@ from launcher.kinds import Runtime
 from launcher.machine import local
 from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
 from launcher.machine.runtime import choose
-from launcher.machine.script import Workplace
+from launcher.machine.script_process import Workplace
 from launcher.machine.task import FINAL, End, Outcome, work_through
 from launcher.machine.watcher import Trainer, Watcher
 from launcher.protocol import records
@@ -43,7 +43,7 @@ from workload.contract.errors import (
     UsageError,
 )
 from workload.contract.record import Status
-from workload.contract.script import HIDDEN
+from workload.contract.script_words import HIDDEN
 from workload.contract.spec import Resolved, RunSpec
 from workload.contract.text import counted
 from workload.environment.machine import HostSystem

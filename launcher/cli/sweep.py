@@ -141,8 +141,8 @@ def run_sweep(
     from launcher.sweep import matrix
     from launcher.sweep.drive import drive
     from launcher.sweep.places import LOCAL
-    from launcher.sweep.plan import make_plan
     from launcher.sweep.shared import require_positive_usd
+    from launcher.sweep.sweep_plan import make_plan
     from launcher.sweep.until import until_of
 
     until_rule = until_of(options.until, options.max_repeats)

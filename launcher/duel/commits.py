@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.script import main_file, script_name
+from workload.contract.script_words import main_file, script_name
 from workload.contract.text import counted, did_you_mean, si
 
 # Folder of our trainer's code.

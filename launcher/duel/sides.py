@@ -21,11 +21,11 @@ from launcher.machine import local
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Choice, choose
-from launcher.machine.script import Workplace
+from launcher.machine.script_process import Workplace
 from launcher.script import local_script
 from launcher.script.command import HereOptions
 from launcher.typer_options import run_options_of_side
-from workload.contract import script as scripts
+from workload.contract import script_words as scripts
 from workload.contract.errors import UsageError
 from workload.contract.spec import GPU_MIN_SECONDS, Device, Resolved, RunSpec, resolve
 from workload.environment import gpu_index

@@ -29,7 +29,7 @@ DATA_ROWS = frozenset(f"workload/contract/{name}.toml" for name in ("big_o", "nc
 AGENT_FOLDERS = {
     "": ("__init__", "docker_engine", "kinds", "sizes"),
     "protocol/": ("__init__", "records", "task"),
-    "machine/": ("__init__", "containers", "local", "runtime", "script", "task", "watcher"),
+    "machine/": ("__init__", "containers", "local", "runtime", "script_process", "task", "watcher"),
     "script/": ("__init__", "files"),
     "agent/": ("__init__", "__main__", "agent", "delivery", "home", "host_facts", "lease", "stop"),
 }

@@ -37,7 +37,7 @@ from workload.contract.errors import (
 )
 from workload.contract.interrupt import stoppable
 from workload.contract.invocation import as_typed
-from workload.contract.script import without_secrets
+from workload.contract.script_words import without_secrets
 from workload.contract.spec import resolve
 from workload.contract.spent import Spent
 from workload.contract.tables import TableFormat, plain

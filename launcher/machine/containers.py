@@ -8,9 +8,9 @@ from pathlib import Path
 
 from launcher import sizes
 from launcher.docker_engine import Container, ContainerEnd, Engine
-from launcher.machine import script
+from launcher.machine import script_process
 from launcher.machine.runtime import Choice
-from launcher.machine.script import Workplace
+from launcher.machine.script_process import Workplace
 from launcher.machine.watcher import Trainers, Watcher
 from workload import __version__
 from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
@@ -88,9 +88,9 @@ def for_script(trainer: Container, spec: RunSpec, workplace: Workplace) -> Conta
     """
     return replace(
         trainer,
-        entrypoint=("python", *script.TRAINER),
+        entrypoint=("python", *script_process.TRAINER),
         folder=str(workplace.folder),
-        environment={**trainer.environment, **script.variables(spec)},
+        environment={**trainer.environment, **script_process.variables(spec)},
         variables=workplace.variables,
         writable=(*trainer.writable, str(workplace.folder)),
         readable=(*trainer.readable, *filter(None, [workplace.data])),

@@ -10,10 +10,10 @@ from typing import Any
 
 from launcher.docker_engine import Container
 from launcher.kinds import Runtime
-from launcher.machine import containers, script
+from launcher.machine import containers, script_process
 from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
 from launcher.machine.runtime import Choice
-from launcher.machine.script import Workplace
+from launcher.machine.script_process import Workplace
 from launcher.machine.watcher import Watcher, repeated_every
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
@@ -22,7 +22,7 @@ from workload.contract.errors import BundleError, ExitCode, RooflaunchError, Too
 from workload.contract.forks import Forks
 from workload.contract.interrupt import run_child
 from workload.contract.record import to_json
-from workload.contract.script import script_name, without_secrets
+from workload.contract.script_words import script_name, without_secrets
 from workload.contract.spec import Profile, Resolved, RunSpec, arguments
 from workload.contract.text import counted, duration, printable
 from workload.environment import gpu_index as gpu_indices
@@ -59,7 +59,7 @@ class LocalPlan:
             "runtime_reason": self.choice.why,
             "image": None if image is None else {"id": image.id, "tags": list(image.tags), "digest": image.digest},
             "output": str(self.output),
-            "command": script.shown(self._words()),
+            "command": script_process.shown(self._words()),
             "notes": list(self.notes),
         }
 
@@ -80,14 +80,16 @@ class LocalPlan:
 
     def command_text(self) -> str:
         """Command to repeat the run by hand, without `--context`, which only records the plan in the bundle."""
-        words = script.shown(self._words())
+        words = script_process.shown(self._words())
         index = words.index("--context")
         return shlex.join(words[:index] + words[index + 2 :])
 
     def _words(self) -> list[str]:
         if self.container:
             return self.container.as_words()
-        settings = [f"{name}={value}" for name, value in script.variables(self.spec).items()] if self.workplace else []
+        settings = (
+            [f"{name}={value}" for name, value in script_process.variables(self.spec).items()] if self.workplace else []
+        )
         return [*(["env", *settings] if settings else []), *self.command]
 
 
@@ -152,7 +154,7 @@ def make_plan(
             container = containers.for_script(container, spec, workplace)
     else:
         # With -P, because the working folder may have a module `workload` of the user's own.
-        trainer = script.TRAINER if workplace else ("-P", "-m", "workload")
+        trainer = script_process.TRAINER if workplace else ("-P", "-m", "workload")
         command = (sys.executable, *trainer, *_trainer_words(spec, workplace, output, context, gpu))
     return LocalPlan(
         spec=spec,
@@ -174,7 +176,7 @@ def _trainer_words(
 ) -> tuple[str, ...]:
     """Arguments for our trainer, or for the program that measures a user's script. `gpu`: words that choose a GPU."""
     if workplace:
-        return script.command(spec, workplace, output=output, context=context, gpu=gpu)
+        return script_process.command(spec, workplace, output=output, context=context, gpu=gpu)
     return ("train", *arguments(spec), *gpu, "-o", str(output), "--context", context.to_argument())
 
 
@@ -225,7 +227,7 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None, forks: Forks | None) 
         folder, variables = None, dict[str, str]()
         if plan.workplace:
             folder = plan.workplace.folder
-            variables = {**plan.workplace.variables, **script.variables(plan.spec)}
+            variables = {**plan.workplace.variables, **script_process.variables(plan.spec)}
         is_quiet = bool(plan.workplace) and watcher is None and not sys.stderr.isatty()
         with repeated_every(lambda passed_s: _print_steps(plan, folders, passed_s)) if is_quiet else nullcontext():
             # A trainer that profiles or that starts ranks should hold neither torch nor a GPU while its own processes
@@ -295,9 +297,9 @@ def _profile(plan: LocalPlan, timing: Container, folder: Path, watcher: Watcher 
     engine = plan.choice.engine
     assert engine is not None
     restricted = plan.spec.profile is Profile.NCU and containers.counters_restricted(plan.driver_parameters)
-    words = script.profile_command(plan.spec, plan.workplace) if plan.workplace else ()
+    words = script_process.profile_command(plan.spec, plan.workplace) if plan.workplace else ()
     container = containers.for_profile(timing, ("profile", str(folder), *words), restricted=restricted)
-    print(shlex.join(script.shown(container.as_words())), file=sys.stderr)
+    print(shlex.join(script_process.shown(container.as_words())), file=sys.stderr)
     try:
         ended = containers.follow(engine, container, on_line=lambda _: None, watcher=watcher)
     except ToolError as error:

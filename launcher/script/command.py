@@ -16,7 +16,7 @@ from workload.contract.errors import UsageError
 from workload.contract.help_text import Group
 from workload.contract.invocation import as_typed
 from workload.contract.program import GroupedCommand
-from workload.contract.script import DATA, DATA_EXAMPLE
+from workload.contract.script_words import DATA, DATA_EXAMPLE
 from workload.contract.spec import options
 
 Words = Annotated[

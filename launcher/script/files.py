@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.machine.script import Workplace
+from launcher.machine.script_process import Workplace
 from launcher.protocol.records import MAX_ARCHIVE_BYTES, MAX_COUNT, NO_VARIABLES, Request, variables_object
 from launcher.sizes import shown
 from workload.contract.errors import BundleError, ToolError, UsageError
 from workload.contract.files import crc32c_of
-from workload.contract.script import DATA, DATA_EXAMPLE, main_file
+from workload.contract.script_words import DATA, DATA_EXAMPLE, main_file
 from workload.contract.text import si
 from workload.storage.address import is_bucket, open_store, parse_address
 from workload.storage.store import Store, StoredObject, why_unsafe

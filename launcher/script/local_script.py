@@ -20,10 +20,10 @@ from launcher.images import contents
 from launcher.kinds import Runtime
 from launcher.machine.local_options import LocalOptions
 from launcher.machine.runtime import Choice, choose, gpu_capability
-from launcher.machine.script import Workplace
+from launcher.machine.script_process import Workplace
 from launcher.script.command import HereOptions, variables_of
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.script import DATA, main_file, script_name
+from workload.contract.script_words import DATA, main_file, script_name
 from workload.contract.spec import Device, RunSpec
 
 # A script with more modules is a whole library, whose first modules already show which packages are missing.

@@ -23,7 +23,7 @@ from launcher.sweep.places import ARGUMENT, LOCAL, Configuration, Exclude, Place
 from launcher.typer_options import instance_of, parameters_of, signed
 from workload.contract.errors import UsageError
 from workload.contract.program import plain_message
-from workload.contract.script import DATA
+from workload.contract.script_words import DATA
 from workload.contract.spec import SCRIPT_OPTIONS, Option, Origin, options, resolve, why_not_for_script
 from workload.contract.text import did_you_mean
 from workload.environment import gpu_index

@@ -58,7 +58,7 @@ class Place:
     for this machine they are `launcher.machine.local_options.LocalOptions` and None. `asked`: plain values of the entry
     that affect the measurement, by their names in the file; they are part of every run's key. `machines`: number of
     machines that share the blocks, 0 for one machine per block. `script`: None for our trainer; for a user's script the
-    options of the place, replaced by a `launcher.sweep.script.PlacedScript` once the script's folder was read.
+    options of the place, replaced by a `launcher.sweep.matrix_script.PlacedScript` once the script's folder was read.
     """
 
     name: str

@@ -12,7 +12,7 @@ from enum import StrEnum
 from statistics import fmean, median, quantiles, stdev
 from typing import Annotated, Any, ClassVar
 
-from workload.contract import script as scripts
+from workload.contract import script_words as scripts
 from workload.contract.errors import BundleError
 from workload.contract.fields import (
     Findings,

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from workload.contract import script as scripts
+from workload.contract import script_words as scripts
 from workload.contract.errors import UsageError
 from workload.contract.help_text import Group
 from workload.contract.text import did_you_mean

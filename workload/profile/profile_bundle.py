@@ -19,7 +19,7 @@ from workload.contract.errors import InterruptedRunError, RooflaunchError, Usage
 from workload.contract.interrupt import interruption_deferred, stoppable
 from workload.contract.record import Record, Status
 from workload.contract.record_sections import ProfileResult
-from workload.contract.script import redacted, without_secrets_in
+from workload.contract.script_words import redacted, without_secrets_in
 from workload.contract.spec import Profile, RunSpec
 from workload.profile import command, ncu_pass, profiled_script, torch_pass
 from workload.profile.command import Application

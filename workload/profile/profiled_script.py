@@ -15,7 +15,7 @@ from workload.contract.bundle import Bundle
 from workload.contract.errors import ExitCode, RooflaunchError, RunFailedError, UsageError
 from workload.contract.invocation import SCRIPTS
 from workload.contract.record import ScriptFacts
-from workload.contract.script import DATA, HIDDEN, redacted, with_home
+from workload.contract.script_words import DATA, HIDDEN, redacted, with_home
 from workload.contract.spec import Precision, Profile, RunSpec
 from workload.measure.timing import Timeline
 from workload.profile.command import WARMUP_STEPS, Mode

@@ -18,7 +18,7 @@ from workload.contract.interrupt import interruption_deferred
 from workload.contract.invocation import as_typed
 from workload.contract.ranks import COLLECTIVES_FILE, own_folder
 from workload.contract.record import ComplexityRecord, Record, SkippedSteps, Spec, Status
-from workload.contract.script import slug
+from workload.contract.script_words import slug
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.contract.text import counted, percent, plain, seconds, si
 from workload.environment.collect import collect

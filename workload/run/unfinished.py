@@ -18,7 +18,7 @@ from workload.contract.fields import from_facts
 from workload.contract.forks import this_start
 from workload.contract.record import ComplexityRecord, JobPlace, Memory, Record, Repeat, Spec, Status, Timing
 from workload.contract.record_sections import Environment
-from workload.contract.script import script_name, slug
+from workload.contract.script_words import script_name, slug
 from workload.contract.spec import Device, Profile, RunSpec
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts

@@ -20,7 +20,7 @@ from types import ModuleType
 
 from workload import log
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError, UsageError
-from workload.contract.script import DATA, main_file
+from workload.contract.script_words import DATA, main_file
 from workload.steps.hidden_packages import ROOT, hidden
 
 EXAMPLE = "python -m rooflaunch script -- train.py --lr 0.1"

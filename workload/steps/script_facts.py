@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from workload.contract.record import ScriptFacts
-from workload.contract.script import redacted
+from workload.contract.script_words import redacted
 from workload.environment.machine import HostSystem
 from workload.environment.software import checked_out
 from workload.steps.hidden_packages import ROOT

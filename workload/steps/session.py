@@ -23,7 +23,7 @@ from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.steps.batches import Batch, Unit, fetched_at
 from workload.steps.program import STEP_HINT, EndOfScript, Program, end_by_force_after, no_optimizer, several_processes
 from workload.steps.step import Amount, Fetch, Inputs, Limits, OpenStep, Optimizers, Phase, Step, StepReceiver, describe
-from workload.steps.step_finder import MOST_SEGMENTS, REPEATS, Captures, Pattern, Seen, Segment, StepFinder
+from workload.steps.step_finder import MOST_SEGMENTS, REPEATS, Captures, OptimizerStep, Pattern, Seen, StepFinder
 from workload.steps.step_work import MOST_COUNTED, Evaluations, Site, Work, WorkCounter, chosen, usual
 
 LOGGER = log.LOGGER
@@ -341,7 +341,7 @@ class Session:
         now = self._open_step
         now.skipped += skipped
         number = self.optimizers.number_of(optimizer)
-        segment = Segment(
+        segment = OptimizerStep(
             optimizer=number,
             kind=self.optimizers.known[number].kind,
             backward=now.backward,

@@ -28,7 +28,7 @@ REPLAYS_WITHOUT_MARK = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
+class OptimizerStep:
     """Work of a script up to an optimizer's step. `optimizer`: number of the optimizer, in the order of first steps.
 
     `backward`: number of backward passes before the step; `closures`: number of backward passes inside the step, as
@@ -58,8 +58,8 @@ class Pattern:
     `rest`: the shorter step at the end of each epoch, with which a gradient accumulation uses up the data.
     """
 
-    segments: tuple[Segment, ...]
-    rest: Segment | None = None
+    segments: tuple[OptimizerStep, ...]
+    rest: OptimizerStep | None = None
 
     @property
     def backward(self) -> int:
@@ -106,14 +106,14 @@ class StepFinder:
 
     def __init__(self) -> None:
         self.pattern: Pattern | None = None
-        self._segments: deque[Segment] = deque(maxlen=MOST_SEGMENTS)
+        self._segments: deque[OptimizerStep] = deque(maxlen=MOST_SEGMENTS)
         self._successors = _Successors()
         self._candidate: Pattern | None = None
         self._position = self._searched = 0
         self._off_pattern = 0
         self._regular = self._irregular = self._irregular_in_a_row = 0
 
-    def add(self, segment: Segment) -> Seen:
+    def add(self, segment: OptimizerStep) -> Seen:
         """Record the segment that an optimizer's step has ended, and return the meaning of this step."""
         is_split = self._successors.record(segment)
         self._segments.append(segment)
@@ -137,7 +137,7 @@ class StepFinder:
             return Seen.FOUND
         return Seen.UNCLEAR if self._searched >= MOST_SEGMENTS else Seen.UNKNOWN
 
-    def _follow(self, pattern: Pattern, segment: Segment) -> Seen:
+    def _follow(self, pattern: Pattern, segment: OptimizerStep) -> Seen:
         keys = pattern.keys
         # After LONGEST regular steps, a step of an optimizer that has no segment in the sequence may be an exception.
         if self._regular < LONGEST and all(segment.optimizer != known for known, *_ in keys):
@@ -211,7 +211,7 @@ class _Successors:
     def __init__(self) -> None:
         # `_last`: last segment by optimizer, beginning with the optimizer that stepped longest ago. `_later`: successor
         # by predecessor. `_earlier`: predecessor by successor.
-        self._last: dict[int, Segment] = {}
+        self._last: dict[int, OptimizerStep] = {}
         self._later: dict[int, int] = {}
         self._earlier: dict[int, int] = {}
         # First optimizer of a chain of successors, by the number of each later optimizer in the chain.
@@ -219,7 +219,7 @@ class _Successors:
         self._steady: set[int] = set()
         self._in_a_row: tuple[int, int] = (-1, 0)
 
-    def record(self, segment: Segment) -> bool:
+    def record(self, segment: OptimizerStep) -> bool:
         """Record an optimizer's step. Return True if the step shows that a supposed successor is none."""
         number, is_split = segment.optimizer, False
         known, times = self._in_a_row
@@ -235,7 +235,7 @@ class _Successors:
         self._last[number] = segment
         return is_split
 
-    def _succeed(self, segment: Segment) -> None:
+    def _succeed(self, segment: OptimizerStep) -> None:
         number = segment.optimizer
         for earlier, last in self._last.items():
             is_alike = segment.kind is not None and last.kind == segment.kind and last.key[1:] == segment.key[1:]
@@ -256,13 +256,13 @@ class _Successors:
             self._first[later] = first
             later = self._later.get(later)
 
-    def with_first_optimizer(self, segment: Segment) -> Segment:
+    def with_first_optimizer(self, segment: OptimizerStep) -> OptimizerStep:
         """Copy of the segment, with the script's original optimizer in place of an optimizer that replaced it."""
         first = self._first.get(segment.optimizer, segment.optimizer)
         return segment if first == segment.optimizer else replace(segment, optimizer=first)
 
 
-def find(segments: Sequence[Segment]) -> Pattern | None:
+def find(segments: Sequence[OptimizerStep]) -> Pattern | None:
     """Shortest sequence that the last segments repeat three times, and that has every optimizer in use; else None."""
     in_use = _in_use(segments)
     keys = [segment.key for segment in segments]
@@ -294,7 +294,7 @@ def _without_rest(pattern: Pattern) -> Pattern:
     return pattern if rests[0].closures else Pattern(segments=(whole,), rest=rests[0])
 
 
-def _in_use(segments: Sequence[Segment]) -> set[int]:
+def _in_use(segments: Sequence[OptimizerStep]) -> set[int]:
     """Optimizers that still step: an optimizer's last step is fewer than `LONGEST` segments ago.
 
     This distance must also be less than three times the distance between the optimizer's last two steps.
@@ -308,7 +308,7 @@ def _in_use(segments: Sequence[Segment]) -> set[int]:
     return {number for number in last if end - last[number] < min(LONGEST, REPEATS * turn[number])}
 
 
-def _start_of_step(segments: Sequence[Segment]) -> int:
+def _start_of_step(segments: Sequence[OptimizerStep]) -> int:
     """Index of a step's first segment: the segment with data that follows a segment without data.
 
     If no segment or several fit: the segment with a backward pass that follows a segment without one; else 0.
@@ -322,7 +322,7 @@ def _start_of_step(segments: Sequence[Segment]) -> int:
     return 0
 
 
-def _segments_since_end(pattern: Pattern, segments: Sequence[Segment]) -> int:
+def _segments_since_end(pattern: Pattern, segments: Sequence[OptimizerStep]) -> int:
     """Number of segments after the end of the last whole step; 0 if the last segment ended a step."""
     length = len(pattern.segments)
     keys, last = [segment.key for segment in pattern.segments], [segment.key for segment in segments[-length:]]

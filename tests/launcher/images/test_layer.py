@@ -17,7 +17,7 @@ from launcher.machine import local
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local_options import LocalOptions
 from launcher.machine.runtime import Choice
-from launcher.machine.script import Workplace
+from launcher.machine.script_process import Workplace
 from launcher.script import local_script
 from launcher.script.command import HereOptions
 from launcher.script.local_script import choice_of, require_gpu, require_visible

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.kinds import Runtime
-from launcher.machine.script import Workplace
+from launcher.machine.script_process import Workplace
 from launcher.script import local_script
 from launcher.script.command import HereOptions
 from launcher.script.files import pack

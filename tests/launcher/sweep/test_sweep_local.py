@@ -10,13 +10,13 @@ from fake_docker import FakeDocker
 from launcher.kinds import Runtime
 from launcher.machine.local import LocalOutcome, LocalPlan
 from launcher.machine.runtime import Choice
-from launcher.machine.script import Workplace
+from launcher.machine.script_process import Workplace
 from launcher.script import local_script
 from launcher.script.command import HereOptions
 from launcher.sweep import local
 from launcher.sweep.local import LocalPlaces, _LocalPlace
+from launcher.sweep.matrix_script import PlacedScript
 from launcher.sweep.places import LOCAL, Configuration, Place
-from launcher.sweep.script import PlacedScript
 from launcher.sweep.shared import Control, Progress
 from launcher.sweep.work import Ended, PlaceWork
 from tests.launcher.sweep.sweeps import configurations_of, plan_of

@@ -16,7 +16,7 @@ from launcher.protocol.records import Request
 from launcher.script.command import HereOptions, ThereOptions
 from launcher.sweep import matrix
 from launcher.sweep.matrix import Matrix
-from launcher.sweep.plan import SweepPlan, make_plan
+from launcher.sweep.sweep_plan import SweepPlan, make_plan
 from tests import slurm, sshd
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Clouds
 from tests.launcher.script import tiny

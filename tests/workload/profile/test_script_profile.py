@@ -19,7 +19,7 @@ from tests.workload.conftest import in_a_copy
 from tests.workload.script_stage import SCRIPTS, Ran, as_a_user_does, run, trainer
 from workload import cli
 from workload.contract import bundle
-from workload.contract import script as scripts
+from workload.contract import script_words as scripts
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.record import Record, ScriptFacts, Spec, Status, Timing
 from workload.contract.spec import Device, Precision, Profile

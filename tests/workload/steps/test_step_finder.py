@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from workload.steps.step_finder import LONGEST, MOST_SEGMENTS, Pattern, Seen, Segment, StepFinder, find
+from workload.steps.step_finder import LONGEST, MOST_SEGMENTS, OptimizerStep, Pattern, Seen, StepFinder, find
 
-ONE = Segment(optimizer=0)
+ONE = OptimizerStep(optimizer=0)
 # A GAN: the discriminator's step on a batch, the generator's on what it has made.
-D, G = Segment(optimizer=0, backward=2), Segment(optimizer=1, batches=0)
-FOUR, TWO = Segment(optimizer=0, backward=4, batches=4), Segment(optimizer=0, backward=2, batches=2)
-FIVE = [ONE] * 5 + [Segment(optimizer=1, batches=0)]
-ENCODER, DECODER = ONE, Segment(optimizer=1, backward=0, batches=0)
+D, G = OptimizerStep(optimizer=0, backward=2), OptimizerStep(optimizer=1, batches=0)
+FOUR, TWO = OptimizerStep(optimizer=0, backward=4, batches=4), OptimizerStep(optimizer=0, backward=2, batches=2)
+FIVE = [ONE] * 5 + [OptimizerStep(optimizer=1, batches=0)]
+ENCODER, DECODER = ONE, OptimizerStep(optimizer=1, backward=0, batches=0)
 
 
-def fold(number: int, *, kind: int = 0, backward: int = 1) -> Segment:
+def fold(number: int, *, kind: int = 0, backward: int = 1) -> OptimizerStep:
     """A step of the optimizer that K-fold makes for a fold."""
-    return Segment(optimizer=number, backward=backward, kind=kind)
+    return OptimizerStep(optimizer=number, backward=backward, kind=kind)
 
 
 FOLDS = [fold(number) for number in range(4)]
@@ -28,7 +28,7 @@ CRITIC, MAKER = fold(0), fold(1)
 LONG = [ONE] * (LONGEST + 3)
 
 
-def follow(segments: Sequence[Segment]) -> tuple[str, Pattern | None]:
+def follow(segments: Sequence[OptimizerStep]) -> tuple[str, Pattern | None]:
     """One letter for each segment: . unknown, F found, i inside, S step, ~ irregular, L lost, ! unclear."""
     letters = {
         Seen.UNKNOWN: ".",
@@ -62,9 +62,9 @@ SCRIPTS = {
     "two optimizers after one backward pass": ([ENCODER, DECODER] * 4, ".....FiS", [ENCODER, DECODER]),
     "an optimizer that steps once before training": ([G, *[ONE] * 5], "...FSS", [ONE]),
     "closures": (
-        [Segment(optimizer=0, backward=0, closures=number) for number in (4, 5, 4, 3)],
+        [OptimizerStep(optimizer=0, backward=0, closures=number) for number in (4, 5, 4, 3)],
         "..FS",
-        [Segment(optimizer=0, backward=0, closures=4)],
+        [OptimizerStep(optimizer=0, backward=0, closures=4)],
     ),
     "a GAN's rest": ([D, G] * 3 + [D, D, G, D, G], ".....Fii~iS", [D, G]),
     "folds": ([part for part in FOLDS for _ in range(4)], "..FS" + "SSSS" * 3, [FOLDS[0]]),
@@ -106,7 +106,7 @@ def test_the_shortest_repetition_is_a_step(name: str) -> None:
 
 
 def test_what_repeats_in_no_order_is_refused() -> None:
-    seen, pattern = follow([Segment(optimizer=0, backward=number) for number in range(MOST_SEGMENTS)])
+    seen, pattern = follow([OptimizerStep(optimizer=0, backward=number) for number in range(MOST_SEGMENTS)])
     assert seen == "." * (MOST_SEGMENTS - 1) + "!"
     assert pattern is None
 

@@ -14,7 +14,7 @@ from launcher.backends import BACKENDS
 from launcher.images import build
 from launcher.jobs.commands import Script
 from launcher.kinds import Runtime
-from launcher.machine.script import Workplace
+from launcher.machine.script_process import Workplace
 from launcher.script import files, local_script
 from launcher.script.command import HereOptions, ThereOptions
 from launcher.script.files import ScriptFiles

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from workload.contract.context import Context
 from workload.contract.errors import UsageError
-from workload.contract.script import DATA, without_secrets
+from workload.contract.script_words import DATA, without_secrets
 from workload.contract.spec import Device, RunSpec, arguments
 
 # No module of a user has this name. With -P, Python does not search the working folder for modules; neither does

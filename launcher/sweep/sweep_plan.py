@@ -23,7 +23,7 @@ from launcher.sweep.work import ExistingRuns, existing_runs, too_large_text
 from workload.contract.bundle import DAMAGED
 from workload.contract.errors import UsageError
 from workload.contract.record import Status
-from workload.contract.script import command_line, script_name, slug, without_secrets
+from workload.contract.script_words import command_line, script_name, slug, without_secrets
 from workload.contract.spec import Resolved, RunSpec
 from workload.contract.text import counted, dollars, duration, minutes, wrapped
 
@@ -188,9 +188,9 @@ def make_plan(
     """
     now = now or datetime.now(UTC)
     if any(place.place.script for place in matrix.places):
-        from launcher.sweep import script  # noqa: PLC0415 - most matrices have none
+        from launcher.sweep import matrix_script  # noqa: PLC0415 - most matrices have none
 
-        matrix = script.placed(matrix, file=file, folder=Path.cwd(), environment=os.environ)
+        matrix = matrix_script.placed(matrix, file=file, folder=Path.cwd(), environment=os.environ)
     existing = existing_runs(output)
     fresh = f"{now:%Y%m%d-%H%M%S}" if is_fresh else ""
     every = [_planned(place, matrix, fresh) for place in matrix.places]
