@@ -120,7 +120,7 @@ def _claim(path: Path, line: int, row: Mapping[str | None, str | None]) -> Claim
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What rules on published figures check, in place of `AuditEvidence`."""
+    """Published figures that rules check, in place of `AuditEvidence`."""
 
     claims: Sequence[Claim]
     unit: str = IMAGES

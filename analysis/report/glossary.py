@@ -16,7 +16,7 @@ NEXT = "Next: [how often the audit is wrong](false-alarms.md).\n"
 
 
 def load() -> dict[str, dict[str, dict[str, Any]]]:
-    """By title of their group, terms with their `meaning`; if `report` is true, the page explains the term, too."""
+    """Terms with their `meaning`, by title of their group; if `report` is true, the page explains the term, too."""
     table = tomllib.loads(Path(__file__).with_name("glossary.toml").read_text(encoding="utf-8"))
     return {group["title"]: group["words"] for group in table["group"].values()}
 

@@ -22,7 +22,7 @@ from launcher.jobs.launches import Launch, LaunchState
 from launcher.jobs.places import Place, other_places
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, prepared, run
 from launcher.jobs.session import OUTPUT_EVERY_S, LaunchProgress, Session
-from launcher.protocol.backend import Backend, Job, Listing, Machine, Machines, Plan, Removed
+from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
 from launcher.protocol.records import log_object
 from launcher.script import local_script
 from launcher.script.command import ThereOptions, variables_of
@@ -42,7 +42,7 @@ from workload.contract.spec import resolve
 from workload.contract.spent import Spent
 from workload.contract.tables import TableFormat, plain
 from workload.contract.text import printable, terminal_width, wrapped
-from workload.storage.store import MAX_TEXT_BYTES, Store
+from workload.storage.store import MAX_TEXT_BYTES, Store, UnreachableError
 
 ENV_IN_BUCKET = (
     "the values of --env are in the bucket until the launch has ended, and then for as long as it keeps deleted objects"
@@ -404,14 +404,14 @@ def _chosen(
     for word in words:
         name = _named(word, list(by_name), listing, store)
         machine = by_name.get(name)
+        unanswered: Sequence[str] = ()
+        if machine is None and listing.unreachable and store is not None:
+            zones = launches.unlisted(listing, launches.read_records(store, name, None))
+            machine, unanswered = _look_again(machines, name, zones)
         if machine is not None:
             chosen[name] = machine
-        elif (
-            listing.unreachable
-            and store is not None
-            and (zones := launches.unlisted(listing, launches.read_records(store, name, None)))
-        ):
-            unknown[name] = Removed.unanswered(machines.noun, name, zones)
+        elif unanswered:
+            unknown[name] = Removed.unanswered(machines.noun, name, unanswered)
         else:
             without.append(name)
             print(f"'{name}' has no {machines.noun}: it is gone already", file=sys.stderr)
@@ -439,6 +439,18 @@ def _named(word: str, names: list[str], listing: Listing[Machine], store: Store 
             f"it is unknown whether '{printable(word)}' has a VM: {unanswered} does not answer",
             hint="run the same command again; launch status shows what is left",
         ) from None
+
+
+def _look_again(machines: Machines, name: str, zones: Sequence[str]) -> tuple[Machine | None, Sequence[str]]:
+    """Ask only `zones` for the machine. Returns the machine, None if not found, and the zones that do not answer."""
+    if not zones:
+        return None, ()
+    try:
+        listing = machines.look({name: zones})
+    except UnreachableError:
+        return None, zones
+    existing = (machine for machine in listing if machine.condition is not Condition.GONE)
+    return next(existing, None), listing.unreachable
 
 
 def _confirm_all(chosen: Sequence[Machine], machines: Machines) -> None:

@@ -13,7 +13,7 @@ import torch
 from workload.contract import bundle
 from workload.contract.spec import Device
 from workload.environment.machine import HostSystem
-from workload.profile import preflight
+from workload.profile import diagnosis
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,7 +46,7 @@ def run(folder: Path, *words: str) -> dict[str, Any]:
 
 @pytest.fixture
 def counters() -> None:
-    obstacle = preflight.obstacle(preflight.gather(Device.CUDA, HostSystem()))
+    obstacle = diagnosis.obstacle(diagnosis.gather(Device.CUDA, HostSystem()))
     if obstacle:
         pytest.skip(f"no counters here: {obstacle}")
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from workload.environment.container import Mount, mounts
 from workload.environment.machine import HostSystem, as_integer
-from workload.environment.mounts import Mount, mounts
 
 # Version 1 writes "no limit" as the largest multiple of the page size below 2**63.
 UNLIMITED_V1_BYTES = 2**60

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
+from workload.environment.container import storage_facts
 from workload.environment.host import apple_gpu_facts, cpu_model
 from workload.environment.host_sections import Sections, host_sections
 from workload.environment.machine import HostSystem
-from workload.environment.mounts import storage_facts
 from workload.environment.nvml import GpuSensors
 from workload.environment.software import software_facts
 

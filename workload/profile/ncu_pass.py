@@ -22,7 +22,7 @@ from workload.contract.spec import Profile, RunSpec
 from workload.contract.text import duration, minutes
 from workload.environment.machine import HostSystem
 from workload.log import Progress
-from workload.profile import command, diagnosis, kernels, metrics, preflight, summary, supervise, tool
+from workload.profile import command, diagnosis, kernels, metrics, summary, supervise, tool
 from workload.profile.command import RETAKES, WARMUP_STEPS, Application, Caches, ExpectedTime, Mode, Replay
 from workload.profile.kernels import Kernel
 from workload.profile.metrics import MetricSet
@@ -97,8 +97,8 @@ def profile(
 
     Raises `ProfileError` if nothing could be collected. The caller must be within `interrupt.stoppable`.
     """
-    facts = preflight.gather(spec.device, machine or HostSystem())
-    if obstacle := preflight.obstacle(facts):
+    facts = diagnosis.gather(spec.device, machine or HostSystem())
+    if obstacle := diagnosis.obstacle(facts):
         raise obstacle
     return NcuPass(spec, record, folder, facts, application).run()
 
@@ -107,7 +107,7 @@ class NcuPass:
     """Profile pass of one bundle: a first run under ncu counts FLOP and bytes per kernel; further runs are optional."""
 
     def __init__(
-        self, spec: RunSpec, record: Record, folder: Path, facts: preflight.Facts, application: Application
+        self, spec: RunSpec, record: Record, folder: Path, facts: diagnosis.Facts, application: Application
     ) -> None:
         self._spec = spec
         self._record = record

@@ -21,7 +21,7 @@ from workload.measure.timing import Timeline
 from workload.profile.command import WARMUP_STEPS, Mode
 from workload.profile.supervise import end_with
 from workload.steps import hooks, program, script_facts
-from workload.steps.hidden_packages import shown
+from workload.steps.program import shown
 
 if TYPE_CHECKING:
     from workload.profile.script_tools import ProfiledScript

@@ -37,7 +37,7 @@ from workload.measure.timing import Timeline
 from workload.run import ranks
 from workload.run.repeats import repeat_script, words_of_run
 from workload.steps import hooks, program
-from workload.steps.hidden_packages import shown
+from workload.steps.program import shown
 
 if TYPE_CHECKING:
     from workload.run.script import MeasuredScript

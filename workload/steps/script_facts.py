@@ -14,7 +14,7 @@ from workload.contract.record import ScriptFacts
 from workload.contract.script_words import redacted
 from workload.environment.machine import HostSystem
 from workload.environment.software import checked_out
-from workload.steps.hidden_packages import ROOT
+from workload.steps.program import ROOT
 
 # A repository of thousands of modules is identified by its commit.
 MOST_FILES = 500

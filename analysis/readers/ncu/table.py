@@ -176,7 +176,7 @@ def _irregular(source: NcuSource, head: Preamble) -> Iterator[NcuTable]:
 
 
 def _table(table: TableHead, rows: Iterable[list[str]]) -> NcuTable:
-    """The rows of launches, of which only the plan's columns are kept; any other line is rejected."""
+    """Read the rows of launches; keep only the plan's columns, and reject any other line."""
     plan = metrics.plan(table.header, table.units)
     names = (ID, *plan.texts, *plan.numbers)
     positions = [plan.position(name) for name in names]

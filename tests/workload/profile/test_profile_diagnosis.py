@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from workload.contract.spec import Device
-from workload.profile.diagnosis import explain, own_error
-from workload.profile.preflight import Facts
+from workload.profile.diagnosis import Facts, explain, own_error
 from workload.profile.status import ProfileStatus
 
 HOST = Facts(

@@ -19,9 +19,9 @@ from workload.contract.record import ComplexityRecord, StepSeconds, Timing
 from workload.contract.record_sections import ProfileResult
 from workload.contract.spec import Device, Precision, Profile, RunSpec
 from workload.environment.machine import HostSystem
-from workload.profile import command, ncu_pass, preflight, profile_bundle, profiled_script, supervise
+from workload.profile import command, diagnosis, ncu_pass, profile_bundle, profiled_script, supervise
 from workload.profile.command import ExpectedTime
-from workload.profile.preflight import Facts
+from workload.profile.diagnosis import Facts
 from workload.profile.profile_bundle import ProfileRequest
 from workload.steps import script_facts
 
@@ -53,7 +53,7 @@ def fake_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     app = tmp_path / "app.py"
     app.write_text(APP)
     facts = Facts(device=Device.CUDA, driver=True, ncus=(path,), admin_only=False, is_admin=False, in_container=False)
-    monkeypatch.setattr(preflight, "gather", lambda *_: facts)
+    monkeypatch.setattr(diagnosis, "gather", lambda *_: facts)
     monkeypatch.setattr(
         command,
         "profiled_process",

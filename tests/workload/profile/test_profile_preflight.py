@@ -6,8 +6,8 @@ import pytest
 from tests.workload.conftest import LayOut
 from workload.contract import hosted
 from workload.contract.spec import Device
-from workload.profile import preflight
-from workload.profile.preflight import Facts, has_capability, obstacle
+from workload.profile import diagnosis
+from workload.profile.diagnosis import Facts, has_capability, obstacle
 from workload.profile.status import ProfileStatus
 
 READY = Facts(
@@ -92,7 +92,7 @@ def test_outside_a_container_nobody_is_told_of_docker() -> None:
 )
 def test_capability_to_administer(line: str | None, expected: bool) -> None:
     status = line and f"Name:\tpython\n{line}\nSeccomp:\t0"
-    assert has_capability(status, preflight.CAP_SYS_ADMIN) is expected
+    assert has_capability(status, diagnosis.CAP_SYS_ADMIN) is expected
 
 
 def test_facts_of_a_machine(lay_out: LayOut) -> None:
@@ -104,7 +104,7 @@ def test_facts_of_a_machine(lay_out: LayOut) -> None:
             "/.dockerenv": "",
         }
     )
-    assert preflight.gather(Device.CUDA, machine) == Facts(
+    assert diagnosis.gather(Device.CUDA, machine) == Facts(
         device=Device.CUDA, driver=True, ncus=(), admin_only=True, is_admin=False, in_container=True
     )
 
@@ -118,15 +118,15 @@ def test_facts_of_a_machine(lay_out: LayOut) -> None:
     ],
 )
 def test_services_that_host_notebooks(lay_out: LayOut, environ: dict[str, str], name: str | None) -> None:
-    service = preflight.gather(Device.CUDA, lay_out(environ=environ)).service
+    service = diagnosis.gather(Device.CUDA, lay_out(environ=environ)).service
     assert (service and service.name) == name
 
 
 def test_facts_of_a_machine_without_a_driver(lay_out: LayOut) -> None:
-    facts = preflight.gather(Device.CPU, lay_out())
+    facts = diagnosis.gather(Device.CPU, lay_out())
     assert (facts.driver, facts.admin_only, facts.is_admin, facts.in_container) == (False, None, False, False)
 
 
 def test_unrestricted_driver(lay_out: LayOut) -> None:
     machine = lay_out({"/proc/driver/nvidia/params": "RmProfilingAdminOnly: 0\n"})
-    assert preflight.gather(Device.CUDA, machine).admin_only is False
+    assert diagnosis.gather(Device.CUDA, machine).admin_only is False

@@ -16,8 +16,8 @@ from workload.contract.spec import Device, Precision
 from workload.environment import ncu_paths
 from workload.profile import command, diagnosis, kernels, metrics, supervise, tool
 from workload.profile.command import Caches, Replay
+from workload.profile.diagnosis import Facts
 from workload.profile.metrics import base, table
-from workload.profile.preflight import Facts
 from workload.profile.tool import Ncu
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workload.steps import hidden_packages
+from workload.steps import program
 
 ROOT = Path(__file__).parents[3]
 # Without torch a script ends with this code, after it has run.
@@ -43,12 +43,10 @@ def test_a_script_finds_its_own(kind: str, start: tuple[str, ...], tmp_path: Pat
         write(tmp_path / MINE[kind].format(name), f"WHOSE = 'the user, {name}'\n")
         write(tmp_path / "plain" / f"{name}.txt", "no module")
     module = "{0}.train" if kind.startswith("a folder") else "{0}"
-    lines = [f"import {module.format(name)} as {name}\nprint({name}.WHOSE)" for name in hidden_packages.NAMES]
+    lines = [f"import {module.format(name)} as {name}\nprint({name}.WHOSE)" for name in program.NAMES]
     write(tmp_path / "t.py", "\n".join(lines))
     ran = run(tmp_path, *start, "script", "--", "t.py")
-    assert sorted(ran.stdout.split("\n")[:3]) == sorted(f"the user, {name}" for name in hidden_packages.NAMES), (
-        ran.stderr
-    )
+    assert sorted(ran.stdout.split("\n")[:3]) == sorted(f"the user, {name}" for name in program.NAMES), ran.stderr
     assert ran.returncode == NOT_MEASURED
     assert ran.stderr.endswith(
         "error: t.py ended without importing torch in this process: nothing was measured\nhint: name the "
@@ -90,16 +88,16 @@ def test_ours_where_the_user_has_none(door: str, tmp_path: Path) -> None:
 def test_ours_for_a_moment_and_the_users_afterwards() -> None:
     import workload
 
-    with hidden_packages.hidden():
+    with program.hidden():
         assert "workload" not in sys.modules
         sys.modules["workload"] = theirs = type(sys)("workload")
-        with hidden_packages.shown():
+        with program.shown():
             assert sys.modules["workload"] is workload
         assert sys.modules["workload"] is theirs
     assert sys.modules["workload"] is workload
-    with hidden_packages.hidden():
+    with program.hidden():
         assert sys.modules.pop("workload") is theirs
-    with hidden_packages.shown():
+    with program.shown():
         assert sys.modules["workload"] is workload
 
 
