@@ -36,8 +36,8 @@ def test_a_run_from_plan_to_table(launch: Launch, image: dict[str, Any], images:
         assert "the image for this code, flavour cpu" in where["runtime_reason"]
         assert where["container"]["image_digest"] == image["image_id"]
         assert where["container"]["image"] == image["tag"]
-        assert where["container"]["cgroup_cpu_limit"] == 1.5
-        assert where["container"]["cgroup_memory_limit_bytes"] == 3 * 2**30
+        assert where["host"]["cgroup_cpu_limit"] == 1.5
+        assert where["host"]["cgroup_memory_limit_bytes"] == 3 * 2**30
         assert where["container"]["shm_bytes"] == 2 * 2**30
         assert where["host"]["hostname"] == Path("/proc/sys/kernel/hostname").read_text().strip()
         assert {path.stat().st_uid for path in found.path.iterdir()} == {os.getuid()}
