@@ -317,7 +317,7 @@ class MeasuredScript:
             life.measure_again()
         self._timeline.enter("finish")
         life.notes += [*_notes(life.record, self._limits), *_notes_on_ranks(life.record, agreement)]
-        for note in [*life.notes, *verdict.faults_note(life.record)]:
+        for note in life.notes:
             LOGGER.warning("note       %s", note)
         life.finish(status, error, seals=status is Status.COMPLETED or not self.leaves_failures)
 
@@ -333,12 +333,13 @@ def summary(record: Record, folder: Path, output: Path) -> str:
         slower = "" if rank is None else f", rank {rank:g} is slower by {share}"
         rate += f" on each of {found.number or 0:g} devices, {plain(found.images_per_s, 4)} on all{slower}"
     limit = "unknown" if bound is None else verdict.NAMES.get(bound.bound, str(bound.bound))
-    steps = counted(int(figures.step_s.n or 0), "step")
+    steps, faults = counted(int(figures.step_s.n or 0), "step"), verdict.faults_note(record)
     rows = {
         f"{spec.script.unit}/s": f"{rate}  (one run: no interval)",
         "step time": f"{seconds(figures.step_s.median or 0.0)}  (median of {steps})",
         "limited by": f"{limit}: {bound.why if bound else 'no step was measured'}",
         **({"busy": bound.busy} if bound and bound.busy else {}),
+        **({"note": faults[0]} if faults else {}),
         "bundle": str(folder),
         "next": f"analyze report {output}",
     }
