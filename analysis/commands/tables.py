@@ -125,7 +125,7 @@ def kernels(
     output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
 ) -> int:
-    """List the kernels of a profiled step by time, with their FLOP/s and FLOP per byte."""
+    """List the kernels of a profiled step, the longest first, with their FLOP/s and FLOP per byte."""
     if top is not None and top < 1:
         raise UsageError(f"--top must be a positive integer; got '{top}'", hint="--top 10")
     use_peaks(peaks)

@@ -47,7 +47,7 @@ def legend_characters(specification: Any) -> int:
 
 
 def titled(figure: Figure) -> dict[str, Any]:
-    """The chart as Vega-Lite for a separate file, with its title."""
+    """Vega-Lite specification of a figure for a file of its own, with the title that the page shows beside it."""
     drawn = specification(figure)
     entry = ENTRY + CHARACTER * drawn["usermeta"]["legendCharacters"]
     columns = max(1, min(MOST_COLUMNS, style.WIDTH // entry))

@@ -46,7 +46,10 @@ TASK_FIELDS = ("name", "launched_at", "spec", "spec_origin", "task", "limit_s")
 
 @dataclass(kw_only=True)
 class TaskLaunch(WatchedLaunch):
-    """Launch of a task. `is_over`: nothing runs or costs any more; `is_settled`: its runs' outcome has been handled."""
+    """The launch of one task.
+
+    `is_over`: nothing runs or costs money any more. `is_settled`: the sweep has recorded how the launch's runs ended.
+    """
 
     task: Task
     submitting: Future[Any] | None = None

@@ -72,7 +72,7 @@ class Control:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the sweep no longer waits for its runs."""
+        """Whether the sweep ends without waiting for runs that are under way."""
         return self._wish >= Wish.LEAVE
 
     def ask(self, wish: Wish) -> None:
@@ -233,7 +233,10 @@ class LiveTable:
         self._shown = ""
 
     def draw(self) -> None:
-        """Print new messages and redraw the table; without a terminal, print progress if there are no messages."""
+        """Print new messages, and draw the table again.
+
+        Without a terminal there is no table: print the messages or, if there are none, the progress.
+        """
         lines = self._progress.take_lines()
         if not self._is_terminal:
             self._print_lines(lines)

@@ -14,7 +14,10 @@ FIXED_FIELDS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """Line of /proc/self/mountinfo; `root`: the visible part of the file system."""
+    """A mounted file system, as a line of /proc/self/mountinfo describes it.
+
+    `root`: the folder of the file system that is visible at `point`.
+    """
 
     number: str
     root: str
@@ -86,7 +89,7 @@ def _psutil_mounts(machine: HostSystem) -> list[Mount]:
 
 
 def _rotational(machine: HostSystem, mount: Mount) -> bool | None:
-    """Whether the disk under a mount rotates, as a hard disk does. For a virtual disk, the host's claim is returned."""
+    """Whether the disk under a mount is a rotating hard disk; None if unknown. A virtual disk is what the host says."""
     # overlay and btrfs number their mounts 0:N, which is no block device: the source's name is used instead.
     name = Path(mount.source).resolve().name if mount.source.startswith("/dev/") else ""
     for folder in (f"/sys/dev/block/{mount.number}", f"/sys/class/block/{name}"):

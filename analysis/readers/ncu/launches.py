@@ -48,7 +48,7 @@ class Launches:
 
 
 def from_table(section: NcuTable) -> Launches:
-    """Launches of a table; `DecimalCommaError` if its numbers are not English."""
+    """Read the launches of a table. Raises `DecimalCommaError` if its numbers have decimal commas."""
     return _from_wide(section) if section.plan.layout is Layout.WIDE else _from_long(section)
 
 

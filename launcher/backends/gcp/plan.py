@@ -183,7 +183,7 @@ class VmPlan(RentedPlan):
         return plan
 
     def on_image(self, image: VmImage, notes: tuple[str, ...]) -> "VmPlan":
-        """Copy of the plan whose VM boots `image`, with `notes` before the plan's own notes."""
+        """Copy of the plan for a VM that boots `image`. `notes` come before the plan's own notes."""
         driver = self.driver if self.driver is Driver.NONE else image.driver
         return replace(
             self,

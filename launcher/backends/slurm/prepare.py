@@ -94,7 +94,7 @@ class Site:
 
 
 def look_at(node: LoginNode) -> Site:
-    """Ask the login node for all facts at once. Raises `ToolError` if the node has no Slurm."""
+    """Facts of the cluster, from one request to the login node. Raises `ToolError` if the node has no Slurm."""
     answer = node.ask("site")
     if not answer["version"]:
         raise ToolError(f"{NO_SBATCH} on {node.cluster.place}", hint=CURE_SBATCH)

@@ -106,3 +106,20 @@ def test_script_that_captures_its_whole_step(
     assert (ran.record["status"], ran.record["timing"]["step_s"]["n"]) == ("completed", 5)
     assert (ran.record["timing"]["images"], ran.record["complexity"]["train_flop_per_step"]) == (20, 0)
     assert f"FLOP and bytes are unknown: no hook sees {GRAPH} that a step replays" in ran.record["notes"]
+
+
+def _with_page_faults(words: list[str]) -> int:
+    script.verdict.faults_note = lambda _: ["page faults take 9 %"]
+    return as_a_user_does(words)
+
+
+@pytest.mark.world
+def test_a_note_on_page_faults_stands_once_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT.partition("graph = ")[0] + "for (x,) in batches: step(x)\n")
+    monkeypatch.setattr("tests.workload.script_stage.as_a_user_does", _with_page_faults)
+    ran = measured(tmp_path / "run", path, "unmarked", "400", options=("--warmup", "1", "--iterations", "5"))
+    assert ran.record is not None, ran.err
+    assert ran.record["notes"][-1] == "page faults take 9 %"
+    assert f"{ran.out}{ran.err}".count("page faults") == 1
+    assert "\n  note          page faults take 9 %\n  bundle" in f"{ran.out}{ran.err}"
