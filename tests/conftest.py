@@ -46,6 +46,25 @@ MARKED_BY_FIXTURE = {"cluster": "server", "sshd_machine": "server", "browser": "
 LONGEST_FIRST: tuple[set[str], ...] = ({"server"}, {"slow", "world"}, {"browser"}, {"slow"}, set())
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--refresh-golden", action="store_true", help="write the golden files anew; read `git diff` then")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)`: `text` is that of the committed file `golden/NAME` beside the test."""
+
+    def compare(name: str, text: str) -> None:
+        path = request.path.parent / "golden" / name
+        if request.config.getoption("--refresh-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(text.encode())
+        assert path.exists(), f"no golden file {name}; write it with --refresh-golden"
+        assert text == path.read_bytes().decode()
+
+    return compare
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest itself selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
