@@ -2,7 +2,7 @@
 
 import sys
 
-from workload.contract import entry
+from workload.contract import process
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 
 # Packages that the commands need; a missing one is reported like any other missing tool.
@@ -11,7 +11,7 @@ PACKAGES = {"typer", "pandas", "numpy", "pyarrow", "scipy", "google", "altair", 
 
 def main() -> int:
     """Run `analyze` with the arguments of this process; returns its exit code."""
-    return entry.enter(_reported)
+    return process.enter(_reported)
 
 
 def _reported() -> int:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.loading.configurations import CONFIGURATION
 from analysis.loading.tables import Tables, load_folders
-from workload.contract import files
+from workload.contract import operating_system
 from workload.contract.errors import UsageError
 from workload.contract.peaks import own_peaks, use
 from workload.contract.text import counted
@@ -42,7 +42,7 @@ class Results(Tables):
         from analysis.report.evidence import gather  # noqa: PLC0415
 
         path = Path(output)
-        files.replace_text(path, html.render(compose(gather(self))))
+        operating_system.replace_text(path, html.render(compose(gather(self))))
         return path
 
     def summary(self, *, wide: bool = False) -> pd.DataFrame:

@@ -21,9 +21,8 @@ from benchmarks.resumable import Figures, Results
 from launcher.sweep.places import Configuration, in_order
 from launcher.sweep.until import decision_of
 from workload.contract.spec import RunSpec
-from workload.stats.blocks_interval import NOMINAL, interval_at_look, looks, single_contrast
 from workload.stats.design import Design, Run
-from workload.stats.runs_interval import LEAST_REPLICATES, student_reach
+from workload.stats.intervals import LEAST_REPLICATES, NOMINAL, interval_at_look, looks, single_contrast, student_reach
 
 RUN = 0.005
 HOSTS = (0.0, 0.01, 0.05)

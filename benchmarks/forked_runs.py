@@ -26,8 +26,8 @@ import numpy as np
 from scipy.stats import t as student
 
 from workload.contract import bundle
-from workload.contract.forks import TRAINER, Forks, Start
-from workload.contract.interrupt import Follower, run_child
+from workload.contract.process import Follower, run_child
+from workload.contract.trainer import TRAINER, Forks, Start
 
 MODELS = {"squeezenet1_1": (4, 64, 40), "mobilenet_v2": (2, 64, 30), "resnet18": (1, 64, 30)}
 KINDS = (Start.FRESH, Start.FORKED)

@@ -2,13 +2,13 @@
 
 import sys
 
-from workload.contract import entry
+from workload.contract import process
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 
 
 def main() -> int:
     """Run `launch` with the arguments of this process; return its exit code."""
-    return entry.enter(_run)
+    return process.enter(_run)
 
 
 def _run() -> int:

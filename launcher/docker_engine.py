@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workload.contract.errors import ToolError
-from workload.contract.interrupt import LIFELINE
 from workload.contract.invocation import document
+from workload.contract.process import LIFELINE
 
 if TYPE_CHECKING:
     import docker

@@ -14,10 +14,10 @@ from launcher.kinds import DoctorPart
 from launcher.machine import containers, runtime
 from launcher.protocol import backend
 from launcher.protocol.backend import Check, Health
-from workload.contract import hosted
 from workload.contract.errors import ExitCode, ToolError
 from workload.contract.text import counted
 from workload.environment import ncu_paths
+from workload.environment.machine import WITHOUT_COUNTERS, hosting_service
 
 TOOL_LIMIT_S = 20
 NO_GPU = "nvidia-smi shows no GPU"
@@ -87,7 +87,7 @@ def run_tool(command: Sequence[str]) -> str | None:
 
 def find_ncu() -> str | None:
     """Path of the `ncu` that a profile tries first; None if there is none."""
-    return next(map(str, ncu_paths.find(os.environ)), None)
+    return next(map(str, ncu_paths.installed_ncus(os.environ)), None)
 
 
 def _docker_checks() -> Iterator[Check]:
@@ -145,7 +145,7 @@ def _image_checks(engine: Engine) -> Iterator[Check]:
 
 
 def _gpu_checks(*, needed: bool) -> Iterator[Check]:
-    gpus, service = _gpus(), hosted.service()
+    gpus, service = _gpus(), hosting_service()
     if not gpus and not needed:
         yield GPU.note("driver", NO_GPU, "without a GPU, runs use the CPU; otherwise: launch doctor gpu")
         return
@@ -168,7 +168,7 @@ def _gpu_checks(*, needed: bool) -> Iterator[Check]:
         yield GPU.ok("driver", gpus[0].driver)
         yield GPU.note("clocks", f"cannot be fixed on {service.name}", "nothing: each run records its clocks")
     if containers.counters_restricted():
-        cure = hosted.WITHOUT_COUNTERS if service else UNLOCK
+        cure = WITHOUT_COUNTERS if service else UNLOCK
         yield GPU.note("counters", "for administrators only (RmProfilingAdminOnly: 1)", cure)
     else:
         yield GPU.ok("counters", "open to every user")

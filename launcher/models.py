@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from workload.contract import classifiers
+from workload.contract import vocabulary
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Profile, RunSpec
 
@@ -42,11 +42,11 @@ def require(
 
     Our list has the models of one torchvision version. Models of another version installed here are known too.
     """
-    if name in classifiers.NAMES:
+    if name in vocabulary.MODELS:
         return
-    known = installed() if version() not in (None, classifiers.VERSION) else []
+    known = installed() if version() not in (None, vocabulary.TORCHVISION) else []
     if name not in known:
-        raise classifiers.unknown(name, known or classifiers.NAMES)
+        raise vocabulary.unknown_model(name, known or vocabulary.MODELS)
 
 
 def require_data(spec: RunSpec, *, is_here: bool) -> None:

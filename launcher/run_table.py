@@ -13,7 +13,7 @@ from workload.contract.record import Record, Status, StepSeconds, Verdict
 from workload.contract.record_sections import ProfileResult
 from workload.contract.text import counted, percent, plain, seconds, si, unbroken, wrapped
 from workload.contract.verdict import NAMES, busy_sentence, flop_per_s, share_of_ceiling
-from workload.stats.runs_interval import LEAST_REPLICATES, LEVEL, interval_over_runs
+from workload.stats.intervals import LEAST_REPLICATES, LEVEL, interval_over_runs
 
 INDENT = 2
 TEXT_COLUMN = 16

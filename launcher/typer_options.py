@@ -11,7 +11,7 @@ import typer
 
 from launcher.choice import flag_of
 from workload.contract.errors import UsageError
-from workload.contract.help_text import Group
+from workload.contract.invocation import Group
 from workload.contract.program import option, plain_message
 from workload.contract.spec import Device, Option, options
 

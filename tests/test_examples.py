@@ -21,7 +21,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from workload.cli import TRAINER_PACKAGES
-from workload.contract import bundle, hosted
+from workload.contract import bundle
+from workload.environment import machine
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -95,7 +96,7 @@ def test_the_notebook_of_an_analysis_runs(tmp_path: Path) -> None:
 class Hosted:
     """A hosted machine: a kernel in an environment of its own, which sees this environment's packages as its own."""
 
-    def __init__(self, root: Path, service: hosted.Service) -> None:
+    def __init__(self, root: Path, service: machine.Service) -> None:
         self.content, self.root = root / "content", root
         for name in ("content", "tmp", "kernels/hosted"):
             (root / name).mkdir(parents=True)
@@ -132,7 +133,7 @@ class Hosted:
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Hosted:
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    return Hosted(tmp_path, next(service for service in hosted.SERVICES if service.name == request.param))
+    return Hosted(tmp_path, next(service for service in machine.SERVICES if service.name == request.param))
 
 
 def changed(notebook: nbformat.NotebookNode, old: str, new: str) -> None:
@@ -166,7 +167,7 @@ def test_the_notebook_of_colab_runs(host: Hosted, wheel: Path) -> None:
     (host.root / "env/bin/gcloud").chmod(0o700)
     (host.content / wheel.name).write_bytes(wheel.read_bytes())
     notebook = nbformat.read(EXAMPLES / "colab.ipynb", 4)
-    [gpu] = [service.gpu for service in hosted.SERVICES if service.name == "Colab"]
+    [gpu] = [service.gpu for service in machine.SERVICES if service.name == "Colab"]
     for place in ("gs://bucket/folder", str(host.root / "drive")):
         setting, copying = (cell.copy() for cell in notebook.cells[-2:])
         notebook.cells += [setting, copying]
@@ -196,7 +197,7 @@ def test_the_notebook_of_kaggle_runs(host: Hosted, wheel: Path) -> None:
     (uploaded / wheel.name).write_bytes(wheel.read_bytes())
     notebook = nbformat.read(EXAMPLES / "kaggle.ipynb", 4)
     changed(notebook, "/kaggle/input", str(host.root / "input"))
-    [gpu] = [service.gpu for service in hosted.SERVICES if service.name == "Kaggle"]
+    [gpu] = [service.gpu for service in machine.SERVICES if service.name == "Kaggle"]
     assert_measured(host.execute(notebook), notebook, gpu)
     assert {path.name for path in host.content.iterdir()} >= {"report.html", "results.zip", "figures"}
     with zipfile.ZipFile(host.content / "results.zip") as archive:

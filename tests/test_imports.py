@@ -127,12 +127,9 @@ DECLARING = {
     *(
         f"workload.contract.{name}"
         for name in (
-            "context",
-            "entry",
             "errors",
-            "help_text",
-            "interrupt",
             "invocation",
+            "process",
             "program",
             "script_words",
             "spec",

@@ -26,7 +26,7 @@ EXCEPTIONS = {
     "analysis/commands/fetch.py": "the addresses of stores, in its help",
     "launcher/cli/app.py": "an example of a registry, in the help of launch build",
     "launcher/images/build.py": "an example of a registry, in a hint",
-    "workload/contract/files.py": "google-crc32c is a checksum's fast form, for every store",
+    "workload/contract/operating_system.py": "google-crc32c is a checksum's fast form, for every store",
     "workload/contract/script_words.py": "the address of a script's data, in help and hints",
     "workload/contract/spec.py": "which ROOFLAUNCH_ variables are none of a run's settings",
     "workload/environment/metadata.py": "facts about a host: who its metadata server is",

@@ -89,7 +89,7 @@ def test_without_extras_the_launcher_works(bare: Path, tmp_path: Path, words: li
 @pytest.mark.slow
 def test_an_installed_trainer_says_the_wheels_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = tmp_path / "commit.txt"
-    monkeypatch.setattr("workload.contract.installation.COMMIT_FILE", written)
+    monkeypatch.setattr("workload.contract.operating_system.COMMIT_FILE", written)
     assert commit_facts(HostSystem(environ={}), tmp_path) == {"commit": None, "commit_dirty": None}
     written.write_text("ab12-dirty\n")
     assert commit_facts(HostSystem(environ={}), tmp_path) == {"commit": "ab12", "commit_dirty": True}

@@ -137,7 +137,7 @@ def test_a_sweep_is_locked(tmp_path: Path) -> None:
 INTERRUPTED = """
 import signal, sys, threading
 from pathlib import Path
-from workload.contract import interrupt
+from workload.contract import process
 
 children = []
 def on_started(child):
@@ -147,8 +147,8 @@ def on_message(line):
         children[0].send_signal(signal.SIGINT)
 words = [sys.executable, "-P", "-m", "workload", "train", "--cpu", "--image-size", "32", "--batch-size", "2",
          "--warmup", "1", "--iterations", "100000", "--no-ceilings", "-o", "results"]
-follower = interrupt.Follower(on_message=on_message, on_started=on_started, apart=True)
-ended = interrupt.run_child(words, on_line=print, follower=follower)
+follower = process.Follower(on_message=on_message, on_started=on_started, apart=True)
+ended = process.run_child(words, on_line=print, follower=follower)
 print(ended.code)
 """
 

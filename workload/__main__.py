@@ -2,20 +2,20 @@
 
 import sys
 
-from workload.contract import entry, forks, interrupt
+from workload.contract import process, trainer
 from workload.contract.errors import InterruptedRunError
 
 
 def enter() -> int:
     """Run the command in this process's arguments; return its exit code."""
-    return entry.enter(_start)
+    return process.enter(_start)
 
 
 def _start() -> int:
     """Run the command; a signal ends it cleanly, even while it imports torch."""
-    interrupt.end_with_parent()
+    process.end_with_parent()
     try:
-        with interrupt.stoppable():
+        with process.stoppable():
             from workload.cli import main  # noqa: PLC0415 - takes time, in which Ctrl-C may come
 
             return main(sys.argv[1:])
@@ -28,12 +28,12 @@ def _start() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == [forks.SERVER] and sys.platform == "linux":
+    if sys.argv[1:] == [trainer.SERVER] and sys.platform == "linux":
         from workload.run import start_server
 
         start_server.serve(enter)
     code = enter()
     # Not if a tool such as cProfile runs this file: the tool continues afterwards.
     if sys.argv[1:2] == ["train"] and vars(sys.modules["__main__"]) is globals():
-        entry.end_quickly(code)
+        process.end_quickly(code)
     sys.exit(code)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from workload.contract.errors import UsageError
-from workload.contract.help_text import OPTION_WIDTH, TWO_COLUMNS_FROM, Group, paragraph, width, wrapped
+from workload.contract.invocation import OPTION_WIDTH, TWO_COLUMNS_FROM, Group, paragraph, width, wrapped
 from workload.contract.spec import Option
 from workload.contract.tables import TableFormat
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from workload.contract import entry
+from workload.contract import process
 from workload.contract.bundle import read
 from workload.contract.errors import ExitCode, RooflaunchError, UsageError
 from workload.contract.invocation import as_typed
@@ -42,4 +42,4 @@ def main(folders: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(entry.enter(lambda: main(sys.argv[1:])))
+    sys.exit(process.enter(lambda: main(sys.argv[1:])))

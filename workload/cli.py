@@ -16,7 +16,6 @@ from typing import Any
 
 from workload import __version__, log
 from workload.arguments import Parser, examples
-from workload.contract.context import Context, KeptCeilings
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -25,9 +24,9 @@ from workload.contract.errors import (
     ToolError,
     UsageError,
 )
-from workload.contract.help_text import Group
-from workload.contract.installation import from_checkout
-from workload.contract.interrupt import interruption_deferred, pending_interruption, raise_if_interrupted, stoppable
+from workload.contract.invocation import Group
+from workload.contract.operating_system import from_checkout
+from workload.contract.process import interruption_deferred, pending_interruption, raise_if_interrupted, stoppable
 from workload.contract.ranks import NOTES_FLAG, is_reported_by_parent
 from workload.contract.spec import (
     SCRIPT_ONLY_OPTIONS,
@@ -40,6 +39,7 @@ from workload.contract.spec import (
     resolve,
 )
 from workload.contract.tables import TableFormat, plain
+from workload.contract.trainer import Context, KeptCeilings
 from workload.environment import gpu_index, resource_errors
 from workload.measure.timing import Timeline
 from workload.profile import profiled_script

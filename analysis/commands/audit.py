@@ -11,8 +11,7 @@ import typer
 import analysis
 from analysis.commands.shared import PeaksOption, VerifyOption, first_names, print_problems, use_peaks
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.help_text import Group
-from workload.contract.invocation import as_typed
+from workload.contract.invocation import Group, as_typed
 from workload.contract.program import FormatOption, option
 from workload.contract.tables import Column, TableFormat, as_json
 from workload.contract.tables import render as render_table

@@ -13,9 +13,9 @@ import typer
 
 from analysis.commands.shared import OutputOption
 from workload.contract.errors import ExitCode, InterruptedRunError, NothingToDoError
-from workload.contract.help_text import Group
-from workload.contract.interrupt import handled_by
+from workload.contract.invocation import Group
 from workload.contract.operating_system import CAUSES
+from workload.contract.process import handled_by
 from workload.contract.program import FormatOption, option
 from workload.contract.tables import TableFormat, plain
 from workload.contract.text import counted, size

@@ -9,7 +9,7 @@ import typer
 
 from analysis.commands.shared import OutputOption, PeaksOption, use_peaks
 from workload.contract.errors import ExitCode, NothingToDoError, RooflaunchError
-from workload.contract.help_text import Group
+from workload.contract.invocation import Group
 from workload.contract.program import option
 from workload.contract.text import counted, printable
 

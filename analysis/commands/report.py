@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import analysis
 from analysis.commands.shared import PeaksOption, ResultsArgument, VerifyOption, load, print_problems, use_peaks
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.files import replacing
-from workload.contract.help_text import Group
+from workload.contract.invocation import Group
+from workload.contract.operating_system import replacing
 from workload.contract.program import option
 from workload.contract.text import counted, printable
 

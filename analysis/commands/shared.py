@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import analysis
-from workload.contract.help_text import Group
+from workload.contract.invocation import Group
 from workload.contract.program import option
 from workload.contract.tables import Column, TableFormat, render
 from workload.contract.text import printable

@@ -21,9 +21,8 @@ from analysis.commands.shared import (
     use_peaks,
 )
 from workload.contract.errors import ExitCode, NothingToDoError, UsageError
-from workload.contract.help_text import Group
-from workload.contract.installation import from_checkout
-from workload.contract.invocation import as_typed
+from workload.contract.invocation import Group, as_typed
+from workload.contract.operating_system import from_checkout
 from workload.contract.program import FormatOption, WideOption, option
 from workload.contract.tables import Column, Role, TableFormat, as_json, facts, render
 from workload.contract.text import counted, printable

@@ -51,7 +51,7 @@ from analysis.statistics.samples import LEAST_FOR_SPREAD, Interval, too_few
 from workload.contract.tables import Column, Role, facts, number
 from workload.contract.text import counted, digits_beside_one, percent, plain
 from workload.stats.design import Contrast
-from workload.stats.runs_interval import LEAST_REPLICATES, LEVEL
+from workload.stats.intervals import LEAST_REPLICATES, LEVEL
 
 # If the whole interval of the ratio is closer to 1 than this, the verdict names no winner, even if one is certain.
 SAME_WITHIN = 0.001

@@ -10,8 +10,7 @@ import altair as alt
 
 from analysis.figures import Figure, style
 from workload.contract.errors import UsageError
-from workload.contract.files import replace_text, replacing
-from workload.contract.operating_system import require_possible
+from workload.contract.operating_system import replace_text, replacing, require_possible
 
 # Dots per logical pixel: a width of 640 becomes 1280, which is sharp on paper at 16 cm.
 SCALE = 2.0

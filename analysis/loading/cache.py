@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from workload.contract import bundle, peaks
-from workload.contract.files import replacing
+from workload.contract.operating_system import replacing
 
 FOLDER = ".analysis"
 VERSION_KEY = b"rooflaunch.version"

@@ -18,7 +18,7 @@ from workload.contract.tables import Column, Role, facts
 from workload.contract.text import si
 from workload.contract.verdict import busy_sentence
 from workload.contract.vocabulary import MODEL_RATIO_TO
-from workload.stats.blocks_interval import FIRST_LOOK
+from workload.stats.intervals import FIRST_LOOK
 
 if TYPE_CHECKING:
     from analysis.statistics.samples import Estimate

@@ -12,11 +12,11 @@ from analysis.loading import model_work
 from workload.contract import record as contract
 from workload.contract import verdict
 from workload.contract.fields import RANGES, Kind, instant
-from workload.contract.forks import Start
 from workload.contract.ranks import IN_COLLECTIVES, INPUT, UNEVEN, Ranks, largest_wait, waits
 from workload.contract.record import Record, Status
 from workload.contract.record_sections import CloudFacts
 from workload.contract.spent import RUN_PARTS, Spent
+from workload.contract.trainer import Start
 
 # `path` and `kernels_file` come from the index, the others from several fields of run.json.
 DERIVED: Mapping[str, Kind] = {

@@ -8,7 +8,7 @@ from scipy.special import ndtri
 
 from analysis.statistics.samples import Estimate, Floats, Interval, Method, ordered, ranks
 from workload.contract.text import counted
-from workload.stats.runs_interval import LEVEL
+from workload.stats.intervals import LEVEL
 
 # Least steps: fewer cannot show a correlation, because the standard error of one lag is 1 / sqrt(n) > 0.35.
 LEAST_STEPS = 8

@@ -19,7 +19,7 @@ from scipy.special import gammainc, stdtr, stdtrit
 from analysis.statistics.samples import LEAST_FOR_SPREAD, Floats, Interval, Method, Runs, finite
 from workload.contract.text import counted
 from workload.stats.design import Contrast, Design, Run
-from workload.stats.runs_interval import LEVEL, student_reach
+from workload.stats.intervals import LEVEL, student_reach
 
 ALPHA = 0.05
 # The usual convention (Cohen 1988): a test misses the smallest detectable difference 1 time in 5.

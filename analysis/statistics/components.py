@@ -12,8 +12,8 @@ from analysis.statistics.autocorrelation import LEAST_STEPS, acf, integrated_tim
 from analysis.statistics.samples import LEAST_FOR_SPREAD, Estimate, Floats, Interval, Method, Runs, finite, too_few
 from analysis.statistics.steady import outliers
 from workload.contract.text import counted
+from workload.stats.intervals import LEAST_REPLICATES, LEVEL
 from workload.stats.least_squares import basis, indicators
-from workload.stats.runs_interval import LEAST_REPLICATES, LEVEL
 
 # Normal score of a one-sided 80 % limit of the lag-1 correlation. With the estimate in place of the limit, 3 % of
 # audits of slow noise report a difference; with a 95 % limit, few real differences are found.

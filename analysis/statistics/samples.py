@@ -9,13 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from workload.contract.text import counted, percent
-from workload.stats.blocks_interval import FIRST_LOOK, interval_at_look, single_contrast
-from workload.stats.runs_interval import (
+from workload.stats.intervals import (
+    FIRST_LOOK,
     LEAST_REPLICATES,
     LEVEL,
     MAD_TO_STDEV,
+    interval_at_look,
     interval_over_runs,
     order_statistics_from,
+    single_contrast,
 )
 
 Floats: TypeAlias = npt.NDArray[np.float64]

@@ -30,7 +30,7 @@ from analysis.statistics.samples import median_of
 from analysis.statistics.steady import drift
 from analysis.variance.causes import causes
 from workload.contract.tables import Column, Role, facts
-from workload.stats.runs_interval import MAD_TO_STDEV
+from workload.stats.intervals import MAD_TO_STDEV
 
 
 def _with_interval(column: Column) -> tuple[Column, Column, Column]:

@@ -23,7 +23,7 @@ from torch import nn
 from torch.cuda import nvtx
 
 from benchmarks.gpu_truth import kernels, loops
-from workload.contract.files import replace_text
+from workload.contract.operating_system import replace_text
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.environment import device
 from workload.environment.nvml import GpuSensors

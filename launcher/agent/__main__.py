@@ -21,9 +21,8 @@ from launcher.agent.lease import take
 from launcher.agent.stop import Stop, Why
 from launcher.protocol import records
 from launcher.protocol.records import Request
-from workload.contract.entry import TolerantStream
 from workload.contract.errors import ExitCode, RooflaunchError
-from workload.contract.interrupt import handled_by
+from workload.contract.process import TolerantStream, handled_by
 from workload.storage.address import open_store
 from workload.storage.upload import PATIENCE
 

@@ -33,7 +33,6 @@ from launcher.protocol.records import LaunchPhase, Request, Result, epoch_s
 from launcher.protocol.task import Task
 from launcher.script import files as script_files
 from workload.contract import bundle
-from workload.contract.context import Context
 from workload.contract.errors import (
     BundleError,
     ExitCode,
@@ -46,6 +45,7 @@ from workload.contract.record import Status
 from workload.contract.script_words import HIDDEN
 from workload.contract.spec import Resolved, RunSpec
 from workload.contract.text import counted
+from workload.contract.trainer import Context
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
 from workload.storage.address import is_bucket

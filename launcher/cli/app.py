@@ -21,10 +21,8 @@ from launcher.kinds import HERE, Runtime
 from launcher.machine.local_options import LocalOptions
 from launcher.script.command import HereOptions, ScriptCommand, Words, refuse_without_script
 from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, parameters_of, run_options
-from workload.contract.context import Context
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.help_text import Group
-from workload.contract.invocation import as_typed
+from workload.contract.invocation import Group, as_typed
 from workload.contract.program import FormatOption, VersionOption, grouped, help_unless_called
 from workload.contract.spec import RunSpec, resolve
 from workload.contract.tables import TableFormat, plain
@@ -32,6 +30,7 @@ from workload.contract.text import printable_lines, terminal_width
 
 if TYPE_CHECKING:
     from launcher.protocol.backend import Check
+    from workload.contract.trainer import Context
 
 # \b keeps the line breaks of the help text.
 LAUNCH_EXAMPLES = """\b
@@ -106,7 +105,7 @@ def run_local(
     notes = local_script.notes_of(words, of_script, workplace, choice.runtime) if words and workplace else ()
     outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
 
-    def plan_of(spec: RunSpec, context: Context | None = None) -> local.LocalPlan:
+    def plan_of(spec: RunSpec, context: "Context | None" = None) -> local.LocalPlan:
         own_run = replace(resolved, spec=spec)
         made = local.make_plan(
             own_run,

@@ -17,7 +17,7 @@ from launcher.choice import Command
 from launcher.jobs.places import Place, options_of, place_of
 from launcher.script.command import ScriptCommand, ThereOptions, Words, refuse_without_script
 from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, parameters_of, run_options
-from workload.contract.help_text import Group
+from workload.contract.invocation import Group
 from workload.contract.program import FormatOption, grouped, option
 from workload.contract.tables import TableFormat
 

@@ -14,8 +14,7 @@ from launcher.duel import LEFT_OUT
 from launcher.script.command import ScriptCommand
 from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, parameters_of, run_options
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.help_text import Group
-from workload.contract.invocation import as_typed
+from workload.contract.invocation import Group, as_typed
 from workload.contract.program import FormatOption, grouped
 from workload.contract.tables import TableFormat, plain
 from workload.contract.text import cut_long_words, printable, printable_lines, terminal_width

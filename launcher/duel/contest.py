@@ -37,11 +37,11 @@ from workload.contract.errors import (
     ToolError,
     UsageError,
 )
-from workload.contract.forks import Forks
-from workload.contract.interrupt import SIGNALS_UNTIL_KILLED, handled_by, interruption
 from workload.contract.operating_system import SIGKILL
+from workload.contract.process import SIGNALS_UNTIL_KILLED, handled_by, interruption
 from workload.contract.record import JobPlace, Status
 from workload.contract.text import MINUTE_S, counted, duration, minutes, si
+from workload.contract.trainer import Forks
 
 # Range of margins: a larger difference needs no duel, and a smaller one takes thousands of segments.
 LEAST_MARGIN, MOST_MARGIN = 0.001, 0.5

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from workload import __version__
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.installation import packaged_commit
+from workload.contract.operating_system import packaged_commit
 
 REPOSITORY = "rooflaunch"
 TABLE = "docker/images.toml"

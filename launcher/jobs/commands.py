@@ -35,8 +35,8 @@ from workload.contract.errors import (
     ToolError,
     UsageError,
 )
-from workload.contract.interrupt import stoppable
 from workload.contract.invocation import as_typed
+from workload.contract.process import stoppable
 from workload.contract.script_words import without_secrets
 from workload.contract.spec import resolve
 from workload.contract.spent import Spent

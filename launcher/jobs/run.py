@@ -33,7 +33,7 @@ from workload.contract.errors import (
     ToolError,
     UsageError,
 )
-from workload.contract.interrupt import raise_if_interrupted
+from workload.contract.process import raise_if_interrupted
 from workload.contract.record import Status, to_json
 from workload.contract.text import counted
 from workload.storage import fetch

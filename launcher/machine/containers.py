@@ -14,8 +14,8 @@ from launcher.machine.script_process import Workplace
 from launcher.machine.watcher import Trainers, Watcher
 from workload import __version__
 from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
-from workload.contract.interrupt import handled_by, interruption
 from workload.contract.operating_system import SIGKILL
+from workload.contract.process import handled_by, interruption
 from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, RunSpec
 from workload.environment import gpu_index as gpu_indices
 

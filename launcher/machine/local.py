@@ -17,14 +17,13 @@ from launcher.machine.script_process import Workplace
 from launcher.machine.watcher import Watcher, repeated_every
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
-from workload.contract.context import Context
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError
-from workload.contract.forks import Forks
-from workload.contract.interrupt import run_child
+from workload.contract.process import run_child
 from workload.contract.record import to_json
 from workload.contract.script_words import script_name, without_secrets
 from workload.contract.spec import Profile, Resolved, RunSpec, arguments
 from workload.contract.text import counted, duration, printable
+from workload.contract.trainer import Context, Forks
 from workload.environment import gpu_index as gpu_indices
 from workload.run import unfinished
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workload.contract.context import Context
 from workload.contract.errors import UsageError
 from workload.contract.script_words import DATA, without_secrets
 from workload.contract.spec import Device, RunSpec, arguments
+from workload.contract.trainer import Context
 
 # No module of a user has this name. With -P, Python does not search the working folder for modules; neither does
 # `python train.py`.

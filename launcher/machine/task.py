@@ -17,12 +17,11 @@ from launcher.machine.local import LocalOutcome, LocalPlan
 from launcher.machine.watcher import Watcher
 from launcher.protocol.task import Task, TaskRun
 from workload.contract.bundle import Bundle
-from workload.contract.context import Context, KeptCeilings
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError
-from workload.contract.forks import Forks
 from workload.contract.record import Status
 from workload.contract.spec import RunSpec
 from workload.contract.text import duration
+from workload.contract.trainer import Context, Forks, KeptCeilings
 
 # Makes the plan of a run from its options and from the facts on the task for its trainer.
 PlanOf = Callable[[RunSpec, Context], LocalPlan]

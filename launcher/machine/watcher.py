@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from workload.contract.interrupt import Follower
+from workload.contract.process import Follower
 from workload.contract.text import LINE_EVERY_S
 
 

@@ -13,8 +13,7 @@ import typer
 
 from launcher.choice import choice, flag_of
 from workload.contract.errors import UsageError
-from workload.contract.help_text import Group
-from workload.contract.invocation import as_typed
+from workload.contract.invocation import Group, as_typed
 from workload.contract.program import GroupedCommand
 from workload.contract.script_words import DATA, DATA_EXAMPLE
 from workload.contract.spec import options

@@ -25,7 +25,7 @@ from launcher.machine.script_process import Workplace
 from launcher.protocol.records import MAX_ARCHIVE_BYTES, MAX_COUNT, NO_VARIABLES, Request, variables_object
 from launcher.sizes import shown
 from workload.contract.errors import BundleError, ToolError, UsageError
-from workload.contract.files import crc32c_of
+from workload.contract.operating_system import crc32c_of
 from workload.contract.script_words import DATA, DATA_EXAMPLE, main_file
 from workload.contract.text import si
 from workload.storage.address import is_bucket, open_store, parse_address

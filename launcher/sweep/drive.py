@@ -32,8 +32,8 @@ from launcher.sweep.until import Until
 from launcher.sweep.work import Ended, PlaceWork, SweepOutcome, existing_runs, exit_code_of
 from workload.contract import bundle
 from workload.contract.errors import BundleError, UsageError
-from workload.contract.interrupt import handled_by
 from workload.contract.operating_system import lock
+from workload.contract.process import handled_by
 from workload.contract.record import Status
 from workload.contract.text import printable
 

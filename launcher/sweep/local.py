@@ -17,10 +17,9 @@ from launcher.script import local_script
 from launcher.script.command import HereOptions
 from launcher.sweep.shared import Control, Progress
 from launcher.sweep.work import LOG_HINT, PlaceWork, configuration_text, progress_text, rate_text, too_large_text
-from workload.contract.context import Context
 from workload.contract.errors import ExitCode
-from workload.contract.forks import Forks
 from workload.contract.spec import Resolved, RunSpec
+from workload.contract.trainer import Context, Forks
 from workload.environment import gpu_index
 from workload.environment.outside import outside_facts
 

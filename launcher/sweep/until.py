@@ -1,6 +1,6 @@
 """`--until`: decide from a place's bundles whether it has enough blocks. Pure functions.
 
-A sweep stops only at fixed numbers of blocks; `workload.stats.blocks_interval` explains the reason.
+A sweep stops only at fixed numbers of blocks; `workload.stats.intervals` explains the reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ from launcher.sizes import parse_share
 from launcher.sweep.places import Configuration
 from workload.contract.errors import UsageError
 from workload.contract.text import counted, percent
-from workload.stats.blocks_interval import BlocksInterval, interval_at_look, looks
 from workload.stats.design import Contrast, Design, Run
+from workload.stats.intervals import BlocksInterval, interval_at_look, looks
 
 
 @dataclass(frozen=True, kw_only=True)

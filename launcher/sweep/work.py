@@ -24,8 +24,8 @@ from workload.contract.invocation import as_typed
 from workload.contract.record import Record, Status
 from workload.contract.spent import Spent
 from workload.contract.text import counted, duration, plain, unbroken, wrapped
-from workload.stats.blocks_interval import BlocksInterval
 from workload.stats.design import Run
+from workload.stats.intervals import BlocksInterval
 from workload.storage.inventory import SealedRun, sealed_in
 
 TEXT_COLUMN = 16

@@ -10,7 +10,7 @@ import analysis
 from analysis.summary import COLUMNS, summarize
 from benchmarks.synthetic_bundles import make
 from workload.contract.tables import TableFormat, render
-from workload.stats.blocks_interval import interval_at_look, single_contrast
+from workload.stats.intervals import interval_at_look, single_contrast
 
 
 def lines(tmp_path: Path, *changes: Mapping[str, Any]) -> list[dict[str, Any]]:

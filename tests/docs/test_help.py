@@ -19,7 +19,7 @@ from launcher.backends import BACKENDS
 from launcher.cli.app import app as launch_app
 from tests.docs import grammar
 from workload import cli
-from workload.contract.help_text import Group
+from workload.contract.invocation import Group
 from workload.contract.program import GroupedCommand
 
 PROGRAMS = {"launch": (launch.main, launch_app), "analyze": (analyze.main, analyze_app)}

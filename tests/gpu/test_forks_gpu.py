@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from workload.contract import bundle
-from workload.contract.forks import TRAINER, Forks
-from workload.contract.interrupt import Follower, run_child
+from workload.contract.process import Follower, run_child
+from workload.contract.trainer import TRAINER, Forks
 
 pytestmark = [
     pytest.mark.gpu,

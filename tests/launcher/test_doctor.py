@@ -16,8 +16,8 @@ from launcher.kinds import HERE, DoctorPart
 from launcher.machine import containers
 from launcher.protocol.backend import Check
 from launcher.protocol.backend import Health as State
-from workload.contract import hosted
 from workload.contract.errors import ExitCode, ToolError
+from workload.environment import machine
 
 QUERY = "nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.total --format=csv,noheader"
 DCGM = "pgrep -x nv-hostengine"
@@ -43,7 +43,7 @@ def lay_out(docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> LayOut:
         dcgm: str | None = None,
         ncu: str | None = "/opt/ncu",
         restricted: bool = False,
-        service: hosted.Service | None = None,
+        service: machine.Service | None = None,
         **how: Any,
     ) -> Any:
         tools: Mapping[str, str | None] = {
@@ -57,7 +57,7 @@ def lay_out(docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> LayOut:
         monkeypatch.setattr(docker_engine, "connect", lambda: docker.engine(**info | how))
         monkeypatch.setattr(containers, "counters_restricted", lambda: restricted)
         monkeypatch.setattr(doctor, "find_ncu", lambda: ncu)
-        monkeypatch.setattr(hosted, "service", lambda: service)
+        monkeypatch.setattr(doctor, "hosting_service", lambda: service)
         return doctor
 
     return build
@@ -99,18 +99,18 @@ def test_sound_gpu_machine(lay_out: LayOut) -> None:
 
 def test_a_notebook_on_a_hosted_machine(lay_out: LayOut) -> None:
     """Its driver belongs to the service, and no image runs there: what these would need is not asked for."""
-    [colab] = [service for service in hosted.SERVICES if service.name == "Colab"]
+    [colab] = [service for service in machine.SERVICES if service.name == "Colab"]
     t4 = "Tesla T4, 7.5, 550.54.15, 15360 MiB\n"
     assert rows(lay_out(smi=t4, restricted=True, service=colab).examine([DoctorPart.GPU]))[:-2] == [
         ("GPU 0", "ok", "Tesla T4, compute capability 7.5, 15360 MiB", ""),
         ("driver", "ok", "550.54.15", ""),
         ("clocks", "note", "cannot be fixed on Colab", "nothing: each run records its clocks"),
-        ("counters", "note", "for administrators only (RmProfilingAdminOnly: 1)", hosted.WITHOUT_COUNTERS),
+        ("counters", "note", "for administrators only (RmProfilingAdminOnly: 1)", machine.WITHOUT_COUNTERS),
     ]
 
 
-@pytest.mark.parametrize("service", hosted.SERVICES, ids=lambda service: service.name)
-def test_a_notebook_without_a_gpu(lay_out: LayOut, service: hosted.Service) -> None:
+@pytest.mark.parametrize("service", machine.SERVICES, ids=lambda service: service.name)
+def test_a_notebook_without_a_gpu(lay_out: LayOut, service: machine.Service) -> None:
     assert rows(lay_out(smi=None, service=service).examine([DoctorPart.GPU])) == [
         ("driver", "problem", "nvidia-smi shows no GPU", f"{service.gpu}; --cpu needs none")
     ]

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from launcher import models
-from workload.contract import classifiers
+from workload.contract import vocabulary
 from workload.contract.errors import ExitCode, RooflaunchError, UsageError
 from workload.contract.spec import Device, Profile, RunSpec
 
@@ -12,7 +12,7 @@ def no_listing() -> list[str]:
     pytest.fail("torchvision is not asked")
 
 
-@pytest.mark.parametrize("version", [None, classifiers.VERSION], ids=["no torch", "the listed version"])
+@pytest.mark.parametrize("version", [None, vocabulary.TORCHVISION], ids=["no torch", "the listed version"])
 def test_a_slip_is_told_at_once(version: str | None) -> None:
     with pytest.raises(UsageError) as caught:
         models.require("ResNet18x", version=lambda: version, installed=no_listing)

@@ -27,8 +27,7 @@ from typing import Any
 from workload.contract import ranks, record
 from workload.contract.errors import BundleError, RunFailedError, UsageError
 from workload.contract.fields import encode
-from workload.contract.files import crc32c, crc32c_text, replace_text
-from workload.contract.operating_system import require_possible
+from workload.contract.operating_system import crc32c, crc32c_text, replace_text, require_possible
 from workload.contract.record import SCHEMA_VERSION, JobPlace, Record, Status
 
 MANIFEST = "MANIFEST.json"

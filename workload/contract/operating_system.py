@@ -4,6 +4,7 @@ Windows sends no signals between processes. A console sends Ctrl-C to all its pr
 to the processes of another group, or kill a process. Standard library only.
 """
 
+import base64
 import os
 import re
 import signal
@@ -11,12 +12,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import import_module
 from pathlib import Path, PurePath, PureWindowsPath
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from workload.contract.errors import UsageError
+from workload.contract.invocation import ROOT, document
 
 if sys.platform == "win32":
     import ctypes
@@ -191,3 +196,119 @@ def why_impossible(path: PureWindowsPath) -> str:
         if part != ".." and part.endswith((".", " ")):
             return f"'{part}' ends in a dot or a space, which Windows drops"
     return ""
+
+
+# --- atomic writes: a file is written completely or not at all
+
+
+@contextmanager
+def replacing(path: Path, *, shared: bool = False, durable: bool = True) -> Iterator[BinaryIO]:
+    """Open a file that replaces `path` atomically after the `with` block; after an error `path` is unchanged.
+
+    The temporary file is `NAME.tmp` beside `path`. `shared`: use a unique name, because other processes may write the
+    same file at the same time. `durable`: sync to disk before replacing, so that a power failure leaves the old file or
+    the new one.
+    """
+    require_possible(path)
+    temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}.tmp" if shared else f"{path.name}.tmp")
+    try:
+        with temporary.open("xb" if shared else "wb") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        replace_file(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def replace_text(path: Path, text: str, *, shared: bool = False, durable: bool = True) -> None:
+    """Write a UTF-8 text file atomically, see `replacing`."""
+    with replacing(path, shared=shared, durable=durable) as file:
+        file.write(text.encode("utf-8"))
+
+
+# --- CRC-32C, the checksum of a bundle's manifest, of Cloud Storage and of S3
+
+
+BLOCK_BYTES = 1 << 20
+
+
+def crc32c(data: bytes, crc: int = 0) -> int:
+    """CRC-32C (Castagnoli, RFC 3720 appendix B.4) of `data`, continuing from `crc`.
+
+    `google-crc32c` computes it if it is installed; pure Python gives the same values at 11 MB/s.
+    """
+    return _fastest()(crc, data)
+
+
+def crc32c_of(content: BinaryIO) -> str:
+    """Checksum of the rest of `content`, in the form of `crc32c_text`."""
+    crc = 0
+    while block := content.read(BLOCK_BYTES):
+        crc = crc32c(block, crc)
+    return crc32c_text(crc)
+
+
+def crc32c_text(crc: int) -> str:
+    """Checksum as text: base64 of its four bytes, big-endian. The checksum 0 is `AAAAAA==`."""
+    return base64.b64encode(crc.to_bytes(4, "big")).decode()
+
+
+@cache
+def _fastest() -> Callable[[int, bytes], int]:
+    try:
+        # google_crc32c warns if it lacks its compiled part, and is then as slow as the fallback here.
+        with warnings.catch_warnings(action="ignore"):
+            import google_crc32c  # noqa: PLC0415 - optional, and not for those who only import this module
+    except ImportError:
+        return _in_python
+    return google_crc32c.extend if google_crc32c.implementation == "c" else _in_python
+
+
+def _in_python(crc: int, data: bytes) -> int:
+    table = _crc32c_table()
+    crc ^= 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+@cache
+def _crc32c_table() -> tuple[int, ...]:
+    table = list(range(256))
+    for _ in range(8):
+        table = [(index >> 1) ^ (0x82F63B78 if index & 1 else 0) for index in table]
+    return tuple(table)
+
+
+# --- this installation: a checkout of the repository, or a wheel
+
+
+# Written into wheels and sdists by hatch_build.py; a checkout has none.
+COMMIT_FILE = Path(__file__).parents[1] / "commit.txt"
+
+
+def packaged_commit() -> str:
+    """Commit from which an installed wheel was built, with `-dirty` if files had changed; empty if unknown."""
+    try:
+        return COMMIT_FILE.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def from_checkout(module: str, command: str) -> Any:
+    """Import `module`, which only a checkout of the repository has.
+
+    Raises `UsageError` in an installed package; `command`: name of the command that needs `module`, for the message.
+    """
+    folder = ROOT.joinpath(*module.split(".")[:-1])
+    if not folder.is_dir():
+        page = document("docs/gpu-truth.md")
+        raise UsageError(
+            f"there is no '{folder}': {command} is part of the repository, not of the installed package",
+            hint=f"run {command} from a checkout{f': {page}' if page else ''}",
+        )
+    return import_module(module)

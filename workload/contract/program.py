@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 
 from workload import __version__
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.help_text import OPTION_WIDTH, TWO_COLUMNS_FROM, Group, paragraph, width, wrapped
+from workload.contract.invocation import OPTION_WIDTH, TWO_COLUMNS_FROM, Group, paragraph, width, wrapped
 from workload.contract.tables import TableFormat
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, get_args
 
 from workload.contract import script_words as scripts
 from workload.contract.errors import UsageError
-from workload.contract.help_text import Group
+from workload.contract.invocation import Group
 from workload.contract.text import did_you_mean
 from workload.contract.vocabulary import parse_metrics
 

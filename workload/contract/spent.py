@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from workload.contract.fields import instant
-from workload.contract.forks import Start
 from workload.contract.record import Record
 from workload.contract.text import counted, duration, percent, plain, seconds
+from workload.contract.trainer import Start
 
 # Part of a run -> its name in texts. Columns and JSON have the part's seconds as `steps_s` and its share as
 # `steps_share`.

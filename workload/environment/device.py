@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from workload.contract import hosted
 from workload.contract.errors import UsageError
 from workload.contract.record import Memory
 from workload.contract.spec import TF32_CAPABILITY, Device, Precision, RunSpec
 from workload.environment import gpu_code, instructions
-from workload.environment.machine import HostSystem
+from workload.environment.machine import HostSystem, hosting_service
 from workload.environment.resource_errors import is_memory_shortage, is_workspace_shortage
 
 AUTOCAST_DTYPES = {Precision.AMP: torch.float16, Precision.BF16: torch.bfloat16}
@@ -77,7 +76,7 @@ def cuda_obstacle(machine: HostSystem | None = None) -> Obstacle | None:
     torch_build, driver = f"torch {torch.__version__}", _driver_version(machine)
     hidden = machine.environ.get("CUDA_VISIBLE_DEVICES")
     is_there = driver is not None or machine.exists(WSL_DEVICE)
-    service = hosted.service(machine.environ) if driver is None else None
+    service = hosting_service(machine.environ) if driver is None else None
     # Before the driver, which is not found here on Windows.
     if torch.version.cuda is None:
         loaded = f", although NVIDIA driver {driver} is loaded" if driver else ""

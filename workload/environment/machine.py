@@ -101,3 +101,34 @@ def cpu_list(text: str | None) -> list[int] | None:
             return None
         members.extend(range(start, stop + 1))
     return members
+
+
+# --- services that host notebooks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A service. `variable`: environment variable that its machines set; `gpu`: how its user gets a GPU."""
+
+    name: str
+    variable: str
+    gpu: str
+
+
+# Kaggle first: its image is made from Colab's, and may keep the variables of that image. Source: Kaggle/docker-python
+# 78aaa43, Dockerfile.tmpl and patches/kaggle_module_resolver.py, read 2026-11.
+SERVICES = (
+    Service(
+        name="Kaggle",
+        variable="KAGGLE_KERNEL_RUN_TYPE",
+        gpu="Settings > Accelerator, or enable_gpu in kernel-metadata.json",
+    ),
+    Service(name="Colab", variable="COLAB_RELEASE_TAG", gpu="Runtime > Change runtime type > T4 GPU"),
+)
+# Hint if the GPU's driver refuses to count: users cannot change the settings of the service's driver.
+WITHOUT_COUNTERS = "--profile torch, which needs no counters: the driver belongs to the service"
+
+
+def hosting_service(environ: Mapping[str, str] = os.environ) -> Service | None:
+    """The service on which this process runs; None elsewhere."""
+    return next((service for service in SERVICES if service.variable in environ), None)

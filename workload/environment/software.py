@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from workload import __version__
-from workload.contract.installation import packaged_commit
+from workload.contract.operating_system import packaged_commit
 from workload.environment.machine import HostSystem
 
 # Folder of the running code.

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from workload.contract.context import KeptCeilings
-from workload.contract.files import replace_text
+from workload.contract.operating_system import replace_text
 from workload.contract.spec import Device
+from workload.contract.trainer import KeptCeilings
 from workload.measure import ceilings
 from workload.measure.ceiling_rates import Ceilings
 from workload.measure.ceilings import COPY, TRIAD, Report, Sampler, identity, wanted

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import psutil
 
-from workload.contract.interrupt import raise_if_interrupted
+from workload.contract.process import raise_if_interrupted
 from workload.contract.record import Settling
 from workload.contract.spec import Device
 from workload.measure.ceilings import Report, sensors_of

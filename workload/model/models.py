@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from workload.contract.classifiers import unknown
 from workload.contract.errors import UsageError
 from workload.contract.spec import IMAGENET_IMAGE_SIZE
+from workload.contract.vocabulary import unknown_model
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ def require(name: str) -> str:
     """Return `name`. Raises `UsageError` with the nearest names if there is no such model."""
     known = names()
     if name not in known:
-        raise unknown(name, known)
+        raise unknown_model(name, known)
     return name
 
 

@@ -7,12 +7,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from workload.contract import hosted
 from workload.contract.spec import Device
 from workload.contract.text import minutes
 from workload.environment import ncu_paths
 from workload.environment.container import runtime
-from workload.environment.machine import HostSystem, fields
+from workload.environment.machine import WITHOUT_COUNTERS, HostSystem, Service, fields, hosting_service
 from workload.profile import tool
 from workload.profile.status import ProfileError, ProfileStatus, unavailable
 from workload.profile.supervise import End
@@ -46,7 +45,7 @@ class Facts:
     is_admin: bool
     in_container: bool
     wsl: bool = False
-    service: hosted.Service | None = None
+    service: Service | None = None
 
 
 def gather(device: Device, machine: HostSystem) -> Facts:
@@ -56,12 +55,12 @@ def gather(device: Device, machine: HostSystem) -> Facts:
     return Facts(
         device=device,
         driver=any(machine.exists(path) for path in (DRIVER_VERSION, WSL_DEVICE)),
-        ncus=tuple(ncu_paths.find(machine.environ, machine.root)),
+        ncus=tuple(ncu_paths.installed_ncus(machine.environ, machine.root)),
         admin_only=None if restricted is None else restricted != "0",
         is_admin=has_capability(machine.text("/proc/self/status"), CAP_SYS_ADMIN),
         in_container=runtime(machine) is not None,
         wsl=machine.exists(WSL_DEVICE),
-        service=hosted.service(machine.environ),
+        service=hosting_service(machine.environ),
     )
 
 
@@ -93,7 +92,7 @@ def restricted(facts: Facts) -> ProfileError:
         return unavailable("Windows restricts the GPU's counters to administrators (ERR_NVGPUCTRPERM)", hint=UNLOCK_WSL)
     return unavailable(
         "the driver restricts counters to administrators (RmProfilingAdminOnly: 1, ERR_NVGPUCTRPERM)",
-        hint=hosted.WITHOUT_COUNTERS if facts.service else UNLOCK_CONTAINER if facts.in_container else UNLOCK,
+        hint=WITHOUT_COUNTERS if facts.service else UNLOCK_CONTAINER if facts.in_container else UNLOCK,
     )
 
 

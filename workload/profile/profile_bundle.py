@@ -16,7 +16,7 @@ from workload import log
 from workload.contract import bundle, verdict
 from workload.contract.bundle import Bundle
 from workload.contract.errors import InterruptedRunError, RooflaunchError, UsageError
-from workload.contract.interrupt import interruption_deferred, stoppable
+from workload.contract.process import interruption_deferred, stoppable
 from workload.contract.record import Record, Status
 from workload.contract.record_sections import ProfileResult
 from workload.contract.script_words import redacted, without_secrets_in

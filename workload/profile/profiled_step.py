@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch.cuda import nvtx
 
-from workload.contract.files import replace_text
+from workload.contract.operating_system import replace_text
 from workload.contract.spec import RunSpec
 from workload.contract.vocabulary import step_range
 from workload.environment import device

@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from workload.contract.errors import RunFailedError, ToolError
-from workload.contract.files import replace_text
+from workload.contract.operating_system import replace_text
 from workload.contract.spec import Device, Precision
 from workload.contract.vocabulary import step_range
 from workload.measure.clock import clock_for

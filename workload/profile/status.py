@@ -2,10 +2,10 @@
 
 from enum import StrEnum
 
-from workload.contract.context import Context
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.record_sections import ProfileResult
 from workload.contract.spec import Profile
+from workload.contract.trainer import Context
 
 
 class ProfileStatus(StrEnum):

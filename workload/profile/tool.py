@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workload.environment.machine import run_tool
-from workload.environment.ncu_paths import PLACES
+from workload.environment.ncu_paths import NCU_PLACES
 from workload.profile.metrics import table
 from workload.profile.status import ProfileError, unavailable
 
@@ -86,7 +86,7 @@ def choose(candidates: Sequence[Ncu], capability: str) -> Fitting:
 
 def no_ncu() -> ProfileError:
     """Error for a machine that has ncu neither on PATH nor in a folder of NVIDIA's installers."""
-    places = ", ".join(f"/{place}" for place in PLACES)
+    places = ", ".join(f"/{place}" for place in NCU_PLACES)
     return unavailable(
         f"no ncu found on PATH or at {places}", hint=f"{INSTALL}; or --profile torch, which does not need ncu"
     )

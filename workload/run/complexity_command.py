@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workload.arguments import Parser, examples
-from workload.contract import files, formulas
+from workload.contract import formulas, operating_system
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.help_text import Group
+from workload.contract.invocation import Group
 from workload.contract.spec import Option, options
 from workload.contract.tables import Column, Role, TableFormat, as_json, render, table_width
 from workload.contract.text import did_you_mean, wrapped
@@ -136,7 +136,7 @@ def run(parsed: argparse.Namespace, _: Timeline) -> int:
     else:
         text = render(rows, FILE, form)
     if parsed.output:
-        files.replace_text(parsed.output, text + "\n")
+        operating_system.replace_text(parsed.output, text + "\n")
     else:
         print(text)
     return ExitCode.DONE

@@ -19,12 +19,12 @@ import torch
 
 from workload import log
 from workload.contract import bundle, verdict
-from workload.contract.context import Context, KeptCeilings
 from workload.contract.fields import from_facts
-from workload.contract.interrupt import raise_if_interrupted
+from workload.contract.process import raise_if_interrupted
 from workload.contract.record import CeilingsRecord, GapSeconds, Memory, Record, Status, Timing
 from workload.contract.spec import Device, Precision
 from workload.contract.text import percent, seconds, si
+from workload.contract.trainer import Context, KeptCeilings
 from workload.environment import device, gpu_index
 from workload.measure import ceiling_cache, ceilings, timing
 from workload.measure.clock import Clock, clock_for

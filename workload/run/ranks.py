@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 
 from workload import log
 from workload.contract import bundle
-from workload.contract.context import Context
 from workload.contract.errors import (
     BundleError,
     ExitCode,
@@ -36,8 +35,8 @@ from workload.contract.errors import (
     ToolError,
     UsageError,
 )
-from workload.contract.files import replace_text
-from workload.contract.interrupt import (
+from workload.contract.operating_system import SIGNALS, replace_text
+from workload.contract.process import (
     handled_by,
     interruption,
     interruption_deferred,
@@ -45,10 +44,10 @@ from workload.contract.interrupt import (
     pending_interruption,
     raise_if_interrupted,
 )
-from workload.contract.operating_system import SIGNALS
 from workload.contract.ranks import NOTES_FLAG
 from workload.contract.record import Status
 from workload.contract.spec import Device, Resolved, RunSpec, arguments
+from workload.contract.trainer import Context
 from workload.environment import cgroup
 from workload.measure.timing import Timeline
 from workload.run import unfinished

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from workload import log
-from workload.contract.context import Context
 from workload.contract.errors import ExitCode, InterruptedRunError
-from workload.contract.interrupt import ChildEnd, handled_by, raise_if_interrupted, run_child
 from workload.contract.invocation import SCRIPTS, TRAINER
+from workload.contract.process import ChildEnd, handled_by, raise_if_interrupted, run_child
 from workload.contract.spec import Profile, Resolved, RunSpec, arguments
+from workload.contract.trainer import Context
 from workload.run import unfinished
 from workload.steps.program import Program
 

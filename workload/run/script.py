@@ -13,14 +13,14 @@ import torch
 
 from workload import log
 from workload.contract import bundle, ranks, verdict
-from workload.contract.context import Context
-from workload.contract.interrupt import interruption_deferred
 from workload.contract.invocation import as_typed
+from workload.contract.process import interruption_deferred
 from workload.contract.ranks import COLLECTIVES_FILE, own_folder
 from workload.contract.record import ComplexityRecord, Record, SkippedSteps, Spec, Status
 from workload.contract.script_words import slug
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.contract.text import counted, percent, plain, seconds, si
+from workload.contract.trainer import Context
 from workload.environment.collect import collect
 from workload.environment.machine import HostSystem
 from workload.measure.clock import clock_for

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import rooflaunch
 from workload import log
 from workload.arguments import examples
-from workload.contract.context import Context
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -25,13 +24,14 @@ from workload.contract.errors import (
     RunFailedError,
     UsageError,
 )
-from workload.contract.files import replace_text
-from workload.contract.help_text import Group
-from workload.contract.interrupt import pending_interruption
+from workload.contract.invocation import Group
+from workload.contract.operating_system import replace_text
+from workload.contract.process import pending_interruption
 from workload.contract.ranks import NOTES_FLAG
 from workload.contract.record import Status
 from workload.contract.spec import SCRIPT_OPTIONS, Profile, RunSpec, options, resolve
 from workload.contract.text import counted
+from workload.contract.trainer import Context
 from workload.environment import cgroup, gpu_index
 from workload.measure.timing import Timeline
 from workload.run import ranks

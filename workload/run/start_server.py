@@ -1,7 +1,7 @@
 """Start server: imports what our trainer needs, then forks each run that its client asks for.
 
 It computes nothing, starts no thread of its own and never asks for CUDA: forks could use neither PyTorch's threads nor
-a device that was opened before the fork. The client is `workload/contract/forks.py`.
+a device that was opened before the fork. The client is `workload/contract/trainer.py`.
 """
 
 import ctypes
@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from workload.contract import entry
-from workload.contract.forks import Start, set_this_start
-from workload.contract.interrupt import LIFELINE
+from workload.contract import process
 from workload.contract.operating_system import SIGNALS
+from workload.contract.process import LIFELINE
+from workload.contract.trainer import Start, set_this_start
 
 assert sys.platform == "linux"
 # Modules that import all that a run of our trainer needs, and one that it uses if it is installed.
@@ -63,21 +63,21 @@ def _fork(client: socket.socket, request: dict[str, Any], descriptors: Sequence[
         with warnings.catch_warnings():
             # Python warns of the threads of numpy's OpenBLAS, which ends them before a fork and starts them when used.
             warnings.simplefilter("ignore", DeprecationWarning)
-            process = os.fork()
+            child = os.fork()
     except OSError as error:
         client.send(json.dumps({"error": str(error)}).encode())
         return
-    if process == 0:
+    if child == 0:
         try:
             os.close(is_begun)
             client.close()
             _become_run(request, descriptors, server)
             os.write(begin, b"1")
             os.close(begin)
-            entry.end_quickly(run())
+            process.end_quickly(run())
         except BaseException:  # noqa: BLE001 - no exception may return to the server's code
             sys.excepthook(*sys.exc_info())
-            entry.end_quickly(1)
+            process.end_quickly(1)
         finally:
             os._exit(1)
     for descriptor in (*descriptors, begin):
@@ -87,19 +87,19 @@ def _fork(client: socket.socket, request: dict[str, Any], descriptors: Sequence[
     has_begun = bool(poll.poll(BEGIN_LIMIT_MS)) and os.read(is_begun, 1) == b"1"
     os.close(is_begun)
     if not has_begun:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
         client.send(json.dumps({"error": "a fork did not begin"}).encode())
         return
-    pidfd = os.pidfd_open(process)
-    socket.send_fds(client, [json.dumps({"pid": process}).encode()], [pidfd])
+    pidfd = os.pidfd_open(child)
+    socket.send_fds(client, [json.dumps({"pid": child}).encode()], [pidfd])
     os.close(pidfd)
-    _, status = os.waitpid(process, 0)
+    _, status = os.waitpid(child, 0)
     client.send(json.dumps({"code": os.waitstatus_to_exitcode(status)}).encode())
 
 
 def _become_run(request: dict[str, Any], descriptors: Sequence[int], server: int) -> None:
-    """Make this fork equal to a fresh process that `run_child` has started, as far as a run can tell."""
+    """Make this fork equal to a fresh child that `run_child` has started, as far as a run can tell."""
     import numpy as np  # noqa: PLC0415 - imported with torch, after the signals are blocked
     import torch  # noqa: PLC0415
 
@@ -115,7 +115,7 @@ def _become_run(request: dict[str, Any], descriptors: Sequence[int], server: int
     # The client compares all other variables with those of the server's start.
     os.environ[LIFELINE] = "stdin"
     sys.argv[1:] = request["words"]
-    # A fresh process has random seeds, also PyTorch's on a CPU.
+    # A fresh child has random seeds, also PyTorch's on a CPU.
     random.seed()
     np.random.seed()  # noqa: NPY002 - the generator that libraries use
     torch.default_generator.seed()

@@ -19,12 +19,12 @@ from torch import distributed, nn
 
 from workload import log
 from workload.contract import bundle, ranks, verdict
-from workload.contract.context import Context
 from workload.contract.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
-from workload.contract.interrupt import interruption_deferred, pending_interruption, raise_if_interrupted
+from workload.contract.process import interruption_deferred, pending_interruption, raise_if_interrupted
 from workload.contract.record import Record, SkippedSteps, Spec, Status
 from workload.contract.spec import Device, Precision, Resolved, RunSpec, options
 from workload.contract.text import counted, cpu_share
+from workload.contract.trainer import Context
 from workload.environment import device, resource_errors
 from workload.environment.cgroup import usable_cpus
 from workload.environment.collect import collect

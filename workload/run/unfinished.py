@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from workload.contract import bundle
-from workload.contract.context import Context
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
 from workload.contract.fields import from_facts
-from workload.contract.forks import this_start
 from workload.contract.record import ComplexityRecord, JobPlace, Memory, Record, Repeat, Spec, Status, Timing
 from workload.contract.record_sections import Environment
 from workload.contract.script_words import script_name, slug
 from workload.contract.spec import Device, Profile, RunSpec
+from workload.contract.trainer import Context, this_start
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
 from workload.profile.status import before_the_pass

@@ -27,7 +27,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from workload.contract.errors import UsageError
-from workload.contract.files import replace_text
+from workload.contract.operating_system import replace_text
 from workload.contract.record import ComplexityRecord
 from workload.contract.spec import Device, Optimizer, Precision
 from workload.environment import resource_errors

@@ -17,7 +17,7 @@ from typing import Any
 
 from workload import log
 from workload.contract.errors import ExitCode, RooflaunchError, UsageError
-from workload.contract.interrupt import pending_interruption
+from workload.contract.process import pending_interruption
 from workload.contract.spec import Device
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.steps.batches import Batch, Unit, fetched_at

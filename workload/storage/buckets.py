@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar, TypeVar
 
 from workload.contract.errors import BundleError, ToolError
-from workload.contract.files import crc32c_of
+from workload.contract.operating_system import crc32c_of
 from workload.storage.store import ObjectExistsError, Patience, UnreachableError, not_sealed, require_safe
 
 # Pauses between attempts double from the first to the longest.

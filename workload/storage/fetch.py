@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from workload.contract import bundle
 from workload.contract.errors import BundleError, RooflaunchError, ToolError
-from workload.contract.files import crc32c_of, replacing
+from workload.contract.operating_system import crc32c_of, replacing
 from workload.storage.address import FetchSource
 from workload.storage.inventory import (
     PARTIAL,

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workload.contract.errors import BundleError, ToolError, UsageError
-from workload.contract.files import crc32c_of, crc32c_text
-from workload.contract.operating_system import replace_file
+from workload.contract.operating_system import crc32c_of, crc32c_text, replace_file
 from workload.storage import ssh_remote
 from workload.storage.store import (
     MAX_RECORD_BYTES,

@@ -17,7 +17,7 @@ from functools import cache, partial
 from typing import Any, TypeVar
 
 from workload.contract.errors import RooflaunchError, ToolError
-from workload.contract.files import crc32c, crc32c_text
+from workload.contract.operating_system import crc32c, crc32c_text
 from workload.storage.buckets import (
     CloudBucket,
     Content,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 from workload.contract.errors import BundleError, ToolError
-from workload.contract.files import crc32c
+from workload.contract.operating_system import crc32c
 
 T = TypeVar("T")
 

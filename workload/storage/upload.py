@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workload.contract import bundle, record
 from workload.contract.errors import BundleError
-from workload.contract.files import crc32c_of
+from workload.contract.operating_system import crc32c_of
 from workload.storage.inventory import FILES_LABEL, RUNS, files_label
 from workload.storage.store import ObjectExistsError, Patience, Store, StoredObject, checksum_of
 

@@ -26,7 +26,7 @@ from workload.contract import peaks, prices
 from workload.contract.spec import Precision
 from workload.contract.text import counted, plain
 from workload.contract.verdict import Bound
-from workload.stats.runs_interval import LEAST_REPLICATES
+from workload.stats.intervals import LEAST_REPLICATES
 
 MOST_SENTENCES = 5
 MOST_MODELS = 2

@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.backends.gcp.resources import OperationFault
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
-from workload.contract.interrupt import raise_if_interrupted
+from workload.contract.process import raise_if_interrupted
 from workload.storage.buckets import Service
 from workload.storage.gcs import LOG_IN, log_in
 from workload.storage.store import UnreachableError

@@ -3,9 +3,9 @@
 import pytest
 
 from analysis.loading import model_work
-from workload.contract.classifiers import NAMES
 from workload.contract.record import Spec
 from workload.contract.spec import Precision
+from workload.contract.vocabulary import MODELS
 
 SIZES = {"vit_b_16": 224, "resnet18": 32, "mobilenet_v2": 224}
 
@@ -35,7 +35,7 @@ def test_the_table_says_what_the_trainer_counts(model: str, precision: Precision
 
 
 def test_the_table_has_every_model_and_no_other() -> None:
-    assert {model for model, _ in model_work.table()} == set(NAMES)
+    assert {model for model, _ in model_work.table()} == set(MODELS)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from scipy import stats
 from scipy.stats import mstats
 
 from analysis.statistics.samples import Floats, Method, over_runs, ranks
-from workload.stats.runs_interval import order_statistics_from
+from workload.stats.intervals import order_statistics_from
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ from workload.contract.errors import (
     RunFailedError,
     UsageError,
 )
-from workload.contract.forks import Forks
-from workload.contract.interrupt import interruption
+from workload.contract.process import interruption
 from workload.contract.spec import resolve
+from workload.contract.trainer import Forks
 from workload.contract.verdict import PageFaults
 
 

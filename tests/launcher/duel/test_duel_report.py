@@ -12,7 +12,7 @@ from launcher.duel import report
 from launcher.duel.contest import Work
 from launcher.duel.report import EQUAL, Plan, Result
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.interrupt import interruption
+from workload.contract.process import interruption
 from workload.contract.verdict import FAULTS_CURE, PageFaults
 
 

@@ -22,7 +22,7 @@ from launcher.protocol.records import Heartbeat, LaunchPhase, Request, Result, r
 from tests.launcher import rented_vm
 from tests.launcher.rented_vm import LAUNCHED_S, NAME, ZONE
 from workload.contract.errors import InterruptedRunError, ToolError
-from workload.contract.interrupt import stoppable
+from workload.contract.process import stoppable
 from workload.storage.store import StoredObject
 
 PREEMPTED_HINT = "--rerun-preempted 2 starts it again automatically; without --spot it is not taken away"

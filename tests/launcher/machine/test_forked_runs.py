@@ -13,7 +13,7 @@ import pytest
 from tests.waiting import is_running, until
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
-from workload.contract.forks import FRESH_NOTE
+from workload.contract.trainer import FRESH_NOTE
 from workload.storage.inventory import sealed_in
 
 pytestmark = [

@@ -15,10 +15,10 @@ from launcher.machine.runtime import Choice
 from launcher.machine.task import Outcome, work_through
 from launcher.protocol.task import Task, TaskRun
 from workload.contract import bundle
-from workload.contract.context import Context
 from workload.contract.errors import ExitCode, ToolError
 from workload.contract.record import CeilingsRecord, Record, Settling, Spec, Status
 from workload.contract.spec import Profile, Resolved, RunSpec
+from workload.contract.trainer import Context
 
 CODES = {
     Status.COMPLETED: ExitCode.DONE,

@@ -12,10 +12,10 @@ import pytest
 from launcher.machine import local, task
 from launcher.machine.script_process import Workplace
 from workload.contract import bundle
-from workload.contract.context import Context
 from workload.contract.errors import ExitCode, RunFailedError, UsageError
 from workload.contract.record import Status
 from workload.contract.spec import SCRIPT_OPTIONS, RunSpec, options, resolve
+from workload.contract.trainer import Context
 from workload.run import unfinished
 
 # Steps of a fraction of a millisecond, enough of them to be understood, counted and measured.

@@ -21,11 +21,10 @@ from launcher.sweep.shared import Control, Progress
 from launcher.sweep.work import Ended, PlaceWork
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract import bundle
-from workload.contract.context import Context
 from workload.contract.errors import UsageError
-from workload.contract.forks import Forks
 from workload.contract.record import Record, Settling, Spec, Status, Timing
 from workload.contract.spec import RunSpec
+from workload.contract.trainer import Context, Forks
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from statistics import fmean, median, stdev
 import pytest
 
 from launcher.sweep.until import decision_of
-from workload.stats.blocks_interval import looks, single_contrast
-from workload.stats.runs_interval import student_reach
+from workload.stats.intervals import looks, single_contrast, student_reach
 
 # Blocks that are less alike than independent ones, without a trend.
 FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.5, 100.5, 100.0)

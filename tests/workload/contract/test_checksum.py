@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workload.contract import files
+from workload.contract import operating_system
 
 
 @pytest.fixture
 def forgetful() -> Iterator[None]:
     """Forget the chosen implementation, before and after the test."""
-    files._fastest.cache_clear()
+    operating_system._fastest.cache_clear()
     yield
-    files._fastest.cache_clear()
+    operating_system._fastest.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -24,14 +24,16 @@ def forgetful() -> Iterator[None]:
     [(b"", "AAAAAA=="), (b"123456789", "4waSgw=="), (bytes(32), "ipE2qg==")],
 )
 def test_text(content: bytes, text: str) -> None:
-    assert files.crc32c_of(io.BytesIO(content)) == text
+    assert operating_system.crc32c_of(io.BytesIO(content)) == text
 
 
 def test_the_rest_of_a_stream_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     content = io.BytesIO(b"?" + bytes(range(256)) * 5)
     content.read(1)
-    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
-    assert files.crc32c_of(content) == files.crc32c_text(files.crc32c(bytes(range(256)) * 5))
+    monkeypatch.setattr(operating_system, "BLOCK_BYTES", 100)
+    assert operating_system.crc32c_of(content) == operating_system.crc32c_text(
+        operating_system.crc32c(bytes(range(256)) * 5)
+    )
 
 
 @given(st.binary(max_size=2000), st.integers(0, 2**32 - 1))
@@ -39,21 +41,21 @@ def test_both_ways_agree(data: bytes, crc: int) -> None:
     import google_crc32c
 
     assert google_crc32c.implementation == "c"
-    assert files._in_python(crc, data) == google_crc32c.extend(crc, data)
+    assert operating_system._in_python(crc, data) == google_crc32c.extend(crc, data)
 
 
 @pytest.mark.usefixtures("forgetful")
 def test_the_compiled_one_is_used_where_it_is() -> None:
     import google_crc32c
 
-    assert files._fastest() is google_crc32c.extend
+    assert operating_system._fastest() is google_crc32c.extend
 
 
 @pytest.mark.usefixtures("forgetful")
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    assert files._fastest() is files._in_python
-    assert files.crc32c(b"6789", files.crc32c(b"12345")) == 0xE3069283
+    assert operating_system._fastest() is operating_system._in_python
+    assert operating_system.crc32c(b"6789", operating_system.crc32c(b"12345")) == 0xE3069283
 
 
 @pytest.mark.usefixtures("forgetful")
@@ -63,4 +65,4 @@ def test_a_package_without_its_compiled_part_is_not_used_and_says_nothing(monkey
     monkeypatch.setattr(google_crc32c, "implementation", "python")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert files._fastest() is files._in_python
+        assert operating_system._fastest() is operating_system._in_python

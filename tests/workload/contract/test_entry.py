@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workload.contract import entry
+from workload.contract import process
 from workload.contract.errors import ExitCode
 
 ROOT = Path(__file__).parents[3]
@@ -55,7 +55,7 @@ def test_work_goes_on_without_a_reader(
 
     refusing = Refusing(number)
     monkeypatch.setattr(sys, "stdout", refusing)
-    assert entry.enter(work) == code
+    assert process.enter(work) == code
     assert done == ["first", "second"]
     assert capsys.readouterr().err == said
     assert sys.stdout is refusing
@@ -68,19 +68,19 @@ def test_messages_that_cannot_be_written_are_dropped(monkeypatch: pytest.MonkeyP
         print("error: a message", file=sys.stderr)
         return ExitCode.NOTHING_TO_DO
 
-    assert entry.enter(work) == ExitCode.NOTHING_TO_DO
+    assert process.enter(work) == ExitCode.NOTHING_TO_DO
 
 
 def test_other_errors_of_the_system_keep_their_traceback() -> None:
     with pytest.raises(FileNotFoundError):
-        entry.enter(lambda: Path("/nowhere/at/all").stat().st_size)
+        process.enter(lambda: Path("/nowhere/at/all").stat().st_size)
 
 
 def test_ctrl_c_is_one_word(capsys: pytest.CaptureFixture[str]) -> None:
     def work() -> int:
         raise KeyboardInterrupt
 
-    assert entry.enter(work) == ExitCode.INTERRUPTED
+    assert process.enter(work) == ExitCode.INTERRUPTED
     assert capsys.readouterr() == ("", "interrupted\n")
 
 
@@ -105,11 +105,11 @@ def test_every_program_reports_a_lost_result(words: list[str], tmp_path: Path) -
 @pytest.mark.world
 def test_closed_streams_are_not_given_to_the_next_file(tmp_path: Path) -> None:
     code = (
-        "from workload.contract import entry\n"
+        "from workload.contract import process\n"
         "def work():\n"
         "    with open('file', 'w') as text: text.write(str(text.fileno()))\n"
         "    print('dropped'); return 3\n"
-        "raise SystemExit(entry.enter(work))"
+        "raise SystemExit(process.enter(work))"
     )
     command = ["bash", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, code]
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
@@ -122,9 +122,9 @@ def test_ctrl_c_while_python_ends_changes_nothing() -> None:
     """A child gets Ctrl-C twice, from the terminal and from its launcher: the second may come at its end."""
     code = """
 import atexit, os, signal, sys
-from workload.contract import entry
+from workload.contract import process
 atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), print("ended", flush=True)))
-sys.exit(entry.enter(lambda: 6))
+sys.exit(process.enter(lambda: 6))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (6, "ended\n", "")
@@ -135,7 +135,7 @@ sys.exit(entry.enter(lambda: 6))
 def test_a_quick_end_frees_nothing_and_loses_nothing(tool: str, freed: str) -> None:
     code = """
 import atexit, sys, threading
-from workload.contract import entry
+from workload.contract import process
 class Freed:
     def __del__(self): print("freed", flush=True)
 kept, may_end = Freed(), threading.Event()
@@ -143,7 +143,7 @@ threading.Thread(target=lambda: (may_end.wait(), print("thread"))).start()
 atexit.register(print, "atexit")
 sys.stderr.write("no newline")
 may_end.set()
-entry.end_quickly(7)
+process.end_quickly(7)
 """
     environment = {**os.environ, "CUDA_INJECTION64_PATH": tool}
     done = subprocess.run(

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from workload.contract.files import replace_text, replacing
+from workload.contract.operating_system import replace_text, replacing
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.waiting import is_running, until
-from workload.contract import forks
-from workload.contract.forks import Forks
-from workload.contract.interrupt import ChildEnd, Follower, run_child
+from workload.contract import trainer
+from workload.contract.process import ChildEnd, Follower, run_child
+from workload.contract.trainer import Forks
 
 pytestmark = [
     pytest.mark.world,
@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[3]
 TRAINER = """
 import os, signal, sys, time, types
 sys.path.insert(0, {root!r})
-from workload.contract import interrupt
+from workload.contract import process
 from workload.run import start_server
 
 def run():
-    interrupt.end_with_parent()
-    with interrupt.stoppable():
+    process.end_with_parent()
+    with process.stoppable():
         return eval(sys.argv[2]) or 0
 
 if sys.argv[1:] == ["start-server"]:
@@ -58,7 +58,7 @@ print(__import__("json").dumps(dict(
     threads=len(os.listdir("/proc/self/task")),
     limits=open("/proc/self/limits").read(),
     streams=[(each.encoding, each.errors, each.line_buffering) for each in (sys.stdin, sys.stdout, sys.stderr)],
-    start=__import__("workload.contract.forks").contract.forks.this_start(),
+    start=__import__("workload.contract.trainer").contract.trainer.this_start(),
 )))
 """
 
@@ -81,7 +81,7 @@ class Terminal:
             self.on_line(line)
 
         return run_child(
-            [*forks.TRAINER, "train", expression],
+            [*trainer.TRAINER, "train", expression],
             on_line=hear,
             follower=Follower(on_message=self.messages.append, on_started=self.children.append, apart=apart),
             forking=self.forks.child if forked else None,
@@ -99,7 +99,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer that imports nothing."""
     program = tmp_path / "trainer.py"
     program.write_text(TRAINER.format(root=str(ROOT)))
-    monkeypatch.setattr(forks, "TRAINER", (sys.executable, "-P", str(program)))
+    monkeypatch.setattr(trainer, "TRAINER", (sys.executable, "-P", str(program)))
 
 
 @pytest.fixture
@@ -113,12 +113,12 @@ def launcher(do: str) -> list[str]:
     """Command of a process that executes `do`, in which `run(expression)` forks a run and returns its exit code."""
     program = f"""
 import sys, time; sys.path.insert(0, {str(ROOT)!r})
-from workload.contract import forks, interrupt
-forks.TRAINER = {forks.TRAINER!r}
-asked = forks.Forks(print)
+from workload.contract import trainer, process
+trainer.TRAINER = {trainer.TRAINER!r}
+asked = trainer.Forks(print)
 def run(expression):
-    command = [*forks.TRAINER, "train", expression]
-    return interrupt.run_child(command, on_line=lambda line: print(line, flush=True), forking=asked.child).code
+    command = [*trainer.TRAINER, "train", expression]
+    return process.run_child(command, on_line=lambda line: print(line, flush=True), forking=asked.child).code
 {do}
 """
     return [sys.executable, "-c", program]
@@ -216,7 +216,7 @@ def test_runs_of_one_server_have_one_parent_and_random_numbers_of_their_own(term
 def test_other_commands_are_fresh(command: tuple[str, ...]) -> None:
     with Forks(pytest.fail) as asked:
         assert asked.child((sys.executable, *command), reads_stderr=True, apart=True) is None
-        assert asked.child(("env", "A=1", *forks.TRAINER, "train"), reads_stderr=True, apart=True) is None
+        assert asked.child(("env", "A=1", *trainer.TRAINER, "train"), reads_stderr=True, apart=True) is None
         assert asked._server is None
 
 
@@ -252,10 +252,10 @@ def test_ctrl_c_of_a_terminal_reaches_the_run_once_and_the_server_not() -> None:
     command = launcher(
         """print(run("print('ready', flush=True) or time.sleep(60)"), flush=True); print(run("7"), flush=True)"""
     )
-    with subprocess.Popen(command, text=True, stdout=-1, stderr=-1, start_new_session=True) as process:
-        assert process.stdout.readline() == "ready\n"
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate()
+    with subprocess.Popen(command, text=True, stdout=-1, stderr=-1, start_new_session=True) as started:
+        assert started.stdout.readline() == "ready\n"
+        os.killpg(started.pid, signal.SIGINT)
+        out, err = started.communicate()
     assert out.splitlines() == ["1", "7"]
     assert err.count("InterruptedRunError") == 1
 
@@ -273,7 +273,7 @@ def test_a_signal_before_the_run_has_begun_ends_it_at_its_beginning(
     follower = Follower(on_message=terminal.messages.append, on_started=interrupt)
     ended = run_child(
         # The signal is sent when the client hears of the beginning: a shorter run could be over before.
-        [*forks.TRAINER, "train", "time.sleep(60) or print('measured')"],
+        [*trainer.TRAINER, "train", "time.sleep(60) or print('measured')"],
         on_line=pytest.fail,
         follower=follower,
         forking=terminal.forks.child,
@@ -286,7 +286,7 @@ def test_a_run_that_is_killed_before_it_has_begun_does_not_start_again(
 ) -> None:
     monkeypatch.setenv("BEFORE", "time.sleep(60)")
     follower = Follower(on_message=pytest.fail, on_started=lambda child: child.send_signal(signal.SIGKILL))
-    command = [*forks.TRAINER, "train", "print('measured')"]
+    command = [*trainer.TRAINER, "train", "print('measured')"]
     ended = run_child(command, on_line=pytest.fail, follower=follower, forking=terminal.forks.child)
     assert ended.code == -signal.SIGKILL
 
@@ -315,7 +315,7 @@ def test_a_server_that_is_killed_takes_its_run_with_it_and_the_next_run_is_fresh
     ended = terminal.run("print(os.getpid(), flush=True) or time.sleep(60)")
     assert ended.code == -signal.SIGKILL
     until(lambda: not is_running(runs[0]))
-    assert terminal.told == [f"the start server failed: it has ended; {forks.FRESH_NOTE}"]
+    assert terminal.told == [f"the start server failed: it has ended; {trainer.FRESH_NOTE}"]
     terminal.on_line = lambda _: None
     terminal.run("print(os.getppid())")
     assert terminal.lines == [str(os.getpid())]
@@ -348,11 +348,11 @@ def test_where_a_server_cannot_fork_the_run_is_fresh(
 ) -> None:
     monkeypatch.setenv("BEFORE", before)
     if "0.6" in why:
-        monkeypatch.setattr(forks, "START_LIMIT_S", 0.3)
-        monkeypatch.setattr(forks, "ANSWER_LIMIT_S", 0.3)
+        monkeypatch.setattr(trainer, "START_LIMIT_S", 0.3)
+        monkeypatch.setattr(trainer, "ANSWER_LIMIT_S", 0.3)
     ended = terminal.run("print(os.getppid()) or 3")
     assert (ended.code, terminal.lines) == (3, [str(os.getpid())])
-    assert terminal.told == [f"the start server failed: {why}; {forks.FRESH_NOTE}"]
+    assert terminal.told == [f"the start server failed: {why}; {trainer.FRESH_NOTE}"]
     assert len(terminal.children) == 2
     assert terminal.run("3").code == 3
     assert len(terminal.children) == 3
@@ -372,7 +372,7 @@ def test_a_stopped_server_goes_on_when_it_is_needed(terminal: Terminal, monkeypa
     assert terminal.lines == [str(terminal.server)]
     server = terminal.server
     stop()
-    monkeypatch.setattr(forks, "ANSWER_LIMIT_S", 0.3)
+    monkeypatch.setattr(trainer, "ANSWER_LIMIT_S", 0.3)
     terminal.forks.end()
     assert not is_running(server)
     assert not terminal.told
@@ -384,11 +384,11 @@ def test_a_server_ends_with_its_launcher_and_the_run_in_order(tmp_path: Path) ->
     said = tmp_path / "said"
     run = (
         "exec('''try:\\n print(os.getpid(), os.getppid(), flush=True); time.sleep(60)\\n"
-        f"finally: open({str(said)!r}, \"w\").write(str(interrupt.interruption(15)))''')"
+        f"finally: open({str(said)!r}, \"w\").write(str(process.interruption(15)))''')"
     )
-    with subprocess.Popen(launcher(f"run({run!r})"), text=True, stdout=-1, stderr=-1) as process:
-        processes = [int(word) for word in process.stdout.readline().split()]
-        process.kill()
+    with subprocess.Popen(launcher(f"run({run!r})"), text=True, stdout=-1, stderr=-1) as started:
+        processes = [int(word) for word in started.stdout.readline().split()]
+        started.kill()
         until(lambda: not any(map(is_running, processes)))
     assert said.read_text() == "interrupted: the process that started this run has ended"
 
@@ -416,7 +416,7 @@ def open_files() -> set[str]:
 def test_without_pidfds_every_run_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with Forks(pytest.fail) as asked:
-        assert asked.child([*forks.TRAINER, "train"], reads_stderr=True, apart=True) is None
+        assert asked.child([*trainer.TRAINER, "train"], reads_stderr=True, apart=True) is None
 
 
 @pytest.mark.parametrize("tool", ["LD_PRELOAD", "CUDA_INJECTION64_PATH"])
@@ -425,7 +425,7 @@ def test_a_tool_that_forbids_forks_is_named_once(tool: str, monkeypatch: pytest.
     told: list[str] = []
     with Forks(told.append) as tried:
         for _ in range(2):
-            assert tried.child([*forks.TRAINER, "train"], reads_stderr=False, apart=False) is None
+            assert tried.child([*trainer.TRAINER, "train"], reads_stderr=False, apart=False) is None
     assert told == [
         f"{tool} is set, so runs are not forked: each start takes seconds longer; unset it if it is no profiler's"
     ]

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from workload.contract import installation
+from workload.contract import operating_system
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.installation import from_checkout
+from workload.contract.operating_system import from_checkout
 
 
 def test_a_module_beside_the_packages_is_imported() -> None:
@@ -12,7 +12,7 @@ def test_a_module_beside_the_packages_is_imported() -> None:
 
 
 def test_an_installed_package_says_that_it_has_no_such_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "ROOT", tmp_path)
+    monkeypatch.setattr(operating_system, "ROOT", tmp_path)
     with pytest.raises(UsageError) as caught:
         from_checkout("benchmarks.gpu_truth.evidence", "gpu-truth")
     folder = tmp_path / "benchmarks" / "gpu_truth"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import is_running, until
-from workload.contract import interrupt
+from workload.contract import process
 from workload.contract.errors import InterruptedRunError
-from workload.contract.interrupt import Follower, interruption_deferred, raise_if_interrupted, run_child, stoppable
+from workload.contract.process import Follower, interruption_deferred, raise_if_interrupted, run_child, stoppable
 
 ROOT = Path(__file__).parents[3]
 READY = "import time; print('ready', flush=True);"
@@ -28,15 +28,15 @@ READY = "import time; print('ready', flush=True);"
     ],
 )
 def test_a_signal_ends_the_work(number: signal.Signals, message: str) -> None:
-    before = [signal.getsignal(each) for each in interrupt.SIGNALS]
+    before = [signal.getsignal(each) for each in process.SIGNALS]
     with pytest.raises(InterruptedRunError) as caught, stoppable():
         signal.raise_signal(number)
     assert caught.value.report() == f"error: {message}\nhint: run again; the unfinished bundle keeps its steps"
-    assert [signal.getsignal(each) for each in interrupt.SIGNALS] == before
+    assert [signal.getsignal(each) for each in process.SIGNALS] == before
 
 
 def test_a_signal_that_only_torchrun_handles_has_a_name() -> None:
-    assert str(interrupt.interruption(signal.SIGQUIT)) == "interrupted by SIGQUIT"
+    assert str(process.interruption(signal.SIGQUIT)) == "interrupted by SIGQUIT"
 
 
 def test_work_that_leaves_no_bundle_has_a_hint_of_its_own() -> None:
@@ -46,7 +46,7 @@ def test_work_that_leaves_no_bundle_has_a_hint_of_its_own() -> None:
     with stoppable("nothing was submitted"):
         with suppress(Exception):
             signal.raise_signal(signal.SIGINT)
-        pending = interrupt.pending_interruption()
+        pending = process.pending_interruption()
         assert pending.hint == "nothing was submitted"
         with pytest.raises(InterruptedRunError) as caught:
             raise_if_interrupted()
@@ -60,7 +60,7 @@ def test_a_library_that_catches_everything_does_not_swallow_it() -> None:
         signal.raise_signal(signal.SIGTERM)  # a second one changes nothing
         with pytest.raises(InterruptedRunError, match="by Ctrl-C"):
             raise_if_interrupted()
-        assert str(interrupt.pending_interruption()) == "interrupted by Ctrl-C"
+        assert str(process.pending_interruption()) == "interrupted by Ctrl-C"
 
 
 def test_what_is_written_down_is_not_disturbed() -> None:
@@ -77,7 +77,7 @@ def test_nothing_is_left_of_an_earlier_interruption() -> None:
         signal.raise_signal(signal.SIGINT)
     with stoppable():
         raise_if_interrupted()
-        assert interrupt.pending_interruption() is None
+        assert process.pending_interruption() is None
 
 
 class Careless:
@@ -102,7 +102,7 @@ def test_an_interruption_inside_del_is_raised_again() -> None:
 
 @pytest.mark.world
 def test_ctrl_c_inside_del_in_a_program_is_raised_again() -> None:
-    with pytest.raises(KeyboardInterrupt), interrupt.never_dropped():
+    with pytest.raises(KeyboardInterrupt), process.never_dropped():
         delete_carelessly()
 
 
@@ -124,7 +124,7 @@ def python(code: str) -> list[str]:
 def test_a_child_that_is_still_starting_gets_the_signal_when_it_can_end_in_order() -> None:
     code = (
         f"{READY} time.sleep(0.5)\n"  # as Python imports
-        "from workload.contract.interrupt import stoppable\n"
+        "from workload.contract.process import stoppable\n"
         "from workload.contract.errors import InterruptedRunError\n"
         "try:\n"
         "    with stoppable(): time.sleep(20)\n"
@@ -156,7 +156,7 @@ def test_a_third_signal_kills_a_child_that_does_not_end() -> None:
 @pytest.mark.world
 def test_a_program_that_repeats_sigterm_does_not_kill_a_child_that_is_ending() -> None:
     code = (
-        "import time; from workload.contract.interrupt import stoppable\n"
+        "import time; from workload.contract.process import stoppable\n"
         "with stoppable():\n"
         "    try: print('ready', flush=True); time.sleep(30)\n"
         "    finally: print('ending', flush=True); time.sleep(0.3); print('ended', flush=True)"
@@ -176,7 +176,7 @@ def test_a_program_that_repeats_sigterm_does_not_kill_a_child_that_is_ending() -
 @pytest.mark.world
 def test_a_follower_hears_a_child_and_can_end_it() -> None:
     code = (
-        "import sys, time; from workload.contract.interrupt import stoppable\n"
+        "import sys, time; from workload.contract.process import stoppable\n"
         "try:\n"
         "    with stoppable(): print('ready', flush=True); time.sleep(30)\n"
         "except BaseException as error: print(f'error: {error}', file=sys.stderr); raise SystemExit(130)"
@@ -200,9 +200,9 @@ def test_a_child_that_does_not_end_is_killed_with_its_own() -> None:
     """The child ignores signals, and its own child, in another session, gets none."""
     grandchild = python("import time; print('ready', flush=True); time.sleep(60)")
     child = (
-        "import subprocess, time; from workload.contract import interrupt\n"
-        "interrupt.ORPHAN_LIMIT_S = 0.2; interrupt.end_with_parent()\n"
-        "with interrupt.handled_by(lambda *_: None):\n"
+        "import subprocess, time; from workload.contract import process\n"
+        "process.ORPHAN_LIMIT_S = 0.2; process.end_with_parent()\n"
+        "with process.handled_by(lambda *_: None):\n"
         f"    other = subprocess.Popen({grandchild!r}, stdout=subprocess.PIPE, start_new_session=True)\n"
         "    other.stdout.readline(); print(other.pid, flush=True)\n"
         "    while True: time.sleep(1)"
@@ -210,28 +210,28 @@ def test_a_child_that_does_not_end_is_killed_with_its_own() -> None:
     show = "lambda line: print(line, flush=True)"
     follower = "Follower(on_message=print, on_started=lambda child: print(child.pid, flush=True))"
     parent = (
-        "from workload.contract.interrupt import Follower, run_child; "
+        "from workload.contract.process import Follower, run_child; "
         f"run_child({python(child)!r}, on_line={show}, follower={follower})"
     )
-    with subprocess.Popen(python(parent), stdout=subprocess.PIPE, text=True) as process:
-        pids = [int(process.stdout.readline()) for _ in range(2)]
-        process.kill()
+    with subprocess.Popen(python(parent), stdout=subprocess.PIPE, text=True) as started:
+        pids = [int(started.stdout.readline()) for _ in range(2)]
+        started.kill()
     until(lambda: not any(map(is_running, pids)))
 
 
 @pytest.mark.world
 def test_a_child_ends_in_order_when_its_parent_is_killed(tmp_path: Path) -> None:
     child = (
-        "import time; from workload.contract import interrupt\n"
-        "interrupt.end_with_parent()\n"
+        "import time; from workload.contract import process\n"
+        "process.end_with_parent()\n"
         "try:\n"
-        "    with interrupt.stoppable(): print('ready', flush=True); time.sleep(30)\n"
-        f"finally: open({str(tmp_path / 'said')!r}, 'w').write(str(interrupt.interruption(15)))"
+        "    with process.stoppable(): print('ready', flush=True); time.sleep(30)\n"
+        f"finally: open({str(tmp_path / 'said')!r}, 'w').write(str(process.interruption(15)))"
     )
     show = "lambda line: print(line, flush=True)"
-    parent = f"from workload.contract.interrupt import run_child; run_child({python(child)!r}, on_line={show})"
-    with subprocess.Popen(python(parent), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "ready\n"
-        process.kill()
+    parent = f"from workload.contract.process import run_child; run_child({python(child)!r}, on_line={show})"
+    with subprocess.Popen(python(parent), stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout.readline() == "ready\n"
+        started.kill()
     said = until(lambda: (tmp_path / "said").exists() and (tmp_path / "said").read_text())
     assert said == "interrupted: the process that started this run has ended"

@@ -9,8 +9,8 @@ import pytest
 from workload.contract import operating_system
 from workload.contract.bundle import make_output
 from workload.contract.errors import RunFailedError, UsageError
-from workload.contract.files import replace_text
-from workload.contract.interrupt import ChildEnd
+from workload.contract.operating_system import replace_text
+from workload.contract.process import ChildEnd
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from analysis.importing import UserFacts, import_file
 from benchmarks.synthetic_bundles import make, make_record
 from tests import sources
 from workload.contract import bundle, record
-from workload.contract.context import Context
 from workload.contract.errors import BundleError, RunFailedError, UsageError
 from workload.contract.fields import encode, unknown
 from workload.contract.record import Record, Spec
 from workload.contract.record_sections import Environment
 from workload.contract.spec import Device, RunSpec
+from workload.contract.trainer import Context
 from workload.environment.machine import HostSystem
 from workload.run import unfinished
 

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from workload.contract.context import Context
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.spec import (
     SCRIPT_ONLY_OPTIONS,
@@ -16,6 +15,7 @@ from workload.contract.spec import (
     options,
     resolve,
 )
+from workload.contract.trainer import Context
 
 
 def test_defaults_are_the_contract() -> None:

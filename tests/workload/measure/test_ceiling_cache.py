@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from workload.contract.context import KeptCeilings
 from workload.contract.spec import Device
+from workload.contract.trainer import KeptCeilings
 from workload.measure import ceiling_cache, ceilings
 from workload.measure.ceiling_rates import Ceilings, MeasuredRate
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from workload.contract import classifiers
+from workload.contract import vocabulary
 from workload.contract.errors import ExitCode, UsageError
 from workload.model import models
 
@@ -102,10 +102,10 @@ def test_an_unfit_image_size_is_refused(name: str, size: int, message: str, hint
 
 
 def test_the_list_for_launchers_is_that_of_torchvision() -> None:
-    assert models.names() == classifiers.NAMES
+    assert models.names() == vocabulary.MODELS
     # The newest that a VM runs.
     flavours = tomllib.loads((ROOT / "docker" / "images.toml").read_text())
-    assert flavours["cuda"]["torchvision"] == classifiers.VERSION
+    assert flavours["cuda"]["torchvision"] == vocabulary.TORCHVISION
 
 
 def test_a_rejection_without_words_names_its_kind() -> None:

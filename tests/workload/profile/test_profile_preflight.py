@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from tests.workload.conftest import LayOut
-from workload.contract import hosted
 from workload.contract.spec import Device
+from workload.environment import machine
 from workload.profile import diagnosis
 from workload.profile.diagnosis import Facts, has_capability, obstacle
 from workload.profile.status import ProfileStatus
@@ -56,7 +56,7 @@ def test_nothing_in_the_way(facts: Facts) -> None:
             "NVIDIA Control Panel",
         ),
         (
-            replace(READY, admin_only=True, in_container=True, service=hosted.SERVICES[0]),
+            replace(READY, admin_only=True, in_container=True, service=machine.SERVICES[0]),
             "the driver restricts counters to administrators",
             "--profile torch, which needs no counters",
         ),

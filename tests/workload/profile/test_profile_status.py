@@ -1,10 +1,10 @@
 import pytest
 
-from workload.contract.context import Context
 from workload.contract.errors import ExitCode
 from workload.contract.fields import from_facts
 from workload.contract.record_sections import ProfileResult
 from workload.contract.spec import Profile
+from workload.contract.trainer import Context
 from workload.profile.status import ProfileStatus, before_the_pass, unavailable, was_interrupted
 
 

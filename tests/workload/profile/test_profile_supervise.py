@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import is_running, until
-from workload.contract.interrupt import stoppable
+from workload.contract.process import stoppable
 from workload.profile import supervise
 from workload.profile.supervise import End
 

@@ -26,7 +26,7 @@ TINY = [*("--cpu", "--devices", "2", "--image-size", "32", "--batch-size", "2", 
 # torchrun ends the other ranks by SIGTERM once a rank has failed; here while this rank writes its error down.
 INTERRUPTED_NOTE = """
 import os, pathlib, signal, sys
-from workload.contract.interrupt import stoppable
+from workload.contract.process import stoppable
 from workload.run import ranks
 
 opened = pathlib.Path.open

@@ -11,9 +11,9 @@ import torch
 
 from tests.workload.fake_cuda import FakeCuda, FakeGraph
 from tests.workload.script_stage import as_a_user_does, measured
-from workload.contract.context import Context
 from workload.contract.record import ComplexityRecord, Record, Spec, Status, Timing
 from workload.contract.record_sections import DeviceFacts, Environment
+from workload.contract.trainer import Context
 from workload.measure.timing import Timeline
 from workload.run import script
 from workload.run.life import Life

@@ -11,8 +11,8 @@ import pytest
 from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
-from workload.contract.forks import TRAINER, Forks
-from workload.contract.interrupt import ChildEnd, Follower, run_child
+from workload.contract.process import ChildEnd, Follower, run_child
+from workload.contract.trainer import TRAINER, Forks
 
 pytestmark = [
     pytest.mark.world,
@@ -141,7 +141,7 @@ def test_a_fork_has_the_random_numbers_of_a_fresh_process(starts: Starts, tmp_pa
         "def show():\n"
         "    import numpy, random, torch\n"
         "    print(torch.initial_seed(), torch.rand(1).item(), random.random(), numpy.random.rand(), file=sys.stderr)\n"
-        "import workload.contract.entry as entry\n"
+        "import workload.contract.process as entry\n"
         "enter = entry.enter\n"
         "entry.enter = lambda run: show() or enter(run)\n"
     )

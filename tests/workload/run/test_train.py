@@ -26,11 +26,11 @@ from tests.workload.fake_cuda import FakeCuda
 from tests.workload.script_stage import trainer
 from workload import cli
 from workload.contract import bundle
-from workload.contract.context import Context
 from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Spec, Status, Timing
 from workload.contract.record_sections import DeviceFacts, Environment
 from workload.contract.spec import Device, Resolved, RunSpec
+from workload.contract.trainer import Context
 from workload.measure import settle
 from workload.model import models
 from workload.run import train

@@ -5,11 +5,11 @@ import pytest
 
 from workload import log
 from workload.contract import bundle
-from workload.contract.context import Context
 from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
 from workload.contract.ranks import own_folder
 from workload.contract.record import Record, Repeat, Spec, Status
 from workload.contract.spec import Device, RunSpec
+from workload.contract.trainer import Context
 from workload.run import ranks, unfinished
 
 KILLED = RunFailedError("the trainer was killed by SIGSEGV", hint="")

@@ -7,7 +7,7 @@ from statistics import fmean, median, stdev
 import pytest
 from scipy import stats
 
-from workload.stats.blocks_interval import interval_at_look, looks, single_contrast
+from workload.stats.intervals import interval_at_look, looks, single_contrast
 
 # Blocks that are less alike than independent ones, without a trend.
 FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.5, 100.5, 100.0)

@@ -8,7 +8,7 @@ import pytest
 
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, RooflaunchError
-from workload.contract.files import crc32c_of
+from workload.contract.operating_system import crc32c_of
 
 STEPS = b"step,phase\n" + b"0,measured\n" * 100
 

@@ -29,7 +29,7 @@ SETTINGS = {
 # one request at a time, because between its check of If-None-Match and its writing another request may write.
 PROGRAM = """
 import sys, threading
-from workload.contract import files
+from workload.contract import operating_system
 sys.modules["crc32c"] = files
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from moto.server import main

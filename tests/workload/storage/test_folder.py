@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from workload.contract.errors import BundleError, ToolError, UsageError
-from workload.contract.files import crc32c_of
+from workload.contract.operating_system import crc32c_of
 from workload.storage import folder
 from workload.storage.address import open_store
 from workload.storage.folder import Folder

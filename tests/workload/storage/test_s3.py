@@ -32,7 +32,7 @@ from tests.workload.storage.strict_s3 import (
 )
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, ToolError
-from workload.contract.files import crc32c_of
+from workload.contract.operating_system import crc32c_of
 from workload.storage import s3, upload
 from workload.storage.address import open_store, parse_source
 from workload.storage.fetch import FetchState, fetch
@@ -432,7 +432,7 @@ def test_a_version_may_be_any_text(small_parts: StrictS3, opened: Bucket) -> Non
 
 UPLOADING = """
 import pathlib, re, sys
-from workload.contract.files import crc32c_of
+from workload.contract.operating_system import crc32c_of
 from workload.storage.address import open_store
 path = pathlib.Path(sys.argv[2])
 open_store(sys.argv[1]).upload("x", path, crc32c=crc32c_of(path.open("rb")))

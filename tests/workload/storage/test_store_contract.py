@@ -24,7 +24,7 @@ from tests.workload.storage.places import Place
 from tests.workload.storage.s3_server import S3Server
 from workload.contract import bundle
 from workload.contract.errors import BundleError
-from workload.contract.files import crc32c_of
+from workload.contract.operating_system import crc32c_of
 from workload.storage.address import open_store, parse_source
 from workload.storage.fetch import FetchReport, FetchState, fetch
 from workload.storage.inventory import SealedRun, sealed_runs, take_stock

@@ -20,7 +20,7 @@ from tests.launcher.backends.gcp.compute_bodies import VM_NAME as NAME
 from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
 from tests.ports import held_port
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError, ToolError, UsageError
-from workload.contract.interrupt import stoppable
+from workload.contract.process import stoppable
 from workload.storage.store import UnreachableError
 
 pytestmark = pytest.mark.world
