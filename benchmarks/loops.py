@@ -21,7 +21,7 @@ from torch import nn
 
 from benchmarks.gpu_truth.loops import bare, ours
 from workload.contract.spec import Device, Precision, RunSpec
-from workload.environment import cgroup, device
+from workload.environment import device, host
 from workload.measure.clock import Clock, clock_for
 from workload.measure.recorder import StepPart
 from workload.model import models
@@ -123,7 +123,7 @@ def main() -> None:
     spec = RunSpec(
         model=given.model, batch_size=given.batch_size, image_size=given.image_size, precision=Precision.FP32
     ).filled(given.device, cpus=1)
-    device.prepare(spec, cpus=cgroup.usable_cpus())
+    device.prepare(spec, cpus=host.usable_cpus())
     loops = contestants(spec, given.steps)
     clock = clock_for(spec.device)
     alone_s, step_s = instrumentation_s(spec, clock), loops["bare"]() / given.steps

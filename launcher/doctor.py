@@ -16,8 +16,7 @@ from launcher.protocol import backend
 from launcher.protocol.backend import Check, Health
 from workload.contract.errors import ExitCode, ToolError
 from workload.contract.text import counted
-from workload.environment import ncu_paths
-from workload.environment.machine import WITHOUT_COUNTERS, hosting_service
+from workload.environment.machine import WITHOUT_COUNTERS, hosting_service, installed_ncus
 
 TOOL_LIMIT_S = 20
 NO_GPU = "nvidia-smi shows no GPU"
@@ -87,7 +86,7 @@ def run_tool(command: Sequence[str]) -> str | None:
 
 def find_ncu() -> str | None:
     """Path of the `ncu` that a profile tries first; None if there is none."""
-    return next(map(str, ncu_paths.installed_ncus(os.environ)), None)
+    return next(map(str, installed_ncus(os.environ)), None)
 
 
 def _docker_checks() -> Iterator[Check]:

@@ -22,11 +22,9 @@ CROSSING = {
     *(f"workload.contract.{path.stem}" for path in (ROOT / "workload/contract").glob("[!_]*.py")),
     *(f"workload.stats.{path.stem}" for path in (ROOT / "workload/stats").glob("[!_]*.py")),
     "workload.run.unfinished",
+    "workload.environment.cloud",
     "workload.environment.gpu_index",
     "workload.environment.machine",
-    "workload.environment.metadata",
-    "workload.environment.ncu_paths",
-    "workload.environment.outside",
     "workload.storage.address",
     "workload.storage.buckets",
     "workload.storage.folder",
@@ -92,7 +90,7 @@ def analyze(*words: str) -> str:
             {"torch", "torchvision", "numpy", "typer", "docker"},
         ),
         # These facts are collected while torch is imported.
-        ("import workload.environment.host_sections", {"torch", "torchvision", "numpy", "typer", "docker"}),
+        ("import workload.environment.collect", {"torch", "torchvision", "numpy", "typer", "docker"}),
         pytest.param(
             "import workload.run.train",
             {"pandas", "docker", "google", "typer", "fvcore", "launcher", "analysis"},

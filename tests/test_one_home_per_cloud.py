@@ -29,7 +29,7 @@ EXCEPTIONS = {
     "workload/contract/operating_system.py": "google-crc32c is a checksum's fast form, for every store",
     "workload/contract/script_words.py": "the address of a script's data, in help and hints",
     "workload/contract/spec.py": "which ROOFLAUNCH_ variables are none of a run's settings",
-    "workload/environment/metadata.py": "facts about a host: who its metadata server is",
+    "workload/environment/cloud.py": "facts about a host: who its metadata server is",
     "workload/storage/address.py": "the addresses of stores",
 }
 

@@ -23,6 +23,7 @@ from workload.contract.errors import (
     RunFailedError,
     ToolError,
     UsageError,
+    explain_shortage,
 )
 from workload.contract.invocation import Group
 from workload.contract.operating_system import from_checkout
@@ -40,7 +41,7 @@ from workload.contract.spec import (
 )
 from workload.contract.tables import TableFormat, plain
 from workload.contract.trainer import Context, KeptCeilings
-from workload.environment import gpu_index, resource_errors
+from workload.environment import gpu_index
 from workload.measure.timing import Timeline
 from workload.profile import profiled_script
 from workload.run import complexity_command as complexity
@@ -114,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
             raise
         return _report(ToolError(f"the trainer needs the package {error.name}", hint=INSTALL))
     except (MemoryError, ImportError, RuntimeError, OSError) as error:
-        if refused := resource_errors.explain(error, "before it had a result"):
+        if refused := explain_shortage(error, "before it had a result"):
             return _report(refused)
         raise
 
@@ -341,7 +342,7 @@ def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Ti
         print(folder, flush=True)
 
     try:
-        from workload.environment.host_sections import SectionsBeside  # noqa: PLC0415 - needs psutil
+        from workload.environment.collect import SectionsBeside  # noqa: PLC0415 - needs psutil
 
         # The facts are collected while torch is imported.
         beside = SectionsBeside()
@@ -350,7 +351,7 @@ def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Ti
         raise_if_interrupted()
         train.run(resolved, context, output, timeline, beside=beside, announce=announce)
     except Exception as error:
-        failure = pending_interruption() or resource_errors.explain(error, "before its first step") or error
+        failure = pending_interruption() or explain_shortage(error, "before its first step") or error
         with interruption_deferred():
             # After `RunFailedError` the bundle is sealed already, or the disk is full.
             if opened and not isinstance(failure, RunFailedError):
@@ -425,14 +426,14 @@ def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
     if parsed.gpu_index is not None:
         wanted = gpu_index.required_device(wanted, parsed.gpu_index)
         gpu_index.use(parsed.gpu_index)
-    from workload.environment import device, instructions  # noqa: PLC0415 - imports torch
+    from workload.environment import device  # noqa: PLC0415 - imports torch
     from workload.measure import ceiling_cache, ceiling_rates, ceilings  # noqa: PLC0415 - imports torch
 
     chosen = wanted if parsed.cache else device.choose(wanted)
     precisions = [Precision(each) for each in parsed.precision or (() if parsed.cache else Precision)]
     for dtype in dict.fromkeys(ceilings.DTYPES[precision] for precision in precisions if chosen is Device.CPU):
         with suppress(UsageError):  # the table then shows the precision as unavailable
-            if note := instructions.hold_back(dtype):
+            if note := device.hold_back(dtype):
                 log.LOGGER.info("note       %s", note)
     settings: dict[str, Any] = {
         "precisions": precisions,

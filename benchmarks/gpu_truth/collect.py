@@ -25,7 +25,7 @@ from benchmarks.gpu_truth.parts import PART_LIMIT_S, PARTS, EvidencePart, PartNe
 from workload import __version__
 from workload.contract.errors import ExitCode, InterruptedRunError, ToolError, UsageError
 from workload.contract.operating_system import replace_text
-from workload.environment import ncu_paths
+from workload.environment.machine import installed_ncus
 from workload.log import LOGGER
 from workload.profile.status import ProfileError
 
@@ -220,7 +220,7 @@ def run(folder: Path, *, max_seconds: float, only: Sequence[str], again: bool, q
     _check_names(only, PARTS)
     _make(folder)
     end_s = time.monotonic() + max_seconds
-    bench = Bench(scratch=folder / SCRATCH, ncus=tuple(ncu_paths.installed_ncus(os.environ)), end_s=end_s, quick=quick)
+    bench = Bench(scratch=folder / SCRATCH, ncus=tuple(installed_ncus(os.environ)), end_s=end_s, quick=quick)
     return collect(folder, looked_at(bench), only=only, again=again)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from workload.contract.spec import RunSpec
-from workload.environment import cgroup, device
+from workload.environment import device, host
 from workload.log import Progress
 from workload.measure.clock import Clock, clock_for
 from workload.measure.recorder import Recorder, StepPart, StepPhase, loss_reader_for
@@ -68,7 +68,7 @@ def ratios(first: Callable[[], float], second: Callable[[], float], *, pairs: in
 
 def measure(spec: RunSpec, *, pairs: int, steps: int) -> list[float]:
     """Ratios of the time with instruments to the time without, for a filled `spec`."""
-    device.prepare(spec, cpus=cgroup.usable_cpus())
+    device.prepare(spec, cpus=host.usable_cpus())
     clock = clock_for(spec.device)
     batches = data.open_source(spec).batches()
     step = TrainingStep(models.build(spec.model, num_classes=1000, image_size=spec.image_size or 224), spec)

@@ -26,7 +26,7 @@ from benchmarks.gpu_truth import kernels, loops
 from workload.contract.operating_system import replace_text
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.environment import device
-from workload.environment.nvml import GpuSensors
+from workload.environment.device import GpuSensors
 from workload.measure import ceilings
 from workload.measure.clock import clock_for
 from workload.model import models

@@ -46,8 +46,8 @@ from workload.contract.script_words import HIDDEN
 from workload.contract.spec import Resolved, RunSpec
 from workload.contract.text import counted
 from workload.contract.trainer import Context
+from workload.environment.cloud import outside_facts
 from workload.environment.machine import HostSystem
-from workload.environment.outside import outside_facts
 from workload.storage.address import is_bucket
 from workload.storage.inventory import SealedRun, sealed_runs
 from workload.storage.store import Store

@@ -88,7 +88,7 @@ def run_local(
     from launcher.machine.runtime import gpu_capability
     from launcher.script import local_script
     from workload.environment import gpu_index
-    from workload.environment.outside import outside_facts
+    from workload.environment.cloud import outside_facts
 
     options, of_script = instance_of(LocalOptions, own), instance_of(HereOptions, own)
     refuse_without_script(of_script, words)

@@ -29,7 +29,7 @@ from workload.contract import script_words as scripts
 from workload.contract.errors import UsageError
 from workload.contract.spec import GPU_MIN_SECONDS, Device, Resolved, RunSpec, resolve
 from workload.environment import gpu_index
-from workload.environment.outside import outside_facts
+from workload.environment.cloud import outside_facts
 
 Variant = Literal["A", "B"]
 VARIANTS: tuple[Variant, Variant] = ("A", "B")

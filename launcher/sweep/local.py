@@ -21,7 +21,7 @@ from workload.contract.errors import ExitCode
 from workload.contract.spec import Resolved, RunSpec
 from workload.contract.trainer import Context, Forks
 from workload.environment import gpu_index
-from workload.environment.outside import outside_facts
+from workload.environment.cloud import outside_facts
 
 # Words in the error for a user's script that failed: the line before it tells why.
 ENDS_OF_SCRIPT = ("ended with exit code", "failed with")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from workload.contract.spec import Device, Precision
-from workload.environment.nvml import GpuSensors
+from workload.environment.device import GpuSensors
 from workload.measure import ceilings
 from workload.measure.ceiling_rates import Ceilings
 

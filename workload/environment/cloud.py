@@ -3,18 +3,141 @@
 This module decides which cloud it is. A run on any other machine must not wait for an answer, so the firmware or a
 variable decides whether a server is asked at all. Only the named keys are requested, one by one: a recursive query
 would also return service accounts, SSH keys and start-up scripts. The account's number and the private address of EC2's
-identity document are dropped.
+identity document are dropped. A VM's agent uses the clients too. Standard library only.
+
+Keys: cloud.google.com/compute/docs/metadata/predefined-metadata-keys and
+docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-metadata.html, read 2026-11.
 """
 
+import http.client
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
+from urllib.parse import urlsplit
 
-from workload.environment.machine import HostSystem
-from workload.environment.metadata import EC2_VARIABLE, HOST_VARIABLE, InstanceMetadata, MetadataServer, named_address
-from workload.environment.system import dmi_makers
+from workload.environment.machine import HostSystem, as_integer, dmi_makers, system_facts
+
+# --- clients of the metadata servers
+
+HOST_VARIABLE = "GCE_METADATA_HOST"
+# An address, because a look-up of the server's name could take seconds outside of the cloud, and the name may be
+# unknown in a container.
+METADATA_ADDRESS = ("169.254.169.254", 80)
+FLAVOR = "Google"
+# Variable with the URL of EC2's metadata server; boto3 reads it too.
+EC2_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+# Without a metadata server, a connection attempt gets no answer and waits this long.
+CONNECT_LIMIT_S = 0.3
+# Google limits a value to 256 KB: https://cloud.google.com/compute/docs/metadata/overview
+LONGEST_ANSWER_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Answer of a metadata server; `tag`, which only Google's server sends, changes with the value."""
+
+    status: int
+    text: str
+    tag: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalServer:
+    """Client of the HTTP server that a cloud runs for a VM; no request starts after `deadline_s` on `clock`."""
+
+    address: tuple[str, int]
+    deadline_s: float
+    clock: Callable[[], float] = time.monotonic
+    connect_limit_s: float = CONNECT_LIMIT_S
+    most_bytes: int = LONGEST_ANSWER_BYTES
+
+    def exchange(self, words: str, headers: Mapping[str, str], content: bytes | None = None) -> Answer:
+        """Send a request and return the answer. `words`: method and path.
+
+        Raises `OSError` if no readable answer comes in time.
+        """
+        method, _, path = words.partition(" ")
+        connection = http.client.HTTPConnection(*self.address, timeout=min(self.connect_limit_s, self._left_s()))
+        try:
+            connection.connect()
+            connection.sock.settimeout(self._left_s())
+            connection.request(method, path, content, headers)
+            response = connection.getresponse()
+            self.check(response)
+            read = response.read(self.most_bytes + 1)
+            if len(read) > self.most_bytes:
+                raise OSError("longer than any metadata value")
+            return Answer(status=response.status, text=read.decode(), tag=response.getheader("ETag") or "")
+        except (http.client.HTTPException, ValueError) as error:
+            raise OSError(f"unreadable answer: {error}") from error
+        finally:
+            connection.close()
+
+    def check(self, response: http.client.HTTPResponse) -> None:
+        """Raise `OSError` if the head of the answer shows that it is from another server."""
+
+    def _left_s(self) -> float:
+        """Seconds to the deadline. Raises `TimeoutError` after it."""
+        left_s = self.deadline_s - self.clock()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        return left_s
+
+
+class MetadataServer(LocalServer):
+    """Compute Engine's metadata server."""
+
+    def ask(self, key: str, *, put: str | None = None) -> Answer:
+        """Request a key's value, or with `put` store a value; return the answer.
+
+        Raises `OSError` if no answer comes in time, or if it is not from Google's metadata server.
+        """
+        method, content = ("GET", None) if put is None else ("PUT", put.encode())
+        return self.exchange(f"{method} /computeMetadata/v1/{key}", {"Metadata-Flavor": FLAVOR}, content)
+
+    def check(self, response: http.client.HTTPResponse) -> None:
+        """Raise `OSError` for an answer without Google's header."""
+        if response.getheader("Metadata-Flavor") != FLAVOR:
+            raise OSError("the answer is not from Google's metadata server")
+
+
+class InstanceMetadata(LocalServer):
+    """EC2's metadata server, version 2: it answers only requests with a token that it has issued."""
+
+    def ask(self, key: str) -> str | None:
+        """Value of a key below `/latest/`; None if the server lacks the key.
+
+        Raises `OSError` if no answer comes in time, or for any other status.
+        """
+        token = self.exchange("PUT /latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, b"")
+        answer = self.exchange(f"GET /latest/{key}", {"X-aws-ec2-metadata-token": _accepted(token).text})
+        return None if answer.status == HTTPStatus.NOT_FOUND else _accepted(answer).text.strip()
+
+
+def _accepted(answer: Answer) -> Answer:
+    if answer.status != HTTPStatus.OK:
+        raise OSError(f"HTTP {answer.status}")
+    return answer
+
+
+def named_address(environ: Mapping[str, str], variable: str = HOST_VARIABLE) -> tuple[str, int] | None:
+    """Host and port from a variable; `METADATA_ADDRESS` if the variable is not set, None if it is malformed."""
+    named = environ.get(variable)
+    if not named:
+        return METADATA_ADDRESS
+    try:
+        parts = urlsplit(named if "://" in named else f"//{named}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    return (host, port or METADATA_ADDRESS[1]) if host else None
+
+
+# --- facts of a rented machine
+
 
 # Limit of all requests together. On a VM an answer takes about a millisecond.
 LIMIT_S = 1.0
@@ -117,3 +240,33 @@ def _of_ec2(server: InstanceMetadata) -> dict[str, object] | None:
         "spot": None if life_cycle is None else life_cycle == "spot",
         "physical_host": text(EC2_HOST),
     }
+
+
+# --- facts that a container cannot see
+
+# Our name -> Slurm's variable (sbatch(1), OUTPUT ENVIRONMENT VARIABLES).
+SLURM = {
+    "job_id": "SLURM_JOB_ID",
+    "cluster": "SLURM_CLUSTER_NAME",
+    "partition": "SLURM_JOB_PARTITION",
+    "constraint": "SLURM_JOB_CONSTRAINTS",
+    "node_name": "SLURMD_NODENAME",
+    "gpus_on_node": "SLURM_GPUS_ON_NODE",
+}
+SLURM_COUNTS = {"cpus_per_task": "SLURM_CPUS_PER_TASK", "restart_count": "SLURM_RESTART_COUNT"}
+
+
+def outside_facts(machine: HostSystem | None = None) -> dict[str, dict[str, object]]:
+    """Facts by section of run.json's `environment`; a section that does not apply is absent."""
+    machine = machine or HostSystem()
+    sections = {"host": system_facts(machine), "cloud": cloud_facts(machine), "slurm": slurm_facts(machine)}
+    return {name: section for name, section in sections.items() if section is not None}
+
+
+def slurm_facts(machine: HostSystem) -> dict[str, object] | None:
+    """Facts of the Slurm job; None outside a job."""
+    if "SLURM_JOB_ID" not in machine.environ:
+        return None
+    facts: dict[str, object] = {name: machine.environ.get(variable) for name, variable in SLURM.items()}
+    counts = {name: as_integer(machine.environ.get(variable)) for name, variable in SLURM_COUNTS.items()}
+    return {**facts, **counts}

@@ -1,16 +1,51 @@
-"""Collects all facts of a run's hardware and software that could explain a difference between runs."""
+"""Collects all facts of a run's hardware and software that could explain a difference between runs.
 
+Only `collect` needs torch: a thread collects the other sections while torch is imported.
+"""
+
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
-import torch
-
-from workload.environment.container import storage_facts
-from workload.environment.host import apple_gpu_facts, cpu_model
-from workload.environment.host_sections import Sections, host_sections
+from workload.environment.cloud import cloud_facts, slurm_facts
+from workload.environment.container import container_facts, storage_facts
+from workload.environment.host import host_facts
 from workload.environment.machine import HostSystem
-from workload.environment.nvml import GpuSensors
-from workload.environment.software import software_facts
+from workload.environment.software import facts_without_torch, software_facts
+
+# Facts by section. The section `software` has only what needs no torch; None: the section does not apply.
+Sections = Mapping[str, Mapping[str, object] | None]
+
+
+def host_sections(machine: HostSystem) -> Sections:
+    """Collect the sections. Child processes and a request to a metadata server may take up to four seconds together."""
+    return {
+        "host": host_facts(machine),
+        "software": facts_without_torch(machine),
+        "cloud": cloud_facts(machine),
+        "container": container_facts(machine),
+        "slurm": slurm_facts(machine),
+    }
+
+
+class SectionsBeside:
+    """Sections that a thread collects from now on."""
+
+    def __init__(self, machine: HostSystem | None = None) -> None:
+        self._machine = machine or HostSystem()
+        self._sections: Sections | None = None
+        self._thread = threading.Thread(target=self._collect, name="environment", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> Sections:
+        """Sections, once the thread has ended. If it failed, they are collected again here, and its error is raised."""
+        self._thread.join()
+        return self._sections or host_sections(self._machine)
+
+    def _collect(self) -> None:
+        with suppress(Exception):
+            self._sections = host_sections(self._machine)
 
 
 def collect(
@@ -27,12 +62,14 @@ def collect(
     `container` outside of containers, `slurm` outside of a job. `outside`: facts that a launcher read on the host,
     with priority over facts read here. `known`: sections of `host_sections`, if they are collected already.
     """
+    from workload.environment import device as device_module  # noqa: PLC0415 - imports torch
+
     machine = machine or HostSystem()
     known = known or host_sections(machine)
     storage = None if dataset_path is None else storage_facts(machine, dataset_path)
     sections = {
         "host": {**(known["host"] or {}), "dataset_storage": storage},
-        "device": device_facts(machine, torch.device(device)),
+        "device": device_module.device_facts(machine, device),
         "software": software_facts(machine, known["software"]),
         "cloud": known["cloud"],
         "container": known["container"],
@@ -48,33 +85,3 @@ def collect(
         host = cloud.get("physical_host") or device_found.get("serial") or device_found.get("uuid")
         merged["cloud"] = {**cloud, "physical_host": host}
     return {**merged}
-
-
-def device_facts(machine: HostSystem, device: torch.device) -> dict[str, object]:
-    """Facts of a device: `type` and `name` always, the other keys depend on the type."""
-    match device.type:
-        case "cpu":
-            return {"type": "cpu", "name": cpu_model(machine), "threads": torch.get_num_threads()}
-        case "cuda":
-            return _cuda_facts(device)
-        case "mps":
-            return {"type": "mps", **apple_gpu_facts(machine)}
-        case other:
-            return {"type": other, "name": None}
-
-
-def _cuda_facts(device: torch.device) -> dict[str, object]:
-    """Facts of a GPU from NVML and torch."""
-    if not torch.cuda.is_available():
-        return {"type": "cuda", "name": None}
-    index = torch.cuda.current_device() if device.index is None else device.index
-    gpu, properties = GpuSensors.open(index), torch.cuda.get_device_properties(index)
-    major = getattr(properties, "major", None)
-    return {
-        "type": "cuda",
-        "index": index,
-        **(gpu.identity() if gpu else {}),
-        "name": getattr(properties, "name", None),
-        "sm_count": getattr(properties, "multi_processor_count", None),
-        "compute_capability": None if major is None else f"{major}.{getattr(properties, 'minor', None)}",
-    }

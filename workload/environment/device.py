@@ -1,21 +1,27 @@
-"""Chooses a device, and sets it up so that a precision means what its name says."""
+"""Chooses a device, sets it up so that a precision means what its name says, and reads its facts and sensors."""
 
+import faulthandler
+import importlib
 import os
 import re
+import signal
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
-from workload.contract.errors import UsageError
+from workload.contract.errors import UsageError, is_memory_shortage, is_workspace_shortage
 from workload.contract.record import Memory
 from workload.contract.spec import TF32_CAPABILITY, Device, Precision, RunSpec
-from workload.environment import gpu_code, instructions
+from workload.environment import gpu_code
+from workload.environment.host import apple_gpu_facts, cpu_model
 from workload.environment.machine import HostSystem, hosting_service
-from workload.environment.resource_errors import is_memory_shortage, is_workspace_shortage
 
 AUTOCAST_DTYPES = {Precision.AMP: torch.float16, Precision.BF16: torch.bfloat16}
 # cuDNN's workspaces for large batches take up to some hundred MB.
@@ -185,7 +191,7 @@ def _notes(spec: RunSpec) -> list[str]:
     if dtype is None:
         return []
     if spec.device is Device.CPU:
-        note = instructions.hold_back(dtype)
+        note = hold_back(dtype)
         return [note] if note else []
     on_cuda = spec.device is Device.CUDA and dtype is torch.bfloat16
     if on_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -234,3 +240,237 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError) or is_memory_shortage(error):
         return True
     return is_workspace_shortage(error) and torch.cuda.mem_get_info()[0] < LITTLE_FREE_BYTES
+
+
+# --- instructions that a CPU reports, for example AMX in a virtual machine, and then faults on
+# PyTorch's oneDNN uses what the CPU reports, and the process dies of SIGILL. Therefore a child process tries a small
+# step first. If the child dies, oneDNN is limited to an older instruction set,
+# https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html.
+
+if sys.platform == "win32":
+    resource: Any = None
+else:
+    import resource
+
+ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+# oneDNN's names of instruction sets without AMX, newest first.
+OLDER_INSTRUCTIONS = ("AVX512_CORE_FP16", "AVX512_CORE_BF16", "AVX512_CORE", "AVX2")
+
+
+def hold_back(dtype: torch.dtype) -> str | None:
+    """Make `dtype` usable on this CPU; return a note if instructions had to be disabled, else None.
+
+    Must be called before the first use of oneDNN, which reads the variable ONEDNN_MAX_CPU_ISA only once. Raises
+    `UsageError` if no older instruction set helps.
+    """
+    if not faults(dtype):
+        return None
+    for name in () if ISA_VARIABLE in os.environ else OLDER_INSTRUCTIONS:
+        os.environ[ISA_VARIABLE] = name
+        if not faults(dtype):
+            return f"programs crash on instructions that this CPU reports: {ISA_VARIABLE}={name} was set"
+        del os.environ[ISA_VARIABLE]
+    raise UsageError(f"torch's kernels for {dtype} crash on this CPU (SIGILL)", hint="--precision fp32")
+
+
+def faults(dtype: torch.dtype) -> bool:
+    """Whether a small step kills a child process by an illegal instruction.
+
+    Linux only, False elsewhere: another system's libraries do not survive a fork.
+    """
+    if sys.platform != "linux":
+        return False
+    child = os.fork()
+    if child == 0:
+        # No exception may leave the child, because it shares the parent's open files. An exception means that torch
+        # refuses the type: the CPU does not fault.
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            faulthandler.disable()
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            _small_step(dtype)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGILL
+
+
+def _small_step(dtype: torch.dtype) -> None:
+    """Run a convolution and a matrix product, forward and backward, on one thread: forks have no thread pool."""
+    torch.set_num_threads(1)
+    model = nn.Sequential(nn.Conv2d(16, 32, 3), nn.Flatten(), nn.Linear(32 * 36, 64)).to(dtype)
+    model(torch.randn(4, 16, 8, 8, dtype=dtype)).sum().backward()
+    torch.mm(*(torch.randn(128, 128, dtype=dtype) for _ in range(2)))
+
+
+# --- sensors of NVIDIA's GPUs, through `pynvml` of nvidia-ml-py if it is installed
+# Functions, units and error codes: docs.nvidia.com/deploy/nvml-api. Each field is read on its own: a query that a GPU,
+# a driver or a virtual GPU does not support loses only its own field.
+
+MW_PER_W = 1000
+
+VIRTUALIZATION_MODES = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host_vgpu", 4: "host_vsga"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSensors:
+    """A GPU, open for queries."""
+
+    library: ModuleType
+    handle: object
+
+    @classmethod
+    def open(cls, index: int, *, library: ModuleType | None = None, properties: object = None) -> "GpuSensors | None":
+        """Open the GPU that torch calls `cuda:index`; None without NVML, or if it is uncertain which GPU that is.
+
+        `properties`: torch's properties of that device. CUDA numbers the devices in CUDA_VISIBLE_DEVICES, the fastest
+        first; NVML numbers all devices by bus address. Only UUID and bus address identify a GPU in both.
+        """
+        library = library or _load()
+        if library is None:
+            return None
+        if properties is None:
+            properties = torch.cuda.get_device_properties(index)
+        for find in _handles(library, properties):
+            handle = _guarded(library, find)
+            if handle is not None:
+                return cls(library=library, handle=handle)
+        return None
+
+    def identity(self) -> dict[str, object]:
+        """Facts that do not change during a run and that torch does not tell; None for a fact that the GPU hides."""
+        ask, sm, memory = self._ask, self.library.NVML_CLOCK_SM, self.library.NVML_CLOCK_MEM
+        return {
+            "uuid": _text(ask("nvmlDeviceGetUUID")),
+            "gpu_index": ask("nvmlDeviceGetIndex"),
+            "serial": _text(ask("nvmlDeviceGetSerial")),
+            "driver_version": _text(_query(self.library, "nvmlSystemGetDriverVersion")),
+            "vbios_version": _text(ask("nvmlDeviceGetVbiosVersion")),
+            "memory_total_bytes": getattr(ask("nvmlDeviceGetMemoryInfo"), "total", None),
+            "memory_bus_width_bits": ask("nvmlDeviceGetMemoryBusWidth"),
+            # The queries for ECC and MIG return two modes: the current mode, and the mode after the next reset.
+            "ecc_enabled": _current(ask("nvmlDeviceGetEccMode")),
+            "mig_enabled": _current(ask("nvmlDeviceGetMigMode")),
+            "virtualization_mode": VIRTUALIZATION_MODES.get(ask("nvmlDeviceGetVirtualizationMode")),
+            "power_limit_default_w": _watts(ask("nvmlDeviceGetPowerManagementDefaultLimit")),
+            "power_limit_enforced_w": _watts(ask("nvmlDeviceGetEnforcedPowerLimit")),
+            "sm_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", sm),
+            "memory_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", memory),
+            "sm_clock_application_mhz": ask("nvmlDeviceGetApplicationsClock", sm),
+            "memory_clock_application_mhz": ask("nvmlDeviceGetApplicationsClock", memory),
+            # An idle GPU lowers the speed of its PCIe link: these current values are the values of an idle GPU.
+            "pcie_generation": ask("nvmlDeviceGetCurrPcieLinkGeneration"),
+            "pcie_generation_max": ask("nvmlDeviceGetMaxPcieLinkGeneration"),
+            "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),
+            "pcie_width_max": ask("nvmlDeviceGetMaxPcieLinkWidth"),
+        }
+
+    def sample(self) -> dict[str, float | None]:
+        """Readings that change during a run; `clock_event_reasons`: NVML's bit mask of reasons for low clocks."""
+        ask = self._ask
+        return {
+            "sm_clock_mhz": ask("nvmlDeviceGetClockInfo", self.library.NVML_CLOCK_SM),
+            "memory_clock_mhz": ask("nvmlDeviceGetClockInfo", self.library.NVML_CLOCK_MEM),
+            "temperature_c": ask("nvmlDeviceGetTemperature", self.library.NVML_TEMPERATURE_GPU),
+            "power_w": self._power_w(),
+            "clock_event_reasons": self._clock_event_reasons(),
+            "gpu_utilization_percent": getattr(ask("nvmlDeviceGetUtilizationRates"), "gpu", None),
+            "memory_used_bytes": getattr(ask("nvmlDeviceGetMemoryInfo"), "used", None),
+        }
+
+    def _power_w(self) -> float | None:
+        """Present power in watts or, on a driver without a query for it, the result of `nvmlDeviceGetPowerUsage`.
+
+        On Ampere (except A100) and later GPUs `nvmlDeviceGetPowerUsage` returns a mean over 1 s.
+        """
+        field = getattr(self.library, "NVML_FI_DEV_POWER_INSTANT", None)
+        values = None if field is None else self._ask("nvmlDeviceGetFieldValues", (field,))
+        if values and values[0].nvmlReturn == self.library.NVML_SUCCESS:
+            return _watts(values[0].value.uiVal)
+        return _watts(self._ask("nvmlDeviceGetPowerUsage"))
+
+    def _clock_event_reasons(self) -> int | None:
+        """Bit mask of the reasons for reduced clocks; drivers before 535 know the query only under its old name."""
+        reasons: int | None = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
+        return self._ask("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
+
+    def _ask(self, name: str, *arguments: object) -> Any:
+        return _query(self.library, name, self.handle, *arguments)
+
+
+def _load() -> ModuleType | None:
+    try:
+        library = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    # The library counts initialisations; the end of the process is the matching shutdown.
+    return library if _guarded(library, lambda: library.nvmlInit() or True) else None
+
+
+def _query(library: ModuleType, name: str, *arguments: object) -> Any:
+    """Answer of NVML; None if the GPU refuses the query, or if the installed nvidia-ml-py does not have it."""
+    function = getattr(library, name, None)
+    return None if function is None else _guarded(library, function, *arguments)
+
+
+def _guarded(library: ModuleType, function: Callable[..., Any], *arguments: object) -> Any:
+    try:
+        return function(*arguments)
+    except library.NVMLError:
+        return None
+
+
+def _handles(library: ModuleType, properties: object) -> Iterator[Callable[[], object]]:
+    """Ways to find the GPU of torch's `properties`, the surest first."""
+    if (uuid := getattr(properties, "uuid", None)) is not None:
+        yield lambda: library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    domain, bus, device = (getattr(properties, name, None) for name in names)
+    if domain is not None and bus is not None and device is not None:
+        # The bus address also finds the GPU of a MIG slice: a slice's UUID is not its GPU's.
+        yield lambda: library.nvmlDeviceGetHandleByPciBusId(f"{domain:08X}:{bus:02X}:{device:02X}.0")
+    yield lambda: library.nvmlDeviceGetHandleByIndex(0) if library.nvmlDeviceGetCount() == 1 else None
+
+
+def _text(value: str | bytes | None) -> str | None:
+    """Decode text, which old bindings return as bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / MW_PER_W
+
+
+def _current(modes: tuple[int, int] | list[int] | None) -> bool | None:
+    return None if modes is None else bool(modes[0])
+
+
+def device_facts(machine: HostSystem, name: str) -> dict[str, object]:
+    """Facts of a device in torch's form, `cuda:0`: `type` and `name` always, the other keys depend on the type."""
+    device = torch.device(name)
+    match device.type:
+        case "cpu":
+            return {"type": "cpu", "name": cpu_model(machine), "threads": torch.get_num_threads()}
+        case "cuda":
+            return _cuda_facts(device)
+        case "mps":
+            return {"type": "mps", **apple_gpu_facts(machine)}
+        case other:
+            return {"type": other, "name": None}
+
+
+def _cuda_facts(device: torch.device) -> dict[str, object]:
+    """Facts of a GPU from NVML and torch."""
+    if not torch.cuda.is_available():
+        return {"type": "cuda", "name": None}
+    index = torch.cuda.current_device() if device.index is None else device.index
+    gpu, properties = GpuSensors.open(index), torch.cuda.get_device_properties(index)
+    major = getattr(properties, "major", None)
+    return {
+        "type": "cuda",
+        "index": index,
+        **(gpu.identity() if gpu else {}),
+        "name": getattr(properties, "name", None),
+        "sm_count": getattr(properties, "multi_processor_count", None),
+        "compute_capability": None if major is None else f"{major}.{getattr(properties, 'minor', None)}",
+    }

@@ -24,11 +24,10 @@ import torch
 from torch import Tensor
 
 from workload.contract.spec import Device, Precision
-from workload.environment import cgroup, host, instructions
-from workload.environment.cgroup import usable_cpus
-from workload.environment.device import is_out_of_memory, why_no_tf32
+from workload.environment import host
+from workload.environment.device import ISA_VARIABLE, GpuSensors, faults, is_out_of_memory, why_no_tf32
+from workload.environment.host import usable_cpus
 from workload.environment.machine import HostSystem
-from workload.environment.nvml import GpuSensors
 from workload.measure.ceiling_rates import Attempts, Ceilings, MeasuredRate, Samples
 from workload.measure.clock import Clock, clock_for
 from workload.measure.timing import CpuMeter
@@ -225,8 +224,8 @@ def _why_not(device: Device, precision: Precision) -> str | None:
     if precision is Precision.TF32:
         return "TF32 needs an NVIDIA GPU" if device is not Device.CUDA else why_no_tf32()
     dtype = DTYPES[precision]
-    if device is Device.CPU and dtype is not torch.float32 and instructions.faults(dtype):
-        return f"torch's kernels for {dtype} crash on this CPU; {instructions.ISA_VARIABLE}=AVX512_CORE_FP16 avoids AMX"
+    if device is Device.CPU and dtype is not torch.float32 and faults(dtype):
+        return f"torch's kernels for {dtype} crash on this CPU; {ISA_VARIABLE}=AVX512_CORE_FP16 avoids AMX"
     return None
 
 
@@ -470,7 +469,7 @@ def free_memory_bytes(device: Device, machine: HostSystem | None = None) -> int:
         return int(torch.cuda.mem_get_info()[0])
     machine = machine or HostSystem()
     available = host.memory_available_bytes(machine) or 0
-    limit = cgroup.limits(machine).memory_bytes
+    limit = host.cgroup_limits(machine).memory_bytes
     return available if limit is None else min(available, max(0, limit - psutil.Process().memory_info().rss))
 
 

@@ -14,10 +14,10 @@ import psutil
 import torch
 
 from workload.contract.bundle import TELEMETRY_COLUMNS
-from workload.environment import cgroup
+from workload.environment import host
+from workload.environment.device import GpuSensors
 from workload.environment.host import CPUS, allowed_cpus, memory_available_bytes
 from workload.environment.machine import HostSystem, as_integer
-from workload.environment.nvml import GpuSensors
 
 # Function from the time of a sample in seconds to some cells of its row.
 Source = Callable[[float], Mapping[str, float | None]]
@@ -213,7 +213,7 @@ class HostCounters:
         self._cpu, self._pressure = CounterRate(shortest=SHORTEST_RATE_S), CounterRate(shortest=SHORTEST_RATE_S)
         self._steal = CounterRate(shortest=SHORTEST_RATE_TICKS)
         self._frequencies = _frequency_files(machine)
-        self._throttled_folder = cgroup.limits(machine).cpu_folder
+        self._throttled_folder = host.cgroup_limits(machine).cpu_folder
         self._throttled_before_s = self._throttled_total_s()
 
     def readings(self) -> dict[str, Reading]:
@@ -263,7 +263,7 @@ class HostCounters:
         return None if total_s is None or self._throttled_before_s is None else total_s - self._throttled_before_s
 
     def _throttled_total_s(self) -> float | None:
-        return None if self._throttled_folder is None else cgroup.throttled_s(self._machine, self._throttled_folder)
+        return None if self._throttled_folder is None else host.throttled_s(self._machine, self._throttled_folder)
 
     def _pressure_percent(self, now_s: float) -> float | None:
         line, _, _ = (self._machine.text("/proc/pressure/cpu") or "").partition("\n")

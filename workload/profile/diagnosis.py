@@ -9,9 +9,8 @@ from pathlib import Path
 
 from workload.contract.spec import Device
 from workload.contract.text import minutes
-from workload.environment import ncu_paths
 from workload.environment.container import runtime
-from workload.environment.machine import WITHOUT_COUNTERS, HostSystem, Service, fields, hosting_service
+from workload.environment.machine import WITHOUT_COUNTERS, HostSystem, Service, fields, hosting_service, installed_ncus
 from workload.profile import tool
 from workload.profile.status import ProfileError, ProfileStatus, unavailable
 from workload.profile.supervise import End
@@ -55,7 +54,7 @@ def gather(device: Device, machine: HostSystem) -> Facts:
     return Facts(
         device=device,
         driver=any(machine.exists(path) for path in (DRIVER_VERSION, WSL_DEVICE)),
-        ncus=tuple(ncu_paths.installed_ncus(machine.environ, machine.root)),
+        ncus=tuple(installed_ncus(machine.environ, machine.root)),
         admin_only=None if restricted is None else restricted != "0",
         is_admin=has_capability(machine.text("/proc/self/status"), CAP_SYS_ADMIN),
         in_container=runtime(machine) is not None,

@@ -19,7 +19,7 @@ from workload.contract.operating_system import replace_text
 from workload.contract.spec import RunSpec
 from workload.contract.vocabulary import step_range
 from workload.environment import device
-from workload.environment.cgroup import usable_cpus
+from workload.environment.host import usable_cpus
 from workload.measure.clock import clock_for
 from workload.measure.recorder import StepPart
 from workload.model import models

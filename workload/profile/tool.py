@@ -5,8 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workload.environment.machine import run_tool
-from workload.environment.ncu_paths import NCU_PLACES
+from workload.environment.machine import NCU_PLACES, run_tool
 from workload.profile.metrics import table
 from workload.profile.status import ProfileError, unavailable
 

@@ -48,7 +48,7 @@ from workload.contract.ranks import NOTES_FLAG
 from workload.contract.record import Status
 from workload.contract.spec import Device, Resolved, RunSpec, arguments
 from workload.contract.trainer import Context
-from workload.environment import cgroup
+from workload.environment import host
 from workload.measure.timing import Timeline
 from workload.run import unfinished
 from workload.steps.program import LEAVE
@@ -92,7 +92,7 @@ def start_script(words: Sequence[str], spec: RunSpec, context: Context, output: 
     # The script chooses its device. A launcher hides the GPUs from a script that has to use the CPU.
     spec = replace(spec, device=Device.CUDA if torch.cuda.is_available() else Device.CPU)
     _require_devices(spec)
-    cgroup.limit_threads(max(spec.devices, context.cpu_shares))
+    host.limit_threads(max(spec.devices, context.cpu_shares))
     words = ["-m", "rooflaunch", "script", *words]
     _run_ranks(words, ["--", *spec.script], spec, context, output, is_launched=is_launched)
 
@@ -136,7 +136,7 @@ def _require_devices(spec: RunSpec) -> None:
 
     chosen, wanted = device.choose(spec.device), spec.devices
     replace(spec, device=chosen).checked()
-    gpus, cpus = torch.cuda.device_count() if chosen is Device.CUDA else 0, int(cgroup.usable_cpus())
+    gpus, cpus = torch.cuda.device_count() if chosen is Device.CUDA else 0, int(host.usable_cpus())
     if chosen is Device.CUDA and gpus < wanted:
         raise UsageError(
             f"--devices must be at most the number of GPUs, {gpus}: two ranks cannot share a GPU; got {wanted}",
@@ -237,7 +237,7 @@ def run(resolved: Resolved, context: Context, output: Path, timeline: Timeline, 
         print(folder, flush=True)
 
     with noted(notes):
-        from workload.environment.host_sections import SectionsBeside  # noqa: PLC0415 - needs psutil
+        from workload.environment.collect import SectionsBeside  # noqa: PLC0415 - needs psutil
 
         # The facts are collected while torch is imported.
         beside = SectionsBeside()

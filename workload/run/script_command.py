@@ -32,7 +32,7 @@ from workload.contract.record import Status
 from workload.contract.spec import SCRIPT_OPTIONS, Profile, RunSpec, options, resolve
 from workload.contract.text import counted
 from workload.contract.trainer import Context
-from workload.environment import cgroup, gpu_index
+from workload.environment import gpu_index, host
 from workload.measure.timing import Timeline
 from workload.run import ranks
 from workload.run.repeats import repeat_script, words_of_run
@@ -136,7 +136,7 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
         ranks.start_script(words, spec, context, parsed.output, is_launched=parsed.context is not None)
         return ExitCode.DONE
     if place is None:
-        cgroup.limit_threads(context.cpu_shares)
+        host.limit_threads(context.cpu_shares)
     elif place[0]:
         # Rank 0 shows the progress. Without a process that reports the ranks' errors, each reports its own.
         log.LOGGER.handlers[0].setLevel(logging.CRITICAL if parsed.rank_notes else logging.ERROR)

@@ -19,16 +19,21 @@ from torch import distributed, nn
 
 from workload import log
 from workload.contract import bundle, ranks, verdict
-from workload.contract.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
+from workload.contract.errors import (
+    OutOfDeviceMemoryError,
+    RooflaunchError,
+    RunFailedError,
+    explain_shortage,
+    is_thread_shortage,
+)
 from workload.contract.process import interruption_deferred, pending_interruption, raise_if_interrupted
 from workload.contract.record import Record, SkippedSteps, Spec, Status
 from workload.contract.spec import Device, Precision, Resolved, RunSpec, options
 from workload.contract.text import counted, cpu_share
 from workload.contract.trainer import Context
-from workload.environment import device, resource_errors
-from workload.environment.cgroup import usable_cpus
-from workload.environment.collect import collect
-from workload.environment.host_sections import SectionsBeside
+from workload.environment import device
+from workload.environment.collect import SectionsBeside, collect
+from workload.environment.host import usable_cpus
 from workload.log import Progress
 from workload.measure.clock import clock_for
 from workload.measure.collectives import Collectives
@@ -352,7 +357,7 @@ def explain(error: Exception, spec: RunSpec) -> Exception:
             f"{what} does not fit into the {spec.device}'s memory",
             hint=f"--batch-size {max(1, (spec.batch_size or 1) // 2)}, or --grad-accumulation for the same step",
         )
-    if resource_errors.is_thread_shortage(error) and (refused := resource_errors.explain(error, "in a training step")):
+    if is_thread_shortage(error) and (refused := explain_shortage(error, "in a training step")):
         refused.__cause__ = error
         return refused
     if spec.deterministic and (operation := NOT_DETERMINISTIC.search(str(error))):

@@ -19,8 +19,8 @@ from workload.contract.record_sections import Environment
 from workload.contract.script_words import script_name, slug
 from workload.contract.spec import Device, Profile, RunSpec
 from workload.contract.trainer import Context, this_start
+from workload.environment.cloud import outside_facts
 from workload.environment.machine import HostSystem
-from workload.environment.outside import outside_facts
 from workload.profile.status import before_the_pass
 
 NOTE = "the trainer ended before it could describe the run: this record was made from outside"

@@ -26,11 +26,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
-from workload.contract.errors import UsageError
+from workload.contract.errors import UsageError, explain_shortage
 from workload.contract.operating_system import replace_text
 from workload.contract.record import ComplexityRecord
 from workload.contract.spec import Device, Optimizer, Precision
-from workload.environment import resource_errors
 from workload.environment.device import AUTOCAST_DTYPES
 from workload.environment.software import version
 from workload.model import flop, models
@@ -296,7 +295,7 @@ def _rejections(model: str, shape: tuple[int, ...]) -> Iterator[None]:
     try:
         yield
     except (AssertionError, RuntimeError, ValueError) as error:
-        if resource_errors.explain(error, ""):
+        if explain_shortage(error, ""):
             raise
         if SINGLE_VALUE in str(error):
             raise UsageError(

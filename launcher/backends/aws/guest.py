@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.agent.home import epoch_s
 from workload.contract.errors import ToolError
-from workload.environment.metadata import EC2_VARIABLE, METADATA_ADDRESS, InstanceMetadata, named_address
+from workload.environment.cloud import EC2_VARIABLE, METADATA_ADDRESS, InstanceMetadata, named_address
 from workload.storage.address import open_store
 
 if TYPE_CHECKING:

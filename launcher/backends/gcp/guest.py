@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.agent.home import epoch_s
 from workload.contract.errors import ToolError
-from workload.environment.metadata import METADATA_ADDRESS, Answer, MetadataServer, named_address
+from workload.environment.cloud import METADATA_ADDRESS, Answer, MetadataServer, named_address
 from workload.storage.address import open_store
 
 if TYPE_CHECKING:

@@ -24,5 +24,5 @@ def command(docker: FakeDocker, caller: Path, monkeypatch: pytest.MonkeyPatch) -
     docker.hold("sha256:ab", "rooflaunch:cpu", labels={"rooflaunch.flavour": "cpu", "rooflaunch.inputs": inputs})
     monkeypatch.setattr(docker_engine, "socket_exists", lambda: True)
     monkeypatch.setattr(docker_engine, "connect", docker.engine)
-    monkeypatch.setattr("workload.environment.outside.outside_facts", lambda: {"host": {"kernel": str(caller)}})
+    monkeypatch.setattr("workload.environment.cloud.outside_facts", lambda: {"host": {"kernel": str(caller)}})
     return docker

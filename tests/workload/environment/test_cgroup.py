@@ -3,7 +3,7 @@ import os
 import pytest
 
 from tests.workload.conftest import LayOut
-from workload.environment import cgroup
+from workload.environment import host
 
 V2 = "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = (
@@ -82,12 +82,12 @@ CASES = {
 @pytest.mark.parametrize(("files", "expected"), CASES.values(), ids=CASES.keys())
 def test_limits(lay_out: LayOut, files: dict[str, str], expected: tuple[float | None, int | None, str | None]) -> None:
     names = {"mounts": "/proc/self/mountinfo", "own": "/proc/self/cgroup"}
-    tightest = cgroup.limits(lay_out({names.get(name, name): text for name, text in files.items()}))
+    tightest = host.cgroup_limits(lay_out({names.get(name, name): text for name, text in files.items()}))
     assert (tightest.cpus, tightest.memory_bytes, tightest.cpu_folder) == expected
 
 
 def test_limits_without_proc(lay_out: LayOut) -> None:
-    assert cgroup.limits(lay_out()) == cgroup.CgroupLimits(cpus=None, memory_bytes=None, cpu_folder=None)
+    assert host.cgroup_limits(lay_out()) == host.CgroupLimits(cpus=None, memory_bytes=None, cpu_folder=None)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_limits_without_proc(lay_out: LayOut) -> None:
     ids=["v2 in microseconds", "v1 in nanoseconds", "controller off", "no value", "no number"],
 )
 def test_throttled(lay_out: LayOut, stat: str, expected_s: float | None) -> None:
-    assert cgroup.throttled_s(lay_out({"/group/cpu.stat": stat}), "/group") == expected_s
+    assert host.throttled_s(lay_out({"/group/cpu.stat": stat}), "/group") == expected_s
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,10 @@ def test_throttled(lay_out: LayOut, stat: str, expected_s: float | None) -> None
 def test_threads_for_a_share_of_the_cpus(
     monkeypatch: pytest.MonkeyPatch, shares: int, own: str | None, expected: str | None
 ) -> None:
-    monkeypatch.setattr(cgroup, "usable_cpus", lambda: 6.5)
+    monkeypatch.setattr(host, "usable_cpus", lambda: 6.5)
     # Set first, so that pytest restores it.
     monkeypatch.setenv("OMP_NUM_THREADS", own or "")
     if own is None:
         monkeypatch.delenv("OMP_NUM_THREADS")
-    cgroup.limit_threads(shares)
+    host.limit_threads(shares)
     assert os.environ.get("OMP_NUM_THREADS") == expected

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.workload.conftest import SILENT, LayOut
-from workload.environment import collect as environment
-from workload.environment.collect import collect, device_facts
-from workload.environment.outside import outside_facts
+from workload.environment.cloud import outside_facts
+from workload.environment.collect import collect
+from workload.environment.device import device_facts
 
 SECTIONS = ["host", "device", "software", "cloud", "container", "slurm"]
 
@@ -121,19 +121,19 @@ def test_cuda_device(
 ) -> None:
     Torch(monkeypatch)
     gpu = Opened(identity)
-    monkeypatch.setattr(environment, "GpuSensors", gpu)
-    assert device_facts(lay_out(), torch.device(device)) == {**(identity or {}), **TORCH_FACTS, "index": index}
+    monkeypatch.setattr("workload.environment.device.GpuSensors", gpu)
+    assert device_facts(lay_out(), device) == {**(identity or {}), **TORCH_FACTS, "index": index}
     assert gpu.opened == [index]
 
 
 def test_cuda_that_is_not_there(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
     Torch(monkeypatch, available=False)
-    assert device_facts(lay_out(), torch.device("cuda")) == {"type": "cuda", "name": None}
+    assert device_facts(lay_out(), "cuda") == {"type": "cuda", "name": None}
 
 
 def test_other_devices(lay_out: LayOut) -> None:
     files = {"/proc/cpuinfo": "model name\t: Apple M3\n", "/proc/meminfo": "MemTotal: 8 kB\n"}
     machine = lay_out(files, tools={"ioreg": '"gpu-core-count" = 10'})
     apple = {"type": "mps", "name": "Apple M3 (10-core GPU)", "sm_count": 10, "memory_total_bytes": 8192}
-    assert device_facts(machine, torch.device("mps")) == apple
-    assert device_facts(machine, torch.device("xpu")) == {"type": "xpu", "name": None}
+    assert device_facts(machine, "mps") == apple
+    assert device_facts(machine, "xpu") == {"type": "xpu", "name": None}

@@ -95,13 +95,13 @@ def test_the_gpu_stands_for_the_host(
 ) -> None:
     if host:
         imds.keys["meta-data/placement/host-id"] = host
-    monkeypatch.setattr(environment, "device_facts", lambda *_: device)
+    monkeypatch.setattr("workload.environment.device.device_facts", lambda *_: device)
     facts = environment.collect(device="cuda:0", machine=instance)["cloud"]
     assert facts == {**FACTS, "physical_host": expected}
 
 
 def test_elsewhere_the_gpu_does_not(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "device_facts", lambda *_: {"serial": "0323"})
+    monkeypatch.setattr("workload.environment.device.device_facts", lambda *_: {"serial": "0323"})
     outside = {"cloud": {"provider": "gce", "zone": "us-central1-a"}}
     facts = environment.collect(device="cuda:0", machine=lay_out(tools=SILENT), outside=outside)
     assert facts["cloud"] == outside["cloud"]

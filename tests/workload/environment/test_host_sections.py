@@ -4,8 +4,7 @@ from dataclasses import replace
 import pytest
 
 from tests.workload.conftest import SILENT, LayOut
-from workload.environment.collect import collect
-from workload.environment.host_sections import SectionsBeside, host_sections
+from workload.environment.collect import SectionsBeside, collect, host_sections
 
 FILES = {"/proc/sys/kernel/hostname": "lab7\n", "/.dockerenv": ""}
 

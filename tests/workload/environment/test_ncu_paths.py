@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from workload.environment import ncu_paths
+from workload.environment.machine import installed_ncus
 
 
 def executable(path: Path) -> Path:
@@ -21,9 +21,9 @@ def test_path_comes_first_then_the_newest(tmp_path: Path) -> None:
     (tmp_path / "usr/local/cuda/bin/ncu").symlink_to(newer)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/ncu").write_text("not executable")
-    programs = ncu_paths.installed_ncus({"PATH": f"{tmp_path}/elsewhere:{tmp_path}/bin:"}, tmp_path)
+    programs = installed_ncus({"PATH": f"{tmp_path}/elsewhere:{tmp_path}/bin:"}, tmp_path)
     assert programs == [mine, newest, newer, old]
 
 
 def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
-    assert ncu_paths.installed_ncus({}, tmp_path) == []
+    assert installed_ncus({}, tmp_path) == []

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from workload.environment.nvml import GpuSensors
+from workload.environment.device import GpuSensors
 
 
 class FakeNvml(ModuleType):
@@ -284,7 +284,7 @@ def test_every_query_exists_in_nvidia_ml_py() -> None:
 
 
 def test_the_package_is_not_loaded_with_the_module() -> None:
-    source = importlib.import_module("workload.environment.nvml")
+    source = importlib.import_module("workload.environment.device")
     assert "pynvml" not in vars(source)
 
 

@@ -1,5 +1,5 @@
 from tests.workload.conftest import LayOut
-from workload.environment.outside import slurm_facts
+from workload.environment.cloud import slurm_facts
 
 
 def test_outside_a_job(lay_out: LayOut) -> None:

@@ -3,8 +3,7 @@ import os
 
 import pytest
 
-from workload.contract.errors import OutOfDeviceMemoryError, RunFailedError
-from workload.environment import resource_errors
+from workload.contract.errors import OutOfDeviceMemoryError, RunFailedError, explain_shortage
 
 NO_MEMORY = (
     OutOfDeviceMemoryError,
@@ -42,5 +41,5 @@ NO_THREADS = (
     ids=str,
 )
 def test_what_is_a_shortage(error: Exception, expected: tuple[type[Exception], str, str] | None) -> None:
-    found = resource_errors.explain(error, "before its first step")
+    found = explain_shortage(error, "before its first step")
     assert (found and (type(found), str(found), found.hint)) == expected

@@ -1,8 +1,7 @@
 import pytest
 
 from tests.workload.conftest import SILENT, LayOut
-from workload.environment.machine import HostSystem
-from workload.environment.system import dmi_makers, hypervisor
+from workload.environment.machine import HostSystem, dmi_makers, hypervisor
 
 GUEST = {"/proc/cpuinfo": "model name\t: x\nflags\t: fpu hypervisor\n"}
 METAL = {"/proc/cpuinfo": "model name\t: x\nflags\t: fpu\n"}

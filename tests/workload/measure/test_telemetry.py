@@ -15,8 +15,8 @@ import torch
 
 from tests.workload.conftest import LayOut
 from workload.contract.bundle import TELEMETRY_COLUMNS
+from workload.environment.device import GpuSensors
 from workload.environment.machine import HostSystem
-from workload.environment.nvml import GpuSensors
 from workload.measure import telemetry as module
 from workload.measure.telemetry import CounterRate, HostCounters, Telemetry, gpu_source, sources_of
 

@@ -13,7 +13,7 @@ from benchmarks.gpu_truth import parts
 from workload.contract.ncu_csv import NcuSource
 from workload.contract.process import stoppable
 from workload.contract.spec import Device, Precision
-from workload.environment import ncu_paths
+from workload.environment.machine import installed_ncus
 from workload.profile import command, diagnosis, kernels, metrics, supervise, tool
 from workload.profile.command import Caches, Replay
 from workload.profile.diagnosis import Facts
@@ -34,7 +34,7 @@ def ncu(request: pytest.FixtureRequest) -> Ncu:
     """An installed ncu, else one that is unpacked once (12 s, 1 GB) into pytest's cache."""
     # It answers the same every time.
     ask = functools.cache(tool.ask)
-    installed = ncu_paths.installed_ncus(os.environ)
+    installed = installed_ncus(os.environ)
     if installed:
         return Ncu(path=installed[0], ask=lambda argv: ask(tuple(argv)))
     if not FETCH.is_file():
