@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.backends.setting_sources import SettingSources
+from launcher.backends.rented_options import SettingSources
 from launcher.protocol.records import LAUNCHES, READERS
 from workload.contract.errors import UsageError
 from workload.contract.spec import ENVIRONMENT_PREFIX

@@ -12,8 +12,8 @@ from launcher.backends.batch.plan import PREFIX, BatchPlan, make_plan, zones_in
 from launcher.backends.batch.service import BatchService
 from launcher.backends.gcp import gpus
 from launcher.backends.gcp.backend import ComputeEngine, docker_log_in
+from launcher.backends.gcp.options import Settings
 from launcher.backends.gcp.options import Where as VmWhere
-from launcher.backends.gcp.settings import Settings
 from launcher.backends.vm_container import prepared_image
 from launcher.protocol.backend import Check, Job
 from launcher.protocol.records import LAUNCHES, READERS

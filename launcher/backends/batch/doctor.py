@@ -11,11 +11,10 @@ from launcher.backends.batch.machines import BatchMachines
 from launcher.backends.batch.options import Where
 from launcher.backends.batch.plan import PREFIX
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
-from launcher.backends.gcp import services
-from launcher.backends.gcp.backend import ComputeEngine
+from launcher.backends.gcp import backend
+from launcher.backends.gcp.backend import ComputeEngine, Services
+from launcher.backends.gcp.options import Settings
 from launcher.backends.gcp.options import Where as VmWhere
-from launcher.backends.gcp.services import Services
-from launcher.backends.gcp.settings import Settings
 from launcher.protocol.backend import Check, CheckPart
 from workload.contract.errors import RooflaunchError
 from workload.contract.text import counted
@@ -33,7 +32,7 @@ class BatchPorts:
     """Connections to the services that are checked; tests replace these connections."""
 
     service: Callable[[str, str], BatchService] = BatchService
-    services: Callable[[str], Services] = services.connect
+    services: Callable[[str], Services] = backend.connect_services
     bucket: Callable[[str], Bucket] = lambda name: gcs.connect(name, prefix=f"{PREFIX}/")
 
 

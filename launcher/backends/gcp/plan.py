@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.gcp import gpus
+from launcher.backends.gcp.answers import LIMIT_LABEL, DeniedError
 from launcher.backends.gcp.compute import SCOPE, Compute
 from launcher.backends.gcp.gpus import Driver, GpuOffer, VmImage
-from launcher.backends.gcp.options import Options
-from launcher.backends.gcp.refusals import DeniedError
-from launcher.backends.gcp.resources import LIMIT_LABEL
-from launcher.backends.gcp.settings import ANY_PROJECT, Settings
+from launcher.backends.gcp.options import ANY_PROJECT, Options, Settings
 from launcher.backends.machine_types import compact
 from launcher.backends.rented_plan import (
     Cloud,

@@ -9,8 +9,8 @@ from launcher.backends.batch import doctor
 from launcher.backends.batch.doctor import BatchPorts
 from launcher.backends.batch.options import Where
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
-from launcher.backends.gcp.services import Services
-from launcher.backends.gcp.settings import Settings
+from launcher.backends.gcp.backend import Services
+from launcher.backends.gcp.options import Settings
 from launcher.protocol.backend import Check, Health
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch
 from tests.launcher.backends.gcp import fake_rest
