@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.batch.backend import CloudBatch
-from launcher.backends.batch.machines import BatchMachines
+from launcher.backends.batch.backend import BatchMachines, CloudBatch
 from launcher.backends.batch.plan import BatchPlan
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService, BatchTask
 from launcher.backends.gcp.answers import DeniedError
