@@ -19,7 +19,7 @@ BACKENDS: Mapping[str, str] = {
     "aws": "launcher.backends.aws",
 }
 # A backend's name -> the module whose `register` adds commands that only this backend has.
-OWN_COMMANDS: Mapping[str, str] = {"gcp": "launcher.backends.gcp.gpus_command"}
+OWN_COMMANDS: Mapping[str, str] = {"gcp": "launcher.backends.gpus_table"}
 
 
 def load(name: str) -> "Backend":

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.backends.aws import service, settings
-from launcher.backends.aws.resources import ENDS_TAG, LABEL, LABEL_VALUE
+from launcher.backends.aws import options, service
+from launcher.backends.aws.answers import ENDS_TAG, LABEL, LABEL_VALUE
 from tests.infra.terraform_files import AMAZON, ROOT, Body, values
 
 BUCKET = "${aws_s3_bucket.results.arn}"
@@ -248,7 +248,7 @@ def test_a_validation_takes_or_refuses(name: str, value: str, taken: bool) -> No
 
 
 def test_outputs_are_the_settings_of_launch_aws() -> None:
-    made = [name for name in settings.RULES if name not in ("subnet", "ami_parameter")]
+    made = [name for name in options.RULES if name not in ("subnet", "ami_parameter")]
     assert list(AMAZON.named("output")) == [*made, "launcher_policy", "rooflaunch_toml"]
     assert list(AMAZON.locals()["settings"]) == made
 
@@ -259,7 +259,7 @@ def test_an_output_is_used_in_the_docs(name: str) -> None:
 
 
 def test_without_settings_launch_aws_finds_what_terraform_makes() -> None:
-    found = settings.resolve_settings({"region": "us-east-1"}, {}, None, account=lambda _: "123456789012")[0]
+    found = options.resolve_settings({"region": "us-east-1"}, {}, None, account=lambda _: "123456789012")[0]
     (bucket,) = AMAZON.of_kind("aws_s3_bucket").values()
     assert bucket["bucket"] == '${coalesce(var.bucket, "rooflaunch-${local.account}-${var.region}")}'
     assert found.bucket == "rooflaunch-123456789012-us-east-1"

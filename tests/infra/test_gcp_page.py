@@ -4,8 +4,8 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from launcher.backends.gcp import gpus, settings
-from launcher.backends.gcp.doctor import ALL_REGIONS
+from launcher.backends.gcp import gpus, options
+from launcher.backends.gcp.backend import ALL_REGIONS
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.plan import make_plan
 from launcher.jobs.launches import LaunchState
@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "gcp.md"
 
 def test_the_dry_run_on_the_page_is_what_is_printed() -> None:
     shown = re.findall(r"^at most +.*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    found = settings.resolve_settings({"project": "my-project"}, {}, None, default_project=lambda: None)[0]
+    found = options.resolve_settings({"project": "my-project"}, {}, None, default_project=lambda: None)[0]
     plan = make_plan(
         resolve({"precision": "amp"}, {}, ROOT / "tests"),
         Options(gpu="t4", max_cost_usd=0.50),

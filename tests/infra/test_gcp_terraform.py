@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from launcher.backends.gcp import settings
+from launcher.backends.gcp import options
 from launcher.images.contents import AGENT_FILES
 from tests.infra.terraform_files import GOOGLE, ROOT, Body
 
@@ -325,9 +325,9 @@ def test_a_validation_takes_or_refuses(name: str, value: str, taken: bool) -> No
 
 def test_outputs_are_the_settings_of_launch_gcp() -> None:
     outputs = GOOGLE.named("output")
-    assert list(outputs) == [*settings.RULES, "rooflaunch_toml"]
+    assert list(outputs) == [*options.RULES, "rooflaunch_toml"]
     assert all(body["description"].endswith(".") for body in outputs.values())
-    assert list(GOOGLE.locals()["settings"]) == list(settings.RULES)
+    assert list(GOOGLE.locals()["settings"]) == list(options.RULES)
 
 
 @pytest.mark.parametrize("name", sorted(GOOGLE.named("output")))
@@ -337,7 +337,7 @@ def test_an_output_is_used_in_the_docs(name: str) -> None:
 
 
 def test_without_settings_launch_gcp_finds_what_terraform_makes() -> None:
-    found = settings.resolve_settings({"project": "my-project-1"}, {}, None, default_project=lambda: None)[0]
+    found = options.resolve_settings({"project": "my-project-1"}, {}, None, default_project=lambda: None)[0]
     variables = GOOGLE.named("variable")
     (bucket,) = GOOGLE.of_kind("google_storage_bucket").values()
     (account,) = GOOGLE.of_kind("google_service_account").values()

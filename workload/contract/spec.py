@@ -33,10 +33,10 @@ OTHER_VARIABLES = frozenset(
         "ROOFLAUNCH_JOB",
         # launcher/backends/slurm/plan.py
         "ROOFLAUNCH_END_S",
-        # launcher/backends/gcp/settings.py
+        # launcher/backends/gcp/options.py
         "ROOFLAUNCH_PROJECT", "ROOFLAUNCH_BUCKET", "ROOFLAUNCH_REPOSITORY", "ROOFLAUNCH_SERVICE_ACCOUNT",
         "ROOFLAUNCH_NETWORK", "ROOFLAUNCH_SUBNETWORK",
-        # launcher/backends/aws/settings.py
+        # launcher/backends/aws/options.py
         "ROOFLAUNCH_AWS_REGION", "ROOFLAUNCH_AWS_BUCKET", "ROOFLAUNCH_AWS_REPOSITORY", "ROOFLAUNCH_AWS_SUBNET",
         "ROOFLAUNCH_AWS_INSTANCE_PROFILE", "ROOFLAUNCH_AWS_SCHEDULE_ROLE", "ROOFLAUNCH_AWS_SECURITY_GROUP",
         "ROOFLAUNCH_AWS_AMI_PARAMETER",

@@ -6,25 +6,44 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import docker_engine
 from launcher.backends.aws import gpus
 from launcher.backends.aws.machines import Ec2Machines
-from launcher.backends.aws.options import Options, Where
+from launcher.backends.aws.options import ANY_ACCOUNT, Options, Settings, Where, resolve_settings
 from launcher.backends.aws.plan import ZONE_NAME, InstancePlan, make_plan
 from launcher.backends.aws.service import Ec2
-from launcher.backends.aws.settings import ANY_ACCOUNT, Settings, open_bucket, resolve_settings
 from launcher.backends.vm_container import image_to_be, prepared_image
 from launcher.docker_engine import Engine
-from launcher.protocol.backend import Check, Job
-from launcher.protocol.records import Price
+from launcher.protocol.backend import Check, CheckPart, Job
+from launcher.protocol.records import LAUNCHES, READERS, Price
 from workload.contract.errors import NoCapacityError, RooflaunchError, UsageError
+from workload.contract.spec import resolve
 
 if TYPE_CHECKING:
     from workload.storage.s3 import Bucket
+
+PART = CheckPart("aws")
+MARKETS = {False: "on demand", True: "spot"}
+
+
+def open_bucket(settings: Settings) -> "Bucket":
+    """Open the bucket of these settings. Raises `UsageError` if S3 says that it is in another region.
+
+    An instance asks S3 in its own region before its agent runs, and S3 charges for traffic between regions.
+    """
+    from workload.storage import s3  # noqa: PLC0415 - loaded when it is used
+
+    bucket = s3.connect(settings.bucket, prefix=LAUNCHES, jobs=READERS)
+    if bucket.region not in ("", settings.region):
+        raise UsageError(
+            f"{bucket} is in region '{bucket.region}', but the instances are in '{settings.region}'",
+            hint=f"--region {bucket.region}, or --bucket with a bucket in {settings.region}",
+        )
+    return bucket
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +108,26 @@ class ElasticCompute:
         return self.bucket(settings)
 
     def checks(self, where: Where) -> Iterator[Check]:
-        from launcher.backends.aws.doctor import examine  # noqa: PLC0415 - only `launch doctor` needs it
-
-        return iter(examine(where))
+        """Checks of `launch doctor aws`; nothing is created. If the account cannot be read, no other check is made."""
+        try:
+            settings = self.settings(where)
+            client = self.ec2(settings.region)
+            zones = sorted(client.zone_ids().values())
+        except RooflaunchError as error:
+            yield PART.failed("account", error)
+            return
+        yield PART.ok("account", f"{settings.account}, region {settings.region} with {', '.join(zones)}")
+        yield from _quotas(client)
+        yield PART.looked(
+            "ami", lambda: f"{(ami := client.ami(client.newest_ami(settings.ami_parameter))).id}, {ami.name}"
+        )
+        yield PART.looked("network", lambda: client.security_group(settings.security_group, settings.subnet))
+        for spot, market in MARKETS.items():
+            yield PART.looked(f"request for a VM, {market}", partial(_tried, client, settings, spot=spot))
+        yield PART.looked("bucket", lambda: self.bucket(settings).locate(""))
+        yield PART.looked("VM's role", lambda: client.instance_profile(settings.instance_profile))
+        yield PART.looked("schedule's role", lambda: client.schedule_role(settings.schedule_role))
+        yield _registry(client, settings)
 
 
 backend = ElasticCompute()
@@ -155,3 +191,49 @@ def zones_there(ec2: Ec2, plan: InstancePlan) -> Sequence[str]:
     planned = [zone for zone in plan.zones if not ZONE_NAME.fullmatch(zone)]
     others = [*planned, *offered] if plan.options.fallback else []
     return list(dict.fromkeys(zone for zone in (*named, *others) if zone in offered))
+
+
+def _tried(client: Ec2, settings: Settings, *, spot: bool) -> str:
+    """Ask EC2 whether it takes the request that `launch aws` sends; nothing is made. Raises EC2's error if not.
+
+    EC2 looks at the request and the permissions, and not at quotas and free machines.
+    """
+    now, gpu = datetime.now(UTC), next(gpu for gpu in gpus.load().values() if gpu.zones_in(settings.region))
+    image, options = f"{settings.repository}@sha256:{'0' * 64}", Options(gpu=gpu.name, spot=spot)
+    draft = make_plan(resolve({}, {}, None), options, settings, image=image, now=now, token=f"{0:06x}")
+    ami = client.ami(client.newest_ami(settings.ami_parameter))
+    group = client.security_group(settings.security_group, settings.subnet)
+    zones = client.zones_with(draft.machine.name) or draft.zones
+    client.try_instance(draft.launched(now, image=image, zones=zones, ami=ami, group=group).body(zones[0]))
+    return f"EC2 takes it: {draft.machine.name} in {zones[0]}"
+
+
+def _registry(client: Ec2, settings: Settings) -> Check:
+    """Check whether the repository exists. One of another account or region is not checked, only noted."""
+    host, _, name = settings.repository.partition("/")
+    if not host.startswith(f"{settings.account}.dkr.ecr.{settings.region}."):
+        return PART.note("registry", f"{settings.repository} is not in this account's registry: not checked")
+    return PART.looked("registry", lambda: client.repository(name))
+
+
+def _quotas(client: Ec2) -> Iterator[Check]:
+    """Checks of the quotas in vCPUs; each names the GPUs for which its quota is too small."""
+    families: dict[str, tuple[str, dict[str, int]]] = {}
+    for gpu in gpus.load().values():
+        for spot, market in MARKETS.items():
+            _, needs = families.setdefault(gpu.quota.code(spot=spot), (f"quota {gpu.quota.title}, {market}", {}))
+            needs[gpu.name] = gpu.machine_types[gpu.default_machine_type].vcpus
+    for code, (name, needs) in families.items():
+        ask = f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code}"
+        try:
+            limit = client.quota(code)
+        except RooflaunchError as error:
+            yield PART.failed(name, error)
+            continue
+        if limit is None:
+            yield PART.note(name, f"AWS does not report {code}")
+        elif short := {gpu: vcpus for gpu, vcpus in needs.items() if vcpus > limit}:
+            cure = f"{ask} --desired-value {min(short.values())} --region {client.region}"
+            yield PART.note(name, f"{limit:g} vCPUs ({code}): too few for --gpu {', '.join(short)}", cure)
+        else:
+            yield PART.ok(name, f"{limit:g} vCPUs ({code})")

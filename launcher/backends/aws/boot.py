@@ -28,7 +28,7 @@ NOT_FOUND = 404
 # Registries of the cloud, with their region. The role's token is sent to no other registry.
 ECR = re.compile(r"\d{12}\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com")
 ECR_TARGET = "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken"
-# The launcher makes the schedule that ends the instance and then sets this tag (`ENDS_TAG` of resources.py), seconds
+# The launcher makes the schedule that ends the instance and then sets this tag (`ENDS_TAG` of answers.py), seconds
 # after the instance was created. If the tag does not come, the launcher is dead.
 TAG_TRIES, TAG_AGAIN_S = 120, 5
 # A launcher gives a machine up after five minutes without a status, and pulling an image may take longer: the boot

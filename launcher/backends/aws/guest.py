@@ -20,7 +20,7 @@ from workload.storage.address import open_store
 if TYPE_CHECKING:
     from launcher.protocol.records import Request
 
-# Tag with the end of the instance (`ENDS_TAG` of resources.py).
+# Tag with the end of the instance (`ENDS_TAG` of answers.py).
 ENDS_KEY = "meta-data/tags/instance/rooflaunch-ends"
 ZONE_KEY = "meta-data/placement/availability-zone-id"
 IDENTITY_KEY = "dynamic/instance-identity/document"

@@ -11,19 +11,20 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from launcher.backends.aws.plan import LATE_S, InstancePlan
-from launcher.backends.aws.refusals import (
+from launcher.backends.aws.answers import (
     BUSY,
     CAPACITY,
+    ENDS_TAG,
     LOST,
     QUOTA,
     TOOK_TOO_LONG,
     DeniedError,
     DoubtfulError,
+    Instance,
     RefusedError,
     scope_of,
 )
-from launcher.backends.aws.resources import ENDS_TAG, Instance
+from launcher.backends.aws.plan import LATE_S, InstancePlan
 from launcher.backends.aws.service import Ec2, schedule_name
 from launcher.backends.zone_by_zone import SETTLE_S, Fault, Scope, ZoneByZone
 from launcher.protocol.backend import ANYWHERE, Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell

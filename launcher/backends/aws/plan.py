@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.aws import gpus
+from launcher.backends.aws.answers import ENDS_TAG, LABEL, LABEL_VALUE, LIMIT_TAG, NAME_TAG, Ami
 from launcher.backends.aws.gpus import GpuOffer
-from launcher.backends.aws.options import Options
-from launcher.backends.aws.resources import ENDS_TAG, LABEL, LABEL_VALUE, LIMIT_TAG, NAME_TAG, Ami
-from launcher.backends.aws.settings import ANY_ACCOUNT, Settings
+from launcher.backends.aws.options import ANY_ACCOUNT, Options, Settings
 from launcher.backends.rented_plan import (
     Cloud,
     Draft,

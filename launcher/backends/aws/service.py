@@ -14,9 +14,21 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any, NoReturn
 
-from launcher.backends.aws import resources
-from launcher.backends.aws.refusals import DeniedError, RefusedError, foreign, is_temporary, service_in, translated
-from launcher.backends.aws.resources import LABEL, LABEL_VALUE, NAME_TAG, Ami, Instance, Volume
+from launcher.backends.aws import answers
+from launcher.backends.aws.answers import (
+    LABEL,
+    LABEL_VALUE,
+    NAME_TAG,
+    Ami,
+    DeniedError,
+    Instance,
+    RefusedError,
+    Volume,
+    foreign,
+    is_temporary,
+    service_in,
+    translated,
+)
 from launcher.backends.cloud_requests import CloudClock
 from launcher.protocol.records import Price
 from workload.contract.errors import ToolError, UsageError
@@ -81,7 +93,7 @@ class Ec2:
         Raises `RefusedError` if EC2 answered that it started none, `DoubtfulError` if it may have started one.
         """
         zones = self.zone_ids()
-        return resources.instance(self._ask("ec2", "run_instances", retry_s=0.0, **body)["Instances"][0], zones)
+        return answers.instance(self._ask("ec2", "run_instances", retry_s=0.0, **body)["Instances"][0], zones)
 
     def try_instance(self, body: Mapping[str, Any]) -> None:
         """Ask EC2 whether it would take this request for an instance; nothing is made. Raises its error if not."""
@@ -169,7 +181,7 @@ class Ec2:
         filters = [{"Name": f"tag:{LABEL}", "Values": [LABEL_VALUE]}, {"Name": "status", "Values": ["available"]}]
         pages = self._pages("ec2", "describe_volumes", Filters=filters)
         zones = self.zone_ids()
-        return [resources.volume(item, zones) for page in pages for item in page["Volumes"]]
+        return [answers.volume(item, zones) for page in pages for item in page["Volumes"]]
 
     def delete_volume(self, volume_id: str) -> None:
         """Delete a disk; does nothing if it is gone."""
@@ -207,7 +219,7 @@ class Ec2:
         told = [item for page in pages for item in page["SpotPriceHistory"]]
         # The last price of a zone is the one in effect.
         in_order = sorted(told, key=lambda item: item["Timestamp"])
-        newest = {resources.zone_id(item, ids): float(item["SpotPrice"]) for item in in_order}
+        newest = {answers.zone_id(item, ids): float(item["SpotPrice"]) for item in in_order}
         known = {zone: usd for zone, usd in newest.items() if zone in wanted and 0 < usd < math.inf}
         if not known:
             return None
@@ -289,7 +301,7 @@ class Ec2:
 
     def zone_of_subnet(self, subnet: str) -> str:
         """Id of the zone of a subnet. Raises `UsageError` if there is no such subnet."""
-        return resources.zone_id(self._subnet(subnet), self.zone_ids())
+        return answers.zone_id(self._subnet(subnet), self.zone_ids())
 
     def _subnet(self, subnet: str) -> Any:
         answer = self._ask("ec2", "describe_subnets", missing="InvalidSubnetID", SubnetIds=[subnet])
@@ -333,7 +345,7 @@ class Ec2:
         reservations = [item for page in pages for item in page["Reservations"]]
         zones = self.zone_ids() if reservations else {}
         for reservation in reservations:
-            yield from (resources.instance(item, zones) for item in reservation["Instances"])
+            yield from (answers.instance(item, zones) for item in reservation["Instances"])
 
     def _pages(self, kind: str, method: str, **fields: Any) -> list[Any]:
         pages = [self._ask(kind, method, **fields)]

@@ -14,8 +14,8 @@ from launcher.backends.batch.options import Options
 from launcher.backends.gcp import plan as gcp_plan
 from launcher.backends.gcp.compute import SCOPE
 from launcher.backends.gcp.gpus import Driver, require
+from launcher.backends.gcp.options import Settings
 from launcher.backends.gcp.plan import VmPlan
-from launcher.backends.gcp.settings import Settings
 from launcher.backends.rented_plan import PULL_S
 from launcher.backends.shared_plan import program_text, run_rows, text_of
 from launcher.kinds import Runtime

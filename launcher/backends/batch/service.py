@@ -17,8 +17,7 @@ from typing import Any
 
 from launcher.backends.batch.plan import LAUNCH_VARIABLE, PREEMPTED_CODE
 from launcher.backends.cloud_requests import CloudClock
-from launcher.backends.gcp.compute import credentials_for
-from launcher.backends.gcp.refusals import (
+from launcher.backends.gcp.answers import (
     BUSY,
     DeniedError,
     is_temporary,
@@ -28,7 +27,8 @@ from launcher.backends.gcp.refusals import (
     translated,
     unreachable,
 )
-from launcher.backends.gcp.settings import RESOURCE_NAME
+from launcher.backends.gcp.compute import credentials_for
+from launcher.backends.gcp.options import RESOURCE_NAME
 from workload.contract.errors import ToolError, UsageError
 from workload.storage.buckets import Service, repeated
 from workload.storage.gcs import LOG_IN

@@ -19,18 +19,22 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from launcher.backends.cloud_requests import CloudClock
-from launcher.backends.gcp import resources
-from launcher.backends.gcp.refusals import (
+from launcher.backends.gcp import answers
+from launcher.backends.gcp.answers import (
     COMPUTE_ENGINE,
     ENDPOINT_VARIABLE,
     DeniedError,
+    Instance,
+    Operation,
+    OperationFault,
+    Quota,
+    VmDisk,
     explained,
     is_temporary,
     message_of,
     no_credentials,
     translated,
 )
-from launcher.backends.gcp.resources import Instance, Operation, OperationFault, Quota, VmDisk
 from launcher.protocol.backend import ANYWHERE, Listing, Output
 from workload.contract.errors import ToolError
 from workload.storage.buckets import repeated
@@ -137,7 +141,7 @@ class Compute:
         answer = self._ask(
             "Instances", "insert", zone=zone, request_id=str(uuid.UUID(request_id)), instance_resource=vm
         )
-        return resources.operation(answer, zone)
+        return answers.operation(answer, zone)
 
     def wait(self, operation: Operation, limit_s: float) -> tuple[OperationFault, ...] | None:
         """Wait for the operation; return the operation's faults, () if there are none.
@@ -154,7 +158,7 @@ class Compute:
                 answer_s = max(retry_s, LAST_ANSWER_S)
                 answer = self._ask("ZoneOperations", "wait", answer_s=answer_s, retry_s=retry_s, **where)
                 if answer.status == compute_v1.Operation.Status.DONE:
-                    return resources.faults(answer)
+                    return answers.faults(answer)
             except UnreachableError as error:
                 if not isinstance(error.__cause__, requests.Timeout):
                     raise
@@ -166,22 +170,22 @@ class Compute:
     def get(self, zone: str, name: str) -> Instance | None:
         """VM of this name; None if there is none."""
         answer = self._ask("Instances", "get", zone=zone, instance=name, missing=f"/instances/{name}'")
-        return None if answer is None else resources.instance(answer)
+        return None if answer is None else answers.instance(answer)
 
     def delete(self, zone: str, name: str) -> Operation | None:
         """Request the deletion of a VM; None if there is no VM of this name."""
         answer = self._ask("Instances", "delete", zone=zone, instance=name, missing=f"/instances/{name}'")
-        return None if answer is None else resources.operation(answer, zone)
+        return None if answer is None else answers.operation(answer, zone)
 
     def instances(self) -> Listing[Instance]:
         """VMs of every launch in the project, in all zones that answer."""
-        return self._labelled("Instances", resources.instance)
+        return self._labelled("Instances", answers.instance)
 
     def preempted(self, zone: str, name: str) -> bool:
         """Whether the cloud has recorded that it preempted this VM."""
         pages = self._pages("ZoneOperations", "list", zone=zone, filter=f'operationType="{PREEMPTED}"')
         # The host part of a target's URL differs between answers, so names are compared.
-        return any(resources.last_part(operation.target_link) == name for page in pages for operation in page.items)
+        return any(answers.last_part(operation.target_link) == name for page in pages for operation in page.items)
 
     def serial(self, zone: str, name: str, start: int) -> Output:
         """Output of the VM's first serial port from byte `start` on; empty if the VM is gone or has not started yet."""
@@ -199,22 +203,22 @@ class Compute:
 
     def disks(self) -> Listing[VmDisk]:
         """Disks of every launch in the project, in all zones that answer."""
-        return self._labelled("Disks", resources.disk)
+        return self._labelled("Disks", answers.disk)
 
     def delete_disk(self, zone: str, name: str) -> Operation | None:
         """Request the deletion of a disk; None if there is no disk of this name."""
         answer = self._ask("Disks", "delete", zone=zone, disk=name, missing=f"/disks/{name}'")
-        return None if answer is None else resources.operation(answer, zone)
+        return None if answer is None else answers.operation(answer, zone)
 
     # Quotas and images.
 
     def region_quotas(self, region: str) -> Mapping[str, Quota]:
         """Quotas of a region by metric, such as `NVIDIA_T4_GPUS`."""
-        return resources.quotas(self._ask("Regions", "get", region=region))
+        return answers.quotas(self._ask("Regions", "get", region=region))
 
     def project_quotas(self) -> Mapping[str, Quota]:
         """Quotas of the project by metric, such as `GPUS_ALL_REGIONS`."""
-        return resources.quotas(self._ask("Projects", "get"))
+        return answers.quotas(self._ask("Projects", "get"))
 
     def get_image(self, project: str, family: str) -> str | None:
         """Name of the newest image of a family; None if family or project does not exist, or the family is empty."""
@@ -232,7 +236,7 @@ class Compute:
         silent: dict[str, None] = {}
         try:
             for page in self._pages(kind, "aggregated_list", filter=ours):
-                silent |= dict.fromkeys(resources.gaps(page))
+                silent |= dict.fromkeys(answers.gaps(page))
                 there += [make(item) for scope in page.items.values() for item in getattr(scope, kind.lower())]
         except UnreachableError as error:
             # A server error may come from an outage of one zone. Without an answer from the server the network is down.
@@ -242,7 +246,7 @@ class Compute:
         for zone in [place for place in silent if ZONE.fullmatch(place)]:
             with suppress(UnreachableError):
                 pages = list(self._pages(kind, "list", retry_s=0.0, zone=zone, filter=ours))
-                if not any(page.warning.code in resources.GAPS for page in pages):
+                if not any(page.warning.code in answers.GAPS for page in pages):
                     there += [make(item) for page in pages for item in page.items]
                     del silent[zone]
         return Listing(there=tuple(there), unreachable=tuple(silent))

@@ -1,18 +1,304 @@
-"""VMs of a project behind the interface of `launcher.protocol.backend`."""
+"""VMs of a project behind the interface of `launcher.protocol.backend`; first, how the VM of a plan is started.
 
+Quotas are read before a zone is tried, which takes under a second; learning them from a failed insert takes 30 s. After
+any failure no VM of the launch is left: each failed or interrupted insert is followed by a look-up of the VM's name.
+"""
+
+import re
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 
+from launcher.backends.gcp.answers import (
+    NOT_IN_ZONE,
+    QUOTA_EXCEEDED,
+    STARTING,
+    STOCKOUT,
+    AlreadyThereError,
+    DeniedError,
+    Instance,
+    Operation,
+    OperationFault,
+    Quota,
+    RefusedError,
+    refused_for_good,
+)
 from launcher.backends.gcp.compute import ZONE, Compute
 from launcher.backends.gcp.plan import VmPlan
-from launcher.backends.gcp.provision import AT_A_TIME, Provisioning, remove
-from launcher.backends.gcp.refusals import DeniedError
-from launcher.backends.gcp.resources import Instance
+from launcher.backends.zone_by_zone import SETTLE_S, Fault, Scope, ZoneByZone
 from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
 from launcher.protocol.records import NAME, LaunchPhase
 from workload.contract.errors import RooflaunchError, ToolError
 from workload.contract.text import duration
 from workload.storage.store import UnreachableError
+
+# Limit for an insert: a lack of machines is reported within 30 s; a VM runs within a minute.
+OPERATION_S = 180.0
+# Seconds between look-ups of the VM itself while its operation is under way.
+LOOK_EVERY_S = 10.0
+REMOVE_S = 180.0
+PAUSE_S = 3.0
+# Number of requests that are sent at the same time.
+AT_A_TIME = 8
+GLOBAL_QUOTA = "GPUS_ALL_REGIONS"
+RUNNING = "RUNNING"
+
+# Our own error codes, in addition to Compute Engine's.
+TOOK_TOO_LONG = "TOOK_TOO_LONG"
+PREEMPTED = "PREEMPTED"
+DELETED = "DELETED"
+BUSY = ("HTTP_429", "HTTP_503")
+NOT_FOUND = "RESOURCE_NOT_FOUND"
+# Compute Engine's word for a failure of its own, after which it asks to try again.
+INTERNAL = "INTERNAL_ERROR"
+_ZONE_CODES = (STOCKOUT, "VM_MIN_COUNT_NOT_REACHED", NOT_FOUND, NOT_IN_ZONE, TOOK_TOO_LONG, PREEMPTED, INTERNAL, *BUSY)
+# Resources that, if missing, are missing in every zone.
+_MISSING_EVERYWHERE = re.compile(r"serviceaccount|service account|/images/|/networks/|@", re.IGNORECASE)
+_EVERYWHERE = re.compile(r"globally|ALL[_-]REGIONS", re.IGNORECASE)
+
+
+@dataclass(kw_only=True)
+class _Deletion:
+    """A VM that is being deleted. `status`: as last seen, empty once it is gone, None if its zone does not answer.
+
+    `gone_from_s`: time since which no VM of this name has existed. `refused`: why the cloud refuses for good.
+    """
+
+    zone: str
+    name: str
+    status: str | None = RUNNING
+    gone_from_s: float | None = None
+    refused: str = ""
+
+    def request(self, compute: Compute) -> None:
+        """Request the deletion. A failure that may pass is ignored, because the request is repeated."""
+        try:
+            if compute.delete(self.zone, self.name) is not None:
+                self.gone_from_s = None
+        except RooflaunchError as error:
+            if isinstance(error, DeniedError) or not isinstance(error, ToolError):
+                self.refused = str(error)
+
+    def look(self, compute: Compute, listed: Mapping[tuple[str, str], str], now: Callable[[], float]) -> None:
+        """Update `status`. A VM that is not `listed` is asked for by itself, because lists may be incomplete."""
+        self.status = listed.get((self.zone, self.name))
+        if self.status is None:
+            with suppress(ToolError):
+                vm = compute.get(self.zone, self.name)
+                self.status = vm.status if vm else ""
+        if self.status != "":
+            self.gone_from_s = None
+        elif self.gone_from_s is None:
+            self.gone_from_s = now()
+
+    def removed(self, *, is_gone: bool) -> Removed:
+        if self.status is None and not self.refused:
+            return Removed.unanswered("VM", self.name, [self.zone])
+        reason = "" if is_gone else self.refused or "the VM still exists"
+        return Removed(kind="VM", name=self.name, zone=self.zone, gone=is_gone, reason=reason)
+
+
+def remove(
+    compute: Compute,
+    vms: Sequence[tuple[str, str]],
+    *,
+    now: Callable[[], float],
+    sleep: Callable[[float], None],
+    settle_s: float = 0.0,
+) -> list[Removed]:
+    """Delete these VMs (zone, name); one counts as gone once no VM of its name has existed for `settle_s` seconds.
+
+    All deletions are requested before any is waited for, since each takes minutes. Each round reads one list of all
+    VMs. If a VM exists but is not STOPPING, its deletion was lost or failed, and is requested again. Gives up after
+    `REMOVE_S` seconds.
+    """
+    deletions = [_Deletion(zone=zone, name=name) for zone, name in vms]
+    remaining, end_s = deletions, now() + REMOVE_S if vms else 0.0
+
+    def is_gone(deletion: _Deletion) -> bool:
+        return deletion.gone_from_s is not None and now() - deletion.gone_from_s >= settle_s
+
+    with ThreadPoolExecutor(AT_A_TIME) as workers:
+        while remaining:
+            again = [deletion for deletion in remaining if deletion.status != "STOPPING"]
+            list(workers.map(partial(_Deletion.request, compute=compute), again))
+            listed: dict[tuple[str, str], str] = {}
+            if len(remaining) > 1:
+                with suppress(ToolError):
+                    listed = {(vm.zone, vm.name): vm.status for vm in compute.instances()}
+            list(workers.map(partial(_Deletion.look, compute=compute, listed=listed, now=now), remaining))
+            remaining = [deletion for deletion in remaining if not (is_gone(deletion) or deletion.refused)]
+            if remaining and now() >= end_s:
+                break
+            if remaining:
+                sleep(PAUSE_S)
+    return [deletion.removed(is_gone=is_gone(deletion) and not deletion.refused) for deletion in deletions]
+
+
+@dataclass(kw_only=True)
+class Provisioning(ZoneByZone):
+    """Attempts of one launch on Compute Engine."""
+
+    plan: VmPlan
+    compute: Compute
+    _with_known_quota: set[str] = field(default_factory=set)
+
+    def _reach(self) -> list[str]:
+        """Zones of the plan, then zones that the cloud has suggested although our table lacks them.
+
+        Suggested zones are left out without `fallback`, and if the plan has a cost limit or a subnetwork.
+        """
+        plan = self.plan
+        free = plan.options.fallback and plan.options.max_cost_usd is None and not plan.settings.subnetwork
+        return list(dict.fromkeys([*plan.zones, *(self._suggested if free else ())]))
+
+    # Quotas.
+
+    def _has_quota_in_project(self) -> bool:
+        quota = self.compute.project_quotas().get(GLOBAL_QUOTA) if self.plan.request.gpu_count else None
+        return self._fits("all regions", {GLOBAL_QUOTA: quota})
+
+    def _has_quota_in(self, region: str) -> bool:
+        """Return whether the region's quotas may have room for the VM; if not, block all zones of the region.
+
+        The quotas are read once per region. If the cloud does not report a quota, the result is True.
+        """
+        request = self.plan.request
+        if region in self._with_known_quota or not request.gpu_count:
+            return region not in self._blocked
+        self._with_known_quota.add(region)
+        quotas = self.compute.region_quotas(region)
+        metrics = self.plan.gpu.quota_metrics(spot=request.spot, limit_s=request.limit_s)
+        allowed = self._fits(region, {metric: quotas.get(metric) for metric in metrics})
+        if not allowed:
+            self._blocked.add(region)
+        return allowed
+
+    def _fits(self, where: str, quotas: Mapping[str, Quota | None]) -> bool:
+        """Whether one of `quotas` may have room for the VM; if not, report the quotas' limits and usage to the user."""
+        wanted = self.plan.request.gpu_count
+        known = {metric: quota for metric, quota in quotas.items() if quota is not None}
+        if len(known) < len(quotas) or any(quota.remaining >= wanted for quota in known.values()):
+            return True
+        figures = "; ".join(f"{metric} is {quota.limit:g}, {quota.usage:g} in use" for metric, quota in known.items())
+        self._note(where, (OperationFault(code=QUOTA_EXCEEDED, message=f"{figures}, {wanted} wanted"),), self.now())
+        return False
+
+    def _insert(self, zone: str) -> Instance | tuple[Fault, ...]:
+        request_id = uuid.uuid4().hex
+        body = self.plan.body(zone, request_id=request_id)
+        self._may_live = True
+        try:
+            operation = self.compute.insert(zone, body, request_id)
+        except RefusedError as error:
+            return error.faults
+        except AlreadyThereError:
+            # If the VM is ours, the first insert worked, and this answers a repetition. Another VM is not deleted.
+            vm = self.compute.get(zone, self.plan.name)
+            if vm is not None and vm.request_id != request_id:
+                self._may_live = False
+                raise ToolError(
+                    f"zone {zone} has another VM '{self.plan.name}', which does not belong to this launch",
+                    hint="launch again",
+                ) from None
+            return self._await_running(zone)
+        except RooflaunchError as error:
+            # An error that Compute Engine answered means that there is no VM; without an answer there may be one.
+            self._may_live = isinstance(error, UnreachableError)
+            raise
+        faults = self._await_operation(operation)
+        if faults:
+            return faults
+        # An operation that does not end may still have made the VM.
+        return self._await_running(zone, limit_s=0.0 if faults is None else None)
+
+    def _await_operation(self, operation: Operation) -> tuple[OperationFault, ...] | None:
+        """Wait for the insert. Returns the operation's faults, () once the VM runs, None if neither happens in time.
+
+        An operation may stay unfinished for ever while its VM runs, does its work and deletes itself.
+        """
+        end_s = self.now() + self._patience_s(OPERATION_S)
+        while (left_s := end_s - self.now()) > 0:
+            faults = self.compute.wait(operation, min(LOOK_EVERY_S, left_s))
+            if faults is not None:
+                return faults
+            vm = self.compute.get(operation.zone, self.plan.name)
+            if vm is not None and vm.status == RUNNING:
+                return ()
+        return None
+
+    def _await_running(self, zone: str, *, limit_s: float | None = None) -> Instance | tuple[Fault, ...]:
+        """Wait until the VM runs; return the VM, or the reason why it does not run."""
+        end_s = self.now() + (self._patience_s(OPERATION_S) if limit_s is None else limit_s)
+        while (vm := self.compute.get(zone, self.plan.name)) is not None and vm.status in STARTING:
+            if self.now() >= end_s:
+                return (OperationFault(code=TOOK_TOO_LONG, message=f"still {vm.status}"),)
+            self.sleep(PAUSE_S)
+        if vm is not None and vm.status == RUNNING:
+            return vm
+        status = "gone" if vm is None else vm.status
+        # A VM that vanished was preempted if the cloud says so or the VM is spot, else deleted by somebody.
+        was_preempted = self.compute.preempted(zone, self.plan.name) or self.plan.request.spot
+        code = PREEMPTED if was_preempted else DELETED
+        return (OperationFault(code=code, message=f"the VM is {status} right after its insert"),)
+
+    # After a failure.
+
+    def _clear(self, zone: str, faults: tuple[Fault, ...]) -> None:
+        """Remove a VM that an attempt may have left: an operation can fail although its VM exists."""
+        uncertain = any(fault.code in BUSY for fault in faults)
+        if not uncertain and self.compute.get(zone, self.plan.name) is None:
+            return
+        self._removed(zone, settle_s=SETTLE_S if uncertain else 0.0)
+
+    def _remove(self, zone: str, *, settle_s: float) -> bool:
+        vms = [(zone, self.plan.name)]
+        [removed] = remove(self.compute, vms, now=self.now, sleep=self.sleep, settle_s=settle_s)
+        if removed.reason:
+            self.on_event(removed.reason)
+        return removed.gone
+
+    def _scope(self, fault: Fault) -> Scope:
+        return scope_of(fault)
+
+    def _fatal(self, zone: str, faults: tuple[Fault, ...]) -> ToolError:
+        reasons = "; ".join(f"{fault.code}: {fault.message}" for fault in faults)
+        refused = refused_for_good(reasons)
+        return refused or ToolError(
+            f"Compute Engine did not make the VM in {zone}: {reasons}", hint="launch doctor gcp"
+        )
+
+    def _error_text(self, code: str, message: str) -> str:
+        plain = code.startswith((STOCKOUT, NOT_IN_ZONE))
+        return code if plain else f"{code}: {message}"
+
+    def _what_next(self) -> str:
+        """Hint for the user: request quota, name another subnetwork, or run again later or with another GPU."""
+        if all(tried.code.startswith("QUOTA") for tried in self._tried):
+            page = f"https://console.cloud.google.com/iam-admin/quotas?project={self.plan.settings.project}"
+            return f"ask for more at {page}; launch doctor gcp shows what each region has"
+        if all("/subnetworks/" in tried.message for tried in self._tried):
+            name = self.plan.settings.subnetwork
+            wider = "add regions to `subnets` in infra/gcp/"
+            return f"no region has a subnetwork '{name}': set another --subnetwork, or {wider}"
+        return self._run_again()
+
+
+def scope_of(fault: Fault) -> Scope:
+    """Scope in which an error rules out further attempts. An unknown code counts as fatal."""
+    if fault.code.startswith("QUOTA"):
+        if isinstance(fault, OperationFault) and fault.quota_dimensions:
+            return Scope.REGION if "region" in fault.quota_dimensions else Scope.PROJECT
+        return Scope.PROJECT if _EVERYWHERE.search(fault.message) else Scope.REGION
+    if fault.code == NOT_FOUND and "/subnetworks/" in fault.message:
+        return Scope.REGION
+    if fault.code == NOT_FOUND and _MISSING_EVERYWHERE.search(fault.message):
+        return Scope.FATAL
+    return Scope.ZONE if fault.code.startswith(_ZONE_CODES) else Scope.FATAL
+
 
 # A VM counts as a leftover this long after its limit. Before, the cloud (30 s late at most) or its launcher deletes it.
 GRACE_S = 5 * 60

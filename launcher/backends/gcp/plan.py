@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.gcp import gpus
+from launcher.backends.gcp.answers import LIMIT_LABEL, DeniedError
 from launcher.backends.gcp.compute import SCOPE, Compute
 from launcher.backends.gcp.gpus import Driver, GpuOffer, VmImage
-from launcher.backends.gcp.options import Options
-from launcher.backends.gcp.refusals import DeniedError
-from launcher.backends.gcp.resources import LIMIT_LABEL
-from launcher.backends.gcp.settings import ANY_PROJECT, Settings
+from launcher.backends.gcp.options import ANY_PROJECT, Options, Settings
 from launcher.backends.machine_types import compact
 from launcher.backends.rented_plan import (
     Cloud,
@@ -46,7 +44,7 @@ USABLE_S = {Driver.PREINSTALLED: 215, Driver.NONE: 215, Driver.INSTALL: 665}
 GIVEN_AT_INSERT = "given-at-insert"
 # Compute Engine may delete a VM this many seconds after its maxRunDuration.
 LATE_S = 30
-# A VM costs money from insert to deletion. An insert is given up after 180 s (provision.py). The time limit counts from
+# A VM costs money from insert to deletion. An insert is given up after 180 s (machines.py). The time limit counts from
 # the VM's start. After the limit the VM has 90 s to shut down: https://cloud.google.com/compute/docs/instances/stop-vm
 STARTING_S, STOPPING_S = 180, 90
 AROUND_S = STARTING_S + LATE_S + STOPPING_S

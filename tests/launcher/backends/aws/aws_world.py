@@ -7,13 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
+from launcher.backends.aws.answers import ENDPOINT_VARIABLE, Ami
 from launcher.backends.aws.machines import Ec2Machines
-from launcher.backends.aws.options import Options
+from launcher.backends.aws.options import Options, Settings
 from launcher.backends.aws.plan import InstancePlan, make_plan
-from launcher.backends.aws.refusals import ENDPOINT_VARIABLE
-from launcher.backends.aws.resources import Ami
 from launcher.backends.aws.service import Ec2
-from launcher.backends.aws.settings import Settings
 from tests.launcher.backends.aws.fake_aws import ACCOUNT, AMI, REGION, FakeAws
 from tests.launcher.backends.gcp.fake_compute import Clock
 from workload.contract.spec import resolve

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.aws.answers import ENDPOINT_VARIABLE, Ami
 from launcher.backends.aws.machines import Ec2Machines
 from launcher.backends.aws.options import Options
 from launcher.backends.aws.plan import InstancePlan, make_plan
-from launcher.backends.aws.refusals import ENDPOINT_VARIABLE
-from launcher.backends.aws.resources import Ami
 from launcher.backends.aws.service import Ec2
 from launcher.jobs.run import LaunchOutcome, run
 from launcher.jobs.session import Event, Session

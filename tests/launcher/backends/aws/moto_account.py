@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from launcher.backends.aws.resources import NAME_TAG
+from launcher.backends.aws.answers import NAME_TAG
 from tests.launcher.backends.aws.fake_aws import REGION
 from tests.launcher.backends.aws.fake_instance import NOTE, SHIMS, Instance, instance
 from tests.launcher.backends.gcp.fake_vm import HOMES, remove_containers

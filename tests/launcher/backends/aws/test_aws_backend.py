@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.aws.answers import ENDPOINT_VARIABLE
 from launcher.backends.aws.backend import ElasticCompute, zones_there
 from launcher.backends.aws.options import Options, Where
 from launcher.backends.aws.plan import InstancePlan
-from launcher.backends.aws.refusals import ENDPOINT_VARIABLE
 from launcher.backends.aws.service import AMI_PARAMETERS
 from launcher.protocol.backend import Job
 from tests.launcher.backends.aws.aws_world import GROUP, IMAGE, NOW, SETTINGS, World, plan_of

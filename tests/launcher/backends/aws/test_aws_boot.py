@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent import home as agent_home
-from launcher.backends.aws import boot, guest, plan, resources
+from launcher.backends.aws import answers, boot, guest, plan
 from launcher.backends.aws.boot import signed
 from launcher.backends.aws.plan import MAX_BYTES, Parameters
 from launcher.backends.shared_plan import program_text
@@ -368,7 +368,7 @@ def test_the_instances_own_python_may_be_old() -> None:
 
 
 def test_boot_and_guest_mean_the_same_tag() -> None:
-    assert f"meta-data/tags/instance/{resources.ENDS_TAG}" == guest.ENDS_KEY
+    assert f"meta-data/tags/instance/{answers.ENDS_TAG}" == guest.ENDS_KEY
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.backends.aws.settings import open_bucket
+from launcher.backends.aws.backend import open_bucket
 from tests.launcher.backends.aws.aws_world import SETTINGS
 from tests.workload.storage import s3_server
 from tests.workload.storage.strict_s3 import BUCKET, StrictS3

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.aws import doctor
-from launcher.backends.aws.options import Where
-from launcher.backends.aws.settings import Settings
+from launcher.backends.aws.backend import ElasticCompute
+from launcher.backends.aws.options import Settings, Where
 from launcher.protocol.backend import Check, Health
 from tests.launcher.backends.aws.aws_world import World
 from tests.launcher.backends.aws.fake_aws import ACCOUNT, AMI, AwsError
@@ -28,7 +27,7 @@ def examined(world: World) -> dict[str, Check]:
             raise UsageError(f"bucket '{settings.bucket}' does not exist", hint="aws s3 ls")
         return Bucket(lambda _: None, settings.bucket, Patience())
 
-    checks = list(doctor.examine(Where(), ec2=lambda _: world.ec2(), bucket=bucket))
+    checks = list(ElasticCompute(ec2=lambda _: world.ec2(), bucket=bucket).checks(Where()))
     assert len({check.name for check in checks}) == len(checks), "each row has a name of its own"
     return {check.name: check for check in checks}
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from launcher.backends.aws import service
+from launcher.backends.aws.answers import ENDPOINT_VARIABLE, Ami
 from launcher.backends.aws.machines import Ec2Machines
-from launcher.backends.aws.refusals import ENDPOINT_VARIABLE
-from launcher.backends.aws.resources import Ami
 from launcher.backends.aws.service import Ec2
 from launcher.protocol.backend import Machine, Machines
 from tests.launcher.backends import contract

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.backends.aws import plan as planning
-from launcher.backends.aws.options import Options
+from launcher.backends.aws.options import ANY_ACCOUNT, Options, Settings, resolve_settings
 from launcher.backends.aws.plan import InstancePlan, make_plan
-from launcher.backends.aws.settings import ANY_ACCOUNT, Settings, resolve_settings
 from launcher.protocol.records import Price
 from launcher.protocol.task import Task, TaskRun
 from tests.launcher.backends.aws.aws_world import GROUP, IMAGE, NOW, plan_of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.aws.settings import RULES, Settings, resolve_settings
+from launcher.backends.aws.options import RULES, Settings, resolve_settings
 from workload.contract.errors import UsageError
 from workload.contract.spec import OTHER_VARIABLES, resolve
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.batch.machines import BatchMachines
+from launcher.backends.batch.backend import BatchMachines
 from launcher.backends.batch.options import Options
 from launcher.backends.batch.plan import BatchPlan
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.batch import doctor
-from launcher.backends.batch.doctor import BatchPorts
+from launcher.backends.batch.backend import CloudBatch
 from launcher.backends.batch.options import Where
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
-from launcher.backends.gcp.services import Services
-from launcher.backends.gcp.settings import Settings
+from launcher.backends.gcp.backend import Services
+from launcher.backends.gcp.options import Settings
 from launcher.protocol.backend import Check, Health
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch
 from tests.launcher.backends.gcp import fake_rest
@@ -35,8 +34,8 @@ def checks(rest: FakeRest, *, bucket: Any = None) -> dict[str, Check]:
     def service(project: str, region: str) -> BatchService:
         return BatchService(project, region, sleep=clock.sleep, monotonic=clock.now)
 
-    ports = BatchPorts(service=service, services=lambda name: Services(name, rest), bucket=bucket or (lambda _: None))
-    return {check.name: check for check in doctor.examine(HERE, ports)}
+    batch = CloudBatch(service=service, services=lambda name: Services(name, rest), bucket=bucket or (lambda _: None))
+    return {check.name: check for check in batch.checks(HERE)}
 
 
 def test_a_region_that_answers(fake: FakeBatch) -> None:
@@ -81,7 +80,7 @@ def test_the_role_of_the_vm(role: str, state: Health, found: str, monkeypatch: p
     monkeypatch.delenv(ENDPOINT_VARIABLE, raising=False)
     rest = FakeRest(answers={**fake_rest.sound(), fake_rest.PROJECT_POLICY: fake_rest.policy(role)})
     settings = Settings(project=PROJECT, bucket="b-b", repository="r/r", service_account=fake_rest.ACCOUNT)
-    check = doctor.reporter_check(settings, BatchPorts(services=lambda name: Services(name, rest)))
+    check = CloudBatch(services=lambda name: Services(name, rest)).role_check(settings)
     assert (check.state, check.found) == (state, found)
     if state is Health.PROBLEM:
         assert check.cure.endswith("--role roles/batch.agentReporter; infra/gcp/ grants this role")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.batch.machines import BatchMachines
+from launcher.backends.batch.backend import BatchMachines
 from launcher.backends.batch.options import Options
 from launcher.backends.batch.plan import PREFIX
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService

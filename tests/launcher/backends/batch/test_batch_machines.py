@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.batch.backend import CloudBatch
-from launcher.backends.batch.machines import BatchMachines
+from launcher.backends.batch.backend import BatchMachines, CloudBatch
 from launcher.backends.batch.plan import BatchPlan
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService, BatchTask
+from launcher.backends.gcp.answers import DeniedError
 from launcher.backends.gcp.backend import ComputeEngine
-from launcher.backends.gcp.refusals import DeniedError
 from launcher.protocol.backend import Condition, Machine
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch
 from tests.launcher.backends.batch.test_batch_contract import plan_of

@@ -13,8 +13,8 @@ import pytest
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.machines import ComputeMachines
+from launcher.backends.gcp.options import Settings
 from launcher.backends.gcp.plan import Options, VmPlan, make_plan
-from launcher.backends.gcp.settings import Settings
 from launcher.jobs import launches
 from launcher.jobs.run import LaunchOutcome, run
 from launcher.jobs.session import Event, EventKind, Session

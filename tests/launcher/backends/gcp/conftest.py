@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
+from launcher.backends.gcp import answers
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import plan as planning
-from launcher.backends.gcp import refusals
 from launcher.backends.gcp.compute import Compute
 from launcher.images import contents
 from tests.launcher.backends.gcp.canned_cloud import Clouds, clouds_on
@@ -55,7 +55,7 @@ def clock() -> Clock:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCompute]:
     with FakeCompute(page_size=2) as fake:
-        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
+        monkeypatch.setenv(answers.ENDPOINT_VARIABLE, fake.url)
         yield fake
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.gcp.options import Settings, resolve_settings
 from launcher.backends.gcp.plan import Options, VmPlan, make_plan
-from launcher.backends.gcp.settings import Settings, resolve_settings
 from workload.contract.errors import ExitCode, RooflaunchError, UsageError
 from workload.contract.spec import resolve
 

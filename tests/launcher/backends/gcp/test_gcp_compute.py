@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.gcp import answers
 from launcher.backends.gcp import compute as border
-from launcher.backends.gcp import refusals
+from launcher.backends.gcp.answers import ANYWHERE, AlreadyThereError, Operation, OperationFault, gaps
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.refusals import AlreadyThereError
-from launcher.backends.gcp.resources import ANYWHERE, Operation, OperationFault, gaps
 from launcher.protocol.backend import Condition, Listing, Output
 from tests.launcher.backends.gcp import fake_compute
 from tests.launcher.backends.gcp.compute_bodies import ID, A, gpu_body, plain_body, quota_error, stockout_error
@@ -259,7 +258,7 @@ def test_an_operation_that_is_not_done_within_the_limit(fake: FakeCompute, compu
 def test_a_wait_whose_answer_is_late_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(border, "LAST_ANSWER_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv(answers.ENDPOINT_VARIABLE, f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert border.connect("test-project").wait(Operation(name="operation-1", zone=A), 0.2) is None
 
 

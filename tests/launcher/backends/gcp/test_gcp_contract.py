@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.gcp import compute as border
-from launcher.backends.gcp import provision as provisioning
+from launcher.backends.gcp import machines as provisioning
+from launcher.backends.gcp.answers import ENDPOINT_VARIABLE
 from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.plan import VmPlan
-from launcher.backends.gcp.refusals import ENDPOINT_VARIABLE
 from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Machines, Removed, Submitted, Tell
 from tests.launcher.backends import contract
 from tests.launcher.backends.contract import CHECKS, Check, Place, name_of

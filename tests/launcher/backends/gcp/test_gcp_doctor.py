@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from launcher import doctor as machine_doctor
-from launcher.backends.gcp import doctor, gpus
+from launcher.backends.gcp import backend, gpus
+from launcher.backends.gcp.answers import Quota
+from launcher.backends.gcp.backend import Services
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.resources import Quota
-from launcher.backends.gcp.services import Services
-from launcher.backends.gcp.settings import Settings
+from launcher.backends.gcp.options import Settings
 from launcher.protocol.backend import Check, Health
 from tests.launcher.backends.gcp.fake_compute import FakeCompute
 from tests.launcher.backends.gcp.fake_rest import ACCOUNT, BUCKET, PROJECT, SERVICES, FakeRest, disabled, refused
@@ -56,7 +56,7 @@ class StubCompute:
 @dataclass
 class StubBucket:
     name: str = BUCKET
-    held: Any = doctor.BUCKET_PERMISSIONS
+    held: Any = backend.BUCKET_PERMISSIONS
 
     def permitted(self, permissions: Any) -> frozenset[str]:
         return frozenset(_given(self.held)) & frozenset(permissions)
@@ -74,12 +74,12 @@ class World:
 
     def checks(self) -> list[Check]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(doctor, "resolve_settings", lambda *_, **__: (_given(self.settings), {"project": "option"}))
-            patch.setattr(doctor.compute_engine, "connect", lambda _: _given(self.compute))
+            patch.setattr(backend, "resolve_settings", lambda *_, **__: (_given(self.settings), {"project": "option"}))
+            patch.setattr(backend.compute_engine, "connect", lambda _: _given(self.compute))
             services = self.services_error or Services(PROJECT, self.rest)
-            patch.setattr(doctor.google_services, "connect", lambda _: _given(services))
-            patch.setattr(doctor.storage, "connect", lambda name, **_: _given(self.bucket) if name == BUCKET else None)
-            return list(doctor.examine())
+            patch.setattr(backend, "connect_services", lambda _: _given(services))
+            patch.setattr(backend.gcs, "connect", lambda name, **_: _given(self.bucket) if name == BUCKET else None)
+            return list(backend.examine())
 
     def rows(self) -> list[Row]:
         return [(each.name, each.state.value, each.found, each.cure) for each in self.checks()]
@@ -276,7 +276,7 @@ def test_for_real(clouds: tuple[FakeCompute, StrictGcs], monkeypatch: pytest.Mon
     compute.set_quota("global", "GPUS_ALL_REGIONS", 2)
     compute.set_quota("us-central1", "NVIDIA_L4_GPUS", 5000)
     found = {
-        each.name: each for each in reversed(machine_doctor.examine(["gcp"], checks_of=lambda _: doctor.examine()))
+        each.name: each for each in reversed(machine_doctor.examine(["gcp"], checks_of=lambda _: backend.examine()))
     }
     assert found["project"].found == "my-project (environment); Compute Engine answers"
     assert found["GPUS_ALL_REGIONS"].state is Health.OK
@@ -286,7 +286,7 @@ def test_for_real(clouds: tuple[FakeCompute, StrictGcs], monkeypatch: pytest.Mon
     regions = {region for gpu in gpus.load().values() for region in gpu.regions}
     assert compute.count("GET .*/regions/") == len(regions)
     monkeypatch.setenv("ROOFLAUNCH_BUCKET", "no-such-bucket")
-    (bucket,) = (each for each in doctor.examine({"project": "other-project"}) if each.name == "bucket")
+    (bucket,) = (each for each in backend.examine({"project": "other-project"}) if each.name == "bucket")
     assert (bucket.state, bucket.found) == (Health.PROBLEM, "bucket 'no-such-bucket' does not exist")
     assert "--project other-project" in bucket.cure
 

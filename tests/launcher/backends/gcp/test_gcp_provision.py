@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.gcp import provision as provisioning
+from launcher.backends.gcp import machines as provisioning
+from launcher.backends.gcp.answers import OperationFault
 from launcher.backends.gcp.compute import Compute
+from launcher.backends.gcp.machines import Provisioning, remove, scope_of
+from launcher.backends.gcp.options import Settings
 from launcher.backends.gcp.plan import VmPlan
-from launcher.backends.gcp.provision import Provisioning, remove, scope_of
-from launcher.backends.gcp.resources import OperationFault
-from launcher.backends.gcp.settings import Settings
 from launcher.backends.zone_by_zone import Scope, widest
 from launcher.protocol.backend import Submitted, Tried
 from tests.launcher.backends.gcp import canned_cloud

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from google.protobuf import json_format
 
+from launcher.backends.gcp import answers
 from launcher.backends.gcp import compute as border
-from launcher.backends.gcp import refusals
+from launcher.backends.gcp.answers import DeniedError, OperationFault, RefusedError
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.refusals import DeniedError, RefusedError
-from launcher.backends.gcp.resources import OperationFault
 from tests.launcher.backends.gcp import fake_compute
 from tests.launcher.backends.gcp.compute_bodies import ID, A, gpu_body
 from tests.launcher.backends.gcp.compute_bodies import VM_NAME as NAME
@@ -41,7 +40,7 @@ def test_a_service_that_stays_busy_is_there(status: int, fake: FakeCompute, comp
 def test_a_connection_that_is_refused(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     with held_port() as port:
         url = f"http://127.0.0.1:{port}"
-        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, url)
+        monkeypatch.setenv(answers.ENDPOINT_VARIABLE, url)
         with pytest.raises(UnreachableError) as caught:
             border.connect("test-project", sleep=clock.sleep, monotonic=clock.now).instances()
     assert str(caught.value) == f"Compute Engine cannot be reached at {url}: Connection refused"
@@ -82,7 +81,7 @@ def test_ctrl_c_while_an_answer_is_read_is_no_foreign_answer(
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, url)
+        monkeypatch.setenv(answers.ENDPOINT_VARIABLE, url)
         monkeypatch.setattr(border, "ANSWER_S", 0.1)
         monkeypatch.setattr(border, "RETRY_S", 0.0)
         compute = border.connect("test-project")
@@ -230,7 +229,7 @@ def test_the_project_of_the_credentials(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(google.auth, "default", lambda **_: (object(), "their-project"))
     assert border.default_project() == "their-project"
-    monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, "http://127.0.0.1:1")
+    monkeypatch.setenv(answers.ENDPOINT_VARIABLE, "http://127.0.0.1:1")
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "of-the-test")
     assert border.default_project() == "of-the-test"
 

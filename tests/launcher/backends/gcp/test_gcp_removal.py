@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.gcp.machines import ComputeMachines
-from launcher.backends.gcp.provision import PAUSE_S, REMOVE_S
-from launcher.backends.gcp.refusals import DeniedError
-from launcher.backends.gcp.resources import Instance, Operation, VmDisk
+from launcher.backends.gcp.answers import DeniedError, Instance, Operation, VmDisk
+from launcher.backends.gcp.machines import PAUSE_S, REMOVE_S, ComputeMachines
 from launcher.jobs import cleanup
 from launcher.jobs.cleanup import require_gone
 from launcher.jobs.launches import LaunchState

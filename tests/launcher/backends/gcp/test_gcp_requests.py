@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.gcp import answers
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import plan as planning
-from launcher.backends.gcp import refusals
+from launcher.backends.gcp.answers import Operation
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.resources import Operation
 from launcher.backends.shared_plan import program_text
 from tests.launcher.backends.gcp import wire
 from tests.launcher.backends.gcp.compute_bodies import RefusalError, check_body, gpu_body, plain_body
@@ -54,7 +54,7 @@ def test_what_is_sent_is_what_is_committed(monkeypatch: pytest.MonkeyPatch) -> N
     """
     lines: list[str] = []
     with FakeCompute(page_size=1) as fake:
-        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
+        monkeypatch.setenv(answers.ENDPOINT_VARIABLE, fake.url)
         compute = border.connect(PROJECT)
         fake.add_vm(f"{NAME}-1", "europe-west4-b", project=PROJECT, labels=OURS)
         fake.add_disk("rooflaunch-disk", labels=OURS)
@@ -90,7 +90,7 @@ def test_no_field_of_an_insert_is_lost_on_its_way(name: str, monkeypatch: pytest
     zone = plan.zones[0]
     body = plan.body(zone, request_id=ID)
     with FakeCompute() as fake:
-        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
+        monkeypatch.setenv(answers.ENDPOINT_VARIABLE, fake.url)
         border.connect(PROJECT).insert(zone, body, ID)
         [asked] = fake.asked
         assert as_numbers(fake.bodies[0]) == as_numbers(body)

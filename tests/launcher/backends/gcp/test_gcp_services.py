@@ -4,9 +4,9 @@ import pytest
 import requests
 from google.auth import exceptions as auth
 
-from launcher.backends.gcp import services
-from launcher.backends.gcp.refusals import DeniedError
-from launcher.backends.gcp.services import DisabledError, ForbiddenError, Services
+from launcher.backends.gcp import backend
+from launcher.backends.gcp.answers import DeniedError
+from launcher.backends.gcp.backend import DisabledError, ForbiddenError, Services
 from tests.launcher.backends.gcp.fake_rest import (
     ACCOUNT,
     IAM,
@@ -123,4 +123,4 @@ def test_credentials_are_those_of_the_user(monkeypatch: pytest.MonkeyPatch) -> N
     from google.auth.credentials import AnonymousCredentials
 
     monkeypatch.setattr(google.auth, "default", lambda **_: (AnonymousCredentials(), None))
-    assert services.connect(PROJECT).project == PROJECT
+    assert backend.connect_services(PROJECT).project == PROJECT

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from launcher.backends.gcp.settings import RULES, Settings, resolve_settings
+from launcher.backends.gcp.options import RULES, Settings, resolve_settings
 from workload.contract.errors import UsageError
 from workload.contract.spec import OTHER_VARIABLES, resolve
 

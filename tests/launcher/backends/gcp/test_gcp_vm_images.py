@@ -3,10 +3,10 @@
 import pytest
 
 from launcher.backends.gcp import gpus
+from launcher.backends.gcp.answers import DeniedError
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.gpus import Driver, VmImage
 from launcher.backends.gcp.plan import VmPlan, find_image
-from launcher.backends.gcp.refusals import DeniedError
 from launcher.jobs import liveness
 from tests.launcher.backends.gcp.gcp_plans import planned
 from workload.contract.errors import ToolError

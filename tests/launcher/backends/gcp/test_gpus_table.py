@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from launcher.backends import gpus_table
 from launcher.backends.aws import gpus as aws
 from launcher.backends.gcp import gpus as gcp
-from launcher.backends.gcp import gpus_table
 from workload.contract import peaks
 from workload.contract.tables import TableFormat
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.slurm import prepare as prepare_module
+from launcher.backends.slurm import backend as prepare_module
+from launcher.backends.slurm.backend import prepare
 from launcher.backends.slurm.options import Options, Software
 from launcher.backends.slurm.plan import SlurmPlan
-from launcher.backends.slurm.prepare import prepare
 from launcher.protocol.backend import Condition, Machine
 from launcher.protocol.records import Result
 from tests.launcher.backends.slurm.conftest import doing, machines_of, plan_of

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.ssh.backend import backend
-from launcher.backends.ssh.machines import SshMachines
+from launcher.backends.ssh.backend import SshMachines, backend
 from launcher.backends.ssh.options import Options, Where
 from launcher.backends.ssh.plan import SshPlan, Start
 from launcher.protocol.backend import Job

@@ -10,9 +10,8 @@ from typing import IO
 
 import pytest
 
-from launcher.backends.ssh import machines as machines_module
-from launcher.backends.ssh.backend import backend
-from launcher.backends.ssh.machines import SshMachines
+from launcher.backends.ssh import backend as machines_module
+from launcher.backends.ssh.backend import SshMachines, backend
 from launcher.backends.ssh.options import Where
 from launcher.protocol.backend import Machine, Plan
 from tests import sshd

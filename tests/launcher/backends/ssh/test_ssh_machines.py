@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.ssh import machines as machines_module
-from launcher.backends.ssh.backend import backend
+from launcher.backends.ssh import backend as machines_module
+from launcher.backends.ssh.backend import SshMachines, backend
 from launcher.backends.ssh.keeper import members
-from launcher.backends.ssh.machines import SshMachines
 from launcher.backends.ssh.options import Where
 from launcher.backends.ssh.plan import SshPlan
 from launcher.protocol.backend import Condition, Machine

@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.ssh.backend import backend
-from launcher.backends.ssh.machines import SshMachines
+from launcher.backends.ssh.backend import (
+    Site,
+    SshMachines,
+    _require_possible,
+    _runtime,
+    backend,
+    inputs_by_flavour,
+    prepare,
+)
 from launcher.backends.ssh.options import Options, Where
 from launcher.backends.ssh.plan import SshPlan
-from launcher.backends.ssh.prepare import Site, _require_possible, _runtime, inputs_by_flavour, prepare
 from launcher.kinds import Runtime
 from launcher.protocol.backend import Job
 from tests import sshd

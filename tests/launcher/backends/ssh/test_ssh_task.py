@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.ssh.backend import backend
-from launcher.backends.ssh.machines import SshMachines
+from launcher.backends.ssh.backend import SshMachines, backend, prepare
 from launcher.backends.ssh.options import Options, Where
-from launcher.backends.ssh.prepare import prepare
 from launcher.jobs import run as launching
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Job

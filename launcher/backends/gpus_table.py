@@ -1,18 +1,27 @@
-"""`launch gpus`: GPUs of all clouds with their peaks, and prices as far as known. Pure functions."""
+"""The command `launch gpus`: GPUs of all clouds with their peaks, and prices as far as known.
+
+Imports little, because `launch --help` loads this module.
+"""
 
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from launcher.backends import BACKENDS
-from launcher.backends.machine_types import MachineType
-from workload.contract import peaks, tables
+from workload.contract import tables
+from workload.contract.errors import ExitCode
 from workload.contract.invocation import as_typed
-from workload.contract.prices import VmPrice
+from workload.contract.program import FormatOption, WideOption, grouped
 from workload.contract.spec import Precision
 from workload.contract.tables import Column, TableFormat
 from workload.contract.text import terminal_width, wrapped
+
+if TYPE_CHECKING:
+    from launcher.backends.machine_types import MachineType
+    from workload.contract.prices import VmPrice
 
 # Clouds with a module `gpus`.
 CLOUDS = ("gcp", "aws")
@@ -67,8 +76,10 @@ def _table(cloud: str) -> Any:
     return importlib.import_module(f"{BACKENDS[cloud]}.gpus")
 
 
-def _row(cloud: str, gpu: Any, machine: MachineType, price: VmPrice | None) -> dict[str, Any]:
+def _row(cloud: str, gpu: Any, machine: "MachineType", price: "VmPrice | None") -> dict[str, Any]:
     """Row of a GPU on a machine type, with its price in one region. `price`: None if no price is known anywhere."""
+    from workload.contract import peaks  # noqa: PLC0415 - see the module
+
     device = {row.gpu: row for row in peaks.gpus()}[gpu.device]
     flop_per_s = {peak.precision: peak.tflop_per_s * 1e12 for peak in device.peaks}
     return {
@@ -111,3 +122,25 @@ def _for_people(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _usd(usd_per_h: float | None, otherwise: str) -> str:
     return otherwise if usd_per_h is None else f"{usd_per_h:.3f}"
+
+
+# \b: the help shows these lines without wrapping them.
+GPUS_EXAMPLES = """\b
+Examples:
+  launch gpus --wide
+  launch gpus --format csv > gpus.csv
+"""
+
+
+def show_gpus(*, wide: WideOption = False, output_format: FormatOption = TableFormat.TABLE) -> int:
+    """Show the GPUs that a launch can have, their peaks, and what they cost.
+
+    The figures come from tables of this program, each with its source and date.
+    """
+    print(render(output_format, wide=wide))
+    return ExitCode.DONE
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command `launch gpus` to `app`."""
+    app.command("gpus", cls=grouped("wide"), epilog=GPUS_EXAMPLES)(show_gpus)
