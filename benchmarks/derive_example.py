@@ -16,7 +16,7 @@ from pathlib import Path
 from analysis.importing import import_file
 from analysis.importing.bundle import UserFacts
 from analysis.readers import ncu
-from analysis.readers.ncu.families import family, is_backward
+from analysis.readers.ncu.metrics import family, is_backward
 from workload.contract import bundle
 
 COUNTERS = {

@@ -1,4 +1,4 @@
-"""Writes operator_kinds.csv of analysis/readers/traces, PyTorch's operators by kind: `python docs/operator_kinds.py`.
+"""Writes operator_kinds.csv of analysis/readers, PyTorch's operators by kind: `python docs/operator_kinds.py`.
 
 `analysis` loads no torch, and a trace from elsewhere has only the names of operators and the shapes of their inputs.
 """

@@ -10,7 +10,7 @@ from analysis.audit.rule import WITH_KERNELS, AuditEvidence, Hit, Rule, Severity
 from analysis.kernels.breakdown import in_steps
 from analysis.loading.cases import Case
 from analysis.loading.tables import rows
-from analysis.readers.ncu.families import is_backward
+from analysis.readers.ncu.metrics import is_backward
 from analysis.roofline.against_model import PARTLY, contradiction, model_flop
 from workload.contract import peaks
 from workload.contract.peaks import Gpu

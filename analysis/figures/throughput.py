@@ -12,7 +12,7 @@ from analysis.figures import style
 from analysis.figures.material import Material
 from analysis.figures.style import Drawing
 from analysis.loading import units
-from analysis.readers.ncu.families import Family
+from analysis.readers.ncu.metrics import Family
 from workload.contract.tables import number
 from workload.contract.text import si
 

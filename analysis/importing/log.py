@@ -22,10 +22,9 @@ from analysis.importing.bundle import (
 from analysis.loading import model_work
 from analysis.loading.gpu_names import can_name, folded
 from analysis.loading.run_row import row_of
-from analysis.readers.logs import iteration_log
-from analysis.readers.logs.iteration_log import Log
-from analysis.readers.tables import RunFigures
-from analysis.readers.text import BINARY, READABLE, Decoded, decode, looks_like
+from analysis.readers import iteration_log
+from analysis.readers.iteration_log import Log
+from analysis.readers.tables import BINARY, READABLE, Decoded, RunFigures, decode, looks_like
 from workload.contract import bundle
 from workload.contract.errors import BundleError, UsageError
 from workload.contract.record import Record, StepSeconds, Timing, to_json

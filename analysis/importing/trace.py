@@ -1,11 +1,14 @@
-"""Make the bundle of a trace of torch.profiler: device, profile, work, tables and contradictions."""
+"""Make bundles of profiles: traces of torch.profiler, and files of Nsight Compute."""
 
 import csv
 import gzip
 import io
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import pandas as pd
 
 from analysis.importing.bundle import (
     File,
@@ -18,17 +21,18 @@ from analysis.importing.bundle import (
 )
 from analysis.kernels.operators import LISTED_FILE, WORK_FILE
 from analysis.loading.gpu_names import can_name, gpus_named
-from analysis.readers.logs.iteration_log import LONGEST_ITERATION_S
-from analysis.readers.ncu.families import Family
-from analysis.readers.ncu.impossible import TIMES_PEAK, Limits
-from analysis.readers.text import GZIP, Decoded
-from analysis.readers.traces import kineto
-from analysis.readers.traces.attribution import Attribution, OperatorFamily, attribute, steps_of
-from analysis.readers.traces.kineto import RECORD_SHAPES, Trace
+from analysis.readers import kineto, ncu
+from analysis.readers.attribution import Attribution, OperatorFamily, attribute, steps_of
+from analysis.readers.iteration_log import LONGEST_ITERATION_S
+from analysis.readers.kineto import RECORD_SHAPES, Trace
+from analysis.readers.ncu import NcuFile
+from analysis.readers.ncu.flop import TIMES_PEAK, Limits
+from analysis.readers.ncu.metrics import Family
+from analysis.readers.tables import GZIP, NCU_REPORT_SUFFIX, Decoded
 from analysis.roofline import against_model
 from workload.contract.errors import UsageError
 from workload.contract.record import ComplexityRecord
-from workload.contract.record_sections import BackwardCheck, LongestKernel, ProfileChecks, ProfileResult
+from workload.contract.record_sections import BackwardCheck, LongestKernel, NcuTool, ProfileChecks, ProfileResult
 from workload.contract.spec import Device, Precision, Profile
 from workload.contract.text import counted, duration, percent, seconds, si
 
@@ -354,3 +358,83 @@ def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
     writer.writerow(header)
     writer.writerows(rows)
     return text.getvalue().encode()
+
+
+# --- profiles of Nsight Compute
+
+# Paths of our own profiles in a bundle.
+KERNELS_COPY, REPORT_COPY = "ncu/kernels.csv", "ncu/profile.ncu-rep"
+
+
+def make_of_profile(file: File, user: UserFacts, output: Path) -> Path:
+    """Make the bundle and return its folder; `UsageError` if required facts are missing, or for several GPUs."""
+    ncu_file = ncu.read(file.path)
+    if len(ncu_file.gpus) > 1:
+        launches = ", ".join(f"{gpu}: {number}" for gpu, number in ncu_file.gpus.items())
+        raise UsageError(
+            f"'{file.path}' holds the launches of {len(ncu_file.gpus)} GPUs, but a run has one ({launches})",
+            hint="keep only the rows of one GPU (column Device), or profile with CUDA_VISIBLE_DEVICES=0",
+        )
+    model, batch_size = require_model_and_batch(file.path, user.model, user.batch_size)
+    device_name = ncu_file.device_name
+    facts = ImportedFacts(
+        model=model,
+        batch_size=batch_size,
+        precision=None if user.precision is None else user.precision.lower(),
+        # The name that the device reported takes precedence over the user's.
+        device_name=device_name or user.gpu,
+        device_type=Device.CUDA,
+        place=None,
+    )
+    notes = [f"ncu: {warning}" for warning in ncu_file.warnings]
+    contradictions = []
+    if device_name and user.gpu and not can_name(user.gpu, device_name):
+        contradictions.append(f"the profile says device '{device_name}', but the import was given '{user.gpu}'")
+    notes += [*notes_on_peaks(device_name), *contradictions]
+    copy = REPORT_COPY if file.path.suffix == NCU_REPORT_SUFFIX else KERNELS_COPY
+    imported = replace(
+        file.described(Profile.NCU, user), losses=list(ncu_file.losses) or None, contradictions=contradictions or None
+    )
+    record = new_record(facts, user, imported, started_at=None, measured=None)
+    wrong = against_model.contradiction(
+        record.spec, ncu_file.kernels, steps=user.profile_steps, is_partial=ncu_file.is_partial
+    )
+    notes += [wrong] if wrong else []
+    device = replace(record.environment.device, compute_capability=ncu_file.compute_capability)
+    record = replace(
+        record,
+        environment=replace(record.environment, device=device),
+        profile=replace(_counters_of(ncu_file, user.profile_steps), files=[copy]),
+        notes=notes,
+    )
+    return seal(output, record, {copy: file.content})
+
+
+def _counters_of(ncu_file: NcuFile, steps: int | None) -> ProfileResult:
+    """Section `profile` of run.json; figures per step only if the user gave the number of steps in the profile."""
+    kernels = ncu_file.kernels
+    uncounted = against_model.uncounted_operations(kernels)
+    return ProfileResult(
+        status="partial" if ncu_file.is_partial else "completed",
+        reason="; ".join(ncu_file.warnings) or None if ncu_file.is_partial else None,
+        kind=Profile.NCU,
+        ncu=NcuTool(version=ncu_file.ncu_version),
+        kernels_profiled=len(kernels),
+        steps_profiled=steps,
+        kernel_time_s_per_step=_per_step(kernels["duration_s"], steps),
+        flop_per_step=_per_step(kernels["flop"], steps),
+        tensor_flop_per_step=_per_step(kernels["flop_tensor"], steps),
+        flop_is_lower_bound=uncounted is not None,
+        lower_bound_reason=uncounted,
+        dram_bytes_per_step=_per_step(kernels["dram_bytes"], steps),
+        l2_bytes_per_step=_per_step(kernels["l2_bytes"], steps),
+        l1_bytes_per_step=_per_step(kernels["l1_bytes"], steps),
+    )
+
+
+def _per_step(values: "pd.Series[float]", steps: int | None) -> float | None:
+    """Sum per step; None if any launch lacks a value, because the sum would be too low."""
+    if steps is None or values.empty or values.isna().any():
+        return None
+    total = float(values.sum()) / steps
+    return total if math.isfinite(total) else None

@@ -14,7 +14,7 @@ import numpy as np
 from analysis.kernels.breakdown import in_steps
 from analysis.loading import model_work
 from analysis.loading.model_work import ModelWork
-from analysis.readers.ncu.families import Family, is_backward
+from analysis.readers.ncu.metrics import Family, is_backward
 from workload.contract.record import Spec
 from workload.contract.text import counted, si
 from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
@@ -22,7 +22,7 @@ from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.readers.traces.model import TracedModel
+    from analysis.readers.trace_model import TracedModel
 
 TENSOR = "tensor operations that are not counted"
 PARTLY = "some operations of a number type were not counted"

@@ -22,7 +22,7 @@ from analysis.loading import units
 from analysis.loading.configurations import CONFIGURATION, DEVICE, PLACE, UNNAMED, WORK_NAMED, Group, completed, group
 from analysis.loading.tables import Tables, frame, joined
 from analysis.loading.tables import rows as rows_of
-from analysis.readers.ncu.families import is_backward
+from analysis.readers.ncu.metrics import is_backward
 from analysis.roofline.against_model import TENSOR, counted_over_model, model_flop, model_warning, reasons
 from analysis.roofline.roofs import DeviceRoofs, Roof, Work, device_of, intensity, range_note, refuted_ceilings, roof_of
 from analysis.statistics.samples import over_runs

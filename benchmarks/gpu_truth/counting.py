@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from analysis.readers.ncu.families import Family, family
+from analysis.readers.ncu.metrics import Family, family
 from benchmarks.gpu_truth.judging import NotSettledError, Observation, exact, figures
 from workload.contract.vocabulary import CALIBRATED_FROM, CALIBRATED_TO, names_tensor_cores
 

@@ -1,21 +1,30 @@
 """Read a file of Nsight Compute, of any version and layout, into one row per kernel launch."""
 
-from collections.abc import Mapping, Sequence
+import importlib
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.readers import profile_text
-from analysis.readers.ncu import errors, families, flop, impossible, launches, metrics, report, table
-from analysis.readers.ncu.errors import NcuFileError
-from analysis.readers.ncu.families import Family
-from analysis.readers.ncu.launches import Launches
-from analysis.readers.ncu.table import DecimalCommaError, NcuTable
-from analysis.readers.text import LOOKED_AT_BYTES, decode, needs_decoding
+from analysis.readers.ncu import flop, launches, metrics, table
+from analysis.readers.ncu.launches import Launches, capability
+from analysis.readers.ncu.metrics import Family
+from analysis.readers.ncu.table import REPORT_MAGIC, DecimalCommaError, NcuFileError, NcuTable
+from analysis.readers.tables import (
+    LOOKED_AT_BYTES,
+    NCU_REPORT_SUFFIX,
+    decode,
+    gpu_trace_as_csv,
+    is_gpu_trace,
+    needs_decoding,
+)
 from workload.contract import ncu_csv
-from workload.contract.ncu_csv import BYTE_ORDER_MARK, ERROR, NcuSource, NoTableError, Preamble
+from workload.contract.errors import ToolError
+from workload.contract.ncu_csv import BYTE_ORDER_MARK, ERROR, NcuSource, NoTableError, Preamble, factor
 from workload.contract.vocabulary import TENSOR_PIPE_IS_PRODUCTS, names_tensor_cores
 
 _WARNINGS_LIMIT = 100
@@ -84,7 +93,7 @@ def read(path: Path, *, own: Sequence[str] = ()) -> NcuFile:
     """
     path = Path(path)
     try:
-        content = _FileContent(tables=[report.read(path)]) if path.suffix == report.SUFFIX else _of_csv(path, own)
+        content = _FileContent(tables=[_of_report(path)]) if path.suffix == NCU_REPORT_SUFFIX else _of_csv(path, own)
     except OSError as error:
         reason = f"it cannot be read: {error.strerror or error}"
         raise NcuFileError(path, reason, hint="check the path") from error
@@ -100,7 +109,7 @@ def read(path: Path, *, own: Sequence[str] = ()) -> NcuFile:
     tables = [part for part, _ in trusted]
     frames = [_kernels(part, own) for part in tables]
     durations = [frame["duration_s"].to_numpy() for frame, _ in frames]
-    impossible.refuse(path, content.source, tables, durations)
+    flop.refuse(path, content.source, tables, durations)
     kernels = _joined([frame for frame, _ in frames])
     kernels.insert(0, "launch", np.arange(len(kernels)))
     remarks = [remark for _, more in frames for remark in more]
@@ -130,9 +139,9 @@ def _of_csv(path: Path, own: Sequence[str]) -> _FileContent:
     except NoTableError as error:
         with source.open() as file:
             text = file.read().decode(errors="replace")
-        if not profile_text.is_gpu_trace(text):
-            raise errors.explain(path, error.head, error.text) from error
-        content = profile_text.gpu_trace_as_csv(text).encode()
+        if not is_gpu_trace(text):
+            raise table.explain(path, error.head, error.text) from error
+        content = gpu_trace_as_csv(text).encode()
         source = replace(source, content=content, remarks=(*source.remarks, _ONLY_TIMES))
         start = ncu_csv.find(source)
     sections = [section for section in table.sections(source, start, own) if len(section.columns)]
@@ -231,6 +240,109 @@ def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 def _families(names: pd.Categorical) -> pd.Categorical:
     every = [str(family) for family in Family]
-    family_of = [families.family(str(name)) for name in names.categories] + [Family.OTHER]
+    family_of = [metrics.family(str(name)) for name in names.categories] + [Family.OTHER]
     codes = np.array([every.index(family) for family in family_of])
     return pd.Categorical.from_codes(codes[names.codes], categories=pd.Index(every, dtype=object))
+
+
+_MODULE = "ncu_report"
+_AXES = ("x", "y", "z")
+
+# An action of ncu_report: a unit that was profiled, usually a kernel.
+Action = Any
+
+
+def _of_report(path: Path) -> Launches:
+    """Every launch of a report. Raises `ToolError` without `ncu_report`, `NcuFileError` if the file is no report."""
+    with path.open("rb") as file:
+        if file.read(len(REPORT_MAGIC)) != REPORT_MAGIC:
+            reason = f"its name ends in {NCU_REPORT_SUFFIX}, but it is no report"
+            raise NcuFileError(path, reason, hint="copy it again from the machine that made it")
+    actions = [action for profiled_range in _load(path) for action in profiled_range]
+    # For a report that is cut off, ncu_report returns an action without a name.
+    if not any(action.name() for action in actions):
+        raise _damaged(path, "it contains no kernel")
+    names = sorted({name for action in actions for name in action.metric_names()})
+    values: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
+    for role in metrics.known(names):
+        values_of_role = [_value(action, role) for action in actions]
+        if any(value is not None for value in values_of_role):
+            values[role.name] = np.array([np.nan if value is None else value for value in values_of_role])
+    return Launches(
+        ids=np.arange(len(actions)),
+        gpus=pd.Categorical([_text(action, metrics.DEVICE_NAME) for action in actions]),
+        identity={name: pd.Categorical([text(action) for action in actions]) for name, text in _IDENTITY.items()},
+        by_role=values,
+        metrics=frozenset(names),
+        attributes={
+            name: text
+            for name in names
+            if name.startswith(metrics.ATTRIBUTE) and (text := _text(actions[0], name)) is not None
+        },
+        warnings=(),
+    )
+
+
+def _load(path: Path) -> Any:
+    try:
+        module = importlib.import_module(_MODULE)
+    except ImportError as error:
+        export = f"LC_ALL=C ncu --import {shlex.quote(str(path))} --csv --page raw --print-units base > kernels.csv"
+        raise ToolError(
+            f"'{path}' is a report of Nsight Compute, and there is no {_MODULE} to read it with",
+            hint=f"pip install ncu-report, or {export}",
+        ) from error
+    try:
+        return module.load_report(str(path))
+    except (OSError, RuntimeError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _damaged(path: Path, reason: str) -> NcuFileError:
+    hint = f"ncu --import {shlex.quote(str(path))} shows what ncu itself reads in it"
+    return NcuFileError(path, f"{_MODULE} cannot read it: {reason}", hint=hint)
+
+
+def _value(action: Action, role: metrics.MetricRole) -> float | None:
+    """Value in base units of the first metric of the role that was measured; None if none was."""
+    for name in role.metrics:
+        metric = action.metric_by_name(name)
+        value = None if metric is None else metric.value()
+        base_units = None if metric is None else factor(role.kind, metric.unit())
+        if isinstance(value, int | float) and base_units is not None and np.isfinite(value):
+            return value * base_units
+    return None
+
+
+def _text(action: Action, name: str) -> str | None:
+    metric = action.metric_by_name(name)
+    value = None if metric is None else metric.value()
+    # ncu_report returns integers as floats.
+    return None if value is None else f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
+def _dimensions(pattern: str) -> Callable[[Action], str | None]:
+    def text(action: Action) -> str | None:
+        sizes = [_text(action, pattern.format(axis)) for axis in _AXES]
+        return None if None in sizes else f"({', '.join(filter(None, sizes))})"
+
+    return text
+
+
+def _range(action: Action) -> str | None:
+    state = action.nvtx_state()
+    domains = [] if state is None else [state.domain_by_id(number) for number in state.domains()]
+    started = [name for domain in domains for name in domain.start_end_ranges()]
+    pushed = [name for domain in domains for name in domain.push_pop_ranges()]
+    return "/".join([*started, *pushed]) or None
+
+
+_IDENTITY: Mapping[str, Callable[[Action], str | None]] = {
+    "process_id": lambda _: None,
+    "range": _range,
+    "name": lambda action: action.name(action.NameBase_DEMANGLED) or action.name(),
+    "compute_capability": lambda action: capability(_text(action, metrics.MAJOR), _text(action, metrics.MINOR)),
+    "device": lambda action: _text(action, metrics.DEVICE_NAME),
+    "block": _dimensions("launch__block_dim_{}"),
+    "grid": _dimensions("launch__grid_dim_{}"),
+}

@@ -12,7 +12,7 @@ from analysis.api import Results
 from analysis.audit import audit
 from analysis.importing import UserFacts, import_file
 from analysis.readers import ncu
-from analysis.readers.ncu import NcuFileError, families
+from analysis.readers.ncu import NcuFileError, metrics
 from tests.analysis.audit.rules import ByRuleAndFile, by_rule_and_file
 from tests.analysis.importing import like_public
 from tests.analysis.importing.like_public import (
@@ -259,14 +259,14 @@ def test_a_wide_page_tells_device_and_families(files: Path) -> None:
     assert set(profile.kernels["device"]) == {"Tesla V100-SXM2-16GB"}
     assert set(profile.kernels["compute_capability"]) == {"7.0"}
     assert profile.attributes["device__attribute_multiprocessor_count"] == "80"
-    assert [families.is_backward(name) for name in profile.kernels["name"]] == [False, False, False, True, False]
+    assert [metrics.is_backward(name) for name in profile.kernels["name"]] == [False, False, False, True, False]
     assert profile.kernels["family"].tolist() == ["batch norm", "convolution", "GEMM", "convolution", "convolution"]
 
 
 def test_a_long_page_has_units_by_row_and_ranges_without_the_backward_pass(files: Path) -> None:
     profile = ncu.read(files / "ncu" / LONG_NVTX)
     assert list(profile.kernels["range"]) == [f"train_step/{part}" for part in ("forward", "loss", "optimizer_step")]
-    assert not any(families.is_backward(name) for name in profile.kernels["name"])
+    assert not any(metrics.is_backward(name) for name in profile.kernels["name"])
     assert profile.kernels["family"].tolist() == ["convolution", "softmax/attention", "optimizer"]
 
 

@@ -9,7 +9,7 @@ import pytest
 import analysis
 from analysis.importing import UserFacts, import_file
 from analysis.loading.configurations import measured
-from analysis.readers.logs.iteration_log import Log, read
+from analysis.readers.iteration_log import Log, read
 from tests.analysis.in_process import Analyze
 from tests.analysis.readers.logs.trainer_logs import timm
 from workload.contract import bundle

@@ -113,6 +113,6 @@ def _no_silent_loss(analyze: Analyze, *, runs: int) -> None:
     _, points, err = analyze("roofline", "results", "--format", "json")
     held = {(row["model"], row["batch_size"], row["place"], row["device_type"]) for row in json.loads(points)}
     assert held
-    without = sum(int(number) for number in re.findall(r"^note       (\d+) runs? ha", err, flags=re.MULTILINE))
+    without = sum(int(number) for number in re.findall(r"^note       (\d+) runs? without", err, flags=re.MULTILINE))
     # my_net has no formulas; every other run is of a known model, or has counters.
     assert without == 1, err

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.importing import UserFacts, import_file
-from analysis.readers import ncu
-from analysis.readers.logs import training_logs
-from analysis.readers.text import decode
+from analysis.readers import ncu, training_logs
+from analysis.readers.tables import decode
 from tests.analysis.importing import like_public
 from tests.analysis.readers.logs import trainer_logs
 from tests.analysis.readers.ncu.foreign_profiles import NSYS

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.readers.text import decode, looks_like, needs_decoding
+from analysis.readers.tables import decode, looks_like, needs_decoding
 
 TEXT = "step_s,gpu\n0.25,Tesla é\n"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from analysis.readers.logs.iteration_log import Log, is_log, meanings, read
+from analysis.readers.iteration_log import Log, is_log, meanings, read
 from workload.contract.errors import ExitCode, UsageError
 
 HEADER = "env,device,model,batch_size,iter_idx,iter_time_ms,imgs_per_sec,timestamp"

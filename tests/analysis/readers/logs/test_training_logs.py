@@ -5,7 +5,7 @@ import pytest
 
 import analysis
 from analysis.importing import UserFacts, import_file
-from analysis.readers.logs import training_logs
+from analysis.readers import training_logs
 from tests.analysis.readers.logs.trainer_logs import (
     megatron,
     nanogpt,

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from analysis.readers import ncu
-from analysis.readers.ncu.errors import EXPORT, NcuFileError
+from analysis.readers.ncu.table import EXPORT, NcuFileError
 from tests.analysis.readers.ncu.ncu_files import TIME, line, save, wide
 from workload.contract.errors import ExitCode
 

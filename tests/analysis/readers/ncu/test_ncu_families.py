@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.readers.ncu.families import Family, family, is_backward
+from analysis.readers.ncu.metrics import Family, family, is_backward
 from workload.contract.vocabulary import names_tensor_cores
 
 with Path(__file__).with_name("kernel_names.tsv").open(encoding="utf-8", newline="") as _lines:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from analysis.readers import ncu
-from analysis.readers.ncu import families
+from analysis.readers.ncu import metrics
 
 FILES = Path(__file__).parents[5] / "shared" / "data" / "ncu"
 
@@ -17,7 +17,7 @@ def test_v100() -> None:
     assert set(found.kernels["device"]) == {"Tesla V100-SXM2-16GB"}
     assert set(found.kernels["compute_capability"]) == {"7.0"}
     assert found.attributes["device__attribute_multiprocessor_count"] == "80"
-    assert any(families.is_backward(name) for name in found.kernels["name"])
+    assert any(metrics.is_backward(name) for name in found.kernels["name"])
     by_family = found.kernels["family"].value_counts()
     assert by_family["batch norm"] == 106
     assert by_family["convolution"] == 143
@@ -33,7 +33,7 @@ def test_l4() -> None:
     found = ncu.read(FILES / "l4_resnet18_long_nvtx.csv")
     ranges = {f"train_step/{part}" for part in ("forward", "loss", "backward", "optimizer_step")}
     assert set(found.kernels["range"]) == ranges
-    assert not any(families.is_backward(name) for name in found.kernels["name"]), "the range lost the backward pass"
+    assert not any(metrics.is_backward(name) for name in found.kernels["name"]), "the range lost the backward pass"
     weighted = (found.kernels["dram_percent"] * found.kernels["duration_s"]).sum() / found.kernels["duration_s"].sum()
     assert weighted == pytest.approx(32.14, abs=0.005), "its author published 23.16"
     assert set(found.kernels["family"]) >= {"convolution", "GEMM", "batch norm", "elementwise", "optimizer"}

@@ -6,7 +6,7 @@ import pytest
 
 from analysis.readers import ncu
 from analysis.readers.ncu import table
-from analysis.readers.ncu.errors import NcuFileError
+from analysis.readers.ncu.table import NcuFileError
 from tests.analysis.readers.ncu.ncu_files import DRAM, FFMA, TIME, long, save, wide
 
 PERCENT = "sm__throughput.avg.pct_of_peak_sustained_elapsed"

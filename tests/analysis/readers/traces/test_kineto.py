@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from analysis.readers.traces import kineto
-from analysis.readers.traces.attribution import attribute, steps_of
+from analysis.readers import kineto
+from analysis.readers.attribution import attribute, steps_of
 from tests.analysis.readers.traces.kineto_traces import annotation, document, gpu_trace, kernel, operator
 from workload.contract.errors import UsageError
 

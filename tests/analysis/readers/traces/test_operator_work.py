@@ -1,9 +1,9 @@
 import pytest
 
-from analysis.readers.traces import kineto
-from analysis.readers.traces.attribution import Attribution, attribute, steps_of
-from analysis.readers.traces.kineto import Call
-from analysis.readers.traces.operator_work import CallWork, Context, Kind, Lack, kind_of, work_of
+from analysis.readers import kineto
+from analysis.readers.attribution import Attribution, attribute, steps_of
+from analysis.readers.kineto import Call
+from analysis.readers.operator_work import CallWork, Context, Kind, Lack, kind_of, work_of
 from tests.analysis.readers.traces.kineto_traces import (
     BUSY_S,
     CONVOLUTION_FLOP,

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from analysis.readers.traces import kineto
-from analysis.readers.traces.attribution import Attribution, attribute, steps_of
-from analysis.readers.traces.operator_work import FORMULAS, Kind, kind_of
+from analysis.readers import kineto
+from analysis.readers.attribution import Attribution, attribute, steps_of
+from analysis.readers.operator_work import FORMULAS, Kind, kind_of
 from docs.operator_kinds import COLUMNS, TARGET, rows
 from workload.model import flop
 

@@ -14,10 +14,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from analysis.readers import tables
-from analysis.readers.logs import training_logs
-from analysis.readers.tables import NUMBER, PANDAS_INDEX, ForeignTable, RunFigures, without_second_half
-from analysis.readers.text import READABLE, looks_like
+from analysis.readers import tables, training_logs
+from analysis.readers.tables import (
+    NUMBER,
+    PANDAS_INDEX,
+    READABLE,
+    ForeignTable,
+    RunFigures,
+    looks_like,
+    without_second_half,
+)
 from workload.contract.errors import UsageError
 from workload.contract.text import plain
 

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from analysis.readers.traces.kineto import Operator
-from analysis.readers.traces.operator_work import BITS, Kind, kind_of
+from analysis.readers.kineto import Operator
+from analysis.readers.operator_work import BITS, Kind, kind_of
 
 # The function from which the autograd engine calls operators, on a GPU in a separate thread.
 _ENGINE = "autograd::engine::evaluate_function"

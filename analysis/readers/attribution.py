@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
 
-from analysis.readers.ncu.families import Family, is_backward
-from analysis.readers.traces.kineto import US_PER_S, OnDevice, Operator, Thread, Trace, Window
-from analysis.readers.traces.model import CallTree, TracedModel, recognized_model
-from analysis.readers.traces.operator_work import (
+from analysis.readers.kineto import US_PER_S, OnDevice, Operator, Thread, Trace, Window
+from analysis.readers.ncu.metrics import Family, is_backward
+from analysis.readers.operator_work import (
     ASSUMED,
     OF_MANY,
     CallWork,
@@ -28,6 +27,7 @@ from analysis.readers.traces.operator_work import (
     kind_of,
     work_of,
 )
+from analysis.readers.trace_model import CallTree, TracedModel, recognized_model
 from workload.contract.spec import TF32_CAPABILITY
 from workload.contract.text import counted, percent
 from workload.contract.text import seconds as duration

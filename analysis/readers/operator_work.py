@@ -15,7 +15,7 @@ from enum import StrEnum
 from math import prod
 from pathlib import Path
 
-from analysis.readers.traces.kineto import Call
+from analysis.readers.kineto import Call
 from workload.contract import formulas
 from workload.contract.formulas import GATHERING, Shape
 
