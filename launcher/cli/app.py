@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from launcher.backends import BACKENDS
-from launcher.choice import choice
 from launcher.cli import launches as jobs
 from launcher.cli import sweep
 from launcher.jobs import places
-from launcher.kinds import HERE, Runtime
-from launcher.machine.local_options import LocalOptions
-from launcher.script.command import HereOptions, ScriptCommand, Words, refuse_without_script
+from launcher.script.options import HereOptions, LocalOptions, ScriptCommand, Words, refuse_without_script
 from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, parameters_of, run_options
+from launcher.values import HERE, Runtime, choice
 from workload.contract.context import Context
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.help_text import Group

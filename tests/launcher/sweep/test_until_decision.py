@@ -7,7 +7,7 @@ from statistics import fmean, median, stdev
 
 import pytest
 
-from launcher.sweep.until import decision_of
+from launcher.sweep.places import decision_of
 from workload.stats.blocks_interval import looks, single_contrast
 from workload.stats.runs_interval import student_reach
 
