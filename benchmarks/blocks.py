@@ -18,8 +18,7 @@ from analysis.statistics.comparison import compare, compare_within_blocks
 from analysis.statistics.components import PlacedRun, machine_split
 from analysis.statistics.samples import Floats, Interval
 from benchmarks.resumable import Figures, Results
-from launcher.sweep.places import Configuration, in_order
-from launcher.sweep.until import decision_of
+from launcher.sweep.places import Configuration, decision_of, in_order
 from workload.contract.spec import RunSpec
 from workload.stats.design import Design, Run
 from workload.stats.intervals import LEAST_REPLICATES, NOMINAL, interval_at_look, looks, single_contrast, student_reach

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from launcher import docker_engine
 from launcher.docker_engine import Engine
 from launcher.images import build, contents
-from launcher.kinds import DoctorPart
 from launcher.machine import containers, runtime
 from launcher.protocol import backend
 from launcher.protocol.backend import Check, Health
+from launcher.values import DoctorPart
 from workload.contract.errors import ExitCode, ToolError
 from workload.contract.text import counted
 from workload.environment.machine import WITHOUT_COUNTERS, hosting_service, installed_ncus

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
-from launcher.choice import flag_of
+from launcher.values import flag_of
 from workload.contract.errors import UsageError
 from workload.contract.invocation import Group
 from workload.contract.program import option, plain_message

@@ -111,7 +111,7 @@ def test_programs_load_little(code: str, banned: set[str]) -> None:
 
 # What declares options may be loaded for a help text, and nothing that a command is made of.
 DECLARING = {
-    *("launcher", "launcher.__main__", "launcher.typer_options", "launcher.kinds", "launcher.sizes"),
+    *("launcher", "launcher.__main__", "launcher.typer_options", "launcher.values"),
     *("launcher.cli", "launcher.cli.app", "launcher.cli.launches", "launcher.cli.sweep"),
     *("launcher.backends", "launcher.backends.gcp", "launcher.backends.gpus_table"),
     *("launcher.backends.gcp.options", "launcher.backends.rented_options", "launcher.jobs", "launcher.jobs.places"),
@@ -119,8 +119,7 @@ DECLARING = {
     *("launcher.backends.batch", "launcher.backends.batch.options"),
     *("launcher.backends.slurm", "launcher.backends.slurm.options"),
     *("launcher.backends.aws", "launcher.backends.aws.options"),
-    *("launcher.choice", "launcher.machine", "launcher.machine.local_options"),
-    *("launcher.duel", "launcher.script", "launcher.script.command"),
+    *("launcher.duel", "launcher.script", "launcher.script.options"),
     *("workload", "workload.contract"),
     *(
         f"workload.contract.{name}"
@@ -156,7 +155,6 @@ GPUS = {
     "launcher.backends.machine_types",
     "launcher.protocol",
     "launcher.protocol.records",
-    "launcher.protocol.task",
     "workload.contract.prices",
 }
 

@@ -244,7 +244,7 @@ def test_a_fault_is_found_beside_a_test_that_fails_anyway(tmp_path: Path, monkey
         "def test_c(): assert not sizes.f(0.5)\n"
     )
     in_child = (
-        "import subprocess, sys\nimport launcher.sizes\n\n"
+        "import subprocess, sys\nimport launcher.values\n\n"
         "def test_child():\n"
         "    code = 'from launcher import sizes; assert not sizes.f(sizes.y)'\n"
         "    subprocess.run([sys.executable, '-c', code], check=True, env={})\n"
@@ -257,7 +257,7 @@ def test_a_fault_is_found_beside_a_test_that_fails_anyway(tmp_path: Path, monkey
             ".gitignore": ".venv\n__pycache__\n",
             "Makefile": "EVERYDAY := not (slow or night)\n",
             "pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['.']\nmarkers = ['slow', 'night']\n",
-            "launcher/sizes.py": code,
+            "launcher/values.py": code,
             "tests/launcher/test_child.py": in_child,
             "tests/launcher/test_sizes.py": tests,
         },
@@ -265,7 +265,7 @@ def test_a_fault_is_found_beside_a_test_that_fails_anyway(tmp_path: Path, monkey
     commit = ["-c", "user.name=a", "-c", "user.email=a@example.com", "commit", "--quiet", "--all", "--message", "text"]
     for words in (["init", "--quiet"], ["add", "."], commit):
         seeded_faults.git(*words, cwd=root)
-    (root / "launcher/sizes.py").write_text("LIMIT = 1\n\n\n" + code.replace("True", "1 == 1"))
+    (root / "launcher/values.py").write_text("LIMIT = 1\n\n\n" + code.replace("True", "1 == 1"))
     seeded_faults.git(*commit, cwd=root)
     monkeypatch.setattr(seeded_faults, "ROOT", root)
     rows = tmp_path / "rows.jsonl"

@@ -15,10 +15,8 @@ from typing import TextIO, cast
 
 from launcher.agent import agent
 from launcher.agent.agent import Agent
-from launcher.agent.home import Home
-from launcher.agent.host_facts import host_facts_of
-from launcher.agent.lease import take
-from launcher.agent.stop import Stop, Why
+from launcher.agent.home import Home, host_facts_of
+from launcher.agent.lease import Stop, Why, take
 from launcher.protocol import records
 from launcher.protocol.records import Request
 from workload.contract.errors import ExitCode, RooflaunchError

@@ -17,21 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent.delivery import CostShares, Delivery
-from launcher.agent.home import Home, WorkEnd, iso
-from launcher.agent.host_facts import HostFacts
-from launcher.agent.lease import HeartbeatWriter
-from launcher.agent.stop import Stop, Why
-from launcher.kinds import Runtime
+from launcher.agent.home import Home, HostFacts, WorkEnd, iso
+from launcher.agent.lease import HeartbeatWriter, Stop, Why
 from launcher.machine import local
 from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
-from launcher.machine.runtime import choose
-from launcher.machine.script_process import Workplace
+from launcher.machine.runtime import Workplace, choose
 from launcher.machine.task import FINAL, End, Outcome, work_through
 from launcher.machine.watcher import Trainer, Watcher
 from launcher.protocol import records
-from launcher.protocol.records import LaunchPhase, Request, Result, epoch_s
-from launcher.protocol.task import Task
+from launcher.protocol.records import LaunchPhase, Request, Result, Task, epoch_s
 from launcher.script import files as script_files
+from launcher.values import Runtime
 from workload.contract import bundle
 from workload.contract.errors import (
     BundleError,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.agent.home import Home, full_disk_reported, iso
-from launcher.agent.stop import Stop, Why
+from launcher.agent.lease import Stop, Why
 from launcher.machine.task import FINAL
 from launcher.protocol.records import Price, Request, epoch_s
 from workload.contract import bundle

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from launcher.protocol.records import Price, region_of
-from launcher.sizes import shown
+from launcher.values import shown
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.prices import VmPrice
 

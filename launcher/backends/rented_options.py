@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends import BACKENDS
-from launcher.choice import choice
-from launcher.sizes import limit_s, shown
+from launcher.values import choice, limit_s, shown
 from workload.contract.errors import UsageError
 from workload.contract.spec import CONFIG_NAME, Origin
 from workload.contract.text import did_you_mean

@@ -13,12 +13,10 @@ from typing import Any, ClassVar, Self
 
 from launcher.backends.machine_types import Gpu, MachineType
 from launcher.backends.rented_options import DEFAULT_DISK_GB, RentedOptions
-from launcher.kinds import Runtime
-from launcher.machine.runtime import CPU_FLAVOUR, NO_COMPILER
+from launcher.machine.runtime import NO_COMPILER
 from launcher.protocol.backend import Estimate
-from launcher.protocol.records import Price, Request, region_of
-from launcher.protocol.task import Task
-from launcher.sizes import MAX_LIMIT_S, MIN_LIMIT_S, shown
+from launcher.protocol.records import Price, Request, Task, region_of
+from launcher.values import CPU_FLAVOUR, MAX_LIMIT_S, MIN_LIMIT_S, Runtime, shown
 from workload.contract import prices
 from workload.contract.errors import UsageError
 from workload.contract.prices import AddressPrice

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.protocol.records import Price, Request
-from launcher.sizes import shown
+from launcher.values import shown
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.spec import Profile, RunSpec

@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from launcher.backends import BACKENDS
-from launcher.choice import choice
 from launcher.cli import launches as jobs
 from launcher.cli import sweep
 from launcher.jobs import places
-from launcher.kinds import HERE, Runtime
-from launcher.machine.local_options import LocalOptions
-from launcher.script.command import HereOptions, ScriptCommand, Words, refuse_without_script
+from launcher.script.options import HereOptions, LocalOptions, ScriptCommand, Words, refuse_without_script
 from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, parameters_of, run_options
+from launcher.values import HERE, Runtime, choice
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import Group, as_typed
 from workload.contract.program import FormatOption, VersionOption, grouped, help_unless_called
 from workload.contract.spec import RunSpec, resolve
 from workload.contract.tables import TableFormat, plain
 from workload.contract.text import printable_lines, terminal_width
+from workload.contract.trainer import Context
 
 if TYPE_CHECKING:
     from launcher.protocol.backend import Check

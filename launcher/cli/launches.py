@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from launcher.backends import BACKENDS, OWN_COMMANDS
-from launcher.choice import Command
 from launcher.jobs.places import Place, options_of, place_of
-from launcher.script.command import ScriptCommand, ThereOptions, Words, refuse_without_script
+from launcher.script.options import ScriptCommand, ThereOptions, Words, refuse_without_script
 from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, parameters_of, run_options
+from launcher.values import Command
 from workload.contract.invocation import Group
 from workload.contract.program import FormatOption, grouped, option
 from workload.contract.tables import TableFormat

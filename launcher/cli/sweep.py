@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher import sizes
-from launcher.choice import choice
+from launcher import values
 from launcher.duel import LEFT_OUT
-from launcher.script.command import ScriptCommand
+from launcher.script.options import ScriptCommand
 from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, parameters_of, run_options
+from launcher.values import choice
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import Group, as_typed
 from workload.contract.program import FormatOption, grouped
@@ -139,14 +139,13 @@ def run_sweep(
     from launcher import models
     from launcher.sweep import matrix
     from launcher.sweep.drive import drive
-    from launcher.sweep.places import LOCAL
+    from launcher.sweep.places import LOCAL, until_of
     from launcher.sweep.shared import require_positive_usd
     from launcher.sweep.sweep_plan import make_plan
-    from launcher.sweep.until import until_of
 
     until_rule = until_of(options.until, options.max_repeats)
     max_cost_usd = require_positive_usd(options.max_cost)
-    max_time_s = None if options.max_time is None else sizes.parse_duration_s(options.max_time, "--max-time")
+    max_time_s = None if options.max_time is None else values.parse_duration_s(options.max_time, "--max-time")
     loaded = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd())
     matrix.require_places(loaded, options.on)
     for name in {configuration.spec.model for place in loaded.places for configuration in place.configurations}:

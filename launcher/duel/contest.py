@@ -20,7 +20,7 @@ from math import ceil
 from pathlib import Path
 from statistics import median
 
-from launcher import sizes
+from launcher import values
 from launcher.duel.decision import LEAST_QUADRUPLES, MARGIN, SEGMENTS, DuelState, Segment, judge, order
 from launcher.duel.sides import Pair, Side
 from launcher.machine import local
@@ -115,13 +115,13 @@ class Limits:
 
 def make_limits(*, same_within: str, max_time: str, max_segments: int | None) -> Limits:
     """Parse the options of `launch duel` that set its limits. Raises `UsageError` for an invalid value."""
-    margin = sizes.parse_share(same_within, "--same-within", example="2%", least=LEAST_MARGIN, most=MOST_MARGIN)
+    margin = values.parse_share(same_within, "--same-within", example="2%", least=LEAST_MARGIN, most=MOST_MARGIN)
     least = SEGMENTS * LEAST_QUADRUPLES
     if max_segments is not None and max_segments < least:
         raise UsageError(
             f"a verdict takes {least} runs or more; got --max-runs {max_segments}", hint=f"--max-runs {least}"
         )
-    max_time_s = sizes.parse_duration_s(max_time, "--max-time")
+    max_time_s = values.parse_duration_s(max_time, "--max-time")
     return Limits(same_within=margin, max_time_s=max_time_s, max_segments=max_segments)
 
 

@@ -27,11 +27,11 @@ DATA_ROWS = frozenset(f"workload/contract/{name}.toml" for name in ("big_o", "nc
 # no new image, so that runs before and after it can be pooled. docker/Dockerfile names the same files; a test
 # compares them.
 AGENT_FOLDERS = {
-    "": ("__init__", "docker_engine", "kinds", "sizes"),
-    "protocol/": ("__init__", "records", "task"),
-    "machine/": ("__init__", "containers", "local", "runtime", "script_process", "task", "watcher"),
+    "": ("__init__", "docker_engine", "values"),
+    "protocol/": ("__init__", "records"),
+    "machine/": ("__init__", "containers", "local", "runtime", "task", "watcher"),
     "script/": ("__init__", "files"),
-    "agent/": ("__init__", "__main__", "agent", "delivery", "home", "host_facts", "lease", "stop"),
+    "agent/": ("__init__", "__main__", "agent", "delivery", "home", "lease"),
 }
 AGENT_MODULES = tuple(f"{folder}{name}" for folder, names in AGENT_FOLDERS.items() for name in names)
 # Packages of the trainer; a script starts the trainer under the name `rooflaunch`.

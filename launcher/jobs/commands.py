@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from launcher import backends, models, run_table
-from launcher.jobs import cleanup, launches
+from launcher.jobs import launches, watch
 from launcher.jobs.launches import Launch, LaunchState
 from launcher.jobs.places import Place, other_places
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, prepared, run
@@ -25,8 +25,8 @@ from launcher.jobs.session import OUTPUT_EVERY_S, LaunchProgress, Session
 from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
 from launcher.protocol.records import log_object
 from launcher.script import local_script
-from launcher.script.command import ThereOptions, variables_of
 from launcher.script.files import ScriptFiles, pack, place_of_data, relative_words
+from launcher.script.options import ThereOptions, variables_of
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -226,7 +226,7 @@ def _ask_whether_to_keep(left: LeftRunningError, session: Session) -> None:
     if not all(removed.gone for removed in session.machines.stop([left.machine])):
         raise ToolError(f"'{name}' is not confirmed to be gone", hint=f"launch down {name}") from left
     error = f"the {session.machines.noun} was deleted on Ctrl-C"
-    cleanup.settle(session.store, name, left.machine.zone, ExitCode.INTERRUPTED, error, now_s=session.now_s())
+    watch.settle(session.store, name, left.machine.zone, ExitCode.INTERRUPTED, error, now_s=session.now_s())
     raise InterruptedRunError(f"interrupted; '{name}' is deleted", hint="launch again") from left
 
 
@@ -383,7 +383,7 @@ def take_down(place: Place, *, names: Sequence[str], every: bool, yes: bool, out
     chosen, unknown, without = (list(listing), [], []) if every else _chosen(names, listing, machines, store)
     if every and chosen and not yes:
         _confirm_all(chosen, machines)
-    removed = cleanup.down(chosen, machines, store) + unknown
+    removed = watch.down(chosen, machines, store) + unknown
     _erase_variables(store, machines, down=[*(machine.name for machine in chosen), *without])
     unlisted = listing.unreachable if every else ()
     nothing = f"no {machines.noun} of a launch in {machines.place}"
@@ -420,7 +420,7 @@ def _chosen(
 
 def _erase_variables(store: Store | None, machines: Machines, *, down: Sequence[str] = ()) -> None:
     """Erase the stored environment variables of launches that are over, and print the names of these launches."""
-    for name in cleanup.erase_variables(store, machines, down=down) if store is not None else ():
+    for name in watch.erase_variables(store, machines, down=down) if store is not None else ():
         print(f"erased the variables (--env) of '{name}', which has no {machines.noun}", file=sys.stderr)
 
 
@@ -484,7 +484,7 @@ def reap(place: Place, *, dry_run: bool, output_format: TableFormat) -> int:
         print(plain([asdict(leftover) for leftover in leftovers], output_format))
     elif leftovers.there or not leftovers.unreachable:
         print("\n".join(f"{item.kind} {item.name} in {item.zone}: {item.why}" for item in leftovers) or nothing)
-    cleanup.require_gone((), leftovers.unreachable)
+    watch.require_gone((), leftovers.unreachable)
     return ExitCode.DONE
 
 
@@ -496,7 +496,7 @@ def _print_removed(
         print(plain([asdict(item) for item in removed], output_format))
     elif gone or not (removed or unlisted):
         print("\n".join(gone) or nothing)
-    cleanup.require_gone(removed, unlisted)
+    watch.require_gone(removed, unlisted)
     return ExitCode.DONE
 
 

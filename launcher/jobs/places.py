@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends import BACKENDS
-from launcher.choice import flag_of
+from launcher.values import flag_of
 from workload.contract.errors import UsageError
 from workload.contract.spec import CONFIG_NAME
 

@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from launcher.jobs import cleanup, launches
+from launcher.jobs import launches, watch
 from launcher.jobs.liveness import TO_BE_REMOVED, Liveness
 from launcher.jobs.session import Event, EventKind, Session
-from launcher.jobs.watch import Watch, WatchedLaunch, settle
+from launcher.jobs.watch import Watch, WatchedLaunch, settle_watched
 from launcher.protocol.backend import Backend, Condition, Machine, Machines, Plan, Submitted, Tried
 from launcher.protocol.records import RUNS, STAMP, LaunchPhase, Request, Result, epoch_s, request_object
 from launcher.script.files import ScriptFiles
@@ -114,7 +114,7 @@ def run(
     """
     if not detach:
         bundle.make_output(output)
-    cleanup.erase_variables(session.store, session.machines)
+    watch.erase_variables(session.store, session.machines)
     launcher = Launcher(session, output=output, script_files=script_files)
     earlier: tuple[Bundle, ...] = ()
     for attempt in range(1, plan.submissions + 1):
@@ -238,14 +238,14 @@ class Launcher:
         except RooflaunchError:
             return False
         if are_gone:
-            cleanup.settle(self._store, name, "", code, error, now_s=self._session.now_s())
+            watch.settle(self._store, name, "", code, error, now_s=self._session.now_s())
         return are_gone
 
     def _collected(self, outcome: LaunchOutcome, ended: WatchedLaunch, machine: Machine) -> LaunchOutcome:
         """Fetch the bundles, and wait until the machine is gone. Returns the outcome with the bundles and any error."""
         error = ended.error or _error_of(ended.result, outcome.name)
         if ended.result is None and ended.is_gone:
-            settle(self._session, ended, str(error))
+            settle_watched(self._session, ended, str(error))
         bundles: tuple[Bundle, ...] = ()
         try:
             bundles = self._fetch(ended)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher import sizes
+from launcher import values
 from launcher.docker_engine import Container, ContainerEnd, Engine
-from launcher.machine import script_process
-from launcher.machine.runtime import Choice
-from launcher.machine.script_process import Workplace
+from launcher.machine import runtime
+from launcher.machine.runtime import Choice, Workplace
 from launcher.machine.watcher import Trainers, Watcher
 from workload import __version__
 from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
@@ -34,7 +33,7 @@ KILLED_BY = {128 + 4: "SIGILL", 128 + 6: "SIGABRT", 128 + 7: "SIGBUS", 128 + SIG
 class ContainerLimits:
     """Limits of the container. A limit of None allows as much as the machine has. `shm_bytes`: for each device."""
 
-    shm_bytes: int = sizes.DEFAULT_SHM_BYTES
+    shm_bytes: int = values.DEFAULT_SHM_BYTES
     memory_bytes: int | None = None
     cpus: float | None = None
 
@@ -88,9 +87,9 @@ def for_script(trainer: Container, spec: RunSpec, workplace: Workplace) -> Conta
     """
     return replace(
         trainer,
-        entrypoint=("python", *script_process.TRAINER),
+        entrypoint=("python", *runtime.SCRIPT_TRAINER),
         folder=str(workplace.folder),
-        environment={**trainer.environment, **script_process.variables(spec)},
+        environment={**trainer.environment, **runtime.script_variables(spec)},
         variables=workplace.variables,
         writable=(*trainer.writable, str(workplace.folder)),
         readable=(*trainer.readable, *filter(None, [workplace.data])),
@@ -166,7 +165,7 @@ def explain(ended: ContainerEnd, limits: ContainerLimits) -> RooflaunchError | N
         where = (
             "because memory ran out"
             if limits.memory_bytes is None
-            else f"at the container's limit of {sizes.text(limits.memory_bytes)} of memory"
+            else f"at the container's limit of {values.text(limits.memory_bytes)} of memory"
         )
         return OutOfDeviceMemoryError(
             f"the run was killed {where}", hint="a smaller --batch-size, fewer --workers, or more --memory"

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.docker_engine import Container
-from launcher.kinds import Runtime
-from launcher.machine import containers, script_process
+from launcher.machine import containers, runtime
 from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
-from launcher.machine.runtime import Choice
-from launcher.machine.script_process import Workplace
+from launcher.machine.runtime import Choice, Workplace
 from launcher.machine.watcher import Watcher, repeated_every
+from launcher.values import Runtime
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError
@@ -58,7 +57,7 @@ class LocalPlan:
             "runtime_reason": self.choice.why,
             "image": None if image is None else {"id": image.id, "tags": list(image.tags), "digest": image.digest},
             "output": str(self.output),
-            "command": script_process.shown(self._words()),
+            "command": runtime.shown_words(self._words()),
             "notes": list(self.notes),
         }
 
@@ -79,7 +78,7 @@ class LocalPlan:
 
     def command_text(self) -> str:
         """Command to repeat the run by hand, without `--context`, which only records the plan in the bundle."""
-        words = script_process.shown(self._words())
+        words = runtime.shown_words(self._words())
         index = words.index("--context")
         return shlex.join(words[:index] + words[index + 2 :])
 
@@ -87,7 +86,7 @@ class LocalPlan:
         if self.container:
             return self.container.as_words()
         settings = (
-            [f"{name}={value}" for name, value in script_process.variables(self.spec).items()] if self.workplace else []
+            [f"{name}={value}" for name, value in runtime.script_variables(self.spec).items()] if self.workplace else []
         )
         return [*(["env", *settings] if settings else []), *self.command]
 
@@ -153,7 +152,7 @@ def make_plan(
             container = containers.for_script(container, spec, workplace)
     else:
         # With -P, because the working folder may have a module `workload` of the user's own.
-        trainer = script_process.TRAINER if workplace else ("-P", "-m", "workload")
+        trainer = runtime.SCRIPT_TRAINER if workplace else ("-P", "-m", "workload")
         command = (sys.executable, *trainer, *_trainer_words(spec, workplace, output, context, gpu))
     return LocalPlan(
         spec=spec,
@@ -175,7 +174,7 @@ def _trainer_words(
 ) -> tuple[str, ...]:
     """Arguments for our trainer, or for the program that measures a user's script. `gpu`: words that choose a GPU."""
     if workplace:
-        return script_process.command(spec, workplace, output=output, context=context, gpu=gpu)
+        return runtime.script_command(spec, workplace, output=output, context=context, gpu=gpu)
     return ("train", *arguments(spec), *gpu, "-o", str(output), "--context", context.to_argument())
 
 
@@ -226,7 +225,7 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None, forks: Forks | None) 
         folder, variables = None, dict[str, str]()
         if plan.workplace:
             folder = plan.workplace.folder
-            variables = {**plan.workplace.variables, **script_process.variables(plan.spec)}
+            variables = {**plan.workplace.variables, **runtime.script_variables(plan.spec)}
         is_quiet = bool(plan.workplace) and watcher is None and not sys.stderr.isatty()
         with repeated_every(lambda passed_s: _print_steps(plan, folders, passed_s)) if is_quiet else nullcontext():
             # A trainer that profiles or that starts ranks should hold neither torch nor a GPU while its own processes
@@ -296,9 +295,9 @@ def _profile(plan: LocalPlan, timing: Container, folder: Path, watcher: Watcher 
     engine = plan.choice.engine
     assert engine is not None
     restricted = plan.spec.profile is Profile.NCU and containers.counters_restricted(plan.driver_parameters)
-    words = script_process.profile_command(plan.spec, plan.workplace) if plan.workplace else ()
+    words = runtime.script_profile_words(plan.spec, plan.workplace) if plan.workplace else ()
     container = containers.for_profile(timing, ("profile", str(folder), *words), restricted=restricted)
-    print(shlex.join(script_process.shown(container.as_words())), file=sys.stderr)
+    print(shlex.join(runtime.shown_words(container.as_words())), file=sys.stderr)
     try:
         ended = containers.follow(engine, container, on_line=lambda _: None, watcher=watcher)
     except ToolError as error:

@@ -1,17 +1,20 @@
-"""Choice between process and container for a local run, with the reason."""
+"""Choice between process and container for a local run, with the reason; and the command for a user's own script."""
 
 import platform
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from launcher import docker_engine
 from launcher.docker_engine import Engine, Image
-from launcher.kinds import Runtime
+from launcher.values import CPU_FLAVOUR, Runtime
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.spec import Device, RunSpec
+from workload.contract.script_words import DATA, without_secrets
+from workload.contract.spec import Device, RunSpec, arguments
+from workload.contract.trainer import Context
 
 TOOLKIT = "install the NVIDIA Container Toolkit: docs.nvidia.com/datacenter/cloud-native/container-toolkit"
-CPU_FLAVOUR = "cpu"
 # Flavour if no tool tells which GPU the machine has.
 USUAL_FLAVOUR = "cuda"
 NO_MPS = "a container cannot reach Apple's GPU"
@@ -152,3 +155,59 @@ def _flavour_for(capability: tuple[int, int] | None) -> str:
             hint="--runtime process with a torch build that supports the GPU",
         )
     return flavour.name
+
+
+# No module of a user has this name. With -P, Python does not search the working folder for modules; neither does
+# `python train.py`.
+SCRIPT_TRAINER = ("-P", "-m", "rooflaunch")
+# Variables by which --cpu keeps a script off the GPU; the script chooses its device itself.
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workplace:
+    """Where a script runs. `folder`: its working folder. `data`: value of `{data}` in its arguments.
+
+    `commit`: commit of the user's folder, if `folder` is a copy of it. `variables`: the user's variables that the
+    script gets, if it does not inherit the user's environment.
+    """
+
+    folder: Path
+    data: str = ""
+    commit: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def require(self, words: Sequence[str]) -> None:
+        """Raise `UsageError` if the arguments ask for data and no data was named."""
+        if any(DATA in word for word in words) and not self.data:
+            raise UsageError(
+                f"{DATA} in the script's arguments stands for its data, but --data is missing", hint="--data PATH"
+            )
+
+
+def script_command(
+    spec: RunSpec, workplace: Workplace, *, output: Path, context: Context, gpu: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Arguments for `python -m rooflaunch`, which then measures the user's script. `gpu`: words that choose a GPU."""
+    data = ("--data", workplace.data) if workplace.data else ()
+    options = ("script", *arguments(spec), *gpu, *data, "-o", str(output), "--context", context.to_argument())
+    return (*options, "--", *spec.script)
+
+
+def script_profile_words(spec: RunSpec, workplace: Workplace) -> tuple[str, ...]:
+    """Arguments for `python -m rooflaunch profile BUNDLE`.
+
+    Secrets and the data folder are among the arguments, because the bundle contains neither.
+    """
+    return (*(("--data", workplace.data) if workplace.data else ()), "--", *spec.script)
+
+
+def script_variables(spec: RunSpec) -> dict[str, str]:
+    """Variables that the script gets in addition to the user's own."""
+    return dict(NO_GPU) if spec.device is Device.CPU else {}
+
+
+def shown_words(words: Sequence[str]) -> list[str]:
+    """Command for printing, without the secrets in the script's arguments, which follow the first `--`."""
+    at = list(words).index("--") + 1 if "--" in words else len(words)
+    return [*words[:at], *without_secrets(words[at:])]

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from launcher.machine import local
 from launcher.machine.local import LocalOutcome, LocalPlan
 from launcher.machine.watcher import Watcher
-from launcher.protocol.task import Task, TaskRun
+from launcher.protocol.records import Task, TaskRun
 from workload.contract.bundle import Bundle
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError
 from workload.contract.record import Status

@@ -14,8 +14,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from launcher.protocol.records import Request
-from launcher.protocol.task import Task
+from launcher.protocol.records import Request, Task
 from workload.contract.errors import RooflaunchError
 from workload.contract.spec import Resolved, RunSpec
 
@@ -333,7 +332,7 @@ class Backend(Protocol):
     """A kind of place, such as a cloud or a cluster.
 
     The module `options` of a backend's package has `COMMAND` and two dataclasses. The fields of `Options` become the
-    options of `launch NAME`. `Where` selects the place, in the same way for every command. `launcher.choice.choice`
+    options of `launch NAME`. `Where` selects the place, in the same way for every command. `launcher.values.choice`
     declares a field.
     """
 

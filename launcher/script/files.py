@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.machine.script_process import Workplace
+from launcher.machine.runtime import Workplace
 from launcher.protocol.records import MAX_ARCHIVE_BYTES, MAX_COUNT, NO_VARIABLES, Request, variables_object
-from launcher.sizes import shown
+from launcher.values import shown
 from workload.contract.errors import BundleError, ToolError, UsageError
 from workload.contract.operating_system import crc32c_of
 from workload.contract.script_words import DATA, DATA_EXAMPLE, main_file

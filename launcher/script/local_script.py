@@ -17,11 +17,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from launcher.images import contents
-from launcher.kinds import Runtime
-from launcher.machine.local_options import LocalOptions
-from launcher.machine.runtime import Choice, choose, gpu_capability
-from launcher.machine.script_process import Workplace
-from launcher.script.command import HereOptions, variables_of
+from launcher.machine.runtime import Choice, Workplace, choose, gpu_capability
+from launcher.script.options import HereOptions, LocalOptions, variables_of
+from launcher.values import Runtime
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.script_words import DATA, main_file, script_name
 from workload.contract.spec import Device, RunSpec

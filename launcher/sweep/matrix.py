@@ -16,11 +16,10 @@ from typing import Any
 import typer
 
 from launcher.backends import BACKENDS
-from launcher.choice import flag_of
-from launcher.machine.local_options import LocalOptions
-from launcher.script.command import HereOptions, ThereOptions
+from launcher.script.options import HereOptions, LocalOptions, ThereOptions
 from launcher.sweep.places import ARGUMENT, LOCAL, Configuration, Exclude, Place, as_text
 from launcher.typer_options import instance_of, parameters_of, signed
+from launcher.values import flag_of
 from workload.contract.errors import UsageError
 from workload.contract.program import plain_message
 from workload.contract.script_words import DATA

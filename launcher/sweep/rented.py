@@ -13,16 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.jobs import cleanup, launches
+from launcher.jobs import launches, watch
 from launcher.jobs.launches import Seen
 from launcher.jobs.liveness import TO_BE_REMOVED, Liveness
 from launcher.jobs.run import SELF_DELETION_S, Launcher, fetched, prepared
 from launcher.jobs.session import Session
-from launcher.jobs.watch import Watch, WatchedLaunch, settle
+from launcher.jobs.watch import Watch, WatchedLaunch, settle_watched
 from launcher.machine.task import FINAL
 from launcher.protocol.backend import Backend, Job, Machine, Plan
-from launcher.protocol.records import LAUNCHES, RUNS, Request, epoch_s, request_object
-from launcher.protocol.task import Task, TaskRun
+from launcher.protocol.records import LAUNCHES, RUNS, Request, Task, TaskRun, epoch_s, request_object
 from launcher.sweep.shared import Budget, Control, Progress, Wish, Workers
 from launcher.sweep.work import PlaceWork, progress_text, rate_text
 from workload.contract import bundle
@@ -310,7 +309,7 @@ class RentedPlace:
     def _adopt_earlier(self) -> None:
         """Fetch the sealed bundles, and adopt the launches of this sweep that have not ended."""
         self._show("checks what is done")
-        cleanup.erase_variables(self._connected.store, self._connected.machines)
+        watch.erase_variables(self._connected.store, self._connected.machines)
         self._collector.fetch_sealed()
         # A launch under way has a request, and no result.
         parts = [stored.name.removeprefix(LAUNCHES).split("/") for stored in self._connected.store.objects(LAUNCHES)]
@@ -442,7 +441,7 @@ class RentedPlace:
         except RooflaunchError as error:
             for launch, _ in planned:
                 now_s = self._connected.now_s()
-                cleanup.settle(self._connected.store, launch.name, "", error.exit_code, str(error), now_s=now_s)
+                watch.settle(self._connected.store, launch.name, "", error.exit_code, str(error), now_s=now_s)
             raise
         machines: dict[str, Machine] = {machine.name: machine for machine in submitted.machines}
         for launch, _ in planned:
@@ -516,7 +515,7 @@ class RentedPlace:
             self._freed = True
             self._budget.spent(launch.name, launch.usd)
             if launch.result is None:
-                self._fetchers.submit(settle, self._connected, launch, f"the {self._noun} {launch.why}")
+                self._fetchers.submit(settle_watched, self._connected, launch, f"the {self._noun} {launch.why}")
 
     # Missing runs.
 
@@ -569,10 +568,10 @@ class RentedPlace:
             running[removal.name].is_over = running[removal.name].is_settled = True
             error = f"the launch's {self._noun} was ended together with the sweep, by Ctrl-C"
             store = self._connected.store
-            cleanup.settle(store, removal.name, removal.zone, ExitCode.INTERRUPTED, error, now_s=now_s)
+            watch.settle(store, removal.name, removal.zone, ExitCode.INTERRUPTED, error, now_s=now_s)
         self._progress.say(self.place.name, f"{counted(len(gone), self._noun)} ended")
         self._collector.fetch_sealed({run.run_key for launch in self._launches for run in launch.task.runs})
-        cleanup.require_gone(removals)
+        watch.require_gone(removals)
 
     def _show(self, now: str = "") -> None:
         under_way = self._under_way()

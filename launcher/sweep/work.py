@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from launcher.machine.task import FINAL
-from launcher.protocol.records import NAME
-from launcher.protocol.task import Task, TaskRun
-from launcher.sweep import until as stopping
-from launcher.sweep.places import PlacePlan
-from launcher.sweep.until import Decision, Until
+from launcher.protocol.records import NAME, Task, TaskRun
+from launcher.sweep import places as stopping
+from launcher.sweep.places import Decision, PlacePlan, Until
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode
 from workload.contract.invocation import as_typed

@@ -12,10 +12,10 @@ from fake_docker import FakeDocker
 from launcher import docker_engine, doctor
 from launcher.backends import BACKENDS
 from launcher.images import contents
-from launcher.kinds import HERE, DoctorPart
 from launcher.machine import containers
 from launcher.protocol.backend import Check
 from launcher.protocol.backend import Health as State
+from launcher.values import HERE, DoctorPart
 from workload.contract.errors import ExitCode, ToolError
 from workload.environment import machine
 

@@ -2,7 +2,7 @@
 
 The interval over blocks is valid although `--until` stops adding blocks once the interval is narrow. Stopping at the
 first narrow interval selects samples that happen to vary little. If the interval is checked after every block, 95 %
-intervals cover 88 %, and with normal quantiles 68 %. Therefore `launcher/sweep/until.py` checks only at
+intervals cover 88 %, and with normal quantiles 68 %. Therefore `launcher/sweep/places.py` checks only at
 fixed numbers of blocks, called looks. The interval of each look misses the true value with a probability of 3 %: the
 error is spent at a constant nominal level (Lan & DeMets, Biometrika 70, 1983; Pocock, Biometrika 64, 1977; repeated
 intervals: Jennison & Turnbull, JRSS B 51, 1989). The level is chosen for stopping by width, which in a normal sample is

@@ -16,8 +16,8 @@ from launcher.backends.aws.machines import Ec2Machines
 from launcher.backends.aws.options import ANY_ACCOUNT, Options, Settings, Where, resolve_settings
 from launcher.backends.aws.plan import ZONE_NAME, InstancePlan, make_plan
 from launcher.backends.aws.service import Ec2
-from launcher.backends.vm_container import image_to_be, prepared_image
 from launcher.docker_engine import Engine
+from launcher.images.build import image_to_be, prepared_image
 from launcher.protocol.backend import Check, CheckPart, Job
 from launcher.protocol.records import LAUNCHES, READERS, Price
 from workload.contract.errors import NoCapacityError, RooflaunchError, UsageError
@@ -80,7 +80,7 @@ class ElasticCompute:
             job.resolved,
             options,
             settings,
-            image=options.image or image_to_be(job, gpus.require(options.gpu).flavour, settings.repository),
+            image=options.image or image_to_be(job.specs, gpus.require(options.gpu).flavour, settings.repository),
             now=now,
             token=job.token,
             task=job.task,

@@ -1,7 +1,7 @@
 """Facts that an EC2 instance learns about itself from its metadata server. Standard library only.
 
 This file travels in the instance's user data instead of in the image. The interface is described in
-launcher/agent/host_facts.py. A run's record gets its facts from workload/environment/cloud.py, which, unlike this
+launcher/agent/home.py. A run's record gets its facts from workload/environment/cloud.py, which, unlike this
 module, never waits for an answer.
 """
 

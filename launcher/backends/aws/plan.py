@@ -28,9 +28,8 @@ from launcher.backends.rented_plan import (
     zones_text,
 )
 from launcher.backends.shared_plan import program_text, run_rows, text_of
-from launcher.protocol.records import Price, region_of
-from launcher.protocol.task import Task
-from launcher.sizes import shown
+from launcher.protocol.records import Price, Task, region_of
+from launcher.values import shown
 from workload.contract import prices
 from workload.contract.errors import UsageError
 from workload.contract.spec import Resolved

@@ -29,7 +29,7 @@ from launcher.backends.aws.answers import (
     service_in,
     translated,
 )
-from launcher.backends.cloud_requests import CloudClock
+from launcher.backends.zone_by_zone import CloudClock
 from launcher.protocol.records import Price
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.text import counted

@@ -15,7 +15,7 @@ from launcher.backends.gcp import gpus
 from launcher.backends.gcp.backend import ComputeEngine, Services, connect_services, docker_log_in
 from launcher.backends.gcp.options import Settings
 from launcher.backends.gcp.options import Where as VmWhere
-from launcher.backends.vm_container import prepared_image
+from launcher.images.build import prepared_image
 from launcher.protocol.backend import (
     Check,
     CheckPart,

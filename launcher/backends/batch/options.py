@@ -4,8 +4,7 @@ from dataclasses import dataclass, field, fields
 
 from launcher.backends.gcp.options import COMPLETIONS
 from launcher.backends.gcp.options import Options as VmOptions
-from launcher.choice import Command, choice
-from launcher.sizes import limit_s
+from launcher.values import Command, choice, limit_s
 
 DEFAULT_QUEUE_S = 1800
 # https://cloud.google.com/batch/docs/reference/rest/v1/projects.locations.jobs (TaskSpec.maxRetryCount)

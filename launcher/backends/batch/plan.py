@@ -18,10 +18,9 @@ from launcher.backends.gcp.options import Settings
 from launcher.backends.gcp.plan import VmPlan
 from launcher.backends.rented_plan import PULL_S
 from launcher.backends.shared_plan import program_text, run_rows, text_of
-from launcher.kinds import Runtime
 from launcher.protocol.backend import Estimate
 from launcher.protocol.records import Price, Request, region_of
-from launcher.sizes import DEFAULT_SHM_BYTES, text
+from launcher.values import DEFAULT_SHM_BYTES, Runtime, text
 from workload.contract.errors import UsageError
 from workload.contract.spec import Profile
 from workload.contract.text import dollars, minutes

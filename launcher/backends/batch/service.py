@@ -16,7 +16,6 @@ from datetime import datetime
 from typing import Any
 
 from launcher.backends.batch.plan import LAUNCH_VARIABLE, PREEMPTED_CODE
-from launcher.backends.cloud_requests import CloudClock
 from launcher.backends.gcp.answers import (
     BUSY,
     DeniedError,
@@ -29,6 +28,7 @@ from launcher.backends.gcp.answers import (
 )
 from launcher.backends.gcp.compute import credentials_for
 from launcher.backends.gcp.options import RESOURCE_NAME
+from launcher.backends.zone_by_zone import CloudClock
 from workload.contract.errors import ToolError, UsageError
 from workload.storage.buckets import Service, repeated
 from workload.storage.gcs import LOG_IN

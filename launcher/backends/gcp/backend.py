@@ -20,8 +20,8 @@ from launcher.backends.gcp.gpus import GpuOffer
 from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.options import ANY_PROJECT, Options, Settings, Where, resolve_settings
 from launcher.backends.gcp.plan import VmPlan, find_image, make_plan
-from launcher.backends.vm_container import image_to_be, prepared_image
 from launcher.docker_engine import Engine
+from launcher.images.build import image_to_be, prepared_image
 from launcher.protocol.backend import Check, CheckPart, Health, Job
 from launcher.protocol.records import LAUNCHES, READERS
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
@@ -66,7 +66,7 @@ class ComputeEngine:
             job.resolved,
             options,
             settings,
-            image=options.image or image_to_be(job, gpus.require(options.gpu).flavour, settings.repository),
+            image=options.image or image_to_be(job.specs, gpus.require(options.gpu).flavour, settings.repository),
             now=now,
             token=job.token,
             task=job.task,

@@ -28,7 +28,7 @@ INSTALLERS = (
 # Repository mode would install the open kernel module, which a V100 cannot use.
 INSTALL = ("install_driver", "--installation-mode", "binary", "--installation-branch", "lts")
 INSTALLER_PATH = Path("/opt/installer.pyz")
-# File of the agent (`FILE` of launcher/agent/host_facts.py), which no image contains.
+# File of the agent (`FILE` of launcher/agent/home.py), which no image contains.
 HOST_FACTS_FILE = "guest.py"
 # Registries that accept the VM's own token. The token is sent to no other registry.
 GOOGLES = (".pkg.dev", ".gcr.io")

@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from launcher.backends.cloud_requests import CloudClock
 from launcher.backends.gcp import answers
 from launcher.backends.gcp.answers import (
     COMPUTE_ENGINE,
@@ -35,6 +34,7 @@ from launcher.backends.gcp.answers import (
     no_credentials,
     translated,
 )
+from launcher.backends.zone_by_zone import CloudClock
 from launcher.protocol.backend import ANYWHERE, Listing, Output
 from workload.contract.errors import ToolError
 from workload.storage.buckets import repeated

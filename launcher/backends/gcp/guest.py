@@ -1,7 +1,7 @@
 """Facts that a VM learns about itself from its metadata server and Compute Engine. Standard library only.
 
 This file travels in the VM's metadata, or in the command of a Cloud Batch task, instead of in the image. The interface
-is described in launcher/agent/host_facts.py.
+is described in launcher/agent/home.py.
 
 A run's record gets its facts from workload/environment/cloud.py, which, unlike this module, never waits for an answer.
 """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.backends.rented_options import Completions, RentedOptions, SettingSources
-from launcher.choice import Command, choice
+from launcher.values import Command, choice
 from workload.contract.errors import UsageError
 from workload.contract.spec import ENVIRONMENT_PREFIX
 

@@ -20,8 +20,8 @@ from launcher.backends.slurm.machines import ACCOUNTS, SSH_PROGRAM, LoginNode, S
 from launcher.backends.slurm.options import ROOT, Gpus, Options, Software, Where, parse_gres, time_s
 from launcher.backends.slurm.plan import USUAL_PYTHON, Cluster, NodeSoftware, SlurmPlan, check_script, make_plan
 from launcher.images import contents
-from launcher.machine.runtime import CPU_FLAVOUR
 from launcher.protocol.backend import Check, CheckPart, Job
+from launcher.values import CPU_FLAVOUR
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.spec import Device
 from workload.contract.text import counted, printable

@@ -1,6 +1,6 @@
 """Facts about the machine of an element of a job array, from Slurm's variables and the element's log.
 
-Standard library only. This file travels in the launch's folder, not in an image: see launcher/agent/host_facts.py.
+Standard library only. This file travels in the launch's folder, not in an image: see launcher/agent/home.py.
 """
 
 import json

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from launcher.choice import Command, choice
+from launcher.values import Command, choice
 from workload.contract.errors import UsageError
 
 DEFAULT_LIMIT_S = 3600

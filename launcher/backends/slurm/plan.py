@@ -13,8 +13,7 @@ from typing import Any
 
 from launcher.backends.shared_plan import cost_text, prices_of, require_price, run_rows, text_of
 from launcher.backends.slurm.options import Options, Software, parse_gres, time_text
-from launcher.protocol.records import SCHEMA_VERSION, WORD, Request, region_of
-from launcher.protocol.task import Task
+from launcher.protocol.records import SCHEMA_VERSION, WORD, Request, Task, region_of
 from workload.contract.errors import UsageError
 from workload.contract.spec import Device, Resolved, RunSpec
 from workload.contract.text import minutes

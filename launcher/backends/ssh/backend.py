@@ -1,6 +1,6 @@
 """Backend `ssh` of `launch`: jobs on a machine that the user can log in to, its checks, and the preparation of a job.
 
-remote.py reports the facts of the machine. A job is prepared by choosing a runtime, and by sending our code or providing
+remote.py reports the facts of the machine. A job is prepared by choosing a runtime, and sending our code or building
 an image.
 """
 
@@ -18,8 +18,7 @@ from launcher.backends.ssh.options import Options, Where
 from launcher.backends.ssh.plan import SshPlan, Start, make_plan
 from launcher.images import contents
 from launcher.images.build import NEEDED_BYTES as BUILD_BYTES
-from launcher.kinds import Runtime
-from launcher.machine.runtime import CPU_FLAVOUR, NO_COMPILER, NO_MPS
+from launcher.machine.runtime import NO_COMPILER, NO_MPS
 from launcher.protocol.backend import (
     Check,
     CheckPart,
@@ -34,6 +33,7 @@ from launcher.protocol.backend import (
     Tell,
 )
 from launcher.protocol.records import NAME
+from launcher.values import CPU_FLAVOUR, Runtime
 from workload.contract.errors import NoCapacityError, ToolError, UsageError
 from workload.contract.spec import Device, RunSpec
 from workload.contract.text import counted, printable

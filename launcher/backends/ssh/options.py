@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from launcher.choice import Command, choice
-from launcher.kinds import Runtime
-from launcher.sizes import limit_s
+from launcher.values import Command, Runtime, choice, limit_s
 
 DEFAULT_LIMIT_S = 3600
 # \b keeps the line breaks of the help text.

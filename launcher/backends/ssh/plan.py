@@ -9,10 +9,9 @@ from typing import Any
 
 from launcher.backends.shared_plan import cost_text, prices_of, require_price, run_rows, text_of
 from launcher.backends.ssh.options import Options
-from launcher.kinds import Runtime
 from launcher.protocol.backend import Estimate
-from launcher.protocol.records import Request, region_of
-from launcher.protocol.task import Task
+from launcher.protocol.records import Request, Task, region_of
+from launcher.values import Runtime
 from workload.contract.errors import UsageError
 from workload.contract.spec import Resolved, RunSpec
 from workload.contract.text import minutes

@@ -13,10 +13,9 @@ from fake_docker import FakeDocker
 
 from launcher.agent import home as home_files
 from launcher.agent.agent import Agent
-from launcher.agent.stop import Stop
+from launcher.agent.lease import Stop
 from launcher.protocol import records
-from launcher.protocol.records import Heartbeat, Request, Result
-from launcher.protocol.task import Task, TaskRun
+from launcher.protocol.records import Heartbeat, Request, Result, Task, TaskRun
 from tests.launcher.backends.gcp.fake_vm import make_request
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, ToolError

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import host_facts
+from launcher.agent import home
 from launcher.protocol import records
 from launcher.protocol.records import Heartbeat, LaunchPhase, Result
 from tests.launcher.own_machine import own_machine_request
@@ -41,7 +41,7 @@ class Tower:
         request = own_machine_request(
             name=NAME, store=str(self.store), place="ssh-tower", limit_s=3600, spec=resolved.spec.to_json()
         )
-        (self.home / host_facts.REQUEST).write_bytes(request.to_bytes())
+        (self.home / home.REQUEST).write_bytes(request.to_bytes())
 
     @contextmanager
     def started(self) -> Iterator["subprocess.Popen[bytes]"]:

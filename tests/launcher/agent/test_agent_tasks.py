@@ -5,8 +5,8 @@ from agent_machine import BOOTED_S, PREEMPTED, Crash, Machine, context_of, crash
 
 from benchmarks.synthetic_bundles import make
 from launcher.agent.agent import MARGIN_S
-from launcher.agent.stop import Stop
-from launcher.protocol.task import TaskRun
+from launcher.agent.lease import Stop
+from launcher.protocol.records import TaskRun
 from workload.contract.errors import ExitCode
 from workload.contract.record import Status
 from workload.contract.spec import Device, RunSpec

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import host_facts
-from launcher.agent.host_facts import OwnMachine, host_facts_of
+from launcher.agent import home
+from launcher.agent.home import OwnMachine, host_facts_of
 from tests.launcher.backends.gcp.fake_vm import make_request
 from workload.contract.errors import ToolError
 
@@ -13,7 +13,7 @@ REQUEST = make_request("rooflaunch-tower-20261121-100000-0000aa", "", {})
 
 
 def test_a_machine_of_ones_own(tmp_path: Path) -> None:
-    (tmp_path / host_facts.REQUEST).write_bytes(REQUEST.to_bytes())
+    (tmp_path / home.REQUEST).write_bytes(REQUEST.to_bytes())
     nobody = host_facts_of(tmp_path)
     assert isinstance(nobody, OwnMachine)
     assert (nobody.zone, nobody.request()) == ("", REQUEST.to_bytes())
@@ -32,5 +32,5 @@ def test_a_machine_without_a_request(tmp_path: Path) -> None:
 
 
 def test_a_cloud_travels_with_the_launch(tmp_path: Path) -> None:
-    (tmp_path / host_facts.FILE).write_text("def this_machine():\n    return 'the host'\n")
+    (tmp_path / home.FILE).write_text("def this_machine():\n    return 'the host'\n")
     assert str(host_facts_of(tmp_path)) == "the host"

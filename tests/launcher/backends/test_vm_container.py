@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from launcher.backends import vm_container
 from launcher.backends.gcp.backend import docker_log_in
 from launcher.docker_engine import EngineEvent, Image
+from launcher.images import build, contents
 from launcher.images import build as building
-from launcher.images import contents
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS
 from tests.launcher.backends.gcp.command_world import no_docker
 from workload.contract.errors import ToolError, UsageError
@@ -62,7 +61,7 @@ class Docker:
 
 def pushed(docker: Docker, repository: str = REPOSITORY) -> str:
     engine: Any = docker
-    return vm_container.pushed_image(engine, "cuda", repository, docker_log_in)
+    return build.pushed_image(engine, "cuda", repository, docker_log_in)
 
 
 @dataclass
@@ -89,15 +88,15 @@ UNCHECKED = "could not check that the image is for linux/amd64: "
 )
 def test_an_image_of_the_vms_architecture(platforms: set[str], notes: tuple[str, ...]) -> None:
     engine: Any = Registry(frozenset(platforms))
-    assert vm_container.architecture_notes(lambda: engine, IMAGE) == notes
+    assert build.architecture_notes(lambda: engine, IMAGE) == notes
 
 
 def test_an_image_that_no_vm_runs_is_refused() -> None:
     engine: Any = Registry(frozenset({"linux/arm64"}))
     with pytest.raises(UsageError) as caught:
-        vm_container.prepared_image(lambda: engine, IMAGE, "cuda", REPOSITORY, docker_log_in)
+        build.prepared_image(lambda: engine, IMAGE, "cuda", REPOSITORY, docker_log_in)
     assert str(caught.value) == f"'{IMAGE}' is an image for linux/arm64; the VMs are linux/amd64"
-    [note] = vm_container.architecture_notes(no_docker, IMAGE)
+    [note] = build.architecture_notes(no_docker, IMAGE)
     assert note.startswith(f"{UNCHECKED}no Docker engine: ")
 
 
@@ -140,11 +139,11 @@ def test_a_push_that_is_denied_says_how_to_log_in(repository: str, hint: str) ->
 
 
 def test_a_tag_is_looked_up_and_a_digest_taken_as_it_is() -> None:
-    assert vm_container.by_digest(no_docker, IMAGE) == IMAGE
+    assert build.by_digest(no_docker, IMAGE) == IMAGE
     docker: Any = Docker(holds=False)
-    assert vm_container.by_digest(lambda: docker, "host:5000/trainer:cuda") == f"host:5000/trainer@sha256:{'b' * 64}"
+    assert build.by_digest(lambda: docker, "host:5000/trainer:cuda") == f"host:5000/trainer@sha256:{'b' * 64}"
     with pytest.raises(ToolError) as raised:
-        vm_container.by_digest(no_docker, "host:5000/trainer:cuda")
+        build.by_digest(no_docker, "host:5000/trainer:cuda")
     assert raised.value.report() == (
         "error: --image needs a digest, but the digest of the tag 'host:5000/trainer:cuda' cannot be found: "
         "no Docker engine: /var/run/docker.sock does not exist\nhint: --image HOST/NAME@sha256:…, as "

@@ -9,8 +9,7 @@ import pytest
 
 from launcher.cli import sweep as app
 from launcher.sweep import matrix
-from launcher.sweep.places import Sweep
-from launcher.sweep.until import Until
+from launcher.sweep.places import Sweep, Until
 from launcher.sweep.work import SweepOutcome
 
 SMALL = '[matrix]\nmodel = ["resnet18"]\nbatch_size = [8, 16]\n[[on]]\nbackend = "local"\nruntime = "process"\n'

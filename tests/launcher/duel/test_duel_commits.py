@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.duel import commits, sides
+from launcher.duel import sides
 from launcher.duel.sides import Request
 from workload.contract.errors import ToolError, UsageError
 
@@ -41,12 +41,12 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def code_of(export: commits.Export) -> str:
+def code_of(export: sides.Export) -> str:
     return (export.folder / "workload/__main__.py").read_text()
 
 
 def test_two_commits(checkout: Path) -> None:
-    with commits.exported(("first", "HEAD"), checkout / "workload") as exports:
+    with sides.exported(("first", "HEAD"), checkout / "workload") as exports:
         a, b = exports.a, exports.b
         assert (code_of(a), code_of(b)) == ("'first'\n", "'second'\n")
         assert a.commit == git(checkout, "rev-parse", "first")
@@ -64,7 +64,7 @@ def test_the_working_tree_is_laid_out_with_what_is_new_and_without_what_is_ignor
     (checkout / "workload/old.pyc").touch()
     before = git(checkout, "status", "--porcelain")
 
-    with commits.exported(("HEAD", "."), checkout) as exports:
+    with sides.exported(("HEAD", "."), checkout) as exports:
         a, b = exports.a, exports.b
         (checkout / "workload/__main__.py").write_text("'changed meanwhile'\n")
         assert (code_of(a), code_of(b)) == ("'second'\n", "'changed'\n")
@@ -79,21 +79,21 @@ def test_the_working_tree_is_laid_out_with_what_is_new_and_without_what_is_ignor
 
 
 def test_a_working_tree_without_changes_is_its_commit(checkout: Path) -> None:
-    with commits.exported(("HEAD", "."), checkout) as exports:
+    with sides.exported(("HEAD", "."), checkout) as exports:
         a, b = exports.a, exports.b
         assert (a.commit, a.tree) == (b.commit, b.tree)
         assert b.label == f"the working tree ({a.commit[:10]})"
 
 
 def test_what_is_no_commit(checkout: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught, commits.exported(("mian", "HEAD"), checkout):
+    with pytest.raises(UsageError) as caught, sides.exported(("mian", "HEAD"), checkout):
         pass
     assert str(caught.value) == f"{checkout} has no commit 'mian'"
     assert caught.value.hint == "did you mean main? git fetch brings others"
-    with pytest.raises(UsageError) as caught, commits.exported(("--all", "HEAD"), checkout):
+    with pytest.raises(UsageError) as caught, sides.exported(("--all", "HEAD"), checkout):
         pass
     assert str(caught.value) == f"{checkout} has no commit '--all'"
-    with pytest.raises(UsageError) as caught, commits.exported(("main", "HEAD"), tmp_path):
+    with pytest.raises(UsageError) as caught, sides.exported(("main", "HEAD"), tmp_path):
         pass
     assert str(caught.value) == f"{tmp_path} is in no git repository"
 
@@ -101,14 +101,14 @@ def test_what_is_no_commit(checkout: Path, tmp_path: Path) -> None:
 def test_a_repository_of_something_else(checkout: Path) -> None:
     git(checkout, "rm", "-q", "workload/__main__.py")
     git(checkout, "commit", "-qm", "Away")
-    with pytest.raises(UsageError) as caught, commits.exported(("HEAD", "first"), checkout):
+    with pytest.raises(UsageError) as caught, sides.exported(("HEAD", "first"), checkout):
         pass
     assert str(caught.value) == f"'HEAD' of {checkout} has no workload/__main__.py: it is not a commit of rooflaunch"
 
 
 def test_without_git(checkout: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    with pytest.raises(ToolError, match="git cannot be run"), commits.exported(("HEAD", "first"), checkout):
+    with pytest.raises(ToolError, match="git cannot be run"), sides.exported(("HEAD", "first"), checkout):
         pass
 
 
@@ -265,7 +265,7 @@ def test_a_script_in_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_data_that_git_would_copy_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commits, "MOST_NEW_BYTES", 8)
+    monkeypatch.setattr(sides, "MOST_NEW_BYTES", 8)
     (project / "new.bin").write_bytes(b"x" * 9)
     with pytest.raises(UsageError) as caught, sides.prepared(duel_of("train.py", commits=("HEAD", ".")), {}):
         pass

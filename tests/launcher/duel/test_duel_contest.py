@@ -14,11 +14,11 @@ from launcher.duel import contest
 from launcher.duel.contest import Limits, Measured, OutOfTimeError, Work, comparison_of, fight, make_limits
 from launcher.duel.decision import DuelVerdict
 from launcher.duel.sides import Pair, Side
-from launcher.kinds import Runtime
 from launcher.machine import local
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalOutcome
 from launcher.machine.runtime import Choice
+from launcher.values import Runtime
 from workload.contract.errors import (
     InterruptedRunError,
     OutOfDeviceMemoryError,

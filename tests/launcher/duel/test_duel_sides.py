@@ -8,7 +8,7 @@ import pytest
 
 from launcher.duel import sides
 from launcher.duel.sides import EXAMPLE, SCRIPT_EXAMPLE, Pair, Request
-from launcher.machine.script_process import Workplace
+from launcher.machine.runtime import Workplace
 from workload.contract.errors import ToolError, UsageError
 
 OPTIONS = "an option of launch local --help, without --repeats and --profile"

@@ -12,15 +12,13 @@ from fake_docker import FakeDocker
 
 from launcher.__main__ import main
 from launcher.images import build
-from launcher.kinds import Runtime
 from launcher.machine import local
 from launcher.machine.containers import ContainerLimits
-from launcher.machine.local_options import LocalOptions
-from launcher.machine.runtime import Choice
-from launcher.machine.script_process import Workplace
+from launcher.machine.runtime import Choice, Workplace
 from launcher.script import local_script
-from launcher.script.command import HereOptions
 from launcher.script.local_script import choice_of, require_gpu, require_visible
+from launcher.script.options import HereOptions, LocalOptions
+from launcher.values import Runtime
 from workload.contract.errors import ExitCode, ToolError, UsageError
 from workload.contract.spec import Device, RunSpec, resolve
 

@@ -13,8 +13,7 @@ from launcher.jobs.launches import LaunchState, upload_of
 from launcher.jobs.run import _shortfall
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Listing, Machine
-from launcher.protocol.records import Request, Result, request_object, result_object
-from launcher.protocol.task import Task
+from launcher.protocol.records import Request, Result, Task, request_object, result_object
 from tests.launcher.backends.gcp.fake_vm import make_request
 from tests.launcher.rented_vm import LAUNCHED_S, REQUEST
 from workload.contract import bundle

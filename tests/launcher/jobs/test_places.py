@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from launcher import backends
 from launcher.backends.gcp.options import Where as Project
-from launcher.choice import Command, choice
 from launcher.cli import launches
 from launcher.jobs import commands, places
 from launcher.jobs.places import Place
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Condition, Listing, Machine
+from launcher.values import Command, choice
 from tests.launcher.own_machine import NAME
 from workload.contract.errors import UsageError
 from workload.contract.tables import TableFormat

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.jobs import cleanup
+from launcher.jobs import watch
 from launcher.jobs.run import Launcher
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Condition, Listing, Machine, Machines, Removed
@@ -89,12 +89,12 @@ def test_variables_are_erased_once_nobody_needs_them(store: Folder, case: str) -
     if has_result:
         store.write(result_object(NAME), RESULT.to_bytes())
     place = Place(store, there=(NAME,) if is_there else (), silent=("some zone",) if is_silent else ())
-    erased = cleanup.erase_variables(store, cast("Machines", place), down=[NAME] if is_down else ())
+    erased = watch.erase_variables(store, cast("Machines", place), down=[NAME] if is_down else ())
     assert erased == ([NAME] if is_erased else [])
     content = store.read(object_of(NAME)) or b""
     assert (content == NO_VARIABLES) is is_erased
     assert (b"hf_1" in content) is not is_erased
-    assert cleanup.erase_variables(store, cast("Machines", place)) == [], "once"
+    assert watch.erase_variables(store, cast("Machines", place)) == [], "once"
 
 
 @pytest.mark.world
@@ -103,7 +103,7 @@ def test_objects_of_others(store: Folder, name: str, text: bytes) -> None:
     """Names of no launch are passed over; a damaged object of an old launch is erased."""
     (Path(store.locate(VARIABLES))).mkdir(parents=True)
     (Path(store.locate(VARIABLES)) / f"{name.replace('/', '-')}.json").write_bytes(text)
-    erased = cleanup.erase_variables(store, cast("Machines", Place(store)))
+    erased = watch.erase_variables(store, cast("Machines", Place(store)))
     assert erased == ([name] if name.startswith("rooflaunch") else [])
 
 

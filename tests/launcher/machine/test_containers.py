@@ -7,11 +7,11 @@ import pytest
 from fake_docker import FakeDocker
 
 from launcher.docker_engine import Container, ContainerEnd, Image
-from launcher.kinds import Runtime
 from launcher.machine import containers
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.runtime import Choice
 from launcher.machine.watcher import Watcher
+from launcher.values import Runtime
 from workload import __version__
 from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.spec import RunSpec

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 import pytest
 from fake_docker import FakeDocker
 
-from launcher.kinds import Runtime
 from launcher.machine import containers, local
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Choice
+from launcher.values import Runtime
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, RunFailedError, ToolError, UsageError
 from workload.contract.record import Record, Spec, Status, to_json

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from fake_docker import FakeDocker
 
-from launcher.kinds import Runtime
 from launcher.machine import containers, local
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Choice
 from launcher.machine.task import Outcome, work_through
-from launcher.protocol.task import Task, TaskRun
+from launcher.protocol.records import Task, TaskRun
+from launcher.values import Runtime
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, ToolError
 from workload.contract.record import CeilingsRecord, Record, Settling, Spec, Status

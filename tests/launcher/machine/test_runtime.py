@@ -8,9 +8,9 @@ from fake_docker import FakeDocker
 
 from launcher import docker_engine
 from launcher.images import contents
-from launcher.kinds import Runtime
 from launcher.machine import runtime
 from launcher.machine.runtime import Choice, choose
+from launcher.values import Runtime
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.spec import RunSpec, resolve
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from launcher.protocol.task import Task, TaskRun
+from launcher.protocol.records import Task, TaskRun
 from workload.contract.errors import UsageError
 from workload.contract.spec import Precision, RunSpec
 

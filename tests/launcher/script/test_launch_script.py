@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.machine import local, task
-from launcher.machine.script_process import Workplace
+from launcher.machine.runtime import Workplace
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, RunFailedError, UsageError
 from workload.contract.record import Status

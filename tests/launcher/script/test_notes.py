@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.kinds import Runtime
-from launcher.machine.script_process import Workplace
+from launcher.machine.runtime import Workplace
 from launcher.script import local_script
-from launcher.script.command import HereOptions
 from launcher.script.files import pack
+from launcher.script.options import HereOptions
+from launcher.values import Runtime
 
 
 def write(folder: Path, **files: str) -> None:

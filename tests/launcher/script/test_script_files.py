@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.jobs import cleanup, commands
+from launcher.jobs import commands, watch
 from launcher.jobs.commands import Script
 from launcher.protocol.records import request_object, variables_object
 from launcher.script import files as script_files
-from launcher.script.command import ThereOptions, variables_of
 from launcher.script.files import archive_object, pack, place_of_data, relative_words
+from launcher.script.options import ThereOptions, variables_of
 from tests.launcher.own_machine import NAME, own_machine_request
 from tests.launcher.script import tiny
 from workload.contract.errors import UsageError
@@ -171,10 +171,10 @@ def test_variables_lie_in_the_store_until_they_are_taken_back(folder: Path, tmp_
     assert stat.S_IMODE(Path(store.locate(variables_object(NAME))).stat().st_mode) == 0o600
     assert packed.facts()["env"] == ["HF_TOKEN"]
     assert "hf_1" not in repr(packed) + repr(packed.facts())
-    cleanup.settle(store, NAME, "box", 4, "no machine", now_s=1e9)
+    watch.settle(store, NAME, "box", 4, "no machine", now_s=1e9)
     assert store.read(variables_object(NAME)) != b"{}", "of no launch that is known here"
     store.write(request_object(NAME), replace(REQUEST, script=packed.facts()).to_bytes())
-    cleanup.settle(store, NAME, "box", 4, "no machine", now_s=1e9)
+    watch.settle(store, NAME, "box", 4, "no machine", now_s=1e9)
     assert store.read(variables_object(NAME)) == b"{}"
     pack(SCRIPT, folder).send(store, "rooflaunch-other-20261121-142530-3fa9c1")
     assert [name for listed in store.objects("launches/") if "variables" in (name := listed.name)] == [

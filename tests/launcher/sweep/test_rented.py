@@ -19,8 +19,7 @@ from launcher.backends.aws.options import Options, Where
 from launcher.backends.aws.service import Ec2
 from launcher.protocol.records import LaunchPhase, Request, request_object
 from launcher.sweep.drive import lock_held
-from launcher.sweep.places import Place, Sweep
-from launcher.sweep.until import Until
+from launcher.sweep.places import Place, Sweep, Until
 from tests.launcher.backends.aws.aws_world import IMAGE, ZONES
 from tests.launcher.backends.aws.canned_instance import AwsCloud, aws_clouds_on
 from tests.launcher.backends.aws.fake_aws import REGION, AwsError

@@ -7,18 +7,17 @@ from pathlib import Path
 import pytest
 from fake_docker import FakeDocker
 
-from launcher.kinds import Runtime
 from launcher.machine.local import LocalOutcome, LocalPlan
-from launcher.machine.runtime import Choice
-from launcher.machine.script_process import Workplace
+from launcher.machine.runtime import Choice, Workplace
 from launcher.script import local_script
-from launcher.script.command import HereOptions
-from launcher.sweep import local
-from launcher.sweep.local import LocalPlaces, _LocalPlace
-from launcher.sweep.matrix_script import PlacedScript
+from launcher.script.options import HereOptions
+from launcher.sweep import drive
+from launcher.sweep.drive import LocalPlaces, _LocalPlace
 from launcher.sweep.places import LOCAL, Configuration, Place
 from launcher.sweep.shared import Control, Progress
+from launcher.sweep.sweep_plan import PlacedScript
 from launcher.sweep.work import Ended, PlaceWork
+from launcher.values import Runtime
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract import bundle
 from workload.contract.errors import UsageError
@@ -34,7 +33,7 @@ def runs_in_docker(docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> FakeD
     engine = docker.engine()
     choice = Choice(runtime=Runtime.DOCKER, why="t", engine=engine, image=engine.image("sha256:ab"))
     monkeypatch.setattr(local_script, "choose", lambda *_, **__: choice)
-    monkeypatch.setattr(local, "outside_facts", dict)
+    monkeypatch.setattr(drive, "outside_facts", dict)
     return docker
 
 
@@ -93,8 +92,8 @@ def test_each_block_of_several_configurations_has_a_start_server(
         seen.append(str(plan.spec.batch_size) if forks else "fresh")
         return LocalOutcome(exit_code=0, bundles=())
 
-    monkeypatch.setattr(local, "Forks", Noted)
-    monkeypatch.setattr(local.local, "run", run)
+    monkeypatch.setattr(drive, "Forks", Noted)
+    monkeypatch.setattr(drive.local, "run", run)
     monkeypatch.setattr(local_script, "choose", lambda *_, **__: Choice(runtime=Runtime.PROCESS, why="t"))
     LocalPlaces([PlaceWork(plan, known={})], output=tmp_path, control=Control(), progress=Progress()).run()
     assert sorted(seen[:3]) == sorted(blocks[:3])
@@ -116,7 +115,7 @@ def test_a_sweep_with_several_devices_forks_no_run_of_one_device(
         seen.append((plan.spec.devices, forks is not None))
         return LocalOutcome(exit_code=0, bundles=())
 
-    monkeypatch.setattr(local.local, "run", run)
+    monkeypatch.setattr(drive.local, "run", run)
     monkeypatch.setattr(local_script, "choose", lambda *_, **__: Choice(runtime=Runtime.PROCESS, why="t"))
     plan = plan_of(Place(name="here", backend=LOCAL), configurations_of(devices=[1, 2]), 1)
     LocalPlaces([PlaceWork(plan, known={})], output=tmp_path, control=Control(), progress=Progress()).run()

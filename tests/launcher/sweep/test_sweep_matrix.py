@@ -6,10 +6,10 @@ import pytest
 
 from launcher.backends import BACKENDS
 from launcher.backends.gcp.options import Options, Where
-from launcher.kinds import Runtime
-from launcher.machine.local_options import LocalOptions
+from launcher.script.options import LocalOptions
 from launcher.sweep import matrix
 from launcher.sweep.matrix import Matrix
+from launcher.values import Runtime
 from workload.contract.errors import UsageError
 from workload.contract.spec import Device, Origin, Precision
 

@@ -2,7 +2,7 @@ from itertools import product
 
 import pytest
 
-from launcher.protocol.task import Task, TaskRun
+from launcher.protocol.records import Task, TaskRun
 from launcher.sweep.places import Configuration, Place, PlacePlan, in_order, plan_place, run_key
 from workload.contract.spec import Device, Precision, RunSpec
 

@@ -10,8 +10,8 @@ from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.ssh.backend import backend as ssh
 from launcher.images import contents
 from launcher.sweep import matrix, places
+from launcher.sweep.places import Until
 from launcher.sweep.sweep_plan import SweepPlan, make_plan, require_affordable
-from launcher.sweep.until import Until
 from workload.contract.errors import UsageError
 
 NOW = datetime(2026, 11, 21, 14, 25, 30, tzinfo=UTC)

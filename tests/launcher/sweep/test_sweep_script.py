@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.synthetic_bundles import make
 from launcher.protocol.records import Request
-from launcher.script.command import HereOptions, ThereOptions
+from launcher.script.options import HereOptions, ThereOptions
 from launcher.sweep import matrix
 from launcher.sweep.matrix import Matrix
 from launcher.sweep.sweep_plan import SweepPlan, make_plan

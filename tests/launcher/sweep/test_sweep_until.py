@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.sweep.until import Until, decide, until_of
+from launcher.sweep.places import Until, decide, until_of
 from tests.launcher.sweep.sweeps import configurations_of
 from workload.contract.errors import UsageError
 from workload.contract.spec import Precision, RunSpec

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic_bundles import make
-from launcher.protocol.task import TaskRun
-from launcher.sweep.places import LOCAL, Place
-from launcher.sweep.until import Until
+from launcher.protocol.records import TaskRun
+from launcher.sweep.places import LOCAL, Place, Until
 from launcher.sweep.work import LOG_HINT, Ended, PlaceWork, configuration_text, existing_runs, rate_text, too_large_text
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract.record import JobPlace, Record, Spec, Status, Timing

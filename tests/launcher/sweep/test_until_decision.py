@@ -7,7 +7,7 @@ from statistics import fmean, median, stdev
 
 import pytest
 
-from launcher.sweep.until import decision_of
+from launcher.sweep.places import decision_of
 from workload.stats.intervals import looks, single_contrast, student_reach
 
 # Blocks that are less alike than independent ones, without a trend.

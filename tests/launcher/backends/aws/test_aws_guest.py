@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import host_facts
+from launcher.agent import home
 from launcher.backends.aws import guest
 from launcher.backends.aws.guest import Guest, this_machine
 from launcher.protocol.records import epoch_s
@@ -141,7 +141,7 @@ def test_nobody_there(nobody: Guest) -> None:
 def test_the_agent_loads_it_from_the_folder_of_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("STORE", "s3://b"), ("LAUNCH", NAME), ("LIMIT_S", "60")):
         monkeypatch.setenv(f"ROOFLAUNCH_{name}", value)
-    shutil.copy(guest.__file__, tmp_path / host_facts.FILE)
-    loaded = host_facts.host_facts_of(tmp_path)
+    shutil.copy(guest.__file__, tmp_path / home.FILE)
+    loaded = home.host_facts_of(tmp_path)
     assert type(loaded).__name__ == "Guest"
-    assert {name for name in dir(host_facts.HostFacts) if not name.startswith("_")} <= set(dir(loaded))
+    assert {name for name in dir(home.HostFacts) if not name.startswith("_")} <= set(dir(loaded))

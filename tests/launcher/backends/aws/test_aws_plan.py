@@ -10,8 +10,7 @@ import pytest
 from launcher.backends.aws import plan as planning
 from launcher.backends.aws.options import ANY_ACCOUNT, Options, Settings, resolve_settings
 from launcher.backends.aws.plan import InstancePlan, make_plan
-from launcher.protocol.records import Price
-from launcher.protocol.task import Task, TaskRun
+from launcher.protocol.records import Price, Task, TaskRun
 from tests.launcher.backends.aws.aws_world import GROUP, IMAGE, NOW, plan_of
 from tests.launcher.backends.aws.fake_aws import AMI
 from workload.contract.errors import ExitCode, UsageError

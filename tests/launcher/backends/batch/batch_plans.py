@@ -5,7 +5,7 @@ from datetime import datetime
 from launcher.backends.batch.options import Options
 from launcher.backends.batch.plan import BatchPlan, make_plan, zones_in
 from launcher.backends.gcp import plan as gcp_plan
-from launcher.protocol.task import Task
+from launcher.protocol.records import Task
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS
 from workload.contract.spec import Resolved
 

@@ -20,7 +20,7 @@ from launcher.backends.batch.plan import PREFIX
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
 from launcher.jobs import run as jobs_run
 from launcher.jobs.session import Session
-from launcher.protocol.task import Task, TaskRun
+from launcher.protocol.records import Task, TaskRun
 from tests.launcher.backends.batch.batch_plans import batch_plan
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch, FakeTask
 from tests.launcher.backends.gcp.canned_cloud import IMAGE

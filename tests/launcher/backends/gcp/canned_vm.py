@@ -17,8 +17,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from launcher.protocol.records import Heartbeat, LaunchPhase, Request, Result, log_object, result_object, status_object
-from launcher.protocol.task import TaskRun
+from launcher.protocol.records import (
+    Heartbeat,
+    LaunchPhase,
+    Request,
+    Result,
+    TaskRun,
+    log_object,
+    result_object,
+    status_object,
+)
 from tests.launcher.backends.gcp.fake_compute import Vm
 from tests.workload.storage.gcs_server import GcsServer
 from workload.contract import bundle

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import host_facts
+from launcher.agent import home
 from launcher.backends.gcp import guest
 from launcher.backends.gcp.guest import Guest, this_machine
 from launcher.protocol.records import LaunchPhase
@@ -151,10 +151,10 @@ def test_times_and_facts_that_only_compute_engine_tells(here: Guest, vm: Vm, com
 
 
 def test_the_agent_loads_it_from_the_folder_of_the_launch(tmp_path: Path) -> None:
-    shutil.copy(guest.__file__, tmp_path / host_facts.FILE)
-    loaded = host_facts.host_facts_of(tmp_path)
+    shutil.copy(guest.__file__, tmp_path / home.FILE)
+    loaded = home.host_facts_of(tmp_path)
     assert type(loaded).__name__ == "Guest"
-    assert {name for name in dir(host_facts.HostFacts) if not name.startswith("_")} <= set(dir(loaded))
+    assert {name for name in dir(home.HostFacts) if not name.startswith("_")} <= set(dir(loaded))
 
 
 def test_the_trainers_facts_come_from_the_same_server(metadata: FakeMetadata, vm: Vm) -> None:

@@ -13,9 +13,8 @@ from launcher.backends.gcp import gpus
 from launcher.backends.gcp import plan as planning
 from launcher.backends.gcp.gpus import Driver
 from launcher.backends.gcp.plan import Options, VmPlan, make_plan
-from launcher.protocol.records import NAME, Request
-from launcher.protocol.task import Task, TaskRun
-from launcher.sizes import shown
+from launcher.protocol.records import NAME, Request, Task, TaskRun
+from launcher.values import shown
 from tests.launcher.backends.gcp.gcp_plans import GOLDEN, IMAGE, NOW, lines_of, planned, refused, settings_of
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.spec import Device, Precision, Profile, RunSpec, resolve

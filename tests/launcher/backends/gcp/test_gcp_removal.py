@@ -9,9 +9,9 @@ import pytest
 
 from launcher.backends.gcp.answers import DeniedError, Instance, Operation, VmDisk
 from launcher.backends.gcp.machines import PAUSE_S, REMOVE_S, ComputeMachines
-from launcher.jobs import cleanup
-from launcher.jobs.cleanup import require_gone
+from launcher.jobs import watch
 from launcher.jobs.launches import LaunchState
+from launcher.jobs.watch import require_gone
 from launcher.protocol.backend import Leftover, Listing, Removed
 from launcher.protocol.records import result_object
 from tests.launcher.backends.gcp.canned_cloud import Cloud as WholeCloud
@@ -89,7 +89,7 @@ def cloud_of(count: int, **changes: Any) -> Cloud:
 
 
 def down(cloud: Cloud) -> list[Removed]:
-    return cleanup.down([cloud.instance(name) for name in cloud.vms], machines_of(cloud), None)
+    return watch.down([cloud.instance(name) for name in cloud.vms], machines_of(cloud), None)
 
 
 def machines_of(cloud: Cloud) -> ComputeMachines:
@@ -189,7 +189,7 @@ def test_down_ends_launches_and_says_so_in_the_bucket(clouds: Clouds) -> None:
         cloud.fake.delete_fails(2)
         machines = cloud.session().machines
         with cloud.clock.busy():
-            removed = cleanup.down(machines.look().there, machines, cloud.bucket)
+            removed = watch.down(machines.look().there, machines, cloud.bucket)
         assert [(each.kind, each.name, each.zone, each.gone, each.reason) for each in removed] == [
             ("VM", name, ZONE, True, "") for name in sorted(plan.name for plan in plans)
         ]
@@ -204,7 +204,7 @@ def test_down_ends_launches_and_says_so_in_the_bucket(clouds: Clouds) -> None:
 @pytest.mark.world
 def test_a_result_is_settled_once_with_what_the_vm_told(clouds: Clouds) -> None:
     def settle(cloud: WholeCloud, name: str) -> bytes | None:
-        cleanup.settle(cloud.bucket, name, ZONE, 6, "late", now_s=cloud.clock.now())
+        watch.settle(cloud.bucket, name, ZONE, 6, "late", now_s=cloud.clock.now())
         return cloud.bucket.read(result_object(name))
 
     with clouds(fault=Fault.STOPS_BEATING) as cloud:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from launcher.agent import home
 from launcher.agent import home as agent_home
-from launcher.agent import host_facts
 from launcher.backends import boot as boot_program
 from launcher.backends.gcp import boot as gcp_boot
 from launcher.backends.gcp.boot import RELEASES
@@ -368,7 +368,7 @@ def test_a_bucket_that_does_not_answer_keeps_no_vm_alive(boot: Boot) -> None:
 
 
 def test_boot_and_agent_mean_the_same_mark() -> None:
-    assert (boot_program.STARTED, gcp_boot.HOST_FACTS_FILE) == (agent_home.STARTED, host_facts.FILE)
+    assert (boot_program.STARTED, gcp_boot.HOST_FACTS_FILE) == (agent_home.STARTED, home.FILE)
 
 
 def test_the_vms_own_python_may_be_old(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from launcher.backends.slurm.machines import SlurmMachines
 from launcher.backends.slurm.options import Options, Where
 from launcher.backends.slurm.plan import SlurmPlan
 from launcher.protocol.backend import Job
-from launcher.protocol.task import Task
+from launcher.protocol.records import Task
 from tests import slurm
 from tests.launcher.backends.contract import TINY
 from tests.slurm import SlurmCluster

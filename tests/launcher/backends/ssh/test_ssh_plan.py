@@ -8,9 +8,9 @@ import pytest
 from launcher.backends.ssh.backend import backend
 from launcher.backends.ssh.options import Options, Where
 from launcher.backends.ssh.plan import Start
-from launcher.kinds import Runtime
 from launcher.protocol.backend import Job
-from launcher.protocol.task import Task, TaskRun
+from launcher.protocol.records import Task, TaskRun
+from launcher.values import Runtime
 from workload.contract.errors import UsageError
 from workload.contract.spec import Device, RunSpec, resolve
 

@@ -20,8 +20,8 @@ from launcher.backends.ssh.backend import (
 )
 from launcher.backends.ssh.options import Options, Where
 from launcher.backends.ssh.plan import SshPlan
-from launcher.kinds import Runtime
 from launcher.protocol.backend import Job
+from launcher.values import Runtime
 from tests import sshd
 from tests.launcher.backends.ssh.conftest import plan_of
 from workload.contract.errors import RooflaunchError, ToolError, UsageError

@@ -15,7 +15,7 @@ from launcher.backends.ssh.options import Options, Where
 from launcher.jobs import run as launching
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Job
-from launcher.protocol.task import Task, TaskRun
+from launcher.protocol.records import Task, TaskRun
 from tests import sshd
 from tests.launcher.backends.contract import TINY
 from tests.waiting import until

@@ -1,8 +1,38 @@
-"""Memory sizes as Docker's command line writes them, durations and shares. Imports little, for `launch --help`."""
+"""Values and declarations of options: closed sets, memory sizes, durations, shares, and fields that are options.
+
+Imports little, because `launch --help` and rented machines load this module.
+"""
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
 
 from workload.contract.errors import UsageError
+
+# Flavour of the image for runs without a GPU.
+CPU_FLAVOUR = "cpu"
+
+
+class Runtime(StrEnum):
+    """Where a run executes. `auto`: in a container if an engine has the image for this code, else in a process."""
+
+    AUTO = "auto"
+    PROCESS = "process"
+    DOCKER = "docker"
+
+
+class DoctorPart(StrEnum):
+    """Parts that `launch doctor` can examine on this machine, besides the backends."""
+
+    DOCKER = "docker"
+    GPU = "gpu"
+
+
+# Parts that are examined if none is named: none of them needs the network.
+HERE = tuple(map(str, DoctorPart))
+
 
 # Docker's units are binary, whatever the letters suggest: docs.docker.com/engine/containers/resource_constraints.
 UNIT_BYTES = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
@@ -69,3 +99,48 @@ def shown(value: str) -> str:
     """A user's text for quoting in a message: one line, of limited length."""
     line = value.encode("unicode_escape").decode()
     return line if len(line) <= SHOWN_WIDTH else f"{line[: SHOWN_WIDTH - 3]}..."
+
+
+_REQUIRED: Any = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Description of `launch <backend>`. `noun`: word for the backend's machines; `sent_to`: the receiver of a request.
+
+    `first`: fields of the options that are used most.
+    `one_machine`: the options name one machine, while other backends' options name a kind of machine, of which there
+    may be several. `is_fresh`: machines are created for the launch, so they have no folder of the user, and they get
+    their image from a registry.
+    """
+
+    help: str
+    examples: str
+    noun: str
+    sent_to: str
+    first: tuple[str, ...] = ()
+    one_machine: bool = False
+    is_fresh: bool = False
+
+
+def choice(
+    text: str,
+    *,
+    default: Any = _REQUIRED,
+    flag: str = "",
+    parse: Callable[[str], Any] | None = None,
+    typed_default: str | None = None,
+    **shown: Any,
+) -> Any:
+    """Dataclass field that is an option, with its help text; required if it has no default.
+
+    `flag`: name of the option, by default made from the field's name. `parse`: makes the value from the typed text, or
+    from `typed_default` if the option is absent. `shown`: further arguments of `typer.Option`.
+    """
+    metadata = {"help": text, "flag": flag, "parse": parse, "typed_default": typed_default, "shown": shown}
+    return field(metadata=metadata) if default is _REQUIRED else field(default=default, metadata=metadata)
+
+
+def flag_of(item: Any) -> str:
+    """Option that belongs to a field, as `--max-cost`."""
+    return item.metadata["flag"] or "--" + str(item.name).replace("_", "-")

@@ -1,22 +1,27 @@
-"""Command line `launch … -- train.py ARGS`: words after `--`, and options of a script.
+"""Command line `launch … -- train.py ARGS`: words after `--`, options of a script, and those of `launch local`.
 
 Imports little, because `launch --help` loads this module.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from launcher.choice import choice, flag_of
+from launcher import values
+from launcher.values import Runtime, choice, flag_of
 from workload.contract.errors import UsageError
 from workload.contract.invocation import Group, as_typed
 from workload.contract.program import GroupedCommand
 from workload.contract.script_words import DATA, DATA_EXAMPLE
 from workload.contract.spec import options
+
+if TYPE_CHECKING:
+    from launcher.machine.containers import ContainerLimits
 
 Words = Annotated[
     list[str] | None,
@@ -145,3 +150,55 @@ def refuse_without_script(options: Any, words: list[str] | None) -> None:
         if not words and getattr(options, item.name):
             flag = flag_of(item)
             raise UsageError(f"{flag} is only for your own script", hint=f"leave {flag} out, or add -- train.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOptions:
+    """Options of `launch local`. `image` and `flavour` ask for a container.
+
+    A limit of None allows as much as the machine has.
+    """
+
+    runtime: Runtime = choice(
+        "auto: a container if its image is built, else a process",
+        default=Runtime.AUTO,
+        metavar="|".join(Runtime),
+        show_default=False,
+    )
+    image: str | None = choice("run this image", default=None, metavar="NAME")
+    flavour: str | None = choice("use the image of this flavour", default=None, metavar="cpu|cuda|volta")
+    shm_size: str = choice(
+        "a container's /dev/shm, for each device", default=values.text(values.DEFAULT_SHM_BYTES), metavar="SIZE"
+    )
+    memory: str | None = choice("a container's memory limit, for example 8g", default=None, metavar="SIZE")
+    cpus: float | None = choice("a container's CPU limit, for example 1.5", default=None, metavar="N")
+    gpu_index: int | None = choice("the GPU with this index in nvidia-smi", default=None, metavar="N", min=0)
+
+    def limits(self) -> "ContainerLimits":
+        """Limits of the container. Raises `UsageError` for a text that is no limit."""
+        from launcher.machine.containers import ContainerLimits  # noqa: PLC0415 - a help text has no use for it
+
+        if self.cpus is not None and not (math.isfinite(self.cpus) and self.cpus > 0):
+            raise UsageError(f"--cpus must be a positive number; got '{self.cpus:g}'", hint="--cpus 1.5")
+        return ContainerLimits(
+            shm_bytes=values.parse_bytes(self.shm_size, flag="--shm-size", example="2g"),
+            memory_bytes=(
+                None if self.memory is None else values.parse_bytes(self.memory, flag="--memory", example="8g")
+            ),
+            cpus=self.cpus,
+        )
+
+    def asked_runtime(self) -> Runtime:
+        """Requested runtime. An image, a flavour or a limit asks for a container.
+
+        Raises `UsageError` if two options contradict each other.
+        """
+        is_limited = self.limits() != LocalOptions().limits()
+        asked = {"image": self.image, "flavour": self.flavour, "limits": is_limited}
+        for_a_container = [name for name, is_asked in asked.items() if is_asked]
+        if self.runtime is Runtime.PROCESS and for_a_container:
+            raise UsageError(
+                f"{' and '.join(for_a_container)} cannot be used with --runtime process: only containers have them",
+                hint="--runtime docker, or leave them out",
+            )
+        return Runtime.DOCKER if for_a_container else self.runtime
