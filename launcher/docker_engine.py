@@ -404,7 +404,6 @@ def _event(message: Mapping[str, Any]) -> EngineEvent:
 
 
 def _creation(container: Container) -> dict[str, Any]:
-    """Arguments for the SDK's `containers.create`."""
     import docker.types  # noqa: PLC0415 - see the module
 
     mounts = [(path, False) for path in container.writable] + [(path, True) for path in container.readable]

@@ -44,7 +44,6 @@ def _has_figures(record: Record) -> bool:
 
 
 def _label(name: str) -> str:
-    """Label in front of a value, indented."""
     return f"{' ' * INDENT}{name} "
 
 
@@ -87,7 +86,6 @@ def _known(values: Iterable[T | None]) -> list[T]:
 
 
 def _range(values: Sequence[float], show: Callable[[float], str]) -> str:
-    """Minimum and maximum as text; only one of them if both texts are equal."""
     low, high = show(min(values)), show(max(values))
     return low if low == high else f"{low} to {high}"
 

@@ -72,7 +72,6 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def _table(cloud: str) -> Any:
-    """Module with the GPUs of a cloud."""
     return importlib.import_module(f"{BACKENDS[cloud]}.gpus")
 
 

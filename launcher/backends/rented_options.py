@@ -40,12 +40,11 @@ class Completions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RentedOptions:
-    """Options besides those of the run; a cloud's own options follow. `zones`: those named by the user, in order."""
+class MachineOptions:
+    """Options of a rented machine, besides those of the run. `zones`: those named by the user, in order."""
 
     gpu: str = choice("the GPU of the VM")
     zones: tuple[str, ...] = choice("try this zone first; repeatable", default=(), flag="--zone", metavar="Z")
-    fallback: bool = choice("try other zones too if the named ones have no free GPU", default=True)
     spot: bool = choice("cheaper, but may be taken away at any time", default=False)
     rerun_preempted: int = choice(
         "start again if the spot VM is taken away, at most N times", default=0, metavar="N", min=0, max=20
@@ -69,6 +68,13 @@ class RentedOptions:
     image: str | None = choice(
         "run this image, by digest, instead of the one for this code", default=None, metavar="REF"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RentedOptions(MachineOptions):
+    """Options of a machine that the launcher asks for in zone after zone; a cloud's own options follow."""
+
+    fallback: bool = choice("try other zones too if the named ones have no free GPU", default=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,7 +142,6 @@ class ZoneByZone(ABC):
         return [zone for zone in self._reach() if zone not in self._done and region_of(zone) not in self._blocked]
 
     def _reach(self) -> list[str]:
-        """Zones in which this launch may have a machine."""
         return list(self.plan.zones)
 
     # One zone.

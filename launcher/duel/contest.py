@@ -11,7 +11,6 @@ import secrets
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from launcher.duel.decision import LEAST_QUADRUPLES, MARGIN, SEGMENTS, DuelState
 from launcher.duel.sides import Pair, Side
 from launcher.machine import local
 from launcher.machine.local import LocalOutcome
-from launcher.machine.watcher import Trainers, Watcher, repeated_every
+from launcher.machine.watcher import Printed, Trainers, Watcher, repeated_every
 from workload.contract import bundle, verdict
 from workload.contract.bundle import Bundle
 from workload.contract.errors import (
@@ -45,8 +44,6 @@ from workload.contract.trainer import Forks
 
 # Range of margins: a larger difference needs no duel, and a smaller one takes thousands of segments.
 LEAST_MARGIN, MOST_MARGIN = 0.001, 0.5
-# Number of a trainer's last output lines to keep, for an error message.
-LAST_LINES = 40
 # Time for a trainer to seal its bundle before it is killed.
 UNTIL_KILLED_S = 20.0
 # Steps that differ by less than this share are the same work: batches of padded or random texts differ by less.
@@ -347,7 +344,7 @@ def run_segment(
     if relay.is_out_of_time and not is_done:
         raise OutOfTimeError
     if not is_done:
-        raise _failed(side, position, outcome, relay.lines)
+        raise _failed(side, position, outcome, relay.printed)
     return _measured(outcome.bundles[0], side, position)
 
 
@@ -355,11 +352,10 @@ class _Relay:
     """Keeps a trainer's last lines of output and the user's signals, and passes the signals on to the trainer."""
 
     def __init__(self) -> None:
-        self.lines, self.signals, self.trainers = deque[str](maxlen=LAST_LINES), list[int](), Trainers()
+        self.printed, self.signals, self.trainers = Printed(), list[int](), Trainers()
         self.is_out_of_time = False
         self.watcher = Watcher(
-            # Lines come from another thread; a deque is thread-safe.
-            on_message=self.lines.append,
+            on_message=self.printed.append,
             on_bundle=lambda _: None,
             on_started=self.trainers.started,
             on_ended=self.trainers.ended,
@@ -391,21 +387,22 @@ def _relay(left_s: float) -> Iterator[_Relay]:
         has_ended.set()
 
 
-def _failed(side: Side, position: int, outcome: LocalOutcome, lines: deque[str]) -> RooflaunchError:
-    """Error of a segment that failed, with the side's name in front."""
-    messages = {key: text for key, _, text in (line.partition(": ") for line in lines) if key in ("error", "hint")}
-    recorded = outcome.bundles[0].record.error if outcome.bundles else None
+def _failed(side: Side, position: int, outcome: LocalOutcome, printed: Printed) -> RooflaunchError:
+    record = outcome.bundles[0].record if outcome.bundles else None
+    last = printed[-1] if printed else f"exit code {outcome.exit_code}"
     if outcome.error:
         why, hint = str(outcome.error), outcome.error.hint
+    elif outcome.exit_code == ExitCode.BUG:
+        # The last line of a traceback has the class of the error; the record has only the error's text.
+        why, hint = last, ""
+    elif record:
+        why, hint = record.error or last, record.hint or ""
     else:
-        # The last line of a traceback has the class of the error; the bundle has only the error's text.
-        last = lines[-1] if lines else f"exit code {outcome.exit_code}"
-        why = messages.get("error") or (last if outcome.exit_code == ExitCode.BUG else recorded) or last
-        hint = messages.get("hint", "")
+        why, hint = printed.message("error") or last, printed.message("hint")
     usual = "run python -m workload train with its options to see the whole error"
     if side.plan.workplace:
         # The script's own message; our trainer reports only the class of its error.
-        raised = next((line for line in reversed(lines) if RAISED.match(line)), "")
+        raised = next((line for line in reversed(printed) if RAISED.match(line)), "")
         why, usual = f"{why}: {raised}" if raised else why, f"python {side.plan.spec.title} alone shows the whole error"
     kind = ERRORS.get(outcome.exit_code, RunFailedError)
     where = f"run {position + 1}, of {side.variant} ({side.label})"

@@ -127,7 +127,6 @@ class Result:
 
     @property
     def _longer(self) -> str:
-        """Limits with which a new duel would probably be decided."""
         state, limits = self.outcome.state, self.limits
         if not state.expected:
             return f"more than {MOST_EXPECTED * SEGMENTS} runs" if state.fewest else "a longer --max-time"
@@ -240,7 +239,6 @@ class Result:
         return self.outcome.comparison.a if variant == "A" else self.outcome.comparison.b
 
     def _median_s(self, variant: str) -> float | None:
-        """Median of the compared seconds of a side's segments; None without a segment."""
         comparison = self.outcome.comparison
         times = [comparison.seconds(each) for each in self.outcome.segments if each.variant == variant]
         return median(times) if times else None

@@ -335,7 +335,6 @@ def is_script(words: Sequence[str]) -> bool:
 
 
 def _pair(labels: Sequence[str], plans: Sequence[LocalPlan], **facts: Any) -> Pair:
-    """Pair of the sides with these labels and plans. `facts`: the other fields of `Pair`."""
     sides = zip(VARIANTS, labels, plans, strict=True)
     a, b = (Side(variant=variant, label=label, plan=plan) for variant, label, plan in sides)
     return Pair(a=a, b=b, **facts)

@@ -237,7 +237,6 @@ def _git(root: Path, *words: str) -> str:
 
 
 def _root() -> Path:
-    """Root of the checkout; for an installed wheel, the folder of its copy of the files."""
     launcher = Path(__file__).resolve().parents[1]
     for root in (launcher.parent, launcher / "image"):
         if (root / TABLE).is_file():

@@ -202,7 +202,6 @@ def _shown(plan: Plan, script_files: ScriptFiles | None, *, request: bool, outpu
 
 
 def _text(plan: Plan, script_files: ScriptFiles | None, width: int | None) -> str:
-    """Text of the plan, with the notes on the script."""
     remarks = script_files.notes if script_files else ()
     return "\n".join([plan.text(width), *(wrapped(text, width, indent=TEXT_COLUMN, first="note") for text in remarks)])
 

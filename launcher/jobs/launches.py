@@ -228,7 +228,6 @@ def _silent_s(seen: Seen, now_s: float) -> float:
 
 
 def _state_of(judged: Liveness, seen: Seen, now_s: float) -> tuple[LaunchState, str]:
-    """State of a launch as shown to people, and the reason or progress in words."""
     if judged is Liveness.ENDED:
         assert seen.result is not None
         result, why = seen.result, seen.result.error
@@ -258,7 +257,6 @@ def _why_lost(seen: Seen, *, is_out_of_time: bool = False) -> str:
 
 
 def _machine_left(seen: Seen, now_s: float) -> str:
-    """Text about a machine that still exists; empty if there is none."""
     machine = seen.machine
     if machine is None:
         return ""
@@ -299,7 +297,6 @@ STATES: Mapping[Liveness, tuple[LaunchState, Callable[[Seen, float], str]]] = {
 
 
 def _progress_of(heartbeat: Heartbeat) -> tuple[LaunchState, str]:
-    """State and progress of a launch that works, from its heartbeat."""
     if LaunchPhase.UPLOADED in heartbeat.phases or LaunchPhase.RUN_ENDED in heartbeat.phases:
         profiling = (
             LaunchPhase.PROFILE_STARTED in heartbeat.phases and LaunchPhase.PROFILE_ENDED not in heartbeat.phases

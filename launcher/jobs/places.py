@@ -79,7 +79,6 @@ def implied_by(typed: Collection[str]) -> str:
 
 
 def _in_order() -> list[str]:
-    """Backends, those with a table in rooflaunch.toml first."""
     tables = _configured()
     return sorted(BACKENDS, key=lambda name: not isinstance(tables.get(name), dict))
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from typing import Protocol
 
 from workload.contract.process import Follower
 from workload.contract.text import LINE_EVERY_S
+
+# Number of a trainer's last output lines to keep, for an error message.
+LAST_LINES = 40
 
 
 class Trainer(Protocol):
@@ -63,6 +67,23 @@ class Watcher(Follower):
     on_bundle: Callable[[Path], None]
     on_started: Callable[[Trainer], None]
     on_ended: Callable[[], None]
+
+
+class Printed(deque[str]):
+    """Last lines that a trainer has printed, for the error of a run without a record. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        super().__init__(maxlen=LAST_LINES)
+
+    def message(self, kind: str) -> str:
+        """Text of the last line `error: …` or `hint: …`; empty if there is none."""
+        return next((line.partition(": ")[2] for line in reversed(self) if line.startswith(f"{kind}: ")), "")
+
+    @property
+    def last(self) -> str:
+        """Last line that is no message of our trainer; for a script, the last line of its own."""
+        own = (line.strip() for line in reversed(self) if not line.startswith(("error: ", "hint: ")))
+        return next(filter(None, own), "")
 
 
 @contextmanager

@@ -291,7 +291,6 @@ def unpack(request: Request, store: Store, home: Path) -> Workplace:
 
 
 def _variables(request: Request, store: Store) -> dict[str, str]:
-    """Values of the environment variables that the request names."""
     try:
         values = json.loads(store.read(variables_object(request.name)) or NO_VARIABLES)["values"]
         return {name: str(values[name]) for name in request.script["env"]}

@@ -28,7 +28,7 @@ from launcher.machine import local, task
 from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Choice
 from launcher.machine.task import End, Outcome
-from launcher.machine.watcher import Watcher
+from launcher.machine.watcher import Printed, Watcher
 from launcher.protocol.backend import Backend
 from launcher.protocol.records import Task, TaskRun
 from launcher.script import local_script
@@ -58,9 +58,6 @@ from workload.contract.text import printable
 from workload.contract.trainer import Context, Forks
 from workload.environment import gpu_index
 from workload.environment.cloud import outside_facts
-
-# Words in the error for a user's script that failed: the line before it tells why.
-ENDS_OF_SCRIPT = ("ended with exit code", "failed with")
 
 
 class LocalPlaces:
@@ -122,22 +119,11 @@ class LocalPlaces:
                 self._note(work, next(outcomes))
 
     def _watcher(self, work: PlaceWork, run: TaskRun) -> Watcher:
-        messages = self._places[work.name].messages
-        messages.clear()
-        last = ""
-
-        def keep_message(line: str) -> None:
-            nonlocal last
-            kind, colon, text = line.partition(": ")
-            if colon and kind in ("error", "hint"):
-                is_of_script = any(f" {end} " in text for end in ENDS_OF_SCRIPT)
-                messages[kind] = f"{text}; its last line: {last}" if is_of_script and last else text
-            elif line.strip():
-                last = line.strip()
-
+        printed = self._places[work.name].printed
+        printed.clear()
         self._progress.update(work.name, now=f"block {run.block}: {configuration_text(run, work.plan)}")
         return Watcher(
-            on_message=keep_message,
+            on_message=printed.append,
             on_bundle=lambda _: None,
             on_started=self._control.trainers.started,
             on_ended=self._control.trainers.ended,
@@ -145,7 +131,6 @@ class LocalPlaces:
         )
 
     def _note(self, work: PlaceWork, outcome: Outcome) -> None:
-        """Record the outcome of a run: print a line, and update the counts."""
         run, place = outcome.run, self._places[work.name]
         if outcome.bundle is not None:
             work.take(outcome.bundle.record, outcome.bundle.path, outcome.seconds)
@@ -163,8 +148,12 @@ class LocalPlaces:
         rate = record.timing.images_per_s if record else None
         result = f"{outcome.end}"
         if outcome.end is End.FAILED:
-            why = place.messages.get("error") or outcome.why
-            hint = place.messages.get("hint") or outcome.hint or LOG_HINT
+            # Without a record only the trainer's own output tells the reason.
+            told = "" if record else place.printed.message("error")
+            why = told or outcome.why
+            hint = (place.printed.message("hint") if told else outcome.hint) or LOG_HINT
+            if run.spec.script and place.printed.last:
+                why += f"; its last line: {place.printed.last}"
             # Without a bundle a run has failed, even with exit code 0; and a bug in the trainer is none of the sweep.
             code = ExitCode.RUN_FAILED if outcome.code in (ExitCode.DONE, ExitCode.BUG) else outcome.code
             work.fail([run], why=why, hint=hint, code=code)
@@ -189,13 +178,13 @@ class LocalPlaces:
 class _LocalPlace:
     """Starts the runs of one place on this machine.
 
-    `messages`: the trainer's last `error: …` and `hint: …`, by kind. `seconds`: duration of each completed run.
+    `printed`: what the trainer of the last run has printed. `seconds`: duration of each completed run.
     """
 
     def __init__(self, work: PlaceWork, output: Path) -> None:
         self._work, self._output = work, output
         self._choices: dict[RunSpec, Choice] = {}
-        self.messages: dict[str, str] = {}
+        self.printed = Printed()
         self.seconds: list[float] = []
         # Temperature of the device before the very first run, in degrees Celsius.
         self.settle_to_c: float | None = None

@@ -186,7 +186,6 @@ class _Reader:
         return resolved.spec.repeats if "repeats" in resolved.origin else USUAL_REPEATS
 
     def _script(self) -> Command | None:
-        """Command of the section [script]; None without the section."""
         if "script" not in self._table:
             return None
         section = self._section("script")
@@ -354,7 +353,6 @@ class _Reader:
         return instances
 
     def _words(self, item: Any, key: str, value: object, where: str) -> Iterator[str]:
-        """Command-line words for a key of the file and its value."""
         flag = flag_of(item)
         if isinstance(value, bool):
             if value or item.default is not False:
@@ -484,7 +482,6 @@ def command_of(parameters: Sequence[Any]) -> Any:
 
 
 def _run_options_in(combination: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of run options, without the arguments of a script."""
     return {name: value for name, value in combination.items() if not name.startswith(ARGUMENT)}
 
 

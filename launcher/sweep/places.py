@@ -292,7 +292,6 @@ def is_by_tag(place: Place) -> bool:
 
 
 def _image(place: Place) -> str | None:
-    """Image that the place names; None if it names none."""
     return getattr(place.options, "image", None)
 
 

@@ -361,7 +361,6 @@ class RentedPlace:
         return bool(self._waiting)
 
     def _start_waiting(self) -> None:
-        """Submit all waiting tasks if `_may_start`."""
         if not self._may_start():
             return
         tasks, self._waiting = self._waiting, []
@@ -425,13 +424,11 @@ class RentedPlace:
         launch.submitting = self._submitters.submit(self._submit_one, launch, plan, is_recorded=True)
 
     def _submit_one(self, launch: TaskLaunch, plan: Plan, *, is_recorded: bool = False) -> None:
-        """Record a launch and submit it. Raises if the machine cannot be created."""
         if not is_recorded:
             self._launcher.record(plan)
         launch.set_machine(self._launcher.submit(plan).machines[0])
 
     def _submit_together(self, planned: Sequence[tuple[TaskLaunch, Plan]], together: Callable[..., Any]) -> None:
-        """Record all launches, then submit them together."""
         for _, plan in planned:
             self._launcher.record(plan)
         try:
@@ -482,7 +479,6 @@ class RentedPlace:
     # Polling.
 
     def _poll(self) -> None:
-        """Poll the launches under way, and handle their changes."""
         watched = [launch for launch in self._under_way() if launch.submitting is None]
         if not watched:
             return

@@ -251,7 +251,6 @@ class LiveTable:
         self._drawn, self._shown = len(table), text
 
     def _print_lines(self, lines: list[tuple[str, str]]) -> None:
-        """Print the lines; if there are none for a while, print the progress of each place."""
         if not lines and self._now() - self._printed_s >= LINE_EVERY_S:
             for state in self._progress.states:
                 left = "" if state.left_s is None else f", about {duration(state.left_s)} left"

@@ -215,7 +215,6 @@ def foreign(service: Service) -> DoubtfulError:
 
 
 def _refusal(service: Service, region: str, error: Any) -> RooflaunchError:
-    """Error for an error answer of AWS."""
     code, message = error_code(error), first_line(error)
     action = f"{error.operation_name[:1].lower()}{error.operation_name[1:]}"
     meaning: RooflaunchError

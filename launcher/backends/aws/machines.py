@@ -107,7 +107,6 @@ class _Removal:
         return bool(self._open)
 
     def _live(self) -> dict[str, list[Instance]]:
-        """Instances that are not gone, by name."""
         live: dict[str, list[Instance]] = {name: [] for name in self._open}
         seen = set[str]()
         for instance in self._ec2.instances(sorted(self._open)) if self._open else ():
@@ -205,7 +204,6 @@ class Provisioning(ZoneByZone):
             self.sleep(PAUSE_S)
 
     def _clear(self, zone: str, faults: tuple[Fault, ...]) -> None:
-        """Remove an instance that was made and does not run."""
         del faults
         if self._may_live:
             self._removed(zone, settle_s=SETTLE_S if self._is_doubtful else 0.0)

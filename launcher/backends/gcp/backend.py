@@ -106,17 +106,8 @@ def docker_log_in(host: str) -> str:
 # Resource Manager are not used, because no other part of this program needs them. No request changes anything.
 
 ANSWER_S = 15.0
-ATTEMPTS = 2
 # Only this version has bindings with a condition: https://cloud.google.com/iam/docs/policies#versions
 POLICY_VERSION = 3
-
-
-class ForbiddenError(ToolError):
-    """The user's account lacks the permission for the request."""
-
-
-class DisabledError(ToolError):
-    """The service that was asked is not enabled in the project."""
 
 
 class Services:
@@ -151,13 +142,20 @@ class Services:
         return frozenset(permission for answer in answers for permission in answer.get("includedPermissions", ()))
 
     def _ask(self, method: str, url: str, content: Any = None) -> Mapping[str, Any]:
-        """Document at `url`; {} for a 404. Raises `ForbiddenError`, `DisabledError`, other `ToolError`s."""
+        """Document at `url`; {} for a 404. Raises `ToolError`."""
+        import requests  # noqa: PLC0415 - loaded only when it is needed
+        from google.auth import exceptions as auth  # noqa: PLC0415
+
         host = urllib.parse.urlsplit(url).hostname or url
-        for attempt in range(1, ATTEMPTS + 1):
-            response = self._request(method, url, host, content)
-            is_temporary = response.status_code == HTTPStatus.TOO_MANY_REQUESTS or response.status_code >= 500  # noqa: PLR2004
-            if attempt == ATTEMPTS or not is_temporary:
-                break
+        try:
+            response = self._session.request(method, url, json=content, timeout=ANSWER_S)
+        except (auth.TransportError, requests.RequestException) as error:
+            raise ToolError(
+                f"{host} cannot be reached: {message_of(error)}",
+                hint=f"check the network and its proxy (curl -I https://{host}), then run again",
+            ) from error
+        except auth.GoogleAuthError as error:
+            raise no_credentials(error) from error
         if response.status_code == HTTPStatus.NOT_FOUND:
             return {}
         if response.status_code != HTTPStatus.OK:
@@ -167,21 +165,6 @@ class Services:
         except ValueError as error:
             raise foreign_answer(host, f"https://{host}") from error
         return document
-
-    def _request(self, method: str, url: str, host: str, content: Any) -> "Response":
-        import requests  # noqa: PLC0415 - loaded only when it is needed
-        from google.auth import exceptions as auth  # noqa: PLC0415
-
-        try:
-            response: Response = self._session.request(method, url, json=content, timeout=ANSWER_S)
-        except (auth.TransportError, requests.RequestException) as error:
-            raise ToolError(
-                f"{host} cannot be reached: {message_of(error)}",
-                hint=f"check the network and its proxy (curl -I https://{host}), then run again",
-            ) from error
-        except auth.GoogleAuthError as error:
-            raise no_credentials(error) from error
-        return response
 
 
 def connect_services(project: str) -> Services:
@@ -195,7 +178,7 @@ def connect_services(project: str) -> Services:
 def _refused(response: "Response", host: str, project: str) -> ToolError:
     message, reasons = _message_of(response)
     if "SERVICE_DISABLED" in reasons:
-        return DisabledError(
+        return ToolError(
             f"{host} is not enabled in project '{project}'", hint=f"gcloud services enable {host} --project {project}"
         )
     if response.status_code == HTTPStatus.FORBIDDEN:
@@ -204,7 +187,7 @@ def _refused(response: "Response", host: str, project: str) -> ToolError:
             hint = f"gcloud auth application-default set-quota-project {project}"
         else:
             hint = f"ask the owner of project '{project}', or use another account: {LOG_IN}"
-        return ForbiddenError(f"{host}: {message}", hint=hint)
+        return ToolError(f"{host}: {message}", hint=hint)
     return ToolError(f"{host}: {message}", hint="run again; if the error stays, report it as a bug")
 
 
@@ -267,10 +250,8 @@ def _services_check(services: Services) -> Check:
     cure = f"gcloud services enable {{}} --project {services.project}"
     try:
         enabled = services.enabled()
-    except (ForbiddenError, DisabledError) as error:
-        return GCP.note("APIs", f"not seen: {error}", cure.format(" ".join(NEEDED_SERVICES)))
     except ToolError as error:
-        return GCP.failed("APIs", error)
+        return GCP.note("APIs", f"not seen: {error}", cure.format(" ".join(NEEDED_SERVICES)))
     if missing := [name for name in NEEDED_SERVICES if name not in enabled]:
         return GCP.problem("APIs", f"not enabled: {', '.join(missing)}", cure.format(" ".join(missing)))
     return GCP.ok("APIs", f"enabled: {', '.join(name.partition('.')[0] for name in NEEDED_SERVICES)}")

@@ -252,7 +252,6 @@ class Compute:
         return Listing(there=tuple(there), unreachable=tuple(silent))
 
     def _pages(self, kind: str, method: str, **fields: Any) -> Iterator[Any]:
-        """Pages of a list, requested one by one."""
         while True:
             # The client's pager would fetch the other pages by itself, without our limits.
             page = next(self._ask(kind, method, **fields).pages)

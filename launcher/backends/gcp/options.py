@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.backends.rented_options import Completions, RentedOptions, SettingSources
+from launcher.backends.rented_options import Completions, MachineOptions, RentedOptions, SettingSources
 from launcher.values import Command, choice
 from workload.contract.errors import UsageError
 from workload.contract.spec import ENVIRONMENT_PREFIX
@@ -45,8 +45,8 @@ class Where:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RentedOptions):
-    """Options of `launch gcp` besides those of the run. `zones`: the zones named by the user, in order."""
+class VmOptions(MachineOptions):
+    """Options of a VM of Google Cloud, which `launch gcp` and `launch batch` share."""
 
     gpu: str = choice("the GPU of the VM", metavar="t4|l4|v100|a100|…", autocompletion=COMPLETIONS.gpu_names)
     zones: tuple[str, ...] = choice(
@@ -60,6 +60,11 @@ class Options(RentedOptions):
     service_account: str | None = choice("service account of the VM", default=None, metavar="EMAIL")
     network: str | None = choice("the VM's network (default)", default=None, metavar="NAME")
     subnetwork: str | None = choice("the VM's subnetwork", default=None, metavar="NAME")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(VmOptions, RentedOptions):
+    """Options of `launch gcp` besides those of the run."""
 
 
 TABLE = "gcp"

@@ -340,7 +340,6 @@ def _chosen_software(site: Site, options: Options, python: str) -> tuple[Softwar
 
 
 def _send(login_node: LoginNode, node: NodeSoftware) -> None:
-    """Send our code and guest.py, unless the cluster has them."""
     facts = login_node.ask("facts", program=SSH_PROGRAM, python=USUAL_PYTHON, code=node.code, labels=[])
     if not facts["is_writable"]:
         raise ToolError(

@@ -4,7 +4,6 @@ import math
 import random
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from launcher.machine import local
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalOutcome
 from launcher.machine.runtime import Choice
+from launcher.machine.watcher import Printed
 from launcher.values import Runtime
 from workload.contract.errors import (
     InterruptedRunError,
@@ -394,7 +394,9 @@ def test_a_side_that_fails_ends_the_duel_with_its_error(
 ) -> None:
     outcome = LocalOutcome(exit_code=code, bundles=(), error=error)
 
-    failed = contest._failed(make_pair().b, 5, outcome, deque(lines))
+    printed = Printed()
+    printed.extend(lines)
+    failed = contest._failed(make_pair().b, 5, outcome, printed)
 
     assert type(failed) is kind
     assert (str(failed), failed.hint) == (WHERE + message, hint)

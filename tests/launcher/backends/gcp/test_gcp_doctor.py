@@ -142,7 +142,7 @@ SERVICE = "serviceusage.googleapis.com"
             ("note", f"not seen: {SERVICE} is not enabled in project '{PROJECT}'", ENABLE.format(NEEDED)),
         ),
         (refused(), ("note", f"not seen: {SERVICE}: Permission denied", ENABLE.format(NEEDED))),
-        (refused("bad", 400), ("problem", f"{SERVICE}: bad", "run again; if the error stays, report it as a bug")),
+        (refused("bad", 400), ("note", f"not seen: {SERVICE}: bad", ENABLE.format(NEEDED))),
     ],
     ids=["disabled", "forbidden", "other"],
 )

@@ -6,7 +6,7 @@ from google.auth import exceptions as auth
 
 from launcher.backends.gcp import backend
 from launcher.backends.gcp.answers import DeniedError
-from launcher.backends.gcp.backend import DisabledError, ForbiddenError, Services
+from launcher.backends.gcp.backend import Services
 from tests.launcher.backends.gcp.fake_rest import (
     ACCOUNT,
     IAM,
@@ -64,19 +64,19 @@ NETWORK = f"check the network and its proxy (curl -I https://{MANAGER}), then ru
     [
         (
             disabled(MANAGER),
-            DisabledError,
+            ToolError,
             f"{MANAGER} is not enabled in project 'my-project'",
             f"gcloud services enable {MANAGER} --project my-project",
         ),
         (
             refused("Permission denied on it\nmore"),
-            ForbiddenError,
+            ToolError,
             f"{MANAGER}: Permission denied on it",
             f"ask the owner of project 'my-project', or use another account: {LOG_IN}",
         ),
         (
             refused("The API requires a quota project, which is not set by default."),
-            ForbiddenError,
+            ToolError,
             f"{MANAGER}: The API requires a quota project, which is not set by default.",
             "gcloud auth application-default set-quota-project my-project",
         ),
@@ -107,15 +107,6 @@ def test_refusals(answer: Any, kind: type[ToolError], message: str, hint: str) -
         Services(PROJECT, FakeRest({PROJECT_POLICY: answer})).roles_in_project(ACCOUNT)
     assert type(caught.value) is kind
     assert (str(caught.value), caught.value.hint) == (message, hint)
-
-
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_busy_service_is_asked_again_once(status: int, rest: FakeRest, asked: Services) -> None:
-    rest.answers[PROJECT_POLICY] = [refused("busy", status), policy(VM_ROLE)]
-    assert asked.roles_in_project(ACCOUNT) == {VM_ROLE}
-    rest.answers[PROJECT_POLICY] = [refused("busy", status), refused("busy", status), policy(VM_ROLE)]
-    with pytest.raises(ToolError, match=r"^cloudresourcemanager.googleapis.com: busy$"):
-        asked.roles_in_project(ACCOUNT)
 
 
 def test_credentials_are_those_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
