@@ -113,7 +113,7 @@ def test_programs_load_little(code: str, banned: set[str]) -> None:
 DECLARING = {
     *("launcher", "launcher.__main__", "launcher.typer_options", "launcher.values"),
     *("launcher.cli", "launcher.cli.app", "launcher.cli.launches", "launcher.cli.sweep"),
-    *("launcher.backends", "launcher.backends.gcp", "launcher.backends.gpus_table"),
+    *("launcher.backends", "launcher.backends.gcp"),
     *("launcher.backends.gcp.options", "launcher.backends.rented_options", "launcher.jobs", "launcher.jobs.places"),
     *("launcher.backends.ssh", "launcher.backends.ssh.options"),
     *("launcher.backends.batch", "launcher.backends.batch.options"),

@@ -23,7 +23,7 @@ from launcher.machine import local
 from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
 from launcher.machine.runtime import Workplace, choose
 from launcher.machine.task import FINAL, End, Outcome, work_through
-from launcher.machine.watcher import Trainer, Watcher
+from launcher.machine.watcher import Printed, Trainer, Watcher
 from launcher.protocol import records
 from launcher.protocol.records import LaunchPhase, Request, Result, Task, epoch_s
 from launcher.script import files as script_files
@@ -99,8 +99,8 @@ class Agent:
         self.delivery = Delivery(
             request, self.zone, home=self.home, store=store, costs=self.costs, stop=self.stop, now=now
         )
-        # The trainer's last `error: …` and `hint: …` in the current run, and the run's number, as `run 2 of 3: `.
-        self._trainer_messages: dict[str, str] = {}
+        # What the trainer of the current run has printed, and the run's number, as `run 2 of 3: `.
+        self._printed = Printed()
         self._run_number = ""
         # Lines of the values of --env.
         self._secrets: list[str] = []
@@ -198,7 +198,11 @@ class Agent:
         ):
             is_last = outcome.number == len(rest.runs)
             deliveries += self._settle(outcome, uploads, is_last=is_last)
-            outcome = self._with_trainer_error(outcome)  # noqa: PLW2901 - the same outcome, with more to tell
+            if outcome.was_started and outcome.end is not End.COMPLETED and not outcome.hint:
+                # Without a record the trainer's own message tells more than its exit code.
+                why = self._printed.message("error") or outcome.why
+                hint = self._printed.message("hint") or "launch logs RUN"
+                outcome = replace(outcome, why=why, hint=hint)  # noqa: PLW2901 - the same outcome, with more to tell
             outcomes.append(outcome)
             if len(task.runs) > 1:
                 why = f": {outcome.why}" if outcome.why else ""
@@ -270,13 +274,6 @@ class Agent:
             return []
         return [uploads.submit(self.delivery.deliver, folder, outcome.why) for folder in own]
 
-    def _with_trainer_error(self, outcome: Outcome) -> Outcome:
-        """Outcome with the error and hint that the trainer printed, which tell more than the trainer's exit code."""
-        if not outcome.was_started or outcome.end is End.COMPLETED or outcome.hint:
-            return outcome
-        messages = {"error": outcome.why, "hint": "launch logs RUN", **self._trainer_messages}
-        return replace(outcome, why=messages["error"], hint=messages["hint"])
-
     def _end_of(self, task: Task, outcomes: Sequence[Outcome]) -> WorkEnd:
         """End of the whole task: exit code 0 if no run is missing.
 
@@ -335,7 +332,7 @@ class Agent:
 
         The profile pass is a phase of its own only in a task of one run.
         """
-        self._trainer_messages.clear()
+        self._printed.clear()
         self._run_number = f"run {number} of {count}: " if count > 1 else ""
 
         passes: list[Trainer] = []
@@ -358,14 +355,17 @@ class Agent:
             line = line.replace(secret, HIDDEN)
         print(line, file=sys.stderr, flush=True)
         self.heartbeats.last_line = f"{self._run_number}{line}"
-        kind, colon, text = line.partition(": ")
-        if colon and kind in ("error", "hint"):
-            self._trainer_messages[kind] = text
+        self._printed.append(line)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Context in which the run is stopped in time if the machine is being taken away, or is about to be deleted."""
-        threading.Thread(target=self._await_preemption, daemon=True).start()
+
+        def await_preemption() -> None:
+            if self.host.await_preemption(self.stop.is_over):
+                self.stop.ask(Why.PREEMPTED)
+
+        threading.Thread(target=await_preemption, daemon=True).start()
         timer = threading.Timer(max(0.0, self._deadline_s() - self.now()), self.stop.ask, [Why.TIMED_OUT])
         timer.daemon = True
         timer.start()
@@ -373,10 +373,6 @@ class Agent:
             yield
         finally:
             timer.cancel()
-
-    def _await_preemption(self) -> None:
-        if self.host.await_preemption(self.stop.is_over):
-            self.stop.ask(Why.PREEMPTED)
 
     def _deadline_s(self) -> float:
         """Time when the run must end, in seconds since 1970: shortly before the machine is deleted.

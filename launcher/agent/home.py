@@ -19,6 +19,7 @@ from launcher.protocol import records
 from launcher.protocol.records import LaunchPhase, Request
 from workload.contract import bundle
 from workload.contract.errors import RooflaunchError, ToolError
+from workload.storage.address import open_store
 
 # Space reserved before the work for the record of its end, because a run may fill the disk.
 RESERVED_BYTES = 4096
@@ -218,6 +219,15 @@ class OwnMachine(HostFacts):
             return (self._home / REQUEST).read_bytes()
         except OSError as error:
             raise ToolError(f"no request in '{self._home}': {error.strerror}", hint="launch again") from error
+
+
+def request_in(store: str, launch: str) -> bytes:
+    """The launch's request from the store, where the launcher wrote it first. A backend's guest.py calls it."""
+    name = records.request_object(launch)
+    content = open_store(store, probe=f"{name.rpartition('/')[0]}/").read(name)
+    if content is None:
+        raise ToolError(f"{store} has no {name}", hint="launch again")
+    return content
 
 
 def host_facts_of(home: Path) -> HostFacts:

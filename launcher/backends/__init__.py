@@ -18,8 +18,6 @@ BACKENDS: Mapping[str, str] = {
     # Last, because `--region` and `--bucket` without a backend's name belong to the first backend that has the option.
     "aws": "launcher.backends.aws",
 }
-# A backend's name -> the module whose `register` adds commands that only this backend has.
-OWN_COMMANDS: Mapping[str, str] = {"gcp": "launcher.backends.gpus_table"}
 
 
 def load(name: str) -> "Backend":

@@ -105,24 +105,11 @@ def _hints_name_the_place(command: Callable[..., int]) -> Callable[..., int]:
     return with_place
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Connected:
-    """A backend with the settings of a place."""
-
-    backend: Backend
-    settings: Any
-
-    def machines(self) -> Machines:
-        return self.backend.machines(self.settings)
-
-    def session(self) -> Session:
-        return Session(machines=self.machines(), store=self.backend.store(self.settings))
-
-
-def _connect(place: Place) -> _Connected:
+def _connect(place: Place) -> tuple[Backend, Any]:
+    """Backend of a place, and its settings."""
     backend = backends.load(place.backend)
     try:
-        return _Connected(backend=backend, settings=backend.settings(place.where))
+        return backend, backend.settings(place.where)
     except UsageError as error:
         other = other_places(place.backend)
         if not other or any(getattr(place.where, item.name) is not None for item in fields(place.where)):
@@ -271,7 +258,7 @@ def _closing(outcome: LaunchOutcome, plan: Plan, noun: str) -> list[tuple[str, s
 @_hints_name_the_place
 def show_status(place: Place, *, name: str | None, every: bool, output_format: TableFormat) -> int:
     """Carry out `launch status`."""
-    session = _connect(place).session()
+    session = _session(place)
     if name is not None:
         launch = launches.launch_named(session, _find(session, name))
         now_s = session.now_s()
@@ -307,16 +294,8 @@ def _warn_of_stopped(place: Place, shown: Sequence[Launch], now_s: float) -> Non
         print(f"{left}\nhint: {as_typed(place.named_in('launch reap'))}", file=sys.stderr)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Some lines of output. `source`: `serial port` of an existing machine, or `startup.log`."""
-
-    source: str
-    text: str
-
-
-def output_of(session: Session, name: str, *, follow: bool) -> Iterator[Piece]:
-    """Output of a launch's machine while it exists, then the log that it left in the store.
+def output_of(session: Session, name: str, *, follow: bool) -> Iterator[tuple[str, str]]:
+    """Output of a launch's machine while it exists, then the log that it left in the store, each with its source.
 
     `follow`: wait for further output until the machine is gone. Raises `NothingToDoError` if there is no output.
     """
@@ -329,7 +308,7 @@ def output_of(session: Session, name: str, *, follow: bool) -> Iterator[Piece]:
         for part in session.printed(machine, follow=follow):
             text = _without_controls(part)
             last_line = next((line for line in reversed(text.splitlines()) if line.strip()), last_line)
-            yield Piece(source="serial port", text=text)
+            yield "serial port", text
         if not follow:
             return
     log = session.store.read(log_object(name), most_bytes=MAX_TEXT_BYTES)
@@ -344,7 +323,7 @@ def output_of(session: Session, name: str, *, follow: bool) -> Iterator[Piece]:
         ]
         lines = lines[shown[-1] + 1 :] if shown else []
     if lines:
-        yield Piece(source="startup.log", text="".join(lines))
+        yield "startup.log", "".join(lines)
 
 
 def _without_controls(text: str) -> str:
@@ -355,13 +334,13 @@ def _without_controls(text: str) -> str:
 @_hints_name_the_place
 def show_logs(place: Place, *, name: str, follow: bool, output_format: TableFormat) -> int:
     """Carry out `launch logs`."""
-    session = _connect(place).session()
+    session = _session(place)
     launch_name = _find(session, name)
-    for number, piece in enumerate(output_of(session, launch_name, follow=follow)):
-        row = {"launch": launch_name, "source": piece.source, "text": piece.text}
+    for number, (source, text) in enumerate(output_of(session, launch_name, follow=follow)):
+        row = {"launch": launch_name, "source": source, "text": text}
         match output_format:
             case TableFormat.TABLE:
-                print(piece.text, end="", flush=True)
+                print(text, end="", flush=True)
             case TableFormat.JSON:
                 print(json.dumps(row), flush=True)
             case TableFormat.CSV:
@@ -375,9 +354,8 @@ def take_down(place: Place, *, names: Sequence[str], every: bool, yes: bool, out
     """Carry out `launch down`."""
     if bool(names) == every:
         raise UsageError("launch down takes either launches or --all", hint="launch down RUN, or --all")
-    connected = _connect(place)
-    machines = connected.machines()
-    store = _store_or_none(connected)
+    backend, settings = _connect(place)
+    machines, store = backend.machines(settings), _store_or_none(backend, settings)
     listing = machines.look()
     chosen, unknown, without = (list(listing), [], []) if every else _chosen(names, listing, machines, store)
     if every and chosen and not yes:
@@ -471,13 +449,13 @@ def reap(place: Place, *, dry_run: bool, output_format: TableFormat) -> int:
 
     `dry_run`: only print them.
     """
-    connected = _connect(place)
-    machines = connected.machines()
+    backend, settings = _connect(place)
+    machines = backend.machines(settings)
     leftovers = machines.leftovers()
     nothing = f"no machine or disk of a launch is stopped or past its limit in {machines.place}"
     if not dry_run:
         removed = machines.stop(leftovers.there)
-        _erase_variables(_store_or_none(connected), machines)
+        _erase_variables(_store_or_none(backend, settings), machines)
         return _print_removed(removed, output_format, nothing=nothing, unlisted=leftovers.unreachable)
     if output_format is not TableFormat.TABLE:
         print(plain([asdict(leftover) for leftover in leftovers], output_format))
@@ -499,10 +477,15 @@ def _print_removed(
     return ExitCode.DONE
 
 
-def _store_or_none(connected: _Connected) -> Store | None:
+def _session(place: Place) -> Session:
+    backend, settings = _connect(place)
+    return Session(machines=backend.machines(settings), store=backend.store(settings))
+
+
+def _store_or_none(backend: Backend, settings: Any) -> Store | None:
     """The store; None after a warning if it cannot be opened, so that a machine can be ended without its record."""
     try:
-        store: Store = connected.backend.store(connected.settings)
+        store: Store = backend.store(settings)
     except RooflaunchError as error:
         print(f"warning: {printable(str(error))}", file=sys.stderr)
         return None

@@ -10,9 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from launcher import backends
@@ -32,7 +30,7 @@ from launcher.values import Runtime
 from workload.contract.bundle import DAMAGED
 from workload.contract.errors import UsageError
 from workload.contract.record import Status
-from workload.contract.script_words import command_line, script_name, slug, without_secrets
+from workload.contract.script_words import command_line, without_secrets
 from workload.contract.spec import Resolved, RunSpec
 from workload.contract.text import counted, dollars, duration, minutes, si, wrapped
 
@@ -139,8 +137,6 @@ TEXT_COLUMN = 12
 # Most configurations to name in a line.
 FEW = 4
 BackendOf = Callable[[str], Backend]
-# Most runs whose median tells how long similar runs take: the latest ones.
-MOST_SIMILAR = 9
 # Placeholder in a plan for the random digits that a launch gets when it is submitted.
 NO_TOKEN = "000000"  # noqa: S105 - a part of a name
 
@@ -151,8 +147,8 @@ class PlaceForecast:
 
     `seconds`: until the last machine has ended. `machines`: number of machines that have runs to do; `usd`, `most_usd`:
     sums of their expected and of their highest costs. `measured`: number of runs to do whose configuration has a known
-    time. `is_as_similar`: the others are assumed to take as long as similar runs. `is_paid`: the place has a price per
-    hour. `too_large`: number of runs left out because a smaller batch ran out of memory.
+    time. `is_paid`: the place has a price per hour. `too_large`: number of runs left out, as a smaller batch ran out of
+    memory.
     """
 
     plan: PlacePlan
@@ -161,7 +157,6 @@ class PlaceForecast:
     most_usd: float | None = None
     machines: int = 0
     measured: int = 0
-    is_as_similar: bool = False
     is_paid: bool = False
     is_most_partial: bool = False
     notes: tuple[str, ...] = ()
@@ -403,10 +398,8 @@ def _forecast(
         backend = backend_of(plan.place.backend)
         drafts = [_draft(plan, task, backend, now, file, offline=offline) for task in tasks]
     estimates = [getattr(draft, "estimate", Estimate()) for draft in drafts] or [Estimate() for _ in tasks]
-    place = drafts[0].request.place if drafts else ""
-    known, similar = _seconds_of_runs(existing, plan, tasks, place or LOCAL)
-    expected = {**similar, **known}
-    seconds = [_machine_s(task, estimate, expected) for task, estimate in zip(tasks, estimates, strict=True)]
+    known = _seconds_of_runs(existing, plan)
+    seconds = [_machine_s(task, estimate, known) for task, estimate in zip(tasks, estimates, strict=True)]
     notes = list(_limit_notes(seconds, estimates))
     if too_large:
         sizes = " and ".join(map(str, sorted(set(too_large.values()))))
@@ -423,7 +416,6 @@ def _forecast(
         most_usd=_sum([estimate.most_usd for estimate in estimates]),
         machines=len(tasks),
         measured=sum(run.spec in known for task in tasks for run in task.runs),
-        is_as_similar=all(run.spec in expected for task in tasks for run in task.runs),
         is_most_partial=any(estimate.is_most_partial for estimate in estimates),
         is_paid=any(draft.request.machine_type or draft.request.prices for draft in drafts),
         notes=tuple(dict.fromkeys([*notes, *(note for draft in drafts for note in getattr(draft, "notes", ()))])),
@@ -443,32 +435,14 @@ def _draft(plan: PlacePlan, task: Task, backend: Backend, now: datetime, file: P
         raise UsageError(f"{file}: [[on]] {place.name}: {error}", hint=f"{error.hint}{exclude}") from error
 
 
-def _seconds_of_runs(
-    existing: ExistingRuns, plan: PlacePlan, tasks: Sequence[Task], place: str
-) -> tuple[dict[RunSpec, float], dict[RunSpec, float]]:
-    """Seconds that the configurations of `tasks` take, process start included: known, and as similar runs took.
-
-    A configuration is known by another block of this sweep. The name of a similar run has the same place (its beginning
-    is `place`) and script, or the same model, batch size and precision.
-    """
+def _seconds_of_runs(existing: ExistingRuns, plan: PlacePlan) -> dict[RunSpec, float]:
+    """Seconds that configurations take, process start included, as far as a block of this sweep has measured them."""
     known: dict[RunSpec, float] = {}
     for run in plan.runs:
         sealed = existing.by_key.get(run.run_key)
         if sealed and sealed.status == Status.COMPLETED and sealed.seconds:
             known.setdefault(run.spec, sealed.seconds)
-    named = [(run.run_id, run.seconds) for run in existing.runs if run.status == Status.COMPLETED and run.seconds]
-
-    @cache
-    def as_similar(part: str) -> float:
-        similar = [seconds for name, seconds in named if f"Z-{place}" in name and part in name]
-        return median(similar[-MOST_SIMILAR:]) if similar else 0.0
-
-    similar: dict[RunSpec, float] = {}
-    for spec in {run.spec for task in tasks for run in task.runs}:
-        ours = f"-{spec.model}-b" if spec.batch_size is None else f"-{spec.model}-b{spec.batch_size}-{spec.precision}-"
-        if seconds := as_similar(f"-{slug(script_name(spec.script))}-b" if spec.script else ours):
-            similar[spec] = seconds
-    return known, similar
+    return known
 
 
 def _machine_s(task: Task, estimate: Estimate, known: Mapping[RunSpec, float]) -> float | None:
@@ -525,8 +499,7 @@ def _expected_text(forecast: PlaceForecast) -> str:
     if forecast.measured == forecast.missing:
         return f"{_time_text(forecast.seconds)} by earlier runs"
     assumed = "all" if not forecast.measured else str(forecast.missing - forecast.measured)
-    like = ": as long as similar runs took" if forecast.is_as_similar else ""
-    return f"{_time_text(forecast.seconds)} (the time of {assumed} of them is assumed{like})"
+    return f"{_time_text(forecast.seconds)} (the time of {assumed} of them is assumed)"
 
 
 def _time_text(seconds: float | None) -> str:

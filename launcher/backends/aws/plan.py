@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -78,47 +78,27 @@ WantedBy=multi-user.target
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parameters:
-    """Facts that an instance needs to start; all others are in the launch's request in the store.
+def user_data_text(parameters: Mapping[str, Any]) -> str:
+    """User data as a shell script. Raises `ToolError` for a broken installation.
 
-    `name`: the launch; `store`: `s3://BUCKET/PREFIX`; `region`: of the instance and the bucket; `image`: reference by
-    digest; `is_task`: the launch has a sweep's runs; `limit_s`: seconds from the boot until the instance powers off.
+    `parameters`: facts that the instance needs to start; all others are in the launch's request in the store.
     """
-
-    name: str
-    store: str
-    region: str
-    image: str
-    with_gpu: bool
-    is_task: bool
-    limit_s: int
-
-
-def user_data_text(parameters: Parameters) -> str:
-    """User data as a shell script. Raises `ToolError` for a broken installation."""
-    home = f"/var/lib/rooflaunch/{parameters.name}"
-    known = {
-        "launch": parameters.name,
-        "driver": "preinstalled" if parameters.with_gpu else "none",
-        "ends_tag": ENDS_TAG,
-        **{name: value for name, value in asdict(parameters).items() if name not in ("name", "with_gpu")},
-    }
+    home = f"/var/lib/rooflaunch/{parameters['launch']}"
     files = {
         **{name: program_text(FOLDER / name) for name in ("boot.py", "guest.py", "startup.sh")},
-        "parameters.json": f"{json.dumps(known)}\n",
+        "parameters.json": f"{json.dumps(dict(parameters))}\n",
         "rooflaunch.service": UNIT.format(home=home),
     }
     return SCRIPT.format(
-        minutes=math.ceil(parameters.limit_s / SECONDS_PER_MIN),
-        limit_s=parameters.limit_s,
+        minutes=math.ceil(parameters["limit_s"] / SECONDS_PER_MIN),
+        limit_s=parameters["limit_s"],
         home=shlex.quote(home),
-        launch=shlex.quote(parameters.name),
+        launch=shlex.quote(parameters["launch"]),
         files="\n".join(f"cat >{name} <<'{END}'\n{content}{END}" for name, content in files.items()),
     )
 
 
-def user_data(parameters: Parameters) -> bytes:
+def user_data(parameters: Mapping[str, Any]) -> bytes:
     """User data as EC2 gets it: compressed, which cloud-init undoes. Raises `UsageError` if it is too long."""
     content = gzip.compress(user_data_text(parameters).encode(), mtime=0)
     if len(content) > MAX_BYTES:
@@ -267,16 +247,17 @@ class InstancePlan(RentedPlan):
         """The instance's start-up program, compressed. Raises `UsageError` if it is larger than EC2 takes."""
         return user_data(self._parameters())
 
-    def _parameters(self) -> Parameters:
-        return Parameters(
-            name=self.name,
-            store=self.request.store,
-            region=self.settings.region,
-            image=self.request.image,
-            with_gpu=self.uses_gpu,
-            is_task=bool(self.request.task),
-            limit_s=self.limit_s,
-        )
+    def _parameters(self) -> dict[str, Any]:
+        return {
+            "launch": self.name,
+            "driver": "preinstalled" if self.uses_gpu else "none",
+            "ends_tag": ENDS_TAG,
+            "store": self.request.store,
+            "region": self.settings.region,
+            "image": self.request.image,
+            "is_task": bool(self.request.task),
+            "limit_s": self.limit_s,
+        }
 
     def launched(
         self, now: datetime, *, image: str, zones: Sequence[str], ami: Ami, group: str, notes: Sequence[str] = ()

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from launcher.agent.home import epoch_s
+from launcher.agent.home import epoch_s, request_in
 from workload.contract.errors import ToolError
 from workload.environment.cloud import METADATA_ADDRESS, Answer, MetadataServer, named_address
-from workload.storage.address import open_store
 
 if TYPE_CHECKING:
     from launcher.protocol.records import Request
@@ -155,11 +154,7 @@ class BatchGuest(Guest):
 
     def request(self) -> bytes:
         """The launch's request from the store, where the launcher wrote it before it created the job."""
-        name = f"launches/{self.launch}/request.json"
-        content = open_store(self.store, probe=f"{name.rpartition('/')[0]}/").read(name)
-        if content is None:
-            raise ToolError(f"{self.store} has no {name}", hint="launch again")
-        return content
+        return request_in(self.store, self.launch)
 
     def report(self, name: str, value: str) -> None:
         """Do nothing: Batch's VMs have no guest attributes, and the heartbeat in the store reports the phases."""

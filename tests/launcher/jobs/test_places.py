@@ -220,7 +220,7 @@ def test_status_names_the_place_in_the_command_that_deletes_a_stopped_vm(
     vm = Machine(name=NAME, zone="z", condition=Condition.STOPPED, status="stopped")
     machines: Any = SimpleNamespace(noun="VM", place="q", now_s=lambda: 0.0, look=lambda *_: Listing(there=(vm,)))
     session = Session(machines=machines, store=open_store(str(tmp_path)))
-    monkeypatch.setattr(commands, "_connect", lambda _: SimpleNamespace(session=lambda: session))
+    monkeypatch.setattr(commands, "_session", lambda _: session)
     place = Place(backend="queue", where=Cluster())
     commands.show_status(place, name=None, every=False, output_format=TableFormat.TABLE)
     shown = capsys.readouterr()

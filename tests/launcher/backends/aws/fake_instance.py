@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.aws import plan
-from launcher.backends.aws.plan import Parameters
 from tests.ports import Answering, Fake
 from tests.waiting import until
 from tests.workload.environment.imds_server import ImdsServer
@@ -122,11 +121,12 @@ class Instance:
         self.constants: dict[str, str] = {}
         self.sent: str | None = None
         self.parameters: dict[str, Any] = {
-            "name": NAME,
+            "launch": NAME,
             "store": f"s3://{BUCKET}/a+b",
             "region": "us-east-1",
             "image": IMAGE,
-            "with_gpu": True,
+            "driver": "preinstalled",
+            "ends_tag": plan.ENDS_TAG,
             "is_task": False,
             "limit_s": 3600,
         }
@@ -161,7 +161,7 @@ class Instance:
         return text
 
     def text(self) -> str:
-        return plan.user_data_text(Parameters(**self.parameters))
+        return plan.user_data_text(self.parameters)
 
     def start(self, words: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
         """Run the user data, or other words of the machine's shell."""

@@ -16,7 +16,7 @@ import pytest
 from launcher.agent import home as agent_home
 from launcher.backends.aws import answers, boot, guest, plan
 from launcher.backends.aws.boot import signed
-from launcher.backends.aws.plan import MAX_BYTES, Parameters
+from launcher.backends.aws.plan import MAX_BYTES
 from launcher.backends.shared_plan import program_text
 from launcher.protocol.records import Heartbeat
 from tests.launcher.backends.aws.fake_instance import (
@@ -38,15 +38,16 @@ pytestmark = pytest.mark.world
 
 PHASES = ["booted", "driver_ready", "docker_ready", "image_pulled"]
 STARTUP = plan.FOLDER / "startup.sh"
-PARAMETERS = Parameters(
-    name=NAME,
-    store=f"s3://{BUCKET}",
-    region="us-east-1",
-    image=IMAGE,
-    with_gpu=True,
-    is_task=False,
-    limit_s=3601,
-)
+PARAMETERS = {
+    "launch": NAME,
+    "driver": "preinstalled",
+    "ends_tag": plan.ENDS_TAG,
+    "store": f"s3://{BUCKET}",
+    "region": "us-east-1",
+    "image": IMAGE,
+    "is_task": False,
+    "limit_s": 3601,
+}
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_no_secret_is_seen(vm: Instance) -> None:
     "image", ["rooflaunch:cpu", "docker.io/a/b:1", f"{REGISTRY}.example.com/a:1", "public.ecr.aws/a/b"]
 )
 def test_no_other_registry_is_given_a_password(image: str, vm: Instance) -> None:
-    vm.parameters |= {"image": image, "with_gpu": False}
+    vm.parameters |= {"image": image, "driver": "none"}
     vm.run()
     assert not (vm.folder / "password").exists()
     assert f"docker pull -q {image}" in vm.calls()
@@ -330,7 +331,7 @@ def test_a_document_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_nothing_that_a_user_gives_is_run(tmp_path: Path) -> None:
     owned = tmp_path / "owned"
     word = f"$(touch {owned})`touch {owned}`'\"\\n{plan.END}"
-    text = plan.user_data_text(Parameters(**{**vars(PARAMETERS), "image": word, "store": f"s3://{word}"}))
+    text = plan.user_data_text({**PARAMETERS, "image": word, "store": f"s3://{word}"})
     [line] = [line for line in text.splitlines() if line.startswith('{"launch"')]
     assert json.loads(line)["image"] == word
     assert not [line for line in text.splitlines() if str(owned) in line and not line.startswith("{")]

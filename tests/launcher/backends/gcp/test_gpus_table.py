@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from launcher.backends import gpus_table
 from launcher.backends.aws import gpus as aws
 from launcher.backends.gcp import gpus as gcp
+from launcher.cli import launches
 from workload.contract import peaks
 from workload.contract.tables import TableFormat
 
@@ -26,15 +26,15 @@ aws  a10g  g5.xlarge  us-east-1  1.006  0.447  2026-11  24  600  35  35  70  70
 
 
 def test_the_table_for_people() -> None:
-    text = gpus_table.render(TableFormat.TABLE, wide=True)
+    text = launches.gpus_text(TableFormat.TABLE, wide=True)
     rows = re.sub(" {2,}", "  ", text).splitlines()
     assert [row for row in rows if row in LINES] == LINES
     assert len({line.index("  20") for line in text.splitlines()[1:4]}) == 1, "aligned"
-    assert text.endswith("\n".join(gpus_table.NOTES))
+    assert text.endswith("\n".join(launches.GPU_NOTES))
 
 
 def test_every_source_is_named_with_its_date() -> None:
-    text = gpus_table.render(TableFormat.TABLE, wide=True)
+    text = launches.gpus_text(TableFormat.TABLE, wide=True)
     lines = text.splitlines()
     first = lines.index("as of 2026-07: Google Cloud's public catalog of mid-2026")
     assert lines[first + 1] == "as of 2026-11: SkyPilot's catalog v9 of AWS, of 2026"
@@ -44,7 +44,7 @@ def test_every_source_is_named_with_its_date() -> None:
 
 def test_on_a_narrow_terminal_the_price_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    lines = gpus_table.render(TableFormat.TABLE).splitlines()
+    lines = launches.gpus_text(TableFormat.TABLE).splitlines()
     assert lines[0].split()[:6] == ["cloud", "GPU", "machine", "region", "USD/h", "spot"]
     assert any(
         line.startswith("not shown  ") and line.endswith("fp32, tf32, amp, bf16; --wide shows all") for line in lines
@@ -54,7 +54,7 @@ def test_on_a_narrow_terminal_the_price_stays(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("cloud", "table"), [("gcp", gcp), ("aws", aws)])
 def test_every_gpu_is_there_with_its_own_peaks(cloud: str, table: Any) -> None:
-    rows = [row for row in json.loads(gpus_table.render(TableFormat.JSON)) if row["provider"] == cloud]
+    rows = [row for row in json.loads(launches.gpus_text(TableFormat.JSON)) if row["provider"] == cloud]
     assert {row["gpu"] for row in rows} == set(table.load())
     for row in rows:
         gpu = table.require(row["gpu"])
@@ -65,7 +65,7 @@ def test_every_gpu_is_there_with_its_own_peaks(cloud: str, table: Any) -> None:
 
 
 def test_rows_of_a_gpu_follow_each_other_with_the_prices_of_both_clouds() -> None:
-    rows = json.loads(gpus_table.render(TableFormat.JSON))
+    rows = json.loads(launches.gpus_text(TableFormat.JSON))
     names = [row["gpu"] for row in rows]
     assert [name for name, _ in itertools.groupby(names)] == list(dict.fromkeys(names))
     one = {
@@ -78,16 +78,16 @@ def test_rows_of_a_gpu_follow_each_other_with_the_prices_of_both_clouds() -> Non
 
 
 def test_what_aws_does_not_offer_is_named_with_the_reason() -> None:
-    text = gpus_table.render(TableFormat.TABLE, wide=True)
+    text = launches.gpus_text(TableFormat.TABLE, wide=True)
     assert "\nnot offered: g6f.*, which is a slice of an L4" in text
     assert "\nnot offered: p3.*, which is gone" in text
 
 
 def test_what_is_unknown_is_absent_in_data_and_said_to_people() -> None:
-    a100 = next(row for row in json.loads(gpus_table.render(TableFormat.JSON)) if row["gpu"] == "a100")
+    a100 = next(row for row in json.loads(launches.gpus_text(TableFormat.JSON)) if row["gpu"] == "a100")
     assert (a100["usd_per_h"], a100["usd_per_h_spot"], a100["read"]) == (3.673385, None, "2025-03")
     assert a100["source"].startswith("Cyclenerd/google-cloud-pricing-cost-calculator")
-    h200 = list(csv.DictReader(gpus_table.render(TableFormat.CSV).splitlines()))[-3]
+    h200 = list(csv.DictReader(launches.gpus_text(TableFormat.CSV).splitlines()))[-3]
     assert (h200["gpu"], h200["region"], h200["usd_per_h"], h200["source"]) == ("h200", "", "", "")
-    h100 = next(row for row in json.loads(gpus_table.render(TableFormat.JSON)) if row["gpu"] == "h100")
+    h100 = next(row for row in json.loads(launches.gpus_text(TableFormat.JSON)) if row["gpu"] == "h100")
     assert (h100["sold_on_demand"], h100["usd_per_h"], h100["usd_per_h_spot"]) == (False, None, 6.571)
