@@ -16,9 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.delivery import CostShares, Delivery
 from launcher.agent.home import Home, HostFacts, WorkEnd, iso
-from launcher.agent.lease import HeartbeatWriter, Stop, Why
+from launcher.agent.lease import CostShares, Delivery, HeartbeatWriter, Stop, Why
 from launcher.machine import local
 from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
 from launcher.machine.runtime import Workplace, choose

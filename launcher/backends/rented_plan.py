@@ -173,8 +173,8 @@ class RentedPlan:
         return self._usd(zone, self.limit_s + self.cloud.around_s)
 
     def _usd(self, zone: str, seconds: float) -> float | None:
-        usd_per_h = self.usd_per_h(zone)
-        return None if usd_per_h is None else usd_per_h * seconds / SECONDS_PER_H
+        price = self.price(zone)
+        return price.usd(seconds) if price else None
 
     def renamed(self, request: Request) -> Self:
         """Copy of the plan with `request`, for a separate launch."""
@@ -513,11 +513,10 @@ def work_notes(plan: RentedPlan, *, uses_gpu: bool) -> Iterator[str]:
     elif plan.request.gpu_count > (devices := plan.request.work.devices):
         used = "one GPU" if devices == 1 else f"at most {devices} GPUs"
         yield f"a run computes on {used} of the VM's {plan.request.gpu_count}; the price is that of the whole VM"
-    if (
-        uses_gpu
-        and any(run.spec.precision is Precision.BF16 for run in plan.request.work.runs)
-        and plan.gpu.capability < BF16_CAPABILITY
-    ):
+    if plan.ready_s + plan.run_s > plan.limit_s:
+        yield f"the run may take longer than the limit of {plan.limit_s} s: --max-run-time"
+    is_bf16 = any(run.spec.precision is Precision.BF16 for run in plan.request.work.runs)
+    if uses_gpu and is_bf16 and plan.gpu.capability < BF16_CAPABILITY:
         capability = ".".join(map(str, plan.gpu.capability))
         yield (
             f"the {plan.gpu.title} has no bf16 units (compute capability {capability}; they come with 8.0): bf16 is "

@@ -82,8 +82,8 @@ def run_local(
     **own: Any,
 ) -> int:
     """Measure your own unchanged training script or, without a script, our trainer with a vision model."""
-    from launcher import models, run_table
-    from launcher.machine import local, task
+    from launcher import run_table
+    from launcher.machine import local, runtime, task
     from launcher.machine.runtime import gpu_capability
     from launcher.script import local_script
     from workload.environment import gpu_index
@@ -95,9 +95,9 @@ def run_local(
     if options.gpu_index is not None:
         resolved = replace(resolved, spec=gpu_index.required(resolved.spec, options.gpu_index))
         gpu_index.require(options.gpu_index, gpu_index.listed(), os.environ)
-    models.require(resolved.spec.model)
-    models.require_data(resolved.spec, is_here=True)
-    models.require_profile(resolved.spec, lambda: gpu_capability(options.gpu_index))
+    runtime.require_model(resolved.spec.model)
+    runtime.require_data(resolved.spec, is_here=True)
+    runtime.require_profile(resolved.spec, lambda: gpu_capability(options.gpu_index))
     workplace = local_script.workplace_of(words, of_script, Path.cwd(), os.environ) if words else None
     limits = options.limits()
     choice = local_script.choice_of(resolved.spec, options, of_script, Path.cwd(), is_dry=dry_run)

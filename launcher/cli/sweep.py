@@ -136,7 +136,7 @@ def run_sweep(
         return ExitCode.DONE
     if file is None:
         raise UsageError("launch sweep takes a matrix", hint="launch sweep --example first > first.toml")
-    from launcher import models
+    from launcher.machine import runtime
     from launcher.sweep import matrix
     from launcher.sweep.drive import drive
     from launcher.sweep.places import LOCAL, until_of
@@ -149,10 +149,10 @@ def run_sweep(
     loaded = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd())
     matrix.require_places(loaded, options.on)
     for name in {configuration.spec.model for place in loaded.places for configuration in place.configurations}:
-        models.require(name)
+        runtime.require_model(name)
     for place in loaded.places:
         for configuration in place.configurations:
-            models.require_data(configuration.spec, is_here=place.place.backend == LOCAL)
+            runtime.require_data(configuration.spec, is_here=place.place.backend == LOCAL)
     for warning in loaded.warnings:
         print(f"warning: {cut_long_words(printable(warning))}", file=sys.stderr)
     plan = make_plan(

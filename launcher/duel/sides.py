@@ -16,9 +16,8 @@ from pathlib import Path, PurePosixPath
 from statistics import fmean
 from typing import Any, Literal
 
-from launcher import models
 from launcher.duel import LEFT_OUT
-from launcher.machine import local
+from launcher.machine import local, runtime
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Choice, Workplace, choose
@@ -504,7 +503,7 @@ def _plan(
 def _resolved(typed: Mapping[str, object], environment: Mapping[str, str], *, script: Sequence[str] = ()) -> Resolved:
     """Run options with a duel's defaults: segments of 3 s, and no ceilings, which a duel does not compare."""
     resolved = resolve(typed, environment, Path.cwd(), script=script)
-    models.require(resolved.spec.model)
+    runtime.require_model(resolved.spec.model)
     plain = RunSpec()
     changes: dict[str, Any] = {name: getattr(plain, name) for name in LEFT_OUT}
     if "ceilings" not in resolved.origin:

@@ -31,7 +31,7 @@ AGENT_FOLDERS = {
     "protocol/": ("__init__", "records"),
     "machine/": ("__init__", "containers", "local", "runtime", "task", "watcher"),
     "script/": ("__init__", "files"),
-    "agent/": ("__init__", "__main__", "agent", "delivery", "home", "lease"),
+    "agent/": ("__init__", "__main__", "agent", "home", "lease"),
 }
 AGENT_MODULES = tuple(f"{folder}{name}" for folder, names in AGENT_FOLDERS.items() for name in names)
 # Packages of the trainer; a script starts the trainer under the name `rooflaunch`.

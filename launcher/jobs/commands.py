@@ -16,12 +16,13 @@ from typing import Any
 
 import typer
 
-from launcher import backends, models, run_table
+from launcher import backends, run_table
 from launcher.jobs import launches, watch
 from launcher.jobs.launches import Launch, LaunchState
 from launcher.jobs.places import Place, other_places
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, prepared, run
 from launcher.jobs.session import OUTPUT_EVERY_S, LaunchProgress, Session
+from launcher.machine import runtime
 from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
 from launcher.protocol.records import log_object
 from launcher.script import local_script
@@ -143,9 +144,9 @@ def launch(
         raise UsageError("--request needs --dry-run", hint="--dry-run --request")
     words, script_files = script.packed(place.backend, Path.cwd(), os.environ) if script else ((), None)
     resolved = resolve(typed, os.environ, Path.cwd(), script=words)
-    models.require(resolved.spec.model)
-    models.require_data(resolved.spec, is_here=False)
-    models.require_profile(resolved.spec)
+    runtime.require_model(resolved.spec.model)
+    runtime.require_data(resolved.spec, is_here=False)
+    runtime.require_profile(resolved.spec)
     settings = backend.settings(place.where, options, offline=dry_run)
     # Errors in the options are reported before anything is built, pushed or requested. The draft has its name and time
     # from this machine's clock; the launched plan has both from the place's clock.

@@ -402,7 +402,5 @@ def _notes(plan: InstancePlan) -> Iterator[str]:
         yield f"{', '.join(names)}: a zone's name differs between accounts; its id is looked up at the launch"
     if plan.options.spot:
         yield "EC2 does not promise the spot price, and ends a spot VM with 2 minutes' notice at best"
-    if plan.ready_s + plan.run_s > plan.limit_s:
-        yield f"the run may take longer than the limit of {plan.limit_s} s: --max-run-time"
     if not plan.options.external_ip:
         yield "without a public address the subnet needs a NAT gateway, or endpoints of S3, ECR and STS"

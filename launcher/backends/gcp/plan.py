@@ -299,8 +299,6 @@ def _notes(plan: VmPlan) -> Iterator[str]:
     yield from work_notes(plan, uses_gpu=plan.driver is not Driver.NONE)
     if plan.settings.project == ANY_PROJECT:
         yield f"no project is set: {ANY_PROJECT} stands for your project; name it with --project"
-    if plan.ready_s + plan.run_s > plan.limit_s:
-        yield f"the run may take longer than the limit of {plan.limit_s} s: --max-run-time"
     if not plan.options.external_ip:
         yield NEEDS_NAT
     if plan.settings.subnetwork and "/" not in plan.settings.subnetwork:

@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.slurm.machines import ACCOUNTS, SSH_PROGRAM, LoginNode, SlurmMachines, explained
+from launcher.backends.remote_jobs import SSH_PROGRAM
+from launcher.backends.slurm.machines import ACCOUNTS, SlurmMachines, explained
 from launcher.backends.slurm.options import ROOT, Gpus, Options, Software, Where, parse_gres, time_s
 from launcher.backends.slurm.plan import USUAL_PYTHON, Cluster, NodeSoftware, SlurmPlan, check_script, make_plan
 from launcher.images import contents
@@ -95,11 +96,11 @@ class Site:
         return tuple(by_name[name] for name in names.split(","))
 
 
-def look_at(node: LoginNode) -> Site:
+def look_at(machines: SlurmMachines) -> Site:
     """Facts of the cluster, from one request to the login node. Raises `ToolError` if the node has no Slurm."""
-    answer = node.ask("site")
+    answer = machines.ask("site")
     if not answer["version"]:
-        raise ToolError(f"{NO_SBATCH} on {node.cluster.place}", hint=CURE_SBATCH)
+        raise ToolError(f"{NO_SBATCH} on {machines.place}", hint=CURE_SBATCH)
     config = answer["config"]
     return Site(
         version=printable(answer["version"]),
@@ -172,7 +173,7 @@ PART = CheckPart("slurm")
 def checks(machines: SlurmMachines) -> Iterator[Check]:
     """Checks for `launch doctor slurm`."""
     try:
-        site = look_at(machines.node)
+        site = look_at(machines)
     except RooflaunchError as error:
         yield PART.failed("login node", error)
         return
@@ -264,8 +265,8 @@ def _hash(content: bytes) -> str:
 
 def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
     """Make the final plan from the draft. Raises `UsageError` or `ToolError` if the cluster cannot run the job."""
-    login_node, options = machines.node, draft.options
-    site = look_at(login_node)
+    options = draft.options
+    site = look_at(machines)
     partitions = site.partitions_named(options.partition)
     gres = draft.gres or _usual_gres(draft, partitions)
     require_room(site, partitions, gres=gres, limit_s=options.time_s)
@@ -277,7 +278,7 @@ def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
         with_gpu=bool(parse_gres(gres.partition(",")[0])),
         apptainer=site.apptainer_path or draft.node.apptainer,
     )
-    _send(login_node, software_there)
+    _send(machines, software_there)
     launched = datetime.fromtimestamp(machines.now_s(), UTC)
     # CANCEL if any of the job's partitions cancels preempted jobs: such a job must record its own end.
     is_cancelled = any(partition.preempted == "CANCEL" for partition in partitions)
@@ -339,19 +340,19 @@ def _chosen_software(site: Site, options: Options, python: str) -> tuple[Softwar
     return chosen, f"{options.image}, by {how}"
 
 
-def _send(login_node: LoginNode, node: NodeSoftware) -> None:
-    facts = login_node.ask("facts", program=SSH_PROGRAM, python=USUAL_PYTHON, code=node.code, labels=[])
+def _send(machines: SlurmMachines, node: NodeSoftware) -> None:
+    facts = machines.ask("facts", program=SSH_PROGRAM, python=USUAL_PYTHON, code=node.code, labels=[])
     if not facts["is_writable"]:
         raise ToolError(
-            f"no permission to write to {node.root} on {login_node.cluster.place}",
+            f"no permission to write to {node.root} on {machines.place}",
             hint="--folder FOLDER, one of yours that the nodes share",
         )
     if not facts["has_code"]:
         code = _code()
-        login_node.ask(
+        machines.ask(
             "code", program=SSH_PROGRAM, payload=code, within_s=TRANSFER_LIMIT_S, code=node.code, size=len(code)
         )
-    login_node.ask("put", path=node.guest, text=source_of(GUEST))
+    machines.ask("put", path=node.guest, text=source_of(GUEST))
 
 
 def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
@@ -362,10 +363,10 @@ def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
     options, node = plan.options, plan.node
     requested = (options.partition, options.account, options.qos, options.constraint, plan.gres)
     subject = _hash(repr((requested, node.container, node.image, node.python, node.root)).encode())
-    if machines.node.ask("checked", subject=subject, for_s=CHECKED_FOR_S)["is_known"]:
+    if machines.ask("checked", subject=subject, for_s=CHECKED_FOR_S)["is_known"]:
         return plan
     name = f"check-{secrets.token_hex(6)}"
-    begun = machines.node.ask("check", name=name, script=check_script(name, options, node, gres=plan.gres))
+    begun = machines.ask("check", name=name, script=check_script(name, options, node, gres=plan.gres))
     if "refused" in begun and not options.sbatch:
         raise explained(begun["refused"], machines.place)
     if "refused" in begun:
@@ -374,25 +375,25 @@ def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
         return replace(plan, notes=(*plan.notes, note))
     job = str(begun["job"])
     try:
-        answer = {"job": job, **_awaited(machines.node, name, job)}
+        answer = {"job": job, **_awaited(machines, name, job)}
     except BaseException:  # includes Ctrl-C: the check is no longer needed
         with suppress(RooflaunchError):
-            machines.node.ask("drop", job=job)
+            machines.ask("drop", job=job)
         raise
     if answer["waits"]:
         state = printable(answer["state"])
         note = f"no node is free now ({state}): the job waits until check {job} has tested a node"
         return replace(plan, after=job, notes=(*plan.notes, note))
     _require_good(answer, plan, machines.place)
-    machines.node.ask("put", path=f"checks/{subject}.good", text=answer["answer"])
+    machines.ask("put", path=f"checks/{subject}.good", text=answer["answer"])
     return plan
 
 
-def _awaited(login_node: LoginNode, name: str, job: str) -> dict[str, Any]:
+def _awaited(machines: SlurmMachines, name: str, job: str) -> dict[str, Any]:
     """Wait for a check by short requests, so that Ctrl-C works. Key `waits` of the result: the check has not ended."""
     answer: dict[str, Any] = {}
     for _ in range(math.ceil(CHECK_S / LOOK_S)):
-        answer = login_node.ask("await", name=name, job=job, wait_s=min(LOOK_S, CHECK_S))
+        answer = machines.ask("await", name=name, job=job, wait_s=min(LOOK_S, CHECK_S))
         if not answer["waits"]:
             break
     return answer

@@ -1,21 +1,18 @@
 """Launches on a cluster (elements of job arrays), with the interface that every backend has, and refusals of sbatch."""
 
-import importlib
-import io
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
+from launcher.backends.remote_jobs import RemoteJobs
 from launcher.backends.slurm.plan import Cluster, SlurmPlan, job_script
-from launcher.protocol.backend import ANYWHERE, Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
+from launcher.protocol.backend import ANYWHERE, Condition, Leftover, Listing, Machine, Submitted, Tell
 from launcher.protocol.records import NAME
 from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError, UsageError
 from workload.contract.text import printable
-from workload.storage.ssh import QUESTION_LIMIT_S, Connection, Login, source_of
+from workload.storage.ssh import Connection, Login
 from workload.storage.store import UnreachableError
 
 ACCOUNTS = "sacctmgr show assoc user=$USER format=account,partition,qos"
@@ -132,9 +129,7 @@ SUBMIT_LIMIT_S = 180.0
 LATE_S = 600.0
 # Slurm's default of MaxArraySize: https://slurm.schedmd.com/slurm.conf.html#OPT_MaxArraySize
 USUAL_ARRAY_SIZE = 1001
-# Programs that run on the login node: one for any machine reached over ssh reports facts and receives our code, the
-# other asks Slurm.
-SSH_PROGRAM = "launcher/backends/ssh/remote.py"
+# Program on the login node that asks Slurm; the program of `launch ssh` reports facts and receives our code.
 SLURM_PROGRAM = "launcher/backends/slurm/remote.py"
 # Slurm's states of a job: see squeue(1), JOB STATE CODES. Any state in neither table counts as running. In COMPLETING,
 # the job's processes may still be ending.
@@ -159,82 +154,10 @@ ENDED: Mapping[str, str] = {
 }
 
 
-class LoginNode:
-    """Login node of a cluster: answers requests about Slurm and our folder. `calls`: number of requests, by kind.
+class SlurmMachines(RemoteJobs):
+    """Elements of job arrays of this user on one cluster, whose login node is this machine or is reached over ssh."""
 
-    The login node is this machine, or a machine reached over ssh. It runs the same programs of ours in both cases.
-    """
-
-    def __init__(
-        self, cluster: Cluster, *, connect: Callable[[Login], Connection], monotonic: Callable[[], float]
-    ) -> None:
-        self.cluster = cluster
-        self._connection = connect(cluster.login) if cluster.login else None
-        self._monotonic = monotonic
-        self._calls: Counter[str] = Counter()
-        # Offset from our monotonic clock to the login node's own clock.
-        self._offset_s: float | None = None
-
-    @property
-    def calls(self) -> Mapping[str, int]:
-        """Number of requests to the login node, by kind."""
-        return MappingProxyType(self._calls)
-
-    def ask(
-        self,
-        do: str,
-        *,
-        program: str = SLURM_PROGRAM,
-        payload: bytes = b"",
-        sink: Any = None,
-        within_s: float = QUESTION_LIMIT_S,
-        **question: Any,
-    ) -> dict[str, Any]:
-        """Send the request `do`; return the answer. Raises `UnreachableError` if Slurm or the node does not answer."""
-        self._calls[do] += 1
-        asked = {"do": do, "root": self.cluster.root, **question}
-        if self._connection is None:
-            answer = _ask_this_machine(program, asked, payload, sink)
-        else:
-            answer = self._connection.ask(source_of(program), asked, payload=payload, sink=sink, limit_s=within_s)
-        self._offset_s = float(answer["now_s"]) - self._monotonic()
-        if "silent" in answer:
-            raise UnreachableError(
-                f"Slurm does not answer on {self.cluster.place}: {answer['silent']}",
-                hint="scontrol ping shows whether Slurm's controller answers; then run the same command again",
-            )
-        return answer
-
-    def now_s(self) -> float:
-        """Seconds since 1970 by the login node's clock."""
-        if self._connection is None:
-            return time.time()
-        if self._offset_s is None:
-            # The answer itself is not used: every answer carries the node's clock.
-            self.ask("output", name="none", start=0)
-        assert self._offset_s is not None
-        return self._monotonic() + self._offset_s
-
-
-def _ask_this_machine(program: str, question: Mapping[str, Any], payload: bytes, sink: Any) -> dict[str, Any]:
-    module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
-    try:
-        answer, blocks = module.main(dict(question), io.BytesIO(payload))
-    except OSError as error:
-        raise ToolError(
-            f"'{error.filename or question['root']}' cannot be used: {error.strerror}",
-            hint="name one of your folders that the nodes share: --folder FOLDER",
-        ) from error
-    for block in blocks:
-        if sink is not None:
-            sink.write(block)
-    return dict(answer)
-
-
-class SlurmMachines:
-    """Elements of job arrays of this user on one cluster."""
-
-    noun = "job"
+    program, prefix = SLURM_PROGRAM, "slurm"
 
     def __init__(
         self,
@@ -243,18 +166,23 @@ class SlurmMachines:
         connect: Callable[[Login], Connection] = Connection,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.node = LoginNode(cluster, connect=connect, monotonic=monotonic)
+        connection = connect(cluster.login) if cluster.login else None
+        super().__init__(connection, cluster.root, where=cluster.place, monotonic=monotonic)
+        self.cluster = cluster
 
     @property
     def place(self) -> str:
-        return self.node.cluster.place
+        return self.cluster.place
 
-    @property
-    def calls(self) -> Mapping[str, int]:
-        return {f"slurm.{name}": count for name, count in self.node.calls.items()}
-
-    def now_s(self) -> float:
-        return self.node.now_s()
+    def ask(self, do: str, **question: Any) -> dict[str, Any]:
+        """Send the request `do`; return the answer. Raises `UnreachableError` if Slurm or the node does not answer."""
+        answer = super().ask(do, **question)
+        if "silent" in answer:
+            raise UnreachableError(
+                f"Slurm does not answer on {self.place}: {answer['silent']}",
+                hint="scontrol ping shows whether Slurm's controller answers; then run the same command again",
+            )
+        return answer
 
     def submit(self, plan: SlurmPlan, tell: Tell) -> Submitted:
         """Submit an array of one element, which runs the plan's launch."""
@@ -281,7 +209,7 @@ class SlurmMachines:
         words = [f"--dependency=afterok:{plan.after}", "--kill-on-invalid-dep=yes"] if plan.after else []
         name = requests[0].name
         try:
-            answer = self.node.ask(
+            answer = self.ask(
                 "submit",
                 within_s=SUBMIT_LIMIT_S,
                 array=name,
@@ -299,7 +227,7 @@ class SlurmMachines:
     def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
         wanted = None if names is None else [name for name in names if NAME.fullmatch(name)]
         try:
-            rows = self.node.ask("look", names=wanted)["jobs"]
+            rows = self.ask("look", names=wanted)["jobs"]
         except UnreachableError:
             if names is None:
                 return Listing(unreachable=(ANYWHERE,))
@@ -313,31 +241,11 @@ class SlurmMachines:
         ]
         return Listing(there=tuple(machines))
 
-    def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
+    def _end(self, names: Sequence[str]) -> Mapping[str, str]:
         """Cancel the jobs with one `scancel`, then poll until none of them is in the queue."""
-        names = [machine.name for machine in machines if NAME.fullmatch(machine.name)]
-        if not machines:
-            return []
-        try:
-            answer = self.node.ask("stop", names=names, wait_s=STOP_LIMIT_S, within_s=2 * STOP_LIMIT_S)["stopped"]
-        except ToolError:
-            return [Removed.unanswered(self.noun, machine.name, [self.place]) for machine in machines]
-        reasons = [answer.get(machine.name, "no job has this name") for machine in machines]
-        return [
-            Removed(kind=self.noun, name=machine.name, zone=machine.zone, gone=not reason, reason=printable(reason))
-            for machine, reason in zip(machines, reasons, strict=True)
-        ]
-
-    def output(self, machine: Machine, start: int) -> Output:
-        content = io.BytesIO()
-        self.node.ask("output", sink=content, name=machine.name, start=start)
-        text = content.getvalue()
-        return Output(text=text.decode(errors="replace"), next_start=start + len(text))
-
-    def phases(self, machine: Machine) -> Mapping[str, str]:
-        """Always empty: the heartbeat, which reports the phases, begins within a second of the launch's start."""
-        del machine
-        return {}
+        answer = self.ask("stop", names=names, wait_s=STOP_LIMIT_S, within_s=2 * STOP_LIMIT_S)
+        stopped: Mapping[str, str] = answer["stopped"]
+        return stopped
 
     def leftovers(self) -> Listing[Leftover]:
         """Jobs that still run after their time limit, because Slurm did not end them."""

@@ -5,15 +5,14 @@ an image.
 """
 
 import hashlib
-import io
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
+from launcher.backends.remote_jobs import SSH_PROGRAM, RemoteJobs
 from launcher.backends.ssh.options import Options, Where
 from launcher.backends.ssh.plan import SshPlan, Start, make_plan
 from launcher.images import contents
@@ -27,8 +26,6 @@ from launcher.protocol.backend import (
     Leftover,
     Listing,
     Machine,
-    Output,
-    Removed,
     Submitted,
     Tell,
 )
@@ -39,7 +36,6 @@ from workload.contract.spec import Device, RunSpec
 from workload.contract.text import counted, printable
 from workload.environment import gpu_index
 from workload.storage.ssh import (
-    QUESTION_LIMIT_S,
     TRANSFER_LIMIT_S,
     Connection,
     Login,
@@ -50,7 +46,6 @@ from workload.storage.ssh import (
 )
 
 ROOT = "~/.rooflaunch"
-PROGRAM = "launcher/backends/ssh/remote.py"
 KEEPER = "launcher/backends/ssh/keeper.py"
 # Limit per job for stopping: remote.py waits for the end of each job, which may take nearly a minute.
 STOP_LIMIT_S = 90.0
@@ -60,41 +55,24 @@ GRACE_S = 30.0
 LATE_S = 60.0
 
 
-class SshMachines:
-    """Jobs on one ssh machine, which runs one job at a time; `calls`: number of requests to the machine, by kind."""
+class SshMachines(RemoteJobs):
+    """Jobs on one machine reached over ssh, which runs one job at a time."""
 
-    noun = "job"
+    program, prefix = SSH_PROGRAM, "ssh"
 
     def __init__(self, connection: Connection, *, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._connection, self._monotonic = connection, monotonic
-        self._program = source_of(PROGRAM)
-        self._calls: Counter[str] = Counter()
-        # Offset from our monotonic clock to the machine's own clock.
-        self._offset_s: float | None = None
+        super().__init__(connection, ROOT, where=connection.login.host, monotonic=monotonic)
+        self._login = connection.login
 
     @property
     def place(self) -> str:
-        return str(self._connection.login)
+        return str(self._login)
 
-    @property
-    def calls(self) -> Mapping[str, int]:
-        return {f"ssh.{name}": count for name, count in self._calls.items()}
-
-    def ask(
-        self, do: str, *, payload: bytes = b"", sink: Any = None, within_s: float = QUESTION_LIMIT_S, **question: Any
-    ) -> dict[str, Any]:
-        """Send the request `do` to remote.py on the machine; return the answer. Raises errors of `Connection.ask`."""
-        self._calls[do] += 1
-        asked = {"do": do, "root": ROOT, **question}
-        answer = self._connection.ask(self._program, asked, payload=payload, sink=sink, limit_s=within_s)
-        self._offset_s = float(answer["now_s"]) - self._monotonic()
-        return answer
-
-    def now_s(self) -> float:
-        if self._offset_s is None:
-            self.ask("look", names=[])
-        assert self._offset_s is not None
-        return self._monotonic() + self._offset_s
+    def _end(self, names: Sequence[str]) -> Mapping[str, str]:
+        """First SIGTERM, then SIGKILL; remote.py checks whether any process is left."""
+        within_s = STOP_LIMIT_S * max(1, len(names))
+        stopped: Mapping[str, str] = self.ask("stop", names=names, grace_s=GRACE_S, within_s=within_s)["stopped"]
+        return stopped
 
     def submit(self, plan: SshPlan, tell: Tell) -> Submitted:
         """Start the job in a session of its own. Raises `NoCapacityError` if the machine runs another job of ours."""
@@ -124,7 +102,7 @@ class SshMachines:
 
     def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
         wanted = None if names is None else [name for name in names if NAME.fullmatch(name)]
-        host = self._connection.login.host
+        host = self._login.host
         try:
             answer = self.ask("look", names=wanted)["jobs"]
         except LostError:
@@ -133,32 +111,6 @@ class SshMachines:
         known = {machine.name for machine in jobs}
         jobs += [Machine(name=name, zone=host, condition=Condition.GONE) for name in names or () if name not in known]
         return Listing(there=tuple(jobs))
-
-    def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
-        """End these jobs: first SIGTERM, then SIGKILL; remote.py checks whether any process is left."""
-        host = self._connection.login.host
-        names = [machine.name for machine in machines if NAME.fullmatch(machine.name)]
-        try:
-            within_s = STOP_LIMIT_S * max(1, len(names))
-            answer = self.ask("stop", names=names, grace_s=GRACE_S, within_s=within_s)["stopped"]
-        except ToolError:
-            return [Removed.unanswered(self.noun, machine.name, [host]) for machine in machines]
-        reasons = {machine.name: answer.get(machine.name, "no job has this name") for machine in machines}
-        return [
-            Removed(kind=self.noun, name=name, zone=host, gone=not reason, reason=reason)
-            for name, reason in reasons.items()
-        ]
-
-    def output(self, machine: Machine, start: int) -> Output:
-        printed = io.BytesIO()
-        self.ask("output", sink=printed, name=machine.name, start=start)
-        content = printed.getvalue()
-        return Output(text=content.decode(errors="replace"), next_start=start + len(content))
-
-    def phases(self, machine: Machine) -> Mapping[str, str]:
-        """Always empty: the heartbeat, which reports the phases, begins within a second of the job's start."""
-        del machine
-        return {}
 
     def leftovers(self) -> Listing[Leftover]:
         """Jobs that run past their time limit, because the keeper, which enforces the limit, was killed."""
@@ -174,7 +126,7 @@ class SshMachines:
             return None
         return Machine(
             name=name,
-            zone=self._connection.login.host,
+            zone=self._login.host,
             condition=Condition.RUNNING if is_running else Condition.GONE,
             status="running" if is_running else "ended",
             created_s=created_s,

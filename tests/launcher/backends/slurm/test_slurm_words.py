@@ -214,13 +214,13 @@ def test_slow_sbatch_is_not_taken_for_a_missing_one(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(remote, "TOOL_LIMIT_S", 0.1)
     with pytest.raises(UnreachableError, match="this login node: sbatch gave no answer within"):
-        look_at(machines_of().node)
+        look_at(machines_of())
 
 
 def test_a_machine_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolError) as raised:
-        look_at(machines_of().node)
+        look_at(machines_of())
     assert str(raised.value) == "sbatch is not installed on this login node"
     hint = "use a login node of the cluster: launch slurm there, or --host USER@LOGIN-NODE from here"
     assert raised.value.hint == hint
