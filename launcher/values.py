@@ -3,6 +3,7 @@
 Imports little, because `launch --help` and rented machines load this module.
 """
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -93,6 +94,13 @@ def parse_share(text: str, flag: str, *, example: str, least: float = 0.0001, mo
             f"{flag} must be a share such as {example}, {limits}; got '{shown(text)}'", hint=f"{flag} {example}"
         )
     return share
+
+
+def positive_usd(usd: float | None, flag: str) -> float | None:
+    """Check the value of `flag`, in USD. Raises `UsageError` unless the sum is positive and finite."""
+    if usd is not None and not (math.isfinite(usd) and usd > 0):
+        raise UsageError(f"{flag} must be a positive sum in USD; got '{usd:g}'", hint=f"{flag} 1.50")
+    return usd
 
 
 def shown(value: str) -> str:

@@ -152,7 +152,7 @@ def test_help_loads_no_backend_engine_or_image(words: tuple[str, ...]) -> None:
 
 GPUS = {
     "launcher.backends.gcp.gpus",
-    "launcher.backends.machine_types",
+    "launcher.backends.shared_plan",
     "launcher.protocol",
     "launcher.protocol.records",
     "workload.contract.prices",

@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-from launcher.backends.machine_types import Gpu, MachineType
 from launcher.backends.rented_options import DEFAULT_DISK_GB, RentedOptions
+from launcher.backends.shared_plan import Gpu, MachineType
 from launcher.machine.runtime import NO_COMPILER
 from launcher.protocol.backend import Estimate
 from launcher.protocol.records import Price, Request, Task, region_of
-from launcher.values import CPU_FLAVOUR, MAX_LIMIT_S, MIN_LIMIT_S, Runtime, shown
+from launcher.values import CPU_FLAVOUR, MAX_LIMIT_S, MIN_LIMIT_S, Runtime, positive_usd, shown
 from workload.contract import prices
 from workload.contract.errors import UsageError
 from workload.contract.prices import AddressPrice
@@ -246,12 +246,8 @@ def require(held: object, message: str, *, hint: str) -> None:
 
 def check_options(options: RentedOptions, cloud: Cloud) -> None:
     """Raise `UsageError` for a number out of bounds. Options with text are checked in the functions that use them."""
-    for flag, usd in {"--max-cost": options.max_cost_usd, "--usd-per-h": options.usd_per_h}.items():
-        require(
-            usd is None or (math.isfinite(usd) and usd > 0),
-            f"{flag} must be a positive sum in USD; got '{usd}'",
-            hint=f"{flag} 1.50",
-        )
+    positive_usd(options.max_cost_usd, "--max-cost")
+    positive_usd(options.usd_per_h, "--usd-per-h")
     require(
         MIN_DISK_GB <= options.disk_gb <= MAX_DISK_GB,
         f"--disk-gb must be {MIN_DISK_GB} to {MAX_DISK_GB}, for two images and data; got '{options.disk_gb}'",

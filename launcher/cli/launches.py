@@ -27,7 +27,7 @@ from workload.contract.tables import Column, TableFormat
 from workload.contract.text import terminal_width, wrapped
 
 if TYPE_CHECKING:
-    from launcher.backends.machine_types import MachineType
+    from launcher.backends.shared_plan import MachineType
     from workload.contract.prices import VmPrice
 
 # \b keeps the line breaks of the help text.

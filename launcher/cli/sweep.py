@@ -140,11 +140,10 @@ def run_sweep(
     from launcher.sweep import matrix
     from launcher.sweep.drive import drive
     from launcher.sweep.places import LOCAL, until_of
-    from launcher.sweep.shared import require_positive_usd
     from launcher.sweep.sweep_plan import make_plan
 
     until_rule = until_of(options.until, options.max_repeats)
-    max_cost_usd = require_positive_usd(options.max_cost)
+    max_cost_usd = values.positive_usd(options.max_cost, "--max-cost")
     max_time_s = None if options.max_time is None else values.parse_duration_s(options.max_time, "--max-time")
     loaded = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd())
     matrix.require_places(loaded, options.on)

@@ -1,6 +1,5 @@
 """State that the threads of a sweep share: the wish to stop, the money left, the progress shown, worker threads."""
 
-import math
 import os
 import shutil
 import signal
@@ -97,13 +96,6 @@ class Control:
 
 # Money. The machines' time limits add up to no more than --max-cost. The clouds themselves enforce the time limits, so
 # the cost stays below the limit even if this process dies.
-
-
-def require_positive_usd(usd: float | None) -> float | None:
-    """Check `--max-cost`, in USD. Raises `UsageError` unless the sum is positive and finite."""
-    if usd is not None and not (math.isfinite(usd) and usd > 0):
-        raise UsageError(f"--max-cost must be a positive sum in USD; got '{usd:g}'", hint="--max-cost 5")
-    return usd
 
 
 def highest_usd(plan: Plan) -> float | None:

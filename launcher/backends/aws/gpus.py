@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.machine_types import Gpu, gpu_named, parsed_gpus
+from launcher.backends.shared_plan import Gpu, gpu_named, parsed_gpus
 from launcher.protocol.records import region_of
 from workload.contract import prices
 from workload.contract.errors import UsageError

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.machine_types import Gpu, gpu_named, parsed_gpus
+from launcher.backends.shared_plan import Gpu, gpu_named, parsed_gpus
 from workload.contract import prices
 from workload.contract.prices import VmPrice
 

@@ -17,7 +17,6 @@ from launcher.backends.gcp.answers import LIMIT_LABEL, DeniedError
 from launcher.backends.gcp.compute import SCOPE, Compute
 from launcher.backends.gcp.gpus import Driver, GpuOffer, VmImage
 from launcher.backends.gcp.options import ANY_PROJECT, Options, Settings
-from launcher.backends.machine_types import compact
 from launcher.backends.rented_plan import (
     Cloud,
     Draft,
@@ -30,7 +29,7 @@ from launcher.backends.rented_plan import (
     work_notes,
     zones_text,
 )
-from launcher.backends.shared_plan import program_text, run_rows, text_of
+from launcher.backends.shared_plan import compact, program_text, run_rows, text_of
 from launcher.protocol.records import Price, Task, region_of
 from launcher.values import shown
 from workload.contract import prices

@@ -96,7 +96,7 @@ def test_a_warning_goes_to_stderr(folder: Path, sweep: Launch, capsys: pytest.Ca
         ),
         (
             ("night.toml", "--max-cost", "0"),
-            "error: --max-cost must be a positive sum in USD; got '0'\nhint: --max-cost 5\n",
+            "error: --max-cost must be a positive sum in USD; got '0'\nhint: --max-cost 1.50\n",
         ),
     ],
     ids=["no file", "another file", "no such example", "no such place", "no time", "no sum"],
