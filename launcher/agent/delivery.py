@@ -15,9 +15,8 @@ from workload.contract import bundle
 from workload.contract.errors import BundleError, RooflaunchError
 from workload.contract.record import Cost, Status
 from workload.contract.record_sections import CloudFacts
-from workload.storage.inventory import sealed_runs
+from workload.storage.inventory import sealed_runs, upload
 from workload.storage.store import ObjectExistsError, Store
-from workload.storage.upload import upload
 
 
 class CostShares:
