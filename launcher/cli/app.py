@@ -25,7 +25,6 @@ from workload.contract.program import FormatOption, VersionOption, grouped, help
 from workload.contract.spec import RunSpec, resolve
 from workload.contract.tables import TableFormat, plain
 from workload.contract.text import printable_lines, terminal_width
-from workload.contract.trainer import Context
 
 if TYPE_CHECKING:
     from launcher.protocol.backend import Check
