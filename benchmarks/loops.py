@@ -25,7 +25,7 @@ from workload.environment import device, host
 from workload.measure.clock import Clock, clock_for
 from workload.measure.recorder import StepPart
 from workload.model import models
-from workload.steps import data
+from workload.steps import training_step
 from workload.steps.training_step import TrainingStep
 
 EMPTY_STEPS = 50_000
@@ -35,7 +35,7 @@ def instrumentation_s(spec: RunSpec, clock: Clock) -> float:
     """Seconds per step of marks, rows, flushes, telemetry and progress, around steps that do nothing."""
     loss = torch.zeros((), device=spec.device.value)
 
-    def nothing(_: Iterator[data.Batch], mark: Callable[[StepPart], object]) -> torch.Tensor:
+    def nothing(_: Iterator[training_step.Batch], mark: Callable[[StepPart], object]) -> torch.Tensor:
         for part in StepPart:
             mark(part)
         return loss
@@ -64,7 +64,7 @@ def accuracy(output: torch.Tensor, target: torch.Tensor, topk: tuple[int, ...]) 
 
 
 def imagenet(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[data.Batch], clock: Clock, steps: int
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[training_step.Batch], clock: Clock, steps: int
 ) -> float:
     """Seconds of the example's loop."""
     criterion = nn.CrossEntropyLoss()
@@ -97,7 +97,7 @@ DEV_NULL = Path("/dev/null").open("w")  # noqa: SIM115 - as long as the process
 def contestants(spec: RunSpec, steps: int) -> dict[str, Callable[[], float]]:
     """The loops, warmed up; they share one model and optimizer, so that none trains on other numbers."""
     clock = clock_for(spec.device)
-    batches = data.open_source(spec).batches()
+    batches = training_step.open_source(spec).batches()
     model = models.build(spec.model, num_classes=1000, image_size=spec.image_size or 224)
     step = TrainingStep(model, spec)
     loops = {

@@ -35,7 +35,6 @@ CROSSING = {
     "workload.storage.s3_errors",
     "workload.storage.ssh",
     "workload.storage.store",
-    "workload.storage.upload",
 }
 # The libraries of the borders to Cloud Storage and S3, which their functions import when they are called.
 BORDER = {"google", "google_crc32c", "requests", "urllib3", "boto3", "botocore"}

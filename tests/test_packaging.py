@@ -12,8 +12,8 @@ import pytest
 from launcher.images.contents import AGENT_FILES
 from workload import __version__
 from workload.contract.errors import ExitCode
+from workload.environment.collect import commit_facts
 from workload.environment.machine import HostSystem
-from workload.environment.software import commit_facts
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.world

@@ -47,7 +47,7 @@ from workload.profile import profiled_script
 from workload.run import complexity_command as complexity
 from workload.run import ranks, unfinished
 from workload.run import script_command as script
-from workload.run.repeats import repeat_trainer
+from workload.run.ranks import repeat_trainer
 
 EXAMPLES = examples(
     "python -m workload train --model resnet50 --device cuda --precision amp --batch-size 64 -o results",
@@ -384,7 +384,7 @@ def _without_collections() -> Iterator[None]:
 
 def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
     from workload.profile import profile_bundle  # noqa: PLC0415 - `--help` needs none of it
-    from workload.profile.status import was_interrupted  # noqa: PLC0415
+    from workload.profile.command import was_interrupted  # noqa: PLC0415
 
     if parsed.gpu_index is not None:
         gpu_index.use(parsed.gpu_index)
@@ -427,7 +427,7 @@ def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
         wanted = gpu_index.required_device(wanted, parsed.gpu_index)
         gpu_index.use(parsed.gpu_index)
     from workload.environment import device  # noqa: PLC0415 - imports torch
-    from workload.measure import ceiling_cache, ceiling_rates, ceilings  # noqa: PLC0415 - imports torch
+    from workload.measure import ceiling_rates, ceilings  # noqa: PLC0415 - imports torch
 
     chosen = wanted if parsed.cache else device.choose(wanted)
     precisions = [Precision(each) for each in parsed.precision or (() if parsed.cache else Precision)]
@@ -441,7 +441,7 @@ def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
         "progress": log.LOGGER.info,
     }
     if parsed.cache:
-        kept, age_s = ceiling_cache.cached_or_measure(parsed.cache, device=chosen, kept=parsed.kept, **settings)
+        kept, age_s = ceilings.cached_or_measure(parsed.cache, device=chosen, kept=parsed.kept, **settings)
         print(json.dumps(kept.to_json() | {"age_s": age_s}))
         return ExitCode.DONE
     measured = ceilings.measure(chosen, **settings)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from workload.contract.errors import InterruptedRunError
-from workload.profile import supervise
-from workload.profile.supervise import End
+from workload.profile import command
+from workload.profile.command import End
 
 TRAINER = (sys.executable, "-m", "workload")
 PROBER = (sys.executable, "-m", "benchmarks.gpu_truth.probes")
@@ -69,12 +69,12 @@ class Bench:
         if left_s <= 0:
             raise OutOfTimeError
         try:
-            end = supervise.run(
+            end = command.run(
                 words,
                 log=self.scratch / "log.txt",
                 limit_s=min(limit_s, left_s),
                 # A profile waits for its own child, ncu, before it ends itself.
-                grace_s=2 * supervise.GRACE_S,
+                grace_s=2 * command.GRACE_S,
                 environment=environment,
             )
         except OSError as error:

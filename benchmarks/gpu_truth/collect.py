@@ -27,7 +27,7 @@ from workload.contract.errors import ExitCode, InterruptedRunError, ToolError, U
 from workload.contract.operating_system import replace_text
 from workload.environment.machine import installed_ncus
 from workload.log import LOGGER
-from workload.profile.status import ProfileError
+from workload.profile.command import ProfileError
 
 ARCHIVE = "gpu-truth.tar.gz"
 PARTS_FOLDER, SCRATCH = "parts", "scratch.tmp"

@@ -16,13 +16,13 @@ from workload.measure.clock import Clock, clock_for
 from workload.measure.recorder import Recorder, StepPart, StepPhase, loss_reader_for
 from workload.measure.telemetry import Telemetry
 from workload.model import models
-from workload.steps import data
+from workload.steps import training_step
 from workload.steps.training_step import TrainingStep
 
-Step = Callable[[Iterator[data.Batch], Callable[[StepPart], object]], torch.Tensor]
+Step = Callable[[Iterator[training_step.Batch], Callable[[StepPart], object]], torch.Tensor]
 
 
-def ours(step: Step, batches: Iterator[data.Batch], spec: RunSpec, clock: Clock, steps: int) -> float:
+def ours(step: Step, batches: Iterator[training_step.Batch], spec: RunSpec, clock: Clock, steps: int) -> float:
     """Seconds of a measured region with the instruments of `workload.run.train`."""
     with tempfile.TemporaryDirectory() as name:
         folder, started_s = Path(name), time.perf_counter()
@@ -40,7 +40,7 @@ def ours(step: Step, batches: Iterator[data.Batch], spec: RunSpec, clock: Clock,
             return time.perf_counter() - begin_s
 
 
-def bare(step: TrainingStep, batches: Iterator[data.Batch], clock: Clock, steps: int) -> float:
+def bare(step: TrainingStep, batches: Iterator[training_step.Batch], clock: Clock, steps: int) -> float:
     """Seconds of the same steps without instruments."""
     clock.synchronize()
     begin_s = time.perf_counter()
@@ -70,7 +70,7 @@ def measure(spec: RunSpec, *, pairs: int, steps: int) -> list[float]:
     """Ratios of the time with instruments to the time without, for a filled `spec`."""
     device.prepare(spec, cpus=host.usable_cpus())
     clock = clock_for(spec.device)
-    batches = data.open_source(spec).batches()
+    batches = training_step.open_source(spec).batches()
     step = TrainingStep(models.build(spec.model, num_classes=1000, image_size=spec.image_size or 224), spec)
     # Warm up: cuDNN's autotuning and the allocator.
     bare(step, batches, clock, 2 * steps)

@@ -20,7 +20,7 @@ from workload.contract.ncu_csv import PUSHED, NcuSource
 from workload.contract.operating_system import SIGKILL
 from workload.contract.spec import Precision
 from workload.environment.machine import run_tool
-from workload.profile import command, kernels, tool
+from workload.profile import command, diagnosis, metrics
 from workload.profile.metrics import MetricSet, base, choose, choose_step, choose_throughput, table
 
 BANDS = Path(__file__).with_name("bands.toml")
@@ -95,10 +95,10 @@ def _compiler(bench: Bench) -> dict[str, Any]:
 
 def _metrics(bench: Bench) -> dict[str, Any]:
     """Metrics that each ncu has for this GPU, or without one for a chip of each capability in our table."""
-    return {"ncu": [_known(tool.Ncu(path=path), bench) for path in bench.ncus]}
+    return {"ncu": [_known(diagnosis.Ncu(path=path), bench) for path in bench.ncus]}
 
 
-def _known(ncu: tool.Ncu, bench: Bench) -> dict[str, Any]:
+def _known(ncu: diagnosis.Ncu, bench: Bench) -> dict[str, Any]:
     chips = ncu.chips()
     rows = {
         row.capability: next(chip for chip in row.chips if chip in chips)
@@ -129,7 +129,7 @@ def _missing(capability: str, known: frozenset[str]) -> list[str]:
 
 def _counters(bench: Bench) -> dict[str, Any]:
     """Run hand-written and plain kernels under ncu; one row for each launch."""
-    fitting = tool.choose([tool.Ncu(path=path) for path in bench.ncus], bench.capability or "")
+    fitting = diagnosis.choose([diagnosis.Ncu(path=path) for path in bench.ncus], bench.capability or "")
     wanted = _wanted(bench.capability or "", fitting.metrics)
     known = tuple(name for name in wanted if base(name) in fitting.metrics)
     roles = {name: name for name in known}
@@ -145,9 +145,9 @@ def _counters(bench: Bench) -> dict[str, Any]:
     if not report.is_file():
         first = next((line for line in end.output.splitlines() if "==ERROR==" in line), "it left no report")
         raise PartFailedError(f"ncu ended with exit code {end.returncode}: {first}", last_lines(end.output))
-    text = tool.ask(command.import_report(fitting.ncu.path, report)) or ""
+    text = diagnosis.ask(command.import_report(fitting.ncu.path, report)) or ""
     table = NcuSource(path=Path("counters.csv"), content=text.encode())
-    launches, notes = kernels.read(table, roles)
+    launches, notes = metrics.read(table, roles)
     return {
         **bench.answer(answer, end),
         "ncu": fitting.version,
@@ -165,7 +165,7 @@ def _wanted(capability: str, known: frozenset[str]) -> list[str]:
     return list(dict.fromkeys([*names, PIPE, CONSTANTS, *L2_NAMES]))
 
 
-def _launch(kernel: kernels.Kernel) -> dict[str, Any]:
+def _launch(kernel: metrics.Kernel) -> dict[str, Any]:
     mark = re.search(r"truth (\w+)", kernel.marks or "")
     return {"range": mark[1] if mark else None, "kernel": kernel.name[:200], "values": dict(kernel.values)}
 
@@ -189,7 +189,7 @@ def _profile(precision: str, bench: Bench) -> dict[str, Any]:
     tables = sorted(folder.glob("*/ncu/kernels.csv"))
     profile = (run["record"] or {}).get("profile") or {}
     roles = {name: name for name in profile.get("metrics") or ()}
-    launches = kernels.read(NcuSource(path=tables[0]), roles)[0] if tables else []
+    launches = metrics.read(NcuSource(path=tables[0]), roles)[0] if tables else []
     return {**run, "launches": [{"kernel": each.name[:300], "values": dict(each.values)} for each in launches]}
 
 

@@ -30,10 +30,9 @@ from workload.environment.device import GpuSensors
 from workload.measure import ceilings
 from workload.measure.clock import clock_for
 from workload.model import models
-from workload.profile import answers
-from workload.profile.supervise import end_with
-from workload.steps.data import open_source
-from workload.steps.training_step import TrainingStep
+from workload.profile import profiled_step
+from workload.profile.command import end_with
+from workload.steps.training_step import TrainingStep, open_source
 
 # Compile targets: one with HFMA2.MMA, one without, and a newer one.
 COMPILED_FOR = ("80", "89", "90")
@@ -255,7 +254,7 @@ def _names(model: str, precision: str) -> list[dict[str, Any]]:
     loops.bare(step, batches, clock_for(spec.device), 3)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         loops.bare(step, batches, clock_for(spec.device), 1)
-    rows = answers.kernel_rows(profiler)[:NAMES_KEPT]
+    rows = profiled_step.kernel_rows(profiler)[:NAMES_KEPT]
     return [{"name": row.name[:NAME_CHARACTERS], "calls": row.calls, "s": row.total_s} for row in rows]
 
 

@@ -22,7 +22,7 @@ from launcher.protocol.records import Request
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.process import TolerantStream, handled_by
 from workload.storage.address import open_store
-from workload.storage.upload import PATIENCE
+from workload.storage.inventory import PATIENCE
 
 
 def main(words: Sequence[str]) -> int:

@@ -40,9 +40,8 @@ from workload.contract.errors import BundleError, InterruptedRunError, Rooflaunc
 from workload.contract.operating_system import SIGKILL
 from workload.contract.record import Cost, Status
 from workload.contract.record_sections import CloudFacts
-from workload.storage.inventory import sealed_runs
+from workload.storage.inventory import sealed_runs, upload
 from workload.storage.store import ObjectExistsError, Patience, Store
-from workload.storage.upload import upload
 
 PRESS_EVERY_S = 2.0
 # Time for the trainer to finish its step and to seal its bundle. A spot VM ends 30 s after the notice of its end.

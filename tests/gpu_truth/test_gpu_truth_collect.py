@@ -19,7 +19,7 @@ from benchmarks.gpu_truth.parts import PARTS, EvidencePart, PartNeed
 from tests.gpu_truth.stage import gpu_bench
 from workload import cli
 from workload.contract.errors import ExitCode, UsageError
-from workload.profile import supervise
+from workload.profile import command
 
 ROOT = Path(__file__).parents[2]
 
@@ -325,10 +325,10 @@ def test_a_child_may_wait_for_its_own_child_before_it_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graces: list[float] = []
-    ended = supervise.End(returncode=0, output="", elapsed_s=0.0)
-    monkeypatch.setattr(supervise, "run", lambda *_, grace_s, **__: graces.append(grace_s) or ended)
+    ended = command.End(returncode=0, output="", elapsed_s=0.0)
+    monkeypatch.setattr(command, "run", lambda *_, grace_s, **__: graces.append(grace_s) or ended)
     Bench(scratch=tmp_path).run(["profile"], limit_s=1)
-    assert graces[0] > supervise.GRACE_S
+    assert graces[0] > command.GRACE_S
 
 
 @pytest.mark.world

@@ -15,8 +15,7 @@ import torch
 
 from workload.contract.bundle import STEP_COLUMNS, STEPS
 from workload.contract.spec import Device
-from workload.measure.clock import Clock
-from workload.measure.collectives import NO_MARKS, Collectives, StepMarks
+from workload.measure.clock import NO_MARKS, Clock, Collectives, StepMarks
 
 FLUSH_EVERY_S = 1.0
 # With this many unread steps the host waits for the device. The ring buffer of `PinnedReader` has room for twice as

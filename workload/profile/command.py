@@ -1,15 +1,86 @@
 """Command lines of a profile pass, and their time limits. Pure functions, which start no process."""
 
+import os
 import shlex
-from collections.abc import Callable, Sequence
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from threading import Thread
+from typing import IO
 
+from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError
 from workload.contract.invocation import TRAINER
+from workload.contract.operating_system import SIGKILL, is_alive, start_child
 from workload.contract.record import Record
+from workload.contract.record_sections import ProfileResult
 from workload.contract.spec import Profile, RunSpec, arguments
+from workload.contract.trainer import Context
 from workload.profile.metrics import MetricSet
+
+
+class ProfileStatus(StrEnum):
+    """Status of a pass. `partial`: `reason` names the missing figures; `unavailable`: not possible on this machine."""
+
+    NOT_REQUESTED = "not requested"
+    NOT_PROFILED = "not profiled"
+    COMPLETED = "completed"
+    PARTIAL = "partial"
+    UNAVAILABLE = "unavailable"
+    FAILED = "failed"
+    TIMED_OUT = "timed out"
+    INTERRUPTED = "interrupted"
+
+
+class ProfileError(RooflaunchError):
+    """Reason why there is no profile; the timing run stays valid."""
+
+    exit_code = ExitCode.TOOL
+
+    def __init__(self, status: ProfileStatus, reason: str, *, hint: str) -> None:
+        super().__init__(reason, hint=hint)
+        self.status = status
+
+    def headline(self) -> str:
+        """Text after `error:`."""
+        return f"profile {self.status}: {self}"
+
+    def recorded(self, kind: Profile | None = None) -> ProfileResult:
+        """Section `profile` of run.json for a pass that ended with this error; `kind`: the requested profile."""
+        return ProfileResult(status=self.status, reason=str(self), hint=self.hint, kind=kind)
+
+
+def unavailable(reason: str, *, hint: str) -> ProfileError:
+    """Error for something that the machine lacks or forbids."""
+    return ProfileError(ProfileStatus.UNAVAILABLE, reason, hint=hint)
+
+
+def before_the_pass(profile: Profile, context: Context) -> ProfileResult:
+    """Section `profile` of run.json as the timing run writes it, before the profile pass.
+
+    In a sweep each run has its own profile; among the repeats of a run only the first repeat has a profile.
+    """
+    if profile is Profile.NONE:
+        return ProfileResult(status=ProfileStatus.NOT_REQUESTED)
+    has_its_own = context.repeat == 1 or context.job is not None
+    reason = (
+        "the profile pass has not run yet"
+        if has_its_own
+        else f"the profile is in the bundle of repeat 1 of {context.repeats}"
+    )
+    return ProfileResult(status=ProfileStatus.NOT_PROFILED, kind=profile, reason=reason)
+
+
+def was_interrupted(profile: ProfileResult) -> bool:
+    """Whether the user ended the pass, or one of its further runs."""
+    parts = (profile, profile.step_bytes, profile.throughput)
+    return any(part is not None and part.status == ProfileStatus.INTERRUPTED for part in parts)
+
 
 # Number of warm-up steps. After this many steps cuDNN's autotuning and the allocator have settled, even if the timing
 # run had fewer warm-up steps.
@@ -174,3 +245,134 @@ def trace_limit_s(record: Record, steps: int) -> float:
 def counted_steps(number: int) -> str:
     """Number of steps as text: `1 step`, `4 steps`."""
     return f"{number} step{'s' if number > 1 else ''}"
+
+
+# --- the child process of a pass
+
+# When interrupted, ncu writes a report of the kernels so far; for a thousand kernels that takes seconds.
+GRACE_S = 30.0
+TICK_S = 0.5
+READER_LIMIT_S = 5.0
+OWNER_CHECK_S = 1.0
+# The original function: `os._exit` itself is wrapped while a script is measured.
+LEAVE = os._exit
+
+OnLine = Callable[[str], None]
+OnTick = Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """End of a child process; `output`: text that the child printed. `returncode` is negative for a signal."""
+
+    returncode: int
+    output: str
+    elapsed_s: float
+    timed_out: bool = False
+    interrupted: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether the child ended by itself with exit code 0."""
+        return self.returncode == 0 and not self.timed_out and not self.interrupted
+
+
+def run(
+    command: Sequence[str],
+    *,
+    log: Path,
+    limit_s: float,
+    grace_s: float | None = None,
+    environment: Mapping[str, str] | None = None,
+    on_line: OnLine = lambda _: None,
+    on_tick: OnTick = lambda: None,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> End:
+    """Run `command` in its own process group until it ends, reaches its time limit or the user interrupts.
+
+    The caller must be within `interrupt.stoppable`, whose error ends the child: the group gets SIGINT, as from a
+    terminal, and after `grace_s` (30 s) SIGKILL. Raises `OSError` if the command cannot be started.
+    """
+    began_s = monotonic()
+    timed_out = interrupted = False
+    lines: list[str] = []
+    with log.open("a", encoding="utf-8") as kept, _start(command, environment) as child:
+        reader = Thread(target=_read, args=(child.stdout, kept, lines, on_line), daemon=True)
+        reader.start()
+        try:
+            timed_out = not _wait(child, began_s + limit_s, on_tick, monotonic)
+        except InterruptedRunError:
+            interrupted = True
+        finally:
+            _end_group(child, (GRACE_S if grace_s is None else grace_s) if timed_out or interrupted else 0.0)
+        reader.join(READER_LIMIT_S)
+    return End(
+        returncode=child.returncode,
+        output="".join(lines),
+        elapsed_s=monotonic() - began_s,
+        timed_out=timed_out,
+        interrupted=interrupted,
+    )
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str] | None) -> "subprocess.Popen[str]":
+    return start_child(
+        command,
+        apart=sys.platform == "win32",
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+def _read(source: IO[str], kept: IO[str], lines: list[str], on_line: OnLine) -> None:
+    # A leftover process may keep this reader waiting until the log is closed; then a write raises ValueError.
+    with suppress(ValueError):
+        for line in source:
+            kept.write(line)
+            kept.flush()
+            lines.append(line)
+            on_line(line)
+
+
+def _wait(child: "subprocess.Popen[str]", end_s: float, on_tick: OnTick, monotonic: Callable[[], float]) -> bool:
+    """Wait for the child; return whether it ended by `end_s`, a time of the clock `monotonic`."""
+    while monotonic() < end_s:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(TICK_S)
+            return True
+        on_tick()
+    return child.poll() is not None
+
+
+def _end_group(child: "subprocess.Popen[str]", grace_s: float) -> None:
+    """Interrupt the process group, then kill it: a group outlives its leader if the profiled process hangs."""
+    if grace_s:
+        _signal(child, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired, InterruptedRunError):
+            child.wait(grace_s)
+    _signal(child, SIGKILL)
+    child.wait()
+
+
+def _signal(child: "subprocess.Popen[str]", number: int) -> None:
+    if sys.platform == "win32":
+        child.send_signal(number)
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, number)
+
+
+def end_with(owner: int) -> None:
+    """End this process, which uses a GPU, when the process `owner` is gone, even by SIGKILL."""
+
+    def watch() -> None:
+        while is_alive(owner):
+            time.sleep(OWNER_CHECK_S)
+        LEAVE(ExitCode.INTERRUPTED)
+
+    Thread(target=watch, daemon=True).start()

@@ -22,12 +22,21 @@ from workload.contract.spec import Profile, RunSpec
 from workload.contract.text import duration, minutes
 from workload.environment.machine import HostSystem
 from workload.log import Progress
-from workload.profile import command, diagnosis, kernels, metrics, summary, supervise, tool
-from workload.profile.command import RETAKES, WARMUP_STEPS, Application, Caches, ExpectedTime, Mode, Replay
-from workload.profile.kernels import Kernel
-from workload.profile.metrics import MetricSet
-from workload.profile.status import ProfileError, ProfileStatus, unavailable
-from workload.profile.supervise import End
+from workload.profile import command, diagnosis, metrics, summary
+from workload.profile.command import (
+    RETAKES,
+    WARMUP_STEPS,
+    Application,
+    Caches,
+    End,
+    ExpectedTime,
+    Mode,
+    ProfileError,
+    ProfileStatus,
+    Replay,
+    unavailable,
+)
+from workload.profile.metrics import Kernel, MetricSet
 from workload.profile.torch_pass import hide_secrets
 
 FOLDER = "ncu"
@@ -119,8 +128,8 @@ class NcuPass:
         """Run all parts of the pass, in order."""
         counted = self._count()
         self._require_same_gpu(counted)
-        candidates = [tool.Ncu(path=path) for path in self._facts.ncus]
-        fitting = tool.choose(candidates, counted.compute_capability)
+        candidates = [diagnosis.Ncu(path=path) for path in self._facts.ncus]
+        fitting = diagnosis.choose(candidates, counted.compute_capability)
         chosen = metrics.choose(counted.compute_capability, self._spec.precision, fitting.metrics)
         chosen = self._with_own_metrics(chosen, fitting)
         plan = self._kernel_plan("profile", counted, chosen, table="kernels", calibrated=True)
@@ -133,7 +142,7 @@ class NcuPass:
             result |= self._further_runs(counted, fitting)
         return from_facts(ProfileResult, result | {"files": self._files()})
 
-    def _with_own_metrics(self, chosen: MetricSet, fitting: tool.Fitting) -> MetricSet:
+    def _with_own_metrics(self, chosen: MetricSet, fitting: diagnosis.Fitting) -> MetricSet:
         """Add the metrics that the user asked for, and log those that this ncu lacks."""
         wanted = vocabulary.metric_names(self._spec.ncu_metrics)
         bases = {metrics.base(name) for name in wanted} & fitting.metrics
@@ -194,7 +203,7 @@ class NcuPass:
         expected, limit = duration(plan.estimate.expected_s), minutes(plan.estimate.limit_s)
         LOGGER.info("profile    %s kernels in %s: about %s, at most %s", number, steps, expected, limit)
 
-    def _under_ncu(self, fitting: tool.Fitting, plan: _Plan) -> _Run:
+    def _under_ncu(self, fitting: diagnosis.Fitting, plan: _Plan) -> _Run:
         """Run a plan; if AMP skipped a step, repeat it after more warm-up."""
         notes: list[str] = []
         for repetition in range(RETAKES + 1):
@@ -206,7 +215,7 @@ class NcuPass:
             LOGGER.warning("note       %s", notes[-1])
         return replace(done, notes=[*notes, *done.notes])
 
-    def _once_under_ncu(self, fitting: tool.Fitting, plan: _Plan, warmup_steps: int) -> _Run:
+    def _once_under_ncu(self, fitting: diagnosis.Fitting, plan: _Plan, warmup_steps: int) -> _Run:
         ncu = fitting.ncu
         report, answer_file = self._folder / f"{plan.name}.ncu-rep", self._folder / f"{plan.name}.json"
         for leftover in (report, answer_file):
@@ -238,7 +247,7 @@ class NcuPass:
         self._echo(words, under_ncu=under_ncu)
         progress = _NcuProgress(plan) if plan else None
         try:
-            end = supervise.run(
+            end = command.run(
                 words,
                 log=self._folder / LOG,
                 limit_s=limit_s,
@@ -260,7 +269,7 @@ class NcuPass:
         with (self._folder / COMMANDS).open("a", encoding="utf-8") as text:
             text.write(f"{line}\n")
 
-    def _import(self, ncu: tool.Ncu, report: Path, plan: _Plan) -> tuple[list[Kernel], tuple[str, ...]]:
+    def _import(self, ncu: diagnosis.Ncu, report: Path, plan: _Plan) -> tuple[list[Kernel], tuple[str, ...]]:
         """Export the report as CSV with ncu, and read it. Raises `ToolError` if it cannot be read."""
         words = command.import_report(ncu.path, report)
         table = self._folder / f"{plan.table}.csv"
@@ -276,7 +285,7 @@ class NcuPass:
                 timeout=IMPORT_LIMIT_S,
                 check=False,
             )
-        return kernels.read(NcuSource(path=table), plan.metrics.roles)
+        return metrics.read(NcuSource(path=table), plan.metrics.roles)
 
     def _error_without_profile(self, end: End, estimate: ExpectedTime) -> ProfileError:
         reason = f"ncu ended with exit code {end.returncode} and without a profile"
@@ -288,7 +297,7 @@ class NcuPass:
 
     # --- results
 
-    def _describe(self, counted: _Counted, fitting: tool.Fitting, plan: _Plan, done: _Run) -> dict[str, Any]:
+    def _describe(self, counted: _Counted, fitting: diagnosis.Fitting, plan: _Plan, done: _Run) -> dict[str, Any]:
         labelled = summary.label(done.launches)
         complete = labelled.complete(finished=done.finished) if labelled else None
         problem = self._problem(plan, done, complete)
@@ -359,7 +368,7 @@ class NcuPass:
 
     # --- further runs
 
-    def _further_runs(self, counted: _Counted, fitting: tool.Fitting) -> dict[str, Any]:
+    def _further_runs(self, counted: _Counted, fitting: diagnosis.Fitting) -> dict[str, Any]:
         """Run the requested optional runs, until one is interrupted; return their results by name."""
         requested = {
             "step_bytes": self._step_bytes if self._spec.profile_step_bytes else None,
@@ -373,7 +382,7 @@ class NcuPass:
                     break
         return results
 
-    def _step_bytes(self, counted: _Counted, fitting: tool.Fitting) -> dict[str, Any]:
+    def _step_bytes(self, counted: _Counted, fitting: diagnosis.Fitting) -> dict[str, Any]:
         chosen = metrics.choose_step(fitting.metrics)
         plan = _Plan(
             name="step",
@@ -389,7 +398,7 @@ class NcuPass:
         done = self._complete_run(fitting, plan)
         return _settings(plan, done) | summary.step_bytes(done.launches, self._spec.profile_steps)
 
-    def _throughput(self, counted: _Counted, fitting: tool.Fitting) -> dict[str, Any]:
+    def _throughput(self, counted: _Counted, fitting: diagnosis.Fitting) -> dict[str, Any]:
         chosen = metrics.choose_throughput(counted.compute_capability, fitting.metrics)
         plan = self._kernel_plan("throughput", counted, chosen, table="throughput", calibrated=False)
         done = self._complete_run(fitting, plan)
@@ -398,7 +407,7 @@ class NcuPass:
             raise ProfileError(ProfileStatus.FAILED, "the table has no ranges", hint=diagnosis.LOOK)
         return _settings(plan, done) | summary.throughput(labelled)
 
-    def _complete_run(self, fitting: tool.Fitting, plan: _Plan) -> _Run:
+    def _complete_run(self, fitting: diagnosis.Fitting, plan: _Plan) -> _Run:
         """Run a plan and return its result.
 
         Raises `ProfileError` if the run is incomplete, because partial results of an optional run are not used.

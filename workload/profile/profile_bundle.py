@@ -22,8 +22,7 @@ from workload.contract.record_sections import ProfileResult
 from workload.contract.script_words import redacted, without_secrets_in
 from workload.contract.spec import Profile, RunSpec
 from workload.profile import command, ncu_pass, profiled_script, torch_pass
-from workload.profile.command import Application
-from workload.profile.status import ProfileError, ProfileStatus
+from workload.profile.command import Application, ProfileError, ProfileStatus
 
 WORK = "profile.tmp"
 # Seconds added to the time limit per second of the run's setup: a script prepares its data again, and ncu patches

@@ -18,9 +18,8 @@ from workload.contract.record import ScriptFacts
 from workload.contract.script_words import DATA, HIDDEN, redacted, with_home
 from workload.contract.spec import Precision, Profile, RunSpec
 from workload.measure.timing import Timeline
-from workload.profile.command import WARMUP_STEPS, Mode
-from workload.profile.supervise import end_with
-from workload.steps import hooks, program, script_facts
+from workload.profile.command import WARMUP_STEPS, Mode, end_with
+from workload.steps import hooks, program
 from workload.steps.program import shown
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def words_of(bundle: Bundle, typed: Sequence[str], kind: Profile, *, data: str |
         ) from error
     for name, sha256 in (script.files or {}).items():
         path = folder / name
-        if not path.is_file() or script_facts.sha256_of(path) != sha256:
+        if not path.is_file() or program.sha256_of(path) != sha256:
             what = "has changed" if path.is_file() else "is gone"
             raise UsageError(
                 f"{name} {what} since '{bundle.path}' was measured: a profile needs the same script",

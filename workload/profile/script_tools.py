@@ -22,7 +22,7 @@ from workload.contract.spec import Device, Precision
 from workload.contract.vocabulary import step_range
 from workload.measure.clock import clock_for
 from workload.measure.recorder import Aside, StepPart, StepPhase
-from workload.profile import answers
+from workload.profile import profiled_step
 from workload.profile.command import Mode, counted_steps
 from workload.steps.program import Program
 from workload.steps.session import Session
@@ -228,14 +228,14 @@ class Trace:
         if self._plain_s is not None:
             if self._profiler is None:
                 self._start()
-            self._label = torch.profiler.record_function(answers.label(self._labels))
+            self._label = torch.profiler.record_function(profiled_step.label(self._labels))
             self._label.__enter__()
         self._began_s = time.perf_counter()
 
     def _start(self) -> None:
         if torch._C._autograd._profiler_enabled():  # noqa: SLF001 - a second one would end the first without a word
             raise _two_profilers()
-        self._profiler = _Profiler(activities=answers.activities(self._device))
+        self._profiler = _Profiler(activities=profiled_step.activities(self._device))
         self._profiler.start()
 
     def passed(self, part: Part) -> None:
@@ -262,14 +262,14 @@ class Trace:
             self._plain_s = step_s
         elif is_whole:
             self._first = self._first or number
-            self._step_s[answers.label(self._labels - 1)] = step_s
+            self._step_s[profiled_step.label(self._labels - 1)] = step_s
         self.wants_more = len(self._step_s) < self._request.steps
 
     def answer(self) -> dict[str, Any]:
         """Result in the same form as the trace of our own trainer; called after the script has ended."""
         assert self._profiler is not None
         self._profiler.stop()
-        answer = answers.write_trace(
+        answer = profiled_step.write_trace(
             self._profiler,
             self._request.report.parent,
             self._device,
@@ -304,7 +304,7 @@ class Count:
         self._began_s = time.perf_counter()
         if self._start_s is None:
             self._start_s = self._began_s - self._request.began_s
-        if len(self._step_s) >= answers.TIMED_STEPS and not self._is_counted:
+        if len(self._step_s) >= profiled_step.TIMED_STEPS and not self._is_counted:
             self._profiler = _Profiler(activities=[ProfilerActivity.CUDA])
             self._profiler.start()
 
@@ -318,7 +318,7 @@ class Count:
         if self._profiler:
             self._profiler.stop()
             if is_whole:
-                self._kernels, self._is_counted = answers.kernels_in(self._profiler), True
+                self._kernels, self._is_counted = profiled_step.kernels_in(self._profiler), True
             self._profiler = None
         elif is_whole and not self._is_counted:
             self._step_s.append(step_s)
@@ -330,7 +330,7 @@ class Count:
     def answer(self) -> dict[str, Any]:
         """Result in the same form as the count of our own trainer."""
         step_s = sum(self._step_s) / len(self._step_s)
-        answer = answers.count(self._request.precision, step_s=step_s, kernels_per_step=self._kernels)
+        answer = profiled_step.count(self._request.precision, step_s=step_s, kernels_per_step=self._kernels)
         return answer | {"start_s": self._start_s, "warmup_steps": self._warmup}
 
 
@@ -351,7 +351,9 @@ class Counters:
         if not self._is_on:
             self._is_on = True
             is_calibrated = self._request.mode is Mode.CALIBRATED
-            answers.start_profiler(answers.calibration_products(self._request.precision) if is_calibrated else {})
+            profiled_step.start_profiler(
+                profiled_step.calibration_products(self._request.precision) if is_calibrated else {}
+            )
         self._usual, self._place = usual, 0
         self._open()
 
@@ -378,7 +380,7 @@ class Counters:
         self._taken += 1
         self._broken += not is_whole
         if self._taken >= self._request.steps:
-            answers.stop_profiler()
+            profiled_step.stop_profiler()
             self.wants_more = False
 
     def answer(self) -> dict[str, Any]:

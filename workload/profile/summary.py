@@ -13,8 +13,7 @@ from workload.contract.vocabulary import (
     MODEL_RATIO_TO,
     STEP_RANGE,
 )
-from workload.profile.kernels import FLOATS, Kernel
-from workload.profile.metrics import TENSOR_PREFIX
+from workload.profile.metrics import FLOATS, TENSOR_PREFIX, Kernel
 
 FORWARD, BACKWARD = "forward", "backward"
 

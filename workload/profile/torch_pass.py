@@ -16,9 +16,8 @@ from workload.contract.fields import from_facts
 from workload.contract.record import Record
 from workload.contract.record_sections import ProfileResult
 from workload.contract.spec import Profile, RunSpec
-from workload.profile import command, diagnosis, supervise
-from workload.profile.command import Application, Mode
-from workload.profile.status import ProfileError, ProfileStatus
+from workload.profile import command, diagnosis
+from workload.profile.command import Application, Mode, ProfileError, ProfileStatus
 
 FOLDER = "torch"
 LOG, COMMANDS = "torch.log", "command.txt"
@@ -46,7 +45,7 @@ def profile(spec: RunSpec, record: Record, folder: Path, application: Applicatio
     LOGGER.info("command    %s", line)
     (folder / COMMANDS).write_text(f"{line}\n", encoding="utf-8")
     limit_s = command.trace_limit_s(record, (spec.warmup or 0) + spec.profile_steps + 1) + application.setup_s
-    end = supervise.run(words, log=folder / LOG, limit_s=limit_s)
+    end = command.run(words, log=folder / LOG, limit_s=limit_s)
     hide_secrets(folder / LOG, application)
     if not report.is_file():
         raise _error_without_trace(end, limit_s)
@@ -69,7 +68,7 @@ def hide_secrets(log: Path, application: Application) -> None:
         log.write_text(shown, encoding="utf-8")
 
 
-def _error_without_trace(end: supervise.End, limit_s: float) -> ProfileError:
+def _error_without_trace(end: command.End, limit_s: float) -> ProfileError:
     reason = f"the profiled process ended with exit code {end.returncode}"
     return (
         diagnosis.cut_off(end, limit_s, "before it was complete")

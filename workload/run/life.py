@@ -26,12 +26,10 @@ from workload.contract.spec import Device, Precision
 from workload.contract.text import percent, seconds, si
 from workload.contract.trainer import Context, KeptCeilings
 from workload.environment import device, gpu_index
-from workload.measure import ceiling_cache, ceilings, timing
-from workload.measure.clock import Clock, clock_for
-from workload.measure.collectives import Collectives
+from workload.measure import ceilings, timing
+from workload.measure.clock import Clock, Collectives, clock_for
 from workload.measure.recorder import LossReader, PhaseTotals, Recorder, StepPhase, loss_reader_for
-from workload.measure.settle import settle, thermometer_of
-from workload.measure.telemetry import Telemetry
+from workload.measure.telemetry import Telemetry, settle, thermometer_of
 from workload.measure.timing import CpuMeter, CpuUse, Timeline
 
 LOGGER = logging.getLogger("workload")
@@ -124,7 +122,7 @@ class Life:
         self.set(ceilings=from_facts(CeilingsRecord, measured))
 
     def _ceilings_here(self, precisions: Sequence[Precision], kept: KeptCeilings) -> dict[str, Any]:
-        measured, age_s = ceiling_cache.cached_or_measure(
+        measured, age_s = ceilings.cached_or_measure(
             self.folder.parent,
             device=self.device,
             precisions=precisions,

@@ -23,13 +23,11 @@ from workload.contract.text import counted, percent, plain, seconds, si
 from workload.contract.trainer import Context
 from workload.environment.collect import collect
 from workload.environment.machine import HostSystem
-from workload.measure.clock import clock_for
-from workload.measure.collectives import Collectives
+from workload.measure.clock import Collectives, clock_for
 from workload.measure.recorder import StepPhase
 from workload.measure.timing import Timeline
 from workload.run.life import Life, Region
 from workload.run.unfinished import first_record
-from workload.steps import script_facts
 from workload.steps.agreement import Agreement, RankSession, Word
 from workload.steps.program import Program
 from workload.steps.session import Session
@@ -165,7 +163,7 @@ class MeasuredScript:
 
     def _recorded_spec(self, step: Step, work: Work, used: Device) -> Spec:
         program, given, (warmup, iterations, least_s) = self._program, self._spec, self._limits.filled(used)
-        script = script_facts.collect(program.words, program.folder, program.path, machine=self._machine)
+        script = program.collect(program.words, program.folder, program.path, machine=self._machine)
         # A launcher that copied the script's folder has recorded its commit; a copy has no git repository.
         commit, _, dirty = self._context.script_commit.partition("-")
         copied: dict[str, Any] = {"commit": commit, "dirty": bool(dirty)} if commit else {}

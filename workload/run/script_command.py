@@ -35,7 +35,7 @@ from workload.contract.trainer import Context
 from workload.environment import gpu_index, host
 from workload.measure.timing import Timeline
 from workload.run import ranks
-from workload.run.repeats import repeat_script, words_of_run
+from workload.run.ranks import repeat_script, words_of_run
 from workload.steps import hooks, program
 from workload.steps.program import shown
 

@@ -35,14 +35,13 @@ from workload.environment import device
 from workload.environment.collect import SectionsBeside, collect
 from workload.environment.host import usable_cpus
 from workload.log import Progress
-from workload.measure.clock import clock_for
-from workload.measure.collectives import Collectives
+from workload.measure.clock import Collectives, clock_for
 from workload.measure.recorder import StepPhase, loss_reader_for
 from workload.measure.timing import Timeline
 from workload.model import models
 from workload.run.life import Life, Region
 from workload.run.unfinished import first_record, status_of
-from workload.steps import complexity, data
+from workload.steps import complexity, training_step
 from workload.steps.training_step import TrainingStep
 
 LOGGER = logging.getLogger("workload")
@@ -100,7 +99,7 @@ class TrainingJob:
     spec: RunSpec
     context: Context
     origin: dict[str, str]
-    source: data.DataSource
+    source: training_step.DataSource
     model: nn.Module
     complexity: complexity.Complexity
     counted: Mapping[str, Any]
@@ -124,7 +123,7 @@ def prepare(resolved: Resolved, context: Context, output: Path, rank: int = 0) -
     for note in gpu_notes:
         LOGGER.warning("note       %s", note)
     notes = [*gpu_notes, *device.prepare(spec, cpus=cpus)]
-    source = data.open_source(spec, rank)
+    source = training_step.open_source(spec, rank)
     assert spec.image_size is not None
     assert spec.batch_size is not None
     counted: dict[str, Any] = {

@@ -21,7 +21,7 @@ from workload.contract.spec import Device, Profile, RunSpec
 from workload.contract.trainer import Context, this_start
 from workload.environment.cloud import outside_facts
 from workload.environment.machine import HostSystem
-from workload.profile.status import before_the_pass
+from workload.profile.command import before_the_pass
 
 NOTE = "the trainer ended before it could describe the run: this record was made from outside"
 

@@ -20,8 +20,7 @@ from weakref import WeakKeyDictionary
 
 from workload.contract.errors import LostRankError, RooflaunchError, RunFailedError, UsageError
 from workload.contract.spec import Device
-from workload.measure.clock import clock_for
-from workload.measure.collectives import Collectives
+from workload.measure.clock import Collectives, clock_for
 from workload.steps.program import STEP_HINT, Program
 from workload.steps.session import Session, Stage
 from workload.steps.step import Limits, Step, StepReceiver

@@ -30,8 +30,8 @@ from workload.contract.errors import UsageError, explain_shortage
 from workload.contract.operating_system import replace_text
 from workload.contract.record import ComplexityRecord
 from workload.contract.spec import Device, Optimizer, Precision
+from workload.environment.collect import version
 from workload.environment.device import AUTOCAST_DTYPES
-from workload.environment.software import version
 from workload.model import flop, models
 from workload.model.flop import FlopCounter, Tally
 from workload.steps import training_step

@@ -3,17 +3,20 @@
 Standard library only, and no torch.
 """
 
+import hashlib
 import importlib.abc
+import importlib.metadata
 import importlib.util
 import io
 import os
 import runpy
+import shlex
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
@@ -22,7 +25,10 @@ from types import ModuleType
 
 from workload import log
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError, UsageError
-from workload.contract.script_words import DATA, main_file
+from workload.contract.record import ScriptFacts
+from workload.contract.script_words import DATA, main_file, redacted
+from workload.environment.collect import checked_out
+from workload.environment.machine import HostSystem
 
 NAMES = frozenset({"analysis", "launcher", "workload"})
 ROOT = Path(__file__).resolve().parents[2]
@@ -328,3 +334,62 @@ def code_of(ended: SystemExit) -> int:
         return ended.code or 0
     print(ended.code, file=sys.stderr)
     return 1
+
+
+# --- facts of a script's code
+
+# A repository of thousands of modules is identified by its commit.
+MOST_FILES = 500
+PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+
+
+def collect(words: Sequence[str], folder: Path, main: Path | None, *, machine: HostSystem) -> ScriptFacts:
+    """Facts of the script `main` in `folder`, after its imports; `words`: script and arguments as given."""
+    argv = redacted(words)
+    files = {name: sha256_of(path) for name, path in sorted(_files(folder, main).items())}
+    packages = dict(sorted(_packages()))
+    commit, dirty = checked_out(machine, folder, "--untracked-files=no")
+    return ScriptFacts(
+        argv=argv,
+        command=shlex.join(argv),
+        files=files,
+        sha256=_digest(files),
+        commit=commit,
+        dirty=dirty,
+        packages=packages,
+        packages_sha256=_digest(packages),
+    )
+
+
+def _digest(rows: Mapping[str, str]) -> str:
+    return hashlib.sha256("".join(f"{name} {value}\n" for name, value in rows.items()).encode()).hexdigest()[:16]
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _files(folder: Path, main: Path | None) -> dict[str, Path]:
+    """The script and the modules that it imported from its own folder, by relative path."""
+    paths = {main} if main else set()
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__file__", None)
+        path = Path(name) if isinstance(name, str) and name.endswith(".py") else None
+        if path and path.is_absolute() and path.is_relative_to(folder) and not PACKAGE_FOLDERS & set(path.parts):
+            paths.add(path)
+    ours = ROOT / "rooflaunch", ROOT / "workload"
+    kept = sorted(path for path in paths if path.is_file() and not any(map(path.is_relative_to, ours)))[:MOST_FILES]
+    return {path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name: path for path in kept}
+
+
+def _packages() -> Iterator[tuple[str, str]]:
+    """Name and version of every installed distribution from which the script imported a module."""
+    loaded = {name.partition(".")[0] for name in list(sys.modules)}
+    by_module = importlib.metadata.packages_distributions()
+    names = {distribution for module in loaded for distribution in by_module.get(module, ())}
+    for name in names:
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue

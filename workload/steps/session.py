@@ -20,9 +20,22 @@ from workload.contract.errors import ExitCode, RooflaunchError, UsageError
 from workload.contract.process import pending_interruption
 from workload.contract.spec import Device
 from workload.measure.recorder import Aside, StepPart, StepPhase
-from workload.steps.batches import Batch, Unit, fetched_at
 from workload.steps.program import STEP_HINT, EndOfScript, Program, end_by_force_after, no_optimizer, several_processes
-from workload.steps.step import Amount, Fetch, Inputs, Limits, OpenStep, Optimizers, Phase, Step, StepReceiver, describe
+from workload.steps.step import (
+    Amount,
+    Batch,
+    Fetch,
+    Inputs,
+    Limits,
+    OpenStep,
+    Optimizers,
+    Phase,
+    Step,
+    StepReceiver,
+    Unit,
+    describe,
+    fetched_at,
+)
 from workload.steps.step_finder import MOST_SEGMENTS, REPEATS, Captures, OptimizerStep, Pattern, Seen, StepFinder
 from workload.steps.step_work import MOST_COUNTED, Evaluations, Site, Work, WorkCounter, chosen, usual
 

@@ -12,8 +12,8 @@ from typing import Any
 from torch import Size, Tensor
 
 from workload.measure.recorder import FLUSH_EVERY_S
-from workload.steps.batches import Batch
 from workload.steps.session import Event, Session
+from workload.steps.step import Batch
 from workload.steps.step_work import Site
 
 # Largest number of optimizer steps in the buffer.

@@ -20,8 +20,7 @@ from workload.contract.spec import Device
 from workload.environment.device import precision_of_fp32
 from workload.measure.clock import clock_for
 from workload.model.flop import FlopCounter, Tally, formula_of, is_known
-from workload.steps.batches import tensors_of
-from workload.steps.step import require_one_gpu
+from workload.steps.step import require_one_gpu, tensors_of
 
 # Statement that turns a script's gradients off: its code and line, and those of its caller.
 Site = tuple[Any, int, Any, int]

@@ -1,16 +1,227 @@
 """Training step: forward + loss + backward + optimizer on one batch, and nothing else."""
 
-from collections.abc import Callable, Iterator
+import signal
+import sys
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.error import URLError
 
 import torch
+from PIL import Image, UnidentifiedImageError
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data.distributed import DistributedSampler
+from torchvision import datasets
+from torchvision.transforms import v2
 
-from workload.contract.spec import Optimizer, Precision, RunSpec
+from workload.contract.errors import RooflaunchError, ToolError, UsageError
+from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Optimizer, Precision, RunSpec
 from workload.environment import device
-from workload.measure.collectives import Collectives
+from workload.measure.clock import Collectives
 from workload.measure.recorder import StepPart
 from workload.model import models
-from workload.steps.data import Batch
+
+Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+
+IMAGENET_CLASSES = 1000
+IMAGENETTE_SIZE = "320px"
+# Channel means and standard deviations of ImageNet, from torchvision's reference training.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# Resize to 256 before cropping 224: torchvision's reference evaluation.
+RESIZE_RATIO = 256 / 224
+LAYOUT = "images must be in FOLDER/<class>/<image>.jpg, or FOLDER/train/<class>/<image>.jpg"
+
+
+class BrokenImageError(Exception):
+    """An image file cannot be decoded; the text is `path: reason`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSource:
+    """Endless full batches on the device: images float32 (batch, 3, size, size), labels int64 (batch,).
+
+    Close the generator of batches to end the worker processes that it has started.
+    """
+
+    batches: Callable[[], Generator[Batch]]
+    classes: int
+    images: int | None
+    path: Path | None
+
+
+def open_source(spec: RunSpec, rank: int = 0) -> DataSource:
+    """Open the data set that `spec` names.
+
+    `rank`: number of the rank that the batches are for; each rank has batches of its own.
+    Raises `UsageError` or `ToolError` if the data set is absent, empty or too small.
+    """
+    if spec.dataset == SYNTHETIC:
+        return _synthetic(spec, rank)
+    root = Path(spec.data_dir).expanduser()
+    if spec.dataset == CIFAR10:
+        return _loaded(spec, rank, _cifar10(spec, root), path=root)
+    if spec.dataset == IMAGENETTE:
+        # 9,469 training images, 10 classes, shorter side 320 pixels.
+        folder = root / "imagenette2-320" / "train"
+        if not folder.is_dir():
+            _fetch(spec, root, lambda: datasets.Imagenette(root, size=IMAGENETTE_SIZE, download=spec.download))
+    else:
+        folder = Path(spec.dataset).expanduser()
+        if not folder.is_dir():
+            known = f"{SYNTHETIC}, {CIFAR10} and {IMAGENETTE}"
+            raise UsageError(
+                f"data set '{spec.dataset}' is neither a folder nor one of {known}", hint=f"--dataset FOLDER; {LAYOUT}"
+            )
+        folder = folder / "train" if (folder / "train").is_dir() else folder
+    try:
+        dataset = datasets.ImageFolder(folder, transform=_transform(spec), loader=_load_image)
+    except FileNotFoundError as error:
+        raise UsageError(f"no images in '{folder}': {str(error).splitlines()[0]}", hint=LAYOUT) from error
+    return _loaded(spec, rank, dataset, path=folder)
+
+
+def _synthetic(spec: RunSpec, rank: int) -> DataSource:
+    """Source of a fixed batch with random labels, made on the device, so that only training is measured."""
+
+    def batches() -> Generator[Batch]:
+        generator = torch.Generator().manual_seed(spec.seed + rank)
+        assert spec.batch_size is not None
+        assert spec.image_size is not None
+        images = torch.randn(spec.batch_size, 3, spec.image_size, spec.image_size, generator=generator)
+        labels = torch.randint(IMAGENET_CLASSES, (spec.batch_size,), generator=generator)
+        batch = _to_device(spec, (images, labels))
+        while True:
+            yield batch
+
+    return DataSource(batches=batches, classes=IMAGENET_CLASSES, images=None, path=None)
+
+
+def _loaded(spec: RunSpec, rank: int, dataset: Any, *, path: Path) -> DataSource:
+    classes = len(dataset.classes)
+    if spec.subset is not None:
+        order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(spec.seed))
+        dataset = Subset(dataset, order[: spec.subset].tolist())
+    if len(dataset) < (spec.batch_size or 0) * spec.devices:
+        each = f" for each of {spec.devices} devices" if spec.devices > 1 else ""
+        raise UsageError(
+            f"data set '{spec.dataset}' gives {len(dataset)} images: fewer than one batch of {spec.batch_size}{each}",
+            hint=f"--batch-size {max(1, len(dataset) // spec.devices)}, or more images",
+        )
+    loader = _loader(spec, rank, dataset)
+    return DataSource(batches=lambda: _endless(spec, loader), classes=classes, images=len(dataset), path=path)
+
+
+def _loader(spec: RunSpec, rank: int, dataset: Dataset[Any]) -> DataLoader[Any]:
+    workers = spec.workers or 0
+    sampler: DistributedSampler[Any] | None = None
+    if spec.devices > 1:
+        # All ranks draw the same order, and take turns in it.
+        ordered: Any = dataset
+        sampler = DistributedSampler(ordered, spec.devices, rank, shuffle=True, seed=spec.seed, drop_last=True)
+    return DataLoader(
+        dataset,
+        batch_size=spec.batch_size,
+        shuffle=sampler is None,
+        sampler=sampler,
+        drop_last=True,
+        num_workers=workers,
+        pin_memory=spec.device is Device.CUDA if spec.pin_memory is None else spec.pin_memory,
+        persistent_workers=workers > 0 if spec.persistent_workers is None else spec.persistent_workers,
+        prefetch_factor=spec.prefetch_factor,
+        worker_init_fn=_ignore_ctrl_c,
+        generator=torch.Generator().manual_seed(spec.seed),
+    )
+
+
+def _ignore_ctrl_c(_: int) -> None:
+    """Ignore Ctrl-C in a worker process: the trainer ends its workers itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "win32":
+        signal.signal(signal.SIGBREAK, signal.SIG_IGN)
+
+
+def _endless(spec: RunSpec, loader: DataLoader[Any]) -> Generator[Batch]:
+    epoch: Any = None
+    try:
+        while True:
+            if isinstance(loader.sampler, DistributedSampler):
+                loader.sampler.set_epoch(loader.sampler.epoch + 1)
+            epoch = iter(loader)
+            for batch in epoch:
+                yield _to_device(spec, batch)
+    except BrokenImageError as error:
+        # An error from a worker has a whole traceback as its text, which ends with the original error.
+        text = str(error).strip().rpartition(f"{BrokenImageError.__name__}: ")[2]
+        path, _, reason = text.partition(": ")
+        raise UsageError(
+            f"image '{path}' cannot be decoded: {reason}", hint=f"remove or replace the image: {path}"
+        ) from error
+    finally:
+        # End the worker processes now: torch reports workers that still run at exit as crashed. The methods are
+        # private, because torch has no public function that ends workers.
+        if spec.workers and epoch is not None:
+            epoch._shutdown_workers()  # noqa: SLF001
+        loader._iterator = None  # noqa: SLF001
+
+
+def _to_device(spec: RunSpec, batch: Batch) -> Batch:
+    images, labels = batch
+    layout = torch.channels_last if spec.channels_last else torch.contiguous_format
+    device = spec.device.value
+    return (images.to(device, non_blocking=True, memory_format=layout), labels.to(device, non_blocking=True))
+
+
+def _cifar10(spec: RunSpec, root: Path) -> Any:
+    """CIFAR-10: 50,000 training images, 32 x 32 pixels, 10 classes."""
+    crop = [] if spec.no_augment else [v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()]
+    resize = [v2.Resize(spec.image_size)] if spec.image_size != 32 else []  # noqa: PLR2004 - CIFAR's own size
+    transform = v2.Compose([*crop, *resize, *_to_tensor()])
+    return _fetch(spec, root, lambda: datasets.CIFAR10(root, transform=transform, download=spec.download))
+
+
+def _fetch(spec: RunSpec, root: Path, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except (URLError, TimeoutError, ConnectionError) as error:
+        raise ToolError(
+            f"data set '{spec.dataset}' cannot be downloaded: {error}",
+            hint=f"copy the data set to {root} from a machine with a network, or use --dataset synthetic",
+        ) from error
+    except RooflaunchError:
+        raise
+    except (RuntimeError, OSError) as error:
+        raise UsageError(
+            f"data set '{spec.dataset}' is not in '{root}': {str(error).splitlines()[0]}",
+            hint=f"--dataset {spec.dataset} --download, or --data-dir FOLDER",
+        ) from error
+
+
+def _load_image(path: str) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        # PIL repeats the path in some of its messages.
+        reason = str(error).replace(f" {path!r}", "").replace("\n", " ")
+        raise BrokenImageError(f"{path}: {reason}") from error
+
+
+def _transform(spec: RunSpec) -> v2.Compose:
+    """Torchvision's reference pipelines: random crop and flip for training, centre crop with `no_augment`."""
+    assert spec.image_size is not None
+    if spec.no_augment:
+        crop = [v2.Resize(round(spec.image_size * RESIZE_RATIO)), v2.CenterCrop(spec.image_size)]
+    else:
+        crop = [v2.RandomResizedCrop(spec.image_size, antialias=True), v2.RandomHorizontalFlip()]
+    return v2.Compose([*crop, *_to_tensor()])
+
+
+def _to_tensor() -> list[Any]:
+    return [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+
 
 # Low enough for every model and optimizer to learn random labels without a schedule, and not within a few steps: the
 # gradients of a model that knows its few images by heart become subnormal numbers, with which a CPU computes several

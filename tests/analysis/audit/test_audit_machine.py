@@ -30,7 +30,7 @@ def test_every_debug_variable_has_an_effect_and_a_source() -> None:
 # Importing torch starts processes of its own.
 @pytest.mark.world
 def test_the_trainer_records_every_debug_variable() -> None:
-    from workload.environment.software import speed_variables
+    from workload.environment.collect import speed_variables
 
     assert set(speed_variables(dict.fromkeys(variables(), "1"))) == set(variables())
 

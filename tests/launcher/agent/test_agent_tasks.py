@@ -10,7 +10,7 @@ from launcher.protocol.records import TaskRun
 from workload.contract.errors import ExitCode
 from workload.contract.record import Status
 from workload.contract.spec import Device, RunSpec
-from workload.storage.upload import upload
+from workload.storage.inventory import upload
 
 
 def run_of(number: int, batch_size: int = 4, *, block: int = 1) -> TaskRun:

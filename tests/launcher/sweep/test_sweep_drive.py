@@ -15,8 +15,7 @@ from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract.errors import UsageError
 from workload.contract.record import Status
 from workload.storage.address import open_store
-from workload.storage.inventory import SealedRun
-from workload.storage.upload import upload
+from workload.storage.inventory import SealedRun, upload
 
 ROOT = Path(__file__).parents[3]
 HOLD = """

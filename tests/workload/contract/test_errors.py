@@ -6,7 +6,7 @@ import pytest
 from workload import log
 from workload.contract.errors import UsageError
 from workload.contract.text import printable, printable_lines
-from workload.profile.status import ProfileError, ProfileStatus
+from workload.profile.command import ProfileError, ProfileStatus
 
 # What a hostile file name can hold: a colour, a forged second line, half of a surrogate pair, right-to-left text.
 HOSTILE = "a\x1b[2Jb\nhint: rm -rf ~\r\ud800\u202e"

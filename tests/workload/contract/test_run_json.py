@@ -148,7 +148,7 @@ def test_numbers_keep_their_digits() -> None:
 SECTIONS = {"environment", "timing", "complexity", "ceilings", "spec_origin", "usage", "cost", "run_key"}
 # What reads or writes other documents that have a key of such a name.
 OTHER_DOCUMENTS = {
-    "workload/measure/ceiling_cache.py": "a file of its own",
+    "workload/measure/ceilings.py": "a file of its own",
     "launcher/backends/ssh/keeper.py": "the variables of a process",
     "workload/contract/record.py": "the reader itself",
     "workload/measure/timing.py": "when each phase of the timeline began",

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.workload.conftest import LayOut
-from workload.environment.container import container_facts
+from workload.environment.host import container_facts
 
 OVERLAY = "1 0 0:50 / / rw - overlay overlay rw,lowerdir=/x\n"
 DISK = "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:9 / /var/lib/docker/overlay2/m rw - overlay overlay rw\n"

@@ -12,7 +12,7 @@ import torch
 from workload import cli
 from workload.contract.errors import UsageError
 from workload.environment import device
-from workload.measure import ceiling_cache
+from workload.measure import ceilings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks only on Linux")
 
@@ -97,7 +97,7 @@ def test_ceilings_beside_a_script_hold_back_instructions_of_a_cpu(
 
     measured = SimpleNamespace(to_json=lambda: {"device": device})
     monkeypatch.setattr("workload.environment.device.hold_back", hold_back)
-    monkeypatch.setattr(ceiling_cache, "cached_or_measure", lambda *_, **__: (measured, 2.0))
+    monkeypatch.setattr(ceilings, "cached_or_measure", lambda *_, **__: (measured, 2.0))
     words = ["ceilings", "--device", device, "--precision", "bf16", "--precision", "amp"]
     parsed = cli._parser().parse_args([*words, "--cache", str(tmp_path)])
     assert parsed.command(parsed, None) == 0

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from tests.workload.conftest import LayOut, WithoutFiles
-from workload.environment.container import Mount, mounts, storage_facts
+from workload.environment.host import Mount, mounts, storage_facts
 from workload.environment.machine import HostSystem
 
 ROOT_LINE = "27 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"

@@ -9,14 +9,14 @@ import torch
 
 from tests.workload.conftest import LayOut
 from workload import __version__
-from workload.environment.machine import HostSystem
-from workload.environment.software import (
+from workload.environment.collect import (
     _build_facts,
     commit_facts,
     installed_packages,
     software_facts,
     speed_variables,
 )
+from workload.environment.machine import HostSystem
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 CLEAN = f"# branch.oid {SHA}\n# branch.head main"

@@ -11,7 +11,7 @@ import pytest
 
 from workload.contract.spec import Device
 from workload.contract.trainer import KeptCeilings
-from workload.measure import ceiling_cache, ceilings
+from workload.measure import ceilings
 from workload.measure.ceiling_rates import Ceilings, MeasuredRate
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -46,7 +46,7 @@ class Bench:
         )
 
     def ask(self, *precisions: str, kept: KeptCeilings = KeptCeilings.HOUR) -> tuple[Ceilings, float]:
-        return ceiling_cache.cached_or_measure(
+        return ceilings.cached_or_measure(
             self.folder, device=Device.CPU, precisions=precisions, kept=kept, now=lambda: self.now
         )
 
@@ -55,7 +55,7 @@ class Bench:
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     made = Bench(folder=tmp_path)
     monkeypatch.setattr(ceilings, "measure", made.measure)
-    monkeypatch.setattr(ceiling_cache, "identity", lambda _: made.identity)
+    monkeypatch.setattr(ceilings, "identity", lambda _: made.identity)
     return made
 
 

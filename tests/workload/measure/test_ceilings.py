@@ -524,8 +524,8 @@ def test_the_last_level_cache_counts_all_its_instances(
 def test_the_container_limits_the_free_memory(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = lay_out({"/proc/meminfo": "MemAvailable: 1000000 kB"})
     assert ceilings.free_memory_bytes(Device.CPU, machine) == 1_024_000_000
-    limits = ceilings.cgroup.CgroupLimits(cpus=None, memory_bytes=1_000, cpu_folder=None)
-    monkeypatch.setattr(ceilings.cgroup, "limits", lambda _: limits)
+    limits = ceilings.host.CgroupLimits(cpus=None, memory_bytes=1_000, cpu_folder=None)
+    monkeypatch.setattr(ceilings.host, "cgroup_limits", lambda _: limits)
     assert ceilings.free_memory_bytes(Device.CPU, machine) == 0  # this process uses more than 1000 bytes
 
 
@@ -567,7 +567,7 @@ def test_a_refused_product_is_a_reason_and_not_the_end(
 def test_a_precision_that_would_kill_the_process_is_left_out(
     monkeypatch: pytest.MonkeyPatch, device: str, precision: str, faults: bool, available: bool
 ) -> None:
-    monkeypatch.setattr(ceilings.instructions, "faults", lambda _: faults)
+    monkeypatch.setattr(ceilings, "faults", lambda _: faults)
     monkeypatch.setattr(ceilings, "product_rate", lambda *_: rate())
     measured = ceilings.measure(Device(device), precisions=[precision], bandwidth=False)
     assert (precision in measured.flop_per_s) is available

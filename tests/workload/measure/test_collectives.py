@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from workload.measure.clock import HostClock
-from workload.measure.collectives import Collectives, Span, StepMarks, split
+from workload.measure.clock import Collectives, HostClock, Span, StepMarks, split
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 
 from workload.contract.record import Settling
 from workload.contract.spec import Device
-from workload.measure import settle as module
-from workload.measure.settle import settle, thermometer_of
+from workload.measure import telemetry as module
+from workload.measure.telemetry import settle, thermometer_of
 
 NO_TEMPERATURE = "the device reports no temperature"
 # What is read, one second after the other; what it should cool down to; what is recorded.

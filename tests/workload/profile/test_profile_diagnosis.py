@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from workload.contract.spec import Device
+from workload.profile.command import ProfileStatus
 from workload.profile.diagnosis import Facts, explain, own_error
-from workload.profile.status import ProfileStatus
 
 HOST = Facts(
     device=Device.CUDA, driver=True, ncus=(Path("/opt/ncu"),), admin_only=False, is_admin=False, in_container=False

@@ -4,7 +4,7 @@ import pytest
 
 from workload.contract.errors import ToolError
 from workload.contract.ncu_csv import NcuSource
-from workload.profile.kernels import Kernel, read
+from workload.profile.metrics import Kernel, read
 
 ROLES = {
     "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum": "fp32_add",

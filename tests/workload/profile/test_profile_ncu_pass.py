@@ -19,11 +19,11 @@ from workload.contract.record import ComplexityRecord, StepSeconds, Timing
 from workload.contract.record_sections import ProfileResult
 from workload.contract.spec import Device, Precision, Profile, RunSpec
 from workload.environment.machine import HostSystem
-from workload.profile import command, diagnosis, ncu_pass, profile_bundle, profiled_script, supervise
+from workload.profile import command, diagnosis, ncu_pass, profile_bundle, profiled_script
 from workload.profile.command import ExpectedTime
 from workload.profile.diagnosis import Facts
 from workload.profile.profile_bundle import ProfileRequest
-from workload.steps import script_facts
+from workload.steps import program
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("fake_ncu")]
 
@@ -158,7 +158,7 @@ def script_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import torch\n")
     argv = ("train.py", "--token", "12345")
-    script = script_facts.collect(argv, tmp_path, tmp_path / "train.py", machine=HostSystem())
+    script = program.collect(argv, tmp_path, tmp_path / "train.py", machine=HostSystem())
     folder = make_bundle(tmp_path / "run", RunSpec(device=Device.CUDA, profile=Profile.NCU, profile_steps=2))
     read = bundle.read(folder).record
     bundle.reseal(folder, replace(read, spec=replace(read.spec, script=script, optimizer="Adadelta")))
@@ -339,7 +339,7 @@ def test_time_limit_keeps_the_steps_that_were_done(run_folder: Path, monkeypatch
 def test_time_limit_without_anything(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NCU", "deaf")
     monkeypatch.setattr(command, "estimate_kernels", limit(0.5))
-    monkeypatch.setattr(supervise, "GRACE_S", 0.3)
+    monkeypatch.setattr(command, "GRACE_S", 0.3)
     found = profile(run_folder)
     assert (found["status"], found["reason"]) == (
         "timed out",

@@ -7,8 +7,8 @@ from tests.workload.conftest import LayOut
 from workload.contract.spec import Device
 from workload.environment import machine
 from workload.profile import diagnosis
+from workload.profile.command import ProfileStatus
 from workload.profile.diagnosis import Facts, has_capability, obstacle
-from workload.profile.status import ProfileStatus
 
 READY = Facts(
     device=Device.CUDA,

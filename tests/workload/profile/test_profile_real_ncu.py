@@ -14,11 +14,10 @@ from workload.contract.ncu_csv import NcuSource
 from workload.contract.process import stoppable
 from workload.contract.spec import Device, Precision
 from workload.environment.machine import installed_ncus
-from workload.profile import command, diagnosis, kernels, metrics, supervise, tool
+from workload.profile import command, diagnosis, metrics
 from workload.profile.command import Caches, Replay
-from workload.profile.diagnosis import Facts
+from workload.profile.diagnosis import Facts, Ncu
 from workload.profile.metrics import base, table
-from workload.profile.tool import Ncu
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
@@ -33,7 +32,7 @@ CHIPS = [(row.capability, chip) for row in table().rows.values() for chip in row
 def ncu(request: pytest.FixtureRequest) -> Ncu:
     """An installed ncu, else one that is unpacked once (12 s, 1 GB) into pytest's cache."""
     # It answers the same every time.
-    ask = functools.cache(tool.ask)
+    ask = functools.cache(diagnosis.ask)
     installed = installed_ncus(os.environ)
     if installed:
         return Ncu(path=installed[0], ask=lambda argv: ask(tuple(argv)))
@@ -105,7 +104,7 @@ def test_suffixes_exist(ncu: Ncu, capability: str) -> None:
         *metrics.choose_throughput(capability, known).names,
     }
     words = ["--query-metrics", "--query-metrics-mode", "suffix", "--chip", chip]
-    answer = tool.ask([str(ncu.path), *words, "--metrics", ",".join(base(name) for name in names)])
+    answer = diagnosis.ask([str(ncu.path), *words, "--metrics", ",".join(base(name) for name in names)])
     listed = {line.split()[0] for line in (answer or "").splitlines() if "__" in line}
     assert names - listed == set()
 
@@ -155,12 +154,12 @@ def test_it_takes_our_command_line(ncu: Ncu, replay: Replay, tmp_path: Path) -> 
 
 def end_of(words: list[str], folder: Path) -> str:
     with stoppable():
-        end = supervise.run(words, log=folder / "log", limit_s=60, environment=command.LOCALE)
+        end = command.run(words, log=folder / "log", limit_s=60, environment=command.LOCALE)
     return str(diagnosis.explain(end.output, HOST))
 
 
 def table_of(ncu: Ncu, report: Path) -> NcuSource:
-    text = tool.ask(command.import_report(ncu.path, report)) or ""
+    text = diagnosis.ask(command.import_report(ncu.path, report)) or ""
     return NcuSource(path=Path("kernels.csv"), content=text.encode())
 
 
@@ -189,7 +188,7 @@ def test_its_tables_are_read(
     expected: dict[str, float | None],
 ) -> None:
     report = samples(ncu, name)
-    (found,) = kernels.read(table_of(ncu, report), roles)[0]
+    (found,) = metrics.read(table_of(ncu, report), roles)[0]
     assert found.values == {role: value if value is None else pytest.approx(value) for role, value in expected.items()}
     assert found.name == "void Sobel<float>(uchar4 *, uchar4 *, int, int)"
     assert found.passes == 42
@@ -201,4 +200,4 @@ def test_damaged_report_is_said(ncu: Ncu, damage: Callable[[bytes], bytes], tmp_
     broken = tmp_path / "broken.ncu-rep"
     broken.write_bytes(damage(samples(ncu, "sobelFloat").read_bytes()))
     with pytest.raises(Exception, match="there is no table; ncu reports: ==ERROR== Failed to load report file"):
-        kernels.read(table_of(ncu, broken), {})
+        metrics.read(table_of(ncu, broken), {})

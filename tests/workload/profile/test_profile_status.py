@@ -5,7 +5,7 @@ from workload.contract.fields import from_facts
 from workload.contract.record_sections import ProfileResult
 from workload.contract.spec import Profile
 from workload.contract.trainer import Context
-from workload.profile.status import ProfileStatus, before_the_pass, unavailable, was_interrupted
+from workload.profile.command import ProfileStatus, before_the_pass, unavailable, was_interrupted
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from workload.profile import summary
-from workload.profile.kernels import Kernel
+from workload.profile.metrics import Kernel
 from workload.profile.summary import label
 
 ZERO = {f"{kind}_{op}": 0.0 for kind in ("fp64", "fp32", "fp16") for op in ("add", "mul", "fma")}

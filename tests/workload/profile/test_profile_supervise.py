@@ -10,8 +10,8 @@ import pytest
 
 from tests.waiting import is_running, until
 from workload.contract.process import stoppable
-from workload.profile import supervise
-from workload.profile.supervise import End
+from workload.profile import command
+from workload.profile.command import End
 
 pytestmark = pytest.mark.world
 
@@ -29,14 +29,14 @@ def python(code: str) -> list[str]:
 
 def run(code: str, log: Path) -> End:
     with stoppable():
-        return supervise.run(python(code), log=log, limit_s=100)
+        return command.run(python(code), log=log, limit_s=100)
 
 
 def run_beyond_its_limit(code: str, log: Path) -> End:
     """Run a child whose time limit ends when it has printed its first line."""
     ready = threading.Event()
     with stoppable():
-        return supervise.run(
+        return command.run(
             python(code),
             log=log,
             limit_s=100,
@@ -57,7 +57,7 @@ def test_both_streams_are_kept(tmp_path: Path) -> None:
 
 def test_environment_and_closed_input(tmp_path: Path) -> None:
     with stoppable():
-        end = supervise.run(
+        end = command.run(
             python("import os, sys; print(os.environ['LC_ALL'], repr(sys.stdin.read()))"),
             log=tmp_path / "x",
             limit_s=100,
@@ -67,7 +67,7 @@ def test_environment_and_closed_input(tmp_path: Path) -> None:
 
 
 def test_lines_and_ticks_arrive_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "TICK_S", 0.05)
+    monkeypatch.setattr(command, "TICK_S", 0.05)
     seen: list[str] = []
     go_on = tmp_path / "go on"
     code = (
@@ -76,7 +76,7 @@ def test_lines_and_ticks_arrive_while_it_runs(tmp_path: Path, monkeypatch: pytes
         "print('two')"
     )
     with stoppable():
-        end = supervise.run(
+        end = command.run(
             python(code),
             log=tmp_path / "x",
             limit_s=100,
@@ -95,7 +95,7 @@ def test_late_child_is_asked_first_and_may_write_its_report(tmp_path: Path) -> N
 
 
 def test_deaf_child_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "GRACE_S", 0.3)
+    monkeypatch.setattr(command, "GRACE_S", 0.3)
     code = (
         "import signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
@@ -119,7 +119,7 @@ def test_interruption_ends_the_child_in_order(tmp_path: Path) -> None:
     ready = threading.Event()
     threading.Thread(target=lambda: (ready.wait(), os.kill(os.getpid(), signal.SIGTERM)), daemon=True).start()
     with stoppable():
-        end = supervise.run(
+        end = command.run(
             python(SAVES),
             log=tmp_path / "x",
             limit_s=100,
@@ -131,4 +131,4 @@ def test_interruption_ends_the_child_in_order(tmp_path: Path) -> None:
 
 def test_command_that_is_not_there(tmp_path: Path) -> None:
     with stoppable(), pytest.raises(FileNotFoundError):
-        supervise.run([str(tmp_path / "absent")], log=tmp_path / "x", limit_s=1)
+        command.run([str(tmp_path / "absent")], log=tmp_path / "x", limit_s=1)

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from workload.profile import tool
-from workload.profile.status import ProfileError, ProfileStatus
-from workload.profile.tool import Ncu
+from workload.profile import diagnosis
+from workload.profile.command import ProfileError, ProfileStatus
+from workload.profile.diagnosis import Ncu
 
 QUERY = """Chip ad104
 ------------- --------------- --------------- ----------
@@ -57,7 +57,7 @@ def test_one_that_does_not_start_knows_nothing() -> None:
 
 def test_first_that_knows_the_chip_is_taken() -> None:
     too_new = Ncu(path=Path("/new/ncu"), ask=FakeNcu(version="2026.1.0.0", chips="gb202, ad104, tu104"))
-    fitting = tool.choose([too_new, fake()], "7.0")
+    fitting = diagnosis.choose([too_new, fake()], "7.0")
     assert (fitting.ncu.path, fitting.chip, fitting.version) == (Path("/opt/ncu"), "gv100", "2024.1.1.0")
     assert "dram__bytes" in fitting.metrics
 
@@ -66,7 +66,7 @@ def test_first_that_knows_the_chip_is_taken() -> None:
 def test_gpu_in_the_machine_knows_best(capability: str) -> None:
     answers = FakeNcu()
     answers.answers["--query-metrics",] = QUERY.replace("sm__ops_path_tensor_src_tf32_dst_fp32", "sm__own")
-    fitting = tool.choose([Ncu(path=Path("/opt/ncu"), ask=answers)], capability)
+    fitting = diagnosis.choose([Ncu(path=Path("/opt/ncu"), ask=answers)], capability)
     assert fitting.chip is None
     assert fitting.metrics == {"dram__bytes", "sm__own"}
 
@@ -83,7 +83,7 @@ def test_gpu_in_the_machine_knows_best(capability: str) -> None:
 )
 def test_too_new_and_too_old(chips: str, capability: str, reason: str, hint: str) -> None:
     with pytest.raises(ProfileError) as caught:
-        tool.choose([fake(chips=chips)], capability)
+        diagnosis.choose([fake(chips=chips)], capability)
     assert str(caught.value) == reason
     assert hint in caught.value.hint
     assert caught.value.status is ProfileStatus.UNAVAILABLE
@@ -91,4 +91,4 @@ def test_too_new_and_too_old(chips: str, capability: str, reason: str, hint: str
 
 def test_no_ncu_says_where_it_was_looked_for() -> None:
     with pytest.raises(ProfileError, match=r"no ncu found on PATH or at /opt/nvidia/nsight-compute/\*/ncu"):
-        tool.choose([], "8.9")
+        diagnosis.choose([], "8.9")

@@ -16,7 +16,7 @@ from workload.contract.operating_system import is_alive
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.contract.vocabulary import calibration_of, calibration_range, step_of
 from workload.measure.recorder import StepPart
-from workload.profile import answers, ncu_pass, profiled_step
+from workload.profile import ncu_pass, profiled_step
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,8 +42,7 @@ class FakeNvtx:
 @pytest.fixture
 def nvtx(monkeypatch: pytest.MonkeyPatch) -> FakeNvtx:
     fake = FakeNvtx()
-    for module in (answers, profiled_step):
-        monkeypatch.setattr(module, "nvtx", fake)
+    monkeypatch.setattr(profiled_step, "nvtx", fake)
     return fake
 
 
@@ -73,15 +72,16 @@ def test_accumulated_passes_have_theirs(nvtx: FakeNvtx) -> None:
 
 
 def test_range_closes_with_an_error(nvtx: FakeNvtx) -> None:
-    with pytest.raises(ValueError, match="x"), answers.process_range("calibration fp32"):
+    with pytest.raises(ValueError, match="x"), profiled_step.process_range("calibration fp32"):
         raise ValueError("x")
     assert nvtx.open == {}
 
 
 def test_every_precision_is_calibrated_in_what_it_computes_in() -> None:
-    assert set(answers.PRODUCTS) == set(Precision)
+    assert set(profiled_step.PRODUCTS) == set(Precision)
     names = {
-        precision: [answers.TYPE_NAMES[each] for each in products] for precision, products in answers.PRODUCTS.items()
+        precision: [profiled_step.TYPE_NAMES[each] for each in products]
+        for precision, products in profiled_step.PRODUCTS.items()
     }
     assert names == {
         Precision.FP32: ["fp32"],
@@ -89,7 +89,7 @@ def test_every_precision_is_calibrated_in_what_it_computes_in() -> None:
         Precision.AMP: ["fp16", "fp32"],
         Precision.BF16: ["bf16", "fp32"],
     }
-    for name in answers.TYPE_NAMES.values():
+    for name in profiled_step.TYPE_NAMES.values():
         assert calibration_of(calibration_range(name)) == name
 
 
@@ -107,7 +107,7 @@ class FakeCuda:
         monkeypatch.setattr(cuda, "get_device_properties", lambda: properties)
         monkeypatch.setattr(nvtx, "range_start", self._recorded(nvtx.range_start))
         product = {"fp32": lambda: self.calls.append("product")}
-        monkeypatch.setattr(answers, "calibration_products", lambda _: product)
+        monkeypatch.setattr(profiled_step, "calibration_products", lambda _: product)
 
     def _recorded(self, start: Callable[[str], int]) -> Callable[[str], int]:
         def range_start(name: str) -> int:
@@ -182,7 +182,7 @@ def test_count_says_what_the_pass_needs(nvtx: FakeNvtx, monkeypatch: pytest.Monk
     with profiled_step._prepared(TINY, 1) as session:
         FakeCuda(monkeypatch, nvtx)
         counts = iter([60, 1])
-        monkeypatch.setattr(answers, "kernels_of", lambda work: (work(), next(counts))[1])
+        monkeypatch.setattr(profiled_step, "kernels_of", lambda work: (work(), next(counts))[1])
         found = profiled_step._count(session)
     assert found.pop("step_s") > 0
     assert found == {

@@ -24,10 +24,10 @@ from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.record import Record, ScriptFacts, Spec, Status, Timing
 from workload.contract.spec import Device, Precision, Profile
 from workload.measure.recorder import Aside, StepPart, StepPhase
-from workload.profile import answers, profiled_script, script_tools
+from workload.profile import profiled_script, profiled_step, script_tools
 from workload.profile.command import Mode
 from workload.profile.script_tools import Count, Counters, ProfiledScript, ProfiledSteps, Request
-from workload.steps import script_facts
+from workload.steps import program
 from workload.steps.program import Program
 
 USUAL = (Aside.OTHER, StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD, StepPart.OPTIMIZER)
@@ -201,7 +201,7 @@ def test_a_signal_ends_the_series_and_its_script(number: signal.Signals, tmp_pat
 def script_bundle(folder: Path, argv: tuple[str, ...], sha256: str | None = None) -> Path:
     folder.mkdir()
     script = folder.parent / "train.py"
-    files = {"train.py": sha256 or script_facts.sha256_of(script)}
+    files = {"train.py": sha256 or program.sha256_of(script)}
     shown = scripts.redacted(argv)
     record = Record(
         run_id=folder.name,
@@ -357,8 +357,10 @@ class FakeCuda:
         monkeypatch.setattr(cuda.nvtx, "range_end", lambda _: self.calls.append("-"))
         monkeypatch.setattr(cuda, "mem_get_info", lambda: (5, 9))
         monkeypatch.setattr(cuda, "get_device_properties", lambda: SimpleNamespace(name="NVIDIA L4", major=8, minor=9))
-        monkeypatch.setattr(answers, "calibration_products", lambda _: {"fp32": lambda: self.calls.append("product")})
-        monkeypatch.setattr(answers, "kernels_of", lambda _: 1)
+        monkeypatch.setattr(
+            profiled_step, "calibration_products", lambda _: {"fp32": lambda: self.calls.append("product")}
+        )
+        monkeypatch.setattr(profiled_step, "kernels_of", lambda _: 1)
 
     def _open(self, name: str) -> int:
         self.calls.append(name)
@@ -439,7 +441,7 @@ def test_a_step_that_is_no_whole_one_is_said_to_be(
 
 def test_counting_says_after_which_steps_whole_ones_come(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, tool = FakeCuda(monkeypatch), Count(request(Mode.COUNT, steps=3))
-    monkeypatch.setattr(answers, "kernels_in", lambda _: next(gpu.kernels))
+    monkeypatch.setattr(profiled_step, "kernels_in", lambda _: next(gpu.kernels))
     monkeypatch.setattr(script_tools, "_Profiler", lambda **_: SimpleNamespace(start=lambda: None, stop=lambda: None))
     receiver = warmed_up(tool, FakeSession())
     take(receiver, *USUAL)  # step 2, behind a gap

@@ -31,7 +31,7 @@ from workload.contract.record import Record, Spec, Status, Timing
 from workload.contract.record_sections import DeviceFacts, Environment
 from workload.contract.spec import Device, Resolved, RunSpec
 from workload.contract.trainer import Context
-from workload.measure import settle
+from workload.measure import telemetry
 from workload.model import models
 from workload.run import train
 from workload.run.life import Life
@@ -304,8 +304,8 @@ def test_the_device_cools_down_after_the_ceilings_and_before_the_warm_up(monkeyp
         del sensors["coretemp"][1:-1]
         return sensors
 
-    monkeypatch.setattr(settle.psutil, "sensors_temperatures", read, raising=False)
-    monkeypatch.setitem(settle.settle.__kwdefaults__ or {}, "sleep", slept.append)
+    monkeypatch.setattr(telemetry.psutil, "sensors_temperatures", read, raising=False)
+    monkeypatch.setitem(telemetry.settle.__kwdefaults__ or {}, "sleep", slept.append)
     _, first = run(*in_a_block(settles=True), ceilings=True)
     record = record_of(first)
     settling, phases = record["settling"], list(record["timing"]["phases"])
@@ -315,7 +315,7 @@ def test_the_device_cools_down_after_the_ceilings_and_before_the_warm_up(monkeyp
         "after_c": 44.0,
         "is_reached": True,
     }
-    assert slept == [settle.LOOK_EVERY_S]
+    assert slept == [telemetry.LOOK_EVERY_S]
     assert phases.index("ceilings") < phases.index("settle") < phases.index("setup") < phases.index("warmup")
     _, later = run(*in_a_block(settles=True, settle_to_c=60.0))
     assert record_of(later)["settling"] == {

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from workload.steps.batches import Batch, Unit, measure, size_of
+from workload.steps.step import Batch, Unit, measure, size_of
 
 IMAGE = torch.zeros(3, 5, 7)
 PADDED = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])

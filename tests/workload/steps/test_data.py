@@ -13,8 +13,8 @@ from torchvision import datasets
 
 from workload.contract.errors import ExitCode, ToolError, UsageError
 from workload.contract.spec import Device, RunSpec
-from workload.steps.data import _loader as loader_of
-from workload.steps.data import open_source
+from workload.steps.training_step import _loader as loader_of
+from workload.steps.training_step import open_source
 
 
 def spec(dataset: object, **more: object) -> RunSpec:

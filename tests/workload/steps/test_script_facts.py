@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from workload.environment.machine import HostSystem
-from workload.steps.script_facts import collect, redacted
+from workload.steps.program import collect, redacted
 
 # what is typed, what the bundle shows
 ARGUMENTS = {

@@ -10,8 +10,7 @@ from torch import nn
 from workload.contract.spec import Device, Optimizer, Precision, RunSpec
 from workload.measure.recorder import StepPart
 from workload.model import models
-from workload.steps.data import Batch
-from workload.steps.training_step import TrainingStep
+from workload.steps.training_step import Batch, TrainingStep
 
 SPEC = RunSpec(device=Device.CPU, batch_size=2, precision=Precision.AMP)
 

@@ -16,7 +16,7 @@ from tests.workload.storage.gcs_server import GcsServer
 from tests.workload.storage.strict_s3 import LARGE_BYTES, StrictS3
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, RooflaunchError
-from workload.storage import fetch, gcs, s3, upload
+from workload.storage import fetch, gcs, inventory, s3
 from workload.storage.address import parse_source
 from workload.storage.fetch import FetchReport, FetchState
 from workload.storage.store import Patience, Store
@@ -171,12 +171,12 @@ def error_of(work: Callable[[], object]) -> RooflaunchError | None:
 def test_an_upload_is_whole_or_absent_and_the_next_one_finishes_it(
     fault: Fault, cloud: Cloud, make: Make, tmp_path: Path
 ) -> None:
-    upload.upload(cloud.store, make("first"))
+    inventory.upload(cloud.store, make("first"))
     assert cloud.kinds() == UPLOADS[cloud.kind]
     for at, request in enumerate(UPLOADS[cloud.kind]):
         folder = make(f"{fault} at {at}")
         cloud.proxy.spoil(fault, at)
-        error = error_of(lambda folder=folder: upload.upload(cloud.store, folder))  # type: ignore[misc]
+        error = error_of(lambda folder=folder: inventory.upload(cloud.store, folder))  # type: ignore[misc]
         assert cloud.proxy.spoiled == 1, at
         whole = cloud.is_whole(folder)
         assert whole or error, "what is said to be there is there"
@@ -184,7 +184,7 @@ def test_an_upload_is_whole_or_absent_and_the_next_one_finishes_it(
             assert error is None, f"{request}, request {at}: {error.report()}"
         cloud.proxy.spoil(None)
         assert bool(cloud.bring(folder, tmp_path / "before").count(FetchState.FETCHED)) is whole
-        upload.upload(cloud.store, folder)
+        inventory.upload(cloud.store, folder)
         assert cloud.stored(folder) == content_of(folder)
 
 
@@ -195,12 +195,12 @@ def test_a_bucket_that_stays_so_ends_an_upload_with_an_error(fault: Fault, at: i
         pytest.skip("it harms nothing")
     folder = make(f"{fault} from {at}")
     cloud.proxy.spoil(fault, at % len(UPLOADS[cloud.kind]), for_ever=True)
-    error = error_of(lambda: upload.upload(cloud.store, folder))
+    error = error_of(lambda: inventory.upload(cloud.store, folder))
     assert cloud.proxy.spoiled
     whole = cloud.is_whole(folder)
     assert error is not None or (whole and cloud.kind == "s3"), "of Cloud Storage it cannot know that all is there"
     cloud.proxy.spoil(None)
-    upload.upload(cloud.store, folder)
+    inventory.upload(cloud.store, folder)
     assert cloud.stored(folder) == content_of(folder)
 
 
@@ -210,7 +210,7 @@ def test_a_fetch_is_whole_or_absent_and_the_next_one_finishes_it(
     for_ever: bool, fault: Fault, cloud: Cloud, make: Make, tmp_path: Path
 ) -> None:
     folder = make(str(fault))
-    upload.upload(cloud.store, folder)
+    inventory.upload(cloud.store, folder)
     cloud.proxy.spoil(None)
     cloud.bring(folder, tmp_path / "reference")
     assert cloud.kinds() == FETCHES[cloud.kind]

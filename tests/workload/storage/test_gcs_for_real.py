@@ -15,7 +15,7 @@ from tests.workload.storage.bundles import STEPS, content_of, make_bundle
 from tests.workload.storage.gcs_server import BUCKET, GcsServer, Relay
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode
-from workload.storage import fetch, upload
+from workload.storage import fetch, inventory
 from workload.storage import gcs as bucket
 from workload.storage.address import parse_source
 from workload.storage.fetch import FetchState
@@ -31,9 +31,9 @@ print(re.search("VmHWM:\\\\s+(\\\\d+)", status.read_text())[1] if status.exists(
 """
 UPLOAD = f"""
 import pathlib, re, sys
-from workload.storage import upload
+from workload.storage import inventory
 from workload.storage import gcs as bucket
-upload.upload(bucket.connect("{BUCKET}", prefix="runs/"), pathlib.Path(sys.argv[1]))
+inventory.upload(bucket.connect("{BUCKET}", prefix="runs/"), pathlib.Path(sys.argv[1]))
 {PEAK}"""
 FETCH = f"""
 import pathlib, re, sys, typer
@@ -100,14 +100,14 @@ def test_an_upload_that_is_killed_within_a_file_leaves_an_incomplete_run(
     assert outcome.state is FetchState.INCOMPLETE
     with pytest.raises(BundleError):
         bundle.read(tmp_path / "partial" / folder.name)
-    assert upload.upload(opened, folder).files == 2, "log.txt, which had begun, and the manifest"
+    assert inventory.upload(opened, folder).files == 2, "log.txt, which had begun, and the manifest"
     fetch.fetch(opened, source, tmp_path / "results")
     assert content_of(tmp_path / "results" / folder.name) == content_of(folder)
 
 
 def test_ctrl_c_does_not_wait_for_the_network(server: GcsServer, make: Make, tmp_path: Path) -> None:
     folder = make(size=3 * MEBIBYTE)
-    upload.upload(bucket.connect(BUCKET, prefix="runs/"), folder)
+    inventory.upload(bucket.connect(BUCKET, prefix="runs/"), folder)
     address, output = f"gs://{BUCKET}/runs/{folder.name}", tmp_path / "results"
     with (
         Relay(server, limit_bytes=2 * MEBIBYTE) as relay,

@@ -33,7 +33,7 @@ from tests.workload.storage.strict_s3 import (
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, ToolError
 from workload.contract.operating_system import crc32c_of
-from workload.storage import s3, upload
+from workload.storage import inventory, s3
 from workload.storage.address import open_store, parse_source
 from workload.storage.fetch import FetchState, fetch
 from workload.storage.s3 import Bucket
@@ -401,9 +401,9 @@ def test_a_heartbeat_makes_no_client_of_its_own(opened: Bucket) -> None:
 def test_a_bundle_travels_there_and_back(small_parts: StrictS3, tmp_path: Path) -> None:
     made = make_bundle(tmp_path / "made", RUN, {"log.txt": os.urandom(LARGE_BYTES), "empty.txt": b""})
     store = open_store(f"s3://{BUCKET}/a/b")
-    assert upload.upload(store, made).files == 4
+    assert inventory.upload(store, made).files == 4
     assert list(small_parts.objects)[-1] == f"a/b/runs/{RUN}/{bundle.MANIFEST}"
-    assert upload.upload(store, made).files == 0
+    assert inventory.upload(store, made).files == 0
     source = parse_source(f"s3://{BUCKET}/a/b")
     report = fetch(open_store(source.address), source, tmp_path / "results", jobs=2)
     assert [run.state for run in report.outcomes] == [FetchState.FETCHED]

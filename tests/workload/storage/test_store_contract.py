@@ -27,9 +27,8 @@ from workload.contract.errors import BundleError
 from workload.contract.operating_system import crc32c_of
 from workload.storage.address import open_store, parse_source
 from workload.storage.fetch import FetchReport, FetchState, fetch
-from workload.storage.inventory import SealedRun, sealed_runs, take_stock
+from workload.storage.inventory import SealedRun, sealed_runs, take_stock, upload
 from workload.storage.store import ObjectChangedError, ObjectExistsError, Sink, Store, StoredObject, TooLongError
-from workload.storage.upload import upload
 
 pytestmark = pytest.mark.world
 
@@ -308,7 +307,7 @@ def test_an_upload_that_is_killed_leaves_no_manifest_and_continues(
 ) -> None:
     code = (
         "import pathlib, signal\n"
-        "from workload.storage.upload import upload\n"
+        "from workload.storage.inventory import upload\n"
         "left = [int(sys.argv[2])]\n"
         "send = store.upload\n"
         "def killed(*words, **options):\n"

@@ -13,7 +13,7 @@ from tests.workload.storage.strict_gcs import BUCKET, GRAIN_BYTES, StrictGcs, _H
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ToolError
 from workload.storage import gcs as bucket
-from workload.storage import upload
+from workload.storage import inventory
 from workload.storage.buckets import Content
 from workload.storage.gcs import Bucket
 from workload.storage.store import Patience, TooLongError, UnreachableError
@@ -66,11 +66,11 @@ def held(gcs: StrictGcs) -> dict[str, bytes]:
 
 
 def test_an_incomplete_run_of_the_same_name_gives_way(gcs: StrictGcs, opened: Bucket, made: Path) -> None:
-    upload.upload(opened, made)
+    inventory.upload(opened, made)
     del gcs.objects[f"runs/{RUN}/MANIFEST.json"]
     bundle.write_document(made, {"run_id": RUN, "status": "preempted"})
     bundle.seal(made)
-    assert upload.upload(opened, made).files == 2, "the record and the manifest"
+    assert inventory.upload(opened, made).files == 2, "the record and the manifest"
     assert held(gcs) == content_of(made)
 
 
@@ -78,13 +78,13 @@ def test_an_incomplete_run_of_the_same_name_gives_way(gcs: StrictGcs, opened: Bu
 def test_what_is_no_complete_bundle_here_is_not_sent(name: str, gcs: StrictGcs, opened: Bucket, made: Path) -> None:
     (made / name).unlink()
     with pytest.raises(BundleError):
-        upload.upload(opened, made)
+        inventory.upload(opened, made)
     assert gcs.calls == {}
 
 
 def test_a_file_that_changes_during_the_upload(gcs: StrictGcs, opened: Bucket, made: Path) -> None:
     with pytest.raises(BundleError) as caught:
-        upload.upload(opened, made, on_file=lambda _: (made / "steps.csv").write_text("other"))
+        inventory.upload(opened, made, on_file=lambda _: (made / "steps.csv").write_text("other"))
     assert caught.value.report() == (
         f"error: 'runs/{RUN}/steps.csv' differs from its checksum: it was changed after the run\nhint: run again"
     )

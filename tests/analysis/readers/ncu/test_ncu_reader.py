@@ -30,7 +30,7 @@ from tests.analysis.readers.ncu.ncu_files import (
 )
 from workload.contract.ncu_csv import NcuSource
 from workload.contract.vocabulary import calibration_of, step_of
-from workload.profile import kernels as own
+from workload.profile import metrics as own
 from workload.profile import metrics as own_metrics
 from workload.profile import summary
 
