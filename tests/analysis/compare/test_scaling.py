@@ -15,7 +15,7 @@ from analysis.figures import registry
 from analysis.loading.configurations import completed, group, with_usual_batch
 from analysis.loading.tables import rows as rows_of
 from analysis.report.content import Paragraph, Table
-from analysis.report.sections.measurements import scaling as section
+from analysis.report.measurements import scaling as section
 from analysis.summary import summarize
 from benchmarks.synthetic_bundles import make
 from tests.analysis.by_hand import results

@@ -16,7 +16,7 @@ from analysis.audit.rule import breaches
 from analysis.loading import cache, cases, of_runs
 from analysis.loading.cases import Case
 from analysis.loading.of_runs import OfRuns
-from analysis.report.reproduce import command_of
+from analysis.report.evidence import command_of
 from analysis.variance.causes import causes_of
 from benchmarks.synthetic_bundles import make
 from tests.analysis.own_peaks import own_t4

@@ -14,7 +14,7 @@ import pytest
 import analysis
 from analysis.loading import cache
 from analysis.loading.index import Problem
-from analysis.report import html, kept, markdown
+from analysis.report import html, kept, template
 from analysis.report.content import Bullets, Paragraph, Report, Section
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
@@ -54,7 +54,7 @@ def test_a_kept_report_makes_the_same_page(results: Path, report: Report) -> Non
     found = kept.load(results, key)
     assert found
     assert html.render(found[0]) == html.render(report)
-    assert markdown.render(found[0], figures="figures") == markdown.render(report, figures="figures")
+    assert template.as_markdown(found[0], figures="figures") == template.as_markdown(report, figures="figures")
     assert tuple(found[1]) == problems
     # A kept report can be kept again.
     assert html.render(kept.store(results, key, found[0], problems)) == html.render(report)
