@@ -9,14 +9,13 @@ from typing import Any
 import pandas as pd
 
 from analysis.audit.rule import Finding, Severity
-from analysis.compare.pairing import Side, value_text
 from analysis.figures import Figure, registry
-from analysis.kernels.breakdown import ALL
+from analysis.kernels import ALL
 from analysis.loading import units
-from analysis.loading.arguments import besides
-from analysis.loading.cases import Case
+from analysis.loading.cases import Case, besides
 from analysis.loading.configurations import label
 from analysis.loading.tables import rows as rows_of
+from analysis.pairing import Side, value_text
 from analysis.report import content
 from analysis.report.content import Block, Bullets, Picture, Section
 from analysis.report.evidence import Contrast, ReportEvidence

@@ -9,26 +9,21 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import audit, summary
+from analysis import audit, causes, compare, kernels, summary
 from analysis.audit.rule import Finding, breaches
-from analysis.compare import ratios, scaling
-from analysis.compare.pairing import Pair, Side, pair_up
 from analysis.figures import Figure, material, registry
 from analysis.figures.material import Material
-from analysis.kernels import operators
-from analysis.kernels.breakdown import kernel_points
-from analysis.loading.arguments import arguments_in, with_arguments
-from analysis.loading.cases import Case, cases
+from analysis.kernels import kernel_points
+from analysis.loading.cases import Case, OfRuns, arguments_in, cases, with_arguments
 from analysis.loading.configurations import ARGUMENT, CONFIGURATION, measured
 from analysis.loading.index import Problem
-from analysis.loading.of_runs import OfRuns
 from analysis.loading.tables import Tables
 from analysis.loading.tables import rows as rows_of
+from analysis.pairing import Pair, Side, pair_up
 from analysis.roofline.points import points, shifts
 from analysis.roofline.roofs import roofs
 from analysis.statistics.comparison import ALPHA
-from analysis.variance import causes
-from analysis.variance.tables import between
+from analysis.variance import between
 from workload.contract.errors import RooflaunchError, UsageError
 from workload.contract.fields import encode
 from workload.contract.record import Record, Spec
@@ -45,7 +40,7 @@ PLACEMENT = ("zone", "hypervisor", "backend", "runtime")
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """A pair of sides that differ in `fact` alone, and its `row` of `analysis.compare.ratios`."""
+    """A pair of sides that differ in `fact` alone, and its `row` of `analysis.compare`."""
 
     fact: str
     pair: Pair
@@ -56,7 +51,7 @@ class Contrast:
         """Whether the interval, corrected for all pairs of this fact, excludes 1 by enough to name a winner."""
         ends = (self.row["ratio_low"], self.row["ratio_high"])
         p = self.row["p_holm"]
-        return p is not None and p < ALPHA and any(end and abs(end - 1) >= ratios.SAME_WITHIN for end in ends)
+        return p is not None and p < ALPHA and any(end and abs(end - 1) >= compare.SAME_WITHIN for end in ends)
 
     @property
     def is_average(self) -> bool:
@@ -127,7 +122,7 @@ class ReportEvidence:
 
     @cached_property
     def scaling(self) -> list[dict[str, Any]]:
-        """Rows of `analysis.compare.scaling`, with names as in the charts."""
+        """Rows of `analysis.compare`, with names as in the charts."""
         return rows_of(self.material.scaling)
 
     def compare(self) -> None:
@@ -142,12 +137,12 @@ class ReportEvidence:
 
     @cached_property
     def operators(self) -> tuple[pd.DataFrame, list[Problem]]:
-        return operators.operators(self.results)
+        return kernels.operators(self.results)
 
     @cached_property
     def attributed(self) -> tuple[pd.DataFrame, list[Problem]]:
         """Work of operators in imported traces, and problems with unreadable files."""
-        return operators.attributed(self.results, ("family", "name"))
+        return kernels.attributed(self.results, ("family", "name"))
 
     @cached_property
     def shifts(self) -> pd.DataFrame:
@@ -175,9 +170,9 @@ def _contrasts(results: Tables, every: Sequence[Case], fact: str) -> Iterator[Co
     except RooflaunchError:
         return
     if fact.startswith(ARGUMENT):
-        averages = zip(ratios.averaged_pairs(pairing), rows_of(ratios.effects(pairing)), strict=True)
+        averages = zip(compare.averaged_pairs(pairing), rows_of(compare.effects(pairing)), strict=True)
         yield from (Contrast(fact=fact, pair=pair, row=row) for pair, row in averages)
-    for pair, row in zip(pairing.pairs, rows_of(ratios.of_pairs(pairing)), strict=True):
+    for pair, row in zip(pairing.pairs, rows_of(compare.of_pairs(pairing)), strict=True):
         yield Contrast(fact=fact, pair=pair, row=row)
 
 
@@ -203,7 +198,7 @@ def gather(
         roofs=roofs,
         kernel_points=kernel_points,
         costs=summary.costs,
-        scaling=lambda found: pd.DataFrame(scaling.scaling(found, of_runs.cases)),
+        scaling=lambda found: pd.DataFrame(compare.scaling(found, of_runs.cases)),
     )
     on_stage("figures")
     drawn = registry.figures(tables, bars)
@@ -233,7 +228,7 @@ def commands(every: pd.DataFrame, of_runs: OfRuns) -> list[str]:
 
 
 def command_of(case: Case) -> str:
-    """The command that repeats a run, or a comment that tells why there is none; see `analysis.loading.of_runs`."""
+    """The command that repeats a run, or a comment that tells why there is none; see `analysis.loading.cases`."""
     return command(case.stored_record) if case.stored_record else "# the bundle can no longer be read"
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.compare.pairing import value_text
 from analysis.figures import Figure, registry
 from analysis.figures.material import NAMING
-from analysis.kernels.operators import SHOWN, longest, operators
-from analysis.kernels.profiles import IMPORTED_OPERATOR_COLUMNS, OPERATOR_COLUMNS
+from analysis.kernel_profiles import IMPORTED_OPERATOR_COLUMNS, OPERATOR_COLUMNS
+from analysis.kernels import SHOWN, longest, operators
 from analysis.loading import units
 from analysis.loading.configurations import CONFIGURATION, completed, label, shown
 from analysis.loading.tables import rows as rows_of
+from analysis.pairing import value_text
 from analysis.report import content
 from analysis.report.answer import headline
 from analysis.report.content import Block, Paragraph, Picture, Section

@@ -8,7 +8,7 @@ import pytest
 
 import analysis
 from analysis.figures import Figure
-from analysis.kernels.breakdown import kernel_points
+from analysis.kernels import kernel_points
 from analysis.report import template
 from analysis.report.compose import compose
 from analysis.report.evidence import gather

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis.kernels.operators import longest, operators
+from analysis.kernels import longest, operators
 from analysis.report import content, context, measurements
 from analysis.report.content import Bullets, Table
 from analysis.report.evidence import gather
