@@ -64,9 +64,9 @@ class Results(Tables):
     ) -> pd.DataFrame:
         """A row per pair of values of `by`; None: the first fact in which otherwise equal runs differ.
 
-        Parameters and errors: see `analysis.compare.ratios.compare`.
+        Parameters and errors: see `analysis.compare.compare`.
         """
-        from analysis.compare.ratios import compare  # noqa: PLC0415
+        from analysis.compare import compare  # noqa: PLC0415
 
         compared = compare(self, by, baseline=baseline, allow_mixed=allow_mixed)
         return _shown(compared, wide=wide)
@@ -78,8 +78,8 @@ class Results(Tables):
         return _shown(points(self), wide=wide)
 
     def predict(self, gpus: Sequence[str], *, wide: bool = False) -> pd.DataFrame:
-        """Step times on GPUs that were not run: see `analysis.roofline.predictions.predict`."""
-        from analysis.roofline.predictions import predict  # noqa: PLC0415
+        """Step times on GPUs that were not run: see `analysis.roofline.roofs.predict`."""
+        from analysis.roofline.roofs import predict  # noqa: PLC0415
 
         return _shown(predict(self, gpus), wide=wide)
 
@@ -88,7 +88,7 @@ class Results(Tables):
 
         Raises `UsageError` for another `part`.
         """
-        from analysis.variance.tables import TABLES, table  # noqa: PLC0415
+        from analysis.variance import TABLES, table  # noqa: PLC0415
 
         if part not in TABLES:
             raise UsageError(f"variance has no part '{part}'", hint=f"one of {', '.join(TABLES)}")

@@ -6,7 +6,7 @@ altair or google.
 
 import typer
 
-from analysis.commands import audit, fetch, import_files, report, tables
+from analysis.commands import audit, fetch, report, tables
 from workload.contract.program import VersionOption, grouped, help_unless_called
 
 # \b keeps the line breaks of the help text.
@@ -37,8 +37,6 @@ app.command("compare", cls=grouped("by", "baseline"), epilog=tables.COMPARE_EXAM
 app.command("audit", cls=grouped("strict", "claims"), epilog=audit.EXAMPLES)(audit.audit)
 app.command("report", cls=grouped("output", "figures"), epilog=report.EXAMPLES)(report.report)
 app.command("example", cls=grouped("open_page", "output"), epilog=report.EXAMPLES_OF_EXAMPLE)(report.example)
-app.command("import", cls=grouped("model", "batch_size", "gpu"), epilog=import_files.EXAMPLES)(
-    import_files.import_files
-)
+app.command("import", cls=grouped("model", "batch_size", "gpu"), epilog=fetch.IMPORT_EXAMPLES)(fetch.import_files)
 app.command("gpu-truth", cls=grouped("output_format", "wide"), epilog=tables.GPU_TRUTH_EXAMPLES)(tables.gpu_truth)
 app.command("fetch", cls=grouped("output", "incomplete", "replace"), epilog=fetch.EXAMPLES)(fetch.run_fetch)

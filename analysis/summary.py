@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.loading.arguments import after_program
+from analysis.loading.cases import after_program
 from analysis.loading.configurations import (
     CONFIGURATION,
     DETAILS,

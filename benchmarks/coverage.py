@@ -15,7 +15,7 @@ import numpy as np
 from scipy.signal import lfilter
 from scipy.stats import ttest_ind
 
-from analysis.statistics import autocorrelation, comparison, components, periods, samples, steady
+from analysis.statistics import autocorrelation, comparison, components, samples, steady
 from analysis.statistics.samples import Floats, Interval
 
 STEPS = 100
@@ -130,7 +130,7 @@ def alarms(rng: np.random.Generator, scale: float) -> Iterator[str]:
     """Shares of false results, which must be small, and one share that must be 80 %."""
     for rho in (0.0, 0.5, 0.9):
         series = 1 + 0.002 * waves(rng, series=int(2000 * scale), steps=STEPS, rho=rho)
-        periodic = np.mean([periods.period_scan(x).found for x in series])
+        periodic = np.mean([autocorrelation.period_scan(x).found for x in series])
         unsteady = np.mean([not steady.steady_state(x).steady for x in series])
         warm = np.mean([(steady.steady_state(x).warmup_steps or 0) > 0 for x in series])
         yield f"false alarms, rho {rho}: period {periodic:.2%}, not steady {unsteady:.2%}, warm-up seen {warm:.2%}"

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from scipy.signal import lfilter
 
+from analysis import causes
 from analysis.audit import RULES, Rule, Severity
 from analysis.audit.rule import Breach, CaseCheck
 from analysis.loading.cases import Case
 from analysis.loading.run_row import RUN_COLUMNS
 from analysis.statistics import changes, steady
 from analysis.statistics.samples import Floats
-from analysis.variance import causes
 from workload.contract.bundle import TELEMETRY_COLUMNS
 from workload.contract.record import Status
 

@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 import hypothesis_profiles  # noqa: F401 - loads the profile `day`
 import pytest
 
+from analysis import figures
 from analysis.loading.processes import Sharing
-from analysis.report import vega
 from tests import sshd
 from workload.contract import invocation
 from workload.contract.operating_system import SIGNALS
@@ -132,7 +132,7 @@ def nothing_flushed() -> Iterator[None]:
 def libraries_made_here() -> Iterator[None]:
     """A page's libraries are made by the test's process, and not by another one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vega, "begin", lambda: Sharing(vega._libraries, [None], others=0))
+        patch.setattr(figures, "begin_libraries", lambda: Sharing(figures._libraries, [None], others=0))
         yield
 
 

@@ -7,8 +7,7 @@ import pandas as pd
 
 from analysis.audit import flop, provenance, timing
 from analysis.audit.rule import AuditEvidence, Finding, Rule, Severity, by_rule, by_severity, heading, total
-from analysis.loading.cases import cases
-from analysis.loading.of_runs import OfRuns
+from analysis.loading.cases import OfRuns, cases
 from analysis.loading.tables import Tables
 
 __all__ = ["RULES", "Finding", "Rule", "Severity", "as_frame", "audit", "by_rule", "by_severity", "heading", "total"]

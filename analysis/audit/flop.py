@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.audit.rule import WITH_KERNELS, AuditEvidence, Hit, Rule, Severity, each_case, each_profile
-from analysis.kernels.breakdown import in_steps
+from analysis.kernels import in_steps
 from analysis.loading.cases import Case
 from analysis.loading.tables import rows
 from analysis.readers.ncu.metrics import is_backward

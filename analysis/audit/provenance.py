@@ -8,11 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.audit.rule import AuditEvidence, Hit, Rule, Severity, each_case
-from analysis.loading import units
-from analysis.loading.cases import Case
-from analysis.loading.gpu_names import gpus_named, is_among
-from analysis.loading.model_work import may_be_one_model, models_named
-from analysis.variance.causes import (
+from analysis.causes import (
     LEAST_CLOCK_LOWERED,
     LEAST_TIME_SHARE,
     SPILL_RATIO,
@@ -25,6 +21,9 @@ from analysis.variance.causes import (
     spills,
     steal,
 )
+from analysis.loading import units
+from analysis.loading.cases import Case
+from analysis.loading.model_work import gpus_named, is_among, may_be_one_model, models_named
 from workload.contract.text import cpu_share, percent
 from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_CPUS, LEAST_WAITED_SHARE
 

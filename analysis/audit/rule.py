@@ -11,9 +11,8 @@ import pandas as pd
 
 from analysis.loading import cases as all_cases
 from analysis.loading import units
-from analysis.loading.cases import Case
+from analysis.loading.cases import Case, OfRuns
 from analysis.loading.configurations import group, measured
-from analysis.loading.of_runs import OfRuns
 from analysis.loading.tables import Tables
 from workload.contract.text import counted
 from workload.contract.vocabulary import calibration_of
@@ -202,7 +201,7 @@ def each_profile(check: Callable[[Case, pd.DataFrame | None], Breach]) -> Check:
 
 
 def breaches(case: Case) -> dict[str, Any]:
-    """Breaches of all rules on single runs by name of the check, as JSON; see `analysis.loading.of_runs`."""
+    """Breaches of all rules on single runs by name of the check, as JSON; see `analysis.loading.cases`."""
     found = {name: check(case) for name, check in CASE_CHECKS.items()}
     return {
         name: [breach.figure, breach.cure, breach.severity] if isinstance(breach, Hit) else breach

@@ -6,8 +6,8 @@ import numpy as np
 
 from analysis.audit.rule import AuditEvidence, Hit, Rule, Severity, each_case, each_group
 from analysis.loading.cases import Case
+from analysis.statistics.autocorrelation import period_scan
 from analysis.statistics.components import differ
-from analysis.statistics.periods import period_scan
 from analysis.statistics.samples import Floats, Mask
 from analysis.statistics.steady import (
     MOST_STALLED,

@@ -161,7 +161,6 @@ def _report(
         _progress("page")
         text = html.render(composed)
     from analysis.figures import export
-    from analysis.report import markdown as markdown_page
 
     written = [output, *([figures] if figures else []), *([markdown] if markdown else [])]
     if figures:
@@ -170,8 +169,10 @@ def _report(
         export.save(drawn, figures)
     _write(output, text, option="-o")
     if markdown:
+        from analysis.report.template import as_markdown
+
         where = _relative(figures, markdown) if figures else None
-        _write(markdown, markdown_page.render(composed, figures=where), option="--markdown")
+        _write(markdown, as_markdown(composed, figures=where), option="--markdown")
     for path in written:
         print(printable(str(path)))
     print_problems(problems)
@@ -190,22 +191,23 @@ def _composed(
     folders: Sequence[Path], *, bars: Bars, verify: bool, peaks: Path | None
 ) -> "tuple[Report, Sequence[Problem]]":
     """The report and the problems of its bundles: of a single folder as it was kept, if no file has changed."""
+    from analysis import figures
     from analysis.loading import processes
-    from analysis.report import kept, vega
+    from analysis.report import kept
 
     use_peaks(peaks)
     root = folders[0] if len(folders) == 1 and not verify and bars is Bars.INTERVAL else None
     key = kept.key_of(root) if root else None
     if root and key:
         # Another process begins to make the page's JavaScript libraries.
-        vega.begin()
+        figures.begin_libraries()
         if found := kept.load(root, key):
             return found
     # The processes that read bundles judge the runs later: they have imported most of the modules for it already.
     with processes.reused():
         loaded = analysis.load(*folders, verify=verify, peaks=peaks)
         # Only now: without bundles, `load` raises an error, and no page is made.
-        vega.begin()
+        figures.begin_libraries()
         # A kept report does not need these imports.
         from analysis.figures import registry
         from analysis.report.compose import compose

@@ -28,8 +28,8 @@ from workload.contract.tables import Column, Role, TableFormat, as_json, facts, 
 from workload.contract.text import counted, printable
 
 if TYPE_CHECKING:
-    from analysis.compare.pairing import Pairing
     from analysis.loading.tables import Tables
+    from analysis.pairing import Pairing
 
 # \b preserves the line breaks.
 SUMMARY_EXAMPLES = """\b
@@ -82,15 +82,15 @@ def predict(
     wide: WideOption = False,
 ) -> int:
     """Least step time on GPUs that were not run: the work of the measured steps at the GPU's roofs."""
-    from analysis.roofline import predictions
+    from analysis.roofline import roofs
 
     loaded = load(results, verify=verify, peaks=peaks)
-    table = predictions.predict(loaded, gpu)
-    names = [Column(name=name, heading=name) for name in predictions.COLUMNS]
+    table = roofs.predict(loaded, gpu)
+    names = [Column(name=name, heading=name) for name in roofs.PREDICTION_COLUMNS]
     print(render(table, PREDICTED if output_format is TableFormat.TABLE else names, output_format, wide=wide))
     sys.stdout.flush()
     for precision in sorted({*table.loc[table["predicted_roof_step_s_low"].notna(), "precision"]}):
-        print(f"note       predicted, not measured: {predictions.longer_than_roofs(precision)}", file=sys.stderr)
+        print(f"note       predicted, not measured: {roofs.longer_than_roofs(precision)}", file=sys.stderr)
     print_problems(loaded.problems)
     return ExitCode.DONE
 
@@ -128,7 +128,7 @@ def kernels(
     if top is not None and top < 1:
         raise UsageError(f"--top must be a positive integer; got '{top}'", hint="--top 10")
     use_peaks(peaks)
-    from analysis.kernels.profiles import text_of
+    from analysis.kernel_profiles import text_of
 
     keys = ("family",) if row is GroupBy.FAMILY else ("family", "name")
     # An imported trace has one table of kernels, and another of the operators that launched them.
@@ -147,7 +147,7 @@ Examples:
 
 
 class VariancePart(StrEnum):
-    """Names of `analysis.variance.tables.TABLES`, repeated because the command line needs them without pandas."""
+    """Names of `analysis.variance.TABLES`, repeated because the command line needs them without pandas."""
 
     BETWEEN = "between"
     WITHIN = "within"
@@ -167,7 +167,7 @@ def variance(
     wide: WideOption = False,
 ) -> int:
     """How much runs and their steps vary, and why."""
-    from analysis.variance.tables import TABLES, table, within
+    from analysis.variance import TABLES, table, within
 
     loaded = load(results, verify=verify, peaks=peaks)
     parts = [part] if part else [VariancePart.BETWEEN] if output_format is TableFormat.CSV else list(VariancePart)
@@ -264,8 +264,8 @@ def compare(
     wide: WideOption = False,
 ) -> int:
     """Compare places or configurations: how much faster, how certain, and the smallest detectable difference."""
-    from analysis.compare.pairing import pair_up
-    from analysis.compare.ratios import COLUMNS, table
+    from analysis.compare import COLUMNS, table
+    from analysis.pairing import pair_up
 
     loaded = load(results, verify=verify, peaks=peaks)
     pairing = pair_up(loaded, by, baseline=baseline, allow_mixed=allow_mixed or ())

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.loading.arguments import as_typed
+from analysis.loading.cases import as_typed
 from workload.contract.text import counted, printable
 
 # Longer names hide the figure; both ends are kept, because names that follow a pattern often differ at the end.

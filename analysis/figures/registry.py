@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.figures import Figure, labels, rooflines, style, throughput
 from analysis.figures.material import Material, legible
-from analysis.kernels.breakdown import ALL
+from analysis.kernels import ALL
 from analysis.loading import units
 from analysis.roofline.points import TRACED_TIME
 from workload.contract.tables import number

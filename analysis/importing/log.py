@@ -20,7 +20,7 @@ from analysis.importing.bundle import (
     seal,
 )
 from analysis.loading import model_work
-from analysis.loading.gpu_names import can_name, folded
+from analysis.loading.model_work import can_name, folded
 from analysis.loading.run_row import row_of
 from analysis.readers import iteration_log
 from analysis.readers.iteration_log import Log

@@ -19,8 +19,8 @@ from analysis.importing.bundle import (
     require_model_and_batch,
     seal,
 )
-from analysis.kernels.operators import LISTED_FILE, WORK_FILE
-from analysis.loading.gpu_names import can_name, gpus_named
+from analysis.kernels import LISTED_FILE, WORK_FILE
+from analysis.loading.model_work import can_name, gpus_named
 from analysis.readers import kineto, ncu
 from analysis.readers.attribution import Attribution, OperatorFamily, attribute, steps_of
 from analysis.readers.iteration_log import LONGEST_ITERATION_S

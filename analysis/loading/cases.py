@@ -1,17 +1,26 @@
-"""A run with its facts, its series and the mask of measured steps. Pure, except for files that are read on access."""
+"""A run with its facts, its series and the mask of measured steps; what a function says of a run, computed once."""
 
-from collections.abc import Mapping, Sequence
+import functools
+import hashlib
+import json
+import math
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
 
-from analysis.loading import units
+from analysis.loading import index, processes, units
+from analysis.loading.configurations import ARGUMENT
 from analysis.loading.tables import Tables, rows
 from analysis.statistics.samples import Floats, Mask
 from analysis.statistics.steady import SteadyState, steady_state
@@ -19,6 +28,7 @@ from workload.contract import bundle
 from workload.contract.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
 from workload.contract.errors import BundleError
 from workload.contract.record import Record, Spec, Status
+from workload.contract.script_words import script_words
 from workload.contract.spec import Device
 
 MEASURED = "measured"
@@ -172,3 +182,210 @@ class _Table:
         """Columns of a run's rows."""
         rows_of_run = self.positions(run_id)
         return {name: values[rows_of_run] for name, values in self._columns.items()}
+
+
+# Beginning of the name of the fact that has a command without one of its arguments.
+BESIDES = "besides "
+# Values of a flag, which has no value of its own.
+NOT_GIVEN, GIVEN = "not given", "given"
+
+
+def besides(fact: str) -> str:
+    """Name under which a run has its script's command without one argument; `fact`: that argument, `args.workers`."""
+    return BESIDES + fact
+
+
+def after_program(command: str | None) -> str | None:
+    """Words after the script in a command, for example `--lr 0.1` in `train.py --lr 0.1`; None without any."""
+    return shlex.join(_split(command)[1]) or None if command else None
+
+
+def as_typed(command: str) -> list[tuple[str, str]]:
+    """Arguments of a command as pairs: `("--lr", "0.1")`, `("--amp", "")` for a flag, `("photos", "")` for a word."""
+    return [(name or words[0], value or "") for name, value, words in _parts(_split(command)[1])]
+
+
+def with_arguments(cases: Sequence[Case]) -> list[Case]:
+    """Copies of `cases` whose facts include the arguments of their script, if runs of that script differ in them.
+
+    An argument adds two facts: `args.NAME`, which is its value or `given` or `not given`, and `besides args.NAME`,
+    which is the command without it. Both are None in runs of other scripts and of our models.
+    """
+    by_model: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        if case["script"] is not None:
+            by_model[case["model"]].append(case)
+    facts_of: dict[str, dict[str, str | float]] = defaultdict(dict)
+    for runs in by_model.values():
+        values = {case.run_id: dict(_arguments(case["script"])) for case in runs}
+        for name in dict.fromkeys(name for given in values.values() for name in given):
+            found = {run_id: given.get(name, NOT_GIVEN) for run_id, given in values.items()}
+            if len(set(found.values())) > 1:
+                fact = ARGUMENT + name
+                for case in runs:
+                    program, words = _split(case["script"])
+                    kept = (words for other, _, words in _parts(words) if other.lstrip("-") != name)
+                    without = shlex.join([*program, *(word for words in kept for word in words)])
+                    facts_of[case.run_id] |= {fact: found[case.run_id], besides(fact): without}
+    if not facts_of:
+        return list(cases)
+    names = dict.fromkeys(name for facts in facts_of.values() for name in facts)
+    return [replace(case, facts={**case.facts, **dict.fromkeys(names), **facts_of[case.run_id]}) for case in cases]
+
+
+def arguments_in(cases: Sequence[Case]) -> list[str]:
+    """Names of the facts that `with_arguments` has added for arguments, such as `args.workers`."""
+    return [name for name in (cases[0].facts if cases else ()) if name.startswith(ARGUMENT)]
+
+
+def _split(command: str) -> tuple[list[str], list[str]]:
+    """Split a command into the words that name the script and those of its arguments.
+
+    A command with an open quote, which no shell could split, is one word.
+    """
+    words = [command]
+    with suppress(ValueError):
+        words = shlex.split(command)
+    program = list(script_words(words))
+    return program, words[len(program) :]
+
+
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        with suppress(ValueError):
+            value: int | float = kind(text)
+            return value if math.isfinite(value) else None
+    return None
+
+
+def _parts(words: Sequence[str]) -> Iterator[tuple[str, str | None, Sequence[str]]]:
+    """Split words into arguments: for each its name as typed, its value, and its words.
+
+    The name is empty for a word that belongs to no option, and the value is None for a flag.
+    """
+    index = 0
+    while index < len(words):
+        word, after = words[index], words[index + 1 : index + 2]
+        index += 1
+        is_option = word.startswith("-") and _number(word) is None
+        name, equals, value = word.partition("=")
+        if equals and name:
+            yield name, value, [word]
+        elif is_option and after and (not after[0].startswith("-") or _number(after[0]) is not None):
+            index += 1
+            yield word, after[0], [word, *after]
+        else:
+            yield (word if is_option else ""), None, [word]
+
+
+def _arguments(command: str) -> Iterator[tuple[str, str | float]]:
+    for name, value, _ in _parts(_split(command)[1]):
+        if name:
+            number = None if value is None else _number(value)
+            yield name.lstrip("-"), (value or GIVEN) if number is None else number
+
+
+# --- results of functions of a run, kept
+
+FILE = "of_runs.parquet"
+# Functions of a run must return JSON.
+OfRun: TypeAlias = Callable[[Case], Any]
+# Fewer runs are computed by this process alone, because starting another one takes longer.
+FEWEST_SHARED = 250
+# Runs that a process computes at once.
+PART = 50
+SCHEMA = pa.schema([("function", pa.string()), ("key", pa.binary()), ("result", pa.string())])
+
+Kept: TypeAlias = dict[tuple[str, bytes], str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OfRuns:
+    """Results of functions for each of `cases`, in their order."""
+
+    cases: Sequence[Case]
+    # By name of the function: waits for the results of all functions that were begun together.
+    _begun: "dict[str, Callable[[], dict[str, list[Any]]]]" = field(default_factory=dict)
+
+    def of(self, function: OfRun) -> list[Any]:
+        """The function's result for each run."""
+        self.begin(function)
+        return self._begun[_name(function)]()[_name(function)]
+
+    def begin(self, *functions: OfRun) -> None:
+        """Begin to find the results of several functions, which share what they compute of a run.
+
+        If many results are missing, other processes begin to compute them; `of` waits for them.
+        """
+        if missing := [function for function in functions if _name(function) not in self._begun]:
+            found = functools.cache(_search(self.cases, missing))
+            self._begun.update(dict.fromkeys(map(_name, missing), found))
+
+
+def _name(function: OfRun) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _search(cases: Sequence[Case], functions: Sequence[OfRun]) -> Callable[[], dict[str, list[Any]]]:
+    """Begin to find the results: those kept beside the index of a folder, and the others by computing them.
+
+    The returned function waits for the results, and returns them by name of the function.
+    """
+    folders = _folders(cases)
+    kept = {folder: _load(folder / FILE) for folder in dict.fromkeys(folders) if folder}
+    known = {name: text for stored in kept.values() for name, text in stored.items()}
+    # Without a cache nothing is looked up, and a number is enough.
+    keys = [key_of(case) if kept else number.to_bytes(8, "big") for number, case in enumerate(cases)]
+    missing = {
+        number: absent
+        for number, key in enumerate(keys)
+        if (absent := [function for function in functions if (_name(function), key) not in known])
+    }
+    work = [(cases[number], absent) for number, absent in missing.items()]
+    parts = [work[begin : begin + PART] for begin in range(0, len(work), PART)]
+    shared = processes.Sharing(_results, parts) if len(work) >= FEWEST_SHARED else None
+
+    def found() -> dict[str, list[Any]]:
+        fresh: dict[Path | None, Kept] = defaultdict(dict)
+        computed = chain.from_iterable(shared.results() if shared else map(_results, parts))
+        for (number, absent), results in zip(missing.items(), computed, strict=True):
+            for function, result in zip(absent, results, strict=True):
+                fresh[folders[number]][_name(function), keys[number]] = json.dumps(result)
+        for folder, more in fresh.items():
+            known.update(more)
+            if folder:
+                stored = {**kept[folder], **more}
+                columns = [[name for name, _ in stored], [key for _, key in stored], list(stored.values())]
+                index.store_table(folder / FILE, pa.table(columns, schema=SCHEMA))
+        return {_name(function): [json.loads(known[_name(function), key]) for key in keys] for function in functions}
+
+    return found
+
+
+def _results(work: Sequence[tuple[Case, Sequence[OfRun]]]) -> list[list[Any]]:
+    return [[function(case) for function in functions] for case, functions in work]
+
+
+def key_of(case: Case) -> bytes:
+    """Hash of the run's facts, except the place of its folder, and of the state of its files."""
+    facts = [(name, value) for name, value in case.facts.items() if name != "path"]
+    text = json.dumps([facts, index.fingerprint_of(case["path"] or "")], default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _folders(cases: Sequence[Case]) -> list[Path | None]:
+    """For each run, the folder of the cache above it; None if there is none, as for few bundles."""
+
+    @functools.cache
+    def above(folder: Path) -> Path | None:
+        if (folder / index.FOLDER / index.FILE).is_file():
+            return folder / index.FOLDER
+        return None if folder == folder.parent else above(folder.parent)
+
+    return [above(Path(case["path"]).parent) if case["path"] else None for case in cases]
+
+
+def _load(path: Path) -> Kept:
+    table = index.load_table(path, SCHEMA)
+    functions, keys, results = (column.to_pylist() for column in (table or SCHEMA.empty_table()).columns)
+    return dict(zip(zip(functions, keys, strict=True), results, strict=True))

@@ -1,26 +1,107 @@
 """Reader of a results folder: every bundle below it as a row of one table.
 
-The table is kept (`cache`), as `.analysis/bundles.parquet`, to read the bundles faster the next time. A row is used
+The table is kept, as `.analysis/bundles.parquet`, to read the bundles faster the next time. A row is used
 again as long as the source files of its bundle keep their state.
+
+What is in a kept table follows from the files of the bundles, which are part of its keys, and from its version: the
+sources of this program, the versions of the libraries, and the peaks in use. A file of another version is ignored, as
+is a damaged one, so that nobody can forget to make it again. A file is replaced as a whole, by renaming: other
+processes never see a part of it, and of two that write at once the last one wins. A folder that is not writable works
+without.
 """
 
+import functools
+import hashlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from analysis.loading import cache
-from analysis.loading.cache import state
 from analysis.loading.processes import share
 from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS, RunRow, row_of
 from analysis.loading.series import LAYOUTS, parse, refusals
-from workload.contract import bundle
+from workload.contract import bundle, peaks
 from workload.contract.errors import BundleError
 from workload.contract.fields import RANGES, Kind, clean
+from workload.contract.operating_system import replacing
+
+FOLDER = ".analysis"
+VERSION_KEY = b"rooflaunch.version"
+# Folders with the code and the tables (TOML, CSV) that results depend on.
+CODE_FOLDERS = (Path(__file__).parents[1], Path(bundle.__file__).parent)
+ENDINGS = (".py", ".toml", ".csv")
+LIBRARIES = ("altair", "numpy", "pandas", "pyarrow", "scipy")
+# Least number of bundles for a cache. Fewer are read in a tenth of a second, so that no file needs to be written.
+FEWEST = 50
+
+
+def load_table(path: Path, schema: pa.Schema) -> pa.Table | None:
+    """The table in this file; None if it is absent, damaged or of another version, or has other columns."""
+    try:
+        # Opened once: by its path, pyarrow opens the file twice, and another process may replace it in between.
+        with path.open("rb") as file:
+            table = pq.read_table(file)
+    except (OSError, pa.ArrowException, ValueError):
+        return None
+    kept = (table.schema.metadata or {}).get(VERSION_KEY)
+    return table if kept is not None and kept == version() and table.schema.equals(schema) else None
+
+
+def store_table(path: Path, table: pa.Table) -> None:
+    """Replace the file, unless the version is unknown or the folder cannot be written."""
+    current = version()
+    if current is None:
+        return
+    with suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        with replacing(path, shared=True, durable=False) as file:
+            known = table.replace_schema_metadata({VERSION_KEY: current})
+            pq.write_table(known, file, compression="zstd", compression_level=1)
+
+
+def version() -> bytes | None:
+    """Hash of the code and of the peaks in use; None if the code is unknown."""
+    code = code_version()
+    return None if code is None else hashlib.sha256(code + peaks.digest().encode()).hexdigest().encode()
+
+
+@functools.cache
+def code_version() -> bytes | None:
+    """Hash of the sources and of the libraries' versions; None if either is unknown, as in a zip archive."""
+    try:
+        versions = [sys.version, *map(metadata.version, LIBRARIES)]
+    except metadata.PackageNotFoundError:
+        return None
+    digest, has_sources = hashlib.sha256(repr(versions).encode()), False
+    for folder in CODE_FOLDERS:
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in ENDINGS:
+                content = path.read_bytes()
+                digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode())
+                digest.update(content)
+                has_sources = True
+    return digest.hexdigest().encode() if has_sources else None
+
+
+def state(path: str) -> str:
+    """Size, modification time and inode of a file, as text; `-` if there is none.
+
+    A change that preserves all three is not seen: `--verify` reads every file again.
+    """
+    try:
+        status = os.stat(path)  # noqa: PTH116 - 10,000 bundles: a Path costs more than the call
+    except (OSError, ValueError):
+        return "-"
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
+
 
 FILE = "bundles.parquet"
 # Files from which a row is made.
@@ -84,14 +165,14 @@ def load_bundles(root: Path, *, verify: bool = False) -> tuple[pa.Table, list[Pr
     """Every bundle in or below `root` as a row of `SCHEMA`, sorted by path, and problems; `verify`: use no kept row."""
     candidates, problems = find(str(root))
     is_sealed = len(candidates) == 1 and candidates[0].name == b""  # `root` is a bundle itself: write nothing into it
-    if is_sealed or len(candidates) < cache.FEWEST:
+    if is_sealed or len(candidates) < FEWEST:
         table, more = read(candidates)
     else:
-        path = root / cache.FOLDER / FILE
-        kept = None if verify else cache.load(path, SCHEMA)
+        path = root / FOLDER / FILE
+        kept = None if verify else load_table(path, SCHEMA)
         table, more = _updated(kept, candidates)
         if kept is None or kept is not table:
-            cache.store(path, table)
+            store_table(path, table)
     # `root` may have had another name when the table was kept.
     paths = [clean(os.path.join(root, os.fsdecode(name)) if name else str(root)) for name in table[NAME].to_pylist()]  # noqa: PTH118 - 10,000 bundles: a Path costs more than the call
     return table.set_column(SCHEMA.get_field_index("path"), "path", pa.array(paths, pa.string())), problems + more

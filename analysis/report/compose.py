@@ -5,22 +5,21 @@ from collections.abc import Callable
 from analysis.audit.rule import total
 from analysis.loading import units
 from analysis.loading.tables import rows as rows_of
-from analysis.report import words
+from analysis.report import answer, content, context, measurements
 from analysis.report.content import Picture, Report, Section, figures_of
 from analysis.report.evidence import ReportEvidence
-from analysis.report.sections import answer, context, measurements, rooflines
 from workload.contract.text import counted
 
 # Sections to act on come first; the sections that support them are folded.
 SECTIONS: tuple[Callable[[ReportEvidence], Section], ...] = (
     answer.section,
-    measurements.section,
+    measurements.throughput,
     measurements.scaling,
-    rooflines.section,
+    measurements.roofs,
     measurements.variability,
     context.audit,
     context.method,
-    rooflines.complexity,
+    measurements.complexity,
     context.environment,
     context.reproduce,
     context.glossary,
@@ -51,7 +50,7 @@ def compose(evidence: ReportEvidence) -> Report:
         models: dict[str, list[str]] = {}
         for row in rows_of(runs[["model", "unit"]]):
             models.setdefault(units.unit_of(row), []).append(row["model"])
-        facts.append("units: " + ", ".join(f"{unit} ({words.listed(names)})" for unit, names in models.items()))
+        facts.append("units: " + ", ".join(f"{unit} ({content.listed(names)})" for unit, names in models.items()))
     if evidence.findings:
         facts.append(f"audit: {total(evidence.findings)}")
     sections = [section for build in SECTIONS if (section := build(evidence)).blocks or section.parts]

@@ -13,11 +13,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from analysis.figures import style
+from analysis.figures import libraries, style
 from analysis.figures.export import specification
-from analysis.report import vega
-from analysis.report.content import Report
-from analysis.report.words import readable
+from analysis.report.content import Report, readable
 
 _FOLDER = resources.files("analysis.report")
 
@@ -33,13 +31,13 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    css, libraries, script = _file("page.css"), vega.libraries(), _file("page.js")
+    css, charts, script = _file("page.css"), libraries(), _file("page.js")
     return environment.get_template("page.html").render(
         report=report,
-        policy=policy(styles=[css], scripts=[libraries, script]),
+        policy=policy(styles=[css], scripts=[charts, script]),
         # Unescaped texts of our own: inside <style> and <script>, only the end tag would end the text.
         css=_raw(css, "</style"),
-        libraries=_raw(libraries, "</script"),
+        libraries=_raw(charts, "</script"),
         script=_raw(script, "</script"),
         figures=json_block({figure.name: specification(figure) for figure in report.figures()}),
         theme=json_block(style.PAGE),

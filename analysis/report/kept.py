@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.figures import Figure
-from analysis.loading import cache, index
+from analysis.loading import index
 from analysis.loading.index import Problem
 from analysis.report import content
 from analysis.report.content import Report
@@ -48,19 +48,19 @@ PARTS = {
 def key_of(root: Path) -> str | None:
     """Hash of the files of this folder's bundles; None if no report is kept for so few bundles."""
     candidates, problems = index.find(str(root))
-    if len(candidates) < cache.FEWEST:
+    if len(candidates) < index.FEWEST:
         return None
     digest = hashlib.sha256()
     folders = (walked for each in candidates for walked in os.walk(each.folder))
     paths = sorted(f"{parent}/{name}" for parent, _, names in folders for name in names)
-    for text in (str(root), *map(str, problems), *(f"{path} {cache.state(path)}" for path in paths)):
+    for text in (str(root), *map(str, problems), *(f"{path} {index.state(path)}" for path in paths)):
         digest.update(f"{len(text)} {text}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
 def load(root: Path, key: str) -> tuple[Report, Sequence[Problem]] | None:
     """The kept report with this key, and the problems of its bundles; None if there is none."""
-    table = cache.load(root / cache.FOLDER / FILE, SCHEMA)
+    table = index.load_table(root / index.FOLDER / FILE, SCHEMA)
     try:
         row = (table or SCHEMA.empty_table()).to_pylist()[0]
         report, problems = _made(json.loads(row["report"])) if row["key"] == key else (None, ())
@@ -73,7 +73,7 @@ def store(root: Path, key: str, report: Report, problems: Sequence[Problem]) -> 
     """Keep a report, unless its bundles have changed in the meantime; return it with charts in the form of `Drawn`."""
     text = json.dumps(_plain([report, problems]))
     if key_of(root) == key:
-        cache.store(root / cache.FOLDER / FILE, pa.table([[key], [text]], schema=SCHEMA))
+        index.store_table(root / index.FOLDER / FILE, pa.table([[key], [text]], schema=SCHEMA))
     made: Report = _made(json.loads(text))[0]
     return made
 

@@ -5,21 +5,31 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, assert_never
+from urllib.parse import quote
 
 from analysis.audit.rule import Severity, by_rule, heading
 from analysis.figures import registry
 from analysis.figures.labels import distinct
 from analysis.loading.tables import rows as rows_of
-from analysis.report import words
-from analysis.report.content import Block, Bullets, Commands, Heading, Paragraph, Picture, Report, Section, Table
+from analysis.report import answer, content, context
+from analysis.report.content import (
+    Block,
+    Bullets,
+    Commands,
+    Heading,
+    Paragraph,
+    Picture,
+    Report,
+    Section,
+    Table,
+    readable,
+)
 from analysis.report.evidence import ReportEvidence
-from analysis.report.markdown import block_lines, escape
-from analysis.report.sections import answer, context
 from workload.contract.spec import Precision
 from workload.contract.tables import Column, facts
 from workload.contract.text import counted, printable
@@ -125,9 +135,9 @@ class Blocks:
 def render(report: Report, evidence: ReportEvidence, *, figures: str) -> str:
     """The report as Markdown in the order of the template; `figures`: path of the pictures relative to the file."""
     template = resources.files("analysis.report").joinpath("template.md").read_text(encoding="utf-8")
-    content = _content(Blocks(report=report), evidence, figures)
+    parts = _content(Blocks(report=report), evidence, figures)
     # One pass: content is never searched for placeholders.
-    filled = PLACEHOLDER.sub(lambda match: content[match[1]], template)
+    filled = PLACEHOLDER.sub(lambda match: parts[match[1]], template)
     return re.sub(r"\n{3,}", "\n\n", filled)
 
 
@@ -154,9 +164,9 @@ def _content(blocks: Blocks, evidence: ReportEvidence, figures: str) -> Mapping[
     sentences = Bullets(sentences=answer.sentences(evidence))
     blocks.take("answer", kind=Bullets)
     changes, roofs = answer.changes(evidence), rows_of(evidence.material.roofs)
-    peaks = [roof for roof in roofs if roof["kind"] == "peak" and words.is_known(roof["source"])]
+    peaks = [roof for roof in roofs if roof["kind"] == "peak" and content.is_known(roof["source"])]
     sources = list(dict.fromkeys(f"{peak['device_name']}: {peak['source']}" for peak in peaks))
-    content = {
+    parts = {
         **{name: escape(text) for name, text in _words(evidence).items()},
         "abstract": shown([sentences]),
         "run_matrix": shown([_run_matrix(evidence)]),
@@ -190,7 +200,7 @@ def _content(blocks: Blocks, evidence: ReportEvidence, figures: str) -> Mapping[
     }
     # The audit has its own summary above; here are the figures, causes and cures of every rule.
     rest = ((f"**{escape(title)}**", "", shown(left), "") for title, left in blocks.rest())
-    return content | {"rest": "\n".join(line for lines in rest for line in lines).rstrip()}
+    return parts | {"rest": "\n".join(line for lines in rest for line in lines).rstrip()}
 
 
 def _flat(sections: Iterable[Section]) -> Iterator[Section]:
@@ -210,24 +220,24 @@ def _words(evidence: ReportEvidence) -> Mapping[str, str]:
         record = evidence.record(row["run_id"])
         if row["dataset"] == "synthetic":
             folders.append("none (synthetic data)")
-        elif record and record.spec.data_dir and words.is_known(row["dataset"]):
+        elif record and record.spec.data_dir and content.is_known(row["dataset"]):
             folders.append(f"{row['dataset']} in {record.spec.data_dir} on {row['env']}")
     has_amp = runs["precision"].isin([Precision.AMP, Precision.BF16]).any()
     keywords = ["roofline", "throughput", "arithmetic intensity"]
     keywords += ["GPU profiling"] if runs["kernels_file"].notna().any() else []
     keywords += ["mixed precision"] if has_amp else []
     return {
-        "commits": f"rooflaunch {words.listed(runs['rooflaunch'])}, commit {words.listed(runs['commit'])}",
-        "data": words.listed(context.data(row) for row in rows_of(runs[["dataset", "image_size"]])),
+        "commits": f"rooflaunch {content.listed(runs['rooflaunch'])}, commit {content.listed(runs['commit'])}",
+        "data": content.listed(context.data(row) for row in rows_of(runs[["dataset", "image_size"]])),
         "keywords": ", ".join(keywords),
-        "models": words.listed(evidence.material.tasks),
-        "environments": words.listed(evidence.material.environments),
-        "settings": f"batch {words.listed(sorted(set(runs['batch_size'].dropna())))}; "
-        f"{words.listed(sorted(set(runs['precision'].dropna())))}",
-        "virtualisation": f"zone {words.listed(runs['zone'])}; virtualisation {words.listed(runs['hypervisor'])}",
+        "models": content.listed(evidence.material.tasks),
+        "environments": content.listed(evidence.material.environments),
+        "settings": f"batch {content.listed(sorted(set(runs['batch_size'].dropna())))}; "
+        f"{content.listed(sorted(set(runs['precision'].dropna())))}",
+        "virtualisation": f"zone {content.listed(runs['zone'])}; virtualisation {content.listed(runs['hypervisor'])}",
         "options": _options(evidence),
         "sources": _sources(evidence),
-        "data_dir": words.listed(folders),
+        "data_dir": content.listed(folders),
     }
 
 
@@ -261,10 +271,10 @@ def _run_matrix(evidence: ReportEvidence) -> Table:
         of_env = runs[runs["env"] == env]
         row = context.matrix_row(env, of_env)
         first = evidence.record(of_env["run_id"].iloc[0])
-        warmup = words.text(first.spec.warmup if first else None)
-        backend = words.listed(of_env["device_type"])
+        warmup = content.text(first.spec.warmup if first else None)
+        backend = content.listed(of_env["device_type"])
         rows.append({**row, "backend": backend, "iterations": f"{warmup} / {row['steps']}"})
-    return words.table("Runs by place", RUN_MATRIX, rows)
+    return content.table("Runs by place", RUN_MATRIX, rows)
 
 
 def _complexity_commands(evidence: ReportEvidence) -> Commands:
@@ -285,16 +295,16 @@ def _table_1(evidence: ReportEvidence) -> list[Block]:
     rows = []
     for row in sorted(rows_of(known), key=lambda row: (row["task"], row["batch_size"])):
         flop = row["forward_flop_per_image"]
-        per_batch = flop * row["batch_size"] / GIGA if words.is_known(flop) else None
-        activations = f"activations {words.si(row['activation_bytes'], 'B')}"
+        per_batch = flop * row["batch_size"] / GIGA if content.is_known(flop) else None
+        activations = f"activations {content.si(row['activation_bytes'], 'B')}"
         figures = {
-            "parameters": words.quotient(row["parameters"], MEGA),
-            "mac": words.quotient(row["forward_mac_per_image"], GIGA),
+            "parameters": content.quotient(row["parameters"], MEGA),
+            "mac": content.quotient(row["forward_mac_per_image"], GIGA),
             "flop": per_batch,
-            "notes": activations if words.is_known(row["activation_bytes"]) else None,
+            "notes": activations if content.is_known(row["activation_bytes"]) else None,
         }
         rows.append({**row, **figures})
-    return [words.table("Parameters, work and activations; 1 MAC = 2 FLOP", TABLE_1, rows)] if rows else []
+    return [content.table("Parameters, work and activations; 1 MAC = 2 FLOP", TABLE_1, rows)] if rows else []
 
 
 def _table_2(evidence: ReportEvidence) -> list[Block]:
@@ -313,7 +323,7 @@ def _table_2(evidence: ReportEvidence) -> list[Block]:
         rows.append({**point, "flop_per_s": gflop_per_s, "intensity": _intensity(point)})
     unit = evidence.material.unit.capitalize()
     columns = [*TABLE_2[:4], Column(name="rate", heading=f"{unit}/s"), *TABLE_2[5:]]
-    return [words.table(OF_TABLE_2, columns, rows)] if rows else []
+    return [content.table(OF_TABLE_2, columns, rows)] if rows else []
 
 
 def _configuration(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -321,16 +331,16 @@ def _configuration(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _intensity(point: Mapping[str, Any]) -> str | None:
-    return f"{words.figure(point['intensity_flop_per_byte'])} ({point['source']})" if point else None
+    return f"{content.figure(point['intensity_flop_per_byte'])} ({point['source']})" if point else None
 
 
 def _mean_sd(values: Iterable[float]) -> str | None:
     """`123.4 ± 1.2`; the value alone if there is one, None if there is none."""
-    known = [float(value) for value in values if words.is_known(float(value))]
+    known = [float(value) for value in values if content.is_known(float(value))]
     if not known:
         return None
-    spread = f" ± {words.figure(stdev(known), 2)}" if len(known) > 1 else ""
-    return f"{words.figure(fmean(known), 4)}{spread}"
+    spread = f" ± {content.figure(stdev(known), 2)}" if len(known) > 1 else ""
+    return f"{content.figure(fmean(known), 4)}{spread}"
 
 
 def _environments(blocks: Blocks) -> Iterator[Block]:
@@ -340,7 +350,7 @@ def _environments(blocks: Blocks) -> Iterator[Block]:
         assert isinstance(table, Table)
         names = [heading.text for heading in table.headings]
         known = [
-            {name: cell for name, cell in zip(names, row, strict=True) if cell != words.ABSENT} for row in table.rows
+            {name: cell for name, cell in zip(names, row, strict=True) if cell != content.ABSENT} for row in table.rows
         ]
         rows = [
             [", ".join(row[name] for name in columns if name in row) or "n/a" for _, columns in ENVIRONMENT]
@@ -380,3 +390,90 @@ def _checklist(evidence: ReportEvidence, figures: str) -> Iterator[str]:
             count = str(number) if len(stems) > 1 else ""
             shown = f"{figures}/{file}.png" if file in drawn else f"not drawn: {reason}"
             yield f"{letter}{count}: {kind}{where}: {shown}"
+
+
+# Every character that starts inline markup in CommonMark, GFM or their common extensions; pandoc makes a dash of `--`.
+SPECIAL = re.compile(r"-(?=-)|(?<=-)-|[\\`*\[\]<>|~$&{}]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|://|@|\bwww\.")
+# Marks that start a list, heading, rule or block at the beginning of a line.
+LEADING = re.compile(r"^([#+=:-]+(?=\s|$)|:::|\d+[.)](?=\s|$))")
+
+
+def as_markdown(report: Report, *, figures: str | None) -> str:
+    """The report as Markdown; `figures`: path of the pictures relative to the file, None for texts without pictures."""
+    lines = [f"# {escape(report.title)}", "", escape(" · ".join(report.facts)), ""]
+    for section in report.sections:
+        lines += _section_lines(section, 2, figures)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def escape(text: str) -> str:
+    """`text` on one line, with every character that could be markup escaped by a backslash or an entity."""
+    line = readable(" ".join(text.split()))
+    # A number of a list keeps its digits: the backslash stands before the point.
+    return LEADING.sub(lambda match: re.sub(r"(?=\D)", r"\\", match[1], count=1), SPECIAL.sub(_inline, line))
+
+
+def _inline(match: re.Match[str]) -> str:
+    character = match[0]
+    if character in ENTITIES:
+        return ENTITIES[character]
+    # GFM turns bare addresses into links; a backslash before the punctuation prevents that.
+    return (
+        character.replace(":", "\\:") if character == "://" else ("www\\." if character == "www." else f"\\{character}")
+    )
+
+
+ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+
+
+def _section_lines(section: Section, level: int, figures: str | None) -> Iterator[str]:
+    yield f"{'#' * level} {escape(section.title)}"
+    yield ""
+    for block in section.blocks:
+        yield from block_lines(block, figures)
+        yield ""
+    for part in section.parts:
+        yield from _section_lines(part, level + 1, figures)
+
+
+def block_lines(block: Block, figures: str | None, *, attributes: str = "") -> Iterator[str]:
+    """Lines of a block; `figures`: path of the pictures, None for texts alone; `attributes`: of each picture."""
+    match block:
+        case Paragraph():
+            yield escape(block.text)
+        case Bullets():
+            yield from (f"{'1.' if block.ranked else '-'} {escape(item)}" for item in block.sentences)
+        case Table():
+            yield from _table_lines(block)
+        case Picture():
+            figure = block.figure
+            if figures is not None:
+                yield f"![{escape(figure.title)}]({quote(f'{figures}/{figure.name}.png')}){attributes}"
+                yield ""
+            yield f"**{escape(figure.title)}.** {escape(figure.caption)}"
+            yield ""
+            yield f"In words: {escape(figure.text)}"
+        case Commands():
+            longest = max((len(run) for line in block.lines for run in re.findall(r"`+", line)), default=0)
+            fence = "`" * max(3, longest + 1)
+            yield f"{fence}sh"
+            yield from map(readable, block.lines)
+            yield fence
+        case _:
+            assert_never(block)
+
+
+def _table_lines(table: Table) -> Iterator[str]:
+    yield f"*{escape(table.caption)}*"
+    yield ""
+    if not table.rows:
+        yield "(no rows)"
+        return
+    yield _row([heading.text for heading in table.headings])
+    yield "|" + "|".join(" ---: " if heading.numeric else " --- " for heading in table.headings) + "|"
+    for row in table.rows:
+        yield _row(row)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(escape(cell) for cell in cells)} |"

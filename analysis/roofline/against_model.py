@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.kernels.breakdown import in_steps
+from analysis.kernels import in_steps
 from analysis.loading import model_work
 from analysis.loading.model_work import ModelWork
 from analysis.readers.ncu.metrics import Family, is_backward

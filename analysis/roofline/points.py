@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.kernels.breakdown import LOWER_BOUND, in_steps, kernel_rows
+from analysis.kernels import LOWER_BOUND, in_steps, kernel_rows
 from analysis.loading import units
 from analysis.loading.configurations import CONFIGURATION, DEVICE, PLACE, UNNAMED, WORK_NAMED, Group, completed, group
 from analysis.loading.tables import Tables, frame, joined

@@ -9,13 +9,11 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from analysis import summary
+from analysis import compare, summary
 from analysis.api import Results
-from analysis.compare import scaling
 from analysis.figures import material
-from analysis.kernels.breakdown import kernel_points
-from analysis.loading.cases import cases
-from analysis.loading.of_runs import OfRuns
+from analysis.kernels import kernel_points
+from analysis.loading.cases import OfRuns, cases
 from analysis.report.evidence import ReportEvidence
 from analysis.roofline.points import points
 from analysis.roofline.roofs import roofs
@@ -134,7 +132,7 @@ def undrawn(loaded: Results) -> ReportEvidence:
         roofs=roofs,
         kernel_points=kernel_points,
         costs=summary.costs,
-        scaling=lambda found: pd.DataFrame(scaling.scaling(found)),
+        scaling=lambda found: pd.DataFrame(compare.scaling(found)),
     )
     every = OfRuns(cases=cases(loaded))
     return ReportEvidence(results=loaded, of_runs=every, material=tables, drawn=(), points=points(loaded))

@@ -13,7 +13,7 @@ import pytest
 
 import analysis
 from analysis.api import Results
-from analysis.loading.of_runs import OfRuns
+from analysis.loading.cases import OfRuns
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
 from tests.analysis.report.report_bundles import matrix

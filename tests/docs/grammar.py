@@ -27,7 +27,6 @@ MODULES = (
     "workload.bundle",
     "launcher",
     "analysis",
-    "analysis.report.glossary",
     "docs.build_site",
     "pip",
     "pytest",

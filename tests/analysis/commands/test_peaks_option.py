@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import analysis
-from analysis.loading import cache
+from analysis.loading import index
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
 from tests.analysis.own_peaks import own_t4
@@ -77,7 +77,7 @@ def test_report_names_the_origin(analyze: Analyze, folder: Path) -> None:
 
 
 def test_index_is_valid_only_for_its_peaks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "FEWEST", 1)
+    monkeypatch.setattr(index, "FEWEST", 1)
     # 3.4 TFLOP/s: below half of 8.1, above half of 4.
     assert analysis.load("results").runs["bound"].tolist() == ["neither"]
     own_t4(Path("peaks.toml"), tflop_per_s=4)

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 from scipy.stats import gmean
 
-from analysis.compare.pairing import pair_up
-from analysis.compare.ratios import compare
-from analysis.loading.arguments import after_program
+from analysis import compare
+from analysis.loading.cases import after_program
 from analysis.loading.configurations import NotPoolableError
+from analysis.pairing import pair_up
 from analysis.statistics.comparison import compare as compare_runs
 from analysis.statistics.comparison import holm
 from tests.analysis.by_hand import noisy, results, run

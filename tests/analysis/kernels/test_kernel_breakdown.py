@@ -8,8 +8,8 @@ import pytest
 
 import analysis
 from analysis.figures import Figure
-from analysis.kernels.breakdown import kernel_points
-from analysis.report import markdown
+from analysis.kernels import kernel_points
+from analysis.report import template
 from analysis.report.compose import compose
 from analysis.report.evidence import gather
 from benchmarks.synthetic_bundles import make
@@ -108,7 +108,7 @@ def test_metrics_of_the_user_by_hand(tmp_path: Path) -> None:
 
 def test_report_lists_the_metrics_of_each_profile(tmp_path: Path) -> None:
     with_own(make(tmp_path, 1))
-    page = markdown.render(compose(gather(analysis.load(tmp_path))), figures=None)
+    page = template.as_markdown(compose(gather(analysis.load(tmp_path))), figures=None)
     page = page.replace("\\_", "_")
     row = next(line for line in page.splitlines() if RATE in line)
     assert TIME in row.split("|")[-4]

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis.kernels.operators import longest, operators
-from analysis.report import words
+from analysis.kernels import longest, operators
+from analysis.report import content, context, measurements
 from analysis.report.content import Bullets, Table
 from analysis.report.evidence import gather
-from analysis.report.sections import context, rooflines
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
 from workload.contract import bundle
@@ -100,7 +99,7 @@ def test_the_report_has_the_operators(tmp_path: Path) -> None:
     traced(tmp_path, 2, spec__batch_size=64, environment__device__type="cuda")
     broken = traced(tmp_path, 3, "no,columns\n1,2\n", spec__batch_size=128)
     evidence = gather(analysis.load(tmp_path))
-    [part] = [part for part in rooflines.section(evidence).parts if part.name == "operators"]
+    [part] = [part for part in measurements.roofs(evidence).parts if part.name == "operators"]
     on_cpu, on_gpu = part.blocks
     assert isinstance(on_cpu, Table)
     assert isinstance(on_gpu, Table)
@@ -110,9 +109,9 @@ def test_the_report_has_the_operators(tmp_path: Path) -> None:
     assert [heading.text for heading in on_cpu.headings] == [*headings, "attained"]
     assert [row[6:] for row in on_cpu.rows] == [
         ["aten::mkldnn_convolution", "20.00", "300 ms", "60.0 %", "20.00 GFLOP/s"],
-        ["aten::mm", "2.000", "100 ms", "20.0 %", words.ABSENT],
-        ["aten::addmm", "1.000", "50.0 ms", "10.0 %", words.ABSENT],
-        ["aten::conv2d", "20.00", "50.0 ms", "10.0 %", words.ABSENT],
+        ["aten::mm", "2.000", "100 ms", "20.0 %", content.ABSENT],
+        ["aten::addmm", "1.000", "50.0 ms", "10.0 %", content.ABSENT],
+        ["aten::conv2d", "20.00", "50.0 ms", "10.0 %", content.ABSENT],
         ["all", "43.00", "500 ms", "100 %", "14.00 GFLOP/s"],
     ]
     assert len(on_gpu.rows) == 5
@@ -124,7 +123,7 @@ def test_the_report_has_the_operators(tmp_path: Path) -> None:
 
 def test_the_report_of_runs_without_a_profile_has_no_operators(tmp_path: Path) -> None:
     make(tmp_path, 1)
-    section = rooflines.section(gather(analysis.load(tmp_path)))
+    section = measurements.roofs(gather(analysis.load(tmp_path)))
     assert "operators" not in [part.name for part in section.parts]
 
 

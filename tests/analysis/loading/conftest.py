@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from analysis.loading import cache
+from analysis.loading import index
 from benchmarks.synthetic_bundles import make
 
 
 @pytest.fixture
 def of_few_bundles_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """An index of three bundles is read and written as one of thousands is."""
-    monkeypatch.setattr(cache, "FEWEST", 1)
+    monkeypatch.setattr(index, "FEWEST", 1)
 
 
 @pytest.fixture

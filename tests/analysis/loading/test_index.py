@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.loading import cache, index
-from analysis.loading.cache import FOLDER
-from analysis.loading.index import FILE, load_bundles
+from analysis.loading import index
+from analysis.loading.index import FILE, FOLDER, load_bundles
 from benchmarks.synthetic_bundles import make
 from workload.contract import bundle
 
@@ -61,7 +60,7 @@ def test_second_look_reads_nothing(results: Path, reads: list[str]) -> None:
 def test_few_bundles_are_read_each_time(
     results: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch, fewest: int, has_index: bool
 ) -> None:
-    monkeypatch.setattr(cache, "FEWEST", fewest)
+    monkeypatch.setattr(index, "FEWEST", fewest)
     first = load_bundles(results)[0]
     assert load_bundles(results)[0].equals(first)
     assert (results / FOLDER).exists() == has_index
@@ -123,7 +122,7 @@ def test_change_that_keeps_size_time_and_inode_is_found_by_verify_alone(results:
 
 def older(path: Path) -> None:
     table = pq.read_table(path)
-    pq.write_table(table.replace_schema_metadata({cache.VERSION_KEY: b"0"}), path)
+    pq.write_table(table.replace_schema_metadata({index.VERSION_KEY: b"0"}), path)
 
 
 def without_a_column(path: Path) -> None:
@@ -335,7 +334,7 @@ def test_folder_name_that_is_no_text(tmp_path: Path) -> None:
 
 
 def _keep_an_index_of_few() -> None:
-    cache.FEWEST = 1
+    index.FEWEST = 1
 
 
 def _look_and_count(root: Path) -> int:

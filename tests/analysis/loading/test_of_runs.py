@@ -13,11 +13,10 @@ import pytest
 import analysis
 from analysis.audit import RULES
 from analysis.audit.rule import breaches
-from analysis.loading import cache, cases, of_runs
-from analysis.loading.cases import Case
-from analysis.loading.of_runs import OfRuns
-from analysis.report.reproduce import command_of
-from analysis.variance.causes import causes_of
+from analysis.causes import causes_of
+from analysis.loading import cases, index
+from analysis.loading.cases import Case, OfRuns
+from analysis.report.evidence import command_of
 from benchmarks.synthetic_bundles import make
 from tests.analysis.own_peaks import own_t4
 from workload.contract import bundle, peaks
@@ -61,7 +60,7 @@ def resealed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def test_only_changed_runs_are_computed_again(results: Path) -> None:
     found(results)
-    first, second, _ = sorted(path for path in results.iterdir() if path.name != cache.FOLDER)
+    first, second, _ = sorted(path for path in results.iterdir() if path.name != index.FOLDER)
     # A field that is no column, and a step.
     resealed(first, lambda document: document["spec"].update(optimizer="adam"))
     (second / "steps.csv").write_text((second / "steps.csv").read_text().rsplit("\n", 2)[0] + "\n")
@@ -85,12 +84,12 @@ def test_other_code_invalidates_all_results(results: Path, tmp_path: Path, monke
     for name, text in (("rule.py", "# a comment\n"), ("debug_variables.toml", "# another\n")):
         with (folder / name).open("a") as file:
             file.write(text)
-        monkeypatch.setattr(cache, "CODE_FOLDERS", (folder,))
-        cache.code_version.cache_clear()
+        monkeypatch.setattr(index, "CODE_FOLDERS", (folder,))
+        index.code_version.cache_clear()
         assert found(results)[1] == 3
         assert found(results)[1] == 0
     monkeypatch.undo()
-    cache.code_version.cache_clear()
+    index.code_version.cache_clear()
 
 
 def unknown_library(name: str) -> str:
@@ -101,12 +100,12 @@ def unknown_library(name: str) -> str:
 def test_unknown_version_of_the_code_keeps_nothing(
     results: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
 ) -> None:
-    monkeypatch.setattr(f"analysis.loading.cache.{name}", value)
-    cache.code_version.cache_clear()
-    assert cache.code_version() is None
+    monkeypatch.setattr(f"analysis.loading.index.{name}", value)
+    index.code_version.cache_clear()
+    assert index.code_version() is None
     assert [found(results)[1] for _ in range(2)] == [3, 3]
     monkeypatch.undo()
-    cache.code_version.cache_clear()
+    index.code_version.cache_clear()
 
 
 def test_folder_that_cannot_be_written_works_without(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,13 +116,13 @@ def test_folder_that_cannot_be_written_works_without(results: Path, monkeypatch:
 
     monkeypatch.setattr(Path, "replace", refuse)
     assert [found(results)[1] for _ in range(2)] == [3, 3]
-    assert [path.name for path in (results / cache.FOLDER).iterdir()] == ["bundles.parquet"]
+    assert [path.name for path in (results / index.FOLDER).iterdir()] == ["bundles.parquet"]
 
 
 def test_few_bundles_leave_no_file(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "FEWEST", 4)
+    monkeypatch.setattr(index, "FEWEST", 4)
     assert [found(results) for _ in range(2)] == [(["resnet18 100 sgd 20"] * 3, 3)] * 2
-    assert not (results / cache.FOLDER).exists()
+    assert not (results / index.FOLDER).exists()
 
 
 def test_moved_folder_keeps_its_results(results: Path) -> None:
@@ -189,9 +188,9 @@ def test_a_case_can_be_pickled_while_another_thread_uses_it(results: Path) -> No
 @pytest.mark.world
 def test_work_that_has_begun_is_found(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     every = cases.cases(analysis.load(results))
-    monkeypatch.setattr(of_runs, "FEWEST_SHARED", 1)
-    monkeypatch.setattr(of_runs, "PART", 1)
-    monkeypatch.setattr(of_runs.processes, "_cpus", lambda: 2)
+    monkeypatch.setattr(cases, "FEWEST_SHARED", 1)
+    monkeypatch.setattr(cases, "PART", 1)
+    monkeypatch.setattr(cases.processes, "_cpus", lambda: 2)
     runs = OfRuns(cases=every)
     runs.begin(causes_of, command_of)
     runs.begin(command_of, breaches)
@@ -205,8 +204,8 @@ def test_work_that_has_begun_is_found(results: Path, monkeypatch: pytest.MonkeyP
 def test_several_processes_find_the_same(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     every = cases.cases(analysis.load(results))
     alone = OfRuns(cases=every).of(causes_of)
-    shutil.rmtree(results / cache.FOLDER)
-    monkeypatch.setattr(of_runs, "FEWEST_SHARED", 1)
-    monkeypatch.setattr(of_runs, "PART", 1)
-    monkeypatch.setattr(of_runs.processes, "_cpus", lambda: 2)
+    shutil.rmtree(results / index.FOLDER)
+    monkeypatch.setattr(cases, "FEWEST_SHARED", 1)
+    monkeypatch.setattr(cases, "PART", 1)
+    monkeypatch.setattr(cases.processes, "_cpus", lambda: 2)
     assert OfRuns(cases=every).of(causes_of) == alone

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from analysis.report import glossary
+from analysis.report import context
 from analysis.report.compose import SECTIONS
 from analysis.report.content import Table
-from analysis.report.sections import context
+from docs import glossary
 from workload.contract.verdict import Bound
 
 ROOT = Path(__file__).parents[3]
@@ -15,12 +15,12 @@ ROOT = Path(__file__).parents[3]
 
 def test_the_page_is_made_from_the_table() -> None:
     assert (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8") == glossary.page(), (
-        "python -m analysis.report.glossary > docs/glossary.md"
+        "python docs/glossary.py > docs/glossary.md"
     )
 
 
 def test_each_word_has_one_short_meaning() -> None:
-    words = [item for group in glossary.load().values() for item in group.items()]
+    words = [item for group in context.glossary_words().values() for item in group.items()]
     assert len(dict(words)) == len(words)
     for word, row in words:
         assert re.fullmatch(r"[A-Z1].*\.", row["meaning"]), word
@@ -28,7 +28,7 @@ def test_each_word_has_one_short_meaning() -> None:
 
 
 def test_the_bounds_of_verdicts_are_explained() -> None:
-    assert {str(bound) for bound in Bound} <= {word for group in glossary.load().values() for word in group}
+    assert {str(bound) for bound in Bound} <= {word for group in context.glossary_words().values() for word in group}
 
 
 def test_the_report_explains_its_words() -> None:

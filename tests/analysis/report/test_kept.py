@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import analysis
-from analysis.loading import cache
+from analysis.loading import index
 from analysis.loading.index import Problem
-from analysis.report import html, kept, markdown
+from analysis.report import html, kept, template
 from analysis.report.content import Bullets, Paragraph, Report, Section
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
@@ -29,10 +29,10 @@ SMALL = Report(
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with two bundles, of which a report is kept as one of thousands is."""
-    monkeypatch.setattr(cache, "FEWEST", 1)
+    monkeypatch.setattr(index, "FEWEST", 1)
     for number in range(2):
         make(tmp_path / "results", number)
-    (tmp_path / "results" / cache.FOLDER).mkdir()
+    (tmp_path / "results" / index.FOLDER).mkdir()
     return tmp_path / "results"
 
 
@@ -54,7 +54,7 @@ def test_a_kept_report_makes_the_same_page(results: Path, report: Report) -> Non
     found = kept.load(results, key)
     assert found
     assert html.render(found[0]) == html.render(report)
-    assert markdown.render(found[0], figures="figures") == markdown.render(report, figures="figures")
+    assert template.as_markdown(found[0], figures="figures") == template.as_markdown(report, figures="figures")
     assert tuple(found[1]) == problems
     # A kept report can be kept again.
     assert html.render(kept.store(results, key, found[0], problems)) == html.render(report)
@@ -96,7 +96,7 @@ def test_every_change_of_a_file_needs_another_report(results: Path, change: Call
 
 def test_other_version_needs_another_report(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(results, SMALL)
-    monkeypatch.setattr(cache, "version", lambda: b"other")
+    monkeypatch.setattr(index, "version", lambda: b"other")
     assert not has_report(results)
 
 
@@ -113,9 +113,9 @@ DAMAGES: dict[str, Callable[[str], str]] = {
 def test_a_damaged_report_is_none(results: Path, damage: Callable[[str], str]) -> None:
     """A damaged file is the concern of the cache."""
     key = put(results, SMALL)
-    path = results / cache.FOLDER / kept.FILE
+    path = results / index.FOLDER / kept.FILE
     (row,) = pq.read_table(path).to_pylist()
-    cache.store(path, pa.table([[key], [damage(row["report"])]], schema=kept.SCHEMA))
+    index.store_table(path, pa.table([[key], [damage(row["report"])]], schema=kept.SCHEMA))
     assert not has_report(results)
 
 
@@ -124,7 +124,7 @@ def test_a_report_of_bundles_that_changed_meanwhile_is_not_kept(results: Path) -
     assert key
     make(results, 7)
     assert html.render(kept.store(results, key, SMALL, ())) == html.render(SMALL)
-    assert not (results / cache.FOLDER / kept.FILE).exists()
+    assert not (results / index.FOLDER / kept.FILE).exists()
 
 
 def test_a_folder_that_cannot_be_written_works_without(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,14 +134,14 @@ def test_a_folder_that_cannot_be_written_works_without(results: Path, monkeypatc
     monkeypatch.setattr(Path, "replace", refuse)
     put(results, SMALL)
     assert not has_report(results)
-    assert not list((results / cache.FOLDER).iterdir())
+    assert not list((results / index.FOLDER).iterdir())
     # Not even an index could be written.
-    shutil.rmtree(results / cache.FOLDER)
+    shutil.rmtree(results / index.FOLDER)
     put(results, SMALL)
 
 
 def test_no_report_is_kept_of_few_bundles(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "FEWEST", 3)
+    monkeypatch.setattr(index, "FEWEST", 3)
     assert kept.key_of(results) is None
     assert kept.key_of(results / "absent") is None
     assert kept.key_of(bundles(results)[0] / "run.json") is None

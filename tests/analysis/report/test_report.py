@@ -10,10 +10,10 @@ import pytest
 
 import analysis
 from analysis.figures import Figure, registry
+from analysis.report import answer, context, measurements
 from analysis.report.compose import compose
 from analysis.report.content import Paragraph, Picture, Report, Table, figures_of
 from analysis.report.evidence import ReportEvidence, gather
-from analysis.report.sections import answer, context, measurements, rooflines
 from benchmarks.synthetic_bundles import make
 from tests.analysis.by_hand import at_rates, for_every_figure, noisy, run
 from tests.analysis.in_process import Analyze
@@ -151,7 +151,7 @@ def test_the_run_matrix_counts_what_ran(evidence: ReportEvidence) -> None:
 
 
 def test_complexity_per_image_step_and_layer(evidence: ReportEvidence) -> None:
-    section = rooflines.complexity(evidence)
+    section = measurements.complexity(evidence)
     tables = [each for each in section.blocks if isinstance(each, Table)]
     assert [table.caption.split(":")[0] for table in tables] == [
         "Work per image", "Work per step", "Training FLOP by operation", "Growth by layer type",

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from analysis import api
+from analysis.report import answer
 from analysis.report.evidence import gather
-from analysis.report.sections import answer
 from benchmarks.synthetic_bundles import make
 from workload.contract import prices
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.report import markdown
+from analysis.report import template
 from analysis.report.content import Report
 
 
@@ -30,7 +30,7 @@ from analysis.report.content import Report
     ],
 )
 def test_markdown_escapes(text: str, escaped: str) -> None:
-    assert markdown.escape(text) == escaped
+    assert template.escape(text) == escaped
 
 
 @given(st.text(alphabet=st.sampled_from("ab _*`[]()<>|#-+=:~!&\\\n1.$@/{}\"'"), max_size=40))
@@ -39,7 +39,7 @@ def test_escaped_text_reads_as_it_was(text: str) -> None:
     markdown_it = pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
     parser = markdown_it.MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
     expected = " ".join(text.split())
-    tokens = parser.parse(f"x {markdown.escape(text)}" if not expected else markdown.escape(text))
+    tokens = parser.parse(f"x {template.escape(text)}" if not expected else template.escape(text))
     if not expected:
         return
     assert [token.type for token in tokens] == ["paragraph_open", "inline", "paragraph_close"]
@@ -49,12 +49,12 @@ def test_escaped_text_reads_as_it_was(text: str) -> None:
 
 
 def test_markdown_has_tables_pictures_and_commands(report: Report) -> None:
-    text = markdown.render(report, figures="figures")
+    text = template.as_markdown(report, figures="figures")
     assert text.startswith("# Training throughput, and what limits it\n\n36 runs · 12 configurations · 2 places")
     assert "![Best throughput of each model and place](figures/throughput_comparison.png)" in text
     assert "| place | model | precision | batch | runs |" in text
     assert "```sh\n# gcp-t4-us-central1-a: " in text
-    assert "![" not in markdown.render(report, figures=None)
+    assert "![" not in template.as_markdown(report, figures=None)
     rows = [line for line in text.splitlines() if line.startswith("|")]
     blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
     assert len(rows) > 60
@@ -64,7 +64,7 @@ def test_markdown_has_tables_pictures_and_commands(report: Report) -> None:
 
 
 def test_hostile_markdown_holds_no_markup(hostile_report: Report) -> None:
-    text = markdown.render(hostile_report, figures="figures")
+    text = template.as_markdown(hostile_report, figures="figures")
     outside = re.sub(r"^(`{3,})sh\n.*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL)
     assert "<" not in outside
     assert not re.search(r"(?<!\\)\[a(?<!\\)\]\(", outside)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import analysis
-from analysis.report import html, markdown
+from analysis.report import html, template
 from analysis.report.compose import compose
 from analysis.report.content import Report
 from analysis.report.evidence import ReportEvidence, gather
@@ -136,7 +136,7 @@ def test_absurd_figures_are_no_crash_and_no_axis(tmp_path: Path, changes: dict[s
         float(each) for each in re.findall(r"(?<=[:,\[])-?[0-9.]+(?:e[+-]?[0-9]+)?(?=[,}\]])", json.dumps(specs))
     ]
     assert all(abs(each) < 1e31 for each in numbers)
-    assert markdown.render(found, figures=None)
+    assert template.as_markdown(found, figures=None)
 
 
 @pytest.mark.slow

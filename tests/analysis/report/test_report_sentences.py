@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from analysis.report import answer, context, measurements
 from analysis.report.content import Bullets, Commands, Paragraph, Picture, Section, Table
 from analysis.report.evidence import ReportEvidence
-from analysis.report.sections import answer, context, measurements, rooflines
 from tests.analysis.by_hand import results, run
 from tests.analysis.sentence_runs import (
     CPU,
@@ -34,7 +34,7 @@ from tests.analysis.sentence_runs import (
     with_roofs,
 )
 
-SECTIONS = Path(answer.__file__).parent
+SECTIONS = [Path(module.__file__) for module in (answer, context, measurements)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +275,7 @@ CASES = {
     ),
     # --- complexity
     "least and most work per byte": Case(
-        section=rooflines.complexity,
+        section=measurements.complexity,
         words=r"resnet18 at batch 16, fp32 does the least work per byte: .* resnet18 at batch 32, fp32, the most: ",
         true=lambda: [
             one | {"parameters": 1e7, "bytes_upper_per_step": size, "train_flop_per_step": 1e11}
@@ -285,7 +285,7 @@ CASES = {
     ),
     # --- measurements, rooflines
     "shifts": Case(
-        section=rooflines.section,
+        section=measurements.roofs,
         words=r"^Effect of batch size and precision \(",
         true=lambda: [one | ROOFS for one in batches(100.0, 120.0)],
         false=own,
@@ -297,21 +297,21 @@ CASES = {
         false=failed,
     ),
     "comparisons": Case(
-        section=measurements.section,
+        section=measurements.throughput,
         words="corrected for the pairs of one fact .*: 1 pair by place$",
         true=two_environments,
         false=own,
         instead="^Every configuration$",
     ),
     "the time of runs": Case(
-        section=measurements.section,
+        section=measurements.throughput,
         words=r"^Where the time .* went, without the launcher's own \(its start, .* each run\)\. Parts of",
         true=lambda: own(steps_s=10.0),
         false=lambda: own(steps_s=10.0, usd=0.01),
         instead="^Where the time of the completed runs went. Parts of less than",
     ),
     "imported": Case(
-        section=rooflines.section,
+        section=measurements.roofs,
         words="^Imported, measured by others$",
         true=lambda: own(imported=True, imported_file="log.csv"),
         false=own,
@@ -384,7 +384,7 @@ def sides(case: Case) -> list[list[str]]:
 def test_every_sentence_has_a_case() -> None:
     """A new sentence of a section needs data of which it is true, and data of which it would be false."""
     said = "\n".join(text for case in CASES.values() for side in sides(case) for text in side)
-    unsaid = {piece for path in SECTIONS.glob("*.py") for piece in pieces(path) if piece not in said}
+    unsaid = {piece for path in SECTIONS for piece in pieces(path) if piece not in said}
     assert unsaid == NOT_HERE
 
 
@@ -412,7 +412,7 @@ NOT_HERE = {
         "operators; the profiler slows down small operators most"
     ),
     "Kernels by torch.profiler, per step: their time on the GPU",
-    rooflines.OF_TRACES,
+    measurements.OF_TRACES,
     "Kernel families of each profile",
     "longest of each profile, and the total of all",
     "Causes of slow or uneven runs, and the share that each explains",

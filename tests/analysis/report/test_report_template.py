@@ -14,7 +14,7 @@ from analysis.report import template
 from analysis.report.compose import compose
 from analysis.report.content import Report, Table
 from analysis.report.evidence import ReportEvidence, gather
-from analysis.report.markdown import escape
+from analysis.report.template import escape
 from tests.analysis.by_hand import at_rates
 from tests.analysis.in_process import Analyze
 from tests.analysis.report.report_bundles import HOSTILE, matrix

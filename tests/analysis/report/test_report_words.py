@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from analysis.report import words
+from analysis.report import content
 from workload.contract.tables import Column, Role
 
 
@@ -16,19 +16,19 @@ from workload.contract.tables import Column, Role
         (999.0, "B", "999 B"),
         (1e3, "B", "1.00 kB"),
         (0.5, "FLOP", "0.500 FLOP"),
-        (None, "B", words.ABSENT),
-        (math.nan, "B", words.ABSENT),
+        (None, "B", content.ABSENT),
+        (math.nan, "B", content.ABSENT),
     ],
 )
 def test_amounts_have_decimal_prefixes(value: float | None, unit: str, text: str) -> None:
-    assert words.si(value, unit) == text
+    assert content.si(value, unit) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.0123, "12.3 ms"), (2.5, "2.50 s"), (3e-6, "3.00 µs"), (None, words.ABSENT)]
+    ("value", "text"), [(0.0123, "12.3 ms"), (2.5, "2.50 s"), (3e-6, "3.00 µs"), (None, content.ABSENT)]
 )
 def test_seconds(value: float | None, text: str) -> None:
-    assert words.seconds(value) == text
+    assert content.seconds(value) == text
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ def test_seconds(value: float | None, text: str) -> None:
     ],
 )
 def test_a_rate_comes_with_its_interval(row: dict[str, Any], text: str) -> None:
-    assert words.rate_with_interval(row) == text
+    assert content.rate_with_interval(row) == text
 
 
 def test_columns_without_content_are_left_out_and_long_tables_folded() -> None:
     columns = [Column(name="a", heading="A", role=Role.FACT), Column(name="b", heading="B")]
-    table = words.table("c", columns, [{"a": "x", "b": None}] * 25)
+    table = content.table("c", columns, [{"a": "x", "b": None}] * 25)
     assert [heading.text for heading in table.headings] == ["A"]
     assert table.folded
-    assert not words.table("c", columns, [{"a": "x"}] * 24).folded
+    assert not content.table("c", columns, [{"a": "x"}] * 24).folded
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_columns_without_content_are_left_out_and_long_tables_folded() -> None:
         (Column(name="x", heading="parameters", prefixed=True, digits=3), 11_689_512, "11.7 M"),
         (Column(name="x", heading="interval"), "1 to 2", "1 to 2"),
         (Column(name="x", heading="fault", role=Role.FACT), True, "yes"),
-        (Column(name="x", heading="ratio"), None, words.ABSENT),
+        (Column(name="x", heading="ratio"), None, content.ABSENT),
     ],
 )
 def test_a_cell_has_the_unit_and_the_digits_of_its_column(column: Column, value: Any, shown: str) -> None:
-    assert words.cell(column, value) == shown
+    assert content.cell(column, value) == shown

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.api import Results
 from analysis.loading.configurations import UNNAMED
-from analysis.roofline.predictions import COLUMNS, find_gpus, predict
+from analysis.roofline.roofs import PREDICTION_COLUMNS, find_gpus, predict
 from tests.analysis.by_hand import results, run
 from tests.analysis.in_process import Analyze
 from workload.contract import peaks
@@ -162,7 +162,7 @@ def test_data_has_no_measured_figure(on: Analyze) -> None:
     code, out, _ = on("--gpu", "t4", "--format", "json", facts={"device_busy_share": 0.5})
     assert code == ExitCode.DONE
     (found,) = json.loads(out)
-    assert tuple(found) == COLUMNS
+    assert tuple(found) == PREDICTION_COLUMNS
     figures = {name for name, value in found.items() if isinstance(value, float)} - {*UNNAMED, "image_size"}
     assert all(name.startswith("predicted_") for name in figures)
 

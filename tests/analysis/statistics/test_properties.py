@@ -9,10 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from analysis.statistics.autocorrelation import effective_n
+from analysis.statistics.autocorrelation import effective_n, period_scan
 from analysis.statistics.comparison import Difference, compare, compare_within_blocks, holm, power_of
 from analysis.statistics.components import PlacedRun, machine_split, variance_split
-from analysis.statistics.periods import period_scan
 from analysis.statistics.samples import over_runs
 from analysis.statistics.steady import drift, outliers, steady_state
 

@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 from scipy.signal import lfilter
 
+from analysis.statistics.autocorrelation import MOST_EXACT_MEMBERS, _chance, period_scan
 from analysis.statistics.changes import scan
-from analysis.statistics.periods import MOST_EXACT_MEMBERS, _chance, period_scan
 from analysis.statistics.samples import Floats, ranks
 from analysis.statistics.steady import Change, drift, line, stalls, steady_state, two_speeds
 

@@ -9,7 +9,7 @@ import pytest
 from scipy.signal import lfilter
 from scipy.stats import spearmanr
 
-from analysis.variance.causes import causes
+from analysis.causes import causes
 from tests.analysis.by_hand import noisy, results, run
 
 STEP = [0.1] * 60

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.variance.tables import BETWEEN_COLUMNS, WITHIN_COLUMNS, between, machines, within
+from analysis.variance import BETWEEN_COLUMNS, WITHIN_COLUMNS, between, machines, within
 from tests.analysis.by_hand import noisy, results, run
 
 

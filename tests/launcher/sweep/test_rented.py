@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from analysis import api
+from analysis.report import answer
 from analysis.report.evidence import gather
-from analysis.report.sections import answer
 from launcher.backends.aws.backend import ElasticCompute
 from launcher.backends.aws.options import Options, Where
 from launcher.backends.aws.service import Ec2

@@ -13,8 +13,7 @@ from functools import cache
 from itertools import combinations, product
 from typing import Any
 
-from analysis.loading.arguments import arguments_in, besides, with_arguments
-from analysis.loading.cases import Case, cases
+from analysis.loading.cases import Case, arguments_in, besides, cases, with_arguments
 from analysis.loading.configurations import (
     ARGUMENT,
     CONFIGURATION,

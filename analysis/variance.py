@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.causes import causes
 from analysis.loading.cases import Case, cases, shared
 from analysis.loading.configurations import (
     CONFIGURATION,
@@ -23,12 +24,10 @@ from analysis.loading.configurations import (
     measured,
 )
 from analysis.loading.tables import Tables, joined
-from analysis.statistics.autocorrelation import effective_n
+from analysis.statistics.autocorrelation import effective_n, period_scan
 from analysis.statistics.components import PlacedRun, machine_split, variance_split
-from analysis.statistics.periods import period_scan
 from analysis.statistics.samples import median_of
 from analysis.statistics.steady import drift
-from analysis.variance.causes import causes
 from workload.contract.tables import Column, Role, facts
 from workload.stats.intervals import MAD_TO_STDEV
 

@@ -5,18 +5,21 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.kernels.breakdown import (
+from analysis.kernels import (
     ALL,
     COLUMNS,
     LOWER_BOUND,
+    SHOWN,
+    attributed,
     breakdown,
     in_steps,
     kernel_points,
     kind_of_l2_bytes,
+    longest,
+    operators,
     own_metrics,
     per_step,
 )
-from analysis.kernels.operators import SHOWN, attributed, longest, operators
 from analysis.loading.configurations import CONFIGURATION, NAMED_COLUMNS, PLACE, SOFTWARE, WORK_NAMED
 from analysis.loading.index import Problem
 from analysis.loading.tables import frame, load_folders

@@ -9,15 +9,14 @@ from typing import Any
 import pandas as pd
 
 from analysis.audit.rule import Finding, Severity
-from analysis.compare.pairing import Side, value_text
 from analysis.figures import Figure, registry
-from analysis.kernels.breakdown import ALL
+from analysis.kernels import ALL
 from analysis.loading import units
-from analysis.loading.arguments import besides
-from analysis.loading.cases import Case
+from analysis.loading.cases import Case, besides
 from analysis.loading.configurations import label
 from analysis.loading.tables import rows as rows_of
-from analysis.report import words
+from analysis.pairing import Side, value_text
+from analysis.report import content
 from analysis.report.content import Block, Bullets, Picture, Section
 from analysis.report.evidence import Contrast, ReportEvidence
 from analysis.roofline.points import WorkSource
@@ -147,9 +146,9 @@ def _usd_per_h(runs: Sequence[Case]) -> str:
     found = []
     for case in runs:
         facts = {name: case[name] for name in ("machine_type", "device_name", "region", "spot")}
-        listed = None if words.is_known(case["usd_per_h"]) else list_price(**facts, devices=case["devices"] or 1)
+        listed = None if content.is_known(case["usd_per_h"]) else list_price(**facts, devices=case["devices"] or 1)
         found.append(listed[0] if listed else case["usd_per_h"])
-    known = [usd for usd in found if words.is_known(usd)]
+    known = [usd for usd in found if content.is_known(usd)]
     spot = " (spot)" if any(case["spot"] is True for case in runs) else ""
     return f"{median(known):.3f} USD/h{spot}" if known else f"an unknown price{spot}"
 
@@ -214,8 +213,8 @@ def _change(evidence: ReportEvidence, top: Contrast, *others: Contrast) -> str:
 def _configuration(evidence: ReportEvidence, contrast: Contrast) -> str:
     """Model, and the other facts that both sides share: `resnet18 (batch 8, fp32)`."""
     shared = contrast.pair.shared
-    facts = [f"batch {words.text(shared['batch_size'])}"] if words.is_known(shared.get("batch_size")) else []
-    facts += [shared["precision"]] if words.is_known(shared.get("precision")) else []
+    facts = [f"batch {content.text(shared['batch_size'])}"] if content.is_known(shared.get("batch_size")) else []
+    facts += [shared["precision"]] if content.is_known(shared.get("precision")) else []
     places = {other.pair.shared.get("place") for other in evidence.contrasts} - {None}
     facts += [shared["place"]] if shared.get("place") and len(places) > 1 else []
     # The average over a script's other arguments has no command of its own.
@@ -260,21 +259,21 @@ def _step(contrast: Contrast) -> str:
 
 def _memory(winner: Side, loser: Side) -> Iterator[str]:
     peaks = [[case["peak_memory_bytes"] for case in side.runs] for side in (winner, loser)]
-    if all(words.is_known(peak) for side in peaks for peak in side):
+    if all(content.is_known(peak) for side in peaks for peak in side):
         more, less = (median(side) for side in peaks)
         if more > MEMORY_COST * less:
-            yield f"peak memory {words.si(more, 'B')} in place of {words.si(less, 'B')}"
+            yield f"peak memory {content.si(more, 'B')} in place of {content.si(less, 'B')}"
 
 
 def _nothing_certain(evidence: ReportEvidence) -> Iterator[str]:
     contrasts = evidence.contrasts
     detectable = [contrast.row["smallest_detectable_ratio"] for contrast in contrasts]
-    detectable = [ratio for ratio in detectable if words.is_known(ratio)]
+    detectable = [ratio for ratio in detectable if content.is_known(ratio)]
     if detectable:
-        facts = words.listed(label(contrast.fact) for contrast in contrasts)
+        facts = content.listed(label(contrast.fact) for contrast in contrasts)
         yield (
             f"No difference by {facts} is certain in {counted(len(contrasts), 'comparison')}; a ratio of "
-            f"{words.figure(median(detectable))} would typically have been seen."
+            f"{content.figure(median(detectable))} would typically have been seen."
         )
 
 
@@ -297,11 +296,11 @@ def _models(evidence: ReportEvidence) -> list[str]:
 
 
 def _best(row: Mapping[str, Any], lines: int) -> str:
-    rate = words.rate_with_interval(row)
-    batch = f"batch {words.text(row['batch_size'])}, " if words.is_known(row["batch_size"]) else ""
-    busy = f", {row['busy']}" if words.is_known(row["busy"]) else ""
+    rate = content.rate_with_interval(row)
+    batch = f"batch {content.text(row['batch_size'])}, " if content.is_known(row["batch_size"]) else ""
+    busy = f", {row['busy']}" if content.is_known(row["busy"]) else ""
     rate += f" on each of {row['devices']:g} devices" if (row["devices"] or 1) > 1 else ""
-    at = f"at {batch}{row['variant']} on {words.with_device(row)}{busy}"
+    at = f"at {batch}{row['variant']} on {content.with_device(row)}{busy}"
     return (
         f"{row['task']}: {rate} {at}" if lines == 1 else f"{row['task']} reached its highest throughput, {rate}, {at}"
     )
@@ -312,7 +311,7 @@ def _too_large(row: Mapping[str, Any], evidence: ReportEvidence) -> Iterator[str
     is_same = (failed[["env", "task", "variant"]] == [row["env"], row["task"], row["variant"]]).all(axis=1)
     too_large = failed[is_same & failed["ending"].str.contains("out of memory")]
     if len(too_large):
-        yield f"batch {words.text(too_large['batch_size'].min())} runs out of memory"
+        yield f"batch {content.text(too_large['batch_size'].min())} runs out of memory"
 
 
 def _devices(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
@@ -324,23 +323,23 @@ def _devices(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
     if not same:
         return ""
     best = max(same, key=lambda found: (found["devices"], found["all_images_per_s"] or 0.0))
-    devices, rate = f"{best['devices']:g}", words.figure(best["all_images_per_s"], 4)
-    if not words.is_known(best["efficiency"]):
+    devices, rate = f"{best['devices']:g}", content.figure(best["all_images_per_s"], 4)
+    if not content.is_known(best["efficiency"]):
         efficiency = f"no efficiency, because there is {best['why']}"
     else:
-        efficiency = f"{words.percent(best['efficiency'], 3)} of {devices} times one device"
-        if words.is_known(best["efficiency_low"]):
-            ends = f"{words.percent(best['efficiency_low'], 3)} to {words.percent(best['efficiency_high'], 3)}"
-            efficiency += f" ({words.percent(best['level'])} interval {ends})"
+        efficiency = f"{content.percent(best['efficiency'], 3)} of {devices} times one device"
+        if content.is_known(best["efficiency_low"]):
+            ends = f"{content.percent(best['efficiency_low'], 3)} to {content.percent(best['efficiency_high'], 3)}"
+            efficiency += f" ({content.percent(best['level'])} interval {ends})"
         else:
             efficiency += f" (no interval: {best['why']})"
-    limit = f"; {best['sentence']}" if words.is_known(best["sentence"]) else ""
+    limit = f"; {best['sentence']}" if content.is_known(best["sentence"]) else ""
     return f" {devices} devices together: {rate} {units.unit_of(best)}/s, {efficiency}{limit}."
 
 
 def _limit(row: Mapping[str, Any]) -> Iterator[str]:
-    why = f": {row['bound_why']}" if words.is_known(row["bound_why"]) else ""
-    if not words.is_known(row["bound"]):
+    why = f": {row['bound_why']}" if content.is_known(row["bound_why"]) else ""
+    if not content.is_known(row["bound"]):
         if why:
             yield f"the limit of the step is unknown{why}"
     elif ", " in row["bound"]:
@@ -361,21 +360,21 @@ def _without_times(evidence: ReportEvidence) -> Iterator[str]:
     for row in rows:
         row_of.setdefault(tuple(row[name] for name in KEYS), row)
     for key, row in row_of.items():
-        size = f", batch {words.text(row['batch_size'])}" if words.is_known(row["batch_size"]) else ""
+        size = f", batch {content.text(row['batch_size'])}" if content.is_known(row["batch_size"]) else ""
         parts = [*_profiled_rate(row), *([shares[key]] if key in shares else [])]
         yield f"{row['task']}{size}, {row['variant']} on {row['env']}, profiled: {'; '.join(parts)}."
     if not rows:
-        counts = Counter(words.text(status).replace("_", " ") for status in evidence.results.runs["status"])
+        counts = Counter(content.text(status).replace("_", " ") for status in evidence.results.runs["status"])
         ended = ", ".join(f"{number} {status}" for status, number in counts.most_common())
         yield f"No run has a throughput ({ended}), so nothing is known about speed."
 
 
 def _profiled_rate(row: Mapping[str, Any]) -> Iterator[str]:
     """Words on the FLOP/s of steps or kernels that only a profiler timed, and on their limit."""
-    if not words.is_known(row.get("flop_per_s")):
+    if not content.is_known(row.get("flop_per_s")):
         return
-    yield f"{'at least ' if row['flop_is_lower_bound'] else ''}{words.si(row['flop_per_s'], 'FLOP/s')}"
-    if row["source"] == WorkSource.PROFILER and words.is_known(row["bound"]):
+    yield f"{'at least ' if row['flop_is_lower_bound'] else ''}{content.si(row['flop_per_s'], 'FLOP/s')}"
+    if row["source"] == WorkSource.PROFILER and content.is_known(row["bound"]):
         # The verdict is on kernels alone: the limit of the step is unknown.
         yield row["bound_why"]
     else:
@@ -388,7 +387,7 @@ def _kernel_shares(evidence: ReportEvidence) -> dict[tuple[Any, ...], str]:
     profiles = points[(points["family"] != ALL) & points["share_of_time"].notna()] if len(points) else points
     shares: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for row in rows_of(profiles.sort_values("share_of_time", ascending=False) if len(profiles) else profiles):
-        share = f"{row['family']} {words.percent(row['share_of_time'])}"
+        share = f"{row['family']} {content.percent(row['share_of_time'])}"
         shares[tuple(row[name] for name in KEYS)].append(share)
     return {key: f"most kernel time goes to {', '.join(families[:MOST_FAMILIES])}" for key, families in shares.items()}
 
@@ -407,16 +406,16 @@ def _cost(evidence: ReportEvidence) -> Iterator[str]:
 
 def _price(row: Mapping[str, Any], costs: pd.DataFrame) -> str:
     dearest = rows_of(costs[costs["task"] == row["task"]].nlargest(1, "usd_per_million_images"))[0]
-    ends = words.between(row["usd_per_million_images_low"], row["usd_per_million_images_high"])
-    interval = f" (95 % interval {ends})" if ends != words.ABSENT else ""
+    ends = content.between(row["usd_per_million_images_low"], row["usd_per_million_images_high"])
+    interval = f" (95 % interval {ends})" if ends != content.ABSENT else ""
     most = (
-        f", most on {dearest['env']}, {words.figure(dearest['usd_per_million_images'])} USD"
+        f", most on {dearest['env']}, {content.figure(dearest['usd_per_million_images'])} USD"
         if dearest["env"] != row["env"]
         else ""
     )
     return (
-        f"for {row['task']} on {row['env']} at batch {words.text(row['batch_size'])}, {row['variant']}, "
-        f"{words.figure(row['usd_per_million_images'])} USD{interval}{most}"
+        f"for {row['task']} on {row['env']} at batch {content.text(row['batch_size'])}, {row['variant']}, "
+        f"{content.figure(row['usd_per_million_images'])} USD{interval}{most}"
     )
 
 

@@ -1,8 +1,10 @@
 """Sections of the report on method, environments, audit, limits and reproduction."""
 
 import re
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,11 +13,9 @@ from analysis.audit.rule import Finding, by_rule, heading
 from analysis.figures.labels import file_stem
 from analysis.loading.configurations import completed
 from analysis.loading.tables import rows as rows_of
-from analysis.report import words
+from analysis.report import content
 from analysis.report.content import Block, Bullets, Commands, Heading, Paragraph, Section, Table
-from analysis.report.evidence import ReportEvidence
-from analysis.report.glossary import load as glossary_words
-from analysis.report.reproduce import commands
+from analysis.report.evidence import ReportEvidence, commands
 from workload.contract.spec import Device, Profile
 from workload.contract.tables import Column, facts
 from workload.contract.text import counted
@@ -153,10 +153,10 @@ def method(evidence: ReportEvidence) -> Section:
     runs = evidence.material.every
     broken = runs.drop(completed(runs).index)
     matrix = [matrix_row(env, runs[runs["env"] == env]) for env in evidence.material.environments]
-    blocks: list[Block] = [words.table("Run matrix", MATRIX, matrix)]
+    blocks: list[Block] = [content.table("Run matrix", MATRIX, matrix)]
     if len(broken):
         rows = [row | {"ending": str(row["status"]).replace("_", " ")} for row in rows_of(broken)]
-        blocks.append(words.table("Runs that did not complete", BROKEN, rows))
+        blocks.append(content.table("Runs that did not complete", BROKEN, rows))
     blocks.append(Bullets(sentences=_method(runs, evidence.material.unit)))
     return Section(
         name="method", title="Method", blocks=blocks, parts=[limits(evidence), *_metrics(evidence)], folded=True
@@ -176,15 +176,15 @@ def _metrics(evidence: ReportEvidence) -> Iterator[Section]:
         ours = [*(profile.metrics or ()), *(name for each in further if each for name in each.metrics or ())]
         lists = ([name for name in ours if name not in own], own, list(profile.missing or ()))
         texts = tuple(", ".join(dict.fromkeys(names)) for names in lists)
-        version = words.text(profile.ncu.version if profile.ncu else None)
-        name = f"{row['env']}: {row['task']}, {words.text(row['batch_size'])}"
+        version = content.text(profile.ncu.version if profile.ncu else None)
+        name = f"{row['env']}: {row['task']}, {content.text(row['batch_size'])}"
         profiled[version, *texts].append(name)
     rows = [
-        {"profiles": words.listed(names), "ncu": ncu, "ours": ours, "own": own or None, "missing": missing or None}
+        {"profiles": content.listed(names), "ncu": ncu, "ours": ours, "own": own or None, "missing": missing or None}
         for (ncu, ours, own, missing), names in profiled.items()
     ]
     if rows:
-        table = words.table("Metrics that Nsight Compute collected, by profile", METRICS, rows)
+        table = content.table("Metrics that Nsight Compute collected, by profile", METRICS, rows)
         yield Section(name="metrics", title="Metrics of the profiles", blocks=[table], folded=True)
 
 
@@ -212,15 +212,15 @@ def matrix_row(env: str, runs: pd.DataFrame) -> dict[str, Any]:
     repeats = completed(runs).groupby(["task", "variant", "batch_size"]).size()
     return {
         "env": env,
-        "device": words.listed(runs["device_name"]),
-        "runtime": words.listed(
+        "device": content.listed(runs["device_name"]),
+        "runtime": content.listed(
             f"{row['backend'] or 'unknown'}, {row['runtime'] or 'unknown'}"
             for row in rows_of(runs[["backend", "runtime"]])
         ),
-        "models": words.listed(sorted(set(runs["model"]))),
-        "data": words.listed(data(row) for row in rows_of(runs[["dataset", "image_size"]])),
-        "precision": words.listed(sorted(set(runs["variant"])), separator="; "),
-        "batch_sizes": words.listed(sorted(set(runs["batch_size"].dropna()))),
+        "models": content.listed(sorted(set(runs["model"]))),
+        "data": content.listed(data(row) for row in rows_of(runs[["dataset", "image_size"]])),
+        "precision": content.listed(sorted(set(runs["variant"])), separator="; "),
+        "batch_sizes": content.listed(sorted(set(runs["batch_size"].dropna()))),
         "steps": _range(runs["steps"].dropna()),
         "repeats": _range(repeats),
         "completed": len(completed(runs)),
@@ -230,13 +230,13 @@ def matrix_row(env: str, runs: pd.DataFrame) -> dict[str, Any]:
 
 def data(row: dict[str, Any]) -> str:
     """Data set and image size: `imagenette 224 px`."""
-    size = f" {row['image_size']:g} px" if words.is_known(row["image_size"]) else ""
+    size = f" {row['image_size']:g} px" if content.is_known(row["image_size"]) else ""
     return f"{row['dataset'] or 'unknown'}{size}"
 
 
 def _range(values: "pd.Series[Any]") -> str:
     if values.empty:
-        return words.ABSENT
+        return content.ABSENT
     low, high = values.min(), values.max()
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
@@ -254,12 +254,12 @@ def environment(evidence: ReportEvidence) -> Section:
             "torch": _joined(row["torch"], row["torchvision"]),
             "storage": storage.get(row["env"]),
             "machine": _joined(row["machine_type"], row["zone"]),
-            "image": words.text(row["image_digest"])[:HASH_CHARACTERS],
-            "commit": words.text(row["commit"])[:12] + (" with changes" if row["commit_dirty"] is True else ""),
+            "image": content.text(row["image_digest"])[:HASH_CHARACTERS],
+            "commit": content.text(row["commit"])[:12] + (" with changes" if row["commit_dirty"] is True else ""),
         }
         for row in rows_of(distinct)
     ]
-    table = words.table("Places; one row for each set of software", ENVIRONMENTS, rows)
+    table = content.table("Places; one row for each set of software", ENVIRONMENTS, rows)
     blocks, parts = _packages(evidence, runs)
     return Section(name="places", title="Places", blocks=[table, *blocks], parts=parts, folded=True)
 
@@ -315,12 +315,12 @@ def _differing(lists: Mapping[str, tuple[str, ...]]) -> list[Block]:
         if len(set(row.values())) > 1:
             rows.append({"package": package, **row})
     more = f"; {len(lists) - MOST_LISTS} more lists are not compared" if len(lists) > MOST_LISTS else ""
-    return [words.table(f"Packages that differ between places{more}", columns, rows)] if rows else []
+    return [content.table(f"Packages that differ between places{more}", columns, rows)] if rows else []
 
 
 def _joined(*values: object) -> str:
-    known = [words.text(value) for value in values if words.is_known(value)]
-    return ", ".join(known) or words.ABSENT
+    known = [content.text(value) for value in values if content.is_known(value)]
+    return ", ".join(known) or content.ABSENT
 
 
 def _storage(evidence: ReportEvidence, runs: pd.DataFrame) -> dict[str, str]:
@@ -355,7 +355,10 @@ def _rule(findings: Sequence[Finding]) -> Section:
         blocks=[
             Bullets(
                 sentences=[
-                    *(f"{each.figure} ({words.listed(each.subject, SHOWN_RUNS)})" for each in findings[:MOST_FIGURES]),
+                    *(
+                        f"{each.figure} ({content.listed(each.subject, SHOWN_RUNS)})"
+                        for each in findings[:MOST_FIGURES]
+                    ),
                     *more,
                 ]
             ),
@@ -416,6 +419,12 @@ def reproduce(evidence: ReportEvidence) -> Section:
     return Section(
         name="reproduce", title="Reproduce", blocks=[Paragraph(text=intro), Commands(lines=lines)], folded=True
     )
+
+
+def glossary_words() -> dict[str, dict[str, dict[str, Any]]]:
+    """Terms with their `meaning`, by title of their group; if `report` is true, the page explains the term, too."""
+    table = tomllib.loads(Path(__file__).with_name("glossary.toml").read_text(encoding="utf-8"))
+    return {group["title"]: group["words"] for group in table["group"].values()}
 
 
 def glossary(_: ReportEvidence) -> Section:

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.loading.cases import Case, cases
+from analysis.loading.cases import Case, OfRuns, cases
 from analysis.loading.configurations import CONFIGURATION, PLACE
-from analysis.loading.of_runs import OfRuns
 from analysis.loading.tables import Tables
 from analysis.statistics.autocorrelation import share_explained
 from analysis.statistics.samples import Floats, Mask
@@ -147,7 +146,7 @@ def causes(results: Tables, of_runs: OfRuns | None = None) -> pd.DataFrame:
 
 
 def causes_of(case: Case) -> list[dict[str, Any]]:
-    """Causes that are visible in one run, as JSON; see `analysis.loading.of_runs`."""
+    """Causes that are visible in one run, as JSON; see `analysis.loading.cases`."""
     return [asdict(cause) for cause in of_run(case)]
 
 

@@ -1,1 +1,0 @@
-"""Kernels and operators of profiles: sums, shares and tables, for `analyze kernels`."""

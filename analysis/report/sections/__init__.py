@@ -1,1 +1,0 @@
-"""Sections of a report, a module each: pure functions of the evidence."""

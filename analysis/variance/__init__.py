@@ -1,1 +1,0 @@
-"""Variation of steps, runs, hosts and zones, and its causes, for `analyze variance`."""
