@@ -1,13 +1,10 @@
 """Complete bundles and random files for tests, what lies in a folder, and errors as their reader sees them."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
 from workload.contract import bundle
-from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.operating_system import crc32c_of
 
 STEPS = b"step,phase\n" + b"0,measured\n" * 100
@@ -34,12 +31,3 @@ def file_of(folder: Path, size: int) -> tuple[Path, str]:
     path.write_bytes(os.urandom(size))
     with path.open("rb") as content:
         return path, crc32c_of(content)
-
-
-def report_of(work: Callable[[], object], kind: type[RooflaunchError], code: ExitCode) -> str:
-    """Lines of the error that `work` raises."""
-    with pytest.raises(kind) as caught:
-        work()
-    assert caught.value.exit_code is code
-    assert str(caught.value).isprintable()
-    return caught.value.report()

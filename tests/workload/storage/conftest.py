@@ -4,11 +4,12 @@ from typing import Any
 import pytest
 
 from tests.workload.storage import s3_server
-from tests.workload.storage.fake_gcs import FakeStorage
 from tests.workload.storage.gcs_server import GcsServer, running
 from tests.workload.storage.s3_server import S3Server
+from tests.workload.storage.strict_gcs import GRAIN_BYTES, StrictGcs
 from tests.workload.storage.strict_s3 import BUCKET, PART_BYTES, StrictS3
-from workload.storage import buckets, s3
+from workload.storage import buckets, gcs, s3
+from workload.storage.store import Patience
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +24,33 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """The server of moto, shared by the tests of a file."""
     with s3_server.running(tmp_path_factory.mktemp("s3") / "log") as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def gcs_connected() -> Iterator[tuple[StrictGcs, gcs.Bucket]]:
+    """Our own server of Cloud Storage, and our store there, shared by the tests of a file."""
+    with StrictGcs() as running_server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", running_server.url)
+        yield running_server, gcs.connect("strict-test", prefix="", jobs=8, patience=Patience(first_retry_s=1))
+
+
+@pytest.fixture
+def strict_gcs(gcs_connected: tuple[StrictGcs, gcs.Bucket], monkeypatch: pytest.MonkeyPatch) -> StrictGcs:
+    """The server, empty; a failed request is repeated at once, and 1 MiB is large."""
+    from google.cloud.storage import blob, retry
+
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_connected[0].url)
+    monkeypatch.setattr(retry, "DEFAULT_RETRY", retry.DEFAULT_RETRY.with_delay(initial=0.01, maximum=0.02))
+    monkeypatch.setattr(blob, "_MAX_MULTIPART_SIZE", GRAIN_BYTES)
+    monkeypatch.setattr(gcs, "CHUNK_BYTES", 2 * GRAIN_BYTES)
+    gcs_connected[0].reset()
+    return gcs_connected[0]
+
+
+@pytest.fixture
+def gcs_store(strict_gcs: StrictGcs, gcs_connected: tuple[StrictGcs, gcs.Bucket]) -> gcs.Bucket:
+    assert strict_gcs is gcs_connected[0]
+    return gcs_connected[1]
 
 
 @pytest.fixture(scope="session")
@@ -61,8 +89,3 @@ def opened(small_parts: StrictS3) -> s3.Bucket:
     found = s3.connect(BUCKET, prefix="", jobs=4)
     small_parts.calls.clear()
     return found
-
-
-@pytest.fixture
-def storage() -> FakeStorage:
-    return FakeStorage()

@@ -45,10 +45,7 @@ class Sent:
     """A request as it came."""
 
     method: str
-    path: str
     query: dict[str, str]
-    headers: dict[str, str]
-    body: bytes
 
 
 class Server(Protocol):
@@ -110,15 +107,12 @@ class _Handler(Answering):
             return
         size = int(self.headers.get("Content-Length") or 0)
         query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
-        sent = Sent(method=self.command, path=urllib.parse.unquote(parts.path), query=query, headers={}, body=b"")
-        fault = self.fake.next_fault(sent)
+        fault = self.fake.next_fault(Sent(method=self.command, query=query))
         if fault is Fault.BREAKS_ON_THE_WAY:
             self.rfile.read(size // 2)
             self._reset()
             return
         body = self.rfile.read(size)
-        object.__setattr__(sent, "headers", dict(self.headers.items()))
-        object.__setattr__(sent, "body", body)
         if not self._refused(fault):
             self._spoiled(fault, *self.fake.ask(self.command, self.path, dict(self.headers.items()), body))
 

@@ -6,7 +6,6 @@ A new kind of store adds one `Place` here, and every test of `test_store_contrac
 import os
 import urllib.parse
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,8 +35,6 @@ class Place(Protocol):
     def put(self, name: str, content: bytes) -> None:
         """Make or replace an object, not by way of the store."""
 
-    def put_many(self, names: Sequence[str], content: bytes) -> None: ...
-
     def remove(self, name: str) -> None: ...
 
     def requests(self) -> Iterator[list[str]]:
@@ -61,10 +58,6 @@ class Remote:
     def put(self, name: str, content: bytes) -> None:
         self._server.put(f"{self._prefix}/{name}", content)
 
-    def put_many(self, names: Sequence[str], content: bytes) -> None:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda name: self.put(name, content), names))
-
     def asked(self) -> Sequence[str]:
         """Requests so far."""
         requests: list[str] = self._server.requests()
@@ -83,9 +76,6 @@ class Bucket(Remote):
 
     bucket = f"gs://{BUCKET}"
     lists_all, version_is_content = True, False
-
-    def put_many(self, names: Sequence[str], content: bytes) -> None:
-        self._server.put_many([f"{self._prefix}/{name}" for name in names], content)
 
     def remove(self, name: str) -> None:
         self._server._ask("DELETE", f"/storage/v1/b/{BUCKET}/o/{urllib.parse.quote(f'{self._prefix}/{name}', safe='')}")
@@ -133,10 +123,6 @@ class Folder:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         path.write_bytes(content)
-
-    def put_many(self, names: Sequence[str], content: bytes) -> None:
-        for name in names:
-            self.put(name, content)
 
     def remove(self, name: str) -> None:
         (self.root / name).unlink()

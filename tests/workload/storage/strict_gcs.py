@@ -25,6 +25,8 @@ from tests.ports import Answering, Fake
 BUCKET = "strict-test"
 # Cloud Storage keeps whole pieces of this size of a chunk whose connection broke.
 GRAIN_BYTES = 256 * 1024
+# An object that is sent in chunks, as tests set them.
+LARGE_BYTES = 4 * GRAIN_BYTES
 
 
 @dataclass
@@ -47,7 +49,7 @@ class Session:
 class StrictGcs(Fake):
     """`fail[step]`: statuses that the next requests of that step get instead of an answer, 0: the connection breaks
     after the work is done. Steps: multipart, start, chunk, list, get, media. `keep_bytes`: how much of the next whole
-    chunk is kept. `calls` counts steps; `received_bytes` what came as content.
+    chunk is kept. `calls` counts steps.
     """
 
     def __init__(self) -> None:
@@ -62,7 +64,6 @@ class StrictGcs(Fake):
         self.fail: dict[str, list[int]] = {}
         self.keep_bytes: int | None = None
         self.calls: Counter[str] = Counter()
-        self.received_bytes = 0
         self.permissions: set[str] = set()
         self._generation = 1000
 
@@ -184,7 +185,6 @@ class _Handler(Answering):
         assert boundary
         last = body.split(b"--" + boundary[1].encode())[2]
         content = last.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
-        self.fake.received_bytes += len(content)
         if refused := self.fake.why_not(metadata["name"], query.get("ifGenerationMatch")):
             return refused
         return self.fake.store(metadata, content)
@@ -196,7 +196,11 @@ class _Handler(Answering):
             return refused
         upload_id = f"session-{len(self.fake.sessions)}"
         self.fake.sessions[upload_id] = session
-        self._send(200, b"", {"Location": f"{self.fake.url}/upload/storage/v1/b/{BUCKET}/o?upload_id={upload_id}"})
+        self._send(
+            200,
+            b"",
+            {"Location": f"{self.fake.url}/upload/storage/v1/b/{BUCKET}/o?uploadType=resumable&upload_id={upload_id}"},
+        )
         return None
 
     def _chunk(self, query: dict[str, str], body: bytes) -> dict[str, Any] | int | None:
@@ -222,7 +226,6 @@ class _Handler(Answering):
 
     def _keep(self, session: Session, start: int, end: int, body: bytes) -> None:
         """Bytes that are there already are not taken again; of a broken chunk whole grains are kept."""
-        self.fake.received_bytes += len(body)
         held = len(session.content)
         assert start <= held, "a hole"
         kept = body

@@ -29,9 +29,8 @@ LEAST_PART_BYTES = 5 << 20
 # For tests that send objects in parts: size of a part, and of an object with three.
 PART_BYTES, LARGE_BYTES = 100_000, 250_000
 PAGE = b"<!DOCTYPE html><html><title>Log in to this network</title></html>"
-# Settings of `fail` that are no refusal: the connection breaks after the work, no answer comes (`hangs` is set), or a
-# page of the network answers.
-BREAK, HANG, LOG_IN_PAGE = "break", "hang", "page"
+# Settings of `fail` that are no refusal: the connection breaks after the work, or a page of the network answers.
+BREAK, LOG_IN_PAGE = "break", "page"
 # A refusal that comes after the answer has begun has the status 200.
 LATE_REFUSAL = (200, "InternalError")
 # How an object is sent: half of it, then the end of the connection; or with another last byte.
@@ -87,7 +86,6 @@ class StrictS3(Fake):
         self.calls: Counter[str] = Counter()
         self.asked: list[str] = []
         self.signed_by: set[tuple[str, str | None]] = set()
-        self.hangs = threading.Event()
         self.region = ""
         self.page_rows = 1000
         self.refused: list[str] = []
@@ -95,9 +93,9 @@ class StrictS3(Fake):
         self.least_part_bytes = LEAST_PART_BYTES
         self._numbers = itertools.count()
 
-    def put(self, name: str, content: bytes, *, has_checksum: bool = False) -> None:
+    def put(self, name: str, content: bytes) -> None:
         """Store an object, as another program does that sends no CRC-32C."""
-        self.store(name, content, {}, f'"{hashlib.md5(content).hexdigest()}"', has_checksum=has_checksum)
+        self.store(name, content, {}, f'"{hashlib.md5(content).hexdigest()}"', has_checksum=False)
 
     def store(self, name: str, content: bytes, headers: dict[str, str], etag: str, *, has_checksum: bool) -> Stored:
         self.objects[name] = Stored(content, etag, headers, has_checksum)
@@ -152,10 +150,7 @@ class _Handler(Answering):
             answer = Answer(content=PAGE, headers={"Content-Type": "text/html"})
         if fault == DAMAGED:
             answer.content = answer.content[:-1] + b"?"
-        if fault == HANG:
-            self.fake.hangs.set()
-            self.rfile.read()  # until the client has ended
-        if fault in (BREAK, HANG):
+        if fault == BREAK:
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
             return

@@ -1,5 +1,9 @@
+"""Names that are safe, objects sorted into runs, manifests that describe their run, and manifests in a folder."""
+
 import json
-from pathlib import Path
+import os
+from pathlib import Path, PureWindowsPath
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -7,15 +11,59 @@ from hypothesis import strategies as st
 
 from workload.contract.errors import BundleError
 from workload.storage import inventory
-from workload.storage.inventory import Refused, SealedRun
-from workload.storage.store import StoredObject
+from workload.storage.inventory import Refused, RemoteRun, SealedRun
+from workload.storage.store import StoredObject, why_unsafe
 
 
 def listed(*names: str, size: int = 1) -> list[StoredObject]:
     return [StoredObject(name=name, bytes=size, crc32c="", version="1") for name in names]
 
 
-def test_taking_stock() -> None:
+@pytest.mark.parametrize(
+    ("reason", "names"),
+    [
+        (
+            "",
+            [
+                "run.json",
+                "ncu/kernels.csv",
+                ".hidden",
+                "a..b/c...d",
+                "ab:c",
+                "messungen/größe.csv",
+                "x" * 255,
+                "a-b/c-",
+            ],
+        ),
+        ("a drive letter", ["a:b", "ncu/C:evil", "C:/evil", "c:evil"]),
+        ("a part of more than 255 bytes", ["x" * 256, "ü" * 128]),
+        ("an absolute path", ["/etc/passwd"]),
+        ("leaves its folder", ["../evil", "a/../../evil", ".."]),
+        ("a backslash", ["a\\..\\evil"]),
+        ("a part that begins with a dash", ["-rf", "ncu/-rf"]),
+        ("an empty part", ["a//b", "a/", ""]),
+        ("a control character", ["nul\0x", "line\nfeed", "\x1b[31mred", "\x9b31mred"]),
+        ("a part that ends in a dot or a space", ["a/./b", "run.json.", "folder /run.json"]),
+        ("no valid Unicode", ["\ud800"]),
+    ],
+)
+def test_unsafe_name_is_refused_with_a_reason(reason: str, names: list[str]) -> None:
+    assert {why_unsafe(name) for name in names} == {reason}
+
+
+@given(st.text(st.sampled_from("ab./\\:C \0\n~é\ud800")) | st.text())
+def test_safe_name_stays_below_its_folder_everywhere(name: str) -> None:
+    if why_unsafe(name):
+        return
+    posix, windows = Path("/base") / name, PureWindowsPath("D:\\base") / name
+    assert os.path.normpath(posix) == str(posix)
+    assert posix.is_relative_to("/base")
+    assert posix != Path("/base")
+    assert windows.is_relative_to("D:\\base")
+    assert ".." not in windows.parts
+
+
+def test_objects_are_sorted_into_runs_and_hostile_names_are_refused() -> None:
     stock = inventory.take_stock(
         listed(
             "p/runs/b/run.json",
@@ -40,47 +88,85 @@ def test_taking_stock() -> None:
     )
 
 
-def test_what_shows_a_folder_in_consoles_is_no_object() -> None:
+def test_empty_object_that_shows_a_folder_in_consoles_is_ignored() -> None:
     shown = listed("runs/", "runs/a/", "runs/a/ncu/", size=0)
     assert inventory.take_stock(shown, "runs/") == inventory.Inventory(runs=(), refused=())
     stock = inventory.take_stock(listed("runs/a/ncu/", size=3), "runs/")
     assert stock.refused == (Refused(name="runs/a/ncu/", reason="an empty part"),)
 
 
-@pytest.mark.parametrize(
-    ("names", "refused"),
-    [
-        (["manifest.json"], {"manifest.json": "a name that the fetch itself uses"}),
-        (["MANIFEST.json.tmp"], {"MANIFEST.json.tmp": "a name that the fetch itself uses"}),
-        (["MANIFEST.json/x"], {"MANIFEST.json/x": "a name that the fetch itself uses"}),
-        ([".fetch/x"], {".fetch/x": "a name that the fetch itself uses"}),
-        (["ncu/MANIFEST.json", "MANIFEST.json"], {}),
-    ],
-)
-def test_names_that_the_fetch_itself_uses_are_refused(names: list[str], refused: dict[str, str]) -> None:
-    stock = inventory.take_stock(listed("runs/a/run.json", *(f"runs/a/{name}" for name in names)), "runs/")
-    assert {each.name.removeprefix("runs/a/"): each.reason for each in stock.refused} == refused
-    assert set(stock.runs[0].objects) == {"run.json", *names} - refused.keys()
+def test_names_that_the_fetch_itself_uses_are_refused() -> None:
+    refused = ["manifest.json", "MANIFEST.json.tmp", "MANIFEST.json/x", ".fetch/x"]
+    kept = ["run.json", "ncu/MANIFEST.json", "MANIFEST.json"]
+    stock = inventory.take_stock(listed(*(f"runs/a/{name}" for name in refused + kept)), "runs/")
+    reason = "a name that the fetch itself uses"
+    assert stock.refused == tuple(Refused(name=f"runs/a/{name}", reason=reason) for name in refused)
+    assert list(stock.runs[0].objects) == kept
 
 
+# Manifests
+
+RECORD = {"name": "run.json", "bytes": 1, "sha256": "0", "crc32c": "AAAAAA=="}
+NOT_JSON = "MANIFEST.json is not readable JSON"
+NO_SCHEMA = "MANIFEST.json has no schema_version"
+NO_FILES = "MANIFEST.json does not list its files"
 VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text(), max_size=2)
 ROWS = st.fixed_dictionaries(
     {"name": VALUES | st.just("run.json"), "bytes": VALUES, "sha256": VALUES | st.text(), "crc32c": VALUES | st.text()}
 )
 
 
+def wanted(content: bytes) -> tuple[inventory.Wanted, ...]:
+    """Files that a run with a run.json of one byte, whose checksum is in the list, is to have."""
+    record = StoredObject(name="runs/a/run.json", bytes=1, crc32c="AAAAAA==", version="1")
+    return inventory.wanted_files(RemoteRun(run_id="a", objects={"run.json": record}), content)
+
+
+def with_row(**other: Any) -> bytes:
+    return json.dumps({"schema_version": 3, "files": [RECORD, RECORD | other]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        *((content, NOT_JSON) for content in (b"", b"{", b"\xff", b"[" * 100_000)),
+        *((b'{"schema_version": %s}' % version, NO_SCHEMA) for version in (b"true", b"0", b'"3"')),
+        (b"[]", NO_SCHEMA),
+        (b"{}", NO_SCHEMA),
+        *((b'{"schema_version": 3, "files": %s}' % rows, NO_FILES) for rows in (b"7", b'["run.json"]')),
+        (b'{"schema_version": 3}', NO_FILES),
+        *((with_row(**other), NO_FILES) for other in ({"name": 7}, {"bytes": True}, {"colour": "red"})),
+        (b'{"schema_version": 3, "files": []}', "MANIFEST.json lists no run.json"),
+        (with_row(name="../evil"), "MANIFEST.json names '../evil': leaves its folder"),
+        (with_row(name="/evil"), "MANIFEST.json names '/evil': an absolute path"),
+        (with_row(name="MANIFEST.json"), "MANIFEST.json names 'MANIFEST.json': a name that the fetch itself uses"),
+        (with_row(name="absent"), "absent is missing"),
+        (with_row(bytes=3), "run.json has 1 bytes, the manifest says 3"),
+        (with_row(crc32c="AAAAAB=="), "run.json was changed after the run: its crc32c differs"),
+    ],
+)
+def test_manifest_that_does_not_describe_its_run_is_refused(content: bytes, reason: str) -> None:
+    with pytest.raises(BundleError) as caught:
+        wanted(content)
+    assert str(caught.value) == f"damaged in the bucket: {reason}"
+
+
+def test_manifest_of_another_schema_is_refused() -> None:
+    with pytest.raises(BundleError, match=r"^MANIFEST\.json has bundle schema 99; this version reads schema 3$"):
+        wanted(b'{"schema_version": 99}')
+
+
 @given(
     st.binary() | st.lists(ROWS | VALUES).map(lambda rows: json.dumps({"schema_version": 3, "files": rows}).encode())
 )
 def test_any_manifest_is_read_or_refused(content: bytes) -> None:
-    run = inventory.RemoteRun(run_id="a", objects={"run.json": listed("runs/a/run.json")[0]})
     try:
-        assert {each.name for each in inventory.wanted_files(run, content)} == {"run.json"}
+        assert {each.name for each in wanted(content)} == {"run.json"}
     except BundleError as error:
         assert str(error).startswith("damaged in the bucket: ")  # noqa: PT017 - both ends are right
 
 
-def test_what_lies_in_a_folder_of_results_is_seen_by_its_manifests_alone(tmp_path: Path) -> None:
+def test_runs_in_a_folder_of_results_are_listed_by_their_manifests_alone(tmp_path: Path) -> None:
     manifests = {
         "a-run": '{"labels": {"status": "completed", "run_key": "00ff", "job": "night", "seconds": "31.5"}}',
         "b-older": '{"files": []}',

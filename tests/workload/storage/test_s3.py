@@ -3,9 +3,9 @@
 import base64
 import io
 import os
-import subprocess
+import ssl
 import sys
-import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -13,37 +13,32 @@ from zlib import crc32
 import pytest
 
 from launcher.script import files
+from tests.workload.environment.imds_server import SESSION, ImdsServer
 from tests.workload.storage import s3_server
-from tests.workload.storage.bundles import content_of, file_of, make_bundle, report_of
+from tests.workload.storage.bundles import content_of, file_of
 from tests.workload.storage.s3_server import SETTINGS, S3Server
 from tests.workload.storage.strict_s3 import (
     BREAK,
     BUCKET,
     CUT,
     DAMAGED,
-    HANG,
     LARGE_BYTES,
     LATE_REFUSAL,
+    LOG_IN_PAGE,
+    PAGE,
     PART_BYTES,
     Answer,
     Refusal,
     StrictS3,
     _Handler,
 )
-from workload.contract import bundle
+from tests.workload.told import report_of, told
 from workload.contract.errors import BundleError, ExitCode, ToolError
 from workload.contract.operating_system import crc32c_of
-from workload.storage import inventory, s3
-from workload.storage.address import open_store, parse_source
-from workload.storage.fetch import FetchState, fetch
+from workload.storage import s3, s3_errors
+from workload.storage.address import open_store
 from workload.storage.s3 import Bucket
-from workload.storage.store import (
-    ObjectChangedError,
-    ObjectExistsError,
-    Patience,
-    TooLongError,
-    UnreachableError,
-)
+from workload.storage.store import ObjectChangedError, ObjectExistsError, Patience, UnreachableError
 
 pytestmark = pytest.mark.world
 
@@ -80,25 +75,7 @@ def test_private_object_is_written_although_versions_may_not_be_deleted(small_pa
     assert small_parts.objects["x"].content == b"{}"
     small_parts.fail["ListObjectsV2"] = [BREAK] * 10**5
     with pytest.raises(UnreachableError):
-        opened.write("x", b"{}", is_private=True)
-
-
-@pytest.mark.parametrize("size", [0, 20, PART_BYTES, LARGE_BYTES])
-def test_an_object_is_made_once(size: int, small_parts: StrictS3, opened: Bucket, tmp_path: Path) -> None:
-    path, crc = file_of(tmp_path, size)
-    assert opened.upload("x.json", path, crc32c=crc) is True
-    held = small_parts.objects["x.json"]
-    assert (held.content, held.headers["Content-Type"]) == (path.read_bytes(), "application/json")
-    assert opened.checksum("x.json") == crc
-    assert opened.upload("x.json", path, crc32c=crc) is False
-    small_parts.put("x.json", b"other")
-    assert report_of(lambda: opened.upload("x.json", path, crc32c=crc), ObjectExistsError, ExitCode.BAD_BUNDLE) == (
-        f"error: another 'x.json' is in bucket '{BUCKET}' already\nhint: aws s3 ls s3://{BUCKET}/x.json"
-    )
-    (listed,) = opened.objects("")
-    assert opened.upload("x.json", path, crc32c=crc, replaces=listed.version) is True
-    assert small_parts.objects["x.json"].content == path.read_bytes()
-    assert small_parts.uploads == {}, "no parts are left"
+        opened.with_patience(Patience(retry_s=0.05)).write("x", b"{}", is_private=True)
 
 
 def test_an_object_that_the_server_stores_otherwise(
@@ -110,25 +87,6 @@ def test_an_object_that_the_server_stores_otherwise(
         f"error: 'x' arrived damaged in bucket '{BUCKET}'\nhint: upload it again"
     )
     assert small_parts.calls["PutObject"] == 1
-
-
-def test_an_object_to_replace_that_is_gone(opened: Bucket, tmp_path: Path) -> None:
-    path, crc = file_of(tmp_path, 20)
-    with pytest.raises(ObjectExistsError):
-        opened.upload("x", path, crc32c=crc, replaces="abc")
-
-
-@pytest.mark.parametrize("size", [20, LARGE_BYTES])
-def test_a_file_that_was_changed_is_not_stored(
-    size: int, small_parts: StrictS3, opened: Bucket, tmp_path: Path
-) -> None:
-    path, _ = file_of(tmp_path, size)
-    with pytest.raises(BundleError, match=r"^'x' differs from its checksum: it was changed after the run$"):
-        opened.upload("x", path, crc32c="AAAAAA==")
-    assert (small_parts.objects, small_parts.uploads) == ({}, {})
-    assert small_parts.calls["PutObject"] == small_parts.calls["CompleteMultipartUpload"] == 0, (
-        "no server has to notice it"
-    )
 
 
 def test_a_file_that_shrinks_on_the_way(opened: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,42 +102,6 @@ def test_a_file_that_shrinks_on_the_way(opened: Bucket, tmp_path: Path, monkeypa
         opened.upload("x", path, crc32c=crc)
 
 
-@pytest.mark.parametrize("fault", [SLOW_DOWN, (500, "InternalError"), (502, "502"), (400, "RequestTimeout"), CONFLICT])
-@pytest.mark.parametrize(
-    ("operation", "size"),
-    [
-        ("PutObject", 20),
-        ("CreateMultipartUpload", LARGE_BYTES),
-        ("UploadPart", LARGE_BYTES),
-        ("CompleteMultipartUpload", LARGE_BYTES),
-    ],
-)
-def test_a_burst_of_failures_goes_unnoticed(
-    fault: Refusal, operation: str, size: int, small_parts: StrictS3, opened: Bucket, tmp_path: Path
-) -> None:
-    path, crc = file_of(tmp_path, size)
-    small_parts.fail[operation] = [fault] * 3
-    assert opened.upload("x", path, crc32c=crc) is True
-    assert small_parts.objects["x"].content == path.read_bytes()
-    assert small_parts.fail[operation] == []
-    assert small_parts.uploads == {}
-
-
-@pytest.mark.parametrize("breaks", [1, 2])
-@pytest.mark.parametrize(
-    ("operation", "size"),
-    [("PutObject", 20), ("UploadPart", LARGE_BYTES), ("CompleteMultipartUpload", LARGE_BYTES)],
-)
-def test_a_lost_answer_goes_unnoticed(
-    breaks: int, operation: str, size: int, small_parts: StrictS3, opened: Bucket, tmp_path: Path
-) -> None:
-    path, crc = file_of(tmp_path, size)
-    small_parts.fail[operation] = [BREAK] * breaks
-    opened.upload("x", path, crc32c=crc)
-    assert small_parts.objects["x"].content == path.read_bytes()
-    assert small_parts.uploads == {}
-
-
 def test_a_refusal_after_the_answer_has_begun(small_parts: StrictS3, opened: Bucket, tmp_path: Path) -> None:
     path, crc = file_of(tmp_path, LARGE_BYTES)
     small_parts.fail["CompleteMultipartUpload"] = [LATE_REFUSAL]
@@ -193,14 +115,6 @@ def test_a_conflict_begins_an_upload_in_parts_again(small_parts: StrictS3, opene
     with pytest.raises(ToolError, match=rf"^bucket '{BUCKET}': as the test wants$"):
         opened.upload("x", path, crc32c=crc)
     assert small_parts.calls["CreateMultipartUpload"] == small_parts.calls["CompleteMultipartUpload"] == s3.ATTEMPTS
-
-
-def test_an_upload_that_the_server_forgot_begins_again(small_parts: StrictS3, opened: Bucket, tmp_path: Path) -> None:
-    path, crc = file_of(tmp_path, LARGE_BYTES)
-    small_parts.fail["UploadPart"] = [(404, "NoSuchUpload")]
-    assert opened.upload("x", path, crc32c=crc) is True
-    assert small_parts.calls["CreateMultipartUpload"] == 2
-    assert small_parts.uploads == {}
 
 
 def test_of_two_large_uploads_the_first_stays(small_parts: StrictS3, opened: Bucket, tmp_path: Path) -> None:
@@ -227,38 +141,12 @@ def test_many_parts(small_parts: StrictS3, opened: Bucket, tmp_path: Path, monke
     assert small_parts.calls["UploadPart"] == 2
 
 
-@pytest.mark.parametrize("breaks", [1, 2])
-@pytest.mark.parametrize(("operation", "size"), [("PutObject", 4), ("CompleteMultipartUpload", LARGE_BYTES)])
-def test_who_wrote_it_knows_so_after_a_lost_answer(
-    operation: str, size: int, breaks: int, small_parts: StrictS3, opened: Bucket
-) -> None:
-    small_parts.fail[operation] = [BREAK] * breaks
-    assert opened.write("x", b"m" * size, if_absent=True) is True
-    small_parts.fail[operation] = [(500, "InternalError")]
-    assert opened.write("x", b"y" * size, if_absent=True) is False
-    assert small_parts.objects["x"].content == b"m" * size
-    assert small_parts.uploads == {}
-
-
 @pytest.mark.parametrize("fault", [CONFLICT, SLOW_DOWN])
 def test_a_refusal_is_no_lost_answer(fault: Refusal, small_parts: StrictS3, opened: Bucket) -> None:
     """Another writer has stored the same text: it was first, and we are told so."""
     small_parts.put("x", b"same")
     small_parts.fail["PutObject"] = [fault]
     assert opened.write("x", b"same", if_absent=True) is False
-
-
-def test_what_the_server_damages_is_noticed(small_parts: StrictS3, opened: Bucket) -> None:
-    small_parts.fail["PutObject"] = [(400, "BadDigest", "Differs.")]
-    assert opened.write("x", b"content")
-    small_parts.fail["PutObject"] = [(400, "BadDigest", "Differs.")] * 10_000
-    impatient = opened.with_patience(Patience(retry_s=0.05))
-    with pytest.raises(ToolError, match=rf"^bucket '{BUCKET}' received damaged data: Differs\.$"):
-        impatient.write("x", b"content")
-    small_parts.fail["GetObject"] = [DAMAGED]
-    with pytest.raises(ToolError, match=rf"^bucket '{BUCKET}' sent damaged data$"):
-        opened.read("x")
-    assert opened.read("x") == b"content"
 
 
 def test_a_checksum_of_another_kind(small_parts: StrictS3, opened: Bucket) -> None:
@@ -273,43 +161,54 @@ def test_a_checksum_of_another_kind(small_parts: StrictS3, opened: Bucket) -> No
         opened.read("x")
     (listed,) = opened.objects("")
     small_parts.fail["GetObject"] = [DAMAGED]
-    sink = Pieces()
+    sink = io.BytesIO()
     opened.download(listed, sink)
     assert sink.getvalue() == b"conten?", "a fetch compares the file, and repeats the download"
 
 
-def test_objects_of_other_programs_have_a_checksum_too(small_parts: StrictS3, opened: Bucket) -> None:
-    small_parts.put("x", b"content" * 1000)
-    assert opened.checksum("x") == crc32c_of(io.BytesIO(b"content" * 1000))
-    assert (small_parts.calls["HeadObject"], small_parts.calls["GetObject"]) == (1, 1)
-    opened.write("y", b"1")
-    assert opened.checksum("y") == crc32c_of(io.BytesIO(b"1"))
-    assert small_parts.calls["GetObject"] == 1, "the server knows that of ours"
+def test_object_that_the_server_receives_damaged_is_sent_again(small_parts: StrictS3, opened: Bucket) -> None:
+    small_parts.fail["PutObject"] = [(400, "BadDigest", "Differs.")]
+    assert opened.write("x", b"content")
+    small_parts.fail["PutObject"] = [(400, "BadDigest", "Differs.")] * 10_000
+    impatient = opened.with_patience(Patience(retry_s=0.05))
+    with pytest.raises(ToolError, match=rf"^bucket '{BUCKET}' received damaged data: Differs\.$"):
+        impatient.write("x", b"content")
+
+
+@pytest.mark.parametrize("size", [0, PART_BYTES, LARGE_BYTES])
+def test_object_has_its_type_and_a_checksum_that_the_server_knows(
+    size: int, small_parts: StrictS3, opened: Bucket, tmp_path: Path
+) -> None:
+    path, crc = file_of(tmp_path, size)
+    with pytest.raises(ObjectExistsError):
+        opened.upload("x.json", path, crc32c=crc, replaces="abc")
+    assert opened.upload("x.json", path, crc32c=crc) is True
+    assert small_parts.objects["x.json"].headers["Content-Type"] == "application/json"
+    assert opened.checksum("x.json") == crc
+    assert small_parts.calls["GetObject"] == 0
+    small_parts.put("x.json", b"other")
+    assert report_of(lambda: opened.upload("x.json", path, crc32c=crc), ObjectExistsError, ExitCode.BAD_BUNDLE) == (
+        f"error: another 'x.json' is in bucket '{BUCKET}' already\nhint: aws s3 ls s3://{BUCKET}/x.json"
+    )
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"), [("AAAAAA==-3", "COMPOSITE"), ("AAAAAA==", "COMPOSITE"), ("AAAAAA==-3", "FULL_OBJECT")]
+    ("text", "kind"), [("", ""), ("AAAAAA==-3", "COMPOSITE"), ("AAAAAA==", "COMPOSITE"), ("AAAAAA==-3", "FULL_OBJECT")]
 )
-def test_a_checksum_of_the_parts_is_not_that_of_the_object(
+def test_object_of_another_program_is_read_for_its_checksum(
     text: str, kind: str, small_parts: StrictS3, opened: Bucket
 ) -> None:
-    """Other programs upload in parts whose checksums S3 sums up."""
-    small_parts.put("x", b"content")
-    small_parts.objects["x"].headers |= {"x-amz-checksum-crc32c": text, "x-amz-checksum-type": kind}
-    assert opened.checksum("x") == crc32c_of(io.BytesIO(b"content"))
-    assert opened.read("x") == b"content"
-
-
-def test_commands_for_people_are_words_of_a_shell(opened: Bucket) -> None:
-    assert opened.removal("runs/x") == f"aws s3 rm s3://{BUCKET}/runs/x"
-    assert opened.removal("my runs/") == f"aws s3 rm --recursive 's3://{BUCKET}/my runs/'"
+    """It has none, or that of the checksums of its parts."""
+    content = b"content" * 1000
+    small_parts.put("x", content)
+    if text:
+        small_parts.objects["x"].headers |= {"x-amz-checksum-crc32c": text, "x-amz-checksum-type": kind}
+    assert opened.checksum("x") == crc32c_of(io.BytesIO(content))
+    assert (small_parts.calls["HeadObject"], small_parts.calls["GetObject"]) == (1, 1)
+    assert opened.read("x") == content
 
 
 # Downloads
-
-
-class Pieces(io.BytesIO):
-    """Where a download goes."""
 
 
 @pytest.mark.parametrize("fault", [CUT, BREAK, SLOW_DOWN])
@@ -321,7 +220,7 @@ def test_a_download_goes_on_where_it_broke(
     small_parts.put("x", content)
     (listed,) = opened.objects("")
     small_parts.fail["GetObject"] = [fault] * times
-    sink = Pieces()
+    sink = io.BytesIO()
     opened.download(listed, sink)
     assert sink.getvalue() == content
     assert small_parts.fail["GetObject"] == []
@@ -332,37 +231,15 @@ def test_a_download_of_what_was_replaced(small_parts: StrictS3, opened: Bucket) 
     (listed,) = opened.objects("")
     small_parts.put("x", b"new")
     with pytest.raises(ObjectChangedError):
-        opened.download(listed, Pieces())
+        opened.download(listed, io.BytesIO())
     assert small_parts.refused == ["PreconditionFailed"], "before the content was sent"
     small_parts.ignores_conditions = True
     with pytest.raises(ObjectChangedError):
-        opened.download(listed, Pieces())
+        opened.download(listed, io.BytesIO())
     small_parts.put("x", b"old")
-    sink = Pieces()
+    sink = io.BytesIO()
     opened.download(listed, sink)
     assert sink.getvalue() == b"old", "the same content has the same version"
-
-
-def test_a_failing_disk_is_no_network_error(small_parts: StrictS3, opened: Bucket) -> None:
-    class Full(io.BytesIO):
-        def write(self, _: Any) -> int:
-            raise OSError(28, "No space left on device")
-
-    small_parts.put("x", b"content")
-    (listed,) = opened.objects("")
-    with pytest.raises(OSError, match="No space left"):
-        opened.download(listed, Full())
-    assert small_parts.calls["GetObject"] == 1
-
-
-def test_what_is_read_is_bounded(small_parts: StrictS3, opened: Bucket) -> None:
-    small_parts.put("x", b" " * 50_000_000)
-    tracemalloc.start()
-    with pytest.raises(TooLongError, match=rf"^'x' in bucket '{BUCKET}' has more than 1000 bytes$"):
-        opened.read("x", most_bytes=1000)
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak_bytes < 5_000_000
 
 
 # Lists
@@ -395,21 +272,6 @@ def test_a_heartbeat_makes_no_client_of_its_own(opened: Bucket) -> None:
     assert (first._client.meta.config.max_pool_connections, first._client.meta.config.read_timeout) == (4, 1.0)
 
 
-# Bundles
-
-
-def test_a_bundle_travels_there_and_back(small_parts: StrictS3, tmp_path: Path) -> None:
-    made = make_bundle(tmp_path / "made", RUN, {"log.txt": os.urandom(LARGE_BYTES), "empty.txt": b""})
-    store = open_store(f"s3://{BUCKET}/a/b")
-    assert inventory.upload(store, made).files == 4
-    assert list(small_parts.objects)[-1] == f"a/b/runs/{RUN}/{bundle.MANIFEST}"
-    assert inventory.upload(store, made).files == 0
-    source = parse_source(f"s3://{BUCKET}/a/b")
-    report = fetch(open_store(source.address), source, tmp_path / "results", jobs=2)
-    assert [run.state for run in report.outcomes] == [FetchState.FETCHED]
-    assert content_of(tmp_path / "results" / RUN) == content_of(made)
-
-
 def test_data_of_a_script_is_copied(small_parts: StrictS3, tmp_path: Path) -> None:
     """As the agent copies `--data`; a web console makes objects for folders."""
     photos = {"cats/1.jpg": os.urandom(LARGE_BYTES), "labels é.csv": b"1,cat", "empty": b""}
@@ -425,49 +287,167 @@ def test_a_version_may_be_any_text(small_parts: StrictS3, opened: Bucket) -> Non
     small_parts.store("runs/x/run.json", b"{}", {}, '"../../evil="', has_checksum=False)
     (listed,) = opened.objects("")
     assert "/" not in listed.version
-    sink = Pieces()
+    sink = io.BytesIO()
     opened.download(listed, sink)
     assert sink.getvalue() == b"{}"
 
 
-UPLOADING = """
-import pathlib, re, sys
-from workload.contract.operating_system import crc32c_of
-from workload.storage.address import open_store
-path = pathlib.Path(sys.argv[2])
-open_store(sys.argv[1]).upload("x", path, crc32c=crc32c_of(path.open("rb")))
-print(re.search("VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
-"""
+LOG_IN = "aws sso login, or aws configure"
+FULL_REASON = "User: arn:aws:iam::1:user/me is not authorized to perform: s3:ListBucket on resource: x"
+REFUSALS: list[tuple[int, str, str]] = [
+    (404, "NoSuchBucket", "-"),
+    (403, "AccessDenied", FULL_REASON),
+    (403, "AccessDenied", "Access Denied"),
+    (400, "ExpiredToken", "It was."),
+    (403, "InvalidAccessKeyId", "Unknown."),
+    (403, "SignatureDoesNotMatch", "Wrong."),
+    (403, "RequestTimeTooSkewed", "the difference is too large"),
+    (400, "AuthorizationHeaderMalformed", "-"),
+    (403, "InvalidObjectState", "It is frozen."),
+]
 
 
-def uploading(small_parts: StrictS3, path: Path) -> subprocess.Popen[str]:
-    """A process that uploads a file in parts of 8 MiB; at the end it prints its largest memory in kB."""
-    environment = os.environ | SETTINGS | {"AWS_ENDPOINT_URL": small_parts.url}
-    command = [sys.executable, "-c", UPLOADING, f"s3://{BUCKET}", str(path)]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE)
+def raise_translated(error: Exception) -> None:
+    with s3_errors.translated("b", Patience()):
+        raise error
 
 
-@pytest.mark.slow
-def test_an_upload_in_parts_that_is_killed(small_parts: StrictS3, opened: Bucket, tmp_path: Path) -> None:
-    path, crc = file_of(tmp_path, 3 * 8 << 20)
-    small_parts.fail["UploadPart"] = ["", HANG]
-    with uploading(small_parts, path) as process:
-        assert small_parts.hangs.wait(60)
-        process.kill()
-    assert list(opened.objects("")) == []
-    assert len(small_parts.uploads) == 1, "a rule of the bucket removes these parts"
-    assert opened.upload("x", path, crc32c=crc) is True
-    assert small_parts.objects["x"].content == path.read_bytes()
+def test_refusals_in_words(
+    small_parts: StrictS3,
+    opened: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    golden: Callable[[str, str], None],
+) -> None:
+    from botocore.exceptions import EndpointConnectionError
+
+    texts = []
+    for refusal in REFUSALS:
+        small_parts.calls.clear()
+        small_parts.fail["ListObjectsV2"] = [refusal] * 3
+        texts.append(told(refusal, lambda: s3.connect(BUCKET, prefix="")))
+        assert small_parts.calls["ListObjectsV2"] == 1, "another attempt would not help"
+    path, crc = file_of(tmp_path, LARGE_BYTES)
+    impatient = opened.with_patience(Patience(retry_s=0.1))
+    denied, broken = (403, "AccessDenied"), (500, "InternalError", "We encountered an internal error.")
+    work: list[tuple[str, Refusal, Callable[[], object]]] = [
+        ("GetObject", denied, lambda: opened.read("x")),
+        ("HeadObject", denied, lambda: opened.checksum("x")),
+        ("PutObject", denied, lambda: opened.write("x", b"1")),
+        ("UploadPart", denied, lambda: opened.upload("x", path, crc32c=crc)),
+        # Answers to HEAD have no reason.
+        ("HeadObject", (400, "ExpiredToken"), lambda: opened.checksum("x")),
+        ("PutObject", SLOW_DOWN, lambda: impatient.write("x", b"1")),
+        ("PutObject", broken, lambda: impatient.write("x", b"1")),
+    ]
+    for operation, refusal, ask in work:
+        small_parts.fail[operation] = [refusal] * 10_000
+        texts.append(told(f"{operation}: {refusal}", ask))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    hasty = Patience(first_retry_s=0.01)
+    texts.append(told("nobody answers", lambda: s3.connect(BUCKET, prefix="", patience=hasty)))
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    # The address that was asked is in the message: it has the region.
+    unknown = EndpointConnectionError(endpoint_url="https://b.s3.us-esat-1.amazonaws.com/?list-type=2", error="x")
+    unknown.__cause__ = OSError(-2, "Name or service not known")
+    texts.append(told("a region that does not exist", lambda: raise_translated(unknown)))
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    texts.append(told("the package is missing", lambda: s3.connect(BUCKET, prefix="")))
+    golden("s3_refusals.txt", "".join(texts).replace(small_parts.url, "URL"))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells a process's largest memory")
-def test_memory_stays_flat(small_parts: StrictS3, tmp_path: Path) -> None:
-    peak_kb = []
-    for size in (20, 64 << 20):
-        path, _ = file_of(tmp_path, size)
-        small_parts.objects.clear()
-        with uploading(small_parts, path) as process:
-            peak_kb.append(int(process.communicate()[0]))
-    # One part of 8 MiB, and what the layers below hold of it.
-    assert peak_kb[1] - peak_kb[0] < 30_000, peak_kb
+def test_log_in_page_of_the_network_is_another_server(small_parts: StrictS3, opened: Bucket, tmp_path: Path) -> None:
+    path, crc = file_of(tmp_path, LARGE_BYTES)
+    small_parts.put("x", b"1")
+    work: list[tuple[str, Callable[[], object]]] = [
+        ("ListObjectsV2", lambda: list(opened.objects(""))),
+        ("ListObjectsV2", lambda: opened.folders("")),
+        ("GetObject", lambda: opened.read("x")),
+        ("PutObject", lambda: opened.write("x", b"1")),
+        *(
+            (step, lambda: opened.upload("y", path, crc32c=crc))
+            for step in ("CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload")
+        ),
+    ]
+    for operation, ask in work:
+        small_parts.fail[operation] = [LOG_IN_PAGE]
+        with pytest.raises(UnreachableError, match=r"^another server than S3 answers at http://127"):
+            ask()
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 407])
+def test_a_proxy_that_forbids_the_address(status: int, opened: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Answer(status=status, content=b"\n<HTML><body>Blocked by policy<br></body></HTML>")
+    monkeypatch.setattr(_Handler, "_ListObjectsV2", lambda _: answer)
+    with pytest.raises(UnreachableError, match=r"^another server than S3 answers at http://127"):
+        list(opened.objects(""))
+
+
+def test_a_network_that_redirects_every_request(opened: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """botocore 1.44 asks for the bucket's region, is redirected again, and so on until the stack is full."""
+    for name in ("_ListObjectsV2", "_HeadBucket"):
+        answer = Answer(status=302, content=PAGE, headers={"Location": "/log-in", "Content-Type": "text/html"})
+        monkeypatch.setattr(_Handler, name, lambda _, answer=answer: answer)
+    with pytest.raises(UnreachableError, match=r"^another server than S3 answers at http://127"):
+        list(opened.objects(""))
+
+
+def test_a_bucket_in_another_region_is_followed(small_parts: StrictS3) -> None:
+    """botocore asks again, with a signature for the region that the refusal names."""
+    small_parts.region = "eu-west-1"
+    opened = s3.connect(BUCKET, prefix="")
+    assert opened.write("x", b"1")
+    assert opened.read("x") == b"1"
+
+
+# Credentials and settings: in a session of boto3 of its own
+
+
+@pytest.fixture
+def own_session(small_parts: StrictS3, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """boto3 reads the variables again, and nothing of this machine."""
+    monkeypatch.undo()
+    for name, value in {**SETTINGS, "AWS_ENDPOINT_URL": small_parts.url}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+SETTINGS_IN_WORDS: dict[str, dict[str, str]] = {
+    "none": {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
+    "half": {"AWS_SECRET_ACCESS_KEY": ""},
+    "profile": {"AWS_PROFILE": "absent"},
+    "region": {"AWS_DEFAULT_REGION": "no region"},
+    "endpoint": {"AWS_ENDPOINT_URL": "nonsense"},
+}
+
+
+def test_settings_in_words(own_session: pytest.MonkeyPatch, golden: Callable[[str, str], None]) -> None:
+    texts = []
+    for name, variables in SETTINGS_IN_WORDS.items():
+        with own_session.context() as patch:
+            for variable, value in variables.items():
+                patch.setenv(variable, value)
+            texts.append(told(name, lambda: s3.connect(BUCKET, prefix="")))
+    golden("s3_settings.txt", "".join(texts))
+
+
+def test_a_machine_uses_its_role(small_parts: StrictS3, own_session: pytest.MonkeyPatch) -> None:
+    """The key of the role comes from the instance's metadata server, and lies in no file."""
+    with ImdsServer() as imds:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED"):
+            own_session.delenv(name)
+        own_session.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", imds.url)
+        assert s3.connect(BUCKET, prefix="").write("x", b"1")
+    assert small_parts.signed_by == {("ASIAEXAMPLE", SESSION)}
+
+
+def test_another_servers_certificate() -> None:
+    from botocore.exceptions import SSLError
+
+    wrong = SSLError(endpoint_url="https://b.s3.amazonaws.com", error="x")
+    wrong.__cause__ = ssl.SSLCertVerificationError("hostname mismatch")
+    assert not s3_errors.is_temporary(wrong)
+    with pytest.raises(UnreachableError, match=r"^another server than S3 answers"):
+        raise_translated(wrong)

@@ -1,21 +1,22 @@
 """Another machine over the system's ssh, a real sshd: what it is asked, what it refuses, connections that break."""
 
-import io
-import shlex
+import re
 import subprocess
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import sshd
-from workload.contract import bundle
-from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
+from tests.workload.storage.bundles import content_of, make_bundle
+from tests.workload.told import told
+from workload.contract.errors import RooflaunchError, UsageError
 from workload.storage.address import parse_source
 from workload.storage.fetch import FetchState, fetch
 from workload.storage.ssh import Connection, Login, LostError, SshFolder, connect, parse_login
-from workload.storage.store import ObjectChangedError, Sink, StoredObject
+from workload.storage.store import Sink, StoredObject
 
 ECHO = "def main(question, payload):\n    return {'heard': question['say'], 'again': question['again']}, ()\n"
 
@@ -38,65 +39,30 @@ def say(connection: Connection, text: str = "hello") -> dict[str, object]:
 # Names
 
 
-@pytest.mark.parametrize(
-    ("text", "port", "words", "shown"),
-    [
-        ("me@box", None, ["-l", "me", "--", "box"], "me@box"),
-        ("box", None, ["--", "box"], "box"),
-        ("me@gpu-1.lab.example", 2222, ["-l", "me", "-p", "2222", "--", "gpu-1.lab.example"], "me@gpu-1.lab.example"),
-        ("me@[fe80::1]", None, ["-l", "me", "--", "fe80::1"], "me@fe80::1"),
-        ("::1", 22, ["-p", "22", "--", "::1"], "::1"),
-        ("first.last+x@10.0.0.7", None, ["-l", "first.last+x", "--", "10.0.0.7"], "first.last+x@10.0.0.7"),
-    ],
-)
-def test_a_login(text: str, port: int | None, words: list[str], shown: str) -> None:
-    login = parse_login(text, port)
-    assert login.words() == words
-    assert str(login) == shown
+LOGINS: list[tuple[str, int | None]] = [
+    *(("me@box", port) for port in (None, 2222, 0, -1, 65536)),
+    *((text, None) for text in ("box", "me@[fe80::1]", "::1", "first.last+x@10.0.0.7")),
+    *((text, None) for text in ("", "@box", "me@", "-oProxyCommand=evil", "me@-oProxyCommand=evil", "-l@box")),
+    *((text, None) for text in ("me@box;reboot", "a b@box", "me@box reboot", "me@$(id)", "me@box\n", "me@bo/x")),
+    *((text, None) for text in ("me@ho`st`", "me@box'", "ssh://me@box", "me@box:22", "m\0e@box")),
+]
+ADDRESSES = ["ssh://me@box/~/x", "ssh://box:2222/data/x/", "ssh://me@[::1]/~/x y"]
+NO_ADDRESSES = ["ssh://", "ssh://box", "ssh://-x/~/a", "ssh://a b/~/x", "ssh://box:0/~/x"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "@box", "me@", "-oProxyCommand=evil", "me@-oProxyCommand=evil", "-l@box", "me@box;reboot", "a b@box"),
-        *("me@box reboot", "me@$(id)", "me@box\n", "me@bo/x", "me@ho`st`", "me@box'", "ssh://me@box", "me@box:22"),
-        "m\0e@box",
-    ],
-)
-def test_hostile_logins(text: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        parse_login(text)
-    assert str(refused.value) == f"a machine to log in to is written USER@HOST; got '{text}'"
-    assert refused.value.hint == "--host me@box"
-    assert refused.value.exit_code == ExitCode.USAGE
-
-
-@pytest.mark.parametrize("port", [0, -1, 65536])
-def test_ports(port: int) -> None:
-    with pytest.raises(UsageError, match=rf"^a port is a number from 1 to 65535; got {port}$"):
-        parse_login("me@box", port)
-
-
-@pytest.mark.parametrize(
-    ("address", "located", "removal"),
-    [
-        ("ssh://me@box/~/x", "ssh://me@box/~/x/runs/a", "ssh me@box 'rm ~/x/runs/a'"),
-        ("ssh://box:2222/data/x/", "ssh://box:2222/data/x/runs/a", "ssh -p 2222 box 'rm /data/x/runs/a'"),
-        ("ssh://me@[::1]/~/x y", "ssh://me@[::1]/~/x y/runs/a", """ssh me@::1 'rm ~/'"'"'x y/runs/a'"'"''"""),
-    ],
-)
-def test_addresses(address: str, located: str, removal: str) -> None:
-    store = connect(address)
-    assert store.locate("runs/a") == located
-    assert store.removal("runs/a") == removal
-    assert shlex.split(removal)[0] == "ssh"
-    assert str(store) == f"folder '{address.rstrip('/')}'"
-
-
-@pytest.mark.parametrize("address", ["ssh://", "ssh://box", "ssh://-x/~/a", "ssh://a b/~/x", "ssh://box:0/~/x"])
-def test_addresses_that_are_none(address: str) -> None:
-    with pytest.raises(UsageError):
-        connect(address)
+def test_logins_and_addresses(golden: Callable[[str, str], None]) -> None:
+    texts = []
+    for text, port in LOGINS:
+        try:
+            login = parse_login(text, port)
+            texts.append(f"## {text!r}, {port}\n{login}: {login.words()}\n\n")
+        except UsageError:
+            texts.append(told(f"{text!r}, {port}", lambda: parse_login(text, port)))  # noqa: B023 - called at once
+    for address in ADDRESSES:
+        store = connect(address)
+        texts.append(f"## {address}\n{store}\n{store.locate('runs/a')}\n{store.removal('runs/a')}\n\n")
+    texts += [told(address, lambda: connect(address)) for address in NO_ADDRESSES]  # noqa: B023
+    golden("ssh_addresses.txt", "".join(texts))
 
 
 # Asking again
@@ -135,52 +101,72 @@ def test_asks_and_hears(connection: Connection) -> None:
 
 
 @pytest.mark.world
-def test_login_scripts_may_print(machine: sshd.Machine, connection: Connection) -> None:
-    noise = machine.home / ".bashrc"
-    noise.write_text('echo welcome; echo \'{"heard": "evil"}\'; echo oops >&2\n')
-    try:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (".bashrc", 'echo welcome; echo \'{"heard": "evil"}\'; echo oops >&2\n'),
+        ("json.py", "raise SystemExit('evil')\n"),
+    ],
+    ids=["login scripts may print", "nothing of the user's folder is imported"],
+)
+def test_files_of_the_users_folder_change_no_answer(
+    name: str, text: str, machine: sshd.Machine, connection: Connection
+) -> None:
+    with written(machine.home / name, text):
         assert say(connection)["heard"] == "hello"
-    finally:
-        noise.unlink()
 
 
-@pytest.mark.world
-def test_nothing_of_the_users_folder_is_imported(machine: sshd.Machine, connection: Connection) -> None:
-    (machine.home / "json.py").write_text("raise SystemExit('evil')\n")
+@contextmanager
+def written(path: Path, text: str) -> Iterator[None]:
+    """Within the block the file has this text."""
+    before = path.read_text() if path.exists() else None
+    path.write_text(text)
     try:
-        assert say(connection)["heard"] == "hello"
+        yield
     finally:
-        (machine.home / "json.py").unlink()
+        path.unlink() if before is None else path.write_text(before)
 
 
-REFUSALS = {
-    "no python": ("#!/bin/sh\nexit 127\n", "{host} has no python3", "install Python 3.8 or newer on that machine"),
-    "old python": (
-        "#!/bin/sh\necho 'rooflaunch needs Python 3.8 on that machine; python3 is 3.6' >&2; exit 1\n",
-        "{host} did not run our program: rooflaunch needs Python 3.8 on that machine; python3 is 3.6",
-        "try it by hand: ssh -p {port} {host}",
-    ),
-    "something else": (
-        "#!/bin/sh\necho 'This account is for git only.'\n",
-        "{host} did not run our program: This account is for git only.",
-        "try it by hand: ssh -p {port} {host}",
-    ),
+PROGRAMS = {
+    "no python": "#!/bin/sh\nexit 127\n",
+    "an old python": "#!/bin/sh\necho 'rooflaunch needs Python 3.8 on that machine; python3 is 3.6' >&2; exit 1\n",
+    "something else": "#!/bin/sh\necho 'This account is for git only.'\n",
 }
 
 
 @pytest.mark.world
-@pytest.mark.parametrize("case", REFUSALS)
-def test_machines_that_cannot(machine: sshd.Machine, connection: Connection, case: str) -> None:
-    program, message, hint = REFUSALS[case]
-    machine.program("python3", program)
-    try:
-        with pytest.raises(ToolError) as refused:
-            say(connection)
-    finally:
+def test_refused_logins_in_words(
+    machine: sshd.Machine, connection: Connection, monkeypatch: pytest.MonkeyPatch, golden: Callable[[str, str], None]
+) -> None:
+    texts = []
+    for title, program in PROGRAMS.items():
+        machine.program("python3", program)
+        texts.append(told(title, lambda: say(connection)))
         (machine.bin / "python3").unlink()
-    assert str(refused.value) == message.format(host=machine.host, port=machine.port)
-    assert refused.value.hint == hint.format(host=machine.host, port=machine.port)
-    assert refused.value.exit_code == ExitCode.TOOL
+    files = {
+        "an unknown host key": ("known_hosts", ""),
+        "another host key": (
+            "known_hosts",
+            f"[127.0.0.1]:{machine.port} {(machine.folder / 'user.pub').read_text()}",
+        ),
+        "a key that is refused": ("authorized_keys", ""),
+    }
+    for title, (name, text) in files.items():
+        machine.cut_off()  # a connection that is kept would be used
+        with written(machine.folder / name, text):
+            texts.append(told(title, lambda: say(connection)))
+    pauses: list[float] = []
+    away = Connection(Login(host="127.0.0.1", port=1), sleep=pauses.append)
+    texts.append(told("a machine that is away", lambda: say(away)))
+    assert pauses == [], "who never answered is most likely misspelt"
+    machine.cut_off()
+    monkeypatch.setenv("PATH", "/nowhere")
+    texts.append(told("ssh is not installed", lambda: say(connection)))
+    page = "".join(texts).replace(str(machine.folder), "FOLDER").replace(str(machine.port), "PORT")
+    # What ssh itself says depends on its version.
+    vague = r"(key than before|refused the login|be reached): .*?(Permission denied|Connection refused|$)"
+    page = re.sub(vague, r"\1: …\2", page, flags=re.MULTILINE)
+    golden("ssh_refusals.txt", page.replace(machine.host, "HOST"))
 
 
 @pytest.mark.world
@@ -190,63 +176,6 @@ def test_the_frame_refuses_an_old_python() -> None:
     old = "import sys\nsys.version_info = (3, 6, 9)\n"
     done = subprocess.run(["python3", "-I", "-c", old + FRAME], capture_output=True, text=True, input="", check=False)
     assert done.stderr == "rooflaunch needs Python 3.8 on that machine; python3 is 3.6\n"
-
-
-def refusal(machine: sshd.Machine, connection: Connection, name: str, text: str) -> ToolError:
-    """The error of a login while a file of sshd, or of its client, has this text."""
-    machine.cut_off()  # a connection that is kept would be used
-    path = machine.folder / name
-    before = path.read_text()
-    path.write_text(text)
-    try:
-        with pytest.raises(ToolError) as refused:
-            say(connection)
-    finally:
-        path.write_text(before)
-    return refused.value
-
-
-@pytest.mark.world
-def test_an_unknown_host_key(machine: sshd.Machine, connection: Connection) -> None:
-    error = refusal(machine, connection, "known_hosts", "")
-    assert str(error) == f"the host key of {machine.host} is not known here yet"
-    assert error.hint == f"log in once by hand and compare it: ssh -p {machine.port} {machine.host}"
-    assert not isinstance(error, LostError), "asking again is of no use"
-
-
-@pytest.mark.world
-def test_another_host_key(machine: sshd.Machine, connection: Connection) -> None:
-    other = f"[127.0.0.1]:{machine.port} {(machine.folder / 'user.pub').read_text()}"
-    error = refusal(machine, connection, "known_hosts", other)
-    assert str(error).startswith(f"{machine.host} has another host key than before: ")
-    assert f"ssh-keygen -R '[127.0.0.1]:{machine.port}'" in error.hint
-
-
-@pytest.mark.world
-def test_a_key_that_is_refused(machine: sshd.Machine, connection: Connection) -> None:
-    error = refusal(machine, connection, "authorized_keys", "")
-    assert str(error).startswith(f"{machine.host} refused the login: ")
-    assert str(error).endswith("Permission denied (publickey).")
-    expected = f"passwords are not supported: ssh-add a key, or ssh-copy-id -p {machine.port} {machine.host}"
-    assert error.hint == expected
-
-
-@pytest.mark.world
-@pytest.mark.usefixtures("machine")
-def test_a_machine_that_is_away() -> None:
-    pauses: list[float] = []
-    away = Connection(Login(host="127.0.0.1", port=1), sleep=pauses.append)
-    with pytest.raises(LostError, match=r"^127\.0\.0\.1 cannot be reached: .*Connection refused$") as refused:
-        say(away)
-    assert refused.value.hint == "try it by hand: ssh -p 1 127.0.0.1"
-    assert pauses == [], "who never answered is most likely misspelt"
-
-
-@pytest.mark.world
-def test_without_ssh(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ToolError, match=r"^the program ssh is not installed$"):
-        say(connection)
 
 
 # Connections that break
@@ -296,29 +225,6 @@ def test_a_write_whose_answer_was_lost_counts_as_ours(machine: sshd.Machine, con
 
 
 @pytest.mark.world
-def test_links_are_not_followed(machine: sshd.Machine, connection: Connection, tmp_path: Path) -> None:
-    store = SshFolder(connection, "~/links")
-    store.write("a/x", b"1")
-    (tmp_path / "secret").write_text("secret")
-    (machine.home / "links/a/link").symlink_to(tmp_path / "secret")
-    (machine.home / "links/b").symlink_to(tmp_path)
-    assert [(found.name, found.problem) for found in store.objects("")] == [
-        ("a/link", "a symbolic link"),
-        ("a/x", ""),
-        ("b", "a symbolic link"),
-    ]
-    for name in ("a/link", "b/secret", "../links/a/x"):
-        with pytest.raises(BundleError):
-            store.read(name)
-    with pytest.raises(BundleError, match="is a symbolic link"):
-        store.write("b/evil", b"1")
-    [_, listed, _] = store.objects("")
-    (machine.home / "links/a/x").write_bytes(b"other")
-    with pytest.raises(ObjectChangedError):
-        store.download(listed, io.BytesIO())
-
-
-@pytest.mark.world
 def test_a_full_disk(machine: sshd.Machine, connection: Connection) -> None:
     machine.program("python3", '#!/bin/bash\nulimit -f 64\nexec /usr/bin/env -u _ /usr/bin/python3 "$@"\n')
     try:
@@ -338,10 +244,8 @@ def test_bundles_come_home_over_connections_that_break(
 ) -> None:
     """Each file's first download is cut off in its middle; what is here in the end is what was sealed there."""
     monkeypatch.setattr("workload.storage.ssh.PAUSES_S", (0.1, 0.1))
-    folder = bundle.create(machine.home / "away/runs", "20261121T142530Z-ssh-box-resnet18-b16-fp32-0000aa")
-    bundle.write_document(folder, {"run_id": folder.name, "status": "completed"})
-    (folder / "big.csv").write_bytes(bytes(range(256)) * 20_000)
-    bundle.seal(folder)
+    run_id = "20261121T142530Z-ssh-box-resnet18-b16-fp32-0000aa"
+    folder = make_bundle(machine.home / "away/runs", run_id, {"big.csv": bytes(range(256)) * 20_000})
     address = f"ssh://{machine.host}:{machine.port}/~/away"
     store = connect(address)
     download, cut = store.download, set[str]()
@@ -361,7 +265,4 @@ def test_bundles_come_home_over_connections_that_break(
     assert report.error is None
     assert [outcome.state for outcome in report.outcomes] == [FetchState.FETCHED]
     assert f"runs/{folder.name}/big.csv" in cut
-    home = tmp_path / "home" / folder.name
-    assert {path.name: path.read_bytes() for path in home.iterdir()} == {
-        path.name: path.read_bytes() for path in folder.iterdir()
-    }
+    assert content_of(tmp_path / "home" / folder.name) == content_of(folder)
