@@ -16,10 +16,7 @@ from workload.contract import trainer
 from workload.contract.process import ChildEnd, Follower, run_child
 from workload.contract.trainer import Forks
 
-pytestmark = [
-    pytest.mark.world,
-    pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux"),
-]
+pytestmark = [pytest.mark.world, pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")]
 
 ROOT = Path(__file__).parents[3]
 # `before` is executed in the server, `after` in a fork before it begins.
@@ -289,19 +286,6 @@ def test_a_run_that_is_killed_before_it_has_begun_does_not_start_again(
     command = [*trainer.TRAINER, "train", "print('measured')"]
     ended = run_child(command, on_line=pytest.fail, follower=follower, forking=terminal.forks.child)
     assert ended.code == -signal.SIGKILL
-
-
-@pytest.mark.slow
-def test_a_killed_run_leaves_a_server_for_the_next(terminal: Terminal) -> None:
-    terminal.on_line = lambda _: terminal.children[-1].send_signal(signal.SIGKILL)
-    ended = terminal.run("print('ready', flush=True) or time.sleep(60)")
-    assert ended.code == -signal.SIGKILL
-    assert str(ended.error()).startswith("the trainer was killed by SIGKILL")
-    server = terminal.server
-    terminal.on_line = lambda _: None
-    terminal.run("print(os.getppid())")
-    assert terminal.lines == [str(server)]
-    assert not terminal.told
 
 
 def test_a_server_that_is_killed_takes_its_run_with_it_and_the_next_run_is_fresh(terminal: Terminal) -> None:

@@ -1,4 +1,5 @@
 import shlex
+from collections.abc import Callable
 from email.message import Message
 from importlib import metadata
 from pathlib import Path
@@ -61,113 +62,71 @@ Requires-Dist: rooflaunch[gcp]; extra == "batch"
 """
 WHEEL = '{"url": "file:///tmp/rooflaunch-0.2.0-py3-none-any.whl", "archive_info": {}}'
 CLONED = '{"url": "https://example.org/r.git", "vcs_info": {"vcs": "git", "commit_id": "0123abc"}}'
-INSTALLED = {
-    "a wheel": ({"direct_url": WHEEL}, "batch", "'rooflaunch[batch] @ file:///tmp/rooflaunch-0.2.0-py3-none-any.whl'"),
-    "a wheel without extras": (
-        {"direct_url": WHEEL},
-        "",
-        "'rooflaunch @ file:///tmp/rooflaunch-0.2.0-py3-none-any.whl'",
-    ),
-    "a repository": ({"direct_url": CLONED}, "gcp", "'rooflaunch[gcp] @ git+https://example.org/r.git@0123abc'"),
-    "an extra of another": (
-        {"METADATA": METADATA},
-        "batch",
-        "'google-cloud-batch>=0.17' 'google-cloud-compute>=1.40' 'google-cloud-storage>=3'",
-    ),
-    "no extra": ({"METADATA": METADATA}, "", "'docker>=7' 'typer>=0.29'"),
+INSTALLED: dict[str, tuple[dict[str, str], str]] = {
+    "a wheel": ({"direct_url": WHEEL}, "batch"),
+    "a wheel without extras": ({"direct_url": WHEEL}, ""),
+    "a repository": ({"direct_url": CLONED}, "gcp"),
+    "an extra of another": ({"METADATA": METADATA}, "batch"),
+    "no extra": ({"METADATA": METADATA}, ""),
 }
 
 
-@pytest.mark.parametrize("name", INSTALLED)
-def test_an_installation_is_told_what_works_where_it_came_from(
-    name: str, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files, extra, source = INSTALLED[name]
-    monkeypatch.setattr(invocation, "ROOT", project)
-    monkeypatch.setattr(metadata, "distribution", lambda _: Distribution(**files))
-    hint = f"pip install 'rooflaunch[{extra}]'; or not" if extra else "pip install rooflaunch; or not"
-    typed = as_typed(hint, call(project, ".venv/bin/launch"))
-    assert typed == f".venv/bin/python -m pip install {source}; or not"
+def installations(project: Path, patch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What is told to install, wherever the running code came from."""
+    typed = {}
+    patch.setattr(invocation, "ROOT", project)
+    for name, (files, extra) in INSTALLED.items():
+        patch.setattr(metadata, "distribution", lambda _, files=files: Distribution(**files))
+        hint = f"pip install 'rooflaunch[{extra}]'; or not" if extra else "pip install rooflaunch; or not"
+        typed[f"installed from {name}"] = as_typed(hint, call(project, ".venv/bin/launch"))
 
-
-def test_a_checkout_installs_itself(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (project / "pyproject.toml").touch()
-    monkeypatch.setattr(invocation, "ROOT", project)
-    hint = "pip install 'rooflaunch[gcp]'"
-    assert as_typed(hint, call(project, "launch")) == ".venv/bin/python -m pip install --editable '.[gcp]'"
-    elsewhere = as_typed(hint, call(project, "launch", folder="/"))
-    assert elsewhere.endswith(f"/.venv/bin/python -m pip install --editable '{project}[gcp]'")
-
-
-def test_a_copy_that_nobody_installed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(name: str) -> None:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(invocation, "ROOT", project)
-    monkeypatch.setattr(metadata, "distribution", unknown)
-    typed = as_typed("pip install 'rooflaunch[trainer]'", call(project, "launch"))
-    assert typed == ".venv/bin/python -m pip install torch torchvision numpy psutil"
+    patch.setattr(metadata, "distribution", unknown)
+    typed["copied"] = as_typed("pip install 'rooflaunch[trainer]'", call(project, "launch"))
+    (project / "pyproject.toml").touch()
+    for folder in (str(project), "/"):
+        here = call(project, "launch", folder=folder)
+        typed[f"a checkout, from {folder}"] = as_typed("pip install 'rooflaunch[gcp]'", here)
+    return typed
 
 
-@pytest.mark.parametrize(
-    ("started", "program", "python"),
-    [
-        (".venv/bin/launch", ".venv/bin/{}", ".venv/bin/python"),
-        ("./.venv/bin/analyze", "./.venv/bin/{}", ".venv/bin/python"),
-        ("{project}/.venv/bin/launch", ".venv/bin/{}", ".venv/bin/python"),
-        ("{project}/launcher/__main__.py", ".venv/bin/python -m {module}", ".venv/bin/python"),
-        ("{project}/analysis/__main__.py", ".venv/bin/python -m {module}", ".venv/bin/python"),
-        # Neither program runs: a trainer, a notebook.
-        ("{project}/workload/__main__.py", ".venv/bin/{}", ".venv/bin/python"),
-        ("/usr/lib/ipykernel_launcher.py", ".venv/bin/{}", ".venv/bin/python"),
-    ],
-)
-def test_commands_off_path(project: Path, started: str, program: str, python: str) -> None:
-    launch, analyze = (
-        program.format(name, module=module) for name, module in (("launch", "launcher"), ("analyze", "analysis"))
-    )
-    assert as_typed(HINT, call(project, started.format(project=project))) == (
-        f"{launch} build --flavour cpu, or launch again; {analyze} audit results; {python} -m workload.bundle results/*"
-    )
+# Words that started the program.
+STARTED = [
+    *(".venv/bin/launch", "./.venv/bin/analyze", "{project}/.venv/bin/launch"),
+    *("{project}/launcher/__main__.py", "{project}/analysis/__main__.py"),
+    # Neither program runs: a trainer, a notebook.
+    *("{project}/workload/__main__.py", "/usr/lib/ipykernel_launcher.py"),
+]
+# What is no command stays.
+NO_COMMANDS = [
+    *("launch again", "interrupted; launch the same", "no launch doctors it", "results/launch build", "python")
+]
 
 
-def test_commands_on_path_stay(project: Path) -> None:
-    scripts = f"{project}/.venv/bin"
-    assert as_typed(HINT, call(project, f"{scripts}/launch", path=f"/usr/bin:{scripts}")) == HINT
-
-
-def test_a_program_of_another_installation_on_path_is_not_meant(project: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "launch").touch(mode=0o755)
-    assert as_typed("launch build", call(project, ".venv/bin/launch", path=str(other))) == ".venv/bin/launch build"
-
-
-@pytest.mark.parametrize(
-    ("folder", "typed"), [("/usr", "{project}/.venv/bin/launch"), ("{project}/.venv/bin", "./launch")]
-)
-def test_from_other_folders(project: Path, folder: str, typed: str) -> None:
-    here = call(project, f"{project}/.venv/bin/launch", folder=folder.format(project=project))
-    assert as_typed("launch doctor", here) == f"{typed.format(project=project)} doctor"
-
-
-def test_a_folder_with_a_blank_is_quoted(tmp_path: Path) -> None:
-    spaced = tmp_path / "my project"
-    (spaced / ".venv" / "bin").mkdir(parents=True)
-    (spaced / ".venv" / "bin" / "launch").touch(mode=0o755)
-    started = f"{spaced}/.venv/bin/launch"
-    assert as_typed("launch doctor", call(spaced, started, folder="/usr")) == f"'{started}' doctor"
-
-
-def test_without_scripts_the_module_is_named(tmp_path: Path) -> None:
-    assert as_typed("launch doctor", call(tmp_path, "train.py")) == ".venv/bin/python -m launcher doctor"
-
-
-@pytest.mark.parametrize(
-    "text", ["launch again", "interrupted; launch the same", "no launch doctors it", "results/launch build", "python"]
-)
-def test_what_is_no_command_stays(project: Path, text: str) -> None:
-    assert as_typed(text, call(project, ".venv/bin/launch")) == text
+def test_commands_are_told_as_they_work_here(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Callable[[str, str], None]
+) -> None:
+    scripts, ours = f"{project}/.venv/bin", f"{project}/.venv/bin/launch"
+    spaced, other = tmp_path / "my project", tmp_path / "other"
+    for place in (spaced / ".venv/bin", other):
+        place.mkdir(parents=True)
+        (place / "launch").touch(mode=0o755)
+    sections = {
+        **{f"started by {word}": as_typed(HINT, call(project, word.format(project=project))) for word in STARTED},
+        "on PATH": as_typed(HINT, call(project, ours, path=f"/usr/bin:{scripts}")),
+        "another installation is on PATH": as_typed("launch build", call(project, ".venv/bin/launch", path=str(other))),
+        "from /usr": as_typed("launch doctor", call(project, ours, folder="/usr")),
+        "from the folder of scripts": as_typed("launch doctor", call(project, ours, folder=scripts)),
+        "a folder with a blank": as_typed("launch doctor", call(spaced, f"{spaced}/.venv/bin/launch", folder="/usr")),
+        "without scripts": as_typed("launch doctor", call(tmp_path / "no", "train.py")),
+        **installations(project, monkeypatch),
+    }
+    page = "".join(f"## {title}\n{typed}\n\n" for title, typed in sections.items())
+    golden("commands.txt", page.replace(str(tmp_path)[1:], "PROJECT"))
+    for text in NO_COMMANDS:
+        assert as_typed(text, call(project, ".venv/bin/launch")) == text
 
 
 def test_every_command_is_known() -> None:

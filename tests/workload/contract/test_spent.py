@@ -1,5 +1,6 @@
 """Where the time of a run went: real bundles with sums by hand, and run.json as a damaged or foreign one may be."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,21 +27,41 @@ def a_bundle(name: str) -> Record:
     return bundle.read_record(folder)
 
 
-def test_a_real_run_of_our_trainer() -> None:
-    spent = Spent.of(a_bundle("analysis/example/20261121T183111Z*"))
-    # start 0, prepare 4.179398, environment 5.351308, ceilings 5.474251, setup 11.463476, warmup 11.471634,
-    # measured 12.493805, finish 18.403929, end 18.405054.
-    assert spent.seconds == {
-        "steps": pytest.approx(5.910124, abs=2e-6),
-        "imports": pytest.approx(4.179398, abs=2e-6),
-        "prepare": pytest.approx(1.171910 + 0.008158, abs=2e-6),
-        "environment": pytest.approx(0.122943, abs=2e-6),
-        "ceilings": pytest.approx(5.989225, abs=2e-6),
-        "warmup": pytest.approx(1.022171, abs=2e-6),
-        "finish": pytest.approx(0.001125, abs=2e-6),
+# The rented machine's runs do not tell when the charged time began: the boot is unknown, and so is its cost.
+RUNS = "tests/bundles/runs"
+RENTED, CHARGED = f"{RUNS}/20261121T192751Z*", {"billed_to": "2026-11-21T19:28:30Z", "usd": 0.006}
+WITHOUT_PHASES = ("20261121T192808Z*", "20261121T193013Z*", "20261121T193028Z*", "20261121T193002Z*")
+
+
+def test_real_runs(golden: Callable[[str, str], None]) -> None:
+    """Of our trainer, on a rented machine, out of memory, and of a script whose ceilings come after its steps."""
+    rented, script = a_bundle(RENTED), a_bundle("tests/bundles/scripts/20261122T031751Z*")
+    fresh = replace(script, ceilings=CeilingsRecord(elapsed_s=3.0, age_s=0.0))
+    first, later = (
+        replace(rented, cost=Cost(billed_from=f"2026-11-21T19:{start}Z", billed_s=seconds, **CHARGED))
+        for start, seconds in (("27:50", 40.0), ("28:00", 30.0))
+    )
+    runs = {
+        "our trainer": Spent.of(a_bundle("analysis/example/20261121T183111Z*")),
+        "a rented machine": Spent.of(rented),
+        # Booted 19:27:50.391, docker_ready .438, image_pulled .462.
+        "its first run, charged from 19:27:50": Spent.of(first),
+        # The machine had booted.
+        "a later run, charged from 19:28:00": Spent.of(later),
+        "out of memory": Spent.of(a_bundle(f"{RUNS}/20261121T192729Z*")),
+        "a script with pauses": Spent.of(script),
+        "a script whose ceilings were measured beside it": Spent.of(fresh, whole_s=10.0),
+        **{
+            f"no phases: {name}": Spent.of(a_bundle(f"tests/bundles/runs/{name}"), whole_s=3.0)
+            for name in WITHOUT_PHASES
+        },
     }
-    assert (spent.usd, spent.runs, spent.wall_s) == (None, 1, pytest.approx(18.405054, abs=2e-6))
-    assert spent.text() == ("steps 32 % of 18.4 s (1 run); ceilings 33 %, imports 23 %, set-up 6.4 %, warm-up 5.6 %")
+    text = ""
+    for title, spent in runs.items():
+        assert (spent.to_json() is None) == (not spent.runs)
+        parts = "".join(f"  {part} {seconds:.6f} s\n" for part, seconds in spent.seconds.items())
+        text += f"## {title}\n{spent.text()}\n{parts}{spent.wall_s:.6f} s, {spent.usd} USD, {spent.runs}\n\n"
+    golden("spent.txt", text)
 
 
 @pytest.mark.parametrize(("start", "rest"), [(None, "outside"), ("fresh", "outside"), ("forked", "imports")])
@@ -50,54 +71,6 @@ def test_the_rest_of_a_fork_is_the_wait_for_its_server(start: str | None, rest: 
     expected = {**PLAIN, rest: PLAIN.get(rest, 0.0) + 3.0}
     assert Spent.of(run, whole_s=12.0).seconds == pytest.approx(expected)
     assert Spent.of(run).seconds == pytest.approx(PLAIN)
-
-
-def test_a_real_run_on_a_rented_machine() -> None:
-    run = a_bundle("tests/bundles/runs/20261121T192751Z*")
-    # Bundles of this age do not tell when the charged time began: the boot is unknown, and so is its cost.
-    trainer = Spent.of(run)
-    assert (set(trainer.seconds) & {"boot", "image", "outside"}, trainer.usd) == (set(), None)
-    # measured 9.689032, finish 14.592079, end 14.593558.
-    assert trainer.seconds["steps"] == pytest.approx(14.592079 - 9.689032, abs=2e-6)
-    assert trainer.seconds["profile"] == pytest.approx(10.309764, abs=2e-6)
-    charged = {"billed_to": "2026-11-21T19:28:30Z", "usd": 0.006}
-    first = Spent.of(replace(run, cost=Cost(billed_from="2026-11-21T19:27:50Z", billed_s=40.0, **charged)))
-    # booted 19:27:50.391, driver_ready .397, docker_ready .438, image_pulled .462.
-    assert first.seconds["boot"] == pytest.approx(0.438)
-    assert first.seconds["image"] == pytest.approx(0.024)
-    assert first.seconds["outside"] == pytest.approx(40 - 14.593558 - 10.309764 - 0.438 - 0.024, abs=3e-6)
-    assert (first.wall_s, first.usd) == (pytest.approx(40.0), 0.006)
-    # 14.63 s of 40 s cost 14.63 / 40 of 0.006 USD.
-    assert first.text().startswith(
-        "steps 12 % of 40 s and 0.006 USD (1 run); launcher and exit 14.6 s (0.0022 USD), profile 10.3 s (0.0015 USD), "
-    )
-    # A later run is charged from the end of the run before: the machine had booted.
-    later = Spent.of(replace(run, cost=Cost(billed_from="2026-11-21T19:28:00Z", billed_s=30.0, **charged)))
-    assert set(later.seconds) & {"boot", "image"} == set()
-    assert later.wall_s == pytest.approx(30.0)
-
-
-@pytest.mark.parametrize("name", ["20261121T192808Z*", "20261121T193013Z*", "20261121T193028Z*", "20261121T193002Z*"])
-def test_bundles_without_phases_tell_nothing(name: str) -> None:
-    spent = Spent.of(a_bundle(f"tests/bundles/runs/{name}"), whole_s=3.0)
-    assert (spent, spent.text(), spent.to_json()) == (Spent(), "", None)
-
-
-def test_a_run_that_ran_out_of_memory_has_no_steps() -> None:
-    spent = Spent.of(a_bundle("tests/bundles/runs/20261121T192729Z*"))
-    assert "steps" not in spent.seconds
-    assert spent.text().startswith("steps 0 % of 10.6 s (1 run); warm-up 45 %, imports 28 %, set-up 27 %")
-
-
-def test_a_real_script_with_pauses_and_ceilings_after_its_steps() -> None:
-    run = a_bundle("tests/bundles/scripts/20261122T031751Z*")
-    spent = Spent.of(run)
-    assert spent.seconds["gaps"] == pytest.approx(0.002970, abs=1e-6)
-    assert spent.seconds["steps"] == pytest.approx(5.359459 - 5.270354 - 0.002970, abs=2e-6)
-    assert spent.seconds["script"] == pytest.approx(4.652873 - 0.008347, abs=2e-6)
-    assert "ceilings" not in spent.seconds, "they were measured by an earlier run"
-    fresh = Spent.of(replace(run, ceilings=CeilingsRecord(elapsed_s=3.0, age_s=0.0)), whole_s=10.0)
-    assert (fresh.seconds["ceilings"], fresh.wall_s) == (3.0, pytest.approx(10.0))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,17 @@
+"""Figures, lines and errors as text."""
+
 import io
+import logging
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from workload import log
+from workload.contract.errors import UsageError
 from workload.contract.text import (
     counted,
     digits_beside_one,
@@ -13,109 +20,54 @@ from workload.contract.text import (
     percent,
     percent_range,
     plain,
+    printable,
+    printable_lines,
     seconds,
     si,
     signed_percent,
+    size,
     terminal_width,
     unbroken,
     wrapped,
 )
+from workload.profile.command import ProfileError, ProfileStatus
 
-FIGURES = {
-    si: [
-        ((0.0, "B"), "0 B"),
-        ((0.25, "B"), "0.25 B"),
-        ((999.0, "B"), "999 B"),
-        ((1000.0, "B"), "1 kB"),
-        ((227.4e9, "B"), "227 GB"),
-        ((999.4e9, "B"), "999 GB"),
-        ((999.9e9, "B"), "1 TB"),
-        ((-2.5e6, "B"), "-2.5 MB"),
-        ((1.2e15, "B"), "1.2 PB"),
-        ((12.3e18, "B"), "12300 PB"),
-    ],
-    seconds: [
-        ((0.0,), "0 s"),
-        ((3e-10,), "0.3 ns"),
-        ((12.34567e-6,), "12.35 µs"),
-        ((0.012,), "12 ms"),
-        ((0.99999,), "1 s"),
-        ((75.31,), "75.31 s"),
-        ((123456.0,), "123500 s"),
-    ],
-    percent: [
-        ((0.0,), "0 %"),
-        ((0.00099,), "less than 0.1 %"),
-        ((0.001,), "0.1 %"),
-        ((0.0053,), "0.5 %"),
-        ((0.02,), "2 %"),
-        ((0.0994,), "9.9 %"),
-        ((0.0996,), "10 %"),
-        ((0.594,), "59 %"),
-        ((1.6,), "160 %"),
-        ((83.56,), "8356 %"),
-    ],
-    partial(percent, decimals=1): [
-        ((1.001,), "100.1 %"),
-        ((0.5,), "50 %"),
-        ((0.0204,), "2 %"),
-        ((0.996,), "99.6 %"),
-    ],
-    signed_percent: [
-        ((0.0003,), "+0.03 %"),
-        ((-0.0004,), "-0.04 %"),
-        ((0.0,), "+0.0 %"),
-        ((0.05,), "+5.0 %"),
-        ((-0.021,), "-2.1 %"),
-        ((0.25,), "+25 %"),
-        ((-0.0996,), "-10 %"),
-    ],
-    percent_range: [
-        ((0.12, 0.3), "12 % to 30 %"),
-        ((0.0, 0.0004), "less than 0.1 %"),
-        ((0.0002, 0.0004), "less than 0.1 %"),
-        ((0.0002, 0.03), "up to 3 %"),
-        ((0.301, 0.304), "30 %"),
-    ],
-    plain: [
-        ((21.594, 4), "21.59"),
-        ((2.0, 3), "2"),
-        ((999.6, 3), "1000"),
-        ((12345.6, 4), "12346"),
-        ((4522.0, 3), "4522"),
-        ((0.002239, 3), "0.00224"),
-    ],
-    counted: [((0, "step"), "0 steps"), ((1, "step"), "1 step"), ((2, "step"), "2 steps")],
+# Functions, and what they are asked for: both sides of each limit.
+FIGURES: dict[str, tuple[Callable[..., str], list[Any]]] = {
+    "si, in B": (
+        lambda value: si(value, "B"),
+        [0.0, 0.25, 999.0, 1000.0, 227.4e9, 999.4e9, 999.9e9, -2.5e6, 1.2e15, 12.3e18],
+    ),
+    "size": (size, [999, 1000, 3_400_000, 2_000_000_000]),
+    "seconds": (seconds, [0.0, 3e-10, 12.34567e-6, 0.012, 0.99999, 75.31, 123456.0]),
+    "percent": (percent, [0.0, 0.00099, 0.001, 0.0053, 0.02, 0.0994, 0.0996, 0.594, 1.6, 83.56]),
+    "percent with a decimal": (partial(percent, decimals=1), [1.001, 0.5, 0.0204, 0.996]),
+    "signed percent": (signed_percent, [0.0003, -0.0004, 0.0, 0.05, -0.021, 0.25, -0.0996]),
+    "percent range": (
+        lambda ends: percent_range(*ends),
+        [(0.12, 0.3), (0.0, 0.0004), (0.0002, 0.0004), (0.0002, 0.03), (0.301, 0.304)],
+    ),
+    "plain": (
+        lambda words: plain(*words),
+        [(21.594, 4), (2.0, 3), (999.6, 3), (12345.6, 4), (4522.0, 3), (0.002239, 3)],
+    ),
+    "counted steps": (lambda number: counted(number, "step"), [0, 1, 2]),
+    "minutes": (minutes, [45.4, 60, 429, 3600, 3303]),
+    # Rounded up.
+    "dollars": (dollars, [None, 0.0001, 0.5, 0.5401]),
+    "digits that tell a ratio from one": (
+        lambda ratios: str(digits_beside_one(ratios)),
+        [(1.5,), (1.0,), (1.02, 1.004), (1.0004, 2.0), (0.9996,), ()],
+    ),
 }
 
 
-@pytest.mark.parametrize(
-    ("function", "arguments", "text"),
-    [(function, *row) for function, rows in FIGURES.items() for row in rows],
-)
-def test_figures_as_text(function: Callable[..., str], arguments: tuple[object, ...], text: str) -> None:
-    assert function(*arguments) == text
-
-
-@pytest.mark.parametrize(
-    ("ratios", "digits"), [((1.5,), 3), ((1.0,), 3), ((1.02, 1.004), 4), ((1.0004, 2.0), 5), ((0.9996,), 4), ((), 3)]
-)
-def test_digits_that_tell_a_ratio_from_one(ratios: tuple[float, ...], digits: int) -> None:
-    assert digits_beside_one(ratios) == digits
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(45.4, "45 s"), (60, "1 min"), (429, "7.2 min"), (3600, "60 min"), (3303, "55 min")]
-)
-def test_minutes(seconds: float, text: str) -> None:
-    assert minutes(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("usd", "text"), [(None, "cost unknown"), (0.0001, "0.01 USD"), (0.5, "0.50 USD"), (0.5401, "0.55 USD")]
-)
-def test_dollars_are_rounded_up(usd: float | None, text: str) -> None:
-    assert dollars(usd) == text
+def test_figures_as_text(golden: Callable[[str, str], None]) -> None:
+    sections = (
+        f"## {title}\n" + "".join(f"{value!r}: {function(value)}\n" for value in values)
+        for title, (function, values) in FIGURES.items()
+    )
+    golden("figures.txt", "\n".join(sections))
 
 
 LONG = "20 % of the time is spent in /a/folder/whose/name/is/longer/than/the/line and 12 ms elsewhere"
@@ -180,3 +132,57 @@ def test_width_of_a_terminal_without_a_variable(monkeypatch: pytest.MonkeyPatch)
 def test_lines_of_a_table_cannot_move_the_cursor(width: int | None) -> None:
     text = f"{unbroken('launch status')} \x1b[31mred\u202e 5 ms\x9b"
     assert wrapped(text, width, indent=6, first="next") == "next  launch status \\x1b[31mred\\u202e 5 ms\\x9b"
+
+
+# What a hostile file name can hold: a colour, a forged second line, half of a surrogate pair, right-to-left text.
+HOSTILE = "a\x1b[2Jb\nhint: rm -rf ~\r\ud800\u202e"
+SHOWN = "a\\x1b[2Jb\\nhint: rm -rf ~\\r\\ud800\\u202e"
+
+
+def test_text_of_others_cannot_move_the_cursor() -> None:
+    assert printable(HOSTILE) == SHOWN
+    assert printable_lines("a\x1bb\nc\td") == "a\\x1bb\nc\\td"
+
+
+def test_a_report_has_two_lines_whatever_its_names_hold() -> None:
+    assert UsageError(f"'{HOSTILE}' is a file", hint=HOSTILE).report() == f"error: '{SHOWN}' is a file\nhint: {SHOWN}"
+
+
+LONG_WORD, WORDS = "A" * 5000, "B C " * 1250
+# Text of an error, words that were typed: the text as it is printed.
+CUT = {
+    "a short value": ("no 'x' here", [], "no 'x' here"),
+    "200 characters": (f"no '{LONG_WORD[:200]}'", [], f"no '{LONG_WORD[:200]}'"),
+    "a long value": (f"no '{LONG_WORD}': none", [], f"no '{LONG_WORD[:200]}…': none"),
+    "a long value with spaces": (f"no '{WORDS}'; see b", [], f"no '{WORDS[:200]}…'; see b"),
+    "a long value of words": (f"option --{WORDS}", ["launch", f"--{WORDS}"], f"option --{WORDS[:198]}… "),
+    "a value behind =": (f"option x {WORDS} is odd", [f"--x={WORDS}"], f"option x {WORDS[:200]}…  is odd"),
+    "a long word": (f"run {LONG_WORD}, then b", [], f"run {LONG_WORD[:200]}…, then b"),
+    "a quote that closes": (f"'a' is {WORDS}and 'b'", [], f"'a' is {WORDS}and 'b'"),
+    "escapes": (f"no '{chr(27) * 300}'", [], f"no '{chr(92)}x1b" + "\\x1b" * 49 + "…'"),
+}
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_a_value_is_repeated_in_short(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, typed, shown = CUT[case]
+    monkeypatch.setattr("sys.argv", ["launch", *typed])
+    assert UsageError(text, hint=text).report() == f"error: {shown}\nhint: {shown}"
+
+
+def test_so_has_that_of_a_profile() -> None:
+    error = ProfileError(ProfileStatus.FAILED, HOSTILE, hint="again")
+    assert error.report() == f"error: profile failed: {SHOWN}\nhint: again"
+
+
+def test_messages_of_the_trainer_and_its_log_are_printable(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log.LOGGER, "handlers", [])
+    monkeypatch.setattr(logging, "raiseExceptions", logging.raiseExceptions)
+    log.to_stderr()
+    with log.to_file(tmp_path / "log.txt"):
+        log.LOGGER.error("%s\nsecond line", HOSTILE.replace("\n", " "))
+    expected = SHOWN.replace("\\n", " ") + "\nsecond line\n"
+    assert capsys.readouterr().err == expected
+    assert (tmp_path / "log.txt").read_text().endswith(f"ERROR {expected}")
