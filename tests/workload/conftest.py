@@ -37,16 +37,21 @@ class WithoutFiles(HostSystem):
 
 @pytest.fixture
 def lay_out(tmp_path: Path) -> LayOut:
-    """`lay_out({path: text}, environ={…}, tools={"lscpu": output})`; a tool that is not named must not be asked."""
-    root = tmp_path / "root"
-    root.mkdir()
+    """`lay_out({path: text}, environ={…}, tools={"lscpu": output})`; a tool that is not named must not be asked.
+
+    Calls add to the same files, but those with another name of `apart`.
+    """
+    base = tmp_path / "root"
 
     def build(
         files: Mapping[str, str] | None = None,
         *,
         environ: Mapping[str, str] | None = None,
         tools: Mapping[str, str | None] | None = None,
+        apart: str = "",
     ) -> HostSystem:
+        root = base / apart.replace("/", "")
+        root.mkdir(parents=True, exist_ok=True)
         for path, text in (files or {}).items():
             file = root / path.lstrip("/")
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,8 @@
+"""All sections together, from this machine and from the one around a container."""
+
 import json
+import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,8 +11,8 @@ import pytest
 import torch
 
 from tests.workload.conftest import SILENT, LayOut
-from workload.environment.cloud import outside_facts
-from workload.environment.collect import collect
+from workload.environment.cloud import outside_facts, slurm_facts
+from workload.environment.collect import SectionsBeside, collect, host_sections
 from workload.environment.device import device_facts
 
 SECTIONS = ["host", "device", "software", "cloud", "container", "slurm"]
@@ -64,12 +68,7 @@ def test_this_machine_fits_into_json_and_holds_no_secret(monkeypatch: pytest.Mon
     assert "do-not-record" not in text
 
 
-PROPERTIES = SimpleNamespace(
-    name="Tesla T4",
-    major=7,
-    minor=5,
-    multi_processor_count=40,
-)
+PROPERTIES = SimpleNamespace(name="Tesla T4", major=7, minor=5, multi_processor_count=40)
 
 
 class Torch:
@@ -96,28 +95,16 @@ class Opened:
         return self._identity
 
 
-TORCH_FACTS = {
-    "type": "cuda",
-    "name": "Tesla T4",
-    "compute_capability": "7.5",
-    "sm_count": 40,
-}
+TORCH_FACTS = {"type": "cuda", "name": "Tesla T4", "compute_capability": "7.5", "sm_count": 40}
 
 
 @pytest.mark.parametrize(
     ("device", "index", "identity"),
-    [
-        ("cuda:0", 0, {"driver_version": "580.65.06", "memory_total_bytes": 16_000_000_000}),
-        ("cuda", 1, None),
-    ],
+    [("cuda:0", 0, {"driver_version": "580.65.06", "memory_total_bytes": 16_000_000_000}), ("cuda", 1, None)],
     ids=["with NVML", "current device, no NVML"],
 )
 def test_cuda_device(
-    lay_out: LayOut,
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
-    index: int,
-    identity: dict[str, object] | None,
+    lay_out: LayOut, monkeypatch: pytest.MonkeyPatch, device: str, index: int, identity: dict[str, object] | None
 ) -> None:
     Torch(monkeypatch)
     gpu = Opened(identity)
@@ -135,5 +122,70 @@ def test_other_devices(lay_out: LayOut) -> None:
     files = {"/proc/cpuinfo": "model name\t: Apple M3\n", "/proc/meminfo": "MemTotal: 8 kB\n"}
     machine = lay_out(files, tools={"ioreg": '"gpu-core-count" = 10'})
     apple = {"type": "mps", "name": "Apple M3 (10-core GPU)", "sm_count": 10, "memory_total_bytes": 8192}
-    assert device_facts(machine, "mps") == apple
-    assert device_facts(machine, "xpu") == {"type": "xpu", "name": None}
+    assert device_facts(machine, torch.device("mps")) == apple
+    assert device_facts(machine, torch.device("xpu")) == {"type": "xpu", "name": None}
+
+
+FILES = {"/proc/sys/kernel/hostname": "lab7\n", "/.dockerenv": ""}
+
+
+def test_a_thread_collects_the_same(lay_out: LayOut) -> None:
+    machine = lay_out(FILES, environ={"SLURM_JOB_ID": "7"}, tools=SILENT)
+    sections = SectionsBeside(machine).wait()
+    assert sections == host_sections(machine)
+    assert sections["host"] is not None
+    assert sections["host"]["hostname"] == "lab7"
+    assert "environment" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_what_is_known_is_not_collected_again(lay_out: LayOut) -> None:
+    known = SectionsBeside(lay_out(FILES, tools=SILENT)).wait()
+    # Without `known`, this machine's tools would be asked, which is an error.
+    facts = collect(device="cpu", machine=lay_out(), known=known)
+    assert facts["host"] == {**(known["host"] or {}), "dataset_storage": None}
+    assert facts["container"] == known["container"]
+    assert facts["software"]["commit"] == known["software"]["commit"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_thread_that_failed_is_replaced_by_its_caller(lay_out: LayOut, failures: int) -> None:
+    machine, asked = lay_out(FILES, tools=SILENT), list[str]()
+
+    def tool(*argv: str) -> str | None:
+        asked.append(argv[0])
+        if len(asked) <= failures:
+            raise RuntimeError("no memory for a process")
+        return None
+
+    beside = SectionsBeside(replace(machine, tool=tool))
+    if failures == 1:
+        assert beside.wait() == host_sections(machine)
+    else:
+        with pytest.raises(RuntimeError, match="no memory for a process"):
+            beside.wait()
+
+
+def test_outside_a_job(lay_out: LayOut) -> None:
+    assert slurm_facts(lay_out(environ={"SLURM_CLUSTER_NAME": "c", "SLURM_CONF": "/etc/slurm.conf"})) is None
+
+
+def test_inside_a_job(lay_out: LayOut) -> None:
+    environ = {
+        "SLURM_JOB_ID": "4242",
+        "SLURM_JOB_PARTITION": "gpu",
+        "SLURMD_NODENAME": "n01",
+        "SLURM_CPUS_PER_TASK": "8",
+        "SLURM_GPUS_ON_NODE": "1",
+        "SLURM_RESTART_COUNT": "1",
+        "SLURM_JWT": "a credential",
+    }
+    facts = slurm_facts(lay_out(environ=environ)) or {}
+    assert {name: value for name, value in facts.items() if value is not None} == {
+        "job_id": "4242",
+        "partition": "gpu",
+        "node_name": "n01",
+        "cpus_per_task": 8,
+        "gpus_on_node": "1",
+        "restart_count": 1,
+    }
+    assert facts["cluster"] is None

@@ -1,3 +1,7 @@
+"""Which device is used, why a GPU is not, and what is a shortage of memory."""
+
+import errno
+import os
 import subprocess
 import sys
 import tomllib
@@ -8,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from workload.contract.errors import UsageError
+from workload.contract.errors import UsageError, explain_shortage
 from workload.contract.spec import Device
-from workload.environment import device
-from workload.environment.machine import HostSystem
+from workload.environment import device, gpu_code
+from workload.environment.machine import HostSystem, installed_ncus
 
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder@U16)"
@@ -47,93 +51,32 @@ def machine(root: Path, *, loaded: str = "", windows: str | None = None, hidden:
     return HostSystem(root=root, environ=environ, tool=lambda *_: windows or None)
 
 
-OBSTACLES = {
-    "old driver": (
-        "13.2",
-        {"loaded": PROPRIETARY},
-        "torch 2.15.0 for CUDA 13.2 needs NVIDIA driver 580 or newer, but this machine has 550.90.07",
-        "upgrade the driver, or install a torch built for an older CUDA; --cpu runs without a GPU",
-        True,
-    ),
-    "old driver, WSL": (
-        "13.2",
-        {"windows": "552.22"},
-        "torch 2.15.0 for CUDA 13.2 needs NVIDIA driver 580 or newer, but this machine has 552.22",
-        "upgrade the driver, or install a torch built for an older CUDA; --cpu runs without a GPU",
-        True,
-    ),
-    "no driver, WSL": (
-        "13.2",
-        {"windows": ""},
-        "torch 2.15.0 finds no NVIDIA driver",
-        (
-            "install NVIDIA's driver on Windows, not inside WSL, if there is a GPU (`nvidia-smi` shows "
-            "it); --cpu runs without a GPU"
-        ),
-        True,
-    ),
-    "no driver": (
-        "13.2",
-        {},
-        "torch 2.15.0 finds no NVIDIA driver",
-        ("install NVIDIA's driver here, if there is a GPU (`nvidia-smi` shows it); --cpu runs without a GPU"),
-        False,
-    ),
-    "CPU build": (
-        None,
-        {"loaded": OPEN},
-        "torch 2.15.0 is a build without CUDA, although NVIDIA driver 580.65.06 is loaded",
-        "install a torch built for CUDA; --cpu runs without a GPU",
-        True,
-    ),
-    "CPU build, no driver seen": (
-        None,
-        {},
-        "torch 2.15.0 is a build without CUDA",
-        "install a torch built for CUDA, if there is an NVIDIA GPU; --cpu runs without a GPU",
-        False,
-    ),
-    "hidden": (
-        "13.2",
-        {"loaded": OPEN, "hidden": ""},
-        "torch 2.15.0 sees no GPU: CUDA_VISIBLE_DEVICES is ''",
-        "unset CUDA_VISIBLE_DEVICES",
-        True,
-    ),
-    "no device": (
-        "12.6",
-        {"loaded": PROPRIETARY},
-        "torch 2.15.0 for CUDA 12.6 sees no GPU, although NVIDIA driver 550.90.07 is loaded",
-        ("`nvidia-smi` shows the GPUs of the driver; in a container use --gpus all; --cpu runs without a GPU"),
-        True,
-    ),
+# CUDA version of torch, and what the machine shows.
+OBSTACLES: dict[str, tuple[str | None, dict[str, Any]]] = {
+    "old driver": ("13.2", {"loaded": PROPRIETARY}),
+    "old driver, WSL": ("13.2", {"windows": "552.22"}),
+    "no driver, WSL": ("13.2", {"windows": ""}),
+    "no driver": ("13.2", {}),
+    "CPU build": (None, {"loaded": OPEN}),
+    "CPU build, no driver seen": (None, {}),
+    "hidden": ("13.2", {"loaded": OPEN, "hidden": ""}),
+    "no device": ("12.6", {"loaded": PROPRIETARY}),
 }
 
 
-@pytest.mark.parametrize(
-    ("built_for", "here", "reason", "hint", "gpu_is_there"), OBSTACLES.values(), ids=OBSTACLES.keys()
-)
-def test_what_is_in_the_way(
-    built_for: str | None,
-    here: dict[str, Any],
-    reason: str,
-    hint: str,
-    gpu_is_there: bool,
-    torch_for: TorchFor,
-    tmp_path: Path,
-) -> None:
-    torch_for(built_for)
-    expected = device.Obstacle(reason=reason, hint=hint, gpu_is_there=gpu_is_there)
-    assert device.cuda_obstacle(machine(tmp_path, **here)) == expected
-
-
-def test_a_notebook_on_a_runtime_without_a_gpu(torch_for: TorchFor, tmp_path: Path) -> None:
+def test_what_is_in_the_way(torch_for: TorchFor, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    text = ""
+    for number, (name, (built_for, here)) in enumerate(OBSTACLES.items()):
+        torch_for(built_for)
+        (tmp_path / str(number)).mkdir()
+        found = device.cuda_obstacle(machine(tmp_path / str(number), **here))
+        assert found is not None
+        text += f"## {name}\n{found.reason}\n{found.hint}\na GPU is there: {found.gpu_is_there}\n\n"
     torch_for("13.2")
     colab = HostSystem(root=tmp_path, environ={"COLAB_RELEASE_TAG": "release"}, tool=lambda *_: None)
-    obstacle = device.cuda_obstacle(colab)
-    assert obstacle is not None
-    assert obstacle.reason == "torch 2.15.0 finds no NVIDIA driver"
-    assert obstacle.hint == "Runtime > Change runtime type > T4 GPU; --cpu runs without a GPU"
+    found = device.cuda_obstacle(colab)
+    assert found is not None
+    golden("cuda_obstacles.txt", f"{text}## a notebook on a runtime without a GPU\n{found.reason}\n{found.hint}\n")
 
 
 @pytest.mark.parametrize(
@@ -258,3 +201,86 @@ def test_memory_is_that_of_the_gpu_of_the_steps(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda index=None: {"num_alloc_retries": index})
     found = device.memory(Device.CUDA, 1)
     assert {found.peak_allocated_bytes, found.peak_reserved_bytes, found.allocator_retries} == {1}
+
+
+# Capabilities of GPUs, and targets of a build.
+CODE = [
+    *(("7.5 8.9", "sm_75 sm_86"), ("8.9", "sm_89"), ("8.0", "sm_86"), ("9.0", "sm_89"), ("7.0 7.5", "sm_75")),
+    *(("12.0 10.0", "sm_100"), ("9.0", "sm_90a"), ("12.1 12.0", "sm_120")),
+    # PTX is no code: it would be compiled at the first start.
+    *(("9.0", "compute_90"), ("9.0 8.0", ""), ("", "sm_75"), ("", "")),
+]
+
+
+def test_code_runs_on_its_own_and_later_minor_versions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]
+) -> None:
+    text = ""
+    for capabilities, targets in CODE:
+        missing = gpu_code.missing(capabilities.split(), targets.split())
+        text += f"{targets or 'nothing'} on {capabilities or 'nothing'} lacks {' '.join(missing) or 'nothing'}\n"
+    monkeypatch.setattr(torch._C, "_cuda_getArchFlags", lambda: "sm_75 sm_80 compute_80", raising=False)
+    for capabilities in ("7.5 8.9", "", "7.0 8.9 9.0"):
+        code = gpu_code.main(capabilities.split())
+        text += f"\n{capabilities}: exit code {code}\n{capsys.readouterr().out}"
+    golden("gpu_code.txt", text)
+
+
+def test_build_for_the_cpu_has_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getArchFlags", lambda: None, raising=False)
+    assert gpu_code.built_targets() == []
+    monkeypatch.delattr(torch._C, "_cuda_getArchFlags")
+    assert gpu_code.built_targets() == []
+    assert gpu_code.main(["8.9"]) == 1
+
+
+SHORTAGES: list[Exception] = [
+    MemoryError(),
+    OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+    ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 4 bytes"),
+    RuntimeError("std::bad_alloc"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("FIND was unable to find an engine to execute this computation"),
+    RuntimeError("can't start new thread"),
+    BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)),
+    RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+    ValueError("out of memory"),
+    ImportError("No module named 'torch'"),
+    OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+]
+
+
+def test_shortages_in_words(golden: Callable[[str, str], None]) -> None:
+    text = ""
+    for error in SHORTAGES:
+        found = explain_shortage(error, "before its first step")
+        said = getattr(error, "strerror", None) or error
+        why = f"{type(found).__name__}: {found}\n{found.hint}" if found else "no shortage"
+        text += f"## {type(error).__name__}: {said}\n{why}\n\n"
+    golden("shortages.txt", text)
+
+
+def executable(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_path_comes_first_then_the_newest(tmp_path: Path) -> None:
+    old = executable(tmp_path / "opt/nvidia/nsight-compute/2022.3.0/ncu")
+    newer = executable(tmp_path / "opt/nvidia/nsight-compute/2024.1.1/ncu")
+    newest = executable(tmp_path / "opt/nvidia/nsight-compute/2024.10.0/ncu")
+    mine = executable(tmp_path / "bin/ncu")
+    (tmp_path / "usr/local/cuda/bin").mkdir(parents=True)
+    (tmp_path / "usr/local/cuda/bin/ncu").symlink_to(newer)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/ncu").write_text("not executable")
+    programs = installed_ncus({"PATH": f"{tmp_path}/elsewhere:{tmp_path}/bin:"}, tmp_path)
+    assert programs == [mine, newest, newer, old]
+
+
+def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
+    assert installed_ncus({}, tmp_path) == []

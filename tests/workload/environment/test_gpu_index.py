@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.workload.told import told
 from workload import cli
-from workload.contract.errors import ExitCode, RooflaunchError, UsageError
+from workload.contract.errors import ExitCode
 from workload.contract.spec import Device, RunSpec
 from workload.environment import gpu_index
 from workload.environment.gpu_index import ListedGpu
@@ -51,32 +54,9 @@ def test_a_number_is_an_index(text: str, index: int) -> None:
     assert gpu_index.parsed(text) == index
 
 
-@pytest.mark.parametrize("text", ["-1", "", "one", "1.0", "٣", "GPU-aaaa", "0,1"])
-def test_anything_else_is_none(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        gpu_index.parsed(text)
-    assert str(caught.value) == f"--gpu-index must be a whole number, from 0 on; got '{text}'"
-    assert caught.value.hint == "`launch doctor gpu` lists the GPUs"
-
-
 @pytest.mark.parametrize("device", [Device.AUTO, Device.CUDA])
 def test_an_index_asks_for_cuda(device: Device) -> None:
     assert gpu_index.required(RunSpec(device=device), 1) == RunSpec(device=Device.CUDA)
-
-
-@pytest.mark.parametrize("device", [Device.CPU, Device.MPS])
-def test_an_index_and_another_device(device: Device) -> None:
-    with pytest.raises(UsageError) as caught:
-        gpu_index.required(RunSpec(device=device), 1)
-    assert str(caught.value) == f"--gpu-index chooses an NVIDIA GPU, but the device is {device}; got --gpu-index 1"
-    assert caught.value.hint == "leave out --gpu-index, or use --device cuda"
-
-
-def test_an_index_and_several_devices() -> None:
-    with pytest.raises(UsageError) as caught:
-        gpu_index.required(RunSpec(devices=2), 1)
-    assert str(caught.value) == "--gpu-index chooses one GPU; got --gpu-index 1 --devices 2"
-    assert caught.value.hint == "leave out --gpu-index, or choose the GPUs with CUDA_VISIBLE_DEVICES=0,1"
 
 
 @pytest.mark.parametrize("visible", [None, "1", "0,1", " 1 , 0", "GPU-bbbb", "GPU-b", "GPU-zzzz,GPU-bb"])
@@ -84,40 +64,25 @@ def test_a_gpu_that_can_be_used(visible: str | None) -> None:
     gpu_index.require(1, GPUS, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
 
 
-@pytest.mark.parametrize(
-    ("index", "gpus", "visible", "code", "message", "hint"),
-    [
-        (
-            *(0, (), None, ExitCode.TOOL),
-            "nvidia-smi shows no GPU on this machine; got --gpu-index 0",
-            "leave out --gpu-index: without a GPU, runs use the CPU",
-        ),
-        (
-            *(3, GPUS, None, ExitCode.USAGE),
-            "--gpu-index must be one of the GPUs of this machine (0, 1, 2); got 3",
-            "`launch doctor gpu` lists the GPUs",
-        ),
-        (
-            *(2, GPUS, None, ExitCode.USAGE),
-            "GPU 2 is in MIG mode, and its slices have no index; got --gpu-index 2",
-            "CUDA_VISIBLE_DEVICES=MIG-UUID instead of --gpu-index; `nvidia-smi -L` lists the slices",
-        ),
+def test_wrong_indexes_in_words(golden: Callable[[str, str], None]) -> None:
+    def require(index: int, gpus: tuple[ListedGpu, ...], visible: str | None) -> None:
+        gpu_index.require(index, gpus, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+
+    texts = [
+        *(told(text, partial(gpu_index.parsed, text)) for text in ("-1", "", "one", "1.0", "٣", "GPU-aaaa", "0,1")),
         *(
-            (
-                *(1, GPUS, visible, ExitCode.USAGE),
-                f"CUDA_VISIBLE_DEVICES is '{visible}', which hides GPU 1; got --gpu-index 1",
-                "unset CUDA_VISIBLE_DEVICES",
-            )
+            told(spec.device, partial(gpu_index.required, spec, 1))
+            for spec in (RunSpec(device=Device.CPU), RunSpec(device=Device.MPS), RunSpec(devices=2))
+        ),
+        told("no GPU", partial(require, 0, (), None)),
+        told("no such GPU", partial(require, 3, GPUS, None)),
+        told("MIG mode", partial(require, 2, GPUS, None)),
+        *(
+            told(f"hidden by {visible!r}", partial(require, 1, GPUS, visible))
             for visible in ("0", "", "-1", "10", "GPU-a", "MIG-GPU-bbbb/1/0", "GPU")
         ),
-    ],
-)
-def test_a_gpu_that_cannot_be_used(
-    index: int, gpus: tuple[ListedGpu, ...], visible: str | None, code: ExitCode, message: str, hint: str
-) -> None:
-    with pytest.raises(RooflaunchError) as caught:
-        gpu_index.require(index, gpus, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
-    assert (caught.value.exit_code, str(caught.value), caught.value.hint) == (code, message, hint)
+    ]
+    golden("gpu_index.txt", "".join(texts))
 
 
 @pytest.mark.parametrize(
@@ -165,29 +130,26 @@ def test_a_script_sees_only_that_gpu_before_it_imports_torch(with_gpus: dict[str
     assert json.loads((tmp_path / "seen.json").read_text()) == [seen, False]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("train --gpu-index 7", "--gpu-index must be one of the GPUs of this machine (0, 1, 2); got 7"),
-        ("train --gpu-index 1 --cpu", "--gpu-index chooses an NVIDIA GPU, but the device is cpu; got --gpu-index 1"),
-        (
-            "ceilings --gpu-index 1 --device cpu",
-            "--gpu-index chooses an NVIDIA GPU, but the device is cpu; got --gpu-index 1",
-        ),
-        ("profile nothing --gpu-index 2", "GPU 2 is in MIG mode, and its slices have no index; got --gpu-index 2"),
-        ("script --gpu-index x -- train.py", "--gpu-index must be a whole number, from 0 on; got 'x'"),
-    ],
-)
-def test_an_index_that_cannot_be_is_one_line(
-    words: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+REFUSED = [
+    "train --gpu-index 7",
+    "train --gpu-index 1 --cpu",
+    "ceilings --gpu-index 1 --device cpu",
+    "profile nothing --gpu-index 2",
+    "script --gpu-index x -- train.py",
+]
+
+
+def test_every_command_refuses_an_index_that_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]
 ) -> None:
     monkeypatch.setattr(gpu_index, "listed", lambda: GPUS)
     for name in gpu_index.VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    assert cli.main(words.split()) == ExitCode.USAGE
-    error, hint = capsys.readouterr().err.splitlines()
-    assert error == f"error: {message}"
-    assert hint.startswith("hint: ")
+    text = ""
+    for words in REFUSED:
+        assert cli.main(words.split()) == ExitCode.USAGE
+        text += f"## {words}\n{capsys.readouterr().err}\n"
+    golden("gpu_index_commands.txt", text)
 
 
 @pytest.mark.world

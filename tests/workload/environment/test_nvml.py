@@ -1,5 +1,5 @@
-import importlib
 import sys
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -93,61 +93,6 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetCurrentClocksThrottleReasons": 8,
     "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97, memory=40),
 }
-IDENTITY = {
-    "uuid": "GPU-aaaa",
-    "gpu_index": 0,
-    "serial": "0323420012345",
-    "driver_version": "580.65.06",
-    "vbios_version": "90.04.96.00.01",
-    "memory_total_bytes": 16_106_127_360,
-    "memory_bus_width_bits": 256,
-    "ecc_enabled": True,
-    "mig_enabled": False,
-    "virtualization_mode": "passthrough",
-    "power_limit_default_w": 70.0,
-    "power_limit_enforced_w": 65.5,
-    "sm_clock_max_mhz": 1590,
-    "memory_clock_max_mhz": 5001,
-    "sm_clock_application_mhz": 585,
-    "memory_clock_application_mhz": 5000,
-    "pcie_generation": 1,
-    "pcie_generation_max": 3,
-    "pcie_width": 8,
-    "pcie_width_max": 16,
-}
-SAMPLE = {
-    "sm_clock_mhz": 1350,
-    "memory_clock_mhz": 5000,
-    "temperature_c": 61,
-    "power_w": 69.25,
-    "clock_event_reasons": 4,
-    "gpu_utilization_percent": 97,
-    "memory_used_bytes": 500_000_000,
-}
-# Query -> the fields that are lost with it.
-LOSSES = {
-    "nvmlDeviceGetUUID": {"uuid"},
-    "nvmlDeviceGetSerial": {"serial"},
-    "nvmlSystemGetDriverVersion": {"driver_version"},
-    "nvmlDeviceGetVbiosVersion": {"vbios_version"},
-    "nvmlDeviceGetMemoryInfo": {"memory_total_bytes", "memory_used_bytes"},
-    "nvmlDeviceGetMemoryBusWidth": {"memory_bus_width_bits"},
-    "nvmlDeviceGetEccMode": {"ecc_enabled"},
-    "nvmlDeviceGetMigMode": {"mig_enabled"},
-    "nvmlDeviceGetVirtualizationMode": {"virtualization_mode"},
-    "nvmlDeviceGetPowerManagementDefaultLimit": {"power_limit_default_w"},
-    "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_enforced_w"},
-    "nvmlDeviceGetMaxClockInfo": {"sm_clock_max_mhz", "memory_clock_max_mhz"},
-    "nvmlDeviceGetApplicationsClock": {"sm_clock_application_mhz", "memory_clock_application_mhz"},
-    "nvmlDeviceGetCurrPcieLinkGeneration": {"pcie_generation"},
-    "nvmlDeviceGetMaxPcieLinkGeneration": {"pcie_generation_max"},
-    "nvmlDeviceGetCurrPcieLinkWidth": {"pcie_width"},
-    "nvmlDeviceGetMaxPcieLinkWidth": {"pcie_width_max"},
-    "nvmlDeviceGetClockInfo": {"sm_clock_mhz", "memory_clock_mhz"},
-    "nvmlDeviceGetTemperature": {"temperature_c"},
-    "nvmlDeviceGetPowerUsage": {"power_w"},
-    "nvmlDeviceGetUtilizationRates": {"gpu_utilization_percent"},
-}
 
 
 def initialised(*gpus: dict[str, Any], **options: set[str]) -> FakeNvml:
@@ -160,68 +105,50 @@ def opened(*gpus: dict[str, Any], **options: set[str]) -> GpuSensors:
     return GpuSensors(library=initialised(*(gpus or ({},)), **options), handle=0)
 
 
-def test_identity_and_sample() -> None:
-    gpu = opened()
-    assert gpu.identity() == IDENTITY
-    assert gpu.sample() == SAMPLE
+def facts_of(gpu: GpuSensors) -> dict[str, Any]:
+    return {**gpu.identity(), **gpu.sample()}
 
 
-@pytest.mark.parametrize(("query", "lost"), LOSSES.items(), ids=LOSSES.keys())
-def test_an_unsupported_query_loses_its_fields_alone(query: str, lost: set[str]) -> None:
-    gpu = opened(unsupported={query})
-    expected = {name: None if name in lost else value for name, value in {**IDENTITY, **SAMPLE}.items()}
-    assert {**gpu.identity(), **gpu.sample()} == expected
+def test_facts_and_those_that_are_lost_with_a_query(golden: Callable[[str, str], None]) -> None:
+    whole = facts_of(opened())
+    text = "\n".join(f"{name}: {value!r}" for name, value in whole.items())
+    for query in ("nvmlSystemGetDriverVersion", *ANSWERS):
+        left = facts_of(opened(unsupported={query}))
+        lost = [name for name in whole if left[name] is None]
+        assert left == whole | dict.fromkeys(lost) | {"clock_event_reasons": left["clock_event_reasons"]}
+        text += f"\n\nwithout {query}\n{', '.join(lost) or 'nothing is lost'}"
+    golden("nvml.txt", f"{text}\n")
 
 
 def test_a_query_newer_than_the_installed_package_loses_its_fields_alone() -> None:
-    gpu = opened(old={"nvmlDeviceGetMigMode"})
-    assert gpu.identity() == {**IDENTITY, "mig_enabled": None}
+    whole = opened().identity()
+    assert opened(old={"nvmlDeviceGetMigMode"}).identity() == {**whole, "mig_enabled": None}
 
 
-@pytest.mark.parametrize(
-    ("unsupported", "expected"),
-    [
-        ({"nvmlDeviceGetCurrentClocksEventReasons"}, 8),
-        ({"nvmlDeviceGetCurrentClocksThrottleReasons"}, 4),
-        ({"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"}, None),
-    ],
-    ids=["old name", "new name", "neither"],
-)
-def test_clock_event_reasons(unsupported: set[str], expected: int | None) -> None:
-    assert opened(unsupported=unsupported).sample()["clock_event_reasons"] == expected
+INSTANT = {
+    "nvmlDeviceGetFieldValues": {((186,),): [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=71_500))]}
+}
+OLD_NAME, NEW_NAME = "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetCurrentClocksEventReasons"
+# Answers of another GPU, and queries that it does not support.
+VARIANTS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "clock reasons by the old name": ({}, {NEW_NAME}),
+    "clock reasons by the new name": ({}, {OLD_NAME}),
+    "no clock reasons": ({}, {OLD_NAME, NEW_NAME}),
+    "power of now": (INSTANT, set()),
+    "power of now, old driver": (INSTANT, {"nvmlDeviceGetFieldValues"}),
+    "a serial number in bytes": ({"nvmlDeviceGetSerial": b"0323"}, set()),
+    "ECC off": ({"nvmlDeviceGetEccMode": (0, 1)}, set()),
+    **{f"virtualization mode {mode}": ({"nvmlDeviceGetVirtualizationMode": mode}, set()) for mode in (0, 2, 99)},
+}
 
 
-INSTANT = [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=71_500))]
-
-
-@pytest.mark.parametrize(
-    ("answers", "unsupported", "power_w"),
-    [
-        ({"nvmlDeviceGetFieldValues": {((186,),): INSTANT}}, set(), 71.5),
-        ({}, set(), 69.25),
-        ({"nvmlDeviceGetFieldValues": {((186,),): INSTANT}}, {"nvmlDeviceGetFieldValues"}, 69.25),
-        ({}, {"nvmlDeviceGetPowerUsage"}, None),
-    ],
-    ids=["instant", "not of this GPU", "old driver", "neither"],
-)
-def test_power_is_that_of_now_where_the_driver_tells(
-    answers: dict[str, Any], unsupported: set[str], power_w: float | None
-) -> None:
-    assert opened(answers, unsupported=unsupported).sample()["power_w"] == power_w
-
-
-@pytest.mark.parametrize(
-    ("answers", "field", "expected"),
-    [
-        ({"nvmlDeviceGetSerial": b"0323"}, "serial", "0323"),
-        ({"nvmlDeviceGetEccMode": (0, 1)}, "ecc_enabled", False),
-        ({"nvmlDeviceGetVirtualizationMode": 0}, "virtualization_mode", "none"),
-        ({"nvmlDeviceGetVirtualizationMode": 2}, "virtualization_mode", "vgpu"),
-        ({"nvmlDeviceGetVirtualizationMode": 99}, "virtualization_mode", None),
-    ],
-)
-def test_answers_of_other_kinds(answers: dict[str, Any], field: str, expected: object) -> None:
-    assert opened(answers).identity()[field] == expected
+def test_facts_of_other_gpus(golden: Callable[[str, str], None]) -> None:
+    whole, text = facts_of(opened()), ""
+    for name, (answers, unsupported) in VARIANTS.items():
+        facts = facts_of(opened(answers, unsupported=unsupported))
+        other = {field: value for field, value in facts.items() if value != whole[field]}
+        text += f"{name}: {other or 'nothing is other'}\n"
+    golden("nvml_variants.txt", text)
 
 
 TWO = (
@@ -276,16 +203,11 @@ def test_open_without_nvml(monkeypatch: pytest.MonkeyPatch, library: FakeNvml | 
 def test_every_query_exists_in_nvidia_ml_py() -> None:
     """The names in the fake's table are those of the real library."""
     library = pytest.importorskip("pynvml")
-    names = {*ANSWERS, *LOSSES, "nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetHandleByPciBusId"}
+    names = {*ANSWERS, "nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetHandleByPciBusId"}
     assert [name for name in sorted(names) if not callable(getattr(library, name, None))] == []
     constants = ("NVML_CLOCK_SM", "NVML_CLOCK_MEM", "NVML_TEMPERATURE_GPU")
     assert [getattr(library, name) for name in constants] == [getattr(FakeNvml, name) for name in constants]
     assert issubclass(library.NVMLError, Exception)
-
-
-def test_the_package_is_not_loaded_with_the_module() -> None:
-    source = importlib.import_module("workload.environment.device")
-    assert "pynvml" not in vars(source)
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@ import importlib.metadata
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,48 +40,44 @@ def test_only_variables_that_change_speed_are_recorded() -> None:
         "GOMP_CPU_AFFINITY": "0-3",
         "MKL_NUM_THREADS": "4",
     }
-    dropped = dict.fromkeys(
-        (
-            "AWS_SECRET_ACCESS_KEY",
-            "GOOGLE_APPLICATION_CREDENTIALS",
-            "HF_TOKEN",
-            "WANDB_API_KEY",
-            "PATH",
-            "omp_num_threads",
-            "MY_OMP_NUM_THREADS",
-            "TORCH_TOKEN",
-            "CUDA_SECRET",
-        ),
-        "secret",
-    )
+    secrets = ("AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "HF_TOKEN", "WANDB_API_KEY")
+    others = ("PATH", "omp_num_threads", "MY_OMP_NUM_THREADS", "TORCH_TOKEN", "CUDA_SECRET")
+    dropped = dict.fromkeys(secrets + others, "secret")
     assert speed_variables({**kept, **dropped}) == kept
 
 
-@pytest.mark.parametrize(
-    ("status", "expected"),
-    [
-        (CLEAN, (SHA, False)),
-        (f"{CLEAN}\n1 .M N... 100644 100644 100644 a b workload/contract/spec.py", (SHA, True)),
-        (f"{CLEAN}\n? workload/new.py", (SHA, True)),
-        ("# branch.oid (initial)\n# branch.head main", ("baked", None)),
-        (None, ("baked", None)),
-    ],
-    ids=["clean", "changed", "a new file", "no commit yet", "no git, or git refuses"],
-)
-def test_commit_of_a_checkout(
-    lay_out: LayOut, tmp_path: Path, status: str | None, expected: tuple[str, bool | None]
-) -> None:
+# What `git status` says of a checkout.
+STATUS = {
+    "clean": CLEAN,
+    "changed": f"{CLEAN}\n1 .M N... 100644 100644 100644 a b workload/contract/spec.py",
+    "a new file": f"{CLEAN}\n? workload/new.py",
+    "no commit yet": "# branch.oid (initial)\n# branch.head main",
+    "no git, or git refuses": None,
+}
+BUILDS = {
+    "x86 with MKL": (
+        "  - Intel(R) oneAPI Math Kernel Library Version 2024.2-Product Build 20240605 for Intel(R) 64\n"
+        "  - Intel(R) MKL-DNN v3.7.1 (Git Hash 8d2)\n  - OpenMP 201511 (a.k.a. OpenMP 4.5)\n"
+        "  - CPU capability usage: AVX512\n"
+        "  - Build settings: BLAS_INFO=mkl, BUILD_TYPE=Release, LAPACK_INFO=x\n"
+    ),
+    "a Mac": "  - CPU capability usage: NO AVX\n  - Build settings: BLAS_INFO=accelerate, X=1\n",
+    "nothing": "",
+}
+
+
+def test_commits_and_builds(lay_out: LayOut, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    text = ""
+    for baked in ("abc", "", None):
+        # An installed copy asks no git.
+        machine = lay_out(environ={} if baked is None else {"ROOFLAUNCH_COMMIT": baked})
+        text += f"commit, installed with {baked!r}: {commit_facts(machine, tmp_path)}\n"
     (tmp_path / ".git").mkdir()
-    machine = lay_out(environ={"ROOFLAUNCH_COMMIT": "baked"}, tools={"git": status})
-    assert commit_facts(machine, tmp_path) == dict(zip(("commit", "commit_dirty"), expected, strict=True))
-
-
-@pytest.mark.parametrize(("baked", "expected"), [("abc", "abc"), ("", None), (None, None)])
-def test_commit_of_an_installed_copy_asks_no_git(
-    lay_out: LayOut, tmp_path: Path, baked: str | None, expected: str | None
-) -> None:
-    machine = lay_out(environ={} if baked is None else {"ROOFLAUNCH_COMMIT": baked})
-    assert commit_facts(machine, tmp_path) == {"commit": expected, "commit_dirty": None}
+    for name, status in STATUS.items():
+        machine = lay_out(environ={"ROOFLAUNCH_COMMIT": "baked"}, tools={"git": status})
+        text += f"commit, {name}: {commit_facts(machine, tmp_path)}\n"
+    text += "".join(f"build, {name}: {_build_facts(build)}\n" for name, build in BUILDS.items())
+    golden("software.txt", text)
 
 
 @pytest.mark.world
@@ -102,31 +99,6 @@ def test_commit_of_a_real_checkout(tmp_path: Path) -> None:
     assert commit_facts(HostSystem(environ={}), tmp_path)["commit_dirty"] is False
     (tmp_path / "workload" / "b.py").write_text("2")
     assert commit_facts(HostSystem(environ={}), tmp_path) == {"commit": head, "commit_dirty": True}
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            (
-                "  - Intel(R) oneAPI Math Kernel Library Version 2024.2-Product Build 20240605 for Intel(R) 64\n"
-                "  - Intel(R) MKL-DNN v3.7.1 (Git Hash 8d2)\n  - OpenMP 201511 (a.k.a. OpenMP 4.5)\n"
-                "  - CPU capability usage: AVX512\n"
-                "  - Build settings: BLAS_INFO=mkl, BUILD_TYPE=Release, LAPACK_INFO=x\n"
-            ),
-            ("mkl", "2024.2-Product", "3.7.1", "201511", "AVX512"),
-        ),
-        (
-            "  - CPU capability usage: NO AVX\n  - Build settings: BLAS_INFO=accelerate, X=1\n",
-            ("accelerate", None, None, None, "NO AVX"),
-        ),
-        ("", (None,) * 5),
-    ],
-    ids=["x86 with MKL", "a Mac", "nothing"],
-)
-def test_build_facts(text: str, expected: tuple[str | None, ...]) -> None:
-    names = ("blas", "mkl", "onednn", "openmp", "cpu_capability")
-    assert _build_facts(text) == dict(zip(names, expected, strict=True))
 
 
 def test_software_of_this_process(lay_out: LayOut) -> None:
@@ -183,7 +155,7 @@ def test_names_and_versions_alone(tmp_path: Path) -> None:
     package(second, "zed.lib-3.0", "Name: zed.lib\nVersion: 3.0\n")
     package(second, "b-1", "Name: b\r\nVersion: 1\r\n")
     assert installed_packages([str(first), str(second), str(tmp_path / "absent")]) == [
-        *("b==1", "mine==1.0", "old==0.1", "older==0.2", "Zed_lib==2.0+cu128"),
+        *("b==1", "mine==1.0", "old==0.1", "older==0.2", "Zed_lib==2.0+cu128")
     ]
 
 
