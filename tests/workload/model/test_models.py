@@ -4,14 +4,16 @@ import math
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
+from tests.workload.told import told
 from workload.contract import vocabulary
-from workload.contract.errors import ExitCode, UsageError
 from workload.model import models
 
 ROOT = Path(__file__).parents[3]
@@ -41,22 +43,6 @@ def test_names_are_the_classifiers_alone_in_order() -> None:
     assert [name for name in names if any(other in name for other in others)] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("resnet81", "did you mean resnet18 or resnet152 or resnet101? `python -m workload models` lists all"),
-        ("VGG16", "did you mean vgg16"),
-        ("zzz", "`python -m workload models` lists all"),
-    ],
-)
-def test_an_unknown_model_is_refused_with_the_nearest_names(name: str, hint: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        models.require(name)
-    assert str(caught.value) == f"unknown model '{name}': it must be a torchvision classifier"
-    assert caught.value.hint.startswith(hint)
-    assert caught.value.exit_code is ExitCode.USAGE
-
-
 def test_a_known_model_is_itself() -> None:
     assert models.require("resnet18") == "resnet18"
 
@@ -75,30 +61,14 @@ def test_a_vit_is_built_for_the_image_size() -> None:
     assert model.get_parameter("encoder.pos_embedding").shape == (1, 4 * 4 + 1, 768)
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "message", "hint"),
-    [
-        (
-            "vit_b_16",
-            100,
-            "vit_b_16 cannot train on 100x100 images: Input shape indivisible by patch size!",
-            "--image-size 224",
-        ),
-        (
-            "maxvit_t",
-            100,
-            (
-                "maxvit_t cannot train on 100x100 images: Input size (25, 25) of block 0 is not divisible by partition "
-                "size 7. Consider changing the partition size or the input size."
-            ),
-            "--image-size 224",
-        ),
-    ],
-)
-def test_an_unfit_image_size_is_refused(name: str, size: int, message: str, hint: str) -> None:
-    with torch.device("meta"), pytest.raises(UsageError) as caught:
-        models.build(name, num_classes=10, image_size=size)
-    assert (str(caught.value), caught.value.hint) == (message, hint)
+def test_refused_models_in_words(golden: Callable[[str, str], None]) -> None:
+    texts = [told(name, partial(models.require, name)) for name in ("resnet81", "VGG16", "zzz")]
+    with torch.device("meta"):
+        for name in ("vit_b_16", "maxvit_t"):
+            build = partial(models.build, name, num_classes=10, image_size=100)
+            texts.append(told(f"{name} for images of 100", build))
+    rejection = models.rejection("inception_v3", 64, ValueError())
+    golden("models.txt", "".join([*texts, f"## a rejection without words\n{rejection.report()}\n"]))
 
 
 def test_the_list_for_launchers_is_that_of_torchvision() -> None:
@@ -106,11 +76,6 @@ def test_the_list_for_launchers_is_that_of_torchvision() -> None:
     # The newest that a VM runs.
     flavours = tomllib.loads((ROOT / "docker" / "images.toml").read_text())
     assert flavours["cuda"]["torchvision"] == vocabulary.TORCHVISION
-
-
-def test_a_rejection_without_words_names_its_kind() -> None:
-    error = models.rejection("inception_v3", 64, ValueError())
-    assert error.report() == ("error: inception_v3 cannot train on 64x64 images: ValueError\nhint: --image-size 299")
 
 
 @pytest.mark.parametrize(
