@@ -122,10 +122,7 @@ def h100() -> dict[str, dict[str, Any]]:
         "metrics": {"ncu": [{"known": known, "missing": {"9.0": []}}]},
         "counters": counters(),
         "ceilings": {
-            "loads": {
-                "amp": load(1e12, first_s=1 / 720, last_s=1 / 700),
-                "copy": load(3e9, first_s=1e-3, last_s=1e-3),
-            },
+            "loads": {"amp": load(1e12, first_s=1 / 720, last_s=1 / 700), "copy": load(3e9, first_s=1e-3, last_s=1e-3)},
             "ceilings": {
                 "flop_per_s": {"amp": {"median": 720e12, "sustained": 705e12}, "fp32": {"median": 50e12}},
                 "bytes_per_s": {"copy": {"median": 3e12, "sustained": None}},
@@ -159,14 +156,7 @@ def h100() -> dict[str, dict[str, Any]]:
 
 def document(part: str, evidence: Any, *, status: str = "done", reason: str | None = None) -> dict[str, Any]:
     """Document of a part, as the collector writes it."""
-    return {
-        "format": FORMAT,
-        "schema": SCHEMA,
-        "part": part,
-        "status": status,
-        "reason": reason,
-        "evidence": evidence,
-    }
+    return {"format": FORMAT, "schema": SCHEMA, "part": part, "status": status, "reason": reason, "evidence": evidence}
 
 
 def evidence_of(parts: dict[str, Any]) -> GpuEvidence:

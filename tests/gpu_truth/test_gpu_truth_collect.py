@@ -19,7 +19,6 @@ from benchmarks.gpu_truth.parts import PARTS, EvidencePart, PartNeed
 from tests.gpu_truth.stage import gpu_bench
 from workload import cli
 from workload.contract.errors import ExitCode, UsageError
-from workload.profile import command
 
 ROOT = Path(__file__).parents[2]
 
@@ -319,22 +318,3 @@ def test_every_part_runs_against_stand_ins_for_a_gpu(tmp_path: Path) -> None:
         {"status": "interrupted"},
         [],
     )
-
-
-def test_a_child_may_wait_for_its_own_child_before_it_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graces: list[float] = []
-    ended = command.End(returncode=0, output="", elapsed_s=0.0)
-    monkeypatch.setattr(command, "run", lambda *_, grace_s, **__: graces.append(grace_s) or ended)
-    Bench(scratch=tmp_path).run(["profile"], limit_s=1)
-    assert graces[0] > command.GRACE_S
-
-
-@pytest.mark.world
-@pytest.mark.slow
-def test_kernels_are_compiled_on_a_machine_without_a_toolkit() -> None:
-    code = "from benchmarks.gpu_truth import probes; from torch.utils import cpp_extension as c; print(c.CUDA_HOME)"
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(parts.ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == sys.prefix
