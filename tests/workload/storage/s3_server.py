@@ -30,7 +30,7 @@ SETTINGS = {
 PROGRAM = """
 import sys, threading
 from workload.contract import operating_system
-sys.modules["crc32c"] = files
+sys.modules["crc32c"] = operating_system
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from moto.server import main
 turn, answer = threading.Lock(), DomainDispatcherApplication.__call__
