@@ -29,7 +29,7 @@ from workload.measure.timing import Timeline
 from workload.run.life import Life, Region
 from workload.run.unfinished import first_record
 from workload.steps.agreement import Agreement, RankSession, Word
-from workload.steps.program import Program
+from workload.steps.program import Program, script_facts
 from workload.steps.session import Session
 from workload.steps.step import Limits, Phase, Step
 from workload.steps.step_log import StepLog
@@ -163,7 +163,7 @@ class MeasuredScript:
 
     def _recorded_spec(self, step: Step, work: Work, used: Device) -> Spec:
         program, given, (warmup, iterations, least_s) = self._program, self._spec, self._limits.filled(used)
-        script = program.collect(program.words, program.folder, program.path, machine=self._machine)
+        script = script_facts(program.words, program.folder, program.path, machine=self._machine)
         # A launcher that copied the script's folder has recorded its commit; a copy has no git repository.
         commit, _, dirty = self._context.script_commit.partition("-")
         copied: dict[str, Any] = {"commit": commit, "dirty": bool(dirty)} if commit else {}

@@ -343,7 +343,7 @@ MOST_FILES = 500
 PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 
 
-def collect(words: Sequence[str], folder: Path, main: Path | None, *, machine: HostSystem) -> ScriptFacts:
+def script_facts(words: Sequence[str], folder: Path, main: Path | None, *, machine: HostSystem) -> ScriptFacts:
     """Facts of the script `main` in `folder`, after its imports; `words`: script and arguments as given."""
     argv = redacted(words)
     files = {name: sha256_of(path) for name, path in sorted(_files(folder, main).items())}

@@ -158,7 +158,7 @@ def script_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import torch\n")
     argv = ("train.py", "--token", "12345")
-    script = program.collect(argv, tmp_path, tmp_path / "train.py", machine=HostSystem())
+    script = program.script_facts(argv, tmp_path, tmp_path / "train.py", machine=HostSystem())
     folder = make_bundle(tmp_path / "run", RunSpec(device=Device.CUDA, profile=Profile.NCU, profile_steps=2))
     read = bundle.read(folder).record
     bundle.reseal(folder, replace(read, spec=replace(read.spec, script=script, optimizer="Adadelta")))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from workload.environment.machine import HostSystem
-from workload.steps.program import collect, redacted
+from workload.steps.program import redacted, script_facts
 
 # what is typed, what the bundle shows
 ARGUMENTS = {
@@ -58,7 +58,7 @@ def test_a_header_with_spaces_is_one_word() -> None:
 
 def facts_of(folder: Path, status: str | None) -> tuple[str | None, bool | None]:
     machine = HostSystem(root=folder, environ={}, tool=lambda *_: status)
-    facts = collect(["train.py"], folder, folder / "train.py", machine=machine)
+    facts = script_facts(["train.py"], folder, folder / "train.py", machine=machine)
     return facts.commit, facts.dirty
 
 
@@ -66,11 +66,11 @@ def facts_of(folder: Path, status: str | None) -> tuple[str | None, bool | None]
 def test_a_script_is_known_by_its_files_and_commit(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\n")
     machine = HostSystem(root=tmp_path, environ={}, tool=lambda *_: None)
-    first = collect(["train.py", "--lr", "1"], tmp_path, tmp_path / "train.py", machine=machine)
+    first = script_facts(["train.py", "--lr", "1"], tmp_path, tmp_path / "train.py", machine=machine)
     assert (list(first.files or {}), first.command) == (["train.py"], "train.py --lr 1")
     assert "pytest" in (first.packages or {})
     (tmp_path / "train.py").write_text("import torch \n")
-    second = collect(["train.py", "--lr", "1"], tmp_path, tmp_path / "train.py", machine=machine)
+    second = script_facts(["train.py", "--lr", "1"], tmp_path, tmp_path / "train.py", machine=machine)
     assert first.sha256 != second.sha256
     commit = "a" * 40
     head = f"# branch.oid {commit}\n# branch.head main\n"
