@@ -88,14 +88,6 @@ def test_a_bad_option_is_told_before_anything_is_asked(launch: Launch, words: tu
     assert launch(NOWHERE, *words).error(2) == error
 
 
-@pytest.mark.parametrize("command", ["gcp", "status", "logs", "down", "reap", "doctor"])
-def test_every_help_has_examples(launch: Launch, command: str) -> None:
-    text = launch(NOWHERE, command, "--help").output()
-    assert f"  Examples:\n    launch {command}" in text
-    assert "--project" in text
-    assert "--bucket" in text
-
-
 def test_zones_are_completed_for_the_gpu_that_is_typed() -> None:
     context: Any = SimpleNamespace(params={"gpu": "v100"})
     assert options.COMPLETIONS.zone_names(context)[0] == "asia-east1-c"
