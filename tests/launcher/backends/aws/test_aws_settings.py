@@ -60,12 +60,12 @@ def test_option_over_environment_over_config(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("value", ["", "$(reboot)", "a\nb", "-v/:/host", "a'b", "x" * 4096, "a b"])
-def test_hostile_values_get_nowhere(name: str, value: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        resolved({name: value})
-    assert str(caught.value).startswith(f"{name.replace('_', ' ')} must be {RULES[name][1]}; got '")
-    assert caught.value.hint == f"--{name.replace('_', '-')} {RULES[name][2]}"
+def test_hostile_values_get_nowhere(name: str) -> None:
+    for value in ("", "$(reboot)", "a\nb", "-v/:/host", "a'b", "x" * 4096, "a b"):
+        with pytest.raises(UsageError) as caught:
+            resolved({name: value})
+        assert str(caught.value).startswith(f"{name.replace('_', ' ')} must be {RULES[name][1]}; got '")
+        assert caught.value.hint == f"--{name.replace('_', '-')} {RULES[name][2]}"
 
 
 @pytest.mark.parametrize(
