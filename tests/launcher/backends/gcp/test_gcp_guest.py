@@ -15,10 +15,7 @@ from launcher.protocol.records import LaunchPhase
 from tests.launcher.backends.gcp import fake_vm
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.backends.gcp.fake_metadata import TOKEN, FakeMetadata
-from tests.ports import Answering, Fake
 from workload.contract.errors import ToolError
-from workload.environment.cloud import cloud_facts
-from workload.environment.machine import HostSystem
 
 pytestmark = pytest.mark.world
 
@@ -89,18 +86,6 @@ def test_nobody_there() -> None:
     assert slept == [guest.PAUSE_S] * (guest.TRIES - 1)
 
 
-def test_another_server_than_googles() -> None:
-    class Somebody(Answering):
-        def do_GET(self) -> None:
-            self.send(200, "zones/mine")
-
-    with Fake(Somebody) as server:
-        host, _, port = server.url.removeprefix("http://").partition(":")
-        other = Guest(metadata=(host, int(port)), compute="", sleep=lambda _: None)
-        with pytest.raises(ToolError, match="the answer is not from Google's metadata server"):
-            assert other.zone
-
-
 def test_a_preemption_is_told_when_it_comes(here: Guest, vm: Vm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guest, "WAIT_S", 3600)
     taken, tag = here.preempted()
@@ -155,15 +140,6 @@ def test_the_agent_loads_it_from_the_folder_of_the_launch(tmp_path: Path) -> Non
     loaded = home.host_facts_of(tmp_path)
     assert type(loaded).__name__ == "Guest"
     assert {name for name in dir(home.HostFacts) if not name.startswith("_")} <= set(dir(loaded))
-
-
-def test_the_trainers_facts_come_from_the_same_server(metadata: FakeMetadata, vm: Vm) -> None:
-    vm.body["scheduling"]["provisioningModel"] = "SPOT"
-    machine = HostSystem(environ={"GCE_METADATA_HOST": metadata.host}, tool=lambda *_: None)
-    facts = cloud_facts(machine)
-    assert facts is not None
-    assert (facts["zone"], facts["machine_type"], facts["spot"]) == ("us-central1-a", "n1-standard-1", True)
-    assert (facts["physical_host"], facts["preempted"]) == (None, False)
 
 
 def test_a_task_of_batch_has_its_request_in_the_store_and_its_end_by_the_limit(tmp_path: Path) -> None:

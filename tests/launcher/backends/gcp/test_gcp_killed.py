@@ -113,13 +113,3 @@ def test_when_the_result_is_there_and_the_vm_is_too(clouds: Clouds, tmp_path: Pa
         assert (shown["state"], shown["why"], shown["vm"]) == ("done", "the VM is still there", "RUNNING")
         assert answer(tmp_path, "down", name) == f"VM {name} in {ZONE} is gone\n"
         bring_home(cloud, name, tmp_path)
-
-
-def test_while_the_bundle_comes_home(clouds: Clouds, tmp_path: Path) -> None:
-    with clouds() as cloud:
-        before = set(cloud.bucket.folders(LAUNCHES))
-        kill_when(lambda: list(tmp_path.glob("home/*/*")), tmp_path)
-        name = name_of(cloud, before)
-        assert cloud.fake.vm(name).gone.wait(60)
-        bring_home(cloud, name, tmp_path)
-        assert [path.name for path in (tmp_path / "home").iterdir()] == cloud.result(name).runs

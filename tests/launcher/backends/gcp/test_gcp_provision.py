@@ -120,7 +120,7 @@ def test_no_region_has_the_subnetwork(fake: FakeCompute, go: Go) -> None:
 
 def test_everything_tried_is_told(fake: FakeCompute, go: Go) -> None:
     fake.stockout(A)
-    fake.operation_error(B, "VM_MIN_COUNT_NOT_REACHED", "0 of 1")
+    fake.fail(B, {"code": "VM_MIN_COUNT_NOT_REACHED", "message": "0 of 1"})
     with pytest.raises(NoCapacityError) as caught:
         go(plan_for(A, B, fallback=False, spot=True))
     assert str(caught.value) == (
@@ -197,7 +197,7 @@ def test_a_quota_that_an_insert_finds_out_is_not_tried_again_in_its_region(fake:
 
 @pytest.mark.parametrize("unknown", [STANDARD, PREEMPTIBLE])
 def test_an_unknown_quota_is_left_to_the_insert(unknown: str, fake: FakeCompute, go: Go) -> None:
-    fake.forget_quota(unknown)
+    fake.set_quota("us-central1", unknown, None)
     fake.set_quota("us-central1", STANDARD if unknown == PREEMPTIBLE else PREEMPTIBLE, 0)
     assert go(plan_for(A)).machines[0].zone == A
 
@@ -206,13 +206,14 @@ def test_an_unknown_quota_is_left_to_the_insert(unknown: str, fake: FakeCompute,
 
 
 def operation_error(code: str, message: str) -> Callable[[FakeCompute], None]:
-    return lambda fake: fake.operation_error(A, code, message)
+    return lambda fake: fake.fail(A, {"code": code, "message": message})
 
 
 def answer(status: int, message: str, reason: str) -> Callable[[FakeCompute], None]:
     return lambda fake: fake.refuse(status, message, reason=reason, match="POST .*/instances$")
 
 
+MISSING = {"code": "RESOURCE_NOT_FOUND", "message": f"The resource 'projects/p/zones/{A}' was not found"}
 NO_GPU = f"The resource 'projects/test-project/zones/{A}/acceleratorTypes/nvidia-tesla-t4' was not found"
 STOCKOUT = f"The zone 'projects/test-project/zones/{A}' does not have enough resources available"
 
@@ -223,8 +224,8 @@ STOCKOUT = f"The zone 'projects/test-project/zones/{A}' does not have enough res
         (operation_error("INTERNAL_ERROR", "Internal error. Please try again."), "INTERNAL_ERROR"),
         (answer(503, STOCKOUT, "backendError"), "ZONE_RESOURCE_POOL_EXHAUSTED"),
         (answer(404, NO_GPU, "notFound"), "NOT_IN_ZONE"),
-        (lambda fake: fake.not_found_but_lives(A), "RESOURCE_NOT_FOUND"),
-        (lambda fake: fake.preempt_at_boot(A), "PREEMPTED"),
+        (lambda fake: fake.fail(A, MISSING, lives=True), "RESOURCE_NOT_FOUND"),
+        (lambda fake: fake.fail(A, is_taken=True, is_once=True), "PREEMPTED"),
         (lambda fake: fake.endless_operation(A, lives=False), "TOOK_TOO_LONG"),
     ],
     ids=[
@@ -271,7 +272,7 @@ def test_an_error_that_every_zone_would_have_ends_the_launch(
 
 
 def test_a_conflict_with_our_own_insert_is_success(fake: FakeCompute, go: Go) -> None:
-    fake.conflict_on_retry(A)
+    fake.fail(A, is_lost=True, is_once=True)
     got = go(plan_for(A))
     assert (got.machines[0].zone, inserts(fake), got.tried) == (A, [A, A], ())
     assert len(fake.all_vms) == 1
@@ -379,7 +380,7 @@ def test_an_insert_that_is_done_after_it_was_given_up(fake: FakeCompute, clock: 
 
 
 def test_an_insert_whose_answer_never_comes(fake: FakeCompute, clock: Clock, go: Go) -> None:
-    fake.conflict_on_retry(A)
+    fake.fail(A, is_lost=True, is_once=True)
     # The first was done, and answered with 503; the service is down from then on.
     clock.on_sleep = lambda _: fake.burst(500, 1, "POST .*/instances$")
     with pytest.raises(UnreachableError):
@@ -391,7 +392,7 @@ def test_a_vm_that_cannot_be_removed_ends_the_search(
     fake: FakeCompute, clock: Clock, monkeypatch: pytest.MonkeyPatch, go: Go
 ) -> None:
     monkeypatch.setattr(provisioning, "PAUSE_S", 30.0)
-    fake.not_found_but_lives(A)
+    fake.fail(A, MISSING, lives=True)
     fake.delete_fails(1000)
     with pytest.raises(ToolError) as caught:
         go(plan_for(A, B))
