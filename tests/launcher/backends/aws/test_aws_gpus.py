@@ -10,7 +10,7 @@ import pytest
 from launcher.backends.aws import gpus
 from launcher.images import contents
 from launcher.protocol.records import region_of
-from workload.contract import peaks, prices
+from workload.contract import prices
 from workload.contract.errors import ToolError
 
 
@@ -45,10 +45,6 @@ def test_flavour_and_driver_are_those_of_the_image() -> None:
         flavour = contents.require_flavour(gpu.flavour)
         assert gpu.minimum_driver == flavour.driver
         assert ".".join(map(str, gpu.capability)) in flavour.capabilities
-
-
-def test_every_gpu_has_peaks() -> None:
-    assert {gpu.device for gpu in gpus.load().values()} <= {row.gpu for row in peaks.gpus()}
 
 
 @pytest.mark.parametrize(
@@ -96,16 +92,14 @@ def test_prices_by_market() -> None:
 )
 def test_a_table_that_contradicts_itself(document: dict[str, Any], changes: dict[str, Any], problem: str) -> None:
     listed = prices.load().listed
-    assert gpus.parse(copy.deepcopy(document), listed) == gpus.table()
+    original = copy.deepcopy(document)
+    assert gpus.parse(copy.deepcopy(original), listed) == gpus.table()
     document["gpu"]["t4"] |= changes
     with pytest.raises(ToolError) as caught:
         gpus.parse(document, listed)
     assert str(caught.value) == f"gpus.toml: t4: {problem}"
-
-
-def test_a_price_of_what_is_not_offered(document: dict[str, Any]) -> None:
-    row = next(row for row in prices.load().listed if row.provider == "aws")
-    with pytest.raises(ToolError) as caught:
-        gpus.parse(document, [replace(row, machine_type="g6.xlarge")])
-    problem = "a price for g6.xlarge in us-east-1 with 1 GPUs, which is not offered"
-    assert str(caught.value) == f"gpus.toml: t4: {problem}"
+    row = next(row for row in listed if row.provider == "aws")
+    with pytest.raises(
+        ToolError, match=r"^gpus.toml: t4: a price for g6.xlarge in us-east-1 with 1 GPUs, which is not"
+    ):
+        gpus.parse(copy.deepcopy(original), [replace(row, machine_type="g6.xlarge")])

@@ -105,20 +105,14 @@ def test_the_instance_and_its_schedule_as_moto_keeps_them(place: MotoPlace) -> N
     assert place.ec2.describe_volumes()["Volumes"] == []
 
 
-def test_zones_and_offerings(moto: MotoPlace) -> None:
+def test_look_ups_on_moto(moto: MotoPlace) -> None:
     client = moto.client()
-    assert client.zone_ids()["us-east-1a"].startswith("use1-az")
+    zone = client.zone_ids()["us-east-1a"]
+    assert zone.startswith("use1-az")
     assert "use1-az4" in client.zones_with("g4dn.xlarge")
     assert client.account() == "123456789012"
-
-
-def test_a_quota_that_moto_does_not_tell(moto: MotoPlace) -> None:
-    assert moto.client().quota("L-3819A6DF") is None
-
-
-def test_the_spot_price_of_a_zone(moto: MotoPlace) -> None:
-    price = moto.client().spot_price("g4dn.xlarge", ["us-east-1a", "moon1-az1"])
+    assert client.quota("L-3819A6DF") is None, "moto does not tell it"
+    price = client.spot_price("g4dn.xlarge", ["us-east-1a", "moon1-az1"])
     assert price is not None
-    zone = moto.client().zone_ids()["us-east-1a"]
     assert price.usd_per_h > 0
     assert price.source == f"EC2's spot price in {zone}, the highest of 1 zone"

@@ -9,12 +9,12 @@ import pytest
 from launcher.backends.aws import plan as planning
 from launcher.backends.aws.options import ANY_ACCOUNT, Options, Settings, resolve_settings
 from launcher.backends.aws.plan import InstancePlan, make_plan
-from launcher.protocol.records import Price, Task, TaskRun
+from launcher.protocol.records import Price
 from tests.launcher.backends.aws.aws_world import GROUP, IMAGE, NOW, plan_of
 from tests.launcher.backends.aws.fake_aws import AMI
 from tests.launcher.backends.told import errors_of
 from workload.contract.errors import UsageError
-from workload.contract.spec import RunSpec, resolve
+from workload.contract.spec import resolve
 
 Golden = Callable[[str, str], None]
 
@@ -27,7 +27,6 @@ def planned(
     gpu: str = "t4",
     run: Mapping[str, object] | None = None,
     settings: Settings | None = None,
-    task: Task | None = None,
     spot_price: Any = None,
     **options: Any,
 ) -> InstancePlan:
@@ -38,7 +37,6 @@ def planned(
         image=options.get("image") or IMAGE,
         now=NOW,
         token="0a1b2c",
-        task=task,
         spot_price=spot_price,
     )
 
@@ -81,13 +79,6 @@ def test_the_request_is_shown_with_the_size_of_the_user_data() -> None:
     assert document.pop("UserData").endswith(f"lines, {size} bytes>")
     assert document == planned().to_json()["run_instances"]
     assert size <= planning.MAX_BYTES
-
-
-def test_the_user_data_begins_with_the_timer_and_holds_no_request() -> None:
-    plan = planned(max_run_time_s=5430, run={"model": "resnet50"})
-    text = planning.user_data_text(plan._parameters())
-    assert text.splitlines()[:2] == ["#!/bin/bash", "shutdown -P +91"]
-    assert "resnet50" not in text
 
 
 def test_a_token_for_each_trial() -> None:
@@ -150,12 +141,6 @@ def test_where_the_price_of_the_disk_is_unknown_the_spot_price_stands_alone() ->
     assert "besides    disk, address, traffic and tax, which are not counted here\n" in plan.text()
     with pytest.raises(UsageError, match=r"type .spot. is unknown with its disk in us-west-2"):
         planned(settings=settings, spot=True, spot_price=spot_price, max_cost_usd=1.0)
-
-
-def test_runs_of_a_task_that_no_vm_can_do_are_named() -> None:
-    task = Task(job="night", runs=(TaskRun(spec=RunSpec()), TaskRun(spec=RunSpec(compile=True), position=2)))
-    with pytest.raises(UsageError, match="run 2 of 2 runs in 1 block, task 1 of 'night': "):
-        planned(task=task)
 
 
 REFUSED: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from launcher.protocol.backend import Condition, Machine, Submitted
 from tests.launcher.backends.aws.aws_world import SETTINGS, World, aws_world, plan_of
 from tests.launcher.backends.aws.fake_aws import AwsError
 from tests.launcher.backends.told import errors_of
-from workload.contract.errors import NoCapacityError
+from workload.contract.errors import NoCapacityError, ToolError
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
@@ -139,8 +139,12 @@ def test_refusal_after_a_lost_answer_leaves_no_instance(world: World) -> None:
     assert world.left == (0, 0, 0)
 
 
-def lose_all_answers(world: World) -> None:
+def test_after_answers_that_stay_lost_nothing_is_left(world: World) -> None:
     world.fake.lost_answers = 10**6
+    with pytest.raises(ToolError, match=r"^EC2 cannot be reached at http"):
+        submitted(world)
+    assert f"{FIRST}: checking that no VM is left" in world.told
+    assert (len(world.fake.vms), world.left) == (1, (0, 0, 0))
 
 
 def full_of_volumes(world: World) -> None:
@@ -166,7 +170,6 @@ REFUSED: dict[str, Callable[[World], object]] = {
     "request that EC2 does not take": answers("RunInstances", AwsError("InvalidParameterCombination")),
     "no profile": lambda world: world.fake.profiles.clear(),
     "no role for the schedule": lambda world: world.fake.roles.clear(),
-    "answers stay lost": lose_all_answers,
     **{
         f"malformed {action}": answers(action, *[AwsError("Malformed", 200, body=body)] * 100)
         for action, body in MALFORMED.items()

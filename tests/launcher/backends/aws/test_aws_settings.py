@@ -1,10 +1,15 @@
 """Where `launch aws` finds its region, bucket and the rest."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from launcher.backends.aws.backend import open_bucket
 from launcher.backends.aws.options import RULES, Settings, resolve_settings
+from tests.launcher.backends.aws.aws_world import SETTINGS
+from tests.workload.storage import s3_server
+from tests.workload.storage.strict_s3 import BUCKET, StrictS3
 from workload.contract.errors import UsageError
 from workload.contract.spec import OTHER_VARIABLES, resolve
 
@@ -102,3 +107,24 @@ def test_a_region_that_is_none() -> None:
     with pytest.raises(UsageError) as caught:
         resolved({}, {"AWS_REGION": "moon"})
     assert str(caught.value) == "AWS configuration: region must be a region's name such as us-east-1; got 'moon'"
+
+
+@pytest.mark.world
+@pytest.mark.slow
+def test_bucket_must_be_in_the_launchs_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    with StrictS3() as s3:
+        s3_server.meet(s3.url, s3_server.make_session(), monkeypatch)
+        here = replace(SETTINGS, bucket=BUCKET)
+        for region in ("", "us-east-1"):
+            s3.region = region
+            bucket = open_bucket(here)
+            assert bucket.write(f"launches/{region or 'x'}", b"1")
+            assert bucket.region == region
+        s3.region = "eu-west-1"
+        assert open_bucket(replace(here, region="eu-west-1")).region == "eu-west-1"
+        with pytest.raises(UsageError) as caught:
+            open_bucket(here)
+    assert caught.value.report() == (
+        f"error: bucket '{BUCKET}' is in region 'eu-west-1', but the instances are in 'us-east-1'\n"
+        "hint: --region eu-west-1, or --bucket with a bucket in us-east-1"
+    )
