@@ -15,14 +15,10 @@ def _rights() -> Iterator[str]:
     for (kind, _), body in sorted(GOOGLE.resources().items()):
         if kind.endswith("_iam_member"):
             on = kind.removeprefix("google_").removesuffix("_iam_member")
-            conditions = [
-                " ".join(each["expression"].replace("\\n", " ").split()) for each in body.get("condition", ())
-            ]
-            asked = [f"count {body['count']}"] if "count" in body else []
-            asked += [f"for each of {body['for_each']}"] if "for_each" in body else []
-            yield "\n  ".join(
-                [f"{body['member']} has on {on} {body['role']}", *asked, *(f"if {each}" for each in conditions)]
-            )
+            more = [f"{key} {body[key]}" for key in ("count", "for_each") if key in body]
+            expressions = [condition["expression"].replace("\\n", " ") for condition in body.get("condition", ())]
+            more += [f"if {' '.join(expression.split())}" for expression in expressions]
+            yield "\n  ".join([f"{body['member']} has on {on} {body['role']}", *more])
     for name, body in sorted(GOOGLE.of_kind("google_project_iam_custom_role").items()):
         yield "\n  ".join([f"{name} is {body['role_id']}", *sorted(body["permissions"])])
 
