@@ -143,46 +143,21 @@ def test_a_launchers_rights_fit_the_names_of_its_code() -> None:
     assert all(re.fullmatch(public.replace("*", ".*"), name) for name in service.AMI_PARAMETERS)
 
 
-# ---- bucket, registry, network, budget
+# ---- bucket, network, budget
+
+REVIEWED = (
+    *("aws_s3_bucket", "aws_s3_bucket_public_access_block", "aws_s3_bucket_ownership_controls"),
+    *("aws_s3_bucket_server_side_encryption_configuration", "aws_s3_bucket_lifecycle_configuration"),
+    *("aws_security_group", "aws_budgets_budget"),
+)
 
 
-def test_the_bucket_is_closed_and_encrypted() -> None:
-    (access,) = AMAZON.of_kind("aws_s3_bucket_public_access_block").values()
-    flags = ("block_public_acls", "block_public_policy", "ignore_public_acls", "restrict_public_buckets")
-    assert all(access[flag] is True for flag in flags)
-    (owner,) = AMAZON.of_kind("aws_s3_bucket_ownership_controls").values()
-    assert owner["rule"] == [{"object_ownership": "BucketOwnerEnforced"}]
-    (encryption,) = AMAZON.of_kind("aws_s3_bucket_server_side_encryption_configuration").values()
-    assert encryption["rule"][0]["apply_server_side_encryption_by_default"] == [{"sse_algorithm": "AES256"}]
-    (bucket,) = AMAZON.of_kind("aws_s3_bucket").values()
-    assert bucket["force_destroy"] == "${var.delete_results_on_destroy}"
-
-
-def test_broken_uploads_go_after_a_day_and_bundles_only_on_request() -> None:
-    (lifecycle,) = AMAZON.of_kind("aws_s3_bucket_lifecycle_configuration").values()
-    rules = {rule["id"]: rule for rule in lifecycle["rule"]}
-    assert rules["broken-uploads"]["abort_incomplete_multipart_upload"] == [{"days_after_initiation": 1}]
-    assert rules["launches"]["filter"] == [{"prefix": "launches/"}]
-    assert rules["older-versions"]["noncurrent_version_expiration"]
-    assert {rule["status"] for rule in rules.values()} == {"Enabled"}
-    (asked,) = (block["rule"] for block in lifecycle["dynamic"])
-    assert asked["for_each"] == "${var.runs_delete_after_days == null ? [] : [var.runs_delete_after_days]}"
-    assert asked["content"][0]["filter"] == [{"prefix": "runs/"}]
-
-
-def test_nothing_gets_in() -> None:
+def test_bucket_network_and_budget_are_the_committed_ones(golden: Golden) -> None:
+    """The bucket is closed and encrypted, and keeps results; nothing gets in; the budget sends mail on request."""
+    golden("aws_resources.json", AMAZON.shown(REVIEWED))
+    assert not [kind for kind, _ in AMAZON.resources() if "ingress" in kind]
     (group,) = AMAZON.of_kind("aws_security_group").values()
     assert group["ingress"] == []
-    assert [(rule["protocol"], rule["cidr_blocks"]) for rule in group["egress"]] == [("-1", ["0.0.0.0/0"])]
-    assert not [kind for kind, _ in AMAZON.resources() if "ingress" in kind]
-
-
-def test_the_budget_sends_mail_and_only_on_request() -> None:
-    (budget,) = AMAZON.of_kind("aws_budgets_budget").values()
-    assert budget["count"] == "${var.budget_email == null ? 0 : 1}"
-    (mail,) = (block["notification"] for block in budget["dynamic"])
-    assert mail["for_each"] == [50, 90, 100]
-    assert mail["content"][0]["subscriber_email_addresses"] == ["${var.budget_email}"]
 
 
 # ---- variables and outputs

@@ -7,7 +7,7 @@ from launcher.backends.gcp import options
 from launcher.images.contents import AGENT_FILES
 from tests.infra.terraform_files import GOOGLE, ROOT
 
-INFRA = GOOGLE.folder
+Golden = Callable[[str, str], None]
 
 
 def _rights() -> Iterator[str]:
@@ -23,7 +23,7 @@ def _rights() -> Iterator[str]:
         yield "\n  ".join([f"{name} is {body['role_id']}", *sorted(body["permissions"])])
 
 
-def test_rights_are_the_committed_ones(golden: Callable[[str, str], None]) -> None:
+def test_rights_are_the_committed_ones(golden: Golden) -> None:
     golden("google_rights.txt", "\n".join([*_rights(), ""]))
     roles = {body["role"] for body in GOOGLE.resources().values() if "role" in body}
     assert not [role for role in roles if re.search(r"roles/(owner|editor|viewer)$|[aA]dmin", role)]
@@ -116,9 +116,8 @@ def test_a_launchers_role_is_what_its_code_asks_for() -> None:
 
 
 def test_no_advice_takes_roles_out_of_the_state() -> None:
-    readme = (INFRA / "README.md").read_text(encoding="utf-8")
-    assert "-var role_suffix=2" in readme
-    commands = [line for line in readme.splitlines() if line.startswith("$ ")]
+    assert "-var role_suffix=2" in GOOGLE.readme
+    commands = [line for line in GOOGLE.readme.splitlines() if line.startswith("$ ")]
     assert not [line for line in commands if "state rm" in line], "the next apply would fail: the role exists"
 
 
@@ -128,67 +127,20 @@ def test_providers_hold_no_credentials() -> None:
     assert {key for body in providers for key in body} == keys
 
 
-# ---- bucket and registry
+# ---- bucket, registry and network
+
+REVIEWED = (
+    *("google_storage_bucket", "google_artifact_registry_repository", "google_compute_firewall"),
+    *("google_compute_subnetwork", "google_compute_router_nat", "google_project_service"),
+)
 
 
-def test_the_bucket_is_closed() -> None:
-    (bucket,) = GOOGLE.of_kind("google_storage_bucket").values()
-    assert bucket["uniform_bucket_level_access"] is True
-    assert bucket["public_access_prevention"] == "enforced"
-    assert bucket["force_destroy"] == "${var.delete_results_on_destroy}"
-
-
-def test_bundles_are_deleted_only_on_request() -> None:
-    (bucket,) = GOOGLE.of_kind("google_storage_bucket").values()
-    launches, aborted = bucket["lifecycle_rule"]
-    assert launches == {
-        "condition": [{"age": "${var.launches_delete_after_days}", "matches_prefix": ["launches/"]}],
-        "action": [{"type": "Delete"}],
-    }
-    assert aborted == {"condition": [{"age": 1}], "action": [{"type": "AbortIncompleteMultipartUpload"}]}
-    (asked,) = (block["lifecycle_rule"] for block in bucket["dynamic"])
-    assert asked["for_each"] == "${var.runs_delete_after_days == null ? [] : [var.runs_delete_after_days]}"
-    assert asked["content"][0]["condition"][0]["matches_prefix"] == ["runs/"]
-
-
-def test_old_images_go_and_the_newest_stay() -> None:
-    (repository,) = GOOGLE.of_kind("google_artifact_registry_repository").values()
-    assert repository["format"] == "DOCKER"
-    assert {policy["id"]: policy["action"] for policy in repository["cleanup_policies"]} == {
-        "delete-old": "DELETE",
-        "keep-newest": "KEEP",
-    }
-
-
-def test_destroy_switches_no_service_off() -> None:
-    (service,) = GOOGLE.of_kind("google_project_service").values()
-    assert service["disable_on_destroy"] is False
-
-
-# ---- network
-
-
-def test_the_network_lets_nothing_in_but_ssh_by_proxy_on_request() -> None:
+def test_bucket_registry_and_network_are_the_committed_ones(golden: Golden) -> None:
+    """The bucket is closed, and keeps results; the network lets nothing in but ssh by proxy, on request."""
+    golden("google_resources.json", GOOGLE.shown(REVIEWED))
     rules = GOOGLE.of_kind("google_compute_firewall")
-    assert {name: rule["direction"] for name, rule in rules.items()} == {
-        "deny_ingress": "INGRESS",
-        "iap_ssh": "INGRESS",
-    }
     assert rules["deny_ingress"]["deny"] == [{"protocol": "all"}]
-    assert rules["deny_ingress"]["source_ranges"] == ["0.0.0.0/0"]
-    assert rules["iap_ssh"]["source_ranges"] == ["35.235.240.0/20"]
-    assert rules["iap_ssh"]["allow"] == [{"protocol": "tcp", "ports": ["22"]}]
-    assert rules["iap_ssh"]["count"] == "${var.create_network && var.iap_ssh ? 1 : 0}"
-    assert "allow" not in rules["deny_ingress"]
     assert rules["iap_ssh"]["priority"] < rules["deny_ingress"]["priority"]
-
-
-def test_vms_without_an_external_address_reach_google_and_package_servers() -> None:
-    (subnet,) = GOOGLE.of_kind("google_compute_subnetwork").values()
-    (nat,) = GOOGLE.of_kind("google_compute_router_nat").values()
-    assert subnet["private_ip_google_access"] is True
-    assert nat["for_each"] == subnet["for_each"] == "${local.subnets}"
-    assert nat["subnetwork"][0]["name"] == "${google_compute_subnetwork.this[each.key].id}"
 
 
 # ---- variables, outputs, versions

@@ -16,7 +16,7 @@ from launcher.protocol.backend import Job
 from tests.launcher.backends.aws.aws_world import GROUP, IMAGE, NOW, SETTINGS, World, plan_of
 from tests.launcher.backends.aws.fake_aws import ACCOUNT, AMI, AwsError
 from tests.launcher.backends.told import errors_of
-from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, ToolError, UsageError
+from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, ToolError
 from workload.contract.spec import resolve
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
@@ -162,19 +162,13 @@ def test_a_spot_launch_asks_for_the_price_of_now(
 
 
 @pytest.mark.usefixtures("spot_prices")
-@pytest.mark.parametrize(
-    ("options", "usd_per_h"), [({"offline": True}, 0.216), ({"spot": False}, 0.526), ({"usd_per_h": 0.5}, 0.5)]
-)
-def test_other_plans_do_not_ask_for_the_spot_price(world: World, options: dict[str, Any], usd_per_h: float) -> None:
-    assert planned(world, **options).price("use1-az4").usd_per_h == usd_per_h  # type: ignore[union-attr]
+def test_other_plans_and_further_tasks_do_not_ask_for_the_spot_price(world: World) -> None:
+    for options, usd_per_h in (({"offline": True}, 0.216), ({"spot": False}, 0.526), ({"usd_per_h": 0.5}, 0.5)):
+        assert planned(world, **options).price("use1-az4").usd_per_h == usd_per_h  # type: ignore[union-attr]
     assert not world.fake.calls
-
-
-@pytest.mark.usefixtures("spot_prices")
-def test_all_tasks_of_a_sweep_ask_once_for_the_spot_price(world: World) -> None:
-    ours, options = backend(world), Options(gpu="t4", spot=True, image=IMAGE)
+    ours, given = backend(world), Options(gpu="t4", spot=True, image=IMAGE)
     for token in ("0a1b2c", "0a1b2d"):
-        plan = ours.plan(Job(resolved=resolve({}, {}, None), token=token), options, SETTINGS, now=NOW)
+        plan = ours.plan(Job(resolved=resolve({}, {}, None), token=token), given, SETTINGS, now=NOW)
         assert plan.price("use1-az4").usd_per_h == 0.45  # type: ignore[union-attr]
     assert world.fake.calls["DescribeSpotPriceHistory"] == 1
 
@@ -233,32 +227,28 @@ def test_no_server(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert error.hint == "start the server at this address, or unset AWS_ENDPOINT_URL"
 
 
-@pytest.mark.parametrize("address", ["localhost:1", "foo"])
-def test_an_address_that_is_none(world: World, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setenv(ENDPOINT_VARIABLE, address)
-    with pytest.raises(UsageError) as caught:
-        prepared(world)
-    assert str(caught.value) == f"AWS_ENDPOINT_URL must be an address as http://HOST:PORT; got '{address}'"
-    assert caught.value.hint == "correct it, or unset AWS_ENDPOINT_URL"
-
-
-def test_no_credentials(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_keys(patch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
+        patch.delenv(name)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, "absent")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    error = failed(world)
-    assert str(error) == "no usable credentials for AWS: Unable to locate credentials"
-    assert error.hint == "aws sso login, or aws configure"
+        patch.setenv(name, "absent")
+    patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
-def test_a_profile_of_credentials_that_does_not_exist(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_PROFILE", "missing")
-    assert str(failed(world)) == "no usable credentials for AWS: The config profile (missing) could not be found"
+# What is wrong with this machine.
+LOCAL: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "address without http": lambda patch: patch.setenv(ENDPOINT_VARIABLE, "localhost:1"),
+    "address that is none": lambda patch: patch.setenv(ENDPOINT_VARIABLE, "foo"),
+    "no credentials": no_keys,
+    "no such profile": lambda patch: patch.setenv("AWS_PROFILE", "missing"),
+    "no boto3": lambda patch: patch.setitem(sys.modules, "boto3", None),
+}
 
 
-def test_boto3_is_missing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "boto3", None)
-    error = failed(world)
-    assert (str(error), error.hint) == ("the package boto3 is missing", "pip install 'rooflaunch[aws]'")
+def test_faults_of_this_machine_are_told_with_a_cure(world: World, golden: Golden) -> None:
+    def prepare(spoil: Callable[[pytest.MonkeyPatch], None]) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            spoil(patch)
+            prepared(world)
+
+    golden("machine-refusals.txt", errors_of(prepare, {name: {"spoil": spoil} for name, spoil in LOCAL.items()}))

@@ -15,14 +15,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from launcher.backends.gcp import gpus
 from tests.launcher.backends.gcp.compute_bodies import (
-    ATTACHED,
-    BUNDLED,
     IMAGE_FAMILIES,
     ZONE,
     RefusalError,
     check_body,
-    gpus_of,
     items_of,
     plain_body,
     quota_error,
@@ -31,7 +29,7 @@ from tests.launcher.backends.gcp.compute_bodies import (
 from tests.ports import Answering, Fake
 
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-METRICS = sorted({*ATTACHED.values(), *(metric for metric, _ in BUNDLED.values())})
+METRICS = sorted({gpu.quota for gpu in gpus.load().values()})
 PLENTY = 1000.0
 # What the real one waits; here nothing that is under way takes long.
 WAIT_S = 2.0
@@ -435,7 +433,7 @@ class FakeCompute(Fake):
         fault = self._next_fault(zone)
         operation = self._operation("insert", project, zone, body["name"])
         self._requests[request_id] = operation
-        operation.errors, operation.endless = fault.errors or self._quota_errors(zone, body), fault.is_endless
+        operation.errors, operation.endless = fault.errors or self._quota_errors(zone), fault.is_endless
         if not operation.endless:
             operation.done.set()
         if operation.errors and not fault.lives:
@@ -657,13 +655,13 @@ class FakeCompute(Fake):
             self._timers.append(timer)
         timer.start()
 
-    def _quota_errors(self, zone: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """A VM takes standard quota, or preemptible quota while it is left."""
-        region, (metric, count) = zone.rpartition("-")[0], gpus_of(body)
-        limit = sum(self._hidden_quotas.get((region, name), PLENTY) for name in (metric, f"PREEMPTIBLE_{metric}"))
-        there = [gpus_of(vm.body) for vm in self._vms.values() if vm.zone.startswith(f"{region}-")]
-        used = sum(taken for name, taken in there if name == metric)
-        return [quota_error(region, metric, limit)] if used + count > limit else []
+    def _quota_errors(self, zone: str) -> list[dict[str, Any]]:
+        """Each VM takes one GPU, of standard or of preemptible quota, where a limit is hidden in the region."""
+        region = zone.rpartition("-")[0]
+        hidden = {metric: limit for (where, metric), limit in self._hidden_quotas.items() if where == region}
+        there = sum(vm.zone.startswith(f"{region}-") for vm in self._vms.values())
+        exceeded = hidden and there + 1 > sum(hidden.values())
+        return [quota_error(region, min(hidden, key=len), sum(hidden.values()))] if exceeded else []
 
     def _quota_rows(self, where: str, metrics: Iterable[str]) -> list[dict[str, Any]]:
         told = {metric: self._quotas.get((where, metric), (PLENTY, 0.0)) for metric in metrics}

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.gcp import compute as border
-from launcher.backends.gcp import machines as provisioning
 from launcher.backends.gcp.answers import ENDPOINT_VARIABLE
 from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.plan import VmPlan
-from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Machines, Removed, Submitted, Tell
+from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Machines, Removed
 from tests.launcher.backends import contract
 from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
 from tests.launcher.backends.gcp.canned_cloud import SETTINGS, plan_of
@@ -94,19 +93,6 @@ def test_contract(check: Check, place: ComputePlace) -> None:
 # Backends that are broken, each in one way.
 
 
-class SubmitsTwice(ComputeMachines):
-    """Does not look whether the job was submitted before, and begins in another zone each time."""
-
-    def submit(self, plan: VmPlan, tell: Tell) -> Submitted:
-        taken = {vm.zone for vm in self.compute.instances() if vm.name == plan.name}
-        free = tuple(zone for zone in plan.zones if zone not in taken)
-        elsewhere = replace(plan, zones=free, options=replace(plan.options, zones=free))
-        start = provisioning.Provisioning(
-            plan=elsewhere, compute=self.compute, now=self.now_s, sleep=lambda _: None, on_event=tell
-        )
-        return start.run()
-
-
 class BelievesItsDeletions(ComputeMachines):
     """Asks for the end once, and takes that for the end."""
 
@@ -127,17 +113,6 @@ class RemembersMachines(ComputeMachines):
         )
 
 
-class CallsTheUnknownGone(ComputeMachines):
-    """Takes a list with a gap for the whole truth."""
-
-    def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
-        there = {vm.name: vm for vm in self.compute.instances()}
-        if names is None:
-            return Listing(there=tuple(there.values()))
-        gone = [Machine(name=name, zone="", condition=Condition.GONE) for name in names]
-        return Listing(there=tuple(there.get(vm.name, vm) for vm in gone))
-
-
 class EndsWhatIsOthers(ComputeMachines):
     """Takes every VM for one of ours."""
 
@@ -150,14 +125,11 @@ class EndsWhatIsOthers(ComputeMachines):
 @pytest.mark.parametrize(
     ("broken", "check"),
     [
-        (SubmitsTwice, contract.test_submitted_twice_it_is_there_once),
-        (SubmitsTwice, contract.test_what_a_killed_launcher_left_can_be_seen_and_ended),
         (BelievesItsDeletions, contract.test_an_end_that_is_not_confirmed_is_none),
         (BelievesItsDeletions, contract.test_in_an_outage_nothing_is_said_to_be_gone),
         (RemembersMachines, contract.test_a_machine_that_was_lost_is_gone),
         (RemembersMachines, contract.test_a_machine_that_was_taken_back_says_so),
         (RemembersMachines, contract.test_what_was_stopped_is_gone_and_not_listed),
-        (CallsTheUnknownGone, contract.test_in_an_outage_nothing_is_said_to_be_gone),
         (EndsWhatIsOthers, contract.test_machines_of_others_are_let_be),
     ],
 )

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.gcp import answers
+from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import machines as provisioning
 from launcher.backends.gcp.answers import OperationFault
 from launcher.backends.gcp.compute import Compute
@@ -18,7 +20,8 @@ from launcher.protocol.backend import Submitted, Tried
 from tests.launcher.backends.gcp import canned_cloud
 from tests.launcher.backends.gcp.canned_cloud import plan_of
 from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
-from workload.contract.errors import ExitCode, InterruptedRunError, NoCapacityError, ToolError
+from tests.launcher.backends.told import errors_of
+from workload.contract.errors import InterruptedRunError, NoCapacityError, ToolError
 from workload.storage.store import UnreachableError
 
 pytestmark = pytest.mark.world
@@ -34,16 +37,18 @@ def plan_for(*zones: str, settings: Settings = SETTINGS, **options: Any) -> VmPl
     return plan_of(zones, settings=settings, **options)
 
 
+def provision(compute: Compute, clock: Clock, plan: VmPlan, budget_s: float, told: list[str]) -> Submitted:
+    return Provisioning(
+        plan=plan, compute=compute, budget_s=budget_s, now=clock.now, sleep=clock.sleep, on_event=told.append
+    ).run()
+
+
 @pytest.fixture
 def go(compute: Compute, clock: Clock) -> Go:
     """Provision a plan."""
 
     def launch(plan: VmPlan, *, budget_s: float = 600.0, events: list[str] | None = None) -> Submitted:
-        told = [] if events is None else events
-        attempts = Provisioning(
-            plan=plan, compute=compute, budget_s=budget_s, now=clock.now, sleep=clock.sleep, on_event=told.append
-        )
-        return attempts.run()
+        return provision(compute, clock, plan, budget_s, [] if events is None else events)
 
     return launch
 
@@ -109,39 +114,6 @@ def test_suggested_zone_beyond_the_plan_is_tried_if_the_options_allow(
         assert sorted(inserts(fake)) == sorted(plan.zones)
 
 
-def test_no_region_has_the_subnetwork(fake: FakeCompute, go: Go) -> None:
-    missing = "The resource 'projects/p/regions/us-central1/subnetworks/gpu' was not found"
-    fake.refuse(404, missing, reason="notFound", match="POST .*/instances")
-    with pytest.raises(NoCapacityError) as caught:
-        go(plan_for(A, fallback=False, settings=replace(SETTINGS, subnetwork="gpu")))
-    hint = "no region has a subnetwork 'gpu': set another --subnetwork, or add regions to `subnets` in infra/gcp/"
-    assert caught.value.hint == hint
-
-
-def test_everything_tried_is_told(fake: FakeCompute, go: Go) -> None:
-    fake.stockout(A)
-    fake.fail(B, {"code": "VM_MIN_COUNT_NOT_REACHED", "message": "0 of 1"})
-    with pytest.raises(NoCapacityError) as caught:
-        go(plan_for(A, B, fallback=False, spot=True))
-    assert str(caught.value) == (
-        f"no n1-standard-4 with T4 16 GB (spot) is free; tried: {A}: ZONE_RESOURCE_POOL_EXHAUSTED (0 s); "
-        f"{B}: VM_MIN_COUNT_NOT_REACHED: 0 of 1 (0 s)"
-    )
-    assert caught.value.hint == "run again later, without --no-fallback, without --spot, or with another --gpu"
-    assert (caught.value.exit_code, fake.instances) == (ExitCode.NO_CAPACITY, [])
-
-
-def test_the_budget_ends_the_search(fake: FakeCompute, go: Go) -> None:
-    for zone in (A, B, C):
-        fake.endless_operation(zone, lives=False)
-    with pytest.raises(NoCapacityError) as caught:
-        go(plan_for(A, B, C, fallback=False), budget_s=200.0)
-    assert inserts(fake) == [A, B]
-    assert f"{A}: TOOK_TOO_LONG: still PROVISIONING (180 s); " in str(caught.value)
-    assert str(caught.value).endswith(f"; not tried, as 200 s have passed: {C}")
-    assert fake.instances == []
-
-
 # Quotas.
 
 
@@ -171,21 +143,6 @@ def test_vm_takes_whichever_quota_is_left(
     assert got.tried == ((tried,) if refused else ())
     # Each region once, though two of its zones were named.
     assert fake.count("GET .*/regions/us-central1$") == 1
-
-
-def test_a_new_project_is_told_at_once(fake: FakeCompute, go: Go) -> None:
-    fake.set_quota("global", "GPUS_ALL_REGIONS", 0)
-    with pytest.raises(NoCapacityError) as caught:
-        go(plan_for(A))
-    assert str(caught.value) == (
-        "no n1-standard-4 with T4 16 GB is free; tried: all regions: QUOTA_EXCEEDED: GPUS_ALL_REGIONS is "
-        "0, 0 in use, 1 wanted (0 s)"
-    )
-    assert caught.value.hint == (
-        "ask for more at https://console.cloud.google.com/iam-admin/quotas?project=test-project; "
-        "launch doctor gcp shows what each region has"
-    )
-    assert len(fake.calls) == 1
 
 
 def test_a_quota_that_an_insert_finds_out_is_not_tried_again_in_its_region(fake: FakeCompute, go: Go) -> None:
@@ -246,31 +203,6 @@ def test_a_zone_that_fails_is_cleared_and_the_next_one_taken(
     assert [(each.zone, each.name) for each in fake.instances] == [(B, NAME)]
 
 
-CONSTRAINT = "Constraint constraints/compute.requireShieldedVm violated for project projects/p."
-ACCOUNT = f"The resource '{SETTINGS.service_account}' of type 'serviceAccount' was not found."
-
-
-@pytest.mark.parametrize(
-    ("fail", "error"),
-    [
-        (operation_error("SURPRISE", "new"), f"Compute Engine did not make the VM in {A}: SURPRISE: new"),
-        (operation_error("RESOURCE_NOT_FOUND", ACCOUNT), f"Compute Engine did not make the VM in {A}: RESOURCE_NOT_"),
-        (operation_error("CONDITION_NOT_MET", CONSTRAINT), "the organisation's policy forbids this VM: constraints/"),
-        (answer(400, "Invalid value for field 'x'", "invalid"), "Compute Engine refused insert: Invalid value"),
-        (answer(403, "Required permission", "forbidden"), "no permission in project 'test-project': Required"),
-    ],
-    ids=["unknown code", "service account", "policy", "body", "permission"],
-)
-def test_an_error_that_every_zone_would_have_ends_the_launch(
-    fail: Callable[[FakeCompute], None], error: str, fake: FakeCompute, go: Go
-) -> None:
-    fail(fake)
-    with pytest.raises(ToolError) as caught:
-        go(plan_for(A, B))
-    assert str(caught.value).startswith(error)
-    assert (inserts(fake), fake.instances, fake.count("DELETE")) == ([A], [], 0)
-
-
 def test_a_conflict_with_our_own_insert_is_success(fake: FakeCompute, go: Go) -> None:
     fake.fail(A, is_lost=True, is_once=True)
     got = go(plan_for(A))
@@ -278,37 +210,11 @@ def test_a_conflict_with_our_own_insert_is_success(fake: FakeCompute, go: Go) ->
     assert len(fake.all_vms) == 1
 
 
-def test_a_conflict_with_another_vm_leaves_that_alone(fake: FakeCompute, go: Go) -> None:
-    stranger = fake.add_vm(NAME, A)
-    with pytest.raises(ToolError) as caught:
-        go(plan_for(A))
-    assert str(caught.value) == f"zone {A} has another VM '{NAME}', which does not belong to this launch"
-    assert fake.instances == [stranger]
-    assert fake.count("DELETE") == 0
-
-
 def test_an_endless_operation_of_a_running_vm(fake: FakeCompute, clock: Clock, go: Go) -> None:
     fake.endless_operation(A)
     got = go(plan_for(A))
     assert (got.machines[0].zone, got.machines[0].status) == (A, "RUNNING")
     assert clock.slept_s == 10.0
-
-
-def test_a_vm_that_somebody_deletes_at_once_is_not_replaced(
-    fake: FakeCompute, monkeypatch: pytest.MonkeyPatch, go: Go
-) -> None:
-    real = Compute.wait
-
-    def wait(self: Compute, operation: Any, limit_s: float) -> Any:
-        found = real(self, operation, limit_s)
-        fake.kill(NAME)
-        return found
-
-    monkeypatch.setattr(Compute, "wait", wait)
-    with pytest.raises(ToolError) as caught:
-        go(plan_for(A, B))
-    told = f"Compute Engine did not make the VM in {A}: DELETED: the VM is gone right after its insert"
-    assert (str(caught.value), inserts(fake)) == (told, [A])
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -327,6 +233,70 @@ def test_a_cloud_that_is_gone_after_the_insert(fake: FakeCompute, go: Go) -> Non
     with pytest.raises(UnreachableError):
         go(plan_for(A, B))
     assert (inserts(fake), fake.instances) == ([A], [])
+
+
+# Refusals.
+
+CONSTRAINT = "Constraint constraints/compute.requireShieldedVm violated for project projects/p."
+ACCOUNT = f"The resource '{SETTINGS.service_account}' of type 'serviceAccount' was not found."
+NO_SUBNETWORK = "The resource 'projects/p/regions/us-central1/subnetworks/gpu' was not found"
+
+
+def full(fake: FakeCompute) -> None:
+    fake.stockout(A)
+    fake.fail(B, {"code": "VM_MIN_COUNT_NOT_REACHED", "message": "0 of 1"})
+
+
+def slow(fake: FakeCompute) -> None:
+    for zone in (A, B, C):
+        fake.endless_operation(zone, lives=False)
+
+
+def delete_at_once(fake: FakeCompute) -> None:
+    """Somebody deletes the VM before it is looked at."""
+    fake.fail(A, is_taken=True)
+    fake.preempt = fake.kill  # type: ignore[method-assign]
+
+
+REFUSED: dict[str, tuple[Callable[[FakeCompute], object], VmPlan]] = {
+    "no zone has room": (full, plan_for(A, B, fallback=False, spot=True)),
+    "out of time": (slow, plan_for(A, B, C, fallback=False)),
+    "no region has the subnetwork": (
+        answer(404, NO_SUBNETWORK, "notFound"),
+        plan_for(A, fallback=False, settings=replace(SETTINGS, subnetwork="gpu")),
+    ),
+    "new project": (lambda fake: fake.set_quota("global", "GPUS_ALL_REGIONS", 0), plan_for(A)),
+    "unknown code": (operation_error("SURPRISE", "new"), plan_for(A, B)),
+    "no service account": (operation_error("RESOURCE_NOT_FOUND", ACCOUNT), plan_for(A, B)),
+    "policy": (operation_error("CONDITION_NOT_MET", CONSTRAINT), plan_for(A, B)),
+    "body": (answer(400, "Invalid value for field 'x'", "invalid"), plan_for(A, B)),
+    "permission": (answer(403, "Required permission", "forbidden"), plan_for(A, B)),
+    "deleted at once": (delete_at_once, plan_for(A, B)),
+    "name is taken by another": (lambda fake: fake.add_vm(NAME, A), plan_for(A)),
+}
+
+
+def test_refusals_leave_nothing_of_ours_and_are_told_with_a_cure(
+    monkeypatch: pytest.MonkeyPatch, golden: Callable[[str, str], None]
+) -> None:
+    asked: dict[str, str] = {}
+
+    def launch(name: str) -> None:
+        prepare, plan = REFUSED[name]
+        with FakeCompute() as fake:
+            monkeypatch.setenv(answers.ENDPOINT_VARIABLE, fake.url)
+            clock = Clock()
+            compute = border.connect("test-project", sleep=clock.sleep, monotonic=clock.now)
+            prepare(fake)
+            strangers = fake.instances
+            try:
+                provision(compute, clock, plan, 200.0, [])
+            finally:
+                assert fake.instances == strangers
+                asked[name] = f"asked: {' '.join(inserts(fake))}; deleted: {fake.count('DELETE')}\n"
+
+    found = [errors_of(launch, {name: {"name": name}}) + asked[name] for name in REFUSED]
+    golden("provision-refusals.txt", "\n".join(found))
 
 
 # Interrupted.

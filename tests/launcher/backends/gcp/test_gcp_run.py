@@ -90,22 +90,6 @@ def preempting(cloud: Cloud) -> threading.Thread:
     return thread
 
 
-def test_launch_preempted_too_late_to_save_anything_is_preempted(clouds: Clouds) -> None:
-    durations = {**QUICK, LaunchPhase.RUN_ENDED: 40.0}
-    with clouds(salvages=False, durations=durations, grace_s=0.3) as cloud:
-        thread = preempting(cloud)
-        plan = cloud.plan(spot=True)
-        outcome = cloud.run(plan)
-        thread.join()
-        assert outcome.exit_code == ExitCode.RUN_FAILED
-        assert "preempted" in str(outcome.error)
-        assert outcome.bundles == ()
-        assert cloud.result(plan.name).preempted
-        assert cloud.state(plan.name).state is LaunchState.PREEMPTED
-        assert cloud.fake.instances == []
-        assert outcome.attempts == 1
-
-
 def test_a_preempted_launch_runs_again_under_a_new_name(clouds: Clouds) -> None:
     durations = {**QUICK, LaunchPhase.RUN_ENDED: 40.0}
     with clouds(durations=durations, grace_s=0.3) as cloud:
