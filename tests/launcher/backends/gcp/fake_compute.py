@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -68,10 +68,6 @@ class Vm:
         return bool(self.body.get("scheduling", {}).get("provisioningModel") == "SPOT")
 
     @property
-    def created_at(self) -> str:
-        return _iso(self.created_s)
-
-    @property
     def limit_s(self) -> int:
         return int(self.body.get("scheduling", {}).get("maxRunDuration", {}).get("seconds", 0))
 
@@ -88,15 +84,12 @@ class Vm:
         base = f"{url}/compute/v1/projects/{self.project}/zones/{self.zone}"
         document = {
             **self.body,
-            "kind": "compute#instance",
             "id": str(self.instance_id),
-            "creationTimestamp": self.created_at,
+            "creationTimestamp": _iso(self.created_s),
             "zone": base,
             "machineType": f"{base}/machineTypes/{self.machine_type}",
             "status": self.status,
             "cpuPlatform": self.cpu_platform,
-            "selfLink": f"{base}/instances/{self.name}",
-            "labelFingerprint": "42WmSpB8rSM=",
         }
         if self.stopped_s is not None:
             document["lastStopTimestamp"] = _iso(self.stopped_s)
@@ -138,19 +131,14 @@ class _Operation:
     def document(self, url: str) -> dict[str, Any]:
         base = f"{url}/compute/v1/projects/{self.project}/zones/{self.zone}"
         document: dict[str, Any] = {
-            "kind": "compute#operation",
-            "id": "4611686018427387904",
             "name": self.name,
             "operationType": self.kind,
             "zone": base,
             "targetLink": f"{base}/{self.target}",
             "status": "DONE" if self.done.is_set() else "RUNNING",
-            "progress": 100 if self.done.is_set() else 0,
         }
         if self.done.is_set() and self.errors:
             document["error"] = {"errors": self.errors}
-            document["httpErrorStatusCode"] = 503
-            document["httpErrorMessage"] = "SERVICE UNAVAILABLE"
         return document
 
 
@@ -219,16 +207,14 @@ class FakeCompute(Fake):
         self._timers: list[threading.Timer] = []
         self._threads: list[threading.Thread] = []
         self._outages: set[str] = set()
-        self._closed = threading.Event()
         super().__init__(_Handler)
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._closed.set()
         with self._lock:
-            timers, threads = list(self._timers), list(self._threads)
+            threads = list(self._threads)
             for machine in self._vms.values():
                 machine.gone.set()
-        for timer in timers:
+        for timer in self._timers:
             timer.cancel()
         for thread in threads:
             thread.join(JOIN_S)
@@ -291,7 +277,13 @@ class FakeCompute(Fake):
             machine.status = "STOPPING"
             operation = self._operation("compute.instances.preempted", machine.project, machine.zone, machine.name)
             operation.done.set()
-        self._later(self._grace_s, lambda: self._remove(machine))
+        if not self._grace_s:
+            self._remove(machine)
+            return
+        timer = threading.Timer(self._grace_s, self._remove, [machine])
+        timer.daemon = True
+        timer.start()
+        self._timers.append(timer)
 
     def kill(self, name: str) -> None:
         """The VM is gone at once, as if somebody had deleted it."""
@@ -366,16 +358,22 @@ class FakeCompute(Fake):
         return machine
 
     def add_disk(
-        self, name: str, zone: str = "us-central1-a", *, labels: Mapping[str, str] = {}, age_s: float = 0.0
+        self,
+        name: str,
+        zone: str = "us-central1-a",
+        *,
+        labels: Mapping[str, str] = {},
+        age_s: float = 0.0,
+        users: Sequence[str] = (),
     ) -> None:
-        """A disk that no VM has."""
+        """A disk, which no VM has unless `users` are named."""
         created_at = _iso(self.clock() - age_s)
         with self._lock:
             self._disks[zone, name] = {
                 "name": name,
                 "sizeGb": "50",
                 "labels": dict(labels),
-                "users": [],
+                "users": list(users),
                 "creationTimestamp": created_at,
             }
 
@@ -450,19 +448,12 @@ class FakeCompute(Fake):
         return operation.document(self.url)
 
     def _wait(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
-        operation = self._find_operation(names)
-        end_s = time.monotonic() + (0.0 if operation.endless else WAIT_S)
-        while not self._closed.is_set() and (left_s := end_s - time.monotonic()) > 0:
-            if operation.done.wait(min(left_s, 0.05)):
-                break
-        return operation.document(self.url)
-
-    def _find_operation(self, names: dict[str, str]) -> _Operation:
         with self._lock:
-            found = self._operations.get(names["operation"])
-        if found is None or found.zone != names["zone"]:
+            operation = self._operations.get(names["operation"])
+        if operation is None or operation.zone != names["zone"]:
             raise _missing(names, f"operations/{names['operation']}")
-        return found
+        operation.done.wait(0.0 if operation.endless else WAIT_S)
+        return operation.document(self.url)
 
     def _list_operations(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
         wanted = re.fullmatch(r'operationType="([\w.]+)"', query.get("filter", ""))
@@ -500,7 +491,7 @@ class FakeCompute(Fake):
         if machine.status == "PROVISIONING":
             raise RefusalError(400, f"The resource '{_path(names)}' is not ready", "resourceNotReady")
         text, following = machine.serial(int(query.get("start", "0")))
-        return {"kind": "compute#serialPortOutput", "contents": text, "next": str(following)}
+        return {"contents": text, "next": str(following)}
 
     def _guest_attributes(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
         machine = self._find(names)
@@ -511,7 +502,7 @@ class FakeCompute(Fake):
         if not values:
             raise RefusalError(404, f"The resource '{namespace}/' of type 'Guest Attribute' was not found.", "notFound")
         items = [{"namespace": namespace, "key": key, "value": value} for key, value in values.items()]
-        return {"kind": "compute#guestAttributes", "queryPath": f"{namespace}/", "queryValue": {"items": items}}
+        return {"queryPath": f"{namespace}/", "queryValue": {"items": items}}
 
     def _labelled(self, kind: str, project: str, query: dict[str, str]) -> list[tuple[str, dict[str, Any]]]:
         """Zones and documents of what has the label that the filter names."""
@@ -564,16 +555,16 @@ class FakeCompute(Fake):
         if not ZONE.fullmatch(f"{region}-a"):
             raise _missing(names, f"regions/{region}")
         metrics = [*METRICS, *(f"PREEMPTIBLE_{each}" for each in METRICS)]
-        return {"kind": "compute#region", "name": region, "quotas": self._quota_rows(region, metrics)}
+        return {"name": region, "quotas": self._quota_rows(region, metrics)}
 
     def _project(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
         quotas = self._quota_rows("global", ["GPUS_ALL_REGIONS"])
-        return {"kind": "compute#project", "name": names["project"], "quotas": quotas}
+        return {"name": names["project"], "quotas": quotas}
 
     def _image(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
         if (names["project"], names["family"]) not in IMAGE_FAMILIES:
             raise _missing(names, f"global/images/family/{names['family']}")
-        return {"kind": "compute#image", "name": f"{names['family']}-v20261101", "family": names["family"]}
+        return {"name": f"{names['family']}-v20261101", "family": names["family"]}
 
     # State.
 
@@ -598,16 +589,9 @@ class FakeCompute(Fake):
             machine = Vm(project, zone, body, 10**18 + self._counter, created_s=created_s)
             self._vms[zone, machine.name] = machine
             self.all_vms.append(machine)
-            labels = body["disks"][0].get("initializeParams", {}).get("labels", {})
-            size = str(body["disks"][0]["initializeParams"].get("diskSizeGb", "10"))
+            labels = body["disks"][0]["initializeParams"].get("labels", {})
             users = [f"{self.url}/zones/{zone}/instances/{machine.name}"]
-            self._disks[zone, machine.name] = {
-                "name": machine.name,
-                "sizeGb": size,
-                "labels": labels,
-                "users": users,
-                "creationTimestamp": machine.created_at,
-            }
+            self.add_disk(machine.name, zone, labels=labels, age_s=self.clock() - created_s, users=users)
         return machine
 
     def _start(self, machine: Vm) -> None:
@@ -644,16 +628,6 @@ class FakeCompute(Fake):
         if found is None or found.project != names["project"]:
             raise RefusalError(404, f"The resource '{_path(names)}' was not found", "notFound")
         return found
-
-    def _later(self, delay_s: float, action: Callable[[], Any]) -> None:
-        if delay_s <= 0:
-            action()
-            return
-        timer = threading.Timer(delay_s, action)
-        timer.daemon = True
-        with self._lock:
-            self._timers.append(timer)
-        timer.start()
 
     def _quota_errors(self, zone: str) -> list[dict[str, Any]]:
         """Each VM takes one GPU, of standard or of preemptible quota, where a limit is hidden in the region."""
