@@ -19,27 +19,6 @@ def document() -> dict[str, Any]:
     return tomllib.loads(gpus.TABLE.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    ("name", "machine", "vcpus", "count", "on_demand", "spot"),
-    [
-        ("t4", "g4dn.xlarge", 4, 1, "L-DB2E81BA", "L-3819A6DF"),
-        ("l4", "g6.xlarge", 4, 1, "L-DB2E81BA", "L-3819A6DF"),
-        ("a10g", "g5.xlarge", 4, 1, "L-DB2E81BA", "L-3819A6DF"),
-        ("a100", "p4d.24xlarge", 96, 8, "L-417A185B", "L-7212CCBC"),
-        ("a100-80gb", "p4de.24xlarge", 96, 8, "L-417A185B", "L-7212CCBC"),
-        ("h100", "p5.4xlarge", 16, 1, "L-417A185B", "L-C4BD4855"),
-    ],
-)
-def test_the_default_machine_and_its_quota(
-    name: str, machine: str, vcpus: int, count: int, on_demand: str, spot: str
-) -> None:
-    gpu = gpus.require(name)
-    default = gpu.machine_types[gpu.default_machine_type]
-    assert (default.name, default.vcpus, default.gpus) == (machine, vcpus, (count,))
-    assert (gpu.quota.code(spot=False), gpu.quota.code(spot=True)) == (on_demand, spot)
-    assert gpu.accelerator is None
-
-
 def test_flavour_and_driver_are_those_of_the_image() -> None:
     for gpu in gpus.load().values():
         flavour = contents.require_flavour(gpu.flavour)
@@ -70,16 +49,6 @@ def test_zones_of_the_pairs_with_gcp_in_us_east_1() -> None:
     for region in ("us-gov-west-1", "us-iso-east-1", "eu-isoe-west-1", "cn-north-1", "us-moon-1"):
         assert gpus.require("t4").zones_in(region) == (), "not those of a region with a similar name"
     assert all(region_of(zone) in gpus.region_names() for gpu in gpus.load().values() for zone in gpu.zones)
-
-
-def test_prices_by_market() -> None:
-    gpu = gpus.require("t4")
-    usual, spot = (gpu.price("g4dn.xlarge", gpus=1, region="us-east-1", spot=market) for market in (False, True))
-    assert usual is not None
-    assert spot is not None
-    assert (usual.usd_per_h, spot.usd_per_h, usual.read) == (0.526, 0.216, "2026-11")
-    assert gpu.price("g4dn.xlarge", gpus=1, region="us-east-2", spot=False) is None
-    assert gpu.price("g4dn.4xlarge", gpus=1, region="us-east-1", spot=True) is None
 
 
 @pytest.mark.parametrize(

@@ -6,24 +6,13 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.aws.backend import open_bucket
-from launcher.backends.aws.options import RULES, Settings, resolve_settings
+from launcher.backends.aws.options import Settings, resolve_settings
 from tests.launcher.backends.aws.aws_world import SETTINGS
 from tests.workload.storage import s3_server
 from tests.workload.storage.strict_s3 import BUCKET, StrictS3
 from workload.contract.errors import UsageError
-from workload.contract.spec import OTHER_VARIABLES, resolve
 
 ACCOUNT = "111122223333"
-VALUES = {
-    "region": "eu-west-1",
-    "bucket": "other-bucket",
-    "repository": "registry:5000/trainer",
-    "instance_profile": "other-vm",
-    "schedule_role": "other-role",
-    "security_group": "sg-0123456789abcdef0",
-    "subnet": "subnet-0aaaaaaaaaaaaaaaa",
-    "ami_parameter": "/my/ami",
-}
 
 
 def resolved(
@@ -46,31 +35,6 @@ def test_everything_follows_from_account_and_region() -> None:
     )
     assert settings.schedule_role_arn == f"arn:aws:iam::{ACCOUNT}:role/rooflaunch-schedule"
     assert set(origins.values()) == {"default"}
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_option_over_environment_over_config(tmp_path: Path, name: str) -> None:
-    example, value, variable = RULES[name][2], VALUES[name], f"ROOFLAUNCH_AWS_{name.upper()}"
-    (tmp_path / "rooflaunch.toml").write_text(f'[aws]\n{name} = "{example}"\n')
-
-    def found(given: dict[str, str | None], environment: dict[str, str]) -> tuple[str | None, str]:
-        settings, origins = resolved(given, environment, tmp_path)
-        return getattr(settings, name), origins[name]
-
-    assert found({}, {}) == (example, "rooflaunch.toml")
-    assert found({}, {variable: value}) == (value, "environment")
-    assert found({name: example}, {variable: value}) == (example, "option")
-    assert variable in OTHER_VARIABLES
-    assert resolve({}, {variable: value}, tmp_path)
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_hostile_values_get_nowhere(name: str) -> None:
-    for value in ("", "$(reboot)", "a\nb", "-v/:/host", "a'b", "x" * 4096, "a b"):
-        with pytest.raises(UsageError) as caught:
-            resolved({name: value})
-        assert str(caught.value).startswith(f"{name.replace('_', ' ')} must be {RULES[name][1]}; got '")
-        assert caught.value.hint == f"--{name.replace('_', '-')} {RULES[name][2]}"
 
 
 @pytest.mark.parametrize(

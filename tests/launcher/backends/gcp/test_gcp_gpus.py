@@ -37,13 +37,6 @@ def test_a_price_is_of_exactly_that_or_unknown() -> None:
     assert h100.price("a3-highgpu-1g", gpus=1, region="us-central1", spot=False) is None
 
 
-def test_every_figure_has_a_source_with_a_date(table: Table) -> None:
-    sources = table["source"]
-    used = {row[key] for row in table["gpu"].values() for key in ("zones_source", "machine_source")}
-    assert used == set(sources)
-    assert all(source["title"] and len(source["read"]) == len("2026-11") for source in sources.values())
-
-
 @pytest.mark.parametrize(
     ("name", "most_vcpus"), [("t4", {1: 48, 2: 48, 4: 96}), ("v100", {1: 12, 2: 24, 4: 48, 8: 96})]
 )
