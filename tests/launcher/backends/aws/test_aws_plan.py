@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.aws import plan as planning
 from launcher.backends.aws.options import ANY_ACCOUNT, Options, Settings, resolve_settings
 from launcher.backends.aws.plan import InstancePlan, make_plan
 from launcher.protocol.records import Price
@@ -67,18 +66,13 @@ PLANS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", PLANS)
 def test_plan_is_the_committed_one(name: str, golden: Golden) -> None:
     plan = planned(**PLANS[name])
-    golden(f"{name}.txt", f"{plan.text()}\n\n{json.dumps(plan.to_json()['run_instances'], indent=1)}\n")
-
-
-def test_the_request_is_shown_with_the_size_of_the_user_data() -> None:
-    shown = planned().sent_text()
-    first, _, body = shown.partition("\n")
-    assert first == "request    RunInstances in use1-az1, then CreateSchedule with rooflaunch-schedule"
-    document = json.loads(body)
-    size = len(planned().start_up_program())
-    assert document.pop("UserData").endswith(f"lines, {size} bytes>")
-    assert document == planned().to_json()["run_instances"]
-    assert size <= planning.MAX_BYTES
+    asked = plan.to_json()["run_instances"]
+    golden(f"{name}.txt", f"{plan.text()}\n\n{json.dumps(asked, indent=1)}\n")
+    first, _, body = plan.sent_text().partition("\n")
+    assert first.startswith(f"request    RunInstances in {plan.zones[0]}, then CreateSchedule with ")
+    shown = json.loads(body)
+    assert shown.pop("UserData").endswith(f"lines, {len(plan.start_up_program())} bytes>")
+    assert shown == asked
 
 
 def test_a_token_for_each_trial() -> None:
@@ -99,11 +93,8 @@ def test_the_final_plan_has_what_aws_told() -> None:
     assert plan.request.options["ami"] == AMI
     assert "ami        ami-0123456789abcdef0, base" in plan.text()
     assert plan.request.price("use1-az6") == plan.price("use1-az6")
-
-
-def test_the_disk_is_as_large_as_the_ami_needs() -> None:
-    plan = plan_of(disk_gb=50)
-    assert plan.body("use1-az4")["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 75
+    small = plan_of(disk_gb=50).body("use1-az4")["BlockDeviceMappings"][0]["Ebs"]
+    assert small["VolumeSize"] == 75, "as large as the AMI needs"
 
 
 @pytest.mark.parametrize(
