@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,11 @@ class TerraformFiles:
         for (kind, name), body in self.resources("data").items():
             found[f"data.{kind}.{name}"] = (f"data.{kind}", body)
         return found
+
+    def shown(self, kinds: Sequence[str]) -> str:
+        """Resources of these kinds as JSON, for a golden file."""
+        found = {f"{kind}.{name}": body for (kind, name), body in self.resources().items() if kind in kinds}
+        return json.dumps(found, indent=1, sort_keys=True) + "\n"
 
     def misuses(self, address: str) -> list[str]:
         """Arguments of a resource that its provider does not have, or misses."""

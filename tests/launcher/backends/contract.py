@@ -5,8 +5,6 @@ A backend writes a `Place`, in which all that can go wrong there can be made to,
     @pytest.mark.parametrize("check", CHECKS, ids=name_of)
     def test_contract(check: Check, place: Place) -> None:
         check(place)
-
-`test_gcp_contract.py` is one, and shows that the checks fail on backends that are broken.
 """
 
 import pickle

@@ -1,5 +1,6 @@
 """The image of a launch on a rented VM: built, pushed and named by digest, for the architecture of the VMs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from launcher.images import build, contents
 from launcher.images import build as building
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS
 from tests.launcher.backends.gcp.command_world import no_docker
-from workload.contract.errors import ToolError, UsageError
+from tests.launcher.backends.told import errors_of
 
 REPOSITORY = SETTINGS.repository
 
@@ -91,11 +92,7 @@ def test_an_image_of_the_vms_architecture(platforms: set[str], notes: tuple[str,
     assert build.architecture_notes(lambda: engine, IMAGE) == notes
 
 
-def test_an_image_that_no_vm_runs_is_refused() -> None:
-    engine: Any = Registry(frozenset({"linux/arm64"}))
-    with pytest.raises(UsageError) as caught:
-        build.prepared_image(lambda: engine, IMAGE, "cuda", REPOSITORY, docker_log_in)
-    assert str(caught.value) == f"'{IMAGE}' is an image for linux/arm64; the VMs are linux/amd64"
+def test_without_an_engine_the_architecture_is_not_checked() -> None:
     [note] = build.architecture_notes(no_docker, IMAGE)
     assert note.startswith(f"{UNCHECKED}no Docker engine: ")
 
@@ -119,33 +116,22 @@ def test_an_image_that_is_not_there_is_built(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == ["linux/amd64"], "the image of this machine is none for a VM"
 
 
-@pytest.mark.parametrize(
-    ("repository", "hint"),
-    [
-        (
-            REPOSITORY,
-            "gcloud auth configure-docker us-central1-docker.pkg.dev, then run the same command again",
-        ),
-        ("host:5000/trainer", "docker login, then launch build --push again"),
-    ],
-    ids=["artifact registry", "another"],
-)
-def test_a_push_that_is_denied_says_how_to_log_in(repository: str, hint: str) -> None:
-    with pytest.raises(ToolError) as raised:
-        pushed(Docker(holds=True, denied="denied: no"), repository)
-    assert raised.value.report() == (
-        f"error: '{repository}:cuda-0123456789ab' was not pushed: denied: no\nhint: {hint}"
-    )
+def test_refusals_of_an_image_are_told_with_a_cure(golden: Callable[[str, str], None]) -> None:
+    arm: Any = Registry(frozenset({"linux/arm64"}))
+
+    def prepared() -> str:
+        return build.prepared_image(lambda: arm, IMAGE, "cuda", REPOSITORY, docker_log_in)
+
+    def push(repository: str) -> str:
+        return pushed(Docker(holds=True, denied="denied: no"), repository)
+
+    refused = errors_of(prepared, {"image for another processor": {}})
+    denied = errors_of(push, {name: {"repository": name} for name in (REPOSITORY, "host:5000/trainer")})
+    unknown = errors_of(lambda: build.by_digest(no_docker, "host:5000/trainer:cuda"), {"tag, no Docker": {}})
+    golden("image-refusals.txt", f"{refused}\n{denied}\n{unknown}")
 
 
-def test_a_tag_is_looked_up_and_a_digest_taken_as_it_is() -> None:
+def test_tag_is_looked_up_and_a_digest_taken_as_it_is() -> None:
     assert build.by_digest(no_docker, IMAGE) == IMAGE
     docker: Any = Docker(holds=False)
     assert build.by_digest(lambda: docker, "host:5000/trainer:cuda") == f"host:5000/trainer@sha256:{'b' * 64}"
-    with pytest.raises(ToolError) as raised:
-        build.by_digest(no_docker, "host:5000/trainer:cuda")
-    assert raised.value.report() == (
-        "error: --image needs a digest, but the digest of the tag 'host:5000/trainer:cuda' cannot be found: "
-        "no Docker engine: /var/run/docker.sock does not exist\nhint: --image HOST/NAME@sha256:…, as "
-        "`launch build --push` prints it"
-    )

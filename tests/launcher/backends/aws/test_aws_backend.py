@@ -1,6 +1,7 @@
 """What a launch asks of AWS before an instance exists, and how each bad input is told."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +15,15 @@ from launcher.backends.aws.service import AMI_PARAMETERS
 from launcher.protocol.backend import Job
 from tests.launcher.backends.aws.aws_world import GROUP, IMAGE, NOW, SETTINGS, World, plan_of
 from tests.launcher.backends.aws.fake_aws import ACCOUNT, AMI, AwsError
-from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, ToolError, UsageError
+from tests.launcher.backends.told import errors_of
+from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, ToolError
 from workload.contract.spec import resolve
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 
 QUOTA = {False: ("L-DB2E81BA", "on demand"), True: ("L-3819A6DF", "spot")}
+Golden = Callable[[str, str], None]
 
 
 class Registry:
@@ -80,29 +83,44 @@ def test_the_account_is_asked_for_the_settings(world: World, monkeypatch: pytest
     assert world.fake.calls == calls
 
 
-@pytest.mark.parametrize(
-    ("options", "settings", "message"),
-    [
-        (
-            {"zones": ("us-east-1f",)},
-            {},
-            "zone 'us-east-1f' is not a zone of this account in us-east-1; the zones with",
-        ),
-        ({"zones": ("use1-az5",)}, {}, "zone 'use1-az5' is not a zone of this account in us-east-1; the zones with"),
-        ({"gpu": "l4", "zones": ("use1-az2",)}, {}, "zone 'use1-az2' has no g6.xlarge in us-east-1; the zones with"),
-        ({"gpu": "h100", "zones": ()}, {}, "region 'us-east-1' has no p5.4xlarge for this account"),
-        ({"ami": "ami-0aaaaaaaaaaaaaaaa"}, {}, "there is no AMI 'ami-0aaaaaaaaaaaaaaaa' in us-east-1"),
-        ({}, {"ami_parameter": "/my/ami"}, "there is no SSM parameter '/my/ami' in us-east-1"),
-        ({}, {"security_group": "closed"}, "there is no security group 'closed' in vpc-1 of us-east-1"),
-        ({}, {"subnet": "subnet-0aaaaaaaa"}, "there is no subnet 'subnet-0aaaaaaaa' in us-east-1"),
-    ],
-)
-def test_what_aws_does_not_have(world: World, options: dict[str, Any], settings: dict[str, str], message: str) -> None:
-    options = {"fallback": not options.get("zones", True), **options}
-    with pytest.raises(UsageError) as caught:
-        prepared(world, replace(SETTINGS, **settings), **options)
-    assert str(caught.value).startswith(message)
-    assert caught.value.hint
+MISSING: dict[str, dict[str, Any]] = {
+    "zone of another account": {"zones": ("us-east-1f",)},
+    "zone id of another account": {"zones": ("use1-az5",)},
+    "zone without the machine type": {"gpu": "l4", "zones": ("use1-az2",)},
+    "region without the machine type": {"gpu": "h100", "zones": (), "fallback": True},
+    "no AMI": {"ami": "ami-0aaaaaaaaaaaaaaaa"},
+    "no parameter": {"settings": replace(SETTINGS, ami_parameter="/my/ami")},
+    "no security group": {"settings": replace(SETTINGS, security_group="closed")},
+    "no subnet": {"settings": replace(SETTINGS, subnet="subnet-0aaaaaaaa"), "fallback": True, "zones": ()},
+}
+# Answers of AWS to a look-up: code, and message if it matters.
+REFUSALS: dict[str, tuple[str, str]] = {
+    "credentials are too old": ("RequestExpired", ""),
+    "credentials are wrong": ("AuthFailure", ""),
+    "signature is wrong": ("InvalidSignatureException", ""),
+    "denied": ("UnauthorizedOperation", ""),
+    "region is not enabled": ("OptInRequired", ""),
+    "clock is wrong": ("RequestTimeTooSkewed", ""),
+    "clock is behind": ("SignatureDoesNotMatch", "Signature expired: 1 is now earlier than 2"),
+    "clock is ahead": ("InvalidSignatureException", "Signature not yet current: 2 is later than 1"),
+    "anything else": ("InvalidParameter", ""),
+}
+
+
+def test_refusals_before_an_instance_exists_are_told_with_a_cure(world: World, golden: Golden) -> None:
+    def look_up(code: str, message: str) -> None:
+        world.fake.errors["DescribeAvailabilityZones"] = [AwsError(code, 403, message)]
+        prepared(world)
+
+    def boot(**image: str) -> None:
+        """Windows would start, and never run our program; the processor is told before an image is built."""
+        world.fake.image = image
+        prepared(world, ami=AMI)
+
+    refused = {name: {"code": code, "message": message} for name, (code, message) in REFUSALS.items()}
+    missing = errors_of(lambda **options: prepared(world, **options), MISSING)
+    systems = {"AMI with Windows": {"platform": "windows"}, "AMI for another processor": {"architecture": "arm64"}}
+    golden("prepare-refusals.txt", "\n".join([missing, errors_of(boot, systems), errors_of(look_up, refused)]))
     assert world.left == (0, 0, 0)
 
 
@@ -144,19 +162,13 @@ def test_a_spot_launch_asks_for_the_price_of_now(
 
 
 @pytest.mark.usefixtures("spot_prices")
-@pytest.mark.parametrize(
-    ("options", "usd_per_h"), [({"offline": True}, 0.216), ({"spot": False}, 0.526), ({"usd_per_h": 0.5}, 0.5)]
-)
-def test_other_plans_do_not_ask_for_the_spot_price(world: World, options: dict[str, Any], usd_per_h: float) -> None:
-    assert planned(world, **options).price("use1-az4").usd_per_h == usd_per_h  # type: ignore[union-attr]
+def test_other_plans_and_further_tasks_do_not_ask_for_the_spot_price(world: World) -> None:
+    for options, usd_per_h in (({"offline": True}, 0.216), ({"spot": False}, 0.526), ({"usd_per_h": 0.5}, 0.5)):
+        assert planned(world, **options).price("use1-az4").usd_per_h == usd_per_h  # type: ignore[union-attr]
     assert not world.fake.calls
-
-
-@pytest.mark.usefixtures("spot_prices")
-def test_all_tasks_of_a_sweep_ask_once_for_the_spot_price(world: World) -> None:
-    ours, options = backend(world), Options(gpu="t4", spot=True, image=IMAGE)
+    ours, given = backend(world), Options(gpu="t4", spot=True, image=IMAGE)
     for token in ("0a1b2c", "0a1b2d"):
-        plan = ours.plan(Job(resolved=resolve({}, {}, None), token=token), options, SETTINGS, now=NOW)
+        plan = ours.plan(Job(resolved=resolve({}, {}, None), token=token), given, SETTINGS, now=NOW)
         assert plan.price("use1-az4").usd_per_h == 0.45  # type: ignore[union-attr]
     assert world.fake.calls["DescribeSpotPriceHistory"] == 1
 
@@ -169,18 +181,6 @@ def test_without_a_spot_price_of_now_the_table_counts(world: World) -> None:
     assert plan.price("use1-az4").usd_per_h == 0.216  # type: ignore[union-attr]
     told = "the spot price is not that of today: no permission for DescribeSpotPriceHistory in us-east-1: "
     assert [note for note in plan.notes if note.startswith(told)]
-
-
-@pytest.mark.parametrize(
-    ("image", "found"),
-    [({"platform": "windows"}, "windows on x86_64"), ({"architecture": "arm64"}, "Linux on arm64")],
-)
-def test_an_ami_that_the_vms_cannot_boot_is_refused(world: World, image: dict[str, str], found: str) -> None:
-    """Windows would start, and never run our program; the processor is told before an image is built."""
-    world.fake.image |= image
-    with pytest.raises(UsageError) as caught:
-        prepared(world, ami=AMI)
-    assert str(caught.value) == f"AMI '{AMI}' is for {found}; the VMs need Linux on x86_64"
 
 
 @pytest.mark.parametrize("spot", QUOTA)
@@ -213,29 +213,6 @@ def failed(world: World) -> RooflaunchError:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("code", "message", "hint"),
-    [
-        ("RequestExpired", "the credentials for AWS have expired: ", "aws sso login"),
-        ("AuthFailure", "no usable credentials for AWS in us-east-1: ", "aws sso login"),
-        (
-            "UnauthorizedOperation",
-            "no permission for DescribeAvailabilityZones in ",
-            "ask the account's owner",
-        ),
-        ("OptInRequired", "this account cannot use us-east-1: OptInRequired: ", "enable the region"),
-        ("RequestTimeTooSkewed", "the clock of this machine is wrong", "set the clock"),
-        ("InvalidSignatureException", "no usable credentials for AWS in us-east-1: ", "aws sso login"),
-        ("InvalidParameter", "AWS refused describeAvailabilityZones: InvalidParameter: ", "launch doctor aws"),
-    ],
-)
-def test_refusals_of_a_look_up(world: World, code: str, message: str, hint: str) -> None:
-    world.fake.errors["DescribeAvailabilityZones"] = [AwsError(code)]
-    error = failed(world)
-    assert str(error).startswith(message)
-    assert error.hint.startswith(hint)
-
-
 def test_a_busy_server_is_asked_for_half_a_minute(world: World) -> None:
     world.fake.outage = AwsError("RequestLimitExceeded", 503)
     error = failed(world)
@@ -250,41 +227,28 @@ def test_no_server(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert error.hint == "start the server at this address, or unset AWS_ENDPOINT_URL"
 
 
-@pytest.mark.parametrize("code", ["InvalidSignatureException", "SignatureDoesNotMatch"])
-@pytest.mark.parametrize("message", ["Signature expired: 1 is now earlier than 2", "Signature not yet current: 2 is …"])
-def test_a_wrong_clock_by_its_message(world: World, code: str, message: str) -> None:
-    world.fake.errors["DescribeAvailabilityZones"] = [AwsError(code, 403, message)]
-    error = failed(world)
-    assert str(error) == f"the clock of this machine is wrong, so AWS refuses its requests: {message}"
-    assert error.hint.startswith("set the clock")
-
-
-@pytest.mark.parametrize("address", ["localhost:1", "foo"])
-def test_an_address_that_is_none(world: World, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setenv(ENDPOINT_VARIABLE, address)
-    with pytest.raises(UsageError) as caught:
-        prepared(world)
-    assert str(caught.value) == f"AWS_ENDPOINT_URL must be an address as http://HOST:PORT; got '{address}'"
-    assert caught.value.hint == "correct it, or unset AWS_ENDPOINT_URL"
-
-
-def test_no_credentials(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_keys(patch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
+        patch.delenv(name)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, "absent")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    error = failed(world)
-    assert str(error) == "no usable credentials for AWS: Unable to locate credentials"
-    assert error.hint == "aws sso login, or aws configure"
+        patch.setenv(name, "absent")
+    patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
-def test_a_profile_of_credentials_that_does_not_exist(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_PROFILE", "missing")
-    assert str(failed(world)) == "no usable credentials for AWS: The config profile (missing) could not be found"
+# What is wrong with this machine.
+LOCAL: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "address without http": lambda patch: patch.setenv(ENDPOINT_VARIABLE, "localhost:1"),
+    "address that is none": lambda patch: patch.setenv(ENDPOINT_VARIABLE, "foo"),
+    "no credentials": no_keys,
+    "no such profile": lambda patch: patch.setenv("AWS_PROFILE", "missing"),
+    "no boto3": lambda patch: patch.setitem(sys.modules, "boto3", None),
+}
 
 
-def test_boto3_is_missing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "boto3", None)
-    error = failed(world)
-    assert (str(error), error.hint) == ("the package boto3 is missing", "pip install 'rooflaunch[aws]'")
+def test_faults_of_this_machine_are_told_with_a_cure(world: World, golden: Golden) -> None:
+    def prepare(spoil: Callable[[pytest.MonkeyPatch], None]) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            spoil(patch)
+            prepared(world)
+
+    golden("machine-refusals.txt", errors_of(prepare, {name: {"spoil": spoil} for name, spoil in LOCAL.items()}))

@@ -1,6 +1,5 @@
 """EC2's machines hold to the contract of every backend."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from launcher.backends.aws.plan import InstancePlan
 from launcher.backends.aws.service import Ec2
 from launcher.protocol.backend import Machine, Machines
 from tests.launcher.backends import contract
-from tests.launcher.backends.aws.aws_world import ZONES, World, plan_of
+from tests.launcher.backends.aws.aws_world import SETTINGS, ZONES, World, plan_of
 from tests.launcher.backends.aws.fake_aws import REGION, AwsError, FakeAws, Vm
 from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
 from tests.launcher.backends.gcp.fake_compute import Clock
@@ -23,20 +22,11 @@ ROOT = Path(__file__).parents[4]
 STRANGER = "database"
 
 
-def submit_and_stay(token: str) -> None:
-    """What a launcher does that is killed."""
-    Ec2Machines(Ec2(REGION), sleep=lambda _: None, monotonic=iter(range(10**6)).__next__).submit(
-        plan_of(token), contract.silent
-    )
-    print("submitted", flush=True)
-    sys.stdin.read()
-
-
 class Ec2Place(Place):
     """A fake AWS, asked by the real boto3."""
 
-    def __init__(self, fake: FakeAws, clock: Clock) -> None:
-        self.fake, self.clock, self.tokens = fake, clock, iter(range(1000))
+    def __init__(self, fake: FakeAws, clock: Clock, folder: Path) -> None:
+        self.fake, self.clock, self.folder, self.tokens = fake, clock, folder, iter(range(1000))
 
     def machines(self) -> Machines:
         ec2 = Ec2(REGION, sleep=self.clock.sleep, monotonic=self.clock.now)
@@ -49,8 +39,7 @@ class Ec2Place(Place):
         return len(self.fake.live)
 
     def launcher(self, plan: contract.Plan) -> Sequence[str]:
-        module, token = "tests.launcher.backends.aws.test_aws_contract", plan.request.name[-6:]
-        return (sys.executable, "-c", f"from {module} import submit_and_stay; submit_and_stay('{token}')")
+        return contract.launcher_of("launcher.backends.aws.backend", plan, SETTINGS, self.folder)
 
     def print(self, machine: Machine, text: str) -> None:
         self.fake.named(machine.name).console += text
@@ -97,9 +86,9 @@ class Ec2Place(Place):
 
 
 @pytest.fixture
-def place(world: World, monkeypatch: pytest.MonkeyPatch) -> Ec2Place:
+def place(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ec2Place:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return Ec2Place(world.fake, world.clock)
+    return Ec2Place(world.fake, world.clock, tmp_path)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=name_of)

@@ -54,7 +54,7 @@ def vm(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     s3.meet(monkeypatch)
     with instance(tmp_path) as made:
         made.aws.url = s3.url
-        made.parameters |= {"store": f"s3://{BUCKET}/{tmp_path.name}", "with_gpu": False}
+        made.parameters |= {"store": f"s3://{BUCKET}/{tmp_path.name}", "driver": "none"}
         made.shims["docker"] = DOCKER.partition("run) ")[0] + AGENT + "esac\n"
         yield made
 

@@ -10,8 +10,8 @@ import pytest
 from launcher.backends.aws import gpus
 from launcher.images import contents
 from launcher.protocol.records import region_of
-from workload.contract import peaks, prices
-from workload.contract.errors import ExitCode, ToolError, UsageError
+from workload.contract import prices
+from workload.contract.errors import ToolError
 
 
 @pytest.fixture
@@ -19,36 +19,11 @@ def document() -> dict[str, Any]:
     return tomllib.loads(gpus.TABLE.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    ("name", "machine", "vcpus", "count", "on_demand", "spot"),
-    [
-        ("t4", "g4dn.xlarge", 4, 1, "L-DB2E81BA", "L-3819A6DF"),
-        ("l4", "g6.xlarge", 4, 1, "L-DB2E81BA", "L-3819A6DF"),
-        ("a10g", "g5.xlarge", 4, 1, "L-DB2E81BA", "L-3819A6DF"),
-        ("a100", "p4d.24xlarge", 96, 8, "L-417A185B", "L-7212CCBC"),
-        ("a100-80gb", "p4de.24xlarge", 96, 8, "L-417A185B", "L-7212CCBC"),
-        ("h100", "p5.4xlarge", 16, 1, "L-417A185B", "L-C4BD4855"),
-    ],
-)
-def test_the_default_machine_and_its_quota(
-    name: str, machine: str, vcpus: int, count: int, on_demand: str, spot: str
-) -> None:
-    gpu = gpus.require(name)
-    default = gpu.machine_types[gpu.default_machine_type]
-    assert (default.name, default.vcpus, default.gpus) == (machine, vcpus, (count,))
-    assert (gpu.quota.code(spot=False), gpu.quota.code(spot=True)) == (on_demand, spot)
-    assert gpu.accelerator is None
-
-
 def test_flavour_and_driver_are_those_of_the_image() -> None:
     for gpu in gpus.load().values():
         flavour = contents.require_flavour(gpu.flavour)
         assert gpu.minimum_driver == flavour.driver
         assert ".".join(map(str, gpu.capability)) in flavour.capabilities
-
-
-def test_every_gpu_has_peaks() -> None:
-    assert {gpu.device for gpu in gpus.load().values()} <= {row.gpu for row in peaks.gpus()}
 
 
 @pytest.mark.parametrize(
@@ -76,48 +51,6 @@ def test_zones_of_the_pairs_with_gcp_in_us_east_1() -> None:
     assert all(region_of(zone) in gpus.region_names() for gpu in gpus.load().values() for zone in gpu.zones)
 
 
-def test_prices_by_market() -> None:
-    gpu = gpus.require("t4")
-    usual, spot = (gpu.price("g4dn.xlarge", gpus=1, region="us-east-1", spot=market) for market in (False, True))
-    assert usual is not None
-    assert spot is not None
-    assert (usual.usd_per_h, spot.usd_per_h, usual.read) == (0.526, 0.216, "2026-11")
-    assert gpu.price("g4dn.xlarge", gpus=1, region="us-east-2", spot=False) is None
-    assert gpu.price("g4dn.4xlarge", gpus=1, region="us-east-1", spot=True) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("v100", "EC2 has no V100 for one run any more: p3 is gone, and p3dn.24xlarge has 8 of 32 GB"),
-        ("t5", "gpu must be one of t4, l4, a10g, a100, a100-80gb, h100; got 't5'"),
-    ],
-)
-def test_a_gpu_that_ec2_lacks(name: str, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        gpus.require(name)
-    assert (str(caught.value), caught.value.exit_code) == (message, ExitCode.USAGE)
-    assert caught.value.hint.startswith("--gpu t4")
-
-
-@pytest.mark.parametrize(
-    ("machine_type", "why"),
-    [
-        ("g6f.xlarge", "is a slice of an L4, not a whole GPU: its figures would compare with nothing"),
-        ("gr6f.4xlarge", "is a slice of an L4, not a whole GPU: its figures would compare with nothing"),
-        ("p3.2xlarge", "is gone: EC2 no longer offers it, since 2026-05"),
-        ("p3dn.24xlarge", "has 8 V100 of 32 GB, which no other cloud here has"),
-    ],
-)
-def test_machine_types_refused_by_name(machine_type: str, why: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        gpus.refuse_machine_type(machine_type, gpus.require("l4"))
-    assert str(caught.value) == f"machine type '{machine_type}' {why}"
-    assert caught.value.hint == "--machine-type g6.xlarge"
-    gpus.refuse_machine_type("g6.xlarge", gpus.require("l4"))
-    gpus.refuse_machine_type(None, gpus.require("l4"))
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -128,16 +61,14 @@ def test_machine_types_refused_by_name(machine_type: str, why: str) -> None:
 )
 def test_a_table_that_contradicts_itself(document: dict[str, Any], changes: dict[str, Any], problem: str) -> None:
     listed = prices.load().listed
-    assert gpus.parse(copy.deepcopy(document), listed) == gpus.table()
+    original = copy.deepcopy(document)
+    assert gpus.parse(copy.deepcopy(original), listed) == gpus.table()
     document["gpu"]["t4"] |= changes
     with pytest.raises(ToolError) as caught:
         gpus.parse(document, listed)
     assert str(caught.value) == f"gpus.toml: t4: {problem}"
-
-
-def test_a_price_of_what_is_not_offered(document: dict[str, Any]) -> None:
-    row = next(row for row in prices.load().listed if row.provider == "aws")
-    with pytest.raises(ToolError) as caught:
-        gpus.parse(document, [replace(row, machine_type="g6.xlarge")])
-    problem = "a price for g6.xlarge in us-east-1 with 1 GPUs, which is not offered"
-    assert str(caught.value) == f"gpus.toml: t4: {problem}"
+    row = next(row for row in listed if row.provider == "aws")
+    with pytest.raises(
+        ToolError, match=r"^gpus.toml: t4: a price for g6.xlarge in us-east-1 with 1 GPUs, which is not"
+    ):
+        gpus.parse(copy.deepcopy(original), [replace(row, machine_type="g6.xlarge")])

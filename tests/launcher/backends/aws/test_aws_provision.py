@@ -1,6 +1,7 @@
 """Getting an instance: every row of EC2's errors, doubtful answers, and the two limits, on a clock that tests move."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,9 +9,10 @@ import pytest
 from launcher.backends.aws.machines import HUNG_S, remove
 from launcher.backends.aws.plan import LATE_S
 from launcher.protocol.backend import Condition, Machine, Submitted
-from tests.launcher.backends.aws.aws_world import SETTINGS, World, plan_of
+from tests.launcher.backends.aws.aws_world import SETTINGS, World, aws_world, plan_of
 from tests.launcher.backends.aws.fake_aws import AwsError
-from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, ToolError
+from tests.launcher.backends.told import errors_of
+from workload.contract.errors import NoCapacityError, ToolError
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
@@ -19,13 +21,6 @@ FIRST, SECOND = "use1-az4", "use1-az6"
 
 def submitted(world: World, **options: Any) -> Submitted:
     return world.machines().submit(plan_of(**options), world.told.append)
-
-
-def refused(world: World, error: type[RooflaunchError] = NoCapacityError, **options: Any) -> RooflaunchError:
-    with pytest.raises(error) as caught:
-        submitted(world, **options)
-    assert world.left == (0, 0, 0)
-    return caught.value
 
 
 def test_the_instance_has_tags_limits_and_a_schedule(world: World) -> None:
@@ -54,7 +49,7 @@ def test_the_instance_has_tags_limits_and_a_schedule(world: World) -> None:
     assert vm.tags["rooflaunch-ends"] == "2027-01-15T09:02:00Z"
 
 
-def test_a_spot_instance_is_one_time_and_never_stopped(world: World) -> None:
+def test_spot_instance_is_one_time_and_never_stopped(world: World) -> None:
     submitted(world, spot=True)
     [vm] = world.fake.live
     market = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
@@ -77,11 +72,11 @@ def test_without_capacity_the_next_zone_is_asked_once_each(world: World, code: s
     assert [(tried.zone, tried.code) for tried in done.tried] == [(FIRST, code)]
     assert [vm.zone for vm in world.fake.live] == [SECOND]
     assert world.fake.calls["RunInstances"] == 2
-    assert len(world.fake.schedules) == 1
+    assert world.left == (1, 1, 1)
 
 
 @pytest.mark.parametrize("reason", ["Server.InsufficientInstanceCapacity", "Server.InternalError"])
-def test_an_instance_that_ends_at_once_counts_as_no_capacity(world: World, reason: str) -> None:
+def test_instance_that_ends_at_once_counts_as_no_capacity(world: World, reason: str) -> None:
     world.fake.dies_of[FIRST] = reason
     done = submitted(world)
     assert [(tried.zone, tried.code) for tried in done.tried] == [(FIRST, reason)]
@@ -89,36 +84,47 @@ def test_an_instance_that_ends_at_once_counts_as_no_capacity(world: World, reaso
     assert world.left == (1, 1, 1)
 
 
+def answers(action: str, *errors: AwsError) -> Callable[[World], object]:
+    return lambda world: world.fake.errors[action].extend(errors)
+
+
+def lose_answers(world: World) -> None:
+    world.fake.lost_answers = 2
+
+
+def hide_instance(world: World) -> None:
+    world.fake.hides = 3
+
+
+def make_profile_later(world: World) -> None:
+    world.fake.profiles.clear()
+    world.clock.on_sleep = lambda _: world.fake.profiles.add("rooflaunch-vm")
+
+
 @pytest.mark.parametrize(
-    ("code", "in_reason"),
+    ("prepare", "asked"),
     [
-        ("VcpuLimitExceeded", False),
-        ("InstanceLimitExceeded", False),
-        ("MaxSpotInstanceCountExceeded", False),
-        ("Client.VolumeLimitExceeded", True),
+        pytest.param(lose_answers, 3, id="answers are lost"),
+        pytest.param(answers("RunInstances", *[AwsError("InternalError", 500)] * 2), 3, id="the server fails"),
+        pytest.param(answers("RunInstances", *[AwsError("RequestLimitExceeded", 503)] * 3), 4, id="EC2 is busy"),
+        pytest.param(answers("RunInstances", *[AwsError("EC2ThrottledException", 503)] * 3), 4, id="throttled"),
+        pytest.param(hide_instance, 1, id="EC2 does not know the instance yet"),
+        pytest.param(answers("CreateTags", *[AwsError("InvalidInstanceID.NotFound")] * 4), 1, id="nor can tag it"),
+        pytest.param(make_profile_later, 2, id="the profile is made a moment later"),
     ],
 )
-def test_a_quota_is_not_tried_again_in_the_region(world: World, code: str, in_reason: bool) -> None:
-    if in_reason:
-        world.fake.dies_of[FIRST] = code
-    else:
-        world.fake.errors["RunInstances"] = [AwsError(code)]
-    error = refused(world)
-    assert world.fake.calls["RunInstances"] == 1
-    assert f"{FIRST}: {code}: " in str(error)
-    assert (error.exit_code, "request-service-quota-increase" in error.hint) == (ExitCode.NO_CAPACITY, True)
-
-
-def test_a_lost_answer_is_asked_again_with_the_same_token(world: World) -> None:
-    world.fake.lost_answers = 2
+def test_doubtful_answer_is_asked_again_and_makes_one_instance(
+    world: World, prepare: Callable[[World], object], asked: int
+) -> None:
+    prepare(world)
     submitted(world)
-    assert world.fake.calls["RunInstances"] == 3
     assert world.left == (1, 1, 1)
+    assert "rooflaunch-ends" in world.fake.live[0].tags
+    assert world.fake.calls["RunInstances"] == asked
 
 
-def test_a_refusal_after_a_lost_answer_leaves_no_instance(world: World) -> None:
+def test_refusal_after_a_lost_answer_leaves_no_instance(world: World) -> None:
     world.fake.lost_answers = 1
-    world.fake.errors["RunInstances"] = [AwsError("InternalError", 500), AwsError("InternalError", 500)]
     asked = world.fake.answer
 
     def refuse_the_second(service: str, action: str, fields: dict[str, Any]) -> Any:
@@ -127,111 +133,69 @@ def test_a_refusal_after_a_lost_answer_leaves_no_instance(world: World) -> None:
         return asked(service, action, fields)
 
     world.fake.answer = refuse_the_second  # type: ignore[method-assign]
-    error = refused(world)
-    assert f"{FIRST}: InsufficientInstanceCapacity" in str(error)
+    with pytest.raises(NoCapacityError, match=f"{FIRST}: InsufficientInstanceCapacity"):
+        submitted(world)
     assert [vm.state for vm in world.fake.vms.values()] == ["terminated"]
-
-
-@pytest.mark.parametrize("status", [500, 503])
-def test_a_failed_server_is_asked_again_with_the_same_token(world: World, status: int) -> None:
-    world.fake.errors["RunInstances"] = [AwsError("InternalError", status)] * 2
-    submitted(world)
-    assert world.left == (1, 1, 1)
+    assert world.left == (0, 0, 0)
 
 
 def test_after_answers_that_stay_lost_nothing_is_left(world: World) -> None:
     world.fake.lost_answers = 10**6
-    error = refused(world, ToolError)
-    assert "cannot be reached" in str(error)
+    with pytest.raises(ToolError, match=r"^EC2 cannot be reached at http"):
+        submitted(world)
     assert f"{FIRST}: checking that no VM is left" in world.told
-    assert len(world.fake.vms) == 1
+    assert (len(world.fake.vms), world.left) == (1, (0, 0, 0))
 
 
-@pytest.mark.parametrize("code", ["RequestLimitExceeded", "EC2ThrottledException"])
-def test_a_busy_ec2_is_asked_again_later(world: World, code: str) -> None:
-    world.fake.errors["RunInstances"] = [AwsError(code, 503)] * 3
-    submitted(world)
-    assert world.fake.calls["RunInstances"] == 4
-    assert world.left == (1, 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("UnauthorizedOperation", "no permission for RunInstances in us-east-1"),
-        ("AuthFailure", "no usable credentials for AWS in us-east-1"),
-        ("PendingVerification", "this account cannot use us-east-1: PendingVerification"),
-        ("OptInRequired", "this account cannot use us-east-1: OptInRequired"),
-        ("RequestExpired", "the credentials for AWS have expired"),
-        ("RequestTimeTooSkewed", "the clock of this machine is wrong"),
-        ("InvalidParameterCombination", "EC2 did not make the VM in use1-az4: InvalidParameterCombination"),
-    ],
-)
-def test_errors_after_which_no_zone_is_tried(world: World, code: str, said: str) -> None:
-    world.fake.errors["RunInstances"] = [AwsError(code, 403 if "Un" in code else 400)]
-    error = refused(world, ToolError)
-    assert str(error).startswith(said)
-    assert error.exit_code == ExitCode.TOOL
-    assert error.hint
-    assert world.fake.calls["RunInstances"] == 1
-
-
-def test_a_profile_that_is_made_a_moment_later(world: World) -> None:
-    world.fake.profiles.clear()
-    world.clock.on_sleep = lambda _: world.fake.profiles.add("rooflaunch-vm")
-    submitted(world)
-    assert world.left == (1, 1, 1)
-
-
-def test_a_profile_that_does_not_exist(world: World) -> None:
-    world.fake.profiles.clear()
-    error = refused(world, ToolError)
-    assert str(error).startswith("the instance profile 'rooflaunch-vm' cannot be used: InvalidParameterValue: ")
-    assert error.hint == "make it with infra/aws/, or name another one with --instance-profile"
-
-
-def test_a_schedule_role_that_does_not_exist(world: World) -> None:
-    """No instance runs without its schedule: it is ended again."""
-    world.fake.roles.clear()
-    error = refused(world, ToolError)
-    assert str(error).startswith("the schedule's role cannot be used: ")
-    assert error.hint == "make the role with infra/aws/, or name another one with --schedule-role"
-
-
-def test_an_instance_that_ec2_does_not_know_yet(world: World) -> None:
-    world.fake.hides = 3
-    submitted(world)
-    assert world.left == (1, 1, 1)
-
-
-def test_a_tag_waits_until_ec2_knows_the_new_instance(world: World) -> None:
-    world.fake.errors["CreateTags"] = [AwsError("InvalidInstanceID.NotFound")] * 4
-    submitted(world)
-    assert "rooflaunch-ends" in world.fake.live[0].tags
-    assert world.left == (1, 1, 1)
+def full_of_volumes(world: World) -> None:
+    world.fake.dies_of[FIRST] = "Client.VolumeLimitExceeded"
 
 
 PAGE = "<html><body>log in</body></html>"
-ITEM = "<item><launchTime>soon</launchTime></item>"
-BAD_TIME = f"<reservationSet><item><instancesSet>{ITEM}</instancesSet></item></reservationSet>"
+BAD_TIME = "<item><instancesSet><item><launchTime>soon</launchTime></item></instancesSet></item>"
+MALFORMED = {
+    "DescribeAvailabilityZones": PAGE,
+    "DescribeInstances": f"<R><reservationSet>{BAD_TIME}</reservationSet></R>",
+    "RunInstances": "<html><br>",
+    "CreateSchedule": "3",
+}
+# After these no other zone is tried, and nothing is left.
+REFUSED: dict[str, Callable[[World], object]] = {
+    "quota of vCPUs": answers("RunInstances", AwsError("VcpuLimitExceeded")),
+    "quota of instances": answers("RunInstances", AwsError("InstanceLimitExceeded")),
+    "quota of spot": answers("RunInstances", AwsError("MaxSpotInstanceCountExceeded")),
+    "quota of volumes": full_of_volumes,
+    "denied": answers("RunInstances", AwsError("UnauthorizedOperation", 403)),
+    "account is new": answers("RunInstances", AwsError("PendingVerification")),
+    "request that EC2 does not take": answers("RunInstances", AwsError("InvalidParameterCombination")),
+    "no profile": lambda world: world.fake.profiles.clear(),
+    "no role for the schedule": lambda world: world.fake.roles.clear(),
+    **{
+        f"malformed {action}": answers(action, *[AwsError("Malformed", 200, body=body)] * 100)
+        for action, body in MALFORMED.items()
+    },
+}
 
 
-@pytest.mark.parametrize(
-    ("action", "body"),
-    [
-        ("DescribeAvailabilityZones", PAGE),
-        ("DescribeInstances", f"<R>{BAD_TIME}</R>"),
-        ("RunInstances", PAGE),
-        ("RunInstances", "<html><br>"),
-        ("CreateTags", "<html><br>"),
-        ("CreateSchedule", "3"),
-    ],
-)
-def test_malformed_answer_is_an_error_with_a_hint_and_leaves_no_instance(world: World, action: str, body: str) -> None:
-    world.fake.errors[action] = [AwsError("Malformed", 200, body=body)] * 100
-    error = refused(world, ToolError)
-    assert str(error).startswith("another server than EC2 answers at http://127.0.0.1:")
-    assert "correct HTTPS_PROXY" in error.hint
+def test_refusals_leave_nothing_and_are_told_with_a_cure(
+    monkeypatch: pytest.MonkeyPatch, golden: Callable[[str, str], None]
+) -> None:
+    urls = []
+
+    def submit(prepare: Callable[[World], object]) -> None:
+        with aws_world(monkeypatch) as world:
+            urls.append(world.fake.url)
+            prepare(world)
+            try:
+                submitted(world)
+            finally:
+                assert world.left == (0, 0, 0)
+                assert {vm.zone for vm in world.fake.vms.values()} <= {FIRST}
+
+    text = errors_of(submit, {name: {"prepare": prepare} for name, prepare in REFUSED.items()})
+    for url in urls:
+        text = text.replace(url, "http://HOST")
+    golden("provision-refusals.txt", text)
 
 
 def test_an_interrupt_between_instance_and_schedule_leaves_nothing(

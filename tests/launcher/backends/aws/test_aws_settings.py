@@ -1,24 +1,18 @@
 """Where `launch aws` finds its region, bucket and the rest."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from launcher.backends.aws.options import RULES, Settings, resolve_settings
+from launcher.backends.aws.backend import open_bucket
+from launcher.backends.aws.options import Settings, resolve_settings
+from tests.launcher.backends.aws.aws_world import SETTINGS
+from tests.workload.storage import s3_server
+from tests.workload.storage.strict_s3 import BUCKET, StrictS3
 from workload.contract.errors import UsageError
-from workload.contract.spec import OTHER_VARIABLES, resolve
 
 ACCOUNT = "111122223333"
-VALUES = {
-    "region": "eu-west-1",
-    "bucket": "other-bucket",
-    "repository": "registry:5000/trainer",
-    "instance_profile": "other-vm",
-    "schedule_role": "other-role",
-    "security_group": "sg-0123456789abcdef0",
-    "subnet": "subnet-0aaaaaaaaaaaaaaaa",
-    "ami_parameter": "/my/ami",
-}
 
 
 def resolved(
@@ -41,31 +35,6 @@ def test_everything_follows_from_account_and_region() -> None:
     )
     assert settings.schedule_role_arn == f"arn:aws:iam::{ACCOUNT}:role/rooflaunch-schedule"
     assert set(origins.values()) == {"default"}
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_option_over_environment_over_config(tmp_path: Path, name: str) -> None:
-    example, value, variable = RULES[name][2], VALUES[name], f"ROOFLAUNCH_AWS_{name.upper()}"
-    (tmp_path / "rooflaunch.toml").write_text(f'[aws]\n{name} = "{example}"\n')
-
-    def found(given: dict[str, str | None], environment: dict[str, str]) -> tuple[str | None, str]:
-        settings, origins = resolved(given, environment, tmp_path)
-        return getattr(settings, name), origins[name]
-
-    assert found({}, {}) == (example, "rooflaunch.toml")
-    assert found({}, {variable: value}) == (value, "environment")
-    assert found({name: example}, {variable: value}) == (example, "option")
-    assert variable in OTHER_VARIABLES
-    assert resolve({}, {variable: value}, tmp_path)
-
-
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("value", ["", "$(reboot)", "a\nb", "-v/:/host", "a'b", "x" * 4096, "a b"])
-def test_hostile_values_get_nowhere(name: str, value: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        resolved({name: value})
-    assert str(caught.value).startswith(f"{name.replace('_', ' ')} must be {RULES[name][1]}; got '")
-    assert caught.value.hint == f"--{name.replace('_', '-')} {RULES[name][2]}"
 
 
 @pytest.mark.parametrize(
@@ -102,3 +71,24 @@ def test_a_region_that_is_none() -> None:
     with pytest.raises(UsageError) as caught:
         resolved({}, {"AWS_REGION": "moon"})
     assert str(caught.value) == "AWS configuration: region must be a region's name such as us-east-1; got 'moon'"
+
+
+@pytest.mark.world
+@pytest.mark.slow
+def test_bucket_must_be_in_the_launchs_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    with StrictS3() as s3:
+        s3_server.meet(s3.url, s3_server.make_session(), monkeypatch)
+        here = replace(SETTINGS, bucket=BUCKET)
+        for region in ("", "us-east-1"):
+            s3.region = region
+            bucket = open_bucket(here)
+            assert bucket.write(f"launches/{region or 'x'}", b"1")
+            assert bucket.region == region
+        s3.region = "eu-west-1"
+        assert open_bucket(replace(here, region="eu-west-1")).region == "eu-west-1"
+        with pytest.raises(UsageError) as caught:
+            open_bucket(here)
+    assert caught.value.report() == (
+        f"error: bucket '{BUCKET}' is in region 'eu-west-1', but the instances are in 'us-east-1'\n"
+        "hint: --region eu-west-1, or --bucket with a bucket in us-east-1"
+    )

@@ -1,6 +1,5 @@
 """Cloud Batch's tasks hold to the contract of every backend: the real client, asked of a fake that speaks REST."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.batch.backend import BatchMachines
+from launcher.backends.batch.backend import BatchMachines, Region
 from launcher.backends.batch.options import Options
 from launcher.backends.batch.plan import BatchPlan
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
@@ -18,6 +17,7 @@ from tests.launcher.backends import contract
 from tests.launcher.backends.batch.batch_plans import batch_plan
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch
 from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
+from tests.launcher.backends.gcp.canned_cloud import SETTINGS
 from tests.launcher.backends.gcp.fake_compute import Clock
 from workload.contract.spec import resolve
 from workload.storage.address import open_store
@@ -34,16 +34,6 @@ def plan_of(token: str, **changes: object) -> BatchPlan:
     return batch_plan(resolve({}, {}, None), options, REGION, now=now, token=token)
 
 
-def submit_and_stay(token: str) -> None:
-    """What a launcher does that is killed."""
-    service = BatchService(PROJECT, REGION, sleep=lambda _: None)
-    BatchMachines(service, lambda: pytest.fail("no output"), sleep=lambda _: None).submit(
-        plan_of(token), contract.silent
-    )
-    print("submitted", flush=True)
-    sys.stdin.read()
-
-
 @dataclass
 class BatchPlace(Place):
     """A fake Cloud Batch, asked by the real client."""
@@ -51,7 +41,7 @@ class BatchPlace(Place):
     fake: FakeBatch
     clock: Clock
     store: Folder
-    hidden: list[str] = field(default_factory=list)
+    folder: Path
     tokens: Iterator[int] = field(default_factory=lambda: iter(range(1000)))
 
     def machines(self) -> Machines:
@@ -65,8 +55,8 @@ class BatchPlace(Place):
         return self.fake.running()
 
     def launcher(self, plan: contract.Plan) -> Sequence[str]:
-        module, token = "tests.launcher.backends.batch.test_batch_contract", plan.request.name[-6:]
-        return (sys.executable, "-c", f"from {module} import submit_and_stay; submit_and_stay('{token}')")
+        settings = Region(region=REGION, settings=SETTINGS)
+        return contract.launcher_of("launcher.backends.batch.backend", plan, settings, self.folder)
 
     def print(self, machine: Machine, text: str) -> None:
         name = log_object(machine.name)
@@ -104,7 +94,7 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BatchPlac
     assert isinstance(store, Folder)
     with FakeBatch(clock=clock.now) as fake:
         monkeypatch.setenv(ENDPOINT_VARIABLE, fake.url)
-        yield BatchPlace(fake, clock, store)
+        yield BatchPlace(fake, clock, store, tmp_path)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=name_of)

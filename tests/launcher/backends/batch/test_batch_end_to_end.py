@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +23,8 @@ from launcher.protocol.records import Task, TaskRun
 from tests.launcher.backends.batch.batch_plans import batch_plan
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch, FakeTask
 from tests.launcher.backends.gcp.canned_cloud import IMAGE
+from tests.launcher.backends.gcp.compute_bodies import plain_body
+from tests.launcher.backends.gcp.fake_compute import Vm
 from tests.launcher.backends.gcp.fake_metadata import FakeMetadata
 from tests.launcher.script import tiny
 from tests.waiting import until
@@ -79,20 +80,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             words, env={**os.environ, **variables, "PYTHONPATH": str(ROOT)}, stdout=log, stderr=subprocess.STDOUT
         )
 
-    vm: Any = SimpleNamespace(
-        instance_id=1,
-        name="batch-vm-1",
-        zone="us-central1-a",
-        machine_type="n1-standard-4",
-        cpu_platform="Intel Skylake",
-        preempted=False,
-        spot=False,
-        project=PROJECT,
-        metadata={},
-        body={},
-        guest_attributes={},
-        gone=threading.Event(),
-    )
+    vm = Vm(PROJECT, "us-central1-a", plain_body("batch-vm-1", "us-central1-a"), 1, created_s=0.0)
     with (
         gcs_server.running(tmp_path / "gcs.log") as server,
         FakeMetadata(vm) as metadata,

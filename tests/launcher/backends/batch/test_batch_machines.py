@@ -10,8 +10,7 @@ import pytest
 
 from launcher.backends.batch.backend import BatchMachines, CloudBatch
 from launcher.backends.batch.plan import BatchPlan
-from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService, BatchTask
-from launcher.backends.gcp.answers import DeniedError
+from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.protocol.backend import Condition, Machine
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch
@@ -19,7 +18,8 @@ from tests.launcher.backends.batch.test_batch_contract import plan_of
 from tests.launcher.backends.contract import silent
 from tests.launcher.backends.gcp.canned_cloud import IMAGE
 from tests.launcher.backends.gcp.fake_compute import Clock
-from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError, UsageError
+from tests.launcher.backends.told import errors_of
+from workload.contract.errors import NoCapacityError, ToolError, UsageError
 from workload.storage.address import open_store
 from workload.storage.store import Store, UnreachableError
 
@@ -81,25 +81,20 @@ def test_a_job_that_waits_for_ever_is_cancelled_with_the_reason(region: Region) 
     assert len(lines) == 2, "said once"
 
 
-def test_taken_back_twice_then_done(region: Region) -> None:
+def test_task_is_taken_back_as_often_as_asked_for(region: Region) -> None:
     [machine] = region.submit(plan_of("00000b", spot=True, rerun_preempted=2))
     for attempt in (1, 2):
         region.fake.preempt(machine.name)
         assert region.look(machine.name).condition is Condition.RUNNING, "Batch starts it again by itself"
         assert region.fake.task(machine.name).attempt == attempt
-    region.fake.end(machine.name)
-    seen = region.look(machine.name)
-    assert (seen.condition, seen.preempted, seen.status) == (Condition.GONE, False, "SUCCEEDED")
-
-
-def test_taken_back_once_more_than_asked_for(region: Region) -> None:
-    [machine] = region.submit(plan_of("00000c", spot=True, rerun_preempted=1))
-    region.fake.preempt(machine.name)
-    region.look(machine.name)
     region.fake.preempt(machine.name)
     seen = region.look(machine.name)
     assert (seen.condition, seen.preempted) == (Condition.GONE, True)
     assert "exit code 50001" in seen.why
+    [other] = region.submit(plan_of("00000c", spot=True, rerun_preempted=1))
+    region.fake.end(other.name)
+    seen = region.look(other.name)
+    assert (seen.condition, seen.preempted, seen.status) == (Condition.GONE, False, "SUCCEEDED")
 
 
 def test_one_task_of_several_fails(region: Region) -> None:
@@ -122,12 +117,6 @@ def test_batch_ends_no_task_alone(region: Region) -> None:
     assert region.look(names[1]).condition is Condition.RUNNING
     assert [removed.gone for removed in region.machines.stop([region.look(name) for name in names])] == [True, True]
     assert region.fake.running() == 0
-
-
-def test_a_job_whose_agent_was_lost_is_over(region: Region) -> None:
-    [machine] = region.submit(plan_of("00000d"))
-    region.fake.end(machine.name, code=50002)
-    assert region.look(machine.name).condition is Condition.GONE
 
 
 @pytest.mark.filterwarnings("ignore:Unrecognized State enum value")
@@ -179,50 +168,22 @@ def test_a_thousand_tasks_are_one_job_and_a_few_questions(region: Region) -> Non
     assert region.fake.asked.total() - before == 2, "one list of jobs, one page of tasks"
 
 
-@pytest.mark.parametrize(
-    ("answer", "kind", "message", "hint"),
-    [
-        (
-            (403, "SERVICE_DISABLED", "Batch API has not been used in project my-project before"),
-            DeniedError,
-            "the Batch API is disabled in project 'my-project'",
-            "gcloud services enable batch.googleapis.com --project my-project",
-        ),
-        (
-            (403, "IAM_PERMISSION_DENIED", "Permission 'batch.jobs.list' denied"),
-            DeniedError,
-            "no permission for Batch in project 'my-project': Permission 'batch.jobs.list' denied",
-            "ask the project's owner to add you to `launchers` in infra/gcp/, or use another account: ",
-        ),
-        (
-            (404, "NOT_FOUND", "Location mars-north1 is not found"),
-            UsageError,
-            "Batch has no region 'us-central1': Location mars-north1 is not found",
-            "--region us-central1",
-        ),
-        (
-            (400, "INVALID", "machine type n1-foo is not valid"),
-            ToolError,
-            "Cloud Batch refused list_jobs: machine type n1-foo is not valid",
-            "launch doctor batch --region us-central1",
-        ),
-        (
-            (503, "UNAVAILABLE", "The service is currently unavailable."),
-            UnreachableError,
-            "Cloud Batch at http",
-            "wait a minute, then run again, with fewer commands at the same time",
-        ),
-    ],
-    ids=["disabled", "denied", "region", "refused", "busy"],
-)
-def test_what_batch_refuses(
-    answer: tuple[int, str, str], kind: type[RooflaunchError], message: str, hint: str, region: Region
-) -> None:
-    region.fake.refuses = answer
-    with pytest.raises(kind) as refused:
-        region.service.jobs()
-    assert str(refused.value).startswith(message)
-    assert refused.value.hint.startswith(hint)
+REFUSALS: dict[str, tuple[int, str, str]] = {
+    "disabled": (403, "SERVICE_DISABLED", "Batch API has not been used in project my-project before"),
+    "denied": (403, "IAM_PERMISSION_DENIED", "Permission 'batch.jobs.list' denied"),
+    "region": (404, "NOT_FOUND", "Location mars-north1 is not found"),
+    "refused": (400, "INVALID", "machine type n1-foo is not valid"),
+    "busy": (503, "UNAVAILABLE", "The service is currently unavailable."),
+}
+
+
+def test_refusals_are_told_with_a_cure(region: Region, golden: Callable[[str, str], None]) -> None:
+    def ask(answer: tuple[int, str, str]) -> object:
+        region.fake.refuses = answer
+        return region.service.jobs()
+
+    text = errors_of(ask, {name: {"answer": answer} for name, answer in REFUSALS.items()})
+    golden("refusals.txt", text.replace(region.fake.url, "http://HOST"))
 
 
 @pytest.mark.parametrize("is_made", [True, False])
@@ -264,38 +225,18 @@ def test_unconfirmed_end_of_a_job_is_told(region: Region) -> None:
     assert lines[1:] == [f"could not confirm that job '{name}' is cancelled: launch down {name}"]
 
 
-def test_batch_that_falls_silent_is_an_error_with_a_hint(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a job is submitted, and while the log of a task that runs is followed."""
-    [machine] = region.submit(plan_of("00000a"))
-    asked: list[str] = []
+def test_closed_port_and_missing_package_are_told(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask() -> object:
+        return BatchService(PROJECT, REGION, sleep=region.clock.sleep, monotonic=region.clock.now).jobs()
 
-    def tasks(job_id: str) -> list[BatchTask]:
-        asked.append(job_id)
-        raise UnreachableError("Cloud Batch does not answer", hint="run again")
-
-    monkeypatch.setattr(region.service, "tasks", tasks)
-    with pytest.raises(UnreachableError):
-        region.submit(plan_of("00000b"))
-    assert region.machines.output(machine, 0).text == ""
-    assert asked
-
-
-def test_a_closed_port(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENDPOINT_VARIABLE, "http://127.0.0.1:9")
-    service = BatchService(PROJECT, REGION, sleep=region.clock.sleep, monotonic=region.clock.now)
     with pytest.raises(UnreachableError) as refused:
-        service.jobs()
+        ask()
     assert str(refused.value) == "Cloud Batch cannot be reached at http://127.0.0.1:9: Connection refused"
-
-
-def test_the_package_may_be_missing(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.cloud.batch_v1", None)
     monkeypatch.delattr("google.cloud.batch_v1", raising=False)
-    service = BatchService(PROJECT, REGION, sleep=region.clock.sleep, monotonic=region.clock.now)
-    ask: Callable[[], object] = service.jobs
-    with pytest.raises(ToolError) as refused:
+    with pytest.raises(ToolError) as missing:
         ask()
-    assert (str(refused.value), refused.value.hint) == (
-        "the package google-cloud-batch is missing",
-        "pip install 'rooflaunch[batch]'",
+    assert missing.value.report() == (
+        "error: the package google-cloud-batch is missing\nhint: pip install 'rooflaunch[batch]'"
     )

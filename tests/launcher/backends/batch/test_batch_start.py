@@ -44,13 +44,12 @@ class Counting(Folder):
 @pytest.mark.parametrize(
     ("lines", "refuses", "written"),
     [
-        (["a\n", "b\n"], 0, [b"a\n", b"a\nb\n"]),
         (["a\n", "", "b\n"], 0, [b"a\n", b"a\nb\n"]),
         (["a\n", ""], 0, [b"a\n"]),
         (["a\n", "", ""], 1, [b"a\n"]),
         ([""], 0, [b""]),
     ],
-    ids=["grown", "not grown for a while", "not grown at the end", "refused once", "nothing"],
+    ids=["not grown for a while", "not grown at the end", "refused once", "nothing"],
 )
 def test_the_log_is_written_when_it_has_grown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[str], refuses: int, written: list[bytes]

@@ -193,7 +193,6 @@ class _Guest:
         self._request = Request.from_bytes(vm.metadata["rooflaunch-request"].encode())
         self._phases: dict[str, str] = {}
         self._runs: list[str] = []
-        self._beats_from: float | None = None
         self._charged_to = self._clock.iso()
 
     def run(self) -> None:

@@ -10,21 +10,17 @@ import threading
 import time
 import traceback
 import urllib.parse
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.launcher.backends.gcp import wire
+from launcher.backends.gcp import gpus
 from tests.launcher.backends.gcp.compute_bodies import (
-    ATTACHED,
-    BUNDLED,
     IMAGE_FAMILIES,
     ZONE,
     RefusalError,
     check_body,
-    gpus_of,
     items_of,
     plain_body,
     quota_error,
@@ -33,8 +29,7 @@ from tests.launcher.backends.gcp.compute_bodies import (
 from tests.ports import Answering, Fake
 
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-METRICS = sorted({*ATTACHED.values(), *(metric for metric, _ in BUNDLED.values())})
-SERIAL_BYTES = 1 << 20
+METRICS = sorted({gpu.quota for gpu in gpus.load().values()})
 PLENTY = 1000.0
 # What the real one waits; here nothing that is under way takes long.
 WAIT_S = 2.0
@@ -62,9 +57,7 @@ class Vm:
         self.physical_host: str | None = None
         self.preempted = False
         self.gone = threading.Event()
-        self._serial = bytearray()
-        self._serial_dropped = 0
-        self._lock = threading.Lock()
+        self._serial = b""
 
     @property
     def machine_type(self) -> str:
@@ -75,42 +68,28 @@ class Vm:
         return bool(self.body.get("scheduling", {}).get("provisioningModel") == "SPOT")
 
     @property
-    def created_at(self) -> str:
-        return _iso(self.created_s)
-
-    @property
     def limit_s(self) -> int:
         return int(self.body.get("scheduling", {}).get("maxRunDuration", {}).get("seconds", 0))
 
     def write_serial(self, text: str) -> None:
-        """Append to the serial port, of which the last MB is kept."""
-        with self._lock:
-            self._serial += text.encode()
-            surplus = max(len(self._serial) - SERIAL_BYTES, 0)
-            del self._serial[:surplus]
-            self._serial_dropped += surplus
+        self._serial += text.encode()
 
-    def serial(self, start: int = 0) -> tuple[str, int, int]:
-        """The text from byte `start` on, where that begins, and where the next begins."""
-        with self._lock:
-            first = max(start, self._serial_dropped)
-            text = bytes(self._serial[first - self._serial_dropped :])
-            return text.decode(errors="replace"), first, self._serial_dropped + len(self._serial)
+    def serial(self, start: int = 0) -> tuple[str, int]:
+        """The text from byte `start` on, and where the next begins."""
+        text = self._serial
+        return text[start:].decode(errors="replace"), len(text)
 
     def document(self, url: str) -> dict[str, Any]:
         """As `instances.get` answers."""
         base = f"{url}/compute/v1/projects/{self.project}/zones/{self.zone}"
         document = {
             **self.body,
-            "kind": "compute#instance",
             "id": str(self.instance_id),
-            "creationTimestamp": self.created_at,
+            "creationTimestamp": _iso(self.created_s),
             "zone": base,
             "machineType": f"{base}/machineTypes/{self.machine_type}",
             "status": self.status,
             "cpuPlatform": self.cpu_platform,
-            "selfLink": f"{base}/instances/{self.name}",
-            "labelFingerprint": "42WmSpB8rSM=",
         }
         if self.stopped_s is not None:
             document["lastStopTimestamp"] = _iso(self.stopped_s)
@@ -152,30 +131,31 @@ class _Operation:
     def document(self, url: str) -> dict[str, Any]:
         base = f"{url}/compute/v1/projects/{self.project}/zones/{self.zone}"
         document: dict[str, Any] = {
-            "kind": "compute#operation",
-            "id": "4611686018427387904",
             "name": self.name,
             "operationType": self.kind,
             "zone": base,
             "targetLink": f"{base}/{self.target}",
             "status": "DONE" if self.done.is_set() else "RUNNING",
-            "progress": 100 if self.done.is_set() else 0,
         }
         if self.done.is_set() and self.errors:
             document["error"] = {"errors": self.errors}
-            document["httpErrorStatusCode"] = 503
-            document["httpErrorMessage"] = "SERVICE UNAVAILABLE"
         return document
 
 
 @dataclass(kw_only=True)
 class _Fault:
-    """`kind` is scripted for the inserts of a zone; `is_once`: for the next of them alone."""
+    """What happens to the inserts of a zone; `is_once`: to the next of them alone. `lives`: its VM runs all the same.
 
-    kind: str
-    is_once: bool = False
+    `is_endless`: its operation never ends; `is_lost`: it is done, answered with 503, and later with 409; `is_taken`:
+    its VM is taken back at once.
+    """
+
     errors: list[dict[str, Any]] = field(default_factory=list)
-    lives: bool = True
+    lives: bool = False
+    is_once: bool = False
+    is_endless: bool = False
+    is_lost: bool = False
+    is_taken: bool = False
 
 
 @dataclass(kw_only=True)
@@ -205,7 +185,7 @@ class FakeCompute(Fake):
         self.clock = clock
         self.calls: list[str] = []
         self.bodies: list[dict[str, Any]] = []
-        self.asked: list[wire.Asked] = []
+        self.sent: list[tuple[str, str, bytes]] = []
         self.all_vms: list[Vm] = []
         self.tokens: set[str] = set()
         self.guest_errors: list[str] = []
@@ -221,23 +201,20 @@ class FakeCompute(Fake):
         self._faults: dict[str, list[_Fault]] = {}
         self._refused: list[_Refused] = []
         self._delete_errors: list[int] = []
-        self._quotas: dict[tuple[str, str], tuple[float, float]] = {}
+        self._quotas: dict[tuple[str, str], tuple[float | None, float]] = {}
         self._hidden_quotas: dict[tuple[str, str], float] = {}
-        self._untold: set[str] = set()
         self._counter = 0
         self._timers: list[threading.Timer] = []
         self._threads: list[threading.Thread] = []
-        self._outages: dict[str, str] = {}
-        self._closed = threading.Event()
+        self._outages: set[str] = set()
         super().__init__(_Handler)
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._closed.set()
         with self._lock:
-            timers, threads = list(self._timers), list(self._threads)
+            threads = list(self._threads)
             for machine in self._vms.values():
                 machine.gone.set()
-        for timer in timers:
+        for timer in self._timers:
             timer.cancel()
         for thread in threads:
             thread.join(JOIN_S)
@@ -271,43 +248,26 @@ class FakeCompute(Fake):
 
     # What a test scripts.
 
-    def set_quota(self, where: str, metric: str, limit: float, usage: float = 0.0) -> None:
-        """`where`: a region, or `global`. What exists here is added to `usage`; the default is plenty of everything."""
+    def set_quota(self, where: str, metric: str, limit: float | None, usage: float = 0.0) -> None:
+        """What the lookup tells of a region, or of `global`: plenty unless set, nothing if None. Inserts ignore it."""
         self._quotas[where, metric] = (limit, usage)
 
-    def hide_quota(self, where: str, metric: str, limit: float = 0.0) -> None:
-        """A limit that only an insert finds out: the lookup does not show it."""
-        self._hidden_quotas[where, metric] = limit
-
-    def forget_quota(self, metric: str) -> None:
-        """The lookup does not tell it at all."""
-        self._untold.add(metric)
+    def fail(self, zone: str, *errors: dict[str, Any], **how: bool) -> None:
+        """The inserts of a zone end with these errors of their operation. `how`: fields of `_Fault`."""
+        with self._lock:
+            self._faults.setdefault(zone, []).append(_Fault(errors=list(errors), **how))
 
     def stockout(self, zone: str, zones_available: Iterable[str] = ()) -> None:
         named = ",".join(zones_available)
-        error = stockout_error(zone, zones_available=named, with_details=bool(named))
-        self._script(zone, _Fault(kind="error", errors=[error]))
-
-    def operation_error(self, zone: str, code: str, message: str = "") -> None:
-        """Any other code; no VM comes of it."""
-        self._script(zone, _Fault(kind="error", errors=[{"code": code, "message": message or code}]))
-
-    def not_found_but_lives(self, zone: str) -> None:
-        """The operation says RESOURCE_NOT_FOUND, and the VM runs."""
-        error = {"code": "RESOURCE_NOT_FOUND", "message": f"The resource 'projects/p/zones/{zone}' was not found"}
-        self._script(zone, _Fault(kind="error_lives", errors=[error]))
-
-    def conflict_on_retry(self, zone: str) -> None:
-        """The insert is done and answered with 503; the next one of that name gets a 409."""
-        self._script(zone, _Fault(kind="conflict", is_once=True))
+        self.fail(zone, stockout_error(zone, zones_available=named, with_details=bool(named)))
 
     def endless_operation(self, zone: str, *, lives: bool = True) -> None:
         """The insert's operation never ends; the VM runs all the same, or never leaves PROVISIONING."""
-        self._script(zone, _Fault(kind="endless", lives=lives))
+        self.fail(zone, is_endless=True, lives=lives)
 
-    def preempt_at_boot(self, zone: str) -> None:
-        """The operation succeeds, and the VM is taken back at once."""
-        self._script(zone, _Fault(kind="preempt", is_once=True))
+    def hide_quota(self, region: str, metric: str, limit: float = 0.0) -> None:
+        """A limit that only an insert finds out: the lookup does not show it."""
+        self._hidden_quotas[region, metric] = limit
 
     def preempt(self, name: str) -> None:
         """Take a VM back: notice now, the end after `grace_s`."""
@@ -317,7 +277,13 @@ class FakeCompute(Fake):
             machine.status = "STOPPING"
             operation = self._operation("compute.instances.preempted", machine.project, machine.zone, machine.name)
             operation.done.set()
-        self._later(self._grace_s, lambda: self._remove(machine))
+        if not self._grace_s:
+            self._remove(machine)
+            return
+        timer = threading.Timer(self._grace_s, self._remove, [machine])
+        timer.daemon = True
+        timer.start()
+        self._timers.append(timer)
 
     def kill(self, name: str) -> None:
         """The VM is gone at once, as if somebody had deleted it."""
@@ -332,16 +298,15 @@ class FakeCompute(Fake):
         reason = "rateLimitExceeded" if status in (403, 429) else "backendError"
         self.refuse(status, f"busy ({status})", reason=reason, match=match, times=times)
 
-    def outage(self, zone: str, told: str = "unreachables", *, direct: bool = True) -> None:
-        """Lists over all zones lack this one and say so in this way, or fail (`fails`).
+    def outage(self, zone: str, *, direct: bool = True, fails: bool = False) -> None:
+        """Lists over all zones lack this one and say so, or fail whole (`fails`).
 
         `direct`: the zone does not answer by itself either.
         """
-        assert told in ("unreachables", "scope", "warning", "fails")
-        self._outages[zone] = told
+        self._outages.add(zone)
         if direct:
             self.burst(503, 10**6, match=f"/zones/{zone}/")
-        if told == "fails":
+        if fails:
             self.burst(503, 10**6, match="/aggregated/")
 
     def outage_ends(self) -> None:
@@ -393,16 +358,22 @@ class FakeCompute(Fake):
         return machine
 
     def add_disk(
-        self, name: str, zone: str = "us-central1-a", *, labels: Mapping[str, str] = {}, age_s: float = 0.0
+        self,
+        name: str,
+        zone: str = "us-central1-a",
+        *,
+        labels: Mapping[str, str] = {},
+        age_s: float = 0.0,
+        users: Sequence[str] = (),
     ) -> None:
-        """A disk that no VM has."""
+        """A disk, which no VM has unless `users` are named."""
         created_at = _iso(self.clock() - age_s)
         with self._lock:
             self._disks[zone, name] = {
                 "name": name,
                 "sizeGb": "50",
                 "labels": dict(labels),
-                "users": [],
+                "users": list(users),
                 "creationTimestamp": created_at,
             }
 
@@ -419,22 +390,12 @@ class FakeCompute(Fake):
                 if token:
                     self.tokens.add(token)
                 self._refuse_scripted(f"{method} {path}")
-            self._refuse_what_no_message_takes(method, url, content)
+                self.sent.append((method, url, content))
             return 200, self._route(method, path, query, content)
         except RefusalError as error:
             return error.status, error.document()
         except Exception:  # noqa: BLE001 - a fault of the fake must not look like one of the cloud
             return 501, RefusalError(501, traceback.format_exc(), "notImplemented").document()
-
-    def _refuse_what_no_message_takes(self, method: str, url: str, content: bytes) -> None:
-        try:
-            asked = wire.parse(method, url, content)
-        except wire.NoSuchRequestError as error:
-            raise RefusalError(400, f"Invalid request received. {error}") from error
-        except LookupError:
-            return  # none of the fake's either, which it says
-        with self._lock:
-            self.asked.append(asked)
 
     def _refuse_scripted(self, call: str) -> None:
         for each in self._refused:
@@ -470,41 +431,29 @@ class FakeCompute(Fake):
         fault = self._next_fault(zone)
         operation = self._operation("insert", project, zone, body["name"])
         self._requests[request_id] = operation
-        operation.errors = list(fault.errors) if fault else self._quota_errors(zone, body)
-        if operation.errors and not (fault and fault.kind == "error_lives"):
+        operation.errors, operation.endless = fault.errors or self._quota_errors(zone), fault.is_endless
+        if not operation.endless:
             operation.done.set()
+        if operation.errors and not fault.lives:
             return operation.document(self.url)
         machine = self._create(project, zone, body)
-        kind = fault.kind if fault else ""
-        if kind != "endless":
-            if kind == "preempt":
-                machine.status = "RUNNING"
-                self.preempt(machine.name)
-            else:
-                self._start(machine)
-            operation.done.set()
-        elif fault and fault.lives:
+        if fault.is_taken:
+            machine.status = "RUNNING"
+            self.preempt(machine.name)
+        elif fault.lives or not fault.is_endless:
             self._start(machine)
-        operation.endless = kind == "endless"
-        if kind == "conflict":
+        if fault.is_lost:
             self._conflicts.add(request_id)
             raise RefusalError(503, "The service is currently unavailable.", "backendError")
         return operation.document(self.url)
 
     def _wait(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
-        operation = self._find_operation(names)
-        end_s = time.monotonic() + (0.0 if operation.endless else WAIT_S)
-        while not self._closed.is_set() and (left_s := end_s - time.monotonic()) > 0:
-            if operation.done.wait(min(left_s, 0.05)):
-                break
-        return operation.document(self.url)
-
-    def _find_operation(self, names: dict[str, str]) -> _Operation:
         with self._lock:
-            found = self._operations.get(names["operation"])
-        if found is None or found.zone != names["zone"]:
+            operation = self._operations.get(names["operation"])
+        if operation is None or operation.zone != names["zone"]:
             raise _missing(names, f"operations/{names['operation']}")
-        return found
+        operation.done.wait(0.0 if operation.endless else WAIT_S)
+        return operation.document(self.url)
 
     def _list_operations(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
         wanted = re.fullmatch(r'operationType="([\w.]+)"', query.get("filter", ""))
@@ -541,8 +490,8 @@ class FakeCompute(Fake):
             raise RefusalError(501, "the fake has one serial port", "notImplemented")
         if machine.status == "PROVISIONING":
             raise RefusalError(400, f"The resource '{_path(names)}' is not ready", "resourceNotReady")
-        text, start, following = machine.serial(int(query.get("start", "0")))
-        return {"kind": "compute#serialPortOutput", "contents": text, "start": str(start), "next": str(following)}
+        text, following = machine.serial(int(query.get("start", "0")))
+        return {"contents": text, "next": str(following)}
 
     def _guest_attributes(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
         machine = self._find(names)
@@ -553,7 +502,7 @@ class FakeCompute(Fake):
         if not values:
             raise RefusalError(404, f"The resource '{namespace}/' of type 'Guest Attribute' was not found.", "notFound")
         items = [{"namespace": namespace, "key": key, "value": value} for key, value in values.items()]
-        return {"kind": "compute#guestAttributes", "queryPath": f"{namespace}/", "queryValue": {"items": items}}
+        return {"queryPath": f"{namespace}/", "queryValue": {"items": items}}
 
     def _labelled(self, kind: str, project: str, query: dict[str, str]) -> list[tuple[str, dict[str, Any]]]:
         """Zones and documents of what has the label that the filter names."""
@@ -581,16 +530,8 @@ class FakeCompute(Fake):
         items: dict[str, Any] = {"zones/asia-east1-b": {"warning": {"code": "NO_RESULTS_ON_PAGE", "message": "none"}}}
         for zone, document in page:
             items.setdefault(f"zones/{zone}", {}).setdefault(kind, []).append(document)
-        warning = {"code": "UNREACHABLE", "message": "The zone is unreachable."}
-        more: dict[str, Any] = {}
-        for zone, told in self._outages.items():
-            if told == "scope":
-                items[f"zones/{zone}"] = {"warning": warning}
-            elif told == "warning":
-                more["warning"] = {**warning, "data": [{"key": "scope", "value": f"zones/{zone}"}]}
-            else:
-                more.setdefault("unreachables", []).append(f"projects/my-project/zones/{zone}")
-        return {"items": items, **more, **following}
+        silent = [f"projects/my-project/zones/{zone}" for zone in self._outages]
+        return {"items": items, "unreachables": silent, **following}
 
     def _page(self, found: list[Any], query: dict[str, str]) -> tuple[list[Any], dict[str, str]]:
         start = int(query.get("pageToken", "0"))
@@ -614,27 +555,23 @@ class FakeCompute(Fake):
         if not ZONE.fullmatch(f"{region}-a"):
             raise _missing(names, f"regions/{region}")
         metrics = [*METRICS, *(f"PREEMPTIBLE_{each}" for each in METRICS)]
-        return {"kind": "compute#region", "name": region, "quotas": self._quota_rows(region, metrics)}
+        return {"name": region, "quotas": self._quota_rows(region, metrics)}
 
     def _project(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
         quotas = self._quota_rows("global", ["GPUS_ALL_REGIONS"])
-        return {"kind": "compute#project", "name": names["project"], "quotas": quotas}
+        return {"name": names["project"], "quotas": quotas}
 
     def _image(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
         if (names["project"], names["family"]) not in IMAGE_FAMILIES:
             raise _missing(names, f"global/images/family/{names['family']}")
-        return {"kind": "compute#image", "name": f"{names['family']}-v20261101", "family": names["family"]}
+        return {"name": f"{names['family']}-v20261101", "family": names["family"]}
 
     # State.
 
-    def _script(self, zone: str, fault: _Fault) -> None:
-        with self._lock:
-            self._faults.setdefault(zone, []).append(fault)
-
-    def _next_fault(self, zone: str) -> _Fault | None:
+    def _next_fault(self, zone: str) -> _Fault:
         """The first that was scripted and is not used up."""
-        faults = self._faults.get(zone, [])
-        return (faults.pop(0) if faults[0].is_once else faults[0]) if faults else None
+        faults = self._faults.get(zone) or [_Fault()]
+        return faults.pop(0) if faults[0].is_once else faults[0]
 
     def _operation(self, kind: str, project: str, zone: str, target: str) -> _Operation:
         with self._lock:
@@ -652,16 +589,9 @@ class FakeCompute(Fake):
             machine = Vm(project, zone, body, 10**18 + self._counter, created_s=created_s)
             self._vms[zone, machine.name] = machine
             self.all_vms.append(machine)
-            labels = body["disks"][0].get("initializeParams", {}).get("labels", {})
-            size = str(body["disks"][0]["initializeParams"].get("diskSizeGb", "10"))
+            labels = body["disks"][0]["initializeParams"].get("labels", {})
             users = [f"{self.url}/zones/{zone}/instances/{machine.name}"]
-            self._disks[zone, machine.name] = {
-                "name": machine.name,
-                "sizeGb": size,
-                "labels": labels,
-                "users": users,
-                "creationTimestamp": machine.created_at,
-            }
+            self.add_disk(machine.name, zone, labels=labels, age_s=self.clock() - created_s, users=users)
         return machine
 
     def _start(self, machine: Vm) -> None:
@@ -699,61 +629,21 @@ class FakeCompute(Fake):
             raise RefusalError(404, f"The resource '{_path(names)}' was not found", "notFound")
         return found
 
-    def _later(self, delay_s: float, action: Callable[[], Any]) -> None:
-        if delay_s <= 0:
-            action()
-            return
-        timer = threading.Timer(delay_s, action)
-        timer.daemon = True
-        with self._lock:
-            self._timers.append(timer)
-        timer.start()
-
-    # Quotas.
+    def _quota_errors(self, zone: str) -> list[dict[str, Any]]:
+        """Each VM takes one GPU, of standard or of preemptible quota, where a limit is hidden in the region."""
+        region = zone.rpartition("-")[0]
+        hidden = {metric: limit for (where, metric), limit in self._hidden_quotas.items() if where == region}
+        there = sum(vm.zone.startswith(f"{region}-") for vm in self._vms.values())
+        exceeded = hidden and there + 1 > sum(hidden.values())
+        return [quota_error(region, min(hidden, key=len), sum(hidden.values()))] if exceeded else []
 
     def _quota_rows(self, where: str, metrics: Iterable[str]) -> list[dict[str, Any]]:
-        rows = []
-        with self._lock:
-            used = self._used(where)
-            for metric in (each for each in metrics if each not in self._untold):
-                limit, usage = self._quotas.get((where, metric), (PLENTY, 0.0))
-                rows.append({"metric": metric, "limit": limit, "usage": usage + used[metric]})
-        return rows
-
-    def _used(self, where: str) -> Counter[str]:
-        """What the VMs that exist take of each metric, in a region or everywhere."""
-        used: Counter[str] = Counter()
-        for machine in self._vms.values():
-            region = machine.zone.rpartition("-")[0]
-            if where == "global":
-                used["GPUS_ALL_REGIONS"] += gpus_of(machine.body)[1]
-            elif region == where:
-                metric, count = self._counted(region, machine.body, used)
-                used[metric] += count
-        return used
-
-    def _counted(self, region: str, body: Mapping[str, Any], used: Mapping[str, int]) -> tuple[str, int]:
-        """The metric that counts a VM: one that is deleted within 7 days takes preemptible quota where it is left."""
-        metric, count = gpus_of(body)
-        of_spot, scheduling = f"PREEMPTIBLE_{metric}", body.get("scheduling", {})
-        seconds = int(scheduling.get("maxRunDuration", {}).get("seconds", 0))
-        passing = scheduling.get("provisioningModel") == "SPOT" or 0 < seconds <= 7 * 86400
-        limit, usage = self._quotas.get((region, of_spot), (PLENTY, 0.0))
-        limit = self._hidden_quotas.get((region, of_spot), limit)
-        left = limit - usage - used.get(of_spot, 0)
-        return (of_spot if passing and metric and left >= count else metric), count
-
-    def _quota_errors(self, zone: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-        region = zone.rpartition("-")[0]
-        metric, count = self._counted(region, body, self._used(region))
-        if not count:
-            return []
-        for where, name in (("global", "GPUS_ALL_REGIONS"), (region, metric)):
-            limit, usage = self._quotas.get((where, name), (PLENTY, 0.0))
-            limit = self._hidden_quotas.get((where, name), limit)
-            if usage + self._used(where)[name] + count > limit:
-                return [quota_error(where, name, limit)]
-        return []
+        told = {metric: self._quotas.get((where, metric), (PLENTY, 0.0)) for metric in metrics}
+        return [
+            {"metric": metric, "limit": limit, "usage": usage}
+            for metric, (limit, usage) in told.items()
+            if limit is not None
+        ]
 
 
 def _iso(epoch_s: float) -> str:

@@ -1,14 +1,12 @@
-"""Plans of `launch gcp` for tests; GOLDEN has the options of those that are committed in plans/."""
+"""Plans of `launch gcp` for tests; PLANS has the options of those that are committed in golden/."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
-
 from launcher.backends.gcp.options import Settings, resolve_settings
 from launcher.backends.gcp.plan import Options, VmPlan, make_plan
-from workload.contract.errors import ExitCode, RooflaunchError, UsageError
+from launcher.protocol.records import Task
 from workload.contract.spec import resolve
 
 NOW = datetime(2026, 11, 21, 14, 25, 30, 123000, tzinfo=UTC)
@@ -30,30 +28,15 @@ def planned(
     *,
     image: str = IMAGE,
     now: datetime = NOW,
+    task: Task | None = None,
     **options: Any,
 ) -> VmPlan:
-    return make_plan(
-        resolve(run or {}, {}, None),
-        Options(gpu=gpu, **options),
-        settings or settings_of(),
-        image=image,
-        now=now,
-        token="0a1b2c",
-    )
+    chosen = Options(gpu=gpu, **options)
+    resolved = resolve(run or {}, {}, None)
+    return make_plan(resolved, chosen, settings or settings_of(), image=image, now=now, token="0a1b2c", task=task)
 
 
-def refused(error: type[RooflaunchError] = UsageError, **options: Any) -> tuple[str, str]:
-    with pytest.raises(error) as caught:
-        planned(**options)
-    assert caught.value.exit_code == (ExitCode.USAGE if error is UsageError else ExitCode.TOOL)
-    return str(caught.value), caught.value.hint
-
-
-def lines_of(plan: VmPlan) -> list[str]:
-    return plan.text().partition("\n\n")[0].splitlines()
-
-
-GOLDEN: dict[str, dict[str, Any]] = {
+PLANS: dict[str, dict[str, Any]] = {
     "t4": {},
     "v100-spot": {"gpu": "v100", "spot": True},
     "a100-without-price": {"gpu": "a100", "spot": True},

@@ -34,22 +34,14 @@ def test_an_instance_as_it_is_told(fake: FakeCompute, compute: Compute) -> None:
     assert (found.name, found.zone, found.condition, found.status) == (NAME, A, Condition.RUNNING, "RUNNING")
     assert (found.deadline_s, found.request_id) == (fake.vm(NAME).deadline_s, ID)
     assert found.created_s == fake.vm(NAME).created_s
-
-
-def test_the_end_of_a_vm_is_what_the_cloud_says(fake: FakeCompute, compute: Compute) -> None:
+    fake.stop(NAME)
+    stopped = compute.get(A, NAME)
+    assert stopped is not None
+    assert stopped.deadline_s == pytest.approx(fake.vm(NAME).created_s + 3600, abs=0.001), "no message of the cloud"
     fake.add_vm("without-limit", limit_s=0)
     found = compute.get(A, "without-limit")
     assert found is not None
     assert (found.deadline_s, found.request_id, found.restarts_until_s) == (None, "", None)
-    machine = fake.add_vm(NAME, age_s=1000, limit_s=1200, labels={"rooflaunch-deadline": "7"})
-    machine.deadline_s = machine.created_s + 1225
-    found = compute.get(A, NAME)
-    assert found is not None
-    assert found.deadline_s == pytest.approx(machine.deadline_s, abs=0.001)
-    fake.stop(NAME)
-    found = compute.get(A, NAME)
-    assert found is not None
-    assert found.deadline_s == pytest.approx(machine.created_s + 1200, abs=0.001), "of a stopped one no message"
 
 
 @pytest.mark.parametrize(
@@ -134,32 +126,32 @@ def test_lists_have_every_page_and_only_ours(fake: FakeCompute, compute: Compute
 B = "europe-west4-b"
 
 
-@pytest.mark.parametrize("told", ["unreachables", "scope", "warning"])
-def test_a_list_in_an_outage_says_what_it_lacks(told: str, fake: FakeCompute, compute: Compute) -> None:
+def test_list_in_an_outage_says_what_it_lacks(fake: FakeCompute, compute: Compute) -> None:
     for zone in (A, B):
         fake.add_vm("rooflaunch-1", zone, labels=OURS)
         fake.add_disk("left", zone, labels=OURS)
-    fake.outage(A, told)
+    fake.outage(A)
     for listing in (compute.instances(), compute.disks()):
         assert listing.unreachable == (A,)
         assert {each.zone for each in listing} == {B}
         assert [listing.may_have_more(zone) for zone in (A, B, "us-central1-b")] == [True, False, False]
     fake.outage_ends()
-    fake.outage(A, told, direct=False)
+    fake.outage(A, direct=False)
     for listing in (compute.instances(), compute.disks()):
         assert listing.unreachable == (), "the zone itself has answered"
         assert {each.zone for each in listing} == {A, B}
-
-
-def test_a_list_that_fails_whole_says_nothing_of_any_zone(fake: FakeCompute, compute: Compute) -> None:
-    fake.add_vm("rooflaunch-1", B, labels=OURS)
-    fake.outage(A, "fails")
+    fake.outage(A, fails=True)
     assert compute.instances() == Listing(unreachable=(ANYWHERE,))
     assert compute.instances().may_have_more(B)
     assert compute.get(B, "rooflaunch-1") is not None
 
 
 GAPS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "a zone of a scope": ({"items": {"zones/us-a1-a": {"warning": {"code": "UNREACHABLE"}}}}, ["us-a1-a"]),
+    "a zone of a warning": (
+        {"warning": {"code": "UNREACHABLE", "data": [{"key": "scope", "value": "zones/us-a1-a"}]}},
+        ["us-a1-a"],
+    ),
     "a zone without anything": ({"items": {"zones/us-a1-a": {"warning": {"code": "NO_RESULTS_ON_PAGE"}}}}, []),
     "a region": ({"unreachables": ["regions/us-central1"]}, ["us-central1"]),
     "somewhere": ({"warning": {"code": "PARTIAL_SUCCESS"}}, [ANYWHERE]),
@@ -188,18 +180,6 @@ def test_a_disk_knows_its_vm_and_goes_with_it(fake: FakeCompute, compute: Comput
     assert (compute.disks(), fake.disks) == (Listing(), [])
 
 
-def test_serial_port_is_read_piece_by_piece(fake: FakeCompute, compute: Compute) -> None:
-    vm = fake.add_vm(NAME)
-    vm.write_serial("grün\n")
-    first = compute.serial(A, NAME, 0)
-    assert first == Output(text="grün\n", next_start=6)
-    vm.write_serial("more\n")
-    assert compute.serial(A, NAME, first.next_start) == Output(text="more\n", next_start=11)
-    # Of an older text than the last MB nothing is left: it goes on where it can.
-    vm.write_serial("x" * (1 << 20))
-    assert compute.serial(A, NAME, 0) == Output(text="x" * (1 << 20), next_start=11 + (1 << 20))
-
-
 def test_guest_attributes_are_those_of_our_namespace(fake: FakeCompute, compute: Compute) -> None:
     vm = fake.add_vm(NAME)
     vm.guest_attributes = {"rooflaunch": {"booted": "2026-11-21T14:26:00.000Z"}, "hostkeys": {"ssh-rsa": "AAAA"}}
@@ -219,34 +199,26 @@ def test_the_same_request_makes_one_vm(fake: FakeCompute, compute: Compute) -> N
 # Operations.
 
 
-def test_every_detail_of_an_error_is_read(fake: FakeCompute, compute: Compute) -> None:
-    fake.stockout(A, ["us-central1-b", "us-central1-f"])
-    told = stockout_error(A)["message"]
-    assert compute.wait(compute.insert(A, gpu_body(), ID), 1.0) == (
-        OperationFault(
-            code="ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
-            message=told,
-            zones_available=("us-central1-b", "us-central1-f"),
-        ),
-    )
+REGIONAL = quota_error("us-central1", "NVIDIA_T4_GPUS", 0.0)
+GLOBAL = quota_error("global", "GPUS_ALL_REGIONS", 0.0)
+STOCKOUT = stockout_error(A, zones_available="us-central1-b,us-central1-f", with_details=True)
 
 
 @pytest.mark.parametrize(
-    ("where", "metric", "dimensions"),
+    ("error", "details"),
     [
-        ("us-central1", "NVIDIA_T4_GPUS", {"region": "us-central1"}),
-        ("global", "GPUS_ALL_REGIONS", {"global": "global"}),
+        (STOCKOUT, {"zones_available": ("us-central1-b", "us-central1-f")}),
+        (REGIONAL, {"quota_dimensions": {"region": "us-central1"}}),
+        (GLOBAL, {"quota_dimensions": {"global": "global"}}),
     ],
-    ids=["a region's", "the project's"],
+    ids=["stockout", "a region's quota", "the project's quota"],
 )
-def test_a_quota_in_an_error_is_read(
-    where: str, metric: str, dimensions: dict[str, str], fake: FakeCompute, compute: Compute
+def test_every_detail_of_an_error_is_read(
+    error: dict[str, Any], details: dict[str, Any], fake: FakeCompute, compute: Compute
 ) -> None:
-    fake.set_quota(where, metric, 0)
-    fake.set_quota(where, f"PREEMPTIBLE_{metric}", 0)
+    fake.fail(A, error)
     faults = compute.wait(compute.insert(A, gpu_body(), ID), 1.0)
-    message = quota_error(where, metric, 0.0)["message"]
-    assert faults == (OperationFault(code="QUOTA_EXCEEDED", message=message, quota_dimensions=dimensions),)
+    assert faults == (OperationFault(code=error["code"], message=error["message"], **details),)
 
 
 def test_an_operation_that_is_not_done_within_the_limit(fake: FakeCompute, compute: Compute, clock: Clock) -> None:

@@ -1,23 +1,19 @@
-"""Compute Engine's machines hold to the contract of every backend, which fails on backends that are broken."""
+"""Compute Engine's machines hold to the contract of every backend."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from launcher.backends.gcp import compute as border
-from launcher.backends.gcp import machines as provisioning
 from launcher.backends.gcp.answers import ENDPOINT_VARIABLE
 from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.plan import VmPlan
-from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Machines, Removed, Submitted, Tell
+from launcher.protocol.backend import Machine, Machines
 from tests.launcher.backends import contract
 from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
 from tests.launcher.backends.gcp.canned_cloud import SETTINGS, plan_of
 from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
-from workload.contract.errors import ToolError
 
 pytestmark = pytest.mark.world
 
@@ -30,14 +26,12 @@ STRANGER = "database"
 class ComputePlace(Place):
     """A fake Compute Engine, asked by the real client."""
 
-    made: type[ComputeMachines] = ComputeMachines
-
     def __init__(self, fake: FakeCompute, clock: Clock, folder: Path) -> None:
         self.fake, self.clock, self.folder, self.tokens = fake, clock, folder, iter(range(1000))
 
     def machines(self) -> Machines:
         compute = border.connect(SETTINGS.project, sleep=self.clock.sleep, monotonic=self.clock.now)
-        return self.made(compute, sleep=self.clock.sleep)
+        return ComputeMachines(compute, sleep=self.clock.sleep)
 
     def plan(self) -> VmPlan:
         return plan_of(ZONES, f"{next(self.tokens):06x}", fallback=False)
@@ -89,81 +83,3 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ComputePl
 @pytest.mark.parametrize("check", CHECKS, ids=name_of)
 def test_contract(check: Check, place: ComputePlace) -> None:
     check(place)
-
-
-# Backends that are broken, each in one way.
-
-
-class SubmitsTwice(ComputeMachines):
-    """Does not look whether the job was submitted before, and begins in another zone each time."""
-
-    def submit(self, plan: VmPlan, tell: Tell) -> Submitted:
-        taken = {vm.zone for vm in self.compute.instances() if vm.name == plan.name}
-        free = tuple(zone for zone in plan.zones if zone not in taken)
-        elsewhere = replace(plan, zones=free, options=replace(plan.options, zones=free))
-        start = provisioning.Provisioning(
-            plan=elsewhere, compute=self.compute, now=self.now_s, sleep=lambda _: None, on_event=tell
-        )
-        return start.run()
-
-
-class BelievesItsDeletions(ComputeMachines):
-    """Asks for the end once, and takes that for the end."""
-
-    def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
-        for machine in machines:
-            with suppress(ToolError):
-                self.compute.delete(machine.zone, machine.name)
-        return [Removed(kind="VM", name=machine.name, zone=machine.zone, gone=True) for machine in machines]
-
-
-class RemembersMachines(ComputeMachines):
-    """What ran once, it says, runs."""
-
-    def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
-        listing = super().look(names)
-        return replace(
-            listing, there=tuple(replace(vm, condition=Condition.RUNNING, preempted=False) for vm in listing)
-        )
-
-
-class CallsTheUnknownGone(ComputeMachines):
-    """Takes a list with a gap for the whole truth."""
-
-    def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
-        there = {vm.name: vm for vm in self.compute.instances()}
-        if names is None:
-            return Listing(there=tuple(there.values()))
-        gone = [Machine(name=name, zone="", condition=Condition.GONE) for name in names]
-        return Listing(there=tuple(there.get(vm.name, vm) for vm in gone))
-
-
-class EndsWhatIsOthers(ComputeMachines):
-    """Takes every VM for one of ours."""
-
-    def _ours(self) -> Listing[Machine]:
-        listing = self.compute.instances()
-        return Listing(there=tuple(listing), unreachable=listing.unreachable)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("broken", "check"),
-    [
-        (SubmitsTwice, contract.test_submitted_twice_it_is_there_once),
-        (SubmitsTwice, contract.test_what_a_killed_launcher_left_can_be_seen_and_ended),
-        (BelievesItsDeletions, contract.test_an_end_that_is_not_confirmed_is_none),
-        (BelievesItsDeletions, contract.test_in_an_outage_nothing_is_said_to_be_gone),
-        (RemembersMachines, contract.test_a_machine_that_was_lost_is_gone),
-        (RemembersMachines, contract.test_a_machine_that_was_taken_back_says_so),
-        (RemembersMachines, contract.test_what_was_stopped_is_gone_and_not_listed),
-        (CallsTheUnknownGone, contract.test_in_an_outage_nothing_is_said_to_be_gone),
-        (EndsWhatIsOthers, contract.test_machines_of_others_are_let_be),
-    ],
-)
-def test_the_contract_fails_on_a_broken_backend(
-    broken: type[ComputeMachines], check: Check, place: ComputePlace
-) -> None:
-    place.made = broken
-    with pytest.raises(AssertionError):
-        check(place)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,10 @@ def answer(folder: Path, *words: str) -> str:
     return said
 
 
+def state(folder: Path, name: str) -> dict[str, Any]:
+    return dict(json.loads(answer(folder, "status", name, "--format", "json")))
+
+
 def name_of(cloud: Cloud, before: set[str]) -> str:
     """The launch that has come since."""
     (name,) = set(cloud.bucket.folders(LAUNCHES)) - before
@@ -81,7 +86,7 @@ def test_before_there_is_a_vm(clouds: Clouds, tmp_path: Path) -> None:
         cloud.fake.burst(503, 10**6, match=INSERTS)
         kill_when(lambda: cloud.fake.count(INSERTS), tmp_path)
         name = name_of(cloud, before)
-        shown = json.loads(answer(tmp_path, "status", name, "--format", "json"))
+        shown = state(tmp_path, name)
         assert (shown["vm"], shown["runs"]) == (None, [])
         assert shown["state"] in ("requested", "lost")
         assert cloud.fake.all_vms == []
@@ -95,7 +100,7 @@ def test_while_the_insert_is_under_way(clouds: Clouds, tmp_path: Path) -> None:
         name = name_of(cloud, before)
         await_end(cloud, name)
         assert cloud.fake.vm(name).gone.wait(60)
-        shown = json.loads(answer(tmp_path, "status", name, "--format", "json"))
+        shown = state(tmp_path, name)
         assert (shown["state"], shown["vm"], len(shown["runs"])) == ("done", None, 1)
         bring_home(cloud, name, tmp_path)
 
@@ -109,17 +114,7 @@ def test_when_the_result_is_there_and_the_vm_is_too(clouds: Clouds, tmp_path: Pa
 
         kill_when(has_result, tmp_path)
         name = name_of(cloud, before)
-        shown = json.loads(answer(tmp_path, "status", name, "--format", "json"))
+        shown = state(tmp_path, name)
         assert (shown["state"], shown["why"], shown["vm"]) == ("done", "the VM is still there", "RUNNING")
         assert answer(tmp_path, "down", name) == f"VM {name} in {ZONE} is gone\n"
         bring_home(cloud, name, tmp_path)
-
-
-def test_while_the_bundle_comes_home(clouds: Clouds, tmp_path: Path) -> None:
-    with clouds() as cloud:
-        before = set(cloud.bucket.folders(LAUNCHES))
-        kill_when(lambda: list(tmp_path.glob("home/*/*")), tmp_path)
-        name = name_of(cloud, before)
-        assert cloud.fake.vm(name).gone.wait(60)
-        bring_home(cloud, name, tmp_path)
-        assert [path.name for path in (tmp_path / "home").iterdir()] == cloud.result(name).runs

@@ -1,7 +1,8 @@
-"""Plans of `launch gcp`: text and request compared with the files in plans/, zones, tasks, and hostile options."""
+"""Plans of `launch gcp`: text, request and refusals compared with golden files; machine, zones, tasks, hostile text."""
 
 import json
-import re
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta, timezone
 from pathlib import Path
@@ -12,74 +13,135 @@ import pytest
 from launcher.backends.gcp import gpus
 from launcher.backends.gcp import plan as planning
 from launcher.backends.gcp.gpus import Driver
-from launcher.backends.gcp.plan import Options, VmPlan, make_plan
-from launcher.protocol.records import NAME, Request, Task, TaskRun
+from launcher.backends.gcp.plan import VmPlan
+from launcher.protocol.records import Request, Task, TaskRun
 from launcher.values import shown
-from tests.launcher.backends.gcp.gcp_plans import GOLDEN, IMAGE, NOW, lines_of, planned, refused, settings_of
+from tests.launcher.backends.gcp.gcp_plans import NOW, PLANS, planned, settings_of
+from tests.launcher.backends.told import errors_of
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.spec import Device, Precision, Profile, RunSpec, resolve
 
 pytestmark = pytest.mark.usefixtures("made_up_programs")
 
-PLANS = Path(__file__).with_name("plans")
-LABEL_KEY, LABEL_VALUE = re.compile(r"[a-z][_\-a-z0-9]{0,62}"), re.compile(r"[_\-a-z0-9]{0,63}")
+Golden = Callable[[str, str], None]
 
 
 def items_of(plan: VmPlan) -> dict[str, str]:
     return {item["key"]: item["value"] for item in plan.shown_body()["metadata"]["items"]}
 
 
-# The whole plan.
+@pytest.mark.parametrize("name", PLANS)
+def test_plan_is_the_committed_one(name: str, golden: Golden) -> None:
+    plan = planned(**PLANS[name])
+    golden(f"{name}.txt", f"{plan.text()}\n\n{plan.sent_text()}\n")
 
 
-def check_committed(name: str, found: str) -> None:
-    """Compare with a file. To change a plan on purpose, delete its file, run the test, and read the difference."""
-    path = PLANS / name
-    if not path.exists():
-        path.write_text(found, encoding="utf-8")
-        pytest.fail(f"{path} is new: read it")
-    assert found == path.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-def test_the_plan_is_the_committed_one(name: str) -> None:
-    plan = planned(**GOLDEN[name])
-    check_committed(f"{name}.txt", f"{plan.text()}\n\n{plan.sent_text()}\n")
-
-
-def test_the_plan_as_json_is_the_committed_one() -> None:
-    plan = planned(**GOLDEN["t4-everything"])
+def test_plan_as_json_is_the_committed_one(golden: Golden) -> None:
+    plan = planned(**PLANS["t4-everything"])
     values = plan.to_json()
     assert values.pop("insert") == plan.shown_body()
     values["rooflaunch-request"] = json.loads(items_of(plan)["rooflaunch-request"])
-    check_committed("t4-everything.json", json.dumps(values, indent=1) + "\n")
+    golden("t4-everything.json", json.dumps(values, indent=1) + "\n")
 
 
-def test_no_other_plan_is_committed() -> None:
-    assert {path.stem for path in PLANS.iterdir()} == set(GOLDEN)
+IN_WEST = settings_of(subnetwork="regions/us-west1/subnetworks/gpu")
+REFUSED: dict[str, dict[str, Any]] = {
+    "misspelled GPU": {"gpu": "v10"},
+    "GPU in capitals": {"gpu": "A100-80"},
+    "too many GPUs for the machine type": {"gpu": "l4", "machine_type": "g2-standard-4", "gpu_count": 2},
+    "too many devices for the machine type": {"gpu": "l4", "machine_type": "g2-standard-12", "run": {"devices": 2}},
+    "too many GPUs": {"gpu": "a100", "gpu_count": 9},
+    "too many devices of a CPU": {"run": {"devices": 97, "device": "cpu"}},
+    "not sold on demand": {"gpu": "h100"},
+    "machine type of another GPU": {"gpu": "a100", "machine_type": "n1-standard-8"},
+    "disk too small": {"disk_gb": 49},
+    "disk too large": {"disk_gb": 65537},
+    "limit too short": {"max_run_time_s": 29},
+    "cost that is no number": {"max_cost_usd": math.nan},
+    "infinite price": {"usd_per_h": math.inf},
+    "negative reruns": {"rerun_preempted": -1, "spot": True},
+    "Apple GPU": {"run": {"device": "mps"}},
+    "compiled": {"run": {"compile": True}},
+    "folder of this machine": {"run": {"dataset": "~/photos"}},
+    "tf32 on a T4": {"run": {"precision": "tf32"}},
+    "zone without the GPU": {"gpu": "v100", "zones": ("us-east1-d",)},
+    "no zone": {"gpu": "v100", "zones": ("here",)},
+    "no fallback without a zone": {"fallback": False},
+    "zone outside of the subnetwork": {"settings": IN_WEST, "zones": ("us-central1-a",)},
+    "subnetwork without the GPU": {
+        "gpu": "v100",
+        "settings": settings_of(subnetwork="regions/us-west4/subnetworks/gpu"),
+    },
+    "cost without any price": {"gpu": "h200", "max_cost_usd": 1.0},
+    "cost without a price in named zones": {
+        "zones": ("us-central1-a", "us-east1-c", "us-east1-b"),
+        "max_cost_usd": 1.0,
+    },
+    "cost of less than a start": {"max_cost_usd": 0.001},
+    "cost of a start and little more": {"max_cost_usd": 0.09},
+}
 
 
-@pytest.mark.parametrize("name", GOLDEN)
-def test_names_labels_and_metadata_are_as_google_demands(name: str) -> None:
-    plan = planned(**GOLDEN[name])
-    body = plan.body(plan.zones[-1], request_id="0" * 32)
-    assert NAME.fullmatch(body["name"])
-    for labels in (body["labels"], body["disks"][0]["initializeParams"]["labels"]):
-        assert all(LABEL_KEY.fullmatch(key) and LABEL_VALUE.fullmatch(value) for key, value in labels.items())
-    assert Request.from_bytes(items_of(plan)["rooflaunch-request"].encode()) == plan.request
-    assert sum(len(key) + len(value) for key, value in items_of(plan).items()) < 256_000
+def test_options_that_do_not_fit_are_refused_with_a_cure(golden: Golden) -> None:
+    golden("plan-refusals.txt", errors_of(planned, REFUSED))
+
+
+def test_bounds_are_allowed() -> None:
+    assert planned(max_run_time_s=int(planned().expected_s)).notes == ()
+    assert planned(max_cost_usd=0.14).request.limit_s == 600
+    for options in ({"disk_gb": 50}, {"disk_gb": 65536}, {"max_run_time_s": 30}, {"max_run_time_s": 120 * 86400}):
+        plan = planned(**options)
+        assert {name: getattr(plan.options, name) for name in options} == options
+    assert planned("a100", {"precision": "tf32"}).spec.precision == "tf32"
+
+
+def test_missing_program_of_the_vm_is_an_installation_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "PROGRAM_FOLDER", Path("nowhere"))
+    with pytest.raises(ToolError, match=r"^this installation lacks startup\.sh$") as caught:
+        planned()
+    assert caught.value.hint == "install rooflaunch again"
+
+
+NOTED: dict[str, dict[str, Any]] = {
+    "GPUs that no device uses": {"gpu_count": 2},
+    "more GPUs than devices": {"gpu": "l4", "run": {"devices": 3}},
+    "run on the CPU": {"run": {"device": "cpu"}},
+    "limit too short for the run": {"max_run_time_s": 300},
+    "subnetwork by its name": {"settings": settings_of(subnetwork="gpu")},
+    "data to be downloaded": {"run": {"dataset": "cifar10"}},
+    "bf16 on a T4": {"run": {"precision": "bf16"}},
+    "bf16 on an L4": {"gpu": "l4", "run": {"precision": "bf16"}},
+    "bf16 on the CPU": {"run": {"precision": "bf16", "device": "cpu"}},
+    "amp on a V100": {"gpu": "v100", "run": {"precision": "amp"}},
+    "bf16 on a V100": {"gpu": "v100", "run": {"precision": "bf16"}},
+}
+
+
+def test_notes_of_a_plan(golden: Golden) -> None:
+    found = []
+    for name, options in NOTED.items():
+        plan = planned(**options)
+        shown_notes = [line for line in plan.text().splitlines() if line.startswith("note ")]
+        assert [line.removeprefix("note       ") for line in shown_notes] == list(plan.notes)
+        found.append("\n".join([f"## {name}", *plan.notes, ""]))
+    golden("plan-notes.txt", "\n".join(found))
+
+
+def test_plan_fits_its_terminal() -> None:
+    lines = planned().text(90).splitlines()
+    # A word that is longer stays whole: the image with its digest.
+    assert [line for line in lines if len(line) > 90 and len(line.split()) > 2] == []
 
 
 @pytest.mark.parametrize(
     ("network", "subnetwork", "expected"),
     [
-        ("vpc", None, {"network": "global/networks/vpc"}),
         ("projects/host-project/global/networks/vpc", None, {"network": "projects/host-project/global/networks/vpc"}),
         (None, "gpu", {"subnetwork": "regions/us-east1/subnetworks/gpu"}),
         ("vpc", "gpu", {"network": "global/networks/vpc", "subnetwork": "regions/us-east1/subnetworks/gpu"}),
     ],
 )
-def test_network(network: str | None, subnetwork: str | None, expected: dict[str, str]) -> None:
+def test_network_of_a_request(network: str | None, subnetwork: str | None, expected: dict[str, str]) -> None:
     plan = planned(settings=replace(settings_of(), network=network, subnetwork=subnetwork), external_ip=False)
     assert plan.body("us-east1-b", request_id="")["networkInterfaces"] == [expected]
 
@@ -88,61 +150,43 @@ def test_times_are_utc_whatever_clock_planned_them() -> None:
     assert planned(now=NOW.astimezone(timezone(timedelta(hours=9)))) == planned()
 
 
-def test_an_installation_without_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "PROGRAM_FOLDER", Path("nowhere"))
-    assert refused(ToolError) == ("this installation lacks startup.sh", "install rooflaunch again")
-
-
-# Text.
-
-
-@pytest.mark.parametrize(("gpu", "warned"), [("t4", True), ("v100", True), ("l4", False), ("a100", False)])
-def test_bf16_without_units_for_it_is_noted(gpu: str, warned: bool) -> None:
-    note = "has no bf16 units"
-    assert any(note in line for line in planned(gpu, run={"precision": "bf16"}).notes) == warned
-    assert not any(note in line for line in planned(gpu, run={"precision": "amp"}).notes)
-    assert not any(note in line for line in planned(gpu, run={"precision": "bf16", "device": "cpu"}).notes)
-
-
-def test_the_plan_fits_its_terminal() -> None:
-    lines = planned().text(90).splitlines()
-    # A word that is longer stays whole: the image with its digest.
-    assert [line for line in lines if len(line) > 90 and len(line.split()) > 2] == []
+# Machines.
 
 
 @pytest.mark.parametrize(
-    ("options", "note"),
+    ("gpu", "options", "machine", "count"),
     [
-        ({"gpu_count": 2}, "a run computes on one GPU of the VM's 2; the price is that of the whole VM"),
-        (
-            {"gpu": "l4", "run": {"devices": 3}},
-            "a run computes on at most 3 GPUs of the VM's 4; the price is that of the whole VM",
-        ),
-        ({"run": {"device": "cpu"}}, "the run computes on the VM's CPU, but its T4 16 GB must be paid too"),
-        ({"max_run_time_s": 300}, "the run may take longer than the limit of 300 s: --max-run-time"),
-        (
-            {"settings": settings_of(subnetwork="gpu")},
-            "every region needs a subnetwork 'gpu'; name it with its region to use only that region",
-        ),
-        ({"run": {"dataset": "cifar10"}}, "the VM downloads cifar10, because it starts without data"),
+        ("t4", {}, "n1-standard-4", 1),
+        ("t4", {"machine_type": "n1-standard-32", "gpu_count": 2}, "n1-standard-32", 2),
+        ("v100", {"machine_type": "n1-standard-16"}, "n1-standard-16", 2),
+        ("l4", {"gpu_count": 2}, "g2-standard-24", 2),
+        ("l4", {"machine_type": "g2-standard-48"}, "g2-standard-48", 4),
+        ("a100", {"gpu_count": 3}, "a2-highgpu-4g", 4),
+        ("h200", {}, "a3-ultragpu-8g", 8),
+        # A GPU for each device, and as many vCPUs for each as the usual machine of one has.
+        ("t4", {"run": {"devices": 2}}, "n1-standard-8", 2),
+        ("t4", {"run": {"devices": 3}}, "n1-standard-16", 4),
+        ("t4", {"run": {"devices": 2}, "gpu_count": 4}, "n1-standard-8", 4),
+        ("t4", {"run": {"devices": 2}, "machine_type": "n1-standard-2"}, "n1-standard-2", 2),
+        ("v100", {"run": {"devices": 8}}, "n1-standard-64", 8),
+        ("h100", {"run": {"devices": 2}, "spot": True}, "a3-highgpu-2g", 2),
+        # Devices of a CPU need vCPUs and no GPUs.
+        ("t4", {"run": {"devices": 4, "device": "cpu"}}, "n1-standard-4", 1),
+        ("t4", {"run": {"devices": 6, "device": "cpu"}}, "n1-standard-8", 1),
     ],
 )
-def test_notes(options: dict[str, Any], note: str) -> None:
-    plan = planned(**options)
-    assert plan.notes == (note,)
-    assert lines_of(plan)[-1] == f"note       {note}"
+def test_machine_for_the_options(gpu: str, options: dict[str, Any], machine: str, count: int) -> None:
+    request = planned(gpu, **options).request
+    assert (request.machine_type, request.gpu_count) == (machine, count)
+
+
+def test_one_device_gets_the_usual_machine() -> None:
+    for name, usual in gpus.load().items():
+        plan = planned(name, spot=True)
+        assert (plan.machine.name, plan.request.gpu_count) == (usual.default_machine_type, plan.machine.gpus[0])
 
 
 # Zones.
-
-
-def test_a_zone_without_the_gpu_names_those_with_it() -> None:
-    those = "us-central1-a,b,c,f us-east1-b,c us-west1-a,b europe-west4-a,b,c asia-east1-c"
-    assert refused(gpu="v100", zones=("us-east1-d",)) == (
-        f"no V100 16 GB in zone 'us-east1-d'; the zones with one: {those}",
-        "--zone us-east1-c",
-    )
-    assert refused(gpu="v100", zones=("here",))[1] == "--zone us-central1-a"
 
 
 @pytest.mark.parametrize(
@@ -165,37 +209,27 @@ def test_order_of_the_zones(zones: tuple[str, ...], fallback: bool, first: list[
     assert plan.request.zones == list(plan.zones)
 
 
-def test_fallback_needs_a_named_zone_to_be_switched_off() -> None:
-    assert refused(fallback=False) == (
-        "--no-fallback allows only the zones that are named with --zone, but none is named",
-        "--zone us-central1-a --no-fallback",
-    )
-
-
-def test_a_subnetwork_with_its_region_keeps_the_launch_there() -> None:
-    there = settings_of(subnetwork="regions/us-west1/subnetworks/gpu")
-    plan = planned(settings=there)
+def test_subnetwork_with_its_region_keeps_the_launch_there() -> None:
+    plan = planned(settings=IN_WEST)
     assert plan.zones == ("us-west1-a", "us-west1-b")
     [interface] = plan.body("us-west1-a", request_id="")["networkInterfaces"]
     assert interface["subnetwork"] == "regions/us-west1/subnetworks/gpu"
     assert "network" not in interface
-    assert refused(settings=there, zones=("us-central1-a",)) == (
-        "zone 'us-central1-a' is not in the region of subnetwork 'regions/us-west1/subnetworks/gpu'",
-        "--zone us-west1-a",
-    )
-    nowhere = settings_of(subnetwork="regions/us-west4/subnetworks/gpu")
-    assert refused(gpu="v100", settings=nowhere)[0].startswith(
-        "no V100 16 GB in the region of subnetwork 'regions/us-west4/subnetworks/gpu'; the zones with one: us-central1"
-    )
 
 
 # Hostile text in options.
 
-HOSTILE = ["$(reboot)", "`reboot`", "a'b\"c", "x\nrooflaunch-driver=none", "; rm -rf /", "é\u2028\0\ud800", "x" * 4096]
-HOSTILE_IDS = ["command", "backticks", "quotes", "newline", "semicolon", "unicode", "4 KB"]
+HOSTILE = {
+    "command": "$(reboot)",
+    "backticks": "`reboot`",
+    "quotes": "a'b\"c",
+    "newline": "x\nrooflaunch-driver=none",
+    "unicode": "é\u2028\0\ud800",
+    "4 KB": "x" * 4096,
+}
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=HOSTILE_IDS)
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=list(HOSTILE))
 def test_run_options_travel_as_data(text: str) -> None:
     """The trainer judges them; on their way they are JSON in one metadata value and nowhere else."""
     plan = planned(run={"model": text})
@@ -208,23 +242,32 @@ def test_run_options_travel_as_data(text: str) -> None:
     assert len(plan.text().splitlines()) == len(planned(run={"model": "vgg16"}).text().splitlines())
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=HOSTILE_IDS)
 @pytest.mark.parametrize("name", ["gpu", "zones", "machine_type", "image", "dataset"])
-def test_hostile_choices_are_refused_in_one_line(name: str, text: str) -> None:
-    options: dict[str, Any] = {name: (text,) if name == "zones" else text}
-    message, _ = refused(**({"run": options} if name == "dataset" else options))
-    assert shown(text) in message
-    assert message.isprintable()
-    assert len(message) < 1000
+def test_hostile_choices_are_refused_in_one_line(name: str) -> None:
+    for text in HOSTILE.values():
+        options: dict[str, Any] = {name: (text,) if name == "zones" else text}
+        found = errors_of(planned, {name: {"run": options} if name == "dataset" else options})
+        assert shown(text) in found
 
 
-def test_a_request_too_large_for_metadata() -> None:
-    message, hint = refused(run={"model": "x" * 250_000})
-    assert re.fullmatch(r"the request has 25\d{4} bytes; a VM's metadata takes 250000", message)
-    assert hint == "shorter values for --model and the other run options"
+# The runs of a VM.
 
 
-# Tasks of a sweep, which have several runs.
+def test_run_is_otherwise_the_one_asked_for() -> None:
+    run = {
+        "model": "vgg16",
+        "dataset": "cifar10",
+        "data_dir": "/data",
+        "batch_size": "8",
+        "seed": "7",
+        "profile": "ncu",
+    }
+    plan = planned(run=run)
+    asked = resolve(run, {}, None)
+    assert plan.spec == replace(asked.spec, device=Device.CUDA, download=True, data_dir=RunSpec().data_dir)
+    assert RunSpec.from_json(plan.request.spec) == plan.spec
+    kept = {name: "option" for name in run if name != "data_dir"}
+    assert plan.request.spec_origin == kept
 
 
 def a_task(**spec: Any) -> Task:
@@ -233,13 +276,12 @@ def a_task(**spec: Any) -> Task:
     return Task(job="night", runs=tuple(TaskRun(spec=specs[at], block=block, position=at) for block, at in runs))
 
 
-def of_task(task: Task) -> VmPlan:
-    resolved = resolve({"dataset": task.runs[0].spec.dataset}, {}, None)
-    return make_plan(resolved, Options(gpu="t4"), settings_of(), image=IMAGE, now=NOW, token="0a1b2c", task=task)
+def of_task(*specs: RunSpec) -> VmPlan:
+    return planned(task=Task(job="night", runs=tuple(TaskRun(spec=spec, position=2) for spec in specs)))
 
 
-def test_a_task_of_a_sweep_travels_with_the_request_as_a_vm_does_it() -> None:
-    plan = of_task(a_task(dataset="cifar10", data_dir="/home/me/data"))
+def test_task_of_a_sweep_travels_with_the_request_as_a_vm_does_it() -> None:
+    plan = planned(run={"dataset": "cifar10"}, task=a_task(dataset="cifar10", data_dir="/home/me/data"))
     work = Request.from_bytes(plan.metadata()["rooflaunch-request"].encode()).work
     runs = [(run.spec.model, run.spec.batch_size, run.block) for run in work.runs]
     assert runs == [("resnet18", None, 1), ("resnet50", 64, 1), ("resnet18", None, 2), ("resnet50", 64, 2)]
@@ -249,47 +291,42 @@ def test_a_task_of_a_sweep_travels_with_the_request_as_a_vm_does_it() -> None:
     assert plan.text().splitlines()[0] == "plan       4 runs in 2 blocks, task 1 of 'night', each in its own process"
 
 
-# Options of the last run of a task, and why the whole task is refused.
-NOT_FOR_A_VM: list[tuple[RunSpec, str]] = [
-    (RunSpec(precision=Precision.TF32), "precision tf32 needs compute capability 8.0 or newer; a T4 16 GB has 7.5"),
-    (RunSpec(dataset="photos"), "a VM cannot read the folder 'photos' of this machine"),
-    (RunSpec(subset=8), "synthetic data has no subset; got --subset 8"),
-]
-
-
-@pytest.mark.parametrize(("spec", "why"), NOT_FOR_A_VM)
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (RunSpec(precision=Precision.TF32), "precision tf32 needs compute capability 8.0 or newer; a T4 16 GB has 7.5"),
+        (RunSpec(dataset="photos"), "a VM cannot read the folder 'photos' of this machine"),
+        (RunSpec(subset=8), "synthetic data has no subset; got --subset 8"),
+    ],
+)
 def test_every_run_of_a_task_must_be_one_for_a_vm(spec: RunSpec, why: str) -> None:
     with pytest.raises(UsageError) as caught:
-        of_task(Task(job="night", runs=(TaskRun(spec=RunSpec()), TaskRun(spec=spec, position=2))))
+        of_task(RunSpec(), spec)
     assert str(caught.value) == f"run 2 of 2 runs in 1 block, task 1 of 'night': {why}"
     assert caught.value.hint
 
 
-def test_what_a_vm_needs_and_its_user_should_know_is_that_of_all_runs() -> None:
-    runs = [RunSpec(device=Device.CPU), RunSpec(precision=Precision.BF16), RunSpec(dataset="cifar10")]
-    plan = of_task(Task(job="night", runs=tuple(TaskRun(spec=spec) for spec in runs)))
+def test_driver_flavour_and_notes_of_a_task_are_those_of_all_runs() -> None:
+    on_cpu = RunSpec(device=Device.CPU)
+    plan = of_task(on_cpu, RunSpec(precision=Precision.BF16), RunSpec(dataset="cifar10"))
     assert (plan.driver, plan.request.options["flavour"]) == (Driver.PREINSTALLED, "cuda")
     assert plan.notes[0] == "the VM downloads cifar10, because it starts without data"
     assert any(note.startswith("the T4 16 GB has no bf16 units") for note in plan.notes)
-    on_cpu = of_task(Task(job="night", runs=(TaskRun(spec=runs[0]),)))
-    assert (on_cpu.driver, on_cpu.request.options["flavour"]) == (Driver.NONE, "cpu")
+    assert (of_task(on_cpu).driver, of_task(on_cpu).request.options["flavour"]) == (Driver.NONE, "cpu")
 
 
-def test_a_task_takes_as_long_as_its_runs_and_their_profiles() -> None:
-    assert of_task(a_task()).run_s == pytest.approx(4 * planned(run={"model": "resnet18"}).run_s)
+def test_task_takes_as_long_as_its_runs_and_their_profiles() -> None:
+    assert planned(task=a_task()).run_s == pytest.approx(4 * planned(run={"model": "resnet18"}).run_s)
     profiled = planned(run={"profile": "torch"}).run_s
-    assert of_task(a_task(profile=Profile.TORCH)).run_s == pytest.approx(4 * profiled)
+    assert planned(task=a_task(profile=Profile.TORCH)).run_s == pytest.approx(4 * profiled)
 
 
-def test_a_task_that_metadata_cannot_hold_is_refused() -> None:
+def test_request_that_metadata_cannot_hold_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^the request has 25\d{4} bytes; a VM's metadata takes 250000$") as caught:
+        planned(run={"model": "x" * 250_000})
+    assert caught.value.hint == "shorter values for --model and the other run options"
     runs = tuple(TaskRun(spec=RunSpec(), block=block, run_key=f"{block:016x}") for block in range(3000))
-    with pytest.raises(UsageError, match="a VM's metadata takes 250000") as caught:
-        of_task(Task(job="night", runs=runs))
-    assert str(caught.value).startswith("the request for 3000 runs in 3000 blocks, task 1 of 'night' has ")
+    told = r"^the request for 3000 runs in 3000 blocks, task 1 of 'night' has \d+ bytes; a VM's metadata takes 250000$"
+    with pytest.raises(UsageError, match=told) as caught:
+        planned(task=Task(job="night", runs=runs))
     assert caught.value.hint == "more machines, which share the runs"
-
-
-def test_one_device_gets_the_usual_machine() -> None:
-    for name, usual in gpus.load().items():
-        plan = planned(name, spot=True)
-        assert (plan.machine.name, plan.request.gpu_count) == (usual.default_machine_type, plan.machine.gpus[0])

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -5,7 +6,6 @@ import requests
 from google.auth import exceptions as auth
 
 from launcher.backends.gcp import backend
-from launcher.backends.gcp.answers import DeniedError
 from launcher.backends.gcp.backend import Services
 from tests.launcher.backends.gcp.fake_rest import (
     ACCOUNT,
@@ -19,8 +19,7 @@ from tests.launcher.backends.gcp.fake_rest import (
     policy,
     refused,
 )
-from workload.contract.errors import ToolError
-from workload.storage.store import UnreachableError
+from tests.launcher.backends.told import errors_of
 
 
 @pytest.fixture
@@ -54,59 +53,23 @@ def test_roles_and_what_they_allow(rest: FakeRest, asked: Services) -> None:
     assert asked.permissions([VM_ROLE]) == frozenset()
 
 
-MANAGER = "cloudresourcemanager.googleapis.com"
-LOG_IN = "gcloud auth application-default login"
-NETWORK = f"check the network and its proxy (curl -I https://{MANAGER}), then run again"
+REFUSED: dict[str, Any] = {
+    "disabled": disabled("cloudresourcemanager.googleapis.com"),
+    "denied": refused("Permission denied on it\nmore"),
+    "no quota project": refused("The API requires a quota project, which is not set by default."),
+    "no document": (400, b"<html>"),
+    "log-in page": (200, b"<html>"),
+    "no connection": requests.ConnectionError("Connection refused"),
+    "no route": auth.TransportError("no route"),
+    "login too old": auth.RefreshError("Reauthentication is needed."),
+}
 
 
-@pytest.mark.parametrize(
-    ("answer", "kind", "message", "hint"),
-    [
-        (
-            disabled(MANAGER),
-            ToolError,
-            f"{MANAGER} is not enabled in project 'my-project'",
-            f"gcloud services enable {MANAGER} --project my-project",
-        ),
-        (
-            refused("Permission denied on it\nmore"),
-            ToolError,
-            f"{MANAGER}: Permission denied on it",
-            f"ask the owner of project 'my-project', or use another account: {LOG_IN}",
-        ),
-        (
-            refused("The API requires a quota project, which is not set by default."),
-            ToolError,
-            f"{MANAGER}: The API requires a quota project, which is not set by default.",
-            "gcloud auth application-default set-quota-project my-project",
-        ),
-        ((400, b"<html>"), ToolError, f"{MANAGER}: HTTP 400", "run again; if the error stays, report it as a bug"),
-        (
-            (200, b"<html>"),
-            UnreachableError,
-            f"another server than {MANAGER} answers at https://{MANAGER}: a log-in page of this network, or a proxy",
-            "open a page in a browser and log in to the network, or correct HTTPS_PROXY; then run again",
-        ),
-        (
-            requests.ConnectionError("Connection refused"),
-            ToolError,
-            f"{MANAGER} cannot be reached: Connection refused",
-            NETWORK,
-        ),
-        (auth.TransportError("no route"), ToolError, f"{MANAGER} cannot be reached: no route", NETWORK),
-        (
-            auth.RefreshError("Reauthentication is needed."),
-            DeniedError,
-            "no usable credentials for Google Cloud: Reauthentication is needed.",
-            LOG_IN,
-        ),
-    ],
-)
-def test_refusals(answer: Any, kind: type[ToolError], message: str, hint: str) -> None:
-    with pytest.raises(ToolError) as caught:
-        Services(PROJECT, FakeRest({PROJECT_POLICY: answer})).roles_in_project(ACCOUNT)
-    assert type(caught.value) is kind
-    assert (str(caught.value), caught.value.hint) == (message, hint)
+def test_refusals_are_told_with_a_cure(golden: Callable[[str, str], None]) -> None:
+    def ask(answer: Any) -> object:
+        return Services(PROJECT, FakeRest({PROJECT_POLICY: answer})).roles_in_project(ACCOUNT)
+
+    golden("services-refusals.txt", errors_of(ask, {name: {"answer": answer} for name, answer in REFUSED.items()}))
 
 
 def test_credentials_are_those_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
