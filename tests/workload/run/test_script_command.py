@@ -1,19 +1,18 @@
 """The command line of `python -m rooflaunch script`, its errors, and the ends of scripts."""
 
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.workload.conftest import in_a_copy
-from tests.workload.script_stage import measured, trainer
+from tests.workload.script_stage import measured
 from workload import cli
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, UsageError
 from workload.steps import program
-
-EXAMPLE = "python -m rooflaunch script -- train.py --lr 0.1"
-FOLDER = "results"
 
 
 @pytest.fixture(autouse=True)
@@ -23,47 +22,22 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder").mkdir()
 
 
-# what stands after `script`, error, hint
-REFUSED = {
-    "nothing": ([], "no script: write it after --, with its own arguments", EXAMPLE),
-    "before --": (
-        ["--warmup", "1", "train.py", "--lr", "0.1"],
-        "'train.py' must stand after --",
-        "python -m rooflaunch script --warmup 1 -- train.py --lr 0.1",
-    ),
-    "no such module": (
-        ["--", "-m", "nonesuch.train"],
-        f"no module 'nonesuch.train' for this Python, {sys.executable}",
-        "python -m pip list",
-    ),
-    "no steps": (
-        ["--iterations", "0", "--", "train.py"],
-        "iterations must be a positive integer; got '0'",
-        "--iterations 100",
-    ),
-    "half a sample": (
-        ["--samples-per-step", "1.5", "--", "train.py"],
-        "samples per step must be a positive integer; got '1.5'",
-        "--samples-per-step 64",
-    ),
-    "then": (
-        ["--then", "sleep", "--", "train.py"],
-        "--then must be one of stop, continue; got 'sleep'",
-        "--then continue",
-    ),
-    "ceilings": (
-        ["--no-ceilings", "--fresh-ceilings", "--", "train.py"],
-        "--fresh-ceilings and --no-ceilings contradict each other",
-        "leave out --fresh-ceilings or --no-ceilings",
-    ),
-}
+# Lines after `script`; `torchrun`: as one of two ranks that it has started.
+REFUSED = """\
 
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_bad_command_line_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words, message, hint = REFUSED[name]
-    assert cli.main(["script", *words]) == ExitCode.USAGE
-    assert capsys.readouterr().err == f"error: {message}\nhint: {hint.format(here=Path.cwd())}\n"
+--warmup 1 train.py --lr 0.1
+-- -m nonesuch.train
+--samples-per-step 1.5 -- train.py
+--then sleep -- train.py
+--no-ceilings --fresh-ceilings -- train.py
+--repeats 0 -- train.py
+--profile nsys -- train.py
+--devices 2 --profile ncu -- train.py
+--devices 2 --gpu-index 0 -- train.py
+torchrun --devices 2 -- train.py
+torchrun --repeats 3 -- train.py
+torchrun --profile torch -- train.py
+"""
 
 
 @pytest.mark.parametrize(
@@ -93,43 +67,22 @@ def test_variables_of_torchrun(
         assert program.rank_here() == place
 
 
-# what a rank that torchrun has started cannot do: options, and what is named
-@pytest.mark.parametrize(
-    ("words", "flag"),
-    [
-        (["--devices", "2"], "--devices"),
-        (["--repeats", "3"], "--repeats"),
-        (["--profile", "torch"], "--profile"),
-        (["--gpu-index", "0"], "--gpu-index"),
-    ],
-)
-def test_a_rank_of_torchrun_starts_nothing(
-    words: list[str], flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_bad_command_lines_are_refused(
+    golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    assert cli.main(["script", *words, "--", "train.py"]) == ExitCode.USAGE
-    assert capsys.readouterr().err == (
-        f"error: torchrun has started this process as one of 2 ranks, where {flag} cannot be used\n"
-        f"hint: leave {flag} out; or without torchrun: python -m rooflaunch script --devices 2 -- train.py\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--profile", "ncu"], "only a run of one device can be profiled; got --profile ncu --devices 2"),
-        (["--gpu-index", "0"], "--gpu-index chooses one GPU; got --gpu-index 0 --devices 2"),
-    ],
-)
-def test_options_of_one_device(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["script", "--devices", "2", *words, "--", "train.py"]) == ExitCode.USAGE
-    assert capsys.readouterr().err.startswith(f"error: {message}\nhint: ")
+    said = ""
+    for line in REFUSED.splitlines():
+        if line.startswith("torchrun"):
+            monkeypatch.setenv("WORLD_SIZE", "2")
+            monkeypatch.setenv("RANK", "0")
+        assert cli.main(["script", *line.removeprefix("torchrun").split()]) == ExitCode.USAGE
+        said += f"{f'## script {line}'.strip()}\n{capsys.readouterr().err.replace(sys.executable, 'PYTHON')}"
+    golden("refused_scripts.txt", said)
 
 
 def test_everything_after_the_dashes_is_the_scripts() -> None:
     parsed = cli.parse(["script", "--iterations", "4", "--", "train.py", "--warmup", "7", "--", "-o", "x"])
-    assert (parsed.iterations, hasattr(parsed, "warmup"), str(parsed.output)) == ("4", False, FOLDER)
+    assert (parsed.iterations, hasattr(parsed, "warmup"), str(parsed.output)) == ("4", False, "results")
     assert parsed.script_words == ["train.py", "--warmup", "7", "--", "-o", "x"]
 
 
@@ -145,21 +98,6 @@ def train(steps):
         optimizer.zero_grad()
         yield number
 """
-TOO_FEW = (
-    "hint: let the script make more steps (smaller batches, more epochs); or mark the end of a step in the script: "
-    "`import rooflaunch`, then `rooflaunch.step_done()` after each update"
-)
-RUN_ALONE = (
-    "hint: name the script that trains. One that starts its own training processes (torch.multiprocessing) cannot be "
-    "measured: let it read "
-    "torchrun's variables RANK and WORLD_SIZE, and use --devices N"
-)
-NO_OPTIMIZER = "but no step of an optimizer of torch.optim"
-MADE_NONE = "and made no step of an optimizer of torch.optim"
-AFTER_LINE_8 = "hint: `import rooflaunch`, and after the update that follows script.py:8: `rooflaunch.step_done()`"
-MARK_STEPS = (
-    "hint: mark the end of a step in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
-)
 BY_HAND = """
 import torch
 w = torch.randn(8, 3, requires_grad=True)
@@ -176,94 +114,37 @@ for _ in range(3):
         print('caught', flush=True)
 time.sleep(100)
 """
-BY_FORCE = (
-    "note       script.py did not end within 10 s after the request to exit (it catches SystemExit, or waits "
-    "for a thread or a process): it was killed; the measurements are written"
-)
-# script: (what it does, exit code, what it prints, how our messages end, status of its bundle)
-ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
-    "fails at once": (
-        "import torch\nraise KeyError('x')",
-        1,
-        "",
-        "error: {name} failed with KeyError before its training step was known",
-        None,
-    ),
-    "fails later": (
-        f"{LOOP}for n in train(40):\n    if n == 12: raise ValueError('diverged')",
-        1,
-        "",
-        "error: {name} failed with ValueError after 4 measured steps; the bundle has these steps: {folder}",
-        "failed",
-    ),
-    "ends with a code": (
-        f"{LOOP}for n in train(40):\n    if n == 12: sys.exit(3)",
-        3,
-        "",
-        "error: {name} ended with exit code 3 after 4 measured steps; the bundle has these steps: {folder}",
-        "failed",
-    ),
-    "too few steps": (f"{LOOP}print(list(train(2)))", 6, "[0, 1]\n", TOO_FEW, None),
-    "ends in its warm-up": (
-        f"{LOOP}list(train(8))",
-        6,
-        "",
-        "hint: --warmup 0 --iterations 3, or more epochs",
-        "failed",
-    ),
-    "never trains": ("import torch\nprint('well')", 6, "well\n", RUN_ALONE, None),
-    "updates by hand": (
-        f"{LOOP}model(torch.ones(4)).sum().backward()",
-        2,
-        "",
-        MARK_STEPS,
-        None,
-    ),
-    "updates by hand for long": (
-        f"{BY_HAND}while True:\n    loss().backward(); update([w.grad])",
-        2,
-        "",
-        f"error: 500 backward passes, the last one at script.py:8, {NO_OPTIMIZER}\n{AFTER_LINE_8}",
-        None,
-    ),
-    "updates by gradients for long": (
-        f"{BY_HAND}while True:\n    update(torch.autograd.grad(loss(), [w]))",
-        2,
-        "",
-        f"the last one at script.py:8, {NO_OPTIMIZER}\n{AFTER_LINE_8}",
-        None,
-    ),
-    "updates by gradients": (
-        f"{BY_HAND}for _ in range(3):\n    update(torch.autograd.grad(loss(), [w]))",
-        2,
-        "",
-        f"error: script.py took gradients 3 times by torch.autograd.grad, {MADE_NONE}\n{MARK_STEPS}",
-        None,
-    ),
-    "catches its end": (CATCHES, 0, "caught\ncaught\ncaught\n", BY_FORCE, "completed"),
-    "cleans up": (
-        f"{LOOP}import atexit\ntry:\n    list(train(40))\nfinally:\n    print('cleaned up')",
-        0,
-        "cleaned up\n",
-        "",
-        "completed",
-    ),
+# What a script does, by name.
+ENDS = {
+    "fails at once": "import torch\nraise KeyError('x')",
+    "fails later": f"{LOOP}for n in train(40):\n    if n == 12: raise ValueError('diverged')",
+    "ends with a code": f"{LOOP}for n in train(40):\n    if n == 12: sys.exit(3)",
+    "too few steps": f"{LOOP}print(list(train(2)))",
+    "ends in its warm-up": f"{LOOP}list(train(8))",
+    "never trains": "import torch\nprint('well')",
+    "updates by hand for long": f"{BY_HAND}while True:\n    loss().backward(); update([w.grad])",
+    "updates by gradients": f"{BY_HAND}for _ in range(3):\n    update(torch.autograd.grad(loss(), [w]))",
+    "catches its end": CATCHES,
+    "cleans up": f"{LOOP}import atexit\ntry:\n    list(train(40))\nfinally:\n    print('cleaned up')",
 }
 
 
 @in_a_copy
-@pytest.mark.parametrize("name", ENDS)
-def test_every_script_keeps_its_own_end(name: str, tmp_path: Path) -> None:
-    text, code, printed, last_line, status = ENDS[name]
-    script = tmp_path / "script.py"
-    script.write_text(text)
-    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
-    assert (ran.code, ran.out) == (code, printed), ran.err
-    assert ran.err.rstrip("\n").endswith(last_line.format(name="script.py", folder=ran.folder))
-    assert (ran.record and ran.record["status"]) == status
-    if "raise" in text:
-        assert "Traceback (most recent call last):\n  File" in ran.err
-        assert "workload/script" not in ran.err, "the traceback is the script's alone"
+def test_every_script_keeps_its_own_end(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    said = ""
+    for name, text in ENDS.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "script.py").write_text(text)
+        ran = measured(folder / "run", folder / "script.py", options=("--warmup", "2", "--iterations", "5"))
+        ours = [line for line in ran.err.splitlines() if re.match("error: |hint: |note       script.py", line)]
+        status = ran.record and ran.record["status"]
+        said += f"## {name}\nexit code {ran.code}, bundle: {status}\n{ran.out}"
+        said += "".join(f"{line}\n" for line in ours).replace(str(ran.folder), "BUNDLE")
+        if "raise" in text:
+            assert "Traceback (most recent call last):\n  File" in ran.err
+            assert "workload/script" not in ran.err, "the traceback is the script's alone"
+    golden("ends_of_scripts.txt", said)
 
 
 @in_a_copy
@@ -276,21 +157,18 @@ def test_a_refusal_is_said_once_and_a_script_that_goes_on_ends_by_itself(tmp_pat
 
 
 # Two phases of a script: their optimizers and steps, how the sentence on the measured one begins, and the note.
-HEAD, ALL = ("SGD", "model[1].parameters()"), ("SGD", "model.parameters()")
-ADAM = ("Adam", "model.parameters()")
-LONGEST = "the script's longest phase is measured, 20 steps; other phases:"
+# Phases of a script: optimizer, its parameters, steps; how the sentence on the measured one begins, and the note.
 PHASES = {
     "head, then all": (
-        ((HEAD, 12), (ALL, 20)),
+        (("SGD", "model[1].parameters()", 12), ("SGD", "model.parameters()", 20)),
         "1 backward pass and 1 SGD step, 4 samples",
-        f"{LONGEST} 12 steps of 1 backward pass and 1 SGD step",
+        "the script's longest phase is measured, 20 steps; other phases: 12 steps of 1 backward pass and 1 SGD step",
     ),
-    "SGD, then Adam": (
-        ((ALL, 20), (ADAM, 12)),
-        "1 backward pass and 1 SGD step, 4 samples",
-        f"{LONGEST} 12 steps of 1 backward pass and 1 Adam step",
+    "an optimizer an epoch": (
+        (("Adam", "model.parameters()", 6),) * 5,
+        "1 backward pass and 1 Adam step, 4 samples",
+        None,
     ),
-    "an optimizer an epoch": (((ADAM, 6),) * 5, "1 backward pass and 1 Adam step, 4 samples", None),
 }
 
 
@@ -300,14 +178,13 @@ def test_the_longest_phase_is_measured(name: str, tmp_path: Path) -> None:
     phases, step, note = PHASES[name]
     script = tmp_path / "script.py"
     lines = ["model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))"]
-    for (kind, parameters), steps in phases:
+    for kind, parameters, steps in phases:
         lines += [f"optimizer = torch.optim.{kind}({parameters}, 0.01)", f"list(train({steps}))"]
     script.write_text("\n".join([LOOP, *lines]))
     ran = measured(tmp_path / "run", script, options=("--warmup", "1", "--iterations", "50"))
-    assert ran.code == 0, ran.err
-    assert ran.record is not None
+    assert ran.record is not None, ran.err
     assert ran.folder is not None
-    assert ran.record["status"] == "completed"
+    assert (ran.code, ran.record["status"]) == (0, "completed")
     assert ran.record["spec"]["script"]["step"].startswith(f"a step = {step}")
     assert [known for known in ran.record["notes"] if "phase" in known] == ([note] if note else [])
     assert ran.record["timing"]["step_s"]["n"] == len(bundle.read(ran.folder).steps()) - 1
@@ -327,36 +204,6 @@ def fake(command, **more):
     return subprocess.CompletedProcess(command, 0, json.dumps({'method': ' '.join(command), 'flop_per_s': rates}))
 subprocess.run = fake
 """
-
-
-@in_a_copy
-def test_ceilings_are_measured_before_the_steps_and_are_no_part_of_the_setup(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(f"{CEILINGS}{LOOP}list(train(30))")
-    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5", "--ceilings"))
-    assert ran.code == 0, ran.err
-    assert ran.record is not None
-    phases = ran.record["timing"]["phases"]
-    assert list(phases)[2:] == ["environment", "ceilings", "setup", "warmup", "measured", "finish", "end"]
-    assert phases["setup"] - phases["ceilings"] >= 0.2
-    assert ran.record["timing"]["setup_s"] < phases["warmup"] - 0.2
-
-
-@in_a_copy
-def test_step_in_two_precisions_is_compared_with_both_ceilings(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    in_bf16 = "with torch.autocast('cpu', torch.bfloat16): model(x); model(x); loss = model(x).float()"
-    text = f"{CEILINGS}{LOOP}list(train(30))".replace("model(x).sum()", "(model(x) + loss).sum()")
-    script.write_text(text.replace("        (model(x)", f"        {in_bf16}\n        (model(x)"))
-    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5", "--ceilings"))
-    assert ran.code == 0, ran.err
-    assert ran.record is not None
-    by_precision = ran.record["complexity"]["flop_by_precision"]
-    assert by_precision["bf16"] > by_precision["fp32"] > 0
-    assert ran.record["ceilings"]["method"].endswith("--precision=bf16 --precision=fp32")
-    took_s = by_precision["fp32"] / 1e9 + by_precision["bf16"] / 2e9
-    assert ran.record["complexity"]["theoretical_step_s"] == pytest.approx(took_s)
-    assert "FLOP by precision: bf16 67 %, fp32 33 %; each is compared with its own ceiling" in ran.record["notes"]
 
 
 # In the form of fastai's: an optimizer that is none of torch.optim.
@@ -408,12 +255,22 @@ def test_the_steps_of_an_optimizer_that_is_not_of_torch(tmp_path: Path) -> None:
     assert (ran.record["complexity"]["parameters"], ran.record["timing"]["step_s"]["n"]) == (10, 5)
 
 
-@pytest.mark.world
-def test_a_script_that_needs_no_torch(tmp_path: Path) -> None:
-    """A new process, because the copies that other tests use have loaded torch."""
-    (tmp_path / "script.py").write_text("print('well')")
-    with trainer(tmp_path, "script", "--", "script.py") as process:
-        output, error = process.communicate()
-    assert (process.returncode, output) == (6, "well\n"), error
-    assert error.endswith("\nhint: name the script that trains, not a script that starts it\n")
-    assert not (tmp_path / "results").exists()
+@in_a_copy
+def test_step_in_two_precisions_is_compared_with_ceilings_that_are_measured_before_the_steps(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    in_bf16 = "with torch.autocast('cpu', torch.bfloat16): model(x); model(x); loss = model(x).float()"
+    text = f"{CEILINGS}{LOOP}list(train(30))".replace("model(x).sum()", "(model(x) + loss).sum()")
+    script.write_text(text.replace("        (model(x)", f"        {in_bf16}\n        (model(x)"))
+    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5", "--ceilings"))
+    assert ran.record is not None, ran.err
+    by_precision, timing = ran.record["complexity"]["flop_by_precision"], ran.record["timing"]
+    assert by_precision["bf16"] > by_precision["fp32"] > 0
+    assert ran.record["ceilings"]["method"].endswith("--precision=bf16 --precision=fp32")
+    took_s = by_precision["fp32"] / 1e9 + by_precision["bf16"] / 2e9
+    assert ran.record["complexity"]["theoretical_step_s"] == pytest.approx(took_s)
+    assert "FLOP by precision: bf16 67 %, fp32 33 %; each is compared with its own ceiling" in ran.record["notes"]
+    phases = timing["phases"]
+    assert list(phases)[2:] == ["environment", "ceilings", "setup", "warmup", "measured", "finish", "end"]
+    # The ceilings are no part of the setup.
+    assert phases["setup"] - phases["ceilings"] >= 0.2
+    assert timing["setup_s"] < phases["warmup"] - 0.2
