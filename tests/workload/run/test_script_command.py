@@ -1,6 +1,5 @@
 """The command line of `python -m rooflaunch script`, its errors, and the ends of scripts."""
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +97,21 @@ def train(steps):
         optimizer.zero_grad()
         yield number
 """
+TOO_FEW = (
+    "hint: let the script make more steps (smaller batches, more epochs); or mark the end of a step in the script: "
+    "`import rooflaunch`, then `rooflaunch.step_done()` after each update"
+)
+RUN_ALONE = (
+    "hint: name the script that trains. One that starts its own training processes (torch.multiprocessing) cannot be "
+    "measured: let it read "
+    "torchrun's variables RANK and WORLD_SIZE, and use --devices N"
+)
+NO_OPTIMIZER = "but no step of an optimizer of torch.optim"
+MADE_NONE = "and made no step of an optimizer of torch.optim"
+AFTER_LINE_8 = "hint: `import rooflaunch`, and after the update that follows script.py:8: `rooflaunch.step_done()`"
+MARK_STEPS = (
+    "hint: mark the end of a step in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
+)
 BY_HAND = """
 import torch
 w = torch.randn(8, 3, requires_grad=True)
@@ -114,37 +128,80 @@ for _ in range(3):
         print('caught', flush=True)
 time.sleep(100)
 """
-# What a script does, by name.
-ENDS = {
-    "fails at once": "import torch\nraise KeyError('x')",
-    "fails later": f"{LOOP}for n in train(40):\n    if n == 12: raise ValueError('diverged')",
-    "ends with a code": f"{LOOP}for n in train(40):\n    if n == 12: sys.exit(3)",
-    "too few steps": f"{LOOP}print(list(train(2)))",
-    "ends in its warm-up": f"{LOOP}list(train(8))",
-    "never trains": "import torch\nprint('well')",
-    "updates by hand for long": f"{BY_HAND}while True:\n    loss().backward(); update([w.grad])",
-    "updates by gradients": f"{BY_HAND}for _ in range(3):\n    update(torch.autograd.grad(loss(), [w]))",
-    "catches its end": CATCHES,
-    "cleans up": f"{LOOP}import atexit\ntry:\n    list(train(40))\nfinally:\n    print('cleaned up')",
+BY_FORCE = (
+    "note       script.py did not end within 10 s after the request to exit (it catches SystemExit, or waits "
+    "for a thread or a process): it was killed; the measurements are written"
+)
+# script: (what it does, exit code, what it prints, how our messages end, status of its bundle)
+ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
+    "fails at once": (
+        "import torch\nraise KeyError('x')",
+        1,
+        "",
+        "error: {name} failed with KeyError before its training step was known",
+        None,
+    ),
+    "fails later": (
+        f"{LOOP}for n in train(40):\n    if n == 12: raise ValueError('diverged')",
+        1,
+        "",
+        "error: {name} failed with ValueError after 4 measured steps; the bundle has these steps: {folder}",
+        "failed",
+    ),
+    "ends with a code": (
+        f"{LOOP}for n in train(40):\n    if n == 12: sys.exit(3)",
+        3,
+        "",
+        "error: {name} ended with exit code 3 after 4 measured steps; the bundle has these steps: {folder}",
+        "failed",
+    ),
+    "too few steps": (f"{LOOP}print(list(train(2)))", 6, "[0, 1]\n", TOO_FEW, None),
+    "ends in its warm-up": (
+        f"{LOOP}list(train(8))",
+        6,
+        "",
+        "hint: --warmup 0 --iterations 3, or more epochs",
+        "failed",
+    ),
+    "never trains": ("import torch\nprint('well')", 6, "well\n", RUN_ALONE, None),
+    "updates by hand for long": (
+        f"{BY_HAND}while True:\n    loss().backward(); update([w.grad])",
+        2,
+        "",
+        f"error: 500 backward passes, the last one at script.py:8, {NO_OPTIMIZER}\n{AFTER_LINE_8}",
+        None,
+    ),
+    "updates by gradients": (
+        f"{BY_HAND}for _ in range(3):\n    update(torch.autograd.grad(loss(), [w]))",
+        2,
+        "",
+        f"error: script.py took gradients 3 times by torch.autograd.grad, {MADE_NONE}\n{MARK_STEPS}",
+        None,
+    ),
+    "catches its end": (CATCHES, 0, "caught\ncaught\ncaught\n", BY_FORCE, "completed"),
+    "cleans up": (
+        f"{LOOP}import atexit\ntry:\n    list(train(40))\nfinally:\n    print('cleaned up')",
+        0,
+        "cleaned up\n",
+        "",
+        "completed",
+    ),
 }
 
 
 @in_a_copy
-def test_every_script_keeps_its_own_end(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
-    said = ""
-    for name, text in ENDS.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "script.py").write_text(text)
-        ran = measured(folder / "run", folder / "script.py", options=("--warmup", "2", "--iterations", "5"))
-        ours = [line for line in ran.err.splitlines() if re.match("error: |hint: |note       script.py", line)]
-        status = ran.record and ran.record["status"]
-        said += f"## {name}\nexit code {ran.code}, bundle: {status}\n{ran.out}"
-        said += "".join(f"{line}\n" for line in ours).replace(str(ran.folder), "BUNDLE")
-        if "raise" in text:
-            assert "Traceback (most recent call last):\n  File" in ran.err
-            assert "workload/script" not in ran.err, "the traceback is the script's alone"
-    golden("ends_of_scripts.txt", said)
+@pytest.mark.parametrize("name", ENDS)
+def test_every_script_keeps_its_own_end(name: str, tmp_path: Path) -> None:
+    text, code, printed, last_line, status = ENDS[name]
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
+    assert (ran.code, ran.out) == (code, printed), ran.err
+    assert ran.err.rstrip("\n").endswith(last_line.format(name="script.py", folder=ran.folder))
+    assert (ran.record and ran.record["status"]) == status
+    if "raise" in text:
+        assert "Traceback (most recent call last):\n  File" in ran.err
+        assert "workload/script" not in ran.err, "the traceback is the script's alone"
 
 
 @in_a_copy
