@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,22 @@ ROOT = Path(__file__).parents[1]
 # The body of a function without arguments, and its faults of one kind.
 BODIES = {
     "comparison, each end": (COMPARISON, "x = 1 < y <= z", ["x = 1 <= y <= z", "x = 1 < y < z"]),
-    "comparison, equality": (COMPARISON, "x = y == z", ["x = y != z"]),
-    "comparison, identity": (COMPARISON, "x = y is not z", ["x = y is z"]),
-    "comparison, membership": (COMPARISON, "x = y not in z", ["x = y in z"]),
+    "comparison, words": (COMPARISON, "x = y not in z", ["x = y in z"]),
     "constant, number": (CONSTANT, "f(1, 0.5, 0.0)", ["f(2, 0.5, 0.0)", "f(1, 1.0, 0.0)", "f(1, 0.5, 1.0)"]),
     "constant, truth": (CONSTANT, "x = True", ["x = False"]),
     "constant, not text or None": (CONSTANT, "x = ('1', None, b'1', ...)", []),
     "call": (LEFT_OUT, "f(x)", ["pass"]),
-    "assignments": (LEFT_OUT, "x = 1; y: int = 2", ["pass; y: int = 2", "x = 1; pass"]),
-    "assignment in place": (LEFT_OUT, "x |= 1", ["pass"]),
+    "assignments": (LEFT_OUT, "x |= 1; y: int = 2", ["pass; y: int = 2", "x |= 1; pass"]),
     "not a docstring, a declaration or a return": (LEFT_OUT, "'text'; x: int; return x", []),
     "exception": (SWALLOWED, "raise ValueError(x) from None", ["pass"]),
-    "and, or": (BOOLEAN, "x = a and b or c", ["x = (a and b) and c", "x = (a or b) or c"]),
-    "not": (BOOLEAN, "x = not y", ["x = y"]),
+    "boolean": (
+        BOOLEAN,
+        "x = a and b or not c",
+        ["x = (a and b) and not c", "x = (a or b) or not c", "x = a and b or c"],
+    ),
     "arithmetic": (ARITHMETIC, "x = a + b - c", ["x = a + b + c", "x = a - b - c"]),
     "arithmetic, read as before": (ARITHMETIC, "x = a / b ** c", ["x = a * b ** c", "x = a / (b * c)"]),
-    "arithmetic, in place": (ARITHMETIC, "x *= 2", ["x /= 2"]),
-    "arithmetic, not of sets": (ARITHMETIC, "x = a | b", []),
+    "arithmetic, in place and not of sets": (ARITHMETIC, "x *= 2; y = a | b", ["x /= 2; y = a | b"]),
 }
 
 
@@ -63,29 +63,6 @@ class Chosen(ast.NodeTransformer):
 def test_a_fault_changes_one_node(kind: str, body: str, faulty: list[str]) -> None:
     texts = [text for found, text in changed(f"def f():\n    {body}  # why\n") if found == kind]
     assert texts == [ast.unparse(ast.parse(f"def f():\n    {one}")) for one in faulty]
-
-
-def test_faults_in_a_fault_stay_with_it_and_without_it() -> None:
-    source = "def f(x):\n    return (\n        x > 0\n        and x < 9\n    )\n"
-    tree = ast.parse(source)
-    pairs = list(seeded_faults.sites("a.py", source, tree))
-    chosen = [pair for pair in pairs if pair[0].kind == BOOLEAN or "x < 9" in pair[0].before]
-    for number, (site, place) in reversed(list(enumerate(chosen))):
-        place.put(number, site.which)
-    on: set[int] = set()
-    code: dict[str, Any] = {"seeded_fault": on.__contains__}
-    exec(compile(tree, "a.py", "exec"), code)
-    said = {}
-    for numbers in ((), (0,), (1,), (0, 1)):
-        on.clear()
-        on.update(numbers)
-        said[numbers] = [code["f"](x) for x in (0, 9, 10)]
-    assert said == {
-        (): [False, False, False],
-        (0,): [True, True, True],
-        (1,): [False, True, False],
-        (0, 1): [True, True, True],
-    }
 
 
 def test_only_code_inside_functions_is_changed() -> None:
@@ -122,12 +99,10 @@ def test_a_seed_draws_the_same_faults() -> None:
 
 
 MOVED = {
-    "the same function, later": ({"a.py": "\n\ndef f(x):\n    y = 1\n    return x < 2\n"}, ("a.py", "f", 5)),
-    "the second of two": ({"a.py": "def f(x):\n    return x < 2\n    return x < 2\n"}, ("a.py", "f", 3)),
+    "the second of two, later": ({"a.py": "\ndef f(x):\n    return x < 2\n    return x < 2\n"}, ("a.py", "f", 4)),
     "a method elsewhere": ({"b.py": "class C:\n    def f(x):\n        return x < 2\n"}, ("b.py", "C.f", 3)),
     "the only line with its text": ({"b.py": "def g(x):\n    return x < 2\n"}, ("b.py", "g", 2)),
     "gone, one of two lines": ({"b.py": "def g(x):\n    return x < 2\ndef h(x):\n    return x < 2\n"}, None),
-    "gone, another line": ({"a.py": "def f(x):\n    return x < 3\n"}, None),
 }
 
 
@@ -152,34 +127,6 @@ def project(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-IMPORTS = {
-    "the module": ("import launcher.jobs.run\n", True),
-    "a name of it": ("    from launcher.jobs.run import (\n", True),
-    "of its package": ("from launcher.jobs import plan, run\n", True),
-    "of its package, on several lines": ("from launcher.jobs import (\n    plan,\n    run,\n)\n", True),
-    "another of its package": ("from launcher.jobs import running, plan\nrun = 1\n", False),
-    "another, on several lines": ("from launcher.jobs import (\n    plan,\n)\nrun\n", False),
-    "one below": ("import launcher.jobs.run.away\n", False),
-}
-
-
-@pytest.mark.parametrize(("text", "is_imported"), IMPORTS.values(), ids=IMPORTS)
-def test_a_file_imports_a_module(text: str, *, is_imported: bool) -> None:
-    assert seeded_faults.imports(text, "launcher/jobs/run.py") is is_imported
-    assert seeded_faults.imports(text, "launcher/jobs/run/__init__.py") is is_imported
-
-
-def test_files_closest_to_a_module_come_first(tmp_path: Path) -> None:
-    files = {
-        "tests/launcher/jobs/test_the_run.py": "",
-        "tests/analysis/test_run.py": "import launcher.jobs.run\n",
-        "tests/launcher/jobs/test_all.py": "",
-        "tests/analysis/test_a.py": "",
-    }
-    project(tmp_path, files)
-    assert seeded_faults.closest_first(tmp_path, "launcher/jobs/run.py", sorted(files)) == list(files)
-
-
 def test_the_closest_files_run_more_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {f"{file}::{test}": s for file in ("a", "b", "c") for test, s in (("x", 1.0), ("y", 0.5), ("z", 0.7))}
     monkeypatch.setattr(seeded_faults, "CLOSEST_FILES", 1)
@@ -189,7 +136,7 @@ def test_the_closest_files_run_more_tests(monkeypatch: pytest.MonkeyPatch) -> No
     assert seeded_faults.chosen(["a"], {"a::x": 60.0}) == ["a::x"]
 
 
-def test_the_table_says_which_files_can_go() -> None:
+def test_the_table_says_which_files_can_go(golden: Callable[[str, str], None]) -> None:
     sources = {"a/b.py": "def f():\n    x = 1 < 2 or 3\n"}
     [fault] = seeded_faults.draw(sources, seed=1, count=1).values()
     row = {**dataclasses.asdict(fault), "result": "found", "tried": ["a.py", "d.py"]}
@@ -199,36 +146,8 @@ def test_the_table_says_which_files_can_go() -> None:
         {**row, "number": 3, "tests": ["d.py::x"], "kind": CONSTANT, "before": "x|y"},
         {**row, "number": 4, "tests": [], "result": "not found"},
     ]
-    said = list(seeded_faults.table(rows, {"a.py": 30, "b.py": 20, "c.py": 10, "d.py": 5, "e.py": 1}))
-    assert said[:6] == [
-        "| kind | found | not found | not reached | gone |",
-        "|---|---|---|---|---|",
-        "| comparison turned | 2 | 1 | 0 | 0 |",
-        "| constant changed | 1 | 0 | 0 | 0 |",
-        "| all | 3 | 1 | 0 | 0 |",
-        "",
-    ]
-    assert "| a | 3 | 1 | 0 | 0 |" in said
-    assert said[said.index("| file | lines | faults tried | found, as by others |") - 4 :] == [
-        "Test files without a fault of their own: 4 with 61 lines. Those marked * were",
-        "tried on at least 4 faults, and without them the others find all:",
-        "1 files with 30 lines.",
-        "",
-        "| file | lines | faults tried | found, as by others |",
-        "|---|---|---|---|",
-        "| a.py * | 30 | 4 | 1 |",
-        "| b.py | 20 | 0 | 2 |",
-        "| c.py | 10 | 0 | 1 |",
-        "| e.py | 1 | 0 | 0 |",
-        "",
-        "| fault that one file finds | file |",
-        "|---|---|",
-        "| 3 a/b.py:2 constant changed: `x\\|y` → `1 <= 2` | d.py |",
-        "",
-        "| fault that no test finds | |",
-        "|---|---|",
-        "| 4 a/b.py:2 comparison turned: `1 < 2` → `1 <= 2` | not found |",
-    ]
+    said = seeded_faults.table(rows, {"a.py": 30, "b.py": 20, "c.py": 10, "d.py": 5, "e.py": 1})
+    golden("table_of_faults.md", "\n".join(said) + "\n")
 
 
 @pytest.mark.world

@@ -48,7 +48,7 @@ def texts() -> Iterator[Text]:
         for path in sorted((ROOT / package).rglob("*")):
             name = path.relative_to(ROOT).as_posix()
             if path.suffix == ".py":
-                yield from _of_module(name, sources.tree(path))
+                yield from of_module(name, sources.tree(path))
             elif path.suffix == ".toml":
                 table = tomllib.loads(path.read_text(encoding="utf-8"))
                 yield from (Text(path=name, line=0, text=text) for text in _of_table(table))
@@ -56,7 +56,7 @@ def texts() -> Iterator[Text]:
                 yield Text(path=name, line=0, text=path.read_text(encoding="utf-8"))
 
 
-def _of_module(name: str, tree: ast.Module) -> Iterator[Text]:
+def of_module(name: str, tree: ast.Module) -> Iterator[Text]:
     unprinted: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):

@@ -19,6 +19,11 @@ LAYER = "torch.nn.Linear(8, 4)"
 SHELL = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c")
 
 
+def git(folder: Path, *commands: tuple[str, ...]) -> None:
+    for words in commands:
+        subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@b", *words], cwd=folder, check=True)
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """Checkout of this code and a script, with `origin/main` and a commit after it; its .venv is ours."""
@@ -27,15 +32,14 @@ def checkout(tmp_path: Path) -> Path:
     (folder / "train.py").write_text(tiny.SCRIPT.replace("from package.model import make", "").replace("make()", LAYER))
     (folder / ".gitignore").write_text(".venv\nresults\n")
     (folder / ".venv").symlink_to(sys.prefix)
-    for words in (
+    git(
+        folder,
         ("init", "-q", "-b", "main"),
         ("add", "-A"),
         ("commit", "-qm", "As it is"),
         ("update-ref", "refs/remotes/origin/main", "HEAD"),
         ("commit", "-q", "--allow-empty", "-m", "A change"),
-    ):
-        who = ("-c", "user.name=A", "-c", "user.email=a@b")
-        subprocess.run(["git", *who, *words], cwd=folder, check=True)
+    )
     return folder
 
 
@@ -43,7 +47,8 @@ def run(line: str, checkout: Path, **environment: str) -> "subprocess.CompletedP
     return subprocess.run(
         [*SHELL, line],
         cwd=checkout,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, "PATH": f"{checkout / '.venv/bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        | environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -55,12 +60,6 @@ def steps(workflow: str | None = None) -> list[str]:
     """The command of each `run:` of a workflow; without one, of the page's."""
     page = "\n".join(block.text for block in pages.blocks(PAGE) if block.language == "yaml")
     return re.findall(r"^ *- run: (.+)$", workflow or page, re.MULTILINE)
-
-
-def test_the_page_installs_and_compares() -> None:
-    install, compare = steps()
-    assert install == "pip install './.rooflaunch[trainer]' -r requirements.txt"
-    assert compare.startswith("launch duel --commit ")
 
 
 @pytest.mark.slow
@@ -75,39 +74,34 @@ def test_the_lines_of_the_page_run_in_a_checkout(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize("fails_undecided", [False, True])
-@pytest.mark.parametrize(
-    ("code", "is_failed"), [(0, False), (2, True), (6, True), (7, True), (11, True), (12, False), (13, False)], ids=str
-)
-def test_which_verdicts_end_the_build(code: int, is_failed: bool, fails_undecided: bool, checkout: Path) -> None:
+def test_which_verdicts_end_the_build(fails_undecided: bool, checkout: Path) -> None:
     """A stand-in for `launch` prints its arguments and ends with the given exit code."""
-    line = steps()[1]
+    install, line = steps()
+    assert install == "pip install './.rooflaunch[trainer]' -r requirements.txt"
+    failed = [2, 6, 7, 11]
     if fails_undecided:
         strict = "|| [ $? -eq 12 ]"
         assert strict in (pages.ROOT / PAGE).read_text()
-        line, is_failed = line.replace("|| [ $? -gt 11 ]", strict), is_failed or code == 13
+        line, failed = line.replace("|| [ $? -gt 11 ]", strict), [*failed, 13]
     program = checkout / "bin" / "launch"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
+    program.write_text('#!/bin/sh\necho "$@"\nexit $CODE\n')
     program.chmod(0o755)
     path = f"{program.parent}:{os.environ['PATH']}"
-
-    done = run(line, checkout, PATH=path, GITHUB_BASE_REF="main")
-
-    assert (done.returncode != 0) is is_failed
-    assert done.stdout == "duel --commit origin/main HEAD --cpu --max-time 20m -- train.py --epochs 1\n"
+    codes = (0, 2, 6, 7, 11, 12, 13)
+    done = {code: run(line, checkout, PATH=path, GITHUB_BASE_REF="main", CODE=str(code)) for code in codes}
+    assert [code for code in codes if done[code].returncode] == failed
+    said = "duel --commit origin/main HEAD --cpu --max-time 20m -- train.py --epochs 1\n"
+    assert {each.stdout for each in done.values()} == {said}
 
 
 @pytest.mark.night(part="duels")
 def test_the_step_runs_with_the_real_program(checkout: Path) -> None:
     """With few steps, and a difference that even a busy machine can measure."""
     script = steps()[1]
-    small = "--max-time 20m --same-within 50% --iterations 15 --min-seconds 0"
-    shortened = script.replace("--max-time 20m", small)
+    shortened = script.replace("--max-time 20m", "--max-time 20m --same-within 50% --iterations 15 --min-seconds 0")
     assert shortened != script
-    path = f"{checkout / '.venv/bin'}:{os.environ['PATH']}"
-
-    done = run(shortened, checkout, PATH=path, GITHUB_BASE_REF="main", GITHUB_STEP_SUMMARY=str(checkout / "summary.md"))
-
+    done = run(shortened, checkout, GITHUB_BASE_REF="main", GITHUB_STEP_SUMMARY=str(checkout / "summary.md"))
     assert done.returncode == 0, done.stdout + done.stderr
     summary = (checkout / "summary.md").read_text()
     assert summary.startswith("### launch duel: ")
@@ -120,12 +114,7 @@ def test_the_workflow_of_the_example_plans_a_duel_of_its_script(checkout: Path) 
     install, compare = steps((examples / "training-step.yml").read_text())
     assert [f"{install} -r requirements.txt", compare.replace("shapes.py", "train.py")] == steps()
     shutil.copy(examples / "shapes.py", checkout)
-    for words in (("add", "-A"), ("commit", "-qm", "The example"), ("update-ref", "refs/remotes/origin/main", "HEAD")):
-        who = ("-c", "user.name=A", "-c", "user.email=a@b")
-        subprocess.run(["git", *who, *words], cwd=checkout, check=True)
-    path = f"{checkout / '.venv/bin'}:{os.environ['PATH']}"
-
-    planned = run(compare.replace("--cpu", "--cpu --dry-run"), checkout, PATH=path, GITHUB_BASE_REF="main")
-
+    git(checkout, ("add", "-A"), ("commit", "-qm", "Example"), ("update-ref", "refs/remotes/origin/main", "HEAD"))
+    planned = run(compare.replace("--cpu", "--cpu --dry-run"), checkout, GITHUB_BASE_REF="main")
     assert planned.returncode == 0, planned.stderr
     assert "\nA          origin/main (" in planned.stdout

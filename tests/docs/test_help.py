@@ -85,20 +85,19 @@ def test_help_is_short_with_two_examples(words: tuple[str, ...], shown: Help) ->
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_options_stand_below_headings_the_most_used_ones_first(words: tuple[str, ...], shown: Help) -> None:
-    headings = [name for name in parts(shown(*words)) if name not in ("Usage", "usage", "Examples")]
+    text = shown(*words)
+    below = parts(text)
+    headings = [name for name in below if name not in ("Usage", "usage", "Examples")]
     assert headings == [name for name in ORDER if name in headings]
     if words != ("workload", "models"):  # it has no options
         assert headings[0] == Group.FIRST
-    first = [line for line in parts(shown(*words)).get(Group.FIRST, []) if re.match(r"  -\S", line)]
+    first = [line for line in below.get(Group.FIRST, []) if re.match(r"  -\S", line)]
     assert len([line for line in first if not line.startswith("  -- ")]) <= MOST_USED
-
-
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_a_switch_and_its_twin_are_one_line(words: tuple[str, ...], shown: Help) -> None:
-    names = re.findall(r"^  (?:-\w, )?(--[\w\[\]-]+)", shown(*words), re.MULTILINE)
+    # A switch and its twin are one line.
+    names = re.findall(r"^  (?:-\w, )?(--[\w\[\]-]+)", text, re.MULTILINE)
     assert len(names) == len(set(names))
     assert [name for name in names if name.startswith("--no-") and f"--{name[5:]}" in names] == []
-    assert " / --no-" not in shown(*words)
+    assert " / --no-" not in text
 
 
 def test_help_of_a_backend_lists_its_own_options(shown: Help) -> None:

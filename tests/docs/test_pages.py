@@ -203,21 +203,3 @@ def _anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     made = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
     return made | set(re.findall(r"<a id=\"([^\"]+)\"", text))
-
-
-# Pages and headings that README or a message printed in earlier versions.
-OLD_ADDRESSES = (
-    "docs/analysing.md#other-peoples-figures",
-    "docs/architecture.md",
-    "docs/ci.md#how-many-runs-it-takes",
-    "docs/commands.md#exit-codes",
-    "docs/commands.md#one-gpu-of-several",
-    "docs/measuring.md#several-devices",
-    "docs/measuring.md#the-trainer-alone",
-    "docs/sweep.md#how-runs-are-started",
-)
-
-
-@pytest.mark.parametrize("address", OLD_ADDRESSES)
-def test_old_addresses_lead_on(address: str) -> None:
-    assert _exists("README.md", address)

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.docs import grammar
+from tests import sources
+from tests.docs import printed
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "analysis/report/glossary.toml", *sorted((ROOT / "docs").glob("*.md"))]
 # Pages with other people's words, and pages made of texts that are searched where they are written.
 OTHER_PAGES = {"published-mistakes.md"}
 # A course's template prescribes its words.
@@ -66,33 +67,12 @@ def prose(page: Path) -> Iterator[tuple[int, str]]:
 
 
 def texts(file: Path) -> Iterator[tuple[int, str]]:
-    """Texts of a module with their lines: strings with a blank, without docstrings; placeholders become `…`."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    docstrings = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.body
-        and isinstance(node.body[0], ast.Expr)
-    }
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    """Texts of a module with their lines, and headings, which may be single words; placeholders become `X`."""
+    tree = sources.tree(file)
+    yield from ((text.line, text.text) for text in printed.of_module(file.name, tree))
     for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
-            yield node.lineno, "".join(parts)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings | inside:
-            yield node.lineno, node.value
-        elif isinstance(node, ast.Call):
-            # Headings and legends may be single words.
-            yield from ((node.lineno, f"{word} ") for word in _titles(node))
-
-
-def _titles(call: ast.Call) -> Iterator[str]:
-    named = [key for key in call.keywords if key.arg in ("heading", "title")]
-    is_facts = isinstance(call.func, ast.Name | ast.Attribute) and ast.unparse(call.func).endswith("facts")
-    for keyword in call.keywords if is_facts else named:
-        if isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
-            yield keyword.value.value
+        if isinstance(node, ast.keyword) and node.arg in ("heading", "title") and isinstance(node.value, ast.Constant):
+            yield node.value.lineno, f"{node.value.value} "
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in OTHER_PAGES], ids=lambda page: page.name)
@@ -112,18 +92,6 @@ def test_messages_tables_and_the_report_have_no_word_that_is_gone(package: str) 
         for word in gone_in(text)
     ]
     assert found == []
-
-
-def test_help_texts_have_no_word_that_is_gone() -> None:
-    for name, program in grammar.PROGRAMS.items():
-        for command in program.commands.values():
-            shown = [command.help, *(getattr(each, "help", "") for each in command.params)]
-            assert list(gone_in(" ".join(filter(None, shown)))) == [], f"{name} {command.name}"
-
-
-def test_the_glossary_has_no_word_that_is_gone() -> None:
-    text = (ROOT / "analysis/report/glossary.toml").read_text(encoding="utf-8")
-    assert list(gone_in(text)) == []
 
 
 @pytest.mark.parametrize(

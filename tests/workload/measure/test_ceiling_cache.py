@@ -59,32 +59,6 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return made
 
 
-def test_the_second_run_takes_the_first_one_s_ceilings(bench: Bench) -> None:
-    first, age_s = bench.ask("fp32")
-    assert age_s == 0
-    bench.now += timedelta(minutes=30)
-    assert bench.ask("fp32") == (first, 1800.0)
-    assert bench.measured == [("fp32", "bandwidth")]
-    assert [path.name for path in bench.folder.iterdir()] == [".ceilings.json"]
-
-
-def test_a_block_takes_those_of_its_first_run_however_long_ago_that_was(bench: Bench) -> None:
-    first, _ = bench.ask("fp32", kept=KeptCeilings.NONE)
-    bench.now += timedelta(days=1)
-    assert bench.ask("fp32", kept=KeptCeilings.BLOCK) == (first, 86400.0)
-
-
-@pytest.mark.parametrize(("passed_s", "measured_again"), [(0, False), (3600, False), (3601, True), (-1, True)])
-def test_ceilings_of_another_hour_or_of_the_future_are_measured_again(
-    bench: Bench, passed_s: int, measured_again: bool
-) -> None:
-    bench.ask("fp32")
-    bench.now += timedelta(seconds=passed_s)
-    _, age_s = bench.ask("fp32")
-    assert len(bench.measured) == (2 if measured_again else 1)
-    assert age_s == (0 if measured_again else passed_s)
-
-
 def test_a_missing_precision_is_measured_alone_and_kept(bench: Bench) -> None:
     bench.ask("fp32")
     bench.now += timedelta(minutes=10)
@@ -152,36 +126,23 @@ def test_rates_by_cpu_time_are_used_but_not_stored(bench: Bench, monkeypatch: py
     assert bench.measured == [("fp32", "bandwidth"), ("fp32",)]
 
 
-def test_fresh_ceilings_are_measured_and_kept_for_the_next_run(bench: Bench) -> None:
-    bench.ask("fp32")
-    bench.now += timedelta(minutes=10)
-    fresh, age_s = bench.ask("fp32", kept=KeptCeilings.NONE)
-    assert (fresh.measured_at, age_s) == (bench.now.isoformat(), 0.0)
-    assert bench.ask("fp32") == (fresh, 0.0)
-    assert len(bench.measured) == 2
-
-
 def edited(**changes: object) -> Callable[[dict[str, Any]], object]:
     return lambda content: content | {"ceilings": content["ceilings"] | changes}
 
 
+# Damage of a cache, as changes of its file or of the ceilings in it.
 DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
-    "a list": lambda _: [],
     "null": lambda _: None,
-    "no ceilings": lambda _: {"schema": 1},
-    "the schema whose rates do not tell how many CPUs they got": lambda content: content | {"schema": 1},
-    "the schema whose GPUs were measured from idle": lambda content: content | {"schema": 2},
+    "no ceilings": lambda _: {"schema": 3},
+    "an older schema": lambda content: content | {"schema": 2},
     "a newer schema": lambda content: content | {"schema": 4},
     "an unknown field": edited(colour="red"),
-    "rates that are none": edited(flop_per_s={"fp32": 5}),
     "a rate of text": edited(flop_per_s={"fp32": {**rate().__dict__, "median": "fast"}}),
     "a rate of zero": edited(flop_per_s={"fp32": {**rate().__dict__, "median": 0}}),
     "a rate that is no number": edited(bytes_per_s={"copy": {**rate().__dict__, "p5": float("nan")}}),
     "a rate that spreads": edited(bytes_per_s={"copy": {**rate().__dict__, "p5": 1e9, "p95": 3e9}}),
-    "nothing": lambda _: b"",
     "half a file": lambda _: b'{"schema": 3, "ceilings": {',
     "no text": lambda _: b"\xff\xfe",
-    "no time": edited(measured_at="yesterday"),
     "a time without zone": edited(measured_at="2026-11-21T12:00:00"),
 }
 
@@ -208,3 +169,28 @@ def test_a_failed_replacement_leaves_the_old_file_and_no_other(bench: Bench, mon
     bench.ask("amp")
     assert [path.name for path in bench.folder.iterdir()] == [".ceilings.json"]
     assert (bench.folder / ".ceilings.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("passed_s", "kept", "measured_again"),
+    [
+        (1800, KeptCeilings.HOUR, False),
+        (3601, KeptCeilings.HOUR, True),
+        (-1, KeptCeilings.HOUR, True),
+        # A block takes those of its first run however long ago that was.
+        (86400, KeptCeilings.BLOCK, False),
+        (60, KeptCeilings.NONE, True),
+    ],
+)
+def test_ceilings_of_the_last_hour_or_of_the_same_block_are_used_again(
+    bench: Bench, passed_s: int, kept: KeptCeilings, *, measured_again: bool
+) -> None:
+    first = bench.ask("fp32")
+    assert first[1] == 0
+    bench.now += timedelta(seconds=passed_s)
+    found, age_s = bench.ask("fp32", kept=kept)
+    assert bench.measured == [("fp32", "bandwidth")] * (2 if measured_again else 1)
+    assert age_s == (0 if measured_again else passed_s)
+    assert (found == first[0]) is not measured_again
+    assert bench.ask("fp32", kept=KeptCeilings.BLOCK)[0] == found, "what was measured last is kept"
+    assert [path.name for path in bench.folder.iterdir()] == [".ceilings.json"]

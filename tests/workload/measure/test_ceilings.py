@@ -71,7 +71,6 @@ def grown_edge(machine: FakeMachine, *, largest_edge: int = 10**6) -> int:
     ("flop_per_s", "edge"),
     [
         (1e12, 2048),  # 1024: 2.1 ms, 2048: 17 ms
-        (100e9, 1024),  # 512: 2.7 ms, 1024: 21 ms
         (1e9, 256),  # 128: 4.2 ms, 256: 34 ms
         (1e15, 16384),  # 8192: 1.1 ms, 16384: 8.8 ms
     ],
@@ -90,28 +89,14 @@ def test_memory_ends_the_growth(largest_that_fits: int | None, largest_edge: int
     assert grown_edge(machine, largest_edge=largest_edge) == edge
 
 
-def test_another_failure_during_growth_is_raised() -> None:
-    machine = FakeMachine(flop_per_s=1e15)
-
-    def make(edge: int) -> Callable[[], None]:
-        if edge > 128:
-            raise RuntimeError("an illegal memory access was encountered")
-        return machine.make(edge)
-
-    probe = machine.probe()
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        ceilings.grow(make, probe, probe.deadline(), largest_edge=10**6)
-
-
-@pytest.mark.parametrize("flop_per_s", [1e7, 1e8, 1.4e9, 1e10, 1e11, 1e13, 1e15])
+@pytest.mark.parametrize("flop_per_s", [1e7, 1e8, 1.4e9, 1e10, 1e15])
 @pytest.mark.parametrize("limit_s", [0.1, 2.0])
 def test_a_probe_ends_in_time_whatever_the_device_does(flop_per_s: float, limit_s: float) -> None:
     machine = FakeMachine(flop_per_s=flop_per_s)
     probe = machine.probe(limit_s=limit_s)
     deadline = probe.deadline()
     product = ceilings.grow(machine.make, probe, deadline, largest_edge=10**6)
-    samples = ceilings.take_samples(product.call, product.call_s, probe, deadline).call_s
-    assert samples
+    assert ceilings.take_samples(product.call, product.call_s, probe, deadline).call_s
     # Three calls of the smallest product cannot be avoided: warm-up, timing and one sample.
     assert machine.now_s <= max(limit_s, 3 * 2 * 128**3 / flop_per_s) * 1.01
 
@@ -245,35 +230,6 @@ def test_the_last_reading_is_of_the_last_sample_also_where_time_ends_it() -> Non
     assert taken.conditions_at_end == {"after_calls": len(taken.call_s)}
 
 
-@pytest.mark.parametrize(("device", "load_s"), [("cuda", 1.5), ("mps", 1.5), ("cpu", 0.0)])
-def test_a_gpu_is_loaded_before_each_rate(monkeypatch: pytest.MonkeyPatch, device: str, load_s: float) -> None:
-    probes: list[Probe] = []
-
-    def product_rate(_: Device, __: Precision, probe: Probe) -> MeasuredRate:
-        probes.append(probe)
-        return rate()
-
-    monkeypatch.setattr(ceilings, "product_rate", product_rate)
-    monkeypatch.setattr(ceilings, "clock_for", lambda _: FakeMachine(flop_per_s=1))
-    monkeypatch.setattr(ceilings, "identity", lambda _: plain_identity())
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    measured = ceilings.measure(Device(device), precisions=["fp32"], bandwidth=False)
-    assert [probe.load_s for probe in probes] == [load_s]
-    assert ("each rate after 1.5 s of the same work" in measured.method) is (load_s > 0)
-
-
-def plain_identity() -> dict[str, Any]:
-    return {"device": "d", "machine_id": "m", "software": "torch 1", "threads": 2}
-
-
-def test_a_slowdown_is_said_while_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    slowed = replace(rate(60e12), burst=100e12, sustained=60e12)
-    monkeypatch.setattr(ceilings, "product_rate", lambda *_: slowed)
-    messages: list[str] = []
-    ceilings.measure(Device.CPU, precisions=["fp32"], bandwidth=False, progress=messages.append)
-    assert messages[1:] == ["fp32: 40 % slower under load: the sustained rate is the ceiling"]
-
-
 def test_a_rate_by_hand() -> None:
     """100 FLOP in 1, 2, 4, 5 and 10 s: 100, 50, 25, 20 and 10 FLOP/s."""
     rate = MeasuredRate.of(100, Samples(call_s=[1.0, 2.0, 4.0, 5.0, 10.0], cpus=1.9, cpus_wanted=2.0), size=7)
@@ -283,10 +239,31 @@ def test_a_rate_by_hand() -> None:
     assert (rate.p5, rate.p95) == (pytest.approx(12), pytest.approx(90))
 
 
+@pytest.mark.parametrize(("device", "load_s"), [("cuda", 1.5), ("mps", 1.5), ("cpu", 0.0)])
+def test_a_gpu_is_loaded_before_each_rate_and_a_slowdown_is_said(
+    monkeypatch: pytest.MonkeyPatch, device: str, load_s: float
+) -> None:
+    probes, messages = list[Probe](), list[str]()
+
+    def product_rate(_: Device, __: Precision, probe: Probe) -> MeasuredRate:
+        probes.append(probe)
+        return replace(rate(60e12), burst=100e12, sustained=60e12)
+
+    monkeypatch.setattr(ceilings, "product_rate", product_rate)
+    monkeypatch.setattr(ceilings, "clock_for", lambda _: FakeMachine(flop_per_s=1))
+    monkeypatch.setattr(
+        ceilings, "identity", lambda _: {"device": "d", "machine_id": "m", "software": "torch 1", "threads": 2}
+    )
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    measured = ceilings.measure(Device(device), precisions=["fp32"], bandwidth=False, progress=messages.append)
+    assert [probe.load_s for probe in probes] == [load_s]
+    assert ("each rate after 1.5 s of the same work" in measured.method) is (load_s > 0)
+    assert messages[1:] == ["fp32: 40 % slower under load: the sustained rate is the ceiling"]
+
+
 @pytest.mark.parametrize(
     ("changes", "doubt"),
     [
-        ({}, None),
         ({"samples": 3}, None),
         ({"samples": 1}, "there was only time for 1 sample"),
         # By CPU time, a sample is enough.
@@ -427,16 +404,13 @@ def test_todays_tf32_setting_of_a_script_is_put_back() -> None:
 def test_the_tf32_switches_are_set_and_put_back(setting: str, precision: str, inside: str) -> None:
     torch.set_float32_matmul_precision(setting)
     before = settings()
-    seen: list[object] = []
 
     def interrupted() -> None:
-        with ceilings.matmul_precision(Precision(precision)):
-            seen.extend((torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision))
-            raise KeyboardInterrupt
+        assert torch.backends.cuda.matmul.fp32_precision == torch.backends.mkldnn.matmul.fp32_precision == inside
+        raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), ceilings.matmul_precision(Precision(precision)):
         interrupted()
-    assert seen == [inside, inside]
     assert settings() == before
 
 
@@ -449,13 +423,11 @@ MB = 10**6
     ("device", "cache_mb", "free_mb", "array_mb"),
     [
         ("cpu", 30, 100_000, 40),  # 4 x 30 / 3
-        ("cpu", 273, 100_000, 364),
         ("cpu", 1100, 100_000, 2000 / 3),  # 4.4 GB would take too long to touch
         ("cpu", 273, 2_000, 500 / 3),  # a quarter of the free memory
         ("cpu", None, 100_000, 1000 / 3),
         ("cuda", 50, 100_000, 1000 / 3),
         ("cuda", 300, 100_000, 400),
-        ("cuda", 4, 400, 100 / 3),
     ],
 )
 def test_three_arrays_are_four_times_the_cache(
@@ -466,17 +438,12 @@ def test_three_arrays_are_four_times_the_cache(
     assert chosen == int(array_mb * MB)
 
 
-@pytest.mark.parametrize(
-    ("array_mb", "cache_mb", "text"),
-    [
-        (364, 273, "3 arrays of 364 MB, together at least 4x the last-level cache of 273 MB"),
-        (91, 273, "3 arrays of 91 MB, together only 1x, for lack of memory or time, the last-level cache of 273 MB"),
-        (333, None, "3 arrays of 333 MB, last-level cache unknown"),
-    ],
-)
-def test_the_method_says_when_the_arrays_are_too_small(array_mb: int, cache_mb: int | None, text: str) -> None:
-    cache_bytes = None if cache_mb is None else cache_mb * MB
-    assert ceilings._footprint(array_mb * MB, cache_bytes=cache_bytes) == text
+def test_the_method_says_when_the_arrays_are_too_small() -> None:
+    said = {(364, 273): "together at least 4x", (91, 273): "together only 1x, for lack of memory or time,"}
+    for (array_mb, cache_mb), words in said.items():
+        text = f"3 arrays of {array_mb} MB, {words} the last-level cache of {cache_mb} MB"
+        assert ceilings._footprint(array_mb * MB, cache_bytes=cache_mb * MB) == text
+    assert ceilings._footprint(333 * MB, cache_bytes=None) == "3 arrays of 333 MB, last-level cache unknown"
 
 
 def test_arrays_that_do_not_fit_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -532,19 +499,10 @@ def test_the_container_limits_the_free_memory(lay_out: LayOut, monkeypatch: pyte
 # --- what a device cannot do
 
 
-def test_tf32_needs_a_gpu() -> None:
-    measured = ceilings.measure(Device.CPU, precisions=["tf32"], bandwidth=False)
-    assert measured.flop_per_s == {}
-    assert measured.unavailable == {"tf32": "TF32 needs an NVIDIA GPU"}
-
-
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (
-            RuntimeError("\"addmm_impl\" not implemented for 'Half'\nat line 3"),
-            "\"addmm_impl\" not implemented for 'Half'",
-        ),
+        (RuntimeError("not implemented for 'Half'\nat line 3"), "not implemented for 'Half'"),
         (torch.OutOfMemoryError("CUDA out of memory."), "CUDA out of memory."),
         (MemoryError(), "MemoryError"),
     ],
@@ -556,25 +514,23 @@ def test_a_refused_product_is_a_reason_and_not_the_end(
         raise error
 
     monkeypatch.setattr(ceilings, "product_rate", refuse)
-    measured = ceilings.measure(Device.CPU, precisions=["fp32"], bandwidth=False)
-    assert (measured.flop_per_s, measured.unavailable) == ({}, {"fp32": reason})
+    measured = ceilings.measure(Device.CPU, precisions=["fp32", "tf32"], bandwidth=False)
+    assert measured.flop_per_s == {}
+    assert measured.unavailable == {"fp32": reason, "tf32": "TF32 needs an NVIDIA GPU"}
 
 
 @pytest.mark.parametrize(
-    ("device", "precision", "faults", "available"),
-    [("cpu", "bf16", True, False), ("cpu", "bf16", False, True), ("cpu", "fp32", True, True)],
+    ("precision", "faults", "available"), [("bf16", True, False), ("bf16", False, True), ("fp32", True, True)]
 )
 def test_a_precision_that_would_kill_the_process_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, device: str, precision: str, faults: bool, available: bool
+    monkeypatch: pytest.MonkeyPatch, precision: str, faults: bool, available: bool
 ) -> None:
     monkeypatch.setattr(ceilings, "faults", lambda _: faults)
     monkeypatch.setattr(ceilings, "product_rate", lambda *_: rate())
-    measured = ceilings.measure(Device(device), precisions=[precision], bandwidth=False)
-    assert (precision in measured.flop_per_s) is available
-    if not available:
-        assert measured.unavailable[precision].endswith(
-            "crash on this CPU; ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 avoids AMX"
-        )
+    measured = ceilings.measure(Device.CPU, precisions=[precision], bandwidth=False)
+    why = "torch's kernels for torch.bfloat16 crash on this CPU; ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 avoids AMX"
+    assert measured.flop_per_s == ({precision: rate()} if available else {})
+    assert measured.unavailable == ({} if available else {precision: why})
 
 
 # --- real probes
@@ -647,21 +603,20 @@ class Ticking:
 
 @pytest.mark.slow
 @pytest.mark.world
-@pytest.mark.parametrize("isa", ["AVX2", "SSE41"])
-def test_a_cpu_without_units_for_a_type_is_measured_in_time(isa: str) -> None:
+def test_a_cpu_without_units_for_a_type_is_measured_in_time() -> None:
     """Without AVX-512 a bf16 product runs at 1 to 2 GFLOP/s: a fixed n of 2048 would take minutes."""
     code = (
         "import json; from workload.measure import ceilings; from workload.contract.spec import Device\n"
         "measured = ceilings.measure(Device.CPU, precisions=['amp', 'bf16'], bandwidth=False)\n"
         "print(json.dumps(measured.to_json()))"
     )
-    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": isa, "DNNL_MAX_CPU_ISA": isa}
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "SSE41", "DNNL_MAX_CPU_ISA": "SSE41"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
     measured = Ceilings.from_json(json.loads(done.stdout))
     # On a busy machine they are unavailable, and the reason is that they were measured and disturbed.
     assert set(measured.flop_per_s) | set(measured.unavailable) == {"amp", "bf16"}
     assert all("attempts" in why for why in measured.unavailable.values())
-    assert f"ONEDNN_MAX_CPU_ISA={isa}" in measured.software
+    assert "ONEDNN_MAX_CPU_ISA=SSE41" in measured.software
 
 
 # --- what people read
@@ -671,19 +626,11 @@ def rate(median: float = 1e9) -> MeasuredRate:
     return MeasuredRate(median=median, best=median, min=median, p5=median, p95=median, samples=30, size=128)
 
 
-def test_the_table_has_a_line_a_rate() -> None:
+def test_the_table_has_a_line_a_rate(golden: Callable[[str, str], None]) -> None:
+    conditions = {"conditions_at_start": {"sm_clock_mhz": 1590}, "conditions_at_end": {"sm_clock_mhz": 1110}}
     measured = Ceilings(
         flop_per_s={"fp32": rate(193.25e9), "amp": rate(2.5e12)},
-        bytes_per_s={
-            "copy": rate(0.5e9),
-            "triad": replace(
-                rate(0.5e9),
-                burst=0.6e9,
-                sustained=0.45e9,
-                conditions_at_start={"sm_clock_mhz": 1590},
-                conditions_at_end={"sm_clock_mhz": 1110},
-            ),
-        },
+        bytes_per_s={"copy": rate(0.5e9), "triad": replace(rate(0.5e9), burst=0.6e9, sustained=0.45e9, **conditions)},
         unavailable={"tf32": "TF32 needs an NVIDIA GPU"},
         method="",
         measured_at=NOON.isoformat(),
@@ -693,16 +640,7 @@ def test_the_table_has_a_line_a_rate() -> None:
         software="torch 1",
         threads=2,
     )
-    spread = "p5 500 MB/s, p95 500 MB/s, best 500 MB/s"
-    slowdown = "sustained: 25 % slower under load, SM clock 1590 to 1110 MHz"
-    assert ceiling_rates.table(measured).splitlines() == [
-        "CPU, torch 1, 2 threads",
-        "fp32   193.2 GFLOP/s  (p5 193.2 GFLOP/s, p95 193.2 GFLOP/s, best 193.2 GFLOP/s; 30 samples)",
-        "amp      2.5 TFLOP/s  (p5 2.5 TFLOP/s, p95 2.5 TFLOP/s, best 2.5 TFLOP/s; 30 samples)",
-        f"copy        500 MB/s  ({spread}; 30 samples)",
-        f"triad       450 MB/s  ({spread}, burst 600 MB/s; 30 samples; {slowdown})",
-        "tf32  unavailable: TF32 needs an NVIDIA GPU",
-    ]
+    golden("ceilings.txt", f"{ceiling_rates.table(measured)}\n")
 
 
 def test_the_identity_knows_the_machine_and_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -724,11 +662,9 @@ def test_bandwidth_is_unavailable_if_the_l2_of_a_gpu_holds_the_arrays(
     monkeypatch.setattr(ceilings, "free_memory_bytes", lambda _: 10**6)
     monkeypatch.setattr(ceilings, "_allocate", lambda *_: tuple(torch.ones(50_000) for _ in range(3)))
     monkeypatch.setattr(ceilings, "_byte_rate", lambda *_: rate())
-    probe, attempts = Probe(clock=clock_for(Device.CPU)), ceilings.Attempts(began_s=time.perf_counter())
-    rates, _ = ceilings._byte_rates(Device.CUDA, probe, attempts)
-    unavailable = attempts.unavailable
+    attempts = ceilings.Attempts(began_s=time.perf_counter())
+    rates, _ = ceilings._byte_rates(Device.CUDA, Probe(clock=clock_for(Device.CPU)), attempts)
+    assert set(rates) | set(attempts.unavailable) == {"copy", "triad"}
     assert (set(rates) == {"copy", "triad"}) is is_known
-    assert list(unavailable) == ([] if is_known else ["copy", "triad"])
-    assert is_known or unavailable["copy"].startswith(
-        "other work has the GPU's memory: 3 arrays of 0 MB, together only 3x"
-    )
+    why = "other work has the GPU's memory: 3 arrays of 0 MB, together only 3x"
+    assert all(text.startswith(why) for text in attempts.unavailable.values())

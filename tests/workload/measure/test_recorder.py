@@ -1,13 +1,12 @@
 import csv
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from workload.measure import recorder as module
-from workload.measure.clock import EventClock, HostClock
+from workload.measure.clock import EventClock
 from workload.measure.recorder import ItemReader, Recorder, StepPart, StepPhase
 
 
@@ -138,14 +137,6 @@ def test_host_that_runs_far_ahead_waits(tmp_path: Path, gpu: FakeGpu, monkeypatc
             one_step(recorder, gpu)
     assert gpu.waits == 2
     assert len(rows(tmp_path)) == 8
-
-
-def test_host_clock_is_always_there() -> None:
-    clock: Any = HostClock()
-    first = clock.mark()
-    second = clock.mark()
-    assert clock.passed(second)
-    assert clock.seconds_between(first, second) == second - first >= 0
 
 
 def test_write_that_fails_is_reported_once(tmp_path: Path, gpu: FakeGpu) -> None:

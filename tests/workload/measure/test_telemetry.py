@@ -1,9 +1,10 @@
 import csv
 import io
-import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,13 +71,10 @@ def test_a_row_on_entry_in_between_and_on_exit(tmp_path: Path) -> None:
     ("column", "value", "cell"),
     [
         ("power_w", 69.25, "69.250"),
-        ("power_w", 0.0, "0.000"),
         ("sm_clock_mhz", 1590, "1590"),
         ("rss_bytes", 12_345_678_901, "12345678901"),
-        ("clock_event_reasons", 4, "0x4"),
         ("clock_event_reasons", 0, "0x0"),
         ("clock_event_reasons", 0x8000000000000000, "0x8000000000000000"),
-        ("clock_event_reasons", None, ""),
         ("cpu_percent", None, ""),
     ],
 )
@@ -85,9 +83,8 @@ def test_cells(tmp_path: Path, column: str, value: float | None, cell: str) -> N
     with started(path, {"one": lambda _now_s: {column: value, "not a column": 1.0}}, Clock()):
         pass
     for row in rows(path):
-        assert row[column] == cell
         assert set(row) == set(TELEMETRY_COLUMNS)
-        assert {name for name, text in row.items() if text} == {"t_s"} | ({column} if cell else set())
+        assert {name: text for name, text in row.items() if text and name != "t_s"} == ({column: cell} if cell else {})
 
 
 def test_a_failing_source_loses_its_own_cells(tmp_path: Path) -> None:
@@ -275,20 +272,11 @@ def read(found: HostCounters, column: str, now_s: float) -> float | None:
 @pytest.mark.parametrize(
     ("readings", "expected"),
     [
-        ([(5, 1), (7, 2), (8, 4)], [None, 2.0, 0.5]),
-        ([(5, 1), (5, 2)], [None, 0.0]),
-        ([(5, 1), (6, 1.4), (7, 2)], [None, None, 2.0]),
-        ([(5, 1), (6, 1.5)], [None, 2.0]),
-        ([(5, 1), (4, 2), (6, 3)], [None, None, 2.0]),
-        ([(5, 1), (6, 0)], [None, None]),
-    ],
-    ids=[
-        "growth over growth",
-        "standing still",
-        "too soon: joined to the next",
-        "just long enough",
-        "a total that went back",
-        "a clock that went back",
+        pytest.param([(5, 1), (7, 2), (8, 4)], [None, 2.0, 0.5], id="growth over growth"),
+        pytest.param([(5, 1), (6, 1.4), (7, 2)], [None, None, 2.0], id="too soon: joined to the next"),
+        pytest.param([(5, 1), (6, 1.5)], [None, 2.0], id="just long enough"),
+        pytest.param([(5, 1), (4, 2), (6, 3)], [None, None, 2.0], id="a total that went back"),
+        pytest.param([(5, 1), (6, 0)], [None, None], id="a clock that went back"),
     ],
 )
 def test_rate(readings: list[tuple[float, float]], expected: list[float | None]) -> None:
@@ -309,30 +297,25 @@ def test_cpu_percent_counts_the_kernels_children_of_children(lay_out: LayOut) ->
     assert read(found, "cpu_percent", 2.0) == pytest.approx(100.0)
 
 
-def test_cpu_percent_keeps_the_time_of_a_reaped_child(lay_out: LayOut) -> None:
-    parent, child = FakeProcess(PID), FakeProcess(51, user_s=4.0)
-    machine = lay_out({CHILDREN: "51"})
-    found = counters(machine, parent, child)
-    read(found, "cpu_percent", 1.0)
-    machine.path(CHILDREN).write_text("")
-    parent.reaped_s = 4.0 + 1.0 + 0.5
-    assert read(found, "cpu_percent", 2.0) == pytest.approx(50.0)
-
-
-def test_cpu_percent_is_unknown_where_time_is_lost(lay_out: LayOut) -> None:
-    parent, child = FakeProcess(PID), FakeProcess(51, user_s=4.0)
-    found = counters(lay_out({CHILDREN: "51"}), parent, child)
-    read(found, "cpu_percent", 1.0)
-    child.gone = True
-    assert read(found, "cpu_percent", 2.0) is None
-
-
 def test_cpu_percent_asks_psutil_where_the_kernel_lists_no_children(lay_out: LayOut) -> None:
     child = FakeProcess(51)
     found = counters(lay_out(), FakeProcess(PID, below=[child]))
     read(found, "cpu_percent", 1.0)
     child.user_s = 0.75
     assert read(found, "cpu_percent", 2.0) == pytest.approx(75.0)
+
+
+def test_cpu_percent_keeps_the_time_of_a_reaped_child_and_is_unknown_where_time_is_lost(lay_out: LayOut) -> None:
+    parent, child = FakeProcess(PID), FakeProcess(51, user_s=4.0)
+    machine = lay_out({CHILDREN: "51"})
+    found, later = (counters(machine, parent, child) for _ in range(2))
+    read(found, "cpu_percent", 1.0)
+    read(later, "cpu_percent", 1.0)
+    child.gone = True
+    assert read(later, "cpu_percent", 2.0) is None
+    machine.path(CHILDREN).write_text("")
+    parent.reaped_s = 4.0 + 1.0 + 0.5
+    assert read(found, "cpu_percent", 2.0) == pytest.approx(50.0)
 
 
 @pytest.mark.parametrize(
@@ -342,9 +325,8 @@ def test_cpu_percent_asks_psutil_where_the_kernel_lists_no_children(lay_out: Lay
         ("cpu  100 0 50 800 0 0 0 50 70 0", "cpu  200 0 50 800 0 0 0 75 170 0", 20.0),
         ("cpu  100 0 50 800 0 0 0 50", "cpu  104 0 50 804 0 0 0 51", None),
         ("cpu  100 0 50 800 0 0 0", "cpu  200 0 50 900 0 0 0", None),
-        ("", "", None),
     ],
-    ids=["a fifth", "guest time is in user time", "too soon", "a kernel without steal", "no /proc/stat"],
+    ids=["a fifth", "guest time is in user time", "too soon", "a kernel without steal"],
 )
 def test_steal(lay_out: LayOut, first: str, second: str, expected: float | None) -> None:
     machine = lay_out({"/proc/stat": first})
@@ -360,13 +342,12 @@ CURRENT = "/sys/devices/system/cpu/cpu{}/cpufreq/scaling_cur_freq"
 @pytest.mark.parametrize(
     ("allowed", "clocks_khz", "expected"),
     [
-        ("0-1", {0: "2000000", 1: "3000000"}, 2500.0),
-        ("1", {0: "2000000", 1: "3000000"}, 3000.0),
-        ("0-15", {cpu: f"{1_000_000 * (1 + cpu % 2)}" for cpu in range(16)}, 1000.0),
-        ("0-1", {}, None),
-        ("0-1", {0: "2000000", 1: "<unknown>"}, 2000.0),
+        pytest.param("0-1", {0: "2000000", 1: "3000000"}, 2500.0, id="mean"),
+        pytest.param("1", {0: "2000000", 1: "3000000"}, 3000.0, id="allowed ones"),
+        pytest.param("0-15", {cpu: f"{1_000_000 * (1 + cpu % 2)}" for cpu in range(16)}, 1000.0, id="every second"),
+        pytest.param("0-1", {}, None, id="a virtual machine"),
+        pytest.param("0-1", {0: "2000000", 1: "<unknown>"}, 2000.0, id="one that does not know"),
     ],
-    ids=["mean", "allowed ones", "every second of sixteen", "a virtual machine", "one that does not know"],
 )
 def test_clock(lay_out: LayOut, allowed: str, clocks_khz: dict[int, str], expected: float | None) -> None:
     files = {CURRENT.format(cpu): khz for cpu, khz in clocks_khz.items()}
@@ -374,46 +355,33 @@ def test_clock(lay_out: LayOut, allowed: str, clocks_khz: dict[int, str], expect
     assert read(counters(machine, FakeProcess(PID)), "cpu_mhz", 1.0) == expected
 
 
-def test_throttling_counts_from_the_start(lay_out: LayOut) -> None:
+def test_throttling_counts_from_the_start_and_pressure_from_the_reading_before(lay_out: LayOut) -> None:
     machine = lay_out(
         {
             "/proc/self/cgroup": "0::/\n",
             "/proc/self/mountinfo": "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
             "/sys/fs/cgroup/cpu.stat": "throttled_usec 1000000\n",
+            "/proc/pressure/cpu": "some avg10=0.00 avg60=0.00 avg300=0.00 total=500000\nfull total=9\n",
         }
     )
     found = counters(machine, FakeProcess(PID))
     assert read(found, "cgroup_throttled_s", 1.0) == 0.0
-    machine.path("/sys/fs/cgroup/cpu.stat").write_text("throttled_usec 1750000\n")
-    assert read(found, "cgroup_throttled_s", 2.0) == 0.75
-
-
-def test_pressure(lay_out: LayOut) -> None:
-    machine = lay_out({"/proc/pressure/cpu": "some avg10=0.00 avg60=0.00 avg300=0.00 total=500000\nfull total=9\n"})
-    found = counters(machine, FakeProcess(PID))
     assert read(found, "cpu_pressure_percent", 1.0) is None
+    machine.path("/sys/fs/cgroup/cpu.stat").write_text("throttled_usec 1750000\n")
     machine.path("/proc/pressure/cpu").write_text("some avg10=1.00 total=700000\nfull total=9\n")
+    assert read(found, "cgroup_throttled_s", 2.0) == 0.75
     assert read(found, "cpu_pressure_percent", 3.0) == pytest.approx(10.0)
 
 
-@pytest.fixture
-def busy_child() -> Iterator[psutil.Process]:
-    pid = os.fork()
-    if pid == 0:
-        while True:
-            pass
-    yield psutil.Process(pid)
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-
-
 @pytest.mark.world
-def test_a_real_child_is_seen(busy_child: psutil.Process) -> None:
+def test_a_real_child_is_seen() -> None:
     found = HostCounters(HostSystem())
     read(found, "cpu_percent", 1.0)
-    before_s = busy_child.cpu_times().user
-    while busy_child.cpu_times().user < before_s + 0.5:
-        time.sleep(0.01)
-    percent = read(found, "cpu_percent", 2.0)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        busy = psutil.Process(child.pid)
+        while busy.cpu_times().user < 0.5:
+            time.sleep(0.01)
+        percent = read(found, "cpu_percent", 2.0)
+        child.kill()
     assert percent is not None
     assert percent >= 50

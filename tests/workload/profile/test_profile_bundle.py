@@ -3,15 +3,12 @@
 import csv
 import gzip
 import json
-import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.waiting import until
 from tests.workload.script_stage import trainer
 from workload import cli
 from workload.contract import bundle
@@ -19,7 +16,6 @@ from workload.contract.errors import ExitCode
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[3]
 TINY = ["--model", "resnet18", "--device", "cpu", "--image-size", "32", "--batch-size", "2", "--warmup", "1"]
 
 
@@ -93,73 +89,3 @@ def test_launcher_profiles_later(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "kind": "torch",
         "reason": "the profile pass has not run yet",
     }
-
-
-@pytest.mark.night(part="kills")
-def test_ctrl_c_during_the_pass_leaves_a_whole_bundle_and_no_process(tmp_path: Path) -> None:
-    words = [*TINY, "--iterations", "1", "--no-ceilings", "--profile", "torch", "--profile-steps", "100000"]
-    with trainer(tmp_path, "train", *words, "-o", "out") as process:
-        assert process.stdout is not None
-        folder = tmp_path / process.stdout.readline().strip()
-        owner = child_of_the_pass(folder)
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate()
-    assert process.returncode == ExitCode.INTERRUPTED
-    assert "Traceback" not in error
-    record = record_of(folder)
-    assert (record["status"], record["profile"]["status"]) == ("completed", "interrupted")
-    assert not owned_by(owner)
-
-
-def child_of_the_pass(folder: Path) -> str:
-    """Process id of the orchestrator, once its profiled process runs."""
-
-    def profiled() -> list[list[str]]:
-        return [
-            words for words in commands() if "profiled-step" in words and any(folder.name in word for word in words)
-        ]
-
-    command = until(profiled, "no profiled process")[0]
-    return command[command.index("--owner") + 1]
-
-
-def owned_by(owner: str) -> list[list[str]]:
-    return [
-        command for command in commands() if "--owner" in command and command[command.index("--owner") + 1] == owner
-    ]
-
-
-def commands() -> list[list[str]]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found.append(path.read_text().split("\0"))
-        except OSError:
-            continue
-    return found
-
-
-@pytest.mark.parametrize("module", ["workload.profile.profile_bundle", "workload.cli"])
-def test_who_starts_a_profile_holds_no_gpu(module: str) -> None:
-    code = f"import sys, {module}; print('torch' in sys.modules, 'numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.split() == ["False", "False"]
-
-
-@pytest.mark.parametrize(
-    ("words", "expected", "unexpected"),
-    [
-        (["--help"], ["profile ", "Examples:"], ["profiled-step"]),
-        (["train", "--help"], ["--profile none|ncu|torch", "--profile-throughput"], ["--context"]),
-        (["profile", "--help"], ["results/RUN --profile torch", "--profile-steps N", "BUNDLE"], ["--model"]),
-    ],
-)
-def test_help(words: list[str], expected: list[str], unexpected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    assert ended.value.code == 0
-    text = capsys.readouterr().out
-    for each in expected:
-        assert each in text
-    for each in unexpected:
-        assert each not in text

@@ -37,11 +37,6 @@ def test_range_replay_has_no_start_option_and_old_ncu_no_suffix_option() -> None
     assert words[words.index("-o") + 1] == "50%%.ncu-rep", "ncu expands % in names"
 
 
-def test_import() -> None:
-    expected = ["/opt/ncu", "--import", "r.ncu-rep", "--csv", "--page", "raw", "--print-units", "base"]
-    assert command.import_report(NCU, Path("r.ncu-rep")) == expected
-
-
 def test_profiled_process_trains_the_spec_and_starts_no_profile_of_its_own() -> None:
     spec = RunSpec(
         device=Device.CUDA,
@@ -66,7 +61,6 @@ def test_profiled_process_trains_the_spec_and_starts_no_profile_of_its_own() -> 
         # 10 s to start; 0.8 s a kernel in 3 passes; at most 2 s each, and 120 s + 5 starts.
         (600, 3, 10 + 480, 170 + 1200),
         (600, 6, 10 + 960, 170 + 2400),
-        (600, 1, 10 + 480, 170 + 1200),
         (600, None, 10 + 480, 170 + 1200),
         (None, 3, 10 + 1600, 170 + 4000),
     ],

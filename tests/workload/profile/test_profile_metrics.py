@@ -6,7 +6,6 @@ from workload.contract.vocabulary import TENSOR_PIPE_IS_PRODUCTS
 from workload.profile import metrics
 from workload.profile.metrics import (
     OWN_PASSES,
-    TENSOR_TYPES,
     base,
     choose,
     choose_step,
@@ -55,12 +54,15 @@ def test_roles_say_what_a_metric_counts() -> None:
 
 
 def test_what_an_ncu_lacks_is_missing_and_not_asked_for() -> None:
-    old = EVERY_METRIC - {base(TF32), "l1tex__t_bytes"}
-    chosen = choose("8.0", Precision.TF32, old)
+    chosen = choose("8.0", Precision.TF32, EVERY_METRIC - {base(TF32), "l1tex__t_bytes"})
     assert chosen.missing == ("l1tex__t_bytes.sum", TF32)
+    assert not {"l1tex__t_bytes.sum", TF32} & set(chosen.names)
     assert choose("9.0", Precision.TF32, EVERY_METRIC - {base(HFMA2)}).missing == (HFMA2,)
     assert choose("8.9", Precision.TF32, EVERY_METRIC - {base(HFMA2)}).missing == ()
-    assert not {"l1tex__t_bytes.sum", TF32} & set(chosen.names)
+    # A type that is half known is not counted at all.
+    chosen = choose("7.0", Precision.AMP, EVERY_METRIC - {base(FP16[0])})
+    assert chosen.missing == (FP16[0],)
+    assert not set(FP16) & set(chosen.names)
 
 
 def test_own_metrics_are_added_once_and_cost_passes() -> None:
@@ -70,7 +72,8 @@ def test_own_metrics_are_added_once_and_cost_passes() -> None:
     assert own.names == (*chosen.names, "lts__t_bytes.avg", "launch__registers_per_thread")
     assert (own.own, own.roles, own.passes, own.most_passes) == (tuple(wanted), chosen.roles, 4, 4 + 2 * OWN_PASSES)
     assert with_own(chosen, [], EVERY_METRIC, ()) == chosen
-    assert chosen.most_passes == 4
+    # An ncu that lists no suffixes is believed.
+    assert with_own(chosen, ["lts__t_bytes.x", "l9__x.sum"], EVERY_METRIC, ()).own == ("lts__t_bytes.x",)
 
 
 @pytest.mark.parametrize("name", ["lts__t_bytes.som", "lts__t_bytes", "zzz__qqq.sum"])
@@ -80,17 +83,6 @@ def test_absent_metric_is_left_out_and_noted(name: str) -> None:
     assert (own.own, own.own_missing, own.names) == ((), (name,), chosen.names)
     lists = "ncu's option --query-metrics lists what it has"
     assert list(own.notes()) == [f"this ncu does not have {name} for this GPU: left out; {lists}"]
-
-
-def test_ncu_that_lists_no_suffixes_is_believed() -> None:
-    chosen = choose("8.9", Precision.FP32, EVERY_METRIC)
-    assert with_own(chosen, ["lts__t_bytes.x", "l9__x.sum"], EVERY_METRIC, ()).own == ("lts__t_bytes.x",)
-
-
-def test_a_type_that_is_half_known_is_not_counted_at_all() -> None:
-    chosen = choose("7.0", Precision.AMP, EVERY_METRIC - {base(FP16[0])})
-    assert chosen.missing == (FP16[0],)
-    assert not set(FP16) & set(chosen.names)
 
 
 @pytest.mark.parametrize(
@@ -116,22 +108,11 @@ def test_consumer_blackwell_has_other_names_for_the_same() -> None:
     assert chosen.missing == ()
 
 
-def test_whole_step_asks_for_no_sass_metric() -> None:
-    chosen = choose_step(EVERY_METRIC)
-    assert set(chosen.roles.values()) == set(metrics.STEP_ROLES)
-    assert not any("sass" in name for name in chosen.names)
-
-
-def test_throughput_brings_its_weights() -> None:
-    chosen = choose_throughput("7.0", EVERY_METRIC)
-    assert set(chosen.roles.values()) == {"sm_percent", "memory_percent", "dram_percent", "time_s"}
-    assert chosen.passes == 18
+def test_the_step_and_throughput_have_metrics_of_their_own() -> None:
+    step = choose_step(EVERY_METRIC)
+    assert set(step.roles.values()) == set(metrics.STEP_ROLES)
+    assert not any("sass" in name for name in step.names)
+    throughput = choose_throughput("7.0", EVERY_METRIC)
+    assert set(throughput.roles.values()) == {"sm_percent", "memory_percent", "dram_percent", "time_s"}
+    assert throughput.passes == 18
     assert choose_throughput("10.0", EVERY_METRIC).passes is None
-
-
-def test_table_holds_together() -> None:
-    kinds = {kind for kinds in TENSOR_TYPES.values() for kind in kinds}
-    for row in table().rows.values():
-        assert set(row.tensor) <= kinds, f"{row.capability} lists a type that no precision asks for"
-    assert not any("sparsity" in name for name in EVERY_METRIC), "they are parts of the others"
-    assert set(TENSOR_TYPES) == set(Precision)

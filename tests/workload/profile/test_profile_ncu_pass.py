@@ -15,9 +15,9 @@ from tests.workload.profile.ncu_stand_in import write_ncu
 from workload import cli
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
-from workload.contract.record import ComplexityRecord, StepSeconds, Timing
+from workload.contract.record import StepSeconds, Timing
 from workload.contract.record_sections import ProfileResult
-from workload.contract.spec import Device, Precision, Profile, RunSpec
+from workload.contract.spec import Device, Profile, RunSpec
 from workload.environment.machine import HostSystem
 from workload.profile import command, diagnosis, ncu_pass, profile_bundle, profiled_script
 from workload.profile.command import ExpectedTime
@@ -166,30 +166,28 @@ def script_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_a_script_is_profiled_as_a_model_is(script_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_SETTLED", "21")
+@pytest.mark.parametrize(
+    ("settled", "status", "hint", "reason"),
+    [
+        ("21", "completed", None, "after 20 warm-up steps: profiled again after twice as many"),
+        ("1000", "partial", "--profile-steps 1", "in each of 3 attempts"),
+    ],
+)
+def test_a_script_is_profiled_as_a_model_is(
+    script_folder: Path, settled: str, status: str, hint: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SETTLED", settled)
     collected = profile_bundle.profile(script_folder, ProfileRequest(), ("train.py", "--token", "12345"))
-    assert (collected.status, collected.warmup_steps) == ("completed", 40)
-    assert collected.flop_per_step == FLOP_PER_STEP
-    note = (
-        "1 of 2 steps contained validation, a checkpoint or parts in another order, or skipped the "
-        "optimizer after 20 warm-up steps: profiled again after twice as many"
-    )
-    assert collected.notes == (note,)
+    irregular = "1 of 2 steps contained validation, a checkpoint or parts in another order, or skipped the optimizer"
+    assert (collected.status, collected.hint) == (status, hint)
+    if settled == "1000":
+        assert collected.reason == f"{irregular} {reason}"
+    else:
+        assert (collected.warmup_steps, collected.flop_per_step) == (40, FLOP_PER_STEP)
+        assert collected.notes == (f"{irregular} {reason}",)
 
 
-@pytest.mark.slow
-def test_a_script_without_a_whole_step_is_partial(script_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_SETTLED", "1000")
-    collected = profile_bundle.profile(script_folder, ProfileRequest(), ("train.py", "--token", "12345"))
-    assert (collected.status, collected.hint) == ("partial", "--profile-steps 1")
-    assert collected.reason == (
-        "1 of 2 steps contained validation, a checkpoint or parts in another order, or skipped the "
-        "optimizer in each of 3 attempts"
-    )
-
-
-def test_completed_profile(fake_ncu: Path, run_folder: Path) -> None:
+def test_completed_profile(fake_ncu: Path, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = profile(run_folder)
     assert (found["status"], found.get("reason"), found.get("hint")) == ("completed", None, None)
     assert found["flop_per_step"] == FLOP_PER_STEP
@@ -203,19 +201,14 @@ def test_completed_profile(fake_ncu: Path, run_folder: Path) -> None:
         "calibration": {"fp32": {"ratio": 1.0, "verified": True}},
         "flop_verified": True,
         "backward": {"kernels_per_step": 1, "flop_over_forward": 2.0, "present": True},
-        "model_flop": {
-            "counted_over_model": pytest.approx(3100 / 3000),
-            "flagged": False,
-            "likely_cause": None,
-        },
+        "model_flop": {"counted_over_model": pytest.approx(3100 / 3000), "flagged": False, "likely_cause": None},
         "kernels_outside_steps": 0,
     }
     assert (found["kernels_profiled"], found["passes"]) == (9, 4)
     assert found["ncu"] == {"version": "2024.1.1.0", "path": str(fake_ncu)}
     assert found["files"] == [f"ncu/{name}" for name in ("command.txt", "kernels.csv", "ncu.log", "profile.ncu-rep")]
-
-
-def test_every_command_is_kept_and_said(fake_ncu: Path, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Every command is kept and said.
+    capsys.readouterr()
     assert cli.main(["profile", str(run_folder)]) == ExitCode.DONE
     captured = capsys.readouterr()
     assert captured.out == f"{run_folder}\n"
@@ -256,54 +249,6 @@ def test_further_profile_that_fails_costs_nothing(run_folder: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("variables", "status", "reason", "hint"),
-    [
-        ({"FAKE_NCU": "permission"}, "unavailable", "the driver restricts counters to administrators", "NVreg_"),
-        ({"FAKE_NCU": "dcgm"}, "unavailable", "another tool uses the GPU's counters", "dcgmi profile --pause"),
-        ({"FAKE_NCU": "nothing"}, "failed", "ncu profiled no kernel", "ncu/ncu.log"),
-        (
-            {"FAKE_NCU": "unreadable"},
-            "failed",
-            "kernels.csv is not in the format of ncu: there is no table",
-            "--import",
-        ),
-        ({"FAKE_APP": "count"}, "failed", "the profiled process: resnet18 at batch size 2", "--batch-size 1"),
-        ({"FAKE_APP": "calibrated"}, "failed", "the profiled process: resnet18 at batch size 2", "--batch-size 1"),
-        (
-            {"FAKE_GPU": "Tesla T4"},
-            "unavailable",
-            ("the run was on NVIDIA L4, but this GPU is Tesla T4"),
-            "on the machine of the run",
-        ),
-        ({"FAKE_CC": "9.0"}, "unavailable", "ncu 2024.1.1.0", "newer Nsight Compute"),
-        ({"FAKE_CC": "6.1"}, "unavailable", "ncu 2024.1.1.0", "no Nsight Compute since 2020.1"),
-    ],
-    ids=lambda value: "=".join(*value.items()) if isinstance(value, dict) else "",
-)
-def test_what_can_go_wrong_is_said_and_recorded(
-    run_folder: Path,
-    variables: dict[str, str],
-    status: str,
-    reason: str,
-    hint: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert cli.main(["profile", str(run_folder)]) == ExitCode.TOOL
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert f"error: profile {status}: {reason}" in captured.err
-    recorded = bundle.read(run_folder).document["profile"]
-    assert recorded["status"] == status
-    assert recorded["kind"] == "ncu"
-    assert recorded["reason"].startswith(reason)
-    assert hint in recorded["hint"]
-    assert "flop_per_step" not in recorded
-
-
-@pytest.mark.parametrize(
     ("how", "reason", "steps"),
     [("error", "ncu reports: LaunchFailed; after 9 kernels", 2), ("no ranges", "the table has no ranges", 0)],
 )
@@ -321,19 +266,6 @@ def test_partial_profile_keeps_what_is_certain(
 
 def limit(seconds: float) -> Callable[..., ExpectedTime]:
     return lambda *_: ExpectedTime(expected_s=0.1, limit_s=seconds)
-
-
-@pytest.mark.slow
-def test_time_limit_keeps_the_steps_that_were_done(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_NCU", "hang")
-    monkeypatch.setattr(command, "estimate_kernels", limit(1.0))
-    found = profile(run_folder)
-    assert (found["status"], found["reason"]) == (
-        "timed out",
-        "the time limit of 1 s ended the profile after 7 kernels",
-    )
-    assert (found["steps_profiled"], found["kernels_profiled"]) == (1, 7), "the second step was not whole"
-    assert found["flop_per_step"] == FLOP_PER_STEP
 
 
 def test_time_limit_without_anything(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,32 +310,52 @@ def test_failed_pass_leaves_an_earlier_profile(run_folder: Path, monkeypatch: py
     assert profile(run_folder, profile_steps=3)["steps_profiled"] == 3
 
 
-@pytest.mark.parametrize(
-    ("words", "message", "hint"),
-    [
-        (["--profile", "torch"], "already holds a profile by ncu", "--profile torch"),
-        (["--profile", "none"], "has no --profile option of its own", "--profile ncu, or --profile torch"),
-        (["--profile-steps", "0"], "profile steps must be a positive integer; got '0'", "--profile-steps 4"),
-        (["--profile", "nsys"], "profile must be one of none, ncu, torch; got 'nsys'", "--profile ncu"),
-        (["--profile", "torch", "--profile-throughput"], "--profile-throughput needs --profile ncu", "--profile"),
-    ],
-    ids=" ".join,
+FAILURES = (
+    "FAKE_NCU=permission",
+    "FAKE_NCU=nothing",
+    "FAKE_NCU=unreadable",
+    "FAKE_APP=count",
+    "FAKE_APP=calibrated",
+    "FAKE_GPU=Tesla T4",
+    "FAKE_CC=9.0",
 )
-def test_what_cannot_be_asked_for(
-    run_folder: Path,
-    words: list[str],
-    message: str,
-    hint: str,
+
+
+def test_failures_are_said_and_recorded(
+    tmp_path: Path,
+    golden: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    before = profile(run_folder)
+    said = ""
+    for number, failure in enumerate(FAILURES):
+        folder = make_bundle(tmp_path / f"{number}", RunSpec(device=Device.CUDA, profile=Profile.NCU, profile_steps=2))
+        with monkeypatch.context() as patch:
+            patch.setenv(*failure.split("="))
+            assert cli.main(["profile", str(folder)]) == ExitCode.TOOL
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        recorded = bundle.read(folder).document["profile"]
+        error = f"error: profile {recorded['status']}: {recorded['reason']}\nhint: {recorded['hint']}\n"
+        assert error in captured.err
+        assert (recorded["kind"], "flop_per_step" in recorded) == ("ncu", False)
+        said += f"## {failure}\n{error.replace(str(tmp_path), 'FOLDER')}"
+    golden("failed_profiles.txt", said)
+
+
+# Options, with which a profile of a bundle that has one is refused.
+REFUSED = ("--profile torch", "--profile none", "--profile-steps 0", "--profile torch --profile-throughput")
+
+
+def test_what_cannot_be_asked_for(
+    run_folder: Path, golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, said = profile(run_folder), ""
     capsys.readouterr()
-    assert cli.main(["profile", str(run_folder), *words]) == ExitCode.USAGE
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 2
-    assert lines[0].startswith("error: ")
-    assert message in lines[0]
-    assert hint in lines[1]
+    for words in REFUSED:
+        assert cli.main(["profile", str(run_folder), *words.split()]) == ExitCode.USAGE
+        said += f"## {words}\n{capsys.readouterr().err}".replace(str(run_folder), "RUN")
+    golden("refused_profiles.txt", said)
     assert bundle.read(run_folder).document["profile"] == before
 
 
@@ -442,12 +394,3 @@ def test_the_limit_is_judged_again_with_the_profile(run_folder: Path, monkeypatc
     bound = bundle.read(run_folder).record.bound
     assert bound is not None
     assert (bound.bound, bound.device_busy_share) == ("overhead", 0.2)
-
-
-def test_low_counts_name_the_likely_cause(tmp_path: Path) -> None:
-    folder = make_bundle(tmp_path / "amp", RunSpec(precision=Precision.AMP, profile=Profile.NCU))
-    record = replace(bundle.read(folder).record, complexity=ComplexityRecord(train_flop_per_step=10_000))
-    bundle.reseal(folder, record)
-    found = profile(folder)
-    assert found["checks"]["model_flop"]["flagged"]
-    assert found["checks"]["model_flop"]["likely_cause"].startswith("Winograd")

@@ -27,11 +27,6 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def run(code: str, log: Path) -> End:
-    with stoppable():
-        return command.run(python(code), log=log, limit_s=100)
-
-
 def run_beyond_its_limit(code: str, log: Path) -> End:
     """Run a child whose time limit ends when it has printed its first line."""
     ready = threading.Event()
@@ -43,27 +38,6 @@ def run_beyond_its_limit(code: str, log: Path) -> End:
             on_line=lambda _: ready.set(),
             monotonic=lambda: 1000.0 * ready.is_set(),
         )
-
-
-def test_both_streams_are_kept(tmp_path: Path) -> None:
-    log = tmp_path / "x.log"
-    log.write_text("before\n")
-    end = run("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)", log)
-    assert sorted(end.output.split()) == ["err", "out"]
-    assert sorted(log.read_text().split()) == ["before", "err", "out"]
-    assert (end.returncode, end.ok, end.timed_out, end.interrupted) == (3, False, False, False)
-    assert run("pass", log).ok
-
-
-def test_environment_and_closed_input(tmp_path: Path) -> None:
-    with stoppable():
-        end = command.run(
-            python("import os, sys; print(os.environ['LC_ALL'], repr(sys.stdin.read()))"),
-            log=tmp_path / "x",
-            limit_s=100,
-            environment={"LC_ALL": "C"},
-        )
-    assert end.output == "C ''\n"
 
 
 def test_lines_and_ticks_arrive_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,23 +68,34 @@ def test_late_child_is_asked_first_and_may_write_its_report(tmp_path: Path) -> N
     assert end.output == "ready\nsaved\n"
 
 
+def test_streams_environment_and_input_of_a_child(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("before\n")
+    code = "import os, sys; print(os.environ['LC_ALL'], repr(sys.stdin.read())); sys.stderr.write('err'); sys.exit(3)"
+    with stoppable():
+        end = command.run(python(code), log=log, limit_s=100, environment={"LC_ALL": "C"})
+    assert sorted(end.output.splitlines()) == ["C ''", "err"]
+    assert sorted(log.read_text().splitlines()) == ["C ''", "before", "err"]
+    assert (end.returncode, end.ok, end.timed_out, end.interrupted) == (3, False, False, False)
+
+
+SLEEPER = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+
+
 def test_deaf_child_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "GRACE_S", 0.3)
     code = (
-        "import signal, subprocess, sys, time\n"
-        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        "print(child.pid, flush=True); time.sleep(600)"
+        "import signal, subprocess, sys, time; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        f"print({SLEEPER}.pid, flush=True); time.sleep(600)"
     )
     end = run_beyond_its_limit(code, tmp_path / "x")
-    assert end.timed_out
-    assert end.returncode == -signal.SIGKILL
+    assert (end.timed_out, end.returncode) == (True, -signal.SIGKILL)
     until(lambda: not is_running(int(end.output)))
 
 
 def test_child_of_a_child_does_not_outlive_it(tmp_path: Path) -> None:
-    code = "import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)"
-    end = run(code, tmp_path / "x")
+    with stoppable():
+        end = command.run(python(f"import subprocess, sys; print({SLEEPER}.pid)"), log=tmp_path / "x", limit_s=100)
     assert end.ok
     until(lambda: not is_running(int(end.output)))
 
@@ -127,8 +112,3 @@ def test_interruption_ends_the_child_in_order(tmp_path: Path) -> None:
         )
     assert end.interrupted
     assert end.output == "ready\nsaved\n"
-
-
-def test_command_that_is_not_there(tmp_path: Path) -> None:
-    with stoppable(), pytest.raises(FileNotFoundError):
-        command.run([str(tmp_path / "absent")], log=tmp_path / "x", limit_s=1)

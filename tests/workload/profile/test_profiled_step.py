@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.workload.profile.fake_profiler import FakeProfiler
 from workload.contract.errors import ExitCode
 from workload.contract.operating_system import is_alive
 from workload.contract.spec import Device, Precision, RunSpec
@@ -21,60 +21,26 @@ from workload.profile import ncu_pass, profiled_step
 ROOT = Path(__file__).parents[3]
 
 
-class FakeNvtx:
-    """Fake NVTX ranges by handle; ending a range that is not open raises."""
-
-    def __init__(self) -> None:
-        self.open: dict[int, str] = {}
-        self.started: list[str] = []
-
-    def range_start(self, name: str) -> int:
-        assert not self.open, "one at a time, so that a launch has one name"
-        handle = len(self.started) + 7
-        self.started.append(name)
-        self.open[handle] = name
-        return handle
-
-    def range_end(self, handle: int) -> None:
-        del self.open[handle]
-
-
 @pytest.fixture
-def nvtx(monkeypatch: pytest.MonkeyPatch) -> FakeNvtx:
-    fake = FakeNvtx()
-    monkeypatch.setattr(profiled_step, "nvtx", fake)
-    return fake
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeProfiler:
+    return FakeProfiler(monkeypatch)
 
 
-def test_every_part_of_a_step_has_its_range(nvtx: FakeNvtx) -> None:
-    marks = profiled_step._Marks(3, 1)
-    for part in (StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD):
-        assert list(nvtx.open.values()) == [f"step 3 {part}"], "open while the part runs"
+@pytest.mark.parametrize("passes", [1, 2])
+def test_every_part_of_a_step_has_its_range(passes: int, gpu: FakeProfiler) -> None:
+    marks = profiled_step._Marks(3, passes)
+    parts = [*(StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD) * passes, StepPart.OPTIMIZER]
+    for part in parts:
+        assert gpu.calls[-1] == f"step 3 {part}", "open while the part runs"
         marks.passed(part)
-    marks.passed(StepPart.OPTIMIZER)
-    assert nvtx.started == ["step 3 data", "step 3 forward", "step 3 backward", "step 3 optimizer"]
-    assert nvtx.open == {}
-    assert [step_of(name) for name in nvtx.started] == [
-        (3, "data"),
-        (3, "forward"),
-        (3, "backward"),
-        (3, "optimizer"),
-    ]
+    assert gpu.calls == [call for part in parts for call in (f"step 3 {part}", "-")]
+    assert [step_of(name) for name in gpu.calls[::2]] == [(3, part) for part in parts]
 
 
-def test_accumulated_passes_have_theirs(nvtx: FakeNvtx) -> None:
-    marks = profiled_step._Marks(0, 2)
-    for part in (*(StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD) * 2, StepPart.OPTIMIZER):
-        assert list(nvtx.open.values()) == [f"step 0 {part}"]
-        marks.passed(part)
-    assert len(nvtx.started) == 7
-    assert nvtx.open == {}
-
-
-def test_range_closes_with_an_error(nvtx: FakeNvtx) -> None:
+def test_range_closes_with_an_error(gpu: FakeProfiler) -> None:
     with pytest.raises(ValueError, match="x"), profiled_step.process_range("calibration fp32"):
         raise ValueError("x")
-    assert nvtx.open == {}
+    assert gpu.calls == ["calibration fp32", "-"]
 
 
 def test_every_precision_is_calibrated_in_what_it_computes_in() -> None:
@@ -93,49 +59,18 @@ def test_every_precision_is_calibrated_in_what_it_computes_in() -> None:
         assert calibration_of(calibration_range(name)) == name
 
 
-class FakeCuda:
-    """Records CUDA calls in their order."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, nvtx: FakeNvtx) -> None:
-        self.calls: list[str] = []
-        cuda = torch.cuda
-        monkeypatch.setattr(cuda, "synchronize", lambda: self.calls.append("synchronize"))
-        monkeypatch.setattr(cuda.profiler, "start", lambda: self.calls.append("start"))
-        monkeypatch.setattr(cuda.profiler, "stop", lambda: self.calls.append("stop"))
-        monkeypatch.setattr(cuda, "mem_get_info", lambda: (5, 9))
-        properties = SimpleNamespace(name="NVIDIA L4", major=8, minor=9)
-        monkeypatch.setattr(cuda, "get_device_properties", lambda: properties)
-        monkeypatch.setattr(nvtx, "range_start", self._recorded(nvtx.range_start))
-        product = {"fp32": lambda: self.calls.append("product")}
-        monkeypatch.setattr(profiled_step, "calibration_products", lambda _: product)
-
-    def _recorded(self, start: Callable[[str], int]) -> Callable[[str], int]:
-        def range_start(name: str) -> int:
-            self.calls.append(name)
-            return start(name)
-
-        return range_start
-
-
 TINY = RunSpec(device=Device.CPU, image_size=32, batch_size=2, profile_steps=2).filled(Device.CPU, cpus=1)
 PARTS = ("data", "forward", "backward", "optimizer")
 
 
-def test_only_calibration_and_steps_are_profiled(nvtx: FakeNvtx, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("calibrate", [True, False])
+def test_only_calibration_and_steps_are_profiled(calibrate: bool, gpu: FakeProfiler) -> None:
     with profiled_step._prepared(TINY, 1) as session:
-        cuda = FakeCuda(monkeypatch, nvtx)
-        assert profiled_step._under_ncu(session, calibrate=True) == {"steps": 2, "skipped_steps": 0}
-    steps = [f"step {number} {part}" for number in range(2) for part in PARTS]
-    assert cuda.calls == ["synchronize", "start", "calibration fp32", "product", *steps, "synchronize", "stop"]
-    assert nvtx.open == {}
-
-
-def test_whole_step_runs_without_calibration(nvtx: FakeNvtx, monkeypatch: pytest.MonkeyPatch) -> None:
-    with profiled_step._prepared(TINY, 1) as session:
-        cuda = FakeCuda(monkeypatch, nvtx)
-        profiled_step._under_ncu(session, calibrate=False)
-    assert "product" not in cuda.calls
-    assert cuda.calls[:3] == ["synchronize", "start", "step 0 data"]
+        gpu.calls.clear()
+        assert profiled_step._under_ncu(session, calibrate=calibrate) == {"steps": 2, "skipped_steps": 0}
+    steps = [call for number in range(2) for part in PARTS for call in (f"step {number} {part}", "-")]
+    calibration = ["calibration fp32", "product", "-"] if calibrate else []
+    assert gpu.calls == ["synchronize", "start", *calibration, *steps, "synchronize", "stop"]
 
 
 class FakeStep:
@@ -156,10 +91,10 @@ def session_of(step: FakeStep) -> profiled_step._Session:
     return profiled_step._Session(TINY, iter(()), step)  # type: ignore[arg-type]
 
 
-def test_steps_that_amp_skips_under_ncu_are_told(nvtx: FakeNvtx, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("gpu")
+def test_steps_that_amp_skips_under_ncu_are_told() -> None:
     session = session_of(FakeStep(0, 2))
     session.train(1)
-    FakeCuda(monkeypatch, nvtx)
     assert profiled_step._under_ncu(session, calibrate=False) == {"steps": 2, "skipped_steps": 1}
 
 
@@ -178,9 +113,9 @@ def test_what_amp_skipped_is_taken_again(skips: tuple[int, ...], trained: int) -
     assert step.taken == trained
 
 
-def test_count_says_what_the_pass_needs(nvtx: FakeNvtx, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("gpu")
+def test_count_says_what_the_pass_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     with profiled_step._prepared(TINY, 1) as session:
-        FakeCuda(monkeypatch, nvtx)
         counts = iter([60, 1])
         monkeypatch.setattr(profiled_step, "kernels_of", lambda work: (work(), next(counts))[1])
         found = profiled_step._count(session)
@@ -202,11 +137,6 @@ def test_data_comes_from_the_profiled_process_itself(images: Path) -> None:
     with profiled_step._prepared(spec, 1) as session:
         assert session.spec.workers == 0
         assert session.timed_s(2) > 0
-
-
-def test_owner_is_alive_or_not() -> None:
-    assert is_alive(os.getpid())
-    assert is_alive(1)
 
 
 @pytest.mark.slow

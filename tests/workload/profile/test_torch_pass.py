@@ -1,4 +1,3 @@
-import csv
 import gzip
 import json
 from pathlib import Path
@@ -19,41 +18,6 @@ EVENTS = [
 ]
 
 
-def test_only_kernels_count(tmp_path: Path) -> None:
-    path = tmp_path / torch_pass.TRACE
-    with gzip.open(path, "wt") as text:
-        json.dump({"traceEvents": EVENTS}, text)
-    rows = torch_pass.kernels(torch_pass.read(path))
-    assert rows == [
-        TraceRow(name="gemm", calls=2, total_s=pytest.approx(80e-6)),
-        TraceRow(name='fill<"a,b">', calls=1, total_s=pytest.approx(20e-6)),
-    ]
-
-
-def test_table(tmp_path: Path) -> None:
-    torch_pass.write(tmp_path / "k.csv", torch_pass.kernels(EVENTS))
-    rows = list(csv.DictReader((tmp_path / "k.csv").open()))
-    assert rows[0] == {
-        "name": "gemm",
-        "calls": "2",
-        "total_s": "0.000080000",
-        "mean_s": "0.000040000",
-        "share": "0.800000",
-    }
-    assert rows[1]["name"] == 'fill<"a,b">'
-
-
-def test_top_is_per_step() -> None:
-    assert torch_pass.top(torch_pass.kernels(EVENTS), 2)[0] == {
-        "name": "gemm",
-        "calls_per_step": 1,
-        "time_s_per_step": pytest.approx(40e-6),
-        "share": pytest.approx(0.8),
-    }
-    assert len(torch_pass.top([TraceRow(name=str(each), calls=1, total_s=1) for each in range(9)], 1)) == 5
-    assert torch_pass.top([TraceRow(name="idle", calls=1, total_s=0)], 1)[0]["share"] == 0
-
-
 def test_kernels_within_labels_of_the_host() -> None:
     def event(category: str, name: str, start: float, length: float) -> dict[str, Any]:
         return {"cat": category, "name": name, "ts": start, "dur": length}
@@ -71,3 +35,24 @@ def test_kernels_within_labels_of_the_host() -> None:
     ]
     rows = torch_pass.kernels_within(events, {"step 0", "step 2"})
     assert [(row.name, row.calls, round(row.total_s * torch_pass.US_PER_S)) for row in rows] == [("gemm", 2, 30)]
+
+
+def test_only_kernels_count_and_the_top_is_per_step(tmp_path: Path) -> None:
+    path = tmp_path / torch_pass.TRACE
+    with gzip.open(path, "wt") as text:
+        json.dump({"traceEvents": EVENTS}, text)
+    rows = torch_pass.kernels(torch_pass.read(path))
+    assert rows == [
+        TraceRow(name="gemm", calls=2, total_s=pytest.approx(80e-6)),
+        TraceRow(name='fill<"a,b">', calls=1, total_s=pytest.approx(20e-6)),
+    ]
+    torch_pass.write(tmp_path / "k.csv", rows)
+    assert (tmp_path / "k.csv").read_text().splitlines() == [
+        "name,calls,total_s,mean_s,share",
+        "gemm,2,0.000080000,0.000040000,0.800000",
+        '"fill<""a,b"">",1,0.000020000,0.000020000,0.200000',
+    ]
+    top = {"name": "gemm", "calls_per_step": 1, "time_s_per_step": pytest.approx(40e-6), "share": pytest.approx(0.8)}
+    assert torch_pass.top(rows, 2)[0] == top
+    assert len(torch_pass.top([TraceRow(name=str(each), calls=1, total_s=1) for each in range(9)], 1)) == 5
+    assert torch_pass.top([TraceRow(name="idle", calls=1, total_s=0)], 1)[0]["share"] == 0

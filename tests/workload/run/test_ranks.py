@@ -13,7 +13,7 @@ import pytest
 from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
-from workload.contract.record import Status
+from workload.contract.record import Record, Status
 
 pytestmark = [
     pytest.mark.world,
@@ -89,21 +89,25 @@ os._exit(0)
 """
 
 
+def assert_bundle_of_two_ranks(found: bundle.Bundle, *, images: int) -> Record:
+    """Check the files and figures of a run of six steps; `images`: those of rank 0."""
+    names = {file.name for file in found.files}
+    assert {"steps.csv", "ranks/0/collectives.csv", "ranks/1/collectives.csv", "ranks/1/steps.csv"} <= names
+    record, ranks = found.record, found.record.ranks
+    assert (record.status, record.spec.devices, record.environment.device.threads) == (Status.COMPLETED, 2, 1)
+    assert ranks is not None
+    assert (ranks.number, ranks.backend, list(ranks.steps or ()), ranks.images) == (2, "gloo", [6, 6], 2 * images)
+    assert record.timing.images == images, "rank 0's, as in steps.csv"
+    assert ranks.images_per_s == pytest.approx(2 * (record.timing.images_per_s or 0))
+    assert all(seconds > 0 for seconds in ranks.exposed_s or ())
+    return record
+
+
 def test_two_ranks_write_one_bundle(tmp_path: Path) -> None:
     process = started(tmp_path / "out", "--iterations", "6")
     out, err = process.communicate()
     assert process.returncode == ExitCode.DONE, err
-    found = bundle.read(Path(out.strip()))
-    names = {file.name for file in found.files}
-    assert {"steps.csv", "ranks/0/collectives.csv", "ranks/1/collectives.csv", "ranks/1/steps.csv"} <= names
-    record = found.record
-    assert (record.status, record.spec.devices, record.environment.device.threads) == (Status.COMPLETED, 2, 1)
-    ranks = record.ranks
-    assert ranks is not None
-    assert (ranks.number, ranks.backend, list(ranks.steps or ()), ranks.images) == (2, "gloo", [6, 6], 24)
-    assert record.timing.images == 12, "rank 0's, as in steps.csv"
-    assert ranks.images_per_s == pytest.approx(2 * (record.timing.images_per_s or 0))
-    assert all(seconds > 0 for seconds in ranks.exposed_s or ())
+    assert_bundle_of_two_ranks(bundle.read(Path(out.strip())), images=12)
 
 
 def test_a_pickle_that_another_user_writes_into_a_store_of_the_ranks_is_not_loaded(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import until
-from tests.workload.run.test_ranks import process_of, rows
+from tests.workload.run.test_ranks import assert_bundle_of_two_ranks, process_of, rows
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.ranks import UNKNOWN
@@ -111,17 +111,7 @@ def test_two_ranks_write_one_bundle_and_learn_the_same(tmp_path: Path) -> None:
     process = started(tmp_path, TRAIN, "24", "0", options=("--iterations", "6", "--then", "continue"))
     out, err = process.communicate()
     assert process.returncode == ExitCode.DONE, err
-    found = bundle_in(tmp_path)
-    names = {file.name for file in found.files}
-    assert {"steps.csv", "ranks/0/collectives.csv", "ranks/1/collectives.csv", "ranks/1/steps.csv"} <= names
-    record = found.record
-    ranks = record.ranks
-    assert ranks is not None
-    assert (record.status, record.spec.devices, record.environment.device.threads) == (Status.COMPLETED, 2, 1)
-    assert (ranks.number, ranks.backend, list(ranks.steps or ()), ranks.images) == (2, "gloo", [6, 6], 48)
-    assert record.timing.images == 24, "rank 0's, as in steps.csv"
-    assert ranks.images_per_s == pytest.approx(2 * (record.timing.images_per_s or 0))
-    assert all(seconds > 0 for seconds in ranks.exposed_s or ())
+    record = assert_bundle_of_two_ranks(bundle_in(tmp_path), images=24)
     assert not record.notes
     assert " on each of 2 devices, " in err
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -139,9 +129,7 @@ def started_by_torchrun(folder: Path, number: int, *words: str) -> "subprocess.P
 def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     waits = "dist.all_reduce(loss.detach(), async_op=True).wait(); optimizer.step()"
     (tmp_path / "train.py").write_text(TRAIN.replace("optimizer.step()", waits))
-    process = started_by_torchrun(tmp_path, 2, "--iterations", "5", "--", "train.py", "40", "0")
-    _, err = process.communicate()
-    assert process.returncode == 0, err
+    err = ended(started_by_torchrun(tmp_path, 2, "--iterations", "5", "--", "train.py", "40", "0"))
     record = bundle_in(tmp_path).record
     assert record.ranks is not None
     assert list(record.ranks.steps or ()) == [5, 5]
@@ -167,10 +155,15 @@ def test_another_rank_seals_the_bundle_of_a_rank_0_that_is_killed(number: int, t
     assert found.record.ranks.number == number
 
 
-def test_the_slower_rank_is_named(tmp_path: Path) -> None:
-    process = started(tmp_path, TRAIN, "40", "0.6", options=("--iterations", "8"))
+def ended(process: "subprocess.Popen[str]", code: int = ExitCode.DONE) -> str:
+    """What the process wrote to stderr, once it has ended with `code`."""
     _, err = process.communicate()
-    assert process.returncode == ExitCode.DONE, err
+    assert process.returncode == code, err
+    return err
+
+
+def test_the_slower_rank_is_named(tmp_path: Path) -> None:
+    err = ended(started(tmp_path, TRAIN, "40", "0.6", options=("--iterations", "8")))
     ranks = bundle_in(tmp_path).record.ranks
     assert ranks is not None
     assert ranks.slowest == 1, ranks
@@ -192,66 +185,54 @@ def test_waits_are_unknown_without_distributed_data_parallel(tmp_path: Path) -> 
 @pytest.mark.parametrize("case", BROKEN)
 def test_ranks_that_cannot_train(case: str, tmp_path: Path) -> None:
     text, code, message = BROKEN[case]
-    process = started(tmp_path, text, "40", "0")
-    _, err = process.communicate()
-    assert process.returncode == code, err
+    err = ended(started(tmp_path, text, "40", "0"), code)
     assert [line for line in err.splitlines() if line.startswith("error: ")] == [f"error: {message}"]
     assert err.splitlines()[-1].startswith("hint: ")
     assert not (tmp_path / "out").exists()
 
 
 # With its group left, the other rank loses its connection; without, it waits in a collective for ever.
-@pytest.mark.parametrize(
-    ("rank", "text"), [(0, TRAIN), (1, TRAIN), (1, TRAIN.replace("dist.destroy_process_group()", ""))]
-)
+@pytest.mark.parametrize(("rank", "text"), [(0, TRAIN), (1, TRAIN.replace("dist.destroy_process_group()", ""))])
 def test_a_rank_that_ends_early_ends_the_run(rank: int, text: str, tmp_path: Path) -> None:
     process = started(tmp_path, text, "400", "0", str(rank), "30", options=("--iterations", "100"))
-    _, err = process.communicate()
-    assert process.returncode == ExitCode.RUN_FAILED
+    err = ended(process, ExitCode.RUN_FAILED)
     message = f"rank {rank} ended after 30 optimizer steps, and another rank takes more: it waits for rank {rank}"
     assert [line for line in err.splitlines() if line.startswith("error: ")] == [f"error: {message}"]
-    found = bundle_in(tmp_path)
-    assert (found.record.status, found.record.error) == (Status.FAILED, message)
-    assert found.record.ranks is not None
-    assert found.record.ranks.images
-
-
-def test_ranks_that_all_end_early_are_complete(tmp_path: Path) -> None:
-    process = started(tmp_path, TRAIN, "30", "0", options=("--iterations", "100"))
-    _, err = process.communicate()
-    assert process.returncode == ExitCode.DONE, err
     record = bundle_in(tmp_path).record
-    assert record.status is Status.COMPLETED
+    assert (record.status, record.error) == (Status.FAILED, message)
     assert record.ranks is not None
-    assert len(set(record.ranks.steps or ())) == 1
+    assert record.ranks.images
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_the_run_and_loses_no_step(tmp_path: Path, rank: int) -> None:
+def test_ranks_that_all_end_early_are_complete_and_waits_are_unknown_without_distributed_data_parallel(
+    tmp_path: Path,
+) -> None:
+    ended(started(tmp_path, BY_HAND, options=("--iterations", "500")))
+    record = bundle_in(tmp_path).record
+    ranks = record.ranks
+    assert ranks is not None
+    assert (record.status, ranks.exposed_s, ranks.slowest) == (Status.COMPLETED, None, None)
+    (steps,) = set(ranks.steps or ())
+    assert ranks.images == 2 * 4 * steps
+    assert ranks.images_per_s
+    assert UNKNOWN in (record.notes or ())
+
+
+@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (None, signal.SIGINT)])
+def test_a_signal_ends_the_run_and_loses_no_step(tmp_path: Path, rank: int | None, number: signal.Signals) -> None:
+    """`rank` None: Ctrl-C, for the process that started the ranks."""
     process = started(tmp_path, TRAIN, "100000", "0.02", options=("--iterations", "40000"))
     until(lambda: rows(tmp_path / "out") >= 8)
-    victim, other = process_of(rank, process.pid), process_of(1 - rank, process.pid)
-    assert victim
-    assert other
+    ranks = [process_of(each, process.pid) or 0 for each in (0, 1)]
+    assert all(ranks)
     written = rows(tmp_path / "out")
-    os.kill(victim, signal.SIGKILL)
-    _, err = process.communicate()
-    assert process.returncode == ExitCode.RUN_FAILED, err
+    os.kill(process.pid if rank is None else ranks[rank], number)
+    err = ended(process, ExitCode.INTERRUPTED if rank is None else ExitCode.RUN_FAILED)
     assert err.count("error: ") == 1, err
-    assert f"rank {rank} was killed by SIGKILL" in err
-    assert not Path(f"/proc/{other}").exists()
+    assert rank is None or f"rank {rank} was killed by SIGKILL" in err
+    assert not [each for each in ranks if Path(f"/proc/{each}").exists()]
     found = bundle_in(tmp_path)
-    assert found.record.status is Status.FAILED
+    assert found.record.status is (Status.INTERRUPTED if rank is None else Status.FAILED)
     assert len(found.steps()) >= written
     assert found.record.ranks is not None
     assert found.record.ranks.images
-
-
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
-    process = started(tmp_path, TRAIN, "100000", "0.02", options=("--iterations", "40000"))
-    until(lambda: rows(tmp_path / "out") >= 8)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    assert process.returncode == ExitCode.INTERRUPTED
-    assert err.count("error: ") == 1, err
-    assert bundle_in(tmp_path).record.status is Status.INTERRUPTED

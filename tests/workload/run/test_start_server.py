@@ -158,9 +158,7 @@ def test_a_fork_has_the_random_numbers_of_a_fresh_process(starts: Starts, tmp_pa
 @pytest.mark.parametrize(
     "words",
     [
-        ("--model", "resnet5"),
         ("--batch-size", "0"),
-        (*SMALL, "--iterations", "2", "--dataset", "/nonexistent"),
         (*SMALL, "--iterations", "3", "--batch-size", "100000000", "--image-size", "2000", "--no-ceilings"),
     ],
 )

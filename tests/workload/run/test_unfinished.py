@@ -1,8 +1,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from workload import log
 from workload.contract import bundle
 from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
@@ -39,15 +37,15 @@ def make_bundle(output: Path, name: str, status: Status, *, sealed: bool) -> Pat
     return folder
 
 
-@pytest.mark.parametrize(
-    ("error", "status"), [(KILLED, "failed"), (NO_MEMORY, "out_of_memory")], ids=["killed", "out of memory"]
-)
-def test_a_trainer_that_died_before_its_bundle_gets_one(error: Exception, status: str, tmp_path: Path) -> None:
-    assert outcomes([], tmp_path, error=error) == [(status, str(error), 1)]
-
-
-def test_a_traceback_before_the_bundle_leaves_one(tmp_path: Path) -> None:
-    assert outcomes([], tmp_path, code=1, error=None) == [("failed", "the trainer ended with a traceback", 1)]
+def test_a_trainer_that_died_before_its_bundle_gets_one(tmp_path: Path) -> None:
+    for number, (code, error, status, said) in enumerate(
+        (
+            (-11, KILLED, "failed", str(KILLED)),
+            (7, NO_MEMORY, "out_of_memory", str(NO_MEMORY)),
+            (1, None, "failed", "the trainer ended with a traceback"),
+        )
+    ):
+        assert outcomes([], tmp_path / f"{number}", code=code, error=error) == [(status, said, 1)]
 
 
 def test_a_bundle_without_a_trainer_names_the_gpu_that_was_chosen(tmp_path: Path) -> None:
@@ -63,27 +61,6 @@ def test_a_rank_that_hangs_seals_the_bundle_with_its_open_log(tmp_path: Path) ->
         ranks.seal_for_rank_0(folder, [])
         log.LOGGER.error("error: interrupted by SIGTERM")
     assert bundle.read(folder).record.error == "rank 0 was killed; the bundle keeps the steps so far"
-
-
-@pytest.mark.parametrize("code", [0, 2, 4, 6, 7, 130])
-def test_a_trainer_that_ended_by_itself_has_left_what_there_is(code: int, tmp_path: Path) -> None:
-    assert outcomes([], tmp_path, code=code, error=None) == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_interrupted_run_that_had_not_begun_leaves_none(tmp_path: Path) -> None:
-    assert outcomes([], tmp_path, error=STOPPED) == []
-
-
-def test_an_open_bundle_keeps_its_steps(tmp_path: Path) -> None:
-    folder = make_bundle(tmp_path, "run-1", Status.RUNNING, sealed=False)
-    assert outcomes([folder], tmp_path, error=STOPPED) == [("interrupted", "interrupted by Ctrl-C", 1)]
-    assert [row["loss"] for row in bundle.read(folder).steps()] == ["6.9"]
-
-
-def test_a_folder_without_a_record_gets_one(tmp_path: Path) -> None:
-    folder = bundle.create(tmp_path, "run-1")
-    assert outcomes([folder], tmp_path) == [("failed", str(KILLED), 1)]
 
 
 def test_complete_bundles_stay_and_the_next_repeat_is_recorded(tmp_path: Path) -> None:
@@ -111,3 +88,17 @@ def test_what_is_known_from_outside_is_recorded(tmp_path: Path) -> None:
     assert found.document["notes"] == [unfinished.NOTE]
     assert {file.name for file in found.files} == {"run.json", "steps.csv", "telemetry.csv", "log.txt"}
     assert json.loads((folder / "run.json").read_text())["timing"]["started_at"]
+
+
+def test_a_trainer_that_ended_by_itself_or_before_it_began_has_left_what_there_is(tmp_path: Path) -> None:
+    for code in (0, 2, 4, 6, 7, 130):
+        assert outcomes([], tmp_path, code=code, error=None) == []
+    assert outcomes([], tmp_path, error=STOPPED) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_open_bundle_keeps_its_steps_and_a_folder_without_a_record_gets_one(tmp_path: Path) -> None:
+    folder = make_bundle(tmp_path, "run-1", Status.RUNNING, sealed=False)
+    assert outcomes([folder], tmp_path, error=STOPPED) == [("interrupted", "interrupted by Ctrl-C", 1)]
+    assert [row["loss"] for row in bundle.read(folder).steps()] == ["6.9"]
+    assert outcomes([bundle.create(tmp_path, "run-2")], tmp_path) == [("failed", str(KILLED), 1)]

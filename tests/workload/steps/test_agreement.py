@@ -74,33 +74,22 @@ def test_a_rank_that_has_ended_is_named() -> None:
     assert str(caught.value) == str(first.too_early()) == message
     with pytest.raises(RunFailedError, match=message):
         first.meet()
-
-
-def test_ranks_that_end_together_are_no_error() -> None:
+    # Ranks that end together are no error.
     ranks = agreements(3)
     with ThreadPoolExecutor(3) as threads:
         assert [future.exception() for future in [threads.submit(rank.end) for rank in ranks]] == [None] * 3
     assert ranks[0].too_early() is None
 
 
+NO_GPU = "the script asks for NVIDIA GPUs, or for NCCL, which needs them, and none is visible here"
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
-        (
-            "ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
-            UsageError,
-            "the script asks for NVIDIA GPUs, or for NCCL, which needs them, and none is visible here",
-        ),
-        (
-            "Torch not compiled with CUDA enabled",
-            UsageError,
-            "the script asks for NVIDIA GPUs, or for NCCL, which needs them, and none is visible here",
-        ),
-        (
-            "NCCL error: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000",
-            UsageError,
-            "rank 1 trains on the same GPU as another rank",
-        ),
+        ("ProcessGroupNCCL is only supported with GPUs, no GPUs found!", UsageError, NO_GPU),
+        ("Torch not compiled with CUDA enabled", UsageError, NO_GPU),
+        ("Duplicate GPU detected : rank 0 and rank 1", UsageError, "rank 1 trains on the same GPU as another rank"),
         ("[pair.cc:534] Connection closed by peer [127.0.0.1]:1", LostRankError, "rank 1 lost another rank"),
         ("expected scalar type Float but found Half", None, ""),
     ],

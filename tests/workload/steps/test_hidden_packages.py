@@ -39,50 +39,18 @@ def run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedPr
 @pytest.mark.parametrize("start", [("-m", "rooflaunch"), ("-P", "-m", "rooflaunch")])
 @pytest.mark.parametrize("kind", MINE)
 def test_a_script_finds_its_own(kind: str, start: tuple[str, ...], tmp_path: Path) -> None:
-    for name in ("workload", "launcher", "analysis"):
+    for name in program.NAMES:
         write(tmp_path / MINE[kind].format(name), f"WHOSE = 'the user, {name}'\n")
-        write(tmp_path / "plain" / f"{name}.txt", "no module")
     module = "{0}.train" if kind.startswith("a folder") else "{0}"
     lines = [f"import {module.format(name)} as {name}\nprint({name}.WHOSE)" for name in program.NAMES]
     write(tmp_path / "t.py", "\n".join(lines))
     ran = run(tmp_path, *start, "script", "--", "t.py")
-    assert sorted(ran.stdout.split("\n")[:3]) == sorted(f"the user, {name}" for name in program.NAMES), ran.stderr
+    assert ran.stdout.splitlines() == [f"the user, {name}" for name in program.NAMES], ran.stderr
     assert ran.returncode == NOT_MEASURED
     assert ran.stderr.endswith(
         "error: t.py ended without importing torch in this process: nothing was measured\nhint: name the "
         "script that trains, not a script that starts it\n"
     )
-
-
-@pytest.mark.world
-def test_a_users_own_in_a_folder_of_the_path(tmp_path: Path) -> None:
-    """`PYTHONPATH` comes before the installed packages, to which ours belong."""
-    write(tmp_path / "src" / "workload.py", "WHOSE = 'the user'\n")
-    write(tmp_path / "t.py", "import workload\nprint(workload.WHOSE)\n")
-    ran = run(tmp_path, "-m", "rooflaunch", "script", "--", "t.py", PYTHONPATH=f"src{os.pathsep}{ROOT}")
-    assert (ran.stdout, ran.returncode) == ("the user\n", NOT_MEASURED), ran.stderr
-
-
-@pytest.mark.world
-def test_a_users_own_package_as_the_script(tmp_path: Path) -> None:
-    write(tmp_path / "workload" / "__init__.py", "print('once')\n")
-    write(tmp_path / "workload" / "train.py", "import workload, sys\nprint(__name__, sys.argv[1:])\n")
-    ran = run(tmp_path, "-m", "rooflaunch", "script", "--", "-m", "workload.train", "--lr", "1")
-    assert ran.stdout == "once\n__main__ ['--lr', '1']\n", ran.stderr
-    assert ran.returncode == NOT_MEASURED
-
-
-@pytest.mark.world
-@pytest.mark.parametrize("door", ["rooflaunch", "workload"])
-def test_ours_where_the_user_has_none(door: str, tmp_path: Path) -> None:
-    write(
-        tmp_path / "t.py",
-        "import rooflaunch, workload\nimport workload.contract.text as text\n"
-        "print(workload.step_done is rooflaunch.step_done, workload.__spec__.name, text.counted(2, 'step'))\n"
-        "with rooflaunch.step(): pass\nworkload.step_done()\n",
-    )
-    ran = run(tmp_path, "-m", door, "script", "--", "t.py")
-    assert (ran.stdout, ran.returncode) == ("True workload 2 steps\n", NOT_MEASURED), ran.stderr
 
 
 def test_ours_for_a_moment_and_the_users_afterwards() -> None:
@@ -120,3 +88,40 @@ def test_steps_of_a_script_beside_its_own_workload(tmp_path: Path) -> None:
     [folder] = (tmp_path / "results").iterdir()
     assert '"workload.py": ' in (folder / "run.json").read_text(), "the user's file is one of the script's"
     assert (folder / "torch" / "trace.json.gz").is_file()
+
+
+# Files of the user; what stands after `script --`; what the script prints.
+OTHERS = {
+    "a module in a folder of PYTHONPATH, which comes before our installed packages": (
+        {"src/workload.py": "WHOSE = 'the user'\n", "t.py": "import workload\nprint(workload.WHOSE)\n"},
+        ("t.py",),
+        "the user\n",
+    ),
+    "a package as the script": (
+        {
+            "workload/__init__.py": "print('once')\n",
+            "workload/train.py": "import workload, sys\nprint(__name__, sys.argv[1:])\n",
+        },
+        ("-m", "workload.train", "--lr", "1"),
+        "once\n__main__ ['--lr', '1']\n",
+    ),
+    "ours where the user has none": (
+        {
+            "t.py": "import rooflaunch, workload\nimport workload.contract.text as text\n"
+            "print(workload.step_done is rooflaunch.step_done, workload.__spec__.name, text.counted(2, 'step'))\n"
+            "with rooflaunch.step(): pass\nworkload.step_done()\n"
+        },
+        ("t.py",),
+        "True workload 2 steps\n",
+    ),
+}
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("name", OTHERS)
+def test_which_modules_a_script_imports(name: str, tmp_path: Path) -> None:
+    files, words, printed = OTHERS[name]
+    for path, text in files.items():
+        write(tmp_path / path, text)
+    ran = run(tmp_path, "-m", "rooflaunch", "script", "--", *words, PYTHONPATH=f"src{os.pathsep}{ROOT}")
+    assert (ran.stdout, ran.returncode) == (printed, NOT_MEASURED), ran.stderr

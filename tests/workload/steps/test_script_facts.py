@@ -12,8 +12,6 @@ ARGUMENTS = {
     "plain": ("train.py --lr 0.1", "train.py --lr 0.1"),
     "a token": ("train.py --token abc --lr 0.1", "train.py --token [redacted] --lr 0.1"),
     "with =": ("train.py --hub-token=abc", "train.py --hub-token=[redacted]"),
-    "a key": ("train.py --wandb_api_key abc", "train.py --wandb_api_key [redacted]"),
-    "a password": ("train.py --password=abc -p 3", "train.py --password=[redacted] -p 3"),
     "Hydra's form": (
         "train.py hf.token=abc +wandb.api_key=abc ++a.password=a=b lr=0.1",
         "train.py hf.token=[redacted] +wandb.api_key=[redacted] ++a.password=[redacted] lr=0.1",
@@ -31,7 +29,6 @@ ARGUMENTS = {
     ),
     "a token by its look": ("train.py hf_abcdefghijklmnopqrstuvwx", "train.py [redacted]"),
     "inside a word": ("train.py --hub=x:ghp_abcdefghijklmnopqrstuvwx", "train.py --hub=x:[redacted]"),
-    "of an address": ("train.py s3://me:secret@host/data", "train.py s3://[redacted]@host/data"),
     "the user's folder": ("train.py --data /home/me/data", "train.py --data ~/data"),
 }
 NO_SECRETS = """

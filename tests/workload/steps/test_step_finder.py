@@ -46,7 +46,6 @@ def follow(segments: Sequence[OptimizerStep]) -> tuple[str, Pattern | None]:
 # script: (its segments, what each of them is, the segments of a step)
 SCRIPTS = {
     "one optimizer": ([ONE] * 5, "..FSS", [ONE]),
-    "accumulation": ([FOUR] * 5, "..FSS", [FOUR]),
     "accumulation with a rest at the end of an epoch": ([FOUR] * 5 + [TWO] + [FOUR] * 2, "..FSS~SS", [FOUR]),
     "accumulation with a rest in each short epoch": ([FOUR, FOUR, TWO] * 4, "........FSS~", [FOUR]),
     "accumulation that begins with a rest": ([TWO, FOUR, FOUR] * 8, "........F" + "~SS" * 5, [FOUR]),
@@ -60,22 +59,9 @@ SCRIPTS = {
     "a GAN whose first step is one of the generator": ([G, *[D, G] * 4], "......FiS", [D, G]),
     "five critic steps": (FIVE * 5, "..FSSL" + "." * 11 + "F" + "iiiiiS" * 2, FIVE),
     "two optimizers after one backward pass": ([ENCODER, DECODER] * 4, ".....FiS", [ENCODER, DECODER]),
-    "an optimizer that steps once before training": ([G, *[ONE] * 5], "...FSS", [ONE]),
-    "closures": (
-        [OptimizerStep(optimizer=0, backward=0, closures=number) for number in (4, 5, 4, 3)],
-        "..FS",
-        [OptimizerStep(optimizer=0, backward=0, closures=4)],
-    ),
     "a GAN's rest": ([D, G] * 3 + [D, D, G, D, G], ".....Fii~iS", [D, G]),
     "folds": ([part for part in FOLDS for _ in range(4)], "..FS" + "SSSS" * 3, [FOLDS[0]]),
-    "folds in turn": ([part for _ in range(2) for part in FOLDS for _ in range(4)], "..FS" + "SSSS" * 7, [FOLDS[0]]),
-    "an optimizer for every step": ([fold(number) for number in range(6)], "..FSSS", [FOLDS[0]]),
     "folds of another kind": ([FOLDS[0]] * 4 + [HEAD] * 4, "..FSL.FS", [HEAD]),
-    "folds with other passes": (
-        [FOLDS[0]] * 4 + [fold(1, backward=2)] * 4,
-        "..FSL.FS",
-        [fold(1, backward=2)],
-    ),
     "folds of a GAN": ([fold(0), fold(1, kind=1)] * 4 + [fold(2), fold(3, kind=1)] * 2, ".....F" + "iS" * 3, None),
     "two alike in turn": ([CRITIC, MAKER] * 4, ".....FiS", [CRITIC, MAKER]),
     "five steps of one of two that are alike": (

@@ -148,7 +148,6 @@ def test_steps_are_told_together_as_they_were(timed: Script) -> None:
     assert timed.receiver.calls == []
     with pytest.raises(EndOfScript):
         timed.step()
-
     calls = [(what, mark) for what, mark in timed.receiver.calls if what != "begin"]
     one_by_one = [(part, 5 * step + place) for step in range(20) for place, part in enumerate(PARTS, 1)]
     assert [(what, mark) for what, mark in calls if what != "end"] == one_by_one
@@ -173,7 +172,6 @@ def test_what_is_worked_through_at_the_end_is_no_wall_time(tmp_path: Path, monke
     script.step_until(Stage.MEASURED)
     monkeypatch.setattr(Session, "batch_arrived", slow)
     assert until_the_end(script.step) == 19
-
     assert region.wall_s is not None
     step_s = region.recorder.totals[StepPhase.MEASURED].step_s
     assert len(step_s) == 20
@@ -189,7 +187,6 @@ def test_no_more_is_kept_than_a_number_of_steps(tmp_path: Path) -> None:
         script.step()
     assert script.receiver.calls == []
     script.step()
-
     assert script.receiver.steps == module.MOST_STEPS
     # The time that the telling took is nobody's.
     assert script.receiver.calls[-1] == (Aside.MEASURING, None)
@@ -200,7 +197,6 @@ def test_long_steps_are_told_each_second(timed: Script, monkeypatch: pytest.Monk
     assert timed.receiver.steps == 0
     monkeypatch.setattr(module, "perf_counter", lambda: perf_counter() + 1.5)
     timed.step()
-
     assert timed.receiver.steps == 2
 
 
@@ -208,7 +204,6 @@ def test_a_long_validation_is_told_before_its_end(timed: Script, monkeypatch: py
     monkeypatch.setattr(module, "MOST_EVENTS", 10)
     for _ in range(6):
         timed.fetch()
-
     assert [what for what, _ in timed.receiver.calls] == [*[Aside.OTHER, StepPart.DATA] * 5, Aside.MEASURING]
 
 
@@ -218,49 +213,32 @@ def test_the_warmup_ends_in_time(tmp_path: Path) -> None:
     for _ in range(3):
         assert script.receiver.phase is StepPhase.WARMUP
         script.step()
-
     assert script.receiver.phase is StepPhase.MEASURED
     # The first measured step begins now.
     assert script.receiver.calls[-2:] == [("begin", None), (Aside.MEASURING, None)]
 
 
-def test_a_script_that_is_over_keeps_its_steps_and_is_not_ended_again(timed: Script) -> None:
+def test_steps_of_a_script_that_is_over_are_kept_and_another_threads_batches_are_left_out(timed: Script) -> None:
     for _ in range(5):
         timed.step()
-    timed.step_log.flush_events(is_over=True)
-
-    assert timed.receiver.steps == 5
-    assert timed.session.measured_steps == 5
-    assert timed.finished == 0
-
-
-def test_what_another_thread_does_waits_for_nothing(timed: Script) -> None:
-    timed.step()
     in_a_thread(timed.fetch)
     timed.step_log.flush_events(is_over=True)
-
-    assert [what for what, _ in timed.receiver.calls].count(StepPart.DATA) == 1
-
-
-def test_a_step_that_is_none_is_looked_for_in_what_follows(timed: Script) -> None:
-    other = torch.optim.Adam([torch.nn.Parameter(torch.zeros(2))])
-    timed.step()
-    timed.step(other)
-    timed.step()
-    timed.step_log.flush_events(is_over=True)
-
-    assert timed.session.stage is Stage.SEARCHING
-    assert timed.session.receiver is None
-    assert timed.receiver.steps == 1
+    assert (timed.receiver.steps, timed.session.measured_steps, timed.finished) == (5, 5, 0)
+    assert [what for what, _ in timed.receiver.calls].count(StepPart.DATA) == 5
 
 
-def test_an_optimizer_that_replaces_another_of_its_kind_goes_on_with_its_steps(timed: Script) -> None:
-    timed.step()
-    timed.step(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))]))
-    timed.step_log.flush_events(is_over=True)
-
-    assert timed.session.stage is Stage.MEASURED
-    assert timed.receiver.steps == 2
+def test_step_of_another_optimizer_ends_the_measurement_and_one_of_its_kind_does_not(tmp_path: Path) -> None:
+    for kind, stage, steps in ((torch.optim.Adam, Stage.SEARCHING, 1), (torch.optim.SGD, Stage.MEASURED, 3)):
+        script = Script(tmp_path)
+        script.step_until(Stage.MEASURED)
+        script.receiver.calls.clear()
+        script.step()
+        other = kind([torch.nn.Parameter(torch.zeros(2))])
+        script.step(other)
+        script.step(script.optimizer if kind is torch.optim.Adam else other)
+        script.step_log.flush_events(is_over=True)
+        assert (script.session.stage, script.receiver.steps) == (stage, steps)
+        assert (script.session.receiver is None) is (stage is Stage.SEARCHING)
 
 
 def evaluate(timed: Script, site: Site) -> None:
@@ -278,7 +256,6 @@ def test_an_evaluation_is_a_gap_with_all_that_it_fetches(timed: Script) -> None:
     evaluate(timed, HERE)
     timed.step()
     timed.step_log.flush_events(is_over=True)
-
     parts = [Aside.OTHER, *[Aside.VALIDATION] * 3, *PARTS, "end", "begin", Aside.MEASURING]
     assert [what for what, _ in timed.receiver.calls] == parts
 
@@ -293,7 +270,6 @@ def test_what_a_loss_uses_or_an_optimizer_does_is_told_to_nobody(timed: Script, 
     timed.step_log.gradients_on()
     timed.step_log.stepped(timed.optimizer)
     timed.step_log.flush_events(is_over=True)
-
     assert [what for what, _ in timed.receiver.calls if isinstance(what, Aside)] == [Aside.MEASURING]
 
 
@@ -316,7 +292,6 @@ def test_a_copy_of_the_process_tells_nothing(timed: Script) -> None:
     timed.step()
     timed.step_log.step_done()
     timed.step_log.flush_events(is_over=True)
-
     assert timed.receiver.calls == []
     assert not timed.session.active
 
@@ -328,7 +303,6 @@ def test_a_refused_script_is_not_heard_on(tmp_path: Path) -> None:
     script.receiver.calls.clear()
     for _ in range(2 * module.MOST_STEPS):
         script.step()
-
     assert str(script.session.refusal) == "the script calls optimizers in more than one thread"
     assert script.receiver.calls == []
 
@@ -341,7 +315,6 @@ def test_slow_steps_beyond_their_least_time_are_still_told_together(
     timed.receiver.calls.clear()
     for _ in range(3):
         timed.step()
-
     assert timed.receiver.steps == 0
 
 
