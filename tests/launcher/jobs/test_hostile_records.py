@@ -118,19 +118,13 @@ def every_command() -> Iterator[tuple[str, Callable[[], int]]]:
     """In each of its forms, the deletion last."""
     for form in TableFormat:
         where: dict[str, Any] = {"place": AT_HOME, "output_format": form}
-        yield f"status {form}", partial(commands.show_status, name=None, every=False, **where)
-        yield f"status --all {form}", partial(commands.show_status, name=None, every=True, **where)
-        yield f"status RUN {form}", partial(commands.show_status, name=NAME, every=False, **where)
-        yield f"status TOKEN {form}", partial(commands.show_status, name=NAME[-6:], every=False, **where)
+        for name, every in ((None, False), (None, True), (NAME, False), (NAME[-6:], False)):
+            yield f"status {name} {every} {form}", partial(commands.show_status, name=name, every=every, **where)
         yield f"logs {form}", partial(commands.show_logs, name=NAME, follow=False, **where)
-        yield f"reap --dry-run {form}", partial(commands.reap, dry_run=True, **where)
-        yield f"reap {form}", partial(commands.reap, dry_run=False, **where)
-    yield (
-        "down",
-        partial(
-            commands.take_down, names=[NAME], every=False, yes=True, output_format=TableFormat.TABLE, place=AT_HOME
-        ),
-    )
+        for dry_run in (True, False):
+            yield f"reap {dry_run} {form}", partial(commands.reap, dry_run=dry_run, **where)
+    where = {"place": AT_HOME, "output_format": TableFormat.TABLE}
+    yield "down", partial(commands.take_down, names=[NAME], every=False, yes=True, **where)
 
 
 @pytest.mark.slow
