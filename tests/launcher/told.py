@@ -1,6 +1,9 @@
 """What many cases say, as the text of one golden file."""
 
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+
+import pytest
 
 from workload.contract.errors import RooflaunchError
 
@@ -17,4 +20,14 @@ def told(cases: Mapping[str, Callable[[], object]]) -> str:
         except RooflaunchError as error:
             text = f"{error.report()}\nexit code {int(error.exit_code)}"
         parts.append(f"## {name}\n{text}\n")
+    return "\n".join(parts)
+
+
+def printed(launch: Callable[..., int], capsys: pytest.CaptureFixture[str], lines: Iterable[str]) -> str:
+    """Below each line of `launch` what it prints, and its exit code."""
+    parts = []
+    for line in lines:
+        code = launch(*shlex.split(line))
+        told = capsys.readouterr()
+        parts.append(f"$ launch {line}\n{told.out}{told.err}exit code {int(code)}\n")
     return "\n".join(parts)

@@ -2,14 +2,15 @@
 
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from launcher.duel import sides
 from launcher.duel.sides import Request
-from workload.contract.errors import ToolError, UsageError
+from tests.launcher.told import Golden, told
+from workload.contract.errors import ToolError
 
 pytestmark = pytest.mark.world
 
@@ -68,11 +69,8 @@ def test_the_working_tree_is_laid_out_with_what_is_new_and_without_what_is_ignor
         a, b = exports.a, exports.b
         (checkout / "workload/__main__.py").write_text("'changed meanwhile'\n")
         assert (code_of(a), code_of(b)) == ("'second'\n", "'changed'\n")
-        assert sorted(path.name for path in (b.folder / "workload").iterdir()) == [
-            "__init__.py",
-            "__main__.py",
-            "new.py",
-        ]
+        laid_out = {path.name for path in (b.folder / "workload").iterdir()}
+        assert laid_out == {"__init__.py", "__main__.py", "new.py"}
         assert (b.commit, b.label) == (f"{a.commit}-dirty", f"the working tree ({a.commit[:10]} and changes)")
         assert (exports.links, exports.warnings) == ((), ())
     assert git(checkout, "status", "--porcelain") == before
@@ -85,25 +83,22 @@ def test_a_working_tree_without_changes_is_its_commit(checkout: Path) -> None:
         assert b.label == f"the working tree ({a.commit[:10]})"
 
 
-def test_what_is_no_commit(checkout: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught, sides.exported(("mian", "HEAD"), checkout):
-        pass
-    assert str(caught.value) == f"{checkout} has no commit 'mian'"
-    assert caught.value.hint == "did you mean main? git fetch brings others"
-    with pytest.raises(UsageError) as caught, sides.exported(("--all", "HEAD"), checkout):
-        pass
-    assert str(caught.value) == f"{checkout} has no commit '--all'"
-    with pytest.raises(UsageError) as caught, sides.exported(("main", "HEAD"), tmp_path):
-        pass
-    assert str(caught.value) == f"{tmp_path} is in no git repository"
+def test_what_is_no_commit(golden: Golden, checkout: Path, tmp_path: Path) -> None:
+    def export(a: str, b: str, folder: Path = checkout) -> None:
+        with commits.exported((a, b), folder):
+            pass
 
-
-def test_a_repository_of_something_else(checkout: Path) -> None:
+    text = told(
+        {
+            "a typing error": partial(export, "mian", "HEAD"),
+            "an option": partial(export, "--all", "HEAD"),
+            "no repository": partial(export, "main", "HEAD", tmp_path),
+        }
+    )
     git(checkout, "rm", "-q", "workload/__main__.py")
     git(checkout, "commit", "-qm", "Away")
-    with pytest.raises(UsageError) as caught, sides.exported(("HEAD", "first"), checkout):
-        pass
-    assert str(caught.value) == f"'HEAD' of {checkout} has no workload/__main__.py: it is not a commit of rooflaunch"
+    text += "\n" + told({"a repository of something else": partial(export, "HEAD", "first")})
+    golden("no_commits.txt", text.replace(str(tmp_path), "FOLDER"))
 
 
 def test_without_git(checkout: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -163,11 +158,9 @@ def test_a_script_of_two_commits_runs_in_a_copy_of_each_with_what_git_ignores_in
         assert (a.folder / "weights.pt").readlink() == project / "src/weights.pt"
         assert not (a.folder / "__pycache__").exists()
         assert not (a.folder.parent / ".venv").exists()
+        copied = "train.py --root '{data}', in a copy of each commit: files written there are deleted at the end"
         assert pair.facts == (
-            (
-                "script",
-                "train.py --root '{data}', in a copy of each commit: files written there are deleted at the end",
-            ),
+            ("script", copied),
             ("data", f"{{data}} is {project}/data, used in place by both sides"),
             ("links", f"data/, src/weights.pt, tool/: ignored by git, used in place in {project} by both sides"),
         )
@@ -208,72 +201,29 @@ def test_an_import_path_into_the_repository_leads_to_the_copy(project: Path, mon
         assert pair.a.plan.workplace.variables == {"PYTHONPATH": f"{copy}:/more:{copy.parent}/lib"}
 
 
-@pytest.mark.parametrize(
-    ("words", "changes", "message", "hint"),
-    [
-        pytest.param(
-            ("tain.py",),
-            {},
-            "'HEAD~1' of {project} has no script 'src/tain.py'",
-            "a commit that has the file; git log --oneline -- tain.py",
-            id="a commit without the script",
-        ),
-        pytest.param(
-            ("-m", "package.mian"),
-            {},
-            "'HEAD~1' of {project} has no module 'package.mian'",
-            "a commit that has the file; git log --oneline -- package.mian",
-            id="a commit without the module",
-        ),
-        pytest.param(
-            ("../../train.py",),
-            {},
-            "'../../train.py' is outside of the repository {project}",
-            "cd {parent}, then launch duel --commit main HEAD -- train.py",
-            id="a script outside of the repository",
-        ),
-        pytest.param(
-            ("train.py",), {"commits": ("mian", "HEAD")}, "{project} has no commit 'mian'", None, id="no commit"
-        ),
-    ],
-)
 def test_what_commits_of_a_script_cannot_be(
-    words: tuple[str, ...], changes: dict[str, Any], message: str, hint: str | None, project: Path
+    golden: Golden, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError) as caught, sides.prepared(duel_of(*words, **changes), {}):
-        pass
-    names = {"project": project, "parent": project.parent}
-    assert str(caught.value) == message.format(**names)
-    assert hint is None or caught.value.hint == hint.format(**names)
+    def prepare(*words: str, commits: tuple[str, str] = ("HEAD~1", "HEAD"), folder: Path = project / "src") -> None:
+        monkeypatch.chdir(folder)
+        with sides.prepared(duel_of(*words, commits=commits), {}):
+            pass
 
-
-def test_a_folder_that_no_commit_has(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would lead out of the copy, to the script as it is now."""
-    monkeypatch.chdir(project / "data")
-    with pytest.raises(UsageError) as caught, sides.prepared(duel_of("../src/train.py"), {}):
-        pass
-    assert str(caught.value) == f"{project / 'data'} is ignored by git, so no commit contains this folder"
-    assert caught.value.hint == f"cd {project}, then run the same command"
-
-
-def test_a_script_in_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError) as caught, sides.prepared(duel_of("train.py"), {}):
-        pass
-    assert str(caught.value) == f"{tmp_path} is in no git repository"
-    assert caught.value.hint == "cd to the script's repository, then launch duel --commit main HEAD -- train.py"
-
-
-def test_data_that_git_would_copy_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sides, "MOST_NEW_BYTES", 8)
-    (project / "new.bin").write_bytes(b"x" * 9)
-    with pytest.raises(UsageError) as caught, sides.prepared(duel_of("train.py", commits=("HEAD", ".")), {}):
-        pass
-    assert str(caught.value) == (
-        f"files of {project} that git neither tracks nor ignores have 9 B; at most 8 B are allowed; "
-        "the largest is new.bin"
+    text = told(
+        {
+            "a commit without the script": partial(prepare, "tain.py"),
+            "a commit without the module": partial(prepare, "-m", "package.mian"),
+            "a script outside of the repository": partial(prepare, "../../train.py"),
+            "no commit": partial(prepare, "train.py", commits=("mian", "HEAD")),
+            # It would lead out of the copy, to the script as it is now.
+            "a folder that no commit has": partial(prepare, "../src/train.py", folder=project / "data"),
+            "no repository": partial(prepare, "train.py", folder=tmp_path),
+        }
     )
-    assert caught.value.hint == "add data to .gitignore: both sides then use the original files"
+    monkeypatch.setattr(commits, "MOST_NEW_BYTES", 8)
+    (project / "new.bin").write_bytes(b"x" * 9)
+    text += "\n" + told({"data that git would copy": partial(prepare, "train.py", commits=("HEAD", "."))})
+    golden("no_commits_of_scripts.txt", text.replace(str(tmp_path), "FOLDER"))
 
 
 def test_a_side_runs_the_code_of_its_commit_from_any_folder(checkout: Path) -> None:

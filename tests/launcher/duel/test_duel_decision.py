@@ -9,6 +9,7 @@ from itertools import islice
 import pytest
 
 from launcher.duel.decision import LEAST_QUADRUPLES, PATTERNS, DuelState, DuelVerdict, Segment, judge, order
+from tests.launcher.told import Golden
 
 # The log of a segment's seconds that the machine adds, by position.
 Machine = Callable[[random.Random], Callable[[int], float]]
@@ -190,62 +191,22 @@ def test_a_slow_segment_at_the_start_of_each_quadruple_is_no_evidence() -> None:
     assert judge(slow[: 4 * LEAST_QUADRUPLES]).sign is None
 
 
-@pytest.mark.parametrize(
-    ("made", "ended", "sentence"),
-    [
-        pytest.param(
-            segments(quiet(random.Random(1))),
-            None,
-            "B takes the same time as A within 2 % (95 %: -1.9 % to +1.7 %), after 6 quadruples",
-            id="same",
-        ),
-        pytest.param(
-            segments(quiet(random.Random(1)), effect=0.03),
-            None,
-            "B takes 2.7 % longer than A (95 %: +2.0 % to +3.4 %), after 20 quadruples",
-            id="slower",
-        ),
-        pytest.param(
-            segments(quiet(random.Random(1)), effect=-0.1),
-            None,
-            "B takes 9.6 % less time than A (95 %: -11 % to -8.0 %), after 6 quadruples",
-            id="faster",
-        ),
-        pytest.param(
-            segments(still(random.Random(1)), effect=0.01),
-            None,
-            "B takes 1 % longer than A (95 %: +0.8 % to +1.2 %), after 6 quadruples",
-            id="slower by less",
-        ),
-        pytest.param(
-            segments(noisy(random.Random(1)), quadruples=12),
-            "60 s are over",
-            "60 s are over after 12 quadruples (B's time against A's, 95 %: -9.8 % to +4.3 %); "
-            "runs of the same side differ by 9.9 %; about 60 quadruples more would decide it",
-            id="noise",
-        ),
-        pytest.param(
-            segments(quiet(random.Random(1)), quadruples=4),
-            None,
-            "undecided after 4 quadruples (no interval before 6 quadruples)",
-            id="early",
-        ),
-        pytest.param(
-            segments(noisy(random.Random(1)), quadruples=12),
-            None,
-            "undecided after 12 quadruples (B's time against A's, 95 %: -9.8 % to +4.3 %)",
-            id="undecided",
-        ),
-        pytest.param(
-            segments(quiet(random.Random(1)), quadruples=1)[:3],
-            "60 s are over",
-            "60 s are over before a quadruple was complete",
-            id="none complete",
-        ),
-    ],
-)
-def test_sentences(made: Sequence[Segment], ended: str | None, sentence: str) -> None:
-    assert judge(made, ended=ended).reason == sentence
+def test_sentences(golden: Golden) -> None:
+    early = segments(quiet(random.Random(1)), quadruples=4)
+    noise = segments(noisy(random.Random(1)), quadruples=12)
+    cases: dict[str, tuple[Sequence[Segment], str | None]] = {
+        "same": (segments(quiet(random.Random(1))), None),
+        "slower": (segments(quiet(random.Random(1)), effect=0.03), None),
+        "faster": (segments(quiet(random.Random(1)), effect=-0.1), None),
+        "slower by less": (segments(still(random.Random(1)), effect=0.01), None),
+        "noise": (noise, "60 s are over"),
+        "early": (early, None),
+        "undecided": (noise, None),
+        "none complete": (early[:3], "60 s are over"),
+    }
+    golden(
+        "sentences.txt", "".join(f"{name}: {judge(made, ended=end).reason}\n" for name, (made, end) in cases.items())
+    )
 
 
 def on_busy(made: Sequence[Segment], quadruples: Collection[int]) -> list[Segment]:

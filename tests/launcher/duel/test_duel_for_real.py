@@ -203,22 +203,3 @@ def test_a_script_that_fails_says_which_and_why(project: Path) -> None:
     )
     assert hint == "hint: python train.py --fail alone shows the whole error"
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "a duel needs two sides: options, commits or images"),
-        (("--precision", "fp32", "---", "--precision", "bf16"), "No such option: ---"),
-        (("--commit", "main"), "Option '--commit' requires 2 arguments"),
-        (("--summary", "missing/summary.md", "--", "---"), "the summary 'missing/summary.md' cannot be written"),
-    ],
-    ids=["nothing", "without --", "one commit", "summary"],
-)
-def test_mistakes_are_two_lines(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    done = duel(tmp_path, *words)
-
-    assert done.returncode == 2
-    error, hint = done.stderr.splitlines()
-    assert error.startswith(f"error: {message}")
-    assert hint.startswith("hint: ")

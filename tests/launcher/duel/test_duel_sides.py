@@ -1,17 +1,17 @@
 """What A and B are, from what was typed."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.duel import sides
-from launcher.duel.sides import EXAMPLE, SCRIPT_EXAMPLE, Pair, Request
-from launcher.machine.runtime import Workplace
-from workload.contract.errors import ToolError, UsageError
-
-OPTIONS = "an option of launch local --help, without --repeats and --profile"
+from launcher.duel.sides import Pair, Request
+from launcher.machine.script_process import Workplace
+from tests.launcher.told import Golden, told
+from workload.contract.errors import ToolError
 
 
 def prepare(*words: str, environment: Mapping[str, str] | None = None, **changes: Any) -> Pair:
@@ -29,6 +29,7 @@ def test_options_against_options() -> None:
     assert (b.model, b.device, b.precision, b.batch_size) == ("mobilenet_v2", "cuda", "bf16", None)
     assert (pair.a.label, pair.b.label) == ("--batch-size=8", "--precision bf16 --cuda --no-channels-last")
     assert not pair.are_equal
+    assert prepare("--devices", "2", "---", "--devices", "2", shared={"device": "cpu"}).are_equal
 
 
 def test_a_segment_measures_3_seconds_and_no_ceilings_unless_told_otherwise() -> None:
@@ -40,74 +41,23 @@ def test_a_segment_measures_3_seconds_and_no_ceilings_unless_told_otherwise() ->
     assert (a.repeats, a.profile, b.repeats, b.profile) == (1, "none", 1, "none")
 
 
-def test_sides_need_the_same_number_of_devices() -> None:
-    assert prepare("--devices", "2", "---", "--devices", "2", shared={"device": "cpu"}).are_equal
-    with pytest.raises(UsageError) as caught:
-        prepare("---", "--devices", "2", shared={"device": "cpu"})
-    assert str(caught.value) == "a duel needs the same number of devices on both sides; got --devices 1 and 2"
-    assert "launch sweep with devices = [1, 2]" in caught.value.hint
+MISTAKES: dict[str, tuple[str, dict[str, Any]]] = {
+    "nothing": ("", {}),
+    "two kinds": ("---", {"commits": ("a", "b")}),
+    "one side": ("--precision fp32", {}),
+    "unknown option": ("--- --precison bf16", {}),
+    "an option against a script": ("--lr --- -m package.train", {}),
+    "data that nobody named": ("-m json.tool --- -m json.tool {data}", {}),
+    "no data": ("-m x --- -m x", {"data": "nowhere"}),
+    "data without a script": ("---", {"data": "."}),
+    "repeats": ("--- --repeats 3", {}),
+    "other devices": ("--- --devices 2", {"shared": {"device": "cpu"}}),
+}
 
 
-@pytest.mark.parametrize(
-    ("words", "changes", "message", "hint"),
-    [
-        pytest.param((), {}, "a duel needs two sides: options, commits or images", EXAMPLE, id="nothing"),
-        pytest.param(
-            ("---",),
-            {"commits": ("a", "b")},
-            "a duel compares either options, or commits, or images",
-            "put options of both sides before --",
-            id="two kinds",
-        ),
-        pytest.param(
-            ("--precision", "fp32"),
-            {},
-            "exactly one --- must separate the arguments of A and B; got 0 in '--precision fp32'",
-            EXAMPLE,
-            id="one side",
-        ),
-        pytest.param(
-            ("---", "--precison", "bf16"),
-            {},
-            "options of B: No such option: --precison (Possible options: --precision)",
-            OPTIONS,
-            id="unknown option",
-        ),
-        pytest.param(
-            ("--lr", "---", "-m", "package.train"),
-            {},
-            "B is the script 'package.train', but A is '--lr', which is not a script",
-            SCRIPT_EXAMPLE,
-            id="an option against a script",
-        ),
-        pytest.param(
-            ("-m", "json.tool", "---", "-m", "json.tool", "{data}"),
-            {},
-            "{data} in the script's arguments stands for its data, but --data is missing",
-            "--data PATH",
-            id="data that nobody named",
-        ),
-        pytest.param(
-            ("-m", "x", "---", "-m", "x"),
-            {"data": "nowhere"},
-            "no data at 'nowhere'",
-            "--data FOLDER, with a folder that exists",
-            id="no data",
-        ),
-        pytest.param(
-            ("---",),
-            {"data": "."},
-            "--data is only for your own script",
-            f"leave --data out, or {SCRIPT_EXAMPLE}",
-            id="data without a script",
-        ),
-        pytest.param(("---", "--repeats", "3"), {}, "options of B: No such option: --repeats", OPTIONS, id="repeats"),
-    ],
-)
-def test_mistakes(words: tuple[str, ...], changes: dict[str, Any], message: str, hint: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        prepare(*words, **changes)
-    assert (str(caught.value), caught.value.hint) == (message, hint)
+def test_mistakes(golden: Golden) -> None:
+    cases = {name: partial(prepare, *words.split(), **changes) for name, (words, changes) in MISTAKES.items()}
+    golden("mistakes.txt", told(cases))
 
 
 def test_a_script_against_itself_with_other_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

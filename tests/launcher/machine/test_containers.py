@@ -1,5 +1,6 @@
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,8 @@ from launcher.machine import containers
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.runtime import Choice
 from launcher.machine.watcher import Watcher
-from launcher.values import Runtime
+from tests.launcher.told import Golden, told
 from workload import __version__
-from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.spec import RunSpec
 
 IMAGE = Image(id="sha256:ab", tags=("rooflaunch:cpu",), reference="", size_bytes=1, created="", labels={})
@@ -230,42 +230,16 @@ def test_signal_while_the_container_starts_reaches_it(docker: FakeDocker, monkey
     assert docker.containers.created[0].signals == ["SIGINT"]
 
 
-@pytest.mark.parametrize(
-    ("ended", "limits", "error", "message", "hint"),
-    [
-        (
-            ContainerEnd(exit_code=137, out_of_memory=True),
-            ContainerLimits(memory_bytes=536_870_912),
-            OutOfDeviceMemoryError,
-            "the run was killed at the container's limit of 512m of memory",
-            "a smaller --batch-size, fewer --workers, or more --memory",
-        ),
-        (
-            ContainerEnd(exit_code=137, out_of_memory=True),
-            ContainerLimits(),
-            OutOfDeviceMemoryError,
-            "the run was killed because memory ran out",
-            "a smaller --batch-size, fewer --workers, or more --memory",
-        ),
-        (
-            ContainerEnd(exit_code=137, out_of_memory=False),
-            ContainerLimits(memory_bytes=536_870_912),
-            RunFailedError,
-            "the trainer was killed by SIGKILL",
-            "run again; `docker events` shows what stopped the container",
-        ),
-        (
-            ContainerEnd(exit_code=137, out_of_memory=False, signal=signal.SIGINT),
-            ContainerLimits(),
-            InterruptedRunError,
-            "interrupted by Ctrl-C",
-            "run again; the unfinished bundle keeps its steps",
-        ),
-    ],
-)
-def test_what_is_said_of_a_container_that_was_ended(
-    ended: ContainerEnd, limits: ContainerLimits, error: type[RooflaunchError], message: str, hint: str
-) -> None:
-    found = containers.explain(ended, limits)
-    assert found is not None
-    assert (type(found), str(found), found.hint) == (error, message, hint)
+def test_what_is_said_of_a_container_that_was_ended(golden: Golden) -> None:
+    def explained(exit_code: int, memory_bytes: int | None = None, **ended: Any) -> None:
+        end = ContainerEnd(exit_code=exit_code, **{"out_of_memory": False, **ended})
+        if error := containers.explain(end, ContainerLimits(memory_bytes=memory_bytes)):
+            raise error
+
+    cases = {
+        "at its limit of memory": partial(explained, 137, 2**29, out_of_memory=True),
+        "memory ran out": partial(explained, 137, out_of_memory=True),
+        "killed": partial(explained, 137, 2**29),
+        "interrupted": partial(explained, 137, signal=signal.SIGINT),
+    }
+    golden("ended.txt", told(cases))

@@ -14,7 +14,7 @@ from launcher.machine import containers, local
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Choice
-from launcher.values import Runtime
+from tests.launcher.told import Golden, printed
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, RunFailedError, ToolError, UsageError
 from workload.contract.record import Record, Spec, Status, to_json
@@ -31,38 +31,6 @@ def make_plan(given: dict[str, object], choice: Choice = PROCESS, **changes: Any
     return local.make_plan(resolve(given, {}, None), choice, **plain | changes)
 
 
-def test_plan_is_the_command_it_shows() -> None:
-    plan = make_plan({"model": "mobilenet_v2", "repeats": "3", "device": "cpu"}, output=Path("my results"))
-    trainer = (
-        *(sys.executable, "-P"),
-        "-m",
-        "workload",
-        "train",
-        "--model",
-        "mobilenet_v2",
-        "--device",
-        "cpu",
-        "--repeats",
-        "3",
-    )
-    context = {
-        "runtime_reason": "asked for",
-        "spec_origin": {"model": "option", "device": "option", "repeats": "option"},
-    }
-    assert plan.command == (*trainer, "-o", "my results", "--context", json.dumps(context))
-    assert plan.container is None
-    assert plan.text().splitlines() == [
-        "plan       mobilenet_v2, the device's default batch, fp32, on cpu; 3 runs, each in its own process",
-        "set by     model: option, device: option, repeats: option",
-        "runtime    process (asked for)",
-        "bundles    my results/",
-        f"command    {shlex.join(trainer)} -o 'my results'",
-    ]
-    told = json.loads(json.dumps(plan.to_json()))
-    assert told["command"] == list(plan.command)
-    assert (told["runtime"], told["runtime_reason"], told["image"]) == ("process", "asked for", None)
-
-
 @pytest.fixture
 def choice(docker: FakeDocker) -> Choice:
     """A container of an image that has been pushed, on a rootless engine: files are the caller's as root's."""
@@ -72,41 +40,20 @@ def choice(docker: FakeDocker) -> Choice:
     return Choice(runtime=Runtime.DOCKER, why="an image was named", engine=engine, image=engine.image("sha256:ab"))
 
 
-def test_plan_of_a_container(choice: Choice, caller: Path) -> None:
+def test_plans_of_a_process_and_of_a_container(golden: Golden, choice: Choice, caller: Path) -> None:
+    process = make_plan({"model": "mobilenet_v2", "repeats": "3", "device": "cpu"}, output=Path("my results"))
     outside = {"host": {"kernel": "6.1"}}
-    plan = make_plan({"device": "cpu", "profile": "torch"}, choice, output=Path("my results"), outside=outside)
-    trainer = ("train", "--device", "cpu", "--profile", "torch", "-o", f"{caller}/my results")
-    assert plan.command[:-1] == (*trainer, "--context")
-    assert json.loads(plan.command[-1]) == {
-        "runtime": "docker",
-        "runtime_reason": "an image was named",
-        "spec_origin": {"device": "option", "profile": "option"},
-        "outside": {
-            "host": {"kernel": "6.1"},
-            "container": {
-                "engine": "Docker 20.10.24",
-                "image": "rooflaunch:cpu",
-                "image_digest": "sha256:ab",
-                "registry_digest": "sha256:cd",
-                "base": "unpinned",
-            },
-        },
-        "profile_later": True,
-    }
-    assert plan.container is not None
-    assert plan.container.command == plan.command
-    words = plan.container.as_words()
-    assert plan.text().splitlines() == [
-        "plan       resnet18, the device's default batch, fp32, on cpu; one run",
-        "set by     device: option, profile: option",
-        "runtime    docker (an image was named)",
-        "image      rooflaunch:cpu",
-        "bundles    my results/",
-        f"command    {shlex.join(words[: words.index('sha256:ab') + 1])} {shlex.join(trainer)}",
-    ]
-    told = json.loads(json.dumps(plan.to_json()))
-    assert told["command"] == words
-    assert told["image"] == {"id": "sha256:ab", "tags": ["rooflaunch:cpu"], "digest": "sha256:cd"}
+    given: dict[str, object] = {"device": "cpu", "profile": "torch"}
+    container = make_plan(given, choice, output=Path("my results"), outside=outside)
+    texts = []
+    for plan in (process, container):
+        told = json.loads(json.dumps(plan.to_json()))
+        shown = {name: told[name] for name in ("runtime", "runtime_reason", "image")}
+        texts.append(f"{plan.text()}\n{json.dumps(shown)}\n{shlex.join(told['command'])}\n")
+    assert process.container is None
+    assert container.container is not None
+    assert container.container.command == container.command
+    golden("plans.txt", "\n".join(texts).replace(str(caller), "HERE").replace(sys.executable, "PYTHON"))
 
 
 def test_dry_run_starts_nothing(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,41 +66,12 @@ def test_dry_run_starts_nothing(launch: Launch, capsys: pytest.CaptureFixture[st
     assert "--no-augment" in text
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message", "hint"),
-    [
-        (["--model", "resnet18x"], 2, "unknown model 'resnet18x'", "did you mean resnet18 or "),
-        (["--cpu", "--cuda"], 2, "a run has one device; got --cpu and --cuda", "--cpu, or none"),
-        (["--runtime", "podman"], 2, "Invalid value for '--runtime'", "launch local --help"),
-        (
-            ["--runtime", "process", "--image", "x"],
-            2,
-            "image cannot be used with --runtime process",
-            "--runtime docker",
-        ),
-        (
-            ["--runtime", "process", "--memory", "8g"],
-            2,
-            "limits cannot be used with --runtime process",
-            "--runtime docker",
-        ),
-        (["--memory", "lots"], 2, "--memory must be a size such as 8g; got 'lots'", "--memory 8g"),
-        (["--shm-size", "0"], 2, "--shm-size must be a size such as 2g; got '0'", "--shm-size 2g"),
-        (["--cpus", "nan"], 2, "--cpus must be a positive number; got 'nan'", "--cpus 1.5"),
-        (["--frobnicate"], 2, "No such option: --frobnicate", "launch local --help"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_mistakes_are_two_lines(
-    words: list[str], code: int, message: str, hint: str, launch: Launch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert launch("local", *words) == code
-    captured = capsys.readouterr()
-    lines = captured.err.strip().splitlines()
-    assert captured.out == ""
-    assert len(lines) == 2, lines
-    assert lines[0].startswith(f"error: {message}")
-    assert lines[1].startswith(f"hint: {hint}")
+def test_mistakes_are_two_lines(golden: Golden, launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    mistakes = (
+        *("--model resnet18x", "--cpu --cuda", "--runtime podman", "--runtime process --image x"),
+        *("--runtime process --memory 8g", "--memory lots", "--shm-size 0", "--cpus nan", "--frobnicate"),
+    )
+    golden("mistakes.txt", printed(launch, capsys, (f"local {words}" for words in mistakes)))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from fake_docker import FakeDocker
 
 from launcher import docker_engine
 from launcher.machine import runtime
+from tests.launcher.told import Golden, printed
 from workload.contract.errors import ExitCode
 from workload.environment import gpu_index
 from workload.environment.gpu_index import ListedGpu
@@ -69,39 +70,13 @@ def test_a_container_gets_that_gpu_alone_and_is_told_its_index(
     assert json.loads(words[-1])["outside"]["device"] == {"gpu_index": 1}
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (("--gpu-index", "2"), 2, "--gpu-index must be one of the GPUs of this machine (0, 1); got 2"),
-        (
-            ("--gpu-index", "1", "--cpu"),
-            2,
-            "--gpu-index chooses an NVIDIA GPU, but the device is cpu; got --gpu-index 1",
-        ),
-        (
-            ("--gpu-index", "1", "--mps"),
-            2,
-            "--gpu-index chooses an NVIDIA GPU, but the device is mps; got --gpu-index 1",
-        ),
-        (("--gpu-index", "-1"), 2, "Invalid value for '--gpu-index': should be greater than or equal to 0; got '-1'"),
-    ],
-)
 @pytest.mark.usefixtures("two_gpus")
 def test_an_index_that_cannot_be(
-    words: tuple[str, ...], code: int, message: str, launch: Launch, capsys: pytest.CaptureFixture[str]
+    golden: Golden, launch: Launch, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert launch("local", "--runtime", "process", *words) == code
-    assert message in capsys.readouterr().err
-    assert launch("duel", *words, "--", "---") == code
-    assert message in capsys.readouterr().err
-
-
-def test_an_index_without_a_gpu(
-    launch: Launch, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    wrong = ("--gpu-index 2", "--gpu-index 1 --cpu", "--gpu-index 1 --mps", "--gpu-index -1")
+    commands = ("local --runtime process {}", "duel {} -- ---")
+    lines = [command.format(words) for command in commands for words in wrong]
+    text = printed(launch, capsys, lines)
     monkeypatch.setattr(gpu_index, "listed", tuple)
-    assert launch("local", "--runtime", "process", "--gpu-index", "0") == ExitCode.TOOL
-    assert capsys.readouterr().err.splitlines() == [
-        "error: nvidia-smi shows no GPU on this machine; got --gpu-index 0",
-        "hint: leave out --gpu-index: without a GPU, runs use the CPU",
-    ]
+    golden("gpu_index.txt", text + "\n" + printed(launch, capsys, [commands[0].format("--gpu-index 0")]))

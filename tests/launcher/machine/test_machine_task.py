@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,61 +104,47 @@ def test_each_run_is_a_container_of_its_own_that_knows_its_place(machine: Machin
     task = sweep(run_of("vgg11"), run_of("alexnet", position=2), run_of("alexnet", block=2), run_of("vgg11", block=2))
     outcomes = machine.work(task)
     assert shown(outcomes) == [("completed", "")] * 4
-    assert [outcome.number for outcome in outcomes] == [1, 2, 3, 4]
-    assert [outcome.seconds for outcome in outcomes] == [10.0] * 4
+    assert [(outcome.number, outcome.seconds) for outcome in outcomes] == [(1, 10), (2, 10), (3, 10), (4, 10)]
     assert [outcome.bundle.path.name for outcome in outcomes if outcome.bundle] == ["run-1", "run-2", "run-3", "run-4"]
-    assert len(machine.docker.containers.created) == 4
     commands = [made.arguments["command"] for made in machine.docker.containers.created]
     assert [command[command.index("--model") + 1] for command in commands] == ["vgg11", "alexnet", "alexnet", "vgg11"]
     assert not [command for command in commands if "--repeats" in command]
     told = [json.loads(command[command.index("--context") + 1]) for command in commands]
-    assert [(context["job"], context.get("repeat", 1), context["run_key"]) for context in told] == [
-        ({"name": "night", "task": 2, "block": 1, "position": 1}, 1, "vgg11-32-1"),
-        ({"name": "night", "task": 2, "block": 1, "position": 2}, 1, "alexnet-32-1"),
-        ({"name": "night", "task": 2, "block": 2, "position": 1}, 2, "alexnet-32-2"),
-        ({"name": "night", "task": 2, "block": 2, "position": 1}, 2, "vgg11-32-2"),
+    assert [(context["job"]["block"], context["job"]["position"], context["run_key"]) for context in told] == [
+        *((1, 1, "vgg11-32-1"), (1, 2, "alexnet-32-1"), (2, 1, "alexnet-32-2"), (2, 1, "vgg11-32-2"))
     ]
-    assert {context["repeats"] for context in told} == {2}
+    assert [context.get("repeat", 1) for context in told] == [1, 1, 2, 2]
+    assert {(context["job"]["name"], context["job"]["task"], context["repeats"]) for context in told} == {
+        ("night", 2, 2)
+    }
 
 
 def test_repeats_of_a_launch_are_no_part_of_a_sweep_and_the_first_holds_the_profile(machine: Machine) -> None:
     outcomes = machine.work(Task.of_repeats(RunSpec(profile=Profile.TORCH, repeats=2)))
     assert shown(outcomes) == [("completed", "")] * 2
-    assert [(context.repeat, context.repeats, context.job) for context in machine.contexts] == [
-        (1, 2, None),
-        (2, 2, None),
-    ]
+    repeats = [(context.repeat, context.repeats, context.job) for context in machine.contexts]
+    assert repeats == [(1, 2, None), (2, 2, None)]
     commands = [made.arguments["command"][0] for made in machine.docker.containers.created]
     assert commands == ["train", "profile", "train"]
 
 
-def test_a_block_measures_its_ceilings_once(machine: Machine) -> None:
+def test_a_block_measures_its_ceilings_once_and_another_launch_once_an_hour(machine: Machine) -> None:
     machine.ends = {("vgg11", 32): Status.FAILED}
     models = [("alexnet", "resnet18", "vgg11"), ("vgg11", "alexnet", "resnet18")]
     machine.work(sweep(*(run_of(model, block=block) for block, names in enumerate(models, 1) for model in names)))
     # The first of the second block broke off before it had any.
-    assert [context.kept_ceilings for context in machine.contexts] == [
-        "none",
-        "block",
-        "block",
-        "none",
-        "none",
-        "block",
-    ]
-
-
-def test_other_launches_measure_their_ceilings_once_an_hour_and_wait_for_no_temperature(machine: Machine) -> None:
+    kept = " ".join(context.kept_ceilings for context in machine.contexts)
+    assert kept == "none block block none none block"
+    machine.contexts.clear()
+    machine.folder = machine.folder / "repeats"
     machine.work(Task.of_repeats(RunSpec(repeats=2)))
     assert [(context.kept_ceilings, context.settles) for context in machine.contexts] == [("hour", False)] * 2
 
 
 def test_configurations_begin_at_the_temperature_before_the_first_of_them(machine: Machine) -> None:
     machine.work(sweep(run_of("vgg11"), run_of("alexnet"), run_of("vgg11", block=2)))
-    assert [(context.settles, context.settle_to_c) for context in machine.contexts] == [
-        (True, None),
-        (True, 42.0),
-        (True, 42.0),
-    ]
+    settling = [(context.settles, context.settle_to_c) for context in machine.contexts]
+    assert settling == [(True, None), (True, 42.0), (True, 42.0)]
     machine.contexts.clear()
     machine.folder = machine.folder / "block"
     machine.work(sweep(run_of("vgg11"), run_of("alexnet")), settle_to_c=38.0)
@@ -209,24 +195,17 @@ def test_larger_batches_of_a_configuration_that_ran_out_of_memory_are_skipped(ma
     assert shown(machine.work(task)) == [out, larger, done, done, done, done, out, larger]
 
 
-DONE: dict[str, tuple[Mapping[str, str], list[tuple[str, str]]]] = {
-    "completed": ({"vgg11-32-1": "completed"}, [("skipped", "already in the store, completed"), ("completed", "")]),
-    "out of memory": (
-        {"vgg11-32-1": "out_of_memory"},
-        [
-            ("skipped", "already in the store, out of memory"),
-            ("skipped", "batch 32 of the same configuration ran out of memory"),
-        ],
-    ),
-    "failed": ({"vgg11-32-1": "failed"}, [("completed", ""), ("completed", "")]),
-    "preempted": ({"vgg11-32-1": "preempted", "": "completed"}, [("completed", ""), ("completed", "")]),
-}
-
-
-@pytest.mark.parametrize("case", DONE)
-def test_what_is_in_the_store_is_not_measured_again(case: str, machine: Machine) -> None:
-    done, expected = DONE[case]
-    assert shown(machine.work(sweep(run_of("vgg11"), run_of("vgg11", 64)), done=done)) == expected
+def test_what_is_in_the_store_is_not_measured_again(machine: Machine) -> None:
+    task, done = sweep(run_of("vgg11"), run_of("vgg11", 64)), ("completed", "")
+    there = ("skipped", "already in the store, completed")
+    too_large = ("skipped", "batch 32 of the same configuration ran out of memory")
+    assert shown(machine.work(task, done={"vgg11-32-1": "completed"})) == [there, done]
+    assert shown(machine.work(task, done={"vgg11-32-1": "out_of_memory"})) == [
+        *(("skipped", "already in the store, out of memory"), too_large)
+    ]
+    for number, status in enumerate(("failed", "preempted")):
+        machine.folder = machine.folder / str(number)
+        assert shown(machine.work(task, done={"vgg11-32-1": status, "": "completed"})) == [done, done]
 
 
 def test_a_run_that_does_not_fit_into_the_time_left_is_not_started(machine: Machine) -> None:
@@ -236,19 +215,12 @@ def test_a_run_that_does_not_fit_into_the_time_left_is_not_started(machine: Mach
         run_of("alexnet", block=2), run_of("alexnet", block=3),
     )  # fmt: skip
     outcomes = machine.work(task, time_left_s=lambda: 165.0 - machine.now_s)
-    assert shown(outcomes) == [
-        ("completed", ""),
-        ("completed", ""),
-        ("completed", ""),
-        # Of this model nothing is known: the median of those before it.
-        ("completed", ""),
-        ("not started", "25 s are left, and the run takes about 100 s"),
-        ("completed", ""),
-        ("completed", ""),
-    ]
+    # Of the fourth model nothing is known: it takes the median of those before it.
+    done, late = ("completed", ""), ("not started", "25 s are left, and the run takes about 100 s")
+    assert shown(outcomes) == [done, done, done, done, late, done, done]
     assert [outcome.out_of_time for outcome in outcomes].count(True) == 1
-    late = machine.work(sweep(run_of("vgg11")), time_left_s=lambda: 0.0)
-    assert shown(late) == [("not started", "no time is left")]
+    outcomes = machine.work(sweep(run_of("vgg11")), time_left_s=lambda: 0.0)
+    assert shown(outcomes) == [("not started", "no time is left")]
 
 
 def test_after_a_stop_nothing_is_started(machine: Machine) -> None:

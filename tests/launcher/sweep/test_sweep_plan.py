@@ -1,5 +1,6 @@
 import tomllib
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from launcher.images import contents
 from launcher.sweep import matrix, places
 from launcher.sweep.places import Until
 from launcher.sweep.sweep_plan import SweepPlan, make_plan, require_affordable
+from launcher.sweep.until import Until
+from tests.launcher.told import Golden, told
 from workload.contract.errors import UsageError
 
 NOW = datetime(2026, 11, 21, 14, 25, 30, tzinfo=UTC)
@@ -63,25 +66,8 @@ def seal(results: Path, whole: SweepPlan, number: int, place: int, run: int, **c
     )
 
 
-def test_a_plan_before_anything_ran(tmp_path: Path) -> None:
-    whole = plan(TWO_PLACES, tmp_path / "results")
-    assert whole.text(100).replace(str(tmp_path), "") == PLANNED
-
-
-PLANNED = """\
-sweep       night: 3 configurations, 2 blocks, 2 places: 12 runs, 0 done
-order       random, the same at every place (seed 0); every second block reverses the order of the
-            block before
-local-cpu   6 runs, 0 done, 6 to do on this machine; time unknown (none was measured before)
-t4          6 runs, 0 done, 6 to do on 2 machines of gcp; expected 10 min (the time of all of them
-            is assumed); expected 0.20 USD, at most 1.22 USD
-all         time unknown, with all places at the same time; expected 0.20 USD, at most 1.22 USD
-note        no store was checked: runs in the store of t4 may be done already; a start checks this
-            first
-note        local-cpu: one machine runs several blocks, so the difference between machines stays
-            unknown
-bundles     /results/\
-"""
+def test_a_plan_before_anything_ran(golden: Golden, tmp_path: Path) -> None:
+    golden("plan.txt", plan(TWO_PLACES, tmp_path / "results").text(100).replace(str(tmp_path), "") + "\n")
 
 
 def test_numbers_of_devices_share_a_machine_with_the_largest(tmp_path: Path) -> None:
@@ -114,37 +100,21 @@ def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
     assert first.places[0].plan.runs[0].run_key in here.plan.done
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "damage"),
-    [
-        ("run.json", b"{", "run.json has 1 bytes, the manifest says "),
-        ("log.txt", b"", "log.txt was changed after the run: its sha256 differs"),
-        ("steps.csv", None, "steps.csv is missing"),
-    ],
-    ids=["truncated", "a changed byte", "missing"],
-)
-def test_a_damaged_bundle_is_run_again(name: str, content: bytes | None, damage: str, tmp_path: Path) -> None:
+def test_a_damaged_bundle_is_run_again(tmp_path: Path) -> None:
     first = plan(TWO_PLACES, tmp_path)
     for number in range(3):
         seal(tmp_path, first, number, 0, number)
     folder = min(tmp_path.iterdir())
-    whole = (folder / name).read_bytes()
-    if content is None:
-        (folder / name).unlink()
-    else:
-        (folder / name).write_bytes(content or whole.replace(b"m", b"M", 1))
+    whole = (folder / "log.txt").read_bytes()
+    (folder / "log.txt").write_bytes(whole.replace(b"m", b"M", 1))
     second = plan(TWO_PLACES, tmp_path)
     here = second.places[0]
     assert (len(here.plan.done), here.missing) == (2, 4)
-    [(run_id, why)] = second.damaged.items()
-    assert (run_id, why.startswith(damage)) == (folder.name, True)
-    assert second.to_json()["damaged"] == {run_id: why}
-    told = (
-        f"damaged     1 bundle to be repeated; a start moves the damaged files to {tmp_path}/.damaged/: "
-        f"{run_id} ({why})"
-    )
-    assert told in second.text(10_000).splitlines()
-    (folder / name).write_bytes(whole)
+    why = "log.txt was changed after the run: its sha256 differs"
+    assert second.damaged == second.to_json()["damaged"] == {folder.name: why}
+    told = f"1 bundle to be repeated; a start moves the damaged files to {tmp_path}/.damaged/: {folder.name} ({why})"
+    assert f"damaged     {told}" in second.text(10_000).splitlines()
+    (folder / "log.txt").write_bytes(whole)
     assert plan(TWO_PLACES, tmp_path).damaged == {}
 
 
@@ -228,42 +198,19 @@ def test_a_plan_says_until_when_blocks_are_added(tmp_path: Path) -> None:
     assert plan(TWO_PLACES, tmp_path, until=until).notes[-1] == f"blocks are added until {until}"
 
 
-TF32 = TWO_PLACES.replace("batch_size = [16, 32, 64]", 'precision = ["fp32", "tf32"]').replace('device = "cpu"', "")
+IMPOSSIBLE = {
+    "a combination": TWO_PLACES.replace("batch_size = [16, 32, 64]", 'precision = ["fp32", "tf32"]').replace(
+        'device = "cpu"', ""
+    ),
+    "no such GPU": TWO_PLACES.replace('gpu = "t4"', 'gpu = "t5"'),
+    "options that contradict": TWO_PLACES + "rerun_preempted = 2",
+    "of another backend": TWO_PLACES + '[[on]]\nbackend = "ssh"\nhost = "box"\npython = "/p"\nimage = "x"\n',
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "hint"),
-    [
-        (
-            TF32,
-            "night.toml: [[on]] t4: precision tf32 needs compute capability 8.0 or newer; a T4 16 GB has 7.5",
-            '--precision fp32, or --precision amp, or [[exclude]] with on = "t4"',
-        ),
-        (TWO_PLACES.replace('gpu = "t4"', 'gpu = "t5"'), "night.toml: [[on]] t4: ", ""),
-        (
-            TWO_PLACES + "rerun_preempted = 2",
-            (
-                "night.toml: [[on]] t4: --rerun-preempted is only for spot VMs, because only these are "
-                "preempted; got '2'"
-            ),
-            "--spot --rerun-preempted 2",
-        ),
-        (
-            TWO_PLACES + '[[on]]\nbackend = "ssh"\nhost = "box"\npython = "/p"\nimage = "x"\n',
-            (
-                "night.toml: [[on]] ssh-box: --python is only for a process, but a container was requested; got "
-                "--python /p"
-            ),
-            "--runtime process, or leave --python out",
-        ),
-    ],
-    ids=["a combination", "no such GPU", "options that contradict", "of another backend"],
-)
-def test_what_a_place_cannot_do(tmp_path: Path, text: str, message: str, hint: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        plan(text, tmp_path)
-    assert str(refused.value).startswith(message)
-    assert refused.value.hint.startswith(hint)
+def test_what_a_place_cannot_do(golden: Golden, tmp_path: Path) -> None:
+    cases = {name: partial(plan, text, tmp_path) for name, text in IMPOSSIBLE.items()}
+    golden("impossible_places.txt", told(cases))
 
 
 def test_runs_that_do_not_fit_into_the_limit_are_told(tmp_path: Path) -> None:
