@@ -29,5 +29,5 @@ def printed(launch: Callable[..., int], capsys: pytest.CaptureFixture[str], line
     for line in lines:
         code = launch(*shlex.split(line))
         told = capsys.readouterr()
-        parts.append(f"$ launch {line}\n{told.out}{told.err}exit code {int(code)}\n")
+        parts.append(f"{f'$ launch {line}'.rstrip()}\n{told.out}{told.err}exit code {int(code)}\n")
     return "\n".join(parts)

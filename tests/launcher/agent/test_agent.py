@@ -21,69 +21,37 @@ from launcher.images import contents
 from launcher.machine import runtime
 from launcher.protocol import records
 from launcher.protocol.records import LaunchPhase, Result
+from tests.launcher.told import Golden
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode
 
 
-def test_a_run_from_request_to_result(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_from_request_to_result(golden: Golden, machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine.host.created = BOOTED_S - 20
     machine.host.own_facts = {"zone": ZONE, "physical_host": "/block/sub/host-7"}
     beside = {"disk_usd_per_h": 0.02, "address_usd_per_h": 0.01}
     region, price = next(iter(machine.request.prices.items()))
     machine.request = replace(machine.request, prices={region: {**price, **beside}})
     machine.trains(*machine.run_of("run-1"))
-    result = machine.work()
-    assert result == Result(
-        exit_code=0,
-        zone=ZONE,
-        runs=["run-1"],
-        phases={
-            "booted": "2026-11-21T10:00:00.000Z",
-            "image_pulled": "2026-11-21T10:00:50.000Z",
-            "run_started": "2026-11-21T10:01:00.000Z",
-            "run_ended": "2026-11-21T10:02:40.000Z",
-            "uploaded": "2026-11-21T10:02:40.000Z",
-            "finished": "2026-11-21T10:02:40.000Z",
-        },
-        ended_at="2026-11-21T10:02:40.000Z",
-        # From the insert, 20 s before the boot, to the result: 180 s of 0.36 + 0.02 + 0.01 USD per hour.
-        usd=pytest.approx(0.39 * 180 / 3600),  # type: ignore[arg-type]
-        billed_from="2026-11-21T09:59:40.000Z",
-    )
-    assert machine.bucket.complete == ["run-1"]
-    record = machine.bucket.record("run-1")
-    assert record["cost"] == {
-        "usd_per_h": 0.36,
-        "disk_usd_per_h": 0.02,
-        "address_usd_per_h": 0.01,
-        "price_date": "2026-11-20",
-        "billed_from": "2026-11-21T09:59:40.000Z",
-        "billed_to": "2026-11-21T10:02:40.000Z",
-        "billed_s": 180.0,
-        "usd": pytest.approx(0.0195),
-    }
-    assert record["environment"]["cloud"]["preempted"] is False
-    assert record["environment"]["cloud"]["phases"]["run_ended"] == "2026-11-21T10:02:40.000Z"
+    result, told = machine.work(), capsys.readouterr()
     [trainer] = machine.docker.containers.created
-    context = context_of(trainer.arguments)
-    assert (context["backend"], context["runtime"], context["place"]) == ("gcp", "docker", f"gcp-t4-{ZONE}")
-    assert context["spec_origin"] == {"device": "option"}
-    assert context["outside"]["cloud"] == {
-        "provider": "gce",
-        "zone": ZONE,
-        "machine_type": "n1-standard-4",
-        "spot": True,
-        "physical_host": "/block/sub/host-7",
+    record, context = machine.bucket.record("run-1"), context_of(trainer.arguments)
+    cloud = record["environment"]["cloud"]
+    # From the insert, 20 s before the boot, to the result: 180 s of 0.36 + 0.02 + 0.01 USD per hour.
+    shown = {
+        "result": json.loads(result.to_bytes()),
+        "cost": record["cost"],
+        "preempted": cloud["preempted"],
+        "phases": cloud["phases"],
+        "context": {name: context[name] for name in ("backend", "runtime", "place", "spec_origin", "outside")},
+        "trainer": {name: trainer.arguments[name] for name in ("network_mode", "cap_add", "environment")},
+        "reported": {name: at for name, at in machine.host.reported.items() if name != "heartbeat"},
+        "last heartbeat": {name: getattr(machine.bucket.beats[-1], name) for name in ("zone", "runs", "last_line")},
     }
-    assert trainer.arguments["network_mode"] == "none"
-    assert trainer.arguments["cap_add"] == []
-    assert trainer.arguments["environment"] == {"ROOFLAUNCH_LIFELINE": "stdin"}
-    told = capsys.readouterr()
+    golden("a_run.json", json.dumps(shown, indent=1) + "\n")
+    assert machine.bucket.complete == ["run-1"]
     assert "rooflaunch: phase run_started 2026-11-21T10:01:00.000Z\n" in told.out
     assert "warmup     1/3 steps\n" in told.err
-    assert machine.host.reported["run_ended"] == "2026-11-21T10:02:40.000Z"
-    last = machine.bucket.beats[-1]
-    assert (last.runs, last.last_line, last.zone) == (["run-1"], "warmup     1/3 steps", ZONE)
 
 
 def test_a_repeat_is_sent_while_the_next_one_sets_up(machine: Machine) -> None:
@@ -102,16 +70,12 @@ def test_a_repeat_is_sent_while_the_next_one_sets_up(machine: Machine) -> None:
     assert costs == [160.0, 100.0], "together the VM's time"
 
 
-@pytest.mark.parametrize(
-    ("kind", "restricted", "privileged"), [("ncu", "1", True), ("ncu", "0", False), ("torch", "1", False)]
-)
-def test_the_profiled_repeat_is_sent_with_its_profile(
-    kind: str, restricted: str, privileged: bool, machine: Machine
-) -> None:
+@pytest.mark.parametrize(("kind", "privileged"), [("ncu", True), ("torch", False)])
+def test_the_profiled_repeat_is_sent_with_its_profile(kind: str, privileged: bool, machine: Machine) -> None:
     machine.request = machine.asked({**CPU, "profile": kind, "repeats": "2"})
     parameters = machine.home / "host/proc/driver/nvidia/params"
     parameters.parent.mkdir(parents=True)
-    parameters.write_text(f"RmProfilingAdminOnly: {restricted}\n")
+    parameters.write_text("RmProfilingAdminOnly: 1\n")
 
     def profile() -> None:
         assert machine.bucket.complete == [], "sent now it would lack the profile"
@@ -141,34 +105,25 @@ def test_a_run_by_itself_has_phases_for_its_profile(machine: Machine) -> None:
     assert list(machine.work().phases)[2:] == [phase.value for phase in list(LaunchPhase)[5:]]
 
 
-@pytest.mark.parametrize("gpus", [True, False])
-def test_a_gpu_is_given_to_the_trainer_alone(gpus: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("gpus", "index"), [(True, None), (True, 1), (False, None)])
+def test_a_gpu_is_given_to_the_trainer_alone(
+    gpus: bool, index: int | None, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(docker_engine, "connect", lambda: machine.docker.engine(gpus=gpus))
     monkeypatch.setattr(runtime, "gpu_capability", lambda _: None)  # the agent's container has no nvidia-smi
-    machine.request = machine.asked({"device": "cuda"})
+    asked = machine.asked({"device": "cuda"})
+    machine.request = replace(asked, options={**asked.options, **({"gpu_index": index} if index else {})})
     machine.trains(*machine.run_of("run-1"))
     result = machine.work()
-    if gpus:
-        [trainer] = machine.docker.containers.created
-        assert trainer.arguments["device_requests"][0]["Capabilities"] == [["gpu"]]
-        assert result.exit_code == 0
-    else:
+    if not gpus:
         assert (result.exit_code, result.error) == (4, "the Docker engine cannot give containers access to the GPU")
-
-
-def test_a_gpu_that_was_chosen_is_the_only_one_for_the_trainer(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(docker_engine, "connect", lambda: machine.docker.engine(gpus=True))
-    monkeypatch.setattr(runtime, "gpu_capability", lambda _: None)  # the agent's container has no nvidia-smi
-    asked = machine.asked({"device": "cuda"})
-    machine.request = replace(asked, options={**asked.options, "gpu_index": 1})
-    machine.trains(*machine.run_of("run-1"))
-    assert machine.work().exit_code == 0
+        return
+    assert result.exit_code == 0
     [trainer] = machine.docker.containers.created
-    assert trainer.arguments["device_requests"][0]["DeviceIDs"] == ["1"]
-    command = trainer.arguments["command"]
-    assert json.loads(command[command.index("--context") + 1])["outside"]["device"] == {"gpu_index": 1}
+    [request] = trainer.arguments["device_requests"]
+    assert (request["Capabilities"], request["DeviceIDs"] or []) == ([["gpu"]], ["1"] if index else [])
+    told = context_of(trainer.arguments)["outside"].get("device")
+    assert told == ({"gpu_index": 1} if index else None)
 
 
 def test_a_data_set_is_downloaded_into_the_vms_own_folder(machine: Machine) -> None:

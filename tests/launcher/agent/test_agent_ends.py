@@ -10,11 +10,10 @@ from launcher.agent import home as home_files
 from launcher.agent import lease
 from launcher.agent.agent import MARGIN_S
 from launcher.agent.home import WorkEnd
-from launcher.agent.lease import Stop, Why
-from launcher.backends.aws import guest as aws_guest
+from launcher.agent.stop import Stop, Why
 from launcher.protocol import records
-from launcher.protocol.records import Result, TaskRun, utc
-from tests.workload.environment.imds_server import ImdsServer
+from launcher.protocol.records import Result, utc
+from launcher.protocol.task import TaskRun
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, ToolError
 from workload.contract.record import Status
@@ -34,24 +33,6 @@ def test_a_preemption_ends_the_run_in_order(status: Status, machine: Machine) ->
     assert record["environment"]["cloud"]["preempted"] is True
     assert (record["status"], record["error"]) == ("preempted", PREEMPTED)
     assert machine.docker.containers.created[0].signals[0] == "SIGTERM"
-
-
-@pytest.mark.world
-def test_the_notice_of_ec2_ends_the_run_in_order(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aws_guest, "LOOK_EVERY_S", 0.01)
-    with ImdsServer() as imds:
-        variables = {"STORE": "s3://b", "LAUNCH": NAME, "LIMIT_S": "3600"}
-        redirected = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": imds.url}
-        own = {f"ROOFLAUNCH_{name}": value for name, value in variables.items()}
-        machine.host = aws_guest.this_machine({**redirected, **own})
-        machine.trains_until_stopped(imds.interrupt)
-        result = machine.work()
-    preempted = "the spot VM was taken away (preempted) in use1-az4"
-    assert (result.exit_code, result.preempted, result.zone) == (ExitCode.RUN_FAILED, True, "use1-az4")
-    assert (result.error, result.runs) == (preempted, ["run-1"])
-    assert result.billed_from == "2026-11-21T10:00:00.000Z", "the instance's start"
-    record = machine.bucket.record("run-1")
-    assert (record["status"], record["environment"]["cloud"]["preempted"]) == ("preempted", True)
 
 
 @pytest.mark.parametrize("comes_back", [True, False])

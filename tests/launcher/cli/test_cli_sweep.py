@@ -11,10 +11,10 @@ from launcher.cli import sweep as app
 from launcher.sweep import matrix
 from launcher.sweep.places import Sweep, Until
 from launcher.sweep.work import SweepOutcome
+from tests.launcher.told import Golden, printed
 
 SMALL = '[matrix]\nmodel = ["resnet18"]\nbatch_size = [8, 16]\n[[on]]\nbackend = "local"\nruntime = "process"\n'
 Launch = Callable[..., int]
-LIMITS = "from 30 s to 120 d"
 OTHER = '[[on]]\nname = "box"\nbackend = "ssh"\nhost = "me@box"\n'
 
 
@@ -80,32 +80,10 @@ def test_a_warning_goes_to_stderr(folder: Path, sweep: Launch, capsys: pytest.Ca
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        ((), "error: launch sweep takes a matrix\nhint: launch sweep --example first > first.toml\n"),
-        (("nigth.toml",), "error: there is no matrix 'nigth.toml'\nhint: launch sweep --example first > nigth.toml\n"),
-        (
-            ("--example", "none"),
-            "error: there is no example 'none'\nhint: one of cifar10, first, imagenette, ncu, template\n",
-        ),
-        (("night.toml", "--on", "bx", "--dry-run"), "error: no place is named 'bx'\nhint: did you mean box?\n"),
-        (
-            ("night.toml", "--max-time", "1x"),
-            f"error: --max-time must be a duration such as 60m or 1h30m, {LIMITS}; got '1x'\nhint: --max-time 60m\n",
-        ),
-        (
-            ("night.toml", "--max-cost", "0"),
-            "error: --max-cost must be a positive sum in USD; got '0'\nhint: --max-cost 1.50\n",
-        ),
-    ],
-    ids=["no file", "another file", "no such example", "no such place", "no time", "no sum"],
-)
-def test_what_is_asked_for_wrongly(
-    sweep: Launch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], error: str
-) -> None:
-    assert sweep(*words) == 2
-    assert capsys.readouterr().err == error
+def test_what_is_asked_for_wrongly(golden: Golden, launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = ("", "nigth.toml", "--example none", "night.toml --on bx --dry-run")
+    wrong += ("night.toml --max-time 1x", "night.toml --max-cost 0")
+    golden("refused.txt", printed(launch, capsys, (f"sweep {words}" for words in wrong)))
 
 
 @pytest.mark.parametrize("name", app.examples())

@@ -2,9 +2,12 @@
 
 import io
 import json
+import re
 import stat
 import tarfile
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,12 +20,11 @@ from launcher.script.files import archive_object, pack, place_of_data, relative_
 from launcher.script.options import ThereOptions, variables_of
 from tests.launcher.own_machine import NAME, own_machine_request
 from tests.launcher.script import tiny
-from workload.contract.errors import UsageError
+from tests.launcher.told import Golden, told
 from workload.contract.spec import RunSpec
 from workload.storage.folder import Folder
 
 pytestmark = pytest.mark.world
-EXAMPLE = "launch ssh … -- train.py --lr 0.1"
 SCRIPT = ("train.py",)
 REQUEST = own_machine_request(spec=RunSpec(script=SCRIPT).to_json())
 TRACKED = tuple(sorted(tiny.FILES))
@@ -102,64 +104,46 @@ def test_an_archive_is_sent_once(folder: Path, tmp_path: Path, monkeypatch: pyte
     packed.send(store, NAME)
 
 
-def test_no_repository(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("")
-    (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv/other.py").write_text("")
-    with pytest.raises(UsageError) as caught:
-        pack(SCRIPT, tmp_path)
-    assert str(caught.value) == f"{tmp_path} is in no git repository, so it is unknown which of its files to send"
-    assert caught.value.hint == "--include '*.py'"
+def test_included_files_travel_from_a_folder_without_a_repository(tmp_path: Path) -> None:
+    for name in ("train.py", ".venv/other.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
     packed = pack(SCRIPT, tmp_path, include=("*.py",))
     assert (packed.files, packed.commit) == (("train.py",), "")
 
 
-def test_what_cannot_travel(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_travel(golden: Golden, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def packed(*words: str, folder: Path = folder, include: tuple[str, ...] = (), limit: int = 10**6) -> None:
+        monkeypatch.setattr(script_files, "MAX_ARCHIVE_BYTES", limit)
+        pack(words, folder, include=include)
+
     (folder / "new.py").write_text("")
-    refused = {
-        ("new.py",): (
-            "git does not track 'new.py', and only tracked files are sent",
-            "git add new.py, or --include '*.py'",
-        ),
-        ("-m", "new"): (
-            "git does not track 'new.py', and only tracked files are sent",
-            "git add new.py, or --include '*.py'",
-        ),
+    (folder / "runs").mkdir()
+    (tmp_path / "train.py").write_text("")
+    relative = partial(relative_words, example="launch ssh … -- train.py --lr 0.1")
+    cases = {
+        "untracked": partial(packed, "new.py"),
+        "untracked module": partial(packed, "-m", "new"),
+        "not included": partial(packed, *SCRIPT, include=("package/*",)),
+        "too large": partial(packed, *SCRIPT, limit=100),
+        "no repository": partial(packed, *SCRIPT, folder=tmp_path),
+        "outside of the folder": partial(relative, ("../train.py", "--x"), folder / "runs"),
+        "no such module": partial(relative, ("-m", "package.none"), folder),
     }
-    for words, told in refused.items():
-        with pytest.raises(UsageError) as caught:
-            pack(words, folder)
-        assert (str(caught.value), caught.value.hint) == told
-    with pytest.raises(UsageError, match=r"no --include names the script, 'train\.py'"):
-        pack(SCRIPT, folder, include=("package/*",))
-    tiny.git(folder, "add", "--force", "weights.pt")
-    monkeypatch.setattr(script_files, "MAX_ARCHIVE_BYTES", 100)
-    with pytest.raises(UsageError) as caught:
-        pack(SCRIPT, folder)
-    assert str(caught.value).startswith("the folder is too large to be sent: ")
-    assert f"compressed, at most 100 B; the largest files are train.py ({len(tiny.SCRIPT)} B), package/" in str(
-        caught.value
-    )
-    assert caught.value.hint == "--include '*.py' sends fewer files; use --data for data"
+    text = told(cases)
     (folder / "link.py").symlink_to("/etc/hostname")
     tiny.git(folder, "add", "link.py")
-    with pytest.raises(UsageError, match=r"'link\.py' is a link out of "):
-        pack(SCRIPT, folder)
+    text += "\n" + told({"link": partial(packed, *SCRIPT)})
+    golden("cannot_travel.txt", re.sub(r"\d+ B compressed", "N B compressed", text.replace(str(tmp_path), "FOLDER")))
 
 
 def test_the_script_by_its_path_below_the_folder(folder: Path) -> None:
-    (folder / "runs").mkdir()
-    assert relative_words((str(folder / "train.py"), "--x"), folder, example=EXAMPLE) == ("train.py", "--x")
-    assert relative_words(("./package/train.py",), folder, example=EXAMPLE) == ("package/train.py",)
-    assert relative_words(("-m", "package.train", "a"), folder, example=EXAMPLE) == ("-m", "package.train", "a")
-    with pytest.raises(UsageError) as caught:
-        relative_words(("../train.py", "--x"), folder / "runs", example=EXAMPLE)
-    assert str(caught.value) == (
-        f"'../train.py' is outside of this folder, {folder / 'runs'}, and only files in this folder are sent"
-    )
-    assert caught.value.hint == f"cd {folder}, then run the same with -- train.py"
-    with pytest.raises(UsageError, match=r"no module 'package\.none' below "):
-        relative_words(("-m", "package.none"), folder, example=EXAMPLE)
+    for words, expected in (
+        ((str(folder / "train.py"), "--x"), ("train.py", "--x")),
+        (("./package/train.py",), ("package/train.py",)),
+        (("-m", "package.train", "a"), ("-m", "package.train", "a")),
+    ):
+        assert relative_words(words, folder, example="") == expected
 
 
 def test_variables_lie_in_the_store_until_they_are_taken_back(folder: Path, tmp_path: Path) -> None:
@@ -191,73 +175,26 @@ def test_plan_says_that_a_bucket_may_keep_values_of_variables(
     assert (commands.ENV_IN_BUCKET in packed.notes) is (is_fresh and bool(env))
 
 
-VARIABLES = {
-    "with a value": ("A=1", "--env takes only the name of a variable that is set here; got 'A=1'", "--env HF_TOKEN"),
-    "not set": ("HF_TOKEN", "--env HF_TOKEN: this variable is not set here", "export HF_TOKEN=VALUE"),
-    "the machine's": ("PATH", "PATH is set by the machine itself; got --env PATH", "leave --env PATH out"),
-    "ours": (
-        "ROOFLAUNCH_MODEL",
-        "ROOFLAUNCH_MODEL is set by the machine itself; got --env ROOFLAUNCH_MODEL",
-        "leave --env ROOFLAUNCH_MODEL out",
-    ),
+DATA: dict[str, tuple[str | None, str, bool]] = {
+    "a bucket": ("gs://bucket/photos", "train.py --root={data}/a", False),
+    "a bucket, from a new machine": ("gs://bucket", "train.py {data}", True),
+    "a bucket of S3": ("s3://bucket/photos", "train.py {data}", True),
+    "a folder there": ("/data/photos", "train.py", False),
+    "none": (None, "train.py", True),
+    "none, but asked for": (None, "train.py {data}", True),
+    "a bucket that is copied nobody knows where": ("gs://bucket/x", "train.py", True),
+    "a folder of a new machine": ("/data", "train.py {data}", True),
+    "a path of here": ("photos", "train.py", False),
+    "no bucket's name": ("gs://B", "train.py {data}", True),
+    "no bucket's name in S3": ("s3://a_b", "train.py {data}", True),
 }
 
 
-@pytest.mark.parametrize("name", VARIABLES)
-def test_variables_that_do_not_travel(name: str) -> None:
-    typed, message, hint = VARIABLES[name]
-    with pytest.raises(UsageError) as caught:
-        variables_of([typed], {"PATH": "/bin", "ROOFLAUNCH_MODEL": "vgg11"})
-    assert (str(caught.value), caught.value.hint) == (message, hint)
-
-
-DATA = {
-    "a bucket": ("gs://bucket/photos", ("train.py", "--root={data}/a"), False, "gs://bucket/photos"),
-    "a bucket, from a new machine": ("gs://bucket", ("train.py", "{data}"), True, "gs://bucket"),
-    "a bucket of S3": ("s3://bucket/photos", ("train.py", "{data}"), True, "s3://bucket/photos"),
-    "a folder there": ("/data/photos", ("train.py",), False, "/data/photos"),
-    "none": (None, ("train.py",), True, ""),
-}
-NO_DATA = {
-    "none, but asked for": (
-        (None, ("train.py", "{data}"), True),
-        "{data} in the script's arguments stands for its data, but --data is missing",
-    ),
-    "a bucket that is copied nobody knows where": (
-        ("gs://bucket/x", ("train.py",), True),
-        (
-            "the script's arguments do not contain {data}, and the folder to which 'gs://bucket/x' is copied is "
-            "not known in advance"
-        ),
-    ),
-    "a folder of a new machine": (
-        ("/data", ("train.py", "{data}"), True),
-        "a new machine has no folder '/data'",
-    ),
-    "a path of here": (
-        ("photos", ("train.py",), False),
-        "--data must be gs://BUCKET/PREFIX (or s3://) or a full path there; got 'photos'",
-    ),
-    "no bucket's name": (
-        ("gs://B", ("train.py", "{data}"), True),
-        "a bucket is written gs://BUCKET/PREFIX; got 'gs://B'",
-    ),
-    "no bucket's name in S3": (
-        ("s3://a_b", ("train.py", "{data}"), True),
-        "a bucket is written s3://BUCKET/PREFIX; got 's3://a_b'",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DATA)
-def test_where_data_lies(name: str) -> None:
-    text, words, is_fresh, place = DATA[name]
-    assert place_of_data(text, words, is_fresh=is_fresh) == place
-
-
-@pytest.mark.parametrize("name", NO_DATA)
-def test_where_no_data_lies(name: str) -> None:
-    (text, words, is_fresh), message = NO_DATA[name]
-    with pytest.raises(UsageError) as caught:
-        place_of_data(text, words, is_fresh=is_fresh)
-    assert str(caught.value) == message
+def test_where_data_lies_and_variables_that_do_not_travel(golden: Golden) -> None:
+    set_here = {"PATH": "/bin", "ROOFLAUNCH_MODEL": "vgg11"}
+    cases: dict[str, Callable[[], object]] = {
+        f"data: {name}": partial(place_of_data, text, words.split(), is_fresh=is_fresh)
+        for name, (text, words, is_fresh) in DATA.items()
+    }
+    cases |= {f"--env {name}": partial(variables_of, [name], set_here) for name in ("A=1", "HF_TOKEN", *set_here)}
+    golden("given.txt", told(cases))
