@@ -76,60 +76,33 @@ def test_a_container_with_one_gpu_gets_no_variable_that_chooses_another(
     assert words[words.index("--gpus") + 1] == "device=2"
 
 
-@pytest.mark.parametrize(
-    ("given", "readable", "writable", "network"),
-    [
-        ({}, [], [], "none"),
-        ({"data_dir": "data"}, [], [], "none"),
-        ({"dataset": "photos"}, ["photos"], [], "none"),
-        ({"dataset": "absent"}, [], [], "none"),
-        ({"dataset": "file"}, [], [], "none"),
-        ({"dataset": "cifar10", "data_dir": "data"}, ["data"], [], "none"),
-        ({"dataset": "imagenette", "data_dir": "absent"}, [], [], "none"),
-        ({"dataset": "cifar10", "data_dir": "data", "download": True}, [], ["data"], "bridge"),
-        ({"dataset": "imagenette", "data_dir": "absent/new", "download": True}, [], ["absent/new"], "bridge"),
-    ],
-    ids=str,
-)
 def test_folders_of_the_data_set(
-    given: dict[str, Any],
-    readable: list[str],
-    writable: list[str],
-    network: str,
-    choice: Choice,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    golden: Golden, choice: Choice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Paths are those of the host; what is downloaded is writable and needs a network."""
     monkeypatch.chdir(tmp_path)
-    Path("photos").mkdir()
-    Path("data").mkdir()
-    Path("file").touch()
-    found = describe(choice, RunSpec(**given))
-    assert list(found.readable) == [f"{tmp_path}/{name}" for name in readable]
-    assert list(found.writable) == ["/out", *(f"{tmp_path}/{name}" for name in writable)]
-    assert found.network == network
-    assert not Path("absent").exists(), "a plan makes nothing"
-
-
-@pytest.mark.parametrize(
-    ("given", "placed"),
-    [
-        ({}, {}),
-        ({"data_dir": "data"}, {"data_dir": "data"}),
-        ({"dataset": "photos"}, {"dataset": "/here/photos"}),
-        ({"dataset": "~/photos"}, {"dataset": "/home/me/photos"}),
-        ({"dataset": "/photos"}, {"dataset": "/photos"}),
-        ({"dataset": "cifar10"}, {"dataset": "cifar10", "data_dir": "/home/me/.cache/rooflaunch"}),
-        ({"dataset": "imagenette", "data_dir": "data"}, {"dataset": "imagenette", "data_dir": "/here/data"}),
-    ],
-    ids=str,
-)
-def test_paths_are_those_of_the_host(
-    given: dict[str, Any], placed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.getcwd", lambda: "/here")
     monkeypatch.setenv("HOME", "/home/me")
-    assert containers.place_paths(RunSpec(**given)) == replace(RunSpec(), **placed)
+    for name in ("photos", "data"):
+        Path(name).mkdir()
+    Path("file").touch()
+    downloaded = {"dataset": "imagenette", "data_dir": "absent/new", "download": True}
+    text = ""
+    for given in (
+        *(
+            {},
+            {"data_dir": "data"},
+            *({"dataset": name} for name in ("photos", "~/photos", "/photos", "absent", "file")),
+        ),
+        *({"dataset": "cifar10"}, {"dataset": "cifar10", "data_dir": "data"}),
+        *({"dataset": "imagenette", "data_dir": "absent"}, {**downloaded, "data_dir": "data"}, downloaded),
+    ):
+        spec = containers.place_paths(RunSpec(**given))
+        found = describe(choice, RunSpec(**given))
+        placed = f"dataset {spec.dataset}, data_dir {spec.data_dir}"
+        folders = f"readable {list(found.readable)}, writable {list(found.writable)}, network {found.network}"
+        text += f"{given}\n    {placed}\n    {folders}\n"
+    golden("data.txt", text.replace(str(tmp_path), "HERE"))
+    assert not Path("absent").exists(), "a plan makes nothing"
 
 
 def test_profile_with_restricted_counters_hands_the_capability_to_the_caller() -> None:

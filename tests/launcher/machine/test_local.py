@@ -74,13 +74,8 @@ def test_mistakes_are_two_lines(golden: Golden, launch: Launch, capsys: pytest.C
     golden("mistakes.txt", printed(launch, capsys, (f"local {words}" for words in mistakes)))
 
 
-@pytest.fixture
-def open_bundle(tmp_path: Path) -> Path:
+def open_bundle(output: Path) -> Path:
     """What a trainer leaves that was killed in its second step."""
-    return make_open_bundle(tmp_path)
-
-
-def make_open_bundle(output: Path) -> Path:
     folder = bundle.create(output, "run-1")
     spec = Spec(model="resnet18", batch_size=4)
     bundle.write_record(folder, Record(run_id="run-1", status=Status.RUNNING, spec=spec))
@@ -89,8 +84,9 @@ def make_open_bundle(output: Path) -> Path:
 
 
 @pytest.mark.world
-def test_killed_trainer_leaves_a_bundle_that_says_so(open_bundle: Path) -> None:
-    script = f"import os; print({str(open_bundle)!r}, flush=True); os.kill(os.getpid(), 9)"
+def test_killed_trainer_leaves_a_bundle_that_says_so(tmp_path: Path) -> None:
+    left = open_bundle(tmp_path)
+    script = f"import os; print({str(left)!r}, flush=True); os.kill(os.getpid(), 9)"
     outcome = local.run(replace(make_plan({}), command=(sys.executable, "-c", script)))
     assert outcome.exit_code == ExitCode.RUN_FAILED
     assert isinstance(outcome.error, RunFailedError)
@@ -98,11 +94,11 @@ def test_killed_trainer_leaves_a_bundle_that_says_so(open_bundle: Path) -> None:
     assert outcome.error.hint == "if `dmesg` shows that memory ran out, try a smaller --batch-size"
     (found,) = outcome.bundles
     assert (found.path, found.document["status"], found.document["error"]) == (
-        open_bundle,
+        left,
         "failed",
         str(outcome.error),
     )
-    assert outcome.to_json() == {"exit_code": 6, "runs": [{"path": str(open_bundle), **to_json(found.record)}]}
+    assert outcome.to_json() == {"exit_code": 6, "runs": [{"path": str(left), **to_json(found.record)}]}
 
 
 @pytest.mark.world
@@ -131,13 +127,14 @@ def test_trainer_that_ended_before_its_first_bundle_leaves_one(
 
 
 @pytest.mark.world
-def test_trainer_that_failed_by_itself_has_said_it(open_bundle: Path) -> None:
-    script = f"print({str(open_bundle)!r}); raise SystemExit(7)"
+def test_trainer_that_failed_by_itself_has_said_it(tmp_path: Path) -> None:
+    left = open_bundle(tmp_path)
+    script = f"print({str(left)!r}); raise SystemExit(7)"
     outcome = local.run(replace(make_plan({}), command=(sys.executable, "-c", script)))
     assert (outcome.exit_code, outcome.bundles, outcome.error) == (7, (), None)
-    bundle.seal_unfinished(open_bundle, Status.OUT_OF_MEMORY, "too big")
+    bundle.seal_unfinished(left, Status.OUT_OF_MEMORY, "too big")
     outcome = local.run(replace(make_plan({}), command=(sys.executable, "-c", script)))
-    assert (outcome.exit_code, [each.path for each in outcome.bundles], outcome.error) == (7, [open_bundle], None)
+    assert (outcome.exit_code, [each.path for each in outcome.bundles], outcome.error) == (7, [left], None)
 
 
 Train = Callable[[], None]
@@ -148,7 +145,7 @@ def train(docker: FakeDocker, caller: Path) -> Train:
     """What the trainer in the container does: a complete bundle in `out`; the next container prints nothing."""
 
     def run() -> None:
-        bundle.seal(make_open_bundle(caller / "out"))
+        bundle.seal(open_bundle(caller / "out"))
         docker.containers.pieces = ()
 
     docker.containers.pieces = [run, (f"{caller}/out/run-1\n".encode(), b"warmup 1/3\n")]
