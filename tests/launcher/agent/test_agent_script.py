@@ -11,7 +11,7 @@ from agent_machine import CPU, NAME, Machine
 
 from launcher.protocol import records
 from launcher.script import files
-from tests.launcher.script.test_unpack import archive, entry
+from tests.launcher.script.test_script_files import archive, entry
 from workload.contract.errors import ExitCode
 
 WORDS = ["train.py", "--root", "{data}"]

@@ -1,13 +1,18 @@
-"""The agent works through the task of a sweep."""
+"""The agent works through the task of a sweep; who lets its machine: nobody, or what a launch brings with it."""
+
+from pathlib import Path
 
 import pytest
 from agent_machine import BOOTED_S, PREEMPTED, Crash, Machine, context_of, crash, until
 
 from benchmarks.synthetic_bundles import make
+from launcher.agent import host_facts
 from launcher.agent.agent import MARGIN_S
-from launcher.agent.lease import Stop
-from launcher.protocol.records import TaskRun
-from workload.contract.errors import ExitCode
+from launcher.agent.host_facts import OwnMachine, host_facts_of
+from launcher.agent.stop import Stop
+from launcher.protocol.task import TaskRun
+from tests.launcher.backends.gcp.fake_vm import make_request
+from workload.contract.errors import ExitCode, ToolError
 from workload.contract.record import Status
 from workload.contract.spec import Device, RunSpec
 from workload.storage.inventory import upload
@@ -153,3 +158,30 @@ def test_a_bundle_that_was_made_for_a_trainer_that_made_none_is_sent(machine: Ma
     result = machine.work()
     assert (result.exit_code, result.error) == (ExitCode.OUT_OF_MEMORY, "the run was killed because memory ran out")
     assert machine.bucket.record(result.runs[0])["status"] == "out_of_memory"
+
+
+REQUEST = make_request("rooflaunch-tower-20261121-100000-0000aa", "", {})
+
+
+def test_a_machine_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / host_facts.REQUEST).write_bytes(REQUEST.to_bytes())
+    nobody = host_facts_of(tmp_path)
+    assert isinstance(nobody, OwnMachine)
+    assert (nobody.zone, nobody.request()) == ("", REQUEST.to_bytes())
+    assert nobody.is_preempted() is False
+    assert nobody.comes_back() is False
+    assert nobody.await_preemption(lambda _: False) is False
+    assert nobody.facts(REQUEST) == {}
+    nobody.report("heartbeat", "now")
+
+
+def test_a_machine_without_a_request(tmp_path: Path) -> None:
+    with pytest.raises(ToolError) as caught:
+        host_facts_of(tmp_path).request()
+    assert str(caught.value) == f"no request in '{tmp_path}': No such file or directory"
+    assert caught.value.hint == "launch again"
+
+
+def test_a_cloud_travels_with_the_launch(tmp_path: Path) -> None:
+    (tmp_path / host_facts.FILE).write_text("def this_machine():\n    return 'the host'\n")
+    assert str(host_facts_of(tmp_path)) == "the host"

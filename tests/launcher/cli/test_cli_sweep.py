@@ -1,13 +1,20 @@
+"""`launch sweep` as it is typed, and `--format csv` beside `json`: the same values as rows of name and value."""
+
+import csv
+import io
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
+import typer.main
 
-from launcher.cli import sweep as app
+from launcher.cli.app import app
+from launcher.cli.sweep import MATRICES, examples
 from launcher.sweep import matrix
 from launcher.sweep.places import Sweep, Until
 from launcher.sweep.work import SweepOutcome
@@ -86,7 +93,7 @@ def test_what_is_asked_for_wrongly(golden: Golden, launch: Launch, capsys: pytes
     golden("refused.txt", printed(launch, capsys, (f"sweep {words}" for words in wrong)))
 
 
-@pytest.mark.parametrize("name", app.examples())
+@pytest.mark.parametrize("name", examples())
 @pytest.mark.world
 def test_every_example_plans_without_a_network(
     name: str, tmp_path: Path, sweep: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -123,7 +130,7 @@ def test_commented_place_of_an_example_can_be_used(
     """`world` for git, which says what commit this is."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ROOFLAUNCH_PROJECT", "my-project")
-    head, heading, place = (app.MATRICES / f"{name}.toml").read_text(encoding="utf-8").partition("# [[on]]\n")
+    head, heading, place = (MATRICES / f"{name}.toml").read_text(encoding="utf-8").partition("# [[on]]\n")
     (tmp_path / "mine.toml").write_text(head + re.sub("<[^>]*>", "mine", (heading + place).replace("# ", "")))
     assert sweep("mine.toml", "--on", "greene", "--dry-run") == 0
     assert "greene" in capsys.readouterr().out
@@ -131,7 +138,48 @@ def test_commented_place_of_an_example_can_be_used(
 
 def test_an_example_has_its_name_and_no_warning() -> None:
     """Every example has its name, and nothing in it is without an effect."""
-    for name in app.examples():
-        file = app.MATRICES / f"{name}.toml"
+    for name in examples():
+        file = MATRICES / f"{name}.toml"
         whole = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=None)
         assert (whole.name, whole.warnings) == (name, ())
+
+
+MATRIX = '[matrix]\nmodel = ["resnet18"]\nbatch_size = [8, 16]\n[[on]]\nbackend = "local"\nruntime = "process"\n'
+# A value that the plan of each line has, by its path in CSV.
+PLANS = {
+    "local --cpu --runtime process --batch-size 8 --dry-run": ("spec.batch_size", "8"),
+    "duel --cpu --dry-run -- --precision fp32 --- --precision bf16": ("B.spec.precision", "bf16"),
+    "sweep night.toml --dry-run": ("places.0.asked.runtime", "process"),
+    "ssh --host me@box --dry-run": ("host", "me@box"),
+}
+
+
+@pytest.mark.parametrize("line", PLANS)
+def test_a_plan_is_rows_of_name_and_value(
+    line: str, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("night.toml").write_text(MATRIX)
+    formatted = {}
+    for form in ("json", "csv"):
+        assert launch(*shlex.split(line.replace("--dry-run", f"--dry-run --format {form}"))) == 0
+        formatted[form] = capsys.readouterr().out
+    heading, *rows = csv.reader(io.StringIO(formatted["csv"]))
+    assert heading == ["name", "value"]
+    values = json.loads(formatted["json"])
+    assert {name.partition(".")[0] for name, _ in rows} == {name for name, value in values.items() if value != {}}
+    path, expected = PLANS[line]
+    found = dict(rows)
+    assert len(found) == len(rows)
+    assert found[path] == expected
+
+
+def test_every_command_with_a_format_has_all_three() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined] # a group
+    offered = {
+        name: parameter.metavar
+        for name, command in commands.items()
+        for parameter in command.params
+        if parameter.name == "output_format"
+    }
+    assert offered == dict.fromkeys(commands, "table|json|csv")

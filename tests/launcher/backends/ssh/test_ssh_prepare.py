@@ -1,4 +1,4 @@
-"""Before a job starts: how a runtime is chosen, our code on its way there, and the programs that run there."""
+"""Before a job starts: its plan, its runtime, our code on its way there, and the programs that run there."""
 
 import ast
 import sys
@@ -20,9 +20,11 @@ from launcher.backends.ssh.backend import (
     prepare,
 )
 from launcher.backends.ssh.options import Options, Where
-from launcher.backends.ssh.plan import SshPlan
+from launcher.backends.ssh.plan import SshPlan, Start
+from launcher.backends.ssh.prepare import Site, _require_possible, _runtime, inputs_by_flavour, prepare
+from launcher.kinds import Runtime
 from launcher.protocol.backend import Job
-from launcher.values import Runtime
+from launcher.protocol.task import Task, TaskRun
 from tests import sshd
 from tests.launcher.backends.ssh.conftest import plan_of
 from tests.launcher.told import Golden, told
@@ -178,3 +180,56 @@ def test_what_runs_there_needs_python_3_8_alone(path: str) -> None:
         for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
     }
     assert {str(name).partition(".")[0] for name in names} <= sys.stdlib_module_names | {"__future__"}
+
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def drafted(options: Options, *runs: TaskRun) -> SshPlan:
+    task = Task(job="night", runs=runs) if runs else None
+    job = Job(resolved=resolve({}, {}, None), token="abcdef", task=task)
+    return backend.plan(job, options, backend.settings(Where(host="box")), now=NOW)
+
+
+PLANS: dict[str, tuple[Options, list[TaskRun]]] = {
+    "auto": (Options(), []),
+    "python": (Options(python="/opt/python"), []),
+    "process": (Options(runtime=Runtime.PROCESS), []),
+    "docker": (Options(runtime=Runtime.DOCKER), []),
+    "image": (Options(image="own:1", max_run_time_s=90), []),
+    "a GPU of several": (Options(gpu_index=1), []),
+    "a task of a sweep": (Options(), [TaskRun(spec=RunSpec(model="resnet50"), block=2, run_key="00ff")]),
+    "a task with a run that cannot be": (
+        Options(),
+        [TaskRun(spec=RunSpec()), TaskRun(spec=RunSpec(subset=8), position=2)],
+    ),
+    "a GPU's index and the CPU": (
+        Options(gpu_index=1),
+        [TaskRun(spec=RunSpec()), TaskRun(spec=RunSpec(device=Device.CPU), position=2)],
+    ),
+    "python for a container": (Options(python="p", image="x"), []),
+    "image for a process": (Options(runtime=Runtime.PROCESS, image="x"), []),
+    "an option as python": (Options(python="-c"), []),
+    "an option as image": (Options(image="-v"), []),
+}
+
+
+def test_plans(golden: Golden) -> None:
+    golden(
+        "plans.txt", told({name: lambda case=case: drafted(case[0], *case[1]).text() for name, case in PLANS.items()})
+    )
+
+
+def test_request_has_the_gpu_and_the_task() -> None:
+    options, runs = PLANS["a task of a sweep"]
+    assert drafted(options, *runs).request.work == Task(job="night", runs=tuple(runs))
+    chosen = drafted(Options(gpu_index=1))
+    assert (chosen.request.options, chosen.spec.device) == ({"host": "box", "gpu_index": 1}, "cuda")
+
+
+def test_the_same_plan_as_another_job_has_a_folder_and_a_container_of_its_own() -> None:
+    draft = drafted(Options())
+    name, other = draft.request.name, draft.request.name.replace("abcdef", "123456")
+    prepared = replace(draft, start=Start(words=("run", name, f"/root/jobs/{name}"), environment={}, container=name))
+    renamed = prepared.renamed(replace(draft.request, name=other))
+    assert renamed.start == Start(words=("run", other, f"/root/jobs/{other}"), environment={}, container=other)
