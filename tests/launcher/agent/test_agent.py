@@ -9,21 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import docker.errors as docker_errors
 import pytest
-from agent_machine import BOOTED_S, CPU, IMAGE, NAME, ZONE, Machine, context_of, until
+from agent_machine import BOOTED_S, CPU, NAME, ZONE, Machine, context_of, until
 
 from launcher import docker_engine
 from launcher.agent import __main__ as program
 from launcher.agent import agent as agent_module
-from launcher.agent import home as home_files
+from launcher.agent import host_facts
+from launcher.agent.host_facts import OwnMachine, host_facts_of
 from launcher.images import contents
 from launcher.machine import runtime
 from launcher.protocol import records
-from launcher.protocol.records import LaunchPhase, Result
+from launcher.protocol.records import LaunchPhase
+from tests.launcher.backends.gcp.fake_vm import make_request
 from tests.launcher.told import Golden
 from workload.contract import bundle
-from workload.contract.errors import BundleError, ExitCode
+from workload.contract.errors import BundleError, ExitCode, ToolError
 
 
 def test_a_run_from_request_to_result(golden: Golden, machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,54 +139,6 @@ def test_a_data_set_is_downloaded_into_the_vms_own_folder(machine: Machine) -> N
     assert trainer.arguments["network_mode"] == "bridge"
 
 
-@pytest.mark.parametrize(("failures", "code"), [(1, ExitCode.DONE), (99, ExitCode.TOOL)])
-def test_an_upload_that_fails_is_tried_again_at_the_end(failures: int, code: ExitCode, machine: Machine) -> None:
-    machine.bucket.broken = failures
-    machine.request = machine.asked({**CPU, "repeats": "2"})
-    first, second = machine.run_of("run-1"), machine.run_of("run-2")
-    machine.trains_in_turn(first, [*second[:2], until(lambda: machine.bucket.broken != failures), second[2]])
-    result = machine.work()
-    assert result.exit_code == code
-    assert result.runs == (["run-1", "run-2"] if code == ExitCode.DONE else [])
-    assert result.error == ("" if code == ExitCode.DONE else "the bucket does not answer")
-    assert (LaunchPhase.UPLOADED in result.phases) is (code == ExitCode.DONE)
-
-
-def test_an_engine_that_goes_away_keeps_what_was_measured(machine: Machine) -> None:
-    def go() -> None:
-        raise docker_errors.APIError("gone", explanation="the engine is gone")
-
-    machine.request = machine.asked({**CPU, "repeats": "2"})
-    first, second = machine.run_of("run-1"), machine.run_of("run-2")
-    machine.trains_in_turn(first, [*second[:2], go])
-    result = machine.work()
-    assert result.exit_code == ExitCode.TOOL
-    assert result.error.startswith("the Docker engine stopped while container fake_1 ran: ")
-    assert result.runs == ["run-1", "run-2"]
-    assert machine.bucket.record("run-1")["status"] == "completed"
-    assert machine.bucket.record("run-2")["status"] == "failed"
-
-
-def test_the_trainers_own_error_is_the_results(machine: Machine) -> None:
-    machine.trains((None, b"error: unknown model 'resnet19'\nhint: did you mean resnet18?\n"))
-    machine.docker.containers.exit_code = ExitCode.USAGE
-    result = machine.work()
-    assert (result.exit_code, result.error, result.hint) == (2, "unknown model 'resnet19'", "did you mean resnet18?")
-    assert result.runs == []
-
-
-def test_a_trainer_that_ends_without_a_word(machine: Machine) -> None:
-    machine.docker.containers.exit_code = 6
-    result = machine.work()
-    assert (result.error, result.hint) == ("the trainer ended with exit code 6", "launch logs RUN")
-
-
-def test_an_image_that_is_not_there(machine: Machine) -> None:
-    machine.docker.held.clear()
-    result = machine.work()
-    assert (result.exit_code, result.error) == (ExitCode.TOOL, f"the engine has no image '{IMAGE}'")
-
-
 def test_a_bug_of_ours_is_a_result_too(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,29 +147,6 @@ def test_a_bug_of_ours_is_a_result_too(
     assert (result.exit_code, result.error) == (ExitCode.BUG, "KeyError: 'nothing'")
     assert result.hint == "startup.log has the traceback: launch logs RUN"
     assert "Traceback" in capsys.readouterr().err
-
-
-def test_a_price_that_nobody_knows_is_none(machine: Machine) -> None:
-    machine.request = machine.asked(CPU, prices={"europe-west4": {"usd_per_h": 1.0, "source": "s", "read": "r"}})
-    machine.trains(*machine.run_of("run-1"))
-    assert machine.work().usd is None
-    cost = machine.bucket.record("run-1")["cost"]
-    assert (cost["usd_per_h"], cost["usd"], cost["price_date"], cost["billed_s"]) == (None, None, None, 160.0)
-
-
-def test_a_clock_that_was_set_back_and_half_a_line_leave_a_record_that_can_be_read(machine: Machine) -> None:
-    (machine.home / home_files.BOOT_PHASES).write_text("booted 2026-11-21T12:00:00.000Z\nimage_pulled 2026-11-2")
-    machine.trains(*machine.run_of("run-1"))
-    result = machine.work()
-    assert (result.usd, list(result.phases)[:2]) == (None, ["booted", "run_started"])
-    assert Result.from_bytes(machine.bucket.held[records.result_object(NAME)]) == result
-
-
-def test_nobody_hearing_the_heart_is_no_reason_to_end(machine: Machine) -> None:
-    machine.bucket.silent = True
-    machine.host.dumb = True
-    machine.trains(*machine.run_of("run-1"))
-    assert machine.work().exit_code == 0
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -273,4 +203,33 @@ def test_the_files_in_the_image_are_all_that_a_vm_needs(tmp_path: Path) -> None:
     ours = {re.sub(r"(/__init__)?\.py$", "", name).replace("/", ".") for name in contents.AGENT_FILES}
     assert {name for name in loaded if name.startswith("launcher")} == ours, "no file more either"
     assert not {name for name in loaded if name.split(".")[0] in ("torch", "google", "docker")}
-    assert "workload.storage.inventory" in loaded
+    assert "workload.storage.upload" in loaded
+
+
+# Who lets the machine: nobody, or what a launch brings with it as guest.py
+
+REQUEST = make_request("rooflaunch-tower-20261121-100000-0000aa", "", {})
+
+
+def test_a_machine_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / host_facts.REQUEST).write_bytes(REQUEST.to_bytes())
+    nobody = host_facts_of(tmp_path)
+    assert isinstance(nobody, OwnMachine)
+    assert (nobody.zone, nobody.request()) == ("", REQUEST.to_bytes())
+    assert nobody.is_preempted() is False
+    assert nobody.comes_back() is False
+    assert nobody.await_preemption(lambda _: False) is False
+    assert nobody.facts(REQUEST) == {}
+    nobody.report("heartbeat", "now")
+
+
+def test_a_machine_without_a_request(tmp_path: Path) -> None:
+    with pytest.raises(ToolError) as caught:
+        host_facts_of(tmp_path).request()
+    assert str(caught.value) == f"no request in '{tmp_path}': No such file or directory"
+    assert caught.value.hint == "launch again"
+
+
+def test_a_cloud_travels_with_the_launch(tmp_path: Path) -> None:
+    (tmp_path / host_facts.FILE).write_text("def this_machine():\n    return 'the host'\n")
+    assert str(host_facts_of(tmp_path)) == "the host"

@@ -245,11 +245,13 @@ def begin(cloud: Cloud, steps: Sequence[Step]) -> None:
 
 
 def followed(cloud: Cloud, steps: Sequence[Step], request: Request) -> str:
-    """How a launch ended and when, and each event once."""
+    """How a launch ended and when, and its events."""
     begin(cloud, steps)
     launch, events = run(cloud, request)
     error = f"{launch.error.report()}\nexit code {int(launch.error.exit_code)}\n" if launch.error else ""
-    told = dict.fromkeys(f"{event.kind.name.lower()}: {event.text}\n" for event in events)
+    told = [f"{event.kind.name.lower()}: {event.text}\n" for event in events]
+    # A line of progress is told at every look.
+    told = [line for place, line in enumerate(told) if line not in told[:place] or not line.startswith("progress")]
     ended = f"{launch.liveness} after {cloud.time_s - BEGAN_S:.0f} s, {'gone' if launch.is_gone else 'still there'}\n"
     return (ended + error + "".join(told)).replace(str(cloud.folder), "")
 

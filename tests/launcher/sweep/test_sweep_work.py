@@ -246,10 +246,11 @@ def test_a_lock_stays_in_its_folder_and_is_no_link(tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("", b"", None),
+        ("run.json", b"{", "run.json has 1 bytes, the manifest says "),
         # The list of a folder has no checksums: fetching the bundle shows it.
         ("log.txt", b"M", "log.txt arrived damaged 2 times"),
     ],
-    ids=["whole", "a changed byte"],
+    ids=["whole", "truncated", "a changed byte"],
 )
 def test_a_damaged_bundle_in_the_store_settles_no_run(
     name: str, content: bytes, said: str | None, tmp_path: Path
