@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import re
 import shlex
 from collections.abc import Callable
@@ -15,8 +14,8 @@ import typer.main
 
 from launcher.cli.app import app
 from launcher.cli.sweep import MATRICES, examples
-from launcher.sweep import matrix
-from launcher.sweep.places import Sweep, Until
+from launcher.sweep.places import Sweep
+from launcher.sweep.until import Until
 from launcher.sweep.work import SweepOutcome
 from tests.launcher.told import Golden, printed
 
@@ -134,14 +133,6 @@ def test_commented_place_of_an_example_can_be_used(
     (tmp_path / "mine.toml").write_text(head + re.sub("<[^>]*>", "mine", (heading + place).replace("# ", "")))
     assert sweep("mine.toml", "--on", "greene", "--dry-run") == 0
     assert "greene" in capsys.readouterr().out
-
-
-def test_an_example_has_its_name_and_no_warning() -> None:
-    """Every example has its name, and nothing in it is without an effect."""
-    for name in examples():
-        file = MATRICES / f"{name}.toml"
-        whole = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=None)
-        assert (whole.name, whole.warnings) == (name, ())
 
 
 MATRIX = '[matrix]\nmodel = ["resnet18"]\nbatch_size = [8, 16]\n[[on]]\nbackend = "local"\nruntime = "process"\n'

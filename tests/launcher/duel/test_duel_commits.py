@@ -79,13 +79,6 @@ def test_the_working_tree_is_laid_out_with_what_is_new_and_without_what_is_ignor
     assert git(checkout, "status", "--porcelain") == before
 
 
-def test_a_working_tree_without_changes_is_its_commit(checkout: Path) -> None:
-    with sides.exported(("HEAD", "."), checkout) as exports:
-        a, b = exports.a, exports.b
-        assert (a.commit, a.tree) == (b.commit, b.tree)
-        assert b.label == f"the working tree ({a.commit[:10]})"
-
-
 def test_what_is_no_commit(golden: Golden, checkout: Path, tmp_path: Path) -> None:
     def export(a: str, b: str, folder: Path = checkout) -> None:
         with commits.exported((a, b), folder):

@@ -25,7 +25,6 @@ from launcher.machine.local import LocalOutcome
 from launcher.machine.runtime import Choice
 from tests.launcher.told import Golden, printed, told
 from workload.contract.errors import (
-    InterruptedRunError,
     OutOfDeviceMemoryError,
     RooflaunchError,
 )
@@ -180,21 +179,6 @@ def test_what_cannot_be_decided_says_why(golden: Golden) -> None:
     golden("undecided.txt", text)
 
 
-def test_an_interrupted_duel_keeps_its_segments() -> None:
-    machine = Machine()
-
-    def interrupt(position: int) -> None:
-        if position == 6:
-            raise interruption(2)
-
-    machine.before = interrupt
-    outcome = machine.fight(TEN_MINUTES)
-
-    assert isinstance(outcome.interrupted, InterruptedRunError)
-    assert len(outcome.segments) == 6
-    assert outcome.state.reason.startswith("interrupted by Ctrl-C after 1 quadruple")
-
-
 def test_what_is_compared(golden: Golden) -> None:
     def segment(variant: str, work: Work) -> Measured:
         return Measured(
@@ -296,9 +280,10 @@ def result(machine: Machine, *, are_equal: bool = False, **limits: Any) -> Resul
     return Result(pair=make_pair(are_equal=are_equal), limits=allowed, outcome=outcome, output=Path("out"))
 
 
-def interrupted(machine: Machine) -> Machine:
-    def interrupt(_: int) -> None:
-        raise interruption(15)
+def interrupted(machine: Machine, at: int = 0) -> Machine:
+    def interrupt(position: int) -> None:
+        if position == at:
+            raise interruption(15)
 
     machine.before = interrupt
     return machine
@@ -322,6 +307,7 @@ def reports() -> dict[str, Result]:
         "against itself": result(Machine(), are_equal=True),
         "steps of different work": result(Machine(b=Work(samples=32, flop=4e9))),
         "interrupted before the first run": result(interrupted(Machine())),
+        "interrupted": result(interrupted(Machine(), at=6)),
     }
 
 

@@ -94,15 +94,6 @@ def test_nothing_is_built_twice(docker: FakeDocker, log: Path, capsys: pytest.Ca
     assert docker.names()["rooflaunch:cpu"] == "sha256:old", "the plain name follows the code"
 
 
-def test_rebuild_is_built_again(docker: FakeDocker, log: Path) -> None:
-    docker.hold("sha256:old", RECIPE.tag)
-    docker.build_messages = [*GOOD]
-    assert build.build(docker.engine(), RECIPE, cached=False).image_id == "sha256:new"
-    assert docker.builds[0]["nocache"] is True
-    assert docker.names()[RECIPE.tag] == "sha256:new"
-    assert log.is_file()
-
-
 FIRST = {"stream": "Step 1/1 : FROM x\n"}
 NO_HOST = 'Get "https://registry-1.docker.io/v2/": dial tcp: lookup registry-1.docker.io: no such host'
 RETURNED = {"error": "The command '/bin/sh -c false' returned a non-zero code: 1"}

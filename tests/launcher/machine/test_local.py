@@ -26,8 +26,6 @@ from workload.environment.gpu_index import ListedGpu
 
 PROCESS = Choice(runtime=Runtime.PROCESS, why="asked for")
 Launch = Callable[..., int]
-# The tests that start a trainer, or could, take no container that happens to be there.
-PROCESS_ON_CPU = ("--runtime", "process", "--cpu")
 
 
 def make_plan(given: dict[str, object], choice: Choice = PROCESS, **changes: Any) -> LocalPlan:
@@ -58,16 +56,6 @@ def test_plans_of_a_process_and_of_a_container(golden: Golden, choice: Choice, c
     assert container.container is not None
     assert container.container.command == container.command
     golden("plans.txt", "\n".join(texts).replace(str(caller), "HERE").replace(sys.executable, "PYTHON"))
-
-
-def test_dry_run_starts_nothing(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch("local", *PROCESS_ON_CPU, "--dry-run", "--format", "json") == 0
-    assert json.loads(capsys.readouterr().out)["spec"]["device"] == "cpu"
-    words = ["--runtime", "process", "--dry-run"]
-    assert launch("local", *words, "--batch-size", "7", "--no-augment") == 0
-    text = capsys.readouterr().out
-    assert "batch 7, fp32, on the best device found; one run" in text
-    assert "--no-augment" in text
 
 
 def test_mistakes_are_two_lines(golden: Golden, launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:

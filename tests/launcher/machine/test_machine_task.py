@@ -155,13 +155,6 @@ def test_configurations_begin_at_the_temperature_before_the_first_of_them(machin
     assert [context.settles for context in machine.contexts] == [False, False], "one configuration: all alike"
 
 
-def test_a_run_that_fails_stops_no_other(machine: Machine) -> None:
-    machine.ends = {("vgg11", 32): Status.FAILED}
-    outcomes = machine.work(sweep(run_of("vgg11"), run_of("alexnet")))
-    assert shown(outcomes) == [("failed", "it is failed"), ("completed", "")]
-    assert outcomes[0].code == ExitCode.RUN_FAILED
-
-
 def test_a_plan_that_cannot_be_made_stops_no_other(machine: Machine) -> None:
     def plan(spec: RunSpec, context: Context) -> LocalPlan:
         if spec.model == "vgg11":

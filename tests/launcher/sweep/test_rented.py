@@ -105,19 +105,6 @@ def test_each_block_has_a_machine_of_its_own_and_all_bundles_come_home(
 
 
 @pytest.mark.night(part="places")
-def test_what_is_there_is_not_asked_for_again(clouds: Clouds) -> None:
-    with clouds() as cloud:
-        sweep = cloud_sweep(name="again", blocks=2)
-        swept(cloud, sweep)
-        outcome = swept(cloud, sweep, output=cloud.output.with_name("elsewhere"))
-        assert (outcome.exit_code, [(place.done, place.new_runs) for place in outcome.places]) == (0, [(4, 0)])
-        assert len(cloud.fake.all_vms) == 2
-        # Another folder gets the bundles all the same.
-        keys = {one.run_key for one in sealed_in(cloud.output.with_name("elsewhere"))}
-        assert keys == set(keys_of(sweep))
-
-
-@pytest.mark.night(part="places")
 def test_machines_that_are_lost_or_taken_back_are_replaced(clouds: Clouds, capsys: pytest.CaptureFixture[str]) -> None:
     with clouds(fault=[Fault.VANISHES], durations=LONG) as cloud:
         sweep = cloud_sweep(t4(spot=True), name="lost", blocks=2)

@@ -143,12 +143,6 @@ def test_an_exclude_may_be_of_one_place_and_of_several_values() -> None:
     assert len(there.configurations) == 4
 
 
-def test_an_exclude_that_matches_nothing_is_a_warning() -> None:
-    whole = read(AXES + '[[exclude]]\nmodel = "resnet50"\nbatch_size = 128\n' + HERE)
-    assert whole.warnings == ('night.toml: an [[exclude]] matches nothing: model = "resnet50", batch_size = 128',)
-    assert whole.runs == 12
-
-
 GCP = '[[on]]\nbackend = "gcp"\ngpu = "t4"\n'
 EXCLUDE = AXES + "[[exclude]]\n"
 WRONG = {
@@ -194,12 +188,6 @@ WRONG = {
 
 def test_what_is_wrong_with_a_file(golden: Golden) -> None:
     golden("wrong_matrices.txt", told({name: partial(read, text) for name, text in WRONG.items()}))
-
-
-def test_an_unknown_place_is_refused() -> None:
-    with pytest.raises(UsageError) as refused:
-        matrix.require_places(read(DESIGN), ["t4", "tt4"])
-    assert (str(refused.value), refused.value.hint) == ("no place is named 'tt4'", "did you mean t4?")
 
 
 @pytest.mark.parametrize(

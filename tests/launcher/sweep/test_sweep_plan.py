@@ -123,18 +123,6 @@ def test_a_damaged_bundle_is_run_again(tmp_path: Path) -> None:
     assert plan(TWO_PLACES, tmp_path).damaged == {}
 
 
-def test_a_failed_run_with_the_label_of_a_completed_one_is_run_again(tmp_path: Path) -> None:
-    first = plan(TWO_PLACES, tmp_path)
-    seal(tmp_path, first, 1, 0, 0, spec__model="vgg16", status="failed", run_key="of another")
-    [manifest] = tmp_path.glob("*/MANIFEST.json")
-    key = first.sweep.places[0].runs[0].run_key
-    manifest.write_text(manifest.read_text().replace('"failed"', '"completed"').replace("of another", key))
-    second = plan(TWO_PLACES, tmp_path)
-    assert (len(second.places[0].plan.done), second.places[0].missing) == (0, 6)
-    [why] = second.damaged.values()
-    assert why == "its label status is 'completed', and run.json says 'failed'"
-
-
 def test_a_larger_batch_than_one_that_ran_out_of_memory_is_left_out(tmp_path: Path) -> None:
     first = plan(TWO_PLACES, tmp_path)
     run = next(n for n, run in enumerate(first.sweep.places[1].runs) if run.spec.batch_size == 32)
@@ -196,11 +184,6 @@ def test_more_than_it_may_cost_is_refused(tmp_path: Path) -> None:
     assert refused.value.hint.startswith("--max-cost 0.")
     with pytest.raises(UsageError, match="more than --max-cost"):
         plan(TWO_PLACES, tmp_path, max_cost_usd=0.1)
-
-
-def test_a_plan_says_until_when_blocks_are_added(tmp_path: Path) -> None:
-    until = Until(share=0.02, most=9)
-    assert plan(TWO_PLACES, tmp_path, until=until).notes[-1] == f"blocks are added until {until}"
 
 
 IMPOSSIBLE = {

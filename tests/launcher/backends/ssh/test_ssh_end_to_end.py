@@ -13,7 +13,6 @@ import pytest
 
 from tests import sshd
 from tests.launcher.script import tiny
-from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.spent import Spent
@@ -97,25 +96,6 @@ def test_from_the_command_to_the_bundle(machine: sshd.Machine, tmp_path: Path) -
     assert bundle.read(tmp_path / "again" / folder.name).record == run.record
     out, _ = ran(machine, tmp_path, "analyze", "fetch", address, "-o", "again")
     assert out.startswith("fetched 0 (0 B), skipped 1,")
-
-
-@pytest.mark.night(part="kills")
-def test_a_launcher_that_is_killed_is_picked_up_again(machine: sshd.Machine, tmp_path: Path) -> None:
-    """With kill -9, and every connection cut: the job goes on, and its bundle comes home by another command."""
-    process = started(machine, tmp_path, "launch", "ssh", *TINY, "--iterations", "30", "--python", sys.executable)
-    assert process.stderr is not None
-    assert any("booted" in line or "run started" in line for line in process.stderr)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    machine.cut_off()
-    [launched] = records(machine)
-    out, _ = ran(machine, tmp_path, "launch", "logs", launched.name, "-f")
-    assert "rooflaunch: phase finished" in out
-    out, _ = ran(machine, tmp_path, "launch", "status", launched.name)
-    assert "state      done" in out
-    ran(machine, tmp_path, "analyze", "fetch", f"ssh://{machine.host}:{machine.port}/~/.rooflaunch")
-    [folder] = (tmp_path / "results").iterdir()
-    assert bundle.read(folder).record.status == "completed"
 
 
 def test_ctrl_c_leaves_it_running_and_down_ends_it(machine: sshd.Machine, tmp_path: Path) -> None:
@@ -238,26 +218,3 @@ def test_variables_of_launches_that_never_came_are_erased(machine: sshd.Machine,
     _, err = ran(machine, tmp_path, "launch", "down", names[0])
     assert f"erased the variables (--env) of '{names[0]}', which has no job\n" in err
     assert young.read_text() == "{}"
-
-
-@pytest.mark.night(part="kills")
-def test_steps_survive_a_restart_of_the_machine(machine: sshd.Machine, tmp_path: Path) -> None:
-    """Keeper, agent and trainer are killed: the launcher that follows brings home what was measured."""
-    process = started(machine, tmp_path, "launch", "ssh", *TINY, "--iterations", "100000", "--python", sys.executable)
-
-    def rows() -> int:
-        steps = list((machine.home / ".rooflaunch/jobs").glob("*/results/*/steps.csv"))
-        return len(steps[0].read_text().splitlines()) if steps else 0
-
-    until(lambda: rows() > 3, "it measures")
-    for pid, words in machine.jobs():
-        if "keeper.py" in words or "launcher.agent" in words or "-m workload" in words:
-            os.kill(pid, signal.SIGKILL)
-    _, err = process.communicate()
-    assert process.returncode == ExitCode.RUN_FAILED, err
-    assert "the job was broken off: its machine was restarted, or its processes were killed" in err
-    [folder] = (tmp_path / "results").iterdir()
-    assert bundle.read(folder).record.status == "failed"
-    assert len((folder / bundle.STEPS).read_text().splitlines()) > 3
-    out, _ = ran(machine, tmp_path, "launch", "status", records(machine)[0].name)
-    assert f"run        {folder.name}" in out
