@@ -1,6 +1,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Choice
 from launcher.machine.task import Outcome, work_through
-from launcher.protocol.records import Task, TaskRun
-from launcher.values import Runtime
+from launcher.protocol.task import Task, TaskRun
+from tests.launcher.told import Golden
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, ToolError
 from workload.contract.record import CeilingsRecord, Record, Settling, Spec, Status
@@ -155,6 +156,49 @@ def test_configurations_begin_at_the_temperature_before_the_first_of_them(machin
     assert [context.settles for context in machine.contexts] == [False, False], "one configuration: all alike"
 
 
+OOM = Status.OUT_OF_MEMORY
+VGG = ("vgg11", 32)
+TASK = sweep(run_of("vgg11"), run_of("alexnet"))
+AMP = RunSpec.from_json({"model": "vgg11", "batch_size": 128, "precision": "amp"})
+SIZES = sweep(
+    run_of("vgg11", 64), run_of("vgg11", 128), run_of("vgg11", 32), run_of("alexnet", 128),
+    replace(run_of("vgg11", 128), spec=AMP), run_of("vgg11", None),
+    run_of("vgg11", 64, block=2), run_of("vgg11", 128, block=2),
+)  # fmt: skip
+# Of the fourth model nothing is known: it takes the median of those before it.
+TIMED = sweep(
+    run_of("alexnet"), run_of("resnet18"), run_of("vgg11"), run_of("resnet50"), run_of("vgg11", block=2),
+    run_of("alexnet", block=2), run_of("alexnet", block=3),
+)  # fmt: skip
+TWO = sweep(run_of("vgg11"), run_of("vgg11", 64))
+# The task, how runs of some configurations end, and options of `work_through`.
+ENDS: dict[str, tuple[Task, dict[tuple[str, int | None], Status], dict[str, Any]]] = {
+    "a repeat fails": (Task.of_repeats(RunSpec(model="vgg11", batch_size=32, repeats=3)), {VGG: Status.FAILED}, {}),
+    "a run fails": (TASK, {VGG: Status.FAILED}, {}),
+    "a run is interrupted": (TASK, {VGG: Status.INTERRUPTED}, {}),
+    "larger batches than one that ran out of memory": (SIZES, {("vgg11", 64): OOM}, {}),
+    "completed in the store": (TWO, {}, {"done": {"vgg11-32-1": "completed"}}),
+    "out of memory in the store": (TWO, {}, {"done": {"vgg11-32-1": "out_of_memory"}}),
+    "failed in the store": (TWO, {}, {"done": {"vgg11-32-1": "failed"}}),
+    "preempted in the store": (TWO, {}, {"done": {"vgg11-32-1": "preempted", "": "completed"}}),
+    "little time is left": (TIMED, {}, {"left_s": 165.0}),
+    "no time is left": (TASK, {}, {"left_s": 0.0}),
+}
+
+
+def test_how_a_task_ends(golden: Golden, machine: Machine) -> None:
+    machine.seconds = {"vgg11": 100.0, "alexnet": 10.0, "resnet18": 20.0}
+    texts = []
+    for number, (name, (task, ends, options)) in enumerate(ENDS.items()):
+        machine.folder, machine.ends, machine.now_s = machine.folder / str(number), ends, 0.0
+        left_s = options.get("left_s", inf)
+        given = {key: value for key, value in options.items() if key != "left_s"}
+        outcomes = machine.work(task, time_left_s=lambda left_s=left_s: left_s - machine.now_s, **given)
+        texts.append(f"## {name}")
+        texts += [f"{one.end}{one.why and f': {one.why}'}{', out of time' * one.out_of_time}" for one in outcomes]
+    golden("tasks.txt", "\n".join([*texts, ""]))
+
+
 def test_a_plan_that_cannot_be_made_stops_no_other(machine: Machine) -> None:
     def plan(spec: RunSpec, context: Context) -> LocalPlan:
         if spec.model == "vgg11":
@@ -166,65 +210,9 @@ def test_a_plan_that_cannot_be_made_stops_no_other(machine: Machine) -> None:
     assert (outcomes[0].hint, outcomes[0].code, outcomes[0].bundle) == ("build one", ExitCode.TOOL, None)
 
 
-def test_of_repeats_nothing_follows_one_that_failed(machine: Machine) -> None:
-    machine.ends = {("vgg11", 32): Status.FAILED}
-    outcomes = machine.work(Task.of_repeats(RunSpec(model="vgg11", batch_size=32, repeats=3)))
-    rest = ("not started", "run 1 of 3 of the same configuration failed")
-    assert shown(outcomes) == [("failed", "it is failed"), rest, rest]
-
-
-def test_larger_batches_of_a_configuration_that_ran_out_of_memory_are_skipped(machine: Machine) -> None:
-    machine.ends = {("vgg11", 64): Status.OUT_OF_MEMORY}
-    amp = replace(
-        run_of("vgg11", 128), spec=RunSpec.from_json({"model": "vgg11", "batch_size": 128, "precision": "amp"})
-    )
-    unknown = run_of("vgg11", None)
-    task = sweep(
-        run_of("vgg11", 64), run_of("vgg11", 128), run_of("vgg11", 32), run_of("alexnet", 128), amp, unknown,
-        run_of("vgg11", 64, block=2), run_of("vgg11", 128, block=2),
-    )  # fmt: skip
-    larger = ("skipped", "batch 64 of the same configuration ran out of memory")
-    out, done = ("out of memory", "it is out_of_memory"), ("completed", "")
-    assert shown(machine.work(task)) == [out, larger, done, done, done, done, out, larger]
-
-
-def test_what_is_in_the_store_is_not_measured_again(machine: Machine) -> None:
-    task, done = sweep(run_of("vgg11"), run_of("vgg11", 64)), ("completed", "")
-    there = ("skipped", "already in the store, completed")
-    too_large = ("skipped", "batch 32 of the same configuration ran out of memory")
-    assert shown(machine.work(task, done={"vgg11-32-1": "completed"})) == [there, done]
-    assert shown(machine.work(task, done={"vgg11-32-1": "out_of_memory"})) == [
-        *(("skipped", "already in the store, out of memory"), too_large)
-    ]
-    for number, status in enumerate(("failed", "preempted")):
-        machine.folder = machine.folder / str(number)
-        assert shown(machine.work(task, done={"vgg11-32-1": status, "": "completed"})) == [done, done]
-
-
-def test_a_run_that_does_not_fit_into_the_time_left_is_not_started(machine: Machine) -> None:
-    machine.seconds = {"vgg11": 100.0, "alexnet": 10.0, "resnet18": 20.0}
-    task = sweep(
-        run_of("alexnet"), run_of("resnet18"), run_of("vgg11"), run_of("resnet50"), run_of("vgg11", block=2),
-        run_of("alexnet", block=2), run_of("alexnet", block=3),
-    )  # fmt: skip
-    outcomes = machine.work(task, time_left_s=lambda: 165.0 - machine.now_s)
-    # Of the fourth model nothing is known: it takes the median of those before it.
-    done, late = ("completed", ""), ("not started", "25 s are left, and the run takes about 100 s")
-    assert shown(outcomes) == [done, done, done, done, late, done, done]
-    assert [outcome.out_of_time for outcome in outcomes].count(True) == 1
-    outcomes = machine.work(sweep(run_of("vgg11")), time_left_s=lambda: 0.0)
-    assert shown(outcomes) == [("not started", "no time is left")]
-
-
 def test_after_a_stop_nothing_is_started(machine: Machine) -> None:
     asked: list[str] = []
     machine.during = lambda: asked.append("it was told to stop")
     outcomes = machine.work(sweep(run_of("vgg11"), run_of("alexnet")), stopped=lambda: "".join(asked))
     assert shown(outcomes) == [("completed", ""), ("not started", "it was told to stop")]
     assert not outcomes[1].out_of_time
-
-
-def test_an_interrupted_run_ends_the_work(machine: Machine) -> None:
-    machine.ends = {("vgg11", 32): Status.INTERRUPTED}
-    outcomes = machine.work(sweep(run_of("vgg11"), run_of("alexnet")))
-    assert shown(outcomes) == [("interrupted", "it is interrupted"), ("not started", "the work was interrupted")]

@@ -1,3 +1,4 @@
+import json
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -6,12 +7,11 @@ from typing import Any
 import pytest
 
 from launcher.backends.gcp.options import Options, Where
-from launcher.script.options import LocalOptions
 from launcher.sweep import matrix
 from launcher.sweep.matrix import Matrix
 from tests.launcher.told import Golden, told
 from workload.contract.errors import UsageError
-from workload.contract.spec import Device, Origin, Precision
+from workload.contract.spec import Origin, Precision
 
 FILE = Path("night.toml")
 SIZES = ("batch_size", "subset", "image_size")
@@ -58,41 +58,38 @@ def read(text: str, **more: Any) -> Matrix:
     return matrix.read(tomllib.loads(text), **settings)
 
 
-def test_a_file_becomes_places_with_configurations() -> None:
-    whole = read(DESIGN)
-    assert (whole.name, whole.repeats, whole.seed, whole.runs, whole.warnings) == ("imagenette-2026", 2, 7, 12, ())
-    here, there = whole.places
-    assert (here.place.name, here.place.backend, here.place.machines) == ("local-cpu", "local", 1)
-    assert (here.place.options, here.place.where) == (LocalOptions(runtime=Runtime.PROCESS), None)
-    assert (there.place.name, there.place.machines) == ("t4", 2)
+T4 = '[[on]]\nbackend = "gcp"\ngpu = "t4"\n'
+EXCLUDED = '[[exclude]]\non = "local"\nbatch_size = [32, 64]\nmodel = "resnet50"\n'
+FILES = {
+    "a design": DESIGN,
+    # The name alone tells alike GPUs apart.
+    "two GPUs": AXES + "".join(f'{HERE}name = "{name}"\n{key}\n' for name, key in (("a", ""), ("b", "gpu_index = 1"))),
+    "a cloud": f'{AXES}[[on]]\nbackend = "gcp"\ngpu = "l4"',
+    "ssh": f'{AXES}[[on]]\nbackend = "ssh"\nhost = "me@box"',
+    "a device": AXES + HERE + 'device = "cuda"',
+    "an exclude of one place and of several values": AXES + EXCLUDED + HERE + T4,
+    "an exclude that matches nothing": AXES + '[[exclude]]\nmodel = "resnet50"\nbatch_size = 128\n' + HERE,
+}
+
+
+def described(whole: Matrix) -> str:
+    lines = [f"{whole.name}: {whole.repeats} repeats, seed {whole.seed}, {whole.runs} runs", *whole.warnings]
+    for one in whole.places:
+        usual = vars(type(one.place.options)()) if one.place.backend == "local" else {}
+        changed = {key: value for key, value in vars(one.place.options).items() if key in usual and value != usual[key]}
+        lines.append(f"place {one.place.name}, {one.place.machines or 'any number of'} machines of {one.place.backend}")
+        lines.append(f"    options {json.dumps(changed)}; asked for {json.dumps(one.place.asked)}")
+        lines += [f"    {made.text}; {made.spec.device}, warmup {made.spec.warmup}" for made in one.configurations]
+    return "\n".join(lines)
+
+
+def test_a_file_becomes_places_with_configurations(golden: Golden) -> None:
+    golden("matrices.txt", told({name: lambda text=text: described(read(text)) for name, text in FILES.items()}))
+    # What is asked for is without limits, costs and output.
+    _, there = read(DESIGN).places
     zones = ("us-central1-a", "us-central1-b")
     assert there.place.options == Options(gpu="t4", zones=zones, max_run_time_s=5400, external_ip=False)
     assert there.place.where == Where(bucket="my-bucket")
-    texts = ["resnet18, batch_size 32", "resnet18, batch_size 64", "resnet50, batch_size 32"]
-    for place in whole.places:
-        assert [configuration.text for configuration in place.configurations] == texts
-    assert {configuration.spec.device for configuration in here.configurations} == {Device.CPU}
-    assert {configuration.spec.device for configuration in there.configurations} == {Device.AUTO}
-    assert {configuration.spec.warmup for configuration in there.configurations} == {4}
-
-
-def test_what_a_place_is_asked_for_is_without_limits_costs_and_output() -> None:
-    here, there = read(DESIGN).places
-    assert here.place.asked == {"name": "local-cpu", "backend": "local", "runtime": "process"}
-    assert there.place.asked == {
-        "name": "t4",
-        "backend": "gcp",
-        "gpu": "t4",
-        "zones": ["us-central1-a", "us-central1-b"],
-        "external_ip": False,
-    }
-
-
-def test_alike_gpus_are_one_place_and_its_name_alone_tells_them_apart() -> None:
-    text = AXES + "".join(f'{HERE}name = "{name}"\n{key}\n' for name, key in (("a", ""), ("b", "gpu_index = 1")))
-    without, chosen = read(text).places
-    assert chosen.place.options == LocalOptions(gpu_index=1)
-    assert chosen.place.asked == {**without.place.asked, "name": "b"}
 
 
 def test_a_value_of_the_file_wins_over_the_environment_and_that_over_the_configuration(tmp_path: Path) -> None:
@@ -112,38 +109,6 @@ def test_a_value_of_the_file_wins_over_the_environment_and_that_over_the_configu
     }
 
 
-def test_what_is_usual() -> None:
-    whole = read(AXES + HERE)
-    assert (whole.name, whole.repeats, whole.seed) == ("night", 3, 0)
-    assert [(place.place.name, place.place.machines) for place in whole.places] == [("local", 1)]
-
-
-@pytest.mark.parametrize(
-    ("entry", "name", "machines"),
-    [
-        ('backend = "gcp"\ngpu = "l4"', "gcp-l4", 0),
-        ('backend = "ssh"\nhost = "me@box"', "ssh-me-box", 1),
-        ('backend = "local"\ndevice = "cuda"', "local-cuda", 1),
-        ('backend = "local"\nname = "laptop"', "laptop", 1),
-    ],
-    ids=["gcp", "ssh", "local", "named"],
-)
-def test_usual_names_and_machines_of_places(entry: str, name: str, machines: int) -> None:
-    [place] = read(f"{AXES}[[on]]\n{entry}").places
-    assert (place.place.name, place.place.machines) == (name, machines)
-
-
-def test_an_exclude_may_be_of_one_place_and_of_several_values() -> None:
-    rules = '[[exclude]]\non = "local"\nbatch_size = [32, 64]\nmodel = "resnet50"\n'
-    here, there = read(AXES + rules + HERE + '[[on]]\nbackend = "gcp"\ngpu = "t4"\n').places
-    assert [configuration.text for configuration in here.configurations] == [
-        "resnet18, batch_size 32",
-        "resnet18, batch_size 64",
-    ]
-    assert len(there.configurations) == 4
-
-
-GCP = '[[on]]\nbackend = "gcp"\ngpu = "t4"\n'
 EXCLUDE = AXES + "[[exclude]]\n"
 WRONG = {
     "unknown key of a place": AXES + HERE + '[[on]]\nbackend = "slurm"\naccont = "<yours>"',
@@ -171,9 +136,9 @@ WRONG = {
     "no GPU": AXES + "[[on]]\nbackend = 'gcp'",
     "a place twice": AXES + HERE + HERE,
     "several machines of one": AXES + HERE + "machines = 2",
-    "no machines": AXES + GCP + "machines = 0",
-    "no GPUs": AXES + GCP + "gpu_count = 0",
-    "limit without a unit": AXES + GCP + "max_run_time = 60",
+    "no machines": AXES + T4 + "machines = 0",
+    "no GPUs": AXES + T4 + "gpu_count = 0",
+    "limit without a unit": AXES + T4 + "max_run_time = 60",
     "no CPUs": AXES + HERE + "cpus = 0",
     "image for a process": AXES + HERE + 'runtime = "process"\nimage = "mine"',
     "place sets what varies": AXES + HERE + "batch_size = 8",

@@ -71,10 +71,6 @@ def seal(results: Path, whole: SweepPlan, number: int, place: int, run: int, **c
     )
 
 
-def test_a_plan_before_anything_ran(golden: Golden, tmp_path: Path) -> None:
-    golden("plan.txt", plan(TWO_PLACES, tmp_path / "results").text(100).replace(str(tmp_path), "") + "\n")
-
-
 def test_numbers_of_devices_share_a_machine_with_the_largest(tmp_path: Path) -> None:
     """Its 1.08 USD per hour and a disk for each of 2 machines, even if only runs of one device are left."""
     text = TWO_PLACES.replace("batch_size = [16, 32, 64]", "devices = [1, 2]").replace('device = "cpu"', "")
@@ -93,16 +89,44 @@ def test_numbers_of_devices_share_a_machine_with_the_largest(tmp_path: Path) -> 
     )
 
 
-def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
-    first = plan(TWO_PLACES, tmp_path)
-    seal(tmp_path, first, 1, 0, 0)
-    seal(tmp_path, first, 2, 0, 1, status="failed")
-    seal(tmp_path, first, 3, 0, 2, status="preempted")
-    seal(tmp_path, first, 4, 1, 5)
-    here, t4 = plan(TWO_PLACES, tmp_path).places
-    assert (len(here.plan.done), here.missing) == (1, 5)
-    assert (len(t4.plan.done), t4.missing, t4.machines) == (1, 5, 2)
-    assert first.places[0].plan.runs[0].run_key in here.plan.done
+OF_CPU = {"environment__backend": "local", "timing__phases": {"start": 0.0, "end": 100.0}}
+OTHER_SIZES = TWO_PLACES.replace("[16, 32, 64]", "[32, 64, 128]")
+LONG = TWO_PLACES.replace("repeats = 2", "repeats = 30") + 'machines = 1\nmax_run_time = "30m"\n'
+BOX = TWO_PLACES + '[[on]]\nbackend = "ssh"\nhost = "box"\n'
+# The file, and the bundles that are there: place, run, and what differs from a completed run.
+PLANS: dict[str, tuple[str, list[tuple[int, int, dict[str, Any]]]]] = {
+    "before anything ran": (TWO_PLACES, []),
+    "with some runs": (
+        TWO_PLACES,
+        [(0, 0, {}), (0, 1, {"status": "failed"}), (0, 2, {"status": "preempted"}), (1, 5, {})],
+    ),
+    # Of the 6 runs one is there and two of batch 64 are too large; batch 32 of the other block may fit.
+    "with a run that ran out of memory": (TWO_PLACES, [(1, 0, {"status": "out_of_memory"})]),
+    # One block of the CPU is there: the other takes as long; the T4 has none, so its time is assumed.
+    "with times of earlier runs": (TWO_PLACES, [(0, run, OF_CPU) for run in range(3)]),
+    "with runs that are no longer in the matrix": (OTHER_SIZES, [(0, run, {}) for run in range(3)]),
+    "with runs that may not fit into the limit": (LONG, []),
+    "with a machine without a price": (BOX, []),
+    "with a machine with a price": (BOX + "usd_per_h = 0.5\n", []),
+}
+
+
+def test_plans(golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first as a terminal shows it; of others the lines that differ."""
+    monkeypatch.setattr("platform.node", lambda: "other")
+    texts: list[str] = []
+    for number, (name, (text, bundles)) in enumerate(PLANS.items()):
+        results = tmp_path / str(number)
+        results.mkdir()
+        before = plan(TWO_PLACES, results)
+        for index, (place, run, changes) in enumerate(bundles):
+            seal(results, before, index, place, run, **changes)
+        if bundles:
+            make(results, 99, job={"name": "other", "task": 1, "block": 1, "position": 1}, run_key="00ff")
+        lines = plan(text, results).text(10_000 if number else 100).splitlines()
+        usual = before.text(10_000).splitlines() if number else ()
+        texts += [f"## {name}", *(line.replace(str(results), "RESULTS") for line in lines if line not in usual), ""]
+    golden("plans.txt", "\n".join(texts))
 
 
 def test_a_damaged_bundle_is_run_again(tmp_path: Path) -> None:
@@ -121,37 +145,6 @@ def test_a_damaged_bundle_is_run_again(tmp_path: Path) -> None:
     assert f"damaged     {told}" in second.text(10_000).splitlines()
     (folder / "log.txt").write_bytes(whole)
     assert plan(TWO_PLACES, tmp_path).damaged == {}
-
-
-def test_a_larger_batch_than_one_that_ran_out_of_memory_is_left_out(tmp_path: Path) -> None:
-    first = plan(TWO_PLACES, tmp_path)
-    run = next(n for n, run in enumerate(first.sweep.places[1].runs) if run.spec.batch_size == 32)
-    seal(tmp_path, first, 1, 1, run, status="out_of_memory")
-    t4 = plan(TWO_PLACES, tmp_path).places[1]
-    # Of the 6 runs one is there and two of batch 64 are too large; batch 32 of the other block may fit.
-    assert (len(t4.plan.done), t4.too_large, t4.missing) == (1, 2, 3)
-    assert t4.notes == ("2 runs left out: batch 32 of the same configuration ran out of memory here",)
-
-
-def test_times_are_those_of_earlier_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One block of the CPU is there: the other takes as long; the T4 has none, so its time is assumed."""
-    monkeypatch.setattr("platform.node", lambda: "other")
-    first = plan(TWO_PLACES, tmp_path)
-    of_a_cpu = {"environment__backend": "local", "timing__phases": {"start": 0.0, "end": 100.0}}
-    for run in range(3):
-        seal(tmp_path, first, run, 0, run, **of_a_cpu)
-    here, t4 = plan(TWO_PLACES, tmp_path).places
-    assert (here.seconds, here.measured, here.missing, here.is_paid, here.usd) == (300.0, 3, 3, False, None)
-    assert (t4.measured, t4.seconds is not None, t4.is_paid) == (0, True, True)
-
-
-def test_a_changed_matrix_tells_how_many_runs_are_no_longer_in_it(tmp_path: Path) -> None:
-    before = plan(TWO_PLACES, tmp_path)
-    for run in range(3):
-        seal(tmp_path, before, run, 0, run)
-    make(tmp_path, 9, job={"name": "other", "task": 1, "block": 1, "position": 1}, run_key="00ff")
-    after = plan(TWO_PLACES.replace("[16, 32, 64]", "[32, 64, 128]"), tmp_path)
-    assert "stays       1 run of 'night' not in this matrix any more (other options, code or places)" in after.text()
 
 
 def test_blocks_that_until_has_added_stay_and_count(tmp_path: Path) -> None:
@@ -199,24 +192,6 @@ IMPOSSIBLE = {
 def test_what_a_place_cannot_do(golden: Golden, tmp_path: Path) -> None:
     cases = {name: partial(plan, text, tmp_path) for name, text in IMPOSSIBLE.items()}
     golden("impossible_places.txt", told(cases))
-
-
-def test_runs_that_do_not_fit_into_the_limit_are_told(tmp_path: Path) -> None:
-    long = TWO_PLACES.replace("repeats = 2", "repeats = 30") + 'machines = 1\nmax_run_time = "30m"\n'
-    t4 = plan(long, tmp_path).places[1]
-    assert t4.notes[0] == (
-        "the runs of a machine may not fit into its limit of 30 min: a longer max_run_time, or more "
-        "machines; the next start runs what is left"
-    )
-    assert t4.seconds == 1800
-
-
-def test_a_machine_without_a_price_costs_nothing_that_is_counted(tmp_path: Path) -> None:
-    box = TWO_PLACES + '[[on]]\nbackend = "ssh"\nhost = "box"\n'
-    there_ = plan(box, tmp_path).places[2]
-    assert (there_.is_paid, there_.usd, there_.seconds, there_.machines) == (False, None, None, 1)
-    priced = plan(box + "usd_per_h = 0.5\n", tmp_path).places[2]
-    assert (priced.is_paid, priced.usd, priced.most_usd) == (True, None, 0.5)
 
 
 def test_the_image_or_the_code_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

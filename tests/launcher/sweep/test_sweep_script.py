@@ -36,57 +36,33 @@ def read(text: str, environment: dict[str, str] | None = None) -> Matrix:
     return matrix.read(tomllib.loads(text), file=FILE, environment=environment or {}, config_folder=None)
 
 
-def commands(text: str) -> list[str]:
-    [place] = read(text).places
-    return [" ".join(one.spec.script) for one in place.configurations]
+def command(words: str, *, axes: str = AXES) -> str:
+    return f"[script]\ncommand = {words}\n{axes}{HERE}"
 
 
-# --- the file
+EXCLUDE = "[[exclude]]\nargs.lr = 0.1\nargs.amp = [false]\n"
+DOTTED = '[matrix]\nargs."optim.lr" = [0.1]\nargs.batch-size = [32]\n'
+COMMANDS = {
+    "appended, true as the option alone and false not at all": SCRIPT + AXES + HERE,
+    "of hydra": command('["train.py", "lr={lr}", "use={amp}"]'),
+    "twice": command('["-m", "{lr}.train", "{lr}"]'),
+    "no axis": command('["train.py", "{data}/x"]'),
+    "JSON": command("""["train.py", '{"a": 1}']"""),
+    "with a dot or a dash in the name": command('["train.py", "{optim.lr}"]', axes=DOTTED),
+    "with run options and excludes": f"{SCRIPT}[defaults]\niterations = 5\n{AXES}warmup = [1]\n{EXCLUDE}{HERE}",
+}
 
 
-def test_a_value_is_appended_true_as_the_option_alone_and_false_not_at_all() -> None:
-    assert commands(SCRIPT + AXES + HERE) == [
-        "train.py --epochs 1 --lr 0.1 --amp",
-        "train.py --epochs 1 --lr 0.1",
-        "train.py --epochs 1 --lr 1e-05 --amp",
-        "train.py --epochs 1 --lr 1e-05",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        pytest.param('["train.py", "lr={lr}", "use={amp}"]', "train.py lr=0.1 use=true", id="of hydra"),
-        pytest.param('["-m", "{lr}.train", "{lr}"]', "-m 0.1.train 0.1 --amp", id="twice"),
-        pytest.param('["train.py", "{data}/x"]', "train.py {data}/x --lr 0.1 --amp", id="no axis"),
-        pytest.param("""["train.py", '{"a": 1}']""", 'train.py {"a": 1} --lr 0.1 --amp', id="JSON"),
-    ],
-)
-def test_a_value_is_put_where_the_command_has_its_name(command: str, words: str) -> None:
-    assert commands(f"[script]\ncommand = {command}\n{AXES}{HERE}")[0] == words
-
-
-def test_an_argument_may_have_a_dot_or_a_dash_in_its_name() -> None:
-    text = '[script]\ncommand = ["train.py", "{optim.lr}"]\n[matrix]\nargs."optim.lr" = [0.1]\nargs.batch-size = [32]\n'
-    assert commands(text + HERE) == ["train.py 0.1 --batch-size 32"]
-
-
-def test_names_excludes_and_run_options() -> None:
-    exclude = "[[exclude]]\nargs.lr = 0.1\nargs.amp = [false]\n"
-    text = f"{SCRIPT}[defaults]\niterations = 5\n{AXES}warmup = [1]\n{exclude}{HERE}"
-    [place] = read(text, {"ROOFLAUNCH_MODEL": "vgg11"}).places
-    assert [one.text for one in place.configurations] == [
-        "lr 0.1, amp true, warmup 1",
-        "lr 1e-05, amp true, warmup 1",
-        "lr 1e-05, amp false, warmup 1",
-    ]
+def test_arguments_of_the_matrix_become_words_of_the_script(golden: Golden) -> None:
+    texts = []
+    for name, text in COMMANDS.items():
+        [place] = read(text, {"ROOFLAUNCH_MODEL": "vgg11"}).places
+        texts += [f"## {name}", *(f"{one.text}: {' '.join(one.spec.script)}" for one in place.configurations), ""]
+    golden("commands.txt", "\n".join(texts))
     first = place.configurations[0].spec
     assert (first.iterations, first.warmup, first.device, first.model) == (5, 1, Device.CPU, "resnet18")
-    assert {name: str(origin) for name, origin in place.origin.items()} == {
-        "device": "option",
-        "iterations": "option",
-        "warmup": "option",
-    }
+    origin = {name: str(where) for name, where in place.origin.items()}
+    assert origin == {"device": "option", "iterations": "option", "warmup": "option"}
 
 
 def test_what_a_script_is_given_stands_in_its_section_or_at_a_place() -> None:
