@@ -5,7 +5,6 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -127,72 +126,44 @@ def test_the_engine_is_the_one_that_docker_would_use(
     assert (found.root_folder, found.version) == (asked, "28.2.2")
 
 
-@pytest.mark.parametrize(
-    ("lay_out", "found"),
-    [
-        (lambda _home, _env: None, False),
-        (lambda home, _env: (home / "docker.sock").touch(), True),
-        (lambda _home, env: env.setenv("DOCKER_HOST", "tcp://10.0.0.1:2376"), True),
-        (lambda home, _env: configure(home, b'{"currentContext": "desktop-linux"}'), True),
-        (lambda home, _env: configure(home, b'{"auths": {}}'), False),
-        (lambda home, _env: configure(home, b"\xff"), False),
-    ],
-    ids=["nothing", "socket", "DOCKER_HOST", "context", "no context", "no text"],
-)
-def test_whether_an_engine_could_be_there(
-    lay_out: Callable[[Path, pytest.MonkeyPatch], None], found: bool, no_engine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lay_out(no_engine.parent, monkeypatch)
-    assert docker_engine.socket_exists() is found
+def test_whether_an_engine_could_be_there(no_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert docker_engine.socket_exists() is False
+    config = no_engine.parent / ".docker/config.json"
+    config.parent.mkdir()
+    for content, found in ((b'{"currentContext": "desktop-linux"}', True), (b'{"auths": {}}', False), (b"\xff", False)):
+        config.write_bytes(content)
+        assert docker_engine.socket_exists() is found
+    no_engine.touch()
+    assert docker_engine.socket_exists() is True
+    no_engine.unlink()
+    monkeypatch.setenv("DOCKER_HOST", "tcp://10.0.0.1:2376")
+    assert docker_engine.socket_exists() is True
 
 
-def configure(home: Path, content: bytes) -> None:
-    (home / ".docker").mkdir()
-    (home / ".docker" / "config.json").write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("changes", "name", "digest"),
-    [
-        ({}, "rooflaunch:cpu-0123456789ab", ""),
-        ({"tags": ("a:1", "host/a:1", "host:5005/a/b:cpu-01")}, "a:1", ""),
-        ({"tags": ()}, "sha256:ab", ""),
-        ({"reference": "host:5005/n@sha256:cd"}, "rooflaunch:cpu-0123456789ab", "sha256:cd"),
-        ({"tags": (), "reference": "host:5005/n@sha256:cd"}, "host:5005/n@sha256:cd", "sha256:cd"),
-    ],
-)
-def test_names_of_an_image(changes: dict[str, Any], name: str, digest: str) -> None:
-    tags = ("rooflaunch:cpu", "rooflaunch:cpu-0123456789ab")
+def test_names_of_an_image() -> None:
+    tags, reference = ("rooflaunch:cpu", "rooflaunch:cpu-0123456789ab"), "host:5005/n@sha256:cd"
     plain = Image(id="sha256:ab", tags=tags, reference="", size_bytes=1, created="", labels={})
-    image = replace(plain, **changes)
-    assert (image.name, image.digest) == (name, digest)
+    assert (plain.name, plain.digest) == (tags[1], "")
+    assert replace(plain, tags=("a:1", "host/a:1", "host:5005/a/b:cpu-01")).name == "a:1"
+    assert replace(plain, tags=()).name == "sha256:ab"
+    assert (replace(plain, reference=reference).name, replace(plain, reference=reference).digest) == (
+        tags[1],
+        "sha256:cd",
+    )
+    assert replace(plain, tags=(), reference=reference).name == reference
 
 
-@pytest.mark.parametrize(
-    ("runtimes", "hook", "found"),
-    [
-        ({"runc": {}}, None, False),
-        (None, None, False),
-        ({"runc": {}, "nvidia": {}}, None, True),
-        ({"runc": {}}, "/usr/bin/nvidia-container-runtime-hook", True),
-    ],
-)
-def test_engine_with_gpus(
-    runtimes: object, hook: str | None, found: bool, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "which", {"nvidia-container-runtime-hook": hook}.__getitem__)
-    assert docker.engine(Runtimes=runtimes).has_gpus is found
+def test_engine_with_gpus(docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
+    for runtimes, found in (({"runc": {}}, False), (None, False), ({"runc": {}, "nvidia": {}}, True)):
+        assert docker.engine(Runtimes=runtimes).has_gpus is found
+    monkeypatch.setattr(shutil, "which", {"nvidia-container-runtime-hook": "/usr/bin/hook"}.__getitem__)
+    assert docker.engine(Runtimes={"runc": {}}).has_gpus is True
 
 
-@pytest.mark.parametrize(
-    ("options", "caller"),
-    [(["name=seccomp,profile=default"], f"{os.getuid()}:{os.getgid()}"), (["name=rootless"], "0:0"), (None, None)],
-)
-def test_files_in_a_mounted_folder_are_the_callers(
-    options: list[str] | None, caller: str | None, docker: FakeDocker
-) -> None:
-    expected = caller or f"{os.getuid()}:{os.getgid()}"
-    assert docker.engine(SecurityOptions=options).caller == expected
+def test_files_in_a_mounted_folder_are_the_callers(docker: FakeDocker) -> None:
+    ours = f"{os.getuid()}:{os.getgid()}"
+    for options, caller in ((["name=seccomp,profile=default"], ours), (["name=rootless"], "0:0"), (None, ours)):
+        assert docker.engine(SecurityOptions=options).caller == caller
 
 
 def test_image_by_id_or_tag(docker: FakeDocker) -> None:
@@ -216,22 +187,17 @@ def test_image_by_id_or_tag(docker: FakeDocker) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("listed", "platforms"),
-    [
-        (None, set()),
-        ([], set()),
-        ([{"architecture": "arm64", "os": "linux", "variant": "v8"}], {"linux/arm64"}),
-        ([{"architecture": "amd64", "os": "linux"}, {"architecture": "unknown", "os": "unknown"}, {}], {"linux/amd64"}),
-    ],
-)
-def test_what_a_registry_has_an_image_for(
-    listed: list[dict[str, str]] | None, platforms: set[str], docker: FakeDocker
-) -> None:
+def test_what_a_registry_has_an_image_for(docker: FakeDocker) -> None:
     docker.registry["debian:12-slim"] = "sha256:ab"
-    docker.platforms["debian:12-slim"] = listed
+    arm = {"architecture": "arm64", "os": "linux", "variant": "v8"}
+    several: list[dict[str, str]] = [
+        {"architecture": "amd64", "os": "linux"},
+        {"architecture": "unknown", "os": "unknown"},
+    ]
+    for listed, platforms in ((None, set()), ([], set()), ([arm], {"linux/arm64"}), ([*several, {}], {"linux/amd64"})):
+        docker.platforms["debian:12-slim"] = listed
+        assert docker.engine().registry_platforms("debian:12-slim") == platforms
     assert docker.engine().registry_digest("debian:12-slim") == "sha256:ab"
-    assert docker.engine().registry_platforms("debian:12-slim") == platforms
     for ask in (docker.engine().registry_platforms, docker.engine().registry_digest):
         with pytest.raises(ToolError, match=r"^cannot look up 'debian:13': dial tcp: no route to host$") as caught:
             ask("debian:13")

@@ -50,26 +50,27 @@ def log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_build_logs_everything_and_shows_its_steps(
-    docker: FakeDocker, log: Path, capsys: pytest.CaptureFixture[str]
+    golden: Golden, docker: FakeDocker, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    docker.build_messages = [*GOOD]
-    built = build.build(docker.engine(), RECIPE)
-    assert (built.image_id, built.tag, built.cached) == ("sha256:new", RECIPE.tag, False)
-    assert (built.base, built.base_digest, built.size_bytes) == ("debian:12-slim", "sha256:ba", 193_000_000)
-    assert capsys.readouterr().err.splitlines() == [
-        f"building {RECIPE.tag}; log: {log}",
-        "step 1 of 2: the base image",
-        "step 2 of 2: PyTorch",
-    ]
-    assert log.read_text().splitlines() == [
-        "Step 1/2 : FROM x",
-        " ---> 0123",
-        "Step 2/2 : RUN pip install torch",
-        "Collecting torch",
-        "Installing",
-        "",
-        "Successfully built 0123",
-    ]
+    """Without a terminal and on one, whose line is cleared before each step and overwritten by the next line."""
+    lines = ("  a line that is too long\n", "short\n")
+    long = [{"stream": text} for text in (f"Step 1/1 : RUN {'x' * 100}\n", *lines)]
+    pip = [{"stream": "Step 3/4 : ARG A\n"}, {"stream": "Step 4/4 : RUN pip install torch\n"}, *GOOD[3:5]]
+    texts = []
+    for messages, columns, stream in (
+        *((GOOD, "80", io.StringIO()), (long, "200", io.StringIO())),
+        *((long, "20", Terminal()), (pip, "60", Terminal())),
+    ):
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setenv("COLUMNS", columns)
+        docker.build_messages = [*messages, GOOD[5]]
+        built = build.build(docker.engine(), RECIPE, cached=False)
+        assert (built.image_id, built.tag, built.cached) == ("sha256:new", RECIPE.tag, False)
+        assert (built.base, built.base_digest, built.size_bytes) == ("debian:12-slim", "sha256:ba", 193_000_000)
+        shown = ascii(stream.getvalue().partition("\n")[2]).replace("\\n", "\n")
+        texts.append(f"{columns} columns\n{shown}\nlog:\n{log.read_text()}")
+    golden("progress.txt", "\n".join(texts))
+    assert [each["nocache"] for each in docker.builds] == [True] * 4
 
 
 def test_build_is_asked_for_with_everything_of_the_recipe(docker: FakeDocker, log: Path) -> None:
@@ -185,50 +186,6 @@ def test_log_is_in_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.mark.usefixtures("log")
-def test_long_commands_are_shortened(docker: FakeDocker, capsys: pytest.CaptureFixture[str]) -> None:
-    docker.build_messages = [{"stream": f"Step 1/1 : {'x' * 101}\n"}, *GOOD[5:]]
-    build.build(docker.engine(), RECIPE)
-    assert capsys.readouterr().err.splitlines()[1] == f"step 1 of 1: {'x' * 99}…"
-
-
-def test_terminal_shows_the_newest_line_in_its_width(
-    docker: FakeDocker, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "20")
-    docker.build_messages = [
-        {"stream": "Step 1/1 : RUN a long command\n"},
-        {"stream": "  a line that is too long\n"},
-        {"stream": "short\n"},
-        *GOOD[5:6],
-    ]
-    build.build(docker.engine(), RECIPE)
-    assert log.is_file()
-    # Cleared before each step and at the end; an output line takes 4 + 15 columns of 20, and overwrites the last one.
-    assert terminal.getvalue().partition("\n")[2] == (
-        "\r\x1b[Kstep 1 of 1: RUN a \n\r    a line that is \r    short          \r\x1b[K"
-    )
-
-
-def test_a_wide_terminal_has_a_bar(docker: FakeDocker, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "60")
-    docker.build_messages = [
-        {"stream": "Step 3/4 : ARG TORCH_VERSION\n"},
-        {"stream": "Step 4/4 : RUN pip install --no-cache-dir torch\n"},
-        {"stream": "Collecting torch\n"},
-        *GOOD[5:6],
-    ]
-    build.build(docker.engine(), RECIPE)
-    assert log.is_file()
-    bar = "[###############.....] "
-    shown = terminal.getvalue().partition("\n")[2]
-    assert shown == f"\r\x1b[Kstep 4 of 4: PyTorch\n\r    {bar}{'Collecting torch':<32}\r\x1b[K"
 
 
 def test_steps_that_take_time_are_said_in_words() -> None:

@@ -364,23 +364,17 @@ def request(**fields: Any) -> Request:
     return Request(**{**plain, "runtime": "docker", "limit_s": 600, "spec": {}, **fields})
 
 
-@pytest.mark.parametrize(
-    ("phases", "upload_s"),
-    [
+def test_upload() -> None:
+    listed = {"us-central1": {"usd_per_h": 0.9, "source": "a test", "read": "2026-11-20", "disk_usd_per_h": 0.1}}
+    for phases, upload_s in (
         ({**ENDED, **UPLOADED}, 36.0),
         ({**ENDED, **UPLOADED, "profile_ended": "2026-11-21T12:01:30Z"}, 6.0),
         ({**ENDED, "uploaded": "2026-11-21T12:01:36Z"}, 36.0),
-        (ENDED, None),
-        (UPLOADED, None),
-        ({}, None),
+        *((dict[str, str](lacking), None) for lacking in (ENDED, UPLOADED, {})),
         # The machine was taken away after its first end, and another one did the rest.
         ({**ENDED, **UPLOADED, "uploaded": "2026-11-21T13:00:00Z"}, None),
         ({**ENDED, **UPLOADED, "run_ended": "soon"}, None),
-    ],
-    ids=["a run", "profiled", "not finished", "not uploaded", "no run", "nothing", "resumed", "damaged"],
-)
-def test_upload(phases: dict[str, str], upload_s: float | None) -> None:
-    listed = {"us-central1": {"usd_per_h": 0.9, "source": "a test", "read": "2026-11-20", "disk_usd_per_h": 0.1}}
-    priced = upload_of(request(prices=listed), "us-central1-a", phases)
-    assert priced == (Spent() if upload_s is None else Spent(seconds={"upload": upload_s}, usd=upload_s / 3600))
-    assert upload_of(request(), "us-central1-a", phases).usd is None
+    ):
+        priced = upload_of(request(prices=listed), "us-central1-a", phases)
+        assert priced == (Spent() if upload_s is None else Spent(seconds={"upload": upload_s}, usd=upload_s / 3600))
+        assert upload_of(request(), "us-central1-a", phases).usd is None

@@ -4,6 +4,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,12 +15,12 @@ from launcher import docker_engine
 from launcher.kinds import Runtime
 from launcher.machine import containers, local, runtime
 from launcher.machine.containers import ContainerLimits
-from launcher.machine.local import LocalPlan
+from launcher.machine.local import LocalOutcome, LocalPlan
 from launcher.machine.runtime import Choice
-from tests.launcher.told import Golden, printed
+from tests.launcher.told import Golden, printed, told
 from workload.contract import bundle
-from workload.contract.errors import ExitCode, RunFailedError, ToolError, UsageError
-from workload.contract.record import Record, Spec, Status, to_json
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.record import Record, Spec, Status
 from workload.contract.spec import RunSpec, resolve
 from workload.environment import gpu_index
 from workload.environment.gpu_index import ListedGpu
@@ -75,85 +76,86 @@ def open_bundle(output: Path) -> Path:
     return folder
 
 
-@pytest.mark.world
-def test_killed_trainer_leaves_a_bundle_that_says_so(tmp_path: Path) -> None:
-    left = open_bundle(tmp_path)
-    script = f"import os; print({str(left)!r}, flush=True); os.kill(os.getpid(), 9)"
-    outcome = local.run(replace(make_plan({}), command=(sys.executable, "-c", script)))
-    assert outcome.exit_code == ExitCode.RUN_FAILED
-    assert isinstance(outcome.error, RunFailedError)
-    assert str(outcome.error).startswith("the trainer was killed by SIGKILL")
-    assert outcome.error.hint == "if `dmesg` shows that memory ran out, try a smaller --batch-size"
-    (found,) = outcome.bundles
-    assert (found.path, found.document["status"], found.document["error"]) == (
-        left,
-        "failed",
-        str(outcome.error),
-    )
-    assert outcome.to_json() == {"exit_code": 6, "runs": [{"path": str(left), **to_json(found.record)}]}
+def ended(outcome: LocalOutcome) -> str:
+    lines = [f"exit code {int(outcome.exit_code)}", *([outcome.error.report()] if outcome.error else [])]
+    for found in outcome.bundles:
+        document, spec = found.document, found.record.spec
+        facts = found.record.environment.host
+        host = "with" if facts and facts.kernel else "without"
+        lines.append(f"bundle: {document['status']}: {document.get('error')}; {spec.model}, batch {spec.batch_size}")
+        lines.append(f"        {len(found.steps())} steps, {host} facts of the host")
+    return "\n".join(lines)
 
 
 @pytest.mark.world
-@pytest.mark.parametrize(
-    ("script", "code", "status", "error"),
-    [
-        (
-            "os.kill(os.getpid(), 6)",
-            ExitCode.RUN_FAILED,
-            "failed",
-            "the trainer was killed by SIGABRT; its bundle keeps the steps so far",
-        ),
-        ("raise ValueError", ExitCode.BUG, "failed", "the trainer ended with a traceback"),
-    ],
-)
-def test_trainer_that_ended_before_its_first_bundle_leaves_one(
-    script: str, code: int, status: str, error: str, tmp_path: Path
+def test_how_a_trainer_ends(golden: Golden, tmp_path: Path) -> None:
+    def ran(script: str, *, leaves_bundle: bool = False, is_sealed: bool = False) -> str:
+        output = tmp_path / str(len(list(tmp_path.iterdir())))
+        output.mkdir()
+        if leaves_bundle:
+            left = open_bundle(output)
+            script = f"print({str(left)!r}, flush=True); {script}"
+        if is_sealed:
+            bundle.seal_unfinished(left, Status.OUT_OF_MEMORY, "too big")
+        command = (sys.executable, "-c", f"import os; {script}")
+        return ended(local.run(replace(make_plan({"device": "cpu"}, output=output), command=command)))
+
+    cases = {
+        "killed": partial(ran, "os.kill(os.getpid(), 9)", leaves_bundle=True),
+        "killed before its first bundle": partial(ran, "os.kill(os.getpid(), 6)"),
+        "a bug before its first bundle": partial(ran, "raise ValueError"),
+        "failed, and said it": partial(ran, "raise SystemExit(7)", leaves_bundle=True),
+        "failed, and sealed its bundle": partial(ran, "raise SystemExit(7)", leaves_bundle=True, is_sealed=True),
+    }
+    golden("trainers.txt", told(cases))
+
+
+def test_how_a_container_ends(
+    golden: Golden, docker: FakeDocker, choice: Choice, caller: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = make_plan({"device": "cpu"}, output=tmp_path)
-    outcome = local.run(replace(plan, command=(sys.executable, "-c", f"import os; {script}")))
-    (found,) = outcome.bundles
-    assert (outcome.exit_code, found.document["status"], found.document["error"]) == (code, status, error)
-    assert (found.document["spec"]["model"], found.document["spec"]["batch_size"]) == ("resnet18", 16)
-    assert found.document["environment"]["host"]["kernel"]
-    assert found.steps() == []
+    def ran(
+        *pieces: Callable[[], None], is_announced: bool = True, of_profile: dict[str, Any] | None = None, **ends: Any
+    ) -> str:
+        """Run a container with these pieces, by default a whole run; `of_profile`: how that of its profile ends."""
+        output = Path(f"out{len(docker.containers.created)}")
+
+        def train() -> None:
+            bundle.seal(open_bundle(caller / output))
+            docker.containers.pieces = ()
+            vars(docker.containers).update(of_profile or {})
+
+        announced = [(f"{caller}/{output}/run-1\n".encode(), b"warmup 1/3\n")] if is_announced else []
+        docker.containers.pieces = [*announced, *pieces] if pieces or not is_announced else [train, *announced]
+        vars(docker.containers).update({"exit_code": 0, "out_of_memory": False, "absent": None, **ends})
+        limits, facts = ContainerLimits(memory_bytes=300 * 2**20), {"host": {"kernel": "6.1"}}
+        given: dict[str, object] = {"device": "cpu", "profile": "none" if of_profile is None else "torch"}
+        outcome = local.run(make_plan(given, choice, output=output, limits=limits, outside=facts))
+        said = [line for line in capsys.readouterr().err.splitlines() if "docker run" not in line]
+        return "\n".join([ended(outcome), *said])
+
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def vanish() -> NoReturn:
+        raise LOST
+
+    cases = {
+        "whole": ran,
+        "its profile has said why it failed": partial(ran, of_profile={"exit_code": ExitCode.TOOL}),
+        "its profile is killed": partial(ran, of_profile={"exit_code": 137}),
+        "its profile does not start": partial(ran, of_profile={"absent": LOST}),
+        "memory runs out before its first bundle": partial(ran, is_announced=False, exit_code=137, out_of_memory=True),
+        "interrupted before its first bundle": partial(ran, interrupt, interrupt, is_announced=False),
+        "the engine goes away": partial(ran, vanish, is_announced=False),
+        "the engine goes away after its first bundle": partial(ran, vanish),
+    }
+    golden("containers.txt", told(cases))
+    assert {each.arguments["image"] for each in docker.containers.created} == {"sha256:ab"}
 
 
-@pytest.mark.world
-def test_trainer_that_failed_by_itself_has_said_it(tmp_path: Path) -> None:
-    left = open_bundle(tmp_path)
-    script = f"print({str(left)!r}); raise SystemExit(7)"
-    outcome = local.run(replace(make_plan({}), command=(sys.executable, "-c", script)))
-    assert (outcome.exit_code, outcome.bundles, outcome.error) == (7, (), None)
-    bundle.seal_unfinished(left, Status.OUT_OF_MEMORY, "too big")
-    outcome = local.run(replace(make_plan({}), command=(sys.executable, "-c", script)))
-    assert (outcome.exit_code, [each.path for each in outcome.bundles], outcome.error) == (7, [left], None)
+LOST = ConnectionResetError("Connection reset by peer")
 
 
-Train = Callable[[], None]
-
-
-@pytest.fixture
-def train(docker: FakeDocker, caller: Path) -> Train:
-    """What the trainer in the container does: a complete bundle in `out`; the next container prints nothing."""
-
-    def run() -> None:
-        bundle.seal(open_bundle(caller / "out"))
-        docker.containers.pieces = ()
-
-    docker.containers.pieces = [run, (f"{caller}/out/run-1\n".encode(), b"warmup 1/3\n")]
-    return run
-
-
-@pytest.mark.usefixtures("train")
-def test_container_runs_the_plan(docker: FakeDocker, choice: Choice, capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = local.run(make_plan({}, choice))
-    assert (outcome.exit_code, outcome.error) == (ExitCode.DONE, None)
-    assert [found.path for found in outcome.bundles] == [Path("out/run-1")]
-    assert capsys.readouterr() == ("", "warmup 1/3\n")
-    assert [each.arguments["image"] for each in docker.containers.created] == ["sha256:ab"]
-
-
-@pytest.mark.usefixtures("train")
 @pytest.mark.parametrize(
     ("profile", "restricted", "privileged"), [("torch", True, False), ("ncu", False, False), ("ncu", True, True)]
 )
@@ -163,9 +165,15 @@ def test_profile_is_a_container_of_its_own(
     privileged: bool,
     docker: FakeDocker,
     choice: Choice,
+    caller: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    def train() -> None:
+        bundle.seal(open_bundle(caller / "out"))
+        docker.containers.pieces = ()
+
+    docker.containers.pieces = [train, (f"{caller}/out/run-1\n".encode(), None)]
     monkeypatch.setattr(containers, "counters_restricted", lambda _: restricted)
     assert local.run(make_plan({"profile": profile}, choice)).exit_code == 0
     timing, second = (each.arguments for each in docker.containers.created)
@@ -175,80 +183,6 @@ def test_profile_is_a_container_of_its_own(
     assert second["mounts"] == timing["mounts"]
     assert f"profile {folder}\n" in capsys.readouterr().err, "the command is echoed"
     assert docker.containers.there == {}
-
-
-LOST = ConnectionResetError("Connection reset by peer")
-NO_START = "a container of 'sha256:ab' did not start: Connection reset by peer"
-
-
-@pytest.mark.parametrize(
-    ("changes", "warning"),
-    [
-        # The pass has said itself why there is no profile.
-        ({"exit_code": ExitCode.TOOL}, ""),
-        ({"exit_code": 137}, "warning: the profile pass ended with exit code 137; the run is complete\n"),
-        ({"absent": LOST}, f"warning: the run is complete, but without a profile: {NO_START}\n"),
-    ],
-)
-def test_profile_that_fails_or_does_not_start_costs_nothing(
-    changes: dict[str, Any],
-    warning: str,
-    docker: FakeDocker,
-    choice: Choice,
-    train: Train,
-    caller: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def run() -> None:
-        train()
-        vars(docker.containers).update(changes)
-
-    docker.containers.pieces = [run, (f"{caller}/out/run-1\n".encode(), None)]
-    outcome = local.run(make_plan({"profile": "torch"}, choice))
-    assert (outcome.exit_code, outcome.error, len(outcome.bundles)) == (ExitCode.DONE, None, 1)
-    assert capsys.readouterr().err.partition("\n")[2] == warning
-
-
-def test_container_that_was_killed_while_it_imported_torch_leaves_a_bundle(
-    docker: FakeDocker, choice: Choice, caller: Path
-) -> None:
-    docker.containers.exit_code, docker.containers.out_of_memory = 137, True
-    limits = ContainerLimits(memory_bytes=300 * 2**20)
-    outcome = local.run(make_plan({"device": "cpu"}, choice, limits=limits, outside={"host": {"kernel": "6.1"}}))
-    (found,) = outcome.bundles
-    assert (outcome.exit_code, found.path.parent.absolute()) == (ExitCode.OUT_OF_MEMORY, caller / "out")
-    assert (found.document["status"], found.document["error"]) == (
-        "out_of_memory",
-        "the run was killed at the container's limit of 300m of memory",
-    )
-    assert found.document["environment"]["container"]["image"] == "rooflaunch:cpu"
-
-
-def test_interrupted_container_leaves_no_bundle_of_a_run_that_had_not_begun(
-    docker: FakeDocker, choice: Choice, caller: Path
-) -> None:
-    docker.containers.pieces = [lambda: signal.raise_signal(signal.SIGINT), lambda: signal.raise_signal(signal.SIGINT)]
-    outcome = local.run(make_plan({"device": "cpu"}, choice))
-    assert (outcome.exit_code, outcome.bundles, list((caller / "out").iterdir())) == (ExitCode.INTERRUPTED, (), [])
-    assert str(outcome.error) == "interrupted by Ctrl-C"
-
-
-@pytest.mark.parametrize(
-    ("pieces", "told"), [([], ""), ([(b"{home}/out/run-1\n", None)], "; its measurements are in 'out/run-1'")]
-)
-def test_engine_that_goes_away_is_said_with_what_was_measured(
-    pieces: list[tuple[bytes, None]], told: str, docker: FakeDocker, choice: Choice, caller: Path
-) -> None:
-    def vanish() -> NoReturn:
-        raise ConnectionResetError("Connection reset by peer")
-
-    printed = [(out.replace(b"{home}", str(caller).encode()), err) for out, err in pieces]
-    docker.containers.pieces = [*printed, vanish]
-    with pytest.raises(ToolError) as caught:
-        local.run(make_plan({}, choice))
-    lost = "the Docker engine stopped while container fake_0 ran: Connection reset by peer"
-    assert str(caught.value) == f"{lost}{told}"
-    assert caught.value.hint == "start Docker (`sudo systemctl start docker`, or Docker Desktop)"
 
 
 def test_folder_that_cannot_be_made_is_said_before_the_start(docker: FakeDocker, choice: Choice, caller: Path) -> None:

@@ -131,33 +131,18 @@ def test_newest_image_for_this_code_wins(docker: FakeDocker, lay_out: LayOut) ->
     assert shown(choose(Runtime.DOCKER, RunSpec())).endswith("; sha256:newer")
 
 
-@pytest.mark.parametrize(
-    ("printed", "index", "found"),
-    [
-        ("8.9\n", None, (8, 9)),
-        ("7.0\n8.9\n", None, (7, 0)),
-        ("12.0\n", 1, (12, 0)),
-        ("", None, None),
-        ("NVIDIA-SMI has failed\n", None, None),
-        ("[N/A]\n", None, None),
-    ],
-)
-def test_capability_of_a_gpu(
-    printed: str, index: int | None, found: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def smi(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        assert command[0] == "nvidia-smi"
-        assert command[3:] == ([] if index is None else [f"--id={index}"])
-        return subprocess.CompletedProcess(command, returncode=0, stdout=printed)
+def test_capability_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capability(printed: str | Exception, *asked: int) -> tuple[int, int] | None:
+        def smi(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+            assert (command[0], command[3:]) == ("nvidia-smi", [f"--id={index}" for index in asked])
+            if isinstance(printed, Exception):
+                raise printed
+            return subprocess.CompletedProcess(command, returncode=0, stdout=printed)
 
-    monkeypatch.setattr(subprocess, "run", smi)
-    assert runtime.gpu_capability(index) == found
+        monkeypatch.setattr(subprocess, "run", smi)
+        return runtime.gpu_capability(*asked)
 
-
-@pytest.mark.parametrize("raised", [FileNotFoundError("nvidia-smi"), subprocess.TimeoutExpired("nvidia-smi", 10)])
-def test_no_driver_has_no_capability(raised: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def smi(*_: Any, **__: Any) -> NoReturn:
-        raise raised
-
-    monkeypatch.setattr(subprocess, "run", smi)
-    assert runtime.gpu_capability() is None
+    assert [capability("8.9\n"), capability("7.0\n8.9\n"), capability("12.0\n", 1)] == [(8, 9), (7, 0), (12, 0)]
+    failures = (FileNotFoundError("nvidia-smi"), subprocess.TimeoutExpired("nvidia-smi", 10))
+    for printed in ("", "NVIDIA-SMI has failed\n", "[N/A]\n", *failures):
+        assert capability(printed) is None

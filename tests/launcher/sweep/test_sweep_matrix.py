@@ -155,22 +155,13 @@ def test_what_is_wrong_with_a_file(golden: Golden) -> None:
     golden("wrong_matrices.txt", told({name: partial(read, text) for name, text in WRONG.items()}))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"[matrix", "is no TOML: "),
-        (b"\xff", "is no TOML: "),
-        (b"a = " + b"[" * 5000, "is no TOML: "),
-        (None, "there is no matrix "),
-        ("folder", "cannot be read: Is a directory$"),
-    ],
-    ids=["no TOML", "no text", "deep", "no file", "a folder"],
-)
-def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | str | None, message: str) -> None:
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "m.toml"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content:
-        path.mkdir()
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match="there is no matrix "):
         matrix.load(path)
+    for content in (b"[matrix", b"\xff", b"a = " + b"[" * 5000):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match="is no TOML: "):
+            matrix.load(path)
+    with pytest.raises(UsageError, match=r"cannot be read: Is a directory$"):
+        matrix.load(tmp_path)

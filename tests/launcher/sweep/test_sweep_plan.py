@@ -245,21 +245,18 @@ def test_what_is_missing_keeps_the_order_and_the_number_of_its_task() -> None:
     assert [one.run_key for one in place.runs] == ["a", "b", "c", "d"]
 
 
-@pytest.mark.parametrize(
-    ("out_of_memory", "expected"),
-    [
+def test_larger_batches_than_one_that_ran_out_of_memory() -> None:
+    runs = (run("default", None), run("b32", 32), run("b64", 64), run("other", 64, model="vgg11"))
+    place = with_tasks(runs, (run("b64 again", 64, block=2),))
+    for out_of_memory, expected in (
         ((), {}),
         (("b32",), {"b64": 32, "b64 again": 32}),
+        # The same batch may fit another time.
         (("b64",), {}),
         (("b64", "b32"), {"b64 again": 32}),
         (("default",), {}),
-    ],
-    ids=["none did", "smaller", "the same batch may fit another time", "the smallest counts", "batch of the device"],
-)
-def test_larger_batches_than_one_that_ran_out_of_memory(out_of_memory: tuple[str, ...], expected: object) -> None:
-    runs = (run("default", None), run("b32", 32), run("b64", 64), run("other", 64, model="vgg11"))
-    place = with_tasks(runs, (run("b64 again", 64, block=2),))
-    assert place.too_large(out_of_memory) == expected
+    ):
+        assert place.too_large(out_of_memory) == expected
 
 
 def test_devices_of_a_place_are_those_of_its_largest_configuration_even_if_that_is_done() -> None:
