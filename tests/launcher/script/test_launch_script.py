@@ -11,6 +11,7 @@ import pytest
 
 from launcher.machine import local, task
 from launcher.machine.script_process import Workplace
+from tests.launcher.script import tiny
 from tests.launcher.told import Golden, printed
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, RunFailedError, UsageError
@@ -19,22 +20,9 @@ from workload.contract.spec import SCRIPT_OPTIONS, RunSpec, options, resolve
 from workload.contract.trainer import Context
 from workload.run import unfinished
 
-# Steps of a fraction of a millisecond, enough of them to be understood, counted and measured.
-TINY = """\
-import os, sys, torch
-from torch.utils.data import DataLoader, TensorDataset
-model = torch.nn.Linear(8, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for images, labels in DataLoader(TensorDataset(torch.randn(160, 8), torch.randint(4, (160,))), batch_size=4):
-    optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(model(images), labels).backward()
-    optimizer.step()
-open("written.txt", "a").write(repr([sys.argv[1:], os.environ.get("CUDA_VISIBLE_DEVICES")]) + chr(10))
-"""
 SHOWN = "train.py --root '{data}' --token '[redacted]'"
 APART = "Model and data, without a script"
 Launch = Callable[..., int]
-FEW = ("--cpu", "--warmup", "1", "--iterations", "3", "--no-ceilings")
 
 
 @pytest.fixture
@@ -148,12 +136,11 @@ def test_a_script_runs_here_as_by_itself(folder: Path, launch: Launch, capsys: p
     (folder / "data").mkdir()
     (folder / "workload").mkdir()
     (folder / "workload" / "__init__.py").write_text("raise SystemExit('the wrong workload')\n")
-    (folder / "train.py").write_text(TINY)
+    for name, text in tiny.FILES.items():
+        (folder / name).write_text(text)
     line = ("--repeats", "2", "--data", "data", "--", "train.py", "--root", "{data}", "--api-key", "hunter2")
-    assert launch("local", *FEW, *line) == 0
+    assert launch("local", *tiny.FEW, *line) == 0
     printed = capsys.readouterr()
-    # Each is ended after its last measured step.
-    assert not (folder / "written.txt").exists()
     bundles = [bundle.read(path) for path in sorted((folder / "results").iterdir())]
     assert [one.record.status for one in bundles] == [Status.COMPLETED, Status.COMPLETED]
     assert sorted(one.record.repeat.index for one in bundles if one.record.repeat) == [1, 2]
@@ -162,7 +149,7 @@ def test_a_script_runs_here_as_by_itself(folder: Path, launch: Launch, capsys: p
     assert script.command == "train.py --root '{data}' --api-key '[redacted]'"
     assert "hunter2" not in (bundles[0].path / "run.json").read_text()
     assert printed.out.startswith("train.py --root '{data}' --api-key '[redacted]', batch 4, fp32, on cpu")
-    assert "1 backward pass and 1 SGD step, 4 samples from DataLoader at train.py:5" in printed.out
+    assert "1 backward pass and 1 SGD step, 4 samples from DataLoader at train.py:10" in printed.out
     assert "  samples/s     " in printed.out
 
 
@@ -170,7 +157,7 @@ def test_a_script_runs_here_as_by_itself(folder: Path, launch: Launch, capsys: p
 @pytest.mark.world
 def test_a_script_that_fails_ends_the_repeats(folder: Path, launch: Launch, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "train.py").write_text("import torch\nprint('mine')\nraise ValueError('wrong path')\n")
-    assert launch("local", *FEW, "--repeats", "3", "--", "train.py") == ExitCode.RUN_FAILED
+    assert launch("local", *tiny.FEW, "--repeats", "3", "--", "train.py") == ExitCode.RUN_FAILED
     printed = capfd.readouterr()
     assert printed.err.count("ValueError: wrong path") == 1
     assert "error: train.py failed with ValueError before its training step was known\n" in printed.err
