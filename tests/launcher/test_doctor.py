@@ -16,8 +16,8 @@ from launcher.images import contents
 from launcher.machine import containers
 from launcher.protocol.backend import Check
 from launcher.protocol.backend import Health as State
+from launcher.values import HERE, DoctorPart
 from tests.launcher.told import Golden
-from workload.contract import hosted
 from workload.contract.errors import ExitCode, ToolError
 from workload.environment import machine
 
@@ -72,7 +72,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return disk
 
 
-COLAB = next(service for service in hosted.SERVICES if service.name == "Colab")
+COLAB = next(service for service in machine.SERVICES if service.name == "Colab")
 T4 = "Tesla T4, 7.5, 550.54.15, 15360 MiB\n"
 VOLTA = "Tesla V100-SXM2-16GB, 7.0, 595.71.05, 16384 MiB\n"
 # The GPU with this index does not tell its compute capability.
@@ -86,7 +86,7 @@ GPU_MACHINES: dict[str, dict[str, Any]] = {
         "restricted": True,
         "service": COLAB,
     },
-    **{f"no GPU on {service.name}": {"smi": None, "service": service} for service in hosted.SERVICES},
+    **{f"no GPU on {service.name}": {"smi": None, "service": service} for service in machine.SERVICES},
     "restricted counters": {"restricted": True},
     "DCGM": {"dcgm": "812\n"},
     "no ncu": {"ncu": None},
@@ -120,7 +120,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 def test_gpus_of_a_machine(golden: Golden, lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = {name: lay_out(**machine).examine([DoctorPart.GPU]) for name, machine in GPU_MACHINES.items()}
+    texts = {name: lay_out(**laid).examine([DoctorPart.GPU]) for name, laid in GPU_MACHINES.items()}
     for system in ("Linux", "Darwin"):
         monkeypatch.setattr(platform, "system", lambda system=system: system)
         texts[f"no GPU on {system}"] = lay_out(smi=None).examine([DoctorPart.GPU])
@@ -135,8 +135,8 @@ def test_engine_of_a_machine(
     cpu = replace(contents.load_flavours()["cpu"], digest="", base="BASE")
     monkeypatch.setattr(contents, "load_flavours", lambda: {"cpu": cpu})
     texts = {}
-    for name, machine in ENGINES.items():
-        how = dict(machine)
+    for name, laid in ENGINES.items():
+        how = dict(laid)
         disk.free = how.pop("free", 50_000_000_000)
         texts[name] = lay_out(**how).examine([DoctorPart.DOCKER])
     for labels in ({"rooflaunch.run": "0.1"}, {"rooflaunch.run": "0.1"}, {}):

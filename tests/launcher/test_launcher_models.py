@@ -6,7 +6,7 @@ import pytest
 
 from launcher import models
 from tests.launcher.told import Golden, told
-from workload.contract import classifiers
+from workload.contract import vocabulary
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.spec import Device, Profile, RunSpec
 

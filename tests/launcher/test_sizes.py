@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import sizes
+from launcher import values
 from tests.launcher.told import Golden, told
 from workload.contract.errors import UsageError
 
@@ -25,9 +25,9 @@ NO_DURATIONS = (
     "9" * 4096,
 )
 NO_SHARES = ("0%", "100%", "x", "-1%", "2", "nan", "10001")
-in_bytes = partial(sizes.parse_bytes, flag="--memory", example="8g")
-in_seconds = partial(sizes.parse_duration_s, flag="--max-run-time")
-as_share = partial(sizes.parse_share, flag="--until", example="1%", most=0.5)
+in_bytes = partial(values.parse_bytes, flag="--memory", example="8g")
+in_seconds = partial(values.parse_duration_s, flag="--max-run-time")
+as_share = partial(values.parse_share, flag="--until", example="1%", most=0.5)
 
 
 def test_sizes_durations_and_shares() -> None:
@@ -42,7 +42,7 @@ def test_what_is_none_is_refused(golden: Golden) -> None:
         for text in wrong:
             with pytest.raises(UsageError):
                 parse(text)
-        cases[sizes.shown(wrong[-1])] = partial(parse, wrong[-1])
+        cases[values.shown(wrong[-1])] = partial(parse, wrong[-1])
     golden("no_sizes.txt", told(cases))
 
 
@@ -56,4 +56,4 @@ def test_text_is_the_largest_whole_unit(size: int, text: str) -> None:
 
 @given(st.integers(min_value=1, max_value=2**48))
 def test_text_reads_back(size: int) -> None:
-    assert in_bytes(sizes.text(size)) == size
+    assert in_bytes(values.text(size)) == size

@@ -15,8 +15,8 @@ from agent_machine import BOOTED_S, CPU, NAME, ZONE, Machine, context_of, until
 from launcher import docker_engine
 from launcher.agent import __main__ as program
 from launcher.agent import agent as agent_module
-from launcher.agent import host_facts
-from launcher.agent.host_facts import OwnMachine, host_facts_of
+from launcher.agent import home as home_files
+from launcher.agent.home import OwnMachine, host_facts_of
 from launcher.images import contents
 from launcher.machine import runtime
 from launcher.protocol import records
@@ -212,7 +212,7 @@ REQUEST = make_request("rooflaunch-tower-20261121-100000-0000aa", "", {})
 
 
 def test_a_machine_of_ones_own(tmp_path: Path) -> None:
-    (tmp_path / host_facts.REQUEST).write_bytes(REQUEST.to_bytes())
+    (tmp_path / home_files.REQUEST).write_bytes(REQUEST.to_bytes())
     nobody = host_facts_of(tmp_path)
     assert isinstance(nobody, OwnMachine)
     assert (nobody.zone, nobody.request()) == ("", REQUEST.to_bytes())
@@ -231,5 +231,5 @@ def test_a_machine_without_a_request(tmp_path: Path) -> None:
 
 
 def test_a_cloud_travels_with_the_launch(tmp_path: Path) -> None:
-    (tmp_path / host_facts.FILE).write_text("def this_machine():\n    return 'the host'\n")
+    (tmp_path / home_files.FILE).write_text("def this_machine():\n    return 'the host'\n")
     assert str(host_facts_of(tmp_path)) == "the host"

@@ -15,10 +15,9 @@ from launcher.agent import home as home_files
 from launcher.agent import lease
 from launcher.agent.agent import MARGIN_S
 from launcher.agent.home import WorkEnd
-from launcher.agent.stop import Stop, Why
+from launcher.agent.lease import Stop, Why
 from launcher.protocol import records
-from launcher.protocol.records import Result, utc
-from launcher.protocol.task import TaskRun
+from launcher.protocol.records import Result, TaskRun, utc
 from tests.launcher.told import Golden
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, ToolError

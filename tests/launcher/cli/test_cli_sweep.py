@@ -14,8 +14,7 @@ import typer.main
 
 from launcher.cli.app import app
 from launcher.cli.sweep import MATRICES, examples
-from launcher.sweep.places import Sweep
-from launcher.sweep.until import Until
+from launcher.sweep.places import Sweep, Until
 from launcher.sweep.work import SweepOutcome
 from tests.launcher.told import Golden, printed
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from launcher.duel import commits, sides
+from launcher.duel import sides
 from launcher.duel.sides import Pair, Request
-from launcher.machine.script_process import Workplace
+from launcher.machine.runtime import Workplace
 from tests.launcher.told import Golden, told
 from workload.contract.errors import ToolError
 
@@ -81,7 +81,7 @@ def test_the_working_tree_is_laid_out_with_what_is_new_and_without_what_is_ignor
 
 def test_what_is_no_commit(golden: Golden, checkout: Path, tmp_path: Path) -> None:
     def export(a: str, b: str, folder: Path = checkout) -> None:
-        with commits.exported((a, b), folder):
+        with sides.exported((a, b), folder):
             pass
 
     text = told(
@@ -216,7 +216,7 @@ def test_what_commits_of_a_script_cannot_be(
             "no repository": partial(prepare, "train.py", folder=tmp_path),
         }
     )
-    monkeypatch.setattr(commits, "MOST_NEW_BYTES", 8)
+    monkeypatch.setattr(sides, "MOST_NEW_BYTES", 8)
     (project / "new.bin").write_bytes(b"x" * 9)
     text += "\n" + told({"data that git would copy": partial(prepare, "train.py", commits=("HEAD", "."))})
     golden("no_commits_of_scripts.txt", text.replace(str(tmp_path), "FOLDER"))

@@ -23,6 +23,7 @@ from launcher.machine import local
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalOutcome
 from launcher.machine.runtime import Choice
+from launcher.values import Runtime
 from tests.launcher.told import Golden, printed, told
 from workload.contract.errors import (
     OutOfDeviceMemoryError,
@@ -30,6 +31,7 @@ from workload.contract.errors import (
 )
 from workload.contract.process import interruption
 from workload.contract.spec import resolve
+from workload.contract.trainer import Forks
 from workload.contract.verdict import FAULTS_CURE, PageFaults
 
 

@@ -17,6 +17,8 @@ from launcher.machine.containers import ContainerLimits
 from launcher.machine.runtime import Choice, Workplace
 from launcher.script import local_script
 from launcher.script.local_script import choice_of, require_gpu, require_visible
+from launcher.script.options import HereOptions, LocalOptions
+from launcher.values import Runtime
 from tests.launcher.told import Golden, told
 from workload.contract.errors import ExitCode
 from workload.contract.spec import Device, RunSpec, resolve

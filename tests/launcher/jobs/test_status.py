@@ -21,11 +21,11 @@ from launcher.protocol.records import (
     LaunchPhase,
     Request,
     Result,
+    Task,
     request_object,
     result_object,
     status_object,
 )
-from launcher.protocol.task import Task
 from tests.launcher.backends.gcp.fake_vm import make_request
 from tests.launcher.rented_vm import LAUNCHED_S, MACHINE, NAME, REQUEST, ZONE
 from tests.launcher.told import Golden, told

@@ -86,7 +86,7 @@ def test_variables_are_erased_once_nobody_needs_them(store: Folder, case: str) -
     if has_result:
         store.write(result_object(NAME), RESULT.to_bytes())
     place = Place(store, *([NAME] if is_there else []), silent=is_silent)
-    erased = cleanup.erase_variables(store, cast("Machines", place), down=[NAME] if is_down else ())
+    erased = watch.erase_variables(store, cast("Machines", place), down=[NAME] if is_down else ())
     assert erased == ([NAME] if is_erased else [])
     content = store.read(object_of(NAME)) or b""
     assert (content == NO_VARIABLES) is is_erased

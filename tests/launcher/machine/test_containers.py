@@ -12,6 +12,7 @@ from launcher.machine import containers
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.runtime import Choice
 from launcher.machine.watcher import Watcher
+from launcher.values import Runtime
 from tests.launcher.told import Golden, told
 from workload import __version__
 from workload.contract.spec import RunSpec

@@ -12,11 +12,11 @@ import pytest
 from fake_docker import FakeDocker
 
 from launcher import docker_engine
-from launcher.kinds import Runtime
 from launcher.machine import containers, local, runtime
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalOutcome, LocalPlan
 from launcher.machine.runtime import Choice
+from launcher.values import Runtime
 from tests.launcher.told import Golden, printed, told
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, UsageError

@@ -13,7 +13,8 @@ from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Choice
 from launcher.machine.task import Outcome, work_through
-from launcher.protocol.task import Task, TaskRun
+from launcher.protocol.records import Task, TaskRun
+from launcher.values import Runtime
 from tests.launcher.told import Golden
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, ToolError

@@ -11,6 +11,7 @@ from launcher import docker_engine
 from launcher.images import contents
 from launcher.machine import runtime
 from launcher.machine.runtime import Choice, choose
+from launcher.values import Runtime
 from tests.launcher.told import Golden, told
 from workload.contract.errors import ToolError
 from workload.contract.spec import RunSpec, resolve

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.protocol import records
-from launcher.protocol.records import Heartbeat, LaunchPhase, LeaseRecord, Price, Request, Result
-from launcher.protocol.task import Task, TaskRun
+from launcher.protocol.records import Heartbeat, LaunchPhase, LeaseRecord, Price, Request, Result, Task, TaskRun
 from tests.launcher import rented_vm
 from tests.launcher.told import Golden, told
 from workload.contract.errors import BundleError

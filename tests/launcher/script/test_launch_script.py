@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.machine import local, task
-from launcher.machine.script_process import Workplace
+from launcher.machine.runtime import Workplace
 from tests.launcher.script import tiny
 from tests.launcher.told import Golden, printed
 from workload.contract import bundle

@@ -11,6 +11,8 @@ from launcher.__main__ import main
 from launcher.machine.runtime import Workplace
 from launcher.script import local_script
 from launcher.script.files import pack
+from launcher.script.options import HereOptions
+from launcher.values import Runtime
 from tests.launcher.told import Golden
 
 

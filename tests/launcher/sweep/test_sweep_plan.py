@@ -13,11 +13,10 @@ from benchmarks.synthetic_bundles import make
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.ssh.backend import backend as ssh
 from launcher.images import contents
-from launcher.protocol.task import Task, TaskRun
+from launcher.protocol.records import Task, TaskRun
 from launcher.sweep import matrix, places
-from launcher.sweep.places import Configuration, Place, PlacePlan, in_order, plan_place, run_key
+from launcher.sweep.places import Configuration, Place, PlacePlan, Until, in_order, plan_place, run_key
 from launcher.sweep.sweep_plan import SweepPlan, make_plan, require_affordable
-from launcher.sweep.until import Until
 from tests.launcher.told import Golden, told
 from workload.contract.errors import UsageError
 from workload.contract.spec import Device, Precision, RunSpec

@@ -6,13 +6,13 @@ from statistics import median
 
 import pytest
 
-from launcher.sweep.until import Until, decide, decision_of, until_of
+from launcher.sweep.places import Until, decide, decision_of, until_of
 from tests.launcher.sweep.sweeps import configurations_of
 from tests.launcher.told import Golden
 from workload.contract.errors import UsageError
 from workload.contract.spec import Precision, RunSpec
-from workload.stats.blocks_interval import looks, single_contrast
 from workload.stats.design import Run
+from workload.stats.intervals import looks, single_contrast
 
 CONFIGURATIONS = configurations_of(
     RunSpec(), model=["resnet18", "resnet50"], precision=[Precision.FP32, Precision.BF16]

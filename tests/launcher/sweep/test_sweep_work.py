@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic_bundles import make
-from launcher.protocol.task import TaskRun
+from launcher.protocol.records import TaskRun
 from launcher.sweep.drive import drive, lock_held, lock_path
-from launcher.sweep.places import LOCAL, Place, Sweep
+from launcher.sweep.places import LOCAL, Place, Sweep, Until
 from launcher.sweep.rented import Collector
 from launcher.sweep.shared import Progress, Workers
-from launcher.sweep.until import Until
 from launcher.sweep.work import LOG_HINT, Ended, PlaceWork, configuration_text, existing_runs, rate_text, too_large_text
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract.errors import UsageError

@@ -12,8 +12,7 @@ from launcher.backends.slurm.backend import backend
 from launcher.backends.slurm.options import Options, Software, Where, time_s, time_text
 from launcher.backends.slurm.plan import Cluster, NodeSoftware, SlurmPlan, check_script, job_script, make_plan
 from launcher.protocol.backend import Job
-from launcher.protocol.records import Request
-from launcher.protocol.task import Task
+from launcher.protocol.records import Request, Task
 from tests.launcher.told import Golden, told
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.spec import Device, resolve

@@ -8,9 +8,7 @@ import pytest
 from launcher.backends.slurm import remote
 from launcher.backends.slurm.backend import Gpus, Partition, Site, checks, look_at, parse_gres, require_room
 from launcher.backends.slurm.guest import Element
-from launcher.backends.slurm.machines import ENDED, HELD, WAITING, _machine
-from launcher.backends.slurm.prepare import Gpus, Partition, Site, checks, look_at, parse_gres, require_room
-from launcher.backends.slurm.refusals import explained
+from launcher.backends.slurm.machines import ENDED, HELD, WAITING, _machine, explained
 from launcher.protocol.backend import Condition, Health
 from launcher.protocol.records import Request
 from tests.launcher.backends.slurm.conftest import machines_of

@@ -21,10 +21,9 @@ from launcher.backends.ssh.backend import (
 )
 from launcher.backends.ssh.options import Options, Where
 from launcher.backends.ssh.plan import SshPlan, Start
-from launcher.backends.ssh.prepare import Site, _require_possible, _runtime, inputs_by_flavour, prepare
-from launcher.kinds import Runtime
 from launcher.protocol.backend import Job
-from launcher.protocol.task import Task, TaskRun
+from launcher.protocol.records import Task, TaskRun
+from launcher.values import Runtime
 from tests import sshd
 from tests.launcher.backends.ssh.conftest import plan_of
 from tests.launcher.told import Golden, told
