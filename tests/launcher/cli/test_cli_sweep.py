@@ -134,7 +134,6 @@ def test_commented_place_of_an_example_can_be_used(
     assert "greene" in capsys.readouterr().out
 
 
-MATRIX = '[matrix]\nmodel = ["resnet18"]\nbatch_size = [8, 16]\n[[on]]\nbackend = "local"\nruntime = "process"\n'
 # A value that the plan of each line has, by its path in CSV.
 PLANS = {
     "local --cpu --runtime process --batch-size 8 --dry-run": ("spec.batch_size", "8"),
@@ -149,7 +148,7 @@ def test_a_plan_is_rows_of_name_and_value(
     line: str, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("night.toml").write_text(MATRIX)
+    Path("night.toml").write_text(SMALL)
     formatted = {}
     for form in ("json", "csv"):
         assert launch(*shlex.split(line.replace("--dry-run", f"--dry-run --format {form}"))) == 0

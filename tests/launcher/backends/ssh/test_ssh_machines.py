@@ -64,24 +64,25 @@ def test_submitting_what_has_ended_starts_nothing(machine: sshd.Machine, machine
     assert keepers(machine) == []
 
 
-def test_a_start_whose_answer_is_lost(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
-    """The connection breaks when the job runs, and before the launcher hears of it."""
-    machines.now_s()
-    machines._program += (
-        "\n_main = main\ndef main(question, payload):\n    answer = _main(question, payload)\n"
-        "    if question['do'] == 'start' and not question['again']:\n        os._exit(255)\n    return answer\n"
-    )
-    job = submitted(machines, doing(plan_of(where), SLEEP))
-    assert job.condition is Condition.RUNNING
-    assert len(keepers(machine)) == 1
+# Where the connection breaks at the first try to start.
+BREAKS = {
+    "before the job runs": """
+    if is_first:
+        subprocess.Popen = lambda *words, **options: os._exit(255)
+    return _main(question, payload)
+""",
+    "before the launcher hears of it": """
+    answer = _main(question, payload)
+    return os._exit(255) if is_first else answer
+""",
+}
 
 
-def test_a_start_that_breaks_before_the_job_runs(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+@pytest.mark.parametrize("code", BREAKS.values(), ids=BREAKS)
+def test_a_start_that_breaks(machine: sshd.Machine, machines: SshMachines, where: Where, code: str) -> None:
     machines.now_s()
-    machines._program += (
-        "\n_main = main\ndef main(question, payload):\n    if question['do'] == 'start' and not question['again']:\n"
-        "        subprocess.Popen = lambda *words, **options: os._exit(255)\n    return _main(question, payload)\n"
-    )
+    head = "\n_main = main\ndef main(question, payload):\n"
+    machines._program += head + "    is_first = question['do'] == 'start' and not question['again']" + code
     assert submitted(machines, doing(plan_of(where), SLEEP)).condition is Condition.RUNNING
     assert len(keepers(machine)) == 1
 
