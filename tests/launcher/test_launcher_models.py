@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import models
+from launcher.machine import runtime
 from tests.launcher.told import Golden, told
 from workload.contract import vocabulary
 from workload.contract.errors import ExitCode, UsageError
@@ -57,15 +57,15 @@ def test_what_can_be_asked_for(golden: Golden, tmp_path: Path, monkeypatch: pyte
     cases: dict[str, Callable[[], object]] = {}
     for name, (dataset, is_here) in DATA.items():
         spec = RunSpec(dataset=dataset.replace("HERE", str(tmp_path)))
-        cases[f"data: {name}"] = partial(models.require_data, spec, is_here=is_here)
+        cases[f"data: {name}"] = partial(runtime.require_data, spec, is_here=is_here)
     for name, (profile, device, capability) in PROFILES.items():
         spec = RunSpec(profile=profile, device=device)
-        cases[f"profile: {name}"] = partial(models.require_profile, spec, lambda capability=capability: capability)
+        cases[f"profile: {name}"] = partial(runtime.require_profile, spec, lambda capability=capability: capability)
     (tmp_path / "file").touch()
     (tmp_path / "others").mkdir()
     # As for a user who is not root.
     monkeypatch.setattr("os.access", lambda path, _: Path(path) != tmp_path / "others")
     for folder in ("", "new/er", "file", "file/below", "others", "others/new/er"):
-        cases[f"folder: {folder or 'there'}"] = partial(models.require_folder, tmp_path / folder)
+        cases[f"folder: {folder or 'there'}"] = partial(runtime.require_folder, tmp_path / folder)
     golden("models.txt", told(cases).replace(str(tmp_path), "HERE"))
     assert not (tmp_path / "new").exists()

@@ -203,7 +203,7 @@ def test_the_files_in_the_image_are_all_that_a_vm_needs(tmp_path: Path) -> None:
     ours = {re.sub(r"(/__init__)?\.py$", "", name).replace("/", ".") for name in contents.AGENT_FILES}
     assert {name for name in loaded if name.startswith("launcher")} == ours, "no file more either"
     assert not {name for name in loaded if name.split(".")[0] in ("torch", "google", "docker")}
-    assert "workload.storage.upload" in loaded
+    assert "workload.storage.inventory" in loaded
 
 
 # Who lets the machine: nobody, or what a launch brings with it as guest.py

@@ -23,7 +23,7 @@ from workload.contract import bundle
 from workload.contract.errors import ExitCode, ToolError
 from workload.contract.record import Status
 from workload.contract.spec import Device, RunSpec
-from workload.storage.upload import upload
+from workload.storage.inventory import upload
 
 Story = Callable[[Machine], Result]
 TWICE = {**CPU, "repeats": "2"}

@@ -23,6 +23,7 @@ from launcher.machine import local
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalOutcome
 from launcher.machine.runtime import Choice
+from launcher.machine.watcher import Printed
 from launcher.values import Runtime
 from tests.launcher.told import Golden, printed, told
 from workload.contract.errors import (
@@ -236,7 +237,9 @@ FAILED: dict[str, tuple[int, list[str]]] = {
 def test_a_side_that_fails_ends_the_duel_with_its_error(golden: Golden) -> None:
     def failed(code: int, lines: list[str], error: RooflaunchError | None = None) -> None:
         outcome = LocalOutcome(exit_code=code, bundles=(), error=error)
-        raise contest._failed(make_pair().b, 5, outcome, deque(lines))
+        printed = Printed()
+        printed.extend(lines)
+        raise contest._failed(make_pair().b, 5, outcome, printed)
 
     cases = {name: partial(failed, *case) for name, case in FAILED.items()}
     golden("failed.txt", told(cases | {"killed because memory ran out": partial(failed, 7, [], MEMORY)}))

@@ -180,19 +180,6 @@ def test_the_plan_says_what_travels_and_shows_no_secret() -> None:
 
 
 @pytest.mark.world
-@pytest.mark.usefixtures("folder")
-def test_the_time_is_the_median_of_runs_of_the_script_at_such_a_place() -> None:
-    runs = [("local-cpu-train.py", 10), ("local-cpu-train.py", 20), ("local-cpu-train.py", 60)]
-    runs += [("local-cpu-other.py", 500), ("gcp-t4-train.py", 500)]
-    for number, (name, seconds) in enumerate(runs):
-        run_id = f"20261101T00000{number}Z-{name}-b32-fp32-00000{number}"
-        make(Path("results"), number, run_id=run_id, timing__phases={"start": 0.0, "end": float(seconds)})
-    text = planned(TWO + HERE).text()
-    assert "command     train.py --epochs 1 --lr 0.1 (and 1 other)\n" in text
-    assert "; expected 2 min (the time of all of them is assumed: as long as similar runs took)\n" in text
-
-
-@pytest.mark.world
 def test_what_a_place_cannot_run(golden: Golden, folder: Path) -> None:
     asks_for_data = TWO.replace('"1"', '"{data}"')
     cases = {

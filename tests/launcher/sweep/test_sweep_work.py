@@ -21,8 +21,7 @@ from workload.contract.record import JobPlace, Record, Spec, Status, Timing
 from workload.contract.spent import Spent
 from workload.stats.design import Run
 from workload.storage.address import open_store
-from workload.storage.inventory import SealedRun
-from workload.storage.upload import upload
+from workload.storage.inventory import SealedRun, upload
 
 HERE = Place(name="here", backend=LOCAL)
 PATH = Path("/results/run")
