@@ -124,21 +124,6 @@ def test_a_spot_vm_brings_its_steps_out(laptop: AmazonLaptop) -> None:
 
 
 @pytest.mark.night(part="kills")
-def test_down_ends_the_instance_and_the_run_is_saved(laptop: AmazonLaptop) -> None:
-    started = laptop.launch(*AWS, *ENDLESS, "--detach", "--format", "json")
-    assert started.returncode == ExitCode.DONE, started.stderr
-    until(laptop.steps, laptop.guest.console, within_s=END_LIMIT_S)
-    done = laptop.launch("down", "--all", "--yes", *laptop.where)
-    assert done.returncode == ExitCode.DONE, done.stderr
-    assert laptop.guest.left() == []
-    assert laptop.guest.inside
-    until((laptop.guest.inside.folder / "off").exists, laptop.guest.console)
-    laptop.fetch(f"s3://{BUCKET}")
-    [folder] = (laptop.folder / "home").iterdir()
-    assert bundle.read(folder).document["status"] in ("interrupted", "preempted")
-
-
-@pytest.mark.night(part="kills")
 def test_a_launcher_that_is_killed_is_not_missed(laptop: AmazonLaptop) -> None:
     with laptop.begin(*AWS, "--iterations", "20", "-o", "home") as killed:
         laptop.await_line(killed, "run started")

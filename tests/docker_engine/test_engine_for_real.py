@@ -1,8 +1,6 @@
 """The border against an engine of the test's own, which it may kill, and against a real registry."""
 
-import os
 import shutil
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -25,58 +23,6 @@ pytestmark = [pytest.mark.world, pytest.mark.docker]
 
 def shell(image: str, script: str) -> Container:
     return Container(image=image, entrypoint=("sh", "-c", script), command=(), user="0:0", labels={RUN_LABEL: "test"})
-
-
-def unmount_below(*folders: Path) -> None:
-    """What a killed engine has left mounted, innermost first."""
-    points = [Path(line.split()[1]) for line in Path("/proc/self/mounts").read_text().splitlines()]
-    for point in reversed(points):
-        if any(point.is_relative_to(folder) for folder in folders):
-            subprocess.run(["umount", str(point)], check=False)
-
-
-@pytest.fixture
-def own_engine(base_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[bytes]"]:
-    """A second dockerd without networks, which holds the base image and nothing else."""
-    if os.geteuid() != 0 or shutil.which("dockerd") is None:
-        pytest.skip("an engine of the test's own needs root and dockerd")
-    # Short: the path of a socket has 108 characters at most.
-    home = Path("/run") / f"rooflaunch-test-{os.getpid()}"
-    address = f"unix://{home}/docker.sock"
-    # In a network of its own: an engine without a bridge removes that of the other engine.
-    words = ["unshare", "--net", "dockerd", "--data-root", str(tmp_path / "data"), "--exec-root", str(home / "exec")]
-    words += ["--pidfile", str(home / "pid"), "--host", address, "--bridge", "none", "--iptables=false"]
-    home.mkdir()
-    saved = tmp_path / "base.tar"
-    subprocess.run(["docker", "save", "--output", str(saved), base_image], check=True)
-    with (tmp_path / "dockerd.log").open("w") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
-    try:
-        monkeypatch.setenv("DOCKER_HOST", address)
-        until(lambda: docker("info").returncode == 0, "dockerd did not come up")
-        subprocess.run(["docker", "load", "--input", str(saved)], check=True, capture_output=True)
-        yield process
-    finally:
-        subprocess.run(["pkill", "--full", str(home)], check=False)
-        process.wait(timeout=30)
-        subprocess.run(["pkill", "--signal", "KILL", "--full", str(home)], check=False)
-        monkeypatch.undo()
-        unmount_below(home, tmp_path)
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def test_an_engine_that_dies_mid_run_is_said(own_engine: "subprocess.Popen[bytes]", base_image: str) -> None:
-    lines: list[str] = []
-
-    def kill_engine(line: str) -> None:
-        lines.append(line)
-        own_engine.send_signal(signal.SIGKILL)
-
-    container = shell(base_image, "echo before; sleep 60; echo after")
-    with pytest.raises(ToolError, match=r"the Docker engine stopped while container \S+ ran") as caught:
-        follow(docker_engine.connect(), container, on_line=kill_engine)
-    assert lines == ["before"]
-    assert caught.value.hint == docker_engine.START_DOCKER
 
 
 def test_a_silent_container_is_waited_for(base_image: str, monkeypatch: pytest.MonkeyPatch) -> None:

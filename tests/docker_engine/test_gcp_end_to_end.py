@@ -6,7 +6,6 @@ server, the registry that the image is pushed to and pulled from, the start-up s
 
 import json
 import os
-import signal
 import time
 import urllib.parse
 import urllib.request
@@ -127,31 +126,6 @@ def test_one_command_from_the_image_to_the_bundles_at_home(laptop: GoogleLaptop,
     logs = laptop.launch("logs", told["name"][-6:], *WHERE)
     assert logs.returncode == 0, logs.stderr
     assert "rooflaunch: phase image_pulled" in logs.stdout
-
-
-@pytest.mark.night(part="kills")
-@pytest.mark.parametrize(
-    ("moment", "states"),
-    [
-        ("the VM runs", {"starting", "running", "uploading"}),
-        # Seconds later, so that it may be over.
-        ("run started", {"running", "uploading", "done"}),
-    ],
-)
-def test_a_launcher_that_is_killed_is_not_missed(moment: str, states: set[str], laptop: GoogleLaptop) -> None:
-    killed = laptop.begin(*GCP, *WHERE, "--iterations", "20", "-o", "home")
-    with killed:
-        laptop.await_line(killed, moment)
-        killed.send_signal(signal.SIGKILL)
-    other = laptop.another(laptop.folder.parent / "other")
-    [seen] = other.status()
-    assert seen["state"] in states
-    until(lambda: other.status()[0]["state"] == "done", other.status, within_s=END_LIMIT_S)
-    until(lambda: not laptop.compute.instances, "the VM does not delete itself", within_s=END_LIMIT_S)
-    assert list(laptop.folder.glob("home/*")) == [], "nobody was there to bring it home"
-    other.fetch(f"gs://{BUCKET}")
-    [run_id] = other.status()[0]["runs"]
-    assert len(bundle.read(other.folder / "home" / run_id).steps()) == 21
 
 
 @pytest.mark.night(part="kills")

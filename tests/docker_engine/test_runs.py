@@ -68,12 +68,6 @@ def test_auto_takes_the_image_and_says_so(launch: Launch) -> None:
     assert without.stderr.endswith("-m launcher build --flavour cuda\n"), "as it was called"
 
 
-def test_the_trainers_own_errors_come_through(launch: Launch) -> None:
-    done = launch("local", "--runtime", "docker", "--cpu", "--model", "resnet19")
-    assert done.returncode == ExitCode.USAGE
-    assert "error: unknown model 'resnet19'" in done.stderr
-
-
 def test_out_of_memory_is_a_result(launch: Launch, tmp_path: Path) -> None:
     big = ["--cpu", "--model", "resnet18", "--batch-size", "64", "--no-ceilings"]
     done = launch("local", "--runtime", "docker", *big, "--memory", "512m", "-o", "out")
@@ -105,18 +99,6 @@ def running(tmp_path: Path) -> tuple["subprocess.Popen[str]", str, Path]:
         time.sleep(0.2)
     process.kill()
     pytest.fail(f"the run did not come to its steps: {process.communicate()}")
-
-
-@pytest.mark.night(part="kills")
-def test_a_killed_container_keeps_its_steps(tmp_path: Path) -> None:
-    process, container, folder = running(tmp_path)
-    docker("kill", container)
-    _, stderr = process.communicate()
-    assert process.returncode == ExitCode.RUN_FAILED
-    assert "error: the trainer was killed by SIGKILL" in stderr
-    found = bundle.read(folder)
-    assert (found.document["status"], found.document["error"]) == ("failed", "the trainer was killed by SIGKILL")
-    assert len(found.steps()) > 3
 
 
 def test_a_signal_stops_the_container_in_order(tmp_path: Path) -> None:

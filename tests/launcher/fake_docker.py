@@ -109,10 +109,7 @@ class FakeApi:
         forcerm: bool,
         decode: bool,
     ) -> Iterator[Mapping[str, Any]]:
-        assert custom_context
-        assert rm
-        assert forcerm
-        assert decode
+        assert all((custom_context, rm, forcerm, decode))
         asked = {"context": fileobj.read(), "dockerfile": dockerfile, "tag": tag, "nocache": nocache}
         asked |= {"platform": platform} if platform else {}
         self._engine.builds.append(asked | {"network": network_mode, "args": dict(buildargs), "labels": dict(labels)})
@@ -125,8 +122,7 @@ class FakeApi:
             yield message
 
     def push(self, name: str, *, stream: bool, decode: bool) -> Iterator[Mapping[str, Any]]:
-        assert stream
-        assert decode
+        assert all((stream, decode))
         assert name in self._engine.names(), f"{name} is no image here"
         self._engine.pushed.append(name)
         yield from self._engine.push_messages
@@ -150,8 +146,7 @@ class FakeContainers:
         return container
 
     def list(self, *, all: bool, filters: Mapping[str, str], ignore_removed: bool) -> "list[FakeContainer]":  # noqa: A002 - the SDK's own
-        assert all
-        assert ignore_removed
+        assert (all, ignore_removed) == (True, True)
         return [each for each in self.there.values() if filters["label"] in each.arguments["labels"]]
 
 
@@ -165,10 +160,7 @@ class FakeContainer:
 
     def attach(self, *, stdout: bool, stderr: bool, stream: bool, demux: bool) -> Iterator[Any]:
         assert self.status == "created", "attached too late: lines would be lost"
-        assert stdout
-        assert stderr
-        assert stream
-        assert demux
+        assert all((stdout, stderr, stream, demux))
         return self._run()
 
     def attach_socket(self, *, params: Mapping[str, int]) -> io.BytesIO:
@@ -206,6 +198,5 @@ class FakeContainer:
         self.signals.append(signal)
 
     def remove(self, *, force: bool, v: bool) -> None:
-        assert force
-        assert v
+        assert all((force, v))
         del self._engine.there[self.name]

@@ -1,10 +1,12 @@
+import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -17,6 +19,7 @@ from fake_docker import FakeDocker
 
 from launcher import docker_engine
 from launcher.docker_engine import Container, ContainerEnd, Image
+from tests.launcher.told import Golden, told
 from workload.contract.errors import ToolError
 
 FULL = Container(
@@ -35,84 +38,36 @@ FULL = Container(
     cpus=1.5,
     labels={"rooflaunch.run": "0.1"},
 )
-ONE_GPU = replace(FULL, gpu_index=1)
 MINIMAL = Container(image="rooflaunch:cpu", command=("models",), user="0:0")
-
 ROOT = Path(__file__).parents[2]
 
 
-def image(**changes: Any) -> Image:
-    plain: dict[str, Any] = {
-        "id": "sha256:ab",
-        "tags": ("rooflaunch:cpu", "rooflaunch:cpu-0123456789ab"),
-        "reference": "",
-        "size_bytes": 1,
-        "created": "",
-        "labels": {},
+def test_what_is_shown_is_what_is_started(golden: Golden) -> None:
+    """The options of `docker run`, and the same container as the SDK gets it."""
+    texts = []
+    for container in (FULL, replace(FULL, gpu_index=1), MINIMAL):
+        creation = docker_engine._creation(container)
+        texts.append(shlex.join(container.as_words()))
+        texts += [f"{name}: {json.dumps(creation[name])}" for name in sorted(creation) if creation[name] is not None]
+        texts.append("")
+    golden("containers.txt", "\n".join(texts))
+
+
+def test_failures_of_the_engine_are_ours(golden: Golden) -> None:
+    def broken(raised: Exception) -> None:
+        with pytest.raises(ToolError) as caught, docker_engine.translated("it broke", "try this"):
+            raise raised
+        assert caught.value.__cause__ is raised
+        raise caught.value
+
+    failures = {
+        "of the SDK": docker.errors.DockerException("no such thing"),
+        "of the engine": docker.errors.APIError("409 Client Error", explanation="name in use"),
+        "of the connection": requests.ConnectionError("Connection refused"),
+        "without a word": requests.ConnectionError(),
+        "of rights": PermissionError(13, "Permission denied"),
     }
-    return Image(**plain | changes)
-
-
-def words_of(creation: dict[str, Any]) -> dict[str, list[str]]:
-    """The SDK's arguments as the options of `docker run`."""
-    (tmpfs,) = creation["tmpfs"].items()
-    volumes = [f"{m['Source']}:{m['Target']}" + (":ro" if m["ReadOnly"] else "") for m in creation["mounts"]]
-    requested = {(-1, ()): "all", (0, ("1",)): "device=1"}
-    gpus = [
-        requested[request["Count"], tuple(request["DeviceIDs"] or ())]
-        for request in creation["device_requests"] or ()
-        if request["Capabilities"] == [["gpu"]]
-    ]
-    found = {
-        "--tmpfs": [":".join(tmpfs)],
-        "--cap-drop": creation["cap_drop"],
-        "--cap-add": creation["cap_add"],
-        "--security-opt": creation["security_opt"],
-        "--network": [creation["network_mode"]],
-        "--user": [creation["user"]],
-        "--gpus": gpus,
-        "--shm-size": [creation["shm_size"]],
-        "--memory": [creation["mem_limit"]],
-        "--memory-swap": [creation["memswap_limit"]],
-        "--cpus": [creation["nano_cpus"] and creation["nano_cpus"] / 1_000_000_000],
-        "--volume": volumes,
-        "--env": [f"{name}={value}" for name, value in creation["environment"].items()],
-        "--entrypoint": creation["entrypoint"][:1] if creation["entrypoint"] else [],
-    }
-    return {name: [str(value) for value in values if value is not None] for name, values in found.items()}
-
-
-@pytest.mark.parametrize("container", [FULL, ONE_GPU, MINIMAL], ids=["full", "one GPU", "minimal"])
-def test_what_is_shown_is_what_is_started(container: Container) -> None:
-    creation, words = docker_engine._creation(container), container.as_words()
-    options = words_of(creation)
-    shown = {name: [value for word, value in pairwise(words) if word == name] for name in options}
-    assert shown == options
-    assert creation["read_only"] == ("--read-only" in words)
-    rest = [*(creation["entrypoint"] or [])[1:], *creation["command"]]
-    assert words[words.index(creation["image"]) + 1 :] == rest
-    assert creation["labels"] == dict(container.labels)
-
-
-@pytest.mark.parametrize(
-    ("raised", "message", "hint"),
-    [
-        (docker.errors.DockerException("no such thing"), "it broke: no such thing", "try this"),
-        (docker.errors.APIError("409 Client Error", explanation="name in use"), "it broke: name in use", "try this"),
-        (requests.ConnectionError("Connection refused"), "it broke: Connection refused", "try this"),
-        (requests.ConnectionError(), "it broke: ConnectionError", "try this"),
-        (
-            PermissionError(13, "Permission denied"),
-            "it broke: permission denied",
-            "sudo usermod -aG docker $USER, then log in again",
-        ),
-    ],
-)
-def test_failures_of_the_engine_are_ours(raised: Exception, message: str, hint: str) -> None:
-    with pytest.raises(ToolError) as caught, docker_engine.translated("it broke", "try this"):
-        raise raised
-    assert (str(caught.value), caught.value.hint) == (message, hint)
-    assert caught.value.__cause__ is raised
+    golden("broken_engine.txt", told({name: partial(broken, raised) for name, raised in failures.items()}))
 
 
 @pytest.fixture
@@ -124,39 +79,24 @@ def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "docker.sock"
 
 
-@pytest.mark.parametrize(
-    ("installed", "hint"),
-    [
-        ("/usr/bin/docker", "start Docker (`sudo systemctl start docker`, or Docker Desktop)"),
-        (None, "install Docker: docs/containers.md"),
-    ],
-)
-def test_no_engine_is_said_without_the_sdk(
-    no_engine: Path, monkeypatch: pytest.MonkeyPatch, installed: str | None, hint: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "docker", None)  # type: ignore[arg-type]
-    monkeypatch.setattr(docker_engine.shutil, "which", {"docker": installed}.get)
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(ToolError) as caught:
-        docker_engine.connect()
-    assert str(caught.value) == f"no Docker engine: {no_engine} does not exist"
-    assert caught.value.hint == hint
-
-
-def test_no_sdk(no_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    no_engine.touch()
-    monkeypatch.setitem(sys.modules, "docker", None)  # type: ignore[arg-type]
-    with pytest.raises(ToolError) as caught:
-        docker_engine.connect()
-    assert caught.value.report() == "error: the package docker is missing\nhint: pip install rooflaunch"
-
-
 @pytest.mark.world
-def test_engine_that_does_not_answer(no_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{no_engine}")
-    with pytest.raises(ToolError, match=r"^no Docker engine answers: .*No such file or directory") as caught:
+def test_no_engine(golden: Golden, no_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connected(which: str | None) -> None:
+        monkeypatch.setattr(docker_engine.shutil, "which", {"docker": which}.get)
         docker_engine.connect()
-    assert caught.value.hint == "start Docker (`sudo systemctl start docker`, or Docker Desktop)"
+
+    monkeypatch.chdir(ROOT)
+    with monkeypatch.context() as patch:
+        # Without a socket the SDK is not needed.
+        patch.setitem(sys.modules, "docker", None)  # type: ignore[arg-type]
+        text = told({"not started": partial(connected, "/usr/bin/docker"), "not installed": partial(connected, None)})
+        no_engine.touch()
+        text += "\n" + told({"no SDK": partial(connected, None)})
+    no_engine.unlink()
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{no_engine}")
+    silent = told({"no answer": partial(connected, None)})
+    assert "No such file or directory" in silent
+    golden("no_engine.txt", re.sub("answers: .*", "answers: …", f"{text}\n{silent}".replace(str(no_engine), "SOCKET")))
 
 
 @pytest.mark.parametrize(
@@ -186,69 +126,44 @@ def test_the_engine_is_the_one_that_docker_would_use(
     assert (found.root_folder, found.version) == (asked, "28.2.2")
 
 
-@pytest.mark.parametrize(
-    ("lay_out", "found"),
-    [
-        (lambda _home, _env: None, False),
-        (lambda home, _env: (home / "docker.sock").touch(), True),
-        (lambda _home, env: env.setenv("DOCKER_HOST", "tcp://10.0.0.1:2376"), True),
-        (lambda home, _env: configure(home, b'{"currentContext": "desktop-linux"}'), True),
-        (lambda home, _env: configure(home, b'{"auths": {}}'), False),
-        (lambda home, _env: configure(home, b"\xff"), False),
-    ],
-    ids=["nothing", "socket", "DOCKER_HOST", "context", "no context", "no text"],
-)
-def test_whether_an_engine_could_be_there(
-    lay_out: Callable[[Path, pytest.MonkeyPatch], None], found: bool, no_engine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lay_out(no_engine.parent, monkeypatch)
-    assert docker_engine.socket_exists() is found
+def test_whether_an_engine_could_be_there(no_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert docker_engine.socket_exists() is False
+    config = no_engine.parent / ".docker/config.json"
+    config.parent.mkdir()
+    for content, found in ((b'{"currentContext": "desktop-linux"}', True), (b'{"auths": {}}', False), (b"\xff", False)):
+        config.write_bytes(content)
+        assert docker_engine.socket_exists() is found
+    no_engine.touch()
+    assert docker_engine.socket_exists() is True
+    no_engine.unlink()
+    monkeypatch.setenv("DOCKER_HOST", "tcp://10.0.0.1:2376")
+    assert docker_engine.socket_exists() is True
 
 
-def configure(home: Path, content: bytes) -> None:
-    (home / ".docker").mkdir()
-    (home / ".docker" / "config.json").write_bytes(content)
+def test_names_of_an_image() -> None:
+    tags, reference = ("rooflaunch:cpu", "rooflaunch:cpu-0123456789ab"), "host:5005/n@sha256:cd"
+    plain = Image(id="sha256:ab", tags=tags, reference="", size_bytes=1, created="", labels={})
+    assert (plain.name, plain.digest) == (tags[1], "")
+    assert replace(plain, tags=("a:1", "host/a:1", "host:5005/a/b:cpu-01")).name == "a:1"
+    assert replace(plain, tags=()).name == "sha256:ab"
+    assert (replace(plain, reference=reference).name, replace(plain, reference=reference).digest) == (
+        tags[1],
+        "sha256:cd",
+    )
+    assert replace(plain, tags=(), reference=reference).name == reference
 
 
-@pytest.mark.parametrize(
-    ("changes", "name", "digest"),
-    [
-        ({}, "rooflaunch:cpu-0123456789ab", ""),
-        ({"tags": ("a:1", "host/a:1", "host:5005/a/b:cpu-01")}, "a:1", ""),
-        ({"tags": ()}, "sha256:ab", ""),
-        ({"reference": "host:5005/n@sha256:cd"}, "rooflaunch:cpu-0123456789ab", "sha256:cd"),
-        ({"tags": (), "reference": "host:5005/n@sha256:cd"}, "host:5005/n@sha256:cd", "sha256:cd"),
-    ],
-)
-def test_names_of_an_image(changes: dict[str, Any], name: str, digest: str) -> None:
-    assert (image(**changes).name, image(**changes).digest) == (name, digest)
+def test_engine_with_gpus(docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
+    for runtimes, found in (({"runc": {}}, False), (None, False), ({"runc": {}, "nvidia": {}}, True)):
+        assert docker.engine(Runtimes=runtimes).has_gpus is found
+    monkeypatch.setattr(shutil, "which", {"nvidia-container-runtime-hook": "/usr/bin/hook"}.__getitem__)
+    assert docker.engine(Runtimes={"runc": {}}).has_gpus is True
 
 
-@pytest.mark.parametrize(
-    ("runtimes", "hook", "found"),
-    [
-        ({"runc": {}}, None, False),
-        (None, None, False),
-        ({"runc": {}, "nvidia": {}}, None, True),
-        ({"runc": {}}, "/usr/bin/nvidia-container-runtime-hook", True),
-    ],
-)
-def test_engine_with_gpus(
-    runtimes: object, hook: str | None, found: bool, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "which", {"nvidia-container-runtime-hook": hook}.__getitem__)
-    assert docker.engine(Runtimes=runtimes).has_gpus is found
-
-
-@pytest.mark.parametrize(
-    ("options", "caller"),
-    [(["name=seccomp,profile=default"], f"{os.getuid()}:{os.getgid()}"), (["name=rootless"], "0:0"), (None, None)],
-)
-def test_files_in_a_mounted_folder_are_the_callers(
-    options: list[str] | None, caller: str | None, docker: FakeDocker
-) -> None:
-    expected = caller or f"{os.getuid()}:{os.getgid()}"
-    assert docker.engine(SecurityOptions=options).caller == expected
+def test_files_in_a_mounted_folder_are_the_callers(docker: FakeDocker) -> None:
+    ours = f"{os.getuid()}:{os.getgid()}"
+    for options, caller in ((["name=seccomp,profile=default"], ours), (["name=rootless"], "0:0"), (None, ours)):
+        assert docker.engine(SecurityOptions=options).caller == caller
 
 
 def test_image_by_id_or_tag(docker: FakeDocker) -> None:
@@ -272,32 +187,21 @@ def test_image_by_id_or_tag(docker: FakeDocker) -> None:
     )
 
 
-def test_registry_that_cannot_be_reached(docker: FakeDocker) -> None:
+def test_what_a_registry_has_an_image_for(docker: FakeDocker) -> None:
     docker.registry["debian:12-slim"] = "sha256:ab"
+    arm = {"architecture": "arm64", "os": "linux", "variant": "v8"}
+    several: list[dict[str, str]] = [
+        {"architecture": "amd64", "os": "linux"},
+        {"architecture": "unknown", "os": "unknown"},
+    ]
+    for listed, platforms in ((None, set()), ([], set()), ([arm], {"linux/arm64"}), ([*several, {}], {"linux/amd64"})):
+        docker.platforms["debian:12-slim"] = listed
+        assert docker.engine().registry_platforms("debian:12-slim") == platforms
     assert docker.engine().registry_digest("debian:12-slim") == "sha256:ab"
-    with pytest.raises(ToolError) as caught:
-        docker.engine().registry_digest("debian:13")
-    assert str(caught.value) == "cannot look up 'debian:13': dial tcp: no route to host"
-    assert caught.value.hint == "log in with `docker login`, or try from a machine with a network"
-
-
-@pytest.mark.parametrize(
-    ("told", "platforms"),
-    [
-        (None, set()),
-        ([], set()),
-        ([{"architecture": "arm64", "os": "linux", "variant": "v8"}], {"linux/arm64"}),
-        ([{"architecture": "amd64", "os": "linux"}, {"architecture": "unknown", "os": "unknown"}, {}], {"linux/amd64"}),
-    ],
-)
-def test_what_a_registry_has_an_image_for(
-    told: list[dict[str, str]] | None, platforms: set[str], docker: FakeDocker
-) -> None:
-    docker.registry["debian:12-slim"] = "sha256:ab"
-    docker.platforms["debian:12-slim"] = told
-    assert docker.engine().registry_platforms("debian:12-slim") == platforms
-    with pytest.raises(ToolError, match="cannot look up 'debian:13'"):
-        docker.engine().registry_platforms("debian:13")
+    for ask in (docker.engine().registry_platforms, docker.engine().registry_digest):
+        with pytest.raises(ToolError, match=r"^cannot look up 'debian:13': dial tcp: no route to host$") as caught:
+            ask("debian:13")
+        assert caught.value.hint == "log in with `docker login`, or try from a machine with a network"
 
 
 def run(docker: FakeDocker) -> tuple[ContainerEnd, list[str], list[str]]:

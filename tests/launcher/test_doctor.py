@@ -3,6 +3,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -16,21 +17,15 @@ from launcher.machine import containers
 from launcher.protocol.backend import Check
 from launcher.protocol.backend import Health as State
 from launcher.values import HERE, DoctorPart
+from tests.launcher.told import Golden
 from workload.contract.errors import ExitCode, ToolError
 from workload.environment import machine
 
 QUERY = "nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.total --format=csv,noheader"
 DCGM = "pgrep -x nv-hostengine"
 L4 = "NVIDIA L4, 8.9, 580.95.05, 23034 MiB\n"
-TOOLKIT = "install the NVIDIA Container Toolkit: docs.nvidia.com/datacenter/cloud-native/container-toolkit"
-UNLOCK = (
-    "write 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' to a file in /etc/modprobe.d/, then reboot; "
-    "or --runtime docker, which asks for CAP_SYS_ADMIN in the profile pass alone"
-)
-
 Launch = Callable[..., int]
 LayOut = Callable[..., Any]
-Row = tuple[str, str, str, str]
 
 
 @pytest.fixture
@@ -77,212 +72,84 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return disk
 
 
-def rows(checks: Sequence[Check]) -> list[Row]:
-    return [(check.name, check.state.value, check.found, check.cure) for check in checks]
+COLAB = next(service for service in machine.SERVICES if service.name == "Colab")
+T4 = "Tesla T4, 7.5, 550.54.15, 15360 MiB\n"
+VOLTA = "Tesla V100-SXM2-16GB, 7.0, 595.71.05, 16384 MiB\n"
+# The GPU with this index does not tell its compute capability.
+BROKEN = "NVIDIA L4, [N/A], 580.95.05, 23034 MiB\n"
+# What is laid out besides the usual machine.
+GPU_MACHINES: dict[str, dict[str, Any]] = {
+    "sound": {},
+    # Its driver belongs to the service, and no image runs there: what these would need is not asked for.
+    "notebook on a hosted machine": {
+        "smi": "Tesla T4, 7.5, 550.54.15, 15360 MiB\n",
+        "restricted": True,
+        "service": COLAB,
+    },
+    **{f"no GPU on {service.name}": {"smi": None, "service": service} for service in machine.SERVICES},
+    "restricted counters": {"restricted": True},
+    "DCGM": {"dcgm": "812\n"},
+    "no ncu": {"ncu": None},
+    "broken ncu": {"ncu": "/opt/old"},
+    "two GPUs and a broken one": {"smi": f"{L4}{BROKEN}{L4}"},
+    "two kinds of GPUs": {"smi": f"NVIDIA L4, 8.9, 595.71.05, 23034 MiB\n{VOLTA}{VOLTA}"},
+    "a warning before the GPU": {"smi": f"\nWarning: something\n{L4}\n"},
+    "a broken GPU": {"smi": BROKEN},
+    "no devices": {"smi": "No devices were found\n"},
+    "silent nvidia-smi": {"smi": ""},
+    # As text 1000 would come before 580.
+    **{
+        f"{capability} with driver {driver}": {"smi": f"A GPU, {capability}, {driver}, 1 MiB\n"}
+        for capability, driver in (
+            *(("8.9", "580.65.05"), ("8.9", "1000.1"), ("7.0", "525.60.13"), ("7.0", "581.15"), ("6.1", "580.65.06")),
+            ("5.2", "580.65.06"),
+        )
+    },
+}
+ENGINES: dict[str, dict[str, Any]] = {
+    "sound, without an image": {},
+    "the oldest": {"version": "20.10.24+dfsg1"},
+    "too old": {"version": "20.9.1"},
+    "rootless": {"SecurityOptions": ["name=rootless"]},
+    "no GPUs for containers": {"gpus": False},
+    "no GPUs for containers and none here": {"gpus": False, "smi": None},
+    "hardly enough space": {"free": 14_000_000_000},
+    "too little space": {"free": 13_900_000_000},
+    "unknown space": {"free": None},
+}
 
 
-def row_of(checks: Sequence[Check], name: str) -> Row:
-    (row,) = (row for row in rows(checks) if row[0] == name)
-    return row
+def test_gpus_of_a_machine(golden: Golden, lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {name: lay_out(**laid).examine([DoctorPart.GPU]) for name, laid in GPU_MACHINES.items()}
+    for system in ("Linux", "Darwin"):
+        monkeypatch.setattr(platform, "system", lambda system=system: system)
+        texts[f"no GPU on {system}"] = lay_out(smi=None).examine([DoctorPart.GPU])
+    not_named = texts["no GPU, and none was asked for"] = lay_out(smi=None).examine([DoctorPart.GPU], named=False)
+    golden("doctor_gpu.txt", rendered(texts))
+    assert doctor.exit_code(not_named) == ExitCode.DONE
 
 
-def test_sound_gpu_machine(lay_out: LayOut) -> None:
-    driver = contents.load_flavours()["cuda"].driver
-    assert rows(lay_out().examine([DoctorPart.GPU])) == [
-        ("GPU 0", "ok", "NVIDIA L4, compute capability 8.9, 23034 MiB", ""),
-        ("driver", "ok", f"580.95.05; flavour cuda needs {driver}", ""),
-        ("counters", "ok", "open to every user", ""),
-        ("DCGM", "ok", "is not running", ""),
-        ("ncu", "ok", "2026.3.1.2 (/opt/ncu)", ""),
-    ]
-
-
-def test_a_notebook_on_a_hosted_machine(lay_out: LayOut) -> None:
-    """Its driver belongs to the service, and no image runs there: what these would need is not asked for."""
-    [colab] = [service for service in machine.SERVICES if service.name == "Colab"]
-    t4 = "Tesla T4, 7.5, 550.54.15, 15360 MiB\n"
-    assert rows(lay_out(smi=t4, restricted=True, service=colab).examine([DoctorPart.GPU]))[:-2] == [
-        ("GPU 0", "ok", "Tesla T4, compute capability 7.5, 15360 MiB", ""),
-        ("driver", "ok", "550.54.15", ""),
-        ("clocks", "note", "cannot be fixed on Colab", "nothing: each run records its clocks"),
-        ("counters", "note", "for administrators only (RmProfilingAdminOnly: 1)", machine.WITHOUT_COUNTERS),
-    ]
-
-
-@pytest.mark.parametrize("service", machine.SERVICES, ids=lambda service: service.name)
-def test_a_notebook_without_a_gpu(lay_out: LayOut, service: machine.Service) -> None:
-    assert rows(lay_out(smi=None, service=service).examine([DoctorPart.GPU])) == [
-        ("driver", "problem", "nvidia-smi shows no GPU", f"{service.gpu}; --cpu needs none")
-    ]
-
-
-def test_sound_engine(docker: FakeDocker, lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = contents.load_flavours()["cpu"]
-    monkeypatch.setattr(contents, "load_flavours", lambda: {"cpu": cpu})
-    inputs = contents.make_recipe(cpu).inputs_hash
-    labels = {"rooflaunch.flavour": "cpu", "rooflaunch.inputs": inputs, "rooflaunch.base": "unpinned"}
-    docker.hold("sha256:ab", "rooflaunch:cpu", "rooflaunch:cpu-0123456789ab", labels=labels)
-    assert rows(lay_out().examine([DoctorPart.DOCKER])) == [
-        ("engine", "ok", "Docker 28.2.2; 2 CPUs, 8.3 GB of memory", ""),
-        ("GPUs", "ok", "containers can use NVIDIA GPUs", ""),
-        ("disk", "ok", "50.0 GB free in /var/lib/docker", ""),
-        ("image cpu", "ok", "rooflaunch:cpu-0123456789ab; the base has no digest", ""),
-        *(
-            []
-            if cpu.digest
-            else [("base of cpu", "note", f"{cpu.base} has no digest", "launch build --flavour cpu --pin")]
-        ),
-        ("containers", "ok", "none left over", ""),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("machine", "row"),
-    [
-        ({"restricted": True}, ("counters", "note", "for administrators only (RmProfilingAdminOnly: 1)", UNLOCK)),
-        (
-            {"dcgm": "812\n"},
-            (
-                "DCGM",
-                "note",
-                "nv-hostengine is running and may block the counters",
-                "while --profile ncu runs: sudo systemctl stop nvidia-dcgm, or dcgmi profile --pause",
-            ),
-        ),
-        (
-            {"ncu": None},
-            (
-                "ncu",
-                "note",
-                "not on this machine",
-                "install Nsight Compute, or --runtime docker: flavours cuda and volta contain it",
-            ),
-        ),
-        ({"ncu": "/opt/old"}, ("ncu", "problem", "/opt/old does not tell its version", "install Nsight Compute again")),
-    ],
-)
-def test_gpu_machine_with_something_amiss(machine: dict[str, Any], row: Row, lay_out: LayOut) -> None:
-    assert row_of(lay_out(**machine).examine([DoctorPart.GPU]), row[0]) == row
-
-
-@pytest.mark.parametrize(
-    ("capability", "driver", "state", "found", "cure"),
-    [
-        ("8.9", "580.65.05", "problem", "580.65.05; flavour cuda needs 580.65.06", "install driver 580.65.06 or newer"),
-        # As text 1000 would come before 580.
-        ("8.9", "1000.1", "ok", "1000.1; flavour cuda needs 580.65.06", ""),
-        ("7.0", "525.60.13", "ok", "525.60.13; flavour volta needs 525.60.13", ""),
-        ("7.0", "581.15", "problem", "581.15; flavour volta needs 525.60.13, below 581", "install driver branch 580"),
-        ("6.1", "580.65.06", "ok", "580.65.06; flavour volta needs 525.60.13", ""),
-        (
-            "5.2",
-            "580.65.06",
-            "problem",
-            "A GPU has compute capability 5.2: no image flavour has code for it",
-            "--runtime process with a torch build that supports the GPU",
-        ),
-    ],
-)
-def test_driver_against_the_images(
-    capability: str, driver: str, state: str, found: str, cure: str, lay_out: LayOut
+def test_engine_of_a_machine(
+    golden: Golden, docker: FakeDocker, disk: SimpleNamespace, lay_out: LayOut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checks = lay_out(smi=f"A GPU, {capability}, {driver}, 1 MiB\n").examine([DoctorPart.GPU])
-    assert row_of(checks, "driver") == ("driver", state, found, cure)
+    cpu = replace(contents.load_flavours()["cpu"], digest="", base="BASE")
+    monkeypatch.setattr(contents, "load_flavours", lambda: {"cpu": cpu})
+    texts = {}
+    for name, laid in ENGINES.items():
+        how = dict(laid)
+        disk.free = how.pop("free", 50_000_000_000)
+        texts[name] = lay_out(**how).examine([DoctorPart.DOCKER])
+    for labels in ({"rooflaunch.run": "0.1"}, {"rooflaunch.run": "0.1"}, {}):
+        docker.containers.create(labels=labels)
+    texts["containers were left behind"] = lay_out().examine([DoctorPart.DOCKER])
+    labels = {"rooflaunch.flavour": "cpu", "rooflaunch.inputs": contents.make_recipe(cpu).inputs_hash}
+    docker.hold("sha256:ab", "rooflaunch:cpu", "rooflaunch:cpu-01", labels={**labels, "rooflaunch.base": "unpinned"})
+    texts["an image"] = lay_out().examine([DoctorPart.DOCKER])
+    golden("doctor_docker.txt", rendered(texts))
 
 
-@pytest.mark.parametrize(
-    ("printed", "names"),
-    [
-        (f"{L4}Tesla V100-SXM2-16GB, 7.0, 580.95.05, 16384 MiB\n", ["NVIDIA L4", "Tesla V100-SXM2-16GB"]),
-        (f"\n{L4}\n", ["NVIDIA L4"]),
-        (f"Warning: something\n{L4}", ["NVIDIA L4"]),
-        ("NVIDIA L4, [N/A], 580.95.05, 23034 MiB\n", []),
-        ("No devices were found\n", []),
-        ("", []),
-        (None, []),
-    ],
-)
-def test_gpus_that_nvidia_smi_shows(printed: str | None, names: list[str], lay_out: LayOut) -> None:
-    checks = lay_out(smi=printed).examine([DoctorPart.GPU])
-    found = [check.found.partition(",")[0] for check in checks if check.name.startswith("GPU")]
-    assert found == names
-    assert any(check.found == "nvidia-smi shows no GPU" for check in checks) is (names == [])
-
-
-def test_several_gpus_are_listed_by_the_index_that_chooses_one(lay_out: LayOut) -> None:
-    # The GPU with index 1 does not tell its compute capability.
-    broken = "NVIDIA L4, [N/A], 580.95.05, 23034 MiB\n"
-    checks = lay_out(smi=f"{L4}{broken}{L4}").examine([DoctorPart.GPU])
-    assert [check.name for check in checks][:3] == ["GPU 0", "GPU 2", "choice"]
-    found = "2 GPUs: a run uses one of them, the fastest if none is chosen"
-    assert row_of(checks, "choice") == ("choice", "note", found, "launch local --gpu-index 1")
-
-
-def test_each_kind_of_gpu_asks_for_its_driver(lay_out: LayOut) -> None:
-    volta = "Tesla V100-SXM2-16GB, 7.0, 595.71.05, 16384 MiB\n"
-    checks = lay_out(smi=f"NVIDIA L4, 8.9, 595.71.05, 23034 MiB\n{volta}{volta}").examine([DoctorPart.GPU])
-    assert {check.name: check.state for check in checks if "driver" in check.name} == {
-        "driver for NVIDIA L4": "ok",
-        "driver for Tesla V100-SXM2-16GB": "problem",
-    }
-
-
-@pytest.mark.parametrize(
-    ("system", "cure"),
-    [
-        ("Linux", "install NVIDIA's driver; --cpu needs none"),
-        ("Darwin", "use a machine with an NVIDIA GPU; --cpu needs none"),
-    ],
-)
-def test_no_gpu_ends_its_part(system: str, cure: str, lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "system", lambda: system)
-    assert rows(lay_out(smi=None).examine([DoctorPart.GPU])) == [("driver", "problem", "nvidia-smi shows no GPU", cure)]
-
-
-def test_no_gpu_is_nothing_to_repair_where_none_was_asked_for(lay_out: LayOut) -> None:
-    checks = lay_out(smi=None).examine([DoctorPart.GPU], named=False)
-    cure = "without a GPU, runs use the CPU; otherwise: launch doctor gpu"
-    assert rows(checks) == [("driver", "note", "nvidia-smi shows no GPU", cure)]
-    assert doctor.exit_code(checks) == ExitCode.DONE
-
-
-@pytest.mark.parametrize(
-    ("machine", "row"),
-    [
-        ({"version": "20.10.24+dfsg1"}, ("engine", "ok", "Docker 20.10.24+dfsg1; 2 CPUs, 8.3 GB of memory", "")),
-        ({"version": "20.9.1"}, ("engine", "problem", "Docker 20.9.1; 20.10 is needed", "upgrade Docker")),
-        (
-            {"SecurityOptions": ["name=rootless"]},
-            ("engine", "ok", "Docker 28.2.2, rootless; 2 CPUs, 8.3 GB of memory", ""),
-        ),
-        ({"gpus": False}, ("GPUs", "problem", "this machine has a GPU, but containers cannot use it", TOOLKIT)),
-        ({"gpus": False, "smi": None}, ("GPUs", "note", "no NVIDIA runtime, and no GPU here that would need it", "")),
-        ({}, ("image cuda", "note", "not built", "launch build --flavour cuda")),
-    ],
-)
-def test_engine_with_something_amiss(machine: dict[str, Any], row: Row, lay_out: LayOut) -> None:
-    assert row_of(lay_out(**machine).examine([DoctorPart.DOCKER]), row[0]) == row
-
-
-@pytest.mark.parametrize(
-    ("free", "state", "found", "cure"),
-    [
-        (14_000_000_000, "ok", "14.0 GB free in /var/lib/docker", ""),
-        (13_900_000_000, "problem", "13.9 GB free in /var/lib/docker; a build needs 14 GB", "docker system prune"),
-        (None, "note", "/var/lib/docker is not visible from here", ""),
-    ],
-)
-def test_disk(free: int | None, state: str, found: str, cure: str, disk: SimpleNamespace, lay_out: LayOut) -> None:
-    disk.free = free
-    assert row_of(lay_out().examine([DoctorPart.DOCKER]), "disk") == ("disk", state, found, cure)
-
-
-def test_containers_that_were_left_behind(docker: FakeDocker, lay_out: LayOut) -> None:
-    for _ in range(2):
-        docker.containers.create(labels={"rooflaunch.run": "0.1"})
-    docker.containers.create(labels={})
-    row = ("containers", "note", "of earlier runs: fake_0, fake_1", "docker rm -f fake_0 fake_1")
-    assert row_of(lay_out().examine([DoctorPart.DOCKER]), "containers") == row
+def rendered(texts: Mapping[str, Sequence[Check]]) -> str:
+    return "\n".join(f"## {name}\n{doctor.render(checks)}\n" for name, checks in texts.items())
 
 
 def test_a_backend_is_looked_at_when_named(lay_out: LayOut) -> None:
@@ -305,27 +172,12 @@ def test_no_engine_ends_its_part(lay_out: LayOut, monkeypatch: pytest.MonkeyPatc
     lay_out()
     monkeypatch.setattr(docker_engine, "connect", no_engine)
     checks = doctor.examine([DoctorPart.DOCKER, DoctorPart.GPU, DoctorPart.DOCKER])
-    assert rows(checks)[0] == ("engine", "problem", "no Docker engine answers: permission denied", "log in again")
-    assert [check.part for check in checks] == [DoctorPart.DOCKER, *[DoctorPart.GPU] * 5], (
-        "a part that is named twice is one"
-    )
-
-
-CHECKS = [
-    Check(part=DoctorPart.GPU, name="driver", state=State.OK, found="580"),
-    Check(part=DoctorPart.GPU, name="counters", state=State.NOTE, found="restricted", cure="do this"),
-]
-PROBLEM = Check(part=DoctorPart.GPU, name="DCGM", state=State.PROBLEM, found="runs", cure="stop it")
-
-
-def test_a_line_per_check() -> None:
-    assert doctor.render([*CHECKS, PROBLEM]).splitlines() == [
-        "ok       driver    580",
-        "note     counters  restricted",
-        "                   -> do this",
-        "problem  DCGM      runs",
-        "                   -> stop it",
+    assert doctor.render(checks[:1]).splitlines() == [
+        "problem  engine  no Docker engine answers: permission denied",
+        "                 -> log in again",
     ]
+    parts = [check.part for check in checks]
+    assert parts == [DoctorPart.DOCKER, *[DoctorPart.GPU] * 5], "a part that is named twice is one"
 
 
 def test_command(lay_out: LayOut, launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,13 @@
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from launcher.machine import runtime
+from tests.launcher.told import Golden, told
 from workload.contract import vocabulary
-from workload.contract.errors import ExitCode, RooflaunchError, UsageError
+from workload.contract.errors import ExitCode, UsageError
 from workload.contract.spec import Device, Profile, RunSpec
 
 
@@ -29,76 +32,40 @@ def test_another_torchvision_may_have_more_models() -> None:
     assert caught.value.hint == "did you mean newnet_tiny? `python -m workload models` lists all"
 
 
-KNOWN = "synthetic, cifar10, imagenette"
+# A data set, and whether the runs are on this machine.
 DATA = {
-    # name: data set, is_here, what is wrong with it, hint
-    "a known one": ("imagenette", True, "", ""),
-    "a folder": ("HERE", True, "", ""),
-    "a misspelt one": ("imagnette", True, "a folder", "--dataset imagenette"),
-    "no folder": ("HERE/none", True, "a folder", "--dataset FOLDER, with images in FOLDER/<class>/<image>.jpg"),
-    "a full path there": ("/data/photos", False, "", ""),
-    "a path in the home there": ("~/photos", False, "", ""),
-    "a misspelt one there": ("cifar-10", False, "an absolute path", "--dataset cifar10"),
+    "a known one": ("imagenette", True),
+    "a folder": ("HERE", True),
+    "a misspelt one": ("imagnette", True),
+    "no folder": ("HERE/none", True),
+    "a full path there": ("/data/photos", False),
+    "a path in the home there": ("~/photos", False),
+    "a misspelt one there": ("cifar-10", False),
 }
-
-
-@pytest.mark.parametrize("name", DATA)
-def test_a_data_set_is_known_or_a_folder(name: str, tmp_path: Path) -> None:
-    dataset, is_here, wrong, hint = DATA[name]
-    spec = RunSpec(dataset=dataset.replace("HERE", str(tmp_path)))
-    if not wrong:
-        runtime.require_data(spec, is_here=is_here)
-        return
-    with pytest.raises(UsageError) as caught:
-        runtime.require_data(spec, is_here=is_here)
-    assert (
-        caught.value.report() == f"error: data set '{spec.dataset}' is neither {wrong} nor one of {KNOWN}\nhint: {hint}"
-    )
-
-
+# A profile, a device, and this machine's GPU (None: no GPU).
 PROFILES = {
-    # name: profile, device, what this machine's GPU is (None: no GPU), exit code, message
-    "on a GPU": (Profile.NCU, Device.CUDA, (7, 5), 0, ""),
-    "on the best device": (Profile.NCU, Device.AUTO, (7, 5), 0, ""),
-    "without a GPU": (Profile.NCU, Device.AUTO, None, 4, "nvidia-smi shows no GPU here; got --profile ncu"),
-    "on a CPU": (Profile.NCU, Device.CPU, (7, 5), 2, "--profile ncu needs an NVIDIA GPU; the device is 'cpu'"),
-    "a trace": (Profile.TORCH, Device.CPU, None, 0, ""),
-    "none": (Profile.NONE, Device.AUTO, None, 0, ""),
+    "on a GPU": (Profile.NCU, Device.CUDA, (7, 5)),
+    "on the best device": (Profile.NCU, Device.AUTO, (7, 5)),
+    "without a GPU": (Profile.NCU, Device.AUTO, None),
+    "on a CPU": (Profile.NCU, Device.CPU, (7, 5)),
+    "a trace": (Profile.TORCH, Device.CPU, None),
+    "none": (Profile.NONE, Device.AUTO, None),
 }
 
 
-@pytest.mark.parametrize("name", PROFILES)
-def test_counters_need_a_gpu(name: str) -> None:
-    profile, device, capability, code, message = PROFILES[name]
-    spec = RunSpec(profile=profile, device=device)
-    if not code:
-        runtime.require_profile(spec, lambda: capability)
-        return
-    with pytest.raises(RooflaunchError) as caught:
-        runtime.require_profile(spec, lambda: capability)
-    assert (caught.value.exit_code, str(caught.value)) == (code, message)
-    assert caught.value.hint.startswith("--profile torch, which traces on any device")
-
-
-def test_a_folder_for_bundles(tmp_path: Path) -> None:
+def test_what_can_be_asked_for(golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: dict[str, Callable[[], object]] = {}
+    for name, (dataset, is_here) in DATA.items():
+        spec = RunSpec(dataset=dataset.replace("HERE", str(tmp_path)))
+        cases[f"data: {name}"] = partial(runtime.require_data, spec, is_here=is_here)
+    for name, (profile, device, capability) in PROFILES.items():
+        spec = RunSpec(profile=profile, device=device)
+        cases[f"profile: {name}"] = partial(runtime.require_profile, spec, lambda capability=capability: capability)
     (tmp_path / "file").touch()
-    for fine in (tmp_path, tmp_path / "new" / "er"):
-        assert runtime.require_folder(fine) == fine
-    assert not (tmp_path / "new").exists()
-    for wrong in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UsageError) as caught:
-            runtime.require_folder(wrong)
-        expected = f"error: output folder '{wrong}' cannot be written: '{tmp_path}/file' is a file\nhint: -o FOLDER"
-        assert caught.value.report() == expected
-
-
-def test_a_folder_that_one_may_not_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for a user who is not root."""
     (tmp_path / "others").mkdir()
+    # As for a user who is not root.
     monkeypatch.setattr("os.access", lambda path, _: Path(path) != tmp_path / "others")
-    assert runtime.require_folder(tmp_path / "mine") == tmp_path / "mine"
-    for wrong in (tmp_path / "others", tmp_path / "others" / "new" / "er"):
-        with pytest.raises(UsageError) as caught:
-            runtime.require_folder(wrong)
-        said = f"output folder '{wrong}' cannot be written: you may not write to '{tmp_path / 'others'}'"
-        assert caught.value.report() == f"error: {said}\nhint: -o FOLDER, with a folder that you may write"
+    for folder in ("", "new/er", "file", "file/below", "others", "others/new/er"):
+        cases[f"folder: {folder or 'there'}"] = partial(runtime.require_folder, tmp_path / folder)
+    golden("models.txt", told(cases).replace(str(tmp_path), "HERE"))
+    assert not (tmp_path / "new").exists()

@@ -9,81 +9,50 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import docker.errors as docker_errors
 import pytest
-from agent_machine import BOOTED_S, CPU, IMAGE, NAME, ZONE, Machine, context_of, until
+from agent_machine import BOOTED_S, CPU, NAME, ZONE, Machine, context_of, until
 
 from launcher import docker_engine
 from launcher.agent import __main__ as program
 from launcher.agent import agent as agent_module
 from launcher.agent import home as home_files
+from launcher.agent.home import OwnMachine, host_facts_of
 from launcher.images import contents
 from launcher.machine import runtime
 from launcher.protocol import records
-from launcher.protocol.records import LaunchPhase, Result
+from launcher.protocol.records import LaunchPhase
+from tests.launcher.backends.gcp.fake_vm import make_request
+from tests.launcher.told import Golden
 from workload.contract import bundle
-from workload.contract.errors import BundleError, ExitCode
+from workload.contract.errors import BundleError, ExitCode, ToolError
 
 
-def test_a_run_from_request_to_result(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_from_request_to_result(golden: Golden, machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine.host.created = BOOTED_S - 20
     machine.host.own_facts = {"zone": ZONE, "physical_host": "/block/sub/host-7"}
     beside = {"disk_usd_per_h": 0.02, "address_usd_per_h": 0.01}
     region, price = next(iter(machine.request.prices.items()))
     machine.request = replace(machine.request, prices={region: {**price, **beside}})
     machine.trains(*machine.run_of("run-1"))
-    result = machine.work()
-    assert result == Result(
-        exit_code=0,
-        zone=ZONE,
-        runs=["run-1"],
-        phases={
-            "booted": "2026-11-21T10:00:00.000Z",
-            "image_pulled": "2026-11-21T10:00:50.000Z",
-            "run_started": "2026-11-21T10:01:00.000Z",
-            "run_ended": "2026-11-21T10:02:40.000Z",
-            "uploaded": "2026-11-21T10:02:40.000Z",
-            "finished": "2026-11-21T10:02:40.000Z",
-        },
-        ended_at="2026-11-21T10:02:40.000Z",
-        # From the insert, 20 s before the boot, to the result: 180 s of 0.36 + 0.02 + 0.01 USD per hour.
-        usd=pytest.approx(0.39 * 180 / 3600),  # type: ignore[arg-type]
-        billed_from="2026-11-21T09:59:40.000Z",
-    )
-    assert machine.bucket.complete == ["run-1"]
-    record = machine.bucket.record("run-1")
-    assert record["cost"] == {
-        "usd_per_h": 0.36,
-        "disk_usd_per_h": 0.02,
-        "address_usd_per_h": 0.01,
-        "price_date": "2026-11-20",
-        "billed_from": "2026-11-21T09:59:40.000Z",
-        "billed_to": "2026-11-21T10:02:40.000Z",
-        "billed_s": 180.0,
-        "usd": pytest.approx(0.0195),
-    }
-    assert record["environment"]["cloud"]["preempted"] is False
-    assert record["environment"]["cloud"]["phases"]["run_ended"] == "2026-11-21T10:02:40.000Z"
+    result, told = machine.work(), capsys.readouterr()
     [trainer] = machine.docker.containers.created
-    context = context_of(trainer.arguments)
-    assert (context["backend"], context["runtime"], context["place"]) == ("gcp", "docker", f"gcp-t4-{ZONE}")
-    assert context["spec_origin"] == {"device": "option"}
-    assert context["outside"]["cloud"] == {
-        "provider": "gce",
-        "zone": ZONE,
-        "machine_type": "n1-standard-4",
-        "spot": True,
-        "physical_host": "/block/sub/host-7",
+    record, context = machine.bucket.record("run-1"), context_of(trainer.arguments)
+    cloud = record["environment"]["cloud"]
+    # From the insert, 20 s before the boot, to the result: 180 s of 0.36 + 0.02 + 0.01 USD per hour.
+    shown = {
+        "result": json.loads(result.to_bytes()),
+        "cost": record["cost"],
+        "preempted": cloud["preempted"],
+        "phases": cloud["phases"],
+        "context": {name: context[name] for name in ("backend", "runtime", "place", "spec_origin", "outside")},
+        "trainer": {name: trainer.arguments[name] for name in ("network_mode", "cap_add", "environment")},
+        "reported": {name: at for name, at in machine.host.reported.items() if name != "heartbeat"},
+        "last heartbeat": {name: getattr(machine.bucket.beats[-1], name) for name in ("zone", "runs", "last_line")},
     }
-    assert trainer.arguments["network_mode"] == "none"
-    assert trainer.arguments["cap_add"] == []
-    assert trainer.arguments["environment"] == {"ROOFLAUNCH_LIFELINE": "stdin"}
-    told = capsys.readouterr()
+    golden("a_run.json", json.dumps(shown, indent=1) + "\n")
+    assert machine.bucket.complete == ["run-1"]
     assert "rooflaunch: phase run_started 2026-11-21T10:01:00.000Z\n" in told.out
     assert "warmup     1/3 steps\n" in told.err
-    assert machine.host.reported["run_ended"] == "2026-11-21T10:02:40.000Z"
-    last = machine.bucket.beats[-1]
-    assert (last.runs, last.last_line, last.zone) == (["run-1"], "warmup     1/3 steps", ZONE)
 
 
 def test_a_repeat_is_sent_while_the_next_one_sets_up(machine: Machine) -> None:
@@ -102,16 +71,12 @@ def test_a_repeat_is_sent_while_the_next_one_sets_up(machine: Machine) -> None:
     assert costs == [160.0, 100.0], "together the VM's time"
 
 
-@pytest.mark.parametrize(
-    ("kind", "restricted", "privileged"), [("ncu", "1", True), ("ncu", "0", False), ("torch", "1", False)]
-)
-def test_the_profiled_repeat_is_sent_with_its_profile(
-    kind: str, restricted: str, privileged: bool, machine: Machine
-) -> None:
+@pytest.mark.parametrize(("kind", "privileged"), [("ncu", True), ("torch", False)])
+def test_the_profiled_repeat_is_sent_with_its_profile(kind: str, privileged: bool, machine: Machine) -> None:
     machine.request = machine.asked({**CPU, "profile": kind, "repeats": "2"})
     parameters = machine.home / "host/proc/driver/nvidia/params"
     parameters.parent.mkdir(parents=True)
-    parameters.write_text(f"RmProfilingAdminOnly: {restricted}\n")
+    parameters.write_text("RmProfilingAdminOnly: 1\n")
 
     def profile() -> None:
         assert machine.bucket.complete == [], "sent now it would lack the profile"
@@ -141,34 +106,25 @@ def test_a_run_by_itself_has_phases_for_its_profile(machine: Machine) -> None:
     assert list(machine.work().phases)[2:] == [phase.value for phase in list(LaunchPhase)[5:]]
 
 
-@pytest.mark.parametrize("gpus", [True, False])
-def test_a_gpu_is_given_to_the_trainer_alone(gpus: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("gpus", "index"), [(True, None), (True, 1), (False, None)])
+def test_a_gpu_is_given_to_the_trainer_alone(
+    gpus: bool, index: int | None, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(docker_engine, "connect", lambda: machine.docker.engine(gpus=gpus))
     monkeypatch.setattr(runtime, "gpu_capability", lambda _: None)  # the agent's container has no nvidia-smi
-    machine.request = machine.asked({"device": "cuda"})
+    asked = machine.asked({"device": "cuda"})
+    machine.request = replace(asked, options={**asked.options, **({"gpu_index": index} if index else {})})
     machine.trains(*machine.run_of("run-1"))
     result = machine.work()
-    if gpus:
-        [trainer] = machine.docker.containers.created
-        assert trainer.arguments["device_requests"][0]["Capabilities"] == [["gpu"]]
-        assert result.exit_code == 0
-    else:
+    if not gpus:
         assert (result.exit_code, result.error) == (4, "the Docker engine cannot give containers access to the GPU")
-
-
-def test_a_gpu_that_was_chosen_is_the_only_one_for_the_trainer(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(docker_engine, "connect", lambda: machine.docker.engine(gpus=True))
-    monkeypatch.setattr(runtime, "gpu_capability", lambda _: None)  # the agent's container has no nvidia-smi
-    asked = machine.asked({"device": "cuda"})
-    machine.request = replace(asked, options={**asked.options, "gpu_index": 1})
-    machine.trains(*machine.run_of("run-1"))
-    assert machine.work().exit_code == 0
+        return
+    assert result.exit_code == 0
     [trainer] = machine.docker.containers.created
-    assert trainer.arguments["device_requests"][0]["DeviceIDs"] == ["1"]
-    command = trainer.arguments["command"]
-    assert json.loads(command[command.index("--context") + 1])["outside"]["device"] == {"gpu_index": 1}
+    [request] = trainer.arguments["device_requests"]
+    assert (request["Capabilities"], request["DeviceIDs"] or []) == ([["gpu"]], ["1"] if index else [])
+    told = context_of(trainer.arguments)["outside"].get("device")
+    assert told == ({"gpu_index": 1} if index else None)
 
 
 def test_a_data_set_is_downloaded_into_the_vms_own_folder(machine: Machine) -> None:
@@ -183,54 +139,6 @@ def test_a_data_set_is_downloaded_into_the_vms_own_folder(machine: Machine) -> N
     assert trainer.arguments["network_mode"] == "bridge"
 
 
-@pytest.mark.parametrize(("failures", "code"), [(1, ExitCode.DONE), (99, ExitCode.TOOL)])
-def test_an_upload_that_fails_is_tried_again_at_the_end(failures: int, code: ExitCode, machine: Machine) -> None:
-    machine.bucket.broken = failures
-    machine.request = machine.asked({**CPU, "repeats": "2"})
-    first, second = machine.run_of("run-1"), machine.run_of("run-2")
-    machine.trains_in_turn(first, [*second[:2], until(lambda: machine.bucket.broken != failures), second[2]])
-    result = machine.work()
-    assert result.exit_code == code
-    assert result.runs == (["run-1", "run-2"] if code == ExitCode.DONE else [])
-    assert result.error == ("" if code == ExitCode.DONE else "the bucket does not answer")
-    assert (LaunchPhase.UPLOADED in result.phases) is (code == ExitCode.DONE)
-
-
-def test_an_engine_that_goes_away_keeps_what_was_measured(machine: Machine) -> None:
-    def go() -> None:
-        raise docker_errors.APIError("gone", explanation="the engine is gone")
-
-    machine.request = machine.asked({**CPU, "repeats": "2"})
-    first, second = machine.run_of("run-1"), machine.run_of("run-2")
-    machine.trains_in_turn(first, [*second[:2], go])
-    result = machine.work()
-    assert result.exit_code == ExitCode.TOOL
-    assert result.error.startswith("the Docker engine stopped while container fake_1 ran: ")
-    assert result.runs == ["run-1", "run-2"]
-    assert machine.bucket.record("run-1")["status"] == "completed"
-    assert machine.bucket.record("run-2")["status"] == "failed"
-
-
-def test_the_trainers_own_error_is_the_results(machine: Machine) -> None:
-    machine.trains((None, b"error: unknown model 'resnet19'\nhint: did you mean resnet18?\n"))
-    machine.docker.containers.exit_code = ExitCode.USAGE
-    result = machine.work()
-    assert (result.exit_code, result.error, result.hint) == (2, "unknown model 'resnet19'", "did you mean resnet18?")
-    assert result.runs == []
-
-
-def test_a_trainer_that_ends_without_a_word(machine: Machine) -> None:
-    machine.docker.containers.exit_code = 6
-    result = machine.work()
-    assert (result.error, result.hint) == ("the trainer ended with exit code 6", "launch logs RUN")
-
-
-def test_an_image_that_is_not_there(machine: Machine) -> None:
-    machine.docker.held.clear()
-    result = machine.work()
-    assert (result.exit_code, result.error) == (ExitCode.TOOL, f"the engine has no image '{IMAGE}'")
-
-
 def test_a_bug_of_ours_is_a_result_too(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,29 +147,6 @@ def test_a_bug_of_ours_is_a_result_too(
     assert (result.exit_code, result.error) == (ExitCode.BUG, "KeyError: 'nothing'")
     assert result.hint == "startup.log has the traceback: launch logs RUN"
     assert "Traceback" in capsys.readouterr().err
-
-
-def test_a_price_that_nobody_knows_is_none(machine: Machine) -> None:
-    machine.request = machine.asked(CPU, prices={"europe-west4": {"usd_per_h": 1.0, "source": "s", "read": "r"}})
-    machine.trains(*machine.run_of("run-1"))
-    assert machine.work().usd is None
-    cost = machine.bucket.record("run-1")["cost"]
-    assert (cost["usd_per_h"], cost["usd"], cost["price_date"], cost["billed_s"]) == (None, None, None, 160.0)
-
-
-def test_a_clock_that_was_set_back_and_half_a_line_leave_a_record_that_can_be_read(machine: Machine) -> None:
-    (machine.home / home_files.BOOT_PHASES).write_text("booted 2026-11-21T12:00:00.000Z\nimage_pulled 2026-11-2")
-    machine.trains(*machine.run_of("run-1"))
-    result = machine.work()
-    assert (result.usd, list(result.phases)[:2]) == (None, ["booted", "run_started"])
-    assert Result.from_bytes(machine.bucket.held[records.result_object(NAME)]) == result
-
-
-def test_nobody_hearing_the_heart_is_no_reason_to_end(machine: Machine) -> None:
-    machine.bucket.silent = True
-    machine.host.dumb = True
-    machine.trains(*machine.run_of("run-1"))
-    assert machine.work().exit_code == 0
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -319,3 +204,32 @@ def test_the_files_in_the_image_are_all_that_a_vm_needs(tmp_path: Path) -> None:
     assert {name for name in loaded if name.startswith("launcher")} == ours, "no file more either"
     assert not {name for name in loaded if name.split(".")[0] in ("torch", "google", "docker")}
     assert "workload.storage.inventory" in loaded
+
+
+# Who lets the machine: nobody, or what a launch brings with it as guest.py
+
+REQUEST = make_request("rooflaunch-tower-20261121-100000-0000aa", "", {})
+
+
+def test_a_machine_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / home_files.REQUEST).write_bytes(REQUEST.to_bytes())
+    nobody = host_facts_of(tmp_path)
+    assert isinstance(nobody, OwnMachine)
+    assert (nobody.zone, nobody.request()) == ("", REQUEST.to_bytes())
+    assert nobody.is_preempted() is False
+    assert nobody.comes_back() is False
+    assert nobody.await_preemption(lambda _: False) is False
+    assert nobody.facts(REQUEST) == {}
+    nobody.report("heartbeat", "now")
+
+
+def test_a_machine_without_a_request(tmp_path: Path) -> None:
+    with pytest.raises(ToolError) as caught:
+        host_facts_of(tmp_path).request()
+    assert str(caught.value) == f"no request in '{tmp_path}': No such file or directory"
+    assert caught.value.hint == "launch again"
+
+
+def test_a_cloud_travels_with_the_launch(tmp_path: Path) -> None:
+    (tmp_path / home_files.FILE).write_text("def this_machine():\n    return 'the host'\n")
+    assert str(host_facts_of(tmp_path)) == "the host"

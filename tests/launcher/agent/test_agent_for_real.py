@@ -134,16 +134,3 @@ def test_an_agent_that_is_killed_takes_the_trainer_with_it_and_the_next_one_save
     record = tower.record(folder.name)
     assert record["status"] == "interrupted"
     assert len(bundle.read(folder).steps()) > 1
-
-
-@pytest.mark.night(part="kills")
-def test_a_second_agent_waits_until_the_first_has_ended(tower: Tower) -> None:
-    tower.ask()
-    with tower.started() as first:
-        tower.wait_until((tower.store / records.lease_object(NAME, 1)).exists)
-        with tower.started() as second:
-            assert first.wait(LIMIT_S) == 0, tower.log()
-            assert second.wait(LIMIT_S) == 0, tower.log()
-    assert f"another agent has lease 1 of '{NAME}': waiting until it ends" in tower.log()
-    assert len(tower.result().runs) == len(list(tower.home.glob("results/[!.]*"))) == 1
-    assert tower.record(tower.result().runs[0])["status"] == "completed"

@@ -11,7 +11,7 @@ from agent_machine import CPU, NAME, Machine
 
 from launcher.protocol import records
 from launcher.script import files
-from tests.launcher.script.test_unpack import archive, entry
+from tests.launcher.script.test_script_files import archive, entry
 from workload.contract.errors import ExitCode
 
 WORDS = ["train.py", "--root", "{data}"]
@@ -94,10 +94,3 @@ def test_data_of_a_bucket_lies_in_the_launchs_folder(
     [container] = asked.docker.containers.created
     words = container.arguments["command"]
     assert words[words.index("--data") + 1] == str(asked.home / "data/script")
-
-
-def test_an_archive_that_is_missing_is_the_result(asked: Machine) -> None:
-    asked.bucket.held.pop(files.archive_object(asked.request.script["sha256"]))
-    result = asked.work()
-    assert result.exit_code == ExitCode.BAD_BUNDLE
-    assert result.error.startswith("the script's archive is missing: ")

@@ -31,6 +31,13 @@ def taken(store: Store, wait: Callable[[float], bool] = lambda _: pytest.fail("i
     return take(store, NAME, now=lambda: NOW_S, wait=wait)
 
 
+def waits_for(store: Store) -> int:
+    """After how many looks the second lease is taken."""
+    waits: list[float] = []
+    assert number_of(taken(store, lambda seconds: bool(waits.append(seconds)))) == 2
+    return len(waits)
+
+
 def number_of(lease: Lease | None) -> int:
     assert lease is not None
     return lease.number
@@ -78,14 +85,6 @@ def test_an_ended_launch_has_a_lease_only_for_what_was_left_behind(store: Store)
     assert number_of(left) == 1
 
 
-def test_a_silent_lease_is_taken_over_after_so_many_looks(store: Store) -> None:
-    first, waits = taken(store), []
-    second = taken(store, lambda seconds: bool(waits.append(seconds)))
-    assert (number_of(second), len(waits)) == (2, STALE_POLLS)
-    assert first is not None
-    assert first.is_lost()
-
-
 def test_who_is_told_to_stop_while_it_waits_ends(store: Store) -> None:
     taken(store)
     with pytest.raises(InterruptedRunError) as stopped:
@@ -111,18 +110,16 @@ HOLDERS: dict[str, tuple[dict[str, object], bool]] = {
 def test_an_agent_that_must_have_ended_is_not_waited_for(
     fields: dict[str, object], has_ended: bool, store: Store
 ) -> None:
-    taken(store)
+    first = taken(store)
     change(store, **fields)
-    waits: list[float] = []
-    assert number_of(taken(store, lambda seconds: bool(waits.append(seconds)))) == 2
-    assert len(waits) == (0 if has_ended else STALE_POLLS)
+    assert waits_for(store) == (0 if has_ended else STALE_POLLS)
+    assert first is not None
+    assert first.is_lost()
 
 
 def test_a_record_that_cannot_be_read_is_a_lease_all_the_same(store: Store) -> None:
     store.write(lease_object(NAME, 1), b"{")
-    waits: list[float] = []
-    assert number_of(taken(store, lambda seconds: bool(waits.append(seconds)))) == 2
-    assert len(waits) == STALE_POLLS
+    assert waits_for(store) == STALE_POLLS
 
 
 @pytest.mark.world
@@ -135,7 +132,5 @@ def test_a_process_of_this_machine_is_seen_to_end(lives: bool, store: Store) -> 
         if not lives:
             other.kill()
             other.wait()
-        waits: list[float] = []
-        taken(store, lambda seconds: bool(waits.append(seconds)))
-        assert len(waits) == (STALE_POLLS if lives else 0)
+        assert waits_for(store) == (STALE_POLLS if lives else 0)
         other.kill()

@@ -1,20 +1,25 @@
+"""`launch sweep` as it is typed, and `--format csv` beside `json`: the same values as rows of name and value."""
+
+import csv
+import io
 import json
-import os
 import re
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
+import typer.main
 
-from launcher.cli import sweep as app
-from launcher.sweep import matrix
+from launcher.cli.app import app
+from launcher.cli.sweep import MATRICES, examples
 from launcher.sweep.places import Sweep, Until
 from launcher.sweep.work import SweepOutcome
+from tests.launcher.told import Golden, printed
 
 SMALL = '[matrix]\nmodel = ["resnet18"]\nbatch_size = [8, 16]\n[[on]]\nbackend = "local"\nruntime = "process"\n'
 Launch = Callable[..., int]
-LIMITS = "from 30 s to 120 d"
 OTHER = '[[on]]\nname = "box"\nbackend = "ssh"\nhost = "me@box"\n'
 
 
@@ -80,35 +85,13 @@ def test_a_warning_goes_to_stderr(folder: Path, sweep: Launch, capsys: pytest.Ca
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        ((), "error: launch sweep takes a matrix\nhint: launch sweep --example first > first.toml\n"),
-        (("nigth.toml",), "error: there is no matrix 'nigth.toml'\nhint: launch sweep --example first > nigth.toml\n"),
-        (
-            ("--example", "none"),
-            "error: there is no example 'none'\nhint: one of cifar10, first, imagenette, ncu, template\n",
-        ),
-        (("night.toml", "--on", "bx", "--dry-run"), "error: no place is named 'bx'\nhint: did you mean box?\n"),
-        (
-            ("night.toml", "--max-time", "1x"),
-            f"error: --max-time must be a duration such as 60m or 1h30m, {LIMITS}; got '1x'\nhint: --max-time 60m\n",
-        ),
-        (
-            ("night.toml", "--max-cost", "0"),
-            "error: --max-cost must be a positive sum in USD; got '0'\nhint: --max-cost 1.50\n",
-        ),
-    ],
-    ids=["no file", "another file", "no such example", "no such place", "no time", "no sum"],
-)
-def test_what_is_asked_for_wrongly(
-    sweep: Launch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], error: str
-) -> None:
-    assert sweep(*words) == 2
-    assert capsys.readouterr().err == error
+def test_what_is_asked_for_wrongly(golden: Golden, launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = ("", "nigth.toml", "--example none", "night.toml --on bx --dry-run")
+    wrong += ("night.toml --max-time 1x", "night.toml --max-cost 0")
+    golden("refused.txt", printed(launch, capsys, (f"sweep {words}" for words in wrong)))
 
 
-@pytest.mark.parametrize("name", app.examples())
+@pytest.mark.parametrize("name", examples())
 @pytest.mark.world
 def test_every_example_plans_without_a_network(
     name: str, tmp_path: Path, sweep: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -145,15 +128,47 @@ def test_commented_place_of_an_example_can_be_used(
     """`world` for git, which says what commit this is."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ROOFLAUNCH_PROJECT", "my-project")
-    head, heading, place = (app.MATRICES / f"{name}.toml").read_text(encoding="utf-8").partition("# [[on]]\n")
+    head, heading, place = (MATRICES / f"{name}.toml").read_text(encoding="utf-8").partition("# [[on]]\n")
     (tmp_path / "mine.toml").write_text(head + re.sub("<[^>]*>", "mine", (heading + place).replace("# ", "")))
     assert sweep("mine.toml", "--on", "greene", "--dry-run") == 0
     assert "greene" in capsys.readouterr().out
 
 
-def test_an_example_has_its_name_and_no_warning() -> None:
-    """Every example has its name, and nothing in it is without an effect."""
-    for name in app.examples():
-        file = app.MATRICES / f"{name}.toml"
-        whole = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=None)
-        assert (whole.name, whole.warnings) == (name, ())
+# A value that the plan of each line has, by its path in CSV.
+PLANS = {
+    "local --cpu --runtime process --batch-size 8 --dry-run": ("spec.batch_size", "8"),
+    "duel --cpu --dry-run -- --precision fp32 --- --precision bf16": ("B.spec.precision", "bf16"),
+    "sweep night.toml --dry-run": ("places.0.asked.runtime", "process"),
+    "ssh --host me@box --dry-run": ("host", "me@box"),
+}
+
+
+@pytest.mark.parametrize("line", PLANS)
+def test_a_plan_is_rows_of_name_and_value(
+    line: str, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("night.toml").write_text(SMALL)
+    formatted = {}
+    for form in ("json", "csv"):
+        assert launch(*shlex.split(line.replace("--dry-run", f"--dry-run --format {form}"))) == 0
+        formatted[form] = capsys.readouterr().out
+    heading, *rows = csv.reader(io.StringIO(formatted["csv"]))
+    assert heading == ["name", "value"]
+    values = json.loads(formatted["json"])
+    assert {name.partition(".")[0] for name, _ in rows} == {name for name, value in values.items() if value != {}}
+    path, expected = PLANS[line]
+    found = dict(rows)
+    assert len(found) == len(rows)
+    assert found[path] == expected
+
+
+def test_every_command_with_a_format_has_all_three() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined] # a group
+    offered = {
+        name: parameter.metavar
+        for name, command in commands.items()
+        for parameter in command.params
+        if parameter.name == "output_format"
+    }
+    assert offered == dict.fromkeys(commands, "table|json|csv")

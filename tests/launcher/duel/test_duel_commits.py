@@ -1,15 +1,19 @@
-"""Commits and the working tree, from a repository of git's own."""
+"""What A and B are: options, scripts, images, and commits from a repository of git's own."""
 
 import os
 import subprocess
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.duel import sides
-from launcher.duel.sides import Request
-from workload.contract.errors import ToolError, UsageError
+from launcher.duel.sides import Pair, Request
+from launcher.machine.runtime import Workplace
+from tests.launcher.told import Golden, told
+from workload.contract.errors import ToolError
 
 pytestmark = pytest.mark.world
 
@@ -68,42 +72,29 @@ def test_the_working_tree_is_laid_out_with_what_is_new_and_without_what_is_ignor
         a, b = exports.a, exports.b
         (checkout / "workload/__main__.py").write_text("'changed meanwhile'\n")
         assert (code_of(a), code_of(b)) == ("'second'\n", "'changed'\n")
-        assert sorted(path.name for path in (b.folder / "workload").iterdir()) == [
-            "__init__.py",
-            "__main__.py",
-            "new.py",
-        ]
+        laid_out = {path.name for path in (b.folder / "workload").iterdir()}
+        assert laid_out == {"__init__.py", "__main__.py", "new.py"}
         assert (b.commit, b.label) == (f"{a.commit}-dirty", f"the working tree ({a.commit[:10]} and changes)")
         assert (exports.links, exports.warnings) == ((), ())
     assert git(checkout, "status", "--porcelain") == before
 
 
-def test_a_working_tree_without_changes_is_its_commit(checkout: Path) -> None:
-    with sides.exported(("HEAD", "."), checkout) as exports:
-        a, b = exports.a, exports.b
-        assert (a.commit, a.tree) == (b.commit, b.tree)
-        assert b.label == f"the working tree ({a.commit[:10]})"
+def test_what_is_no_commit(golden: Golden, checkout: Path, tmp_path: Path) -> None:
+    def export(a: str, b: str, folder: Path = checkout) -> None:
+        with sides.exported((a, b), folder):
+            pass
 
-
-def test_what_is_no_commit(checkout: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught, sides.exported(("mian", "HEAD"), checkout):
-        pass
-    assert str(caught.value) == f"{checkout} has no commit 'mian'"
-    assert caught.value.hint == "did you mean main? git fetch brings others"
-    with pytest.raises(UsageError) as caught, sides.exported(("--all", "HEAD"), checkout):
-        pass
-    assert str(caught.value) == f"{checkout} has no commit '--all'"
-    with pytest.raises(UsageError) as caught, sides.exported(("main", "HEAD"), tmp_path):
-        pass
-    assert str(caught.value) == f"{tmp_path} is in no git repository"
-
-
-def test_a_repository_of_something_else(checkout: Path) -> None:
+    text = told(
+        {
+            "a typing error": partial(export, "mian", "HEAD"),
+            "an option": partial(export, "--all", "HEAD"),
+            "no repository": partial(export, "main", "HEAD", tmp_path),
+        }
+    )
     git(checkout, "rm", "-q", "workload/__main__.py")
     git(checkout, "commit", "-qm", "Away")
-    with pytest.raises(UsageError) as caught, sides.exported(("HEAD", "first"), checkout):
-        pass
-    assert str(caught.value) == f"'HEAD' of {checkout} has no workload/__main__.py: it is not a commit of rooflaunch"
+    text += "\n" + told({"a repository of something else": partial(export, "HEAD", "first")})
+    golden("no_commits.txt", text.replace(str(tmp_path), "FOLDER"))
 
 
 def test_without_git(checkout: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -163,11 +154,9 @@ def test_a_script_of_two_commits_runs_in_a_copy_of_each_with_what_git_ignores_in
         assert (a.folder / "weights.pt").readlink() == project / "src/weights.pt"
         assert not (a.folder / "__pycache__").exists()
         assert not (a.folder.parent / ".venv").exists()
+        copied = "train.py --root '{data}', in a copy of each commit: files written there are deleted at the end"
         assert pair.facts == (
-            (
-                "script",
-                "train.py --root '{data}', in a copy of each commit: files written there are deleted at the end",
-            ),
+            ("script", copied),
             ("data", f"{{data}} is {project}/data, used in place by both sides"),
             ("links", f"data/, src/weights.pt, tool/: ignored by git, used in place in {project} by both sides"),
         )
@@ -208,72 +197,29 @@ def test_an_import_path_into_the_repository_leads_to_the_copy(project: Path, mon
         assert pair.a.plan.workplace.variables == {"PYTHONPATH": f"{copy}:/more:{copy.parent}/lib"}
 
 
-@pytest.mark.parametrize(
-    ("words", "changes", "message", "hint"),
-    [
-        pytest.param(
-            ("tain.py",),
-            {},
-            "'HEAD~1' of {project} has no script 'src/tain.py'",
-            "a commit that has the file; git log --oneline -- tain.py",
-            id="a commit without the script",
-        ),
-        pytest.param(
-            ("-m", "package.mian"),
-            {},
-            "'HEAD~1' of {project} has no module 'package.mian'",
-            "a commit that has the file; git log --oneline -- package.mian",
-            id="a commit without the module",
-        ),
-        pytest.param(
-            ("../../train.py",),
-            {},
-            "'../../train.py' is outside of the repository {project}",
-            "cd {parent}, then launch duel --commit main HEAD -- train.py",
-            id="a script outside of the repository",
-        ),
-        pytest.param(
-            ("train.py",), {"commits": ("mian", "HEAD")}, "{project} has no commit 'mian'", None, id="no commit"
-        ),
-    ],
-)
 def test_what_commits_of_a_script_cannot_be(
-    words: tuple[str, ...], changes: dict[str, Any], message: str, hint: str | None, project: Path
+    golden: Golden, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError) as caught, sides.prepared(duel_of(*words, **changes), {}):
-        pass
-    names = {"project": project, "parent": project.parent}
-    assert str(caught.value) == message.format(**names)
-    assert hint is None or caught.value.hint == hint.format(**names)
+    def prepare(*words: str, commits: tuple[str, str] = ("HEAD~1", "HEAD"), folder: Path = project / "src") -> None:
+        monkeypatch.chdir(folder)
+        with sides.prepared(duel_of(*words, commits=commits), {}):
+            pass
 
-
-def test_a_folder_that_no_commit_has(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would lead out of the copy, to the script as it is now."""
-    monkeypatch.chdir(project / "data")
-    with pytest.raises(UsageError) as caught, sides.prepared(duel_of("../src/train.py"), {}):
-        pass
-    assert str(caught.value) == f"{project / 'data'} is ignored by git, so no commit contains this folder"
-    assert caught.value.hint == f"cd {project}, then run the same command"
-
-
-def test_a_script_in_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError) as caught, sides.prepared(duel_of("train.py"), {}):
-        pass
-    assert str(caught.value) == f"{tmp_path} is in no git repository"
-    assert caught.value.hint == "cd to the script's repository, then launch duel --commit main HEAD -- train.py"
-
-
-def test_data_that_git_would_copy_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = told(
+        {
+            "a commit without the script": partial(prepare, "tain.py"),
+            "a commit without the module": partial(prepare, "-m", "package.mian"),
+            "a script outside of the repository": partial(prepare, "../../train.py"),
+            "no commit": partial(prepare, "train.py", commits=("mian", "HEAD")),
+            # It would lead out of the copy, to the script as it is now.
+            "a folder that no commit has": partial(prepare, "../src/train.py", folder=project / "data"),
+            "no repository": partial(prepare, "train.py", folder=tmp_path),
+        }
+    )
     monkeypatch.setattr(sides, "MOST_NEW_BYTES", 8)
     (project / "new.bin").write_bytes(b"x" * 9)
-    with pytest.raises(UsageError) as caught, sides.prepared(duel_of("train.py", commits=("HEAD", ".")), {}):
-        pass
-    assert str(caught.value) == (
-        f"files of {project} that git neither tracks nor ignores have 9 B; at most 8 B are allowed; "
-        "the largest is new.bin"
-    )
-    assert caught.value.hint == "add data to .gitignore: both sides then use the original files"
+    text += "\n" + told({"data that git would copy": partial(prepare, "train.py", commits=("HEAD", "."))})
+    golden("no_commits_of_scripts.txt", text.replace(str(tmp_path), "FOLDER"))
 
 
 def test_a_side_runs_the_code_of_its_commit_from_any_folder(checkout: Path) -> None:
@@ -294,3 +240,95 @@ def test_a_side_runs_the_code_of_its_commit_from_any_folder(checkout: Path) -> N
     same = Request(shared={}, words=(), commits=("main", "HEAD"), images=None, output=checkout)
     with sides.prepared(same, {}) as pair:
         assert pair.are_equal
+
+
+def prepare(*words: str, environment: Mapping[str, str] | None = None, **changes: Any) -> Pair:
+    plain: dict[str, Any] = {"shared": {}, "words": words, "commits": None, "images": None, "output": Path("out")}
+    with sides.prepared(Request(**plain | changes), environment or {}) as pair:
+        return pair
+
+
+def test_options_against_options() -> None:
+    shared = {"model": "mobilenet_v2", "device": "cpu", "precision": "fp32"}
+    pair = prepare("--batch-size=8", "---", "--precision", "bf16", "--cuda", "--no-channels-last", shared=shared)
+
+    a, b = pair.a.plan.spec, pair.b.plan.spec
+    assert (a.model, a.device, a.precision, a.batch_size) == ("mobilenet_v2", "cpu", "fp32", 8)
+    assert (b.model, b.device, b.precision, b.batch_size) == ("mobilenet_v2", "cuda", "bf16", None)
+    assert (pair.a.label, pair.b.label) == ("--batch-size=8", "--precision bf16 --cuda --no-channels-last")
+    assert not pair.are_equal
+    assert prepare("--devices", "2", "---", "--devices", "2", shared={"device": "cpu"}).are_equal
+
+
+def test_a_segment_measures_3_seconds_and_no_ceilings_unless_told_otherwise() -> None:
+    environment = {"ROOFLAUNCH_REPEATS": "5", "ROOFLAUNCH_PROFILE": "torch"}
+    pair = prepare("---", "--ceilings", "--min-seconds", "1", environment=environment)
+
+    a, b = pair.a.plan.spec, pair.b.plan.spec
+    assert (a.ceilings, a.min_seconds, b.ceilings, b.min_seconds) == (False, 3.0, True, 1.0)
+    assert (a.repeats, a.profile, b.repeats, b.profile) == (1, "none", 1, "none")
+
+
+MISTAKES: dict[str, tuple[str, dict[str, Any]]] = {
+    "nothing": ("", {}),
+    "two kinds": ("---", {"commits": ("a", "b")}),
+    "one side": ("--precision fp32", {}),
+    "unknown option": ("--- --precison bf16", {}),
+    "an option against a script": ("--lr --- -m package.train", {}),
+    "data that nobody named": ("-m json.tool --- -m json.tool {data}", {}),
+    "no data": ("-m x --- -m x", {"data": "nowhere"}),
+    "data without a script": ("---", {"data": "."}),
+    "repeats": ("--- --repeats 3", {}),
+    "other devices": ("--- --devices 2", {"shared": {"device": "cpu"}}),
+}
+
+
+def test_mistakes(golden: Golden) -> None:
+    cases = {name: partial(prepare, *words.split(), **changes) for name, (words, changes) in MISTAKES.items()}
+    golden("mistakes.txt", told(cases))
+
+
+def test_a_script_against_itself_with_other_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    words = ("train.py", "--lr", "1", "---", "train.py", "--root", "{data}", "--token", "hunter2")
+    pair = prepare(*words, shared={"device": "cpu", "iterations": "5"}, data=".")
+
+    assert (pair.a.label, pair.b.label) == ("train.py --lr 1", "train.py --root '{data}' --token '[redacted]'")
+    a, b = pair.a.plan, pair.b.plan
+    assert (a.spec.script, b.spec.script) == (words[:3], words[4:])
+    assert (a.spec.iterations, a.spec.min_seconds, a.spec.ceilings) == (5, 3.0, False)
+    assert a.workplace == b.workplace == Workplace(folder=tmp_path, data=str(tmp_path))
+    assert not pair.are_equal
+    assert prepare("train.py", "---", "train.py").are_equal
+
+
+def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, docker: Any) -> None:
+    from launcher import docker_engine
+
+    docker.hold("sha256:" + "a" * 64, "rooflaunch:one")
+    docker.hold("sha256:" + "b" * 64, "rooflaunch:two")
+    monkeypatch.setattr(docker_engine, "connect", docker.engine)
+    monkeypatch.setattr(sides, "outside_facts", dict)
+
+    pair = prepare(images=("rooflaunch:one", "rooflaunch:two"), shared={"device": "cpu"})
+
+    assert (pair.a.label, pair.b.label) == (
+        "rooflaunch:one (sha256:aaaaaaaaaaaa)",
+        "rooflaunch:two (sha256:bbbbbbbbbbbb)",
+    )
+    assert [side.plan.container.image for side in (pair.a, pair.b) if side.plan.container] == [
+        "sha256:" + "a" * 64,
+        "sha256:" + "b" * 64,
+    ]
+    assert not pair.are_equal
+    assert prepare(images=("rooflaunch:one", "rooflaunch:one"), shared={"device": "cpu"}).are_equal
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    pair = prepare("train.py", images=("rooflaunch:one", "rooflaunch:two"), shared={"device": "cpu"})
+    assert [side.plan.spec.script for side in (pair.a, pair.b)] == [("train.py",)] * 2
+    assert pair.a.plan.container is not None
+    assert pair.a.plan.container.command[-1] == "train.py"
+    with pytest.raises(ToolError) as caught:
+        prepare(images=("rooflaunch:one", "rooflaunch:three"), shared={"device": "cpu"})
+    assert str(caught.value) == "the engine has no image 'rooflaunch:three'"

@@ -1,17 +1,23 @@
-"""The course of a duel, with segments whose times are known."""
+"""The course of a duel, with segments whose times are known, and what it says word for word."""
 
+import json
 import math
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launcher.duel import contest
+from launcher.duel import contest, report
 from launcher.duel.contest import Limits, Measured, OutOfTimeError, Work, comparison_of, fight, make_limits
 from launcher.duel.decision import DuelVerdict
+from launcher.duel.report import Plan, Result
 from launcher.duel.sides import Pair, Side
 from launcher.machine import local
 from launcher.machine.containers import ContainerLimits
@@ -19,17 +25,15 @@ from launcher.machine.local import LocalOutcome
 from launcher.machine.runtime import Choice
 from launcher.machine.watcher import Printed
 from launcher.values import Runtime
+from tests.launcher.told import Golden, printed, told
 from workload.contract.errors import (
-    InterruptedRunError,
     OutOfDeviceMemoryError,
     RooflaunchError,
-    RunFailedError,
-    UsageError,
 )
 from workload.contract.process import interruption
 from workload.contract.spec import resolve
 from workload.contract.trainer import Forks
-from workload.contract.verdict import PageFaults
+from workload.contract.verdict import FAULTS_CURE, PageFaults
 
 
 def make_pair(*, are_equal: bool = False) -> Pair:
@@ -156,119 +160,49 @@ def test_each_quadruple_has_a_start_server(monkeypatch: pytest.MonkeyPatch) -> N
     assert seen == ["end", "end", "run", "end"]
 
 
-NOISY = "; runs of the same side differ by "
+HALF_AN_HOUR = Limits(max_time_s=1800)
+# Limits, noise of a run, and its seconds.
+UNDECIDED: dict[str, tuple[Limits, float, float]] = {
+    "time": (TEN_MINUTES, 0.03, 10.0),
+    "runs": (Limits(max_time_s=600, max_segments=43), 0.03, 1.0),
+    "hopeless": (TEN_MINUTES, 0.2, 30.0),
+    "forecast": (HALF_AN_HOUR, 0.1, 10.0),
+    "forecast of runs": (Limits(max_time_s=1800, max_segments=43), 0.1, 1.0),
+    # The first quadruple is begun whatever it takes, and the run that is under way ends with the time.
+    "under way": (TEN_MINUTES, 0.001, 250.0),
+}
 
 
-@pytest.mark.parametrize(
-    ("limits", "noise", "segment_s", "segments", "why"),
-    [
-        pytest.param(TEN_MINUTES, 0.03, 10.0, 60, "the time of 10 min was used up after 15 quadruples", id="time"),
-        pytest.param(
-            Limits(max_time_s=600, max_segments=43), 0.03, 1.0, 40, "the limit of 43 runs was reached", id="segments"
-        ),
-        pytest.param(
-            TEN_MINUTES,
-            0.2,
-            30.0,
-            8,
-            "6 quadruples, the minimum for a verdict, take about 12 min, and 10 min were allowed",
-            id="hopeless",
-        ),
-        pytest.param(
-            Limits(max_time_s=1800), 0.1, 10.0, 32, "given up, because 30 min would not suffice, after 8", id="forecast"
-        ),
-        pytest.param(
-            Limits(max_time_s=1800, max_segments=43),
-            0.1,
-            1.0,
-            28,
-            "given up, because 43 runs would not suffice, after 7 quadruples",
-            id="forecast of runs",
-        ),
-    ],
-)
-def test_what_cannot_be_decided_says_why(
-    limits: Limits, noise: float, segment_s: float, segments: int, why: str
-) -> None:
-    machine = Machine(noise=noise, effect=0.05, segment_s=segment_s)
-
-    outcome = machine.fight(limits)
-
-    assert outcome.state.verdict is DuelVerdict.NOT_DECIDABLE
-    assert len(outcome.segments) == segments
-    assert why in outcome.state.reason
-    assert NOISY in outcome.state.reason
+def test_what_cannot_be_decided_says_why(golden: Golden) -> None:
+    text = ""
+    for name, (limits, noise, segment_s) in UNDECIDED.items():
+        outcome = Machine(noise=noise, effect=0.05, segment_s=segment_s).fight(limits)
+        ended = f"{len(outcome.segments)} runs in {outcome.elapsed_s:.0f} s"
+        text += f"{name}: {outcome.state.verdict} after {ended}: {outcome.state.reason}\n"
+    golden("undecided.txt", text)
 
 
-def test_an_interrupted_duel_keeps_its_segments() -> None:
-    machine = Machine()
-
-    def interrupt(position: int) -> None:
-        if position == 6:
-            raise interruption(2)
-
-    machine.before = interrupt
-    outcome = machine.fight(TEN_MINUTES)
-
-    assert isinstance(outcome.interrupted, InterruptedRunError)
-    assert len(outcome.segments) == 6
-    assert outcome.state.reason.startswith("interrupted by Ctrl-C after 1 quadruple")
-
-
-def test_a_run_that_is_under_way_ends_with_the_time() -> None:
-    """The first quadruple is begun whatever it takes."""
-    machine = Machine(segment_s=250.0)
-
-    outcome = machine.fight(TEN_MINUTES)
-
-    assert (len(outcome.segments), outcome.elapsed_s) == (2, 600.0)
-    assert outcome.state.verdict is DuelVerdict.NOT_DECIDABLE
-    assert outcome.state.reason == "the time of 10 min was used up before a quadruple was complete"
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "text", "by_sample"),
-    [
-        pytest.param(WORK, WORK, "", False, id="the same"),
-        pytest.param(WORK, Work(samples=16, flop=2.01e9), "", False, id="FLOP within 1 %"),
-        pytest.param(WORK, Work(samples=16, flop=None), "", False, id="FLOP unknown"),
-        pytest.param(
-            WORK,
-            Work(samples=16, flop=2.1e9),
-            "a step is different work, A 16 images and 2 GFLOP and B 16 images and 2.1 GFLOP: throughput is "
-            "compared, in images/s",
-            True,
-            id="more FLOP",
-        ),
-        pytest.param(
-            WORK,
-            Work(samples=32, flop=4e9),
-            "a step is different work, A 16 images and 2 GFLOP and B 32 images and 4 GFLOP: throughput is "
-            "compared, in images/s",
-            True,
-            id="more samples",
-        ),
-        pytest.param(
-            Work(samples=16),
-            Work(unit="steps", samples=1),
-            "a step is different work, A 16 images and B not known: the times of steps are compared nevertheless",
-            False,
-            id="samples that nobody knows",
-        ),
-    ],
-)
-def test_what_is_compared(a: Work, b: Work, text: str, by_sample: bool) -> None:
+def test_what_is_compared(golden: Golden) -> None:
     def segment(variant: str, work: Work) -> Measured:
         return Measured(
             position=0, variant=variant, step_s=2.0, sample_s=0.1, wall_step_s=3.0, wall_sample_s=0.2, work=work,
             folder=Path(),
         )  # fmt: skip
 
-    comparison = comparison_of([segment("B", b), segment("A", a), segment("A", Work(samples=99))])
-
-    assert (comparison.text, comparison.by_sample) == (text, by_sample)
-    seconds = [comparison.seconds(segment("A", a), wall=wall) for wall in (False, True)]
-    assert seconds == ([0.1, 0.2] if by_sample else [2.0, 3.0])
+    text = ""
+    for name, (a, b) in {
+        "the same": (WORK, WORK),
+        "FLOP within 1 %": (WORK, Work(samples=16, flop=2.01e9)),
+        "FLOP unknown": (WORK, Work(samples=16, flop=None)),
+        "more FLOP": (WORK, Work(samples=16, flop=2.1e9)),
+        "more samples": (WORK, Work(samples=32, flop=4e9)),
+        "samples that nobody knows": (Work(samples=16), Work(unit="steps", samples=1)),
+    }.items():
+        comparison = comparison_of([segment("B", b), segment("A", a), segment("A", Work(samples=99))])
+        seconds = [comparison.seconds(segment("A", a), wall=wall) for wall in (False, True)]
+        assert seconds == ([0.1, 0.2] if comparison.by_sample else [2.0, 3.0])
+        text += f"{name}: times of {'samples' if comparison.by_sample else 'steps'}. {comparison.text}\n"
+    golden("compared.txt", text)
 
 
 def test_the_wall_time_is_judged_too() -> None:
@@ -277,129 +211,38 @@ def test_the_wall_time_is_judged_too() -> None:
     assert (outcome.state.verdict, outcome.wall.verdict) == (DuelVerdict.SAME, DuelVerdict.SLOWER)
 
 
-SHARE = "--same-within must be a share such as 2%, from 0.1 % to 50 %; got "
+def limits_of(**typed: Any) -> Limits:
+    return make_limits(**{"same_within": "2%", "max_time": "30m", "max_segments": None, **typed})
 
 
-@pytest.mark.parametrize(
-    ("typed", "message", "hint"),
-    [
-        ({"same_within": "two"}, f"{SHARE}'two'", "--same-within 2%"),
-        ({"same_within": "0%"}, f"{SHARE}'0%'", "--same-within 2%"),
-        ({"same_within": "51%"}, f"{SHARE}'51%'", "--same-within 2%"),
-        ({"same_within": "nan%"}, f"{SHARE}'nan%'", "--same-within 2%"),
-        ({"max_segments": 23}, "a verdict takes 24 runs or more; got --max-runs 23", "--max-runs 24"),
-        (
-            {"max_time": "soon"},
-            "--max-time must be a duration such as 60m or 1h30m, from 30 s to 120 d; got 'soon'",
-            "--max-time 60m",
-        ),
-    ],
-    ids=lambda value: "=".join(f"{item}" for pair in value.items() for item in pair) if isinstance(value, dict) else "",
-)
-def test_limits_that_are_none(typed: dict[str, object], message: str, hint: str) -> None:
-    plain: dict[str, object] = {"same_within": "2%", "max_time": "30m", "max_segments": None}
-    with pytest.raises(UsageError) as caught:
-        make_limits(**plain | typed)  # type: ignore[arg-type]
-    assert (str(caught.value), caught.value.hint) == (message, hint)
-
-
-@pytest.mark.parametrize(
-    ("max_time_s", "run_s", "warning"),
-    [
-        (72, 3.0, None),
-        (
-            71,
-            3.0,
-            (
-                "no verdict is possible within 1.2 min: at least 24 runs are needed, which measure for 1.2 "
-                "min and each need some seconds to start; --max-time 4m or a shorter --min-seconds would do"
-            ),
-        ),
-        (
-            30,
-            60.0,
-            (
-                "no verdict is possible within 30 s: at least 24 runs are needed, which measure for 24 min "
-                "and each need some seconds to start; --max-time 26m or a shorter --min-seconds would do"
-            ),
-        ),
-        (30, 0.0, None),
-    ],
-)
-def test_a_time_that_is_too_short_is_said_before_the_first_run(
-    max_time_s: float, run_s: float, warning: str | None
-) -> None:
-    assert Limits(max_time_s=max_time_s).warning(run_s) == warning
+def test_limits_that_are_none(golden: Golden) -> None:
+    cases = {f"same within {share}": partial(limits_of, same_within=share) for share in ("two", "0%", "51%", "nan%")}
+    cases |= {"few runs": partial(limits_of, max_segments=23), "no time": partial(limits_of, max_time="soon")}
+    for seconds, run_s in ((72, 3.0), (71, 3.0), (30, 60.0), (30, 0.0)):
+        cases[f"{seconds} s for runs of {run_s:.0f} s"] = partial(Limits(max_time_s=seconds).warning, run_s)
+    golden("limits.txt", told(cases))
 
 
 MEMORY = OutOfDeviceMemoryError("the trainer was killed because memory ran out", hint="a smaller --batch-size")
-WHERE = "run 6, of B (--precision bf16): "
+# Exit code and last lines of a run.
+FAILED: dict[str, tuple[int, list[str]]] = {
+    "out of memory": (7, ["measured", "error: resnet18 at batch size 9000 does not fit", "hint: --batch-size 4500"]),
+    "failed": (6, ["error: the training step failed: x: y", "hint: log.txt"]),
+    "a bug": (1, ["Traceback (most recent call last):", "KeyError: 'x'"]),
+    "an older commit that lacks an option": (2, ["error: unknown option --new", "hint: --help"]),
+    "without a word": (3, []),
+}
 
 
-@pytest.mark.parametrize(
-    ("code", "error", "lines", "kind", "message", "hint"),
-    [
-        pytest.param(
-            7,
-            None,
-            ["measured", "error: resnet18 at batch size 9000 does not fit", "hint: --batch-size 4500"],
-            OutOfDeviceMemoryError,
-            "resnet18 at batch size 9000 does not fit",
-            "--batch-size 4500",
-            id="out of memory",
-        ),
-        pytest.param(
-            7, MEMORY, [], OutOfDeviceMemoryError, str(MEMORY), MEMORY.hint, id="killed because memory ran out"
-        ),
-        pytest.param(
-            6,
-            None,
-            ["error: the training step failed: x: y", "hint: log.txt"],
-            RunFailedError,
-            "the training step failed: x: y",
-            "log.txt",
-            id="failed",
-        ),
-        pytest.param(
-            1,
-            None,
-            ["Traceback (most recent call last):", "KeyError: 'x'"],
-            RunFailedError,
-            "KeyError: 'x'",
-            "run python -m workload train with its options to see the whole error",
-            id="a bug",
-        ),
-        pytest.param(
-            2,
-            None,
-            ["error: unknown option --new", "hint: --help"],
-            UsageError,
-            "unknown option --new",
-            "--help",
-            id="an older commit that lacks an option",
-        ),
-        pytest.param(
-            3,
-            None,
-            [],
-            RunFailedError,
-            "exit code 3",
-            "run python -m workload train with its options to see the whole error",
-            id="without a word",
-        ),
-    ],
-)
-def test_a_side_that_fails_ends_the_duel_with_its_error(
-    code: int, error: RooflaunchError | None, lines: list[str], kind: type[RooflaunchError], message: str, hint: str
-) -> None:
-    outcome = LocalOutcome(exit_code=code, bundles=(), error=error)
+def test_a_side_that_fails_ends_the_duel_with_its_error(golden: Golden) -> None:
+    def failed(code: int, lines: list[str], error: RooflaunchError | None = None) -> None:
+        outcome = LocalOutcome(exit_code=code, bundles=(), error=error)
+        printed = Printed()
+        printed.extend(lines)
+        raise contest._failed(make_pair().b, 5, outcome, printed)
 
-    printed = Printed()
-    printed.extend(lines)
-    failed = contest._failed(make_pair().b, 5, outcome, printed)
-
-    assert type(failed) is kind
-    assert (str(failed), failed.hint) == (WHERE + message, hint)
+    cases = {name: partial(failed, *case) for name, case in FAILED.items()}
+    golden("failed.txt", told(cases | {"killed because memory ran out": partial(failed, 7, [], MEMORY)}))
 
 
 class Stubborn:
@@ -434,3 +277,127 @@ def test_a_trainer_that_does_not_end_in_time_is_killed(
     # A trainer that starts while a signal is sent may get the signal twice.
     assert list(dict.fromkeys(trainer.heard)) == heard
     assert relay.is_out_of_time is bool(heard)
+
+
+def result(machine: Machine, *, are_equal: bool = False, **limits: Any) -> Result:
+    allowed = replace(TEN_MINUTES, **limits)
+    outcome = machine.fight(allowed)
+    return Result(pair=make_pair(are_equal=are_equal), limits=allowed, outcome=outcome, output=Path("out"))
+
+
+def interrupted(machine: Machine, at: int = 0) -> Machine:
+    def interrupt(position: int) -> None:
+        if position == at:
+            raise interruption(15)
+
+    machine.before = interrupt
+    return machine
+
+
+@cache
+def reports() -> dict[str, Result]:
+    return {
+        "slower": result(Machine(effect=0.05)),
+        "slower, on a machine that was busy at first": result(Machine(effect=0.05, busy_to=8)),
+        "same": result(Machine()),
+        "faster": result(Machine(effect=-0.05)),
+        "slower by less": result(Machine(effect=0.01)),
+        "faster by less": result(Machine(effect=-0.01)),
+        "only the margin is in doubt": result(Machine(effect=0.02, noise=0.01, segment_s=4.0)),
+        "not decidable": result(Machine(noise=0.2, segment_s=10.0)),
+        "not decidable on a busy machine": result(Machine(effect=0.05, busy_to=10_000)),
+        "hardly decidable": result(Machine(noise=0.02, effect=0.02, segment_s=10.0)),
+        "decidable in a longer time": result(Machine(noise=0.03, effect=0.05, segment_s=10.0)),
+        "decidable with more runs": result(Machine(noise=0.2, effect=0.3, segment_s=1.0), max_segments=28),
+        "against itself": result(Machine(), are_equal=True),
+        "steps of different work": result(Machine(b=Work(samples=32, flop=4e9))),
+        "interrupted before the first run": result(interrupted(Machine())),
+        "interrupted": result(interrupted(Machine(), at=6)),
+    }
+
+
+def test_reports(golden: Golden) -> None:
+    texts = [
+        f"## {name}\nexit code {int(one.exit_code)}\n{one.text()}\n\n{one.markdown()}"
+        for name, one in reports().items()
+    ]
+    golden("reports.txt", "\n".join(texts))
+
+
+def test_json() -> None:
+    slower = json.loads(json.dumps(reports()["slower"].to_json()))
+    assert (slower["verdict"], slower["exit_code"], slower["interrupted"]) == ("slower", 11, False)
+    assert slower["low"] < slower["ratio"] < slower["high"]
+    assert slower["A"]["spec"]["model"] == "resnet18"
+    assert [one["variant"] for one in slower["segments"]][:4] in (["A", "B", "B", "A"], ["B", "A", "A", "B"])
+    busy = reports()["slower, on a machine that was busy at first"].to_json()
+    why = "other processes used the CPU: this run got 4 % of one"
+    assert (busy["busy"], busy["segments"][0]["busy"], busy["segments"][8]["busy"]) == (8, why, None)
+    unlike = reports()["steps of different work"].to_json()
+    assert (unlike["compared"], unlike["unit"]) == ("throughput", "images")
+    assert unlike["B"]["work"] == {"unit": "images", "samples": 32, "flop": 4e9}
+    assert reports()["against itself"].to_json()["are_equal"] is True
+    assert json.loads(json.dumps(reports()["interrupted before the first run"].to_json()))["interrupted"] is True
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (0.16, f"page faults take up to 16 % of the time in 2 of 24 runs; {FAULTS_CURE}"),
+        (0.04, f"page faults take up to 4 % of the time in 2 of 24 runs; {FAULTS_CURE}"),
+        # Less than the margin, with which faults could decide nothing.
+        (0.035, None),
+    ],
+)
+def test_uneven_page_faults_are_named_where_nothing_is_decided(share: float, said: str | None) -> None:
+    faults = {3: PageFaults(per_step=900, share=0.03), 7: PageFaults(per_step=4800, share=share)}
+    undecided = result(Machine(noise=0.2, effect=0.02, segment_s=10.0, faults=faults), same_within=0.04)
+
+    assert (undecided.notes[-1] if "page faults" in undecided.notes[-1] else None) == said
+    assert undecided.to_json()["segments"][7]["page_faults_per_step"] == 4800
+    assert len(result(Machine(faults=faults)).notes) == 0
+
+
+@pytest.mark.parametrize(("files", "is_said"), [(("a", "a"), True), (("a", "b"), False), ((None, None), False)])
+def test_commits_whose_script_runs_the_same_files(files: tuple[str | None, str | None], is_said: bool) -> None:
+    plain = result(Machine())
+    segments = tuple(replace(one, files=files[0] if one.variant == "A" else files[1]) for one in plain.outcome.segments)
+    outcome = replace(plain.outcome, segments=segments)
+    commits = replace(plain, outcome=outcome, pair=replace(plain.pair, compares_code=True))
+
+    assert [note for note in commits.notes if note.startswith("the commits differ, ")] == commits.notes[: int(is_said)]
+    assert len(commits.notes) == is_said
+
+
+def test_files_that_changed_meanwhile_are_told() -> None:
+    plain = result(Machine())
+    segments = tuple(replace(one, files="a" if one.position < 22 else "b") for one in plain.outcome.segments)
+
+    told = replace(plain, outcome=replace(plain.outcome, segments=segments)).notes
+
+    assert told == ["the script's files changed during the duel: a duel of commits (--commit) compares copies"]
+
+
+def test_the_plan(golden: Golden) -> None:
+    text = Plan(pair=make_pair(are_equal=True), limits=TEN_MINUTES, output=Path("out")).text()
+    golden("plan.txt", text.replace(sys.executable, "PYTHON") + "\n")
+
+
+def test_a_subject_cannot_break_the_table() -> None:
+    assert report._cell("a | b <img> `c`\n") == "a \\| b &lt;img> \\`c\\`\\\\n"
+
+
+def test_a_summary_is_appended(tmp_path: Path) -> None:
+    path = tmp_path / "summary.md"
+    path.write_text("before\n")
+    report.require_writable(path)
+    report.append(path, "### after\n")
+    assert path.read_text() == "before\n### after\n"
+
+
+def test_lines_that_are_refused(
+    golden: Golden, launch: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    summary = f"duel --cpu --summary {tmp_path}/missing/summary.md -- ---"
+    lines = ("duel", "duel --precision fp32 --- --precision bf16", "duel --commit main", summary)
+    golden("refused.txt", printed(launch, capsys, lines).replace(str(tmp_path), "FOLDER"))

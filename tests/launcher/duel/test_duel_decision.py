@@ -9,6 +9,7 @@ from itertools import islice
 import pytest
 
 from launcher.duel.decision import LEAST_QUADRUPLES, PATTERNS, DuelState, DuelVerdict, Segment, judge, order
+from tests.launcher.told import Golden
 
 # The log of a segment's seconds that the machine adds, by position.
 Machine = Callable[[random.Random], Callable[[int], float]]
@@ -146,21 +147,14 @@ def test_six_quadruples_are_the_fewest() -> None:
     assert states[1].ratio == pytest.approx(1.1)
 
 
-@pytest.mark.parametrize(
-    ("effect", "verdict", "sign"),
-    [
-        (-0.05, DuelVerdict.FASTER, DuelVerdict.FASTER),
-        (-0.015, DuelVerdict.SAME, DuelVerdict.FASTER),
-        (0.0, DuelVerdict.SAME, None),
-        (0.015, DuelVerdict.SAME, DuelVerdict.SLOWER),
-        (0.05, DuelVerdict.SLOWER, DuelVerdict.SLOWER),
-    ],
-    ids=str,
-)
-def test_the_margin_parts_the_verdicts(effect: float, verdict: DuelVerdict, sign: DuelVerdict | None) -> None:
-    state = judge(segments(still(random.Random(2)), effect=effect))
-
-    assert (state.verdict, state.sign) == (verdict, sign)
+def test_the_margin_parts_the_verdicts() -> None:
+    slower, same, faster = DuelVerdict.SLOWER, DuelVerdict.SAME, DuelVerdict.FASTER
+    for effect, verdict, sign in (
+        *((-0.05, faster, faster), (-0.015, same, faster), (0.0, same, None), (0.015, same, slower)),
+        (0.05, slower, slower),
+    ):
+        state = judge(segments(still(random.Random(2)), effect=effect))
+        assert (state.verdict, state.sign) == (verdict, sign)
 
 
 def test_the_sign_is_known_where_only_the_margin_is_in_doubt() -> None:
@@ -190,62 +184,22 @@ def test_a_slow_segment_at_the_start_of_each_quadruple_is_no_evidence() -> None:
     assert judge(slow[: 4 * LEAST_QUADRUPLES]).sign is None
 
 
-@pytest.mark.parametrize(
-    ("made", "ended", "sentence"),
-    [
-        pytest.param(
-            segments(quiet(random.Random(1))),
-            None,
-            "B takes the same time as A within 2 % (95 %: -1.9 % to +1.7 %), after 6 quadruples",
-            id="same",
-        ),
-        pytest.param(
-            segments(quiet(random.Random(1)), effect=0.03),
-            None,
-            "B takes 2.7 % longer than A (95 %: +2.0 % to +3.4 %), after 20 quadruples",
-            id="slower",
-        ),
-        pytest.param(
-            segments(quiet(random.Random(1)), effect=-0.1),
-            None,
-            "B takes 9.6 % less time than A (95 %: -11 % to -8.0 %), after 6 quadruples",
-            id="faster",
-        ),
-        pytest.param(
-            segments(still(random.Random(1)), effect=0.01),
-            None,
-            "B takes 1 % longer than A (95 %: +0.8 % to +1.2 %), after 6 quadruples",
-            id="slower by less",
-        ),
-        pytest.param(
-            segments(noisy(random.Random(1)), quadruples=12),
-            "60 s are over",
-            "60 s are over after 12 quadruples (B's time against A's, 95 %: -9.8 % to +4.3 %); "
-            "runs of the same side differ by 9.9 %; about 60 quadruples more would decide it",
-            id="noise",
-        ),
-        pytest.param(
-            segments(quiet(random.Random(1)), quadruples=4),
-            None,
-            "undecided after 4 quadruples (no interval before 6 quadruples)",
-            id="early",
-        ),
-        pytest.param(
-            segments(noisy(random.Random(1)), quadruples=12),
-            None,
-            "undecided after 12 quadruples (B's time against A's, 95 %: -9.8 % to +4.3 %)",
-            id="undecided",
-        ),
-        pytest.param(
-            segments(quiet(random.Random(1)), quadruples=1)[:3],
-            "60 s are over",
-            "60 s are over before a quadruple was complete",
-            id="none complete",
-        ),
-    ],
-)
-def test_sentences(made: Sequence[Segment], ended: str | None, sentence: str) -> None:
-    assert judge(made, ended=ended).reason == sentence
+def test_sentences(golden: Golden) -> None:
+    early = segments(quiet(random.Random(1)), quadruples=4)
+    noise = segments(noisy(random.Random(1)), quadruples=12)
+    cases: dict[str, tuple[Sequence[Segment], str | None]] = {
+        "same": (segments(quiet(random.Random(1))), None),
+        "slower": (segments(quiet(random.Random(1)), effect=0.03), None),
+        "faster": (segments(quiet(random.Random(1)), effect=-0.1), None),
+        "slower by less": (segments(still(random.Random(1)), effect=0.01), None),
+        "noise": (noise, "60 s are over"),
+        "early": (early, None),
+        "undecided": (noise, None),
+        "none complete": (early[:3], "60 s are over"),
+    }
+    golden(
+        "sentences.txt", "".join(f"{name}: {judge(made, ended=end).reason}\n" for name, (made, end) in cases.items())
+    )
 
 
 def on_busy(made: Sequence[Segment], quadruples: Collection[int]) -> list[Segment]:
@@ -291,16 +245,12 @@ def test_segments_without_a_time_alone_leave_nothing(seconds: float) -> None:
     assert state.reason == "60 s are over before a quadruple was complete"
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "verdict"),
-    [(1e-6, 1e3, DuelVerdict.SLOWER), (1e3, 1e-6, DuelVerdict.FASTER), (1e-9, 1e-9, DuelVerdict.SAME)],
-    ids=["far slower", "far faster", "as long as a clock's tick"],
-)
-def test_extreme_times_have_a_verdict(a: float, b: float, verdict: DuelVerdict) -> None:
-    state = judge(constant("BAAB" * 6, a, b))
-
-    assert state.verdict is verdict
-    assert "nan" not in state.reason
+def test_extreme_times_have_a_verdict() -> None:
+    """Far slower, far faster, and as long as a clock's tick."""
+    verdicts = (DuelVerdict.SLOWER, DuelVerdict.FASTER, DuelVerdict.SAME)
+    for (a, b), verdict in zip(((1e-6, 1e3), (1e3, 1e-6), (1e-9, 1e-9)), verdicts, strict=True):
+        state = judge(constant("BAAB" * 6, a, b))
+        assert (state.verdict, "nan" in state.reason) == (verdict, False)
 
 
 def test_the_order_is_drawn_by_lot_and_repeatable() -> None:

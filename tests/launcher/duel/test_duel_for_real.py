@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 from test_duel_commits import git
 
-from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 
@@ -86,29 +84,6 @@ def test_a_commit_against_a_slower_one_and_against_itself(
     assert commits == {"A": git(checkout, "rev-parse", a), "B": git(checkout, "rev-parse", b)}
 
 
-@pytest.mark.night(part="duels")
-def test_ctrl_c_leaves_what_was_measured(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "launcher", "duel", *SMALL, "--iterations", "100000", "--", "---"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    started = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    until(lambda: list(tmp_path.glob("results/*/steps.csv")), within_s=90)
-    started.send_signal(signal.SIGINT)
-    out, err = started.communicate()
-
-    assert started.returncode == 130, err
-    assert out.partition("\n")[2].startswith(
-        "verdict    not decidable: interrupted by Ctrl-C before a quadruple was complete"
-    )
-    (folder,) = tmp_path.glob("results/2*")
-    run = bundle.read(folder).record
-    assert run.status == "interrupted"
-    assert run.job is not None
-    assert (run.job.block, run.job.position) == (1, 1)
-    assert err.splitlines()[-2] == "error: interrupted by Ctrl-C"
-
-
 # --- a script of one's own
 
 # A step of 6 ms, most of it asleep: what other work on the machine changes least.
@@ -170,26 +145,6 @@ def test_a_commit_of_a_script_that_is_slower_and_one_against_itself(project: Pat
     assert all(sha in page for sha in shas)
 
 
-@pytest.mark.night(part="duels")
-def test_a_run_of_a_script_that_is_under_way_ends_with_the_time(project: Path) -> None:
-    endless = ("--cpu", "--iterations", "1000000")
-    # Again for longer if the machine was so busy that the first run had not begun to measure.
-    for limit, text in (("30s", "30 s"), ("5m", "5 min")):
-        done = duel(project, *endless, "--max-time", limit, "--", "train.py", "---", "train.py", "--large")
-        assert done.returncode == ExitCode.NOT_DECIDABLE, done.stderr
-        assert done.stdout.startswith(
-            f"verdict    not decidable on this machine within the limits: the time of {text} was used up before"
-            " a quadruple was complete"
-        )
-        if list(project.glob("results/2*")):
-            break
-    [folder] = project.glob("results/2*")
-    run = bundle.read(folder).record
-    assert run.status == "interrupted"
-    assert run.job is not None
-    assert run.job.position == 1
-
-
 def test_a_script_that_fails_says_which_and_why(project: Path) -> None:
     done = duel(project, *QUICK, "--", "train.py", "---", "train.py", "--fail")
 
@@ -203,22 +158,3 @@ def test_a_script_that_fails_says_which_and_why(project: Path) -> None:
     )
     assert hint == "hint: python train.py --fail alone shows the whole error"
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "a duel needs two sides: options, commits or images"),
-        (("--precision", "fp32", "---", "--precision", "bf16"), "No such option: ---"),
-        (("--commit", "main"), "Option '--commit' requires 2 arguments"),
-        (("--summary", "missing/summary.md", "--", "---"), "the summary 'missing/summary.md' cannot be written"),
-    ],
-    ids=["nothing", "without --", "one commit", "summary"],
-)
-def test_mistakes_are_two_lines(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    done = duel(tmp_path, *words)
-
-    assert done.returncode == 2
-    error, hint = done.stderr.splitlines()
-    assert error.startswith(f"error: {message}")
-    assert hint.startswith("hint: ")

@@ -1,9 +1,9 @@
 """The packages of a script: a layer on the image, built once for the same file and the same image."""
 
 import io
-import shlex
 import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from launcher.script import local_script
 from launcher.script.local_script import choice_of, require_gpu, require_visible
 from launcher.script.options import HereOptions, LocalOptions
 from launcher.values import Runtime
-from workload.contract.errors import ExitCode, ToolError, UsageError
+from tests.launcher.told import Golden, told
+from workload.contract.errors import ExitCode
 from workload.contract.spec import Device, RunSpec, resolve
 
 BASE = "sha256:ba5e"
@@ -73,12 +74,6 @@ def test_a_layer_goes_to_the_images_repository(held: FakeDocker) -> None:
     assert pushed.startswith("host/trainer:script-")
 
 
-def test_an_image_that_the_engine_lacks(held: FakeDocker) -> None:
-    with pytest.raises(ToolError, match="the engine has no image 'host/other@sha256:00'") as caught:
-        build.pushed(held.engine(), "host/other@sha256:00", b"timm\n")
-    assert caught.value.hint == "docker pull host/other@sha256:00"
-
-
 def test_packages_are_added_to_the_image_unless_nothing_runs(
     held: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,44 +95,26 @@ def test_packages_are_added_to_the_image_unless_nothing_runs(
     assert asked == [Runtime.DOCKER, Runtime.DOCKER, Runtime.AUTO]
 
 
-def test_packages_are_none_of_a_process() -> None:
-    options = HereOptions(requirements="my reqs.txt")
-    with pytest.raises(UsageError) as caught:
-        choice_of(RunSpec(), LocalOptions(runtime=Runtime.PROCESS), options, Path())
-    assert str(caught.value) == f"--requirements is for an image, but a process uses this Python, {sys.executable}"
-    assert caught.value.hint == f"{shlex.quote(sys.executable)} -m pip install --requirement 'my reqs.txt'"
-
-
-def test_a_script_that_a_container_does_not_see(tmp_path: Path) -> None:
+def test_what_a_container_cannot_have(golden: Golden, held: FakeDocker, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "train.py").write_text("")
-    require_visible(("train.py",), tmp_path)
-    require_visible(("-m", "anything"), tmp_path)
-    with pytest.raises(UsageError) as caught:
-        require_visible(("../train.py",), tmp_path / "runs")
-    runs = tmp_path / "runs"
-    assert str(caught.value) == (
-        f"'../train.py' is outside of this folder, {runs}, and a container sees only this folder"
-    )
-    assert caught.value.hint == f"cd {tmp_path}, then run the same with -- train.py; or --runtime process"
-
-
-def test_a_gpu_that_is_not_there() -> None:
-    """The script would take the CPU, and its figures would be those of another machine than was asked for."""
-    on_gpu = RunSpec(script=("train.py",), device=Device.CUDA)
-    require_gpu(on_gpu, capability=lambda: (8, 9))
-    require_gpu(RunSpec(script=("train.py",)), capability=lambda: None)
-    with pytest.raises(ToolError, match="nvidia-smi shows no GPU here; got --cuda") as caught:
-        require_gpu(on_gpu, capability=lambda: None)
-    assert caught.value.hint == "--cpu, or launch doctor gpu"
-
-
-def test_a_file_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"the requirements '.*none\.txt' cannot be read: No such file or directory"):
-        build.read(str(tmp_path / "none.txt"))
     (tmp_path / "large.txt").write_bytes(b"#" * (build.MOST_BYTES + 1))
-    with pytest.raises(UsageError, match="have 1000001 bytes: this is not a list of packages"):
-        build.read(str(tmp_path / "large.txt"))
+    on_process, packages = LocalOptions(runtime=Runtime.PROCESS), HereOptions(requirements="my reqs.txt")
+    # Without its GPU the script would take the CPU, and its figures would be those of another machine.
+    on_gpu = RunSpec(script=("train.py",), device=Device.CUDA)
+    cases = {
+        "an image that the engine lacks": partial(build.pushed, held.engine(), "host/other@sha256:00", b"timm\n"),
+        "packages of a process": partial(choice_of, RunSpec(), on_process, packages, Path()),
+        "a script here": partial(require_visible, ("train.py",), tmp_path),
+        "a module": partial(require_visible, ("-m", "anything"), tmp_path),
+        "a script elsewhere": partial(require_visible, ("../train.py",), tmp_path / "runs"),
+        "a GPU that is there": partial(require_gpu, on_gpu, capability=lambda: (8, 9)),
+        "no GPU, and none is asked for": partial(require_gpu, RunSpec(script=("train.py",)), capability=lambda: None),
+        "no GPU": partial(require_gpu, on_gpu, capability=lambda: None),
+        "no list of packages": partial(build.read, str(tmp_path / "none.txt")),
+        "too large a list of packages": partial(build.read, str(tmp_path / "large.txt")),
+    }
+    golden("no_layer.txt", told(cases).replace(str(tmp_path), "HERE").replace(sys.executable, "PYTHON"))
 
 
 @pytest.mark.world

@@ -1,20 +1,36 @@
-"""States of launches, and their table, as `launch status` shows them."""
+"""States of launches, and their table, as `launch status` shows them; how one ended, by its bundles."""
 
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+from benchmarks.synthetic_bundles import make
 from launcher.jobs import launches
-from launcher.jobs.launches import LaunchState, Seen, find, judge, render, render_one
+from launcher.jobs.launches import LaunchState, Seen, find, judge, render, render_one, upload_of
+from launcher.jobs.run import _shortfall
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Condition, Listing, Machine
-from launcher.protocol.records import Heartbeat, LaunchPhase, Result, request_object, result_object, status_object
+from launcher.protocol.records import (
+    Heartbeat,
+    LaunchPhase,
+    Request,
+    Result,
+    Task,
+    request_object,
+    result_object,
+    status_object,
+)
+from tests.launcher.backends.gcp.fake_vm import make_request
 from tests.launcher.rented_vm import LAUNCHED_S, MACHINE, NAME, REQUEST, ZONE
-from workload.contract.errors import NothingToDoError, UsageError
+from tests.launcher.told import Golden, told
+from workload.contract import bundle
+from workload.contract.spent import Spent
 from workload.contract.text import duration
 from workload.storage.store import Store, StoredObject, UnreachableError
 
@@ -61,99 +77,49 @@ def on_vm(**changes: Any) -> Seen:
     return seen(**{"machine": machine(), **changes})
 
 
-TO_REAP = "the VM is TERMINATED, and the disk still costs money: launch reap"
 TRAINING = beat(200, LaunchPhase.RUN_STARTED)
-STATES: dict[str, tuple[Seen, float, str, str]] = {
-    "just requested": (seen(), 60, "requested", "no VM yet"),
-    "the launcher died": (seen(), 1201, "lost", "no VM was made, or it left nothing; perhaps the launcher was killed"),
-    "the VM is made": (
-        seen(machine=machine(condition=Condition.STARTING, status="STAGING")),
-        60,
-        "starting",
-        "staging",
-    ),
-    "the VM boots": (on_vm(), 120, "starting", "no heartbeat yet"),
-    "never came up": (on_vm(), 2101, "stale", "no heartbeat for 15 min and more"),
-    "it trains": (on_vm(heartbeat=TRAINING), 220, "running", "step 3 of 110"),
-    "it profiles": (
-        on_vm(heartbeat=beat(200, LaunchPhase.RUN_ENDED, LaunchPhase.PROFILE_STARTED)),
-        220,
-        "running",
-        "profiling",
-    ),
-    "it uploads": (on_vm(heartbeat=beat(200, LaunchPhase.RUN_ENDED, line="uploading")), 220, "uploading", "uploading"),
-    "silent": (on_vm(heartbeat=TRAINING), 501, "stale", "no heartbeat for 5 min"),
-    "stopped instead of deleted": (seen(machine=machine(**STOPPED)), 220, "stale", TO_REAP),
-    "stopped, and about to start again": (
-        seen(machine=stopped_at(220)),
-        220 + 899,
-        "stale",
-        "the VM is TERMINATED; the cloud may start the VM again, to save the results",
-    ),
-    "stopped, and not started again": (seen(machine=stopped_at(220)), 220 + 900, "stale", TO_REAP),
-    "past its limit": (on_vm(heartbeat=beat(3890)), 3901, "stale", "the VM is past its limit: launch reap"),
-    "done": (seen(result=result()), 400, "done", ""),
-    "done, and the VM is still there": (seen(result=result(), machine=machine()), 400, "done", "the VM is still there"),
-    "done, and the VM was stopped": (seen(result=result(), machine=machine(**STOPPED)), 400, "done", TO_REAP),
-    "failed": (seen(result=result(exit_code=6, error="the loss is nan")), 400, "failed", "the loss is nan"),
-    "failed without a word": (seen(result=result(exit_code=6)), 400, "failed", "exit code 6"),
-    "ran into its own limit": (
-        seen(result=result(exit_code=6, timed_out=True)),
-        400,
-        "failed",
-        "the time limit was reached",
-    ),
-    "preempted, and said so": (
-        seen(result=result(exit_code=6, preempted=True, error="taken back")),
-        400,
-        "preempted",
-        "taken back",
-    ),
-    "gone without a result": (seen(heartbeat=beat(200)), 400, "lost", "the VM is gone and left no result"),
-    "gone at its limit": (
-        seen(heartbeat=beat(200)),
-        3700,
-        "lost",
-        "the time limit of 60 min was reached, without a result",
-    ),
-    "its zone does not answer": (
-        seen(heartbeat=TRAINING, unanswered=(ZONE,)),
-        900,
-        "unknown",
-        f"it is unknown whether the VM exists: no answer from {ZONE}",
-    ),
-    "none of many zones answers": (
-        seen(unanswered=("a", "b", "c", "d")),
-        900,
-        "unknown",
-        "it is unknown whether the VM exists: no answer from a, b, c, …",
-    ),
-    "its zone does not answer, its bucket does": (
-        seen(heartbeat=TRAINING, unanswered=(ZONE,)),
-        220,
-        "running",
-        f"step 3 of 110; it is unknown whether the VM exists: no answer from {ZONE}",
-    ),
-    "done, in a zone that does not answer": (
-        seen(result=result(), unanswered=(ZONE,)),
-        400,
-        "done",
-        f"it is unknown whether the VM is gone: no answer from {ZONE}",
-    ),
-    "nothing but a log": (Seen(name=NAME), 400, "lost", "no readable request, no VM, no result"),
-    "a VM of another bucket": (
-        Seen(name=NAME, machine=machine()),
-        400,
-        "starting",
-        "no request in this bucket; perhaps it is in another --bucket",
-    ),
+
+
+# What is known of a launch, and after how many seconds it is looked at.
+STATES: dict[str, tuple[Seen, float]] = {
+    "just requested": (seen(), 60),
+    "the launcher died": (seen(), 1201),
+    "the VM is made": (seen(machine=machine(condition=Condition.STARTING, status="STAGING")), 60),
+    "the VM boots": (on_vm(), 120),
+    "never came up": (on_vm(), 2101),
+    "it trains": (on_vm(heartbeat=TRAINING), 220),
+    "it profiles": (on_vm(heartbeat=beat(200, LaunchPhase.RUN_ENDED, LaunchPhase.PROFILE_STARTED)), 220),
+    "it uploads": (on_vm(heartbeat=beat(200, LaunchPhase.RUN_ENDED, line="uploading")), 220),
+    "silent": (on_vm(heartbeat=TRAINING), 501),
+    "stopped instead of deleted": (seen(machine=machine(**STOPPED)), 220),
+    "stopped, and about to start again": (seen(machine=stopped_at(220)), 220 + 899),
+    "stopped, and not started again": (seen(machine=stopped_at(220)), 220 + 900),
+    "past its limit": (on_vm(heartbeat=beat(3890)), 3901),
+    "done": (seen(result=result()), 400),
+    "done, and the VM is still there": (seen(result=result(), machine=machine()), 400),
+    "done, and the VM was stopped": (seen(result=result(), machine=machine(**STOPPED)), 400),
+    "failed": (seen(result=result(exit_code=6, error="the loss is nan")), 400),
+    "failed without a word": (seen(result=result(exit_code=6)), 400),
+    "ran into its own limit": (seen(result=result(exit_code=6, timed_out=True)), 400),
+    "preempted, and said so": (seen(result=result(exit_code=6, preempted=True, error="taken back")), 400),
+    "gone without a result": (seen(heartbeat=beat(200)), 400),
+    "gone at its limit": (seen(heartbeat=beat(200)), 3700),
+    "its zone does not answer": (seen(heartbeat=TRAINING, unanswered=(ZONE,)), 900),
+    "none of many zones answers": (seen(unanswered=("a", "b", "c", "d")), 900),
+    "its zone does not answer, its bucket does": (seen(heartbeat=TRAINING, unanswered=(ZONE,)), 220),
+    "done, in a zone that does not answer": (seen(result=result(), unanswered=(ZONE,)), 400),
+    "nothing but a log": (Seen(name=NAME), 400),
+    "a VM of another bucket": (Seen(name=NAME, machine=machine()), 400),
 }
 
 
-@pytest.mark.parametrize(("known", "age_s", "state", "why"), STATES.values(), ids=list(STATES))
-def test_state(known: Seen, age_s: float, state: str, why: str) -> None:
-    launch = judge(known, LAUNCHED_S + age_s, was_preempted=lambda: False)
-    assert (launch.state, launch.why) == (state, why)
+def judged(known: Seen, age_s: float) -> launches.Launch:
+    return judge(known, LAUNCHED_S + age_s, was_preempted=lambda: False)
+
+
+def test_state_of_a_launch_and_its_reason(golden: Golden) -> None:
+    found = {name: judged(*case) for name, case in STATES.items()}
+    golden("states.txt", "".join(f"{name}: {launch.state}: {launch.why}\n" for name, launch in found.items()))
 
 
 def test_only_a_vm_that_vanished_is_asked_for_its_preemption() -> None:
@@ -173,23 +139,15 @@ def test_only_a_vm_that_vanished_is_asked_for_its_preemption() -> None:
 
 def test_cost_so_far_is_that_of_the_vm_since_its_creation() -> None:
     running = seen(machine=machine())
-    launch = judge(running, LAUNCHED_S + 30 + 1800, was_preempted=lambda: False)
-    assert launch.usd == pytest.approx(0.27)
-    assert judge(replace(running, result=result()), LAUNCHED_S, was_preempted=lambda: False).usd == 0.045
-    assert str(launch.cost) == (
-        "0.270 USD, from 2026-11-21T12:00:30Z to 2026-11-21T12:30:30Z; without disk, address, traffic and tax"
-    )
+    assert judged(running, 30 + 1800).usd == pytest.approx(0.27)
+    assert judged(replace(running, result=result()), 0).usd == 0.045
     beside = {**next(iter(REQUEST.prices.values())), "disk_usd_per_h": 0.05, "address_usd_per_h": 0.01}
-    whole = judge(
-        replace(running, request=replace(REQUEST, prices={"us-central1": beside})),
-        LAUNCHED_S + 30 + 1800,
-        was_preempted=lambda: False,
-    )
+    whole = judged(replace(running, request=replace(REQUEST, prices={"us-central1": beside})), 30 + 1800)
     told = whole.to_json()
     assert (told["billed_from"], told["billed_to"]) == ("2026-11-21T12:00:30Z", "2026-11-21T12:30:30Z")
     assert str(whole.cost) == "0.300 USD, from 2026-11-21T12:00:30Z to 2026-11-21T12:30:30Z; without traffic and tax"
     elsewhere = replace(running, machine=machine(zone="asia-east1-c"))
-    assert judge(elsewhere, LAUNCHED_S + 1800, was_preempted=lambda: False).usd is None, "no price, no figure"
+    assert judged(elsewhere, 1800).usd is None, "no price, no figure"
 
 
 NAMES = [
@@ -255,35 +213,15 @@ def session_of(place: Place, objects: Objects) -> Session:
     return Session(machines=machines, store=as_store(objects))
 
 
-@pytest.mark.parametrize(
-    ("word", "name"),
-    [
-        (NAMES[0], NAMES[0]),
-        ("3fa9c1", NAMES[0]),
-        ("bbbbbb", NAMES[1]),
-        ("rooflaunch-l4", NAMES[2]),
-    ],
-)
-def test_find_by_a_start_or_an_end(word: str, name: str) -> None:
+@pytest.mark.parametrize("word", [NAMES[0], "3fa9c1", "bbbbbb", "rooflaunch-l4"])
+def test_launch_is_found_by_a_start_or_an_end_of_its_name(word: str) -> None:
+    [name] = [name for name in NAMES if name.startswith(word) or name.endswith(word)]
     assert find(word, NAMES, None) == name
 
 
-def test_an_ambiguous_word_is_refused_with_what_it_means() -> None:
-    with pytest.raises(UsageError) as raised:
-        find("rooflaunch-t4", NAMES, None)
-    assert raised.value.report() == (
-        "error: 'rooflaunch-t4' matches 2 launches: rooflaunch-t4-20261121-120000-3fa9c1, "
-        "rooflaunch-t4-20261121-115959-bbbbbb\nhint: give a longer part of the name"
-    )
-
-
-@pytest.mark.parametrize("word", ["ffffff", "", "bbb", "$(reboot)"])
-def test_an_unknown_word_is_nothing_to_do(word: str) -> None:
-    with pytest.raises(NothingToDoError) as raised:
-        find(word, NAMES, as_store(Objects({})))
-    assert raised.value.report() == (
-        f"error: no launch and no run of a launch is named '{word}'\nhint: launch status --all"
-    )
+def test_word_that_names_no_launch_or_several_is_refused(golden: Golden) -> None:
+    words = ("rooflaunch-t4", "ffffff", "", "bbb", "$(reboot)", "20261121T120200Z-../../x")
+    golden("find.txt", told({f"'{word}'": partial(find, word, NAMES, as_store(Objects({}))) for word in words}))
 
 
 RUN_ID = "20261121T120200Z-gcp-t4-us-central1-a-resnet18-b32-fp32-aaaaaa"
@@ -307,24 +245,20 @@ def test_a_run_is_found_among_the_launches_before_it(record: object, requests: i
     assert objects.asked <= requests
 
 
-def test_an_unknown_run_costs_one_question_and_a_stray_one_a_few() -> None:
-    objects = Objects({})
-    for word in (RUN_ID, "20261121T120200Z-../../x", "20261121T120200Z-$(reboot)"):
-        with pytest.raises(NothingToDoError):
-            find(word, MANY, as_store(objects))
-    assert objects.asked == 1
-    objects.found[f"runs/{RUN_ID}/run.json"] = b"{}"
-    with pytest.raises(NothingToDoError):
-        find(RUN_ID, MANY, as_store(objects))
-    assert objects.asked <= 3 + 3 * launches.MOST_OWNERS
-
-
 def test_list_shows_the_newest_and_every_vm() -> None:
     objects = Objects({request_object(name): replace(REQUEST, name=name).to_bytes() for name in NAMES})
     objects.found[request_object("rooflaunch-evil\n")] = b"{}"
     there = [machine(name=NAMES[2]), machine(name="rooflaunch-l4-20261119-080000-dddddd")]
     found = launches.list_launches(session_of(Place(there, now_s=LAUNCHED_S), objects), limit=1)
     assert [each.seen.name for each in found] == [NAMES[0], NAMES[2], "rooflaunch-l4-20261119-080000-dddddd"]
+
+
+def test_list_of_many_launches_asks_for_the_records_of_the_newest_alone() -> None:
+    names = sorted(MANY[3:], reverse=True)
+    objects = Objects({result_object(name): result().to_bytes() for name in names})
+    shown = launches.list_launches(session_of(Place([]), objects))
+    assert [launch.seen.name for launch in shown] == names[: launches.SHOWN]
+    assert objects.asked == 1 + 2 * launches.SHOWN
 
 
 def test_an_unreadable_record_is_one_line_among_the_others() -> None:
@@ -370,48 +304,14 @@ def test_a_zone_that_does_not_tell_of_preemptions_hides_no_launch(monkeypatch: p
     assert (launch.state, launch.why) == (LaunchState.LOST, "the VM is gone and left no result")
 
 
-def test_table_of_launches() -> None:
+def test_table_of_launches_and_a_launch_named_in_detail(golden: Golden) -> None:
     running = seen(request=replace(REQUEST, spot=True), machine=machine(), heartbeat=beat(200, line="step 3"))
     ended = Seen(name=NAMES[2], result=result(exit_code=6, error="a\x1b[2Jb\nc"))
-    found = [judge(each, LAUNCHED_S + 230, was_preempted=lambda: False) for each in (running, ended)]
-    assert render(found, LAUNCHED_S + 230).splitlines() == [
-        "launch                                GPU      zone           state    age          USD    runs",
-        "rooflaunch-t4-20261121-120000-3fa9c1  t4 spot  us-central1-a  running  3 min        0.030  0     step 3",
-        "rooflaunch-l4-20261120-080000-3fa9c2  ?        us-central1-a  failed   28 h 03 min  0.045  1     a\\x1b[2Jb c",
-    ]
-
-
-UNCOUNTED = "without disk, address, traffic and tax"
-
-
-def test_launch_named_in_detail() -> None:
+    texts = [render([judged(each, 230) for each in (running, ended)], LAUNCHED_S + 230)]
     booted = seen(machine=machine(), heartbeat=beat(200, LaunchPhase.BOOTED))
-    text = render_one(
-        judge(booted, LAUNCHED_S + 230, was_preempted=lambda: False), as_store(Objects({})), LAUNCHED_S + 230
-    )
-    assert text.splitlines() == [
-        f"launch     {NAME}",
-        "state      running: step 3 of 110",
-        "machine    n1-standard-4, t4 x 1, on demand",
-        "limit      60 min after its start",
-        "zone       us-central1-a",
-        "VM         RUNNING",
-        f"cost       0.030 USD, from 2026-11-21T12:00:30Z to 2026-11-21T12:03:50Z; {UNCOUNTED}",
-        "phase      requested        +0 s",
-        "phase      booted           +180 s",
-        "heartbeat  30 s ago: step 3 of 110",
-        f"next       launch logs {NAME} -f",
-        f"next       launch down {NAME}",
-    ]
-    done = seen(result=result())
-    text = render_one(
-        judge(done, LAUNCHED_S + 400, was_preempted=lambda: False), as_store(Objects({})), LAUNCHED_S + 400
-    )
-    assert text.splitlines()[-3:] == [
-        f"run        {result().runs[0]}",
-        f"next       analyze fetch gs://my-bucket/runs/{result().runs[0]} -o results",
-        f"next       launch logs {NAME}",
-    ]
+    for known, age_s in ((booted, 230), (seen(result=result()), 400)):
+        texts.append(render_one(judged(known, age_s), as_store(Objects({})), LAUNCHED_S + age_s))
+    golden("status.txt", "\n\n".join(texts) + "\n")
 
 
 @pytest.mark.parametrize(
@@ -420,3 +320,61 @@ def test_launch_named_in_detail() -> None:
 )
 def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+# How many runs were asked for, and how the bundles at home ended.
+CASES: dict[str, tuple[int, list[str]]] = {
+    "done": (1, ["completed"]),
+    "both": (2, ["completed", "completed"]),
+    "started again": (1, ["preempted", "completed"]),
+    "failed": (1, ["failed"]),
+    "one of two": (2, ["completed", "interrupted"]),
+    "too large": (1, ["out_of_memory"]),
+    "one did not come": (2, ["completed"]),
+    "nothing": (1, []),
+}
+
+
+def test_bundles_decide_how_a_launch_ended_that_says_it_is_done(golden: Golden, tmp_path: Path) -> None:
+    def ended(asked: int, statuses: list[str], folder: Path) -> None:
+        bundles = [
+            bundle.read(make(folder, number, status=status, error=None if status == "completed" else "broken off"))
+            for number, status in enumerate(statuses)
+        ]
+        if failed := _shortfall(make_request(NAME, "", {"device": "cpu", "repeats": str(asked)}), bundles):
+            raise failed
+
+    cases = {name: partial(ended, *case, tmp_path / name) for name, case in CASES.items()}
+    golden("shortfall.txt", told(cases))
+
+
+def test_runs_with_keys_are_counted_by_the_sweep() -> None:
+    plain = make_request(NAME, "", {"device": "cpu"})
+    [run] = plain.work.runs
+    task = Task(job="night", runs=(replace(run, run_key="0" * 16),))
+    assert _shortfall(replace(plain, task=task.to_json(run.spec)), []) is None
+
+
+ENDED = {"run_started": "2026-11-21T12:00:00Z", "run_ended": "2026-11-21T12:01:00Z"}
+UPLOADED = {"uploaded": "2026-11-21T12:01:36Z", "finished": "2026-11-21T12:01:37Z"}
+
+
+def request(**fields: Any) -> Request:
+    plain = {"name": "a", "backend": "gcp", "launched_at": "2026-11-21T11:59:00Z", "store": "gs://b", "place": "gcp-t4"}
+    return Request(**{**plain, "runtime": "docker", "limit_s": 600, "spec": {}, **fields})
+
+
+def test_upload() -> None:
+    listed = {"us-central1": {"usd_per_h": 0.9, "source": "a test", "read": "2026-11-20", "disk_usd_per_h": 0.1}}
+    for phases, upload_s in (
+        ({**ENDED, **UPLOADED}, 36.0),
+        ({**ENDED, **UPLOADED, "profile_ended": "2026-11-21T12:01:30Z"}, 6.0),
+        ({**ENDED, "uploaded": "2026-11-21T12:01:36Z"}, 36.0),
+        *((dict[str, str](lacking), None) for lacking in (ENDED, UPLOADED, {})),
+        # The machine was taken away after its first end, and another one did the rest.
+        ({**ENDED, **UPLOADED, "uploaded": "2026-11-21T13:00:00Z"}, None),
+        ({**ENDED, **UPLOADED, "run_ended": "soon"}, None),
+    ):
+        priced = upload_of(request(prices=listed), "us-central1-a", phases)
+        assert priced == (Spent() if upload_s is None else Spent(seconds={"upload": upload_s}, usd=upload_s / 3600))
+        assert upload_of(request(), "us-central1-a", phases).usd is None

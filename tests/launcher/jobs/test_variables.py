@@ -1,9 +1,10 @@
 """Variables of a script (`--env`) in the store: whose they are, when they are erased, and in which order they come."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -11,7 +12,7 @@ from launcher.jobs import watch
 from launcher.jobs.run import Launcher
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Condition, Listing, Machine, Machines, Removed
-from launcher.protocol.records import NO_VARIABLES, VARIABLES, Request, Result, request_object, result_object, utc
+from launcher.protocol.records import NO_VARIABLES, VARIABLES, Result, request_object, result_object, utc
 from launcher.protocol.records import variables_object as object_of
 from launcher.script.files import ScriptFiles
 from tests.launcher.own_machine import NAME, own_machine_request
@@ -26,31 +27,27 @@ REQUEST = own_machine_request(
 RESULT = Result(exit_code=0, zone="box", runs=[], phases={}, ended_at=utc(NOW_S))
 
 
-@dataclass
 class Place:
     """A place in memory; what it was asked to submit found these records in the store."""
 
-    store: Folder
-    there: tuple[str, ...] = ()
-    silent: tuple[str, ...] = ()
-    fails: BaseException | None = None
-    found: tuple[str, ...] = ()
-    noun: str = "job"
+    noun = "job"
+
+    def __init__(self, store: Folder, *there: str, silent: bool = False, fails: BaseException | None = None) -> None:
+        machines = (Machine(name=name, zone="box", condition=Condition.RUNNING) for name in there)
+        self.listing = Listing(there=tuple(machines), unreachable=("some zone",) if silent else ())
+        self.store, self.fails, self.found = store, fails, tuple[str, ...]()
 
     def now_s(self) -> float:
         return NOW_S
 
-    def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
-        del names
-        machines = (Machine(name=name, zone="box", condition=Condition.RUNNING) for name in self.there)
-        return Listing(there=tuple(machines), unreachable=self.silent)
+    def look(self, _: object = None) -> Listing[Machine]:
+        return self.listing
 
     def stop(self, machines: Sequence[Machine]) -> list[Removed]:
         assert not machines
         return []
 
-    def submit(self, plan: Any, tell: Any) -> Any:
-        del plan, tell
+    def submit(self, *_: object) -> NoReturn:
         self.found = tuple(stored.name for stored in self.store.objects("launches/"))
         raise self.fails or AssertionError
 
@@ -88,7 +85,7 @@ def test_variables_are_erased_once_nobody_needs_them(store: Folder, case: str) -
     written(store, age_s=age * MINUTES)
     if has_result:
         store.write(result_object(NAME), RESULT.to_bytes())
-    place = Place(store, there=(NAME,) if is_there else (), silent=("some zone",) if is_silent else ())
+    place = Place(store, *([NAME] if is_there else []), silent=is_silent)
     erased = watch.erase_variables(store, cast("Machines", place), down=[NAME] if is_down else ())
     assert erased == ([NAME] if is_erased else [])
     content = store.read(object_of(NAME)) or b""
@@ -117,15 +114,12 @@ def test_request_variables_machine_in_this_order(store: Folder, tmp_path: Path, 
     session = Session(machines=cast("Machines", place), store=store)
     launcher = Launcher(session, output=tmp_path, script_files=ScriptFiles(content=b"x", files=(), variables=SECRET))
 
-    @dataclass
-    class Plan:
-        request: Request = REQUEST
-
-    launcher.record(cast("Any", Plan()))
+    plan: Any = SimpleNamespace(request=REQUEST)
+    launcher.record(plan)
     assert [stored.name for stored in store.objects("")] == [request_object(NAME)]
     assert b"hf_1" not in (store.read(request_object(NAME)) or b"")
     with pytest.raises((InterruptedRunError, ToolError)):
-        launcher.submit(cast("Any", Plan()))
+        launcher.submit(plan)
     assert place.found == (request_object(NAME), object_of(NAME))
     assert store.read(object_of(NAME)) == NO_VARIABLES
     assert store.read(result_object(NAME)) is not None

@@ -1,5 +1,6 @@
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from launcher.machine.containers import ContainerLimits
 from launcher.machine.runtime import Choice
 from launcher.machine.watcher import Watcher
 from launcher.values import Runtime
+from tests.launcher.told import Golden, told
 from workload import __version__
-from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.spec import RunSpec
 
 IMAGE = Image(id="sha256:ab", tags=("rooflaunch:cpu",), reference="", size_bytes=1, created="", labels={})
@@ -76,60 +77,33 @@ def test_a_container_with_one_gpu_gets_no_variable_that_chooses_another(
     assert words[words.index("--gpus") + 1] == "device=2"
 
 
-@pytest.mark.parametrize(
-    ("given", "readable", "writable", "network"),
-    [
-        ({}, [], [], "none"),
-        ({"data_dir": "data"}, [], [], "none"),
-        ({"dataset": "photos"}, ["photos"], [], "none"),
-        ({"dataset": "absent"}, [], [], "none"),
-        ({"dataset": "file"}, [], [], "none"),
-        ({"dataset": "cifar10", "data_dir": "data"}, ["data"], [], "none"),
-        ({"dataset": "imagenette", "data_dir": "absent"}, [], [], "none"),
-        ({"dataset": "cifar10", "data_dir": "data", "download": True}, [], ["data"], "bridge"),
-        ({"dataset": "imagenette", "data_dir": "absent/new", "download": True}, [], ["absent/new"], "bridge"),
-    ],
-    ids=str,
-)
 def test_folders_of_the_data_set(
-    given: dict[str, Any],
-    readable: list[str],
-    writable: list[str],
-    network: str,
-    choice: Choice,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    golden: Golden, choice: Choice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Paths are those of the host; what is downloaded is writable and needs a network."""
     monkeypatch.chdir(tmp_path)
-    Path("photos").mkdir()
-    Path("data").mkdir()
-    Path("file").touch()
-    found = describe(choice, RunSpec(**given))
-    assert list(found.readable) == [f"{tmp_path}/{name}" for name in readable]
-    assert list(found.writable) == ["/out", *(f"{tmp_path}/{name}" for name in writable)]
-    assert found.network == network
-    assert not Path("absent").exists(), "a plan makes nothing"
-
-
-@pytest.mark.parametrize(
-    ("given", "placed"),
-    [
-        ({}, {}),
-        ({"data_dir": "data"}, {"data_dir": "data"}),
-        ({"dataset": "photos"}, {"dataset": "/here/photos"}),
-        ({"dataset": "~/photos"}, {"dataset": "/home/me/photos"}),
-        ({"dataset": "/photos"}, {"dataset": "/photos"}),
-        ({"dataset": "cifar10"}, {"dataset": "cifar10", "data_dir": "/home/me/.cache/rooflaunch"}),
-        ({"dataset": "imagenette", "data_dir": "data"}, {"dataset": "imagenette", "data_dir": "/here/data"}),
-    ],
-    ids=str,
-)
-def test_paths_are_those_of_the_host(
-    given: dict[str, Any], placed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.getcwd", lambda: "/here")
     monkeypatch.setenv("HOME", "/home/me")
-    assert containers.place_paths(RunSpec(**given)) == replace(RunSpec(), **placed)
+    for name in ("photos", "data"):
+        Path(name).mkdir()
+    Path("file").touch()
+    downloaded = {"dataset": "imagenette", "data_dir": "absent/new", "download": True}
+    text = ""
+    for given in (
+        *(
+            {},
+            {"data_dir": "data"},
+            *({"dataset": name} for name in ("photos", "~/photos", "/photos", "absent", "file")),
+        ),
+        *({"dataset": "cifar10"}, {"dataset": "cifar10", "data_dir": "data"}),
+        *({"dataset": "imagenette", "data_dir": "absent"}, {**downloaded, "data_dir": "data"}, downloaded),
+    ):
+        spec = containers.place_paths(RunSpec(**given))
+        found = describe(choice, RunSpec(**given))
+        placed = f"dataset {spec.dataset}, data_dir {spec.data_dir}"
+        folders = f"readable {list(found.readable)}, writable {list(found.writable)}, network {found.network}"
+        text += f"{given}\n    {placed}\n    {folders}\n"
+    golden("data.txt", text.replace(str(tmp_path), "HERE"))
+    assert not Path("absent").exists(), "a plan makes nothing"
 
 
 def test_profile_with_restricted_counters_hands_the_capability_to_the_caller() -> None:
@@ -146,21 +120,12 @@ def test_profile_with_restricted_counters_hands_the_capability_to_the_caller() -
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "restricted"),
-    [
-        ("EnableMSI: 1\nRmProfilingAdminOnly: 1\n", True),
-        ("RmProfilingAdminOnly: 0\n", False),
-        ("RmProfilingAdminOnly: 10\n", False),
-        ("EnableMSI: 1\n", False),
-        (None, False),
-    ],
-)
-def test_driver_that_restricts_counters(text: str | None, restricted: bool, tmp_path: Path) -> None:
+def test_driver_that_restricts_counters(tmp_path: Path) -> None:
     parameters = tmp_path / "params"
-    if text is not None:
-        parameters.write_text(text)
-    assert containers.counters_restricted(parameters) is restricted
+    assert containers.counters_restricted(parameters) is False
+    for value, restricted in (("1", True), ("0", False), ("10", False)):
+        parameters.write_text(f"EnableMSI: 1\nRmProfilingAdminOnly: {value}\n")
+        assert containers.counters_restricted(parameters) is restricted
 
 
 def follow(docker: FakeDocker, out: list[str]) -> ContainerEnd:
@@ -230,42 +195,16 @@ def test_signal_while_the_container_starts_reaches_it(docker: FakeDocker, monkey
     assert docker.containers.created[0].signals == ["SIGINT"]
 
 
-@pytest.mark.parametrize(
-    ("ended", "limits", "error", "message", "hint"),
-    [
-        (
-            ContainerEnd(exit_code=137, out_of_memory=True),
-            ContainerLimits(memory_bytes=536_870_912),
-            OutOfDeviceMemoryError,
-            "the run was killed at the container's limit of 512m of memory",
-            "a smaller --batch-size, fewer --workers, or more --memory",
-        ),
-        (
-            ContainerEnd(exit_code=137, out_of_memory=True),
-            ContainerLimits(),
-            OutOfDeviceMemoryError,
-            "the run was killed because memory ran out",
-            "a smaller --batch-size, fewer --workers, or more --memory",
-        ),
-        (
-            ContainerEnd(exit_code=137, out_of_memory=False),
-            ContainerLimits(memory_bytes=536_870_912),
-            RunFailedError,
-            "the trainer was killed by SIGKILL",
-            "run again; `docker events` shows what stopped the container",
-        ),
-        (
-            ContainerEnd(exit_code=137, out_of_memory=False, signal=signal.SIGINT),
-            ContainerLimits(),
-            InterruptedRunError,
-            "interrupted by Ctrl-C",
-            "run again; the unfinished bundle keeps its steps",
-        ),
-    ],
-)
-def test_what_is_said_of_a_container_that_was_ended(
-    ended: ContainerEnd, limits: ContainerLimits, error: type[RooflaunchError], message: str, hint: str
-) -> None:
-    found = containers.explain(ended, limits)
-    assert found is not None
-    assert (type(found), str(found), found.hint) == (error, message, hint)
+def test_what_is_said_of_a_container_that_was_ended(golden: Golden) -> None:
+    def explained(exit_code: int, memory_bytes: int | None = None, **ended: Any) -> None:
+        end = ContainerEnd(exit_code=exit_code, **{"out_of_memory": False, **ended})
+        if error := containers.explain(end, ContainerLimits(memory_bytes=memory_bytes)):
+            raise error
+
+    cases = {
+        "at its limit of memory": partial(explained, 137, 2**29, out_of_memory=True),
+        "memory ran out": partial(explained, 137, out_of_memory=True),
+        "killed": partial(explained, 137, 2**29),
+        "interrupted": partial(explained, 137, signal=signal.SIGINT),
+    }
+    golden("ended.txt", told(cases))

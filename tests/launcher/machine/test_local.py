@@ -4,63 +4,34 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from fake_docker import FakeDocker
 
-from launcher.machine import containers, local
+from launcher import docker_engine
+from launcher.machine import containers, local, runtime
 from launcher.machine.containers import ContainerLimits
-from launcher.machine.local import LocalPlan
+from launcher.machine.local import LocalOutcome, LocalPlan
 from launcher.machine.runtime import Choice
 from launcher.values import Runtime
+from tests.launcher.told import Golden, printed, told
 from workload.contract import bundle
-from workload.contract.errors import ExitCode, RunFailedError, ToolError, UsageError
-from workload.contract.record import Record, Spec, Status, to_json
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.record import Record, Spec, Status
 from workload.contract.spec import RunSpec, resolve
+from workload.environment import gpu_index
+from workload.environment.gpu_index import ListedGpu
 
 PROCESS = Choice(runtime=Runtime.PROCESS, why="asked for")
 Launch = Callable[..., int]
-# The tests that start a trainer, or could, take no container that happens to be there.
-PROCESS_ON_CPU = ("--runtime", "process", "--cpu")
 
 
 def make_plan(given: dict[str, object], choice: Choice = PROCESS, **changes: Any) -> LocalPlan:
     plain: dict[str, Any] = {"output": Path("out"), "limits": ContainerLimits()}
     return local.make_plan(resolve(given, {}, None), choice, **plain | changes)
-
-
-def test_plan_is_the_command_it_shows() -> None:
-    plan = make_plan({"model": "mobilenet_v2", "repeats": "3", "device": "cpu"}, output=Path("my results"))
-    trainer = (
-        *(sys.executable, "-P"),
-        "-m",
-        "workload",
-        "train",
-        "--model",
-        "mobilenet_v2",
-        "--device",
-        "cpu",
-        "--repeats",
-        "3",
-    )
-    context = {
-        "runtime_reason": "asked for",
-        "spec_origin": {"model": "option", "device": "option", "repeats": "option"},
-    }
-    assert plan.command == (*trainer, "-o", "my results", "--context", json.dumps(context))
-    assert plan.container is None
-    assert plan.text().splitlines() == [
-        "plan       mobilenet_v2, the device's default batch, fp32, on cpu; 3 runs, each in its own process",
-        "set by     model: option, device: option, repeats: option",
-        "runtime    process (asked for)",
-        "bundles    my results/",
-        f"command    {shlex.join(trainer)} -o 'my results'",
-    ]
-    told = json.loads(json.dumps(plan.to_json()))
-    assert told["command"] == list(plan.command)
-    assert (told["runtime"], told["runtime_reason"], told["image"]) == ("process", "asked for", None)
 
 
 @pytest.fixture
@@ -72,97 +43,32 @@ def choice(docker: FakeDocker) -> Choice:
     return Choice(runtime=Runtime.DOCKER, why="an image was named", engine=engine, image=engine.image("sha256:ab"))
 
 
-def test_plan_of_a_container(choice: Choice, caller: Path) -> None:
+def test_plans_of_a_process_and_of_a_container(golden: Golden, choice: Choice, caller: Path) -> None:
+    process = make_plan({"model": "mobilenet_v2", "repeats": "3", "device": "cpu"}, output=Path("my results"))
     outside = {"host": {"kernel": "6.1"}}
-    plan = make_plan({"device": "cpu", "profile": "torch"}, choice, output=Path("my results"), outside=outside)
-    trainer = ("train", "--device", "cpu", "--profile", "torch", "-o", f"{caller}/my results")
-    assert plan.command[:-1] == (*trainer, "--context")
-    assert json.loads(plan.command[-1]) == {
-        "runtime": "docker",
-        "runtime_reason": "an image was named",
-        "spec_origin": {"device": "option", "profile": "option"},
-        "outside": {
-            "host": {"kernel": "6.1"},
-            "container": {
-                "engine": "Docker 20.10.24",
-                "image": "rooflaunch:cpu",
-                "image_digest": "sha256:ab",
-                "registry_digest": "sha256:cd",
-                "base": "unpinned",
-            },
-        },
-        "profile_later": True,
-    }
-    assert plan.container is not None
-    assert plan.container.command == plan.command
-    words = plan.container.as_words()
-    assert plan.text().splitlines() == [
-        "plan       resnet18, the device's default batch, fp32, on cpu; one run",
-        "set by     device: option, profile: option",
-        "runtime    docker (an image was named)",
-        "image      rooflaunch:cpu",
-        "bundles    my results/",
-        f"command    {shlex.join(words[: words.index('sha256:ab') + 1])} {shlex.join(trainer)}",
-    ]
-    told = json.loads(json.dumps(plan.to_json()))
-    assert told["command"] == words
-    assert told["image"] == {"id": "sha256:ab", "tags": ["rooflaunch:cpu"], "digest": "sha256:cd"}
+    given: dict[str, object] = {"device": "cpu", "profile": "torch"}
+    container = make_plan(given, choice, output=Path("my results"), outside=outside)
+    texts = []
+    for plan in (process, container):
+        told = json.loads(json.dumps(plan.to_json()))
+        shown = {name: told[name] for name in ("runtime", "runtime_reason", "image")}
+        texts.append(f"{plan.text()}\n{json.dumps(shown)}\n{shlex.join(told['command'])}\n")
+    assert process.container is None
+    assert container.container is not None
+    assert container.container.command == container.command
+    golden("plans.txt", "\n".join(texts).replace(str(caller), "HERE").replace(sys.executable, "PYTHON"))
 
 
-def test_dry_run_starts_nothing(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch("local", *PROCESS_ON_CPU, "--dry-run", "--format", "json") == 0
-    assert json.loads(capsys.readouterr().out)["spec"]["device"] == "cpu"
-    words = ["--runtime", "process", "--dry-run"]
-    assert launch("local", *words, "--batch-size", "7", "--no-augment") == 0
-    text = capsys.readouterr().out
-    assert "batch 7, fp32, on the best device found; one run" in text
-    assert "--no-augment" in text
+def test_mistakes_are_two_lines(golden: Golden, launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    mistakes = (
+        *("--model resnet18x", "--cpu --cuda", "--runtime podman", "--runtime process --image x"),
+        *("--runtime process --memory 8g", "--memory lots", "--shm-size 0", "--cpus nan", "--frobnicate"),
+    )
+    golden("mistakes.txt", printed(launch, capsys, (f"local {words}" for words in mistakes)))
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message", "hint"),
-    [
-        (["--model", "resnet18x"], 2, "unknown model 'resnet18x'", "did you mean resnet18 or "),
-        (["--cpu", "--cuda"], 2, "a run has one device; got --cpu and --cuda", "--cpu, or none"),
-        (["--runtime", "podman"], 2, "Invalid value for '--runtime'", "launch local --help"),
-        (
-            ["--runtime", "process", "--image", "x"],
-            2,
-            "image cannot be used with --runtime process",
-            "--runtime docker",
-        ),
-        (
-            ["--runtime", "process", "--memory", "8g"],
-            2,
-            "limits cannot be used with --runtime process",
-            "--runtime docker",
-        ),
-        (["--memory", "lots"], 2, "--memory must be a size such as 8g; got 'lots'", "--memory 8g"),
-        (["--shm-size", "0"], 2, "--shm-size must be a size such as 2g; got '0'", "--shm-size 2g"),
-        (["--cpus", "nan"], 2, "--cpus must be a positive number; got 'nan'", "--cpus 1.5"),
-        (["--frobnicate"], 2, "No such option: --frobnicate", "launch local --help"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_mistakes_are_two_lines(
-    words: list[str], code: int, message: str, hint: str, launch: Launch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert launch("local", *words) == code
-    captured = capsys.readouterr()
-    lines = captured.err.strip().splitlines()
-    assert captured.out == ""
-    assert len(lines) == 2, lines
-    assert lines[0].startswith(f"error: {message}")
-    assert lines[1].startswith(f"hint: {hint}")
-
-
-@pytest.fixture
-def open_bundle(tmp_path: Path) -> Path:
+def open_bundle(output: Path) -> Path:
     """What a trainer leaves that was killed in its second step."""
-    return make_open_bundle(tmp_path)
-
-
-def make_open_bundle(output: Path) -> Path:
     folder = bundle.create(output, "run-1")
     spec = Spec(model="resnet18", batch_size=4)
     bundle.write_record(folder, Record(run_id="run-1", status=Status.RUNNING, spec=spec))
@@ -170,83 +76,86 @@ def make_open_bundle(output: Path) -> Path:
     return folder
 
 
-@pytest.mark.world
-def test_killed_trainer_leaves_a_bundle_that_says_so(open_bundle: Path) -> None:
-    script = f"import os; print({str(open_bundle)!r}, flush=True); os.kill(os.getpid(), 9)"
-    outcome = local.run(replace(make_plan({}), command=(sys.executable, "-c", script)))
-    assert outcome.exit_code == ExitCode.RUN_FAILED
-    assert isinstance(outcome.error, RunFailedError)
-    assert str(outcome.error).startswith("the trainer was killed by SIGKILL")
-    assert outcome.error.hint == "if `dmesg` shows that memory ran out, try a smaller --batch-size"
-    (found,) = outcome.bundles
-    assert (found.path, found.document["status"], found.document["error"]) == (
-        open_bundle,
-        "failed",
-        str(outcome.error),
-    )
-    assert outcome.to_json() == {"exit_code": 6, "runs": [{"path": str(open_bundle), **to_json(found.record)}]}
+def ended(outcome: LocalOutcome) -> str:
+    lines = [f"exit code {int(outcome.exit_code)}", *([outcome.error.report()] if outcome.error else [])]
+    for found in outcome.bundles:
+        document, spec = found.document, found.record.spec
+        facts = found.record.environment.host
+        host = "with" if facts and facts.kernel else "without"
+        lines.append(f"bundle: {document['status']}: {document.get('error')}; {spec.model}, batch {spec.batch_size}")
+        lines.append(f"        {len(found.steps())} steps, {host} facts of the host")
+    return "\n".join(lines)
 
 
 @pytest.mark.world
-@pytest.mark.parametrize(
-    ("script", "code", "status", "error"),
-    [
-        (
-            "os.kill(os.getpid(), 6)",
-            ExitCode.RUN_FAILED,
-            "failed",
-            "the trainer was killed by SIGABRT; its bundle keeps the steps so far",
-        ),
-        ("raise ValueError", ExitCode.BUG, "failed", "the trainer ended with a traceback"),
-    ],
-)
-def test_trainer_that_ended_before_its_first_bundle_leaves_one(
-    script: str, code: int, status: str, error: str, tmp_path: Path
+def test_how_a_trainer_ends(golden: Golden, tmp_path: Path) -> None:
+    def ran(script: str, *, leaves_bundle: bool = False, is_sealed: bool = False) -> str:
+        output = tmp_path / str(len(list(tmp_path.iterdir())))
+        output.mkdir()
+        if leaves_bundle:
+            left = open_bundle(output)
+            script = f"print({str(left)!r}, flush=True); {script}"
+        if is_sealed:
+            bundle.seal_unfinished(left, Status.OUT_OF_MEMORY, "too big")
+        command = (sys.executable, "-c", f"import os; {script}")
+        return ended(local.run(replace(make_plan({"device": "cpu"}, output=output), command=command)))
+
+    cases = {
+        "killed": partial(ran, "os.kill(os.getpid(), 9)", leaves_bundle=True),
+        "killed before its first bundle": partial(ran, "os.kill(os.getpid(), 6)"),
+        "a bug before its first bundle": partial(ran, "raise ValueError"),
+        "failed, and said it": partial(ran, "raise SystemExit(7)", leaves_bundle=True),
+        "failed, and sealed its bundle": partial(ran, "raise SystemExit(7)", leaves_bundle=True, is_sealed=True),
+    }
+    golden("trainers.txt", told(cases))
+
+
+def test_how_a_container_ends(
+    golden: Golden, docker: FakeDocker, choice: Choice, caller: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = make_plan({"device": "cpu"}, output=tmp_path)
-    outcome = local.run(replace(plan, command=(sys.executable, "-c", f"import os; {script}")))
-    (found,) = outcome.bundles
-    assert (outcome.exit_code, found.document["status"], found.document["error"]) == (code, status, error)
-    assert (found.document["spec"]["model"], found.document["spec"]["batch_size"]) == ("resnet18", 16)
-    assert found.document["environment"]["host"]["kernel"]
-    assert found.steps() == []
+    def ran(
+        *pieces: Callable[[], None], is_announced: bool = True, of_profile: dict[str, Any] | None = None, **ends: Any
+    ) -> str:
+        """Run a container with these pieces, by default a whole run; `of_profile`: how that of its profile ends."""
+        output = Path(f"out{len(docker.containers.created)}")
+
+        def train() -> None:
+            bundle.seal(open_bundle(caller / output))
+            docker.containers.pieces = ()
+            vars(docker.containers).update(of_profile or {})
+
+        announced = [(f"{caller}/{output}/run-1\n".encode(), b"warmup 1/3\n")] if is_announced else []
+        docker.containers.pieces = [*announced, *pieces] if pieces or not is_announced else [train, *announced]
+        vars(docker.containers).update({"exit_code": 0, "out_of_memory": False, "absent": None, **ends})
+        limits, facts = ContainerLimits(memory_bytes=300 * 2**20), {"host": {"kernel": "6.1"}}
+        given: dict[str, object] = {"device": "cpu", "profile": "none" if of_profile is None else "torch"}
+        outcome = local.run(make_plan(given, choice, output=output, limits=limits, outside=facts))
+        said = [line for line in capsys.readouterr().err.splitlines() if "docker run" not in line]
+        return "\n".join([ended(outcome), *said])
+
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def vanish() -> NoReturn:
+        raise LOST
+
+    cases = {
+        "whole": ran,
+        "its profile has said why it failed": partial(ran, of_profile={"exit_code": ExitCode.TOOL}),
+        "its profile is killed": partial(ran, of_profile={"exit_code": 137}),
+        "its profile does not start": partial(ran, of_profile={"absent": LOST}),
+        "memory runs out before its first bundle": partial(ran, is_announced=False, exit_code=137, out_of_memory=True),
+        "interrupted before its first bundle": partial(ran, interrupt, interrupt, is_announced=False),
+        "the engine goes away": partial(ran, vanish, is_announced=False),
+        "the engine goes away after its first bundle": partial(ran, vanish),
+    }
+    golden("containers.txt", told(cases))
+    assert {each.arguments["image"] for each in docker.containers.created} == {"sha256:ab"}
 
 
-@pytest.mark.world
-def test_trainer_that_failed_by_itself_has_said_it(open_bundle: Path) -> None:
-    script = f"print({str(open_bundle)!r}); raise SystemExit(7)"
-    outcome = local.run(replace(make_plan({}), command=(sys.executable, "-c", script)))
-    assert (outcome.exit_code, outcome.bundles, outcome.error) == (7, (), None)
-    bundle.seal_unfinished(open_bundle, Status.OUT_OF_MEMORY, "too big")
-    outcome = local.run(replace(make_plan({}), command=(sys.executable, "-c", script)))
-    assert (outcome.exit_code, [each.path for each in outcome.bundles], outcome.error) == (7, [open_bundle], None)
+LOST = ConnectionResetError("Connection reset by peer")
 
 
-Train = Callable[[], None]
-
-
-@pytest.fixture
-def train(docker: FakeDocker, caller: Path) -> Train:
-    """What the trainer in the container does: a complete bundle in `out`; the next container prints nothing."""
-
-    def run() -> None:
-        bundle.seal(make_open_bundle(caller / "out"))
-        docker.containers.pieces = ()
-
-    docker.containers.pieces = [run, (f"{caller}/out/run-1\n".encode(), b"warmup 1/3\n")]
-    return run
-
-
-@pytest.mark.usefixtures("train")
-def test_container_runs_the_plan(docker: FakeDocker, choice: Choice, capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = local.run(make_plan({}, choice))
-    assert (outcome.exit_code, outcome.error) == (ExitCode.DONE, None)
-    assert [found.path for found in outcome.bundles] == [Path("out/run-1")]
-    assert capsys.readouterr() == ("", "warmup 1/3\n")
-    assert [each.arguments["image"] for each in docker.containers.created] == ["sha256:ab"]
-
-
-@pytest.mark.usefixtures("train")
 @pytest.mark.parametrize(
     ("profile", "restricted", "privileged"), [("torch", True, False), ("ncu", False, False), ("ncu", True, True)]
 )
@@ -256,9 +165,15 @@ def test_profile_is_a_container_of_its_own(
     privileged: bool,
     docker: FakeDocker,
     choice: Choice,
+    caller: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    def train() -> None:
+        bundle.seal(open_bundle(caller / "out"))
+        docker.containers.pieces = ()
+
+    docker.containers.pieces = [train, (f"{caller}/out/run-1\n".encode(), None)]
     monkeypatch.setattr(containers, "counters_restricted", lambda _: restricted)
     assert local.run(make_plan({"profile": profile}, choice)).exit_code == 0
     timing, second = (each.arguments for each in docker.containers.created)
@@ -268,80 +183,6 @@ def test_profile_is_a_container_of_its_own(
     assert second["mounts"] == timing["mounts"]
     assert f"profile {folder}\n" in capsys.readouterr().err, "the command is echoed"
     assert docker.containers.there == {}
-
-
-LOST = ConnectionResetError("Connection reset by peer")
-NO_START = "a container of 'sha256:ab' did not start: Connection reset by peer"
-
-
-@pytest.mark.parametrize(
-    ("changes", "warning"),
-    [
-        # The pass has said itself why there is no profile.
-        ({"exit_code": ExitCode.TOOL}, ""),
-        ({"exit_code": 137}, "warning: the profile pass ended with exit code 137; the run is complete\n"),
-        ({"absent": LOST}, f"warning: the run is complete, but without a profile: {NO_START}\n"),
-    ],
-)
-def test_profile_that_fails_or_does_not_start_costs_nothing(
-    changes: dict[str, Any],
-    warning: str,
-    docker: FakeDocker,
-    choice: Choice,
-    train: Train,
-    caller: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def run() -> None:
-        train()
-        vars(docker.containers).update(changes)
-
-    docker.containers.pieces = [run, (f"{caller}/out/run-1\n".encode(), None)]
-    outcome = local.run(make_plan({"profile": "torch"}, choice))
-    assert (outcome.exit_code, outcome.error, len(outcome.bundles)) == (ExitCode.DONE, None, 1)
-    assert capsys.readouterr().err.partition("\n")[2] == warning
-
-
-def test_container_that_was_killed_while_it_imported_torch_leaves_a_bundle(
-    docker: FakeDocker, choice: Choice, caller: Path
-) -> None:
-    docker.containers.exit_code, docker.containers.out_of_memory = 137, True
-    limits = ContainerLimits(memory_bytes=300 * 2**20)
-    outcome = local.run(make_plan({"device": "cpu"}, choice, limits=limits, outside={"host": {"kernel": "6.1"}}))
-    (found,) = outcome.bundles
-    assert (outcome.exit_code, found.path.parent.absolute()) == (ExitCode.OUT_OF_MEMORY, caller / "out")
-    assert (found.document["status"], found.document["error"]) == (
-        "out_of_memory",
-        "the run was killed at the container's limit of 300m of memory",
-    )
-    assert found.document["environment"]["container"]["image"] == "rooflaunch:cpu"
-
-
-def test_interrupted_container_leaves_no_bundle_of_a_run_that_had_not_begun(
-    docker: FakeDocker, choice: Choice, caller: Path
-) -> None:
-    docker.containers.pieces = [lambda: signal.raise_signal(signal.SIGINT), lambda: signal.raise_signal(signal.SIGINT)]
-    outcome = local.run(make_plan({"device": "cpu"}, choice))
-    assert (outcome.exit_code, outcome.bundles, list((caller / "out").iterdir())) == (ExitCode.INTERRUPTED, (), [])
-    assert str(outcome.error) == "interrupted by Ctrl-C"
-
-
-@pytest.mark.parametrize(
-    ("pieces", "told"), [([], ""), ([(b"{home}/out/run-1\n", None)], "; its measurements are in 'out/run-1'")]
-)
-def test_engine_that_goes_away_is_said_with_what_was_measured(
-    pieces: list[tuple[bytes, None]], told: str, docker: FakeDocker, choice: Choice, caller: Path
-) -> None:
-    def vanish() -> NoReturn:
-        raise ConnectionResetError("Connection reset by peer")
-
-    printed = [(out.replace(b"{home}", str(caller).encode()), err) for out, err in pieces]
-    docker.containers.pieces = [*printed, vanish]
-    with pytest.raises(ToolError) as caught:
-        local.run(make_plan({}, choice))
-    lost = "the Docker engine stopped while container fake_0 ran: Connection reset by peer"
-    assert str(caught.value) == f"{lost}{told}"
-    assert caught.value.hint == "start Docker (`sudo systemctl start docker`, or Docker Desktop)"
 
 
 def test_folder_that_cannot_be_made_is_said_before_the_start(docker: FakeDocker, choice: Choice, caller: Path) -> None:
@@ -402,3 +243,70 @@ def test_ranks_in_a_container(choice: Choice) -> None:
     assert planned.container is not None
     assert list(planned.container.command[:3]) == ["script", "--devices", "2"]
     assert list(planned.container.command[-4:]) == ["--", "train.py", "--lr", "1"]
+
+
+TWO_GPUS = tuple(ListedGpu(index=index, uuid=f"GPU-{index}{index}", is_split=False) for index in (0, 1))
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch, caller: Path) -> Path:
+    """A machine with two GPUs of compute capability 8.9; returns the caller's folder."""
+    monkeypatch.setattr(gpu_index, "listed", lambda: TWO_GPUS)
+    monkeypatch.setattr(runtime, "gpu_capability", lambda _=None: (8, 9))
+    (caller / "train.py").touch()
+    return caller
+
+
+@pytest.mark.parametrize(
+    ("words", "trainer"),
+    [
+        ((), ["workload", "train", "--device", "cuda", "--gpu-index", "1", "-o", "results", "--context"]),
+        (("--", "train.py"), ["rooflaunch", "script", "--gpu-index", "1", "-o", "results", "--context"]),
+    ],
+    ids=["our trainer", "a script"],
+)
+@pytest.mark.usefixtures("two_gpus")
+def test_the_trainer_gets_the_index_of_the_gpu(
+    words: tuple[str, ...], trainer: list[str], launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--runtime", "process", "--gpu-index", "1", "--dry-run", "--format", "json")
+    assert launch("local", *asked, *words) == ExitCode.DONE
+    command = json.loads(capsys.readouterr().out)["command"]
+    assert command[3 : 3 + len(trainer)] == trainer
+
+
+@pytest.mark.parametrize("words", [("--", "---", "--precision", "amp"), ("--", "train.py", "---", "train.py", "--b")])
+@pytest.mark.usefixtures("two_gpus")
+def test_both_sides_of_a_duel_get_the_index_of_the_gpu(
+    words: tuple[str, ...], launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch("duel", "--gpu-index", "1", "--dry-run", "--format", "json", *words) == ExitCode.DONE
+    plan = json.loads(capsys.readouterr().out)
+    for side in (plan["A"], plan["B"]):
+        assert side["command"][side["command"].index("--gpu-index") + 1] == "1"
+        assert side["spec"]["device"] == "cuda"
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_container_gets_that_gpu_alone_and_is_told_its_index(
+    command: FakeDocker, launch: Launch, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_engine, "connect", lambda: command.engine(gpus=True))
+    asked = ("--image", "rooflaunch:cpu", "--gpu-index", "1", "--dry-run", "--format", "json")
+    assert launch("local", *asked) == ExitCode.DONE
+    words = json.loads(capsys.readouterr().out)["command"]
+    assert words[words.index("--gpus") + 1] == "device=1"
+    assert "--gpu-index" not in words
+    assert json.loads(words[-1])["outside"]["device"] == {"gpu_index": 1}
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_an_index_that_cannot_be(
+    golden: Golden, launch: Launch, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = ("--gpu-index 2", "--gpu-index 1 --cpu", "--gpu-index 1 --mps", "--gpu-index -1")
+    commands = ("local --runtime process {}", "duel {} -- ---")
+    lines = [command.format(words) for command in commands for words in wrong]
+    text = printed(launch, capsys, lines)
+    monkeypatch.setattr(gpu_index, "listed", tuple)
+    golden("gpu_index.txt", text + "\n" + printed(launch, capsys, [commands[0].format("--gpu-index 0")]))

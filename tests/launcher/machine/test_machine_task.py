@@ -1,6 +1,7 @@
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from launcher.machine.runtime import Choice
 from launcher.machine.task import Outcome, work_through
 from launcher.protocol.records import Task, TaskRun
 from launcher.values import Runtime
+from tests.launcher.told import Golden
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, ToolError
 from workload.contract.record import CeilingsRecord, Record, Settling, Spec, Status
@@ -104,61 +106,47 @@ def test_each_run_is_a_container_of_its_own_that_knows_its_place(machine: Machin
     task = sweep(run_of("vgg11"), run_of("alexnet", position=2), run_of("alexnet", block=2), run_of("vgg11", block=2))
     outcomes = machine.work(task)
     assert shown(outcomes) == [("completed", "")] * 4
-    assert [outcome.number for outcome in outcomes] == [1, 2, 3, 4]
-    assert [outcome.seconds for outcome in outcomes] == [10.0] * 4
+    assert [(outcome.number, outcome.seconds) for outcome in outcomes] == [(1, 10), (2, 10), (3, 10), (4, 10)]
     assert [outcome.bundle.path.name for outcome in outcomes if outcome.bundle] == ["run-1", "run-2", "run-3", "run-4"]
-    assert len(machine.docker.containers.created) == 4
     commands = [made.arguments["command"] for made in machine.docker.containers.created]
     assert [command[command.index("--model") + 1] for command in commands] == ["vgg11", "alexnet", "alexnet", "vgg11"]
     assert not [command for command in commands if "--repeats" in command]
     told = [json.loads(command[command.index("--context") + 1]) for command in commands]
-    assert [(context["job"], context.get("repeat", 1), context["run_key"]) for context in told] == [
-        ({"name": "night", "task": 2, "block": 1, "position": 1}, 1, "vgg11-32-1"),
-        ({"name": "night", "task": 2, "block": 1, "position": 2}, 1, "alexnet-32-1"),
-        ({"name": "night", "task": 2, "block": 2, "position": 1}, 2, "alexnet-32-2"),
-        ({"name": "night", "task": 2, "block": 2, "position": 1}, 2, "vgg11-32-2"),
+    assert [(context["job"]["block"], context["job"]["position"], context["run_key"]) for context in told] == [
+        *((1, 1, "vgg11-32-1"), (1, 2, "alexnet-32-1"), (2, 1, "alexnet-32-2"), (2, 1, "vgg11-32-2"))
     ]
-    assert {context["repeats"] for context in told} == {2}
+    assert [context.get("repeat", 1) for context in told] == [1, 1, 2, 2]
+    assert {(context["job"]["name"], context["job"]["task"], context["repeats"]) for context in told} == {
+        ("night", 2, 2)
+    }
 
 
 def test_repeats_of_a_launch_are_no_part_of_a_sweep_and_the_first_holds_the_profile(machine: Machine) -> None:
     outcomes = machine.work(Task.of_repeats(RunSpec(profile=Profile.TORCH, repeats=2)))
     assert shown(outcomes) == [("completed", "")] * 2
-    assert [(context.repeat, context.repeats, context.job) for context in machine.contexts] == [
-        (1, 2, None),
-        (2, 2, None),
-    ]
+    repeats = [(context.repeat, context.repeats, context.job) for context in machine.contexts]
+    assert repeats == [(1, 2, None), (2, 2, None)]
     commands = [made.arguments["command"][0] for made in machine.docker.containers.created]
     assert commands == ["train", "profile", "train"]
 
 
-def test_a_block_measures_its_ceilings_once(machine: Machine) -> None:
+def test_a_block_measures_its_ceilings_once_and_another_launch_once_an_hour(machine: Machine) -> None:
     machine.ends = {("vgg11", 32): Status.FAILED}
     models = [("alexnet", "resnet18", "vgg11"), ("vgg11", "alexnet", "resnet18")]
     machine.work(sweep(*(run_of(model, block=block) for block, names in enumerate(models, 1) for model in names)))
     # The first of the second block broke off before it had any.
-    assert [context.kept_ceilings for context in machine.contexts] == [
-        "none",
-        "block",
-        "block",
-        "none",
-        "none",
-        "block",
-    ]
-
-
-def test_other_launches_measure_their_ceilings_once_an_hour_and_wait_for_no_temperature(machine: Machine) -> None:
+    kept = " ".join(context.kept_ceilings for context in machine.contexts)
+    assert kept == "none block block none none block"
+    machine.contexts.clear()
+    machine.folder = machine.folder / "repeats"
     machine.work(Task.of_repeats(RunSpec(repeats=2)))
     assert [(context.kept_ceilings, context.settles) for context in machine.contexts] == [("hour", False)] * 2
 
 
 def test_configurations_begin_at_the_temperature_before_the_first_of_them(machine: Machine) -> None:
     machine.work(sweep(run_of("vgg11"), run_of("alexnet"), run_of("vgg11", block=2)))
-    assert [(context.settles, context.settle_to_c) for context in machine.contexts] == [
-        (True, None),
-        (True, 42.0),
-        (True, 42.0),
-    ]
+    settling = [(context.settles, context.settle_to_c) for context in machine.contexts]
+    assert settling == [(True, None), (True, 42.0), (True, 42.0)]
     machine.contexts.clear()
     machine.folder = machine.folder / "block"
     machine.work(sweep(run_of("vgg11"), run_of("alexnet")), settle_to_c=38.0)
@@ -169,11 +157,47 @@ def test_configurations_begin_at_the_temperature_before_the_first_of_them(machin
     assert [context.settles for context in machine.contexts] == [False, False], "one configuration: all alike"
 
 
-def test_a_run_that_fails_stops_no_other(machine: Machine) -> None:
-    machine.ends = {("vgg11", 32): Status.FAILED}
-    outcomes = machine.work(sweep(run_of("vgg11"), run_of("alexnet")))
-    assert shown(outcomes) == [("failed", "it is failed"), ("completed", "")]
-    assert outcomes[0].code == ExitCode.RUN_FAILED
+OOM = Status.OUT_OF_MEMORY
+VGG = ("vgg11", 32)
+TASK = sweep(run_of("vgg11"), run_of("alexnet"))
+AMP = RunSpec.from_json({"model": "vgg11", "batch_size": 128, "precision": "amp"})
+SIZES = sweep(
+    run_of("vgg11", 64), run_of("vgg11", 128), run_of("vgg11", 32), run_of("alexnet", 128),
+    replace(run_of("vgg11", 128), spec=AMP), run_of("vgg11", None),
+    run_of("vgg11", 64, block=2), run_of("vgg11", 128, block=2),
+)  # fmt: skip
+# Of the fourth model nothing is known: it takes the median of those before it.
+TIMED = sweep(
+    run_of("alexnet"), run_of("resnet18"), run_of("vgg11"), run_of("resnet50"), run_of("vgg11", block=2),
+    run_of("alexnet", block=2), run_of("alexnet", block=3),
+)  # fmt: skip
+TWO = sweep(run_of("vgg11"), run_of("vgg11", 64))
+# The task, how runs of some configurations end, and options of `work_through`.
+ENDS: dict[str, tuple[Task, dict[tuple[str, int | None], Status], dict[str, Any]]] = {
+    "a repeat fails": (Task.of_repeats(RunSpec(model="vgg11", batch_size=32, repeats=3)), {VGG: Status.FAILED}, {}),
+    "a run fails": (TASK, {VGG: Status.FAILED}, {}),
+    "a run is interrupted": (TASK, {VGG: Status.INTERRUPTED}, {}),
+    "larger batches than one that ran out of memory": (SIZES, {("vgg11", 64): OOM}, {}),
+    "completed in the store": (TWO, {}, {"done": {"vgg11-32-1": "completed"}}),
+    "out of memory in the store": (TWO, {}, {"done": {"vgg11-32-1": "out_of_memory"}}),
+    "failed in the store": (TWO, {}, {"done": {"vgg11-32-1": "failed"}}),
+    "preempted in the store": (TWO, {}, {"done": {"vgg11-32-1": "preempted", "": "completed"}}),
+    "little time is left": (TIMED, {}, {"left_s": 165.0}),
+    "no time is left": (TASK, {}, {"left_s": 0.0}),
+}
+
+
+def test_how_a_task_ends(golden: Golden, machine: Machine) -> None:
+    machine.seconds = {"vgg11": 100.0, "alexnet": 10.0, "resnet18": 20.0}
+    texts = []
+    for number, (name, (task, ends, options)) in enumerate(ENDS.items()):
+        machine.folder, machine.ends, machine.now_s = machine.folder / str(number), ends, 0.0
+        left_s = options.get("left_s", inf)
+        given = {key: value for key, value in options.items() if key != "left_s"}
+        outcomes = machine.work(task, time_left_s=lambda left_s=left_s: left_s - machine.now_s, **given)
+        texts.append(f"## {name}")
+        texts += [f"{one.end}{one.why and f': {one.why}'}{', out of time' * one.out_of_time}" for one in outcomes]
+    golden("tasks.txt", "\n".join([*texts, ""]))
 
 
 def test_a_plan_that_cannot_be_made_stops_no_other(machine: Machine) -> None:
@@ -187,79 +211,9 @@ def test_a_plan_that_cannot_be_made_stops_no_other(machine: Machine) -> None:
     assert (outcomes[0].hint, outcomes[0].code, outcomes[0].bundle) == ("build one", ExitCode.TOOL, None)
 
 
-def test_of_repeats_nothing_follows_one_that_failed(machine: Machine) -> None:
-    machine.ends = {("vgg11", 32): Status.FAILED}
-    outcomes = machine.work(Task.of_repeats(RunSpec(model="vgg11", batch_size=32, repeats=3)))
-    rest = ("not started", "run 1 of 3 of the same configuration failed")
-    assert shown(outcomes) == [("failed", "it is failed"), rest, rest]
-
-
-def test_larger_batches_of_a_configuration_that_ran_out_of_memory_are_skipped(machine: Machine) -> None:
-    machine.ends = {("vgg11", 64): Status.OUT_OF_MEMORY}
-    amp = replace(
-        run_of("vgg11", 128), spec=RunSpec.from_json({"model": "vgg11", "batch_size": 128, "precision": "amp"})
-    )
-    unknown = run_of("vgg11", None)
-    task = sweep(
-        run_of("vgg11", 64), run_of("vgg11", 128), run_of("vgg11", 32), run_of("alexnet", 128), amp, unknown,
-        run_of("vgg11", 64, block=2), run_of("vgg11", 128, block=2),
-    )  # fmt: skip
-    larger = ("skipped", "batch 64 of the same configuration ran out of memory")
-    out, done = ("out of memory", "it is out_of_memory"), ("completed", "")
-    assert shown(machine.work(task)) == [out, larger, done, done, done, done, out, larger]
-
-
-DONE: dict[str, tuple[Mapping[str, str], list[tuple[str, str]]]] = {
-    "completed": ({"vgg11-32-1": "completed"}, [("skipped", "already in the store, completed"), ("completed", "")]),
-    "out of memory": (
-        {"vgg11-32-1": "out_of_memory"},
-        [
-            ("skipped", "already in the store, out of memory"),
-            ("skipped", "batch 32 of the same configuration ran out of memory"),
-        ],
-    ),
-    "failed": ({"vgg11-32-1": "failed"}, [("completed", ""), ("completed", "")]),
-    "preempted": ({"vgg11-32-1": "preempted", "": "completed"}, [("completed", ""), ("completed", "")]),
-}
-
-
-@pytest.mark.parametrize("case", DONE)
-def test_what_is_in_the_store_is_not_measured_again(case: str, machine: Machine) -> None:
-    done, expected = DONE[case]
-    assert shown(machine.work(sweep(run_of("vgg11"), run_of("vgg11", 64)), done=done)) == expected
-
-
-def test_a_run_that_does_not_fit_into_the_time_left_is_not_started(machine: Machine) -> None:
-    machine.seconds = {"vgg11": 100.0, "alexnet": 10.0, "resnet18": 20.0}
-    task = sweep(
-        run_of("alexnet"), run_of("resnet18"), run_of("vgg11"), run_of("resnet50"), run_of("vgg11", block=2),
-        run_of("alexnet", block=2), run_of("alexnet", block=3),
-    )  # fmt: skip
-    outcomes = machine.work(task, time_left_s=lambda: 165.0 - machine.now_s)
-    assert shown(outcomes) == [
-        ("completed", ""),
-        ("completed", ""),
-        ("completed", ""),
-        # Of this model nothing is known: the median of those before it.
-        ("completed", ""),
-        ("not started", "25 s are left, and the run takes about 100 s"),
-        ("completed", ""),
-        ("completed", ""),
-    ]
-    assert [outcome.out_of_time for outcome in outcomes].count(True) == 1
-    late = machine.work(sweep(run_of("vgg11")), time_left_s=lambda: 0.0)
-    assert shown(late) == [("not started", "no time is left")]
-
-
 def test_after_a_stop_nothing_is_started(machine: Machine) -> None:
     asked: list[str] = []
     machine.during = lambda: asked.append("it was told to stop")
     outcomes = machine.work(sweep(run_of("vgg11"), run_of("alexnet")), stopped=lambda: "".join(asked))
     assert shown(outcomes) == [("completed", ""), ("not started", "it was told to stop")]
     assert not outcomes[1].out_of_time
-
-
-def test_an_interrupted_run_ends_the_work(machine: Machine) -> None:
-    machine.ends = {("vgg11", 32): Status.INTERRUPTED}
-    outcomes = machine.work(sweep(run_of("vgg11"), run_of("alexnet")))
-    assert shown(outcomes) == [("interrupted", "it is interrupted"), ("not started", "the work was interrupted")]

@@ -1,6 +1,7 @@
 import platform
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import pytest
@@ -11,14 +12,12 @@ from launcher.images import contents
 from launcher.machine import runtime
 from launcher.machine.runtime import Choice, choose
 from launcher.values import Runtime
-from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
+from tests.launcher.told import Golden, told
+from workload.contract.errors import ToolError
 from workload.contract.spec import RunSpec, resolve
 
-COMPILER = "--compile needs a C++ compiler, which the images do not contain"
-TOOLKIT = "install the NVIDIA Container Toolkit: docs.nvidia.com/datacenter/cloud-native/container-toolkit"
-OLD_GPU = "--runtime process with a torch build that supports the GPU"
-
 LayOut = Callable[..., None]
+IN_DOCKER = {"requested": Runtime.DOCKER}
 
 
 @pytest.fixture
@@ -56,47 +55,58 @@ def hold(docker: FakeDocker, flavour: str, *, inputs: str | None = None, **attri
     docker.hold(f"sha256:{flavour}{inputs or ''}", labels=labels, **attributes)
 
 
-def spec(words: Mapping[str, Any]) -> RunSpec:
-    return resolve(words, {}, None).spec
+CPU_IMAGE = {"built": ("cpu",)}
+L4 = {"gpu": (8, 9), "toolkit": True}
+ALL = {"built": ("cpu", "cuda", "volta")}
+TWO = {"built": ("cpu", "volta"), **L4}
+# What the machine has, what is asked for, and the run's options.
+CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "process is asked for": (CPU_IMAGE, {"requested": Runtime.PROCESS}, {}),
+    "on a Mac": ({"system": "Darwin", **CPU_IMAGE}, {}, {}),
+    "compiled": (CPU_IMAGE, {}, {"compile": True}),
+    "compiled in a container": (CPU_IMAGE, IN_DOCKER, {"compile": True}),
+    "several devices": (CPU_IMAGE, {}, {"device": "cpu", "devices": 2}),
+    "on Apple's GPU": (CPU_IMAGE, {}, {"device": "mps"}),
+    "on Apple's GPU in a container": (CPU_IMAGE, IN_DOCKER, {"device": "mps"}),
+    "no image": ({}, {}, {}),
+    "no image, and a container is asked for": ({}, IN_DOCKER, {}),
+    "no image for the GPU": ({**CPU_IMAGE, **L4}, {}, {}),
+    "no toolkit": ({**CPU_IMAGE, "gpu": (8, 9)}, {}, {}),
+    "no toolkit, and a container is asked for": ({"built": ("cuda",), "gpu": (8, 9)}, IN_DOCKER, {"device": "cuda"}),
+    "too old a GPU": ({"built": ("volta",), "gpu": (5, 2), "toolkit": True}, {}, {}),
+    "too old a GPU for the flavour": ({**ALL, "gpu": (6, 0), "toolkit": True}, {"flavour": "cuda"}, {}),
+    "no engine, and a container is asked for": ({"engine": False}, IN_DOCKER, {}),
+    "image for the CPU": (ALL, {}, {}),
+    "container is asked for": (ALL, IN_DOCKER, {}),
+    "CPU of a machine with a GPU": ({**ALL, **L4}, {}, {"device": "cpu"}),
+    "toolkit without a GPU": ({**ALL, "toolkit": True}, {}, {}),
+    "oldest GPU of cuda": ({**ALL, "gpu": (7, 5), "toolkit": True}, {}, {}),
+    "newest GPU": ({**ALL, "gpu": (12, 0), "toolkit": True}, {}, {"device": "cuda"}),
+    "newest GPU of volta": ({**ALL, "gpu": (7, 0), "toolkit": True}, {}, {}),
+    "older GPU of volta": ({**ALL, "gpu": (6, 0), "toolkit": True}, IN_DOCKER, {"device": "cuda"}),
+    "nvidia-smi is missing": ({**ALL, "toolkit": True}, {}, {"device": "cuda"}),
+    "flavour of the CPU is asked for": (TWO, {"flavour": "cpu"}, {}),
+    "flavour is asked for": (TWO, {"flavour": "volta"}, {}),
+    "flavour is asked for on the CPU": (TWO, {"flavour": "volta"}, {"device": "cpu"}),
+    "image of any code is named": ({"toolkit": True}, {"image": "mine:1"}, {}),
+    "image of any code is named for a GPU": (L4, {"image": "mine:1"}, {}),
+    "named image is missing": (CPU_IMAGE, {"image": "yours:1"}, {}),
+}
 
 
-def shown(choice: Choice) -> tuple[str, str, str | None, bool]:
-    return choice.runtime, choice.why, choice.image.id if choice.image else None, choice.gpus
+def shown(choice: Choice) -> str:
+    image = f"; {choice.image.id}{', with GPUs' if choice.gpus else ''}" if choice.image else ""
+    return f"{choice.runtime}: {choice.why}{image}"
 
 
-@pytest.mark.parametrize(
-    ("asked", "machine", "given", "why"),
-    [
-        (Runtime.PROCESS, {"built": ("cpu",)}, {}, "asked for"),
-        (Runtime.AUTO, {"system": "Darwin", "built": ("cpu",)}, {}, "containers run in a virtual machine on Darwin"),
-        (Runtime.AUTO, {"built": ("cpu",)}, {"compile": True}, COMPILER),
-        (Runtime.AUTO, {}, {}, "no image of flavour cpu is built for this code; to use it: launch build --flavour cpu"),
-        (
-            Runtime.AUTO,
-            {"built": ("cpu",), "gpu": (8, 9), "toolkit": True},
-            {},
-            "no image of flavour cuda is built for this code; to use it: launch build --flavour cuda",
-        ),
-        (
-            Runtime.AUTO,
-            {"built": ("cpu",), "gpu": (8, 9)},
-            {},
-            f"the Docker engine cannot give containers access to the GPU; to use it: {TOOLKIT}",
-        ),
-        (
-            Runtime.AUTO,
-            {"built": ("volta",), "gpu": (5, 2), "toolkit": True},
-            {},
-            f"no image flavour has code for compute capability 5.2; to use it: {OLD_GPU}",
-        ),
-        (Runtime.AUTO, {"built": ("cpu",)}, {"device": "mps"}, "a container cannot reach Apple's GPU"),
-    ],
-)
-def test_runs_in_a_process(
-    asked: Runtime, machine: dict[str, Any], given: dict[str, Any], why: str, lay_out: LayOut
-) -> None:
-    lay_out(**machine)
-    assert shown(choose(asked, spec(given))) == ("process", why, None, False)
+def test_process_or_container_is_chosen_with_a_reason(golden: Golden, docker: FakeDocker, lay_out: LayOut) -> None:
+    def chosen(machine: dict[str, Any], asked: dict[str, Any], given: dict[str, Any]) -> str:
+        docker.held.clear()
+        docker.hold("sha256:mine", "mine:1")
+        lay_out(**machine)
+        return shown(choose(**{"requested": Runtime.AUTO, **asked}, spec=resolve(given, {}, None).spec))
+
+    golden("runtime.txt", told({name: partial(chosen, *case) for name, case in CHOICES.items()}))
 
 
 def refuse(*_: object) -> NoReturn:
@@ -108,186 +118,32 @@ def test_process_and_a_machine_without_engine_ask_nobody(monkeypatch: pytest.Mon
     monkeypatch.setattr(docker_engine, "connect", refuse)
     monkeypatch.setattr(runtime, "gpu_capability", refuse)
     monkeypatch.setattr(docker_engine, "socket_exists", lambda: False)
-    assert shown(choose(Runtime.AUTO, RunSpec())) == ("process", "no Docker engine here", None, False)
+    assert shown(choose(Runtime.AUTO, RunSpec())) == "process: no Docker engine here"
     monkeypatch.setattr(docker_engine, "socket_exists", refuse)
     assert choose(Runtime.PROCESS, RunSpec()).runtime == "process"
 
 
-@pytest.mark.parametrize("asked", [Runtime.AUTO, Runtime.DOCKER])
-@pytest.mark.parametrize(
-    ("machine", "given", "flavour", "gpus"),
-    [
-        ({}, {}, "cpu", False),
-        ({}, {"device": "cpu"}, "cpu", False),
-        ({"gpu": (8, 9), "toolkit": True}, {"device": "cpu"}, "cpu", False),
-        ({"toolkit": True}, {}, "cpu", False),
-        ({"gpu": (7, 5), "toolkit": True}, {}, "cuda", True),
-        ({"gpu": (12, 0), "toolkit": True}, {"device": "cuda"}, "cuda", True),
-        ({"gpu": (7, 0), "toolkit": True}, {}, "volta", True),
-        ({"gpu": (6, 0), "toolkit": True}, {}, "volta", True),
-        ({"gpu": (7, 0), "toolkit": True}, {"device": "cuda"}, "volta", True),
-        # nvidia-smi is missing on the host, the toolkit is not.
-        ({"gpu": None, "toolkit": True}, {"device": "cuda"}, "cuda", True),
-    ],
-)
-def test_runs_in_the_container_of_its_flavour(
-    asked: Runtime, machine: dict[str, Any], given: dict[str, Any], flavour: str, gpus: bool, lay_out: LayOut
-) -> None:
-    lay_out(built=("cpu", "cuda", "volta"), **machine)
-    choice = choose(asked, spec(given))
-    why = f"Docker 28.2.2 has the image for this code, flavour {flavour}"
-    assert shown(choice) == ("docker", why, f"sha256:{flavour}", gpus)
-    assert choice.engine is not None
-
-
-@pytest.mark.parametrize(
-    ("flavour", "device", "gpus"), [("cpu", "auto", False), ("volta", "auto", True), ("volta", "cpu", False)]
-)
-def test_flavour_that_was_asked_for(flavour: str, device: str, gpus: bool, lay_out: LayOut) -> None:
-    lay_out(built=("cpu", "volta"), gpu=(8, 9), toolkit=True)
-    choice = choose(Runtime.AUTO, spec({"device": device}), flavour=flavour)
-    assert (choice.image and choice.image.id, choice.gpus) == (f"sha256:{flavour}", gpus)
-
-
-@pytest.mark.parametrize(("gpu", "gpus"), [(None, False), ((8, 9), True)])
-def test_image_that_was_named_may_be_of_any_code(
-    gpu: tuple[int, int] | None, gpus: bool, docker: FakeDocker, lay_out: LayOut
-) -> None:
-    docker.hold("sha256:mine", "mine:1")
-    lay_out(gpu=gpu, toolkit=True)
-    choice = choose(Runtime.AUTO, RunSpec(), image="mine:1")
-    assert shown(choice) == ("docker", "an image was named", "sha256:mine", gpus)
-
-
 def test_newest_image_for_this_code_wins(docker: FakeDocker, lay_out: LayOut) -> None:
-    lay_out(built=("cpu",))
+    lay_out(**CPU_IMAGE)
     labels = docker.held["sha256:cpu"].attrs["Config"]["Labels"]
     docker.hold("sha256:newer", labels=labels, Created="2026-11-22T10:00:00Z")
     hold(docker, "cpu", inputs="other code", Created="2026-11-23T10:00:00Z")
     docker.hold("sha256:for-a-vm", labels=labels, Created="2026-11-24T10:00:00Z", Architecture="arm64")
-    assert shown(choose(Runtime.DOCKER, RunSpec()))[2] == "sha256:newer"
+    assert shown(choose(Runtime.DOCKER, RunSpec())).endswith("; sha256:newer")
 
 
-@pytest.mark.parametrize(
-    ("asked", "machine", "given", "options", "error", "message", "hint"),
-    [
-        (
-            Runtime.DOCKER,
-            {"engine": False},
-            {},
-            {},
-            ToolError,
-            "no Docker engine answers: Connection refused",
-            "start Docker",
-        ),
-        (
-            Runtime.DOCKER,
-            {},
-            {},
-            {},
-            ToolError,
-            "no image of flavour cpu is built for this code",
-            "launch build --flavour cpu",
-        ),
-        (
-            Runtime.DOCKER,
-            {"built": ("cuda",), "gpu": (8, 9)},
-            {"device": "cuda"},
-            {},
-            ToolError,
-            "the Docker engine cannot give containers access to the GPU",
-            TOOLKIT,
-        ),
-        (
-            Runtime.AUTO,
-            {"built": ("cpu",)},
-            {},
-            {"image": "mine:1"},
-            ToolError,
-            "the engine has no image 'mine:1'",
-            "docker pull mine:1, or launch build",
-        ),
-        (
-            Runtime.AUTO,
-            {"built": ("cuda",), "gpu": (6, 0), "toolkit": True},
-            {},
-            {"flavour": "cuda"},
-            UsageError,
-            "flavour cuda has code for compute capability 7.5 and later; this machine's GPU has 6.0",
-            "--flavour volta",
-        ),
-        (
-            Runtime.DOCKER,
-            {"built": ("cpu",)},
-            {"device": "mps"},
-            {},
-            UsageError,
-            "a container cannot reach Apple's GPU; got --mps",
-            "--runtime process",
-        ),
-        (
-            Runtime.DOCKER,
-            {"built": ("cpu",)},
-            {"compile": True},
-            {},
-            UsageError,
-            f"{COMPILER}; a container was requested",
-            "--runtime process",
-        ),
-    ],
-)
-def test_container_that_cannot_be_had(
-    asked: Runtime,
-    machine: dict[str, Any],
-    given: dict[str, Any],
-    options: dict[str, str],
-    error: type[RooflaunchError],
-    message: str,
-    hint: str,
-    lay_out: LayOut,
-) -> None:
-    lay_out(**machine)
-    with pytest.raises(error) as caught:
-        choose(asked, spec(given), **options)
-    assert (str(caught.value), caught.value.hint) == (message, hint)
-    assert caught.value.exit_code is (ExitCode.USAGE if error is UsageError else ExitCode.TOOL)
+def test_capability_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capability(printed: str | Exception, *asked: int) -> tuple[int, int] | None:
+        def smi(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+            assert (command[0], command[3:]) == ("nvidia-smi", [f"--id={index}" for index in asked])
+            if isinstance(printed, Exception):
+                raise printed
+            return subprocess.CompletedProcess(command, returncode=0, stdout=printed)
 
+        monkeypatch.setattr(subprocess, "run", smi)
+        return runtime.gpu_capability(*asked)
 
-@pytest.mark.parametrize(
-    ("printed", "found"),
-    [
-        ("8.9\n", (8, 9)),
-        ("7.0\n8.9\n", (7, 0)),
-        ("12.0\n", (12, 0)),
-        ("", None),
-        ("NVIDIA-SMI has failed\n", None),
-        ("[N/A]\n", None),
-    ],
-)
-def test_capability_of_the_first_gpu(
-    printed: str, found: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def smi(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        assert command[0] == "nvidia-smi"
-        return subprocess.CompletedProcess(command, returncode=0, stdout=printed)
-
-    monkeypatch.setattr(subprocess, "run", smi)
-    assert runtime.gpu_capability() == found
-
-
-def test_capability_of_the_gpu_with_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    def smi(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        printed = {"--id=1": "7.0\n"}.get(command[-1], "8.9\n7.0\n")
-        return subprocess.CompletedProcess(command, returncode=0, stdout=printed)
-
-    monkeypatch.setattr(subprocess, "run", smi)
-    assert [runtime.gpu_capability(index) for index in (None, 1)] == [(8, 9), (7, 0)]
-
-
-@pytest.mark.parametrize("raised", [FileNotFoundError("nvidia-smi"), subprocess.TimeoutExpired("nvidia-smi", 10)])
-def test_no_driver_has_no_capability(raised: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def smi(*_: Any, **__: Any) -> NoReturn:
-        raise raised
-
-    monkeypatch.setattr(subprocess, "run", smi)
-    assert runtime.gpu_capability() is None
+    assert [capability("8.9\n"), capability("7.0\n8.9\n"), capability("12.0\n", 1)] == [(8, 9), (7, 0), (12, 0)]
+    failures = (FileNotFoundError("nvidia-smi"), subprocess.TimeoutExpired("nvidia-smi", 10))
+    for printed in ("", "NVIDIA-SMI has failed\n", "[N/A]\n", *failures):
+        assert capability(printed) is None

@@ -1,14 +1,20 @@
-"""The documents of a launch: written, read back, and refused where they are something else."""
+"""The documents of a launch and its task: written, read back, and refused where they are something else."""
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
+from typing import Any
 
 import pytest
 
 from launcher.protocol import records
-from launcher.protocol.records import Heartbeat, LaunchPhase, LeaseRecord, Price, Request, Result
+from launcher.protocol.records import Heartbeat, LaunchPhase, LeaseRecord, Price, Request, Result, Task, TaskRun
 from tests.launcher import rented_vm
-from workload.contract.errors import BundleError, ExitCode
+from tests.launcher.told import Golden, told
+from workload.contract.errors import BundleError
+from workload.contract.spec import Precision, RunSpec
 
 AT = "2026-11-21T14:26:00Z"
 REQUEST = replace(rented_vm.REQUEST, spec={"model": "resnet18", "dataset": 'it\'s "$(quoted)"\n'})
@@ -27,66 +33,36 @@ def test_a_field_of_a_later_minor_version_is_left_out() -> None:
     assert Result.from_bytes(json.dumps(told).encode()) == RESULT
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"\xff", "not a readable result of a launch: no JSON ('utf-8' codec can't decode"),
-        (b"[]", "not a readable result of a launch: no JSON object"),
-        (b'{"schema_version": 1}', "not a readable result of a launch: 'exit_code' is missing"),
-        (b"[" * 100_000, "not a readable result of a launch: no JSON (maximum recursion depth"),
-        (b'{"schema_version": 2}', "a launch's record has schema 2; this version of rooflaunch reads schema 1"),
-    ],
-    ids=["bytes", "list", "fields", "deep", "other"],
-)
-def test_something_else_is_refused(content: bytes, message: str) -> None:
-    with pytest.raises(BundleError) as caught:
-        Result.from_bytes(content)
-    assert str(caught.value).startswith(message)
-    assert caught.value.exit_code is ExitCode.BAD_BUNDLE
+# Fields of a record, and values that break the field's rule.
+BROKEN: list[tuple[Request | Result | Heartbeat, str, object]] = [
+    (REQUEST, "name", "rooflaunch-a/../b1"),
+    (REQUEST, "launched_at", "soon"),
+    (REQUEST, "gpu", "t4\x1b[2J"),
+    (REQUEST, "gpu_count", True),
+    (REQUEST, "limit_s", 0),
+    (REQUEST, "spot", 0),
+    (REQUEST, "zones", "us-central1-a"),
+    (REQUEST, "prices", {"us-central1": {"usd_per_h": "0.5"}}),
+    (REQUEST, "store", "bucket"),
+    (REQUEST, "runtime", "auto"),
+    (REQUEST, "options", {"flavour": "cuda\x1b[2J"}),
+    (HEARTBEAT, "phases", {"booted": 3}),
+    (HEARTBEAT, "runs", ["-rf"]),
+    (HEARTBEAT, "last_line", None),
+    (RESULT, "exit_code", "0"),
+    (RESULT, "usd", float("nan")),
+]
 
 
-@pytest.mark.parametrize(
-    ("document", "field", "value", "why"),
-    [
-        (REQUEST, "name", "rooflaunch-a/../b1", "name must be the name of a launch; got 'rooflaunch-a/../b1'"),
-        (REQUEST, "launched_at", "soon", "launched_at must be a time in ISO 8601; got 'soon'"),
-        (REQUEST, "gpu", "t4\x1b[2J", r"gpu must be one word of letters, digits and ._:@/+-; got 't4\x1b[2J'"),
-        (REQUEST, "gpu_count", True, "gpu_count must be a whole number up to 10000; got True"),
-        (REQUEST, "limit_s", 0, "limit_s must be seconds from 1 to 10368000; got 0"),
-        (REQUEST, "spot", 0, "spot must be true or false; got 0"),
-        (REQUEST, "zones", "us-central1-a", "zones must be a list of zones; got 'us-central1-a'"),
-        (
-            REQUEST,
-            "prices",
-            {"us-central1": {"usd_per_h": "0.5"}},
-            "prices must be an object of prices by region; got {'us-central1': {'usd_per_h': '0.5'}}",
-        ),
-        (REQUEST, "store", "bucket", "store must be the address of a bucket or a folder; got 'bucket'"),
-        (REQUEST, "runtime", "auto", "runtime must be process or docker; got 'auto'"),
-        (
-            REQUEST,
-            "options",
-            {"flavour": "cuda\x1b[2J"},
-            (
-                r"options must be an object of words, whole numbers, flags, and lists of these; "
-                r"got {'flavour': 'cuda\x1b[2J'}"
-            ),
-        ),
-        (HEARTBEAT, "phases", {"booted": 3}, "phases must be an object of times in ISO 8601; got {'booted': 3}"),
-        (HEARTBEAT, "runs", ["-rf"], "runs must be a list of run ids: letters, digits and ._+-; got ['-rf']"),
-        (HEARTBEAT, "last_line", None, "last_line must be a text; got None"),
-        (RESULT, "exit_code", "0", "exit_code must be a whole number up to 10000; got '0'"),
-        (RESULT, "usd", float("nan"), "usd must be USD from 0 to 1000000, or null; got nan"),
-    ],
-)
-def test_a_field_that_breaks_its_rule_is_named(
-    document: Request | Result | Heartbeat, field: str, value: object, why: str
-) -> None:
-    told = {**json.loads(document.to_bytes()), field: value}
-    kind = type(document)
-    with pytest.raises(BundleError) as caught:
-        kind.from_bytes(json.dumps(told).encode())
-    assert str(caught.value) == f"not a readable {kind.__name__.lower()} of a launch: {why}"
+def test_what_is_no_record(golden: Golden) -> None:
+    texts = {"bytes": b"\xff", "list": b"[]", "no fields": b'{"schema_version": 1}', "deep": b"[" * 100_000}
+    texts["another schema"] = b'{"schema_version": 2}'
+    cases: dict[str, Callable[[], object]] = {name: partial(Result.from_bytes, text) for name, text in texts.items()}
+    for document, field, value in BROKEN:
+        kind, told_of = type(document), {**json.loads(document.to_bytes()), field: value}
+        cases[f"{field} of a {kind.__name__.lower()}"] = partial(kind.from_bytes, json.dumps(told_of).encode())
+    # The words in brackets are those of Python's decoder.
+    golden("no_records.txt", re.sub(r"no JSON \(.*\)", "no JSON (…)", told(cases)))
 
 
 @pytest.mark.parametrize("store", ["gs://my-bucket", "gs://my.bucket_1/prefix", "/srv/my results"])
@@ -117,20 +93,11 @@ def test_price_of_a_zone_with_what_it_leaves_out() -> None:
     assert REQUEST.price("us-central2-a") is None
 
 
-@pytest.mark.parametrize(
-    ("name", "allowed"),
-    [
-        (REQUEST.name, True),
-        ("rooflaunch-" + "a" * 52, True),
-        ("rooflaunch-" + "a" * 53, False),
-        ("rooflaunch-a-", False),
-        ("rooflaunch-A1", False),
-        ("other-a1", False),
-        ("rooflaunch-a/../b1", False),
-    ],
-)
-def test_names(name: str, allowed: bool) -> None:
-    assert bool(records.NAME.fullmatch(name)) is allowed
+def test_names() -> None:
+    for name in (REQUEST.name, "rooflaunch-" + "a" * 52):
+        assert records.NAME.fullmatch(name)
+    for name in ("rooflaunch-" + "a" * 53, "rooflaunch-a-", "rooflaunch-A1", "other-a1", "rooflaunch-a/../b1"):
+        assert not records.NAME.fullmatch(name)
 
 
 def test_object_names() -> None:
@@ -139,3 +106,46 @@ def test_object_names() -> None:
     assert records.lease_object("n", 2) == "launches/n/lease-2.json"
     assert records.result_object("n") == "launches/n/result.json"
     assert records.log_object("n") == "launches/n/startup.log"
+
+
+BASE = RunSpec(model="resnet50", batch_size=32)
+
+
+def test_repeats_are_blocks_of_one_run() -> None:
+    task = Task.of_repeats(RunSpec(model="resnet50", repeats=3))
+    assert [(run.block, run.position, run.spec.repeats, run.run_key) for run in task.runs] == [
+        (1, 1, 1, ""),
+        (2, 1, 1, ""),
+        (3, 1, 1, ""),
+    ]
+    assert (task.blocks, task.job, task.devices) == (3, "", 1)
+    assert Task.of_repeats(RunSpec(devices=2)).devices == 2
+
+
+def test_a_run_is_written_as_its_difference_from_the_base() -> None:
+    runs = (
+        TaskRun(spec=BASE, block=2, position=1, run_key="00ff"),
+        TaskRun(spec=RunSpec(model="resnet50", precision=Precision.BF16), block=2, position=2, run_key="11ee"),
+    )
+    task = Task(job="night", number=4, runs=runs)
+    values = task.to_json(BASE)
+    assert [run["spec"] for run in values["runs"]] == [{}, {"batch_size": None, "precision": "bf16"}]
+    assert Task.from_json(values, BASE) == task
+    assert "devices" not in values
+    several = replace(task, devices=2)
+    assert Task.from_json(several.to_json(BASE), BASE) == several
+
+
+def test_a_task_says_what_it_is() -> None:
+    runs = tuple(TaskRun(spec=BASE, block=block) for block in (1, 1, 2))
+    assert str(Task(job="night", number=4, runs=runs)) == "3 runs in 2 blocks, task 4 of 'night'"
+    assert str(Task.of_repeats(BASE)) == "1 run in 1 block, task 1"
+
+
+def test_what_is_no_task(golden: Golden) -> None:
+    run = {"block": 1, "position": 1, "key": "", "spec": {"batch_size": 0}}
+    values: dict[str, dict[str, Any]] = {"empty": {}, "no list": {"runs": 3}, "no block": {"runs": [{"spec": {}}]}}
+    values["a spec that breaks a rule"] = {"runs": [run]}
+    head = {"job": "a", "number": 1}
+    cases = {name: partial(Task.from_json, {**head, **value}, BASE) for name, value in values.items()}
+    golden("no_tasks.txt", told(cases))

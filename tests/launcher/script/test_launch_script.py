@@ -11,6 +11,8 @@ import pytest
 
 from launcher.machine import local, task
 from launcher.machine.runtime import Workplace
+from tests.launcher.script import tiny
+from tests.launcher.told import Golden, printed
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, RunFailedError, UsageError
 from workload.contract.record import Status
@@ -18,22 +20,9 @@ from workload.contract.spec import SCRIPT_OPTIONS, RunSpec, options, resolve
 from workload.contract.trainer import Context
 from workload.run import unfinished
 
-# Steps of a fraction of a millisecond, enough of them to be understood, counted and measured.
-TINY = """\
-import os, sys, torch
-from torch.utils.data import DataLoader, TensorDataset
-model = torch.nn.Linear(8, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for images, labels in DataLoader(TensorDataset(torch.randn(160, 8), torch.randint(4, (160,))), batch_size=4):
-    optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(model(images), labels).backward()
-    optimizer.step()
-open("written.txt", "a").write(repr([sys.argv[1:], os.environ.get("CUDA_VISIBLE_DEVICES")]) + chr(10))
-"""
 SHOWN = "train.py --root '{data}' --token '[redacted]'"
 APART = "Model and data, without a script"
 Launch = Callable[..., int]
-FEW = ("--cpu", "--warmup", "1", "--iterations", "3", "--no-ceilings")
 
 
 @pytest.fixture
@@ -47,129 +36,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-REFUSED = {
-    "nothing after --": ("--", "no script after --", "launch local -- train.py --lr 0.1"),
-    "no --": ("--cpu train.py --lr 1", "'train.py' must stand after --", "launch local --cpu -- train.py --lr 1"),
-    "a glob that the shell has expanded": (
-        "--data a.txt b.txt -- train.py",
-        "Got unexpected extra argument(s) (b.txt)",
-        "put * in quotes, so that the shell does not replace it: --include '*.py'",
-    ),
-    "another word": ("--cpu train", "Got unexpected extra argument(s) (train)", "launch local --help"),
-    "no such script": (
-        "-- trian.py",
-        "no script 'trian.py'",
-        "did you mean train.py? a path relative to FOLDER, or -m PACKAGE; launch local -- train.py --lr 0.1",
-    ),
-    "a folder": (
-        "-- package",
-        "'package' is a folder, not a script",
-        "a path relative to FOLDER, or -m PACKAGE; launch local -- train.py --lr 0.1",
-    ),
-    "a notebook": (
-        "-- 'my work.ipynb'",
-        "'my work.ipynb' is a notebook, not a script",
-        "jupyter nbconvert --to script 'my work.ipynb', then run the same with -- 'my work.py'",
-    ),
-    "no such module": (
-        "-- -m no.such.module",
-        f"no module 'no.such.module' for this Python, {sys.executable}, or in HERE",
-        f"cd to the module's folder, or {shlex.quote(sys.executable)} -m pip list",
-    ),
-    "no such module of a package": (
-        "-- -m package.train",
-        f"no module 'package.train' for this Python, {sys.executable}, or in HERE",
-        f"cd to the module's folder, or {shlex.quote(sys.executable)} -m pip list",
-    ),
-    "a package that is no program": (
-        "-- -m package",
-        "'package' is a package without __main__.py",
-        "-m package.train, a module in it",
-    ),
-    "a file for the bundles": (
-        "-o README.md -- train.py",
-        "output folder 'README.md' cannot be written: 'README.md' is a file",
-        "-o FOLDER",
-    ),
-    "a folder in a file": (
-        "-o README.md/results -- train.py",
-        "output folder 'README.md/results' cannot be written: 'README.md' is a file",
-        "-o FOLDER",
-    ),
-    "counters on a CPU": (
-        "--cpu --profile ncu -- train.py",
-        "--profile ncu needs an NVIDIA GPU; the device is 'cpu'",
-        "--profile torch, which traces on any device",
-    ),
-    "a module without its name": ("-- -m", "-m needs the name of a module", "launch local -- -m package.train"),
-    "a launcher of several processes": (
-        "-- torchrun train.py",
-        "'torchrun' starts a process for each GPU, and rooflaunch measures only processes that it starts itself",
-        "--devices 2 and only the script after --: launch local -- train.py --lr 0.1",
-    ),
-    "an option of our trainer": (
-        "--model resnet50 -- train.py",
-        "--model is only for our own trainer: the script decides its model",
-        "leave --model out",
-    ),
-    "a switch": (
-        "--no-augment -- train.py",
-        "--no-augment is only for our own trainer: the script decides its augmentation",
-        "leave --no-augment out",
-    ),
-    "more of a profile": (
-        "--profile ncu --profile-throughput -- train.py",
-        "--profile-throughput is only for our own trainer: in a script only the kernels are counted",
-        "leave --profile-throughput out",
-    ),
-    "a data set": (
-        "--dataset cifar10 -- train.py",
-        "--dataset is only for our own trainer: the script reads its own data; --data gives their place",
-        "leave --dataset out",
-    ),
-    "Apple's GPU": (
-        "--mps -- train.py",
-        "--mps is only for our own trainer: a script chooses its own device",
-        "leave --mps out",
-    ),
-    "a value that breaks its rule": (
-        "--iterations 0 -- train.py",
-        "iterations must be a positive integer; got '0'",
-        "--iterations 100",
-    ),
-    "samples without a script": (
-        "--samples-per-step 8",
-        "--samples-per-step is only for your own script; got --samples-per-step 8",
-        "launch local --samples-per-step 64 -- train.py",
-    ),
-    "data without a script": (
-        "--data .",
-        "--data is only for your own script",
-        "leave --data out, or add -- train.py",
-    ),
-    "no data": ("--data nowhere -- train.py", "no data at 'nowhere'", "--data FOLDER, with a folder that exists"),
-    "data of elsewhere": (
-        "--data gs://bucket/x -- train.py",
-        "--data must be a folder of this machine; got 'gs://bucket/x'",
-        "copy the data to a folder first, and name the folder",
-    ),
-    "data that nobody named": (
-        "-- train.py --root {data}/a",
-        "{data} in the script's arguments stands for its data, but --data is missing",
-        "--data PATH",
-    ),
-}
+REFUSED = (
+    *("--", "--cpu train.py --lr 1", "--data a.txt b.txt -- train.py", "--cpu train", "-- trian.py", "-- package"),
+    *("-- 'my work.ipynb'", "-- -m no.such.module", "-- -m package.train", "-- -m package", "-- -m"),
+    *("-o README.md -- train.py", "-o README.md/results -- train.py", "-- torchrun train.py"),
+    *("--cpu --profile ncu -- train.py", "--profile ncu --profile-throughput -- train.py"),
+    *("--model resnet50 -- train.py", "--no-augment -- train.py", "--dataset cifar10 -- train.py", "--mps -- train.py"),
+    *("--iterations 0 -- train.py", "--samples-per-step 8", "--data .", "--data nowhere -- train.py"),
+    *("--data gs://bucket/x -- train.py", "-- train.py --root {data}/a"),
+)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str, folder: Path, launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
-    line, message, hint = REFUSED[name]
-    assert launch("local", "--runtime", "process", *shlex.split(line)) == ExitCode.USAGE
-    printed = capsys.readouterr()
-    message = message.replace("HERE", str(folder))
-    hint = hint.replace("launch local", "launch local --runtime process") if name == "no --" else hint
-    assert printed.err == f"error: {message}\nhint: {hint.replace('FOLDER, or', f'{folder}, or')}\n"
-    assert printed.out == ""
+def test_refused(golden: Golden, folder: Path, launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(launch, capsys, (f"local --runtime process {words}" for words in REFUSED))
+    golden("refused.txt", text.replace(str(folder), "HERE").replace(shlex.quote(sys.executable), "PYTHON"))
 
 
 def test_the_help_lists_apart_what_a_script_refuses(
@@ -256,12 +136,11 @@ def test_a_script_runs_here_as_by_itself(folder: Path, launch: Launch, capsys: p
     (folder / "data").mkdir()
     (folder / "workload").mkdir()
     (folder / "workload" / "__init__.py").write_text("raise SystemExit('the wrong workload')\n")
-    (folder / "train.py").write_text(TINY)
+    for name, text in tiny.FILES.items():
+        (folder / name).write_text(text)
     line = ("--repeats", "2", "--data", "data", "--", "train.py", "--root", "{data}", "--api-key", "hunter2")
-    assert launch("local", *FEW, *line) == 0
+    assert launch("local", *tiny.FEW, *line) == 0
     printed = capsys.readouterr()
-    # Each is ended after its last measured step.
-    assert not (folder / "written.txt").exists()
     bundles = [bundle.read(path) for path in sorted((folder / "results").iterdir())]
     assert [one.record.status for one in bundles] == [Status.COMPLETED, Status.COMPLETED]
     assert sorted(one.record.repeat.index for one in bundles if one.record.repeat) == [1, 2]
@@ -270,7 +149,7 @@ def test_a_script_runs_here_as_by_itself(folder: Path, launch: Launch, capsys: p
     assert script.command == "train.py --root '{data}' --api-key '[redacted]'"
     assert "hunter2" not in (bundles[0].path / "run.json").read_text()
     assert printed.out.startswith("train.py --root '{data}' --api-key '[redacted]', batch 4, fp32, on cpu")
-    assert "1 backward pass and 1 SGD step, 4 samples from DataLoader at train.py:5" in printed.out
+    assert "1 backward pass and 1 SGD step, 4 samples from DataLoader at train.py:10" in printed.out
     assert "  samples/s     " in printed.out
 
 
@@ -278,7 +157,7 @@ def test_a_script_runs_here_as_by_itself(folder: Path, launch: Launch, capsys: p
 @pytest.mark.world
 def test_a_script_that_fails_ends_the_repeats(folder: Path, launch: Launch, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "train.py").write_text("import torch\nprint('mine')\nraise ValueError('wrong path')\n")
-    assert launch("local", *FEW, "--repeats", "3", "--", "train.py") == ExitCode.RUN_FAILED
+    assert launch("local", *tiny.FEW, "--repeats", "3", "--", "train.py") == ExitCode.RUN_FAILED
     printed = capfd.readouterr()
     assert printed.err.count("ValueError: wrong path") == 1
     assert "error: train.py failed with ValueError before its training step was known\n" in printed.err

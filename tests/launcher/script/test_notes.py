@@ -13,6 +13,7 @@ from launcher.script import local_script
 from launcher.script.files import pack
 from launcher.script.options import HereOptions
 from launcher.values import Runtime
+from tests.launcher.told import Golden
 
 
 def write(folder: Path, **files: str) -> None:
@@ -72,34 +73,24 @@ def test_imports_are_those_of_the_scripts_own_modules(words: tuple[str, ...], fo
     assert local_script.imports(words, folder) == found
 
 
-def test_imports_that_this_python_lacks(tmp_path: Path) -> None:
-    write(tmp_path, train__DOT__py="import torch, pytest, mine, no_such_package, another_one\n", mine__DOT__py="")
-    [note] = local_script.unknown_imports(("train.py",), tmp_path, local_script.this_python(tmp_path))
-    assert note == f"imports another_one, no_such_package, which this Python, {sys.executable}, does not have"
-    write(tmp_path, train__DOT__py="import torch, mine\n")
-    assert not list(local_script.unknown_imports(("train.py",), tmp_path, local_script.this_python(tmp_path)))
-
-
-@pytest.mark.parametrize(
-    ("requirements", "missing"),
-    [
-        (b"", "cv2, einops, no_such_package"),
-        (b"# more\neinops==0.8.1\nNo.Such_Package>=2 ; python_version > '3'\n", "cv2"),
-        (b"einops\nno-such-package\nopencv-python\n", ""),
-    ],
-)
-def test_imports_that_an_image_lacks(requirements: bytes, missing: str, tmp_path: Path) -> None:
+def test_imports_that_may_be_missing(golden: Golden, tmp_path: Path) -> None:
     """Pillow, PyYAML and tqdm are in every image."""
-    write(tmp_path, train__DOT__py="import torch, torchvision, PIL, yaml, tqdm, numpy, einops, cv2, no_such_package\n")
-    said = list(local_script.unknown_imports(("train.py",), tmp_path, local_script.image(requirements)))
-    bring = "which the image may not have (--requirements FILE adds packages)"
-    assert said == ([f"imports {missing}, {bring}"] if missing else [])
-
-
-def test_imports_that_another_machines_python_may_lack(tmp_path: Path) -> None:
-    write(tmp_path, train__DOT__py="import torch, torchvision, numpy, pytest\n")
-    said = local_script.unknown_imports(("train.py",), tmp_path, local_script.their_python())
-    assert list(said) == ["imports pytest, which the Python there may not have"]
+    here = local_script.this_python(tmp_path)
+    of_image = "import torch, torchvision, PIL, yaml, tqdm, numpy, einops, cv2, no_such_package\n"
+    more = b"# more\neinops==0.8.1\nNo.Such_Package>=2 ; python_version > '3'\n"
+    cases = {
+        "this Python": ("import torch, pytest, mine, no_such_package, another_one\n", here),
+        "this Python has all": ("import torch, mine\n", here),
+        "an image": (of_image, local_script.image(b"")),
+        "an image with more packages": (of_image, local_script.image(more)),
+        "an image with all": (of_image, local_script.image(b"einops\nno-such-package\nopencv-python\n")),
+        "another machine's Python": ("import torch, torchvision, numpy, pytest\n", local_script.their_python()),
+    }
+    text = ""
+    for name, (script, known) in cases.items():
+        write(tmp_path, train__DOT__py=script, mine__DOT__py="")
+        text += f"{name}: {list(local_script.unknown_imports(('train.py',), tmp_path, known))}\n"
+    golden("imports.txt", text.replace(sys.executable, "PYTHON"))
 
 
 @pytest.mark.world

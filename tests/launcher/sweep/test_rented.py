@@ -93,38 +93,15 @@ def test_each_block_has_a_machine_of_its_own_and_all_bundles_come_home(
         requests = [Request.from_bytes(vm.metadata["rooflaunch-request"].encode()) for vm in cloud.fake.all_vms]
         assert sorted(request.work.number for request in requests) == [1, 2, 3]
         assert {request.work.job for request in requests} == {"own-machines"}
-        # Each machine: 9 s of boot, 3 s of image, 3 s until the first run, two runs of 3 s, 3 s of upload. The phases
-        # of a run take 2 s, and 0.75 s of these are steps. The clock also counts what the guest waits for the server.
+        # Each machine: 9 s of boot, 3 s of image, two runs whose phases take 2 s each, 3 s of upload.
         spent = outcome.places[0].spent
-        trainer = {"steps": 4.5, "imports": 4.8, "prepare": 0.9, "environment": 0.3, "warmup": 1.5}
-        assert {part: spent.seconds[part] for part in trainer} == pytest.approx(trainer)
-        least = {"boot": 27, "image": 9, "upload": 9, "outside": 3 * 9 - 12}
+        least = {"boot": 27, "image": 9, "upload": 9, "steps": 4.5, "imports": 4.8, "outside": 3 * 9 - 12}
         assert all(spent.seconds[part] > seconds - 0.1 for part, seconds in least.items()), spent
         costs = [bundle.read_record(folder).cost for folder in cloud.output.glob("2*")]
-        uploads_s = spent.seconds["upload"]
-        assert spent.wall_s - uploads_s == pytest.approx(sum(cost.billed_s or 0.0 for cost in costs if cost))
-        uploads_usd = uploads_s * 0.5599 / 3600
-        assert (spent.usd or 0.0) - uploads_usd == pytest.approx(
-            sum(cost.usd or 0.0 for cost in costs if cost), rel=1e-4
-        )
+        uploads_usd = spent.seconds["upload"] * 0.5599 / 3600
+        paid = sum(cost.usd or 0.0 for cost in costs if cost)
+        assert (spent.usd or 0.0) - uploads_usd == pytest.approx(paid, rel=1e-4)
         assert f"; 0.037 USD {spent.text()} " in flat(outcome.text())
-        assert re.match(
-            r"steps \d\S* % of \d\S* s and 0\.\d+ USD \(6 runs\); boot \d\S* s \(0\.\d+ USD\), ", spent.text()
-        )
-        assert outcome.to_json()["places"][0]["time"] == spent.to_json()
-
-
-@pytest.mark.night(part="places")
-def test_what_is_there_is_not_asked_for_again(clouds: Clouds) -> None:
-    with clouds() as cloud:
-        sweep = cloud_sweep(name="again", blocks=2)
-        swept(cloud, sweep)
-        outcome = swept(cloud, sweep, output=cloud.output.with_name("elsewhere"))
-        assert (outcome.exit_code, [(place.done, place.new_runs) for place in outcome.places]) == (0, [(4, 0)])
-        assert len(cloud.fake.all_vms) == 2
-        # Another folder gets the bundles all the same.
-        keys = {one.run_key for one in sealed_in(cloud.output.with_name("elsewhere"))}
-        assert keys == set(keys_of(sweep))
 
 
 @pytest.mark.night(part="places")
@@ -266,18 +243,6 @@ def test_blocks_are_added_until_the_intervals_are_narrow(clouds: Clouds) -> None
         assert place.decision is not None
         assert place.decision.is_narrow
         assert "resnet18: 250.5, from 250 to 251 (8 blocks, +-0.2 %)" in outcome.text()
-
-
-@pytest.mark.night(part="places")
-def test_no_look_costs_more_questions_for_more_machines(clouds: Clouds) -> None:
-    with clouds(durations=LONG) as cloud:
-        sweep = cloud_sweep(name="bulk", blocks=8, model=["resnet18"])
-        outcome = swept(cloud, sweep)
-        assert outcome.exit_code == 0
-        calls = outcome.places[0].calls
-        # One list a look; a machine is asked for by itself once, when it is gone, for why.
-        assert calls.get("compute.instances.get", 0) <= 8 + 8
-        assert calls["compute.instances.aggregated_list"] <= 8 + 60
 
 
 def test_the_whole_sweep_costs_no_more_than_it_may(clouds: Clouds) -> None:

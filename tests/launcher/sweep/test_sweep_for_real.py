@@ -1,4 +1,4 @@
-"""Sweeps as they are typed, on this machine's CPU and over ssh: interrupted, killed, and run again to their end."""
+"""Sweeps as they are typed, on this machine's CPU: interrupted, killed, and run again to their end."""
 
 import json
 import os
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests import sshd
 from workload.contract import bundle
 from workload.storage.inventory import sealed_in
 
@@ -36,21 +35,6 @@ batch_size = [2, 4]
 backend = "local"
 device = "cpu"
 runtime = "process"
-"""
-BOX = f"""
-name = "box"
-repeats = 2
-{DEFAULTS}
-[matrix]
-model = ["squeezenet1_1"]
-batch_size = [1, 2]
-[[on]]
-name = "box"
-backend = "ssh"
-host = "{{host}}"
-port = {{port}}
-python = "{sys.executable}"
-device = "cpu"
 """
 
 
@@ -122,31 +106,3 @@ def test_interrupted_twice_killed_once_and_run_again_to_its_end(tmp_path: Path) 
     reported = finish(tmp_path, "analysis", "report", "results")
     assert reported.returncode == 0, reported.stderr
     assert (tmp_path / "report.html").is_file()
-
-
-@pytest.mark.night(part="places")
-def test_a_killed_launcher_finds_its_job_again_and_nothing_is_measured_twice(
-    machine: sshd.Machine, tmp_path: Path
-) -> None:
-    (tmp_path / "night.toml").write_text(BOX.format(host=machine.host, port=machine.port))
-    first = start(tmp_path)
-    far_runs = machine.home / ".rooflaunch/runs"
-    while not list(far_runs.glob("*/MANIFEST.json")):
-        assert first.poll() is None, (tmp_path / "log").read_text()
-        time.sleep(0.2)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    second = finish(tmp_path, "launcher", "sweep", "night.toml", "--format", "json")
-    assert second.returncode == 0, second.stderr
-    [place] = json.loads(second.stdout)["places"]
-    assert (place["done"], place["runs"]) == (4, 4)
-    assert "of an earlier start is still running: following it" in second.stderr
-    # One job did all of it, in the store and at home once each.
-    assert len(list((machine.home / ".rooflaunch/launches").iterdir())) == 1
-    measured = Counter(one.run_key for one in sealed_in(tmp_path / "results"))
-    assert (len(measured), set(measured.values())) == (4, {1})
-    assert len(list(far_runs.glob("[!.]*"))) == 4
-    for sealed in sealed_in(tmp_path / "results"):
-        record = bundle.read(tmp_path / "results" / sealed.run_id).record
-        assert record.job is not None
-        assert (record.job.name, record.environment.backend) == ("box", "ssh")

@@ -75,13 +75,10 @@ def test_every_block_begins_at_the_temperature_before_the_first_run_of_all(
     assert (work.spent.runs, seconds) == (4, pytest.approx({"imports": 4e-7, "steps": 4e-7}))
 
 
-@pytest.mark.parametrize(("sizes", "blocks"), [([1, 2], ["1", "2", "end", "1", "2", "end"]), ([1], ["fresh", "fresh"])])
-def test_each_block_of_several_configurations_has_a_start_server(
-    sizes: list[int], blocks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also a block of which one run is left, which cannot be pooled with forked ones otherwise."""
-    seen = []
-    plan = plan_of(Place(name="here", backend=LOCAL), configurations_of(batch_size=sizes), 2)
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The batch size and devices of each run with a start server, "fresh" for one without, and each server's end."""
+    seen: list[str] = []
 
     class Noted(Forks):
         def end(self) -> None:
@@ -89,37 +86,38 @@ def test_each_block_of_several_configurations_has_a_start_server(
 
     def run(plan: LocalPlan, *, watcher: object, forks: Forks | None) -> LocalOutcome:
         del watcher
-        seen.append(str(plan.spec.batch_size) if forks else "fresh")
+        seen.append(f"{plan.spec.batch_size} on {plan.spec.devices}" if forks else "fresh")
         return LocalOutcome(exit_code=0, bundles=())
 
     monkeypatch.setattr(drive, "Forks", Noted)
     monkeypatch.setattr(drive.local, "run", run)
     monkeypatch.setattr(local_script, "choose", lambda *_, **__: Choice(runtime=Runtime.PROCESS, why="t"))
-    LocalPlaces([PlaceWork(plan, known={})], output=tmp_path, control=Control(), progress=Progress()).run()
-    assert sorted(seen[:3]) == sorted(blocks[:3])
-    assert sorted(seen) == sorted(blocks)
-    seen.clear()
-    left = {run.run_key: Ended(status=Status.COMPLETED) for run in plan.runs if run.spec.batch_size == 2}
-    LocalPlaces([PlaceWork(plan, known=left)], output=tmp_path, control=Control(), progress=Progress()).run()
-    assert seen == ["1", "end"] * 2 if len(sizes) > 1 else ["fresh"] * 2
+    return seen
 
 
-def test_a_sweep_with_several_devices_forks_no_run_of_one_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("lists", "blocks", "left"),
+    [
+        # Also a block of which one run is left, which cannot be pooled with forked ones otherwise.
+        ({"batch_size": [1, 2]}, ["1 on 1", "2 on 1", "end"], ["1 on 1", "end"]),
+        ({"batch_size": [1]}, ["fresh"], ["fresh"]),
+        # A rank is never forked, and efficiency compares runs of both kinds.
+        ({"devices": [1, 2]}, ["fresh", "fresh"], ["fresh", "fresh"]),
+    ],
+    ids=["several configurations", "one configuration", "several devices"],
+)
+def test_each_block_of_several_configurations_has_a_start_server(
+    lists: dict[str, list[int]], blocks: list[str], left: list[str], started: list[str], tmp_path: Path
 ) -> None:
-    """A rank is never forked, and efficiency compares runs of both kinds."""
-    seen = list[tuple[int, bool]]()
-
-    def run(plan: LocalPlan, *, watcher: object, forks: Forks | None) -> LocalOutcome:
-        del watcher
-        seen.append((plan.spec.devices, forks is not None))
-        return LocalOutcome(exit_code=0, bundles=())
-
-    monkeypatch.setattr(drive.local, "run", run)
-    monkeypatch.setattr(local_script, "choose", lambda *_, **__: Choice(runtime=Runtime.PROCESS, why="t"))
-    plan = plan_of(Place(name="here", backend=LOCAL), configurations_of(devices=[1, 2]), 1)
-    LocalPlaces([PlaceWork(plan, known={})], output=tmp_path, control=Control(), progress=Progress()).run()
-    assert sorted(seen) == [(1, False), (2, False)]
+    plan = plan_of(Place(name="here", backend=LOCAL), configurations_of(**lists), 2)
+    done = {
+        run.run_key: Ended(status=Status.COMPLETED) for run in plan.runs if run.spec.batch_size == 2 and left != blocks
+    }
+    for known, expected in (({}, blocks), (done if "batch_size" in lists else {}, left)):
+        LocalPlaces([PlaceWork(plan, known=known)], output=tmp_path, control=Control(), progress=Progress()).run()
+        assert sorted(started[: len(expected)]) == sorted(expected)
+        assert sorted(started) == sorted(expected * 2)
+        started.clear()
 
 
 @pytest.mark.usefixtures("runs_in_docker")

@@ -1,5 +1,9 @@
+"""The plan of a sweep, and the runs of a place: their keys, their order, and who of several machines does them."""
+
 import tomllib
 from datetime import UTC, datetime
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +13,13 @@ from benchmarks.synthetic_bundles import make
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.ssh.backend import backend as ssh
 from launcher.images import contents
+from launcher.protocol.records import Task, TaskRun
 from launcher.sweep import matrix, places
-from launcher.sweep.places import Until
+from launcher.sweep.places import Configuration, Place, PlacePlan, Until, in_order, plan_place, run_key
 from launcher.sweep.sweep_plan import SweepPlan, make_plan, require_affordable
+from tests.launcher.told import Golden, told
 from workload.contract.errors import UsageError
+from workload.contract.spec import Device, Precision, RunSpec
 
 NOW = datetime(2026, 11, 21, 14, 25, 30, tzinfo=UTC)
 FILE = Path("night.toml")
@@ -63,27 +70,6 @@ def seal(results: Path, whole: SweepPlan, number: int, place: int, run: int, **c
     )
 
 
-def test_a_plan_before_anything_ran(tmp_path: Path) -> None:
-    whole = plan(TWO_PLACES, tmp_path / "results")
-    assert whole.text(100).replace(str(tmp_path), "") == PLANNED
-
-
-PLANNED = """\
-sweep       night: 3 configurations, 2 blocks, 2 places: 12 runs, 0 done
-order       random, the same at every place (seed 0); every second block reverses the order of the
-            block before
-local-cpu   6 runs, 0 done, 6 to do on this machine; time unknown (none was measured before)
-t4          6 runs, 0 done, 6 to do on 2 machines of gcp; expected 10 min (the time of all of them
-            is assumed); expected 0.20 USD, at most 1.22 USD
-all         time unknown, with all places at the same time; expected 0.20 USD, at most 1.22 USD
-note        no store was checked: runs in the store of t4 may be done already; a start checks this
-            first
-note        local-cpu: one machine runs several blocks, so the difference between machines stays
-            unknown
-bundles     /results/\
-"""
-
-
 def test_numbers_of_devices_share_a_machine_with_the_largest(tmp_path: Path) -> None:
     """Its 1.08 USD per hour and a disk for each of 2 machines, even if only runs of one device are left."""
     text = TWO_PLACES.replace("batch_size = [16, 32, 64]", "devices = [1, 2]").replace('device = "cpu"', "")
@@ -102,93 +88,62 @@ def test_numbers_of_devices_share_a_machine_with_the_largest(tmp_path: Path) -> 
     )
 
 
-def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
-    first = plan(TWO_PLACES, tmp_path)
-    seal(tmp_path, first, 1, 0, 0)
-    seal(tmp_path, first, 2, 0, 1, status="failed")
-    seal(tmp_path, first, 3, 0, 2, status="preempted")
-    seal(tmp_path, first, 4, 1, 5)
-    here, t4 = plan(TWO_PLACES, tmp_path).places
-    assert (len(here.plan.done), here.missing) == (1, 5)
-    assert (len(t4.plan.done), t4.missing, t4.machines) == (1, 5, 2)
-    assert first.places[0].plan.runs[0].run_key in here.plan.done
+OF_CPU = {"environment__backend": "local", "timing__phases": {"start": 0.0, "end": 100.0}}
+OTHER_SIZES = TWO_PLACES.replace("[16, 32, 64]", "[32, 64, 128]")
+LONG = TWO_PLACES.replace("repeats = 2", "repeats = 30") + 'machines = 1\nmax_run_time = "30m"\n'
+BOX = TWO_PLACES + '[[on]]\nbackend = "ssh"\nhost = "box"\n'
+# The file, and the bundles that are there: place, run, and what differs from a completed run.
+PLANS: dict[str, tuple[str, list[tuple[int, int, dict[str, Any]]]]] = {
+    "before anything ran": (TWO_PLACES, []),
+    "with some runs": (
+        TWO_PLACES,
+        [(0, 0, {}), (0, 1, {"status": "failed"}), (0, 2, {"status": "preempted"}), (1, 5, {})],
+    ),
+    # Of the 6 runs one is there and two of batch 64 are too large; batch 32 of the other block may fit.
+    "with a run that ran out of memory": (TWO_PLACES, [(1, 0, {"status": "out_of_memory"})]),
+    # One block of the CPU is there: the other takes as long; the T4 has none, so its time is assumed.
+    "with times of earlier runs": (TWO_PLACES, [(0, run, OF_CPU) for run in range(3)]),
+    "with runs that are no longer in the matrix": (OTHER_SIZES, [(0, run, {}) for run in range(3)]),
+    "with runs that may not fit into the limit": (LONG, []),
+    "with a machine without a price": (BOX, []),
+    "with a machine with a price": (BOX + "usd_per_h = 0.5\n", []),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "damage"),
-    [
-        ("run.json", b"{", "run.json has 1 bytes, the manifest says "),
-        ("log.txt", b"", "log.txt was changed after the run: its sha256 differs"),
-        ("steps.csv", None, "steps.csv is missing"),
-    ],
-    ids=["truncated", "a changed byte", "missing"],
-)
-def test_a_damaged_bundle_is_run_again(name: str, content: bytes | None, damage: str, tmp_path: Path) -> None:
+def test_plans(golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first as a terminal shows it; of others the lines that differ."""
+    monkeypatch.setattr("platform.node", lambda: "other")
+    texts: list[str] = []
+    for number, (name, (text, bundles)) in enumerate(PLANS.items()):
+        results = tmp_path / str(number)
+        results.mkdir()
+        before = plan(TWO_PLACES, results)
+        for index, (place, run, changes) in enumerate(bundles):
+            seal(results, before, index, place, run, **changes)
+        if bundles:
+            make(results, 99, job={"name": "other", "task": 1, "block": 1, "position": 1}, run_key="00ff")
+        lines = plan(text, results).text(10_000 if number else 100).splitlines()
+        usual = before.text(10_000).splitlines() if number else ()
+        texts += [f"## {name}", *(line.replace(str(results), "RESULTS") for line in lines if line not in usual), ""]
+    golden("plans.txt", "\n".join(texts))
+
+
+def test_a_damaged_bundle_is_run_again(tmp_path: Path) -> None:
     first = plan(TWO_PLACES, tmp_path)
     for number in range(3):
         seal(tmp_path, first, number, 0, number)
     folder = min(tmp_path.iterdir())
-    whole = (folder / name).read_bytes()
-    if content is None:
-        (folder / name).unlink()
-    else:
-        (folder / name).write_bytes(content or whole.replace(b"m", b"M", 1))
+    whole = (folder / "log.txt").read_bytes()
+    (folder / "log.txt").write_bytes(whole.replace(b"m", b"M", 1))
     second = plan(TWO_PLACES, tmp_path)
     here = second.places[0]
     assert (len(here.plan.done), here.missing) == (2, 4)
-    [(run_id, why)] = second.damaged.items()
-    assert (run_id, why.startswith(damage)) == (folder.name, True)
-    assert second.to_json()["damaged"] == {run_id: why}
-    told = (
-        f"damaged     1 bundle to be repeated; a start moves the damaged files to {tmp_path}/.damaged/: "
-        f"{run_id} ({why})"
-    )
-    assert told in second.text(10_000).splitlines()
-    (folder / name).write_bytes(whole)
+    why = "log.txt was changed after the run: its sha256 differs"
+    assert second.damaged == second.to_json()["damaged"] == {folder.name: why}
+    told = f"1 bundle to be repeated; a start moves the damaged files to {tmp_path}/.damaged/: {folder.name} ({why})"
+    assert f"damaged     {told}" in second.text(10_000).splitlines()
+    (folder / "log.txt").write_bytes(whole)
     assert plan(TWO_PLACES, tmp_path).damaged == {}
-
-
-def test_a_failed_run_with_the_label_of_a_completed_one_is_run_again(tmp_path: Path) -> None:
-    first = plan(TWO_PLACES, tmp_path)
-    seal(tmp_path, first, 1, 0, 0, spec__model="vgg16", status="failed", run_key="of another")
-    [manifest] = tmp_path.glob("*/MANIFEST.json")
-    key = first.sweep.places[0].runs[0].run_key
-    manifest.write_text(manifest.read_text().replace('"failed"', '"completed"').replace("of another", key))
-    second = plan(TWO_PLACES, tmp_path)
-    assert (len(second.places[0].plan.done), second.places[0].missing) == (0, 6)
-    [why] = second.damaged.values()
-    assert why == "its label status is 'completed', and run.json says 'failed'"
-
-
-def test_a_larger_batch_than_one_that_ran_out_of_memory_is_left_out(tmp_path: Path) -> None:
-    first = plan(TWO_PLACES, tmp_path)
-    run = next(n for n, run in enumerate(first.sweep.places[1].runs) if run.spec.batch_size == 32)
-    seal(tmp_path, first, 1, 1, run, status="out_of_memory")
-    t4 = plan(TWO_PLACES, tmp_path).places[1]
-    # Of the 6 runs one is there and two of batch 64 are too large; batch 32 of the other block may fit.
-    assert (len(t4.plan.done), t4.too_large, t4.missing) == (1, 2, 3)
-    assert t4.notes == ("2 runs left out: batch 32 of the same configuration ran out of memory here",)
-
-
-def test_times_are_those_of_earlier_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One block of the CPU is there: the other takes as long; the T4 has none, so its time is assumed."""
-    monkeypatch.setattr("platform.node", lambda: "other")
-    first = plan(TWO_PLACES, tmp_path)
-    of_a_cpu = {"environment__backend": "local", "timing__phases": {"start": 0.0, "end": 100.0}}
-    for run in range(3):
-        seal(tmp_path, first, run, 0, run, **of_a_cpu)
-    here, t4 = plan(TWO_PLACES, tmp_path).places
-    assert (here.seconds, here.measured, here.missing, here.is_paid, here.usd) == (300.0, 3, 3, False, None)
-    assert (t4.measured, t4.seconds is not None, t4.is_paid) == (0, True, True)
-
-
-def test_a_changed_matrix_tells_how_many_runs_are_no_longer_in_it(tmp_path: Path) -> None:
-    before = plan(TWO_PLACES, tmp_path)
-    for run in range(3):
-        seal(tmp_path, before, run, 0, run)
-    make(tmp_path, 9, job={"name": "other", "task": 1, "block": 1, "position": 1}, run_key="00ff")
-    after = plan(TWO_PLACES.replace("[16, 32, 64]", "[32, 64, 128]"), tmp_path)
-    assert "stays       1 run of 'night' not in this matrix any more (other options, code or places)" in after.text()
 
 
 def test_blocks_that_until_has_added_stay_and_count(tmp_path: Path) -> None:
@@ -223,65 +178,19 @@ def test_more_than_it_may_cost_is_refused(tmp_path: Path) -> None:
         plan(TWO_PLACES, tmp_path, max_cost_usd=0.1)
 
 
-def test_a_plan_says_until_when_blocks_are_added(tmp_path: Path) -> None:
-    until = Until(share=0.02, most=9)
-    assert plan(TWO_PLACES, tmp_path, until=until).notes[-1] == f"blocks are added until {until}"
+IMPOSSIBLE = {
+    "a combination": TWO_PLACES.replace("batch_size = [16, 32, 64]", 'precision = ["fp32", "tf32"]').replace(
+        'device = "cpu"', ""
+    ),
+    "no such GPU": TWO_PLACES.replace('gpu = "t4"', 'gpu = "t5"'),
+    "options that contradict": TWO_PLACES + "rerun_preempted = 2",
+    "of another backend": TWO_PLACES + '[[on]]\nbackend = "ssh"\nhost = "box"\npython = "/p"\nimage = "x"\n',
+}
 
 
-TF32 = TWO_PLACES.replace("batch_size = [16, 32, 64]", 'precision = ["fp32", "tf32"]').replace('device = "cpu"', "")
-
-
-@pytest.mark.parametrize(
-    ("text", "message", "hint"),
-    [
-        (
-            TF32,
-            "night.toml: [[on]] t4: precision tf32 needs compute capability 8.0 or newer; a T4 16 GB has 7.5",
-            '--precision fp32, or --precision amp, or [[exclude]] with on = "t4"',
-        ),
-        (TWO_PLACES.replace('gpu = "t4"', 'gpu = "t5"'), "night.toml: [[on]] t4: ", ""),
-        (
-            TWO_PLACES + "rerun_preempted = 2",
-            (
-                "night.toml: [[on]] t4: --rerun-preempted is only for spot VMs, because only these are "
-                "preempted; got '2'"
-            ),
-            "--spot --rerun-preempted 2",
-        ),
-        (
-            TWO_PLACES + '[[on]]\nbackend = "ssh"\nhost = "box"\npython = "/p"\nimage = "x"\n',
-            (
-                "night.toml: [[on]] ssh-box: --python is only for a process, but a container was requested; got "
-                "--python /p"
-            ),
-            "--runtime process, or leave --python out",
-        ),
-    ],
-    ids=["a combination", "no such GPU", "options that contradict", "of another backend"],
-)
-def test_what_a_place_cannot_do(tmp_path: Path, text: str, message: str, hint: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        plan(text, tmp_path)
-    assert str(refused.value).startswith(message)
-    assert refused.value.hint.startswith(hint)
-
-
-def test_runs_that_do_not_fit_into_the_limit_are_told(tmp_path: Path) -> None:
-    long = TWO_PLACES.replace("repeats = 2", "repeats = 30") + 'machines = 1\nmax_run_time = "30m"\n'
-    t4 = plan(long, tmp_path).places[1]
-    assert t4.notes[0] == (
-        "the runs of a machine may not fit into its limit of 30 min: a longer max_run_time, or more "
-        "machines; the next start runs what is left"
-    )
-    assert t4.seconds == 1800
-
-
-def test_a_machine_without_a_price_costs_nothing_that_is_counted(tmp_path: Path) -> None:
-    box = TWO_PLACES + '[[on]]\nbackend = "ssh"\nhost = "box"\n'
-    there_ = plan(box, tmp_path).places[2]
-    assert (there_.is_paid, there_.usd, there_.seconds, there_.machines) == (False, None, None, 1)
-    priced = plan(box + "usd_per_h = 0.5\n", tmp_path).places[2]
-    assert (priced.is_paid, priced.usd, priced.most_usd) == (True, None, 0.5)
+def test_what_a_place_cannot_do(golden: Golden, tmp_path: Path) -> None:
+    cases = {name: partial(plan, text, tmp_path) for name, text in IMPOSSIBLE.items()}
+    golden("impossible_places.txt", told(cases))
 
 
 def test_the_image_or_the_code_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,3 +226,148 @@ def test_a_process_here_is_its_code_and_its_libraries(monkeypatch: pytest.Monkey
         assert places.code_of(place) == after
     monkeypatch.setattr(contents, "agent_code", lambda: {**files, "workload/run/train.py": b""})
     assert places.code_of(place) != after
+
+
+def run(key: str, batch_size: int | None, *, model: str = "resnet18", block: int = 1) -> TaskRun:
+    return TaskRun(spec=RunSpec(model=model, batch_size=batch_size), block=block, run_key=key)
+
+
+def with_tasks(*tasks: tuple[TaskRun, ...], done: tuple[str, ...] = ()) -> PlacePlan:
+    numbered = tuple(Task(job="night", number=number, runs=runs) for number, runs in enumerate(tasks, start=1))
+    return PlacePlan(place=Place(name="here", backend="local"), tasks=numbered, done=frozenset(done))
+
+
+def test_what_is_missing_keeps_the_order_and_the_number_of_its_task() -> None:
+    place = with_tasks((run("a", 8), run("b", 16)), (run("c", 8, block=2),), (run("d", 16, block=3),), done=("b", "c"))
+    left = [(task.job, task.number, [one.run_key for one in task.runs]) for task in place.missing]
+    assert left == [("night", 1, ["a"]), ("night", 3, ["d"])]
+    assert [one.run_key for one in place.runs] == ["a", "b", "c", "d"]
+
+
+def test_larger_batches_than_one_that_ran_out_of_memory() -> None:
+    runs = (run("default", None), run("b32", 32), run("b64", 64), run("other", 64, model="vgg11"))
+    place = with_tasks(runs, (run("b64 again", 64, block=2),))
+    for out_of_memory, expected in (
+        ((), {}),
+        (("b32",), {"b64": 32, "b64 again": 32}),
+        # The same batch may fit another time.
+        (("b64",), {}),
+        (("b64", "b32"), {"b64 again": 32}),
+        (("default",), {}),
+    ):
+        assert place.too_large(out_of_memory) == expected
+
+
+def test_devices_of_a_place_are_those_of_its_largest_configuration_even_if_that_is_done() -> None:
+    """The share of the CPUs of one device depends on it, and so does the key."""
+    one, two = (Configuration(values={"devices": count}, spec=RunSpec(devices=count)) for count in (1, 2))
+    place = Place(name="t4", backend="gcp", asked=T4, machines=0)
+    both, alone = (
+        plan_place(place, chosen, name="night", repeats=2, seed=0, code=CODE) for chosen in ([one, two], [one])
+    )
+    large = [run.run_key for run in both.runs if run.spec.devices == 2]
+    assert [task.devices for task in both.without(large)] == [2, 2]
+    assert [task.devices for task in both.with_blocks(3).tasks] == [2, 2, 2]
+    assert [task.devices for task in alone.tasks] == [1, 1]
+    assert not {run.run_key for run in both.runs} & {run.run_key for run in alone.runs}
+    assert large[0] == run_key(two.spec, 1, code=CODE, asked=T4)
+
+
+T4 = {"name": "t4", "backend": "gcp", "gpu": "t4", "zones": ["us-central1-a"]}
+HERE = {"name": "local", "backend": "local"}
+CODE = "sha256:" + 64 * "0"
+
+
+def configurations(*models: str) -> tuple[Configuration, ...]:
+    return tuple(
+        Configuration(values={"model": model, "batch_size": size}, spec=RunSpec(model=model, batch_size=size))
+        for model, size in product(models, (32, 64))
+    )
+
+
+def planned(*models: str, repeats: int = 3, machines: int = 1, seed: int = 0) -> PlacePlan:
+    place = Place(name="t4", backend="gcp", asked=T4, machines=machines)
+    return plan_place(place, configurations(*models), name="night", repeats=repeats, seed=seed, code=CODE)
+
+
+def test_keys_are_the_same_for_ever() -> None:
+    """Another key means that everybody's runs are measured again: change these for a reason only."""
+    plain = RunSpec()
+    full = RunSpec(
+        model="vit_b_16", device=Device.CUDA, batch_size=64, precision=Precision.AMP, min_seconds=0.5, compile=True
+    )
+    assert {
+        "plain": run_key(plain, 1, code=CODE, asked=HERE),
+        "block 2": run_key(plain, 2, code=CODE, asked=HERE),
+        "full": run_key(full, 1, code=CODE, asked=HERE),
+        "t4": run_key(full, 1, code=CODE, asked=T4),
+        "code": run_key(full, 1, code="commit", asked=T4),
+        "text": run_key(RunSpec(dataset="/data/Größe"), 1, code=CODE, asked=HERE),
+    } == {
+        "plain": "9e6e893c80e8c39a",
+        "block 2": "cfdd3902fec4346c",
+        "full": "b630f29ee5737fec",
+        "t4": "567a704cc393995d",
+        "code": "62099903326ad517",
+        "text": "cbb712b31d89ed9f",
+    }
+
+
+def test_what_says_nothing_of_the_measurement_is_in_no_key() -> None:
+    key = run_key(RunSpec(dataset="cifar10"), 1, code=CODE, asked=HERE)
+    same = RunSpec(dataset="cifar10", data_dir="/mnt", download=True, repeats=3, model="resnet18")
+    assert run_key(same, 1, code=CODE, asked=HERE) == key
+    assert run_key(same, 1, code=CODE, asked=dict(reversed(HERE.items()))) == key
+
+
+def test_every_second_block_is_the_one_before_it_in_reverse() -> None:
+    blocks = [[one.text for one in in_order(configurations("a", "b", "c"), seed=0, block=n)] for n in range(1, 6)]
+    assert [len(set(block)) for block in blocks] == [6, 6, 6, 6, 6]
+    assert (blocks[1], blocks[3]) == (blocks[0][::-1], blocks[2][::-1])
+    assert blocks[0] != blocks[2] != blocks[4] != blocks[0]
+    assert blocks[0] == [
+        "b, batch_size 32",
+        "a, batch_size 32",
+        "c, batch_size 32",
+        "c, batch_size 64",
+        "b, batch_size 64",
+        "a, batch_size 64",
+    ]
+
+
+@pytest.mark.parametrize("block", [1, 2])
+def test_an_order_does_not_depend_on_the_other_configurations(block: int) -> None:
+    fewer, more = configurations("a", "b"), configurations("a", "x", "b")
+    kept = [one for one in in_order(more, seed=3, block=block) if one in fewer]
+    assert kept == in_order(fewer, seed=3, block=block)
+
+
+def test_of_an_odd_number_each_is_in_the_middle_in_turn() -> None:
+    three = configurations("a", "b", "c")[:3]
+    for seed in range(20):
+        blocks = [in_order(three, seed=seed, block=n) for n in range(1, 13)]
+        middles = [block[1].text for block in blocks]
+        assert middles[::2] == middles[1::2] == middles[:6:2] * 2
+        assert len(set(middles)) == 3
+    five = configurations("a", "b", "c")[:5]
+    assert len({in_order(five, seed=0, block=n)[2].text for n in range(1, 11)}) == 5
+    assert in_order(five[:1], seed=0, block=2) == list(five[:1])
+
+
+def test_blocks_are_shared_out_among_machines() -> None:
+    plan = planned("a", "b", repeats=5, machines=2)
+    assert [(task.job, task.number, [run.block for run in task.runs]) for task in plan.tasks] == [
+        ("night", 1, [1, 1, 1, 1, 3, 3, 3, 3, 5, 5, 5, 5]),
+        ("night", 2, [2, 2, 2, 2, 4, 4, 4, 4]),
+    ]
+    assert [run.position for run in plan.tasks[1].runs] == [1, 2, 3, 4, 1, 2, 3, 4]
+    assert [len(task.runs) for task in planned("a", machines=0).tasks] == [2, 2, 2]
+    assert len(planned("a", repeats=2, machines=9).tasks) == 2
+    assert len({run.run_key for run in plan.runs}) == 20
+
+
+def test_more_blocks_leave_the_earlier_ones_as_they_are() -> None:
+    few, many = planned("a", "b", repeats=2, machines=2), planned("a", "b", repeats=4, machines=2)
+    assert few.with_blocks(4) == many
+    assert many.with_blocks(2) == few
+    assert all(later.runs[:4] == early.runs for early, later in zip(few.tasks, many.tasks, strict=True))

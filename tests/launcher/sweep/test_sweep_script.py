@@ -1,11 +1,11 @@
-"""`[script]` of a matrix: its words, what is wrong with it, what identifies it, and its runs at every kind of place."""
+"""`[script]` of a matrix: its words, what is wrong with it, what identifies it, and its runs."""
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,12 @@ from launcher.script.options import HereOptions, ThereOptions
 from launcher.sweep import matrix
 from launcher.sweep.matrix import Matrix
 from launcher.sweep.sweep_plan import SweepPlan, make_plan
-from tests import slurm, sshd
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Clouds
 from tests.launcher.script import tiny
 from tests.launcher.sweep import cloudy
+from tests.launcher.told import Golden, told
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
-from workload.contract.errors import UsageError
 from workload.contract.spec import Device
 from workload.storage.inventory import sealed_in
 
@@ -37,57 +36,33 @@ def read(text: str, environment: dict[str, str] | None = None) -> Matrix:
     return matrix.read(tomllib.loads(text), file=FILE, environment=environment or {}, config_folder=None)
 
 
-def commands(text: str) -> list[str]:
-    [place] = read(text).places
-    return [" ".join(one.spec.script) for one in place.configurations]
+def command(words: str, *, axes: str = AXES) -> str:
+    return f"[script]\ncommand = {words}\n{axes}{HERE}"
 
 
-# --- the file
+EXCLUDE = "[[exclude]]\nargs.lr = 0.1\nargs.amp = [false]\n"
+DOTTED = '[matrix]\nargs."optim.lr" = [0.1]\nargs.batch-size = [32]\n'
+COMMANDS = {
+    "appended, true as the option alone and false not at all": SCRIPT + AXES + HERE,
+    "of hydra": command('["train.py", "lr={lr}", "use={amp}"]'),
+    "twice": command('["-m", "{lr}.train", "{lr}"]'),
+    "no axis": command('["train.py", "{data}/x"]'),
+    "JSON": command("""["train.py", '{"a": 1}']"""),
+    "with a dot or a dash in the name": command('["train.py", "{optim.lr}"]', axes=DOTTED),
+    "with run options and excludes": f"{SCRIPT}[defaults]\niterations = 5\n{AXES}warmup = [1]\n{EXCLUDE}{HERE}",
+}
 
 
-def test_a_value_is_appended_true_as_the_option_alone_and_false_not_at_all() -> None:
-    assert commands(SCRIPT + AXES + HERE) == [
-        "train.py --epochs 1 --lr 0.1 --amp",
-        "train.py --epochs 1 --lr 0.1",
-        "train.py --epochs 1 --lr 1e-05 --amp",
-        "train.py --epochs 1 --lr 1e-05",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        pytest.param('["train.py", "lr={lr}", "use={amp}"]', "train.py lr=0.1 use=true", id="of hydra"),
-        pytest.param('["-m", "{lr}.train", "{lr}"]', "-m 0.1.train 0.1 --amp", id="twice"),
-        pytest.param('["train.py", "{data}/x"]', "train.py {data}/x --lr 0.1 --amp", id="no axis"),
-        pytest.param("""["train.py", '{"a": 1}']""", 'train.py {"a": 1} --lr 0.1 --amp', id="JSON"),
-    ],
-)
-def test_a_value_is_put_where_the_command_has_its_name(command: str, words: str) -> None:
-    assert commands(f"[script]\ncommand = {command}\n{AXES}{HERE}")[0] == words
-
-
-def test_an_argument_may_have_a_dot_or_a_dash_in_its_name() -> None:
-    text = '[script]\ncommand = ["train.py", "{optim.lr}"]\n[matrix]\nargs."optim.lr" = [0.1]\nargs.batch-size = [32]\n'
-    assert commands(text + HERE) == ["train.py 0.1 --batch-size 32"]
-
-
-def test_names_excludes_and_run_options() -> None:
-    exclude = "[[exclude]]\nargs.lr = 0.1\nargs.amp = [false]\n"
-    text = f"{SCRIPT}[defaults]\niterations = 5\n{AXES}warmup = [1]\n{exclude}{HERE}"
-    [place] = read(text, {"ROOFLAUNCH_MODEL": "vgg11"}).places
-    assert [one.text for one in place.configurations] == [
-        "lr 0.1, amp true, warmup 1",
-        "lr 1e-05, amp true, warmup 1",
-        "lr 1e-05, amp false, warmup 1",
-    ]
+def test_arguments_of_the_matrix_become_words_of_the_script(golden: Golden) -> None:
+    texts = []
+    for name, text in COMMANDS.items():
+        [place] = read(text, {"ROOFLAUNCH_MODEL": "vgg11"}).places
+        texts += [f"## {name}", *(f"{one.text}: {' '.join(one.spec.script)}" for one in place.configurations), ""]
+    golden("commands.txt", "\n".join(texts))
     first = place.configurations[0].spec
     assert (first.iterations, first.warmup, first.device, first.model) == (5, 1, Device.CPU, "resnet18")
-    assert {name: str(origin) for name, origin in place.origin.items()} == {
-        "device": "option",
-        "iterations": "option",
-        "warmup": "option",
-    }
+    origin = {name: str(where) for name, where in place.origin.items()}
+    assert origin == {"device": "option", "iterations": "option", "warmup": "option"}
 
 
 def test_what_a_script_is_given_stands_in_its_section_or_at_a_place() -> None:
@@ -100,49 +75,27 @@ def test_what_a_script_is_given_stands_in_its_section_or_at_a_place() -> None:
     assert ssh.place.asked == {"name": "ssh-box", "backend": "ssh", "host": "box"}
 
 
-WRONG = [
-    ("[script]\n" + AXES + HERE, "[script] command must be a list of texts, the script first; got nothing",
-     'command = ["train.py", "--epochs", "1"]'),
-    ('[script]\ncommand = "train.py"\n' + AXES + HERE,
-     "[script] command must be a list of texts, the script first; got 'train.py'",
-     'command = ["train.py", "--epochs", "1"]'),
-    (SCRIPT + 'comand = ["x"]\n' + AXES + HERE,
-     "[script] unknown key 'comand', which is not command, nor an option of a script", "did you mean command?"),
-    (SCRIPT + "[matrix]\nargs.lr = []\n" + HERE, "the matrix is empty: args.lr has no values", "args.lr = [0.1]"),
-    (SCRIPT + HERE, "the matrix is empty: no option varies", "[matrix] with args.lr = [0.1, 0.01]"),
-    (SCRIPT + "[matrix.args.lr]\nmin = 0.1\n" + HERE, "[matrix] args.lr must be a list; got a table",
-     'args."lr.min" = […] for an argument with a dot in its name'),
-    (SCRIPT + "[matrix]\nargs = [1]\n" + HERE, "[matrix] args must be a table; got '[1]'", "args.lr = [0.1, 0.01]"),
-    (SCRIPT + "[matrix]\nargs.lr = [[0.1]]\n" + HERE,
-     "[matrix] args.lr: a value must be text, a number, true or false; got '[0.1]'", "args.lr = [0.1, 0.01]"),
-    ('[script]\ncommand = ["train.py", "lr={lr}"]\n[matrix]\nargs.l = [1]\n' + HERE,
-     "[script] command has {lr}, and [matrix] has no args.lr",
-     "args.lr = [0.1, 0.01]"),
-    (SCRIPT + "[matrix]\nmodel = ['resnet50']\n" + HERE,
-     "[matrix] model is only for our own trainer: the script decides its model",
-     "args.model for the script's argument --model, or leave model out"),
-    (SCRIPT + "[defaults]\ndataset = 'cifar10'\n" + AXES + HERE,
-     ("[defaults] dataset is only for our own trainer: the script reads its own data; --data gives their "
-         "place"),
-     "args.dataset for the script's argument --dataset, or leave dataset out"),
-    (SCRIPT + AXES + HERE + "precision = 'bf16'\n",
-     "[[on]] local-cpu precision is only for our own trainer: the script decides its precision",
-     "args.precision for the script's argument --precision, or leave precision out"),
-    (SCRIPT + AXES + "[[exclude]]\nargs.rl = 1\n" + HERE,
-     "[[exclude]] 1: unknown key 'args.rl', which is not an option of [matrix], nor the key 'on'",
-     "did you mean args.lr?"),
-    (AXES + HERE, "[matrix] args: arguments are for a script, but there is no [script]",
-     '[script] with command = ["train.py"]'),
-    ("[matrix]\nmodel = ['resnet18']\n" + HERE + "data = '/x'\n",
-     "[[on]] 1: unknown key 'data', which is not an option of local", "did you mean dataset?"),
-]  # fmt: skip
+WRONG = {
+    "no command": "[script]\n" + AXES + HERE,
+    "command is no list": '[script]\ncommand = "train.py"\n' + AXES + HERE,
+    "unknown key": SCRIPT + 'comand = ["x"]\n' + AXES + HERE,
+    "argument without values": SCRIPT + "[matrix]\nargs.lr = []\n" + HERE,
+    "nothing varies": SCRIPT + HERE,
+    "argument with a dot": SCRIPT + "[matrix.args.lr]\nmin = 0.1\n" + HERE,
+    "arguments are no table": SCRIPT + "[matrix]\nargs = [1]\n" + HERE,
+    "a list as value": SCRIPT + "[matrix]\nargs.lr = [[0.1]]\n" + HERE,
+    "place of another argument": '[script]\ncommand = ["train.py", "lr={lr}"]\n[matrix]\nargs.l = [1]\n' + HERE,
+    "model": SCRIPT + "[matrix]\nmodel = ['resnet50']\n" + HERE,
+    "data set": SCRIPT + "[defaults]\ndataset = 'cifar10'\n" + AXES + HERE,
+    "precision at a place": SCRIPT + AXES + HERE + "precision = 'bf16'\n",
+    "excluded argument that does not vary": SCRIPT + AXES + "[[exclude]]\nargs.rl = 1\n" + HERE,
+    "arguments without a script": AXES + HERE,
+    "data without a script": "[matrix]\nmodel = ['resnet18']\n" + HERE + "data = '/x'\n",
+}
 
 
-@pytest.mark.parametrize(("text", "message", "hint"), WRONG, ids=[message for _, message, _ in WRONG])
-def test_what_is_wrong_with_a_file(text: str, message: str, hint: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        read(text)
-    assert (str(refused.value), refused.value.hint) == (f"own.toml: {message}", hint)
+def test_what_is_wrong_with_a_file(golden: Golden) -> None:
+    golden("wrong_scripts.txt", told({name: partial(read, text) for name, text in WRONG.items()}))
 
 
 # --- its folder
@@ -227,41 +180,16 @@ def test_the_plan_says_what_travels_and_shows_no_secret() -> None:
 
 
 @pytest.mark.world
-@pytest.mark.parametrize(
-    ("text", "message", "hint"),
-    [
-        pytest.param(
-            TWO.replace("train.py", "trian.py") + HERE,
-            "[[on]] local-cpu: no script 'trian.py'",
-            "did you mean train.py? a path relative to {folder}, or -m PACKAGE; launch sweep matrix.toml, from the "
-            "folder of its script",
-            id="no script",
-        ),
-        pytest.param(
-            TWO.replace('"train.py"', '"-m", "nope"') + HERE + 'runtime = "process"\n',
-            f"[[on]] local-cpu: no module 'nope' for this Python, {sys.executable}, or in {{folder}}",
-            f"cd to the module's folder, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
-            id="no module",
-        ),
-        pytest.param(
-            TWO.replace('"1"', '"{data}"') + HERE,
-            "[[on]] local-cpu: {{data}} in the script's arguments stands for its data, but --data is missing",
-            "--data PATH",
-            id="data that nobody named",
-        ),
-        pytest.param(
-            TWO.replace('"1"', '"{data}"') + THERE + 'data = "/far"\n',
-            "[[on]] t4: a new machine has no folder '/far'",
-            "--data gs://BUCKET/PREFIX (or s3://)",
-            id="a folder of a machine that is not there yet",
-        ),
-    ],
-)
-def test_what_a_place_cannot_run(text: str, message: str, hint: str, folder: Path) -> None:
-    with pytest.raises(UsageError) as refused:
-        planned(text)
-    assert str(refused.value) == f"own.toml: {message.format(folder=folder)}"
-    assert refused.value.hint == hint.format(folder=folder)
+def test_what_a_place_cannot_run(golden: Golden, folder: Path) -> None:
+    asks_for_data = TWO.replace('"1"', '"{data}"')
+    cases = {
+        "no script": TWO.replace("train.py", "trian.py") + HERE,
+        "no module": TWO.replace('"train.py"', '"-m", "nope"') + HERE + 'runtime = "process"\n',
+        "data that nobody named": asks_for_data + HERE,
+        "a folder of a machine that is not there yet": asks_for_data + THERE + 'data = "/far"\n',
+    }
+    text = told({name: partial(planned, text) for name, text in cases.items()})
+    golden("impossible_scripts.txt", text.replace(str(folder), "FOLDER").replace(sys.executable, "PYTHON"))
 
 
 # --- its runs
@@ -346,26 +274,3 @@ def test_in_a_fake_cloud_the_files_travel_once(clouds: Clouds) -> None:
                 ("train.py", "--lr=0.2"),
             ]
         assert [one.name for one in cloud.bucket.objects("scripts/")] == [f"scripts/{sent.sha256}.tar.gz"]
-
-
-@pytest.mark.world
-@pytest.mark.night(part="places")
-def test_over_ssh(machine: sshd.Machine, folder: Path) -> None:
-    place = f'[[on]]\nbackend = "ssh"\nhost = "{machine.host}"\nport = {machine.port}\npython = "{sys.executable}"\n'
-    code, _, err = swept(folder, RUNS + place + 'device = "cpu"\n')
-    assert code == 0, err
-    assert lines_of(folder) == TWICE
-    assert len(list((machine.home / ".rooflaunch/scripts").iterdir())) == 1
-    assert not (folder / "written.txt").exists()
-
-
-@pytest.mark.world
-@pytest.mark.night(part="places")
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("cluster", ["plain"], indirect=True)
-def test_on_slurm(cluster: slurm.SlurmCluster) -> None:
-    folder = tiny.project(cluster.home / "project")
-    place = f'[[on]]\nbackend = "slurm"\npython = "{sys.executable}"\ndevice = "cpu"\n'
-    code, _, err = swept(folder, RUNS + place, environ=cluster.environ)
-    assert code == 0, err
-    assert lines_of(folder) == TWICE

@@ -72,28 +72,6 @@ def test_ends_that_slurm_makes(cluster: SlurmCluster) -> None:
         assert ended.why.startswith(f"Slurm says {state}: ") or (state == "COMPLETED" and not ended.why)
 
 
-def test_a_node_that_fails_and_comes_back(cluster: SlurmCluster) -> None:
-    """Its job is started again where it may be, else it has ended."""
-    plans = [
-        doing(plan_of(token=f"{index:06x}", options=replace(SMALL, requeue=requeue)), cluster.home, "exec sleep 600")
-        for index, requeue in enumerate((True, False))
-    ]
-    again, never = (submitted(plan).name for plan in plans)
-    runs(again)
-    runs(never)
-    for node in ("n1", "n2"):
-        cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-    ended = ends(never)
-    assert ended.why == "Slurm says NODE_FAIL: the job's node failed"
-    until(lambda: seen(again).queued, "it does not wait for another start")
-    cluster.resume("n1", "n2")
-    number = cluster.run("squeue", "-h", f"--name={again}", "-o", "%A")
-    # Slurm would wait for two minutes. Within the second of the first start's end, slurmd refuses the second.
-    cluster.run("scontrol", "update", f"jobid={number}", "StartTime=now+5")
-    runs(again)
-    assert {removed.gone for removed in machines_of().stop([seen(again)])} == {True}
-
-
 def test_a_run_that_lives_on_on_a_lost_node_is_measured_once(cluster: SlurmCluster) -> None:
     """Slurm declares the node down and starts the job on another one, whose agent waits for the first."""
     name = submitted(prepare(plan_of(iterations=300), machines_of())).name
@@ -114,18 +92,6 @@ def test_a_run_that_lives_on_on_a_lost_node_is_measured_once(cluster: SlurmClust
     [run] = (cluster.ours / "runs").glob("[!.]*")
     assert ([run.name], bundle.read(run).record.status) == (result.runs, "completed")
     assert "waiting until it ends" in (records / "startup.log").read_text()
-
-
-def test_a_controller_that_is_started_again_knows_its_jobs(cluster: SlurmCluster) -> None:
-    name = submitted(doing(plan_of(options=SMALL), cluster.home, "exec sleep 600")).name
-    runs(name)
-    cluster.end("slurmctld")
-    assert machines_of().look().unreachable
-    with pytest.raises(RooflaunchError, match="Slurm does not answer on this login node: "):
-        machines_of().look({name: ()})
-    cluster.start("slurmctld")
-    until(lambda: not machines_of().look().unreachable, "slurmctld does not answer")
-    assert seen(name).condition is Condition.RUNNING
 
 
 def test_a_gpu_is_asked_for_where_the_partition_has_one(cluster: SlurmCluster) -> None:
@@ -207,34 +173,24 @@ def test_a_check_is_not_held_by_what_the_job_is_held_by(cluster: SlurmCluster) -
     assert len(list((cluster.ours / "checks").glob("*.good"))) == 1
 
 
-@pytest.mark.parametrize("when", ["while it is waited for", "with its job", "as its job is refused"])
+@pytest.mark.parametrize("is_refused", [False, True], ids=["with its job", "as its job is refused"])
 def test_a_check_that_nobody_waits_for_is_cancelled(
-    when: str, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+    is_refused: bool, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_module, "CHECK_S", 1.0)
     for node in ("n1", "n2"):
         cluster.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
     machines = machines_of()
-    if when == "while it is waited for":
-
-        def interrupted(*_: object) -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(prepare_module, "_awaited", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(plan_of(options=SMALL), machines)
+    plan = prepare(plan_of(options=SMALL), machines)
+    assert plan.after
+    assert len(cluster.queue("PENDING")) == 1
+    if is_refused:
+        with pytest.raises(RooflaunchError):
+            machines.submit(replace(plan, options=replace(plan.options, sbatch=("--nodelist=none",))), str)
     else:
-        plan = prepare(plan_of(options=SMALL), machines)
-        assert plan.after
-        assert len(cluster.queue("PENDING")) == 1
-        if when == "with its job":
-            [machine] = machines.submit(plan, lambda _: None).machines
-            assert len(cluster.queue("PENDING")) == 2
-            assert [removed.gone for removed in machines.stop([machine])] == [True]
-        else:
-            refused = replace(plan, options=replace(plan.options, sbatch=("--nodelist=none",)))
-            with pytest.raises(RooflaunchError):
-                machines.submit(refused, str)
+        [machine] = machines.submit(plan, lambda _: None).machines
+        assert len(cluster.queue("PENDING")) == 2
+        assert [removed.gone for removed in machines.stop([machine])] == [True]
     until(lambda: not cluster.queue("PENDING"), lambda: f"still there: {cluster.queue()}")
 
 

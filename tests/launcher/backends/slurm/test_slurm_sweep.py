@@ -1,7 +1,6 @@
 """A sweep of twelve runs as one array on a real Slurm, to which everything happens: each is measured in the end."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.sweep import MATRICES
 from tests.slurm import SlurmCluster
 from tests.waiting import until
 from workload.contract import bundle
@@ -99,40 +97,3 @@ def test_whatever_happens_every_run_is_measured_once(cluster: SlurmCluster) -> N
     assert [record.status for record in restarted] == [Status.COMPLETED]
     assert cluster.queue() == []
     assert json.loads(out)["places"][0]["calls"]["slurm.look"] < 10 * BLOCKS
-
-
-@pytest.mark.parametrize("cluster", ["plain"], indirect=True)
-def test_the_place_of_an_example_once_it_is_filled_in(cluster: SlurmCluster) -> None:
-    """`greene` of cifar10.toml, first with a partition of NYU, then with one of this cluster."""
-    folder = cluster.home / "course"
-    folder.mkdir()
-    example = (MATRICES / "cifar10.toml").read_text(encoding="utf-8")
-    place = (
-        example[example.rindex("# [[on]]") :].replace("# ", "").replace("<gpu:1>", "gpu:1").replace("3:00:00", "20:00")
-    )
-    place = re.sub("<the account[^>]*>", "course-1", place) + f'python = "{sys.executable}"\n'
-    tiny, _, _ = MATRIX.replace(f"repeats = {BLOCKS}", "repeats = 1").partition("[[on]]")
-
-    def sweep(partition: str) -> subprocess.CompletedProcess[str]:
-        filled = re.sub('partition = ".*"', f'partition = "{partition}"', place)
-        (folder / "mine.toml").write_text(tiny + filled)
-        return subprocess.run(
-            [sys.executable, "-m", "launcher", "sweep", "mine.toml", "--on", "greene"],
-            cwd=folder,
-            env={**cluster.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=800,
-            check=False,
-        )
-
-    refused = sweep("n1s8-t4-1")
-    assert refused.returncode != 0
-    assert "has no partition 'n1s8-t4-1'" in refused.stdout + refused.stderr
-    done = sweep("gpu")
-    assert done.returncode == 0, done.stdout + done.stderr
-    [home] = [path.parent for path in (folder / "results").glob(f"*/{bundle.MANIFEST}")]
-    record = bundle.read(home).record
-    assert record.status == Status.COMPLETED
-    assert record.environment.slurm
-    assert record.environment.slurm.partition == "gpu"

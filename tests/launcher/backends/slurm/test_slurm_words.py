@@ -1,5 +1,6 @@
 """What Slurm says, and what that means: states, refusals, GPUs, the log of a job. No Slurm is asked."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,12 @@ import pytest
 from launcher.backends.slurm import remote
 from launcher.backends.slurm.backend import Gpus, Partition, Site, checks, look_at, parse_gres, require_room
 from launcher.backends.slurm.guest import Element
-from launcher.backends.slurm.machines import ENDED, HELD, REFUSALS, WAITING, _machine, explained
+from launcher.backends.slurm.machines import ENDED, HELD, WAITING, _machine, explained
 from launcher.protocol.backend import Condition, Health
 from launcher.protocol.records import Request
 from tests.launcher.backends.slurm.conftest import machines_of
-from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError, UsageError
+from tests.launcher.told import Golden, told
+from workload.contract.errors import ToolError
 from workload.storage.store import UnreachableError
 
 ROW = {
@@ -63,81 +65,46 @@ def test_what_a_job_waits_for_is_told() -> None:
 FAILED = "sbatch: error: Batch job submission failed: "
 
 
-@pytest.mark.parametrize(
-    ("said", "meaning", "kind"),
-    [
-        (f"{FAILED}Invalid account or account/partition combination specified", "the account is missing", UsageError),
-        (
-            f"sbatch: error: invalid partition specified: gpus\n{FAILED}Invalid partition name specified",
-            "there is no such partition",
-            UsageError,
-        ),
-        (
-            f"{FAILED}Requested time limit is invalid (missing or exceeds some limit)",
-            "the requested time is above",
-            UsageError,
-        ),
-        (f"{FAILED}Requested node configuration is not available", "no node of the partition has", UsageError),
-        (f"{FAILED}Invalid feature specification", "no node has the feature", UsageError),
-        ("sbatch: error: AssocMaxSubmitJobLimit", "you have reached your limit of jobs", NoCapacityError),
-        (f"{FAILED}Unable to contact slurm controller (connect failure)", "Slurm's controller", ToolError),
-    ],
-)
-def test_refusals(said: str, meaning: str, kind: type[RooflaunchError]) -> None:
-    [refusal] = [each for each in REFUSALS if each.meaning.startswith(meaning)]
-    error = explained(said, "this login node")
-    quoted = "; ".join(line.removeprefix("sbatch: error: ") for line in said.splitlines())
-    assert type(error) is kind
-    assert str(error) == f"sbatch on this login node refused the job: {refusal.meaning} ({quoted})"
-    assert error.hint == refusal.hint
+RULE = "sbatch: error: You are not permitted to submit without --comment; see https://wiki\n"
+TOO_LONG = "Requested time limit is invalid (missing or exceeds some limit)"
+VIOLATES = "Job violates accounting/QOS policy"
+REFUSED = {
+    "account": f"{FAILED}Invalid account or account/partition combination specified",
+    "partition": f"sbatch: error: invalid partition specified: gpus\n{FAILED}Invalid partition name specified",
+    "time": f"{FAILED}{TOO_LONG}",
+    "resources": f"{FAILED}Requested node configuration is not available",
+    "feature": f"{FAILED}Invalid feature specification",
+    "too many jobs": "sbatch: error: AssocMaxSubmitJobLimit",
+    "no controller": f"{FAILED}Unable to contact slurm controller (connect failure)",
+    # As Slurm 22.05 prints what the site's job_submit.lua says by `slurm.log_user`.
+    "rule of the site": f"{RULE}{FAILED}Unspecified error",
+    "rule of the site with a reason": f"{RULE}{FAILED}{TOO_LONG}",
+    # What Slurm itself says is no rule of the site.
+    "limit of the QOS": f"sbatch: error: QOSMaxSubmitJobPerUserLimit\n{FAILED}{VIOLATES}",
+    "memory": f"sbatch: error: Memory specification can not be satisfied\n{FAILED}{VIOLATES}",
+    "too many jobs of an account": f"sbatch: error: AssocMaxSubmitJobLimit\n{FAILED}{VIOLATES}",
+    "unknown": "sbatch: error: \x1b[2J",
+    "nothing": "",
+}
 
 
-RULE = "You are not permitted to submit without --comment; see https://wiki"
+def test_refusals(golden: Golden) -> None:
+    def refused(said: str) -> None:
+        raise explained(said, "me@box")
+
+    golden("refusals.txt", told({name: partial(refused, said) for name, said in REFUSED.items()}))
 
 
-@pytest.mark.parametrize(
-    "reason", ["Unspecified error", "Requested time limit is invalid (missing or exceeds some limit)"]
-)
-def test_a_refusal_by_a_plugin_of_the_site_is_told_in_its_words(reason: str) -> None:
-    """As Slurm 22.05 prints what the site's job_submit.lua says by `slurm.log_user`."""
-    error = explained(f"sbatch: error: {RULE}\n{FAILED}{reason}", "me@box")
-    assert type(error) is UsageError
-    assert str(error) == f"sbatch on me@box refused the job by a rule of this cluster: {RULE} ({reason})"
-    assert (
-        error.hint
-        == "use an option of launch slurm, or --sbatch OPTION, that fulfils the rule; or ask the administrator"
-    )
-
-
-@pytest.mark.parametrize(
-    "own", ["QOSMaxSubmitJobPerUserLimit", "Memory specification can not be satisfied", "AssocMaxSubmitJobLimit"]
-)
-def test_what_slurm_itself_says_is_no_rule_of_the_site(own: str) -> None:
-    error = explained(f"sbatch: error: {own}\n{FAILED}Job violates accounting/QOS policy", "me@box")
-    assert "a rule of this cluster" not in str(error)
-    assert own in str(error)
-
-
-@pytest.mark.parametrize(("said", "quoted"), [("sbatch: error: \x1b[2J", "\\x1b[2J"), ("", "no message")])
-def test_a_refusal_that_nobody_knows_is_quoted(said: str, quoted: str) -> None:
-    error = explained(said, "me@box")
-    assert type(error) is ToolError
-    assert str(error) == f"sbatch on me@box refused the job: {quoted}"
-
-
-@pytest.mark.parametrize(
-    ("text", "gpus"),
-    [
-        ("(null)", ()),
-        ("gpu:2", (Gpus(kind="", count=2),)),
-        ("gpu:t4:2(S:0-1)", (Gpus(kind="t4", count=2),)),
-        ("gpu:a100:4,gpu:v100:1,shard:8", (Gpus(kind="a100", count=4), Gpus(kind="v100", count=1))),
-        ("gpu", (Gpus(kind="", count=1),)),
-        ("craynetwork:4", ()),
-    ],
-)
-def test_gpus_of_a_node(text: str, gpus: tuple[Gpus, ...]) -> None:
-    assert parse_gres(text) == gpus
+def test_gpus_of_a_node() -> None:
+    for text, gpus in {
+        "(null)": [],
+        "gpu:2": [("", 2)],
+        "gpu:t4:2(S:0-1)": [("t4", 2)],
+        "gpu:a100:4,gpu:v100:1,shard:8": [("a100", 4), ("v100", 1)],
+        "gpu": [("", 1)],
+        "craynetwork:4": [],
+    }.items():
+        assert [(one.kind, one.count) for one in parse_gres(text)] == gpus
 
 
 def partition(name: str, *gpus: Gpus, limit: str = "1:00:00", limit_s: float = 3600) -> Partition:
@@ -154,25 +121,18 @@ SITE = Site(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("names", "gres", "limit_s", "message", "hint"),
-    [
-        (None, "gpu:1", 60, "partition cpu of hopper has no GPU; --gres gpu:1 was asked for", "--partition gpu"),
-        ("gpu", "gpu:l4:1", 60, "partition gpu of hopper has gpu:t4:2; got --gres gpu:l4:1", "--gres gpu:t4:2"),
-        ("gpu", "gpu:3", 60, "partition gpu of hopper has gpu:t4:2; got --gres gpu:3", "--gres gpu:t4:2"),
-        ("gpu", "", 3601, "a job of partition gpu may take 1:00:00; got 3601 s", "--time 1:00:00"),
-        ("gpus", "", 60, "hopper has no partition 'gpus'", "one of cpu, gpu"),
-    ],
-)
-def test_what_no_node_can_do_is_refused(names: str | None, gres: str, limit_s: int, message: str, hint: str) -> None:
-    with pytest.raises(UsageError) as raised:
+# Partitions, GPUs, and seconds that a job is asked for.
+ROOM: list[tuple[str | None, str, int]] = [
+    *((None, "", 3600), ("gpu", "gpu:t4:2", 3600), ("cpu,gpu", "gpu:1", 3600), ("gpu", "gpu", 3600)),
+    *((None, "gpu:1", 60), ("gpu", "gpu:l4:1", 60), ("gpu", "gpu:3", 60), ("gpu", "", 3601), ("gpus", "", 60)),
+]
+
+
+def test_what_no_node_can_do_is_refused(golden: Golden) -> None:
+    def required(names: str | None, gres: str, limit_s: int) -> None:
         require_room(SITE, SITE.partitions_named(names), gres=gres, limit_s=limit_s)
-    assert (str(raised.value), raised.value.hint) == (message, hint)
 
-
-@pytest.mark.parametrize(("names", "gres"), [(None, ""), ("gpu", "gpu:t4:2"), ("cpu,gpu", "gpu:1"), ("gpu", "gpu")])
-def test_what_a_node_can_do_is_let_pass(names: str | None, gres: str) -> None:
-    require_room(SITE, SITE.partitions_named(names), gres=gres, limit_s=3600)
+    golden("room.txt", told({f"{case}": partial(required, *case) for case in ROOM}))
 
 
 END = "slurmstepd-n1: error: *** JOB 4 ON n1 CANCELLED AT 2026-11-21T23:04:53{why} ***\n"

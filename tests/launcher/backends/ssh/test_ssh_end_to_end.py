@@ -13,7 +13,6 @@ import pytest
 
 from tests import sshd
 from tests.launcher.script import tiny
-from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.spent import Spent
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.world
 
 ROOT = Path(__file__).parents[4]
 TINY = ("--cpu", "--model=squeezenet1_1", "--batch-size=1", "--warmup=1", "--image-size=64", "--no-ceilings")
-NAME = re.compile(r"rooflaunch-127-0-0-1-\d{8}-\d{6}-[0-9a-f]{6}")
 
 
 def started(machine: sshd.Machine, folder: Path, *words: str, place: bool = True) -> subprocess.Popen[str]:
@@ -100,25 +98,6 @@ def test_from_the_command_to_the_bundle(machine: sshd.Machine, tmp_path: Path) -
     assert out.startswith("fetched 0 (0 B), skipped 1,")
 
 
-@pytest.mark.night(part="kills")
-def test_a_launcher_that_is_killed_is_picked_up_again(machine: sshd.Machine, tmp_path: Path) -> None:
-    """With kill -9, and every connection cut: the job goes on, and its bundle comes home by another command."""
-    process = started(machine, tmp_path, "launch", "ssh", *TINY, "--iterations", "30", "--python", sys.executable)
-    assert process.stderr is not None
-    assert any("booted" in line or "run started" in line for line in process.stderr)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    machine.cut_off()
-    [launched] = records(machine)
-    out, _ = ran(machine, tmp_path, "launch", "logs", launched.name, "-f")
-    assert "rooflaunch: phase finished" in out
-    out, _ = ran(machine, tmp_path, "launch", "status", launched.name)
-    assert "state      done" in out
-    ran(machine, tmp_path, "analyze", "fetch", f"ssh://{machine.host}:{machine.port}/~/.rooflaunch")
-    [folder] = (tmp_path / "results").iterdir()
-    assert bundle.read(folder).record.status == "completed"
-
-
 def test_ctrl_c_leaves_it_running_and_down_ends_it(machine: sshd.Machine, tmp_path: Path) -> None:
     process = started(machine, tmp_path, "launch", "ssh", *TINY, "--iterations", "100000", "--python", sys.executable)
     assert process.stderr is not None
@@ -146,10 +125,6 @@ REFUSED = {
     ),
     "no such python": (["--python", "/nowhere/python"], ExitCode.TOOL, "this program does not exist"),
     "no gpu": (["--cuda", "--python", sys.executable], ExitCode.TOOL, "nvidia-smi shows no GPU on "),
-    "python for a container": (["--python", "p", "--image", "x"], ExitCode.USAGE, "--python is only for a process"),
-    "image for a process": (["--runtime", "process", "--image", "x"], ExitCode.USAGE, "--image is for a container"),
-    "an option as python": (["--python", "-c"], ExitCode.USAGE, "'-c' is not the path of a program"),
-    "an option as image": (["--image", "-v"], ExitCode.USAGE, "'-v' is not an image's name"),
     "a short limit": (["--max-run-time", "1s"], ExitCode.USAGE, "--max-run-time must be a duration"),
     "a negative price": (["--usd-per-h", "-1"], ExitCode.USAGE, "--usd-per-h must be a price"),
 }
@@ -162,22 +137,6 @@ def test_refused_before_anything_starts(machine: sshd.Machine, tmp_path: Path, c
     assert re.search(rf"^error: .*{re.escape(message)}", err, re.MULTILINE), err
     assert re.search(r"^hint: .+", err, re.MULTILINE)
     assert not (machine.home / ".rooflaunch").exists(), "nothing was sent"
-
-
-@pytest.mark.parametrize("host", ["-oProxyCommand=touch evil", "me@-x", "a b", "me@box;touch evil"])
-def test_hostile_hosts(machine: sshd.Machine, tmp_path: Path, host: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher", "status", f"--host={host}"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == ExitCode.USAGE
-    assert done.stderr.startswith(f"error: a machine to log in to is written USER@HOST; got '{host}'\n")
-    assert list(tmp_path.iterdir()) == []
-    assert not (machine.home / "evil").exists()
 
 
 def test_a_dry_run_asks_nobody(machine: sshd.Machine, tmp_path: Path) -> None:
@@ -259,26 +218,3 @@ def test_variables_of_launches_that_never_came_are_erased(machine: sshd.Machine,
     _, err = ran(machine, tmp_path, "launch", "down", names[0])
     assert f"erased the variables (--env) of '{names[0]}', which has no job\n" in err
     assert young.read_text() == "{}"
-
-
-@pytest.mark.night(part="kills")
-def test_steps_survive_a_restart_of_the_machine(machine: sshd.Machine, tmp_path: Path) -> None:
-    """Keeper, agent and trainer are killed: the launcher that follows brings home what was measured."""
-    process = started(machine, tmp_path, "launch", "ssh", *TINY, "--iterations", "100000", "--python", sys.executable)
-
-    def rows() -> int:
-        steps = list((machine.home / ".rooflaunch/jobs").glob("*/results/*/steps.csv"))
-        return len(steps[0].read_text().splitlines()) if steps else 0
-
-    until(lambda: rows() > 3, "it measures")
-    for pid, words in machine.jobs():
-        if "keeper.py" in words or "launcher.agent" in words or "-m workload" in words:
-            os.kill(pid, signal.SIGKILL)
-    _, err = process.communicate()
-    assert process.returncode == ExitCode.RUN_FAILED, err
-    assert "the job was broken off: its machine was restarted, or its processes were killed" in err
-    [folder] = (tmp_path / "results").iterdir()
-    assert bundle.read(folder).record.status == "failed"
-    assert len((folder / bundle.STEPS).read_text().splitlines()) > 3
-    out, _ = ran(machine, tmp_path, "launch", "status", records(machine)[0].name)
-    assert f"run        {folder.name}" in out

@@ -1,9 +1,10 @@
-"""Before a job starts: how a runtime is chosen, our code on its way there, and the programs that run there."""
+"""Before a job starts: its plan, its runtime, our code on its way there, and the programs that run there."""
 
 import ast
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from launcher.backends.ssh.backend import (
     prepare,
 )
 from launcher.backends.ssh.options import Options, Where
-from launcher.backends.ssh.plan import SshPlan
+from launcher.backends.ssh.plan import SshPlan, Start
 from launcher.protocol.backend import Job
+from launcher.protocol.records import Task, TaskRun
 from launcher.values import Runtime
 from tests import sshd
 from tests.launcher.backends.ssh.conftest import plan_of
-from workload.contract.errors import RooflaunchError, ToolError, UsageError
+from tests.launcher.told import Golden, told
+from workload.contract.errors import ToolError, UsageError
 from workload.contract.spec import Device, RunSpec, resolve
 
 ROOT = Path(__file__).parents[4]
@@ -43,95 +46,49 @@ def site(**has: Any) -> Site:
     return Site(**given)
 
 
-# What the machine has, what is asked for, and what runs: (runtime, why) or the error.
-CHOICES: dict[str, tuple[Site, dict[str, Any], str]] = {
-    "its Python": (site(), {}, "process: /usr/bin/python3 3.11.2 with torch 2.5.1"),
-    "its image": (site(docker=DOCKER, images=BUILT), {}, "docker: Docker 28.2 with the image for this code"),
-    "rather its Python than a build": (site(docker=DOCKER), {}, "process: /usr/bin/python3 3.11.2 with torch 2.5.1"),
-    "a build": (site(docker=DOCKER, python=NO_TORCH), {}, "docker: Docker 28.2 with a new image, built on the machine"),
-    "a Python of one's own": (
-        site(docker=DOCKER, images=BUILT),
-        {"python": "python3"},
-        "process: asked for; /usr/bin/python3 3.11.2 with torch 2.5.1",
-    ),
-    "a container is asked for": (
-        site(docker=DOCKER),
-        {"runtime": Runtime.DOCKER},
-        "docker: Docker 28.2 with a new image, built on the machine",
-    ),
-    "an image is named": (site(docker=DOCKER), {"image": "a/b@sha256:c"}, "docker: Docker 28.2 with a/b@sha256:c"),
-    "nothing": (
-        site(python=NO_TORCH),
-        {},
-        "nothing can run on box: the machine has no Docker, and /usr/bin/python3 lacks torch",
-    ),
-    "an old Python": (
-        site(python={**PYTHON, "version": [3, 9, 1]}),
-        {"runtime": Runtime.PROCESS},
-        "no process can run on box: /usr/bin/python3 3.9.1 with torch 2.5.1: Python 3.11 or newer is needed",
-    ),
-    "no Docker": (site(), {"runtime": Runtime.DOCKER}, "no container can run on box: the machine has no Docker"),
-    "Docker without rights": (
-        site(docker={**DOCKER, "version": ""}),
-        {"runtime": Runtime.DOCKER},
-        "no container can run on box: the machine's Docker engine refuses our user, or does not answer",
-    ),
-    "no GPU for containers": (
-        site(docker={**DOCKER, "has_gpus": False}, gpus=L4),
-        {"runtime": Runtime.DOCKER},
-        "no container can run on box: the machine's Docker engine cannot give containers access to the GPU",
-    ),
-    "a GPU that no image knows": (
-        site(docker=DOCKER, gpus=(("Tesla K80", "3.7", "470.1", "11441 MiB"),)),
-        {"runtime": Runtime.DOCKER},
-        "no container can run on box: no image has code for the GPU Tesla K80",
-    ),
-    "compile needs a process": (
-        site(docker=DOCKER, images=BUILT),
-        {"compile": True},
-        "process: /usr/bin/python3 3.11.2 with torch 2.5.1",
-    ),
-    "compile in a container": (
-        site(docker=DOCKER),
-        {"compile": True, "runtime": Runtime.DOCKER},
-        "--compile needs a C++ compiler, which the images do not contain; a container was requested",
-    ),
+IN_DOCKER = {"runtime": Runtime.DOCKER}
+# What the machine has, and what is asked for.
+CHOICES: dict[str, tuple[Site, dict[str, Any]]] = {
+    "its Python": (site(), {}),
+    "its image": (site(docker=DOCKER, images=BUILT), {}),
+    "rather its Python than a build": (site(docker=DOCKER), {}),
+    "a build": (site(docker=DOCKER, python=NO_TORCH), {}),
+    "a Python of one's own": (site(docker=DOCKER, images=BUILT), {"python": "python3"}),
+    "a container is asked for": (site(docker=DOCKER), IN_DOCKER),
+    "an image is named": (site(docker=DOCKER), {"image": "a/b@sha256:c"}),
+    "nothing": (site(python=NO_TORCH), {}),
+    "an old Python": (site(python={**PYTHON, "version": [3, 9, 1]}), {"runtime": Runtime.PROCESS}),
+    "no Docker": (site(), IN_DOCKER),
+    "Docker without rights": (site(docker={**DOCKER, "version": ""}), IN_DOCKER),
+    "no GPU for containers": (site(docker={**DOCKER, "has_gpus": False}, gpus=L4), IN_DOCKER),
+    "a GPU that no image knows": (site(docker=DOCKER, gpus=(("Tesla K80", "3.7", "470.1", "11441 MiB"),)), IN_DOCKER),
+    "compile needs a process": (site(docker=DOCKER, images=BUILT), {"compile": True}),
+    "compile in a container": (site(docker=DOCKER), {"compile": True, **IN_DOCKER}),
 }
 
 
-def chosen(machine: Site, asked: dict[str, Any]) -> str:
-    specs = [RunSpec(device=Device.AUTO), RunSpec(device=Device.AUTO, compile="compile" in asked)]
-    options = Options(**{name: value for name, value in asked.items() if name != "compile"})
-    try:
+def test_a_runtime_is_chosen(golden: Golden) -> None:
+    def chosen(machine: Site, asked: dict[str, Any]) -> str:
+        specs = [RunSpec(device=Device.AUTO), RunSpec(device=Device.AUTO, compile="compile" in asked)]
+        options = Options(**{name: value for name, value in asked.items() if name != "compile"})
         runtime, why = _runtime("box", options, specs, machine, with_gpu=bool(machine.gpus))
-    except RooflaunchError as error:
-        return str(error) if error.hint else "no hint"
-    return f"{runtime}: {why}"
+        return f"{runtime}: {why}"
+
+    golden("runtime.txt", told({name: partial(chosen, *case) for name, case in CHOICES.items()}))
 
 
-@pytest.mark.parametrize("case", CHOICES)
-def test_a_runtime_is_chosen(case: str) -> None:
-    machine, asked, expected = CHOICES[case]
-    assert chosen(machine, asked) == expected
-
-
-@pytest.mark.parametrize(
-    ("has", "device", "devices", "message"),
-    [
-        ({"gpus": L4 * 2}, Device.AUTO, 3, "each device needs a GPU, and box has 2; got --devices 3; --devices 2"),
-        ({"gpus": L4}, Device.CUDA, 2, "each device needs a GPU, and box has 1; got --devices 2; leave --devices out"),
-        ({"gpus": L4, "cpus": 8}, Device.CPU, 8, ""),
-        ({"cpus": 8}, Device.AUTO, 9, "each device needs a CPU, and box has 8; got --devices 9; --devices 8"),
-        ({"cpus": 0}, Device.CPU, 2, ""),
-    ],
-)
-def test_devices_that_the_machine_lacks(has: dict[str, Any], device: Device, devices: int, message: str) -> None:
-    said = ""
-    try:
+def test_devices_that_the_machine_lacks(golden: Golden) -> None:
+    def required(device: Device, devices: int, **has: Any) -> None:
         _require_possible("box", site(**has), [RunSpec(device=device)], devices)
-    except UsageError as error:
-        said = f"{error}; {error.hint}"
-    assert said == message
+
+    cases = {
+        "too few GPUs": partial(required, Device.AUTO, 3, gpus=L4 * 2),
+        "one GPU": partial(required, Device.CUDA, 2, gpus=L4),
+        "enough CPUs": partial(required, Device.CPU, 8, gpus=L4, cpus=8),
+        "too few CPUs": partial(required, Device.AUTO, 9, cpus=8),
+        "unknown CPUs": partial(required, Device.CPU, 2, cpus=0),
+    }
+    golden("devices.txt", told(cases))
 
 
 @pytest.fixture
@@ -222,3 +179,56 @@ def test_what_runs_there_needs_python_3_8_alone(path: str) -> None:
         for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
     }
     assert {str(name).partition(".")[0] for name in names} <= sys.stdlib_module_names | {"__future__"}
+
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def drafted(options: Options, *runs: TaskRun) -> SshPlan:
+    task = Task(job="night", runs=runs) if runs else None
+    job = Job(resolved=resolve({}, {}, None), token="abcdef", task=task)
+    return backend.plan(job, options, backend.settings(Where(host="box")), now=NOW)
+
+
+PLANS: dict[str, tuple[Options, list[TaskRun]]] = {
+    "auto": (Options(), []),
+    "python": (Options(python="/opt/python"), []),
+    "process": (Options(runtime=Runtime.PROCESS), []),
+    "docker": (Options(runtime=Runtime.DOCKER), []),
+    "image": (Options(image="own:1", max_run_time_s=90), []),
+    "a GPU of several": (Options(gpu_index=1), []),
+    "a task of a sweep": (Options(), [TaskRun(spec=RunSpec(model="resnet50"), block=2, run_key="00ff")]),
+    "a task with a run that cannot be": (
+        Options(),
+        [TaskRun(spec=RunSpec()), TaskRun(spec=RunSpec(subset=8), position=2)],
+    ),
+    "a GPU's index and the CPU": (
+        Options(gpu_index=1),
+        [TaskRun(spec=RunSpec()), TaskRun(spec=RunSpec(device=Device.CPU), position=2)],
+    ),
+    "python for a container": (Options(python="p", image="x"), []),
+    "image for a process": (Options(runtime=Runtime.PROCESS, image="x"), []),
+    "an option as python": (Options(python="-c"), []),
+    "an option as image": (Options(image="-v"), []),
+}
+
+
+def test_plans(golden: Golden) -> None:
+    golden(
+        "plans.txt", told({name: lambda case=case: drafted(case[0], *case[1]).text() for name, case in PLANS.items()})
+    )
+
+
+def test_request_has_the_gpu_and_the_task() -> None:
+    options, runs = PLANS["a task of a sweep"]
+    assert drafted(options, *runs).request.work == Task(job="night", runs=tuple(runs))
+    chosen = drafted(Options(gpu_index=1))
+    assert (chosen.request.options, chosen.spec.device) == ({"host": "box", "gpu_index": 1}, "cuda")
+
+
+def test_the_same_plan_as_another_job_has_a_folder_and_a_container_of_its_own() -> None:
+    draft = drafted(Options())
+    name, other = draft.request.name, draft.request.name.replace("abcdef", "123456")
+    prepared = replace(draft, start=Start(words=("run", name, f"/root/jobs/{name}"), environment={}, container=name))
+    renamed = prepared.renamed(replace(draft.request, name=other))
+    assert renamed.start == Start(words=("run", other, f"/root/jobs/{other}"), environment={}, container=other)
