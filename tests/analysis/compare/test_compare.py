@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy.stats import gmean
 
-from analysis import compare
+from analysis.compare import compare
 from analysis.loading.cases import after_program
 from analysis.loading.configurations import NotPoolableError
 from analysis.pairing import pair_up

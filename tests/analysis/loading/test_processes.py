@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from analysis import figures
 from analysis.loading import index, processes
 from analysis.loading.processes import Sharing, reused, share
+from analysis.report import vega
 from benchmarks.synthetic_bundles import make
 from tests.analysis.own_peaks import own_t4
 from workload.contract import peaks
@@ -174,7 +174,7 @@ def test_a_single_part_is_done_elsewhere_on_request() -> None:
 @pytest.mark.world
 def test_libraries_of_a_page_come_from_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    begun = Sharing(figures._libraries, [None], others=1)
+    begun = Sharing(vega._libraries, [None], others=1)
     begun._threads[0].join()
     assert "vegaEmbed" in begun.results()[0]
 

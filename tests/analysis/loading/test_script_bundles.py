@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis.loading import units
-from analysis.report import evidence
+from analysis.report import evidence as reproduce
 from tests.analysis.in_process import Analyze
 from workload.contract import bundle
 from workload.contract.record import Record
@@ -125,7 +125,7 @@ def test_a_report_of_scripts_alone(results: Path, analyze: Analyze) -> None:
 def test_a_profile_is_reproduced_too() -> None:
     record = bundle.read(GPT[0]).record
     spec = replace(record.spec, profile="torch", profile_steps=2, samples_per_step=96)
-    assert evidence.command(replace(record, spec=spec)) == (
+    assert reproduce.command(replace(record, spec=spec)) == (
         "launch local --runtime process --cpu --warmup 2 --iterations 10 --samples-per-step 96 --profile torch "
         "--profile-steps 2 -- gpt.py"
     )

@@ -151,7 +151,7 @@ def test_the_run_matrix_counts_what_ran(evidence: ReportEvidence) -> None:
 
 
 def test_complexity_per_image_step_and_layer(evidence: ReportEvidence) -> None:
-    section = measurements.complexity(evidence)
+    section = rooflines.complexity(evidence)
     tables = [each for each in section.blocks if isinstance(each, Table)]
     assert [table.caption.split(":")[0] for table in tables] == [
         "Work per image", "Work per step", "Training FLOP by operation", "Growth by layer type",

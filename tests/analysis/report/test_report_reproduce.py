@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from analysis.report.evidence import ReportEvidence, command, commands
+from analysis.report import evidence as reproduce
+from analysis.report.evidence import ReportEvidence
 from tests.docs import grammar
 from workload.contract import record as contract
 from workload.contract.record import Record
@@ -108,7 +109,7 @@ def read(document: dict[str, Any]) -> Record:
 def test_commands_repeat_the_run(environment: Any, spec: RunSpec, line: str) -> None:
     filled = replace(spec, batch_size=spec.batch_size or 4)
     record = {"environment": environment, "spec": json.loads(json.dumps(filled.to_json()))}
-    assert command(read(record)) == line
+    assert reproduce.command(read(record)) == line
     if not line.startswith("#"):
         grammar.check(line)
 
@@ -118,20 +119,20 @@ def test_what_was_said_of_an_import_is_said_again() -> None:
     options = {name for parameter in grammar.PROGRAMS["analyze"].commands["import"].params for name in parameter.opts}
     numbers = ("batch_size", "profile_steps", "image_size", "device")
     every = {field.name: 1 if field.name in numbers else "x" for field in fields(GivenByUser)}
-    line = command(read({"imported": {"file": "a.csv", "given": every}}))
+    line = reproduce.command(read({"imported": {"file": "a.csv", "given": every}}))
     ours = {"--output", "--help", "--wide", "--peaks"}
     assert {name for name in options if name.startswith("--")} - ours == {
         word for word in line.split() if word[:2] == "--"
     }
     given = {"model": "resnet50", "batch_size": 64, "precision": "amp", "gpu": "Tesla T4", "profile_steps": 2}
-    line = command(read({"imported": {"file": "a.csv", "given": given}}))
+    line = reproduce.command(read({"imported": {"file": "a.csv", "given": given}}))
     grammar.check(line)
     assert [word for word in given if f"--{word.replace('_', '-')} " not in line] == []
 
 
 def test_a_command_gives_the_same_spec_back(evidence: ReportEvidence) -> None:
     record = evidence.record(evidence.material.every["run_id"].iloc[0])
-    line = command(record)
+    line = reproduce.command(record)
     assert line.startswith(
         "launch gcp --gpu t4 --zone us-central1-a --machine-type n1-standard-4 --spot --batch-size 16 "
     )
@@ -159,13 +160,13 @@ def test_a_command_gives_the_same_spec_back(evidence: ReportEvidence) -> None:
     ],
 )
 def test_what_no_command_started_says_so(record: dict[str, Any], line: str) -> None:
-    assert command(read(record)) == line
+    assert reproduce.command(read(record)) == line
     if not line.startswith("#"):
         grammar.check(line)
 
 
 def test_repeats_share_a_line(evidence: ReportEvidence) -> None:
-    lines = commands(evidence.material.every, evidence.of_runs)
+    lines = reproduce.commands(evidence.material.every, evidence.of_runs)
     assert len(lines) == 2 * 12
     assert lines[0].startswith("# gcp-t4-us-central1-a: 20261101T000100Z-")
     assert lines[1].endswith(" --repeats 3")
@@ -173,11 +174,11 @@ def test_repeats_share_a_line(evidence: ReportEvidence) -> None:
 
 def test_a_newline_in_a_spec_starts_no_second_command() -> None:
     record = read({"environment": LOCAL, "spec": {"model": "resnet18\nrm -rf ~"}})
-    assert command(record) == "launch local --runtime process --model 'resnet18\\nrm -rf ~' --batch-size 4"
+    assert reproduce.command(record) == "launch local --runtime process --model 'resnet18\\nrm -rf ~' --batch-size 4"
 
 
 def test_a_scripts_own_metrics_are_asked_for_again() -> None:
     profile = {"profile": "ncu", "profile_steps": 2, "ncu_metrics": "dram__bytes.sum,sm__x.avg"}
-    line = command(read({"spec": {**profile, "script": {"argv": ["train.py"]}}}))
+    line = reproduce.command(read({"spec": {**profile, "script": {"argv": ["train.py"]}}}))
     assert line.endswith(" --profile ncu --profile-steps 2 --ncu-metrics dram__bytes.sum,sm__x.avg -- train.py")
     grammar.check(line)
