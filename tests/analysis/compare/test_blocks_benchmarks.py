@@ -10,17 +10,6 @@ from benchmarks.resumable import Results
 from launcher.duel.decision import DuelVerdict
 
 
-def test_noise_has_the_distribution_and_the_correlation_of_its_log() -> None:
-    log = next(noise for noise in duel.noises() if noise.name == "h100_resnet50_amp_b1280")
-
-    steps = log.steps_of(np.random.default_rng(0), series=200, steps=400)
-
-    assert np.quantile(steps, duel.PROBABILITIES[2:-2]) == pytest.approx(log.quantiles[2:-2], abs=1e-4)
-    lag1 = np.mean([np.corrcoef(one[1:], one[:-1])[0, 1] for one in steps])
-    # 0.80 in the log.
-    assert 0.7 < lag1 < 0.85
-
-
 def said(effect: str, *, duels: int, seed: int) -> list[dict[str, str]]:
     """Words by rule of a few duels for each noise and machine."""
     rng = np.random.default_rng(seed)
@@ -45,31 +34,6 @@ def test_verdicts_are_false_as_seldom_as_promised(effect: str, duels: int) -> No
 
     assert len(false) == 29 * duels
     assert sum(false) <= 0.05 * len(false)
-
-
-def test_signs_alone_called_a_difference_below_the_margin() -> None:
-    before = [duel.is_false(one["signs alone"], duel.EFFECTS["+1.5 %"]) for one in said("+1.5 %", duels=1, seed=1)]
-
-    assert sum(before) > 0.3 * len(before)
-
-
-def test_a_program_against_itself_by_other_rules() -> None:
-    rules = ("threshold 10 %", "threshold 5 %", "peeking Welch")
-    verdicts = said("A/A", duels=2, seed=1)
-
-    assert min(np.mean([duel.is_false(one[rule], 0.0) for one in verdicts]) for rule in rules) > 0.1
-
-
-@pytest.mark.parametrize(("effect", "noise"), [("+50 %", "normal, 14 %"), ("+10 %", "normal")])
-def test_a_large_difference_takes_six_quadruples(effect: str, noise: str) -> None:
-    rng = np.random.default_rng(3)
-    duels = [
-        duel.verdicts(segments)
-        for segments in duel.simulated(rng, noise, "still", effect=duel.EFFECTS[effect], duels=50)
-    ]
-
-    by_six = [one for one in duels if int(one["quadruples"]) <= 6 and one["duel"] == DuelVerdict.SLOWER]
-    assert len(by_six) >= 0.7 * len(duels)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import gmean, ttest_rel
-from test_compare import LEFT, RIGHT, rows, side
+from test_compare import LEFT, RIGHT, rows
 
 from tests.analysis.by_hand import noisy, run
 
@@ -194,17 +194,6 @@ def test_a_run_without_a_partner_in_its_block_is_left_out_and_said() -> None:
 
     assert (row["runs_left"], row["runs_right"], row["blocks"]) == (2, 2, 2)
     assert row["note"].endswith("; 2 runs without a partner in the same block left out")
-
-
-def test_blocks_that_one_side_alone_has_pair_nothing() -> None:
-    (row,) = rows(*in_blocks("l", LEFT), *side("r", RIGHT, precision="amp"), by="precision")
-
-    assert pd.isna(row["blocks"])
-    assert row["test"] == (
-        "Welch t over runs, variances partly shared "
-        "(88 % in place of 95 % if 3 runs of one side scatter 4 times as much as 10 of the other)"
-    )
-    assert row["note"] == "on local-cuda"
 
 
 def test_a_block_that_a_second_machine_finished_is_two() -> None:

@@ -4,8 +4,10 @@ from typing import Any
 import pytest
 
 import analysis
+from analysis.importing import UserFacts, import_file
 from analysis.loading.configurations import NotPoolableError, completed, group, measured, require_poolable
 from benchmarks.synthetic_bundles import make
+from tests.analysis.readers.traces.kineto_traces import V100, document, product_step
 from workload.contract.errors import ExitCode
 
 # A field of run.json, another value for it, and what a message says of the two.
@@ -145,3 +147,40 @@ def test_known_values_of_a_group(tmp_path: Path) -> None:
     assert found.known("step_median_s") == [0.5]
     assert found.known("usd_per_h") == []
     assert found.texts("bound") == ["neither", "neither"]
+
+
+# --- one name for different work
+
+
+def traced(folder: Path, times: int, name: str) -> None:
+    events = product_step(gpu_us=100 * times)
+    events[1]["args"]["Input Dims"] = [[800 * times, 800], [800, 700]]
+    (folder / name).write_text(document(events, deviceProperties=[V100], traceName=name))
+    import_file(folder / name, UserFacts(model="other", batch_size=8), output=folder / "results")
+
+
+def test_different_work_of_one_name_is_not_one_configuration(tmp_path: Path) -> None:
+    for number, times in enumerate((1, 1, 2, 30)):
+        traced(tmp_path, times, f"{number}.json")
+    runs = analysis.load(tmp_path / "results").runs
+    groups = group(completed(runs))
+    assert sorted((len(one.runs), one.apart) for one in groups) == [
+        (1, ("work 1.8 GFLOP a step",)),
+        (1, ("work 27 GFLOP a step",)),
+        (2, ("work 900 MFLOP a step",)),
+    ]
+
+
+def test_the_same_work_again_is_one_configuration(tmp_path: Path) -> None:
+    for number in range(2):
+        traced(tmp_path, 1, f"{number}.json")
+    (found,) = group(completed(analysis.load(tmp_path / "results").runs))
+    assert (len(found.runs), found["work"], found.apart) == (2, None, ())
+
+
+def test_runs_of_different_work_cannot_be_pooled(tmp_path: Path) -> None:
+    for number, flop in enumerate((1e9, 5e9)):
+        make(tmp_path, number, imported={"file": f"{number}.json"}, complexity__train_flop_per_step=flop)
+    runs = analysis.load(tmp_path).runs
+    with pytest.raises(NotPoolableError, match="cannot pool: work is '1 GFLOP a step' in one run"):
+        require_poolable(runs)
