@@ -111,14 +111,6 @@ def test_an_option_comes_first_with_its_effect_over_all_combinations() -> None:
     assert effect["note"] == "on local-cuda; paired within 3 blocks; scatter estimated from 6 configurations"
 
 
-def test_a_combination_that_lacks_a_value_does_not_count() -> None:
-    lacking = [one for one in sweep() if (one["model"], one["precision"]) != ("vgg11", "amp")]
-    effect, *pairs = rows(*lacking, by="precision")
-
-    assert (effect["combinations"], effect["runs_left"]) == (2, 6)
-    assert len(pairs) == 2
-
-
 def test_two_blocks_are_too_few_for_an_effect() -> None:
     effect = rows(*(one for one in sweep() if one["block"] < 2), by="precision")[0]
 
@@ -182,18 +174,6 @@ def test_blocks_with_something_missing_have_an_answer(runs: list[dict[str, Any]]
     assert first["verdict"].startswith(resnet18)
     assert note in first["note"]
     assert not any("nan" in str(row[column]) for row in found for column in ("verdict", "note"))
-
-
-def test_a_run_without_a_partner_in_its_block_is_left_out_and_said() -> None:
-    (row,) = rows(
-        *in_blocks("l", (100.0, 100.2, 99.9)),
-        *in_blocks("r", (103.0, 103.1), precision="amp"),
-        run("x"),
-        by="precision",
-    )
-
-    assert (row["runs_left"], row["runs_right"], row["blocks"]) == (2, 2, 2)
-    assert row["note"].endswith("; 2 runs without a partner in the same block left out")
 
 
 def test_a_block_that_a_second_machine_finished_is_two() -> None:

@@ -13,9 +13,6 @@ from analysis.figures import Figure, export, registry, rooflines, style, through
 from analysis.figures.material import Material
 from tests.analysis.by_hand import BYTES, at_rates, for_every_figure
 from tests.analysis.figures.material_by_hand import made, run
-from tests.analysis.report.report_bundles import HOSTILE
-
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def drawn(found: Material) -> dict[str, Figure]:
@@ -109,13 +106,6 @@ def test_every_figure_has_its_name_and_words(figures: dict[str, Figure]) -> None
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
-def test_every_axis_has_a_unit_or_names(figures: dict[str, Figure], name: str) -> None:
-    text = json.dumps(export.specification(figures[name]))
-    titles = set(re.findall(r'"title": "([^"]+)"', text))
-    assert {title for title in titles if re.search(r"\[.+\]$", title)}, titles
-
-
-@pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_figure_can_be_filtered_and_asked(figures: dict[str, Figure], name: str) -> None:
     spec = export.specification(figures[name])
     text = json.dumps(spec)
@@ -140,27 +130,6 @@ def test_what_does_not_vary_has_no_legend_and_stands_in_the_caption() -> None:
         assert spec["usermeta"]["legendCharacters"] == 0, name
         assert "params" not in spec
         assert alone[name].caption.startswith(shared), name
-
-
-@pytest.mark.slow
-def test_of_many_places_the_fastest_are_drawn_and_each_sign_has_one_meaning() -> None:
-    runs = [run(f"r{number}", place=f"zone-{number}", images_per_s=100.0 + number) for number in range(60)]
-    figure = drawn(made(*runs))["throughput_comparison"]
-    assert figure.caption.startswith("60 places: the 8 fastest are drawn; the tables show all. The fastest batch size")
-    assert "zone-59" in figure.text
-    assert json.dumps(figure.chart.to_dict()).count('"env": "zone-') == 8
-    for scale in scales(export.specification(figure)):
-        assert len(set(map(str, scale["range"]))) == len(scale["domain"])
-
-
-def scales(spec: Any) -> list[dict[str, Any]]:
-    """Scales of names: those with a domain, and a colour or shape for each name."""
-    if isinstance(spec, list):
-        return [scale for part in spec for scale in scales(part)]
-    if not isinstance(spec, dict):
-        return []
-    own = [spec] if isinstance(spec.get("range"), list) and isinstance(spec.get("domain"), list) else []
-    return [*own, *(scale for part in spec.values() for scale in scales(part))]
 
 
 def test_names_are_broken_into_lines_and_never_cut_to_the_same_text() -> None:
@@ -214,19 +183,6 @@ def test_numbers_reach_the_chart(figures: dict[str, Figure]) -> None:
         if "batch_size" in row and row["env"] == "local-cuda"
     }
     assert scaled == {32: 1.0, 64: pytest.approx(1.21)}
-
-
-@pytest.mark.slow
-def test_error_bars_only_where_there_is_an_interval() -> None:
-    facts = {**BYTES, "ceiling_flop_per_s": 2e13, "ceiling_bytes_per_s": 2.5e11}
-    models = ("resnet18", "resnet50", "vgg11", "vgg16")
-    alone = drawn(
-        made(*(run(f"{model}{size}", model=model, batch_size=size, **facts) for model in models for size in (32, 64)))
-    )
-    for name in ("throughput_comparison", "throughput_env-local-cuda", "roofline_local-cuda"):
-        assert "bar_low" not in re.sub(r"intensity_low\)", "", json.dumps(export.specification(alone[name]))), name
-    both = drawn(everything())["throughput_env-local-cuda"]
-    assert "isValid(datum.bar_low)" in json.dumps(export.specification(both))
 
 
 def test_counted_and_modelled_points_and_roofs_look_different(figures: dict[str, Figure]) -> None:
@@ -321,36 +277,7 @@ def test_more_environments_than_can_be_drawn_are_counted(monkeypatch: pytest.Mon
     assert all(figure.caption.startswith("The first 3 of 5 places. ") for figure in every)
 
 
-def test_hostile_names_stay_in_their_strings() -> None:
-    found = made(
-        *at_rates("a", (10.0, 11.0), model=HOSTILE, precision=HOSTILE, place=HOSTILE, device_name=HOSTILE, **BYTES),
-        *at_rates(
-            "b", (20.0, 21.0), batch_size=64, model=HOSTILE, precision=HOSTILE, place=HOSTILE, device_name=HOSTILE
-        ),
-    )
-    for name, figure in drawn(found).items():
-        assert re.fullmatch(r"[A-Za-z0-9._-]+", name)
-        text = json.dumps(export.specification(figure), ensure_ascii=False)
-        assert text.isprintable()
-
-
 # --- files
-
-
-@pytest.mark.slow
-@pytest.mark.world
-def test_pictures_are_written_with_readable_text(figures: dict[str, Figure], tmp_path: Path) -> None:
-    chosen = [figures[name] for name in ("throughput_env-local-cuda", "kernel_roofline_resnet18", "batch_size_scaling")]
-    written = export.save(chosen, tmp_path / "figures")
-    assert sorted(path.name for path in written) == sorted(
-        f"{figure.name}{ending}" for figure in chosen for ending in (".png", ".svg")
-    )
-    for path in written:
-        if path.suffix == ".png":
-            assert path.read_bytes().startswith(PNG)
-            assert path.stat().st_size > 10_000
-        else:
-            assert ">Throughput" in path.read_text() or ">Arithmetic intensity" in path.read_text()
 
 
 def test_a_folder_that_cannot_be_written_is_told(figures: dict[str, Figure], tmp_path: Path) -> None:

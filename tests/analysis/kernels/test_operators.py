@@ -86,14 +86,6 @@ def test_every_command_takes_a_profile_by_torch(tmp_path: Path, analyze: Analyze
 
 
 @pytest.mark.slow
-def test_the_report_takes_a_profile_by_torch(tmp_path: Path, analyze: Analyze) -> None:
-    traced(tmp_path / "results")
-    page = tmp_path / "page.html"
-    assert analyze("report", tmp_path / "results", "-o", page)[0] == 0
-    assert page.is_file()
-
-
-@pytest.mark.slow
 def test_the_report_has_the_operators(tmp_path: Path) -> None:
     traced(tmp_path, 1)
     traced(tmp_path, 2, spec__batch_size=64, environment__device__type="cuda")
@@ -119,12 +111,6 @@ def test_the_report_has_the_operators(tmp_path: Path) -> None:
         text for block in context.limits(evidence).blocks if isinstance(block, Bullets) for text in block.sentences
     ]
     assert any(text.startswith(f"{broken / 'torch' / 'kernels.csv'}: line 2 has no name") for text in left_out)
-
-
-def test_the_report_of_runs_without_a_profile_has_no_operators(tmp_path: Path) -> None:
-    make(tmp_path, 1)
-    section = measurements.roofs(gather(analysis.load(tmp_path)))
-    assert "operators" not in [part.name for part in section.parts]
 
 
 def test_the_longest_of_each_profile_and_the_whole(tmp_path: Path) -> None:

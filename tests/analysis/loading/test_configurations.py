@@ -95,16 +95,6 @@ def test_runs_of_versions_without_forks_are_pooled_with_fresh_ones(tmp_path: Pat
     assert sorted((each["start"], len(each.runs)) for each in group(completed(runs))) == [("forked", 1), ("fresh", 2)]
 
 
-def test_unknown_is_like_unknown(tmp_path: Path) -> None:
-    for number in range(2):
-        make(tmp_path, number, environment__software__torch=None, spec__image_size=None)
-    require_poolable(analysis.load(tmp_path).runs)
-    (found,) = group(analysis.load(tmp_path).runs)
-    assert found["torch"] is None
-    assert found["image_size"] is None
-    assert found["batch_size"] == 32
-
-
 def test_runs_that_broke_off_do_not_count(tmp_path: Path) -> None:
     make(tmp_path, 1)
     make(tmp_path, 2, status="failed", spec__model="vgg16")
@@ -140,15 +130,6 @@ def test_a_process_has_no_image_whose_digest_could_be_unknown(tmp_path: Path) ->
     ]
 
 
-def test_known_values_of_a_group(tmp_path: Path) -> None:
-    make(tmp_path, 1, timing__step_s__median=0.5)
-    make(tmp_path, 2, timing__step_s__median=None)
-    (found,) = group(analysis.load(tmp_path).runs)
-    assert found.known("step_median_s") == [0.5]
-    assert found.known("usd_per_h") == []
-    assert found.texts("bound") == ["neither", "neither"]
-
-
 # --- one name for different work
 
 
@@ -169,13 +150,6 @@ def test_different_work_of_one_name_is_not_one_configuration(tmp_path: Path) -> 
         (1, ("work 27 GFLOP a step",)),
         (2, ("work 900 MFLOP a step",)),
     ]
-
-
-def test_the_same_work_again_is_one_configuration(tmp_path: Path) -> None:
-    for number in range(2):
-        traced(tmp_path, 1, f"{number}.json")
-    (found,) = group(completed(analysis.load(tmp_path / "results").runs))
-    assert (len(found.runs), found["work"], found.apart) == (2, None, ())
 
 
 def test_runs_of_different_work_cannot_be_pooled(tmp_path: Path) -> None:

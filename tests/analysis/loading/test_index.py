@@ -1,9 +1,7 @@
 import errno
-import itertools
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -222,17 +220,6 @@ def test_problems_have_a_path_and_a_reason(results: Path) -> None:
     assert load_bundles(results)[0].num_rows == 4
 
 
-def test_hostile_manifest_is_a_problem(results: Path) -> None:
-    victim = results / names(results)[0]
-    manifest = json.loads((victim / "MANIFEST.json").read_text())
-    for name in ("x" * 300, "a\0b", "/etc/passwd", "../../secret"):
-        changed = {**manifest, "files": [*manifest["files"], {**manifest["files"][0], "name": name}]}
-        (victim / "MANIFEST.json").write_text(json.dumps(changed))
-        table, problems = load_bundles(results)
-        assert table.num_rows == 2
-        assert [Path(problem.path) for problem in problems] == [victim]
-
-
 def test_file_outside_the_manifest_is_not_read(results: Path) -> None:
     folder = make(results, 20)
     manifest = json.loads((folder / "MANIFEST.json").read_text())
@@ -246,24 +233,6 @@ def test_file_outside_the_manifest_is_not_read(results: Path) -> None:
     lengths = {Path(row["path"]).name: len(row["_steps"]) for row in table.to_pylist()}
     assert lengths[folder.name] == 0
     assert set(lengths.values()) == {0, 110}
-
-
-def sealed_with_kernels(folder: Path) -> Path:
-    (folder / "ncu").mkdir()
-    (folder / "ncu" / "kernels.csv").write_text("as it was measured")
-    bundle.seal(folder)
-    return folder / "ncu" / "kernels.csv"
-
-
-def test_changed_kernels_make_a_bundle_a_damaged_one(results: Path) -> None:
-    kernels = sealed_with_kernels(results / names(results)[0])
-    assert load_bundles(results)[0]["kernels_file"].to_pylist() == ["ncu/kernels.csv", None, None]
-    kernels.write_text("as somebody wants it")
-    table, problems = load_bundles(results)
-    assert table.num_rows == 2
-    assert [str(problem) for problem in problems] == [
-        f"{kernels.parents[1]}: damaged: ncu/kernels.csv has 20 bytes, the manifest says 18"
-    ]
 
 
 @pytest.mark.parametrize("name", ["ncu/kernels.csv", "ncu/profile.ncu-rep"])
@@ -302,15 +271,6 @@ def test_steps_that_cannot_be_make_a_problem_instead_of_a_row(results: Path) -> 
     ]
     # And again from the index.
     assert load_bundles(results) == (table, problems)
-
-
-def test_steps_that_cannot_be_read_are_a_problem_too(results: Path) -> None:
-    folder = results / names(results)[1]
-    (folder / "steps.csv").write_text("a,b\n1,2\n")
-    bundle.seal(folder)
-    table, (problem,) = load_bundles(results)
-    assert table.num_rows == 2
-    assert problem.reason.startswith("cannot be: steps.csv has none of the columns step, phase, ")
 
 
 def test_links_are_followed_and_loops_end(results: Path, tmp_path: Path) -> None:
@@ -352,25 +312,3 @@ def test_processes_at_once_never_see_half_an_index(results: Path) -> None:
     assert counts == [3] * 6 + [4] * 6 + [5] * 6 + [6] * 6 + [7] * 6
     assert [path.name for path in (results / FOLDER).iterdir()] == [FILE]
     assert pq.read_table(results / FOLDER / FILE).num_rows == 7
-
-
-@pytest.mark.slow
-@pytest.mark.world
-def test_work_grows_with_the_number_of_bundles_alone(tmp_path: Path) -> None:
-    source = make(tmp_path / "one", 0)
-
-    def calls(count: int) -> int:
-        """Calls of functions of Python and of C that a second look takes."""
-        root, seen = tmp_path / f"of-{count}", itertools.count()
-        for number in range(count):
-            shutil.copytree(source, root / f"run-{number}")
-        load_bundles(root)
-        sys.setprofile(lambda *_: next(seen) and None)
-        try:
-            load_bundles(root)
-        finally:
-            sys.setprofile(None)
-        return next(seen)
-
-    # Eight times as many bundles; quadratic growth would be 64 times as many calls.
-    assert calls(400) < 9 * calls(50)

@@ -1,17 +1,13 @@
-import copy
 import json
 import math
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from analysis.loading.run_row import RUN_COLUMNS, row_of
 from benchmarks.synthetic_bundles import change, make_record
 from workload.contract.errors import BundleError
-from workload.contract.fields import RANGES, Kind
 
 STEP_S = [0.1, 0.11, 0.09, 0.1, 0.12]
 
@@ -209,43 +205,3 @@ def test_ceilings_are_a_row_each() -> None:
     assert ceilings[0]["samples"] == 30
     assert ceilings[1]["conditions"] is None
     assert ceilings[1]["measured_at"] == datetime(2026, 11, 1, tzinfo=UTC)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-def paths(value: Any, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    if not isinstance(value, dict):
-        return [above]
-    return [above, *(path for key, each in value.items() for path in paths(each, (*above, key)))]
-
-
-EVERYWHERE = [path for path in paths(make_record(0, STEP_S)) if path]
-
-
-@given(st.lists(st.tuples(st.sampled_from(EVERYWHERE), JSON), max_size=4))
-def test_any_content_is_a_row_or_refused(changes: list[tuple[tuple[str, ...], Any]]) -> None:
-    made = copy.deepcopy(record())
-    for path, value in changes:
-        target: Any = made
-        for key in path[:-1]:
-            target = target.get(key) if isinstance(target, dict) else None
-        if isinstance(target, dict):
-            target[path[-1]] = value
-    try:
-        cells = row_of(made).cells
-    except BundleError:
-        return
-    for name, kind in RUN_COLUMNS.items():
-        value = cells[name]
-        match kind:
-            case kind if kind in RANGES:
-                assert value is None or math.isfinite(value)
-            case Kind.TEXT:
-                assert value is None or value.encode("utf-8") is not None
-            case _:
-                assert value is None or isinstance(value, bool | int | datetime | list)

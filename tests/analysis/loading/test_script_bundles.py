@@ -11,7 +11,6 @@ from analysis.loading import units
 from analysis.report import evidence as reproduce
 from tests.analysis.in_process import Analyze
 from workload.contract import bundle
-from workload.contract.record import Record
 
 SCRIPTS = Path(__file__).parents[2] / "bundles" / "scripts"
 GPT = sorted(SCRIPTS.glob("*gpt*"))
@@ -163,11 +162,3 @@ def test_a_report_of_scripts_beside_a_model(results: Path, analyze: Analyze) -> 
 )
 def test_words_for_units(text: str, unit: str, expected: str) -> None:
     assert units.worded(text, unit) == expected
-
-
-def test_the_bundles_are_as_they_were_written() -> None:
-    for folder in (*GPT, ACCUMULATION):
-        read = bundle.read(folder)
-        assert isinstance(read.record, Record)
-        assert read.record.spec.script is not None
-        assert read.record.spec.script.step

@@ -84,16 +84,3 @@ def test_unknown_variance_has_a_reason(runs: list[PlacedRun], between_runs: str,
     split = machine_split(runs)
     assert (split.between_runs.reason, split.between_hosts.reason) == (between_runs, between_hosts)
     assert (split.between_hosts.value, split.between_hosts.interval) == (None, None)
-
-
-@pytest.mark.parametrize(("count", "host_effect"), [(2, 0.05), (3, 0.02), (10, 0.02), (5, 0.005)])
-def test_coverage_between_hosts(count: int, host_effect: float) -> None:
-    rng = np.random.default_rng(count)
-    held = []
-    for _ in range(300):
-        logs = host_effect * rng.normal(size=(count, 1)) + 0.005 * rng.normal(size=(count, 4))
-        interval = machine_split(grid(np.exp(logs))).between_hosts.interval
-        assert interval is not None
-        held.append(interval.holds(host_effect))
-    error = 3 * math.sqrt(0.05 * 0.95 / len(held))
-    assert 0.93 - error <= np.mean(held) <= 0.97 + error

@@ -87,21 +87,3 @@ def test_no_interval_has_a_reason(baseline: Any, other: Any, ratio: float | None
 
     assert (comparison.ratio, comparison.interval, comparison.p_value) == (ratio, None, None)
     assert comparison.reasons[0] == reason
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("host_effect", [0.0, 0.05])
-@pytest.mark.parametrize("count", [2, 3, 5, 10])
-def test_coverage(count: int, host_effect: float) -> None:
-    """93 to 97 %, within 3 binomial standard errors."""
-    rng = np.random.default_rng(count)
-    sets = 600
-    hosts = host_effect * rng.normal(size=(sets, count))
-    baseline, other = (np.exp(hosts + 0.005 * rng.normal(size=(sets, count))) for _ in range(2))
-    held = []
-    for a, b in zip(baseline, other, strict=True):
-        comparison = compare_within_blocks(blocks(a), blocks(1.03 * b))
-        assert comparison.interval is not None
-        held.append(comparison.interval.holds(1.03))
-    error = 3 * math.sqrt(0.05 * 0.95 / sets)
-    assert 0.93 - error <= np.mean(held) <= 0.97 + error

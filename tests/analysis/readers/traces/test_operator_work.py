@@ -3,11 +3,9 @@ import pytest
 from analysis.readers import kineto
 from analysis.readers.attribution import Attribution, attribute, steps_of
 from analysis.readers.kineto import Call
-from analysis.readers.operator_work import CallWork, Context, Kind, Lack, kind_of, work_of
+from analysis.readers.operator_work import CallWork, Context, Lack, work_of
 from tests.analysis.readers.traces.kineto_traces import (
-    BUSY_S,
     CONVOLUTION_FLOP,
-    KERNELS_S,
     MM_FLOP,
     Event,
     annotation,
@@ -57,12 +55,6 @@ def test_kernels_are_the_operators_that_launched_them() -> None:
     assert found.unattributed == pytest.approx({"triton_poi_fused_add_relu_0": 50 / 505})
     assert found.flop_by_precision == {"fp32": 3 * (2 * CONVOLUTION_FLOP + MM_FLOP)}
     assert found.step_s == pytest.approx([1e-3] * 3)
-
-
-def test_streams_that_overlap_are_busy_once() -> None:
-    found = read(gpu_trace(3))
-    assert found.total_s == pytest.approx(3 * KERNELS_S)
-    assert found.busy_s == pytest.approx(3 * BUSY_S)
 
 
 def test_bytes_of_an_optimizer_are_those_of_its_lists() -> None:
@@ -178,13 +170,6 @@ def test_incomplete_steps_at_both_ends_are_left_out_and_named() -> None:
     assert found.flop_by_op["matmul"] == 2 * MM_FLOP
 
 
-def test_the_last_step_of_a_file_that_breaks_off_is_left_out() -> None:
-    text = gpu_trace(3)
-    found = read(text[: text.rindex("Memcpy")])
-    assert found.steps.number == 2
-    assert found.remarks[0] == "ProfilerStep#2 is incomplete and left out: the trace breaks off in it"
-
-
 def unmarked(*more: Event) -> str:
     events = [event for event in step(0, 0.0) if not event["name"].startswith("ProfilerStep")]
     return document([*events, *more])
@@ -238,20 +223,6 @@ def test_kernels_that_were_launched_before_the_trace_began_are_left_out() -> Non
     (remark,) = found.remarks
     assert remark == "3 kernels of the step before, 300 µs, are left out: the trace begins after they were launched"
     assert read(document(product_step())).remarks == ()
-
-
-def test_a_launch_that_was_lost_later_leaves_its_kernel_unattributed() -> None:
-    lost = kernel("volta_sgemm_128x128_nn", 300, 100, 101)
-    found = read(document([*product_step(), lost]))
-    assert {row.lack for row in found.rows} == {None, "launched by no operator"}
-    assert found.remarks == ()
-
-
-def test_a_kernel_of_no_operator_is_unattributed_by_its_name() -> None:
-    text = unmarked(launch(50, 650), kernel("void multi_tensor_apply_kernel<Lamb>", 900, 10, 50))
-    found = read(text, given=1)
-    (row,) = [row for row in found.rows if "Lamb" in row.name]
-    assert (row.family, row.lack) == ("unattributed", "launched by no operator")
 
 
 @pytest.mark.parametrize(
@@ -381,10 +352,6 @@ def test_shapes_without_types_as_in_2020() -> None:
     # The type may have 16 or 32 bits.
     elements = 4 * 96 + 96 * 10 + 4 * 10
     assert (found.bytes_low, found.bytes_high) == (2 * elements, 4 * elements)
-
-
-def test_unsafe_view_moves_nothing() -> None:
-    assert kind_of("aten::_unsafe_view") is Kind.NOTHING
 
 
 @pytest.mark.parametrize(
