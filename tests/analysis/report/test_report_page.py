@@ -90,13 +90,6 @@ def test_headings_and_pictures_can_be_read_aloud(page: Page, report: Report) -> 
     assert html_tag == ("html", {"lang": "en"})
 
 
-def test_every_figure_is_in_the_page_once(page: Page, report: Report) -> None:
-    specs = json.loads(page.contents["script"][1])
-    names = [figure.name for figure in report.figures()]
-    assert sorted(specs) == sorted(names)
-    assert len(set(names)) == len(names)
-
-
 def test_the_page_is_the_same_for_the_same_runs(evidence: ReportEvidence, report: Report) -> None:
     assert html.render(compose(evidence)) == html.render(report)
 
