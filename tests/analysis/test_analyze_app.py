@@ -35,27 +35,6 @@ def test_help_names_what_works(analyze: Analyze) -> None:
         assert analyze(name, "--help")[0] == ExitCode.DONE
 
 
-def test_summary(analyze: Analyze, tmp_path: Path) -> None:
-    folder = make(tmp_path / "results", 1)
-    broken = make(tmp_path / "results", 2)
-    (broken / "steps.csv").unlink()
-    code, out, err = analyze("summary", tmp_path / "results")
-    assert code == ExitCode.DONE
-    above, heading, line, note = out.splitlines()
-    assert above == "place gcp-t4-us-central1-a; device Tesla T4; model resnet18; batch 32; precision fp32"
-    assert heading.split()[:5] == ["images/s", "low", "high", "runs", "step"]
-    assert line.split()[1:4] == ["-", "-", "1"]
-    assert note == "note       interval: one run: no interval"
-    assert err == f"problem    {broken}: damaged: steps.csv is missing\n"
-    code, out, _ = analyze("summary", folder, "--format", "json")
-    (found,) = json.loads(out)
-    assert (found["model"], found["runs"], found["interval"]) == ("resnet18", 1, "one run: no interval")
-    assert found["step_s"] == pytest.approx(0.1, rel=0.02)
-    code, out, _ = analyze("summary", folder, "--format", "csv", "--verify")
-    assert out.splitlines()[0].startswith("place,device_name,model,batch_size,precision,arguments,images_per_s,")
-    assert len(out.splitlines()) == 2
-
-
 def test_many_problems_do_not_hide_the_table(analyze: Analyze, tmp_path: Path) -> None:
     make(tmp_path, 1)
     for number in range(25):

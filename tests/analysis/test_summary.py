@@ -74,33 +74,6 @@ def test_other_runs_are_a_sample_without_an_order(tmp_path: Path, runs: list[dic
     assert line["interval"] == "95 %, order statistics over runs"
 
 
-def test_figures_of_one_run(tmp_path: Path) -> None:
-    (line,) = lines(tmp_path, {"timing__step_s__median": 0.5, "complexity__train_flop_per_step": 4e12})
-    named = [column.name for column in COLUMNS if not column.detail and column.name != "step_s"]
-    assert {key: line[key] for key in named} == {
-        "place": "gcp-t4-us-central1-a",
-        "device_name": "Tesla T4",
-        "model": "resnet18",
-        "batch_size": 32,
-        "precision": "fp32",
-        "arguments": None,
-        "all_images_per_s": None,
-        "runs": 1,
-        "images_per_s": 100.0,
-        "images_per_s_low": None,
-        "images_per_s_high": None,
-        "interval": "one run: no interval",
-        "flop_per_s": 8e12,
-        # 8 TFLOP/s are more than the measured ceiling.
-        "bound": None,
-        "busy": None,
-        "data_wait_fraction": pytest.approx(0.001, rel=0.001),
-        "note": None,
-    }
-    assert line["step_s"] == 0.5
-    assert (line["compile"], line["workers"], line["runtime"]) == (False, 0, "docker")
-
-
 def test_runs_that_broke_off_are_counted_in_the_note(tmp_path: Path) -> None:
     broken = {"status": "out_of_memory", "error": "too big", "timing__images": None, "bound": None}
     found = lines(tmp_path, {}, broken, {**broken, "spec__batch_size": 512}, {**broken, "spec__batch_size": 512})

@@ -147,17 +147,6 @@ def on(monkeypatch: pytest.MonkeyPatch, analyze: Analyze) -> Analyze:
     return call
 
 
-def test_the_command_says_that_it_predicts(on: Analyze) -> None:
-    code, out, err = on("--gpu", "t4", "--gpu", "v100")
-    assert code == ExitCode.DONE
-    assert "at the roofs from" in out
-    assert [line.split()[0] for line in out.splitlines() if line.startswith(("T4", "V100"))] == ["T4", "V100", "V100"]
-    assert err == (
-        "note       predicted, not measured: published fp32 steps took 1.0 to 6.4 times the longer figure (5 % to 95 % "
-        "of 100 steps on 10 GPUs)\n"
-    )
-
-
 def test_data_has_no_measured_figure(on: Analyze) -> None:
     code, out, _ = on("--gpu", "t4", "--format", "json", facts={"device_busy_share": 0.5})
     assert code == ExitCode.DONE
@@ -165,10 +154,3 @@ def test_data_has_no_measured_figure(on: Analyze) -> None:
     assert tuple(found) == PREDICTION_COLUMNS
     figures = {name for name, value in found.items() if isinstance(value, float)} - {*UNNAMED, "image_size"}
     assert all(name.startswith("predicted_") for name in figures)
-
-
-def test_bad_input_is_one_line(on: Analyze) -> None:
-    assert on("--gpu", "t5")[0] == ExitCode.USAGE
-    code, out, err = on("--gpu", "t4", facts={"precision": "bf16"})
-    assert (code, out) == (ExitCode.NOTHING_TO_DO, "")
-    assert err.splitlines()[0] == "error: no step time can be predicted: T4 has no units for bf16"

@@ -361,9 +361,6 @@ def test_batch_and_precision_shift_the_intensity(tmp_path: Path) -> None:
     assert precision["flop_per_s_ratio"] == pytest.approx(2.0)
 
 
-# --- the command
-
-
 # --- columns of published tables
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "ncu"
