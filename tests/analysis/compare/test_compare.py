@@ -3,10 +3,11 @@
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import gmean
 
-from analysis.compare import compare, of_pairs
+from analysis.compare import compare, table
 from analysis.loading.cases import after_program
 from analysis.pairing import pair_up
 from analysis.statistics.comparison import compare as compare_runs
@@ -316,12 +317,12 @@ def said(runs: list[dict[str, Any]], by: str | None = None, **options: Any) -> l
     """What `analyze compare` says of the runs: pairs, what is kept apart, or the refusal."""
     try:
         found = pair_up(results(*runs), by, **options)
-        table = of_pairs(found).to_dict("records")
+        compared = table(found).to_dict("records")
     except RooflaunchError as error:
         return [*error.report().splitlines(), f"code {error.exit_code}"]
     lines = [f"by {found.by}" + (f", also {', '.join(found.also)}" if found.also else "")]
-    for row in table:
-        of = f"{row['model']}: " if row["model"] else ""
+    for row in compared:
+        of = f"{row['model']}: " if pd.notna(row["model"]) else ""
         lines.append(f"{of}{row['left']} | {row['right']}, {row['runs_left']} against {row['runs_right']} runs")
         lines.append(f"    {row['verdict']}" + (f" [{row['note']}]" if row["note"] else ""))
     if found.mixed:
