@@ -13,6 +13,7 @@ from analysis.figures import Figure, export, registry, rooflines, style, through
 from analysis.figures.material import Material
 from tests.analysis.by_hand import BYTES, at_rates, for_every_figure
 from tests.analysis.figures.material_by_hand import made, run
+from tests.analysis.sentence_runs import Golden
 
 
 def drawn(found: Material) -> dict[str, Figure]:
@@ -75,61 +76,38 @@ def everything() -> Material:
     return made(*for_every_figure())
 
 
-NAMES = {
-    "throughput_comparison",
-    "throughput_env-local-cuda",
-    "throughput_env-t4",
-    "batch_size_scaling",
-    "devices_efficiency",
-    "model_comparison",
-    "variance_fixed_config",
-    "roofline_local-cuda",
-    "roofline_t4",
-    "roofline_combined",
-    "ai_vs_batch_resnet18",
-    "efficiency_comparison",
-    "kernel_roofline_resnet18",
-}
-
-
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Figure]:
     return drawn(everything())
 
 
-def test_every_figure_has_its_name_and_words(figures: dict[str, Figure]) -> None:
-    assert set(figures) == NAMES
+def words(drawn_figures: dict[str, Figure]) -> str:
+    parts = []
+    for name, figure in sorted(drawn_figures.items()):
+        legend = export.specification(figure)["usermeta"]["legendCharacters"]
+        parts.append(f"## {name}, legend of {legend} characters\n{figure.title}\n{figure.caption}\n{figure.text}\n")
+    return "".join(parts)
+
+
+def test_every_figure_has_its_words(figures: dict[str, Figure], golden: Golden) -> None:
+    golden("figures.txt", words(figures))
+
+
+def test_every_figure_can_be_filtered_and_asked(figures: dict[str, Figure]) -> None:
     for figure in figures.values():
-        assert figure.title
-        assert figure.caption.endswith(".")
-        assert re.search(r"\d", figure.text), figure.name
+        spec = export.specification(figure)
+        assert all(param["bind"] == "legend" for param in spec.get("params", []))
+        # A click needs a legend, and there is one where something varies.
+        assert bool(spec.get("params")) == bool(spec["usermeta"]["legendCharacters"])
+        assert '"tooltip"' in json.dumps(spec)
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
-def test_every_figure_can_be_filtered_and_asked(figures: dict[str, Figure], name: str) -> None:
-    spec = export.specification(figures[name])
-    text = json.dumps(spec)
-    assert all(param["bind"] == "legend" for param in spec.get("params", []))
-    # A click needs a legend, and there is one where something varies.
-    assert bool(spec.get("params")) == bool(spec["usermeta"]["legendCharacters"])
-    assert '"tooltip"' in text
-
-
-def test_what_does_not_vary_has_no_legend_and_stands_in_the_caption() -> None:
+def test_what_does_not_vary_has_no_legend_and_stands_in_the_caption(golden: Golden) -> None:
     rates = {32: 100.0, 64: 120.0, 128: 125.0}
     runs = [
         one for size, rate in rates.items() for one in at_rates(f"b{size}-", (rate, rate + 1), batch_size=size, **BYTES)
     ]
-    alone = drawn(made(*runs))
-    for name, shared in {
-        "throughput_env-local-cuda": "resnet18, fp32. ",
-        "roofline_local-cuda": "resnet18, fp32. ",
-        "ai_vs_batch_resnet18": "local-cuda, fp32. ",
-    }.items():
-        spec = export.specification(alone[name])
-        assert spec["usermeta"]["legendCharacters"] == 0, name
-        assert "params" not in spec
-        assert alone[name].caption.startswith(shared), name
+    golden("figures_of_one_series.txt", words(drawn(made(*runs))))
 
 
 def test_names_are_broken_into_lines_and_never_cut_to_the_same_text() -> None:
@@ -256,15 +234,6 @@ def test_efficiency_against_ceiling_and_peak() -> None:
     attained = 32 * 10.6484e9 / 0.1
     assert found["of the measured ceiling"] == pytest.approx(attained / 2e13)
     assert found["of the vendor's peak"] == pytest.approx(attained / 30.3e12, rel=0.01)
-
-
-def test_throughput_by_the_smallest_batch() -> None:
-    table = pd.DataFrame(
-        {"env": ["e"] * 3 + ["f"], "series": ["s"] * 4, "batch_size": [16, 8, 32, 8], "images_per_s": [30.0, 20, 45, 9]}
-    )
-    found = throughput.relative_to_smallest(table)
-    assert found["relative"].tolist() == [1.0, 1.5, 2.25]
-    assert throughput.relative_to_smallest(table.iloc[3:]).empty
 
 
 def test_more_environments_than_can_be_drawn_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

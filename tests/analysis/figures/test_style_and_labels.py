@@ -119,14 +119,6 @@ def test_ticks_of_a_logarithmic_axis(low: float, high: float, expected: list[flo
     assert style.ticks(low, high) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("value", "down", "up"), [(1.0, 1.0, 1.0), (3.0, 2.0, 5.0), (5.0, 5.0, 5.0), (7e9, 5e9, 1e10), (0.03, 0.02, 0.05)]
-)
-def test_frames_end_at_round_numbers(value: float, down: float, up: float) -> None:
-    assert style.rounded_down(value) == pytest.approx(down)
-    assert style.rounded_up(value) == pytest.approx(up)
-
-
 def test_rows_are_json_without_surprises() -> None:
     frame = pd.DataFrame({"x": [1.23456789, math.nan, math.inf], "name": ["a", None, "b\x1b\u202e"]})
     assert style.records(frame) == [
@@ -184,9 +176,3 @@ def shown(axis: Any) -> list[str]:
 )
 def test_numbers_of_an_axis_are_whole_and_each_reads_differently(axis: Any, expected: list[str]) -> None:
     assert shown(axis) == expected
-
-
-def test_an_axis_counts_in_the_prefix_of_its_middle() -> None:
-    assert style.log_axis(2e9, 3e12, unit="FLOP/s")[2] == "GFLOP/s"
-    assert style.log_axis(2e12, 3e13, unit="FLOP/s")[2] == "TFLOP/s"
-    assert style.log_axis(2, 30, unit="FLOP/s")[2] == "FLOP/s"

@@ -54,17 +54,6 @@ def test_second_look_reads_nothing(results: Path, reads: list[str]) -> None:
     assert [len(steps) for steps in first["_steps"].to_pylist()] == [110] * 3
 
 
-@pytest.mark.parametrize(("fewest", "has_index"), [(3, True), (4, False)])
-def test_few_bundles_are_read_each_time(
-    results: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch, fewest: int, has_index: bool
-) -> None:
-    monkeypatch.setattr(index, "FEWEST", fewest)
-    first = load_bundles(results)[0]
-    assert load_bundles(results)[0].equals(first)
-    assert (results / FOLDER).exists() == has_index
-    assert len(reads) == (3 if has_index else 6)
-
-
 def test_added_changed_and_removed_bundles_are_noticed(results: Path, reads: list[str]) -> None:
     runs(results)
     reads.clear()
@@ -246,17 +235,6 @@ def test_kernels_that_the_manifest_does_not_list_are_not_read(results: Path, nam
     remark = f"{name} is not in MANIFEST.json: it was not verified and is not read"
     assert table[index.REMARKS].to_pylist() == [[remark], [], []]
     assert load_bundles(results)[0].equals(table)
-
-
-def test_the_better_source_of_kernels_is_taken(results: Path) -> None:
-    folder = results / names(results)[0]
-    (folder / "ncu").mkdir()
-    (folder / "ncu" / "profile.ncu-rep").write_text("")
-    bundle.seal(folder)
-    assert load_bundles(folder)[0]["kernels_file"].to_pylist() == ["ncu/profile.ncu-rep"]
-    (folder / "ncu" / "kernels.csv").write_text("")
-    bundle.seal(folder)
-    assert load_bundles(folder)[0]["kernels_file"].to_pylist() == ["ncu/kernels.csv"]
 
 
 def test_steps_that_cannot_be_make_a_problem_instead_of_a_row(results: Path) -> None:

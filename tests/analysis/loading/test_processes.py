@@ -13,7 +13,6 @@ import pytest
 
 from analysis.loading import index, processes
 from analysis.loading.processes import Sharing, reused, share
-from analysis.report import vega
 from benchmarks.synthetic_bundles import make
 from tests.analysis.own_peaks import own_t4
 from workload.contract import peaks
@@ -39,24 +38,9 @@ def fail(part: int) -> int:
     raise IndexError(part)
 
 
-def who(part: Path) -> int:
-    """Wait until every process has its part, so that none does two; the folder has a file for each part."""
-    part.touch()
-    while len(list(part.parent.iterdir())) < 3:
-        pass
-    return os.getpid()
-
-
 @pytest.mark.world
 def test_results_are_in_order() -> None:
     assert share(square, range(20)) == [number * number for number in range(20)]
-
-
-@pytest.mark.slow
-@pytest.mark.world
-def test_each_cpu_has_a_process(tmp_path: Path) -> None:
-    pids = share(who, [tmp_path / name for name in "abc"])
-    assert len({*pids, os.getpid()}) == 3
 
 
 def own_peaks_of(_: int) -> tuple[int, object]:
@@ -168,15 +152,6 @@ def test_a_single_part_is_done_elsewhere_on_request() -> None:
     sharing = Sharing(process_of, [0], others=1)
     sharing._threads[0].join()
     assert sharing.results() != [os.getpid()]
-
-
-@pytest.mark.slow
-@pytest.mark.world
-def test_libraries_of_a_page_come_from_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vl_convert", None)
-    begun = Sharing(vega._libraries, [None], others=1)
-    begun._threads[0].join()
-    assert "vegaEmbed" in begun.results()[0]
 
 
 @pytest.mark.world

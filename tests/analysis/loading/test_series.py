@@ -71,13 +71,6 @@ def test_what_is_not_whole(content: bytes | None, count: int, remarks: list[str]
     assert (len(found), notes) == (count, remarks)
 
 
-def test_wrong_cell_is_said() -> None:
-    found, (remark,) = rows(HEADER + ROW.replace(b"5.5", b"<b>"))
-    assert found == []
-    assert remark.startswith("steps.csv cannot be read: In CSV column #2")
-    assert remark.endswith("invalid value '<b>'; left out")
-
-
 def test_one_bad_file_spoils_no_other() -> None:
     series = parse(STEPS, [HEADER + ROW, HEADER + b"x,y\n", None, HEADER + ROW + ROW])
     assert [len(each) for each in series.lists.to_pylist()] == [1, 0, 0, 2]
@@ -157,8 +150,3 @@ def test_impossible_row_is_refused(change: tuple[int, str, str], rule: str | Non
     for imported, expected in ((False, rule), (True, rule_of_a_log)):
         refusal = f"steps.csv row {row}: {column} {expected}; got {shown}" if expected else None
         assert refused(change, imported=imported) == refusal
-
-
-def test_first_row_of_the_first_rule_is_named() -> None:
-    refusal = refused((1, "images", "0"), (2, "step_s", "-1"), (3, "step_s", "-2"))
-    assert refusal == f"steps.csv row 2: step_s {STEP_TIME}; got -1"

@@ -17,7 +17,7 @@ from analysis.report.evidence import ReportEvidence, gather
 from benchmarks.synthetic_bundles import make
 from tests.analysis.by_hand import at_rates, for_every_figure, noisy, run
 from tests.analysis.in_process import Analyze
-from tests.analysis.report.report_bundles import many, matrix
+from tests.analysis.report.report_bundles import matrix
 from tests.analysis.report.report_texts import of, texts
 from tests.analysis.sentence_runs import UNTIMED, Golden, batches, profile_alone
 from workload.contract.errors import ExitCode
@@ -176,16 +176,6 @@ def test_each_figure_of_the_registry_is_placed_in_a_section() -> None:
     placed = {figure.name for section in page.sections for figure in figures_of(section)}
     assert {name for names in drawn_by.values() for name in names} == placed
     assert "more" not in [section.name for section in page.sections]
-
-
-@pytest.mark.world
-@pytest.mark.night(part="report")
-def test_a_report_of_66_environments_draws_the_fastest_and_says_so(tmp_path: Path) -> None:
-    page = compose(gather(analysis.load(many(tmp_path / "results"))))
-    assert page.facts[:3] == ["292 runs", "124 configurations", "66 places"]
-    figures = page.figures()
-    assert 10 < len(figures) < 30
-    assert [one.name for one in figures if not one.caption.startswith("66 places: ")] == []
 
 
 def test_a_figure_that_no_section_names_is_shown_all_the_same(evidence: ReportEvidence) -> None:

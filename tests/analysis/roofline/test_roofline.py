@@ -1,7 +1,7 @@
 """Points below roofs, shifts between points, and the command `analyze roofline`, against hand-computed values."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 import analysis
-from analysis.api import Results
 from analysis.loading.configurations import UNNAMED
 from analysis.roofline.against_model import model_warning
 from analysis.roofline.points import POINT_COLUMNS, WorkSource, shifts
@@ -17,6 +16,7 @@ from analysis.roofline.points import points as points_of
 from analysis.roofline.roofs import Roof, roofs
 from benchmarks.synthetic_bundles import change, make, make_record
 from tests.analysis.in_process import Analyze
+from tests.analysis.roofline.points_told import known, told
 from tests.analysis.sentence_runs import Golden
 from workload.contract import record as contract
 from workload.contract import verdict
@@ -297,26 +297,6 @@ CASES: dict[str, list[dict[str, Any]]] = {
     # 24 GB are no T4's.
     "a device that its size denies": [{"environment__device": DEVICE | {"memory_total_bytes": 24e9}}],
 }
-
-
-def known(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows with None for what is absent."""
-    rows = table.astype(object).where(table.notna(), None).to_dict("records")
-    return [{str(name): value for name, value in row.items()} for row in rows]
-
-
-def told(loaded: Results) -> Iterator[str]:
-    """Roofs and points of runs."""
-    for row in known(roofs(loaded)):
-        rates = f"{row['flop_per_s'] / 1e12:.3g} TFLOP/s, {(row['bytes_per_s'] or 0) / 1e9:.4g} GB/s"
-        yield f"{row['kind']} roof {rates}, {row['source']}" + (f" [{row['note']}]" if row["note"] else "")
-    for row in known(points_of(loaded)):
-        facts = [f"{row['source']}, {row['runs']} runs", f"roof {row['roof']}"]
-        for name in ("intensity_flop_per_byte", "fraction_of_roof", "fraction_of_peak"):
-            facts += [f"{name} {row[name]:.4g}"] if row[name] else []
-        yield f"{row['model']}: {', '.join(facts)}"
-        yield f"    limit {row['bound']}: {row['bound_why']}"
-        yield from (f"    {name}: {row[name]}" for name in ("busy", "note") if row[name])
 
 
 def test_roofs_limits_and_notes(golden: Golden, tmp_path: Path) -> None:
