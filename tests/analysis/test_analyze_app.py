@@ -102,17 +102,6 @@ def test_import_prints_folders_and_summary_reads_them(analyze: Analyze, tmp_path
     assert line["images_per_s"] == 6.0
 
 
-def test_hostile_names_reach_no_terminal(analyze: Analyze, tmp_path: Path) -> None:
-    log = tmp_path / "log.csv"
-    log.write_text(LOG)
-    analyze("import", log, "--model", "a\x1b[2J\nb", "--batch-size", "8", "-o", tmp_path / "results")
-    _, out, _ = analyze("summary", tmp_path / "results")
-    assert out.splitlines()[0] == "place imported; model a\\x1b[2J\\nb; batch 8"
-    _, out, _ = analyze("summary", tmp_path / "results", "--format", "csv")
-    assert len(out.splitlines()) == 2
-    assert "\x1b" not in out
-
-
 @pytest.mark.parametrize("package", ["pandas", "pyarrow", "typer", "google.cloud"])
 def test_missing_package_is_told(
     analyze: Analyze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
@@ -134,14 +123,6 @@ def test_bug_keeps_its_traceback(analyze: Analyze, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(program, "_run", bug)
     with pytest.raises(ModuleNotFoundError):
         analyze("summary", ".")
-
-
-def test_interrupted(analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object, **__: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("analysis.load", interrupt)
-    assert analyze("summary", ".") == (ExitCode.INTERRUPTED, "", "interrupted\n")
 
 
 class Refusing(io.StringIO):

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
-from tests.analysis.kernels.test_kernel_breakdown import NAMES, RATE, STEPS, profile, with_own
+from tests.analysis.kernels.test_kernel_breakdown import NAMES, STEPS, profile
 from tests.analysis.readers.ncu.ncu_files import COUNTS, save, wide
 
 ROWS = [[1000, 10, 10, 40, 100], [3000, 0, 0, 200, 100], [1000, 10, 10, 40, 100]]
@@ -67,19 +67,6 @@ def test_bundles_and_files_together(tmp_path: Path, analyze: Analyze) -> None:
     assert whole["l2_intensity"] == pytest.approx(4100 / 4000)
 
 
-def test_metrics_of_the_user_are_columns(tmp_path: Path, analyze: Analyze) -> None:
-    with_own(make(tmp_path / "results", 1))
-    profile(make(tmp_path / "results", 2, spec__model="vgg11"), STEPS, NAMES)
-    found = {(row["model"], row["family"]): row for row in rows_of(analyze, tmp_path / "results")}
-    assert found["resnet18", "GEMM"][RATE] == pytest.approx(60)
-    assert found["resnet18", "all"][RATE] == pytest.approx(10 * (1 + 2 + 3 + 4 + 5 + 6) / 2)
-    assert found["vgg11", "GEMM"][RATE] is None
-    _, out, _ = analyze("kernels", tmp_path / "results", "--wide")
-    assert RATE in out
-    assert "absent__metric" not in out
-    assert RATE not in analyze("kernels", tmp_path / "results")[1]
-
-
 def test_partial_profile_is_said(tmp_path: Path, analyze: Analyze) -> None:
     error = "==ERROR== The application returned an error code (1).\n"
     path = save(tmp_path, error + wide(COUNTS, ROWS, names=[GEMM, BN, GEMM]))
@@ -93,10 +80,3 @@ def test_partial_profile_is_said(tmp_path: Path, analyze: Analyze) -> None:
 def test_top_is_positive(tmp_path: Path, analyze: Analyze, top: str) -> None:
     message = f"error: --top must be a positive integer; got '{top}'\nhint: --top 10\n"
     assert analyze("kernels", tmp_path, "--top", top) == (2, "", message)
-
-
-def test_file_without_a_table(tmp_path: Path, analyze: Analyze) -> None:
-    path = save(tmp_path, "==PROF== Connected to process 1\nNo kernels were profiled.\n")
-    code, _, err = analyze("kernels", path)
-    assert code == 2
-    assert "ncu profiled no kernels" in err

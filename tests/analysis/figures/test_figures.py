@@ -138,17 +138,6 @@ def test_batch_sizes_stand_beside_their_points_where_there_is_room() -> None:
     assert texts[["align", "dx", "dy"]].drop_duplicates().shape[0] == 4
 
 
-def test_one_configuration_is_one_point() -> None:
-    found = everything()
-    drawn_points = registry.drawable(found.points)
-    keys = ["env", "task", "variant", "batch_size"]
-    assert not drawn_points.duplicated(keys).any()
-    twice = found.points[found.points.duplicated(keys, keep=False)]
-    assert set(twice["source"]) == {"counters", "modelled"}
-    merged = twice.merge(drawn_points, on=[*keys, "source"])
-    assert set(merged["source"]) == {"counters"}
-
-
 def test_numbers_reach_the_chart(figures: dict[str, Figure]) -> None:
     rows = values(figures["throughput_env-local-cuda"])
     assert {row["images_per_s"] for row in rows if row.get("batch_size") == 32 and row.get("task") == "resnet18"} == {
@@ -234,16 +223,6 @@ def test_efficiency_against_ceiling_and_peak() -> None:
     attained = 32 * 10.6484e9 / 0.1
     assert found["of the measured ceiling"] == pytest.approx(attained / 2e13)
     assert found["of the vendor's peak"] == pytest.approx(attained / 30.3e12, rel=0.01)
-
-
-def test_more_environments_than_can_be_drawn_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "MOST_OF_A_KIND", 3)
-    found = made(
-        *(run(f"r{number}-{size}", place=f"p{number}", batch_size=size) for number in range(5) for size in (8, 16, 32))
-    )
-    every = list(registry._throughput_env(found))
-    assert [figure.name for figure in every] == [f"throughput_env-{env}" for env in found.environments[:3]]
-    assert all(figure.caption.startswith("The first 3 of 5 places. ") for figure in every)
 
 
 # --- files

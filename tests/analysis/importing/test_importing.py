@@ -15,15 +15,6 @@ LOG = "env,device,model,batch_size,iter_idx,iter_time_ms,imgs_per_sec,timestamp\
     f"envA,cuda:0,resnet50,64,{index},{time_ms},{rate},{1763159640 + 0.2 * index:.1f}\n"
     for index, (time_ms, rate) in enumerate([(150, 426.67)] * 5 + [(50, 1280)] + [(150, 426.67)] * 5)
 )
-NCU = """==PROF== Connected to process 1 (/usr/bin/python3)
-"ID","Process ID","Process Name","Kernel Name","Block Size","Grid Size","Device","CC",\
-"device__attribute_display_name","gpu__time_duration.sum","dram__bytes.sum",\
-"smsp__sass_thread_inst_executed_op_fadd_pred_on.sum","smsp__sass_thread_inst_executed_op_fmul_pred_on.sum",\
-"smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
-"","","","","","","","","","ns","byte","inst","inst","inst"
-"0","1","python","add","(1, 1, 1)","(1, 1, 1)","0","7.5","Tesla T4","2000","4096","100","10","1000"
-"1","1","python","mul","(1, 1, 1)","(1, 1, 1)","0","7.5","Tesla T4","1000","1024","0","50","0"
-"""
 
 
 @pytest.fixture
@@ -146,23 +137,3 @@ def test_hostile_names_stay_inside_the_output_folder(tmp_path: Path, results: Pa
 
 
 # --- profiles
-
-
-def test_profile_becomes_a_bundle_with_kernels(tmp_path: Path, results: Path) -> None:
-    record = imported(tmp_path, NCU, model="resnet50", batch_size=64, precision="fp32", profile_steps=2)
-    assert "-imported-tesla-t4-resnet50-b64-fp32-" in record["run_id"]
-    assert (results / record["run_id"] / "ncu" / "kernels.csv").read_text() == NCU
-    assert record["environment"]["device"] == {"type": "cuda", "name": "Tesla T4", "compute_capability": "7.5"}
-    assert set(record["timing"].values()) == {None}
-    profile = record["profile"]
-    assert (profile["status"], profile["kernels_profiled"], profile["steps_profiled"]) == ("completed", 2, 2)
-    # 100 + 10 + 2 x 1000 and 50, over two steps.
-    assert profile["flop_per_step"] == (2110 + 50) / 2
-    assert profile["dram_bytes_per_step"] == 5120 / 2
-    assert profile.get("l2_bytes_per_step") is None
-    assert profile["kernel_time_s_per_step"] == pytest.approx(1.5e-6)
-    loaded = analysis.load(results)
-    assert loaded.problems == ()
-    assert loaded.kernels["name"].tolist() == ["add", "mul"]
-    assert loaded.runs["counted_flop_per_step"].tolist() == [1080]
-    assert len(loaded.steps) == 0

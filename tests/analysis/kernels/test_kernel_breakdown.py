@@ -136,14 +136,6 @@ def test_l2_bytes_say_which_they_are(tmp_path: Path, capability: str, label: str
     )
 
 
-def test_repeats_are_averaged_per_step(tmp_path: Path) -> None:
-    for number in range(2):
-        profile(make(tmp_path, number), STEPS, NAMES)
-    gemm, _ = kernel_points(analysis.load(tmp_path)).to_dict("records")
-    assert (gemm["profiles"], gemm["steps"], gemm["launches"]) == (2, 4, 2)
-    assert gemm["duration_s"] == pytest.approx(4e-6)
-
-
 def test_missing_counters_are_absent_never_zero(tmp_path: Path) -> None:
     rows = [list(row) for row in STEPS]
     rows[2][2] = "n/a"  # fadd of one launch
@@ -156,11 +148,3 @@ def test_missing_counters_are_absent_never_zero(tmp_path: Path) -> None:
     assert gemm["dram_bytes"] == 1000
     assert math.isnan(norm["intensity_flop_per_byte"])
     assert norm["l2_intensity"] == pytest.approx(0.1)
-
-
-def test_uncounted_tensor_work_is_a_lower_bound(tmp_path: Path) -> None:
-    rows = [list(row) for row in STEPS]
-    rows[1][8] = 640
-    profile(make(tmp_path, 1), rows, NAMES)
-    table = kernel_points(analysis.load(tmp_path))
-    assert table["flop_is_lower_bound"].tolist() == [True, False]

@@ -3,7 +3,6 @@ import pickle
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -87,22 +86,6 @@ def test_other_code_invalidates_all_results(results: Path, tmp_path: Path, monke
         index.code_version.cache_clear()
         assert found(results)[1] == 3
         assert found(results)[1] == 0
-    monkeypatch.undo()
-    index.code_version.cache_clear()
-
-
-def unknown_library(name: str) -> str:
-    raise metadata.PackageNotFoundError(name)
-
-
-@pytest.mark.parametrize(("name", "value"), [("CODE_FOLDERS", ()), ("metadata.version", unknown_library)])
-def test_unknown_version_of_the_code_keeps_nothing(
-    results: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
-) -> None:
-    monkeypatch.setattr(f"analysis.loading.index.{name}", value)
-    index.code_version.cache_clear()
-    assert index.code_version() is None
-    assert [found(results)[1] for _ in range(2)] == [3, 3]
     monkeypatch.undo()
     index.code_version.cache_clear()
 

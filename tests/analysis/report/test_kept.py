@@ -1,6 +1,5 @@
 """A report is kept beside the index, and used again as long as no file of a bundle changes."""
 
-import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -113,19 +112,6 @@ def test_a_report_of_bundles_that_changed_meanwhile_is_not_kept(results: Path) -
     make(results, 7)
     assert html.render(kept.store(results, key, SMALL, ())) == html.render(SMALL)
     assert not (results / index.FOLDER / kept.FILE).exists()
-
-
-def test_a_folder_that_cannot_be_written_works_without(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", refuse)
-    put(results, SMALL)
-    assert not has_report(results)
-    assert not list((results / index.FOLDER).iterdir())
-    # Not even an index could be written.
-    shutil.rmtree(results / index.FOLDER)
-    put(results, SMALL)
 
 
 def test_no_report_is_kept_of_few_bundles(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Sentences and tables of a report, section by section, and the command that writes it."""
 
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -107,14 +106,6 @@ def test_sections_without_content_are_left_out() -> None:
     ]  # fmt: skip
 
 
-def test_notes_that_differ_in_figures_are_one_line() -> None:
-    found = of(
-        *at_rates("a", (1.0, 2.0), notes=["the run got 0.7 of 1 CPUs"]),
-        *at_rates("b", (1.0,), notes=["the run got 0.5 of 2 CPUs"]),
-    )
-    assert "the run got 0.7 of 1 CPUs (3 runs, with other figures)" in texts(context.limits(found))
-
-
 # --- the top of the page
 
 
@@ -144,13 +135,6 @@ def test_an_error_in_a_run_that_no_sentence_quotes_stands_under_audit() -> None:
 
 
 FALSE_WITHOUT_TIMES = ("0 configurations", "(no rows)", "highest throughput", "Every configuration was")
-
-
-def test_kernels_without_times_have_no_share_of_the_time() -> None:
-    (profile,) = profile_alone()
-    page = compose(of(profile | {"kernels": profile["kernels"].assign(duration_s=math.nan)}))
-    said = [text for section in page.sections for text in texts(section)]
-    assert not [text for text in said if "most kernel time" in text]
 
 
 def test_a_page_of_profiles_alone_says_what_profiles_show() -> None:

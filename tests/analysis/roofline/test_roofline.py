@@ -362,16 +362,3 @@ def test_the_row_of_a_public_profile(tmp_path: Path, analyze: Analyze) -> None:
     assert row["counted_over_model"] == pytest.approx(row["flop_per_step"] / row["theoretical_flop_per_step"])
     assert row["counted_over_model"] == pytest.approx(0.35, abs=0.01)
     assert row["fraction_of_peak"] is None
-
-
-def test_the_mean_share_of_the_peak_of_a_place_and_a_precision(tmp_path: Path) -> None:
-    steps = ((8, "fp32", 0.1), (16, "fp32", 0.4), (8, "amp", 0.1))
-    runs = [
-        {"spec__batch_size": size, "spec__precision": precision, "timing__step_s__median": step_s}
-        for size, precision, step_s in steps
-    ]
-    table = points(tmp_path, *runs)
-    for precision, number in (("fp32", 2), ("amp", 1)):
-        known = table[(table["precision"] == precision) & table["fraction_of_peak"].notna()]
-        assert len(known) == number
-        assert list(known["place_fraction_of_peak"]) == pytest.approx([known["fraction_of_peak"].mean()] * number)

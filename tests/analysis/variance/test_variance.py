@@ -33,16 +33,6 @@ def test_figures_of_a_run() -> None:
     assert row["note"] == "5 steps: at least 8 are needed; 5 steps: at least 20 are needed"
 
 
-def test_a_steady_run() -> None:
-    row = one(run(steps=noisy(n=100)))
-
-    assert row["steady"] is True
-    assert row["warmup_steps"] == 0
-    assert row["effective_steps"] > 20
-    assert abs(row["drift"]) < 0.001
-    assert row["note"] is None
-
-
 def test_a_drift_is_a_fraction_of_the_step_over_the_run() -> None:
     steps = 0.1 + 0.0002 * np.arange(100) + np.tile([1e-5, -1e-5], 50)
 
@@ -53,29 +43,6 @@ def test_a_drift_is_a_fraction_of_the_step_over_the_run() -> None:
     # 99 times 0.2 ms over a median of 109.9 ms.
     assert row["drift"] == pytest.approx(99 * 0.0002 / 0.1099, rel=0.005)
     assert row["note"] == "drifts by +18 % over 100 steps: no steady state"
-
-
-def test_a_period_is_told() -> None:
-    steps = np.array(noisy())
-    steps[::10] *= 0.4
-
-    row = one(run(steps=list(steps)))
-
-    assert (row["period_steps"], row["period_ratio"]) == (10, pytest.approx(0.4, rel=0.01))
-
-
-def test_correlated_steps_are_worth_few() -> None:
-    rng = np.random.default_rng(0)
-    level = 0.0
-    steps = []
-    for _ in range(200):
-        level = 0.95 * level + rng.standard_normal()
-        steps.append(0.1 * (1 + 0.001 * level))
-
-    row = one(run(steps=steps))
-
-    assert row["autocorrelation"] > 0.8
-    assert row["effective_steps"] < 30
 
 
 def test_warmup_steps_and_runs_without_steps_are_left_out() -> None:
@@ -106,14 +73,6 @@ def test_the_spread_between_runs() -> None:
     # Standard deviation of the logarithms of the rates; steps within runs vary by 0.1 %.
     assert row["cov_between"] == pytest.approx(np.log(rates).std(ddof=1), rel=0.01)
     assert row["cov_within"] == pytest.approx(0.001, rel=0.2)
-
-
-def test_one_run_has_no_interval() -> None:
-    (row,) = between(results(run())).to_dict("records")
-
-    assert row["interval"] == "one run: no interval"
-    assert all(pd.isna(row[name]) for name in ("images_per_s_low", "cov_between"))
-    assert row["note"] is None
 
 
 @pytest.mark.parametrize("table", [within, between])
