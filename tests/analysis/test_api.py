@@ -57,14 +57,6 @@ def test_a_frame_is_the_table_of_its_command(
     assert json.loads(render(table, columns, TableFormat.JSON)) == (printed or [{}] * len(table))
 
 
-def test_a_frame_has_few_columns_at_first(folder: Path) -> None:
-    results = analysis.load(folder)
-    shown, whole = results.summary(), results.summary(wide=True)
-    assert len(shown.columns) == 20 < len(whole.columns)
-    assert shown.notna().any().all()
-    assert list(shown.columns) == [name for name in whole if name in shown]
-
-
 def test_a_report_of_results(tmp_path: Path) -> None:
     results = analysis.load(shutil.copytree(OURS, tmp_path / "results"))
     assert len(results) == 2

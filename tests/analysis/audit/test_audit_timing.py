@@ -1,7 +1,5 @@
 """Rules on time, each on both sides of its threshold."""
 
-import ast
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import analysis
 from analysis.audit import RULES, Finding, audit
 from analysis.audit.claims import CLAIM_RULES
 from analysis.audit.timing import skipped_by_amp
@@ -41,18 +38,6 @@ def test_every_threshold_says_what_is_expected() -> None:
     """`expected less than 75 %` would name what is broken."""
     broken = ("more than", "less than", "fewer", "below", "above", "not ", "in ")
     assert not [rule.name for rule in (*RULES, *CLAIM_RULES) if rule.threshold.startswith(broken)]
-
-
-def test_shares_are_written_in_one_way() -> None:
-    """`95 %`, by the contract's `text`, which has a word for nearly nothing too: no format ends in a per cent."""
-    folder = Path(analysis.__file__).parent
-    specs = [
-        f"{path.relative_to(folder)}:{value.lineno}"
-        for path in folder.rglob("*.py")
-        for value in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(value, ast.FormattedValue) and re.search(r"%'$", ast.unparse(value.format_spec or value))
-    ]
-    assert not specs
 
 
 def every(period: int, factor: float, *, n: int = 60) -> list[float]:

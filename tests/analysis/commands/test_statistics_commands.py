@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 from analysis.api import Results
-from analysis.audit import audit
-from analysis.commands.audit import render
 from tests.analysis.by_hand import noisy, results, run
 from tests.analysis.in_process import Analyze
-from workload.contract.tables import TableFormat
 
 PLACES = ("here", "there")
 
@@ -54,16 +51,6 @@ def test_variance_as_data(analyze: Analyze, part: str, length: int) -> None:
 
 
 # --- audit
-
-
-@pytest.mark.parametrize("width", [60, 120])
-def test_an_audit_fits_the_terminal(width: int) -> None:
-    found = audit(results(run("a", explained_fraction=0.5, repeats=1)))
-    lines = render(found, TableFormat.TABLE, looked_at="1 run, 43 rules", width=width).splitlines()
-
-    assert found
-    assert max(map(len, lines)) <= width
-    assert "  expected   steps and data waits add up" in "\n".join(lines)
 
 
 def test_an_audit_as_data(analyze: Analyze) -> None:

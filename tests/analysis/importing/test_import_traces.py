@@ -293,12 +293,6 @@ def test_gaps_between_kernels_are_overhead(tmp_path: Path) -> None:
     assert run["bound_why"] == point["bound_why"]
 
 
-@pytest.mark.parametrize("command", ["summary", "audit", "roofline", "variance"])
-def test_every_command_takes_the_bundle(command: str, run: Analyze, tmp_path: Path) -> None:
-    imported(tmp_path, gpu_trace(3))
-    assert run(command, "results")[0] in {ExitCode.DONE, ExitCode.NOTHING_TO_DO}
-
-
 @pytest.mark.slow
 def test_the_report_shows_operators(run: Analyze, tmp_path: Path) -> None:
     imported(tmp_path, gpu_trace(3))

@@ -54,6 +54,10 @@ FORMS: Files = {
     "a gzip file that breaks off": (gzip.compress(table(*steps(2000)).encode(), 0, mtime=0)[:9000], {}),
     "everything twice": (LOG * 2, {}),
     "a text twice": (timm() * 2, {}),
+    "what the user says beats the file": (
+        LOG,
+        {"model": "resnet18", "gpu": "Tesla T4", "precision": "AMP", "batch_size": 128},
+    ),
     "the last row cut off": (LOG + "resnet50,6", {}),
 }
 

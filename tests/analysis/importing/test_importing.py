@@ -86,33 +86,6 @@ def test_nothing_is_invented(tmp_path: Path, results: Path) -> None:
         assert run.isna()[name], name
 
 
-def test_what_the_user_says_beats_the_file_and_is_noted(tmp_path: Path) -> None:
-    record = imported(tmp_path, LOG, model="resnet18", gpu="Tesla T4", precision="AMP", batch_size=128)
-    assert (record["spec"]["model"], record["spec"]["batch_size"], record["spec"]["precision"]) == (
-        "resnet18",
-        128,
-        "amp",
-    )
-    assert record["environment"]["device"] == {"type": "cuda", "name": "Tesla T4"}
-    assert record["spec_origin"] == {
-        "model": "option",
-        "batch_size": "option",
-        "precision": "option",
-        "device": "file",
-        "iterations": "file",
-    }
-    assert record["imported"]["given"] == {
-        "model": "resnet18",
-        "gpu": "Tesla T4",
-        "precision": "AMP",
-        "batch_size": 128,
-    }
-    assert record["notes"] == [
-        "the file says model 'resnet50', but the import was given 'resnet18'",
-        "the file says batch size '64', but the import was given '128'",
-    ]
-
-
 def test_same_file_again_is_nothing_to_do(tmp_path: Path, results: Path) -> None:
     folder = results / imported(tmp_path, LOG)["run_id"]
     with pytest.raises(NothingToDoError) as caught:
@@ -134,6 +107,3 @@ def test_hostile_names_stay_inside_the_output_folder(tmp_path: Path, results: Pa
     assert folder.name == record["run_id"]
     assert re.fullmatch(r"[A-Za-z0-9_.-]{1,200}", folder.name)
     assert analysis.load(results).runs["model"].tolist() == [name]
-
-
-# --- profiles

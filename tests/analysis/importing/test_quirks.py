@@ -1,6 +1,5 @@
 """The quirks of public logs and profiles: in files of our own, and in the public ones where they are at hand."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import analysis
 from analysis.api import Results
 from analysis.importing import UserFacts, import_file
 from analysis.readers import ncu
-from analysis.readers.ncu import NcuFileError, metrics
+from analysis.readers.ncu import NcuFileError
 from tests.analysis.audit.rules import ByRuleAndFile, by_rule_and_file
 from tests.analysis.importing import like_public
 from tests.analysis.importing.like_public import (
@@ -178,32 +177,6 @@ def test_totals(profile: tuple[Path, Totals]) -> None:
     flop = math.nan if expected.flop is None else expected.flop
     assert kernels["flop"].sum(min_count=1) == pytest.approx(flop, rel=0, abs=0, nan_ok=True)
     assert not kernels["flop_is_lower_bound"].any()
-
-
-def test_imported_profiles(profile: tuple[Path, Totals], tmp_path: Path) -> None:
-    path, expected = profile
-    user = UserFacts(model="m", batch_size=1, gpu="NVIDIA L4", profile_steps=1)
-    [folder] = import_file(path, user, output=tmp_path)
-    record = json.loads((folder / "run.json").read_text())
-    assert record["environment"]["device"]["name"] == expected.device
-    assert record["profile"].get("flop_per_step") == expected.flop
-    assert record["profile"]["dram_bytes_per_step"] == pytest.approx(expected.read + expected.written, rel=1e-12)
-
-
-def test_a_wide_page_tells_device_and_families(files: Path) -> None:
-    profile = ncu.read(files / "ncu" / WIDE)
-    assert set(profile.kernels["device"]) == {"Tesla V100-SXM2-16GB"}
-    assert set(profile.kernels["compute_capability"]) == {"7.0"}
-    assert profile.attributes["device__attribute_multiprocessor_count"] == "80"
-    assert [metrics.is_backward(name) for name in profile.kernels["name"]] == [False, False, False, True, False]
-    assert profile.kernels["family"].tolist() == ["batch norm", "convolution", "GEMM", "convolution", "convolution"]
-
-
-def test_a_long_page_has_units_by_row_and_ranges_without_the_backward_pass(files: Path) -> None:
-    profile = ncu.read(files / "ncu" / LONG_NVTX)
-    assert list(profile.kernels["range"]) == [f"train_step/{part}" for part in ("forward", "loss", "optimizer_step")]
-    assert not any(metrics.is_backward(name) for name in profile.kernels["name"])
-    assert profile.kernels["family"].tolist() == ["convolution", "softmax/attention", "optimizer"]
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,6 @@ def test_readers_hold(base: Path, tmp_path: Path, number: int) -> None:
     assert fuzz.run_case(base, tmp_path / "case", seed=SEED, number=number)
 
 
-def test_a_case_follows_from_its_seed_and_number(base: Path, tmp_path: Path) -> None:
-    first, again, other = (
-        fuzz.mutated(base, tmp_path / name, seed=SEED, number=number).done
-        for name, number in (("first", 3), ("again", 3), ("other", 4))
-    )
-    assert first == again != other
-
-
 def bundles_of_the_project() -> list[Path]:
     return sorted(path.parent for path in fuzz.REAL.glob(f"*/{bundle.MANIFEST}"))
 

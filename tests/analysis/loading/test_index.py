@@ -164,19 +164,6 @@ def test_moved_folder_shows_its_new_path(results: Path, reads: list[str]) -> Non
     assert reads == []
 
 
-def test_nested_folders_and_a_bundle_by_itself(tmp_path: Path) -> None:
-    monday, tuesday = make(tmp_path / "all" / "monday", 1), make(tmp_path / "all" / "deep" / "er" / "tuesday", 2)
-    assert runs(tmp_path / "all") == [str(tuesday), str(monday)]
-    assert runs(monday) == [str(monday)]
-    assert sorted(path.name for path in monday.iterdir()) == [
-        "MANIFEST.json",
-        "log.txt",
-        "run.json",
-        "steps.csv",
-        "telemetry.csv",
-    ]
-
-
 def test_problems_have_a_path_and_a_reason(results: Path) -> None:
     incomplete, damaged, newer, foreign = (make(results, number) for number in range(10, 14))
     (incomplete / "MANIFEST.json").unlink()
@@ -222,19 +209,6 @@ def test_file_outside_the_manifest_is_not_read(results: Path) -> None:
     lengths = {Path(row["path"]).name: len(row["_steps"]) for row in table.to_pylist()}
     assert lengths[folder.name] == 0
     assert set(lengths.values()) == {0, 110}
-
-
-@pytest.mark.parametrize("name", ["ncu/kernels.csv", "ncu/profile.ncu-rep"])
-def test_kernels_that_the_manifest_does_not_list_are_not_read(results: Path, name: str) -> None:
-    runs(results)
-    path = results / names(results)[0] / name
-    path.parent.mkdir()
-    path.write_text("put here after the run")
-    table, problems = load_bundles(results)
-    assert (table["kernels_file"].to_pylist(), problems) == ([None] * 3, [])
-    remark = f"{name} is not in MANIFEST.json: it was not verified and is not read"
-    assert table[index.REMARKS].to_pylist() == [[remark], [], []]
-    assert load_bundles(results)[0].equals(table)
 
 
 def test_steps_that_cannot_be_make_a_problem_instead_of_a_row(results: Path) -> None:

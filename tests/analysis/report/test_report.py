@@ -50,32 +50,6 @@ def test_packages_are_listed_once_and_those_that_differ_are_named(tmp_path: Path
     assert section.parts[0].blocks == [Paragraph(text=", ".join(PACKAGES))]
 
 
-def test_packages_that_are_alike_need_no_table(tmp_path: Path) -> None:
-    with_packages(tmp_path, 1, "a", [f"package-{number}==1" for number in range(250)])
-    make(tmp_path, 2, environment__place="old")
-    section = context.environment(gather(analysis.load(tmp_path)))
-    assert len(section.blocks) == 1
-    (part,) = section.parts
-    assert [len(block.text.split(", ")) for block in part.blocks if isinstance(block, Paragraph)] == [100, 100, 50]
-
-
-def test_runs_of_one_block_are_compared_with_each_other_as_compare_does() -> None:
-    """Unpaired, hosts that differ by 30 % hide what is certain within each block."""
-
-    def in_blocks(name: str, *rates: float, **facts: Any) -> list[dict[str, Any]]:
-        block = {"job_name": "sweep", "position": 0.0, **facts}
-        rates = tuple(rate * host for rate, host in zip(rates, (1.0, 1.2, 0.9), strict=True))
-        return [
-            each | block | {"block": float(number), "hostname": f"vm-{number}"}
-            for number, each in enumerate(at_rates(name, rates))
-        ]
-
-    runs = [*in_blocks("a", 100.0, 100.1, 99.9), *in_blocks("b", 103.0, 103.0, 103.1, precision="amp")]
-    assert "amp is 1.03 x as fast as fp32" in answer.changes(of(*runs))[0]
-    unpaired = of(*(each | {"job_name": None, "block": None} for each in runs))
-    assert answer.changes(unpaired) == []
-
-
 def test_five_sentences_at_most() -> None:
     names = ("resnet18", "resnet50", "vgg11", "vgg16")
     facts: dict[str, Any] = {"usd_per_h": 1.0}
@@ -112,18 +86,6 @@ def test_sections_without_content_are_left_out() -> None:
 def test_of_one_environment_its_own_roofline_comes_first() -> None:
     alone = compose(of(*at_rates("a", (100.0, 102.0), bytes_lower_per_step=4e9, bytes_upper_per_step=16e9)))
     assert alone.figures()[0].name == "roofline_local-cuda"
-
-
-def test_an_error_of_the_audit_stands_before_the_headline() -> None:
-    # A step cannot attain more than the ceiling of its machine.
-    facts = {"ceiling_flop_per_s": 1e11, "ceiling_bytes_per_s": 1e11}
-    found = of(*at_rates("a", (100.0, 102.0, 101.0), **facts), *at_rates("b", (10.0, 10.1), model="vgg11"))
-    errors = [finding for finding in found.findings if finding.severity == "error"]
-    # A rule that several runs break is one error, as in the line below the page's title.
-    assert (len({finding.rule for finding in errors}), len(errors)) == (2, 5)
-    first = answer.sentences(found)[0]
-    assert first.startswith("The audit found 2 errors, so figures of these runs are wrong ")
-    assert f"{errors[0].rule}: {errors[0].figure} (a0" in first
 
 
 def test_an_error_in_a_run_that_no_sentence_quotes_stands_under_audit() -> None:

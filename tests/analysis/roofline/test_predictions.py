@@ -86,13 +86,6 @@ def test_notes_and_reasons_for_no_prediction(golden: Golden) -> None:
     golden("predictions.txt", "\n".join([*lines, ""]))
 
 
-def test_rows_without_figures_stand_beside_others() -> None:
-    table = predict(results(run(precision="bf16", **WORK)), ["t4", "l4", "NVIDIA L4"])
-    assert list(table["gpu"]) == ["T4", "L4"]
-    assert table["predicted_roof_step_s_low"].isna().tolist() == [True, False]
-    assert table["note"][0] == "T4 has no units for bf16"
-
-
 @pytest.mark.parametrize(
     ("label", "gpus"),
     [

@@ -45,14 +45,6 @@ def test_a_drift_is_a_fraction_of_the_step_over_the_run() -> None:
     assert row["note"] == "drifts by +18 % over 100 steps: no steady state"
 
 
-def test_warmup_steps_and_runs_without_steps_are_left_out() -> None:
-    table = within(results(run("a", steps=[0.1] * 9), run("b", steps=[])))
-
-    # The helper puts one warm-up step of 0.2 s before the measured ones.
-    assert list(table["run_id"]) == ["a"]
-    assert list(table["steps"]) == [9]
-
-
 # --- between
 
 
