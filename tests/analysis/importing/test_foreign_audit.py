@@ -1,6 +1,6 @@
 """What an audit says of other people's files: the named cause, and silence where nothing is wrong."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -215,31 +215,3 @@ def test_limits_of_a_log(tmp_path: Path, golden: Golden) -> None:
         (run,) = results.runs.astype(object).where(results.runs.notna(), None).to_dict("records")
         lines += [f"## {name}", f"run: {run['bound']}: {run['bound_why']}", *told(results)]
     golden("limits.txt", "\n".join([*lines, ""]))
-
-
-# --- one rule for steady
-
-
-def drifting() -> Iterator[tuple[float, float]]:
-    for number in range(100):
-        step_s = 0.2 * (1 + 0.042 * number / 99)
-        yield step_s, step_s
-
-
-SHAPES = {
-    "drift": list(drifting()),
-    "shift": [*STEADY[:50], *[(0.21, 0.21)] * 50],
-    "steady": STEADY,
-    "slow first steps": [*[(0.3, 0.3)] * 6, *STEADY],
-}
-
-
-@pytest.mark.parametrize("steps", SHAPES.values(), ids=SHAPES)
-def test_variance_and_audit_say_steady_by_one_rule(folder: Path, steps: list[tuple[float, float]]) -> None:
-    noise = [1 + 0.0005 * ((7 * number) % 11 - 5) for number in range(len(steps))]
-    series = [(step_s * wobble, interval_s * wobble) for (step_s, interval_s), wobble in zip(steps, noise, strict=True)]
-    import_text(folder, log(series))
-    results = analysis.load(folder / "out")
-    (row,) = results.variance("within").to_dict("records")
-    rules = {finding.rule for finding in audit(results)} & {"unsteady steps"}
-    assert (row["steady"] is False or row["steady"] == 0) == bool(rules)

@@ -130,27 +130,6 @@ def test_a_profile_is_reproduced_too() -> None:
     )
 
 
-@pytest.mark.slow
-def test_a_report_of_scripts_beside_a_model(results: Path, analyze: Analyze) -> None:
-    for folder in (*GPT, ACCUMULATION, MODEL):
-        put(results, folder)
-    page, markdown = results.parent / "report.html", results.parent / "report.md"
-    assert analyze("report", results, "-o", page, "--markdown", markdown)[0] == 0
-    text = markdown.read_text()
-    model = bundle.read(MODEL).record.spec.model
-    facts = next(line for line in text.splitlines() if " · units: " in line)
-    units_of = dict(part.split(" (") for part in facts.partition(" · units: ")[2].partition(") · ")[0].split("), "))
-    assert {unit: set(names.split(", ")) for unit, names in units_of.items()} == {
-        "tokens": {"gpt.py"},
-        "images": {"accumulation.py", model},
-    }
-    for line in text.splitlines():
-        if "gpt.py" in line:
-            assert "images/s" not in line.partition("gpt.py")[2].partition("accumulation.py")[0].partition(model)[0]
-    assert "Throughput [images/s]" not in page.read_text()
-    assert "\nlaunch local --runtime process --cpu --warmup 2 --iterations 10 -- accumulation.py\n" in text
-
-
 @pytest.mark.parametrize(
     ("text", "unit", "expected"),
     [

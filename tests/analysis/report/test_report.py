@@ -153,17 +153,6 @@ def test_the_command_writes_page_figures_and_markdown(analyze: Analyze, tmp_path
     assert not list(page.parent.glob(".*"))
 
 
-@pytest.mark.slow
-def test_a_page_that_cannot_be_written_is_told(analyze: Analyze, tmp_path: Path) -> None:
-    matrix(tmp_path / "results", repeats=1)
-    (tmp_path / "file").write_text("")
-    page = tmp_path / "file" / "report.html"
-    code, _, err = analyze("report", tmp_path / "results", "-o", page)
-    assert code == ExitCode.USAGE
-    hint = "hint: -o FILE, with a file that you may write\n"
-    assert err == f"error: report '{page}' cannot be written: '{tmp_path / 'file'}' is a file\n{hint}"
-
-
 def test_a_sweep_of_a_script_has_a_row_for_each_setting_and_batch() -> None:
     runs = [
         run(
