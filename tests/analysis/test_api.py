@@ -64,16 +64,6 @@ def test_a_report_of_results(tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
 
 
-def test_runs_of_ours_in_a_notebook(tmp_path: Path) -> None:
-    # A copy: loading leaves its index beside the bundles.
-    results = analysis.load(shutil.copytree(OURS, tmp_path / "results"))
-    [line] = results.summary().to_dict("records")
-    assert (line["model"], line["batch_size"], line["runs"]) == ("shufflenet_v2_x0_5", 2, 2)
-    assert line["images_per_s"] > 0
-    assert set(results.roofline()["source"]) == {"modelled"}
-    assert set(results.audit().columns) == {"rule", "severity", "subject", "figure", "threshold", "why", "cure"}
-
-
 @pytest.mark.slow
 def test_figures_are_altair_charts(folder: Path) -> None:
     results = analysis.load(folder)

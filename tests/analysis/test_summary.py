@@ -52,7 +52,6 @@ RATES = (1000, 1030, 980, 1020, 990, 1015, 985, 1010)
 
 def test_blocks_of_a_sweep_have_the_interval_of_its_rule_to_stop(tmp_path: Path) -> None:
     (line,) = lines(tmp_path, *blocks_of(*RATES))
-
     stand = interval_at_look(single_contrast(RATES), target=0.01)
     assert (line["images_per_s"], line["images_per_s_low"], line["images_per_s_high"]) == pytest.approx(
         (stand.value, stand.low, stand.high)

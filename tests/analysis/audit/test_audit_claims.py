@@ -93,7 +93,6 @@ def test_findings_on_published_figures(golden: Golden) -> None:
 def test_read(tmp_path: Path) -> None:
     path = tmp_path / "published.csv"
     path.write_text("name,device_name,model,batch_size,precision\nB,Tesla T4,resnet50,64,\n", encoding="utf-8")
-
     assert read(path) == [Claim(name="B", device_name="Tesla T4", model="resnet50", batch_size=64.0)]
 
 
@@ -113,10 +112,8 @@ def test_read(tmp_path: Path) -> None:
 def test_what_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "published.csv"
     path.write_text(text, encoding="utf-8")
-
     with pytest.raises(UsageError) as refused:
         read(path)
-
     assert str(refused.value).endswith(message)
 
 

@@ -20,7 +20,6 @@ def tables() -> tuple[list[list[str]], list[list[str]]]:
 
 def test_all_cases_were_simulated() -> None:
     alarms, power = tables()
-
     assert {len(row) for row in alarms} == {len(benchmark.ALARM_HEADINGS)}
     assert {len(row) for row in power} == {len(benchmark.POWER_HEADINGS)}
     assert len(alarms) == len(benchmark.STEPS) * (len(benchmark.NOISES) + 1) * len(benchmark.TOGETHER)
@@ -69,8 +68,6 @@ def test_faults_are_found_9_times_of_10(fault: str, size: str, steps: str) -> No
 def test_the_same_seed_gives_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "STEPS", (20,))
     monkeypatch.setattr(benchmark, "NOISES", benchmark.NOISES[:3])
-
     first, second = (list(benchmark.false_alarms(6, seed=3)) for _ in range(2))
-
     assert first == second
     assert len(first) == 4 * 3

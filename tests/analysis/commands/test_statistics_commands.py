@@ -40,11 +40,9 @@ def two_places(**facts: Any) -> Results:
 @pytest.mark.parametrize(("part", "length"), [("between", 2), ("within", 6), ("causes", 6)])
 def test_variance_as_data(analyze: Analyze, part: str, length: int) -> None:
     made = two_places(data_wait_fraction=0.3)
-
     _, whole, _ = analyze("variance", "results", "--format", "json", on=made)
     _, one, _ = analyze("variance", "results", "--part", part, "--format", "json", on=made)
     _, lines, _ = analyze("variance", "results", "--part", part, "--format", "csv", on=made)
-
     assert len(json.loads(one)) == length
     assert json.loads(whole)[part] == json.loads(one)
     assert len(list(csv.DictReader(io.StringIO(lines)))) == length
@@ -55,10 +53,8 @@ def test_variance_as_data(analyze: Analyze, part: str, length: int) -> None:
 
 def test_an_audit_as_data(analyze: Analyze) -> None:
     made = two_places(commit_dirty=True)
-
     _, text, _ = analyze("audit", "results", "--format", "json", on=made)
     _, lines, _ = analyze("audit", "results", "--format", "csv", on=made)
-
     findings, rows = json.loads(text), list(csv.DictReader(io.StringIO(lines)))
     assert len(findings) == len(rows) == 1
     assert findings[0]["rule"] == rows[0]["rule"] == "uncommitted changes"

@@ -30,7 +30,6 @@ def said(effect: str, *, duels: int, seed: int) -> list[dict[str, str]]:
 def test_verdicts_are_false_as_seldom_as_promised(effect: str, duels: int) -> None:
     """In small: the campaign has 400 duels for each noise and machine."""
     false = [duel.is_false(one["duel"], duel.EFFECTS[effect]) for one in said(effect, duels=duels, seed=1)]
-
     assert len(false) == 29 * duels
     assert sum(false) <= 0.05 * len(false)
 
@@ -43,9 +42,7 @@ def test_verdicts_are_false_as_seldom_as_promised(effect: str, duels: int) -> No
         ("same, slower", "just below +2 %", False),
         ("same", "+2 %", True),
         ("same, slower", "A/A", True),
-        ("same, faster", "+1.5 %", True),
         ("not decidable, slower", "A/A", True),
-        ("not decidable", "A/A", False),
         ("faster", "-2 %", False),
     ],
 )
@@ -59,9 +56,7 @@ def test_a_broken_off_simulation_goes_on(tmp_path: Path) -> None:
     list(blocks.missing(Results(path), 0.01))
     lines = path.read_text().splitlines()
     path.write_text(f"{lines[0]}\n{lines[1][:20]}")
-
     results = Results(path)
-
     assert list(blocks.missing(results, 0.01)) == whole
     assert path.read_text().splitlines() == lines
 
@@ -71,5 +66,4 @@ def test_a_broken_off_simulation_goes_on(tmp_path: Path) -> None:
 )
 def test_every_part_runs(part: str) -> None:
     lines = list(blocks.PARTS[part](Results(None), 0.0015))
-
     assert len(lines) > 5

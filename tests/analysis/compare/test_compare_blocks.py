@@ -35,9 +35,7 @@ def in_blocks(
 def test_runs_of_one_block_are_compared_with_each_other() -> None:
     """Hosts differ by 30 %, configurations by 3 %: unpaired, nothing is certain."""
     fp32, amp = (100.0, 100.2, 99.9), (103.0, 103.0, 103.1)
-
     (row,) = rows(*in_blocks("l", fp32), *in_blocks("r", amp, precision="amp"), by="precision")
-
     expected = ttest_rel(np.log(amp), np.log(fp32))
     assert row["ratio"] == pytest.approx(gmean(fp32) / gmean(amp))
     assert row["p"] == pytest.approx(expected.pvalue)
@@ -74,7 +72,6 @@ def sweep(*, faster: tuple[float, ...] = (1.03, 1.03, 1.03), noisy_run: int | No
 def test_the_scatter_is_that_of_all_configurations_of_the_blocks() -> None:
     pair = rows(*sweep()[:6], by="precision")[0]
     first = next(row for row in rows(*sweep(), by="precision") if row["model"] == "resnet18")
-
     assert pair["test"] == "Student t over blocks, runs paired within them"
     assert first["test"] == "Student t over blocks, scatter of all their configurations"
     assert first["note"].endswith("; scatter estimated from 6 configurations")
@@ -85,7 +82,6 @@ def test_the_scatter_is_that_of_all_configurations_of_the_blocks() -> None:
 
 def test_a_configuration_that_scatters_more_than_the_others_does_not_hide() -> None:
     found = [row for row in rows(*sweep(noisy_run=3), by="precision") if pd.notna(row["model"])]
-
     notes = {row["model"]: row["note"].rpartition("; ")[2] for row in found}
     assert notes == {
         "resnet18": "scatter estimated from 5 configurations",
@@ -97,7 +93,6 @@ def test_a_configuration_that_scatters_more_than_the_others_does_not_hide() -> N
 def test_an_option_comes_first_with_its_effect_over_all_combinations() -> None:
     faster = (1.03, 1.03, 1.21)
     effect, *pairs = rows(*sweep(faster=faster), by="precision")
-
     assert [pd.isna(row["combinations"]) for row in pairs] == [True, True, True]
     assert (effect["combinations"], effect["left"], effect["right"]) == (3, "amp", "fp32")
     assert pd.isna(effect["model"])

@@ -27,7 +27,6 @@ def test_what_was_measured_holds_what_is_promised() -> None:
     ]
     verdicts = [verdict for chunk in chunks for verdict in chunk["A/A"]["signs alone"]]
     false = sum(verdict in (DuelVerdict.SLOWER, DuelVerdict.FASTER) for verdict in verdicts)
-
     assert len(verdicts) >= 400
     assert duel.upper_bound(false, len(verdicts)) <= 0.05
     slower = [verdict for chunk in chunks for verdict in chunk["B 3 % slower"]["signs alone"]]
@@ -40,7 +39,6 @@ def test_the_page_says_what_was_measured() -> None:
     same, slower = (
         " ".join(duel.real_table(Results(duel.REAL), effect, duels=duel.REAL_DUELS)) for effect in duel_real.EFFECTS
     )
-
     false = re.search(r"signs alone: (\d+) wrong of (\d+); at most (\S+)%", same)
     right = re.search(r"right in (\d+) of (\d+)", slower)
     assert false
@@ -60,7 +58,6 @@ def machine() -> Iterator[Machine]:
 @pytest.mark.parametrize("condition", duel_real.CONDITIONS)
 def test_a_duel_of_real_steps(condition: str, machine: Machine) -> None:
     segments = machine.duel(condition, slower=0.03, seed=1, quadruples=3)
-
     assert [segment.position for segment in segments] == list(range(len(segments)))
     assert len(segments) % 4 == 0
     variants = "".join(segment.variant for segment in segments)

@@ -108,14 +108,6 @@ def test_each_claim_against_the_trace(
     assert not any("likely" in note for note in record.notes or ())
 
 
-@pytest.mark.slow
-def test_the_trace_gives_what_nobody_says(resnet_on_gpu: str, tmp_path: Path) -> None:
-    record, _ = made(tmp_path, resnet_on_gpu, UserFacts(model="resnet18"))
-    assert (record.spec.batch_size, record.spec.image_size, record.spec.precision) == (512, 224, "bf16")
-    assert record.spec_origin is not None
-    assert record.spec_origin["batch_size"] == "file"
-
-
 def checkpointed(model: torchvision.models.ResNet) -> Callable[[Tensor], Tensor]:
     def forward(batch: Tensor) -> Tensor:
         seen = model.maxpool(model.relu(model.bn1(model.conv1(batch))))

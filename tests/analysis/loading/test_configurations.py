@@ -66,7 +66,6 @@ def test_a_configuration_of_a_script_is_no_count(tmp_path: Path, field: str, val
     for seed, more in enumerate(({}, {}, changed), 1):
         make(tmp_path, seed, **{**script, **more})
     runs = analysis.load(tmp_path).runs
-
     assert len(group(runs)) == configurations
 
 

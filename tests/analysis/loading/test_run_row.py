@@ -45,22 +45,6 @@ def test_what_is_derived() -> None:
     assert cells["peak_memory_bytes"] == 2_400_000_000
 
 
-def test_the_roofs_are_what_the_device_sustains() -> None:
-    slowed = {
-        "ceilings__flop_per_s__fp32__burst": 7.6e12,
-        "ceilings__flop_per_s__fp32__sustained": 5.1e12,
-        "ceilings__bytes_per_s__copy__burst": 2.8e11,
-        "ceilings__bytes_per_s__copy__sustained": 2.1e11,
-    }
-    row = row_of(record(**slowed))
-    assert (row.cells["ceiling_flop_per_s"], row.cells["ceiling_bytes_per_s"]) == (5.1e12, 2.1e11)
-    product = row.ceilings[0]
-    columns = ("roof_per_s", "median_per_s", "burst_per_s", "sustained_per_s")
-    assert [product[column] for column in columns] == [5.1e12, 7.2e12, 7.6e12, 5.1e12]
-    before = row_of(record()).ceilings[0]
-    assert [before[column] for column in columns] == [7.2e12, 7.2e12, None, None]
-
-
 @pytest.mark.parametrize(
     ("changes", "column", "value"),
     [

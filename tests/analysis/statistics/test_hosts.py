@@ -21,9 +21,7 @@ def grid(figures: np.ndarray) -> list[PlacedRun]:
 def test_a_full_grid_as_textbooks_have_it() -> None:
     rng = np.random.default_rng(0)
     logs = rng.normal(size=(4, 3)) + np.array([0.0, 1.0, 5.0])
-
     split = machine_split(grid(np.exp(logs)))
-
     by_host = 3 * logs.mean(axis=1).var(ddof=1)
     rest = logs - logs.mean(axis=0) - logs.mean(axis=1)[:, None] + logs.mean()
     by_run = float((rest**2).sum() / 6)
@@ -43,9 +41,7 @@ def test_the_noise_of_steps_is_taken_off() -> None:
         PlacedRun(figure=float(np.exp(one)), configuration=0, host=row) for row, line in enumerate(logs) for one in line
     ]
     noisy = [PlacedRun(**{**vars(run), "noise": 0.00002, "noise_degrees": 10.0}) for run in bare]
-
     plain, split = machine_split(bare), machine_split(noisy)
-
     assert plain.between_runs.value is not None
     assert split.between_runs.value == pytest.approx(math.sqrt(plain.between_runs.value**2 - 0.00002))
     assert split.between_runs.reason is None

@@ -35,12 +35,6 @@ def test_the_interval_of_times_is_that_of_rates() -> None:
     assert second.high == pytest.approx(64 / first.low)
 
 
-def test_the_interval_holds_the_median_it_stands_beside() -> None:
-    found = over_runs([1.0, 1.0, 1.0, 1.0, 100.0], level=0.5)
-    assert found.interval is not None
-    assert found.interval.low == found.value == 1.0
-
-
 @pytest.mark.parametrize(("level", "runs"), [(0.5, 2), (0.9, 5), (0.95, 6), (0.99, 8)])
 def test_fewest_runs_for_order_statistics(level: float, runs: int) -> None:
     assert order_statistics_from(level) == runs

@@ -23,9 +23,7 @@ def found(*runs: dict[str, Any], folder: Path | None = None) -> pd.DataFrame:
 
 def test_a_clean_run_has_no_cause() -> None:
     telemetry = {"sm_clock_mhz": [2040.0] * 20, "clock_event_reasons": [0] * 20, "cpu_steal_percent": [0.1] * 20}
-
     table = found(run(telemetry=telemetry))
-
     assert table.empty
     assert list(table.columns)[:3] == ["run_id", "cause", "share_explained"]
 
@@ -49,7 +47,6 @@ def test_the_share_is_the_squared_rank_correlation() -> None:
     clock = clocks()
     case = following(clock, noise=0.1)
     (row,) = found(case).to_dict("records")
-
     assert row["share_explained"] == pytest.approx(spearmanr(case["steps"], clock).statistic ** 2)
     assert 0 < row["share_low"] < row["share_explained"] < row["share_high"] < 1
 
@@ -65,7 +62,6 @@ def slower_at_the_end(clock: float, samples: int = 10, slow_s: float = 0.105) ->
 def test_a_clock_that_falls_with_the_speed() -> None:
     """Ten samples, two of them low: a correlation says nothing of them, the change at the same place does."""
     (row,) = found(slower_at_the_end(1890.0)).to_dict("records")
-
     assert (row["cause"], row["share_of"]) == ("GPU clock", "slowdown within the run")
     assert row["share_explained"] == pytest.approx(np.log(1980.5 / 1890) / np.log(1.05), abs=0.01)
     assert row["evidence"] == "1890 MHz while the steps are slow, 1980 MHz otherwise"
@@ -86,7 +82,6 @@ def test_a_wandering_covariate_is_no_cause_of_a_wandering_run() -> None:
         )
         for number, wave in enumerate(waves)
     ]
-
     assert found(*runs)["run_id"].nunique() <= 4
 
 

@@ -20,9 +20,7 @@ def one(*runs: dict[str, Any]) -> dict[str, Any]:
 
 def test_figures_of_a_run() -> None:
     steps = [0.10, 0.11, 0.12, 0.13, 0.19]
-
     row = one(run(steps=steps))
-
     assert row["steps"] == 5
     assert row["step_median_s"] == 0.12
     # The median deviation from 0.12 is 0.01.
@@ -35,9 +33,7 @@ def test_figures_of_a_run() -> None:
 
 def test_a_drift_is_a_fraction_of_the_step_over_the_run() -> None:
     steps = 0.1 + 0.0002 * np.arange(100) + np.tile([1e-5, -1e-5], 50)
-
     row = one(run(steps=list(steps)))
-
     assert row["steady"] is False
     assert row["warmup_steps"] == 0
     # 99 times 0.2 ms over a median of 109.9 ms.
@@ -54,9 +50,7 @@ def repeats(rates: tuple[float, ...], **facts: Any) -> list[dict[str, Any]]:
 
 def test_the_spread_between_runs() -> None:
     rates = (310.0, 320.0, 330.0)
-
     (row,) = between(results(*repeats(rates))).to_dict("records")
-
     assert row["runs"] == 3
     assert row["images_per_s"] == pytest.approx(320, rel=1e-3)
     assert row["images_per_s_low"] < 310
@@ -70,9 +64,7 @@ def test_the_spread_between_runs() -> None:
 @pytest.mark.parametrize("table", [within, between])
 def test_nothing_measured_gives_an_empty_table(table: Any) -> None:
     columns = WITHIN_COLUMNS if table is within else BETWEEN_COLUMNS
-
     found: pd.DataFrame = table(results(run(steps=[], step_median_s=None)))
-
     assert found.empty
     assert list(found.columns) == [column.name for column in columns]
 
@@ -105,7 +97,6 @@ def matrix(*, hosts: int) -> list[dict[str, Any]]:
 
 def test_a_matrix_splits_runs_from_hosts() -> None:
     (row,) = machines(results(*matrix(hosts=6))).to_dict("records")
-
     assert (row["runs"], row["hosts"], row["configurations"]) == (18, 6, 3)
     assert row["cov_runs_low"] < 0.005 < row["cov_runs_high"]
     assert row["cov_hosts_low"] < 0.05 < row["cov_hosts_high"]
