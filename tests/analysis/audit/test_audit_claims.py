@@ -115,8 +115,3 @@ def test_what_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError) as refused:
         read(path)
     assert str(refused.value).endswith(message)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
-        read(tmp_path / "nothing.csv")

@@ -171,11 +171,6 @@ def test_machine_without_room_for_processes_does_all_here(monkeypatch: pytest.Mo
     assert share(die_elsewhere, [os.getpid()] * 3) == [os.getpid()] * 3
 
 
-def test_single_part_starts_no_process() -> None:
-    assert share(square, [3]) == [9]
-    assert share(square, []) == []
-
-
 @pytest.mark.slow
 @pytest.mark.world
 def test_bundles_read_by_several_processes_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import analysis
 from analysis.figures import Figure, registry
 from analysis.report import answer, context, measurements, template
 from analysis.report.compose import compose
-from analysis.report.content import Paragraph, Report, Table, figures_of
+from analysis.report.content import Paragraph, Table, figures_of
 from analysis.report.evidence import ReportEvidence, gather
 from benchmarks.synthetic_bundles import make
 from tests.analysis.by_hand import at_rates, for_every_figure, noisy, run
@@ -65,7 +65,8 @@ def test_five_sentences_at_most() -> None:
 # --- other sections
 
 
-def test_what_one_acts_on_comes_first_and_the_rest_is_folded(report: Report, golden: Golden) -> None:
+def test_what_one_acts_on_comes_first_and_the_rest_is_folded(evidence: ReportEvidence, golden: Golden) -> None:
+    report = compose(evidence)
     assert [section.folded for section in report.sections] == [False] * 4 + [True] * 6
     page = template.as_markdown(report, figures="figures")
     golden("page.txt", page)

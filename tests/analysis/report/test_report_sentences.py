@@ -38,7 +38,7 @@ Of: TypeAlias = Callable[[ReportEvidence], Section]
 
 # Section, runs of which the sentence is true, and runs of which it is not.
 CASES: dict[str, dict[str, tuple[Of, Make, Make]]] = {
-    "what_to_run": {
+    "settings": {
         "a place": (answer.section, two_environments, lambda: [*own(), *own(NEAR, "b", **T4)]),
         "a setting": (
             answer.section,
@@ -79,6 +79,8 @@ CASES: dict[str, dict[str, tuple[Of, Make, Make]]] = {
             ],
             lambda: two_clouds(backend="ssh"),
         ),
+    },
+    "batches": {
         "the last step pays": (
             answer.section,
             lambda: batches(100.0, 120.0, 150.0),
@@ -136,7 +138,7 @@ CASES: dict[str, dict[str, tuple[Of, Make, Make]]] = {
         "too few runs": (answer.section, lambda: [*own(), *own((50.0,), "b", batch_size=64)], two_batches),
         "too few runs of the only one": (answer.section, lambda: own((100.0,)), lambda: own((100.0,), imported=True)),
     },
-    "other_sections": {
+    "method": {
         "how ours are timed": (context.method, own, lambda: own(imported=True)),
         "events on a CPU": (context.method, own, lambda: own(**CPU)),
         "ours beside foreign runs": (
@@ -147,6 +149,8 @@ CASES: dict[str, dict[str, tuple[Of, Make, Make]]] = {
         "profiles are a second pass": (context.method, lambda: own(profile_status="completed"), own),
         "counters": (context.method, lambda: own(kernels_file="ncu/kernels.csv"), own),
         "runs that broke off": (context.method, lambda: [*own(), *failed()], own),
+    },
+    "tables": {
         "least and most work per byte": (
             measurements.complexity,
             lambda: [

@@ -26,13 +26,6 @@ def test_amounts_have_decimal_prefixes(value: float | None, unit: str, text: str
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.0123, "12.3 ms"), (2.5, "2.50 s"), (3e-6, "3.00 µs"), (None, content.ABSENT)]
-)
-def test_seconds(value: float | None, text: str) -> None:
-    assert content.seconds(value) == text
-
-
-@pytest.mark.parametrize(
     ("row", "text"),
     [
         (

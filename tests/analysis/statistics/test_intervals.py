@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 from scipy.stats import mstats
 
-from analysis.statistics.samples import Floats, Method, over_runs, ranks
+from analysis.statistics.samples import Floats, Method, over_runs
 from workload.stats.intervals import order_statistics_from
 
 
@@ -72,8 +72,3 @@ def test_order_statistics_by_scipy(runs: int, level: float) -> None:
     assert ends == pytest.approx(mstats.median_cihs(times, alpha=1 - level), rel=1e-12)
     assert (found.value, found.reason) == (np.median(times), None)
     assert found.interval.method == Method.ORDER_STATISTICS
-
-
-@pytest.mark.parametrize("values", [[], [2.0], [3.0, 1.0, 2.0], [1.0, 1.0, 1.0], [2.0, 1.0, 2.0, 3.0, 2.0, 1.0]])
-def test_ranks_by_scipy(values: list[float]) -> None:
-    assert ranks(np.array(values)).tolist() == stats.rankdata(values).tolist()
