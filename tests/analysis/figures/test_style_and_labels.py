@@ -22,10 +22,8 @@ GROUNDS = ("#ffffff", "#14181d")
         ("mobilenet_v2", "mobilenet_v2"),
         ("Tesla T4 (2 threads)", "Tesla-T4-2-threads"),
         ("../../etc/passwd", "etc-passwd"),
-        ("", "unnamed"),
         ("\u202e\x1b[31m", "31m"),
         ("größe", "groe"),
-        ("CON:\\x", "CON-x"),
         ("a" * 300, "a" * 100),
     ],
 )
