@@ -1,10 +1,7 @@
 """Runs of which a sentence of a report, a figure or a table is true or false."""
 
-import ast
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from math import nan
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import pandas as pd
@@ -21,6 +18,8 @@ from tests.analysis.by_hand import BYTES, at_rates, kernels, run
 
 Runs: TypeAlias = list[dict[str, Any]]
 Make: TypeAlias = Callable[[], Runs]
+# The fixture `golden` takes the name of a file and its text.
+Golden: TypeAlias = Callable[[str, str], None]
 
 
 T4 = {"place": "t4", "device_name": "Tesla T4", "compute_capability": "7.5"}
@@ -138,22 +137,10 @@ def undrawn(loaded: Results) -> ReportEvidence:
     return ReportEvidence(results=loaded, of_runs=every, material=tables, drawn=(), points=points(loaded))
 
 
-# Of a sentence between two values; shorter ones are words of a table.
-LEAST_WORDS = 4
-
-
-def pieces(path: Path) -> Iterator[str]:
-    """The fixed parts of a module's sentences: its strings without docstrings, cut at what is filled in."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    docstrings = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
-        and node.body
-        and isinstance(node.body[0], ast.Expr)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            for piece in re.split(r"\{[^}]*\}", node.value):
-                if len(piece.split()) >= LEAST_WORDS:
-                    yield piece.strip()
+def differences(said: Mapping[str, tuple[list[str], list[str]]]) -> str:
+    """By case: sentences of its runs alone (+), and of nearly the same runs alone (-)."""
+    lines: list[str] = []
+    for case, (own, others) in said.items():
+        lines += [f"## {case}", *(f"+ {text}" for text in own if text not in others)]
+        lines += [*(f"- {text}" for text in others if text not in own), ""]
+    return "\n".join(lines)

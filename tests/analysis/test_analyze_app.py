@@ -35,27 +35,6 @@ def test_help_names_what_works(analyze: Analyze) -> None:
         assert analyze(name, "--help")[0] == ExitCode.DONE
 
 
-def test_summary(analyze: Analyze, tmp_path: Path) -> None:
-    folder = make(tmp_path / "results", 1)
-    broken = make(tmp_path / "results", 2)
-    (broken / "steps.csv").unlink()
-    code, out, err = analyze("summary", tmp_path / "results")
-    assert code == ExitCode.DONE
-    above, heading, line, note = out.splitlines()
-    assert above == "place gcp-t4-us-central1-a; device Tesla T4; model resnet18; batch 32; precision fp32"
-    assert heading.split()[:5] == ["images/s", "low", "high", "runs", "step"]
-    assert line.split()[1:4] == ["-", "-", "1"]
-    assert note == "note       interval: one run: no interval"
-    assert err == f"problem    {broken}: damaged: steps.csv is missing\n"
-    code, out, _ = analyze("summary", folder, "--format", "json")
-    (found,) = json.loads(out)
-    assert (found["model"], found["runs"], found["interval"]) == ("resnet18", 1, "one run: no interval")
-    assert found["step_s"] == pytest.approx(0.1, rel=0.02)
-    code, out, _ = analyze("summary", folder, "--format", "csv", "--verify")
-    assert out.splitlines()[0].startswith("place,device_name,model,batch_size,precision,arguments,images_per_s,")
-    assert len(out.splitlines()) == 2
-
-
 def test_many_problems_do_not_hide_the_table(analyze: Analyze, tmp_path: Path) -> None:
     make(tmp_path, 1)
     for number in range(25):
@@ -123,17 +102,6 @@ def test_import_prints_folders_and_summary_reads_them(analyze: Analyze, tmp_path
     assert line["images_per_s"] == 6.0
 
 
-def test_hostile_names_reach_no_terminal(analyze: Analyze, tmp_path: Path) -> None:
-    log = tmp_path / "log.csv"
-    log.write_text(LOG)
-    analyze("import", log, "--model", "a\x1b[2J\nb", "--batch-size", "8", "-o", tmp_path / "results")
-    _, out, _ = analyze("summary", tmp_path / "results")
-    assert out.splitlines()[0] == "place imported; model a\\x1b[2J\\nb; batch 8"
-    _, out, _ = analyze("summary", tmp_path / "results", "--format", "csv")
-    assert len(out.splitlines()) == 2
-    assert "\x1b" not in out
-
-
 @pytest.mark.parametrize("package", ["pandas", "pyarrow", "typer", "google.cloud"])
 def test_missing_package_is_told(
     analyze: Analyze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
@@ -155,14 +123,6 @@ def test_bug_keeps_its_traceback(analyze: Analyze, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(program, "_run", bug)
     with pytest.raises(ModuleNotFoundError):
         analyze("summary", ".")
-
-
-def test_interrupted(analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object, **__: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("analysis.load", interrupt)
-    assert analyze("summary", ".") == (ExitCode.INTERRUPTED, "", "interrupted\n")
 
 
 class Refusing(io.StringIO):

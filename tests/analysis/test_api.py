@@ -57,29 +57,11 @@ def test_a_frame_is_the_table_of_its_command(
     assert json.loads(render(table, columns, TableFormat.JSON)) == (printed or [{}] * len(table))
 
 
-def test_a_frame_has_few_columns_at_first(folder: Path) -> None:
-    results = analysis.load(folder)
-    shown, whole = results.summary(), results.summary(wide=True)
-    assert len(shown.columns) == 20 < len(whole.columns)
-    assert shown.notna().any().all()
-    assert list(shown.columns) == [name for name in whole if name in shown]
-
-
 def test_a_report_of_results(tmp_path: Path) -> None:
     results = analysis.load(shutil.copytree(OURS, tmp_path / "results"))
     assert len(results) == 2
     page = results.report(tmp_path / "page.html")
     assert page.read_text().startswith("<!doctype html>")
-
-
-def test_runs_of_ours_in_a_notebook(tmp_path: Path) -> None:
-    # A copy: loading leaves its index beside the bundles.
-    results = analysis.load(shutil.copytree(OURS, tmp_path / "results"))
-    [line] = results.summary().to_dict("records")
-    assert (line["model"], line["batch_size"], line["runs"]) == ("shufflenet_v2_x0_5", 2, 2)
-    assert line["images_per_s"] > 0
-    assert set(results.roofline()["source"]) == {"modelled"}
-    assert set(results.audit().columns) == {"rule", "severity", "subject", "figure", "threshold", "why", "cure"}
 
 
 @pytest.mark.slow

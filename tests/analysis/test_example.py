@@ -8,7 +8,7 @@ import pytest
 
 from analysis.readers import ncu
 from tests.analysis.in_process import Analyze
-from workload.contract import bundle, verdict
+from workload.contract import bundle
 
 BUNDLES = Path(str(resources.files("analysis") / "example"))
 # It comes with every installation.
@@ -38,13 +38,6 @@ def test_the_bundles_name_no_machine_or_person() -> None:
         if path.is_file():
             assert not PRIVATE.search(path.read_bytes()), path
     assert {bundle.read(folder).document["environment"]["host"]["hostname"] for folder in ours()} == {"example"}
-
-
-def test_no_run_was_disturbed() -> None:
-    for folder in ours():
-        run = bundle.read_record(folder)
-        assert verdict.competition(run) is None, folder
-        assert verdict.compute_roof_per_s(run), folder
 
 
 # FLOP, seconds and bytes of ../shared/data/README.md; the T4's log has its wall time alone.

@@ -9,6 +9,7 @@ import pytest
 import analysis
 from analysis.summary import COLUMNS, summarize
 from benchmarks.synthetic_bundles import make
+from tests.analysis.sentence_runs import Golden
 from workload.contract.tables import TableFormat, render
 from workload.stats.intervals import interval_at_look, single_contrast
 
@@ -51,7 +52,6 @@ RATES = (1000, 1030, 980, 1020, 990, 1015, 985, 1010)
 
 def test_blocks_of_a_sweep_have_the_interval_of_its_rule_to_stop(tmp_path: Path) -> None:
     (line,) = lines(tmp_path, *blocks_of(*RATES))
-
     stand = interval_at_look(single_contrast(RATES), target=0.01)
     assert (line["images_per_s"], line["images_per_s_low"], line["images_per_s_high"]) == pytest.approx(
         (stand.value, stand.low, stand.high)
@@ -59,85 +59,36 @@ def test_blocks_of_a_sweep_have_the_interval_of_its_rule_to_stop(tmp_path: Path)
     assert line["interval"] == ("95 %, Student t over blocks in their order, which holds where --until stopped them")
 
 
-@pytest.mark.parametrize(
-    "runs",
-    [
-        pytest.param(blocks_of(*RATES[:7]), id="fewer blocks than the rule looks at"),
-        pytest.param([*blocks_of(*RATES), *blocks_of(1000)], id="a block twice"),
-        pytest.param([*blocks_of(*RATES), {"timing__images": 1000}], id="a run without a block"),
-        pytest.param([{"timing__images": rate} for rate in RATES], id="no blocks"),
-    ],
-)
-def test_other_runs_are_a_sample_without_an_order(tmp_path: Path, runs: list[dict[str, Any]]) -> None:
-    (line,) = lines(tmp_path, *runs)
-
-    assert line["interval"] == "95 %, order statistics over runs"
-
-
-def test_figures_of_one_run(tmp_path: Path) -> None:
-    (line,) = lines(tmp_path, {"timing__step_s__median": 0.5, "complexity__train_flop_per_step": 4e12})
-    named = [column.name for column in COLUMNS if not column.detail and column.name != "step_s"]
-    assert {key: line[key] for key in named} == {
-        "place": "gcp-t4-us-central1-a",
-        "device_name": "Tesla T4",
-        "model": "resnet18",
-        "batch_size": 32,
-        "precision": "fp32",
-        "arguments": None,
-        "all_images_per_s": None,
-        "runs": 1,
-        "images_per_s": 100.0,
-        "images_per_s_low": None,
-        "images_per_s_high": None,
-        "interval": "one run: no interval",
-        "flop_per_s": 8e12,
-        # 8 TFLOP/s are more than the measured ceiling.
-        "bound": None,
-        "busy": None,
-        "data_wait_fraction": pytest.approx(0.001, rel=0.001),
-        "note": None,
-    }
-    assert line["step_s"] == 0.5
-    assert (line["compile"], line["workers"], line["runtime"]) == (False, 0, "docker")
-
-
-def test_runs_that_broke_off_are_counted_in_the_note(tmp_path: Path) -> None:
-    broken = {"status": "out_of_memory", "error": "too big", "timing__images": None, "bound": None}
-    found = lines(tmp_path, {}, broken, {**broken, "spec__batch_size": 512}, {**broken, "spec__batch_size": 512})
-    assert [(line["batch_size"], line["runs"], line["note"]) for line in found] == [
-        (32, 1, "1 out of memory"),
-        (512, 0, "2 out of memory"),
-    ]
-    assert found[1]["images_per_s"] is None
-    assert found[1]["bound"] is None
-
-
-def test_disagreeing_bounds_are_counted(tmp_path: Path) -> None:
-    fast = {"timing__step_s__median": 0.09}
-    (line,) = lines(tmp_path, {"complexity__bytes_per_step_lower": 14e9} | fast, fast, fast)
-    assert line["bound"] == "compute 2, memory 1"
-
-
-def test_best_model_first_then_by_throughput(tmp_path: Path) -> None:
-    found = lines(
-        tmp_path,
+BROKEN = {"status": "out_of_memory", "error": "too big", "timing__images": None, "bound": None}
+FAST = {"timing__step_s__median": 0.09}
+CASES: dict[str, list[dict[str, Any]]] = {
+    "fewer blocks than the rule looks at": blocks_of(*RATES[:7]),
+    "a block twice": [*blocks_of(*RATES), *blocks_of(1000)],
+    "a run without a block": [*blocks_of(*RATES), {"timing__images": 1000}],
+    "no blocks": [{"timing__images": rate} for rate in RATES],
+    "runs that broke off": [{}, BROKEN, {**BROKEN, "spec__batch_size": 512}, {**BROKEN, "spec__batch_size": 512}],
+    "bounds that disagree": [{"complexity__bytes_per_step_lower": 14e9} | FAST, FAST, FAST],
+    "the best model first, then by throughput": [
         {"timing__images": 50},
         {"timing__images": 80, "spec__model": "vgg16"},
         {"timing__images": 200, "spec__batch_size": 64},
         {"timing__images": None, "spec__model": "alexnet"},
-    )
-    assert [(line["model"], line["images_per_s"]) for line in found] == [
-        ("resnet18", 200),
-        ("resnet18", 50),
-        ("vgg16", 80),
-        ("alexnet", None),
-    ]
+    ],
+    "nothing known": [{"complexity": None, "bound": None, "timing__step_s": None, "timing__measured_s": None}],
+}
 
 
-def test_without_ceilings_nothing_is_invented(tmp_path: Path) -> None:
-    (line,) = lines(tmp_path, {"complexity": None, "bound": None, "timing__step_s": None, "timing__measured_s": None})
-    absent = ("images_per_s", "images_per_s_low", "interval", "step_s", "flop_per_s", "bound", "note")
-    assert [line[name] for name in absent] == [None] * len(absent)
+def test_lines_of_a_summary(golden: Golden, tmp_path: Path) -> None:
+    told = []
+    names = ("runs", "images_per_s", "interval", "step_s", "flop_per_s", "bound", "note")
+    for number, (name, runs) in enumerate(CASES.items()):
+        told.append(f"## {name}")
+        for line in lines(tmp_path / str(number), *runs):
+            facts = [
+                f"{key} {line[key]:.5g}" if isinstance(line[key], float) else f"{key} {line[key]}" for key in names
+            ]
+            told.append(f"{line['model']}, batch {line['batch_size']}: {', '.join(facts)}")
+    golden("summary.txt", "\n".join([*told, ""]))
 
 
 # Of 10 s and of 30 s.

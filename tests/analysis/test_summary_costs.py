@@ -30,12 +30,6 @@ def test_recorded_price(tmp_path: Path) -> None:
     assert row["spot"] is True
 
 
-def test_the_price_is_of_all_devices(tmp_path: Path) -> None:
-    """Two devices at 100 images/s each, at the price of both."""
-    (row,) = table(tmp_path, {**SLOW, "cost": {"usd_per_h": 0.72}, "spec__devices": 2}).to_dict("records")
-    assert row["usd_per_million_images"] == pytest.approx(1.0)
-
-
 def test_list_price_where_the_run_has_none(tmp_path: Path) -> None:
     rows = table(tmp_path, SLOW, {**SLOW, "environment__cloud__spot": False}).to_dict("records")
     # n1-standard-4 with a T4 in us-central1: 0.255 as spot, 0.540 on demand.
@@ -103,11 +97,6 @@ def test_prices_that_differ_within_a_group(tmp_path: Path) -> None:
     (row,) = table(tmp_path, *runs).to_dict("records")
     assert row["usd_per_h"] == 0.3
     assert row["note"] == "prices from 0.2 to 0.36 USD/h: their median"
-
-
-def test_runs_that_broke_off_cost_nothing_here(tmp_path: Path) -> None:
-    assert table(tmp_path, {**SLOW, "status": "failed"}).empty
-    assert list(table(tmp_path).columns) == list(summary.COST_COLUMNS)
 
 
 @pytest.mark.parametrize(("spot", "price"), [(False, (3.673385, "list of 2025-03")), (True, None)])

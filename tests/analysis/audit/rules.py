@@ -5,28 +5,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import pytest
-
 from analysis.api import Results
-from analysis.audit import Finding, audit
+from analysis.audit import RULES, Finding, audit
 from tests.analysis.by_hand import results
 
-# Cases by rule and name: a run or a list of runs, and the figures of the findings.
-Cases: TypeAlias = Mapping[str, Mapping[str, tuple[Any, list[str]]]]
+# A run or a list of runs by rule and name of the case.
+Cases: TypeAlias = Mapping[str, Mapping[str, Any]]
 ByRuleAndFile: TypeAlias = dict[tuple[str, str], list[Finding]]
 
 
 def figures(*runs: dict[str, Any], rule: str, folder: Path | None = None) -> list[str]:
-    return [finding.figure for finding in audit(results(*runs, folder=folder)) if finding.rule == rule]
+    only = [known for known in RULES if known.name == rule]
+    return [finding.figure for finding in audit(results(*runs, folder=folder), rules=only)]
 
 
-def rows(table: Cases) -> list[Any]:
-    """Parameters of a test: rule, list of runs, and figures."""
-    return [
-        pytest.param(rule, runs if isinstance(runs, list) else [runs], expected, id=f"{rule}: {name}")
-        for rule, cases in table.items()
-        for name, (runs, expected) in cases.items()
-    ]
+def printed(table: Cases, folder: Path) -> str:
+    """By rule and case: the figures that break the rule."""
+    lines: list[str] = []
+    for rule, cases in table.items():
+        lines += ["", f"## {rule}"]
+        for number, (name, runs) in enumerate(cases.items()):
+            (place := folder / rule / str(number)).mkdir(parents=True)
+            found = figures(*(runs if isinstance(runs, list) else [runs]), rule=rule, folder=place)
+            lines.append(f"{name}: {' | '.join(found) or 'no finding'}")
+    return "\n".join([*lines[1:], ""])
 
 
 def by_rule_and_file(loaded: Results) -> ByRuleAndFile:

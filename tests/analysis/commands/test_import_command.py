@@ -51,13 +51,6 @@ def test_a_bad_file_never_stops_the_others_and_the_end_says_what_was_left_out(fo
     ]
 
 
-def test_one_bad_file_alone_is_the_error(folder: Path, analyze: Analyze) -> None:  # noqa: ARG001 - its files
-    code, out, err = analyze("import", "notes.md", *OPTIONS)
-    assert (code, out) == (ExitCode.USAGE, "")
-    assert err.startswith("error: 'notes.md' is not a known kind of log")
-    assert "left out" not in err
-
-
 def test_notes_of_many_runs_are_told_once(folder: Path, analyze: Analyze) -> None:
     (folder / "runs.csv").write_text("gpu,model,batch,img_per_s\nT4,vgg16,8,50\nL4,vgg16,8,90\nA100,vgg16,8,300\n")
     code, out, err = analyze("import", "runs.csv", *OPTIONS)

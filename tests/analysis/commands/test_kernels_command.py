@@ -1,5 +1,4 @@
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +6,8 @@ import pytest
 
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
-from tests.analysis.kernels.test_kernel_breakdown import NAMES, RATE, STEPS, profile, with_own
-from tests.analysis.readers.ncu.ncu_files import COUNTS, TIME, long, save, wide
+from tests.analysis.kernels.test_kernel_breakdown import NAMES, STEPS, profile
+from tests.analysis.readers.ncu.ncu_files import COUNTS, save, wide
 
 ROWS = [[1000, 10, 10, 40, 100], [3000, 0, 0, 200, 100], [1000, 10, 10, 40, 100]]
 GEMM, BN = "ampere_sgemm_128x128", "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>"
@@ -36,32 +35,6 @@ def test_bare_file(tmp_path: Path, analyze: Analyze) -> None:
     assert whole["intensity_flop_per_byte"] == pytest.approx(2.0)
     assert whole["flop_per_s"] == pytest.approx(600 / 5e-6)
     assert whole["remark"] is None
-
-
-def test_table_for_people(tmp_path: Path, analyze: Analyze) -> None:
-    path = save(tmp_path, wide(COUNTS, ROWS, names=[GEMM, BN, GEMM]))
-    code, out, _ = analyze("kernels", path)
-    assert code == 0
-    above, *lines = out.splitlines()
-    assert above == "file kernels.csv; device compute capability 8.0"
-    heading, *rows = (re.split(" {2,}", line) for line in lines)
-    assert heading == [
-        *("family", "launches", "time [µs]", "share [%]"),
-        *("attained [MFLOP/s]", "intensity [FLOP/B]"),
-    ]
-    assert [(*row[:2], *map(float, row[2:])) for row in rows] == [
-        ("batch norm", "1", 3, 60, 133.3, 4),
-        ("GEMM", "2", 2, 40, 100, 1),
-        ("all", "3", 5, 100, 120, 2),
-    ]
-
-
-def test_longest_kernels_by_name(tmp_path: Path, analyze: Analyze) -> None:
-    path = save(tmp_path, wide(COUNTS, ROWS, names=[GEMM, BN, GEMM]))
-    first, whole = rows_of(analyze, path, "--row", "kernel", "--top", "1")
-    assert (first["name"], first["family"]) == (BN, "batch norm")
-    # The total is of all kernels, shown or not.
-    assert (whole["family"], whole["name"], whole["launches"]) == ("all", None, 3)
 
 
 def test_names_are_shortened_for_people_only(tmp_path: Path, analyze: Analyze) -> None:
@@ -94,37 +67,6 @@ def test_bundles_and_files_together(tmp_path: Path, analyze: Analyze) -> None:
     assert whole["l2_intensity"] == pytest.approx(4100 / 4000)
 
 
-def test_the_table_says_which_l2_bytes_they_are(tmp_path: Path, analyze: Analyze) -> None:
-    profile(make(tmp_path / "results", 1), STEPS, NAMES, capability="8.0")
-    label = "L2 bytes are requests to L2, most likely with those between its two halves"
-    assert label in " ".join(analyze("kernels", tmp_path / "results")[1].split())
-    # A bare file tells by its GPU.
-    (file,) = (tmp_path / "results").rglob("kernels.csv")
-    assert {row["remark"] for row in rows_of(analyze, file)} == {label}
-
-
-def test_metrics_of_the_user_are_columns(tmp_path: Path, analyze: Analyze) -> None:
-    with_own(make(tmp_path / "results", 1))
-    profile(make(tmp_path / "results", 2, spec__model="vgg11"), STEPS, NAMES)
-    found = {(row["model"], row["family"]): row for row in rows_of(analyze, tmp_path / "results")}
-    assert found["resnet18", "GEMM"][RATE] == pytest.approx(60)
-    assert found["resnet18", "all"][RATE] == pytest.approx(10 * (1 + 2 + 3 + 4 + 5 + 6) / 2)
-    assert found["vgg11", "GEMM"][RATE] is None
-    _, out, _ = analyze("kernels", tmp_path / "results", "--wide")
-    assert RATE in out
-    assert "absent__metric" not in out
-    assert RATE not in analyze("kernels", tmp_path / "results")[1]
-
-
-def test_missing_counters_are_unavailable(tmp_path: Path, analyze: Analyze) -> None:
-    path = save(tmp_path, long([(0, TIME, "ns", 1000), (1, TIME, "ns", 2000)]))
-    _, out, _ = analyze("kernels", path)
-    # Columns that nobody counted are not shown at all.
-    assert out.splitlines()[1].split("  ")[-1] == "share [%]"
-    (row, _) = rows_of(analyze, path)
-    assert (row["flop"], row["dram_bytes"], row["intensity_flop_per_byte"]) == (None, None, None)
-
-
 def test_partial_profile_is_said(tmp_path: Path, analyze: Analyze) -> None:
     error = "==ERROR== The application returned an error code (1).\n"
     path = save(tmp_path, error + wide(COUNTS, ROWS, names=[GEMM, BN, GEMM]))
@@ -134,24 +76,7 @@ def test_partial_profile_is_said(tmp_path: Path, analyze: Analyze) -> None:
     assert f"problem    {path}: ==ERROR== The application returned an error code (1)." in err
 
 
-def test_nothing_was_profiled(tmp_path: Path, analyze: Analyze) -> None:
-    make(tmp_path, 1)
-    code, _, err = analyze("kernels", tmp_path)
-    assert code == 3
-    assert err == (
-        f"error: no run in '{tmp_path}' was profiled with ncu or torch\n"
-        "hint: launch local --profile torch; with --profile ncu on an NVIDIA GPU also FLOP and bytes\n"
-    )
-
-
 @pytest.mark.parametrize("top", ["0", "-1"])
 def test_top_is_positive(tmp_path: Path, analyze: Analyze, top: str) -> None:
     message = f"error: --top must be a positive integer; got '{top}'\nhint: --top 10\n"
     assert analyze("kernels", tmp_path, "--top", top) == (2, "", message)
-
-
-def test_file_without_a_table(tmp_path: Path, analyze: Analyze) -> None:
-    path = save(tmp_path, "==PROF== Connected to process 1\nNo kernels were profiled.\n")
-    code, _, err = analyze("kernels", path)
-    assert code == 2
-    assert "ncu profiled no kernels" in err

@@ -87,12 +87,3 @@ def test_index_is_valid_only_for_its_peaks(folder: Path, monkeypatch: pytest.Mon
     assert analysis.load("results").runs["bound"].tolist() == ["neither"]
     own = own_t4(folder / "lab.toml", tflop_per_s=4)
     assert analysis.load("results", peaks=own).runs["bound"].tolist() == ["compute"]
-
-
-def test_a_cpu_may_have_peaks(analyze: Analyze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    cpu = {"type": "cpu", "name": "Intel(R) Xeon(R) Processor"}
-    make(tmp_path / "results", 0, ceilings=None, spec__device="cpu", environment__device=cpu)
-    own_t4(Path("peaks.toml"), tflop_per_s=4, device_name=cpu["name"])
-    point, _ = points(analyze)
-    assert (point["roof"], point["roof_flop_per_s"], point["peak_source"]) == ("peak", 4e12, HERE)

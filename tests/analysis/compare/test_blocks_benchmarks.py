@@ -7,18 +7,6 @@ import pytest
 
 from benchmarks import blocks, duel
 from benchmarks.resumable import Results
-from launcher.duel.decision import DuelVerdict
-
-
-def test_noise_has_the_distribution_and_the_correlation_of_its_log() -> None:
-    log = next(noise for noise in duel.noises() if noise.name == "h100_resnet50_amp_b1280")
-
-    steps = log.steps_of(np.random.default_rng(0), series=200, steps=400)
-
-    assert np.quantile(steps, duel.PROBABILITIES[2:-2]) == pytest.approx(log.quantiles[2:-2], abs=1e-4)
-    lag1 = np.mean([np.corrcoef(one[1:], one[:-1])[0, 1] for one in steps])
-    # 0.80 in the log.
-    assert 0.7 < lag1 < 0.85
 
 
 def said(effect: str, *, duels: int, seed: int) -> list[dict[str, str]]:
@@ -42,34 +30,8 @@ def said(effect: str, *, duels: int, seed: int) -> list[dict[str, str]]:
 def test_verdicts_are_false_as_seldom_as_promised(effect: str, duels: int) -> None:
     """In small: the campaign has 400 duels for each noise and machine."""
     false = [duel.is_false(one["duel"], duel.EFFECTS[effect]) for one in said(effect, duels=duels, seed=1)]
-
     assert len(false) == 29 * duels
     assert sum(false) <= 0.05 * len(false)
-
-
-def test_signs_alone_called_a_difference_below_the_margin() -> None:
-    before = [duel.is_false(one["signs alone"], duel.EFFECTS["+1.5 %"]) for one in said("+1.5 %", duels=1, seed=1)]
-
-    assert sum(before) > 0.3 * len(before)
-
-
-def test_a_program_against_itself_by_other_rules() -> None:
-    rules = ("threshold 10 %", "threshold 5 %", "peeking Welch")
-    verdicts = said("A/A", duels=2, seed=1)
-
-    assert min(np.mean([duel.is_false(one[rule], 0.0) for one in verdicts]) for rule in rules) > 0.1
-
-
-@pytest.mark.parametrize(("effect", "noise"), [("+50 %", "normal, 14 %"), ("+10 %", "normal")])
-def test_a_large_difference_takes_six_quadruples(effect: str, noise: str) -> None:
-    rng = np.random.default_rng(3)
-    duels = [
-        duel.verdicts(segments)
-        for segments in duel.simulated(rng, noise, "still", effect=duel.EFFECTS[effect], duels=50)
-    ]
-
-    by_six = [one for one in duels if int(one["quadruples"]) <= 6 and one["duel"] == DuelVerdict.SLOWER]
-    assert len(by_six) >= 0.7 * len(duels)
 
 
 @pytest.mark.parametrize(
@@ -80,26 +42,12 @@ def test_a_large_difference_takes_six_quadruples(effect: str, noise: str) -> Non
         ("same, slower", "just below +2 %", False),
         ("same", "+2 %", True),
         ("same, slower", "A/A", True),
-        ("same, faster", "+1.5 %", True),
         ("not decidable, slower", "A/A", True),
-        ("not decidable", "A/A", False),
         ("faster", "-2 %", False),
     ],
 )
 def test_what_is_false(words: str, effect: str, expected: bool) -> None:
     assert duel.is_false(words, duel.EFFECTS[effect]) is expected
-
-
-def test_three_percent_are_found_where_the_machine_allows_it() -> None:
-    rng = np.random.default_rng(2)
-    verdicts = [
-        duel.verdicts(segments)["duel"]
-        for kind in duel.MACHINES
-        for segments in duel.simulated(rng, "rtx4090_resnet50_fp32_b224", kind, effect=0.03, duels=10)
-    ]
-
-    assert verdicts.count(DuelVerdict.SLOWER) >= 34
-    assert not [words for words in verdicts if duel.is_false(words, 0.03)]
 
 
 def test_a_broken_off_simulation_goes_on(tmp_path: Path) -> None:
@@ -108,9 +56,7 @@ def test_a_broken_off_simulation_goes_on(tmp_path: Path) -> None:
     list(blocks.missing(Results(path), 0.01))
     lines = path.read_text().splitlines()
     path.write_text(f"{lines[0]}\n{lines[1][:20]}")
-
     results = Results(path)
-
     assert list(blocks.missing(results, 0.01)) == whole
     assert path.read_text().splitlines() == lines
 
@@ -120,5 +66,4 @@ def test_a_broken_off_simulation_goes_on(tmp_path: Path) -> None:
 )
 def test_every_part_runs(part: str) -> None:
     lines = list(blocks.PARTS[part](Results(None), 0.0015))
-
     assert len(lines) > 5

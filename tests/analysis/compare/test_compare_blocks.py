@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import gmean, ttest_rel
-from test_compare import LEFT, RIGHT, rows, side
+from test_compare import LEFT, RIGHT, rows, said, side
 
 from tests.analysis.by_hand import noisy, run
+from tests.analysis.sentence_runs import Golden
 
 
 def in_blocks(
@@ -34,9 +35,7 @@ def in_blocks(
 def test_runs_of_one_block_are_compared_with_each_other() -> None:
     """Hosts differ by 30 %, configurations by 3 %: unpaired, nothing is certain."""
     fp32, amp = (100.0, 100.2, 99.9), (103.0, 103.0, 103.1)
-
     (row,) = rows(*in_blocks("l", fp32), *in_blocks("r", amp, precision="amp"), by="precision")
-
     expected = ttest_rel(np.log(amp), np.log(fp32))
     assert row["ratio"] == pytest.approx(gmean(fp32) / gmean(amp))
     assert row["p"] == pytest.approx(expected.pvalue)
@@ -73,7 +72,6 @@ def sweep(*, faster: tuple[float, ...] = (1.03, 1.03, 1.03), noisy_run: int | No
 def test_the_scatter_is_that_of_all_configurations_of_the_blocks() -> None:
     pair = rows(*sweep()[:6], by="precision")[0]
     first = next(row for row in rows(*sweep(), by="precision") if row["model"] == "resnet18")
-
     assert pair["test"] == "Student t over blocks, runs paired within them"
     assert first["test"] == "Student t over blocks, scatter of all their configurations"
     assert first["note"].endswith("; scatter estimated from 6 configurations")
@@ -84,7 +82,6 @@ def test_the_scatter_is_that_of_all_configurations_of_the_blocks() -> None:
 
 def test_a_configuration_that_scatters_more_than_the_others_does_not_hide() -> None:
     found = [row for row in rows(*sweep(noisy_run=3), by="precision") if pd.notna(row["model"])]
-
     notes = {row["model"]: row["note"].rpartition("; ")[2] for row in found}
     assert notes == {
         "resnet18": "scatter estimated from 5 configurations",
@@ -96,7 +93,6 @@ def test_a_configuration_that_scatters_more_than_the_others_does_not_hide() -> N
 def test_an_option_comes_first_with_its_effect_over_all_combinations() -> None:
     faster = (1.03, 1.03, 1.21)
     effect, *pairs = rows(*sweep(faster=faster), by="precision")
-
     assert [pd.isna(row["combinations"]) for row in pairs] == [True, True, True]
     assert (effect["combinations"], effect["left"], effect["right"]) == (3, "amp", "fp32")
     assert pd.isna(effect["model"])
@@ -111,109 +107,35 @@ def test_an_option_comes_first_with_its_effect_over_all_combinations() -> None:
     assert effect["note"] == "on local-cuda; paired within 3 blocks; scatter estimated from 6 configurations"
 
 
-def test_a_combination_that_lacks_a_value_does_not_count() -> None:
-    lacking = [one for one in sweep() if (one["model"], one["precision"]) != ("vgg11", "amp")]
-    effect, *pairs = rows(*lacking, by="precision")
-
-    assert (effect["combinations"], effect["runs_left"]) == (2, 6)
-    assert len(pairs) == 2
-
-
-def test_two_blocks_are_too_few_for_an_effect() -> None:
-    effect = rows(*(one for one in sweep() if one["block"] < 2), by="precision")[0]
-
-    assert pd.isna(effect["ratio_low"])
-    assert effect["verdict"].startswith("no winner: two blocks: too few; averaged over 3 combinations")
-
-
 def without(*left_out: tuple[str, str, float]) -> list[dict[str, Any]]:
     return [one for one in sweep() if (one["model"], one["precision"], one["block"]) not in left_out]
 
 
-FEW = "no winner: two blocks: too few"
-
-
-@pytest.mark.parametrize(
-    ("runs", "resnet18", "note"),
-    [
-        pytest.param(
-            [one for one in sweep() if one["block"] != 1.0], FEW, "paired within 2 blocks", id="a block is missing"
-        ),
-        pytest.param(
-            without(("resnet18", "amp", 1.0)),
-            FEW,
-            "paired within 2 blocks; 1 run without a partner in the same block left out",
-            id="a block without one configuration",
-        ),
-        pytest.param(
-            without(("vgg11", "amp", 1.0)),
-            "amp is 1.03 x as fast as fp32 (",
-            "scatter estimated from 6 configurations",
-            id="a block without another configuration",
-        ),
-        pytest.param(
-            [one | {"position": None} if number else one for number, one in enumerate(sweep())],
-            "amp is 1.03 x as fast as fp32 (",
-            "",
-            id="all positions but one are missing",
-        ),
-        pytest.param(
-            [one | {"images_per_s": 100.0} for one in sweep()],
-            "no winner: the difference is exactly the same in 3 blocks: no interval (perhaps they are "
-            "copies of one block)",
-            "paired within 3 blocks",
-            id="all values equal",
-        ),
-        pytest.param(
-            [one | {"images_per_s": 0.0} if one["block"] == 1.0 else one for one in sweep()],
-            FEW,
-            "paired within 2 blocks",
-            id="zeros",
-        ),
-        pytest.param(
-            [one for one in sweep() if one["block"] == 1.0], "no winner: one run: too few", "", id="two values"
-        ),
+OTHER_HOSTS = [one | {"hostname": f"other-{one['hostname']}"} for one in in_blocks("r", RIGHT, precision="amp")]
+CASES = {
+    "two blocks": [one for one in sweep() if one["block"] < 2],
+    "a block is missing": [one for one in sweep() if one["block"] != 1.0],
+    "a block without one configuration": without(("resnet18", "amp", 1.0)),
+    "a block without another configuration": without(("vgg11", "amp", 1.0)),
+    "a combination that lacks a value": [
+        one for one in sweep() if (one["model"], one["precision"]) != ("vgg11", "amp")
     ],
-)
-def test_blocks_with_something_missing_have_an_answer(runs: list[dict[str, Any]], resnet18: str, note: str) -> None:
-    found = rows(*runs, by="precision")
-
-    first = next(row for row in found if row["model"] == "resnet18")
-    assert first["verdict"].startswith(resnet18)
-    assert note in first["note"]
-    assert not any("nan" in str(row[column]) for row in found for column in ("verdict", "note"))
-
-
-def test_a_run_without_a_partner_in_its_block_is_left_out_and_said() -> None:
-    (row,) = rows(
+    "all positions but one are missing": [
+        one | {"position": None} if number else one for number, one in enumerate(sweep())
+    ],
+    "all values equal": [one | {"images_per_s": 100.0} for one in sweep()],
+    "zeros": [one | {"images_per_s": 0.0} if one["block"] == 1.0 else one for one in sweep()],
+    "one block": [one for one in sweep() if one["block"] == 1.0],
+    "runs without a partner": [
         *in_blocks("l", (100.0, 100.2, 99.9)),
         *in_blocks("r", (103.0, 103.1), precision="amp"),
         run("x"),
-        by="precision",
-    )
-
-    assert (row["runs_left"], row["runs_right"], row["blocks"]) == (2, 2, 2)
-    assert row["note"].endswith("; 2 runs without a partner in the same block left out")
-
-
-def test_blocks_that_one_side_alone_has_pair_nothing() -> None:
-    (row,) = rows(*in_blocks("l", LEFT), *side("r", RIGHT, precision="amp"), by="precision")
-
-    assert pd.isna(row["blocks"])
-    assert row["test"] == (
-        "Welch t over runs, variances partly shared "
-        "(88 % in place of 95 % if 3 runs of one side scatter 4 times as much as 10 of the other)"
-    )
-    assert row["note"] == "on local-cuda"
+    ],
+    "blocks of one side alone": [*in_blocks("l", LEFT), *side("r", RIGHT, precision="amp")],
+    "a block that a second machine finished is two": [*in_blocks("l", LEFT), *OTHER_HOSTS],
+}
 
 
-def test_a_block_that_a_second_machine_finished_is_two() -> None:
-    right = [one | {"hostname": f"other-{one['hostname']}"} for one in in_blocks("r", RIGHT, precision="amp")]
-
-    (row,) = rows(*in_blocks("l", LEFT), *right, by="precision")
-
-    assert row["test"] == (
-        "Welch t over runs, variances partly shared "
-        "(88 % in place of 95 % if 3 runs of one side scatter 4 times as much as 10 of the other)"
-    )
-    assert row["note"] == "on local-cuda; not paired: fewer than 2 blocks have runs of both sides"
+def test_blocks_with_something_missing_have_an_answer(golden: Golden) -> None:
+    lines = [line for name, runs in CASES.items() for line in (f"## {name}", *said(runs, by="precision"))]
+    golden("blocks.txt", "\n".join([*lines, ""]))

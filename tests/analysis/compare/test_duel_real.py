@@ -1,8 +1,6 @@
 """Duels of real steps: a small seeded part of them here, and what the committed ones say."""
 
-import os
 import re
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import duel, duel_real
-from benchmarks.duel_real import ByHand, Machine
+from benchmarks.duel_real import Machine
 from benchmarks.resumable import Results
 from launcher.duel.decision import PATTERNS, DuelVerdict
 from tests.waiting import until
@@ -29,7 +27,6 @@ def test_what_was_measured_holds_what_is_promised() -> None:
     ]
     verdicts = [verdict for chunk in chunks for verdict in chunk["A/A"]["signs alone"]]
     false = sum(verdict in (DuelVerdict.SLOWER, DuelVerdict.FASTER) for verdict in verdicts)
-
     assert len(verdicts) >= 400
     assert duel.upper_bound(false, len(verdicts)) <= 0.05
     slower = [verdict for chunk in chunks for verdict in chunk["B 3 % slower"]["signs alone"]]
@@ -42,7 +39,6 @@ def test_the_page_says_what_was_measured() -> None:
     same, slower = (
         " ".join(duel.real_table(Results(duel.REAL), effect, duels=duel.REAL_DUELS)) for effect in duel_real.EFFECTS
     )
-
     false = re.search(r"signs alone: (\d+) wrong of (\d+); at most (\S+)%", same)
     right = re.search(r"right in (\d+) of (\d+)", slower)
     assert false
@@ -62,7 +58,6 @@ def machine() -> Iterator[Machine]:
 @pytest.mark.parametrize("condition", duel_real.CONDITIONS)
 def test_a_duel_of_real_steps(condition: str, machine: Machine) -> None:
     segments = machine.duel(condition, slower=0.03, seed=1, quadruples=3)
-
     assert [segment.position for segment in segments] == list(range(len(segments)))
     assert len(segments) % 4 == 0
     variants = "".join(segment.variant for segment in segments)
@@ -82,30 +77,3 @@ def assert_stopped(pids: list[int], *, is_stopped: bool) -> None:
 
     # T: stopped.
     until(lambda: all((state == "T") == is_stopped for state in states()), states)
-
-
-@pytest.mark.slow
-@pytest.mark.world
-def test_who_is_stopped_by_hand_goes_on_afterwards(machine: Machine) -> None:
-    switch = ByHand(machine.neighbours)
-    for on in (True, True, False, False):
-        switch(on)
-    assert_stopped(machine.neighbours, is_stopped=False)
-    for pid in machine.neighbours:
-        os.kill(pid, signal.SIGSTOP)
-
-
-@pytest.mark.slow
-def test_a_broken_off_series_goes_on(tmp_path: Path) -> None:
-    """Parts that are there are not measured again: no machine is started for them."""
-    path = tmp_path / "real.jsonl"
-    rows = {rule: [DuelVerdict.SAME] * 3 for rule in (*duel.RULES, *duel.QUADRUPLES_OF)}
-    for condition in duel_real.CONDITIONS:
-        Results(path).once(
-            duel_real.part_of(condition, 0, 3), lambda _: dict.fromkeys(duel_real.EFFECTS, rows) | {"load": [1, 1]}
-        )
-
-    lines = list(duel_real.measure(Results(path), duels=3, judged=duel.verdicts))
-
-    assert len(lines) == len(duel_real.CONDITIONS)
-    assert lines[0].startswith("as it is")

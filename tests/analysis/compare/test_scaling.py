@@ -18,7 +18,7 @@ from analysis.report.measurements import scaling as section
 from analysis.summary import summarize
 from benchmarks.synthetic_bundles import make
 from tests.analysis.by_hand import results
-from tests.analysis.sentence_runs import undrawn
+from tests.analysis.sentence_runs import Golden, undrawn
 from workload.contract.errors import UsageError
 from workload.contract.ranks import RankStep, summarized
 
@@ -51,82 +51,50 @@ def test_efficiency_is_the_throughput_per_device_within_blocks() -> None:
     assert row["note"].startswith("paired within 3 blocks")
 
 
-@pytest.mark.parametrize("odd_first", [True, False])
-def test_of_several_counterparts_the_one_with_most_runs_counts(*, odd_first: bool) -> None:
-    odd = in_blocks("odd", (200.0,), **ONE, driver_version="570.1")
-    usual = in_blocks("a", RATES, **ONE, driver_version="570.2")
-    several = in_blocks("b", SLOWER, **TWO, driver_version="570.3")
-    [row] = scaling(results(*(odd + usual if odd_first else usual + odd), *several))
-    assert row["efficiency"] == pytest.approx(0.8, rel=0.01)
-    assert "driver differs too: 570.2 against 570.3" in row["note"]
-
-
-def test_too_few_runs_have_no_interval() -> None:
-    [row] = scaling(results(*in_blocks("a", RATES[:2], **ONE), *in_blocks("b", SLOWER[:2], **TWO)))
-    assert row["efficiency"] == pytest.approx(0.8, rel=0.003)
-    assert (row["efficiency_low"], row["level"]) == (None, None)
-    assert row["why"] == "two blocks: too few"
-
-
-@pytest.mark.parametrize(
-    ("alone", "why"),
-    [
-        pytest.param(None, "no run on one device", id="none"),
-        pytest.param(
-            {**ONE, "threads": 2.0},
-            "no run on one device is otherwise equal: the nearest has threads 2 instead of 1; OMP_NUM_THREADS=1 sets "
-            "it",
-            id="threads",
-        ),
-        pytest.param(
-            {**ONE, "batch_size": 64.0},
-            "no run on one device is otherwise equal: the nearest has batch size 64 instead of 32",
-            id="batch",
-        ),
-    ],
+ODD, USUAL = (
+    in_blocks(name, rates, **ONE, driver_version=driver)
+    for name, rates, driver in (("odd", (200.0,), "570.1"), ("a", RATES, "570.2"))
 )
-def test_without_an_equal_run_on_one_device_the_reason_is_given(alone: dict[str, Any] | None, why: str) -> None:
-    others = in_blocks("a", RATES, **alone) if alone else []
-    [row] = scaling(results(*others, *in_blocks("b", SLOWER, **TWO)))
-    assert (row["efficiency"], row["why"]) == (None, why)
+SEVERAL = in_blocks("b", SLOWER, **TWO)
 
 
-def test_one_device_has_no_row_and_no_section() -> None:
-    loaded = results(*in_blocks("a", RATES, **ONE))
-    assert scaling(loaded) == []
-    assert summarize(loaded.runs)["all_images_per_s"].isna().all()
-
-
-@pytest.mark.parametrize(
-    ("shares", "limits", "sentence"),
-    [
-        (
-            (0.2, 0.1, 0.0),
-            ["collectives"],
-            "collectives limit scaling: {} 20 % of the step for them after its last gradient",
-        ),
-        ((0.0, 0.2, 0.1), ["slow rank 1"], "rank 1 limits scaling: {} 20 % of the step for a slower one, on average"),
-        (
-            (0.0, 0.2, 0.1),
-            ["slow rank 1", "slow rank 0"],
-            "uneven devices limit scaling: {} 20 % of the step for a slower one, on average",
-        ),
-        ((0.0, 0.0, 0.5), ["input"], "the input limits scaling: {} 50 % of the step for data"),
-        (
-            (0.04, 0.0, 0.0),
-            ["no wait"],
-            "no wait limits scaling: for collectives, slower devices and data, each is below 5 % of the step",
-        ),
-        ((None, None, None), [None], None),
-    ],
-)
-def test_the_sentence_on_what_limits_scaling(
-    shares: tuple[float | None, ...], limits: list[str | None], sentence: str | None
-) -> None:
+def waiting(*shares: float | None, limits: tuple[str | None, ...]) -> list[dict[str, Any]]:
+    """Runs on two devices with shares of collectives, slow ranks and input; their limits in turn."""
     names = ("collectives_share", "slow_rank_share", "rank_input_share")
     runs = in_blocks("b", SLOWER, **TWO, **dict(zip(names, shares, strict=True)))
-    [row] = scaling(results(*(run | {"scaling_limit": limit} for run, limit in zip(runs, cycle(limits), strict=False))))
-    assert row["sentence"] == (sentence and sentence.format("a device waits"))
+    return [run | {"scaling_limit": limit} for run, limit in zip(runs, cycle(limits), strict=False)]
+
+
+CASES = {
+    "the counterpart with most runs counts": [*ODD, *USUAL, *in_blocks("b", SLOWER, **TWO, driver_version="570.3")],
+    "in any order": [*USUAL, *ODD, *in_blocks("b", SLOWER, **TWO, driver_version="570.3")],
+    "too few runs": [*in_blocks("a", RATES[:2], **ONE), *in_blocks("b", SLOWER[:2], **TWO)],
+    "no run on one device": SEVERAL,
+    "other threads on one device": [*in_blocks("a", RATES, **ONE | {"threads": 2.0}), *SEVERAL],
+    "another batch size on one device": [*in_blocks("a", RATES, **ONE, batch_size=64.0), *SEVERAL],
+    "one device": in_blocks("a", RATES, **ONE),
+    "collectives": waiting(0.2, 0.1, 0.0, limits=("collectives",)),
+    "one slow rank": waiting(0.0, 0.2, 0.1, limits=("slow rank 1",)),
+    "slow ranks in turn": waiting(0.0, 0.2, 0.1, limits=("slow rank 1", "slow rank 0")),
+    "input": waiting(0.0, 0.0, 0.5, limits=("input",)),
+    "no wait": waiting(0.04, 0.0, 0.0, limits=("no wait",)),
+    "unknown": waiting(None, None, None, limits=(None,)),
+}
+
+
+def test_efficiency_or_why_there_is_none_and_what_limits_it(golden: Golden) -> None:
+    lines: list[str] = []
+    for name, runs in CASES.items():
+        lines.append(f"## {name}")
+        for row in scaling(results(*runs)):
+            efficiency = f"{row['efficiency']:.3g}" if row["efficiency"] else "none"
+            lines.append(f"{row['devices']} devices, {row['runs']} runs, level {row['level']}, efficiency {efficiency}")
+            lines += [f"    {name}: {row[name]}" for name in ("why", "note", "sentence") if row[name]]
+    golden("scaling.txt", "\n".join([*lines, ""]))
+
+
+def test_one_device_has_no_total() -> None:
+    assert summarize(results(*in_blocks("a", RATES, **ONE)).runs)["all_images_per_s"].isna().all()
 
 
 def test_runs_on_several_devices_are_never_mixed() -> None:

@@ -2,10 +2,8 @@
 
 import math
 
-import pandas as pd
 import pytest
 
-from analysis.figures import material
 from tests.analysis.by_hand import at_rates
 from tests.analysis.figures.material_by_hand import made, run
 
@@ -28,11 +26,6 @@ def test_one_line_per_poolable_group_with_its_interval() -> None:
     assert math.isnan(second["images_per_s_low"])
     assert second["interval"] == "one run: no interval"
     assert list(found.runs["line"]) == [0, 0, 0, 1]
-
-
-def test_software_tells_lines_of_one_name_apart() -> None:
-    found = made(run("a", torch="2.14.0"), run("b", torch="2.15.0"))
-    assert list(found.measured["series"]) == ["resnet18 · fp32 · torch 2.14.0", "resnet18 · fp32 · torch 2.15.0"]
 
 
 def test_variants_name_only_what_differs() -> None:
@@ -70,10 +63,6 @@ def test_a_script_is_named_by_its_arguments_without_the_batch_size() -> None:
     assert of_scripts(**sweep, **{"": 32}) == [*lines, *lines, "fp32, no other arguments"]
 
 
-def test_scripts_that_differ_in_the_batch_size_alone_have_one_name() -> None:
-    assert of_scripts(**{"--bs=8 --amp": 8, "--bs=32 --amp": 32}) == ["fp32", "fp32"]
-
-
 def test_scripts_that_would_have_one_name_keep_their_command() -> None:
     found = of_scripts(**{"--batch-size 32": 32, "": 32})
     assert found == ["fp32, script train.py --batch-size 32", "fp32, script train.py"]
@@ -98,10 +87,3 @@ def test_what_broke_off_everywhere_is_failed_and_what_did_once_is_not() -> None:
     )
     (row,) = found.failed.to_dict("records")
     assert (row["batch_size"], row["ending"]) == (64, "out of memory and failed")
-
-
-def test_environments_without_a_rate_come_last_by_name() -> None:
-    names = [f"env {number}" for number in range(20)]
-    rates = [1.0 if number == 7 else math.nan for number in range(20)]
-    table = pd.DataFrame({"env": names, "images_per_s": rates})
-    assert material.by_speed(table, table, "env") == ["env 7", *sorted({*names} - {"env 7"})]

@@ -1,6 +1,7 @@
 """Points of what others measured: profiles alone, logs of known models, and what is only a lower bound."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from analysis.report.evidence import gather
 from analysis.roofline.points import points, shifts
 from tests.analysis.in_process import Analyze
 from tests.analysis.readers.ncu.ncu_files import COUNTS, save, wide
+from tests.analysis.roofline.points_told import told
+from tests.analysis.sentence_runs import Golden
 
 STEP = ("sgemm_128", "wgrad_alg0_engine")
 # 2 x 4.2e9 + 1e9 + 1e9 FLOP in 8 ms, twice; 1.3 GB: a step of resnet18 of 2 images has 21.3 GFLOP.
@@ -41,28 +44,6 @@ def rows(results: Path) -> list[dict[str, Any]]:
     return [
         {str(name): value for name, value in row.items()} for row in table.where(table.notna(), None).to_dict("records")
     ]
-
-
-# --- a profile is a point
-
-
-@pytest.mark.parametrize("steps", [None, 2])
-def test_a_profile_alone_is_a_point_over_its_own_time(tmp_path: Path, steps: int | None) -> None:
-    given = {"gpu": "Tesla V100-SXM2-16GB", "precision": "fp32", "profile_steps": steps}
-    (point,) = rows(profile(tmp_path, names=STEP * 2, **given))
-    assert point["source"] == "under the profiler"
-    assert point["flop_per_s"] == pytest.approx(20.8e9 / 16e-3)
-    assert point["intensity_flop_per_byte"] == pytest.approx(20.8e9 / 1.3e9)
-    assert point["flop_per_step"] == (None if steps is None else pytest.approx(20.8e9))
-    assert point["runs"] == 1
-    # 16 FLOP/byte x 900 GB/s are less than 15.7 TFLOP/s.
-    assert point["fraction_of_roof"] == pytest.approx(20.8e9 / 16e-3 / (16 * 900e9))
-    assert (
-        "kernels under the profiler: each one alone, at the profiler's clocks, without the gaps between them"
-        in point["note"]
-    )
-    whole = "the whole profile, because its number of steps is unknown"
-    assert (whole in point["note"]) == (steps is None)
 
 
 NOWHERE = {
@@ -95,36 +76,6 @@ def test_without_a_roof_there_are_still_points(
     assert len(json.loads(printed["json"])) == len(printed["csv"].splitlines()) - 1 == len(points)
 
 
-def test_a_timed_run_of_the_same_configuration_gives_the_profile_its_time(tmp_path: Path) -> None:
-    profile(tmp_path, profile_steps=1)
-    points = rows(log(tmp_path, batch_size=2))
-    assert [point["source"] for point in points] == ["counters", "modelled"]
-    assert points[0]["flop_per_s"] == pytest.approx(20.8e9 / 50e-3)
-
-
-# --- the model is known by its name
-
-
-def test_a_log_of_a_known_model_has_a_point_an_utilisation_and_a_verdict(tmp_path: Path) -> None:
-    (point,) = rows(log(tmp_path, gpu="Tesla T4", precision="fp32"))
-    # 32 x 10.648 GFLOP in 50 ms.
-    assert point["source"] == "modelled"
-    assert point["flop_per_s"] == pytest.approx(32 * 10648412160 / 0.05)
-    assert point["fraction_of_peak"] == pytest.approx(32 * 10648412160 / 0.05 / 8.1e12)
-    assert point["intensity_low"] <= point["intensity_flop_per_byte"] < point["intensity_high"]
-    assert point["bound"] == "compute"
-    assert "FLOP and bytes are those of resnet18 at 224 x 224 pixels, because the size was not given" in point["note"]
-
-
-def test_a_table_of_rates_has_a_point_of_its_wall_time(tmp_path: Path) -> None:
-    text = "model,gpu,precision,batch_size,imgs_per_sec\nresnet18,Tesla T4,fp32,32,500\nresnet50,Tesla T4,fp32,32,100\n"
-    import_file(save(tmp_path, text), UserFacts(), output=tmp_path / "out")
-    points = {point["model"]: point for point in rows(tmp_path / "out")}
-    assert points["resnet18"]["flop_per_s"] == pytest.approx(500 * 10648412160)
-    assert points["resnet50"]["flop_per_s"] == pytest.approx(100 * 24299077632)
-    assert "by images over wall time, including waits, because the run has no steps" in points["resnet18"]["note"]
-
-
 def test_an_unknown_model_has_no_point_and_that_is_said(tmp_path: Path, analyze: Analyze) -> None:
     log(tmp_path)
     log(tmp_path, model="my_net", step_ms=51.0)
@@ -132,31 +83,42 @@ def test_an_unknown_model_has_no_point_and_that_is_said(tmp_path: Path, analyze:
     assert (code, err) == (0, "note       1 run without FLOP and bytes: no point on a roofline\n")
 
 
-# --- lower bounds
+# --- points and lower bounds
 
 
 TENSOR = ("volta_fp16_s884gemm", "wgrad_alg0_engine")
-LOWER_BOUNDS = {
-    "tensor FLOP missing": ({"names": TENSOR}, "tensor operations that are not counted"),
-    "forward alone": ({"names": ("sgemm_128",) * 9}, "no kernels of a backward pass, so a part of a step"),
-    "nine kernels of a ViT": (
-        {"model": "vit_b_16", "profile_steps": 1, "names": ("sgemm_128",) * 8 + STEP[1:]},
-        "fewer than the model has",
+V100 = {"gpu": "Tesla V100-SXM2-16GB", "precision": "fp32"}
+RATES = "model,gpu,precision,batch_size,imgs_per_sec\nresnet18,Tesla T4,fp32,32,500\nresnet50,Tesla T4,fp32,32,100\n"
+
+
+def with_time(folder: Path) -> None:
+    profile(folder, profile_steps=1)
+    log(folder, batch_size=2)
+
+
+# 16 FLOP/byte x 900 GB/s are less than 15.7 TFLOP/s; 32 x 10.648 GFLOP in 50 ms are 6.81 TFLOP/s.
+MAKES: dict[str, Callable[[Path], object]] = {
+    "a whole profile": lambda folder: profile(folder, names=STEP * 2, **V100),
+    "a profile of two steps": lambda folder: profile(folder, names=STEP * 2, **V100, profile_steps=2),
+    "a profile and a timed run": with_time,
+    "a log of a known model": lambda folder: log(folder, gpu="Tesla T4", precision="fp32"),
+    "a table of rates": lambda folder: import_file(save(folder, RATES), UserFacts(), output=folder / "out"),
+    "tensor FLOP missing": lambda folder: profile(folder, **V100, names=TENSOR),
+    "forward alone": lambda folder: profile(folder, **V100, names=("sgemm_128",) * 9),
+    "nine kernels of a ViT": lambda folder: profile(
+        folder, **V100, model="vit_b_16", profile_steps=1, names=("sgemm_128",) * 8 + STEP[1:]
     ),
+    "blanked cells": lambda folder: profile(folder, rows=[ROW, [*ROW[:3], "n/a", ROW[4]]]),
 }
 
 
-@pytest.mark.parametrize(("facts", "reason"), LOWER_BOUNDS.values(), ids=LOWER_BOUNDS)
-def test_a_lower_bound_is_marked_and_has_no_verdict(
-    tmp_path: Path, analyze: Analyze, facts: dict[str, Any], reason: str
-) -> None:
-    results = profile(tmp_path, gpu="Tesla V100-SXM2-16GB", precision="fp32", **facts)
-    (point,) = rows(results)
-    assert point["flop_is_lower_bound"] is True
-    verdicts = ("bound", "roof_flop_per_s", "fraction_of_roof", "fraction_of_peak")
-    assert [point[name] for name in verdicts] == [None] * 4
-    assert f"FLOP are a lower bound: {reason}" in point["note"]
-    assert "(lower bound)" in analyze("roofline", results)[1]
+def test_points_of_what_others_measured(golden: Golden, tmp_path: Path) -> None:
+    lines: list[str] = []
+    for number, (name, fill) in enumerate(MAKES.items()):
+        (folder := tmp_path / str(number)).mkdir()
+        fill(folder)
+        lines += [f"## {name}", *told(analysis.load(folder / "out"))]
+    golden("points.txt", "\n".join([*lines, ""]))
 
 
 def test_lower_bounds_are_compared_with_nothing(tmp_path: Path) -> None:
@@ -166,12 +128,6 @@ def test_lower_bounds_are_compared_with_nothing(tmp_path: Path) -> None:
     for batch_size in (2, 4):
         profile(tmp_path, names=STEP * batch_size, batch_size=batch_size, model="resnet34")
     assert len(shifts(points(analysis.load(results)))) == 1
-
-
-def test_blanked_cells_leave_flop_unavailable(tmp_path: Path) -> None:
-    (point,) = rows(profile(tmp_path, rows=[ROW, [*ROW[:3], "n/a", ROW[4]]]))
-    assert (point["flop_per_s"], point["intensity_flop_per_byte"]) == (None, None)
-    assert "no FLOP: 1 of 2 launches have no count, and the sum of the others would be too low" in point["note"]
 
 
 def test_figures_mark_lower_bounds_and_rank_them_last(tmp_path: Path) -> None:

@@ -108,17 +108,6 @@ def test_each_claim_against_the_trace(
     assert not any("likely" in note for note in record.notes or ())
 
 
-@pytest.mark.slow
-def test_the_trace_gives_what_nobody_says(resnet_on_gpu: str, tmp_path: Path) -> None:
-    record, _ = made(tmp_path, resnet_on_gpu, UserFacts(model="resnet18"))
-    assert (record.spec.batch_size, record.spec.image_size, record.spec.precision) == (512, 224, "bf16")
-    assert record.spec_origin is not None
-    assert record.spec_origin["batch_size"] == "file"
-
-
-Step = Callable[[], None]
-
-
 def checkpointed(model: torchvision.models.ResNet) -> Callable[[Tensor], Tensor]:
     def forward(batch: Tensor) -> Tensor:
         seen = model.maxpool(model.relu(model.bn1(model.conv1(batch))))
@@ -161,17 +150,6 @@ def test_activation_checkpointing_explains_the_forward_pass_that_counts_twice(tm
     assert remark in (twice.notes or ())
     assert not any("checkpointing" in note for note in once.notes or ())
     assert repeated == []
-
-
-@pytest.mark.night(part="trainer")
-@pytest.mark.parametrize(
-    ("stated", "is_contradicted"), [(8, False), (24, False), (16, True)], ids=["one", "all", "neither"]
-)
-def test_accumulated_gradients_are_several_passes_of_a_step(stated: int, is_contradicted: bool, tmp_path: Path) -> None:
-    text = trace(trainer(resnet18(), images(8), micro_batches=3), tmp_path, steps=2)
-    record, repeated = made(tmp_path, text, UserFacts(model="resnet18", batch_size=stated))
-    assert record.profile.steps == 2
-    assert bool(repeated) is is_contradicted
 
 
 @pytest.mark.slow

@@ -82,7 +82,6 @@ def test_a_folder_of_foreign_files(tmp_path: Path, analyze: Analyze, monkeypatch
     shared = sorted([*SHARED.glob("iterations/*.csv"), *SHARED.glob("ncu/*.csv")]) if SHARED.is_dir() else []
     files = [*(READABLE | UNREADABLE), *map(str, shared)]
     refused = sorted([*UNREADABLE, *(str(path) for path in shared if path.name in SHARED_UNREADABLE)])
-
     code, out, err = analyze("import", *files, "--model", "resnet50", "--batch-size", "64")
     assert code == ExitCode.USAGE
     last = err.splitlines()[-1]
@@ -90,13 +89,11 @@ def test_a_folder_of_foreign_files(tmp_path: Path, analyze: Analyze, monkeypatch
     assert sorted(last.partition("files: ")[2].split(", ")) == refused
     # Three runs in runs.csv, and one in each other file.
     assert len(out.splitlines()) == len(files) - len(refused) + 2
-
     for command in ("summary", "roofline", "kernels", "variance", "compare", "audit"):
         code, printed, err = analyze(command, "results")
         assert code in {ExitCode.DONE, ExitCode.NOT_POOLABLE}, (command, err)
         assert not re.search(r"\b(nan|NaN|None|inf)\b", printed + err), command
     _no_silent_loss(analyze, runs=len(out.splitlines()))
-
     code, _, err = analyze("report", "results", "-o", "report.html", "--figures", "figures")
     assert code == ExitCode.DONE, err
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

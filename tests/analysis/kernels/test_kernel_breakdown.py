@@ -136,27 +136,6 @@ def test_l2_bytes_say_which_they_are(tmp_path: Path, capability: str, label: str
     )
 
 
-def test_without_l2_bytes_nothing_is_said_of_them(tmp_path: Path) -> None:
-    profile(make(tmp_path, 1), [[*row[:6], "n/a", *row[7:]] for row in STEPS], NAMES)
-    table = kernel_points(analysis.load(tmp_path))
-    assert table["l2_bytes_are"].isna().all()
-    assert table["note"].isna().all()
-
-
-def test_repeats_are_averaged_per_step(tmp_path: Path) -> None:
-    for number in range(2):
-        profile(make(tmp_path, number), STEPS, NAMES)
-    gemm, _ = kernel_points(analysis.load(tmp_path)).to_dict("records")
-    assert (gemm["profiles"], gemm["steps"], gemm["launches"]) == (2, 4, 2)
-    assert gemm["duration_s"] == pytest.approx(4e-6)
-
-
-def test_by_kernel(tmp_path: Path) -> None:
-    profile(make(tmp_path, 1), STEPS, NAMES)
-    table = kernel_points(analysis.load(tmp_path), keys=("family", "name"))
-    assert table["name"].tolist() == [CONV, BN]
-
-
 def test_missing_counters_are_absent_never_zero(tmp_path: Path) -> None:
     rows = [list(row) for row in STEPS]
     rows[2][2] = "n/a"  # fadd of one launch
@@ -169,18 +148,3 @@ def test_missing_counters_are_absent_never_zero(tmp_path: Path) -> None:
     assert gemm["dram_bytes"] == 1000
     assert math.isnan(norm["intensity_flop_per_byte"])
     assert norm["l2_intensity"] == pytest.approx(0.1)
-
-
-def test_uncounted_tensor_work_is_a_lower_bound(tmp_path: Path) -> None:
-    rows = [list(row) for row in STEPS]
-    rows[1][8] = 640
-    profile(make(tmp_path, 1), rows, NAMES)
-    table = kernel_points(analysis.load(tmp_path))
-    assert table["flop_is_lower_bound"].tolist() == [True, False]
-
-
-def test_no_profile_no_kernels(tmp_path: Path) -> None:
-    make(tmp_path, 1)
-    table = kernel_points(analysis.load(tmp_path))
-    assert table.empty
-    assert "family" in table.columns

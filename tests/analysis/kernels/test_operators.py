@@ -1,13 +1,12 @@
 """Profiles by torch.profiler: their table, and that every command takes them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import analysis
-from analysis.kernels import longest, operators
+from analysis.kernels import operators
 from analysis.report import content, context, measurements
 from analysis.report.content import Bullets, Table
 from analysis.report.evidence import gather
@@ -86,14 +85,6 @@ def test_every_command_takes_a_profile_by_torch(tmp_path: Path, analyze: Analyze
 
 
 @pytest.mark.slow
-def test_the_report_takes_a_profile_by_torch(tmp_path: Path, analyze: Analyze) -> None:
-    traced(tmp_path / "results")
-    page = tmp_path / "page.html"
-    assert analyze("report", tmp_path / "results", "-o", page)[0] == 0
-    assert page.is_file()
-
-
-@pytest.mark.slow
 def test_the_report_has_the_operators(tmp_path: Path) -> None:
     traced(tmp_path, 1)
     traced(tmp_path, 2, spec__batch_size=64, environment__device__type="cuda")
@@ -119,23 +110,3 @@ def test_the_report_has_the_operators(tmp_path: Path) -> None:
         text for block in context.limits(evidence).blocks if isinstance(block, Bullets) for text in block.sentences
     ]
     assert any(text.startswith(f"{broken / 'torch' / 'kernels.csv'}: line 2 has no name") for text in left_out)
-
-
-def test_the_report_of_runs_without_a_profile_has_no_operators(tmp_path: Path) -> None:
-    make(tmp_path, 1)
-    section = measurements.roofs(gather(analysis.load(tmp_path)))
-    assert "operators" not in [part.name for part in section.parts]
-
-
-def test_the_longest_of_each_profile_and_the_whole(tmp_path: Path) -> None:
-    traced(tmp_path, 1)
-    traced(tmp_path, 2, spec__batch_size=64)
-    rows = longest(operators(analysis.load(tmp_path))[0], 2)
-    assert rows["name"].tolist() == ["aten::mkldnn_convolution", "aten::mm", "all"] * 2
-
-
-def test_data_of_both_profilers(tmp_path: Path, analyze: Analyze) -> None:
-    traced(tmp_path)
-    first, whole = json.loads(analyze("kernels", tmp_path, "--format", "json", "--top", "1")[1])
-    assert (first["profiler"], first["name"], first["launches"]) == ("torch", "aten::mkldnn_convolution", 20)
-    assert (whole["name"], whole["launches"], whole["compile"]) == ("all", 43, False)

@@ -4,50 +4,48 @@ from typing import Any
 import pytest
 
 import analysis
+from analysis.importing import UserFacts, import_file
 from analysis.loading.configurations import NotPoolableError, completed, group, measured, require_poolable
 from benchmarks.synthetic_bundles import make
+from tests.analysis.readers.traces.kineto_traces import V100, document, product_step
+from tests.analysis.sentence_runs import Golden
 from workload.contract.errors import ExitCode
 
-# A field of run.json, another value for it, and what a message says of the two.
-UNLIKE = [
-    ("environment__device__name", "NVIDIA L4", "device is 'Tesla T4'", "'NVIDIA L4'"),
-    ("environment__device__driver_version", "535.1", "driver is '580.95.05'", "'535.1'"),
-    ("environment__software__torch", "2.14.0", "torch is '2.15.0+cu132'", "'2.14.0'"),
-    (
-        "environment__container__image_digest",
-        None,
-        "image digest is 'sha256:" + "0" * 64 + "'",
-        "unknown",
-    ),
-    ("environment__software__commit", "f" * 40, "commit is 'b9eda8a56f3bee44574ffd9f352fafb5ad3e19b3'", "'" + "f" * 40),
-    ("environment__software__commit_dirty", True, "uncommitted changes is 'no'", "'yes'"),
-    ("spec__precision", "amp", "precision is 'fp32'", "'amp'"),
-    ("spec__model", "vgg16", "model is 'resnet18'", "'vgg16'"),
-    ("spec__batch_size", 64, "batch size is '32'", "'64'"),
-    ("spec__image_size", 32, "image size is '224'", "'32'"),
-    ("spec__warmup", 50, "warm-up steps is '10'", "'50'"),
-    ("spec__compile", True, "compile is 'no'", "'yes'"),
-    ("spec__optimizer", "adam", "optimizer is 'sgd'", "'adam'"),
-    ("spec__workers", 4, "workers is '0'", "'4'"),
-    ("spec__dataset", "cifar10", "dataset is 'synthetic'", "'cifar10'"),
-    ("environment__start", "forked", "start is 'fresh'", "'forked'"),
-    ("environment__place", "gcp-t4-b", "place is 'gcp-t4-us-central1-a'", "'gcp-t4-b'"),
-    ("environment__cloud__machine_type", "n1-standard-8", "machine type is 'n1-standard-4'", "'n1-standard-8'"),
-]
+# A field of run.json, and another value for it.
+UNLIKE = {
+    "environment__device__name": "NVIDIA L4",
+    "environment__device__driver_version": "535.1",
+    "environment__software__torch": "2.14.0",
+    "environment__container__image_digest": None,
+    "environment__software__commit": "f" * 40,
+    "environment__software__commit_dirty": True,
+    "spec__precision": "amp",
+    "spec__model": "vgg16",
+    "spec__batch_size": 64,
+    "spec__image_size": 32,
+    "spec__warmup": 50,
+    "spec__compile": True,
+    "spec__optimizer": "adam",
+    "spec__workers": 4,
+    "spec__dataset": "cifar10",
+    "environment__start": "forked",
+    "environment__place": "gcp-t4-b",
+    "environment__cloud__machine_type": "n1-standard-8",
+}
 
 
-@pytest.mark.parametrize(("field", "value", "first", "second"), UNLIKE)
-def test_unlike_runs_are_not_pooled(tmp_path: Path, field: str, value: Any, first: str, second: str) -> None:
-    one, other = make(tmp_path, 1), make(tmp_path, 2, **{field: value})
-    runs = analysis.load(tmp_path).runs
-    assert [len(each.runs) for each in group(completed(runs))] == [1, 1]
-    with pytest.raises(NotPoolableError) as caught:
-        require_poolable(runs)
-    message = str(caught.value)
-    assert message.startswith(f"cannot pool: {first} in run {one.name}, {second}")
-    assert message.endswith(f" in run {other.name}")
+def test_unlike_runs_are_not_pooled(tmp_path: Path, golden: Golden) -> None:
+    said = []
+    for field, value in UNLIKE.items():
+        one, other = make(tmp_path / field, 1), make(tmp_path / field, 2, **{field: value})
+        runs = analysis.load(tmp_path / field).runs
+        assert [len(each.runs) for each in group(completed(runs))] == [1, 1]
+        with pytest.raises(NotPoolableError) as caught:
+            require_poolable(runs)
+        said.append(str(caught.value).replace(one.name, "one").replace(other.name, "other"))
     assert caught.value.hint == "name folders that contain one configuration each"
     assert caught.value.exit_code == ExitCode.NOT_POOLABLE == 9
+    golden("unlike.txt", "\n".join([*said, ""]))
 
 
 # A field of run.json of one of three runs of a script, another value, and how many configurations they are.
@@ -68,7 +66,6 @@ def test_a_configuration_of_a_script_is_no_count(tmp_path: Path, field: str, val
     for seed, more in enumerate(({}, {}, changed), 1):
         make(tmp_path, seed, **{**script, **more})
     runs = analysis.load(tmp_path).runs
-
     assert len(group(runs)) == configurations
 
 
@@ -91,16 +88,6 @@ def test_runs_of_versions_without_forks_are_pooled_with_fresh_ones(tmp_path: Pat
         make(tmp_path, number, environment__start=start)
     runs = analysis.load(tmp_path).runs
     assert sorted((each["start"], len(each.runs)) for each in group(completed(runs))) == [("forked", 1), ("fresh", 2)]
-
-
-def test_unknown_is_like_unknown(tmp_path: Path) -> None:
-    for number in range(2):
-        make(tmp_path, number, environment__software__torch=None, spec__image_size=None)
-    require_poolable(analysis.load(tmp_path).runs)
-    (found,) = group(analysis.load(tmp_path).runs)
-    assert found["torch"] is None
-    assert found["image_size"] is None
-    assert found["batch_size"] == 32
 
 
 def test_runs_that_broke_off_do_not_count(tmp_path: Path) -> None:
@@ -138,10 +125,31 @@ def test_a_process_has_no_image_whose_digest_could_be_unknown(tmp_path: Path) ->
     ]
 
 
-def test_known_values_of_a_group(tmp_path: Path) -> None:
-    make(tmp_path, 1, timing__step_s__median=0.5)
-    make(tmp_path, 2, timing__step_s__median=None)
-    (found,) = group(analysis.load(tmp_path).runs)
-    assert found.known("step_median_s") == [0.5]
-    assert found.known("usd_per_h") == []
-    assert found.texts("bound") == ["neither", "neither"]
+# --- one name for different work
+
+
+def traced(folder: Path, times: int, name: str) -> None:
+    events = product_step(gpu_us=100 * times)
+    events[1]["args"]["Input Dims"] = [[800 * times, 800], [800, 700]]
+    (folder / name).write_text(document(events, deviceProperties=[V100], traceName=name))
+    import_file(folder / name, UserFacts(model="other", batch_size=8), output=folder / "results")
+
+
+def test_different_work_of_one_name_is_not_one_configuration(tmp_path: Path) -> None:
+    for number, times in enumerate((1, 1, 2, 30)):
+        traced(tmp_path, times, f"{number}.json")
+    runs = analysis.load(tmp_path / "results").runs
+    groups = group(completed(runs))
+    assert sorted((len(one.runs), one.apart) for one in groups) == [
+        (1, ("work 1.8 GFLOP a step",)),
+        (1, ("work 27 GFLOP a step",)),
+        (2, ("work 900 MFLOP a step",)),
+    ]
+
+
+def test_runs_of_different_work_cannot_be_pooled(tmp_path: Path) -> None:
+    for number, flop in enumerate((1e9, 5e9)):
+        make(tmp_path, number, imported={"file": f"{number}.json"}, complexity__train_flop_per_step=flop)
+    runs = analysis.load(tmp_path).runs
+    with pytest.raises(NotPoolableError, match="cannot pool: work is '1 GFLOP a step' in one run"):
+        require_poolable(runs)

@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_readers_hold(base: Path, tmp_path: Path, number: int) -> None:
     assert fuzz.run_case(base, tmp_path / "case", seed=SEED, number=number)
-
-
-def test_a_case_follows_from_its_seed_and_number(base: Path, tmp_path: Path) -> None:
-    first, again, other = (
-        fuzz.mutated(base, tmp_path / name, seed=SEED, number=number).done
-        for name, number in (("first", 3), ("again", 3), ("other", 4))
-    )
-    assert first == again != other
 
 
 def bundles_of_the_project() -> list[Path]:
@@ -92,26 +83,3 @@ def test_any_steps_are_rows_that_can_be_or_refused() -> None:
             assert all(row["step_s"] > 0 and row["images"] >= 1 for row in rows)
             assert all(earlier["step"] < later["step"] for earlier, later in pairwise(rows))
     assert refused > 100
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(3))
-def test_any_run_json_leaves_every_command_an_answer(number: int, tmp_path: Path) -> None:
-    """30 mutated records in a folder, alone or beside two that are whole, through every command."""
-    victim, *others = bundles_of_the_project()
-    text = (victim / bundle.RECORD).read_bytes()
-    for other in others if number else ():
-        shutil.copytree(other, tmp_path / "runs" / other.name)
-    for mutant in range(30):
-        content = fuzz.mutate_json(text, random.Random(f"{SEED}-{number}-{mutant}"), [])
-        folder = tmp_path / "runs" / f"{victim.name[:-2]}{mutant:02x}"
-        shutil.copytree(victim, folder)
-        # Its own name, so that it is not refused for that of another.
-        (folder / bundle.RECORD).write_bytes(content.replace(victim.name.encode(), folder.name.encode()))
-        bundle.seal(folder)
-    answered = []
-    for index, words in enumerate(dict.fromkeys(map(tuple, fuzz.COMMANDS))):
-        form = ("table", "json", "csv")[(number + index) % 3]
-        answered.append(fuzz.command([*words, str(tmp_path / "runs"), "--format", form]))
-    fuzz.command(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "report.html")])
-    assert sum(map(bool, answered)) >= 3

@@ -1,9 +1,7 @@
 import errno
-import itertools
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -54,17 +52,6 @@ def test_second_look_reads_nothing(results: Path, reads: list[str]) -> None:
     assert reads == []
     assert first["model"].to_pylist() == ["resnet18"] * 3
     assert [len(steps) for steps in first["_steps"].to_pylist()] == [110] * 3
-
-
-@pytest.mark.parametrize(("fewest", "has_index"), [(3, True), (4, False)])
-def test_few_bundles_are_read_each_time(
-    results: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch, fewest: int, has_index: bool
-) -> None:
-    monkeypatch.setattr(index, "FEWEST", fewest)
-    first = load_bundles(results)[0]
-    assert load_bundles(results)[0].equals(first)
-    assert (results / FOLDER).exists() == has_index
-    assert len(reads) == (3 if has_index else 6)
 
 
 def test_added_changed_and_removed_bundles_are_noticed(results: Path, reads: list[str]) -> None:
@@ -177,19 +164,6 @@ def test_moved_folder_shows_its_new_path(results: Path, reads: list[str]) -> Non
     assert reads == []
 
 
-def test_nested_folders_and_a_bundle_by_itself(tmp_path: Path) -> None:
-    monday, tuesday = make(tmp_path / "all" / "monday", 1), make(tmp_path / "all" / "deep" / "er" / "tuesday", 2)
-    assert runs(tmp_path / "all") == [str(tuesday), str(monday)]
-    assert runs(monday) == [str(monday)]
-    assert sorted(path.name for path in monday.iterdir()) == [
-        "MANIFEST.json",
-        "log.txt",
-        "run.json",
-        "steps.csv",
-        "telemetry.csv",
-    ]
-
-
 def test_problems_have_a_path_and_a_reason(results: Path) -> None:
     incomplete, damaged, newer, foreign = (make(results, number) for number in range(10, 14))
     (incomplete / "MANIFEST.json").unlink()
@@ -222,17 +196,6 @@ def test_problems_have_a_path_and_a_reason(results: Path) -> None:
     assert load_bundles(results)[0].num_rows == 4
 
 
-def test_hostile_manifest_is_a_problem(results: Path) -> None:
-    victim = results / names(results)[0]
-    manifest = json.loads((victim / "MANIFEST.json").read_text())
-    for name in ("x" * 300, "a\0b", "/etc/passwd", "../../secret"):
-        changed = {**manifest, "files": [*manifest["files"], {**manifest["files"][0], "name": name}]}
-        (victim / "MANIFEST.json").write_text(json.dumps(changed))
-        table, problems = load_bundles(results)
-        assert table.num_rows == 2
-        assert [Path(problem.path) for problem in problems] == [victim]
-
-
 def test_file_outside_the_manifest_is_not_read(results: Path) -> None:
     folder = make(results, 20)
     manifest = json.loads((folder / "MANIFEST.json").read_text())
@@ -248,48 +211,6 @@ def test_file_outside_the_manifest_is_not_read(results: Path) -> None:
     assert set(lengths.values()) == {0, 110}
 
 
-def sealed_with_kernels(folder: Path) -> Path:
-    (folder / "ncu").mkdir()
-    (folder / "ncu" / "kernels.csv").write_text("as it was measured")
-    bundle.seal(folder)
-    return folder / "ncu" / "kernels.csv"
-
-
-def test_changed_kernels_make_a_bundle_a_damaged_one(results: Path) -> None:
-    kernels = sealed_with_kernels(results / names(results)[0])
-    assert load_bundles(results)[0]["kernels_file"].to_pylist() == ["ncu/kernels.csv", None, None]
-    kernels.write_text("as somebody wants it")
-    table, problems = load_bundles(results)
-    assert table.num_rows == 2
-    assert [str(problem) for problem in problems] == [
-        f"{kernels.parents[1]}: damaged: ncu/kernels.csv has 20 bytes, the manifest says 18"
-    ]
-
-
-@pytest.mark.parametrize("name", ["ncu/kernels.csv", "ncu/profile.ncu-rep"])
-def test_kernels_that_the_manifest_does_not_list_are_not_read(results: Path, name: str) -> None:
-    runs(results)
-    path = results / names(results)[0] / name
-    path.parent.mkdir()
-    path.write_text("put here after the run")
-    table, problems = load_bundles(results)
-    assert (table["kernels_file"].to_pylist(), problems) == ([None] * 3, [])
-    remark = f"{name} is not in MANIFEST.json: it was not verified and is not read"
-    assert table[index.REMARKS].to_pylist() == [[remark], [], []]
-    assert load_bundles(results)[0].equals(table)
-
-
-def test_the_better_source_of_kernels_is_taken(results: Path) -> None:
-    folder = results / names(results)[0]
-    (folder / "ncu").mkdir()
-    (folder / "ncu" / "profile.ncu-rep").write_text("")
-    bundle.seal(folder)
-    assert load_bundles(folder)[0]["kernels_file"].to_pylist() == ["ncu/profile.ncu-rep"]
-    (folder / "ncu" / "kernels.csv").write_text("")
-    bundle.seal(folder)
-    assert load_bundles(folder)[0]["kernels_file"].to_pylist() == ["ncu/kernels.csv"]
-
-
 def test_steps_that_cannot_be_make_a_problem_instead_of_a_row(results: Path) -> None:
     folder = results / names(results)[1]
     steps = folder / "steps.csv"
@@ -302,15 +223,6 @@ def test_steps_that_cannot_be_make_a_problem_instead_of_a_row(results: Path) -> 
     ]
     # And again from the index.
     assert load_bundles(results) == (table, problems)
-
-
-def test_steps_that_cannot_be_read_are_a_problem_too(results: Path) -> None:
-    folder = results / names(results)[1]
-    (folder / "steps.csv").write_text("a,b\n1,2\n")
-    bundle.seal(folder)
-    table, (problem,) = load_bundles(results)
-    assert table.num_rows == 2
-    assert problem.reason.startswith("cannot be: steps.csv has none of the columns step, phase, ")
 
 
 def test_links_are_followed_and_loops_end(results: Path, tmp_path: Path) -> None:
@@ -352,25 +264,3 @@ def test_processes_at_once_never_see_half_an_index(results: Path) -> None:
     assert counts == [3] * 6 + [4] * 6 + [5] * 6 + [6] * 6 + [7] * 6
     assert [path.name for path in (results / FOLDER).iterdir()] == [FILE]
     assert pq.read_table(results / FOLDER / FILE).num_rows == 7
-
-
-@pytest.mark.slow
-@pytest.mark.world
-def test_work_grows_with_the_number_of_bundles_alone(tmp_path: Path) -> None:
-    source = make(tmp_path / "one", 0)
-
-    def calls(count: int) -> int:
-        """Calls of functions of Python and of C that a second look takes."""
-        root, seen = tmp_path / f"of-{count}", itertools.count()
-        for number in range(count):
-            shutil.copytree(source, root / f"run-{number}")
-        load_bundles(root)
-        sys.setprofile(lambda *_: next(seen) and None)
-        try:
-            load_bundles(root)
-        finally:
-            sys.setprofile(None)
-        return next(seen)
-
-    # Eight times as many bundles; quadratic growth would be 64 times as many calls.
-    assert calls(400) < 9 * calls(50)

@@ -1,17 +1,13 @@
 import shutil
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import pytest
 
 import analysis
-from analysis.api import Results
 from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS
 from benchmarks.synthetic_bundles import make
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, NothingToDoError, UsageError
-from workload.contract.record import Status
 
 
 def test_tables_of_two_runs(tmp_path: Path) -> None:
@@ -37,13 +33,6 @@ def test_tables_of_two_runs(tmp_path: Path) -> None:
     assert {str(results.telemetry[name].dtype) for name in bundle.TELEMETRY_COLUMNS} == {"float64"}
 
 
-def test_steps_are_those_of_the_file(tmp_path: Path) -> None:
-    folder = make(tmp_path, 1)
-    steps = analysis.load(tmp_path).steps.drop(columns="run_id")
-    expected = pd.read_csv(folder / "steps.csv")
-    pd.testing.assert_frame_equal(steps.astype({"phase": "str"}), expected, check_dtype=False)
-
-
 def test_one_run_twice_is_counted_once(tmp_path: Path) -> None:
     original = make(tmp_path / "a", 1)
     # The same folder under two names needs no word, a copy does: copies would pass for repeats.
@@ -58,12 +47,6 @@ def test_one_run_twice_is_counted_once(tmp_path: Path) -> None:
     assert len(results.steps) == 110
 
 
-def test_several_folders_are_one_table(tmp_path: Path) -> None:
-    make(tmp_path / "a", 1), make(tmp_path / "b", 2), make(tmp_path / "b", 3)
-    assert len(analysis.load(tmp_path / "a", tmp_path / "b").runs) == 3
-    assert len(analysis.load(str(tmp_path / "b")).runs) == 2
-
-
 def test_remarks_of_a_loaded_run_are_problems_each_time(tmp_path: Path) -> None:
     folder = make(tmp_path, 1, environment__device="a GPU")
     for _ in range(2):
@@ -72,13 +55,6 @@ def test_remarks_of_a_loaded_run_are_problems_each_time(tmp_path: Path) -> None:
         assert [str(problem) for problem in results.problems] == [
             f"{folder}: run.json: environment.device is not an object; left out"
         ]
-
-
-@pytest.mark.parametrize("status", [status for status in Status if status != "completed"])
-def test_runs_that_broke_off_are_loaded(tmp_path: Path, status: str) -> None:
-    make(tmp_path, 1, status=status, error="why", timing__step_s=None, bound=None, ceilings=None)
-    runs = analysis.load(tmp_path).runs
-    assert (runs["status"][0], runs["error"][0]) == (status, "why")
 
 
 def test_nothing_is_an_error_with_the_next_step(tmp_path: Path) -> None:
@@ -156,18 +132,3 @@ def test_kernels_are_read_when_asked_for(tmp_path: Path, monkeypatch: pytest.Mon
     assert [problem.path for problem in results.kernel_problems] == [str(broken / "ncu" / "kernels.csv")]
     monkeypatch.setattr("analysis.readers.ncu.read", lambda _: pytest.fail("read twice"))
     assert results.kernels is kernels
-
-
-def test_no_profile_is_an_empty_table(tmp_path: Path) -> None:
-    make(tmp_path, 1)
-    results = analysis.load(tmp_path)
-    assert results.kernels.empty
-    assert results.kernels.columns.tolist() == ["run_id"]
-    assert results.kernel_problems == ()
-
-
-def test_public_name_survives_its_first_use(tmp_path: Path) -> None:
-    make(tmp_path, 1)
-    for _ in range(2):
-        found: Any = analysis.load(tmp_path)
-        assert isinstance(found, Results)

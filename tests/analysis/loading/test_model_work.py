@@ -72,7 +72,6 @@ def test_names(name: str, model: str | None) -> None:
 )
 def test_the_size_of_the_images(facts: dict[str, object], size: int, assumption: str | None) -> None:
     known, assumed = model_work.known_work(Spec(model="resnet18", batch_size=2, **facts))  # type: ignore[arg-type]
-
     assert known is not None
     assert known.train_flop_per_image == model_work.table()["resnet18", size].train_flop_per_image
     assert assumed == assumption
@@ -87,7 +86,6 @@ def test_what_is_not_in_the_table_has_no_figure(facts: dict[str, object]) -> Non
 def test_without_a_precision_the_bytes_are_those_of_any() -> None:
     work = model_work.table()["resnet18", 224]
     low, high = work.bytes_per_step(8, None)
-
     assert low == work.bytes_per_step(8, "bf16")[0] < work.bytes_per_step(8, "fp32")[0]
     assert high == work.bytes_per_step(8, "tf32")[1] > work.bytes_per_step(8, "amp")[1]
     assert work.bytes_per_step(8, "amp")[1] == work.bytes_per_step(8, "bf16")[1] + 8 * work.parameters

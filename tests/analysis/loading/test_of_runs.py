@@ -1,10 +1,8 @@
-import errno
 import json
 import pickle
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -92,44 +90,6 @@ def test_other_code_invalidates_all_results(results: Path, tmp_path: Path, monke
     index.code_version.cache_clear()
 
 
-def unknown_library(name: str) -> str:
-    raise metadata.PackageNotFoundError(name)
-
-
-@pytest.mark.parametrize(("name", "value"), [("CODE_FOLDERS", ()), ("metadata.version", unknown_library)])
-def test_unknown_version_of_the_code_keeps_nothing(
-    results: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
-) -> None:
-    monkeypatch.setattr(f"analysis.loading.index.{name}", value)
-    index.code_version.cache_clear()
-    assert index.code_version() is None
-    assert [found(results)[1] for _ in range(2)] == [3, 3]
-    monkeypatch.undo()
-    index.code_version.cache_clear()
-
-
-def test_folder_that_cannot_be_written_works_without(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    analysis.load(results)
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(Path, "replace", refuse)
-    assert [found(results)[1] for _ in range(2)] == [3, 3]
-    assert [path.name for path in (results / index.FOLDER).iterdir()] == ["bundles.parquet"]
-
-
-def test_few_bundles_leave_no_file(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "FEWEST", 4)
-    assert [found(results) for _ in range(2)] == [(["resnet18 100 sgd 20"] * 3, 3)] * 2
-    assert not (results / index.FOLDER).exists()
-
-
-def test_moved_folder_keeps_its_results(results: Path) -> None:
-    found(results)
-    assert found(results.rename(results.with_name("archive")))[1] == 0
-
-
 def test_kept_findings_and_causes_are_those_that_are_computed(tmp_path: Path) -> None:
     odd = {"explained_fraction": 0.5, "data_wait_fraction": 0.4, "images_per_s": 1.0}
     for number in range(2):
@@ -197,15 +157,3 @@ def test_work_that_has_begun_is_found(results: Path, monkeypatch: pytest.MonkeyP
     assert runs.of(command_of) == list(map(command_of, every))
     assert runs.of(breaches) == list(map(breaches, every))
     assert runs.of(causes_of) == list(map(causes_of, every))
-
-
-@pytest.mark.slow
-@pytest.mark.world
-def test_several_processes_find_the_same(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    every = cases.cases(analysis.load(results))
-    alone = OfRuns(cases=every).of(causes_of)
-    shutil.rmtree(results / index.FOLDER)
-    monkeypatch.setattr(cases, "FEWEST_SHARED", 1)
-    monkeypatch.setattr(cases, "PART", 1)
-    monkeypatch.setattr(cases.processes, "_cpus", lambda: 2)
-    assert OfRuns(cases=every).of(causes_of) == alone

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from analysis import figures
 from analysis.loading import index, processes
 from analysis.loading.processes import Sharing, reused, share
 from benchmarks.synthetic_bundles import make
@@ -39,24 +38,9 @@ def fail(part: int) -> int:
     raise IndexError(part)
 
 
-def who(part: Path) -> int:
-    """Wait until every process has its part, so that none does two; the folder has a file for each part."""
-    part.touch()
-    while len(list(part.parent.iterdir())) < 3:
-        pass
-    return os.getpid()
-
-
 @pytest.mark.world
 def test_results_are_in_order() -> None:
     assert share(square, range(20)) == [number * number for number in range(20)]
-
-
-@pytest.mark.slow
-@pytest.mark.world
-def test_each_cpu_has_a_process(tmp_path: Path) -> None:
-    pids = share(who, [tmp_path / name for name in "abc"])
-    assert len({*pids, os.getpid()}) == 3
 
 
 def own_peaks_of(_: int) -> tuple[int, object]:
@@ -170,15 +154,6 @@ def test_a_single_part_is_done_elsewhere_on_request() -> None:
     assert sharing.results() != [os.getpid()]
 
 
-@pytest.mark.slow
-@pytest.mark.world
-def test_libraries_of_a_page_come_from_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vl_convert", None)
-    begun = Sharing(figures._libraries, [None], others=1)
-    begun._threads[0].join()
-    assert "vegaEmbed" in begun.results()[0]
-
-
 @pytest.mark.world
 def test_machine_without_room_for_threads_does_all_here(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: Any) -> None:
@@ -194,11 +169,6 @@ def test_machine_without_room_for_processes_does_all_here(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     assert share(die_elsewhere, [os.getpid()] * 3) == [os.getpid()] * 3
-
-
-def test_single_part_starts_no_process() -> None:
-    assert share(square, [3]) == [9]
-    assert share(square, []) == []
 
 
 @pytest.mark.slow

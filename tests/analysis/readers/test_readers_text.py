@@ -40,10 +40,6 @@ def test_gzip_that_breaks_off_gives_what_is_there() -> None:
     assert decoded.remarks == ("the gzip file ends too early: its beginning was read",)
 
 
-def test_zero_bytes_are_no_text() -> None:
-    assert decode(b"\x7fELF\0\0\1\1").encoding == "binary"
-
-
 @given(st.binary(max_size=300))
 def test_any_bytes_are_decoded(content: bytes) -> None:
     assert isinstance(decode(content).text, str)
@@ -72,7 +68,3 @@ def test_what_an_unreadable_file_looks_like(raw: bytes, text: str, suffix: str, 
     assert seen is not None
     assert seen[0] == what
     assert seen[1]
-
-
-def test_nothing_is_said_of_a_text_that_looks_like_nothing() -> None:
-    assert looks_like(b"hello", "hello") is None

@@ -86,36 +86,3 @@ def hostile(folder: Path) -> Path:
     broken = make(folder, 3, status="out_of_memory", error=HOSTILE, spec__model=HOSTILE)
     assert broken.is_dir()
     return folder
-
-
-# Device, compute capability, images/s of resnet50 at batch 64 in fp32, and how many machines have it.
-MANY_DEVICES = (
-    ("Tesla T4", "7.5", 90.0, 8),
-    ("NVIDIA L4", "8.9", 180.0, 8),
-    ("Tesla V100-SXM2-16GB", "7.0", 360.0, 8),
-    ("NVIDIA A100-SXM4-40GB", "8.0", 800.0, 10),
-    ("NVIDIA A100-SXM4-80GB", "8.0", 830.0, 10),
-    ("NVIDIA GeForce RTX 4090", "8.9", 620.0, 6),
-    ("NVIDIA H100 PCIe", "9.0", 1000.0, 6),
-    ("NVIDIA H100 80GB HBM3", "9.0", 1500.0, 6),
-    ("Quadro RTX 6000", "7.5", 250.0, 4),
-)
-
-
-def many(folder: Path) -> Path:
-    """66 environments, 292 runs: machines called after a pattern, two models, one or two batch sizes, up to 3 runs."""
-    number = 0
-    for device, capability, speed, machines in MANY_DEVICES:
-        for machine in range(machines):
-            place = f"cluster-{capability.replace('.', '')}-{device.split()[-1].lower()}-node-{machine:02}"
-            for model, flop, slower, batches in (
-                ("resnet50", 2.4e10, 1.0, (64, 128) if machine % 3 == 0 else (64,)),
-                ("mobilenet_v2", 1.8e9, 0.3, (64,) if machine % 2 == 0 else ()),
-            ):
-                for batch in batches:
-                    for repeat in range(3 if machine % 2 else 2):
-                        number += 1
-                        rate = speed / slower * (1 + batch / 1000) * (1 + 0.01 * repeat + 0.02 * machine)
-                        changes = _changes(place, device, capability, 0.0, model, flop, batch, rate)
-                        make(folder, number, **{**changes, "cost": None})
-    return folder

@@ -12,8 +12,8 @@ def of(*runs: Mapping[str, Any]) -> ReportEvidence:
     return gather(results(*runs))
 
 
-def texts(section: Section) -> list[str]:
-    """Everything that a reader of the section meets, one entry per sentence or cell."""
+def texts(section: Section, *, cells: bool = True) -> list[str]:
+    """Everything that a reader of the section meets, one entry per sentence or cell; without `cells` no cells."""
     lines: list[str] = [section.title]
     for block in section.blocks:
         match block:
@@ -22,9 +22,9 @@ def texts(section: Section) -> list[str]:
             case Bullets():
                 lines += block.sentences
             case Table():
-                lines += [block.caption, *(cell for row in block.rows for cell in row)]
+                lines += [block.caption, *(cell for row in block.rows for cell in row if cells)]
             case Picture():
                 lines += [block.figure.title, block.figure.caption, block.figure.text]
             case Commands():
                 lines += block.lines
-    return [*lines, *(text for part in section.parts for text in texts(part))]
+    return [*lines, *(text for part in section.parts for text in texts(part, cells=cells))]

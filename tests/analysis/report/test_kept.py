@@ -1,6 +1,5 @@
 """A report is kept beside the index, and used again as long as no file of a bundle changes."""
 
-import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -60,12 +59,6 @@ def test_a_kept_report_makes_the_same_page(results: Path, report: Report) -> Non
     assert html.render(kept.store(results, key, found[0], problems)) == html.render(report)
 
 
-def test_texts_of_a_kept_report_stay_texts(results: Path, hostile_report: Report) -> None:
-    found = kept.load(results, put(results, hostile_report))
-    assert found
-    assert html.render(found[0]) == html.render(hostile_report)
-
-
 def bundles(results: Path) -> list[Path]:
     return sorted(path for path in results.iterdir() if not path.name.startswith("."))
 
@@ -94,12 +87,6 @@ def test_every_change_of_a_file_needs_another_report(results: Path, change: Call
     assert not has_report(results)
 
 
-def test_other_version_needs_another_report(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(results, SMALL)
-    monkeypatch.setattr(index, "version", lambda: b"other")
-    assert not has_report(results)
-
-
 DAMAGES: dict[str, Callable[[str], str]] = {
     "no JSON": lambda _: "{",
     "a list": lambda _: "[]",
@@ -125,19 +112,6 @@ def test_a_report_of_bundles_that_changed_meanwhile_is_not_kept(results: Path) -
     make(results, 7)
     assert html.render(kept.store(results, key, SMALL, ())) == html.render(SMALL)
     assert not (results / index.FOLDER / kept.FILE).exists()
-
-
-def test_a_folder_that_cannot_be_written_works_without(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", refuse)
-    put(results, SMALL)
-    assert not has_report(results)
-    assert not list((results / index.FOLDER).iterdir())
-    # Not even an index could be written.
-    shutil.rmtree(results / index.FOLDER)
-    put(results, SMALL)
 
 
 def test_no_report_is_kept_of_few_bundles(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,15 +117,6 @@ def test_a_tooltip_tells_the_figures(visit: Any, figure: str, expected: tuple[st
     assert seen.said == []
 
 
-def test_a_hostile_tooltip_is_text(visit: Any) -> None:
-    seen = visit("hostile", viewport={"width": 1200, "height": 900})
-    assert "<img src=x" in _hover(seen.page.locator("[data-figure]").first)
-    assert seen.page.evaluate("document.querySelectorAll('img').length") == 0
-    assert seen.page.title() == "Training throughput, and what limits it · rooflaunch"
-    assert seen.said == []
-    assert seen.asked == [seen.address]
-
-
 def _opacities(chart: Any) -> list[float]:
     """Opacity of each point of the chart, in document order."""
     found = chart.locator(".mark-symbol.role-mark path").evaluate_all(

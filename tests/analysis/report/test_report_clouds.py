@@ -49,11 +49,6 @@ def test_two_t4s_have_the_price_of_two(tmp_path: Path, monkeypatch: pytest.Monke
     assert f"{usd:.3f} USD/h on gcp" in answer.sentences(gather(api.load(tmp_path)))[0]
 
 
-def test_with_two_blocks_nothing_is_said(tmp_path: Path) -> None:
-    _bundles(tmp_path, blocks=2)
-    assert not [text for text in answer.sentences(gather(api.load(tmp_path))) if "a T4?" in text]
-
-
 def test_an_error_of_many_parts_has_one_part_in_the_answer(tmp_path: Path) -> None:
     variables = {"CUDA_LAUNCH_BLOCKING": "1", "ONEDNN_VERBOSE": "1", "MKL_VERBOSE": "1"}
     _bundles(tmp_path, blocks=1, environment__software__variables=variables)

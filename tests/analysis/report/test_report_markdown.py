@@ -48,21 +48,6 @@ def test_escaped_text_reads_as_it_was(text: str) -> None:
     assert "".join(child.content for child in inline) == expected
 
 
-def test_markdown_has_tables_pictures_and_commands(report: Report) -> None:
-    text = template.as_markdown(report, figures="figures")
-    assert text.startswith("# Training throughput, and what limits it\n\n36 runs · 12 configurations · 2 places")
-    assert "![Best throughput of each model and place](figures/throughput_comparison.png)" in text
-    assert "| place | model | precision | batch | runs |" in text
-    assert "```sh\n# gcp-t4-us-central1-a: " in text
-    assert "![" not in template.as_markdown(report, figures=None)
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
-    assert len(rows) > 60
-    for block in blocks:
-        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
-        assert len(widths) == 1, block
-
-
 def test_hostile_markdown_holds_no_markup(hostile_report: Report) -> None:
     text = template.as_markdown(hostile_report, figures="figures")
     outside = re.sub(r"^(`{3,})sh\n.*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL)

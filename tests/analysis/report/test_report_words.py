@@ -7,6 +7,7 @@ import pytest
 
 from analysis.report import content
 from workload.contract.tables import Column, Role
+from workload.contract.text import percent, plain, seconds, si
 
 
 @pytest.mark.parametrize(
@@ -22,13 +23,6 @@ from workload.contract.tables import Column, Role
 )
 def test_amounts_have_decimal_prefixes(value: float | None, unit: str, text: str) -> None:
     assert content.si(value, unit) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.0123, "12.3 ms"), (2.5, "2.50 s"), (3e-6, "3.00 µs"), (None, content.ABSENT)]
-)
-def test_seconds(value: float | None, text: str) -> None:
-    assert content.seconds(value) == text
 
 
 @pytest.mark.parametrize(
@@ -73,3 +67,8 @@ def test_columns_without_content_are_left_out_and_long_tables_folded() -> None:
 )
 def test_a_cell_has_the_unit_and_the_digits_of_its_column(column: Column, value: Any, shown: str) -> None:
     assert content.cell(column, value) == shown
+
+
+def test_no_printed_number_has_more_than_twelve_digits() -> None:
+    shown = [si(1e40, "FLOP/s"), seconds(4.6e20), plain(1e13, 3), percent(1e14), plain(123456789012.0, 3)]
+    assert shown == ["1e+25 PFLOP/s", "4.6e+20 s", "1e+13", "1e+16 %", "123456789012"]

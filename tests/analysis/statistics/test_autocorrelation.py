@@ -54,14 +54,6 @@ def test_geyers_rule(correlations: list[float], tau: float) -> None:
     assert integrated_time(np.array(correlations)) == pytest.approx(tau)
 
 
-@pytest.mark.parametrize(("rho", "expected"), [(0.0, 20_000.0), (0.5, 20_000 / 3), (0.9, 20_000 / 19)])
-def test_effective_n_of_autoregressions(rho: float, expected: float) -> None:
-    shocks = np.random.default_rng(5).normal(size=20_000)
-    found = effective_n(lfilter([1.0], [1.0, -rho], shocks), robust=False)
-    assert found.effective == pytest.approx(expected, rel=0.15)
-    assert found.lag1 == pytest.approx(rho, abs=0.02)
-
-
 def test_one_slow_step_hides_the_waves_from_the_plain_figure_only() -> None:
     series = 1 + 0.001 * lfilter([1.0], [1.0, -0.95], np.random.default_rng(1).normal(size=200))
     series[50] = 10.0

@@ -21,9 +21,7 @@ def grid(figures: np.ndarray) -> list[PlacedRun]:
 def test_a_full_grid_as_textbooks_have_it() -> None:
     rng = np.random.default_rng(0)
     logs = rng.normal(size=(4, 3)) + np.array([0.0, 1.0, 5.0])
-
     split = machine_split(grid(np.exp(logs)))
-
     by_host = 3 * logs.mean(axis=1).var(ddof=1)
     rest = logs - logs.mean(axis=0) - logs.mean(axis=1)[:, None] + logs.mean()
     by_run = float((rest**2).sum() / 6)
@@ -43,9 +41,7 @@ def test_the_noise_of_steps_is_taken_off() -> None:
         PlacedRun(figure=float(np.exp(one)), configuration=0, host=row) for row, line in enumerate(logs) for one in line
     ]
     noisy = [PlacedRun(**{**vars(run), "noise": 0.00002, "noise_degrees": 10.0}) for run in bare]
-
     plain, split = machine_split(bare), machine_split(noisy)
-
     assert plain.between_runs.value is not None
     assert split.between_runs.value == pytest.approx(math.sqrt(plain.between_runs.value**2 - 0.00002))
     assert split.between_runs.reason is None
@@ -84,16 +80,3 @@ def test_unknown_variance_has_a_reason(runs: list[PlacedRun], between_runs: str,
     split = machine_split(runs)
     assert (split.between_runs.reason, split.between_hosts.reason) == (between_runs, between_hosts)
     assert (split.between_hosts.value, split.between_hosts.interval) == (None, None)
-
-
-@pytest.mark.parametrize(("count", "host_effect"), [(2, 0.05), (3, 0.02), (10, 0.02), (5, 0.005)])
-def test_coverage_between_hosts(count: int, host_effect: float) -> None:
-    rng = np.random.default_rng(count)
-    held = []
-    for _ in range(300):
-        logs = host_effect * rng.normal(size=(count, 1)) + 0.005 * rng.normal(size=(count, 4))
-        interval = machine_split(grid(np.exp(logs))).between_hosts.interval
-        assert interval is not None
-        held.append(interval.holds(host_effect))
-    error = 3 * math.sqrt(0.05 * 0.95 / len(held))
-    assert 0.93 - error <= np.mean(held) <= 0.97 + error

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 from scipy.stats import mstats
 
-from analysis.statistics.samples import Floats, Method, over_runs, ranks
+from analysis.statistics.samples import Floats, Method, over_runs
 from workload.stats.intervals import order_statistics_from
 
 
@@ -33,12 +33,6 @@ def test_the_interval_of_times_is_that_of_rates() -> None:
     assert first is not None
     assert second is not None
     assert second.high == pytest.approx(64 / first.low)
-
-
-def test_the_interval_holds_the_median_it_stands_beside() -> None:
-    found = over_runs([1.0, 1.0, 1.0, 1.0, 100.0], level=0.5)
-    assert found.interval is not None
-    assert found.interval.low == found.value == 1.0
 
 
 @pytest.mark.parametrize(("level", "runs"), [(0.5, 2), (0.9, 5), (0.95, 6), (0.99, 8)])
@@ -78,8 +72,3 @@ def test_order_statistics_by_scipy(runs: int, level: float) -> None:
     assert ends == pytest.approx(mstats.median_cihs(times, alpha=1 - level), rel=1e-12)
     assert (found.value, found.reason) == (np.median(times), None)
     assert found.interval.method == Method.ORDER_STATISTICS
-
-
-@pytest.mark.parametrize("values", [[], [2.0], [3.0, 1.0, 2.0], [1.0, 1.0, 1.0], [2.0, 1.0, 2.0, 3.0, 2.0, 1.0]])
-def test_ranks_by_scipy(values: list[float]) -> None:
-    assert ranks(np.array(values)).tolist() == stats.rankdata(values).tolist()

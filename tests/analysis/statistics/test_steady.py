@@ -6,12 +6,11 @@ from typing import Literal
 import numpy as np
 import pytest
 from scipy import stats
-from scipy.signal import lfilter
 
 from analysis.statistics.autocorrelation import MOST_EXACT_MEMBERS, _chance, period_scan
-from analysis.statistics.changes import scan
 from analysis.statistics.samples import Floats, ranks
-from analysis.statistics.steady import Change, drift, line, stalls, steady_state, two_speeds
+from analysis.statistics.steady import drift, line, steady_state, two_speeds
+from tests.analysis.sentence_runs import Golden
 
 
 def noisy(n: int, stdev: float = 0.001, seed: int = 0) -> Floats:
@@ -68,83 +67,77 @@ def barely_heating() -> Floats:
     return noisy(100, stdev=1e-4) + 0.8e-4 * np.arange(100)
 
 
-@pytest.mark.parametrize(
-    ("series", "steady", "warmup", "reason"),
-    [
-        (noisy(100), True, 0, "steady from the first of 100 steps"),
-        (first_slow(), True, 1, "steady after 1 of 100 steps, whose median is 9.00 x that of the rest"),
-        # 0.1 exp(-t / 5) falls to the 1 % tolerance at t = 11.5, and is certainly above the rest for longer.
-        (warming_up(), True, 20, "steady after 20 of 100 steps, whose median is 1.01 x that of the rest"),
-        (epoch_boundary(), True, 0, "steady from the first of 200 steps"),
-        (throttled(), False, 0, "from step 82 of 100 on, steps take 1.2 x those before: no steady state"),
-        (throttled()[::-1], True, 19, "steady after 19 of 100 steps, whose median is 1.20 x that of the rest"),
-        (slower_half(), False, 0, "from step 61 of 100 on, steps take 1.05 x those before: no steady state"),
-        (slow_for_a_while(), False, 0, "steps 41 to 60 of 100 take 1.05 x the others: no steady state"),
-        (2 - slow_for_a_while(), False, 0, "steps 41 to 60 of 100 take 0.95 x the others: no steady state"),
-        (settling_late(), False, 0, "from step 71 of 100 on, steps take 0.833 x those before: no steady state"),
-        (heating(), False, None, "no steady state"),
-        (barely_heating(), True, 0, "steady from the first of 100 steps"),
-        (noisy(100, stdev=0.2), True, 0, "steady from the first of 100 steps"),
-    ],
-)
-def test_steady_state(series: Floats, steady: bool, warmup: int | None, reason: str) -> None:
-    found = steady_state(series)
-    assert found.steady is steady
-    assert reason in found.reason
-    if warmup is not None:
-        assert found.warmup_steps == pytest.approx(warmup, abs=1 if warmup > 1 else 0)
+def every_sixth() -> Floats:
+    series = np.zeros(60)
+    series[4::6] = 1.0
+    return series
 
 
-def test_how_it_is_not_steady() -> None:
-    found = steady_state(noisy(100, stdev=1e-4) + 2e-4 * np.arange(100))
-    assert found.reason == "drifts by +2.0 % over 100 steps: no steady state"
-    assert (found.change, found.drifts) == (None, True)
-    late = steady_state(throttled())
-    assert late.change == Change(n=100, start=81, stop=100, ratio=pytest.approx(1.2, rel=0.01))
-    assert late.change.is_shift
-    assert not late.drifts
+# A change of 0.1 exp(-t / 5) falls to the 1 % tolerance at t = 11.5, and is certainly above the rest for longer.
+CASES: dict[str, Sequence[float] | Floats] = {
+    "steady": noisy(100),
+    "a slow first step": first_slow(),
+    "warming up": warming_up(),
+    "a slow step within": epoch_boundary(),
+    "the last fifth 20 % slower": throttled(),
+    "the first fifth 20 % slower": throttled()[::-1],
+    "the second part 5 % slower": slower_half(),
+    "5 % slower for a while": slow_for_a_while(),
+    "5 % faster for a while": 2 - slow_for_a_while(),
+    "settling late": settling_late(),
+    "4 % slower over the run": heating(),
+    "4 % faster over the run": heating()[::-1],
+    "0.8 % slower over the run": barely_heating(),
+    "2 % slower over a quiet run": noisy(100, stdev=1e-4) + 2e-4 * np.arange(100),
+    "noise of 20 %": noisy(100, stdev=0.2),
+    "noise of 1 % in 100 steps": noisy(100, stdev=0.01),
+    "noise of 5 % in 100 steps": noisy(100, stdev=0.05),
+    "noise of 3 % in 20 steps": noisy(20, stdev=0.03),
+    "noise of 0.2 % in 20 steps": noisy(20, stdev=0.002),
+    "a third 10 % slower": np.where(np.arange(100) % 3 == 0, 1.1, 1.0) * noisy(100, stdev=0.01),
+    "a coarse clock": np.tile([1.0, 1.1], 30),
+    "half 10 % slower": np.tile([1.0, 1.1], 30) * noisy(60),
+    "three speeds": np.tile([1.0, 1.1, 1.6, 1.0, 1.1], 20),
+    "slow waves": 1 + 0.01 * np.sin(np.arange(200) / 40),
+    "every sixth of 0 s and 1 s": every_sixth(),
+    "zeros": np.zeros(60),
+    "zeros and ones": np.repeat([0.0, 1.0], 30),
+    "ones and twos": np.repeat([1.0, 2.0], 30),
+    "ones, twos and ones": np.repeat([1.0, 2.0, 1.0], 20),
+    "ones": np.ones(60),
+    "19 steps": [1.0, 1.1] * 9 + [1.0],
+    "20 equal steps": [1.0] * 20,
+    "one step that is no number": [1.0] * 20 + [math.nan],
+    "two steps": noisy(2),
+    "no step": [],
+}
 
 
-@pytest.mark.parametrize(
-    ("series", "slow"),
-    [
-        (throttled(), range(81, 100)),
-        (throttled()[::-1], range(19)),
-        (settling_late(), range(70)),
-        (slow_for_a_while(), range(40, 60)),
-        (2 - slow_for_a_while(), [*range(40), *range(60, 100)]),
-        (heating(), range(50, 100)),
-        (heating()[::-1], range(50)),
-    ],
-)
-def test_which_steps_are_the_slow_ones(series: Floats, slow: Sequence[int]) -> None:
-    found = steady_state(series).slow_steps
-    assert found is not None
-    assert np.flatnonzero(found).tolist() == list(slow)
+def ranges(mask: Floats) -> str:
+    """Places where the mask is true, counted from 1."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], np.asarray(mask, dtype=int), [0]])))
+    return ", ".join(f"{start + 1} to {stop}" for start, stop in edges.reshape(-1, 2))
 
 
-def test_a_steady_run_has_no_slow_steps() -> None:
-    assert steady_state(noisy(100)).slow_steps is None
+def told(series: Sequence[float] | Floats) -> list[str]:
+    series = np.asarray(series, dtype=np.float64)
+    found, speeds, period = steady_state(series), two_speeds(series), period_scan(series)
+    lines = [f"steady {found.steady}, warm-up {found.warmup_steps}, drifts {found.drifts}: {found.reason}"]
+    if found.change is not None:
+        change = found.change
+        lines.append(f"change from {change.start} to {change.stop}, {change.ratio:.3g} x, shift {change.is_shift}")
+    lines += [f"slow steps {ranges(found.slow_steps)}"] if found.slow_steps is not None else []
+    lines += [found.unseen] if found.unseen else []
+    if found.stalls is not None and found.stalls.count:
+        lines.append(f"stalls {ranges(found.stalls.mask)}: {found.stalls.ratio:.3g} x, {found.stalls.lost:.3g} lost")
+    lines += [f"two speeds: {speeds.ratio:.3g} x"] if speeds else []
+    return [*lines, f"period: {period.reason}"]
 
 
-@pytest.mark.parametrize(
-    ("n", "stdev", "unseen"),
-    [
-        (100, 0.01, None),
-        (100, 0.05, "100 steps are too few to notice if a fifth of them took 1.09 x the others"),
-        (20, 0.03, "20 steps are too few to notice if a fifth of them took 1.19 x the others"),
-        (20, 0.002, None),
-    ],
-)
-def test_what_cannot_be_seen(n: int, stdev: float, unseen: str | None) -> None:
-    assert steady_state(noisy(n, stdev=stdev)).unseen == unseen
-
-
-def test_slow_noise_is_no_change() -> None:
-    """40 runs of 20 steps with 3 % noise of lag 1 = 0.8: earlier, fixed limits found a warm-up in every fourth."""
-    rng = np.random.default_rng(0)
-    series = 1 + 0.03 * lfilter([1.0], [1.0, -0.8], rng.normal(size=(40, 220)) * 0.6, axis=1)[:, 200:]
-    assert sum(not steady_state(steps).steady or steady_state(steps).warmup_steps != 0 for steps in series) == 0
+@pytest.mark.filterwarnings("error")
+def test_steadiness_stalls_speeds_and_periods(golden: Golden) -> None:
+    lines = [line for name, series in CASES.items() for line in (f"## {name}", *told(series))]
+    golden("steady.txt", "\n".join([*lines, ""]))
 
 
 def test_stalls() -> None:
@@ -157,89 +150,6 @@ def test_stalls() -> None:
     # 3 x 4 of 112.
     assert found.stalls.lost == pytest.approx(12 / 112, rel=0.01)
     assert np.flatnonzero(found.stalls.mask).tolist() == [20, 50, 80]
-
-
-@pytest.mark.parametrize(
-    "series", [noisy(100), np.tile([1.0, 1.1, 1.6, 1.0, 1.1], 20), noisy(100, stdev=0.2), np.zeros(30), np.array([])]
-)
-def test_no_stalls(series: Floats) -> None:
-    found = stalls(series)
-    assert (found.count, found.lost, found.ratio, found.mask.any()) == (0, 0.0, None, False)
-
-
-@pytest.mark.parametrize(
-    ("series", "ratio"),
-    [
-        (np.where(np.arange(100) % 3 == 0, 1.1, 1.0) * noisy(100, stdev=0.01), 1.1),
-        (np.tile([1.0, 1.1], 30), None),
-        (np.tile([1.0, 1.1], 30) * noisy(60), 1.1),
-        (noisy(100, stdev=0.1), None),
-        (noisy(2), None),
-        (np.ones(60), None),
-        (np.zeros(60), None),
-        (np.array([]), None),
-    ],
-    ids=["a third", "a coarse clock", "half", "one noisy speed", "two steps", "all equal", "zeros", "none"],
-)
-def test_two_speeds(series: Floats, ratio: float | None) -> None:
-    found = two_speeds(series)
-    assert (found and round(found.ratio, 1)) == ratio
-
-
-@pytest.mark.parametrize(
-    ("series", "reason"),
-    [
-        (np.zeros(60), "60 of 60 steps have a time of 0 s: no level"),
-        (np.repeat([0.0, 1.0], 30), "30 of 60 steps have a time of 0 s: no level"),
-        (np.repeat([1.0, 2.0], 30), "from step 31 of 60 on, steps take 2 x those before: no steady state"),
-        (np.repeat([1.0, 2.0, 1.0], 20), "steps 21 to 40 of 60 take 2 x the others: no steady state"),
-        (np.ones(60), "all steps have the same time"),
-    ],
-)
-@pytest.mark.filterwarnings("error")
-def test_steps_without_noise_have_a_written_answer(series: Floats, reason: str) -> None:
-    assert steady_state(series).reason == reason
-
-
-def test_white_noise_over_slow_waves_is_no_change() -> None:
-    """Waves of lag 1 = 0.9 under as much white noise: 23 % of such series were called a change."""
-    rng = np.random.default_rng(1)
-    waves = lfilter([1.0], [1.0, -0.9], rng.normal(size=(150, 400)) * math.sqrt(0.19), axis=1)[:, 300:]
-    series = 1 + 0.01 * (waves + rng.normal(size=waves.shape)) / math.sqrt(2)
-    changes = [scan(one) for one in series]
-    assert sum(one is not None and one.gain > one.limit for one in changes) >= 20
-    assert sum(one is not None and one.certain for one in changes) <= 12
-
-
-def test_five_slow_first_steps_of_twenty_have_an_answer() -> None:
-    """Without one or two first steps, 18 or 19 points are left to scan: too few for a test of waves."""
-    rng = np.random.default_rng(4)
-    series = 1 + 0.02 * rng.normal(size=(100, 20))
-    series[:, :5] *= 1.5
-    found = [steady_state(one) for one in series]
-    assert sum(one.warmup_steps in (4, 5) for one in found) >= 85
-    assert sum(one.steady is False for one in found) <= 2
-
-
-@pytest.mark.parametrize(
-    ("steps", "change", "rho", "expected"),
-    [
-        (20, 0.03, 0.0, 0.25),
-        (50, 0.03, 0.0, 0.9),
-        (100, 0.03, 0.0, 0.9),
-        (20, 0.0, 0.0, None),
-        (20, 0.0, 0.9, None),
-        (50, 0.0, 0.0, None),
-        (50, 0.0, 0.9, None),
-    ],
-)
-def test_a_leak_of_3_percent(steps: int, change: float, rho: float, expected: float | None) -> None:
-    """Found in most runs of 50 steps that vary by 1 %; steps that do not get slower are called so in few."""
-    shocks = np.random.default_rng(steps).normal(size=(80, steps + 100)) * math.sqrt(1 - rho**2)
-    waves = lfilter([1.0], [1.0, -rho], shocks, axis=1)[:, 100:]
-    series = (1 + 0.01 * waves) * np.linspace(1, 1 + change, steps)
-    share = np.mean([not steady_state(one).steady for one in series])
-    assert (share <= 0.03) if expected is None else (share >= expected)
 
 
 @pytest.mark.parametrize(
@@ -270,20 +180,6 @@ def test_300_000_steps_take_little_memory() -> None:
     assert peak_bytes < 100e6
 
 
-@pytest.mark.parametrize(
-    ("values", "steady", "reason"),
-    [
-        ([1.0, 1.1] * 9 + [1.0], None, "19 steps: at least 20 are needed"),
-        ([], None, "0 steps: at least 20 are needed"),
-        ([1.0] * 20, True, "all steps have the same time"),
-        ([1.0] * 20 + [math.nan], None, "1 of 21 steps are not finite numbers: the order of steps is lost"),
-    ],
-)
-def test_steady_state_not_judged(values: list[float], steady: bool | None, reason: str) -> None:
-    found = steady_state(values)
-    assert (found.steady, found.reason) == (steady, reason)
-
-
 @pytest.mark.parametrize("n", [60, 100, 1000])
 @pytest.mark.parametrize(
     ("period", "phase", "ratio"), [(10, 1, 0.42), (10, 0, 1.5), (2, 1, 1.1), (7, 6, 0.9), (13, 5, 2)]
@@ -308,50 +204,6 @@ def test_certainty_by_hand() -> None:
     found = period_scan(series)
     # The 4 largest of 40 in one class, either way: 2 / C(40, 4); the periods 2 to 10 have 54 phases.
     assert found.p_value == pytest.approx(54 * 2 / math.comb(40, 4))
-
-
-def test_a_few_exceptions_do_not_hide_a_period() -> None:
-    series = noisy(100)
-    series[3::10] *= 1.5
-    series[43] /= 1.5
-    series[60] *= 3
-    assert (period_scan(series).period, period_scan(series).found) == (10, True)
-    series[[53, 63]] /= 1.5
-    found = period_scan(series)
-    assert (found.period, found.found, found.reason) == (10, False, "no period found")
-    assert (found.consistency or 0) < 0.9
-    assert found.p_value is None
-
-
-def test_waves_and_warm_ups_are_no_period() -> None:
-    waves = 1 + 0.01 * np.sin(np.arange(200) / 40)
-    for series in (waves, first_slow(), epoch_boundary(), heating(), warming_up()):
-        assert not period_scan(series).found
-
-
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        ([1.0, 2.0] * 9 + [1.0], "19 steps: at least 20 are needed"),
-        ([1.0] * 30, "all 30 steps have the same time: nothing varies"),
-        ([1.0, 2.0, math.nan] * 10, "10 of 30 steps are not finite numbers: the order of steps is lost"),
-    ],
-)
-def test_no_period_scan(values: list[float], reason: str) -> None:
-    found = period_scan(values)
-    assert (found.found, found.period, found.reason) == (False, None, reason)
-
-
-def test_a_period_without_a_ratio() -> None:
-    series = np.zeros(60)
-    series[4::6] = 1.0
-    found = period_scan(series)
-    assert (found.period, found.phase, found.ratio, found.reason) == (
-        6,
-        4,
-        None,
-        "every 6th step from step 4 on differs",
-    )
 
 
 @pytest.mark.parametrize("members", [4, 9, 16, 17, 30])

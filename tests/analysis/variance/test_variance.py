@@ -20,9 +20,7 @@ def one(*runs: dict[str, Any]) -> dict[str, Any]:
 
 def test_figures_of_a_run() -> None:
     steps = [0.10, 0.11, 0.12, 0.13, 0.19]
-
     row = one(run(steps=steps))
-
     assert row["steps"] == 5
     assert row["step_median_s"] == 0.12
     # The median deviation from 0.12 is 0.01.
@@ -33,57 +31,14 @@ def test_figures_of_a_run() -> None:
     assert row["note"] == "5 steps: at least 8 are needed; 5 steps: at least 20 are needed"
 
 
-def test_a_steady_run() -> None:
-    row = one(run(steps=noisy(n=100)))
-
-    assert row["steady"] is True
-    assert row["warmup_steps"] == 0
-    assert row["effective_steps"] > 20
-    assert abs(row["drift"]) < 0.001
-    assert row["note"] is None
-
-
 def test_a_drift_is_a_fraction_of_the_step_over_the_run() -> None:
     steps = 0.1 + 0.0002 * np.arange(100) + np.tile([1e-5, -1e-5], 50)
-
     row = one(run(steps=list(steps)))
-
     assert row["steady"] is False
     assert row["warmup_steps"] == 0
     # 99 times 0.2 ms over a median of 109.9 ms.
     assert row["drift"] == pytest.approx(99 * 0.0002 / 0.1099, rel=0.005)
     assert row["note"] == "drifts by +18 % over 100 steps: no steady state"
-
-
-def test_a_period_is_told() -> None:
-    steps = np.array(noisy())
-    steps[::10] *= 0.4
-
-    row = one(run(steps=list(steps)))
-
-    assert (row["period_steps"], row["period_ratio"]) == (10, pytest.approx(0.4, rel=0.01))
-
-
-def test_correlated_steps_are_worth_few() -> None:
-    rng = np.random.default_rng(0)
-    level = 0.0
-    steps = []
-    for _ in range(200):
-        level = 0.95 * level + rng.standard_normal()
-        steps.append(0.1 * (1 + 0.001 * level))
-
-    row = one(run(steps=steps))
-
-    assert row["autocorrelation"] > 0.8
-    assert row["effective_steps"] < 30
-
-
-def test_warmup_steps_and_runs_without_steps_are_left_out() -> None:
-    table = within(results(run("a", steps=[0.1] * 9), run("b", steps=[])))
-
-    # The helper puts one warm-up step of 0.2 s before the measured ones.
-    assert list(table["run_id"]) == ["a"]
-    assert list(table["steps"]) == [9]
 
 
 # --- between
@@ -95,9 +50,7 @@ def repeats(rates: tuple[float, ...], **facts: Any) -> list[dict[str, Any]]:
 
 def test_the_spread_between_runs() -> None:
     rates = (310.0, 320.0, 330.0)
-
     (row,) = between(results(*repeats(rates))).to_dict("records")
-
     assert row["runs"] == 3
     assert row["images_per_s"] == pytest.approx(320, rel=1e-3)
     assert row["images_per_s_low"] < 310
@@ -108,20 +61,10 @@ def test_the_spread_between_runs() -> None:
     assert row["cov_within"] == pytest.approx(0.001, rel=0.2)
 
 
-def test_one_run_has_no_interval() -> None:
-    (row,) = between(results(run())).to_dict("records")
-
-    assert row["interval"] == "one run: no interval"
-    assert all(pd.isna(row[name]) for name in ("images_per_s_low", "cov_between"))
-    assert row["note"] is None
-
-
 @pytest.mark.parametrize("table", [within, between])
 def test_nothing_measured_gives_an_empty_table(table: Any) -> None:
     columns = WITHIN_COLUMNS if table is within else BETWEEN_COLUMNS
-
     found: pd.DataFrame = table(results(run(steps=[], step_median_s=None)))
-
     assert found.empty
     assert list(found.columns) == [column.name for column in columns]
 
@@ -154,7 +97,6 @@ def matrix(*, hosts: int) -> list[dict[str, Any]]:
 
 def test_a_matrix_splits_runs_from_hosts() -> None:
     (row,) = machines(results(*matrix(hosts=6))).to_dict("records")
-
     assert (row["runs"], row["hosts"], row["configurations"]) == (18, 6, 3)
     assert row["cov_runs_low"] < 0.005 < row["cov_runs_high"]
     assert row["cov_hosts_low"] < 0.05 < row["cov_hosts_high"]

@@ -1,14 +1,15 @@
-import math
+"""What is read of the tables that Nsight Compute writes."""
+
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
 from analysis.readers import ncu
-from analysis.readers.ncu import launches, table
+from analysis.readers.ncu import table
 from tests.analysis.readers.ncu.ncu_files import (
     DETAILS,
     DRAM,
@@ -19,7 +20,9 @@ from tests.analysis.readers.ncu.ncu_files import (
     LONG,
     PUSHED,
     READ,
+    SASS,
     STARTED,
+    TENSOR_PIPE,
     TIME,
     WRITTEN,
     line,
@@ -28,149 +31,13 @@ from tests.analysis.readers.ncu.ncu_files import (
     who,
     wide,
 )
+from tests.analysis.sentence_runs import Golden
 from workload.contract.ncu_csv import NcuSource
-from workload.contract.vocabulary import calibration_of, step_of
 from workload.profile import metrics as own
 from workload.profile import metrics as own_metrics
-from workload.profile import summary
-
-COLUMNS = [
-    "launch",
-    "process_id",
-    "range",
-    "name",
-    "family",
-    "compute_capability",
-    "device",
-    "block",
-    "grid",
-    "duration_s",
-    "cycles",
-    "flop_fp64",
-    "flop_fp32",
-    "flop_fp16",
-    "flop_tensor",
-    "flop",
-    "flop_is_lower_bound",
-    "hides_tensor_flop",
-    "dram_bytes",
-    "dram_read_bytes",
-    "dram_write_bytes",
-    "l2_bytes",
-    "l1_bytes",
-    "sm_percent",
-    "memory_percent",
-    "dram_percent",
-]
-
-
-def test_wide_page(tmp_path: Path) -> None:
-    text = wide(
-        {DRAM: "byte", "lts__t_bytes.sum": "byte", TIME: "nsecond", "sm__cycles_elapsed.max": "cycle"},
-        [["4195712", "8000000", "31872", "44000"], ["0", "32", "1500.50", "2000"]],
-        names=['void k<float, "a">(int, T1 *)', "fill"],
-    )
-    found = ncu.read(save(tmp_path, text))
-    assert list(found.kernels.columns) == COLUMNS
-    assert list(found.kernels["launch"]) == [0, 1]
-    first, second = found.kernels.to_dict("records")
-    assert first["name"] == 'void k<float, "a">(int, T1 *)', "commas and quotes in names"
-    assert (first["process_id"], first["block"], first["grid"]) == ("11", "(256, 1, 1)", "(50, 1, 1)")
-    assert first["compute_capability"] == "8.0"
-    assert first["duration_s"] == pytest.approx(31.872e-6)
-    assert (first["dram_bytes"], first["l2_bytes"], first["cycles"]) == (4195712, 8e6, 44000)
-    assert second["duration_s"] == pytest.approx(1.5005e-6)
-    assert second["dram_bytes"] == 0, "0 bytes of one kernel are normal"
-    assert np.isnan(first["flop"]), "no counter, no FLOP"
-    assert np.isnan(first["dram_read_bytes"])
-    assert math.isnan(float(first["l1_bytes"]))
-    assert found.totals == {"duration": pytest.approx(33.3725e-6), "dram": 4195712, "l2": 8000032, "cycles": 46000}
-    assert (found.warnings, found.is_partial) == ((), False)
-
-
-def test_long_page(tmp_path: Path) -> None:
-    text = long(
-        [
-            (0, READ, "Mbyte", "1.08"),
-            (0, WRITTEN, "byte", "0"),
-            (0, TIME, "usecond", "97.06"),
-            (0, FFMA, "inst", "11,183,680"),
-            (1, READ, "Kbyte", "4.86"),
-            (1, WRITTEN, "byte", "512"),
-            (1, TIME, "ms", "1.25"),
-            (1, FFMA, "inst", "0"),
-        ]
-    )
-    found = ncu.read(save(tmp_path, text))
-    first, second = found.kernels.to_dict("records")
-    assert first["dram_read_bytes"] == pytest.approx(1.08e6), "prefixes are decimal"
-    assert first["dram_bytes"] == pytest.approx(1.08e6)
-    assert first["duration_s"] == pytest.approx(97.06e-6)
-    assert second["dram_bytes"] == pytest.approx(4860 + 512)
-    assert second["duration_s"] == pytest.approx(1.25e-3), "units differ from row to row"
-    assert found.totals["fp32_fma"] == 11183680
-
-
-def test_details_page(tmp_path: Path) -> None:
-    sol, memory = "GPU Speed Of Light Throughput", "Memory Workload Analysis"
-    rows = [
-        (sol, "Duration", "ns", "21,058,944"),
-        (sol, "Elapsed Cycles", "cycle", "12,319,469"),
-        (sol, "Memory Throughput", "%", "61.84"),
-        (sol, "DRAM Throughput", "%", "60.00"),
-        (sol, "Compute (SM) Throughput", "%", "1.30"),
-        (memory, "Memory Throughput", "byte/s", "196,456,177,859.63"),
-        ("Launch Statistics", "Function Cache Configuration", "", "CachePreferNone"),
-    ]
-    text = line(DETAILS)
-    for row in rows:
-        text += line([*who(), *row])[:-1] + ",\n"
-    text += line([*who(), "SourceCounters", "", "", "", "UncoalescedAccess", "OPT", 'with "quotes", and\na line'])
-    found = ncu.read(save(tmp_path, text))
-    (kernel,) = found.kernels.to_dict("records")
-    assert kernel["duration_s"] == pytest.approx(0.021058944)
-    assert kernel["cycles"] == 12319469
-    assert (kernel["sm_percent"], kernel["memory_percent"], kernel["dram_percent"]) == (1.3, 61.84, 60)
-    assert kernel["dram_bytes"] == pytest.approx(196456177859.63 * 0.021058944), "one label, two units"
-    remark = "DRAM bytes are bytes per second x time, rounded as ncu prints them: the file has no counts"
-    assert (found.warnings, found.is_partial) == ((remark,), False)
-
 
 LAUNCH = {TIME: "ns"}
 MARK = '{}  "<default domain>:{}:none:none:none:none:none:none" '
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda text: "\ufeff" + text,
-        lambda text: text.replace("\n", "\r\n"),
-        lambda text: '==PROF== Connected to process 1 (python)\nmy program, says "hello\nepoch 1\n\n' + text,
-        lambda text: "\ufeff==PROF== x\r\n" + text.replace("\n", "\r\n"),
-        lambda text: "0%....50%....100% - 3 passes" + text,
-        lambda text: text + "==PROF== Disconnected from process 1\n",
-        lambda text: text.replace('"5"', '"5"\nepoch 2, loss 0.5', 1),
-        lambda text: text.replace('"', "").replace("(256, 1, 1)", "256").replace("(50, 1, 1)", "50"),
-        lambda text: text.replace("\n", "\n\n"),
-        lambda text: text[:-1],
-    ],
-    ids=[
-        "byte order mark",
-        "CRLF",
-        "program output",
-        "all of it",
-        "glued to a progress line",
-        "messages after it",
-        "program output in between",
-        "no quotes",
-        "blank lines",
-        "no last line end",
-    ],
-)
-def test_what_stands_around_the_table_does_not_matter(change: Callable[[str], str], tmp_path: Path) -> None:
-    found = ncu.read(save(tmp_path, change(wide(LAUNCH, [["5"], ["7"]]))))
-    assert list(found.kernels["duration_s"]) == pytest.approx([5e-9, 7e-9])
-    assert list(found.kernels["process_id"]) == ["11", "11"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
@@ -184,172 +51,6 @@ def test_from_a_pipe(encoding: str, tmp_path: Path) -> None:
     found = ncu.read(path)
     writer.join()
     assert found.kernels["duration_s"][0] == 5e-9
-
-
-def test_columns_are_found_by_name(tmp_path: Path) -> None:
-    header = ("ID", "Kernel Time", PUSHED, "Kernel Name", TIME, DRAM)
-    units = ("", "", "", "", "us", "Kbyte")
-    rows = [(3, "2022-Nov-21 10:00:00", "", "k", "1.5", "2"), (4, "2022-Nov-21 10:00:01", "", "l", "2", "n/a")]
-    found = ncu.read(save(tmp_path, "".join(map(line, [header, units, *rows]))))
-    assert list(found.kernels["name"]) == ["k", "l"]
-    assert list(found.kernels["duration_s"]) == pytest.approx([1.5e-6, 2e-6])
-    assert found.kernels["dram_bytes"].tolist() == pytest.approx([2000, math.nan], nan_ok=True)
-    assert math.isnan(found.totals["dram"]), "a sum without one of them would be too low"
-    for absent in ("process_id", "block", "grid", "compute_capability", "range", "device"):
-        assert found.kernels[absent].isna().all()
-
-
-def test_exact_names_only(tmp_path: Path) -> None:
-    suffixes = {f"dram__bytes.{suffix}": "byte" for suffix in ("avg", "max", "min", "sum")}
-    found = ncu.read(save(tmp_path, wide(suffixes, [["1", "2", "3", "4"]])))
-    assert found.kernels["dram_bytes"][0] == 4
-    found = ncu.read(save(tmp_path, wide({"dram__bytes.avg": "byte"}, [["1"]])))
-    assert math.isnan(found.kernels["dram_bytes"][0])
-
-
-def test_a_launch_is_a_process_and_an_id(tmp_path: Path) -> None:
-    rows = [(0, TIME, "ns", "1"), (1, TIME, "ns", "2")]
-    text = long(rows) + long([(launch, *rest, "10") for launch, *rest, _ in rows], process=12).partition("\n")[2]
-    found = ncu.read(save(tmp_path, text))
-    assert list(found.kernels["duration_s"]) == pytest.approx([1e-9, 2e-9, 10e-9, 10e-9])
-    assert list(found.kernels["process_id"]) == ["11", "11", "12", "12"]
-
-
-def test_rows_of_a_launch_may_be_apart(tmp_path: Path) -> None:
-    text = long([(0, TIME, "ns", "1"), (1, TIME, "ns", "2"), (1, DRAM, "byte", "20"), (0, DRAM, "byte", "10")])
-    kernels = ncu.read(save(tmp_path, text)).kernels
-    assert list(kernels["duration_s"]) == pytest.approx([1e-9, 2e-9])
-    assert list(kernels["dram_bytes"]) == [10, 20]
-
-
-def test_a_metric_that_is_repeated_counts_once(tmp_path: Path) -> None:
-    text = long([(0, DRAM, "byte", "1"), (0, DRAM, "byte", "2")])
-    assert ncu.read(save(tmp_path, text)).kernels["dram_bytes"][0] == 1
-
-
-def test_several_tables_in_one_file(tmp_path: Path) -> None:
-    first = wide({TIME: "ns"}, [["5"], ["6"]])
-    second = wide({DRAM: "Kbyte", TIME: "us"}, [["1", "7"]]).replace('"11"', '"12"')
-    found = ncu.read(save(tmp_path, f"==PROF== a\n{first}==PROF== b\n==WARNING== careful\n{second}"))
-    assert list(found.kernels["launch"]) == [0, 1, 2]
-    assert list(found.kernels["duration_s"]) == pytest.approx([5e-9, 6e-9, 7e-6])
-    assert found.kernels["dram_bytes"].tolist() == pytest.approx([math.nan, math.nan, 1000], nan_ok=True)
-    assert "==WARNING== careful" in found.warnings
-    assert found.losses == ("launches of 2 processes are added up",)
-
-
-# --- values
-
-NO_VALUE = "dram__bytes.sum has no value for 1 of 2 launches (n/a, or in an unknown unit): sums of it are unavailable"
-
-
-@pytest.mark.parametrize("text", ["n/a", "", "nan", "inf", "-inf"])
-@pytest.mark.parametrize("other", ["5", "1,005"], ids=["plain", "marks"])
-def test_what_is_no_value_is_absent_and_no_zero(text: str, other: str, tmp_path: Path) -> None:
-    found = ncu.read(save(tmp_path, wide({DRAM: "byte"}, [[text], [other]])))
-    assert math.isnan(found.kernels["dram_bytes"][0])
-    assert found.kernels["dram_bytes"][1] > 0
-    assert found.warnings == (NO_VALUE,)
-    found = ncu.read(save(tmp_path, long([(0, DRAM, "byte", text), (1, DRAM, "byte", other)])))
-    assert math.isnan(found.kernels["dram_bytes"][0])
-
-
-def test_texts_among_values_are_absent_and_reported(tmp_path: Path) -> None:
-    found = ncu.read(save(tmp_path, wide({DRAM: "byte"}, [["(!) broken"], ["5"]])))
-    assert found.kernels["dram_bytes"].tolist() == pytest.approx([math.nan, 5], nan_ok=True)
-    assert found.warnings == (NO_VALUE, "dram__bytes.sum is missing where its value is not a number: '(!) broken'")
-
-
-@pytest.mark.parametrize(
-    ("unit", "expected_s"),
-    [
-        ("ns", 2e-9),
-        ("nsecond", 2e-9),
-        ("us", 2e-6),
-        ("usecond", 2e-6),
-        ("ms", 2e-3),
-        ("msecond", 2e-3),
-        ("s", 2.0),
-        ("second", 2.0),
-    ],
-)
-def test_units_of_time(unit: str, expected_s: float, tmp_path: Path) -> None:
-    assert ncu.read(save(tmp_path, wide({TIME: unit}, [["2"]]))).kernels["duration_s"][0] == pytest.approx(expected_s)
-    found = ncu.read(save(tmp_path, long([(0, TIME, unit, "2")])))
-    assert found.kernels["duration_s"][0] == pytest.approx(expected_s)
-
-
-@pytest.mark.parametrize(("unit", "factor"), [("byte", 1), ("Kbyte", 1e3), ("Mbyte", 1e6), ("Gbyte", 1e9)])
-def test_units_of_bytes_are_decimal(unit: str, factor: float, tmp_path: Path) -> None:
-    assert ncu.read(save(tmp_path, wide({DRAM: unit}, [["2"]]))).kernels["dram_bytes"][0] == 2 * factor
-
-
-@pytest.mark.parametrize(
-    ("unit", "problem"), [("jiffy", "its unit 'jiffy' is no known unit of"), ("", "the file gives no unit of")]
-)
-def test_an_unknown_unit_is_not_guessed(unit: str, problem: str, tmp_path: Path) -> None:
-    warning = f"gpu__time_duration.sum is unavailable: {problem} time"
-    for text in (wide({TIME: unit, DRAM: "byte"}, [["2", "3"]]), long([(0, TIME, unit, "2"), (0, DRAM, "byte", "3")])):
-        found = ncu.read(save(tmp_path, text))
-        assert math.isnan(found.kernels["duration_s"][0])
-        assert found.kernels["dram_bytes"][0] == 3
-        assert found.warnings == (warning,)
-
-
-def test_without_a_row_of_units_only_counts_are_known(tmp_path: Path) -> None:
-    lines = wide({TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst"}, [["5", "1", "2", "3"]]).splitlines()
-    found = ncu.read(save(tmp_path, "\n".join([lines[0], *lines[2:]])))
-    assert found.kernels["flop"][0] == 9
-    assert math.isnan(found.kernels["duration_s"][0])
-    assert found.warnings == ("gpu__time_duration.sum is unavailable: the file gives no unit of time",)
-
-
-def test_time_from_cycles_and_clock(tmp_path: Path) -> None:
-    metrics = {"sm__cycles_elapsed.avg": "cycle", "sm__cycles_elapsed.avg.per_second": "cycle/nsecond"}
-    found = ncu.read(save(tmp_path, wide(metrics, [["3000", "1.5"], ["3000", "0"]])))
-    assert found.kernels["duration_s"].tolist() == pytest.approx([2e-6, math.nan], nan_ok=True)
-    assert found.warnings == ("kernel times are cycles / clock: the file has no durations",)
-
-
-# --- who and where
-
-
-def test_device_attributes(tmp_path: Path) -> None:
-    attributes = {
-        "device__attribute_display_name": "Tesla V100-SXM2-16GB",
-        "device__attribute_compute_capability_major": "7",
-        "device__attribute_compute_capability_minor": "0",
-        "device__attribute_multiprocessor_count": "80",
-    }
-    header = ("ID", "Kernel Name", TIME, *attributes)
-    row = (0, "k", "5", *attributes.values())
-    text = line(header) + line(["", "", "ns", *[""] * 4]) + line(row) + line((1, *row[1:]))
-    found = ncu.read(save(tmp_path, text))
-    assert found.attributes == attributes
-    assert list(found.kernels["device"]) == ["Tesla V100-SXM2-16GB"] * 2
-    assert list(found.kernels["compute_capability"]) == ["7.0"] * 2, "without a column of its own"
-
-
-@pytest.mark.parametrize(
-    ("started", "pushed", "expected"),
-    [
-        ('1  "<default domain>:step 0 forward:none:none:none:none:none:none" ', "", "step 0 forward"),
-        (
-            "",
-            f"{MARK.format(3984, 'train_step')}{MARK.format('', 'forward')}",
-            "train_step/forward",
-        ),
-        ("0:<default domain>:compute_kernel:profile:none:none:none:none:none:none", "", "compute_kernel:profile"),
-        ('1  "d:outer:none:none:none:none:none:none" ', '2  "d:inner:none:none:none:none:none:none" ', "outer/inner"),
-        ("", "", None),
-        ("odd", "", None),
-    ],
-)
-def test_ranges(started: str, pushed: str, expected: str | None, tmp_path: Path) -> None:
-    assert launches.range_names(started, pushed) == expected
-    text = line(["ID", PUSHED, STARTED, "Kernel Name", TIME]) + line(["", "", "", "", "ns"])
-    found = ncu.read(save(tmp_path, text + line([0, pushed, started, "k", "5"])))
-    assert found.kernels["range"].astype(object).where(found.kernels["range"].notna(), None)[0] == expected
 
 
 def own_profile() -> str:
@@ -386,57 +87,214 @@ def test_our_own_profiles_are_read_as_workload_reads_them(tmp_path: Path) -> Non
     )
 
 
-def test_calibrations_and_steps_are_told_apart_as_workload_does(tmp_path: Path) -> None:
-    path = save(tmp_path, own_profile())
-    labelled = summary.label(own.read(NcuSource(path=path), {})[0])
-    assert labelled is not None
-    ranges = [each if isinstance(each, str) else None for each in ncu.read(path).kernels["range"]]
-    calibrations = [calibration_of(name) for name in ranges]
-    steps = [step_of(name) for name in ranges]
-    assert [kind for kind in calibrations if kind] == list(labelled.calibrations) == ["tf32"]
-    assert [part for step in steps if step for part in [step[1]]] == list(labelled.steps[0])
-    assert len([1 for kind, step in zip(calibrations, steps, strict=True) if not kind and not step]) == 1
+# --- pages, and what is read of them
 
 
-# --- broken files
+def details() -> str:
+    sol, memory = "GPU Speed Of Light Throughput", "Memory Workload Analysis"
+    rows = [
+        (sol, "Duration", "ns", "21,058,944"),
+        (sol, "Elapsed Cycles", "cycle", "12,319,469"),
+        (sol, "Memory Throughput", "%", "61.84"),
+        (sol, "DRAM Throughput", "%", "60.00"),
+        (sol, "Compute (SM) Throughput", "%", "1.30"),
+        # One label, two units.
+        (memory, "Memory Throughput", "byte/s", "196,456,177,859.63"),
+        ("Launch Statistics", "Function Cache Configuration", "", "CachePreferNone"),
+    ]
+    text = line(DETAILS) + "".join(line([*who(), *row])[:-1] + ",\n" for row in rows)
+    return text + line([*who(), "SourceCounters", "", "", "", "UncoalescedAccess", "OPT", 'with "quotes", and\na line'])
 
 
-def test_errors_of_ncu_make_a_profile_partial(tmp_path: Path) -> None:
-    text = "==WARNING== slow\n==ERROR== Failed to profile kernel 9\n" + wide(LAUNCH, [["5"]])
-    found = ncu.read(save(tmp_path, text))
-    assert found.is_partial
-    assert found.warnings == ("==WARNING== slow", "==ERROR== Failed to profile kernel 9")
-    assert not ncu.read(save(tmp_path, "==WARNING== slow\n" + wide(LAUNCH, [["5"]]))).is_partial
+def in_range(started: str, pushed: str) -> str:
+    header = line(["ID", PUSHED, STARTED, "Kernel Name", TIME]) + line(["", "", "", "", "ns"])
+    return header + line([0, pushed, started, "k", "5"])
 
 
-@pytest.mark.parametrize("left", [-1, -3, -30, -60])
-def test_a_file_that_is_cut_off(left: int, tmp_path: Path) -> None:
-    text = wide({TIME: "ns", DRAM: "byte"}, [["5", "6"], ["7", "8"], ["1234567", "99999999999999999999999"]])
-    found = ncu.read(save(tmp_path, text[: left - 1]))
-    if left == -1:  # only the closing quote's line end is gone
-        assert len(found.kernels) == 2
-    assert list(found.kernels["duration_s"][:2]) == pytest.approx([5e-9, 7e-9])
-    assert found.is_partial
-    assert found.warnings == ("1 broken row left out: the file is cut off or damaged",)
+def one(metrics: dict[str, str], *values: object, name: str = "k", capability: str = "8.9") -> str:
+    """A launch with these metrics."""
+    return wide(metrics, [values], names=[name], capability=capability)
 
 
-def test_a_long_file_that_is_cut_off(tmp_path: Path) -> None:
-    text = long([(0, TIME, "ns", "5"), (1, TIME, "ns", "6")])
-    found = ncu.read(save(tmp_path, text[:-30]))
-    assert list(found.kernels["duration_s"]) == pytest.approx([5e-9])
-    assert found.is_partial
+HEADER = ("ID", "Kernel Time", PUSHED, "Kernel Name", TIME, DRAM)
+OTHER_COLUMNS: list[Sequence[object]] = [
+    HEADER,
+    ("", "", "", "", "us", "Kbyte"),
+    (3, "2022-Nov-21 10:00:00", "", "k", "1.5", "2"),
+    (4, "2022-Nov-21 10:00:01", "", "l", "2", "n/a"),
+]
+THREE = wide({TIME: "ns", DRAM: "byte"}, [["5", "6"], ["7", "8"], ["1234567", "99999999999999999999999"]])
+CLOCK = {"sm__cycles_elapsed.avg": "cycle", "sm__cycles_elapsed.avg.per_second": "cycle/nsecond"}
+SUFFIXES = ("avg", "max", "min", "sum")
+TWO = wide(LAUNCH, [["5"], ["7"]])
+PAGES: dict[str, str] = {
+    # What stands around a table does not matter.
+    "byte order mark": "\ufeff" + TWO,
+    "CRLF": TWO.replace("\n", "\r\n"),
+    "program output": '==PROF== Connected to process 1 (python)\nmy program, says "hello\nepoch 1\n\n' + TWO,
+    "all of it": "\ufeff==PROF== x\r\n" + TWO.replace("\n", "\r\n"),
+    "glued to a progress line": "0%....50%....100% - 3 passes" + TWO,
+    "messages after it": TWO + "==PROF== Disconnected from process 1\n",
+    "program output in between": TWO.replace('"5"', '"5"\nepoch 2, loss 0.5', 1),
+    "no quotes": TWO.replace('"', "").replace("(256, 1, 1)", "256").replace("(50, 1, 1)", "50"),
+    "blank lines": TWO.replace("\n", "\n\n"),
+    "no last line end": TWO[:-1],
+    "wide": wide(
+        {DRAM: "byte", "lts__t_bytes.sum": "byte", TIME: "nsecond", "sm__cycles_elapsed.max": "cycle"},
+        [["4195712", "8000000", "31872", "44000"], ["0", "32", "1500.50", "2000"]],
+        names=['void k<float, "a">(int, T1 *)', "fill"],
+    ),
+    # Units differ from row to row, and prefixes are decimal.
+    "long": long(
+        [
+            (0, READ, "Mbyte", "1.08"),
+            (0, WRITTEN, "byte", "0"),
+            (0, TIME, "usecond", "97.06"),
+            (0, FFMA, "inst", "11,183,680"),
+            (1, READ, "Kbyte", "4.86"),
+            (1, WRITTEN, "byte", "512"),
+            (1, TIME, "ms", "1.25"),
+            (1, FFMA, "inst", "0"),
+        ]
+    ),
+    "details": details(),
+    "other columns": "".join(map(line, OTHER_COLUMNS)),
+    "exact names only": wide({f"dram__bytes.{suffix}": "byte" for suffix in SUFFIXES}, [["1", "2", "3", "4"]]),
+    "rows of a launch apart": long(
+        [(0, TIME, "ns", "1"), (1, TIME, "ns", "2"), (1, DRAM, "byte", "20"), (0, DRAM, "byte", "10")]
+    ),
+    "a metric twice": long([(0, DRAM, "byte", "1"), (0, DRAM, "byte", "2")]),
+    "several tables": "==PROF== a\n{}==PROF== b\n==WARNING== careful\n{}".format(
+        wide({TIME: "ns"}, [["5"], ["6"]]), wide({DRAM: "Kbyte", TIME: "us"}, [["1", "7"]]).replace('"11"', '"12"')
+    ),
+    **{
+        f"{text!r} for a value": wide({DRAM: "byte"}, [[text], ["1,005"]])
+        for text in ("n/a", "", "nan", "inf", "(!) no")
+    },
+    **{f"in {unit}": one({TIME: unit}, "2") for unit in ("nsecond", "us", "usecond", "ms", "msecond", "s", "second")},
+    **{f"in {unit}": one({DRAM: unit}, "2") for unit in ("byte", "Kbyte", "Mbyte", "Gbyte")},
+    "in no known unit": one({TIME: "jiffy", DRAM: "byte"}, "2", "3"),
+    "in no unit": long([(0, TIME, "", "2"), (0, DRAM, "byte", "3")]),
+    "time from cycles and clock": wide(CLOCK, [["3000", "1.5"], ["3000", "0"]]),
+    "an error": "==WARNING== slow\n==ERROR== Failed to profile kernel 9\n" + wide(LAUNCH, [["5"]]),
+    "a warning": "==WARNING== slow\n" + wide(LAUNCH, [["5"]]),
+    "a version": "NVIDIA (R) Nsight Compute Command Line Profiler, Version 2024.1.1.0 (build 33998838)\n"
+    + wide(LAUNCH, [["5"]]),
+    "no known metric": wide({"l1tex__data_bank_conflicts.sum": ""}, [["5"]]),
+    **{f"cut off by {left}": THREE[: -left - 1] for left in (1, 3, 30, 60)},
+    "a long page cut off": long([(0, TIME, "ns", "5"), (1, TIME, "ns", "6")])[:-30],
+}
+RANGES = {
+    "a started range": ('1  "<default domain>:step 0 forward:none:none:none:none:none:none" ', ""),
+    "pushed ranges": ("", f"{MARK.format(3984, 'train_step')}{MARK.format('', 'forward')}"),
+    "a name with a colon": ("0:<default domain>:compute_kernel:profile:none:none:none:none:none:none", ""),
+    "one in the other": ('1  "d:outer:none:none:none:none:none:none" ', '2  "d:inner:none:none:none:none:none:none" '),
+    "no range": ("", ""),
+    "an odd range": ("odd", ""),
+}
+
+FP32 = {FADD: "inst", FMUL: "inst", FFMA: "inst"}
+SIMT, TENSOR = "ampere_sgemm_32x32_nn", "ampere_fp16_s16816gemm_fp16_128x128"
+OF_TENSORS = [f"sm__ops_path_tensor_src_{types}.sum" for types in ("fp16_dst_fp32", "fp16_dst_fp16", "tf32_dst_fp32")]
+TF32 = OF_TENSORS[-1]
+PIPE_TIME = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
+HFMA2 = "sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum"
+ALL_TYPES = {SASS.format(kind + operation): "inst" for kind in "dfh" for operation in ("add", "mul", "fma")}
+RATE = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum.per_cycle_elapsed"
+RATES = {RATE.format(f"f{operation}"): "inst/cycle" for operation in ("add", "mul", "fma")}
+RATES |= {"smsp__cycles_elapsed.avg.per_second": "cycle/nsecond", TIME: "us"}
+PER_SM = {name.replace("smsp__", "sm__"): "inst" for name in FP32}
 
 
-def test_version(tmp_path: Path) -> None:
-    banner = "NVIDIA (R) Nsight Compute Command Line Profiler, Version 2024.1.1.0 (build 33998838)\n"
-    assert ncu.read(save(tmp_path, banner + wide(LAUNCH, [["5"]]))).ncu_version == "2024.1.1.0"
-    assert ncu.read(save(tmp_path, wide(LAUNCH, [["5"]]))).ncu_version is None
+def tensor(name: str, capability: str = "8.9", **values: str) -> str:
+    """1 + 2 + 2 x 3 FLOP in fp32, and counts of the tensor cores by keyword."""
+    names = {"pipe": TENSOR_PIPE, "pipe_time": PIPE_TIME, "hfma2": HFMA2, "tf32": TF32}
+    units = {"pipe": "inst", "pipe_time": "%", "hfma2": "inst", "tf32": ""}
+    metrics = FP32 | {names[key]: units[key] for key in values}
+    return one(metrics, "1", "2", "3", *values.values(), name=name, capability=capability)
 
 
-def test_a_file_without_known_metrics(tmp_path: Path) -> None:
-    found = ncu.read(save(tmp_path, wide({"l1tex__data_bank_conflicts.sum": ""}, [["5"]])))
-    assert found.kernels["duration_s"].isna().all()
-    assert found.totals == {}
+FLOP = {
+    # 1 + 2 + 2 x 3, ten and a hundred times as many; tensor operations count 2 per multiply-accumulate already.
+    "all types": one(ALL_TYPES | dict.fromkeys(OF_TENSORS, ""), 1, 2, 3, 10, 20, 30, 100, 200, 300, 4096, 2048, 1024),
+    "sums over multiprocessors": one(PER_SM, 1, 2, 3),
+    "both sums": one(FP32 | PER_SM, 1, 2, 3, 1, 2, 3),
+    "no counters": one({TIME: "ns"}, 5),
+    "no value": one(FP32, 1, "n/a", 3),
+    "not all": one({FADD: "inst", FFMA: "inst"}, 1, 3),
+    "a part of a type": one({SASS.format(name): "inst" for name in ("hadd", "hmul", "hfma", "ffma")}, 1, 1, 1, 50),
+    "simt": tensor(SIMT),
+    "tensor": tensor(TENSOR),
+    "tensor, idle pipe": tensor(TENSOR, pipe="0"),
+    "simt, busy pipe": tensor(SIMT, pipe="7"),
+    "tensor, no value of the pipe": tensor(TENSOR, pipe="n/a"),
+    "simt, no value of the pipe": tensor(SIMT, pipe="n/a"),
+    "simt, time of the pipe": tensor(SIMT, pipe_time="1.5"),
+    "tensor, no time of the pipe": tensor(TENSOR, pipe_time="0"),
+    "tensor, busy pipe, counted": tensor(TENSOR, pipe="7", tf32="4096"),
+    "tensor, busy pipe, counted none": tensor(TENSOR, pipe="7", tf32="0"),
+    "simt, counted none": tensor(SIMT, tf32="0"),
+    "tensor, counted none": tensor(TENSOR, tf32="0"),
+    "tensor, no value": tensor(TENSOR, tf32="n/a"),
+    # HFMA2.MMA builds constants on the tensor pipe: no matrix product is hidden. Not counted apart, the name decides.
+    **{
+        f"{what}, capability {capability}": tensor(name, capability, **values)
+        for capability in ("8.0", "9.0", "12.0")
+        for what, name, values in (
+            ("constants", SIMT, {"pipe": "96", "hfma2": "96"}),
+            ("constants, counted none", SIMT, {"pipe": "96", "hfma2": "96", "tf32": "0"}),
+            ("constants and more", SIMT, {"pipe": "5096", "hfma2": "96"}),
+            ("simt, busy pipe", SIMT, {"pipe": "96"}),
+            ("tensor, busy pipe", TENSOR, {"pipe": "96"}),
+            ("tensor, idle pipe", TENSOR, {"pipe": "0"}),
+            ("simt, time of the pipe", SIMT, {"pipe_time": "1.5"}),
+            ("tensor, no time of the pipe", TENSOR, {"pipe_time": "0"}),
+        )
+    },
+    "each launch has its own bound": wide(
+        {**FP32, TENSOR_PIPE: "inst"}, [[1, 1, 1, 0], [1, 1, 1, 9]], capability="8.9"
+    ),
+    "bytes of DRAM": one({DRAM: "byte", READ: "byte", WRITTEN: "byte"}, 9, 5, 3),
+    "bytes read and written": one({READ: "Kbyte", WRITTEN: "byte"}, 5, 3),
+    "under other names": one({"dram__bytes_op_read.sum": "byte", "dram__bytes_op_write.sum": "byte"}, 5, 3),
+    "bytes read alone": one({READ: "byte"}, 5),
+    "bytes written without a value": one({READ: "byte", WRITTEN: "byte"}, 5, "n/a"),
+    "bytes by their rate": one({TIME: "ms", "dram__bytes.sum.per_second": "Gbyte/s"}, 2, 3),
+    "a rate without a time": one({"dram__bytes.sum.per_second": "Gbyte/s"}, 3),
+    # (1 + 2 + 2 x 3.5) a cycle, 1.5 GHz for 2 us; counts are exact.
+    "FLOP by rates of a roofline": one(RATES, 1, 2, 3.5, 1.5, 2),
+    "rates and counts": one(RATES | FP32, 1, 2, 3.5, 1.5, 2, 10, 20, 30),
+}
+COLUMNS = (
+    "range", "duration_s", "cycles", "flop_fp64", "flop_fp32", "flop_fp16", "flop_tensor", "flop", "dram_bytes",
+    "dram_read_bytes", "dram_write_bytes", "l2_bytes", "l1_bytes", "sm_percent", "memory_percent", "dram_percent",
+)  # fmt: skip
+
+
+def told(folder: Path, text: str) -> Iterator[str]:
+    found = ncu.read(save(folder, text))
+    kernels = found.kernels.astype(object)
+    for row in kernels.where(kernels.notna(), None).to_dict("records"):
+        named: dict[str, Any] = {name: row[name] for name in COLUMNS if row[name] is not None}
+        values = [f"{name} {value:.6g}" if name != "range" else f"range {value}" for name, value in named.items()]
+        bound = ["a lower bound"] if row["flop_is_lower_bound"] else []
+        yield f"    {row['name']} ({row['process_id']}): {', '.join([*values, *bound]) or 'nothing'}"
+    if found.is_partial or found.ncu_version:
+        yield f"    partial {found.is_partial}, version {found.ncu_version}"
+    yield from (f"    {warning}" for warning in found.warnings)
+    yield from (f"    loss: {loss}" for loss in found.losses if loss not in found.warnings)
+
+
+def test_pages(tmp_path: Path, golden: Golden) -> None:
+    ranges = {name: in_range(*marks) for name, marks in RANGES.items()}
+    golden(
+        "pages.txt",
+        "".join(f"{name}\n{chr(10).join(told(tmp_path, text))}\n" for name, text in (PAGES | ranges).items()),
+    )
+
+
+def test_flop_and_bytes(tmp_path: Path, golden: Golden) -> None:
+    golden("flop.txt", "".join(f"{name}\n{chr(10).join(told(tmp_path, text))}\n" for name, text in FLOP.items()))
 
 
 # --- both ways to read a table give the same

@@ -7,7 +7,7 @@ import pytest
 from analysis.readers import ncu
 from analysis.readers.ncu import table
 from analysis.readers.ncu.table import NcuFileError
-from tests.analysis.readers.ncu.ncu_files import DRAM, FFMA, TIME, long, save, wide
+from tests.analysis.readers.ncu.ncu_files import FFMA, TIME, long, save, wide
 
 PERCENT = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
 
@@ -40,8 +40,3 @@ def test_a_fraction_of_an_instruction_is_refused_and_one_of_a_time_is_read(tmp_p
             ncu.read(save(tmp_path, text))
     found = ncu.read(save(tmp_path, wide({TIME: "us"}, [["117.344"]])))
     assert found.kernels["duration_s"][0] == pytest.approx(117.344e-6)
-
-
-def test_thousands_beyond_the_first_rows(tmp_path: Path) -> None:
-    rows = [["7"]] * 500 + [["2,433,449"]] + [["8"]] * 500
-    assert ncu.read(save(tmp_path, wide({DRAM: "byte"}, rows))).totals["dram"] == 500 * 7 + 2433449 + 500 * 8

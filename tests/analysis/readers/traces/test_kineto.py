@@ -69,15 +69,6 @@ def test_device_name_of_kernels_with_another_number(names: list[str], number: in
     assert trace.device_properties(str(number)).get("name") == expected
 
 
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.99])
-def test_a_cut_file_is_read_as_far_as_it_goes(share: float) -> None:
-    text = gpu_trace(3)
-    trace = kineto.read(text[: int(share * len(text))], file="t.json")
-    assert trace.is_cut
-    (loss,) = trace.losses
-    assert loss.startswith("the trace ends too early, after ")
-
-
 def test_broken_events_are_left_out_and_counted() -> None:
     events = [
         operator("aten::mm", 0, 5),

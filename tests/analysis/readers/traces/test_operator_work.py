@@ -3,11 +3,9 @@ import pytest
 from analysis.readers import kineto
 from analysis.readers.attribution import Attribution, attribute, steps_of
 from analysis.readers.kineto import Call
-from analysis.readers.operator_work import CallWork, Context, Kind, Lack, kind_of, work_of
+from analysis.readers.operator_work import CallWork, Context, work_of
 from tests.analysis.readers.traces.kineto_traces import (
-    BUSY_S,
     CONVOLUTION_FLOP,
-    KERNELS_S,
     MM_FLOP,
     Event,
     annotation,
@@ -19,6 +17,7 @@ from tests.analysis.readers.traces.kineto_traces import (
     product_step,
     step,
 )
+from tests.analysis.sentence_runs import Golden
 
 
 def read(text: str, *, given: int | None = None, device: str | None = "0") -> Attribution:
@@ -42,37 +41,9 @@ def test_kernels_are_the_operators_that_launched_them() -> None:
         "triton_poi_fused_add_relu_0": ("unattributed", 3, None, "no formula"),
         "ncclDevKernel_AllReduce_Sum_f32_RING_LL": ("communication", 3, None, None),
     }
-    seconds = {name: row.seconds / 3 for name, row in rows.items()}
-    assert seconds == pytest.approx(
-        {
-            "aten::convolution": 200e-6,
-            "aten::convolution_backward": 100e-6,
-            "aten::mm": 100e-6,
-            "aten::_fused_adam_": 20e-6,
-            "aten::copy_": 5e-6,
-            "triton_poi_fused_add_relu_0": 50e-6,
-            "ncclDevKernel_AllReduce_Sum_f32_RING_LL": 30e-6,
-        }
-    )
     assert found.unattributed == pytest.approx({"triton_poi_fused_add_relu_0": 50 / 505})
     assert found.flop_by_precision == {"fp32": 3 * (2 * CONVOLUTION_FLOP + MM_FLOP)}
     assert found.step_s == pytest.approx([1e-3] * 3)
-
-
-def test_streams_that_overlap_are_busy_once() -> None:
-    found = read(gpu_trace(3))
-    assert found.total_s == pytest.approx(3 * KERNELS_S)
-    assert found.busy_s == pytest.approx(3 * BUSY_S)
-
-
-def test_bytes_of_an_optimizer_are_those_of_its_lists() -> None:
-    found = read(gpu_trace(1))
-    (adam,) = [row for row in found.rows if row.name == "aten::_fused_adam_"]
-    parameters = 6 * 27 + 960
-    # Four lists read and, gradients too, written; their element type is not in a trace: at most 4 bytes, at least 2.
-    steps = 2
-    assert adam.bytes_high == 4 * (2 * 4 * parameters + steps)
-    assert adam.bytes_low == 2 * (parameters + steps)
 
 
 def with_long_lists(*more: Event) -> str:
@@ -83,26 +54,6 @@ def with_long_lists(*more: Event) -> str:
     return document([*events, *more])
 
 
-def test_an_optimizer_of_many_tensors_holds_the_parameters_that_got_gradients() -> None:
-    gradients = [
-        operator("torch::autograd::AccumulateGrad", 10_500 + at, 5, [[size]], ["float"], tid=9, number=200 + at)
-        for at, size in ((0, 162), (10, 960))
-    ]
-    found = read(with_long_lists(*gradients))
-    (adam,) = [row for row in found.rows if row.name == "aten::_fused_adam_"]
-    # Parameters, gradients and two moments, read and written.
-    assert (adam.lack, adam.bytes_low, adam.bytes_high) == (None, 0, 4 * 2 * 4 * 1122)
-    assert any(remark.startswith("a trace has no shapes for lists of more than 30 tensors") for remark in found.remarks)
-
-
-def test_without_gradients_an_optimizer_of_many_tensors_has_no_bytes_and_hides_no_flop() -> None:
-    found = read(with_long_lists())
-    assert found.unattributed == pytest.approx(
-        {"triton_poi_fused_add_relu_0": 50 / 505, "aten::_fused_adam_": 20 / 505}
-    )
-    assert found.uncounted_share == pytest.approx(50 / 505)
-
-
 TF32_NAMES = {
     "implicit_convolve_sgemm": "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32",
     "cudnn::wgrad_alg0_engine": "sm80_xmma_wgrad_implicit_gemm_indexed_tf32f32_tf32f32",
@@ -110,79 +61,16 @@ TF32_NAMES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("renamed", "major", "expected"),
-    [
-        (3, 8, {"tf32": 2 * CONVOLUTION_FLOP + MM_FLOP}),
-        # As PyTorch computes by default: the product's kernel takes a quarter of the time.
-        (2, 8, {"fp32": MM_FLOP, "tf32": 2 * CONVOLUTION_FLOP}),
-        # Each call counts for itself.
-        (1, 8, {"fp32": CONVOLUTION_FLOP + MM_FLOP, "tf32": CONVOLUTION_FLOP}),
-        (0, 8, {"fp32": 2 * CONVOLUTION_FLOP + MM_FLOP}),
-        (3, 7, {"fp32": 2 * CONVOLUTION_FLOP + MM_FLOP}),
-    ],
-)
-def test_calls_of_floats_with_a_tensor_core_kernel_are_tf32_if_the_gpu_has_it(
-    renamed: int, major: int, expected: dict[str, int]
-) -> None:
+def in_tf32(renamed: int, major: int) -> str:
+    """A step of which the first kernels are named for tensor cores, on a GPU of this compute capability."""
     text = gpu_trace(1).replace('"computeMajor": 7', f'"computeMajor": {major}')
     for name in list(TF32_NAMES)[:renamed]:
         text = text.replace(name, TF32_NAMES[name])
-    assert read(text).flop_by_precision == expected
+    return text
 
 
-def test_without_values_the_backward_pass_tells_the_output_and_both_gradients_are_counted() -> None:
-    found = read(gpu_trace(1, values=False))
-    assert found.flop_by_op == {
-        "convolution": CONVOLUTION_FLOP,
-        "convolution_backward": 2 * CONVOLUTION_FLOP,
-        "matmul": MM_FLOP,
-    }
-    assert found.remarks[0].startswith("the trace has no values of arguments")
-
-
-def test_work_on_the_host_is_none_of_the_gpu() -> None:
-    more = operator("aten::mm", 10_500, 20, [[50, 50], [50, 50]], ["float", "float"], number=99)
-    found = read(document([*step(0, 10_000.0), more]))
-    assert found.flop_by_op["matmul"] == MM_FLOP
-
-
-def test_what_only_one_step_has_is_in_the_fewest_bytes_once() -> None:
-    more = operator("aten::relu_", 11_900, 20, [[1000]], ["float"], number=999)
-    with_more = read(document([*step(0, 10_000.0), *step(1, 11_000.0), more]), device=None)
-    plain = read(document([*step(0, 10_000.0), *step(1, 11_000.0)]), device=None)
-    assert with_more.bytes_low - plain.bytes_low == 4 * 1000
-    assert with_more.bytes_high - plain.bytes_high == 2 * 4 * 1000
-
-
-# --- steps
-
-
-def test_incomplete_steps_at_both_ends_are_left_out_and_named() -> None:
-    def begun(number: int, start: float, from_: float, to: float) -> list[Event]:
-        return [event for event in step(number, start) if from_ <= event["ts"] - start <= to]
-
-    events = [
-        annotation("ProfilerStep#3", 9_000, 1000),
-        *begun(3, 9_000.0, 300, 2000),
-        *step(4, 10_000.0),
-        *step(5, 11_000.0),
-        *begun(6, 12_000.0, 0, 100),
-    ]
-    found = read(document(events))
-    assert found.steps.number == 2
-    assert found.remarks[:2] == (
-        "ProfilerStep#6 is incomplete and left out: 4 operators, the others have 10",
-        "ProfilerStep#3 is incomplete and left out: 4 operators, the others have 10",
-    )
-    assert found.flop_by_op["matmul"] == 2 * MM_FLOP
-
-
-def test_the_last_step_of_a_file_that_breaks_off_is_left_out() -> None:
-    text = gpu_trace(3)
-    found = read(text[: text.rindex("Memcpy")])
-    assert found.steps.number == 2
-    assert found.remarks[0] == "ProfilerStep#2 is incomplete and left out: the trace breaks off in it"
+def begun(number: int, start: float, from_: float, to: float) -> list[Event]:
+    return [event for event in step(number, start) if from_ <= event["ts"] - start <= to]
 
 
 def unmarked(*more: Event) -> str:
@@ -190,82 +78,141 @@ def unmarked(*more: Event) -> str:
     return document([*events, *more])
 
 
-@pytest.mark.parametrize(
-    ("text", "given", "number", "remark"),
-    [
-        (unmarked(), None, None, ""),
-        (unmarked(), 2, 2, "no step is marked: 2 as --profile-steps says"),
-        (
-            unmarked(annotation("Optimizer.step#SGD.step", 690, 80), annotation("Optimizer.step#SGD.step", 890, 80)),
-            None,
-            2,
-            "no step is marked: 2 steps by Optimizer.step#SGD.step, and the whole trace belongs to them",
-        ),
-        # Of a GAN: which of them ends a step?
-        (
-            unmarked(annotation("Optimizer.step#SGD.step", 690, 80), annotation("Optimizer.step#Adam.step", 890, 80)),
-            None,
-            None,
-            "",
-        ),
-        (gpu_trace(3), 4, 3, "the trace marks 3 whole steps, but the import was given 4"),
-        (
-            unmarked(annotation("Optimizer.step#SGD.step", 690, 80)),
-            10,
-            1,
-            "the trace has 1 step by Optimizer.step#SGD.step, but the import was given 10",
-        ),
-        # Two optimizers of one class.
-        (
-            unmarked(annotation("Optimizer.step#SGD.step", 690, 80), annotation("Optimizer.step#SGD.step", 890, 80)),
-            1,
-            1,
-            "no step is marked: 1 as --profile-steps says",
-        ),
-    ],
-    ids=["nobody says", "somebody says", "one optimizer", "two optimizers", "marks", "optimizer's steps", "two alike"],
-)
-def test_steps(text: str, given: int | None, number: int | None, remark: str) -> None:
-    steps = steps_of(kineto.read(text, file="t.json"), given)
-    assert (steps.number if steps else None) == number
-    assert remark in ((*steps.remarks, steps.contradiction) if steps else ("",))
-
-
-def test_kernels_that_were_launched_before_the_trace_began_are_left_out() -> None:
-    found = read(document(product_step(before=3)))
-    assert [(row.name, row.lack) for row in found.rows] == [("aten::mm", None)]
-    assert (found.busy_s, found.unattributed) == (pytest.approx(100e-6), {})
-    (remark,) = found.remarks
-    assert remark == "3 kernels of the step before, 300 µs, are left out: the trace begins after they were launched"
-    assert read(document(product_step())).remarks == ()
-
-
-def test_a_launch_that_was_lost_later_leaves_its_kernel_unattributed() -> None:
-    lost = kernel("volta_sgemm_128x128_nn", 300, 100, 101)
-    found = read(document([*product_step(), lost]))
-    assert {row.lack for row in found.rows} == {None, "launched by no operator"}
-    assert found.remarks == ()
-
-
-def test_a_kernel_of_no_operator_is_unattributed_by_its_name() -> None:
-    text = unmarked(launch(50, 650), kernel("void multi_tensor_apply_kernel<Lamb>", 900, 10, 50))
-    found = read(text, given=1)
-    (row,) = [row for row in found.rows if "Lamb" in row.name]
-    assert (row.family, row.lack) == ("unattributed", "launched by no operator")
-
-
-@pytest.mark.parametrize(
-    ("number", "row"), [(7, "aten::mm"), (50, "sgemm")], ids=["the operator's", "the launch's, as until 2023"]
-)
-def test_a_kernel_outside_of_operators_is_the_one_s_that_it_names(number: int, row: str) -> None:
+def naming(number: int) -> str:
+    """A kernel outside of operators, whose event names an operator or a launch."""
     product = [
         operator("aten::mm", 10, 5, [[4, 96], [96, 10]], ["float", "float"], number=7),
         operator("aten::mm", 20, 5, [[4, 96], [96, 10]], ["float", "float"], number=50),
     ]
     launched = kernel("sgemm", 100, 10, 50)
     launched["args"]["External id"] = number
-    found = read(document([*product, launch(50, 60), launched]), given=1)
-    assert [one.name for one in found.rows] == [row]
+    return document([*product, launch(50, 60), launched])
+
+
+def until_1_10(library: str) -> str:
+    images, gradient, weight = [4, 3, 8, 8], [4, 6, 4, 4], [6, 3, 3, 3]
+    return document(
+        [
+            operator("aten::convolution", 10, 20, [images, weight, []], ["float", "float", ""], number=1),
+            operator(f"aten::{library}_convolution", 12, 10, [images, weight], ["float", "float"], number=2),
+            operator(
+                f"aten::{library}_convolution_backward", 40, 20, [images, gradient, weight], ["float"] * 3, number=3
+            ),
+            operator(
+                f"aten::{library}_convolution_backward_input", 42, 5, [[], gradient, weight], ["", "float", "float"]
+            ),
+        ]
+    )
+
+
+def of_2020() -> str:
+    product = operator("aten::mm", 10, 20, number=1)
+    product["args"] |= {"Input dims": [[4, 96], [96, 10]], "Input type": []}
+    return document([product])
+
+
+SGD = [annotation("Optimizer.step#SGD.step", at, 80) for at in (690, 890)]
+GRADIENTS = [
+    operator("torch::autograd::AccumulateGrad", 10_500 + at, 5, [[size]], ["float"], tid=9, number=200 + at)
+    for at, size in ((0, 162), (10, 960))
+]
+ON_THE_HOST = operator("aten::mm", 10_500, 20, [[50, 50], [50, 50]], ["float", "float"], number=99)
+IN_THE_LAST = operator("aten::relu_", 11_900, 20, [[1000]], ["float"], number=999)
+LINEAR = [[2048, 160, 606], [2048, 3906], [2048, 3906]]
+# A trace, the number of steps that somebody said, and the device: None is a CPU.
+TRACES: dict[str, tuple[str, int | None, str | None]] = {
+    "one step": (gpu_trace(1), None, "0"),
+    # 162 + 960 parameters, gradients and two moments, read and written.
+    "an optimizer of many tensors": (with_long_lists(*GRADIENTS), None, "0"),
+    "without gradients": (with_long_lists(), None, "0"),
+    # As PyTorch computes by default: the product's kernel takes a quarter of the time. Each call counts for itself.
+    "three kernels in tf32": (in_tf32(3, 8), None, "0"),
+    "two kernels in tf32": (in_tf32(2, 8), None, "0"),
+    "one kernel in tf32": (in_tf32(1, 8), None, "0"),
+    "no kernel in tf32": (in_tf32(0, 8), None, "0"),
+    "a GPU without tf32": (in_tf32(3, 7), None, "0"),
+    # The backward pass tells the output, and both gradients are counted.
+    "without values": (gpu_trace(1, values=False), None, "0"),
+    "work on the host": (document([*step(0, 10_000.0), ON_THE_HOST]), None, "0"),
+    # What only one step has is in the fewest bytes once, with 4 x 1000.
+    "two steps": (document([*step(0, 10_000.0), *step(1, 11_000.0)]), None, None),
+    "two steps and more in the last": (document([*step(0, 10_000.0), *step(1, 11_000.0), IN_THE_LAST]), None, None),
+    "incomplete steps at both ends": (
+        document(
+            [
+                annotation("ProfilerStep#3", 9_000, 1000),
+                *begun(3, 9_000.0, 300, 2000),
+                *step(4, 10_000.0),
+                *step(5, 11_000.0),
+                *begun(6, 12_000.0, 0, 100),
+            ]
+        ),
+        None,
+        "0",
+    ),
+    "nobody says the steps": (unmarked(), None, "0"),
+    "somebody says them": (unmarked(), 2, "0"),
+    "one optimizer": (unmarked(*SGD), None, "0"),
+    # Of a GAN: which of them ends a step?
+    "two optimizers": (unmarked(SGD[0], annotation("Optimizer.step#Adam.step", 890, 80)), None, "0"),
+    "marks against what somebody says": (gpu_trace(3), 4, "0"),
+    "an optimizer's steps against it": (unmarked(SGD[0]), 10, "0"),
+    "two optimizers of one class": (unmarked(*SGD), 1, "0"),
+    "kernels of the step before": (document(product_step(before=3)), None, "0"),
+    "none of them": (document(product_step()), None, "0"),
+    "a kernel that names an operator": (naming(7), 1, "0"),
+    "a kernel that names its launch, as until 2023": (naming(50), 1, "0"),
+    # The work of the kernel that the caller launches itself is unknown.
+    "a caller whose shapes contradict each other": (
+        document(
+            [
+                operator("aten::linear", 10, 50, LINEAR, ["float"] * 3, number=1),
+                operator("aten::addmm", 20, 30, [[2048], [64, 3906], [3906, 2048]], ["float"] * 3, number=2),
+                launch(1, 25),
+                kernel("sgemm", 100, 10, 1),
+                launch(2, 55),
+                kernel("copy", 110, 5, 2),
+            ]
+        ),
+        1,
+        "0",
+    ),
+    **{
+        f"a backward pass until torch 1.10, {name}": (until_1_10(name), 1, None)
+        for name in ("cudnn", "miopen", "mkldnn")
+    },
+    # The type may have 16 or 32 bits.
+    "shapes without types, as in 2020": (of_2020(), 1, None),
+}
+
+
+def told(text: str, given: int | None, device: str | None) -> list[str]:
+    trace = kineto.read(text, file="t.json")
+    steps = steps_of(trace, given)
+    if steps is None:
+        return ["the number of steps is unknown"]
+    found = attribute(trace, steps, device=device)
+    lines = [f"{steps.number} steps, {1e6 * found.busy_s:.4g} us busy, {100 * found.uncounted_share:.3g} % uncounted"]
+    for row in found.rows:
+        moved = f"{row.bytes_low} to {row.bytes_high} bytes"
+        work = row.lack or f"{row.flop} FLOP, {moved}"
+        lines.append(f"    {row.name}: {row.family}, {row.calls} calls, {1e6 * row.seconds:.4g} us, {work}")
+    lines.append(f"FLOP {dict(found.flop_by_op)}, {dict(found.flop_by_precision)}, backward {found.has_backward}")
+    lines.append(f"bytes {found.bytes_low} to {found.bytes_high}")
+    return [*lines, *filter(None, (*found.remarks, steps.contradiction))]
+
+
+def test_work_and_time_of_operators(golden: Golden) -> None:
+    """Lines of "one step" are not printed again."""
+    said = {name: told(*trace) for name, trace in TRACES.items()}
+    known = said["one step"]
+    lines = known + [
+        line
+        for name, found in said.items()
+        if found is not known
+        for line in (f"## {name}", *(one for one in found if one not in known))
+    ]
+    golden("traces.txt", "\n".join([*lines, ""]))
 
 
 # --- the work of single calls
@@ -276,141 +223,60 @@ def call(name: str, dims: list[object], values: tuple[str, ...] = (), dtype: str
     return Call(name=name, dims=frozen, types=tuple(dtype if shape else "Scalar" for shape in dims), values=values)
 
 
-@pytest.mark.parametrize(
-    ("called", "flop"),
-    [
-        (call("aten::mm", [[2, 3], [3, 5]]), 2 * 2 * 3 * 5),
-        (call("aten::bmm", [[7, 2, 3], [7, 3, 5]]), 7 * 2 * 2 * 3 * 5),
-        (call("aten::addmm", [[5], [2, 3], [3, 5]]), 2 * 2 * 3 * 5),
-        (call("aten::baddbmm", [[7, 2, 5], [7, 2, 3], [7, 3, 5]]), 7 * 2 * 2 * 3 * 5),
-        (call("aten::addbmm", [[2, 5], [7, 2, 3], [7, 3, 5]]), 7 * 2 * 2 * 3 * 5),
-        (call("aten::mv", [[4, 3], [3]]), 2 * 4 * 3),
-        (call("aten::dot", [[9], [9]]), 2 * 9),
-        (call("aten::linear", [[4, 6, 3], [5, 3], [5]]), 2 * 4 * 6 * 3 * 5),
-        (
-            call("aten::convolution", [[1, 4, 9, 9], [8, 2, 3, 3], [], [], [], [], [], [], []],
-                 ("", "", "", "[2, 2]", "[0, 0]", "[1, 1]", "False", "[0, 0]", "2")),
-            2 * 16 * 8 * 2 * 9,
-        ),
-        # Transposed: each weight at each position of the input.
-        (
-            call("aten::convolution", [[1, 4, 5, 5], [4, 2, 3, 3], [], [], [], [], [], [], []],
-                 ("", "", "", "[2, 2]", "[0, 0]", "[1, 1]", "True", "[0, 0]", "1")),
-            2 * 25 * 4 * 2 * 9,
-        ),
-        (call("aten::_scaled_dot_product_flash_attention", [[2, 3, 7, 8], [2, 3, 9, 8], [2, 3, 9, 8]]),
-         2 * 2 * 3 * 7 * 9 * 16),
-        (call("aten::_scaled_dot_product_efficient_attention_backward",
-              [[2, 3, 7, 8], [2, 3, 7, 8], [2, 3, 9, 8], [2, 3, 9, 8]]), 2 * 2 * 2 * 3 * 7 * 9 * 16),
-        (call("aten::relu_", [[2, 3]]), 0),
-    ],
-    ids=lambda value: value.name if isinstance(value, Call) else None,
-)  # fmt: skip
-def test_flop_of_a_call(called: Call, flop: int) -> None:
-    work = work_of(called, Context())
-    assert isinstance(work, CallWork)
-    assert work.flop == flop
+def convolution(images: list[int], weight: list[int], *, transposed: bool = False, groups: int = 1) -> Call:
+    values = ("", "", "", "[2, 2]", "[0, 0]", "[1, 1]", str(transposed), "[0, 0]", str(groups))
+    return call("aten::convolution", [images, weight, *[[]] * 7], values)
 
 
-@pytest.mark.parametrize(
-    ("called", "lack"),
-    [
-        (call("aten::mm", []), Lack.NO_SHAPES),
-        (Call(name="aten::cat", dims=((), ()), types=("TensorList", "Scalar")), Lack.NO_SHAPES),
-        # Stride and padding are nowhere.
-        (call("aten::convolution", [[1, 4, 9, 9], [8, 4, 3, 3]]), Lack.NO_SHAPES),
-        (call("flash_attn::_flash_attn_forward", [[2, 7, 3, 8]]), Lack.NO_FORMULA),
-        (call("aten::_fft_r2c", [[2, 7]]), Lack.NO_FORMULA),
-        # The indices are a list of tensors that may be absent, whose shapes no version records.
-        (call("aten::index", [[15360, 4096], []]), Lack.NO_SHAPES),
-        (call("aten::linear", [[2048, 160, 606], [2048, 3906], [2048, 3906]]), Lack.NO_SHAPES),
-        (call("aten::mm", [[2, 3], [4, 5]]), Lack.NO_SHAPES),
-        (call("aten::bmm", [[7, 2, 3], [6, 3, 5]]), Lack.NO_SHAPES),
-        (call("aten::addmm", [[5], [2, 3], [4, 5]]), Lack.NO_SHAPES),
-        (call("aten::mv", [[4, 3], [4]]), Lack.NO_SHAPES),
-        (call("aten::_scaled_dot_product_flash_attention", [[2, 3, 7, 8], [2, 3, 9, 6], [2, 3, 9, 8]]), Lack.NO_SHAPES),
-        (
-            call("aten::convolution", [[1, 4, 9, 9], [8, 3, 3, 3], [], [], [], [], [], [], []],
-                 ("", "", "", "[2, 2]", "[0, 0]", "[1, 1]", "False", "[0, 0]", "1")),
-            Lack.NO_SHAPES,
-        ),
-    ],
-)  # fmt: skip
-def test_what_lacks_its_work_says_why(called: Call, lack: Lack) -> None:
-    assert work_of(called, Context()) is lack
+FLASH = "aten::_scaled_dot_product_flash_attention"
+EFFICIENT = "aten::_scaled_dot_product_efficient_attention_backward"
+# FLOP by hand: two for each multiplication of a product. Bytes: read and written, of 4 or 2 bytes.
+CALLS = {
+    "2 x 2 x 3 x 5": call("aten::mm", [[2, 3], [3, 5]]),
+    "7 x 2 x 2 x 3 x 5": call("aten::bmm", [[7, 2, 3], [7, 3, 5]]),
+    "2 x 2 x 3 x 5, and a bias": call("aten::addmm", [[5], [2, 3], [3, 5]]),
+    "7 x 2 x 2 x 3 x 5, and a bias": call("aten::baddbmm", [[7, 2, 5], [7, 2, 3], [7, 3, 5]]),
+    "7 x 2 x 2 x 3 x 5, added up": call("aten::addbmm", [[2, 5], [7, 2, 3], [7, 3, 5]]),
+    "2 x 4 x 3": call("aten::mv", [[4, 3], [3]]),
+    "2 x 9": call("aten::dot", [[9], [9]]),
+    "2 x 4 x 6 x 3 x 5": call("aten::linear", [[4, 6, 3], [5, 3], [5]]),
+    "2 x 16 x 8 x 2 x 9": convolution([1, 4, 9, 9], [8, 2, 3, 3], groups=2),
+    # Each weight at each position of the input.
+    "2 x 25 x 4 x 2 x 9": convolution([1, 4, 5, 5], [4, 2, 3, 3], transposed=True),
+    "2 x 2 x 3 x 7 x 9 x 16": call(FLASH, [[2, 3, 7, 8], [2, 3, 9, 8], [2, 3, 9, 8]]),
+    "2 x 2 x 2 x 3 x 7 x 9 x 16": call(EFFICIENT, [[2, 3, 7, 8], [2, 3, 7, 8], [2, 3, 9, 8], [2, 3, 9, 8]]),
+    "no FLOP": call("aten::relu_", [[2, 3]]),
+    "2 x (24 + 6 + 24) bytes": call("aten::add", [[4, 6], [6]], dtype="c10::Half"),
+    "4 x (24 + 24 + 24) bytes": call("aten::add_", [[4, 6], [4, 6]]),
+    "4 x (24 + 24) bytes": call("aten::copy_", [[4, 6], [4, 6]]),
+    "4 x 24 bytes": call("aten::sum", [[4, 6]]),
+    # Of the table only the rows that come out.
+    "3 x 8 + 2 x 4 x 3 x 8 bytes": Call(name="aten::embedding", dims=((1000, 8), (3,)), types=("float", "long int")),
+    # An expanded tensor lies in memory once.
+    "4 x (800 + 8 + 800) bytes": Call(
+        name="aten::mul", dims=((100, 8), (100, 8)), strides=((8, 1), (0, 1)), types=("float", "float")
+    ),
+    "no shapes": call("aten::mm", []),
+    "lists without shapes": Call(name="aten::cat", dims=((), ()), types=("TensorList", "Scalar")),
+    "stride and padding are nowhere": call("aten::convolution", [[1, 4, 9, 9], [8, 4, 3, 3]]),
+    "no formula": call("flash_attn::_flash_attn_forward", [[2, 7, 3, 8]]),
+    "an FFT": call("aten::_fft_r2c", [[2, 7]]),
+    # A list of tensors that may be absent, whose shapes no version records.
+    "indices": call("aten::index", [[15360, 4096], []]),
+    "a linear layer that cannot be": call("aten::linear", LINEAR),
+    "a product that cannot be": call("aten::mm", [[2, 3], [4, 5]]),
+    "products that cannot be": call("aten::bmm", [[7, 2, 3], [6, 3, 5]]),
+    "a product with a bias that cannot be": call("aten::addmm", [[5], [2, 3], [4, 5]]),
+    "a vector that cannot be": call("aten::mv", [[4, 3], [4]]),
+    "attention that cannot be": call(FLASH, [[2, 3, 7, 8], [2, 3, 9, 6], [2, 3, 9, 8]]),
+    "a convolution that cannot be": convolution([1, 4, 9, 9], [8, 3, 3, 3]),
+}
 
 
-def test_child_counts_if_the_shapes_of_its_caller_contradict_each_other() -> None:
-    linear, product = [[2048, 160, 606], [2048, 3906], [2048, 3906]], [[2048], [64, 3906], [3906, 2048]]
-    events = [
-        operator("aten::linear", 10, 50, linear, ["float"] * 3, number=1),
-        operator("aten::addmm", 20, 30, product, ["float"] * 3, number=2),
-        launch(1, 25),
-        kernel("sgemm", 100, 10, 1),
-        # Launched by the caller itself: its work is unknown.
-        launch(2, 55),
-        kernel("copy", 110, 5, 2),
-    ]
-    found = read(document(events), given=1)
-    assert {row.name: (row.flop, row.lack, row.seconds) for row in found.rows} == {
-        "aten::addmm": (2 * 64 * 3906 * 2048, None, pytest.approx(10e-6)),
-        "aten::linear": (None, "no shapes", pytest.approx(5e-6)),
-    }
-
-
-@pytest.mark.parametrize("library", ["cudnn", "miopen", "mkldnn"])
-def test_backward_pass_of_a_convolution_until_torch_1_10(library: str) -> None:
-    images, gradient, weight = [4, 3, 8, 8], [4, 6, 4, 4], [6, 3, 3, 3]
-    events = [
-        operator("aten::convolution", 10, 20, [images, weight, []], ["float", "float", ""], number=1),
-        operator(f"aten::{library}_convolution", 12, 10, [images, weight], ["float", "float"], number=2),
-        operator(f"aten::{library}_convolution_backward", 40, 20, [images, gradient, weight], ["float"] * 3, number=3),
-        operator(f"aten::{library}_convolution_backward_input", 42, 5, [[], gradient, weight], ["", "float", "float"]),
-    ]
-    found = read(document(events), given=1, device=None)
-    assert found.flop_by_op == {"convolution": CONVOLUTION_FLOP, "convolution_backward": 2 * CONVOLUTION_FLOP}
-    assert found.uncounted_share == 0
-    assert found.has_backward
-
-
-def test_shapes_without_types_as_in_2020() -> None:
-    product = operator("aten::mm", 10, 20, number=1)
-    product["args"] |= {"Input dims": [[4, 96], [96, 10]], "Input type": []}
-    found = read(document([product]), given=1, device=None)
-    assert (found.flop_by_op, found.flop_by_precision) == ({"matmul": MM_FLOP}, {"unknown": MM_FLOP})
-    # The type may have 16 or 32 bits.
-    elements = 4 * 96 + 96 * 10 + 4 * 10
-    assert (found.bytes_low, found.bytes_high) == (2 * elements, 4 * elements)
-
-
-def test_unsafe_view_moves_nothing() -> None:
-    assert kind_of("aten::_unsafe_view") is Kind.NOTHING
-
-
-@pytest.mark.parametrize(
-    ("called", "moved"),
-    [
-        # Read and written in halves; a broadcast operand has its own size.
-        (call("aten::add", [[4, 6], [6]], dtype="c10::Half"), 2 * (24 + 6 + 24)),
-        (call("aten::add_", [[4, 6], [4, 6]]), 4 * (24 + 24 + 24)),
-        (call("aten::copy_", [[4, 6], [4, 6]]), 4 * (24 + 24)),
-        (call("aten::sum", [[4, 6]]), 4 * 24),
-        # Of the table only the rows that come out.
-        (
-            Call(name="aten::embedding", dims=((1000, 8), (3,)), types=("float", "long int")),
-            3 * 8 + 2 * 4 * 3 * 8,
-        ),
-        # An expanded tensor lies in memory once.
-        (
-            Call(
-                name="aten::mul", dims=((100, 8), (100, 8)), strides=((8, 1), (0, 1)), types=("float", "float")
-            ),
-            4 * (800 + 8 + 800),
-        ),
-    ],
-    ids=["add", "in place", "copy", "reduction", "embedding", "expanded"],
-)  # fmt: skip
-def test_bytes_of_a_call(called: Call, moved: int) -> None:
-    work = work_of(called, Context())
-    assert isinstance(work, CallWork)
-    assert work.bytes_high == moved
+def test_work_of_a_call(golden: Golden) -> None:
+    lines = []
+    for name, called in CALLS.items():
+        work = work_of(called, Context())
+        said = f"{work.flop} FLOP, {work.bytes_high} bytes" if isinstance(work, CallWork) else f"{work}"
+        lines.append(f"{called.name}, {name}: {said}")
+    golden("calls.txt", "\n".join([*lines, ""]))

@@ -175,14 +175,6 @@ def test_autocast_is_bf16(tmp_path: Path) -> None:
     assert max(found.flop_by_precision, key=lambda name: found.flop_by_precision[name]) == "bf16"
 
 
-def test_without_shapes_there_are_only_times(tmp_path: Path) -> None:
-    found, _, _ = traced("convolutions", tmp_path / "trace.json", record_shapes=False)
-    assert not found.has_work
-    assert (found.flop_by_op, found.bytes_high) == ({}, 0)
-    assert {row.family for row in found.rows if row.lack == "no shapes"} >= {"convolution", "GEMM", "batch norm"}
-    assert found.total_s > 0
-
-
 def test_the_table_of_operators_is_the_trainers() -> None:
     with TARGET.open(encoding="utf-8", newline="") as file:
         table = list(csv.reader(file))
