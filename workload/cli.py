@@ -458,9 +458,10 @@ def _gpu_truth(parsed: argparse.Namespace, _: Timeline) -> int:
 
 def _environment(parsed: argparse.Namespace, _: Timeline) -> int:
     from workload.environment import device  # noqa: PLC0415 - imports torch
-    from workload.environment.collect import collect  # noqa: PLC0415 - imports torch
+    from workload.environment.collect import collect  # noqa: PLC0415 - needs psutil
+    from workload.environment.machine import HostSystem  # noqa: PLC0415
 
-    facts = collect(device=device.choose(Device(parsed.device)))
+    facts = collect(device=device.device_facts(HostSystem(), device.choose(Device(parsed.device))))
     print(json.dumps(facts, indent=1))
     return ExitCode.DONE
 

@@ -17,8 +17,9 @@ import json, sys
 from workload.environment import gpu_index
 gpu_index.use(int(sys.argv[1]))
 import torch
-from workload.environment.collect import collect
-print(json.dumps([torch.cuda.device_count(), collect(device="cuda")["device"]]))
+from workload.environment.device import device_facts
+from workload.environment.machine import HostSystem
+print(json.dumps([torch.cuda.device_count(), device_facts(HostSystem(), "cuda")]))
 """
 
 

@@ -1,6 +1,6 @@
 """Collects all facts of a run's hardware and software that could explain a difference between runs.
 
-Only `collect` needs torch: a thread collects the other sections while torch is imported.
+Only `software_facts` needs torch: a thread collects the other sections while torch is imported.
 """
 
 import fnmatch
@@ -205,26 +205,24 @@ class SectionsBeside:
 
 def collect(
     *,
-    device: str,
+    device: Mapping[str, object],
     dataset_path: Path | None = None,
     machine: HostSystem | None = None,
     outside: Mapping[str, Mapping[str, object]] | None = None,
     known: Sections | None = None,
 ) -> dict[str, object]:
-    """Sections of run.json's `environment`; `device` in torch's form: `cuda:0`.
+    """Sections of run.json's `environment`; `device`: facts by `device_facts`.
 
     None stands for a fact that cannot be read, and for a section that does not apply: `cloud` off a cloud's VMs,
     `container` outside of containers, `slurm` outside of a job. `outside`: facts that a launcher read on the host,
     with priority over facts read here. `known`: sections of `host_sections`, if they are collected already.
     """
-    from workload.environment import device as device_module  # noqa: PLC0415 - imports torch
-
     machine = machine or HostSystem()
     known = known or host_sections(machine)
     storage = None if dataset_path is None else storage_facts(machine, dataset_path)
     sections = {
         "host": {**(known["host"] or {}), "dataset_storage": storage},
-        "device": device_module.device_facts(machine, device),
+        "device": device,
         "software": software_facts(machine, known["software"]),
         "cloud": known["cloud"],
         "container": known["container"],

@@ -22,6 +22,7 @@ from workload.contract.spec import Device, Precision, RunSpec
 from workload.contract.text import counted, percent, plain, seconds, si
 from workload.contract.trainer import Context
 from workload.environment.collect import collect
+from workload.environment.device import device_facts
 from workload.environment.machine import HostSystem
 from workload.measure.clock import Collectives, clock_for
 from workload.measure.recorder import StepPhase
@@ -149,7 +150,9 @@ class MeasuredScript:
             self._context,
             spec=self._recorded_spec(step, work, used),
             spec_origin=self._context.spec_origin or None,
-            facts=collect(device=used, outside=self._context.outside, machine=self._machine),
+            facts=collect(
+                device=device_facts(self._machine, used), outside=self._context.outside, machine=self._machine
+            ),
             started_at=self._timeline.started_at.isoformat(),
             complexity=_complexity(step, work),
             notes=list(_variation(work)),

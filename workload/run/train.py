@@ -34,6 +34,7 @@ from workload.contract.trainer import Context
 from workload.environment import device
 from workload.environment.collect import SectionsBeside, collect
 from workload.environment.host import usable_cpus
+from workload.environment.machine import HostSystem
 from workload.log import Progress
 from workload.measure.clock import Collectives, clock_for
 from workload.measure.recorder import StepPhase, loss_reader_for
@@ -194,7 +195,10 @@ def run(
 def _execute(job: TrainingJob, folder: Path, timeline: Timeline, beside: SectionsBeside, group: Group | None) -> None:
     """Train, and write the bundle `folder`. A full disk leaves the bundle incomplete and raises `OSError`."""
     facts = collect(
-        device=job.spec.device, dataset_path=job.source.path, outside=job.context.outside, known=beside.wait()
+        device=device.device_facts(HostSystem(), job.spec.device),
+        dataset_path=job.source.path,
+        outside=job.context.outside,
+        known=beside.wait(),
     )
     first = first_record(
         folder.name,

@@ -80,9 +80,10 @@ def test_the_schema_refuses_what_the_reader_leaves_out() -> None:
 @pytest.mark.world
 def test_what_the_trainer_collects_has_a_field() -> None:
     """A fact without a field would be dropped without a remark."""
-    from workload.environment import collect
+    from workload.environment import collect, device
 
-    facts = collect.collect(device="cpu", dataset_path=ROOT, machine=HostSystem())
+    machine = HostSystem()
+    facts = collect.collect(device=device.device_facts(machine, "cpu"), dataset_path=ROOT, machine=machine)
     assert list(unknown(Environment, facts)) == []
 
 

@@ -292,17 +292,14 @@ def test_the_gpu_stands_for_the_host(
     expected: str | None,
     instance: HostSystem,
     imds: ImdsServer,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if host:
         imds.keys["meta-data/placement/host-id"] = host
-    monkeypatch.setattr("workload.environment.device.device_facts", lambda *_: device)
-    facts = environment.collect(device="cuda:0", machine=instance)["cloud"]
+    facts = environment.collect(device=device, machine=instance)["cloud"]
     assert facts == {**EC2_FACTS, "physical_host": expected}
 
 
-def test_elsewhere_the_gpu_does_not(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workload.environment.device.device_facts", lambda *_: {"serial": "0323"})
+def test_elsewhere_the_gpu_does_not(lay_out: LayOut) -> None:
     outside = {"cloud": {"provider": "gce", "zone": "us-central1-a"}}
-    facts = environment.collect(device="cuda:0", machine=lay_out(tools=SILENT), outside=outside)
+    facts = environment.collect(device={"serial": "0323"}, machine=lay_out(tools=SILENT), outside=outside)
     assert facts["cloud"] == outside["cloud"]

@@ -14,12 +14,14 @@ from tests.workload.conftest import SILENT, LayOut
 from workload.environment.cloud import outside_facts, slurm_facts
 from workload.environment.collect import SectionsBeside, collect, host_sections
 from workload.environment.device import device_facts
+from workload.environment.machine import HostSystem
 
 SECTIONS = ["host", "device", "software", "cloud", "container", "slurm"]
 
 
 def test_an_unknown_machine_still_has_every_section(lay_out: LayOut) -> None:
-    facts = collect(device="cpu", machine=lay_out(tools=SILENT))
+    machine = lay_out(tools=SILENT)
+    facts = collect(device=device_facts(machine, "cpu"), machine=machine)
     assert list(facts) == SECTIONS
     assert [facts[name] for name in ("cloud", "container", "slurm")] == [None] * 3
     assert facts["device"] == {"type": "cpu", "name": None, "threads": torch.get_num_threads()}
@@ -31,7 +33,7 @@ def test_sections_that_apply(lay_out: LayOut, tmp_path: Path) -> None:
         environ={"SLURM_JOB_ID": "7", "GCE_METADATA_HOST": ":"},
         tools=SILENT,
     )
-    facts: dict[str, Any] = collect(device="cpu", dataset_path=tmp_path, machine=machine)
+    facts: dict[str, Any] = collect(device=device_facts(machine, "cpu"), dataset_path=tmp_path, machine=machine)
     assert facts["container"]["runtime"] == "docker"
     assert facts["slurm"]["job_id"] == "7"
     assert facts["device"]["name"] == "Xeon"
@@ -45,7 +47,7 @@ def test_what_a_launcher_read_on_the_host_wins_where_it_knows(lay_out: LayOut) -
         "cloud": {"zone": "us-central1-a"},
         "container": {"image": "rooflaunch:cpu"},
     }
-    facts: dict[str, Any] = collect(device="cpu", machine=machine, outside=outside)
+    facts: dict[str, Any] = collect(device={}, machine=machine, outside=outside)
     assert facts["host"]["hostname"] == "lab7"
     assert "memory_total_bytes" in facts["host"], "what only the container knows stays"
     assert facts["cloud"] == {"zone": "us-central1-a"}
@@ -63,7 +65,7 @@ def test_outside_facts_are_the_sections_that_apply(lay_out: LayOut) -> None:
 @pytest.mark.world
 def test_this_machine_fits_into_json_and_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "do-not-record")
-    text = json.dumps(collect(device="cpu", dataset_path=Path("/")))
+    text = json.dumps(collect(device=device_facts(HostSystem(), "cpu"), dataset_path=Path("/")))
     assert list(json.loads(text)) == SECTIONS
     assert "do-not-record" not in text
 
@@ -141,7 +143,7 @@ def test_a_thread_collects_the_same(lay_out: LayOut) -> None:
 def test_what_is_known_is_not_collected_again(lay_out: LayOut) -> None:
     known = SectionsBeside(lay_out(FILES, tools=SILENT)).wait()
     # Without `known`, this machine's tools would be asked, which is an error.
-    facts = collect(device="cpu", machine=lay_out(), known=known)
+    facts = collect(device={}, machine=lay_out(), known=known)
     assert facts["host"] == {**(known["host"] or {}), "dataset_storage": None}
     assert facts["container"] == known["container"]
     assert facts["software"]["commit"] == known["software"]["commit"]  # type: ignore[index]
