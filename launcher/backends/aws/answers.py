@@ -136,12 +136,8 @@ CAPACITY = frozenset(
     }
 )
 # A quota of the region: no zone of it can succeed. Usage lags minutes behind the end of an instance.
-QUOTA = frozenset(
-    {
-        *("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded"),
-        *("VolumeLimitExceeded", "Client.VolumeLimitExceeded"),
-    }
-)
+VOLUME_QUOTA = frozenset({"VolumeLimitExceeded", "Client.VolumeLimitExceeded"})
+QUOTA = frozenset({"VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded", *VOLUME_QUOTA})
 BUSY_CODES = frozenset({*THROTTLED, "EC2ThrottledException", "RequestThrottled", "TooManyRequestsException"})
 # The server failed; whether it did what was asked is not known.
 DOUBTFUL = frozenset({"InternalError", "InternalFailure", "InternalServerError", "ServiceUnavailable", "Unavailable"})

@@ -18,6 +18,7 @@ from launcher.backends.aws.answers import (
     LOST,
     QUOTA,
     TOOK_TOO_LONG,
+    VOLUME_QUOTA,
     DeniedError,
     DoubtfulError,
     Instance,
@@ -234,6 +235,8 @@ class Provisioning(ZoneByZone):
         return code if code in CAPACITY and not code.startswith("Server.") else f"{code}: {message}"
 
     def _what_next(self) -> str:
+        if any(tried.code in VOLUME_QUOTA for tried in self._tried):
+            return "delete unused volumes, or ask for a larger quota of gp3 storage (service ebs); or another --region"
         if any(tried.code in QUOTA for tried in self._tried):
             return f"ask for more: {self.plan.quota_request}; or another --region"
         return f"{self._run_again()} or --region"
