@@ -109,7 +109,14 @@ class MeasuredScript:
 
     def _open(self, step: Step, work: Work | None, used: Device) -> Region:
         """Open the files of the timed steps that follow; the session calls this once the training step is known."""
-        self._keep_longest()
+        # Keep the steps of the phase that has ended, if it is the longest so far.
+        if self._phase and self._is_longest():
+            if self._life:
+                self._add_figures(self._life)
+                self._life.note_times()
+            self._longest = self._phase, *((self._life.record, self._life.notes) if self._life else (None, []))
+            for path, aside in self._files():
+                path.replace(aside)
         self._stack.close()
         self._stack = ExitStack()
         self._region, self._phase = None, self.session.phases[-1]
@@ -210,16 +217,6 @@ class MeasuredScript:
         if not (self._phase and self._region and self._region.has_steps) or self._phase not in self.session.phases:
             return False
         return self._phase.is_longer_than(self._longest[0] if self._longest else None)
-
-    def _keep_longest(self) -> None:
-        """Keep the steps of the phase that has ended, if it is the longest so far."""
-        if self._phase and self._is_longest():
-            if self._life:
-                self._add_figures(self._life)
-                self._life.note_times()
-            self._longest = self._phase, *((self._life.record, self._life.notes) if self._life else (None, []))
-            for path, aside in self._files():
-                path.replace(aside)
 
     def _take_longest(self) -> Phase | None:
         """Put the steps of the script's longest phase into the bundle, and their figures into the record."""
