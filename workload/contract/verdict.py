@@ -412,23 +412,21 @@ def _roof(run: Record) -> tuple[str | None, float | None, float | None]:
 def _why_unknown(run: Record, figures: Figures) -> str:
     """Reason why the shares of the roofs that a run reached are unknown."""
     if not figures.roof_bytes_per_s:
-        return _why_no_roof(run)
+        ceilings, precision = run.ceilings, run.spec.precision
+        if run.imported is not None:
+            gpu = _gpu(run) if precision else None
+            unknown = f"{gpu.gpu} has no units for {precision}" if gpu else "the peaks of the device are unknown"
+            return f"no ceiling was measured, and {unknown}"
+        if ceilings is None:
+            return "no ceilings were measured (--no-ceilings)"
+        unavailable = ceilings.unavailable or {}
+        name, what = (
+            (precision or "", f"{precision} ceiling") if compute_roof_per_s(run) is None else ("copy", "bandwidth")
+        )
+        return f"the {what} was not measured: {unavailable.get(name) or 'unknown reason'}"
     names = {"FLOP": figures.flop, "bytes": figures.bytes_low and figures.bytes_high}
     missing = " and ".join(name for name, value in names.items() if not value)
     return f"the {missing} of a step are unknown"
-
-
-def _why_no_roof(run: Record) -> str:
-    ceilings, precision = run.ceilings, run.spec.precision
-    if run.imported is not None:
-        gpu = _gpu(run) if precision else None
-        unknown = f"{gpu.gpu} has no units for {precision}" if gpu else "the peaks of the device are unknown"
-        return f"no ceiling was measured, and {unknown}"
-    if ceilings is None:
-        return "no ceilings were measured (--no-ceilings)"
-    unavailable = ceilings.unavailable or {}
-    name, what = (precision or "", f"{precision} ceiling") if compute_roof_per_s(run) is None else ("copy", "bandwidth")
-    return f"the {what} was not measured: {unavailable.get(name) or 'unknown reason'}"
 
 
 # --- a busy machine
