@@ -317,7 +317,6 @@ def _train(parsed: argparse.Namespace, timeline: Timeline) -> int:
 
 
 def _typed_options(parsed: argparse.Namespace) -> dict[str, object]:
-    """Run options that the user typed, by name."""
     known = {option.name for option in options()}
     return {name: value for name, value in vars(parsed).items() if name in known}
 

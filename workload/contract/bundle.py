@@ -312,7 +312,6 @@ def _verified_file(folder: Path, expected: File, *, is_kept: bool) -> bytes | No
 
 
 def _size(path: str) -> int | None:
-    """Size of a regular file; None if there is none."""
     with suppress(OSError, ValueError):
         status = os.stat(path)  # noqa: PTH116 - as above
         return status.st_size if stat.S_ISREG(status.st_mode) else None
@@ -355,7 +354,6 @@ def _read_json(path: Path, *, missing: str) -> dict[str, Any]:
 
 
 def _parsed(path: Path, content: bytes) -> dict[str, Any]:
-    """JSON object in a file. Raises `BundleError` for anything else."""
     try:
         document = json.loads(content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n"))
     except (ValueError, RecursionError) as error:

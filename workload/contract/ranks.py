@@ -171,7 +171,6 @@ def _steps_of(folder: Path, place: Path) -> dict[int, RankStep]:
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    """Complete rows of a CSV file; none if it is absent."""
     with suppress(FileNotFoundError), path.open(newline="", encoding="utf-8") as lines:
         complete = (line for line in lines if line.endswith("\n"))
         return [row for row in csv.DictReader(complete) if None not in row.values()]

@@ -525,7 +525,6 @@ def why_other_labels(labels: Any, document: Mapping[str, Any]) -> str:
 
 
 def _inner(document: Mapping[str, Any], path: Iterable[str]) -> Any:
-    """Value at `path` in an unchecked document; None if absent."""
     value: Any = document
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None

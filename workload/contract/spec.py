@@ -429,7 +429,6 @@ class Option:
         return number
 
     def _meant(self, value: str) -> str:
-        """Choice nearest to a mistyped value, else the example."""
         name = SYNONYMS.get(value.lower(), value.lower())
         return next(iter(difflib.get_close_matches(name, self.choices, n=1, cutoff=0.7)), self.example)
 

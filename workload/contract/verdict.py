@@ -196,7 +196,6 @@ def _decided(figures: Figures, shares: Shares | None, why_unknown: str) -> tuple
 
 
 def _by_roofs(figures: Figures, shares: Shares, why_unknown: str) -> tuple[Bound | None, str]:
-    """Limit and reason by the reached shares of the roofs."""
     compute, low, high = shares
     compute_roof, memory_roof = ROOF_NAMES[figures.roof or RoofKind.MEASURED]
     bound = by_fractions(compute=compute, low=low or 0.0, least=figures.least, most=figures.most)
@@ -384,7 +383,6 @@ def possible_causes(run: Record) -> Iterator[str]:
 
 
 def _kernels(profile: ProfileResult) -> tuple[float | None, float | None]:
-    """Number of kernels per step, and their mean duration in seconds."""
     for number, all_s in (
         (profile.calls_per_step, profile.time_s_per_step),
         (profile.kernels_per_step, profile.kernel_time_s_per_step),
@@ -410,7 +408,6 @@ def _roof(run: Record) -> tuple[str | None, float | None, float | None]:
 
 
 def _why_unknown(run: Record, figures: Figures) -> str:
-    """Reason why the shares of the roofs that a run reached are unknown."""
     if not figures.roof_bytes_per_s:
         ceilings, precision = run.ceilings, run.spec.precision
         if run.imported is not None:
@@ -551,7 +548,6 @@ def _peaks(run: Record) -> Mapping[str, float]:
 
 
 def _gpu(run: Record) -> Gpu | None:
-    """The run's device in the table of peaks; None if unknown."""
     device = run.environment.device
     return peaks.find_gpu(device.name, memory_bytes=device.memory_total_bytes)
 

@@ -429,7 +429,6 @@ def _handles(library: ModuleType, properties: object) -> Iterator[Callable[[], o
 
 
 def _text(value: str | bytes | None) -> str | None:
-    """Decode text, which old bindings return as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 

@@ -215,7 +215,6 @@ def _unescaped(text: str) -> str:
 
 
 def _deepest(path: Path, mounted: list[Mount]) -> Mount | None:
-    """Mount that holds `path`, the deepest of several."""
     holding = [mount for mount in mounted if path.is_relative_to(mount.point)]
     # If two mounts have the same point, the later mount hides the earlier one.
     return max(reversed(holding), key=lambda mount: len(mount.point), default=None)

@@ -158,7 +158,6 @@ class NcuPass:
         return from_facts(ProfileResult, result | {"files": self._files()})
 
     def _with_own_metrics(self, chosen: MetricSet, fitting: diagnosis.Fitting) -> MetricSet:
-        """Add the metrics that the user asked for, and log those that this ncu lacks."""
         wanted = vocabulary.metric_names(self._spec.ncu_metrics)
         bases = {metrics.base(name) for name in wanted} & fitting.metrics
         chosen = metrics.with_own(chosen, wanted, fitting.metrics, fitting.ncu.full_names(bases, fitting.chip))
@@ -169,7 +168,6 @@ class NcuPass:
     # --- counting
 
     def _count(self) -> _Counted:
-        """Count the kernels of a step, identify the GPU, and time the process's start."""
         LOGGER.info("profile    counting the kernels of a step")
         report = self._folder / "count.json"
         words = self._application.words(Mode.COUNT, report, None)
@@ -321,7 +319,6 @@ class NcuPass:
         }
 
     def _problem(self, plan: _Plan, done: _Run, complete: summary.Labelled | None) -> ProfileError | None:
-        """Reason why the profile is incomplete; None if it is complete."""
         number = f"after {len(done.launches)} kernels"
         explained = diagnosis.explain(done.end.output, self._facts)
         if cut_off := diagnosis.cut_off(done.end, plan.estimate.limit_s, number):
@@ -456,7 +453,6 @@ def _settings(plan: _Plan, done: _Run) -> dict[str, Any]:
 
 
 def _answer(report: Path) -> dict[str, Any] | None:
-    """Result written by the profiled process; None if there is none."""
     try:
         answer: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
     except FileNotFoundError:

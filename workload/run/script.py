@@ -237,7 +237,6 @@ class MeasuredScript:
         return phase
 
     def _add_figures(self, life: Life) -> None:
-        """Add the figures of the present phase to the record."""
         assert self._region is not None
         assert self._phase is not None
         life.set(timing=self._region.timing(life.record.timing))
@@ -268,7 +267,6 @@ class MeasuredScript:
             self._agreement.end()
 
     def _leave_steps(self) -> None:
-        """End the present phase of steps with its last complete step, and close its file."""
         self.step_log.flush_events(is_over=True)
         if self._region and self.session.receiver:
             if self._region.wall_s is None:
@@ -386,7 +384,6 @@ def _variation(work: Work) -> Iterator[str]:
 
 
 def _notes_on_work(work: ComplexityRecord, spec: Spec) -> Iterator[str]:
-    """Notes on operations without FLOP."""
     if (work.unattributed_share or 0.0) >= UNATTRIBUTED_NOTE_FROM:
         names = ", ".join(list(work.unattributed or {})[:UNATTRIBUTED_SHOWN])
         on_gpu = "; on a GPU that is mostly the host's time to start small kernels" * (spec.device == Device.CUDA)

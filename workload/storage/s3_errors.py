@@ -95,7 +95,6 @@ def wrong_endpoint(service: Service) -> UsageError:
 
 
 def _refusal(bucket: str, error: Any) -> RooflaunchError:
-    """Error for a request that the server has refused."""
     code, why = error_code(error), first_line(error)
     found: RooflaunchError
     if code == "NoSuchBucket":
