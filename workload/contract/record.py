@@ -466,8 +466,6 @@ class Record:
 
 FIELDS = tuple(leaves(Record))
 COLUMNS = tuple(leaf for leaf in FIELDS if leaf.column)
-# Place in run.json of each column's value, for messages: `timing.step_s.median`.
-PLACES = {str(leaf.column): leaf.where for leaf in COLUMNS}
 # Labels of a run in lists, see `labels_of`.
 STATUS_LABEL, KEY_LABEL, JOB_LABEL, SECONDS_LABEL = "status", "run_key", "job", "seconds"
 
