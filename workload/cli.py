@@ -152,7 +152,14 @@ def _parser() -> Parser:
     _add_train(commands)
     script.add_parser(commands)
     _add_profile(commands)
-    _add_profiled_step(commands)
+    # Add the internal command `profiled-step`, which a profile pass starts.
+    step = _add_command(commands, "profiled-step", _profiled_step)
+    for option in options():
+        step.add_option(option)
+    step.add_argument("--mode", required=True)
+    step.add_argument("--report", type=Path, required=True)
+    step.add_argument("--owner", type=int, required=True)
+    step.add_argument("--warmup-steps", type=int)
     profiled_script.add_parser(commands)
     _add_ceilings(commands)
     complexity.add_options(
@@ -165,7 +172,26 @@ def _parser() -> Parser:
             epilog=complexity.EXAMPLES,
         )
     )
-    _add_gpu_truth(commands)
+    truth = _add_command(
+        commands,
+        "gpu-truth",
+        _gpu_truth,
+        help="check assumptions about GPUs on this machine's GPU",
+        description=GPU_TRUTH_TEXT,
+        epilog=GPU_TRUTH_EXAMPLES,
+    )
+    first, measuring = truth.groups[Group.FIRST], truth.groups[Group.MEASURING]
+    first.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, default=Path("gpu-truth"), help="folder for the results (gpu-truth)"
+    )
+    first.add_argument(
+        "--max-seconds", type=float, default=GPU_TRUTH_S, metavar="N", help=f"end after this time ({GPU_TRUTH_S:g})"
+    )
+    first.add_argument("--part", action="append", default=[], metavar="NAME", help="only this part; repeatable")
+    measuring.add_argument("--again", action="store_true", help="repeat parts that exist already")
+    measuring.add_argument(
+        "--quick", action="store_true", help="tiny models and short loads: to try the collector itself"
+    )
     text = "print hardware and software of this machine, as JSON"
     environment = _add_command(commands, "env", _environment, help=text, epilog=ENV_EXAMPLES)
     _add_device(environment, Group.FIRST)
@@ -246,17 +272,6 @@ def _profile_options() -> list[Option]:
     return [option for option in options() if option.name.startswith("profile") or option.name == "ncu_metrics"]
 
 
-def _add_profiled_step(commands: Any) -> None:
-    """Add the internal command `profiled-step`, which a profile pass starts."""
-    step = _add_command(commands, "profiled-step", _profiled_step)
-    for option in options():
-        step.add_option(option)
-    step.add_argument("--mode", required=True)
-    step.add_argument("--report", type=Path, required=True)
-    step.add_argument("--owner", type=int, required=True)
-    step.add_argument("--warmup-steps", type=int)
-
-
 def _add_gpu_index(parser: Parser) -> None:
     parser.groups[Group.PLACE].add_argument(gpu_index.FLAG, metavar="N", type=gpu_index.parsed, help=gpu_index.HELP)
 
@@ -277,29 +292,6 @@ def _add_ceilings(commands: Any) -> None:
     # Set for a user's script: the folder of its bundles, which keeps ceilings, and which of those may be used.
     ceilings.add_argument("--cache", type=Path, help=argparse.SUPPRESS)
     ceilings.add_argument("--kept", type=KeptCeilings, default=KeptCeilings.HOUR, help=argparse.SUPPRESS)
-
-
-def _add_gpu_truth(commands: Any) -> None:
-    truth = _add_command(
-        commands,
-        "gpu-truth",
-        _gpu_truth,
-        help="check assumptions about GPUs on this machine's GPU",
-        description=GPU_TRUTH_TEXT,
-        epilog=GPU_TRUTH_EXAMPLES,
-    )
-    first, measuring = truth.groups[Group.FIRST], truth.groups[Group.MEASURING]
-    first.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, default=Path("gpu-truth"), help="folder for the results (gpu-truth)"
-    )
-    first.add_argument(
-        "--max-seconds", type=float, default=GPU_TRUTH_S, metavar="N", help=f"end after this time ({GPU_TRUTH_S:g})"
-    )
-    first.add_argument("--part", action="append", default=[], metavar="NAME", help="only this part; repeatable")
-    measuring.add_argument("--again", action="store_true", help="repeat parts that exist already")
-    measuring.add_argument(
-        "--quick", action="store_true", help="tiny models and short loads: to try the collector itself"
-    )
 
 
 def _train(parsed: argparse.Namespace, timeline: Timeline) -> int:
@@ -325,7 +317,6 @@ def _train(parsed: argparse.Namespace, timeline: Timeline) -> int:
 
 
 def _typed_options(parsed: argparse.Namespace) -> dict[str, object]:
-    """Run options that the user typed, by name."""
     known = {option.name for option in options()}
     return {name: value for name, value in vars(parsed).items() if name in known}
 

@@ -8,7 +8,6 @@ A bundle is complete if MANIFEST.json exists and every file listed there matches
 atomically. `python -m workload.bundle DIR...` verifies bundles.
 """
 
-import csv
 import errno
 import hashlib
 import json
@@ -270,9 +269,7 @@ def _read_document(folder: Path, *, missing: str = "no run.json") -> dict[str, A
 
 def read_steps(folder: Path) -> list[dict[str, str]]:
     """Complete rows of steps.csv, also of a killed run: a half-written last row is left out."""
-    with (folder / STEPS).open(newline="", encoding="utf-8") as lines:
-        complete = (line for line in lines if line.endswith("\n"))
-        return [row for row in csv.DictReader(complete) if None not in row.values()]
+    return ranks.complete_rows(folder / STEPS)
 
 
 def _describe(folder: Path, name: PurePosixPath | Path) -> File:
@@ -312,7 +309,6 @@ def _verified_file(folder: Path, expected: File, *, is_kept: bool) -> bytes | No
 
 
 def _size(path: str) -> int | None:
-    """Size of a regular file; None if there is none."""
     with suppress(OSError, ValueError):
         status = os.stat(path)  # noqa: PTH116 - as above
         return status.st_size if stat.S_ISREG(status.st_mode) else None
@@ -355,7 +351,6 @@ def _read_json(path: Path, *, missing: str) -> dict[str, Any]:
 
 
 def _parsed(path: Path, content: bytes) -> dict[str, Any]:
-    """JSON object in a file. Raises `BundleError` for anything else."""
     try:
         document = json.loads(content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n"))
     except (ValueError, RecursionError) as error:

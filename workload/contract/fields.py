@@ -462,7 +462,6 @@ def _or_null(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _needs(section: type) -> bool:
-    """Whether a section contains a required value, and is therefore required itself."""
     return any(item.required and (item.section is None or _needs(item.section)) for item in _fields(section))
 
 

@@ -166,7 +166,6 @@ def _program(name: str, call: Call) -> str:
 
 
 def _python(call: Call) -> str:
-    """Command for the interpreter that has our packages."""
     folder = os.path.dirname(call.python)  # noqa: PTH120
     usual = (name for name in ("python", "python3") if _is_on_path(name, folder, call))
     return next(usual, _short(call.python, call.folder) if call.python else "python")
@@ -252,7 +251,6 @@ def wrapped(text: str, width: int, indent: str, later_indent: str | None = None)
 
 
 def _continued(command: str, width: int, indent: str) -> list[str]:
-    """Break a long command into lines with backslashes; options stay with their values."""
     line = indent + command.strip()
     if len(line) <= width:
         return [line]

@@ -183,7 +183,6 @@ def find(source: NcuSource) -> Preamble:
 
 
 def _header_in(line: bytes) -> tuple[tuple[str, ...], str] | None:
-    """Column names and delimiter; None if the line is not a header."""
     if NAME.encode() not in line:
         return None
     # The whole line first: in a table with its columns in another order, ID is not the first of them.

@@ -151,8 +151,8 @@ def _compared(known: Ranks, ranks: Sequence[Sequence[RankStep]]) -> Ranks:
 
 def _steps_of(folder: Path, place: Path) -> dict[int, RankStep]:
     """Measured steps of a rank by number, without a step that was cut off by a kill."""
-    collectives = {row["step"]: row for row in _rows(place / COLLECTIVES_FILE)}
-    steps = _rows(folder / STEPS if place.name == "0" else place / STEPS)
+    collectives = {row["step"]: row for row in complete_rows(place / COLLECTIVES_FILE)}
+    steps = complete_rows(folder / STEPS if place.name == "0" else place / STEPS)
     found = {}
     for row in steps:
         beside = collectives.get(row.get("step", ""))
@@ -170,8 +170,8 @@ def _steps_of(folder: Path, place: Path) -> dict[int, RankStep]:
     return found
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    """Complete rows of a CSV file; none if it is absent."""
+def complete_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file without a half-written last one; none if the file is absent."""
     with suppress(FileNotFoundError), path.open(newline="", encoding="utf-8") as lines:
         complete = (line for line in lines if line.endswith("\n"))
         return [row for row in csv.DictReader(complete) if None not in row.values()]

@@ -466,8 +466,6 @@ class Record:
 
 FIELDS = tuple(leaves(Record))
 COLUMNS = tuple(leaf for leaf in FIELDS if leaf.column)
-# Place in run.json of each column's value, for messages: `timing.step_s.median`.
-PLACES = {str(leaf.column): leaf.where for leaf in COLUMNS}
 # Labels of a run in lists, see `labels_of`.
 STATUS_LABEL, KEY_LABEL, JOB_LABEL, SECONDS_LABEL = "status", "run_key", "job", "seconds"
 
@@ -525,7 +523,6 @@ def why_other_labels(labels: Any, document: Mapping[str, Any]) -> str:
 
 
 def _inner(document: Mapping[str, Any], path: Iterable[str]) -> Any:
-    """Value at `path` in an unchecked document; None if absent."""
     value: Any = document
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None

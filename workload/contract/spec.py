@@ -390,7 +390,13 @@ class Option:
         if self.kind is int:
             return self._parse_count(value)
         if self.kind is float:
-            return self._parse_number(value)
+            try:
+                number = math.nan if isinstance(value, bool) else float(str(value))
+            except ValueError:
+                number = math.nan
+            if not (self.minimum or 0) <= number < math.inf:
+                raise self._refuse(f"must be a number of at least {self.minimum or 0}", value)
+            return number
         if not isinstance(value, str) or not value:
             raise self._refuse("must be text that is not empty", value)
         if not self.choices:
@@ -422,17 +428,7 @@ class Option:
             raise self._refuse(rule, value)
         return number
 
-    def _parse_number(self, value: object) -> float:
-        try:
-            number = math.nan if isinstance(value, bool) else float(str(value))
-        except ValueError:
-            number = math.nan
-        if not (self.minimum or 0) <= number < math.inf:
-            raise self._refuse(f"must be a number of at least {self.minimum or 0}", value)
-        return number
-
     def _meant(self, value: str) -> str:
-        """Choice nearest to a mistyped value, else the example."""
         name = SYNONYMS.get(value.lower(), value.lower())
         return next(iter(difflib.get_close_matches(name, self.choices, n=1, cutoff=0.7)), self.example)
 
@@ -476,9 +472,15 @@ def resolve(
     """
     if script:
         _require_script_options(typed)
+    names = {ENVIRONMENT_PREFIX + option.name.upper(): option.name for option in options()}
+    ours = {key for key in environment if key.startswith(ENVIRONMENT_PREFIX)} - OTHER_VARIABLES
+    for key in sorted(ours - names.keys()):
+        raise UsageError(
+            f"unknown environment variable '{key}'", hint=f"unset {key}{did_you_mean(key, names, before='; ')}"
+        )
     sources: list[tuple[Origin, Mapping[str, object]]] = [
         (Origin.OPTION, typed),
-        (Origin.ENVIRONMENT, _from_environment(environment)),
+        (Origin.ENVIRONMENT, {names[key]: environment[key] for key in ours}),
         (Origin.CONFIG, _from_config(config_folder / CONFIG_NAME) if config_folder else {}),
     ]
     values: dict[str, Any] = {}
@@ -521,16 +523,6 @@ def _parse_from(source: Origin, option: Option, value: object) -> Any:
                 example = option.example if option.is_number else f'"{option.example}"'
                 text = "true" if option.kind is bool else example
                 raise UsageError(f"{CONFIG_NAME}: {error}", hint=f"{option.name} = {text}") from error
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
-    names = {ENVIRONMENT_PREFIX + option.name.upper(): option.name for option in options()}
-    ours = {key for key in environment if key.startswith(ENVIRONMENT_PREFIX)} - OTHER_VARIABLES
-    for key in sorted(ours - names.keys()):
-        raise UsageError(
-            f"unknown environment variable '{key}'", hint=f"unset {key}{did_you_mean(key, names, before='; ')}"
-        )
-    return {names[key]: environment[key] for key in ours}
 
 
 def _from_config(path: Path) -> dict[str, object]:

@@ -214,8 +214,6 @@ def _csv_cell(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _TextColumn:
-    """A column ready to print: the lines of its heading, and its cells."""
-
     column: Column
     heading: tuple[str, ...]
     cells: tuple[str, ...]
@@ -313,7 +311,6 @@ def _differs(column: Column, rows: Sequence[dict[str, Any]]) -> bool:
 
 
 def _numbered(by_row: Sequence[Sequence[str]]) -> tuple[list[str], dict[str, int]]:
-    """Notes that all rows have, and the numbers of the other notes, from 1."""
     every = list(dict.fromkeys(note for notes in by_row for note in notes))
     for_all = [note for note in every if all(note in notes for notes in by_row)]
     return for_all, {note: number for number, note in enumerate([each for each in every if each not in for_all], 1)}

@@ -258,7 +258,6 @@ class ForkedChild:
 
 
 def _is_readable(descriptor: int, limit_s: float | None = None) -> bool:
-    """Wait until `descriptor` is readable; False if `limit_s` seconds pass before."""
     poll = select.poll()  # type: ignore[attr-defined,unused-ignore]
     poll.register(descriptor, select.POLLIN)  # type: ignore[attr-defined,unused-ignore]
     return bool(poll.poll(None if limit_s is None else limit_s * 1000))

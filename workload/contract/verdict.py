@@ -196,7 +196,6 @@ def _decided(figures: Figures, shares: Shares | None, why_unknown: str) -> tuple
 
 
 def _by_roofs(figures: Figures, shares: Shares, why_unknown: str) -> tuple[Bound | None, str]:
-    """Limit and reason by the reached shares of the roofs."""
     compute, low, high = shares
     compute_roof, memory_roof = ROOF_NAMES[figures.roof or RoofKind.MEASURED]
     bound = by_fractions(compute=compute, low=low or 0.0, least=figures.least, most=figures.most)
@@ -384,7 +383,6 @@ def possible_causes(run: Record) -> Iterator[str]:
 
 
 def _kernels(profile: ProfileResult) -> tuple[float | None, float | None]:
-    """Number of kernels per step, and their mean duration in seconds."""
     for number, all_s in (
         (profile.calls_per_step, profile.time_s_per_step),
         (profile.kernels_per_step, profile.kernel_time_s_per_step),
@@ -410,25 +408,22 @@ def _roof(run: Record) -> tuple[str | None, float | None, float | None]:
 
 
 def _why_unknown(run: Record, figures: Figures) -> str:
-    """Reason why the shares of the roofs that a run reached are unknown."""
     if not figures.roof_bytes_per_s:
-        return _why_no_roof(run)
+        ceilings, precision = run.ceilings, run.spec.precision
+        if run.imported is not None:
+            gpu = _gpu(run) if precision else None
+            unknown = f"{gpu.gpu} has no units for {precision}" if gpu else "the peaks of the device are unknown"
+            return f"no ceiling was measured, and {unknown}"
+        if ceilings is None:
+            return "no ceilings were measured (--no-ceilings)"
+        unavailable = ceilings.unavailable or {}
+        name, what = (
+            (precision or "", f"{precision} ceiling") if compute_roof_per_s(run) is None else ("copy", "bandwidth")
+        )
+        return f"the {what} was not measured: {unavailable.get(name) or 'unknown reason'}"
     names = {"FLOP": figures.flop, "bytes": figures.bytes_low and figures.bytes_high}
     missing = " and ".join(name for name, value in names.items() if not value)
     return f"the {missing} of a step are unknown"
-
-
-def _why_no_roof(run: Record) -> str:
-    ceilings, precision = run.ceilings, run.spec.precision
-    if run.imported is not None:
-        gpu = _gpu(run) if precision else None
-        unknown = f"{gpu.gpu} has no units for {precision}" if gpu else "the peaks of the device are unknown"
-        return f"no ceiling was measured, and {unknown}"
-    if ceilings is None:
-        return "no ceilings were measured (--no-ceilings)"
-    unavailable = ceilings.unavailable or {}
-    name, what = (precision or "", f"{precision} ceiling") if compute_roof_per_s(run) is None else ("copy", "bandwidth")
-    return f"the {what} was not measured: {unavailable.get(name) or 'unknown reason'}"
 
 
 # --- a busy machine
@@ -553,7 +548,6 @@ def _peaks(run: Record) -> Mapping[str, float]:
 
 
 def _gpu(run: Record) -> Gpu | None:
-    """The run's device in the table of peaks; None if unknown."""
     device = run.environment.device
     return peaks.find_gpu(device.name, memory_bytes=device.memory_total_bytes)
 

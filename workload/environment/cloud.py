@@ -80,7 +80,6 @@ class LocalServer:
         """Raise `OSError` if the head of the answer shows that it is from another server."""
 
     def _left_s(self) -> float:
-        """Seconds to the deadline. Raises `TimeoutError` after it."""
         left_s = self.deadline_s - self.clock()
         if left_s <= 0:
             raise TimeoutError("timed out")

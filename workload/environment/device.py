@@ -79,7 +79,10 @@ def cuda_obstacle(machine: HostSystem | None = None) -> Obstacle | None:
     if torch.cuda.is_available():
         return _missing_code()
     machine = machine or HostSystem()
-    torch_build, driver = f"torch {torch.__version__}", _driver_version(machine)
+    # Version of the driver, `580.65.06`; None if no driver is loaded. Under WSL nvidia-smi reports Windows' driver.
+    text = machine.text(DRIVER_VERSION) or (machine.tool(*DRIVER_QUERY) if machine.exists(WSL_DEVICE) else None)
+    version = re.search(r"\b\d{3}\.\d{2,3}(?:\.\d{2,3})?\b", text or "")
+    torch_build, driver = f"torch {torch.__version__}", (version[0] if version else None)
     hidden = machine.environ.get("CUDA_VISIBLE_DEVICES")
     is_there = driver is not None or machine.exists(WSL_DEVICE)
     service = hosting_service(machine.environ) if driver is None else None
@@ -112,13 +115,6 @@ def cuda_obstacle(machine: HostSystem | None = None) -> Obstacle | None:
         reason=f"{torch_build} for CUDA {torch.version.cuda} sees no GPU, although NVIDIA driver {driver} is loaded",
         hint=f"`nvidia-smi` shows the GPUs of the driver; in a container use --gpus all; {CPU_HINT}",
     )
-
-
-def _driver_version(machine: HostSystem) -> str | None:
-    """Version of the driver, `580.65.06`; None if no driver is loaded. Under WSL nvidia-smi reports Windows' driver."""
-    text = machine.text(DRIVER_VERSION) or (machine.tool(*DRIVER_QUERY) if machine.exists(WSL_DEVICE) else None)
-    version = re.search(r"\b\d{3}\.\d{2,3}(?:\.\d{2,3})?\b", text or "")
-    return version[0] if version else None
 
 
 def _missing_code() -> Obstacle | None:
@@ -433,7 +429,6 @@ def _handles(library: ModuleType, properties: object) -> Iterator[Callable[[], o
 
 
 def _text(value: str | bytes | None) -> str | None:
-    """Decode text, which old bindings return as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
@@ -452,25 +447,21 @@ def device_facts(machine: HostSystem, name: str) -> dict[str, object]:
         case "cpu":
             return {"type": "cpu", "name": cpu_model(machine), "threads": torch.get_num_threads()}
         case "cuda":
-            return _cuda_facts(device)
+            # Facts of a GPU from NVML and torch.
+            if not torch.cuda.is_available():
+                return {"type": "cuda", "name": None}
+            index = torch.cuda.current_device() if device.index is None else device.index
+            gpu, properties = GpuSensors.open(index), torch.cuda.get_device_properties(index)
+            major = getattr(properties, "major", None)
+            return {
+                "type": "cuda",
+                "index": index,
+                **(gpu.identity() if gpu else {}),
+                "name": getattr(properties, "name", None),
+                "sm_count": getattr(properties, "multi_processor_count", None),
+                "compute_capability": None if major is None else f"{major}.{getattr(properties, 'minor', None)}",
+            }
         case "mps":
             return {"type": "mps", **apple_gpu_facts(machine)}
         case other:
             return {"type": other, "name": None}
-
-
-def _cuda_facts(device: torch.device) -> dict[str, object]:
-    """Facts of a GPU from NVML and torch."""
-    if not torch.cuda.is_available():
-        return {"type": "cuda", "name": None}
-    index = torch.cuda.current_device() if device.index is None else device.index
-    gpu, properties = GpuSensors.open(index), torch.cuda.get_device_properties(index)
-    major = getattr(properties, "major", None)
-    return {
-        "type": "cuda",
-        "index": index,
-        **(gpu.identity() if gpu else {}),
-        "name": getattr(properties, "name", None),
-        "sm_count": getattr(properties, "multi_processor_count", None),
-        "compute_capability": None if major is None else f"{major}.{getattr(properties, 'minor', None)}",
-    }

@@ -27,7 +27,6 @@ def built_targets() -> list[str]:
 
 
 def _split(digits: str) -> tuple[int, int]:
-    """Major and minor version in the digits of a target, such as `86`, `90a` or `120`."""
     number = digits.rstrip("abcdefghijklmnopqrstuvwxyz")
     return int(number[:-1]), int(number[-1])
 

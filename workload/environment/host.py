@@ -129,11 +129,13 @@ def caches(machine: HostSystem) -> list[dict[str, object]] | None:
         level, sharing = machine.integer(f"{folder}/level"), cpu_list(machine.text(f"{folder}/shared_cpu_list"))
         if level is None:
             return rows or None
+        text = machine.text(f"{folder}/size")
+        match = re.fullmatch(r"(\d+)([KMG]?)", text or "")
         rows.append(
             {
                 "level": level,
                 "type": (machine.text(f"{folder}/type") or "").lower() or None,
-                "size_bytes": _size_bytes(machine.text(f"{folder}/size")),
+                "size_bytes": (int(match[1]) * SIZE_BYTES[match[2]] if match else None),
                 "shared_by_cpus": len(sharing) if sharing else None,
             }
         )
@@ -149,11 +151,6 @@ def _physical_cores(machine: HostSystem, cpus: list[int] | None) -> int | None:
     # The second name is that before Linux 5.x.
     sets = {machine.text(f"{name}/core_cpus_list") or machine.text(f"{name}/thread_siblings_list") for name in folders}
     return len(sets) if sets and None not in sets else None
-
-
-def _size_bytes(text: str | None) -> int | None:
-    match = re.fullmatch(r"(\d+)([KMG]?)", text or "")
-    return int(match[1]) * SIZE_BYTES[match[2]] if match else None
 
 
 # --- mounts and containers
@@ -218,7 +215,6 @@ def _unescaped(text: str) -> str:
 
 
 def _deepest(path: Path, mounted: list[Mount]) -> Mount | None:
-    """Mount that holds `path`, the deepest of several."""
     holding = [mount for mount in mounted if path.is_relative_to(mount.point)]
     # If two mounts have the same point, the later mount hides the earlier one.
     return max(reversed(holding), key=lambda mount: len(mount.point), default=None)

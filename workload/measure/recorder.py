@@ -88,8 +88,6 @@ class PhaseTotals:
 
 @dataclass(kw_only=True)
 class _Pending:
-    """A step whose marks the device may not have passed yet."""
-
     phase: StepPhase
     images: int
     began: Any

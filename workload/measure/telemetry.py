@@ -216,7 +216,11 @@ class HostCounters:
         self._process = find(pid or os.getpid())
         self._cpu, self._pressure = CounterRate(shortest=SHORTEST_RATE_S), CounterRate(shortest=SHORTEST_RATE_S)
         self._steal = CounterRate(shortest=SHORTEST_RATE_TICKS)
-        self._frequencies = _frequency_files(machine)
+        # Files with the clock frequency of up to 8 CPUs, spread evenly over the CPUs that the process may use.
+        cpus = allowed_cpus(machine) or []
+        stride = max(1, len(cpus) // MOST_CPUS_ASKED)
+        files = [f"{CPUS}/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in cpus[::stride][:MOST_CPUS_ASKED]]
+        self._frequencies = [path for path in files if machine.integer(path) is not None]
         self._throttled_folder = host.cgroup_limits(machine).cpu_folder
         self._throttled_before_s = self._throttled_total_s()
 
@@ -289,14 +293,6 @@ def _pids_below(machine: HostSystem, pid: int) -> Iterator[int]:
         for child in (machine.text(f"/proc/{pid}/task/{thread.name}/children") or "").split():
             yield int(child)
             yield from _pids_below(machine, int(child))
-
-
-def _frequency_files(machine: HostSystem) -> list[str]:
-    """Files with the clock frequency of up to 8 CPUs, spread evenly over the CPUs that the process may use."""
-    cpus = allowed_cpus(machine) or []
-    stride = max(1, len(cpus) // MOST_CPUS_ASKED)
-    files = [f"{CPUS}/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in cpus[::stride][:MOST_CPUS_ASKED]]
-    return [path for path in files if machine.integer(path) is not None]
 
 
 # --- cooling down before a run

@@ -111,7 +111,16 @@ class CpuMeter:
         """Time, then seconds of CPUs used, waited for and spent in the kernel, and page faults that needed no disk."""
         own = resource and resource.getrusage(resource.RUSAGE_SELF)
         kernel_s, faults = (own.ru_stime, float(own.ru_minflt)) if own else (None, None)
-        return self._now_s(), _used_s(), _waited_s(self._machine), kernel_s, faults
+        import psutil  # noqa: PLC0415 - see the module
+
+        used_s = time.process_time()
+        for child in psutil.Process().children(recursive=True):
+            try:
+                times = child.cpu_times()
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            used_s += times.user + times.system
+        return self._now_s(), used_s, _waited_s(self._machine), kernel_s, faults
 
     def use(self) -> CpuUse:
         """CPU use since the meter was created."""
@@ -126,19 +135,6 @@ class CpuMeter:
         return CpuUse(
             used_cpus=(ended[1] - began[1]) / wall_s, waited_cpus=waited, kernel_cpus=kernel, faults_per_s=faults
         )
-
-
-def _used_s() -> float:
-    import psutil  # noqa: PLC0415 - see the module
-
-    used_s = time.process_time()
-    for child in psutil.Process().children(recursive=True):
-        try:
-            times = child.cpu_times()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        used_s += times.user + times.system
-    return used_s
 
 
 def _waited_s(machine: HostSystem) -> float | None:

@@ -345,7 +345,6 @@ class FlopCounter(TorchDispatchMode):
 
 @cache
 def _moves_nothing(func: OpOverload) -> bool:
-    """Whether the op is a view, an allocation, a query of metadata or a collective."""
     is_known = func.overloadpacket.__name__ in ALLOCATIONS | HIDDEN_VIEWS
     return func.is_view or func.namespace in NO_WORK or is_known
 
@@ -359,7 +358,6 @@ class _Role:
 
 @cache
 def _roles(func: OpOverload) -> tuple[_Role, ...]:
-    """Role of each argument, from the op's schema."""
     overwrites = func.overloadpacket.__name__ in OVERWRITING
     arguments = func._schema.arguments  # noqa: SLF001 - the only way to an op's schema; torch.library reads it too
     return tuple(
@@ -375,7 +373,6 @@ def _roles(func: OpOverload) -> tuple[_Role, ...]:
 def _arguments(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Tensors read, tensors written in place, and all tensors."""
     reads, writes, everything = [], [], []
     for position, role in enumerate(_roles(func)):
         value = args[position] if position < len(args) else kwargs.get(role.name)

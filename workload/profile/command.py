@@ -124,13 +124,6 @@ class Replay(StrEnum):
     RANGE = "app-range"
 
 
-class Caches(StrEnum):
-    """State of the GPU's caches: flushed before every kernel, or as the step leaves them."""
-
-    ALL = "all"
-    NONE = "none"
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExpectedTime:
     """Expected duration and time limit of a run under ncu, in seconds."""
@@ -182,7 +175,6 @@ def profile(
     application: Sequence[str],
     *,
     replay: Replay = Replay.KERNEL,
-    caches: Caches = Caches.ALL,
     plain_suffixes: bool,
 ) -> list[str]:
     """Command that runs `application` under ncu, which writes `report`.
@@ -194,6 +186,8 @@ def profile(
     suffixes = ["--disable-extra-suffixes"] if plain_suffixes else []
     # ncu refuses this option when it replays ranges, which begin only when the profiler starts anyway.
     from_start = ["--profile-from-start", "off"] if replay is Replay.KERNEL else []
+    # The GPU's caches are flushed before every kernel, but a range finds them as the step leaves them.
+    caches = "all" if replay is Replay.KERNEL else "none"
     return [
         str(ncu),
         *(*from_start, "--target-processes", "all"),

@@ -27,7 +27,6 @@ from workload.profile.command import (
     RETAKES,
     WARMUP_STEPS,
     Application,
-    Caches,
     End,
     ExpectedTime,
     Mode,
@@ -81,7 +80,6 @@ class _Plan:
     mode: Mode
     metrics: MetricSet
     replay: Replay
-    caches: Caches
     estimate: ExpectedTime
     total: int | None
     warmup_steps: int
@@ -127,23 +125,39 @@ class NcuPass:
     def run(self) -> ProfileResult:
         """Run all parts of the pass, in order."""
         counted = self._count()
-        self._require_same_gpu(counted)
+        timed = self._record.environment.device.name
+        if timed and timed != counted.device:
+            raise unavailable(
+                f"the run was on {timed}, but this GPU is {counted.device}: a profile needs the same GPU",
+                hint="profile on the machine of the run, or train here with --profile ncu",
+            )
         candidates = [diagnosis.Ncu(path=path) for path in self._facts.ncus]
         fitting = diagnosis.choose(candidates, counted.compute_capability)
         chosen = metrics.choose(counted.compute_capability, self._spec.precision, fitting.metrics)
         chosen = self._with_own_metrics(chosen, fitting)
         plan = self._kernel_plan("profile", counted, chosen, table="kernels", calibrated=True)
-        self._announce(plan)
+        if plan.metrics.missing:
+            LOGGER.info("note       this ncu does not have %s: unavailable", ", ".join(plan.metrics.missing))
+        number = "an unknown number of" if plan.total is None else f"{plan.total}"
+        steps = command.counted_steps(self._spec.profile_steps)
+        expected, limit = duration(plan.estimate.expected_s), minutes(plan.estimate.limit_s)
+        LOGGER.info("profile    %s kernels in %s: about %s, at most %s", number, steps, expected, limit)
         done = self._under_ncu(fitting, plan)
         if not done.launches:
-            raise self._error_without_profile(done.end, plan.estimate)
+            raise self._error_without_profile(done.end, plan)
         result = self._describe(counted, fitting, plan, done)
         if not (done.end.interrupted or done.end.timed_out):
-            result |= self._further_runs(counted, fitting)
+            for name, is_requested, further in (
+                ("step_bytes", self._spec.profile_step_bytes, self._step_bytes),
+                ("throughput", self._spec.profile_throughput, self._throughput),
+            ):
+                if is_requested:
+                    result[name] = _result_or_error(name, partial(further, counted, fitting))
+                    if result[name]["status"] == ProfileStatus.INTERRUPTED:
+                        break
         return from_facts(ProfileResult, result | {"files": self._files()})
 
     def _with_own_metrics(self, chosen: MetricSet, fitting: diagnosis.Fitting) -> MetricSet:
-        """Add the metrics that the user asked for, and log those that this ncu lacks."""
         wanted = vocabulary.metric_names(self._spec.ncu_metrics)
         bases = {metrics.base(name) for name in wanted} & fitting.metrics
         chosen = metrics.with_own(chosen, wanted, fitting.metrics, fitting.ncu.full_names(bases, fitting.chip))
@@ -154,7 +168,6 @@ class NcuPass:
     # --- counting
 
     def _count(self) -> _Counted:
-        """Count the kernels of a step, identify the GPU, and time the process's start."""
         LOGGER.info("profile    counting the kernels of a step")
         report = self._folder / "count.json"
         words = self._application.words(Mode.COUNT, report, None)
@@ -170,14 +183,6 @@ class NcuPass:
             )
         return _Counted(**answer)
 
-    def _require_same_gpu(self, counted: _Counted) -> None:
-        timed = self._record.environment.device.name
-        if timed and timed != counted.device:
-            raise unavailable(
-                f"the run was on {timed}, but this GPU is {counted.device}: a profile needs the same GPU",
-                hint="profile on the machine of the run, or train here with --profile ncu",
-            )
-
     # --- runs under ncu
 
     def _kernel_plan(self, name: str, counted: _Counted, chosen: MetricSet, *, table: str, calibrated: bool) -> _Plan:
@@ -189,19 +194,10 @@ class NcuPass:
             mode=Mode.CALIBRATED if calibrated else Mode.STEPS,
             metrics=chosen,
             replay=Replay.KERNEL,
-            caches=Caches.ALL,
             estimate=command.estimate_kernels(total, chosen.most_passes, counted.start_s),
             total=total,
             warmup_steps=counted.warmup_steps,
         )
-
-    def _announce(self, plan: _Plan) -> None:
-        if plan.metrics.missing:
-            LOGGER.info("note       this ncu does not have %s: unavailable", ", ".join(plan.metrics.missing))
-        number = "an unknown number of" if plan.total is None else f"{plan.total}"
-        steps = command.counted_steps(self._spec.profile_steps)
-        expected, limit = duration(plan.estimate.expected_s), minutes(plan.estimate.limit_s)
-        LOGGER.info("profile    %s kernels in %s: about %s, at most %s", number, steps, expected, limit)
 
     def _under_ncu(self, fitting: diagnosis.Fitting, plan: _Plan) -> _Run:
         """Run a plan; if AMP skipped a step, repeat it after more warm-up."""
@@ -226,7 +222,6 @@ class NcuPass:
             plan.metrics,
             self._application.words(plan.mode, answer_file, warmup_steps),
             replay=plan.replay,
-            caches=plan.caches,
             plain_suffixes=ncu.has_option("--disable-extra-suffixes"),
         )
         end = self._start(words, limit_s=plan.estimate.limit_s, under_ncu=True, plan=plan)
@@ -287,10 +282,10 @@ class NcuPass:
             )
         return metrics.read(NcuSource(path=table), plan.metrics.roles)
 
-    def _error_without_profile(self, end: End, estimate: ExpectedTime) -> ProfileError:
+    def _error_without_profile(self, end: End, plan: _Plan) -> ProfileError:
         reason = f"ncu ended with exit code {end.returncode} and without a profile"
         return (
-            diagnosis.cut_off(end, estimate.limit_s, "before a kernel was profiled")
+            diagnosis.cut_off(end, plan.estimate.limit_s, "before a kernel was profiled")
             or diagnosis.explain(end.output, self._facts)
             or ProfileError(ProfileStatus.FAILED, reason, hint=diagnosis.LOOK)
         )
@@ -324,7 +319,6 @@ class NcuPass:
         }
 
     def _problem(self, plan: _Plan, done: _Run, complete: summary.Labelled | None) -> ProfileError | None:
-        """Reason why the profile is incomplete; None if it is complete."""
         number = f"after {len(done.launches)} kernels"
         explained = diagnosis.explain(done.end.output, self._facts)
         if cut_off := diagnosis.cut_off(done.end, plan.estimate.limit_s, number):
@@ -368,20 +362,6 @@ class NcuPass:
 
     # --- further runs
 
-    def _further_runs(self, counted: _Counted, fitting: diagnosis.Fitting) -> dict[str, Any]:
-        """Run the requested optional runs, until one is interrupted; return their results by name."""
-        requested = {
-            "step_bytes": self._step_bytes if self._spec.profile_step_bytes else None,
-            "throughput": self._throughput if self._spec.profile_throughput else None,
-        }
-        results: dict[str, Any] = {}
-        for name, run in requested.items():
-            if run:
-                results[name] = _result_or_error(name, partial(run, counted, fitting))
-                if results[name]["status"] == ProfileStatus.INTERRUPTED:
-                    break
-        return results
-
     def _step_bytes(self, counted: _Counted, fitting: diagnosis.Fitting) -> dict[str, Any]:
         chosen = metrics.choose_step(fitting.metrics)
         plan = _Plan(
@@ -390,7 +370,6 @@ class NcuPass:
             mode=Mode.STEPS,
             metrics=chosen,
             replay=Replay.RANGE,
-            caches=Caches.NONE,
             estimate=command.estimate_range(chosen.passes, counted.start_s),
             total=chosen.passes,
             warmup_steps=counted.warmup_steps,
@@ -415,7 +394,7 @@ class NcuPass:
         LOGGER.info("profile    %s: about %s", plan.name, duration(plan.estimate.expected_s))
         done = self._under_ncu(fitting, plan)
         if not done.launches or not done.end.ok or not done.finished:
-            raise self._error_without_profile(done.end, plan.estimate)
+            raise self._error_without_profile(done.end, plan)
         if done.skipped_steps:
             raise self._skipped(done)
         return done
@@ -474,7 +453,6 @@ def _settings(plan: _Plan, done: _Run) -> dict[str, Any]:
 
 
 def _answer(report: Path) -> dict[str, Any] | None:
-    """Result written by the profiled process; None if there is none."""
     try:
         answer: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -90,7 +90,15 @@ def wanted_spec(profiled: Bundle, request: ProfileRequest) -> RunSpec:
         raise UsageError(
             f"'{profiled.path}' has no --profile option of its own", hint="--profile ncu, or --profile torch"
         )
-    _refuse_replacing(profiled, spec.profile)
+    existing = profiled.record.profile
+    if existing.is_collected and existing.kind != spec.profile:
+        train_again = f"python -m workload train … --profile {spec.profile}"
+        script_again = f"python -m rooflaunch script --profile {spec.profile} -- …"
+        new_run = script_again if profiled.record.spec.script else train_again
+        raise UsageError(
+            f"'{profiled.path}' already holds a profile by {existing.kind}; a bundle has only one profile",
+            hint=f"make a new run: {new_run}",
+        )
     return spec
 
 
@@ -109,18 +117,6 @@ def _application(spec: RunSpec, profiled: Bundle, script: Sequence[str], data: s
             spec, mode, report, owner, *([warmup] if warmup else [])
         )
     )
-
-
-def _refuse_replacing(profiled: Bundle, wanted: Profile) -> None:
-    existing = profiled.record.profile
-    if existing.is_collected and existing.kind != wanted:
-        train_again = f"python -m workload train … --profile {wanted}"
-        script_again = f"python -m rooflaunch script --profile {wanted} -- …"
-        new_run = script_again if profiled.record.spec.script else train_again
-        raise UsageError(
-            f"'{profiled.path}' already holds a profile by {existing.kind}; a bundle has only one profile",
-            hint=f"make a new run: {new_run}",
-        )
 
 
 @contextmanager
@@ -176,7 +172,12 @@ def _close(profiled: Bundle, collected: ProfileResult | None, kind: Profile, wor
     """Put log, files and record into the bundle and seal it; with `collected` None the bundle keeps its profile."""
     record = profiled.record
     if collected is not None:
-        _move(work / FOLDERS[kind], profiled.path / FOLDERS[kind])
+        # Replace the folder `target` by `source`; if `source` has no files, only remove `target`.
+        source = work / FOLDERS[kind]
+        target = profiled.path / FOLDERS[kind]
+        shutil.rmtree(target, ignore_errors=True)
+        if source.is_dir() and any(source.iterdir()):
+            source.replace(target)
         record = replace(record, profile=collected)
         record = replace(record, bound=verdict.from_record(record))
         if record.bound and record.bound != profiled.record.bound:
@@ -186,10 +187,3 @@ def _close(profiled: Bundle, collected: ProfileResult | None, kind: Profile, wor
         kept.write((work / bundle.LOG).read_bytes())
     shutil.rmtree(work)
     bundle.reseal(profiled.path, record)
-
-
-def _move(source: Path, target: Path) -> None:
-    """Replace the folder `target` by `source`; if `source` has no files, only remove `target`."""
-    shutil.rmtree(target, ignore_errors=True)
-    if source.is_dir() and any(source.iterdir()):
-        source.replace(target)

@@ -202,8 +202,6 @@ T = TypeVar("T")
 
 
 class _Session:
-    """A model, its data and its optimizer, warmed up."""
-
     def __init__(self, spec: RunSpec, batches: Iterator[Batch], step: TrainingStep) -> None:
         self.spec = spec
         self.clock = clock_for(spec.device)
@@ -321,7 +319,6 @@ def _trace(session: _Session, folder: Path) -> dict[str, Any]:
 
 
 def _traced(session: _Session) -> tuple[torch.profiler.profile, dict[str, float]]:
-    """Profiler with the recorded steps, and the seconds of each step by its label."""
     step_s = {}
     with torch.profiler.profile(activities=activities(session.spec.device)) as profiler:
         for number in range(session.spec.profile_steps):

@@ -13,6 +13,7 @@ from workload.contract.vocabulary import (
     MODEL_RATIO_TO,
     STEP_RANGE,
 )
+from workload.profile import torch_pass
 from workload.profile.metrics import FLOATS, TENSOR_PREFIX, Kernel
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -24,7 +25,6 @@ LEAST_BACKWARD_OVER_FORWARD = 0.5
 # fp16 work outside tensor cores is element-wise, a few per cent of a step. From this share of the step's FLOP on, the
 # counted fp16 operations are most likely instructions that build constants (HFMA2.MMA), which are no work.
 FP16_IS_CONSTANTS_FROM = 0.2
-TOP_KERNELS = 5
 
 TOTALS = ("dram_bytes", "dram_read_bytes", "dram_write_bytes", "l2_bytes", "l1_bytes")
 PERCENTAGES = ("sm_percent", "memory_percent", "dram_percent")
@@ -167,17 +167,7 @@ def top(kernels: Sequence[Kernel], steps: int) -> list[dict[str, Any]]:
     by_name: dict[str, list[float]] = defaultdict(list)
     for kernel in kernels:
         by_name[kernel.name].append(kernel.values.get("time_s") or 0.0)
-    total = sum(sum(times) for times in by_name.values())
-    longest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:TOP_KERNELS]
-    return [
-        {
-            "name": name,
-            "calls_per_step": len(times) / steps,
-            "time_s_per_step": sum(times) / steps,
-            "share": sum(times) / total if total else None,
-        }
-        for name, times in longest
-    ]
+    return torch_pass.top(torch_pass.rows_of(by_name), steps)
 
 
 # --- checks

@@ -7,7 +7,7 @@ import csv
 import gzip
 import json
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,12 @@ def profile(spec: RunSpec, record: Record, folder: Path, application: Applicatio
     end = command.run(words, log=folder / LOG, limit_s=limit_s)
     hide_secrets(folder / LOG, application)
     if not report.is_file():
-        raise _error_without_trace(end, limit_s)
+        reason = f"the profiled process ended with exit code {end.returncode}"
+        raise (
+            diagnosis.cut_off(end, limit_s, "before it was complete")
+            or diagnosis.own_error(end.output)
+            or ProfileError(ProfileStatus.FAILED, reason, hint=LOOK)
+        )
     traced = from_facts(ProfileResult, json.loads(report.read_text(encoding="utf-8")))
     report.unlink()
     return replace(
@@ -66,15 +71,6 @@ def hide_secrets(log: Path, application: Application) -> None:
     text = log.read_text(encoding="utf-8", errors="replace")
     if text != (shown := application.without_secrets(text)):
         log.write_text(shown, encoding="utf-8")
-
-
-def _error_without_trace(end: command.End, limit_s: float) -> ProfileError:
-    reason = f"the profiled process ended with exit code {end.returncode}"
-    return (
-        diagnosis.cut_off(end, limit_s, "before it was complete")
-        or diagnosis.own_error(end.output)
-        or ProfileError(ProfileStatus.FAILED, reason, hint=LOOK)
-    )
 
 
 # --- the trace and its table
@@ -105,6 +101,11 @@ def kernels(events: Iterable[dict[str, Any]]) -> list[TraceRow]:
     for event in events:
         if event.get("cat") == KERNEL_CATEGORY:
             durations_s.setdefault(event["name"], []).append(event["dur"] / US_PER_S)
+    return rows_of(durations_s)
+
+
+def rows_of(durations_s: Mapping[str, Sequence[float]]) -> list[TraceRow]:
+    """Rows of kernels from the seconds of each call, by name, with the largest total time first."""
     return ordered(TraceRow(name=name, calls=len(times), total_s=sum(times)) for name, times in durations_s.items())
 
 

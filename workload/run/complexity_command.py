@@ -158,7 +158,6 @@ def _values(name: str, words: Sequence[str | None] | None) -> list[Any]:
 
 
 def _form(output: Path | None) -> TableFormat | None:
-    """Format of the file by its ending; None without a file."""
     if output is None:
         return None
     if output.suffix not in (".csv", ".json"):
@@ -219,7 +218,6 @@ def _owners(name: str) -> list[str]:
 
 
 def _growth(counted: Sequence[Mapping[str, Any]]) -> str:
-    """Table of the layers that these models have, with their growth (Big-O)."""
     kinds = {row["model"]: row["layers"] for row in counted}
     rows = []
     for layer in formulas.growth_of_layers():

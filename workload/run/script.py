@@ -109,7 +109,14 @@ class MeasuredScript:
 
     def _open(self, step: Step, work: Work | None, used: Device) -> Region:
         """Open the files of the timed steps that follow; the session calls this once the training step is known."""
-        self._keep_longest()
+        # Keep the steps of the phase that has ended, if it is the longest so far.
+        if self._phase and self._is_longest():
+            if self._life:
+                self._add_figures(self._life)
+                self._life.note_times()
+            self._longest = self._phase, *((self._life.record, self._life.notes) if self._life else (None, []))
+            for path, aside in self._files():
+                path.replace(aside)
         self._stack.close()
         self._stack = ExitStack()
         self._region, self._phase = None, self.session.phases[-1]
@@ -211,16 +218,6 @@ class MeasuredScript:
             return False
         return self._phase.is_longer_than(self._longest[0] if self._longest else None)
 
-    def _keep_longest(self) -> None:
-        """Keep the steps of the phase that has ended, if it is the longest so far."""
-        if self._phase and self._is_longest():
-            if self._life:
-                self._add_figures(self._life)
-                self._life.note_times()
-            self._longest = self._phase, *((self._life.record, self._life.notes) if self._life else (None, []))
-            for path, aside in self._files():
-                path.replace(aside)
-
     def _take_longest(self) -> Phase | None:
         """Put the steps of the script's longest phase into the bundle, and their figures into the record."""
         if self._is_longest():
@@ -240,7 +237,6 @@ class MeasuredScript:
         return phase
 
     def _add_figures(self, life: Life) -> None:
-        """Add the figures of the present phase to the record."""
         assert self._region is not None
         assert self._phase is not None
         life.set(timing=self._region.timing(life.record.timing))
@@ -271,7 +267,6 @@ class MeasuredScript:
             self._agreement.end()
 
     def _leave_steps(self) -> None:
-        """End the present phase of steps with its last complete step, and close its file."""
         self.step_log.flush_events(is_over=True)
         if self._region and self.session.receiver:
             if self._region.wall_s is None:
@@ -389,7 +384,6 @@ def _variation(work: Work) -> Iterator[str]:
 
 
 def _notes_on_work(work: ComplexityRecord, spec: Spec) -> Iterator[str]:
-    """Notes on operations without FLOP."""
     if (work.unattributed_share or 0.0) >= UNATTRIBUTED_NOTE_FROM:
         names = ", ".join(list(work.unattributed or {})[:UNATTRIBUTED_SHOWN])
         on_gpu = "; on a GPU that is mostly the host's time to start small kernels" * (spec.device == Device.CUDA)

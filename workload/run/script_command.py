@@ -230,7 +230,6 @@ def _measure(
 
 
 def _announcer(parsed: Namespace, *, to_stdout: bool) -> Callable[[Path], None]:
-    """Function that reports the bundle's folder, to files and to stdout as requested."""
     files = [parsed.bundles and parsed.bundles.absolute(), parsed.rank_notes and parsed.rank_notes / ranks.BUNDLE_NOTE]
     stdout = None
     if to_stdout:
@@ -273,7 +272,6 @@ def _observe_exits(measured: "MeasuredScript", name: str) -> None:
 
 
 def _close(measured: "MeasuredScript", script: program.Program, end: program.End, *, is_launched: bool) -> int:
-    """Seal the bundle and report the script's end; return the exit code."""
     session = measured.session
     measured.step_log.flush_events(is_over=True)
     session.active = False

@@ -123,6 +123,5 @@ def _become_run(request: dict[str, Any], descriptors: Sequence[int], server: int
 
 
 def _connect(number: int, descriptor: int) -> None:
-    """Make the file descriptor `number` refer to the file of `descriptor`, and close `descriptor`."""
     os.dup2(descriptor, number)
     os.close(descriptor)

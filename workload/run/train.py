@@ -329,7 +329,6 @@ def at_least(
 
 
 def _skipped(run: Record) -> list[str]:
-    """Note on measured steps in which AMP skipped the optimizer."""
     skipped, step_s = run.timing.skipped_steps, run.timing.step_s
     if not skipped or not skipped.measured or not step_s:
         return []

@@ -133,7 +133,6 @@ class Design:
         )
 
     def _series(self, weights: Mapping[Hashable, float]) -> tuple[float, ...]:
-        """Weighted sum of logarithms in each block that has all configurations of `weights`."""
         return tuple(fsum(weight * cell.log for cell, weight in cells) for cells in self._blocks_with(weights))
 
     def _without_positions(self, weights: Mapping[Hashable, float]) -> tuple[tuple[float, ...], float]:

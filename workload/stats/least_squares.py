@@ -30,16 +30,6 @@ def basis(columns: Floats) -> Floats:
     return np.asarray(left[:, sizes > SINGULAR * sizes[0]], dtype=np.float64)
 
 
-def position_terms(after: Floats, count: int) -> Floats:
-    """Regressors that explain how the position in a block changes a run's figure, shape (runs, `count`).
-
-    `after`: positions after the first of the block. Regressor 0 is 1 for every run but the first of its block.
-    Regressor 1 counts the positions after the second. Regressor n > 1 is 1 for the run n - 1 positions after the first.
-    """
-    terms = [np.minimum(after, 1.0), np.maximum(after - 1.0, 0.0), *(after == number for number in range(1, count - 1))]
-    return np.column_stack(terms)[:, :count].astype(np.float64)
-
-
 class Fit:
     """Logarithms of runs, fitted by configuration, block and `terms` regressors of the position.
 
@@ -88,7 +78,14 @@ class Fit:
         return self.squares / self.degrees
 
     def _terms_of(self, positions: Sequence[float]) -> Floats:
-        return position_terms(np.array(positions, dtype=np.float64) - self._first, self._count)
+        # Regressors that explain how the position in a block changes a run's figure, shape (runs, `count`).
+        after = np.array(positions, dtype=np.float64) - self._first
+        terms = [
+            np.minimum(after, 1.0),
+            np.maximum(after - 1.0, 0.0),
+            *(after == number for number in range(1, self._count - 1)),
+        ]
+        return np.column_stack(terms)[:, : self._count].astype(np.float64)
 
     def effects_of(self, positions: Sequence[float]) -> list[float]:
         """Estimated effects of these positions on the logarithm; no run of the fit needs to have them."""

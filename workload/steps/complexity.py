@@ -330,7 +330,6 @@ def fvcore_mac_per_image(model: str, *, num_classes: int, image_size: int) -> fl
 
 @contextlib.contextmanager
 def _quiet(*names: str) -> Iterator[None]:
-    """Suppress Python warnings and the messages of the loggers with these `names`."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -381,7 +380,6 @@ def _key(asked: Mapping[str, Any]) -> str:
 
 @cache
 def _counted_by() -> str:
-    """Hash of the code that counts, and the versions of its packages."""
     code = sha256()
     for file in (__file__, flop.__file__, models.__file__, training_step.__file__):
         code.update(Path(file).read_bytes())

@@ -207,7 +207,6 @@ def _observe_scaler(observer: "Session | StepLog", scaler: Any) -> None:
 def _around(
     observer: "Session | StepLog", owner: Any, name: str, before: Callable[[], None] | None, after: Callable[[], None]
 ) -> None:
-    """Call `before` and `after` around each call of a function."""
     original = getattr(owner, name)
 
     @functools.wraps(original)

@@ -206,7 +206,17 @@ def _ended(script: Program, explain: Callable[[BaseException], RooflaunchError |
     except BaseException as error:  # noqa: BLE001 - whatever a script may raise
         explained = explain(error)
         if explained is None:
-            show_traceback(error)
+            # Print a traceback as Python would without us, through the script's own `sys.excepthook` if it has one.
+            trace = error.__traceback__
+            while trace is not None:
+                path = trace.tb_frame.f_code.co_filename
+                if not path.startswith(OURS) and "runpy" not in path and "importlib._bootstrap" not in path:
+                    break
+                trace = trace.tb_next
+            try:
+                sys.excepthook(type(error), error.with_traceback(trace), trace)
+            except Exception:  # noqa: BLE001 - the script's own hook may do anything
+                traceback.print_exception(error)
         return End(code=explained.exit_code if explained else ExitCode.BUG, error=explained or error)
     finally:
         with suppress(OSError, ValueError):
@@ -312,20 +322,6 @@ def no_optimizer(what: str, where: str) -> UsageError:
         f"{what}, the last one at {where}, but no step of an optimizer of torch.optim",
         hint=f"`import rooflaunch`, and after the update that follows {where}: `rooflaunch.step_done()`",
     )
-
-
-def show_traceback(error: BaseException) -> None:
-    """Print a traceback as Python would without us, through the script's own `sys.excepthook` if it has one."""
-    trace = error.__traceback__
-    while trace is not None:
-        path = trace.tb_frame.f_code.co_filename
-        if not path.startswith(OURS) and "runpy" not in path and "importlib._bootstrap" not in path:
-            break
-        trace = trace.tb_next
-    try:
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
-    except Exception:  # noqa: BLE001 - the script's own hook may do anything
-        traceback.print_exception(error)
 
 
 def code_of(ended: SystemExit) -> int:

@@ -530,7 +530,6 @@ class Session:
             self._enter(Stage.MEASURED)
 
     def _is_phase_over(self, receiver: StepReceiver) -> bool:
-        """Whether the phase has all of its steps."""
         warmup, iterations, least_s = self._limits.filled(self._device)
         if self.stage is Stage.WARMUP or self._taken < iterations:
             return self.stage is Stage.WARMUP and self._taken >= warmup

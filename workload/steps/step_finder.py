@@ -143,7 +143,13 @@ class StepFinder:
         if self._regular < LONGEST and all(segment.optimizer != known for known, *_ in keys):
             return self._lose()
         if self._off_pattern:
-            return self._follow_irregular_step(keys)
+            last = list(self._segments)[-len(keys) :]
+            if [self._successors.with_first_optimizer(segment).key for segment in last] != keys:
+                self._off_pattern += 1
+                return self._lose() if self._off_pattern > MOST_IRREGULAR * len(keys) else Seen.INSIDE
+            # The last segments form a whole step again; the beginning of that step was not recognised.
+            self._off_pattern = self._position = 0
+            return Seen.IRREGULAR
         if segment.key != keys[self._position]:
             is_rest = pattern.rest is not None and segment.key == pattern.rest.key
             return Seen.IRREGULAR if is_rest else self._broken(len(keys))
@@ -152,15 +158,6 @@ class StepFinder:
             return Seen.INSIDE
         self._regular, self._irregular_in_a_row = self._regular + 1, 0
         return Seen.STEP
-
-    def _follow_irregular_step(self, keys: list[tuple[int, int, bool]]) -> Seen:
-        last = list(self._segments)[-len(keys) :]
-        if [self._successors.with_first_optimizer(segment).key for segment in last] != keys:
-            self._off_pattern += 1
-            return self._lose() if self._off_pattern > MOST_IRREGULAR * len(keys) else Seen.INSIDE
-        # The last segments form a whole step again; the beginning of that step was not recognised.
-        self._off_pattern = self._position = 0
-        return Seen.IRREGULAR
 
     def _broken(self, length: int) -> Seen:
         self._irregular += 1

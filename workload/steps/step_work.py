@@ -329,7 +329,6 @@ def _has_storage(leaf: Any) -> TypeGuard[Tensor]:
 
 
 def _bytes_to_device(func: OpOverload, args: tuple[Any, ...], output: Any) -> int:
-    """Bytes of a copy from the host to a GPU; 0 for every other operation."""
     if not isinstance(output, Tensor) or output.device.type == "cpu":
         return 0
     name = func.overloadpacket.__name__

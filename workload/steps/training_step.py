@@ -76,7 +76,13 @@ def open_source(spec: RunSpec, rank: int = 0) -> DataSource:
             )
         folder = folder / "train" if (folder / "train").is_dir() else folder
     try:
-        dataset = datasets.ImageFolder(folder, transform=_transform(spec), loader=_load_image)
+        # Torchvision's reference pipelines: random crop and flip for training, centre crop with `no_augment`.
+        assert spec.image_size is not None
+        if spec.no_augment:
+            crop = [v2.Resize(round(spec.image_size * RESIZE_RATIO)), v2.CenterCrop(spec.image_size)]
+        else:
+            crop = [v2.RandomResizedCrop(spec.image_size, antialias=True), v2.RandomHorizontalFlip()]
+        dataset = datasets.ImageFolder(folder, transform=v2.Compose([*crop, *_to_tensor()]), loader=_load_image)
     except FileNotFoundError as error:
         raise UsageError(f"no images in '{folder}': {str(error).splitlines()[0]}", hint=LAYOUT) from error
     return _loaded(spec, rank, dataset, path=folder)
@@ -207,16 +213,6 @@ def _load_image(path: str) -> Image.Image:
         # PIL repeats the path in some of its messages.
         reason = str(error).replace(f" {path!r}", "").replace("\n", " ")
         raise BrokenImageError(f"{path}: {reason}") from error
-
-
-def _transform(spec: RunSpec) -> v2.Compose:
-    """Torchvision's reference pipelines: random crop and flip for training, centre crop with `no_augment`."""
-    assert spec.image_size is not None
-    if spec.no_augment:
-        crop = [v2.Resize(round(spec.image_size * RESIZE_RATIO)), v2.CenterCrop(spec.image_size)]
-    else:
-        crop = [v2.RandomResizedCrop(spec.image_size, antialias=True), v2.RandomHorizontalFlip()]
-    return v2.Compose([*crop, *_to_tensor()])
 
 
 def _to_tensor() -> list[Any]:

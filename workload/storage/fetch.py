@@ -272,7 +272,6 @@ class _Worker:
         raise BundleError(f"{bundle.MANIFEST} arrived damaged {ATTEMPTS} times", hint="fetch again")
 
     def _download(self, folder: Path, wanted: Iterable[Wanted]) -> tuple[int, int]:
-        """Download every wanted file that `folder` lacks; return the number of files downloaded, and their bytes."""
         files = count = 0
         for file in wanted:
             if not self._is_as_wanted(folder / file.name, file):

@@ -194,7 +194,6 @@ class Folder(FileStore):
 
     @contextmanager
     def _read_errors(self, name: str) -> Iterator[None]:
-        """Convert errors of the operating system to ours."""
         try:
             yield
         except PermissionError as error:

@@ -182,7 +182,24 @@ class Bucket(CloudBucket):
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                stored = self._send_once(wanted, unclear)
+                # Send an object once; return its CRC-32C in the store. The server rejects content that differs from
+                # ours.
+                blob = self._client.bucket(self.name).blob(wanted.name, chunk_size=CHUNK_BYTES)
+                blob.crc32c = wanted.crc32c
+                if wanted.metadata:
+                    blob.metadata = dict(wanted.metadata)
+                wanted.source.seek(0)
+                with self._translated(WRITE):
+                    blob.upload_from_file(
+                        wanted.source,
+                        size=wanted.bytes,
+                        content_type=content_type(wanted.name),
+                        if_generation_match=None if wanted.replaces is None else int(wanted.replaces or 0),
+                        checksum=None,  # the client's own check deletes a wrong object, which we may not do
+                        timeout=self._timeout_s,
+                        retry=_retry(self._patience.retry_s, unclear),
+                    )
+                stored = str(blob.crc32c)
             except (ValueError, ToolError, UsageError) as error:
                 is_lost = isinstance(error, ValueError) or getattr(error.__cause__, "code", 0) in (308, 404, 410)
                 if not is_lost or attempt == ATTEMPTS:
@@ -191,25 +208,6 @@ class Bucket(CloudBucket):
                 if stored != wanted.crc32c:
                     raise arrived_damaged(wanted.name, self.name)
                 return
-
-    def _send_once(self, wanted: Content, unclear: list[Exception] | None) -> str | None:
-        """Send an object once; return its CRC-32C in the store. The server rejects content that differs from ours."""
-        blob = self._client.bucket(self.name).blob(wanted.name, chunk_size=CHUNK_BYTES)
-        blob.crc32c = wanted.crc32c
-        if wanted.metadata:
-            blob.metadata = dict(wanted.metadata)
-        wanted.source.seek(0)
-        with self._translated(WRITE):
-            blob.upload_from_file(
-                wanted.source,
-                size=wanted.bytes,
-                content_type=content_type(wanted.name),
-                if_generation_match=None if wanted.replaces is None else int(wanted.replaces or 0),
-                checksum=None,  # the client's own check deletes a wrong object, which we may not do
-                timeout=self._timeout_s,
-                retry=_retry(self._patience.retry_s, unclear),
-            )
-        return str(blob.crc32c)
 
     def _list(
         self,
@@ -286,7 +284,9 @@ def translated(bucket: str, patience: Patience, need: str = READ) -> Iterator[No
             hint=f"ask the bucket's owner for {ROLES[need]}, or use another account: {LOG_IN}",
         ) from error
     except api.GoogleAPICallError as error:
-        if _is_page(error):
+        # Whether a page of HTML came with a success status; pages of Google's own servers have 502 and the like.
+        answers = [answer for cause in causes(error) if (answer := getattr(cause, "response", None)) is not None]
+        if any(answer.ok and "html" in answer.headers.get("Content-Type", "") for answer in answers):
             raise SERVICE.foreign() from error
         raise ToolError(
             f"bucket '{bucket}': {_first_line(error)}", hint="run again; if the error stays, report it as a bug"
@@ -340,12 +340,6 @@ def _is_throttled(error: BaseException) -> bool:
         too_many in (getattr(cause, "code", None), getattr(getattr(cause, "response", None), "status_code", None))
         for cause in causes(error)
     )
-
-
-def _is_page(error: BaseException) -> bool:
-    """Whether a page of HTML came with a success status; pages of Google's own servers have 502 and the like."""
-    answers = [answer for cause in causes(error) if (answer := getattr(cause, "response", None)) is not None]
-    return any(answer.ok and "html" in answer.headers.get("Content-Type", "") for answer in answers)
 
 
 def _first_line(error: BaseException) -> str:

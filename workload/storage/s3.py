@@ -307,7 +307,6 @@ class Bucket(CloudBucket):
             raise arrived_damaged(wanted.name, self.name)
 
     def _pages(self, prefix: str, **options: Any) -> Iterator[Any]:
-        """Pages of the list of all objects below `prefix`."""
         token: dict[str, str] = {}
         with self._translated():
             while True:
@@ -424,7 +423,6 @@ def _refuse_pages(session: Any) -> None:
 
 
 def _pass_on(answer: Any, sink: Sink) -> None:
-    """Write the content of an object to `sink`."""
     with closing(answer["Body"]) as body:
         _required(answer, "ETag")
         for block in body.iter_chunks(BLOCK_BYTES):

@@ -95,7 +95,6 @@ def wrong_endpoint(service: Service) -> UsageError:
 
 
 def _refusal(bucket: str, error: Any) -> RooflaunchError:
-    """Error for a request that the server has refused."""
     code, why = error_code(error), first_line(error)
     found: RooflaunchError
     if code == "NoSuchBucket":
@@ -110,7 +109,9 @@ def _refusal(bucket: str, error: Any) -> RooflaunchError:
     elif code in ELSEWHERE:
         found = _elsewhere(bucket, error)
     elif code in DENIED:
-        action = _action(error)
+        # The permission that is missing: the server's message names it, or else the operation does.
+        named = re.search(r"not authorized to perform: ([a-z0-9-]+:\w+)", str(error))
+        action = named[1] if named else ACTIONS.get(error.operation_name, WRITING)
         found = ToolError(
             f"no permission for {action} in bucket '{bucket}': {why}",
             hint=f"ask the bucket's owner for {action}, or use other credentials: {LOG_IN}",
@@ -181,12 +182,6 @@ def error_code(error: BaseException | None) -> str:
 def status_of(error: BaseException | None) -> int:
     """HTTP status of an answer of the server; 0 if `error` is no answer."""
     return int(getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
-
-
-def _action(error: Any) -> str:
-    """The permission that is missing: the server's message names it, or else the operation does."""
-    named = re.search(r"not authorized to perform: ([a-z0-9-]+:\w+)", str(error))
-    return named[1] if named else ACTIONS.get(error.operation_name, WRITING)
 
 
 def first_line(error: BaseException) -> str:

@@ -175,7 +175,13 @@ def write(
     parents = [path.parent, *path.parent.parents]
     new = [] if path.parent.is_dir() else parents[1 : parents.index(root) + 1]
     path.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(path.parent)
+    # Remove temporary files of killed writers; ignore those that cannot be removed.
+    with suppress(OSError):
+        for entry in entries(path.parent):
+            if TEMPORARY.fullmatch(entry.name):
+                age_s = time.time() - entry.stat(follow_symlinks=False).st_mtime
+                if age_s > ABANDONED_S:
+                    Path(entry.path).unlink()
     temporary = path.with_name(f".rooflaunch-{secrets.token_hex(8)}.tmp")
     try:
         with os.fdopen(os.open(temporary, NEW_FLAGS, question["mode"]), "wb") as sink:
@@ -208,16 +214,6 @@ def give_name(temporary: Path, path: Path) -> bool:
         # A network file system repeats a request whose answer was lost: then the existing file is ours.
         return temporary.stat().st_nlink > 1
     return True
-
-
-def remove_abandoned(folder: Path) -> None:
-    """Remove temporary files of killed writers; ignore those that cannot be removed."""
-    with suppress(OSError):
-        for entry in entries(folder):
-            if TEMPORARY.fullmatch(entry.name):
-                age_s = time.time() - entry.stat(follow_symlinks=False).st_mtime
-                if age_s > ABANDONED_S:
-                    Path(entry.path).unlink()
 
 
 def flush(folder: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from workload.contract.record import Record, Spec, Status, StepSeconds, Timing
 from workload.contract.spec import Device, Precision, Profile, RunSpec
 from workload.profile import command
-from workload.profile.command import Caches, Mode, Replay, estimate_kernels, estimate_range
+from workload.profile.command import Mode, Replay, estimate_kernels, estimate_range
 from workload.profile.metrics import MetricSet
 
 METRICS = MetricSet(roles={"dram__bytes.sum": "dram_bytes", "gpu__time_duration.sum": "time_s"}, missing=(), passes=1)
@@ -27,9 +27,7 @@ def test_kernel_replay() -> None:
 
 
 def test_range_replay_has_no_start_option_and_old_ncu_no_suffix_option() -> None:
-    words = command.profile(
-        NCU, Path("50%.ncu-rep"), METRICS, ["x"], replay=Replay.RANGE, caches=Caches.NONE, plain_suffixes=False
-    )
+    words = command.profile(NCU, Path("50%.ncu-rep"), METRICS, ["x"], replay=Replay.RANGE, plain_suffixes=False)
     assert "--profile-from-start" not in words, "ncu refuses it for ranges"
     assert "--disable-extra-suffixes" not in words
     assert words[words.index("--replay-mode") + 1] == "app-range"

@@ -15,7 +15,7 @@ from workload.contract.process import stoppable
 from workload.contract.spec import Device, Precision
 from workload.environment.machine import installed_ncus
 from workload.profile import command, diagnosis, metrics
-from workload.profile.command import Caches, Replay
+from workload.profile.command import Replay
 from workload.profile.diagnosis import Facts, Ncu
 from workload.profile.metrics import base, table
 
@@ -128,7 +128,6 @@ def test_it_takes_our_command_line(ncu: Ncu, replay: Replay, tmp_path: Path) -> 
         chosen,
         [sys.executable, "-c", "pass"],
         replay=replay,
-        caches=Caches.ALL if replay is Replay.KERNEL else Caches.NONE,
         plain_suffixes=ncu.has_option("--disable-extra-suffixes"),
     )
     assert end_of(words, tmp_path) == "ncu finds no CUDA driver"
