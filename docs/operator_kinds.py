@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from workload.model.flop import ALLOCATIONS, HIDDEN_VIEWS, OVERWRITING, formula_of, is_known
 
-TARGET = Path(__file__).parents[1] / "analysis" / "readers" / "traces" / "operator_kinds.csv"
+TARGET = Path(__file__).parents[1] / "analysis" / "readers" / "operator_kinds.csv"
 COLUMNS = ("name", "kind", "writes", "overwrites")
 COMPOSITE_KEY = "CompositeImplicitAutograd"
 

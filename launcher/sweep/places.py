@@ -7,7 +7,7 @@ every place, so that places are compared at the same positions. Keys and orders 
 version of Python, no machine and no other configuration.
 
 `--until` decides from a place's bundles whether it has enough blocks. A sweep stops only at fixed numbers of blocks;
-`workload.stats.blocks_interval` explains the reason.
+`workload.stats.intervals` explains the reason.
 """
 
 import hashlib

@@ -1,1 +1,1 @@
-"""Facts of a run's hardware and software: `collect` gathers them; `outside` adds facts that a container cannot see."""
+"""Facts of a run's hardware and software: `collect` gathers them; `cloud` has those that a container cannot see."""

@@ -284,7 +284,7 @@ def run(
 ) -> End:
     """Run `command` in its own process group until it ends, reaches its time limit or the user interrupts.
 
-    The caller must be within `interrupt.stoppable`, whose error ends the child: the group gets SIGINT, as from a
+    The caller must be within `process.stoppable`, whose error ends the child: the group gets SIGINT, as from a
     terminal, and after `grace_s` (30 s) SIGKILL. Raises `OSError` if the command cannot be started.
     """
     began_s = monotonic()

@@ -53,7 +53,7 @@ LOGGER = logging.getLogger("workload")
 
 @dataclass(frozen=True, kw_only=True)
 class _Counted:
-    """Answer of the counting process, see `answers.count`; `start_s`: seconds until the process had warmed up."""
+    """Answer of the counting process, see `profiled_step.count`; `start_s`: seconds until the process had warmed up."""
 
     device: str
     compute_capability: str
@@ -102,7 +102,7 @@ def profile(
 ) -> ProfileResult:
     """Profile the bundle with this `record` and return run.json's `profile`; files go to `folder`, which must exist.
 
-    Raises `ProfileError` if nothing could be collected. The caller must be within `interrupt.stoppable`.
+    Raises `ProfileError` if nothing could be collected. The caller must be within `process.stoppable`.
     """
     facts = diagnosis.gather(spec.device, machine or HostSystem())
     if obstacle := diagnosis.obstacle(facts):

@@ -36,7 +36,7 @@ LOGGER = logging.getLogger("workload")
 def profile(spec: RunSpec, record: Record, folder: Path, application: Application) -> ProfileResult:
     """Profile the bundle with this `record` and return run.json's `profile`; files go to `folder`, which must exist.
 
-    Raises `ProfileError` if nothing could be collected. The caller must be within `interrupt.stoppable`.
+    Raises `ProfileError` if nothing could be collected. The caller must be within `process.stoppable`.
     """
     report = folder / "answer.json"
     words = application.words(Mode.TRACE, report, None)
