@@ -133,6 +133,9 @@ def _report(
     if output == markdown:
         hint = "--markdown with another FILE, or without -o"
         raise UsageError(f"-o and --markdown name the same file '{output}'", hint=hint)
+    for path, flag in ((output, "-o"), (markdown, "--markdown")):
+        if path is not None:
+            _require_writable(path, option=flag)
     problems: Sequence[Problem]
     is_course = output.suffix.lower() in COURSE_SUFFIXES
     if is_course:
@@ -223,6 +226,18 @@ def _composed(
 def _progress(stage: str) -> None:
     if sys.stderr.isatty():
         print(f"report     {stage}", file=sys.stderr, flush=True)
+
+
+def _require_writable(path: Path, *, option: str) -> None:
+    """Raise `UsageError` if the page at `path` cannot be written, before bundles are read; creates no file."""
+    there = next((parent for parent in path.parents if parent.exists()), Path())
+    reason = f"'{path}' is a folder" if path.is_dir() else f"'{there}' is a file"
+    if not path.is_dir() and there.is_dir():
+        reason = "" if os.access(there, os.W_OK | os.X_OK) else f"you may not write to '{there}'"
+    if reason:
+        raise UsageError(
+            f"report '{path}' cannot be written: {reason}", hint=f"{option} FILE, with a file that you may write"
+        )
 
 
 def _write(path: Path, text: str, *, option: str) -> None:

@@ -22,6 +22,7 @@ from workload.contract.spec import Precision
 
 # Larger numbers are a mistake: the largest batch sizes ever published have five digits.
 MAX_NUMBER = 10**7
+MAX_NAME = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +42,14 @@ class UserFacts:
 
     def checked(self) -> "UserFacts":
         """Return this object; `UsageError` if the value of a field is impossible."""
+        if self.model is not None and not (self.model.strip() and len(self.model) <= MAX_NAME):
+            raise UsageError(f"--model must be a name; got '{self.model[:80]}'", hint="--model NAME")
         for name in ("batch_size", "profile_steps", "image_size"):
             number, flag = getattr(self, name), "--" + name.replace("_", "-")
             if number is not None and not 1 <= number <= MAX_NUMBER:
                 raise UsageError(f"{flag} must be a positive integer; got '{number}'", hint=f"{flag} 4")
+        if self.device is not None and self.device < 0:
+            raise UsageError(f"--gpu-index must be the number of a GPU; got '{self.device}'", hint="--gpu-index 0")
         if self.precision is not None:
             parsed_precision(self.precision, "--precision")
         return self
@@ -139,8 +144,7 @@ def new_record(
         run_id=bundle.make_run_id(
             now=started_at or datetime.now(UTC),
             place=f"imported-{place}"[:60],
-            # Hyphens replace all characters except letters, digits, dots and underscores.
-            model=re.sub(r"[^a-zA-Z0-9_.]+", "-", facts.model).strip("-.")[:60] or "unnamed",
+            model=_slug(facts.model),
             batch_size=facts.batch_size,
             precision=facts.precision or "unknown",
         ),
@@ -160,6 +164,11 @@ def new_record(
 
 def iso(moment: datetime | None) -> str | None:
     return moment.isoformat() if moment else None
+
+
+def _slug(name: str) -> str:
+    """A model's name for the run id: hyphens replace all characters except letters, digits, dots and underscores."""
+    return re.sub(r"[^a-zA-Z0-9_.]+", "-", name).strip("-.")[:60] or "unnamed"
 
 
 def seal(output: Path, record: Record, contents: Mapping[str, bytes]) -> Path:

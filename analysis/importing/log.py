@@ -9,6 +9,7 @@ from statistics import fmean, mode
 from typing import Any
 
 from analysis.importing.bundle import (
+    MAX_NAME,
     File,
     ImportedFacts,
     UserFacts,
@@ -41,7 +42,7 @@ def make(file: File, user: UserFacts, output: Path) -> list[Path]:
     if decoded.encoding == BINARY:
         what, hint = looks_like(decoded.content, "", file.path.suffix) or ("a binary file", "import text")
         raise UsageError(f"'{file.path}' looks like {what}; {READABLE}", hint=hint)
-    logs = iteration_log.read(decoded.text, file=str(file.path))
+    logs = iteration_log.read(decoded.text, file=str(file.path), batch_size=user.batch_size)
     bundles, left_out = [], list[str]()
     for log in logs:
         try:
@@ -135,6 +136,8 @@ def _facts(path: Path, log: Log, user: UserFacts) -> ImportedFacts:
         raise UsageError(f"'{path}': batch_size must be a positive integer; got '{label[:80]}'", hint="--batch-size 32")
     batch_size = None if label is None else int(label)
     model, batch_size = require_model_and_batch(path, user.model or labels.get("model"), batch_size)
+    if len(model) > MAX_NAME:
+        raise UsageError(f"'{path}': the model's name has {len(model)} characters", hint="--model NAME")
     precision = user.precision or labels.get("precision")
     if log.figures and precision and precision.lower() not in set(Precision):
         # No option can correct a single row of a table.

@@ -1,7 +1,7 @@
 """Parse logs of other programs into one value per row and field, in this project's units. Standard library only.
 
 import_columns.toml gives the meaning and unit of each column. The header says what a row is: an iteration (or a printed
-one out of several), or a whole run.
+one out of several), or a whole run. A file whose step column, times and time stamps contradict each other is refused.
 """
 
 import itertools
@@ -22,6 +22,7 @@ from analysis.readers.tables import (
     ForeignTable,
     RunFigures,
     looks_like,
+    without_second_half,
 )
 from workload.contract.errors import UsageError
 from workload.contract.text import plain
@@ -41,8 +42,15 @@ LIMIT = 1e12
 LONGEST_ITERATION_S = 86_400.0
 # Largest number of column names that a message lists.
 SHOWN = 12
+# Largest number of digits of a batch size: a longer number is no batch size.
+MOST_DIGITS = 11
 # Fields of iterations. A table of rates without any of them has a row per run.
 OF_ITERATIONS = ("step", "epoch", "data_s", "timestamp", "loss")
+# A column of words may separate runs if each word has this many rows on average.
+FEW_ROWS = 5
+# If time stamps are this many iteration times apart, they do not belong to iterations. A timer that does not wait for
+# its GPU reads a tenth of the step at worst; a slow data loader makes iterations about ten times as long as the step.
+RUNS_APART = 50.0
 # If the time between rows, per iteration, is below this share of the iteration time, the iterations cannot have run one
 # after the other.
 DOES_NOT_FIT = 0.5
@@ -141,11 +149,19 @@ def is_log(header: Sequence[str]) -> bool:
     return any(meaning.field in TIMERS for meaning, _ in _known_columns(header).values())
 
 
-def read(text: str, *, file: str) -> Sequence[Log]:
+def read(text: str, *, file: str, batch_size: int | None = None) -> Sequence[Log]:
     """Parse a log into its runs; `file` is the name used in messages.
 
-    Raises `UsageError`, which names the row and the column that cannot be read.
+    `batch_size`: the user's batch size, with which rates are converted to step times. Raises `UsageError`, which names
+    the row and the column that cannot be read.
     """
+    text, is_doubled = without_second_half(text)
+    logs = _logs(text, file, batch_size)
+    twice = "the file contains everything twice: its second half is left out"
+    return [replace(log, losses=(twice, *log.losses)) for log in logs] if is_doubled else logs
+
+
+def _logs(text: str, file: str, batch_size: int | None) -> Sequence[Log]:
     known = training_logs.read(text)
     if known and known.figures:
         return [replace(_empty_log(known, {}), figures=known.figures, labels=known.labels, remarks=known.remarks)]
@@ -160,7 +176,7 @@ def read(text: str, *, file: str) -> Sequence[Log]:
             f"'{file}' has a header and no rows", hint="import the log of a run that reached its first step"
         )
     columns = _Columns(file=file, table=table, by_field=by_field)
-    runs = _runs(columns)
+    runs = _runs(columns, batch_size)
     if not any(_is_timed(run) for run in runs):
         empty = _shown([meaning.name for name, (meaning, _) in by_field.items() if name in TIMERS])
         raise UsageError(
@@ -170,7 +186,7 @@ def read(text: str, *, file: str) -> Sequence[Log]:
     return runs
 
 
-def _runs(columns: _Columns) -> list[Log]:
+def _runs(columns: _Columns, batch_size: int | None) -> list[Log]:
     """Split the table into runs: one per row of a table of rates, else one per set of labels."""
     if columns.are_runs:
         return [_log_of_row(columns, line, row) for line, row in columns.table.rows]
@@ -178,12 +194,12 @@ def _runs(columns: _Columns) -> list[Log]:
     parts = [part for rows in groups for part in _without_restart(columns, rows)]
     logs = [_log_of_rows(columns, rows, keep_means=len(parts) == 1) for rows in parts]
     for log in logs:
-        _refuse_wrong_stride(log, columns.file)
+        _refuse_contradictions(log, columns.file, batch_size)
     if len(parts) > len(groups):
         step = columns.by_field["step"][0].name
         remark = f"{step} starts again: what follows is another run; if it is an epoch, add a column epoch"
         logs = [replace(log, remarks=(*log.remarks, remark)) for log in logs]
-    return logs
+    return [_with_unread_words(log, columns.table, rows) for log, rows in zip(logs, parts, strict=True)]
 
 
 def _groups(columns: _Columns) -> list[list[_Row]]:
@@ -208,6 +224,23 @@ def _without_restart(columns: _Columns, rows: Sequence[_Row]) -> list[Sequence[_
         and (epoch < 0 or rows[index - 1][1][epoch] == rows[index][1][epoch])
     ]
     return [rows[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(rows)])]
+
+
+def _with_unread_words(log: Log, table: ForeignTable, rows: Sequence[_Row]) -> Log:
+    """The log with a sentence for each unread column of words that separates runs, or that differs between its rows."""
+    losses, remarks = [], []
+    for index, name in enumerate(table.header):
+        if name not in log.ignored:
+            continue
+        words, all_words = (dict.fromkeys(row[index].strip() for _, row in some) for some in (rows, table.rows))
+        is_few = 1 < len(all_words) <= len(table.rows) / FEW_ROWS
+        if not is_few or all(NUMBER.fullmatch(word) or word.lower() in ABSENT for word in all_words):
+            continue
+        if len(words) > 1:
+            losses.append(f"column '{name[:80]}' is not read; it may separate the rows of this run: {_shown([*words])}")
+        else:
+            remarks.append(f"column '{name[:80]}' is not read; in this run it is {_shown([*words])}")
+    return replace(log, losses=(*log.losses, *losses), remarks=(*log.remarks, *remarks))
 
 
 def _is_timed(log: Log) -> bool:
@@ -236,6 +269,11 @@ def _refuse_other_files(text: str, file: str) -> None:
 
 def _no_timer(table: ForeignTable, file: str) -> UsageError:
     known = ", ".join(name for name, meaning in meanings().items() if meaning.field in TIMERS)
+    if any(name.lower().startswith("infer") for name in table.header):
+        return UsageError(
+            f"'{file}' has rates of inference, and a run trains; it has {_shown(table.header)}",
+            hint="import results of training, which benchmark.py of timm can measure too",
+        )
     return UsageError(
         f"'{file}' has no column that is known to hold a step time; it has {_shown(table.header)}",
         hint=f"rename the column to one of {known}, with the right unit",
@@ -320,7 +358,12 @@ def _log_of_rows(columns: _Columns, rows: Sequence[tuple[int, Sequence[str]]], *
     if "timestamp" in columns.by_field:
         meaning, index = columns.by_field["timestamp"]
         stamps = [_timestamp(columns.file, line, meaning, row[index]) for line, row in rows]
-        has_zone = all(zoned for stamp_s, zoned in stamps if stamp_s is not None)
+        zones = {zoned for stamp_s, zoned in stamps if stamp_s is not None}
+        if len(zones) > 1:
+            raise UsageError(
+                f"'{columns.file}': some time stamps say their time zone and others do not", hint="correct the file"
+            )
+        has_zone = zones != {False}
         series["timestamp"] = [stamp_s for stamp_s, _ in stamps]
     iterations, remarks = _iterations(series.get("step"), len(rows))
     if "timestamp" not in series and _is_increasing(series.get("elapsed_s")):
@@ -392,22 +435,39 @@ def _iterations(steps: Sequence[float | None] | None, rows: int) -> tuple[list[i
     return [1, *(advance if advance > 0 else usual for advance in advances)], []
 
 
-def _refuse_wrong_stride(log: Log, file: str) -> None:
-    """Raise `UsageError` if more iterations than can have run lie between rows: throughput would be far too high."""
+# --- contradictions within a log
+
+
+def _refuse_contradictions(log: Log, file: str, batch_size: int | None) -> None:
+    """Raise `UsageError` if step column, times and time stamps contradict each other."""
     times = [value for value in log.series.get("step_s", ()) if value is not None]
-    stamps = [value for value in log.series.get("timestamp", ()) if value is not None]
-    stride = statistics.mode(log.iterations[1:] or [1])
-    if not times or len(stamps) < 2 or stride == 1:  # noqa: PLR2004 - an interval has two ends
+    if not times:
+        label = log.labels.get("batch_size", "")
+        images = batch_size or (int(label) if label.isascii() and label.isdigit() and len(label) <= MOST_DIGITS else 0)
+        times = [images / rate for rate in log.series.get("images_per_s", ()) if rate and images]
+    stamps = log.series.get("timestamp", ())
+    intervals_s = [
+        (after - before) / count
+        for before, after, count in zip(stamps, stamps[1:], log.iterations[1:], strict=False)
+        if before is not None and after is not None and after > before
+    ]
+    if not times or not intervals_s:
         return
-    iteration_s = statistics.median(times)
-    interval_s = statistics.median(after - before for before, after in itertools.pairwise(stamps))
-    if 0 < interval_s < DOES_NOT_FIT * iteration_s * stride:
-        name = log.columns["step"].name
+    iteration_s, interval_s = statistics.median(times), statistics.median(intervals_s)
+    stride = statistics.mode(log.iterations[1:])
+    if stride > 1 and interval_s < DOES_NOT_FIT * iteration_s:
         raise UsageError(
-            f"'{file}' contradicts itself: its column {name} advances by {stride} a row, and {stride} iterations of"
-            f" {iteration_s:.3g} s do not fit into the {interval_s:.3g} s between its time stamps",
-            hint=f"if each row is an iteration, remove the column {name}; if each time is that of {stride} iterations"
-            f" together, divide the times by {stride}",
+            f"'{file}' contradicts itself: its column {log.columns['step'].name} advances by {stride} a row, and"
+            f" {stride} iterations of {iteration_s:.3g} s do not fit into the {interval_s * stride:.3g} s between its"
+            " time stamps",
+            hint=f"if each row is an iteration, remove the column {log.columns['step'].name}; if each time is that of"
+            f" {stride} iterations together, divide the times by {stride}",
+        )
+    if interval_s >= RUNS_APART * iteration_s:
+        raise UsageError(
+            f"'{file}' contradicts itself: its time stamps are {plain(interval_s / iteration_s, 3)} times as far "
+            f"apart as an iteration of {iteration_s:.3g} s takes",
+            hint="if each row is a run, write a table of rates: gpu,model,precision,batch,img_per_s",
         )
 
 

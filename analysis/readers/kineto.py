@@ -221,15 +221,16 @@ class _Events:
 
     def _give_up(self, error: Exception) -> None:
         """Mark a file that ends too early as cut; `UsageError` for other errors, because no part can be trusted."""
-        text = self._text.rstrip()
-        is_at_end = isinstance(error, json.JSONDecodeError) and error.pos >= len(text)
-        if is_at_end or not text.endswith(("}", "]")):
+        if not self._text.rstrip().endswith(("}", "]")) or self._is_at_end(error):
             self.is_cut = True
             return
         where = ""
         if isinstance(error, json.JSONDecodeError):
             where = f": line {error.lineno}, column {error.colno}: {error.msg}"
         raise UsageError(f"'{self._file}' is no JSON after {self.number} events{where}", hint=EXPORT_AGAIN) from error
+
+    def _is_at_end(self, error: Exception) -> bool:
+        return isinstance(error, json.JSONDecodeError) and error.pos >= len(self._text.rstrip())
 
 
 class _Builder:

@@ -20,6 +20,8 @@ NCU_REPORT_SUFFIX = ".ncu-rep"
 GZIP = b"\x1f\x8b"
 # A header of ncu has some thousand metrics, and its end shows the kind of line ends.
 LOOKED_AT_BYTES = 1 << 16
+# Logs and profiles of 2 GB exist; a file that unpacks to more than this is probably a decompression bomb.
+MOST_BYTES = 4 << 30
 _CHUNK_BYTES = 16 << 20
 _BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 # Windows' encoding before UTF-8; tried last, because it has a character for nearly every byte.
@@ -82,13 +84,14 @@ def decode(content: bytes) -> Decoded:
 
 
 def _unpacked(content: bytes) -> tuple[bytes, str | None]:
-    """The unpacked content of a gzip file, and a remark if the file breaks off or is damaged."""
-    parts = list[bytes]()
+    """The unpacked content of a gzip file, and a remark if the file breaks off, is damaged or too large."""
+    parts, total = list[bytes](), 0
     with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
         try:
             # `read1`, because `read` returns nothing of a chunk that breaks off.
-            while part := file.read1(_CHUNK_BYTES):
+            while total < MOST_BYTES and (part := file.read1(_CHUNK_BYTES)):
                 parts.append(part)
+                total += len(part)
         except EOFError:
             # Drop the incomplete last line, which may end within a number. A part of the line may remain in UTF-16,
             # and is refused later if it is invalid.
@@ -97,7 +100,8 @@ def _unpacked(content: bytes) -> tuple[bytes, str | None]:
         except (OSError, zlib.error) as error:
             before = ": the part before the damage was read" if parts else ""
             return b"".join(parts), f"the gzip file is damaged ({error}){before}"
-    return b"".join(parts), None
+    too_large = f"the gzip file unpacks to more than {MOST_BYTES >> 30} GiB: the rest was left out"
+    return b"".join(parts), too_large if total >= MOST_BYTES else None
 
 
 # --- files that cannot be read
@@ -258,6 +262,15 @@ def unix_time(text: str) -> tuple[float, bool]:
     if not UNIX_S[0] <= value < UNIX_S[1]:
         raise ValueError("is an impossible date")
     return value, has_zone
+
+
+def without_second_half(text: str) -> tuple[str, bool]:
+    """The text without its second half if both halves have equal lines; and whether the halves are equal."""
+    lines = text.splitlines(keepends=True)
+    half, odd = divmod(len(lines), 2)
+    if odd or half < 2 or [line.rstrip() for line in lines[:half]] != [line.rstrip() for line in lines[half:]]:  # noqa: PLR2004
+        return text, False
+    return "".join(lines[:half]), True
 
 
 # --- traces of Nsight Systems

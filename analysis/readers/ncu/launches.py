@@ -18,6 +18,7 @@ from analysis.readers.ncu import metrics
 from analysis.readers.ncu.metrics import WHOLE_UNITS, MetricRole
 from analysis.readers.ncu.table import Floats, NcuTable, convert, finite, require_whole
 from workload.contract.ncu_csv import ID, METRIC, NAME, PROCESS, PUSHED, STARTED, UNIT, VALUE, Layout, Quantity, factor
+from workload.contract.text import plain
 
 Codes = npt.NDArray[np.integer]
 # Number of fields after the name: PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg.
@@ -301,6 +302,8 @@ def _name_of(described: str) -> str:
 
 ADDITIVE = frozenset({Quantity.TIME, Quantity.BYTES, Quantity.COUNT})
 _SHOWN = 3
+# ncu rounds printed times to two decimals; a wrong unit is a factor of 1000.
+_ROUNDED = 0.1
 # One launch may find all of its data in the caches, so many cannot.
 _SEVERAL = 10
 
@@ -376,6 +379,19 @@ def without_doubtful(table: Launches) -> tuple[Launches, tuple[str, ...]]:
         sentences.append(
             f"{nothing} of {len(table)} launches took 0 s by the file, which no launch does: times withheld"
         )
+    for other in ("duration_max", "duration_avg"):
+        again = values.pop(other, None)
+        if time is None or again is None:
+            continue
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = again / time
+        wrong = np.abs(ratios - 1) > _ROUNDED
+        if wrong.any():
+            ratio = plain(float(ratios[wrong][0]), 3)
+            name = f"gpu__time_duration.{other.removeprefix('duration_')}"
+            values["duration"] = np.full(len(table), np.nan)
+            sentences.append(f"times withheld: by {name} a launch takes {ratio} x its time, perhaps a unit is wrong")
+            break
     read, dram = values.get("dram_read"), values.get("dram")
     if read is not None and len(table) >= _SEVERAL and not np.nansum(read) and not np.isnan(read).all():
         values["dram_read"] = np.full(len(table), np.nan)

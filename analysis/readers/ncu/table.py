@@ -211,11 +211,9 @@ def _regular(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int, *
             )
     except pa.ArrowException:
         return None
-    columns = columns.rename_columns(list(types))
-    launches = columns.column(ID)
     return NcuTable(
         plan=plan,
-        columns=columns.filter(launches.is_valid()) if launches.null_count else columns,
+        columns=_with_id(columns.rename_columns(list(types))),
         rejected=tuple(rejected),
         attributes=_attributes(plan, _first_row(source, head, start)),
     )
@@ -226,6 +224,11 @@ def _is_no_row(row: "pyarrow.csv.InvalidRow", plan: ReadingPlan, delimiter: str)
     if row.actual_columns == 1:
         return True
     return plan.layout is Layout.WIDE and not ncu_csv.is_header(ncu_csv.cells(row.text, delimiter))
+
+
+def _with_id(columns: pa.Table) -> pa.Table:
+    launches = columns.column(ID)
+    return columns.filter(launches.is_valid()) if launches.null_count else columns
 
 
 def _first_row(source: NcuSource, head: Preamble, start: int) -> list[str]:

@@ -52,6 +52,8 @@ FORMS: Files = {
     "columns in another order": ("\n".join(",".join(reversed(row.split(","))) for row in LOG.splitlines()), {}),
     "output before": ("GPU warmed up\nstart, now\n" + LOG, {}),
     "a gzip file that breaks off": (gzip.compress(table(*steps(2000)).encode(), 0, mtime=0)[:9000], {}),
+    "everything twice": (LOG * 2, {}),
+    "a text twice": (timm() * 2, {}),
     "what the user says beats the file": (
         LOG,
         {"model": "resnet18", "gpu": "Tesla T4", "precision": "AMP", "batch_size": 128},
@@ -96,12 +98,15 @@ ROWS: Files = {
         {},
     ),
     "columns that say which run": (joined("environment", "source_file", "who"), {}),
+    "an unread column that may separate runs": (joined("environment", "who"), {}),
     "two batch sizes, one given": (
         table(*steps(), *steps(batch_size=128)),
         {"batch_size": 32, "model": "resnet50"},
     ),
     "one bad run of two": (table(*steps(), *(row.replace("200.0", "0") for row in steps(batch_size=128))), {}),
     "stamps deny the steps": (stamped(0.2, by=10), GIVEN),
+    "stamps of runs": (stamped(60), {}),
+    "stamps of runs, without steps": (stamped(60, header="lr,iter_time_ms,timestamp"), {}),
     "no time stamps": ("step_s\n0.1\n0.1\n", GIVEN),
     "one time stamp": (f"step_s,timestamp\n0.1,{BEGIN}\n0.1,\n", GIVEN),
     "time stamps that go back": (f"step_s,timestamp\n0.1,{BEGIN}\n0.1,{BEGIN - 1}\n", GIVEN),
@@ -152,6 +157,7 @@ REFUSED: Files = {
     "no text": (b"iter_time_ms\n\xff\n", {}),
     "longer than a day": ("iter_time_ms,loss\n200,1\n4619008000,1\n210,1\n", GIVEN),
     "negative": ("iter_time_ms,loss\n200,1\n-5,1\n210,1\n", GIVEN),
+    "--model of blanks": (LOG, {"model": " "}),
     "--batch-size 0": (LOG, {"batch_size": 0}),
     "--precision fp64": (LOG, {"precision": "fp64"}),
     "empty": ("", {}),
@@ -167,6 +173,7 @@ REFUSED: Files = {
     "MLPerf": ('0: :::MLLOG {"key": "epoch_start"}\n', GIVEN),
     "brackets": ("[run 3] started\nEpoch 1: loss 3\n", GIVEN),
     "output of nvidia-smi": ("| NVIDIA-SMI 535 |\nEpoch 1: loss 3\n", GIVEN),
+    "rates of inference": ("model,infer_samples_per_sec,infer_batch_size\nresnet50,800.0,256\n", {}),
     "other JSON": (json.dumps({"train_runtime": []}), GIVEN),
 }
 TIMM_TABLE = "model,train_samples_per_sec,train_step_time,train_batch_size,train_img_size,param_count\n"

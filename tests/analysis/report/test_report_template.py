@@ -185,14 +185,16 @@ def test_the_command_writes_the_report_and_its_figures(analyze: Analyze, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.world
-def test_report_to_unwritable_file_or_folder_of_figures_is_refused(analyze: Analyze, tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_is_told_before_figures_are_drawn(analyze: Analyze, tmp_path: Path) -> None:
     matrix(tmp_path / "results", repeats=1)
-    file = tmp_path / "file"
+    folder, file = tmp_path / "folder.md", tmp_path / "file"
+    folder.mkdir()
     file.write_text("")
-    code, out, err = analyze("report", tmp_path / "results", "-o", file / "report.html")
-    hint = "hint: -o FILE, with a file that you may write\n"
-    assert code == ExitCode.USAGE
-    assert err == f"error: report '{file}/report.html' cannot be written: File exists\n{hint}"
+    for path, why in ((folder, f"'{folder}' is a folder"), (file / "report.md", f"'{file}' is a file")):
+        code, out, err = analyze("report", tmp_path / "results", "-o", path)
+        hint = "hint: -o FILE, with a file that you may write\n"
+        assert (code, out, err) == (ExitCode.USAGE, "", f"error: report '{path}' cannot be written: {why}\n{hint}")
+    assert not (tmp_path / "figures").exists()
     # A file in place of the folder of figures: no report without its figures.
     code, out, err = analyze("report", tmp_path / "results", "-o", tmp_path / "r.md", "--figures", file)
     assert (code, out) == (ExitCode.USAGE, "")
