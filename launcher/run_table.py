@@ -105,7 +105,6 @@ def _throughput(records: Sequence[Record]) -> str:
 
 
 def _of_all(records: Sequence[Record]) -> str:
-    """Throughput of all devices together, beside that of each; "" for a run of one device."""
     ranks = [record.ranks for record in records if record.ranks]
     rates = _known(each.images_per_s for each in ranks)
     if not rates:
@@ -116,7 +115,6 @@ def _of_all(records: Sequence[Record]) -> str:
 
 
 def _scaling(ranks: Sequence[Ranks]) -> str:
-    """Sentence on what limits scaling, by the medians over the runs; "" for runs of one device."""
     shares = [shares for each in ranks if (shares := waits(each))]
     medians = {name: median(each[name] for each in shares) for name in (shares[0] if shares else ())}
     slowest = {each.slowest for each in ranks}
@@ -165,7 +163,6 @@ def _flop(value: float) -> str:
 
 
 def _limits(bounds: Sequence[Verdict]) -> list[str]:
-    """Lines on what limits the runs: the verdict of all runs or, if verdicts differ, each with its first reason."""
     counts = Counter(verdict.bound for verdict in bounds)
     first = {verdict.bound: verdict.why for verdict in reversed(bounds)}
     if len(bounds) == 1:

@@ -107,7 +107,6 @@ class SettingSources:
     def _first(
         self, name: str, options: Mapping[str, str | None], environment: Mapping[str, str], table: Mapping[str, object]
     ) -> tuple[Origin, str] | None:
-        """First source that has the setting, and the checked value; None if no source has it."""
         variable = self.prefix + name.upper()
         example = self.rules[name][2]
         sources: list[tuple[Origin, object, str, str]] = [

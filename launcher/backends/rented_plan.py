@@ -322,7 +322,6 @@ def _too_small(
     devices: int,
     uses_gpu: bool,
 ) -> UsageError:
-    """Error for a machine type that has too few GPUs or CPUs, or for more GPUs than any machine has."""
     flag, number = max(("--devices", devices), ("--gpu-count", options.gpu_count), key=lambda asked: asked[1])
     if named and fitting:
         has = f"at most {counted(max(named.gpus), 'GPU')} and {counted(named.vcpus, 'vCPU')}"
@@ -560,7 +559,6 @@ def cost_rows(plan: RentedPlan) -> Iterator[tuple[str, str]]:
 
 
 def _beside(price: Price) -> str:
-    """Text to append to the VM's price: the price with disk and address."""
     if price.disk_usd_per_h is None:
         return ""
     parts = {"disk": price.disk_usd_per_h, "address": price.address_usd_per_h}
@@ -569,7 +567,6 @@ def _beside(price: Price) -> str:
 
 
 def _highest(plan: RentedPlan) -> str:
-    """Text on the highest cost over all zones that may be tried, as far as their prices are known."""
     if plan.highest_usd is None:
         return "the cost is unknown in every zone that may be tried"
     attempts = plan.submissions

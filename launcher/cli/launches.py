@@ -262,7 +262,6 @@ def _table(cloud: str) -> Any:
 
 
 def _row(cloud: str, gpu: Any, machine: "MachineType", price: "VmPrice | None") -> dict[str, Any]:
-    """Row of a GPU on a machine type, with its price in one region. `price`: None if no price is known anywhere."""
     from workload.contract import peaks
 
     device = {row.gpu: row for row in peaks.gpus()}[gpu.device]

@@ -387,7 +387,6 @@ def _workplace(request: Request, words: Sequence[str], environment: Mapping[str,
 
 
 def _pair_of_script_commits(request: Request, environment: Mapping[str, str], exports: Exports) -> Pair:
-    """Pair of one script at two commits, each in a copy of the user's folder."""
     subfolder = Path.cwd().resolve().relative_to(exports.root.resolve())
     data = local_script.folder_of_data(request.data)
     words = tuple(request.words)

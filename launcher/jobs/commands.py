@@ -107,7 +107,6 @@ def _hints_name_the_place(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def _connect(place: Place) -> tuple[Backend, Any]:
-    """Backend of a place, and its settings."""
     backend = backends.load(place.backend)
     try:
         return backend, backend.settings(place.where)
@@ -235,7 +234,6 @@ def _print_outcome(
 
 
 def _closing(outcome: LaunchOutcome, plan: Plan, noun: str) -> list[tuple[str, str]]:
-    """Rows below the table of measurements: machine, cost, attempts and zones tried."""
     price = plan.request.price(outcome.zone)
     cost = "unknown: no price for this zone" if price is None else f"unknown: the start of the {noun} is not recorded"
     if price is not None and outcome.usd is not None:
@@ -397,13 +395,11 @@ def _chosen(
 
 
 def _erase_variables(store: Store | None, machines: Machines, *, down: Sequence[str] = ()) -> None:
-    """Erase the stored environment variables of launches that are over, and print the names of these launches."""
     for name in watch.erase_variables(store, machines, down=down) if store is not None else ():
         print(f"erased the variables (--env) of '{name}', which has no {machines.noun}", file=sys.stderr)
 
 
 def _named(word: str, names: list[str], listing: Listing[Machine], store: Store | None) -> str:
-    """Name of the launch that `word` means, among launches with a machine or in the store."""
     try:
         return launches.find(word, names, None)
     except NothingToDoError:
@@ -494,7 +490,6 @@ def _store_or_none(backend: Backend, settings: Any) -> Store | None:
 
 
 def _find(session: Session, word: str) -> str:
-    """Name of the launch that `word` means, among launches in the store or with a machine."""
     names = launches.known_names(session.store)
     names += [machine.name for machine in session.machines.look() if machine.name not in set(names)]
     return launches.find(word, names, session.store)

@@ -112,7 +112,6 @@ def other_places(name: str) -> str:
 
 
 def _where(name: str, typed: Mapping[str, Any]) -> Any:
-    """Place of one backend with the typed options; missing required options are read from rooflaunch.toml."""
     kind = options_of(name).Where
     needed = [item for item in fields(kind) if item.default is MISSING and item.name not in typed]
     table = _configured().get(name, {}) if needed else {}

@@ -356,7 +356,6 @@ def _planned(place: PlaceMatrix, matrix: Matrix, fresh: str) -> PlacePlan:
 
 
 def _notes(plans: Sequence[PlacePlan], *, offline: bool, is_fresh: bool, until: Until | None) -> Iterator[str]:
-    """Notes of the plan that concern all places."""
     rented = [plan.place.name for plan in plans if plan.place.backend != LOCAL]
     if rented and offline:
         stores = f"the {'stores' if len(rented) > 1 else 'store'} of {', '.join(rented)}"
@@ -424,7 +423,6 @@ def _forecast(
 
 
 def _draft(plan: PlacePlan, task: Task, backend: Backend, now: datetime, file: Path, *, offline: bool) -> Any:
-    """Backend's plan of one machine. `UsageError`s name the `[[on]]` entry."""
     place = plan.place
     try:
         settings = backend.settings(place.where, place.options, offline=offline)
@@ -459,7 +457,6 @@ def _machine_s(task: Task, estimate: Estimate, known: Mapping[RunSpec, float]) -
 
 
 def _limit_notes(seconds: Sequence[float | None], estimates: Sequence[Estimate]) -> Iterator[str]:
-    """Note if a task may not fit into its machine's time limit; another machine then does the rest."""
     limited = [
         estimate.limit_s
         for value, estimate in zip(seconds, estimates, strict=True)

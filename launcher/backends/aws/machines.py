@@ -371,7 +371,6 @@ class Ec2Machines:
                 self.ec2.delete_schedule(instance_id)
 
     def _reason_left(self, kind: str, name: str) -> str:
-        """Delete a disk or a schedule; return why it is still there, or an empty text."""
         try:
             if kind == "disk":
                 self.ec2.delete_volume(name)
@@ -390,7 +389,6 @@ def _gone(name: str, zones: Sequence[str]) -> Machine:
 
 
 def _why_left(vm: Machine, now_s: float) -> str:
-    """Reason why the instance is a leftover; empty if it is none."""
     if vm.condition is Condition.STOPPED:
         return f"the VM is {vm.status}, and its disk costs money"
     if vm.deadline_s is not None and now_s > vm.deadline_s + GRACE_S:
