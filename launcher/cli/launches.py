@@ -54,9 +54,7 @@ Examples:
 BACKEND_HELP = (
     "backend of the launches (by the other options, or by a table such as [aws] in rooflaunch.toml, else gcp)"
 )
-RUN_HELP = (
-    "the launch's name, or its beginning or end if unique (for example the last 6 characters), or one of its runs"
-)
+RUN_HELP = "the launch's name, or its beginning or end if unique (for example the last 6 characters)"
 
 
 def register(app: typer.Typer) -> None:
