@@ -129,7 +129,10 @@ class RentedPlan:
     def run_s(self) -> float:
         """Estimated seconds for all runs, their profiles and a download. Model and GPU are not considered."""
         runs = [run.spec.filled(run.spec.device, cpus=self.machine.vcpus) for run in self.request.work.runs]
-        seconds = sum(START_S + _steps_s(spec) for spec in runs)
+        seconds = 0.0
+        for spec in runs:
+            warmup, measured = ((steps or 0) * spec.grad_accumulation for steps in (spec.warmup, spec.iterations))
+            seconds += START_S + warmup * STEP_S + max(measured * STEP_S, spec.min_seconds or 0.0)
         # Repeats of one configuration are profiled only once.
         profiled = [spec for spec in runs if spec.profile is not Profile.NONE][: None if self.request.task else 1]
         download_s = DOWNLOAD_S if any(spec.download for spec in runs) else 0
@@ -211,12 +214,6 @@ class RentedPlan:
             "settings": asdict(self.settings),
             "notes": list(self.notes),
         }
-
-
-def _steps_s(spec: RunSpec) -> float:
-    """Estimated seconds for the steps of one run. `spec` must have its defaults set (`RunSpec.filled`)."""
-    warmup_s, measured_s = ((steps or 0) * spec.grad_accumulation * STEP_S for steps in (spec.warmup, spec.iterations))
-    return warmup_s + max(measured_s, spec.min_seconds or 0.0)
 
 
 def launch_name(gpu: Gpu, now: datetime, *, token: str) -> str:

@@ -353,8 +353,10 @@ class Ec2Machines:
             listed = [seen] if (seen := self.ec2.instance(known)) else []
         live = [seen for seen in listed if seen.condition is not Condition.GONE]
         for ended in listed:
-            if ended.condition is Condition.GONE:
-                self._drop_schedule(ended.id)
+            if ended.condition is Condition.GONE and ended.id not in self._without_schedule:
+                self._without_schedule.add(ended.id)
+                with suppress(RooflaunchError):  # `launch reap` deletes it later
+                    self.ec2.delete_schedule(ended.id)
         best = max(live or listed, key=lambda seen: seen.created_s or 0.0, default=None)
         if best is not None:
             self._ids[name] = best.id
@@ -363,12 +365,6 @@ class Ec2Machines:
     def _live(self, machine: Machine) -> Instance | None:
         found = self._found(machine.name, self.ec2.instances([machine.name])) if NAME.fullmatch(machine.name) else None
         return found if found and found.condition is not Condition.GONE else None
-
-    def _drop_schedule(self, instance_id: str) -> None:
-        if instance_id not in self._without_schedule:
-            self._without_schedule.add(instance_id)
-            with suppress(RooflaunchError):  # `launch reap` deletes it later
-                self.ec2.delete_schedule(instance_id)
 
     def _reason_left(self, kind: str, name: str) -> str:
         try:
