@@ -310,17 +310,12 @@ class Running:
             self._container.kill(signal=signal.Signals(number).name)
 
 
-def _install_or_start() -> str:
-    """Hint for a missing engine: start Docker if the command `docker` exists, else install it."""
-    if shutil.which("docker"):
-        return START_DOCKER
-    return f"install Docker: {document(INSTALL_PAGE) or 'https://docs.docker.com/engine/install'}"
-
-
 def connect() -> Engine:
     """Engine that the command `docker` would use. Raises `ToolError` without SDK, engine or permission."""
     if not socket_exists():
-        raise ToolError(f"no Docker engine: {DEFAULT_SOCKET} does not exist", hint=_install_or_start())
+        install = f"install Docker: {document(INSTALL_PAGE) or 'https://docs.docker.com/engine/install'}"
+        hint = START_DOCKER if shutil.which("docker") else install
+        raise ToolError(f"no Docker engine: {DEFAULT_SOCKET} does not exist", hint=hint)
     try:
         import docker  # noqa: PLC0415 - 0.2 s, for those who use it
     except ModuleNotFoundError as error:

@@ -25,7 +25,13 @@ T = TypeVar("T")
 
 def render(bundles: Sequence[Bundle], *, width: int | None = None) -> str:
     """Summary of the repeats of one configuration, wrapped to `width`. Incomplete runs are listed below the figures."""
-    completed = [run for run in bundles if _has_figures(run.record)]
+    # A completed run of our trainer has all figures; that of a script may lack some.
+    completed = [
+        run
+        for run in bundles
+        if run.record.status is Status.COMPLETED
+        and None not in (run.record.timing.images_per_s, run.record.timing.data_wait_fraction, flop_per_s(run.record))
+    ]
     rows = list(_measured_rows([run.record for run in completed])) if completed else []
     failed = [run.record for run in bundles if run not in completed]
     rows += [(record.status.replace("_", " "), record.error or "") for record in failed]
@@ -34,13 +40,6 @@ def render(bundles: Sequence[Bundle], *, width: int | None = None) -> str:
     if completed:
         lines.append(wrapped(unbroken(as_typed(_next(completed))), width, indent=TEXT_COLUMN, first=_label("next")))
     return "\n".join([wrapped(_headline(bundles[0].record), width), "", *lines])
-
-
-def _has_figures(record: Record) -> bool:
-    """Whether a run has all figures, as every completed run of our trainer has."""
-    timing = record.timing
-    figures = (timing.images_per_s, timing.data_wait_fraction, flop_per_s(record))
-    return record.status is Status.COMPLETED and None not in figures
 
 
 def _label(name: str) -> str:
@@ -105,7 +104,6 @@ def _throughput(records: Sequence[Record]) -> str:
 
 
 def _of_all(records: Sequence[Record]) -> str:
-    """Throughput of all devices together, beside that of each; "" for a run of one device."""
     ranks = [record.ranks for record in records if record.ranks]
     rates = _known(each.images_per_s for each in ranks)
     if not rates:
@@ -116,7 +114,6 @@ def _of_all(records: Sequence[Record]) -> str:
 
 
 def _scaling(ranks: Sequence[Ranks]) -> str:
-    """Sentence on what limits scaling, by the medians over the runs; "" for runs of one device."""
     shares = [shares for each in ranks if (shares := waits(each))]
     medians = {name: median(each[name] for each in shares) for name in (shares[0] if shares else ())}
     slowest = {each.slowest for each in ranks}
@@ -165,7 +162,6 @@ def _flop(value: float) -> str:
 
 
 def _limits(bounds: Sequence[Verdict]) -> list[str]:
-    """Lines on what limits the runs: the verdict of all runs or, if verdicts differ, each with its first reason."""
     counts = Counter(verdict.bound for verdict in bounds)
     first = {verdict.bound: verdict.why for verdict in reversed(bounds)}
     if len(bounds) == 1:

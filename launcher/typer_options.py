@@ -26,7 +26,6 @@ T = TypeVar("T")
 
 
 def _folder(context: typer.Context, value: Path) -> Path:
-    """Folder of `--output`. Raises `UsageError` if a file has that name."""
     if context.resilient_parsing:
         return value
     from launcher.machine.runtime import require_folder  # noqa: PLC0415 - a help text has no use for it

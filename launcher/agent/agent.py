@@ -166,7 +166,6 @@ class Agent:
         return self._work_through(self.request.work, uploads)
 
     def _recorded_end(self) -> WorkEnd:
-        """End of the work according to the result in the store; a failure if no result can be read there."""
         with suppress(BundleError):  # raised for an unreadable result
             if (content := self.store.read(records.result_object(self.request.name))) is not None:
                 result = Result.from_bytes(content)
@@ -215,7 +214,6 @@ class Agent:
         return self._end_of(task, outcomes)
 
     def _workplace(self) -> Workplace:
-        """Copy the script's files and data to this machine. Returns the script's folder, data and variables."""
         workplace = script_files.unpack(self.request, self.store, self.home.path)
         lines = {line for value in workplace.variables.values() for line in value.splitlines()}
         self._secrets = sorted((line for line in lines if len(line) >= SHORTEST_SECRET), key=len, reverse=True)
@@ -230,7 +228,6 @@ class Agent:
         return replace(workplace, data=data)
 
     def _in_store(self, task: Task) -> dict[str, str]:
-        """Status by run_key of the runs that need not be measured again; lists the store once."""
         keys = {run.run_key for run in task.runs} - {""}
         if not keys:
             return {}
@@ -320,7 +317,6 @@ class Agent:
         return plan
 
     def _outside(self) -> dict[str, Mapping[str, Any]]:
-        """Facts of the machine that a container cannot see, including those from the provider."""
         facts: dict[str, Mapping[str, Any]] = dict(outside_facts(HostSystem(root=self.root)))
         if cloud := {**facts.get("cloud", {}), **self.host.facts(self.request)}:
             facts["cloud"] = cloud

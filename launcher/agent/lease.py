@@ -272,7 +272,6 @@ class _Queue:
         return Lease(self._store, self._name, number, own) if is_ours else None
 
     def _is_given_up(self, own: LeaseRecord) -> bool:
-        """Whether the holder has released its lease, or is known to have ended."""
         try:
             held = LeaseRecord.from_bytes(self._store.read(lease_object(self._name, self._number)) or b"")
         except BundleError:

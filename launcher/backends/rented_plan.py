@@ -129,7 +129,10 @@ class RentedPlan:
     def run_s(self) -> float:
         """Estimated seconds for all runs, their profiles and a download. Model and GPU are not considered."""
         runs = [run.spec.filled(run.spec.device, cpus=self.machine.vcpus) for run in self.request.work.runs]
-        seconds = sum(START_S + _steps_s(spec) for spec in runs)
+        seconds = 0.0
+        for spec in runs:
+            warmup, measured = ((steps or 0) * spec.grad_accumulation for steps in (spec.warmup, spec.iterations))
+            seconds += START_S + warmup * STEP_S + max(measured * STEP_S, spec.min_seconds or 0.0)
         # Repeats of one configuration are profiled only once.
         profiled = [spec for spec in runs if spec.profile is not Profile.NONE][: None if self.request.task else 1]
         download_s = DOWNLOAD_S if any(spec.download for spec in runs) else 0
@@ -211,12 +214,6 @@ class RentedPlan:
             "settings": asdict(self.settings),
             "notes": list(self.notes),
         }
-
-
-def _steps_s(spec: RunSpec) -> float:
-    """Estimated seconds for the steps of one run. `spec` must have its defaults set (`RunSpec.filled`)."""
-    warmup_s, measured_s = ((steps or 0) * spec.grad_accumulation * STEP_S for steps in (spec.warmup, spec.iterations))
-    return warmup_s + max(measured_s, spec.min_seconds or 0.0)
 
 
 def launch_name(gpu: Gpu, now: datetime, *, token: str) -> str:
@@ -322,7 +319,6 @@ def _too_small(
     devices: int,
     uses_gpu: bool,
 ) -> UsageError:
-    """Error for a machine type that has too few GPUs or CPUs, or for more GPUs than any machine has."""
     flag, number = max(("--devices", devices), ("--gpu-count", options.gpu_count), key=lambda asked: asked[1])
     if named and fitting:
         has = f"at most {counted(max(named.gpus), 'GPU')} and {counted(named.vcpus, 'vCPU')}"
@@ -560,7 +556,6 @@ def cost_rows(plan: RentedPlan) -> Iterator[tuple[str, str]]:
 
 
 def _beside(price: Price) -> str:
-    """Text to append to the VM's price: the price with disk and address."""
     if price.disk_usd_per_h is None:
         return ""
     parts = {"disk": price.disk_usd_per_h, "address": price.address_usd_per_h}
@@ -569,7 +564,6 @@ def _beside(price: Price) -> str:
 
 
 def _highest(plan: RentedPlan) -> str:
-    """Text on the highest cost over all zones that may be tried, as far as their prices are known."""
     if plan.highest_usd is None:
         return "the cost is unknown in every zone that may be tried"
     attempts = plan.submissions

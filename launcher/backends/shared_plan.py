@@ -77,8 +77,8 @@ def parsed_gpus(
 ) -> dict[str, G]:
     """GPUs of a table in the form of gpus.toml, by name. `listed`: the cloud's prices; `more`: the cloud's own fields.
 
-    `region_names`: names of regions by the first part of a zone; None if a region is named as in its zones. Raises
-    `ToolError` for rows that contradict themselves or their prices.
+    `region_names`: names of regions by the first part of a zone; None if a region is named as in its zones. The tests
+    check that the tables and the prices agree.
     """
     listed = tuple(listed)
     gpus = dict[str, G]()
@@ -94,26 +94,11 @@ def parsed_gpus(
             "capability": (int(major), int(minor)),
             "machine_types": {machine.name: machine for machine in machines},
             "zones": zones,
-            "regions": tuple(regions if region_names is None else (region_names.get(code, code) for code in regions)),
+            "regions": tuple(regions if region_names is None else (region_names[code] for code in regions)),
             "prices": tuple(price for price in listed if price.gpu == row["device"]),
         }
         gpus[name] = kind(**{**facts, **parsed, **more(row)})
-        for problem in _problems(gpus[name], region_names):
-            raise ToolError(f"{TABLE}: {name}: {problem}", hint="correct the table, with the source's figures")
     return gpus
-
-
-def _problems(gpu: Gpu, region_names: Mapping[str, str] | None) -> Iterator[str]:
-    if gpu.default_machine_type not in gpu.machine_types:
-        yield f"no machine type {gpu.default_machine_type}"
-    if len(set(gpu.zones)) != len(gpu.zones):
-        yield "a zone is listed twice"
-    if region_names is not None and (unknown := set(gpu.regions) - set(region_names.values())):
-        yield f"zones of regions that are not listed: {', '.join(sorted(unknown))}"
-    for price in gpu.prices:
-        machine = gpu.machine_types.get(price.machine_type)
-        if machine is None or price.gpus not in machine.gpus or price.region not in gpu.regions:
-            yield f"a price for {price.machine_type} in {price.region} with {price.gpus} GPUs, which is not offered"
 
 
 def gpu_named(name: str, known: Mapping[str, G]) -> G:

@@ -138,7 +138,6 @@ class ZoneByZone(ABC):
         return min(self._open_zones(), key=rank, default=None)
 
     def _open_zones(self) -> list[str]:
-        """Zones of the plan that were not tried yet, and whose region has not refused the launch."""
         return [zone for zone in self._reach() if zone not in self._done and region_of(zone) not in self._blocked]
 
     def _reach(self) -> list[str]:
@@ -179,7 +178,6 @@ class ZoneByZone(ABC):
             self.on_event(f"{self._not_confirmed(zone)}: launch down {self.plan.name}")
 
     def _removed(self, zone: str, *, settle_s: float) -> None:
-        """Delete the machine. Raises `ToolError` if its end cannot be confirmed."""
         if not self._remove(zone, settle_s=settle_s):
             self._may_live = False  # `_try` need not repeat the removal, which was tried just now
             raise ToolError(self._not_confirmed(zone), hint=f"launch down {self.plan.name}")
@@ -188,7 +186,6 @@ class ZoneByZone(ABC):
         return min(limit_s, max(self._end_s - self.now(), LAST_CHANCE_S))
 
     def _learn(self, zone: str, faults: tuple[Fault, ...]) -> None:
-        """Learn from a failure which zones the cloud suggests and which would fail; raise if none can succeed."""
         self._suggested += [zone for fault in faults for zone in fault.zones_available if zone not in self._suggested]
         match widest(map(self._scope, faults)):
             case Scope.ZONE:
@@ -227,7 +224,6 @@ class ZoneByZone(ABC):
         return NoCapacityError(f"no {self._what()} is free; tried: {'; '.join(lines)}", hint=self._what_next())
 
     def _run_again(self) -> str:
-        """Hint to run again later or with other options."""
         other = "without --spot" if self.plan.request.spot else "with --spot"
         wider = "" if self.plan.options.fallback else ", without --no-fallback"
         return f"run again later{wider}, {other}, or with another --gpu"

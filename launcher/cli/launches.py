@@ -54,9 +54,7 @@ Examples:
 BACKEND_HELP = (
     "backend of the launches (by the other options, or by a table such as [aws] in rooflaunch.toml, else gcp)"
 )
-RUN_HELP = (
-    "the launch's name, or its beginning or end if unique (for example the last 6 characters), or one of its runs"
-)
+RUN_HELP = "the launch's name, or its beginning or end if unique (for example the last 6 characters)"
 
 
 def register(app: typer.Typer) -> None:
@@ -262,7 +260,6 @@ def _table(cloud: str) -> Any:
 
 
 def _row(cloud: str, gpu: Any, machine: "MachineType", price: "VmPrice | None") -> dict[str, Any]:
-    """Row of a GPU on a machine type, with its price in one region. `price`: None if no price is known anywhere."""
     from workload.contract import peaks
 
     device = {row.gpu: row for row in peaks.gpus()}[gpu.device]

@@ -230,7 +230,6 @@ class Result:
                 return f"B is {self.verdict} by {margin} or more"
 
     def _opening_rows(self) -> list[tuple[str, str]]:
-        """Rows (label, sentence) above the verdict if the sides are equal, or if their steps differ in work."""
         different = self.outcome.comparison.text
         rows = [("note", EQUAL)] if self.pair.are_equal else []
         return [*rows, ("compared", different)] if different else rows
@@ -254,7 +253,6 @@ class Result:
         return f"{seconds(median_s)} a step with its wait for data{rate}"
 
     def _machine_facts(self) -> list[str]:
-        """Device and torch version of the first run; [] if unknown."""
         folder = self.outcome.segments[0].folder if self.outcome.segments else None
         if folder is None or not (folder / RECORD).is_file():
             return []

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
@@ -132,7 +132,12 @@ def exported(names: tuple[str, str], where: Path, code: Code = TRAINERS) -> Iter
 def _export(root: Path, name: str, folder: Path, code: Code) -> Export:
     index = folder.with_suffix(".index")
     tree, commit, label = _working_tree(root, index, code) if name == WORKING_TREE else _commit(root, name)
-    if not _has(root, tree, code):
+    if code.anywhere:
+        names = _git(root, "ls-tree", "-r", "-z", "--name-only", tree).split("\0")
+        has_code = any(f"/{name}".endswith(tuple(f"/{main}" for main in code.main)) for name in names)
+    else:
+        has_code = bool(_git(root, "ls-tree", tree, "--", *code.main))
+    if not has_code:
         raise UsageError(f"'{name}' of {root} has no {code.name}", hint=code.hint)
     part = f"{tree}:{code.path}" if code.path else f"{tree}^{{tree}}"
     # Export files as `git checkout` does. `git archive` may leave files out (attribute export-ignore).
@@ -141,13 +146,6 @@ def _export(root: Path, name: str, folder: Path, code: Code) -> Export:
     _git(root, "checkout-index", "--all", f"--prefix={folder}/", index=index)
     folder.mkdir(exist_ok=True)
     return Export(label=label, commit=commit, tree=_git(root, "rev-parse", part), folder=folder)
-
-
-def _has(root: Path, tree: str, code: Code) -> bool:
-    if not code.anywhere:
-        return bool(_git(root, "ls-tree", tree, "--", *code.main))
-    names = _git(root, "ls-tree", "-r", "-z", "--name-only", tree).split("\0")
-    return any(f"/{name}".endswith(tuple(f"/{main}" for main in code.main)) for name in names)
 
 
 def _linked(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
@@ -159,7 +157,13 @@ def _linked(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
     # git also lists the content of a folder that ignores itself.
     listed = tuple(name for name in ignored if name.endswith("/"))
     below = {name for name in ignored for folder in listed if name.startswith(folder) and name != folder}
-    links = [name for name in ignored if name and not _is_cache(root / name) and name not in below]
+    links = []
+    for name in ignored:
+        # Programs make caches and virtual environments again if they are missing.
+        path = root / name
+        is_cache = path.suffix in (".pyc", ".pyo") or bool({*path.parts} & {*CACHES}) or (path / "pyvenv.cfg").exists()
+        if name and not is_cache and name not in below:
+            links.append(name)
     for folder in folders:
         for name in links:
             link = folder / name.rstrip("/")
@@ -167,12 +171,6 @@ def _linked(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(root / name)
     return tuple(links)
-
-
-def _is_cache(path: Path) -> bool:
-    """Whether a path is a cache or a virtual environment, which programs make again if it is missing."""
-    parts = PurePosixPath(path).parts
-    return path.suffix in (".pyc", ".pyo") or bool(set(parts) & set(CACHES)) or (path / "pyvenv.cfg").exists()
 
 
 def _root(where: Path, hint: str) -> Path:
@@ -387,7 +385,6 @@ def _workplace(request: Request, words: Sequence[str], environment: Mapping[str,
 
 
 def _pair_of_script_commits(request: Request, environment: Mapping[str, str], exports: Exports) -> Pair:
-    """Pair of one script at two commits, each in a copy of the user's folder."""
     subfolder = Path.cwd().resolve().relative_to(exports.root.resolve())
     data = local_script.folder_of_data(request.data)
     words = tuple(request.words)

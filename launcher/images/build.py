@@ -288,7 +288,6 @@ def _follow(events: Iterator[EngineEvent], log: TextIO, path: Path) -> str:
 
 
 def _hint_of(error: str) -> str:
-    """Hint if a registry cannot be reached, or if the engine cannot run another architecture's programs; else empty."""
     if "exec format error" in error:
         return f"{EMULATION}; "
     if not any(sign in error for sign in UNREACHABLE):

@@ -93,21 +93,22 @@ class Script:
 
 
 def _hints_name_the_place(command: Callable[..., int]) -> Callable[..., int]:
-    """Decorator: add to an error's hint the options that select the command's place."""
+    """Decorator: add to an error's hint the options that its commands need to select the same place."""
 
     @wraps(command)
     def with_place(place: Place, *words: Any, **options: Any) -> int:
         try:
             return command(place, *words, **options)
         except RooflaunchError as error:
-            error.hint = place.named_in(error.hint)
+            # A mistake in the options is one of the command that was typed, which names its place already.
+            if place.words and not isinstance(error, UsageError):
+                error.hint += f" (launches of this place: {place.words})"
             raise
 
     return with_place
 
 
 def _connect(place: Place) -> tuple[Backend, Any]:
-    """Backend of a place, and its settings."""
     backend = backends.load(place.backend)
     try:
         return backend, backend.settings(place.where)
@@ -224,8 +225,8 @@ def _print_outcome(
         print(plain(outcome.to_json(), output_format, rows_of="runs"))
     elif outcome.detached:
         rows = [("launch", outcome.name), ("zone", outcome.zone)]
-        rows += [("next", f"launch {verb}") for verb in (f"status {outcome.name}", f"logs {outcome.name} -f")]
-        print(as_typed(place.named_in("\n".join(f"{label:<8} {text}" for label, text in rows))))
+        rows += [("next", place.command(words)) for words in (f"status {outcome.name}", f"logs {outcome.name} -f")]
+        print(as_typed("\n".join(f"{label:<8} {text}" for label, text in rows)))
     else:
         lines = [run_table.render(outcome.bundles, width=terminal_width(sys.stdout))] if outcome.bundles else []
         print("\n".join([*lines, *(f"  {label:<13} {text}" for label, text in _closing(outcome, plan, machines.noun))]))
@@ -235,7 +236,6 @@ def _print_outcome(
 
 
 def _closing(outcome: LaunchOutcome, plan: Plan, noun: str) -> list[tuple[str, str]]:
-    """Rows below the table of measurements: machine, cost, attempts and zones tried."""
     price = plan.request.price(outcome.zone)
     cost = "unknown: no price for this zone" if price is None else f"unknown: the start of the {noun} is not recorded"
     if price is not None and outcome.usd is not None:
@@ -263,7 +263,7 @@ def show_status(place: Place, *, name: str | None, every: bool, output_format: T
     if name is not None:
         launch = launches.launch_named(session, _find(session, name))
         now_s = session.now_s()
-        text = as_typed(place.named_in(launches.render_one(launch, session.store, now_s)))
+        text = as_typed(launches.render_one(launch, session.store, now_s, command=place.command))
         _warn_of_stopped(place, [launch], now_s)
         print(text if output_format is TableFormat.TABLE else plain(launch.to_json(), output_format))
         return ExitCode.DONE
@@ -279,7 +279,7 @@ def show_status(place: Place, *, name: str | None, every: bool, output_format: T
     if output_format is not TableFormat.TABLE:
         print(plain([launch.to_json() for launch in listing], output_format))
     elif listing.there:
-        print(place.named_in(launches.render(listing.there, now_s)))
+        print(launches.render(listing.there, now_s))
     elif not listing.unreachable:
         address = session.store.locate("").rstrip("/")
         print(f"no launch in {address}, and no {noun} of a launch in {session.machines.place}", file=sys.stderr)
@@ -292,7 +292,7 @@ def _warn_of_stopped(place: Place, shown: Sequence[Launch], now_s: float) -> Non
     if stopped:
         vms = "a VM is" if len(stopped) == 1 else f"{len(stopped)} VMs are"
         left = f"warning: {vms} stopped, and the cloud does not delete stopped VMs: {', '.join(stopped)}"
-        print(f"{left}\nhint: {as_typed(place.named_in('launch reap'))}", file=sys.stderr)
+        print(f"{left}\nhint: {as_typed(place.command('reap'))}", file=sys.stderr)
 
 
 def output_of(session: Session, name: str, *, follow: bool) -> Iterator[tuple[str, str]]:
@@ -397,19 +397,17 @@ def _chosen(
 
 
 def _erase_variables(store: Store | None, machines: Machines, *, down: Sequence[str] = ()) -> None:
-    """Erase the stored environment variables of launches that are over, and print the names of these launches."""
     for name in watch.erase_variables(store, machines, down=down) if store is not None else ():
         print(f"erased the variables (--env) of '{name}', which has no {machines.noun}", file=sys.stderr)
 
 
 def _named(word: str, names: list[str], listing: Listing[Machine], store: Store | None) -> str:
-    """Name of the launch that `word` means, among launches with a machine or in the store."""
     try:
-        return launches.find(word, names, None)
+        return launches.find(word, names)
     except NothingToDoError:
         with suppress(NothingToDoError):
             if store is not None:
-                return launches.find(word, launches.known_names(store), store)
+                return launches.find(word, launches.known_names(store))
         if not listing.unreachable:
             raise
         unanswered = ", ".join(listing.unreachable)
@@ -494,7 +492,6 @@ def _store_or_none(backend: Backend, settings: Any) -> Store | None:
 
 
 def _find(session: Session, word: str) -> str:
-    """Name of the launch that `word` means, among launches in the store or with a machine."""
     names = launches.known_names(session.store)
     names += [machine.name for machine in session.machines.look() if machine.name not in set(names)]
-    return launches.find(word, names, session.store)
+    return launches.find(word, names)

@@ -4,7 +4,6 @@ A machine ends itself only after it has written its result, and machines are lis
 the machine and its result are missing, the machine has written no result.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,7 +20,6 @@ from launcher.protocol.records import (
     LAUNCHES,
     NAME,
     READERS,
-    RUN_ID,
     RUNS,
     STAMP,
     Heartbeat,
@@ -34,7 +32,6 @@ from launcher.protocol.records import (
     status_object,
     utc,
 )
-from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, NothingToDoError, UsageError
 from workload.contract.spent import UPLOAD, Spent
 from workload.contract.text import duration, printable
@@ -45,12 +42,8 @@ T = TypeVar("T")
 # Shortest part of a name that is accepted: a shorter one is probably a typing error, and `launch down` deletes.
 MIN_WORD = 4
 SHOWN = 20
-# Largest number of launches to read in search of the launch that made a run.
-MOST_OWNERS = 20
 FEW_ZONES = 3
 NO_REQUEST = "no request in this bucket; perhaps it is in another --bucket"
-
-RUN_STAMP = re.compile(r"(\d{8})T(\d{6})Z-")
 
 
 class LaunchState(StrEnum):
@@ -416,8 +409,8 @@ def known_names(store: Store) -> list[str]:
     return sorted(filter(NAME.fullmatch, store.folders(LAUNCHES)), key=lambda name: (_stamp(name), name), reverse=True)
 
 
-def find(word: str, names: Sequence[str], store: Store | None) -> str:
-    """Name of the launch that `word` means: its name, an unambiguous beginning or end of the name, or one of its runs.
+def find(word: str, names: Sequence[str]) -> str:
+    """Name of the launch that `word` means: its name, or an unambiguous beginning or end of the name.
 
     Raises `UsageError` if several launches match, `NothingToDoError` if none does.
     """
@@ -429,22 +422,7 @@ def find(word: str, names: Sequence[str], store: Store | None) -> str:
     if meant:
         some = ", ".join(meant[:4]) + (", …" if len(meant) > 4 else "")  # noqa: PLR2004 - a line of names
         raise UsageError(f"'{word}' matches {len(meant)} launches: {some}", hint="give a longer part of the name")
-    owner = _owner_of_run(word, names, store) if store is not None else None
-    if owner is None:
-        raise NothingToDoError(f"no launch and no run of a launch is named '{word[:200]}'", hint="launch status --all")
-    return owner
-
-
-def _owner_of_run(run_id: str, names: Sequence[str], store: Store) -> str | None:
-    """Name of the launch that made a run, among the launches that began before the run; None if no launch is found.
-
-    A run that is not in the bucket costs only one request.
-    """
-    began = RUN_STAMP.match(run_id)
-    if began is None or not RUN_ID.fullmatch(run_id) or not any(store.objects(f"{RUNS}{run_id}/{bundle.RECORD}")):
-        return None
-    before = [name for name in names if _stamp(name) <= began[1] + began[2]][:MOST_OWNERS]
-    return next((name for name in before if run_id in read_records(store, name, None).runs), None)
+    raise NothingToDoError(f"no launch is named '{word[:200]}'", hint="launch status --all")
 
 
 def _stamp(name: str) -> str:
@@ -471,8 +449,8 @@ def render(launches: Sequence[Launch], now_s: float) -> str:
     )
 
 
-def render_one(launch: Launch, store: Store, now_s: float) -> str:
-    """All facts of one launch as lines, with the commands to type next."""
+def render_one(launch: Launch, store: Store, now_s: float, command: Callable[[str], str] = "launch {}".format) -> str:
+    """All facts of one launch as lines, with the commands to type next. `command`: makes one for the launch's place."""
     seen, request = launch.seen, launch.seen.request
     lines = [("launch", seen.name), ("state", f"{launch.state}" + (f": {plain(launch.why)}" if launch.why else ""))]
     if request is not None and request.machine_type:
@@ -489,8 +467,8 @@ def render_one(launch: Launch, store: Store, now_s: float) -> str:
         lines.append(("heartbeat", f"{duration(silent_s)} ago: {plain(seen.heartbeat.last_line)}"))
     lines += [("run", run_id) for run_id in seen.runs]
     commands = [f"analyze fetch {store.locate(f'{RUNS}{run_id}')} -o results" for run_id in seen.runs[:3]]
-    commands.append(f"launch logs {seen.name}" + ("" if seen.result else " -f"))
-    commands += [f"launch down {seen.name}"] if seen.machine else []
+    commands.append(command(f"logs {seen.name}" + ("" if seen.result else " -f")))
+    commands += [command(f"down {seen.name}")] if seen.machine else []
     lines += [("next", text) for text in commands]
     return "\n".join(f"{label:<10} {text}" for label, text in lines)
 

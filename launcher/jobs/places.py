@@ -1,7 +1,6 @@
 """The place that a command works with: a backend, and where its launches are. Imports little, for `launch --help`."""
 
 import importlib
-import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -15,15 +14,6 @@ from workload.contract.spec import CONFIG_NAME
 
 # Backend of a command if no option or file names another.
 USUAL = "gcp"
-
-
-# Matches a `launch` command up to the point where options for the place can be added.
-# There is no possessive quantifier, because Debian 12's Python 3.11.2 handles it wrongly. Instead, the lookahead at the
-# end rejects a match that stops too early.
-ASKS_A_PLACE = re.compile(
-    r"\blaunch (?:status|logs|down|reap)\b(?: (?:rooflaunch-[a-z0-9-]+|RUN)\b| -f\b| --all\b)*"
-    r"(?![\w-]| --| -f\b| (?:rooflaunch-|RUN\b))"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +35,9 @@ class Place:
         options = (f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in typed.items())
         return " ".join(filter(None, (named, *options)))
 
-    def named_in(self, text: str) -> str:
-        """Return `text` with this place's options added to each `launch` command that needs a place."""
-        return ASKS_A_PLACE.sub(lambda found: f"{found[0]} {self.words}", text) if self.words else text
+    def command(self, words: str) -> str:
+        """Command `launch`, such as `launch logs NAME`, with the options that select this place."""
+        return " ".join(filter(None, ("launch", words, self.words)))
 
 
 def place_of(where: Mapping[str, Any], *, likely: Sequence[str] = ()) -> Place:
@@ -112,7 +102,6 @@ def other_places(name: str) -> str:
 
 
 def _where(name: str, typed: Mapping[str, Any]) -> Any:
-    """Place of one backend with the typed options; missing required options are read from rooflaunch.toml."""
     kind = options_of(name).Where
     needed = [item for item in fields(kind) if item.default is MISSING and item.name not in typed]
     table = _configured().get(name, {}) if needed else {}

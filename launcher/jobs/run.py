@@ -242,7 +242,6 @@ class Launcher:
         return are_gone
 
     def _collected(self, outcome: LaunchOutcome, ended: WatchedLaunch, machine: Machine) -> LaunchOutcome:
-        """Fetch the bundles, and wait until the machine is gone. Returns the outcome with the bundles and any error."""
         error = ended.error or _error_of(ended.result, outcome.name)
         if ended.result is None and ended.is_gone:
             settle_watched(self._session, ended, str(error))
@@ -286,7 +285,6 @@ class Launcher:
         return tuple(bundles)
 
     def _see_it_gone(self, machine: Machine) -> RooflaunchError | None:
-        """Wait until the machine has ended itself, else delete it. Returns an error if its end cannot be confirmed."""
         noun = self._machines.noun
         until_s = self._session.now_s() + SELF_DELETION_S
         while self._session.now_s() < until_s:
@@ -369,7 +367,6 @@ def save_output(session: Session, machine: Machine, output: Path) -> Path | None
 
 
 def _error_of(result: Result | None, name: str) -> RooflaunchError | None:
-    """Error in a machine's result; None if its run is done, even if the machine was preempted afterwards."""
     if result is None or result.exit_code == ExitCode.DONE:
         return None
     kinds: dict[int, type[RooflaunchError]] = {kind.exit_code: kind for kind in KINDS}

@@ -117,7 +117,6 @@ def erase_variables(store: Store, machines: Machines, *, down: Collection[str] =
 
 
 def _may_live(store: Store, name: str, listing: Listing[Machine], now_s: float, *, is_down: bool) -> bool:
-    """Whether a launch may still read its stored environment variables."""
     machine = next((machine for machine in listing if machine.name == name), None)
     seen = launches.read_records(store, name, machine)
     if seen.result is not None:
@@ -371,7 +370,6 @@ class Watch:
                 launch.liveness = Liveness.ENDED
 
     def _read_records(self, launches: Sequence[WatchedLaunch]) -> None:
-        """Read the new records of these launches after one listing."""
         # Longest common prefix of the launches' objects, so that the listing has few other launches.
         start = os.path.commonprefix([f"{LAUNCHES}{launch.name}/" for launch in launches])  # noqa: RUF071 - no paths
         versions = {stored.name: stored.version for stored in self._session.store.objects(start)}
@@ -472,7 +470,6 @@ def _why_removed(launch: WatchedLaunch, now_s: float, noun: str) -> str:
 
 
 def _why_gone(launch: WatchedLaunch, machine: Machine) -> tuple[str, str]:
-    """Texts for a launch whose machine is gone: why there is no result, and a hint."""
     name, spot = launch.name, launch.request.spot
     if launch.liveness is Liveness.PREEMPTED and spot:
         return (

@@ -172,7 +172,6 @@ def make_plan(
 def _trainer_words(
     spec: RunSpec, workplace: Workplace | None, output: Path, context: Context, gpu: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Arguments for our trainer, or for the program that measures a user's script. `gpu`: words that choose a GPU."""
     if workplace:
         return runtime.script_command(spec, workplace, output=output, context=context, gpu=gpu)
     return ("train", *arguments(spec), *gpu, "-o", str(output), "--context", context.to_argument())

@@ -88,7 +88,6 @@ def gpu_capability(index: int | None = None) -> tuple[int, int] | None:
 
 
 def _obstacle(spec: RunSpec) -> str | None:
-    """Reason why `auto` takes a process without asking a Docker engine; None if there is no such reason."""
     if platform.system() != "Linux":
         return f"containers run in a virtual machine on {platform.system()}"
     if spec.device is Device.MPS:
@@ -150,7 +149,6 @@ def _container(spec: RunSpec, image: str | None, flavour: str | None, gpu_index:
 
 
 def _flavour_for(capability: tuple[int, int] | None) -> str:
-    """Image flavour for a GPU. Raises `ToolError` if no flavour has code for the GPU."""
     if capability is None:
         return USUAL_FLAVOUR
     from launcher.images import contents  # noqa: PLC0415 - see above

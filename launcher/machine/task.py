@@ -142,12 +142,18 @@ class _Work:
         if run.run_key and (status := self._done.get(run.run_key)) in FINAL:
             ended = "out of memory" if status == Status.OUT_OF_MEMORY else "completed"
             return Outcome(run=run, number=number, end=End.SKIPPED, why=f"already in the store, {ended}")
-        if smaller := self._smaller_that_did_not_fit(run.spec):
-            why = f"batch {smaller} of the same configuration ran out of memory"
-            return Outcome(run=run, number=number, end=End.SKIPPED, why=why)
+        if (wanted := run.spec.batch_size) is not None:
+            alike = (spec for spec in self._did_not_fit if replace(spec, batch_size=wanted) == run.spec)
+            smaller = next((spec.batch_size for spec in alike if spec.batch_size and spec.batch_size < wanted), None)
+            if smaller is not None:
+                why = f"batch {smaller} of the same configuration ran out of memory"
+                return Outcome(run=run, number=number, end=End.SKIPPED, why=why)
         if why := stopped() or self._over:
             return Outcome(run=run, number=number, end=End.NOT_STARTED, why=why)
-        left_s, needed_s = time_left_s(), self._needed_s(run.spec)
+        of_all = [seconds for _, seconds in self._completed_s]
+        of_configuration = [seconds for other, seconds in self._completed_s if other == run.spec]
+        needed_s = max(of_configuration) if of_configuration else median(of_all) if of_all else 0.0
+        left_s = time_left_s()
         if left_s <= needed_s:
             why = f"{duration(left_s)} are left, and the run takes about {duration(needed_s)}"
             why = why if needed_s and left_s > 0 else "no time is left"
@@ -187,19 +193,6 @@ class _Work:
             self._over = "the work was interrupted"
         elif outcome.end is not End.COMPLETED and not self._task.job:
             self._over = f"run {outcome.number} of {len(self._task.runs)} of the same configuration failed"
-
-    def _smaller_that_did_not_fit(self, spec: RunSpec) -> int | None:
-        """Smaller batch size of the same configuration that ran out of memory; None if there is none."""
-        if (wanted := spec.batch_size) is None:
-            return None
-        sizes = (other.batch_size for other in self._did_not_fit if replace(other, batch_size=wanted) == spec)
-        return next((size for size in sizes if size is not None and size < wanted), None)
-
-    def _needed_s(self, spec: RunSpec) -> float:
-        """Expected seconds of a run: the longest of its configuration so far, else the median of all runs, else 0."""
-        of_configuration = [seconds for other, seconds in self._completed_s if other == spec]
-        of_all = [seconds for _, seconds in self._completed_s]
-        return max(of_configuration) if of_configuration else median(of_all) if of_all else 0.0
 
 
 def _carried_out(

@@ -247,7 +247,6 @@ def _commit(folder: Path) -> str:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """Output of git; None if git is missing or fails, for example outside of a repository."""
     try:
         done = subprocess.run(
             ["git", "--no-optional-locks", "-C", str(folder), *words],

@@ -131,7 +131,6 @@ def imports(words: Sequence[str], folder: Path) -> set[str]:
 
 
 def _files(module: str, root: Path) -> Iterator[Path]:
-    """The files below `root` that importing a module loads."""
     folder = root
     for part in module.split("."):
         yield from (path for path in (folder / part / "__init__.py", folder / f"{part}.py") if path.is_file())

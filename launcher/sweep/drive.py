@@ -83,7 +83,6 @@ class LocalPlaces:
             self._show(work, self._control.why_not or "done")
 
     def _rounds(self) -> bool:
-        """Run the missing runs: each block at all places, then the next block. Return False if stopped early."""
         left = [(work, [run for open_task in work.open_tasks() for run in open_task.runs]) for work in self._works]
         for block in sorted({run.block for _, runs in left for run in runs}):
             for work, runs in left:
@@ -325,7 +324,6 @@ class _Driver:
         )
 
     def _is_busy_elsewhere(self, place: Place) -> bool:
-        """Whether another place of the sweep has a machine of the same host or project."""
         others = (other for other in self._rented if other.place is not place and other.is_busy)
         return any((other.place.backend, other.place.where) == (place.backend, place.where) for other in others)
 
@@ -383,7 +381,6 @@ class _Driver:
         self._control.ask(WISHES.get(answer.strip().lower()[:1], Wish.GO))
 
     def _left_alone(self) -> str:
-        """Text on what happens to the runs under way when this process ends."""
         parts = []
         if any(work.plan.place.backend == LOCAL for work in self._works):
             parts.append("the run on this machine is interrupted")

@@ -178,7 +178,6 @@ class _Reader:
     # Methods that read keys at the top level of the file.
 
     def _repeats(self) -> int:
-        """Repeats of the file, else of the environment or rooflaunch.toml, else `USUAL_REPEATS`."""
         if "repeats" in self._table:
             [option] = [option for option in options() if option.name == "repeats"]
             return int(self._parsed(option, self._table["repeats"], ""))
@@ -200,7 +199,6 @@ class _Reader:
         return Command(parts=tuple(parts), options={key: value for key, value in section.items() if key != "command"})
 
     def _flat(self, section: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Section with a script's nested arguments flattened to keys such as `args.lr`."""
         arguments = section.get("args", {})
         if "args" in section and self._command is None:
             raise self._error(
@@ -215,7 +213,6 @@ class _Reader:
         return flat
 
     def _axes(self) -> dict[str, tuple[Any, ...]]:
-        """Options and arguments that vary, each with its values."""
         section = self._flat(self._section("matrix"), "[matrix]")
         if not section:
             usual = "args.lr = [0.1, 0.01]" if self._command else 'model = ["resnet18"]'
@@ -486,7 +483,6 @@ def _run_options_in(combination: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kinds_of(backend: str) -> tuple[tuple[type, ...], bool]:
-    """Dataclasses of a backend's options, and whether the backend is a single machine."""
     if backend == LOCAL:
         return (LocalOptions,), True
     module = importlib.import_module(f"{BACKENDS[backend]}.options")

@@ -123,7 +123,6 @@ class Collector:
                 self._say_damaged(sealed.run_id, sealed.damage)
 
     def _is_missing(self, sealed: SealedRun) -> bool:
-        """Whether a run belongs to the place and its bundle is not in the folder of results."""
         is_here = (self._output / sealed.run_id / bundle.MANIFEST).is_file()
         return self._work.has(sealed.run_key) and not is_here
 
@@ -233,7 +232,6 @@ class RentedPlace:
 
     @property
     def _connected(self) -> Session:
-        """Session with the place's machines and store; usable once the place is connected."""
         assert self._session is not None
         return self._session
 
@@ -274,7 +272,6 @@ class RentedPlace:
                 workers.close()
 
     def _work_off(self) -> None:
-        """Submit the waiting tasks and poll until no launch is under way."""
         while self._control.wish < Wish.LEAVE:
             self._start_waiting()
             self._collect_submitted()
@@ -307,7 +304,6 @@ class RentedPlace:
         self._collector = Collector(self.work, store, self._output, self._progress, self._fetchers)
 
     def _adopt_earlier(self) -> None:
-        """Fetch the sealed bundles, and adopt the launches of this sweep that have not ended."""
         self._show("checks what is done")
         watch.erase_variables(self._connected.store, self._connected.machines)
         self._collector.fetch_sealed()
@@ -333,7 +329,6 @@ class RentedPlace:
                 )
 
     def _read_request(self, name: str) -> TaskLaunch | None:
-        """Launch of this `name`; None unless it belongs to this sweep and has runs of this place."""
         request = launches.read(self._connected.store, request_object(name), Request.from_bytes, [])
         if request is None or request.name != name or request.task.get("job") != self._sweep:
             return None
@@ -415,7 +410,6 @@ class RentedPlace:
             launch.submitting = self._submitters.submit(self._submit_one, launch, plan)
 
     def _submit_again(self, launch: TaskLaunch) -> None:
-        """Submit a recorded launch whose submitting process died."""
         if self._prepared is None:
             self._plan(launch.task)
         assert self._prepared is not None
@@ -497,7 +491,6 @@ class RentedPlace:
                 self._fail([launch.task], f"the {self._noun} {launch.why}", launch.hint, ExitCode.TOOL)
 
     def _note_end(self, launch: TaskLaunch, now_s: float) -> None:
-        """Note what a launch has cost, whether it has ended, and whether its machine is gone."""
         if launch.is_over:
             return
         seen = Seen(name=launch.name, request=launch.request, result=launch.result, machine=launch.machine)
@@ -552,7 +545,6 @@ class RentedPlace:
     # The end.
 
     def _stop_all(self) -> None:
-        """End every machine, and write into the store that the user ended the launch."""
         for launch in self._under_way():
             if launch.submitting is not None and launch.submitting.exception() is not None:
                 launch.is_over = True

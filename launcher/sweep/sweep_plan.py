@@ -170,16 +170,11 @@ class PlaceForecast:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """Plan of a whole sweep.
-
-    `others`: number of runs in the folder that have this sweep's name but are not in its matrix. `damaged`: why a
-    bundle does not count, by run_id.
-    """
+    """Plan of a whole sweep. `damaged`: why a bundle does not count, by run_id."""
 
     sweep: Sweep
     places: tuple[PlaceForecast, ...]
     output: Path
-    others: int = 0
     damaged: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -220,7 +215,6 @@ class SweepPlan:
             "expected_usd": self.usd,
             "most_usd": self.most_usd,
             "places": [_to_json(place) for place in self.places],
-            "no_longer_asked_for": self.others,
             "damaged": dict(self.damaged),
             "notes": list(self.notes),
         }
@@ -254,9 +248,6 @@ class SweepPlan:
             is_partial = any(place.is_most_partial for place in paid)
             cost = f"; {_cost_text(self.usd, self.most_usd, is_partial=is_partial)}" if paid else ""
             yield "all", f"{_time_text(self.seconds)}, with all places at the same time{cost}"
-        if self.others:
-            others = f"{counted(self.others, 'run')} of '{sweep.name}'"
-            yield "stays", f"{others} not in this matrix any more (other options, code or places)"
         if self.damaged:
             texts = ", ".join(f"{run_id} ({why})" for run_id, why in list(self.damaged.items())[:FEW])
             texts += f" and {len(self.damaged) - FEW} more" if len(self.damaged) > FEW else ""
@@ -299,19 +290,10 @@ def make_plan(
     keys = frozenset(run.run_key for plan in every for run in plan.runs)
     existing = existing.verified(keys, output)
     chosen = [replace(plan, done=existing.done(plan)) for plan in every if not only or plan.place.name in only]
-    name = chosen[0].tasks[0].job
-    # Blocks that an earlier `--until` has added.
-    more = {
-        key
-        for plan in every
-        for block in range(max(run.block for run in plan.runs) + 1, _last_block(plan, existing) + 1)
-        for key in _keys_of_block(plan, block)
-    }
     plan = SweepPlan(
-        sweep=Sweep(name=name, repeats=matrix.repeats, seed=matrix.seed, places=tuple(chosen)),
+        sweep=Sweep(name=chosen[0].tasks[0].job, repeats=matrix.repeats, seed=matrix.seed, places=tuple(chosen)),
         places=tuple(_forecast(place, existing, backend_of, now, file, offline=offline) for place in chosen),
         output=output,
-        others=sum(run.job == name and run.run_key not in keys | more for run in existing.runs),
         damaged=existing.damaged,
         notes=tuple(_notes(chosen, offline=offline, is_fresh=is_fresh, until=until)),
     )
@@ -332,14 +314,12 @@ def require_affordable(plan: SweepPlan, most_usd: float | None) -> None:
 def _last_block(plan: PlacePlan, existing: ExistingRuns) -> int:
     """Number of the last block to plan, counting existing blocks that directly follow the planned blocks."""
     last = max(run.block for run in plan.runs)
-    while any(key in existing.by_key for key in _keys_of_block(plan, last + 1)):
+    while any(
+        run_key(each.spec, last + 1, code=plan.code, asked=plan.place.asked, devices=plan.devices) in existing.by_key
+        for each in plan.configurations
+    ):
         last += 1
     return last
-
-
-def _keys_of_block(plan: PlacePlan, block: int) -> list[str]:
-    specs = [configuration.spec for configuration in plan.configurations]
-    return [run_key(spec, block, code=plan.code, asked=plan.place.asked, devices=plan.devices) for spec in specs]
 
 
 def _planned(place: PlaceMatrix, matrix: Matrix, fresh: str) -> PlacePlan:
@@ -356,7 +336,6 @@ def _planned(place: PlaceMatrix, matrix: Matrix, fresh: str) -> PlacePlan:
 
 
 def _notes(plans: Sequence[PlacePlan], *, offline: bool, is_fresh: bool, until: Until | None) -> Iterator[str]:
-    """Notes of the plan that concern all places."""
     rented = [plan.place.name for plan in plans if plan.place.backend != LOCAL]
     if rented and offline:
         stores = f"the {'stores' if len(rented) > 1 else 'store'} of {', '.join(rented)}"
@@ -424,7 +403,6 @@ def _forecast(
 
 
 def _draft(plan: PlacePlan, task: Task, backend: Backend, now: datetime, file: Path, *, offline: bool) -> Any:
-    """Backend's plan of one machine. `UsageError`s name the `[[on]]` entry."""
     place = plan.place
     try:
         settings = backend.settings(place.where, place.options, offline=offline)
@@ -459,7 +437,6 @@ def _machine_s(task: Task, estimate: Estimate, known: Mapping[RunSpec, float]) -
 
 
 def _limit_notes(seconds: Sequence[float | None], estimates: Sequence[Estimate]) -> Iterator[str]:
-    """Note if a task may not fit into its machine's time limit; another machine then does the rest."""
     limited = [
         estimate.limit_s
         for value, estimate in zip(seconds, estimates, strict=True)

@@ -217,7 +217,6 @@ def _registry(client: Ec2, settings: Settings) -> Check:
 
 
 def _quotas(client: Ec2) -> Iterator[Check]:
-    """Checks of the quotas in vCPUs; each names the GPUs for which its quota is too small."""
     families: dict[str, tuple[str, dict[str, int]]] = {}
     for gpu in gpus.load().values():
         for spot, market in MARKETS.items():

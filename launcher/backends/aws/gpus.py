@@ -91,7 +91,7 @@ def region_names() -> Mapping[str, str]:
 
 
 def parse(document: Mapping[str, Any], listed: Iterable[VmPrice]) -> Table:
-    """A table in the form of gpus.toml, with its prices. Raises `ToolError` for contradictions."""
+    """A table in the form of gpus.toml, with its prices."""
     quotas = {name: QuotaFamily(**row) for name, row in document["quota"].items()}
     ours = [price for price in listed if price.provider == PROVIDER]
     regions = {_code(region): region for region in document["regions"].split()}

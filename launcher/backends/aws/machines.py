@@ -356,8 +356,10 @@ class Ec2Machines:
             listed = [seen] if (seen := self.ec2.instance(known)) else []
         live = [seen for seen in listed if seen.condition is not Condition.GONE]
         for ended in listed:
-            if ended.condition is Condition.GONE:
-                self._drop_schedule(ended.id)
+            if ended.condition is Condition.GONE and ended.id not in self._without_schedule:
+                self._without_schedule.add(ended.id)
+                with suppress(RooflaunchError):  # `launch reap` deletes it later
+                    self.ec2.delete_schedule(ended.id)
         best = max(live or listed, key=lambda seen: seen.created_s or 0.0, default=None)
         if best is not None:
             self._ids[name] = best.id
@@ -367,14 +369,7 @@ class Ec2Machines:
         found = self._found(machine.name, self.ec2.instances([machine.name])) if NAME.fullmatch(machine.name) else None
         return found if found and found.condition is not Condition.GONE else None
 
-    def _drop_schedule(self, instance_id: str) -> None:
-        if instance_id not in self._without_schedule:
-            self._without_schedule.add(instance_id)
-            with suppress(RooflaunchError):  # `launch reap` deletes it later
-                self.ec2.delete_schedule(instance_id)
-
     def _reason_left(self, kind: str, name: str) -> str:
-        """Delete a disk or a schedule; return why it is still there, or an empty text."""
         try:
             if kind == "disk":
                 self.ec2.delete_volume(name)
@@ -393,7 +388,6 @@ def _gone(name: str, zones: Sequence[str]) -> Machine:
 
 
 def _why_left(vm: Machine, now_s: float) -> str:
-    """Reason why the instance is a leftover; empty if it is none."""
     if vm.condition is Condition.STOPPED:
         return f"the VM is {vm.status}, and its disk costs money"
     if vm.deadline_s is not None and now_s > vm.deadline_s + GRACE_S:

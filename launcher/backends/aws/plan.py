@@ -387,7 +387,6 @@ def _vm(plan: InstancePlan) -> Iterator[tuple[str, str]]:
 
 
 def _limits(plan: InstancePlan) -> Iterator[tuple[str, str]]:
-    """Rows of the plan's text on the two ways in which the instance is ended at its time limit."""
     yield "limit 1", "a timer on the VM, set first of all: fails if the kernel hangs, or user data never ran"
     made = f"made with role {plan.settings.schedule_role} once the VM's id is known; no run starts before it exists"
     yield "limit 2", f"a one-time schedule, to the minute, {made}"

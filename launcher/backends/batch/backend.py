@@ -222,7 +222,6 @@ class BatchMachines:
             self._sleep(LOOK_EVERY_S)
 
     def _stop(self, wanted: set[str]) -> dict[str, str]:
-        """Cancel the jobs of the wanted tasks. Returns for each task the reason why it still runs, or an empty text."""
         reasons = dict.fromkeys(wanted, "")
         for job in self._service.jobs():
             ours = wanted & set(job.launches)
@@ -239,7 +238,6 @@ class BatchMachines:
         return reasons
 
     def _cancel(self, job_id: str) -> bool:
-        """Cancel a job and wait, at most `END_S` seconds, until it is over. Returns whether that is confirmed."""
         try:
             job = self._service.job(job_id)
             if job is None or job.is_over:
@@ -256,7 +254,6 @@ class BatchMachines:
         return False
 
     def _why_left(self, job: BatchJob, now_s: float) -> str:
-        """Reason why a job is a leftover: no launcher waits for the job, or a task is past its limit. Else empty."""
         if job.is_over:
             return ""
         if job.state == "QUEUED":

@@ -331,7 +331,6 @@ def no_credentials(error: Exception) -> DeniedError:
 
 
 def _why(error: BaseException) -> str:
-    """Reason why a service could not be reached: the operating system's message, or else the error's first line."""
     import requests  # noqa: PLC0415 - loaded only when it is needed
 
     if isinstance(error, requests.Timeout):

@@ -261,7 +261,6 @@ def _services_check(services: Services) -> Check:
 
 
 def _quota_checks(compute: Compute, everywhere: Mapping[str, Quota]) -> Iterator[Check]:
-    """Check the quotas of the project (`everywhere`) and of each region with a GPU."""
     cure = f"ask for more: https://console.cloud.google.com/iam-admin/quotas?project={compute.project}, filter {{}}"
     yield _all_regions_check(everywhere.get(ALL_REGIONS), cure.format(ALL_REGIONS))
     table = gpus.load()
@@ -291,7 +290,6 @@ def _all_regions_check(quota: Quota | None, cure: str) -> Check:
 def _region_quotas(
     compute: Compute, regions: Sequence[str]
 ) -> tuple[dict[str, Mapping[str, Quota]], RooflaunchError | None]:
-    """Quotas by region, and the first error. A region that does not answer is left out."""
 
     def ask(region: str) -> Mapping[str, Quota] | RooflaunchError:
         try:

@@ -178,7 +178,6 @@ class Provisioning(ZoneByZone):
         return allowed
 
     def _fits(self, where: str, quotas: Mapping[str, Quota | None]) -> bool:
-        """Whether one of `quotas` may have room for the VM; if not, report the quotas' limits and usage to the user."""
         wanted = self.plan.request.gpu_count
         known = {metric: quota for metric, quota in quotas.items() if quota is not None}
         if len(known) < len(quotas) or any(quota.remaining >= wanted for quota in known.values()):
@@ -231,7 +230,6 @@ class Provisioning(ZoneByZone):
         return None
 
     def _await_running(self, zone: str, *, limit_s: float | None = None) -> Instance | tuple[Fault, ...]:
-        """Wait until the VM runs; return the VM, or the reason why it does not run."""
         end_s = self.now() + (self._patience_s(OPERATION_S) if limit_s is None else limit_s)
         while (vm := self.compute.get(zone, self.plan.name)) is not None and vm.status in STARTING:
             if self.now() >= end_s:
@@ -276,7 +274,6 @@ class Provisioning(ZoneByZone):
         return code if plain else f"{code}: {message}"
 
     def _what_next(self) -> str:
-        """Hint for the user: request quota, name another subnetwork, or run again later or with another GPU."""
         if all(tried.code.startswith("QUOTA") for tried in self._tried):
             page = f"https://console.cloud.google.com/iam-admin/quotas?project={self.plan.settings.project}"
             return f"ask for more at {page}; launch doctor gcp shows what each region has"
@@ -388,7 +385,6 @@ class ComputeMachines:
         return Listing(there=tuple(ours), unreachable=listing.unreachable)
 
     def _search(self, names: Mapping[str, Sequence[str]]) -> Listing[Machine]:
-        """Look up VMs by name in one list; for a VM that the list may lack, ask each zone where the VM may be."""
         listing = self.compute.instances()
         listed = {vm.name: vm for vm in listing}
 
@@ -411,7 +407,6 @@ class ComputeMachines:
         return Listing(there=tuple(vm for vm, _ in answers if vm), unreachable=tuple(silent_zones))
 
     def _look_in(self, zones: Sequence[str], name: str) -> tuple[Instance | None, list[str]]:
-        """Look for the VM in each of these zones; return the VM, and the zones without an answer if it is not found."""
 
         def ask(zone: str) -> Instance | str | None:
             if not ZONE.fullmatch(zone):  # `zone` is a region, or unknown

@@ -268,7 +268,9 @@ def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
     options = draft.options
     site = look_at(machines)
     partitions = site.partitions_named(options.partition)
-    gres = draft.gres or _usual_gres(draft, partitions)
+    with_gpus = bool(partitions) and all(partition.gpus for partition in partitions)
+    usual_gres = f"gpu:{draft.request.work.devices}" if with_gpus and draft.spec.device is Device.AUTO else ""
+    gres = draft.gres or usual_gres
     require_room(site, partitions, gres=gres, limit_s=options.time_s)
     software, why = _chosen_software(site, options, draft.node.python)
     software_there = replace(
@@ -305,12 +307,6 @@ def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
         notes=(*draft.notes, *notes),
     )
     return _checked(plan, machines)
-
-
-def _usual_gres(draft: SlurmPlan, partitions: tuple[Partition, ...]) -> str:
-    """A GPU for each device if every partition has GPUs and the device is `auto`; else empty."""
-    with_gpus = bool(partitions) and all(partition.gpus for partition in partitions)
-    return f"gpu:{draft.request.work.devices}" if with_gpus and draft.spec.device is Device.AUTO else ""
 
 
 def _chosen_software(site: Site, options: Options, python: str) -> tuple[Software, str]:

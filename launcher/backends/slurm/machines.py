@@ -279,5 +279,4 @@ def _machine(row: Mapping[str, str]) -> Machine:
 
 
 def _epoch_s(text: str) -> float | None:
-    """Time in seconds since 1970; None for Slurm's `N/A`."""
     return float(text) if text.isdigit() else None

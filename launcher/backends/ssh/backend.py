@@ -118,7 +118,6 @@ class SshMachines(RemoteJobs):
         return self.look().overdue(self.now_s(), late_s=LATE_S, kind=self.noun, why=why)
 
     def _machine(self, job: Mapping[str, Any]) -> Machine | None:
-        """`Machine` made of a job's description; None if the job was never started, or its description is damaged."""
         try:
             name, created_s, deadline_s = str(job["name"]), float(job["created_s"]), float(job["deadline_s"])
             is_running = bool(job["is_running"])
@@ -355,7 +354,6 @@ def _runtime(
 
 
 def _process(site: Site, code_name: str, name: str) -> Start:
-    """Command that starts the agent with the machine's own Python, from the code that was sent."""
     home, commit = f"{site.root}/jobs/{name}", contents.current_commit()
     environment = {"PYTHONPATH": f"{site.root}/code/{code_name}", "PYTHONDONTWRITEBYTECODE": "1"}
     return Start(
@@ -365,7 +363,6 @@ def _process(site: Site, code_name: str, name: str) -> Start:
 
 
 def _container(site: Site, image: str, name: str) -> Start:
-    """Command that starts the agent in a container from `image`."""
     home = f"{site.root}/jobs/{name}"
     words = ["docker", "run", "--rm", "--name", name, "--user", site.user]
     words += ["--volume", f"{SOCKET}:{SOCKET}", "--group-add", str(site.docker["group"])]

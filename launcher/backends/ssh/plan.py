@@ -140,7 +140,6 @@ def _on_gpu(spec: RunSpec, options: Options) -> RunSpec:
 
 
 def _runtime_asked_for(options: Options) -> str:
-    """Text on how the runtime will be chosen, shown before the machine is contacted."""
     if options.python or options.runtime is Runtime.PROCESS:
         return f"process: asked for; by {options.python or 'its python3'}"
     if options.image or options.runtime is Runtime.DOCKER:

@@ -143,25 +143,10 @@ def test_the_options_of_a_backend_are_the_fields_of_its_dataclass(monkeypatch: p
 def test_words_of_a_place_lead_to_it_again(config: str, place: Place, words: str) -> None:
     Path("rooflaunch.toml").write_text(config)
     assert place.words == words
-    assert place.named_in("launch logs RUN -f") == f"launch logs RUN -f {words}".rstrip()
+    assert place.command("logs RUN -f") == f"launch logs RUN -f {words}".rstrip()
     if config:
         typed = dict(zip(*(iter(part.removeprefix("--") for part in words.split()),) * 2, strict=True))
         assert places.place_of(typed) == place
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("launch status, or launch reap", "launch status --host h, or launch reap --host h"),
-        ("launch logs rooflaunch-a-b -f: its words", "launch logs rooflaunch-a-b -f --host h: its words"),
-        ("launch down rooflaunch-a rooflaunch-b", "launch down rooflaunch-a rooflaunch-b --host h"),
-        ("launch down --all", "launch down --all --host h"),
-        ("launch logs RUN --host box", "launch logs RUN --host box"),
-        ("launch local", "launch local"),
-    ],
-)
-def test_commands_in_a_text_get_the_words_of_their_place(text: str, expected: str) -> None:
-    assert Place(backend="box", where=Box(host="h")).named_in(text) == expected
 
 
 def test_a_hint_names_how_other_places_are_looked_at() -> None:
@@ -180,4 +165,4 @@ def test_status_names_the_place_in_the_command_that_deletes_a_stopped_vm(
     commands.show_status(place, name=None, every=False, output_format=TableFormat.TABLE)
     shown = capsys.readouterr()
     assert shown.err.endswith("hint: launch reap --backend queue\n")
-    assert "the disk still costs money: launch reap --backend queue\n" in shown.out
+    assert "the disk still costs money: launch reap\n" in shown.out

@@ -1,6 +1,5 @@
 """States of launches, and their table, as `launch status` shows them; how one ended, by its bundles."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -216,33 +215,15 @@ def session_of(place: Place, objects: Objects) -> Session:
 @pytest.mark.parametrize("word", [NAMES[0], "3fa9c1", "bbbbbb", "rooflaunch-l4"])
 def test_launch_is_found_by_a_start_or_an_end_of_its_name(word: str) -> None:
     [name] = [name for name in NAMES if name.startswith(word) or name.endswith(word)]
-    assert find(word, NAMES, None) == name
+    assert find(word, NAMES) == name
 
 
 def test_word_that_names_no_launch_or_several_is_refused(golden: Golden) -> None:
     words = ("rooflaunch-t4", "ffffff", "", "bbb", "$(reboot)", "20261121T120200Z-../../x")
-    golden("find.txt", told({f"'{word}'": partial(find, word, NAMES, as_store(Objects({}))) for word in words}))
+    golden("find.txt", told({f"'{word}'": partial(find, word, NAMES) for word in words}))
 
 
-RUN_ID = "20261121T120200Z-gcp-t4-us-central1-a-resnet18-b32-fp32-aaaaaa"
 MANY = [*NAMES, *(f"rooflaunch-t4-2026{day:04}-000000-000000" for day in range(1120, 101, -1))]
-
-
-@pytest.mark.parametrize(
-    ("record", "requests"),
-    [
-        ({"environment": {"cloud": {"instance_name": NAMES[1]}}}, 2 + 6),
-        ([], 2 + 6),
-    ],
-    ids=["a record", "no record"],
-)
-def test_a_run_is_found_among_the_launches_before_it(record: object, requests: int) -> None:
-    facts = {"run_id": RUN_ID, "status": "completed", "spec": {"model": "resnet18", "batch_size": 32}}
-    document = facts | record if isinstance(record, dict) else record
-    run = {f"runs/{RUN_ID}/run.json": json.dumps(document).encode()}
-    objects = Objects({result_object(NAMES[1]): result().to_bytes(), **run})
-    assert find(RUN_ID, MANY, as_store(objects)) == NAMES[1]
-    assert objects.asked <= requests
 
 
 def test_list_shows_the_newest_and_every_vm() -> None:

@@ -1,8 +1,6 @@
 """The table of EC2's GPUs: its rows, what is refused by name, and tables that contradict themselves."""
 
-import copy
 import tomllib
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +8,6 @@ import pytest
 from launcher.backends.aws import gpus
 from launcher.images import contents
 from launcher.protocol.records import region_of
-from workload.contract import prices
-from workload.contract.errors import ToolError
 
 
 @pytest.fixture
@@ -51,24 +47,10 @@ def test_zones_of_the_pairs_with_gcp_in_us_east_1() -> None:
     assert all(region_of(zone) in gpus.region_names() for gpu in gpus.load().values() for zone in gpu.zones)
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"default_machine_type": "g4dn.huge"}, "no machine type g4dn.huge"),
-        ({"zones": "use1-az1 use1-az1"}, "a zone is listed twice"),
-        ({"zones": "use1-az1 moon1-az1"}, "zones of regions that are not listed: moon1"),
-    ],
-)
-def test_a_table_that_contradicts_itself(document: dict[str, Any], changes: dict[str, Any], problem: str) -> None:
-    listed = prices.load().listed
-    original = copy.deepcopy(document)
-    assert gpus.parse(copy.deepcopy(original), listed) == gpus.table()
-    document["gpu"]["t4"] |= changes
-    with pytest.raises(ToolError) as caught:
-        gpus.parse(document, listed)
-    assert str(caught.value) == f"gpus.toml: t4: {problem}"
-    row = next(row for row in listed if row.provider == "aws")
-    with pytest.raises(
-        ToolError, match=r"^gpus.toml: t4: a price for g6.xlarge in us-east-1 with 1 GPUs, which is not"
-    ):
-        gpus.parse(copy.deepcopy(original), [replace(row, machine_type="g6.xlarge")])
+def test_table_agrees_with_itself_and_with_its_prices() -> None:
+    for gpu in gpus.load().values():
+        assert gpu.default_machine_type in gpu.machine_types
+        assert len(set(gpu.zones)) == len(gpu.zones)
+        for price in gpu.prices:
+            assert price.gpus in gpu.machine_types[price.machine_type].gpus
+            assert price.region in gpu.regions
