@@ -4,10 +4,12 @@ A setting is an option, a variable, or a key of the cloud's table in rooflaunch.
 because `launch --help` loads this module.
 """
 
+import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher.backends import BACKENDS
 from launcher.values import choice, limit_s, shown
@@ -18,6 +20,23 @@ from workload.contract.text import did_you_mean
 DEFAULT_LIMIT_S = 3600
 # Room for the machine's image, the container image (PyTorch with CUDA: 6 GB, 12 GB while it is unpacked), a data set.
 DEFAULT_DISK_GB = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completions:
+    """Words that complete an unfinished command line of a cloud. `gpus`: name of the module with the cloud's GPUs."""
+
+    gpus: str
+
+    def gpu_names(self) -> list[str]:
+        """Names of all GPUs that a VM can have."""
+        return list(importlib.import_module(self.gpus).load())
+
+    def zone_names(self, ctx: Any) -> list[str]:
+        """Zones with the GPU that the command line names; without a valid GPU, the zones of all GPUs."""
+        known = importlib.import_module(self.gpus).load()
+        row = known.get(str(ctx.params.get("gpu")))
+        return sorted({zone for gpu in ([row] if row else known.values()) for zone in gpu.zones})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +107,7 @@ class SettingSources:
     def _first(
         self, name: str, options: Mapping[str, str | None], environment: Mapping[str, str], table: Mapping[str, object]
     ) -> tuple[Origin, str] | None:
+        """First source that has the setting, and the checked value; None if no source has it."""
         variable = self.prefix + name.upper()
         example = self.rules[name][2]
         sources: list[tuple[Origin, object, str, str]] = [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.backends.rented_options import RentedOptions, SettingSources
+from launcher.backends.rented_options import Completions, RentedOptions, SettingSources
 from launcher.values import Command, choice
 from workload.contract.errors import UsageError
 from workload.contract.spec import ENVIRONMENT_PREFIX
@@ -31,6 +31,7 @@ COMMAND = Command(
     sent_to="EC2",
     is_fresh=True,
 )
+COMPLETIONS = Completions(gpus="launcher.backends.aws.gpus")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +48,13 @@ class Where:
 class Options(RentedOptions):
     """Options of `launch aws` besides those of the run. `zones`: ids or names of zones, in order."""
 
-    gpu: str = choice("the GPU of the VM", metavar="t4|l4|a10g|a100|…")
+    gpu: str = choice("the GPU of the VM", metavar="t4|l4|a10g|a100|…", autocompletion=COMPLETIONS.gpu_names)
     zones: tuple[str, ...] = choice(
         "try this zone first, by id or by name; repeatable (all of the region)",
         default=(),
         flag="--zone",
         metavar="Z",
+        autocompletion=COMPLETIONS.zone_names,
     )
     external_ip: bool = choice("a public address; without it the subnet needs NAT or endpoints", default=True)
     ami: str | None = choice(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 
 from launcher.backends.gcp import options as gcp
-from launcher.backends.gcp.options import VmOptions
+from launcher.backends.gcp.options import COMPLETIONS, VmOptions
 from launcher.values import Command, choice, limit_s
 
 DEFAULT_QUEUE_S = 1800
@@ -49,6 +49,7 @@ class Options(VmOptions):
         default=(),
         flag="--zone",
         metavar="Z",
+        autocompletion=COMPLETIONS.zone_names,
     )
     rerun_preempted: int = choice(
         "start again if the spot VM is taken away, at most N times", default=0, metavar="N", min=0, max=MOST_RETRIES

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.backends.rented_options import MachineOptions, RentedOptions, SettingSources
+from launcher.backends.rented_options import Completions, MachineOptions, RentedOptions, SettingSources
 from launcher.values import Command, choice
 from workload.contract.errors import UsageError
 from workload.contract.spec import ENVIRONMENT_PREFIX
@@ -31,6 +31,7 @@ COMMAND = Command(
     sent_to="Compute Engine",
     is_fresh=True,
 )
+COMPLETIONS = Completions(gpus="launcher.backends.gcp.gpus")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +48,13 @@ class Where:
 class VmOptions(MachineOptions):
     """Options of a VM of Google Cloud, which `launch gcp` and `launch batch` share."""
 
-    gpu: str = choice("the GPU of the VM", metavar="t4|l4|v100|a100|…")
+    gpu: str = choice("the GPU of the VM", metavar="t4|l4|v100|a100|…", autocompletion=COMPLETIONS.gpu_names)
     zones: tuple[str, ...] = choice(
         "try this zone first; repeatable (all, those with known prices first)",
         default=(),
         flag="--zone",
         metavar="Z",
+        autocompletion=COMPLETIONS.zone_names,
     )
     repository: str | None = choice("repository for the image", default=None, metavar="HOST/NAME")
     service_account: str | None = choice("service account of the VM", default=None, metavar="EMAIL")
