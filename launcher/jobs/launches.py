@@ -449,7 +449,7 @@ def render(launches: Sequence[Launch], now_s: float) -> str:
     )
 
 
-def render_one(launch: Launch, store: Store, now_s: float, command: Callable[[str], str] = "launch {}".format) -> str:
+def render_one(launch: Launch, store: Store, now_s: float, command: Callable[[str], str]) -> str:
     """All facts of one launch as lines, with the commands to type next. `command`: makes one for the launch's place."""
     seen, request = launch.seen, launch.seen.request
     lines = [("launch", seen.name), ("state", f"{launch.state}" + (f": {plain(launch.why)}" if launch.why else ""))]

@@ -291,7 +291,7 @@ def test_table_of_launches_and_a_launch_named_in_detail(golden: Golden) -> None:
     texts = [render([judged(each, 230) for each in (running, ended)], LAUNCHED_S + 230)]
     booted = seen(machine=machine(), heartbeat=beat(200, LaunchPhase.BOOTED))
     for known, age_s in ((booted, 230), (seen(result=result()), 400)):
-        texts.append(render_one(judged(known, age_s), as_store(Objects({})), LAUNCHED_S + age_s))
+        texts.append(render_one(judged(known, age_s), as_store(Objects({})), LAUNCHED_S + age_s, "launch {}".format))
     golden("status.txt", "\n\n".join(texts) + "\n")
 
 
