@@ -157,18 +157,18 @@ def test_a_fault_is_found_beside_a_test_that_fails_anyway(tmp_path: Path, monkey
     code = "def f(x):\n    return x < y\n\n\ndef g():\n    global y\n    y = z\ndef h():\n    return True\n"
     code += "def i(x):\n    return x + x\nz = 0.5\ng()\n"
     tests = (
-        "import pytest\nfrom launcher import sizes\n\n"
-        "@pytest.mark.slow\ndef test_a(): assert not sizes.f(0.5)\n"
+        "import pytest\nfrom launcher import values\n\n"
+        "@pytest.mark.slow\ndef test_a(): assert not values.f(0.5)\n"
         "def test_b(): assert False\n"
-        "def test_c(): assert not sizes.f(0.5)\n"
+        "def test_c(): assert not values.f(0.5)\n"
     )
     in_child = (
         "import subprocess, sys\nimport launcher.values\n\n"
         "def test_child():\n"
-        "    code = 'from launcher import sizes; assert not sizes.f(sizes.y)'\n"
+        "    code = 'from launcher import values; assert not values.f(values.y)'\n"
         "    subprocess.run([sys.executable, '-c', code], check=True, env={})\n"
     )
-    tests += "@pytest.mark.parametrize('size', [sizes.y])\ndef test_d(size): assert size == 0.5\n"
+    tests += "@pytest.mark.parametrize('size', [values.y])\ndef test_d(size): assert size == 0.5\n"
     root = project(
         tmp_path / "checkout",
         {
@@ -178,7 +178,7 @@ def test_a_fault_is_found_beside_a_test_that_fails_anyway(tmp_path: Path, monkey
             "pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['.']\nmarkers = ['slow', 'night']\n",
             "launcher/values.py": code,
             "tests/launcher/test_child.py": in_child,
-            "tests/launcher/test_sizes.py": tests,
+            "tests/launcher/test_values.py": tests,
         },
     )
     commit = ["-c", "user.name=a", "-c", "user.email=a@example.com", "commit", "--quiet", "--all", "--message", "text"]
@@ -192,11 +192,11 @@ def test_a_fault_is_found_beside_a_test_that_fails_anyway(tmp_path: Path, monkey
     monkeypatch.setattr(seeded_faults, "KINDS", (COMPARISON, CONSTANT, LEFT_OUT, ARITHMETIC))
     seeded_faults.main(words)
     said = [json.loads(line) for line in rows.read_text().splitlines()]
-    tests = [f"tests/launcher/test_{name}" for name in ("child.py::test_child", "sizes.py::test_c")]
+    tests = [f"tests/launcher/test_{name}" for name in ("child.py::test_child", "values.py::test_c")]
     assert {row["kind"]: (row["result"], row["tests"]) for row in said} == {
         COMPARISON: ("found", tests),
         CONSTANT: ("gone", []),
-        LEFT_OUT: ("found", [tests[0], "tests/launcher/test_sizes.py"]),
+        LEFT_OUT: ("found", [tests[0], "tests/launcher/test_values.py"]),
         ARITHMETIC: ("not reached", []),
     }
     seeded_faults.main(words)

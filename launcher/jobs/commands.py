@@ -102,7 +102,7 @@ def _hints_name_the_place(command: Callable[..., int]) -> Callable[..., int]:
         except RooflaunchError as error:
             # A mistake in the options is one of the command that was typed, which names its place already.
             if place.words and not isinstance(error, UsageError):
-                error.hint += f" (launches of this place: {place.words})"
+                error.hint += f" (add {place.words})"
             raise
 
     return with_place

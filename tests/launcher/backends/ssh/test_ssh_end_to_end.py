@@ -107,7 +107,7 @@ def test_ctrl_c_leaves_it_running_and_down_ends_it(machine: sshd.Machine, tmp_pa
     assert process.wait() == ExitCode.INTERRUPTED
     name = records(machine)[0].name
     place = f"--host {machine.host} --port {machine.port}"
-    assert re.search(rf"logs {name} -f {place} to follow it, .* down {name} {place} to end it$", rest, re.MULTILINE)
+    assert re.search(rf"logs {name} -f to follow it, .* down {name} to end it \(add {place}\)$", rest, re.MULTILINE)
     _, err = ran(machine, tmp_path, "launch", "ssh", *TINY, "--python", sys.executable, code=ExitCode.NO_CAPACITY)
     assert f"error: {machine.host} is busy with {name}: two runs at the same time would disturb each other" in err
     out, _ = ran(machine, tmp_path, "launch", "down", name)
