@@ -93,7 +93,7 @@ class Script:
 
 
 def _hints_name_the_place(command: Callable[..., int]) -> Callable[..., int]:
-    """Decorator: add to an error's hint the options that its commands need to select the same place."""
+    """Decorator: add to a hint with commands for launches the options that select the same place."""
 
     @wraps(command)
     def with_place(place: Place, *words: Any, **options: Any) -> int:
@@ -101,7 +101,8 @@ def _hints_name_the_place(command: Callable[..., int]) -> Callable[..., int]:
             return command(place, *words, **options)
         except RooflaunchError as error:
             # A mistake in the options is one of the command that was typed, which names its place already.
-            if place.words and not isinstance(error, UsageError):
+            names_launches = any(f"launch {verb}" in error.hint for verb in ("status", "logs", "down", "reap"))
+            if place.words and names_launches and not isinstance(error, UsageError):
                 error.hint += f" (add {place.words})"
             raise
 
