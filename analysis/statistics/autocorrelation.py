@@ -206,7 +206,10 @@ def _standard_scores(order: Floats, periods: range) -> list[Floats]:
 
 @functools.lru_cache(maxsize=LONGEST_PERIOD)
 def _phases(n: int, period: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Phase of each of `n` steps, and the number of steps of each phase. Most runs have the same number of steps."""
+    """Position in the period, 0 to `period` - 1, of each of `n` steps, and how many steps have each position.
+
+    The result is kept, because most runs have the same number of steps.
+    """
     phases = np.arange(n) % period
     return phases, np.bincount(phases, minlength=period)
 

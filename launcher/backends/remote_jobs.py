@@ -19,7 +19,7 @@ SSH_PROGRAM = "launcher/backends/ssh/remote.py"
 
 
 class RemoteJobs(ABC):
-    """Jobs that programs of ours start and end on a machine: on this one, or on one that is reached over ssh.
+    """Jobs on a machine or cluster, started and ended by a program of ours that runs there: locally, or over ssh.
 
     `program`: path of the program that answers requests; `prefix`: start of the names in `calls`.
     """

@@ -430,7 +430,7 @@ class TolerantStream:
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream, or drop its content if it fails."""
+        """Flush the stream; if that fails, drop what was written and keep the error."""
         with self._errors_dropped():
             self._stream.flush()
 

@@ -400,7 +400,7 @@ def throttled_s(machine: HostSystem, folder: str) -> float | None:
 
 
 def _folders(machine: HostSystem, mounted: list[Mount], controller: str) -> Iterator[str]:
-    """Folders of the process's control group and its parents, in each hierarchy that can hold the controller."""
+    """Folders of this process's control group and of its parent groups, wherever `controller` may set limits."""
     groups = _own_groups(machine)
     for mount in mounted:
         if mount.kind == "cgroup2":

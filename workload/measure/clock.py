@@ -195,7 +195,7 @@ class Collectives:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Context manager: mark a collective of the script that returns when it is done."""
+        """Time a collective operation that the script waits for; the operation is the body of the `with` block."""
         began = self._clock.mark()
         yield
         self._waits.append((began, self._clock.mark()))

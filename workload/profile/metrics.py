@@ -253,10 +253,10 @@ class Kernel:
 
 
 def read(source: NcuSource, roles: Mapping[str, str]) -> tuple[list[Kernel], tuple[str, ...]]:
-    """Kernel launches in the order of the table, and notes on unreadable cells; `roles`: role of each metric, by name.
+    """Read kernel launches, in the order of the table, and notes on cells that cannot be read.
 
-    Metrics that share a role are added up. A metric without a column, in an unknown unit or without a number has no
-    value. Raises `ToolError` if there is no table.
+    `roles`: what each metric counts, by the metric's name. Metrics that share a role are added up. A metric without a
+    column, in an unknown unit or without a number has no value. Raises `ToolError` if there is no table.
     """
     try:
         head = ncu_csv.find(source)

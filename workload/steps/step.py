@@ -135,7 +135,10 @@ def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Tensors in a batch, and lists of texts, numbers or mappings, in order. Hugging Face's batches are mappings."""
+    """Parts of a batch that tell its size: tensors, and lists of texts, numbers or mappings, in the batch's order.
+
+    Dictionaries are searched too, because batches of Hugging Face are dictionaries.
+    """
     waiting = [value]
     for _ in range(MOST_LEAVES):
         if not waiting:

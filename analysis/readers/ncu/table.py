@@ -33,7 +33,7 @@ EXPORT = "LC_ALL=C ncu --import REPORT.ncu-rep --csv --page raw --print-units ba
 
 
 class NcuFileError(UsageError):
-    """A file without a readable table of kernels."""
+    """Error: a file has no readable table of kernels from Nsight Compute."""
 
     def __init__(self, path: Path, reason: str, *, hint: str, what: str = "has no table of Nsight Compute") -> None:
         super().__init__(f"'{path}' {what}: {reason}", hint=hint)

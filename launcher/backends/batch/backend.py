@@ -106,7 +106,7 @@ class BatchMachines:
         return Submitted(machines=tuple(there[name] for name in names))
 
     def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
-        """Machines of the named tasks; a missing task's condition is GONE. Without `names`, all tasks that still exist.
+        """List the machines of the tasks in `names`, or of all tasks that exist; a task that does not exist is GONE.
 
         Requests one list of jobs, and then the list of tasks of each job that contains a named task.
         """

@@ -20,7 +20,10 @@ ACCOUNTS = "sacctmgr show assoc user=$USER format=account,partition,qos"
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Meaning and cure of a message that matches `pattern`, from Slurm's table of errors (src/common/slurm_errno.c)."""
+    """How to explain an error message of Slurm, and what the user can do about it.
+
+    `pattern`: regular expression that finds the message; the texts are those of Slurm's src/common/slurm_errno.c.
+    """
 
     pattern: str
     meaning: str
