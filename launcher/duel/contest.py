@@ -8,11 +8,8 @@ forks of one process, with one layout: it changes neither variant's order, and t
 
 import re
 import secrets
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -36,8 +33,7 @@ from workload.contract.errors import (
     ToolError,
     UsageError,
 )
-from workload.contract.operating_system import SIGKILL
-from workload.contract.process import SIGNALS_UNTIL_KILLED, handled_by, interruption
+from workload.contract.process import handled_by, interruption
 from workload.contract.record import JobPlace, Status
 from workload.contract.text import MINUTE_S, counted, duration, minutes, si
 from workload.contract.trainer import Forks
@@ -333,58 +329,25 @@ def run_segment(
         # Forks of one server share its memory layout: each quadruple has another one.
         forks.end()
     run = f"run {position + 1}, of {side.variant}"
-    with _relay(left_s) as relay, repeated_every(lambda passed_s: tell(f"{run}: {duration(passed_s)} so far")):
-        outcome = local.run(side.plan, watcher=relay.watcher, forks=forks)
+    printed, trainers = Printed(), Trainers()
+    watcher = Watcher(on_message=printed.append, on_started=trainers.started, on_ended=trainers.ended)
+    with (
+        handled_by(trainers.pass_on),
+        trainers.ended_after(left_s, UNTIL_KILLED_S) as is_late,
+        repeated_every(lambda passed_s: tell(f"{run}: {duration(passed_s)} so far")),
+    ):
+        outcome = local.run(side.plan, watcher=watcher, forks=forks)
         for sealed in outcome.bundles:
             job = JobPlace(name=name, variant=side.variant, block=block + 1, position=place + 1)
             bundle.place_in_job(sealed.path, job)
-    if relay.signals:
-        raise interruption(relay.signals[0])
+    if trainers.signals:
+        raise interruption(trainers.signals[0])
     is_done = outcome.exit_code == ExitCode.DONE and bool(outcome.bundles)
-    if relay.is_out_of_time and not is_done:
+    if is_late.is_set() and not is_done:
         raise OutOfTimeError
     if not is_done:
-        raise _failed(side, position, outcome, relay.printed)
+        raise _failed(side, position, outcome, printed)
     return _measured(outcome.bundles[0], side, position)
-
-
-class _Relay:
-    """Keeps a trainer's last lines of output and the user's signals, and passes the signals on to the trainer."""
-
-    def __init__(self) -> None:
-        self.printed, self.signals, self.trainers = Printed(), list[int](), Trainers()
-        self.is_out_of_time = False
-        self.watcher = Watcher(
-            on_message=self.printed.append,
-            on_bundle=lambda _: None,
-            on_started=self.trainers.started,
-            on_ended=self.trainers.ended,
-        )
-
-    def stop(self, number: int, _: object) -> None:
-        """Handle a signal from the user: pass it on, or kill the trainer after repeated signals."""
-        self.signals.append(number)
-        self.trainers.send(SIGKILL if len(self.signals) >= SIGNALS_UNTIL_KILLED else number)
-
-
-@contextmanager
-def _relay(left_s: float) -> Iterator[_Relay]:
-    """Relay that sends its trainer SIGTERM after `left_s` seconds, and SIGKILL `UNTIL_KILLED_S` seconds later."""
-    relay, has_ended = _Relay(), threading.Event()
-
-    def end_in_time() -> None:
-        for wait_s, number in ((max(0.0, left_s), signal.SIGTERM), (UNTIL_KILLED_S, SIGKILL)):
-            if has_ended.wait(wait_s):
-                return
-            relay.is_out_of_time = True
-            relay.trainers.send(number)
-
-    threading.Thread(target=end_in_time, daemon=True).start()
-    try:
-        with handled_by(relay.stop):
-            yield relay
-    finally:
-        has_ended.set()
 
 
 def _failed(side: Side, position: int, outcome: LocalOutcome, printed: Printed) -> RooflaunchError:

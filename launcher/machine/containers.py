@@ -131,7 +131,7 @@ def follow(
 ) -> ContainerEnd:
     """Run a container to its end. `on_line` gets each line of stdout; stderr goes to our stderr or to the watcher.
 
-    Ctrl-C, SIGTERM and a closed terminal are passed on to the trainer, which seals its bundle; a second signal becomes
+    Ctrl-C, SIGTERM and a closed terminal are passed on to the trainer, which seals its bundle; repeated signals become
     SIGKILL. A watcher handles signals itself.
     """
     if watcher is not None:
@@ -141,16 +141,11 @@ def follow(
                 return started.follow(on_stdout=on_line, on_stderr=watcher.on_message)
             finally:
                 watcher.on_ended()
-    signals, trainers = list[int](), Trainers()
-
-    def stop(number: int, _: object) -> None:
-        signals.append(number)
-        trainers.send(number if len(signals) == 1 else SIGKILL)
-
-    with handled_by(stop), engine.started(container) as started:
+    trainers = Trainers()
+    with handled_by(trainers.pass_on), engine.started(container) as started:
         trainers.started(started)
         ended = started.follow(on_stdout=on_line, on_stderr=lambda line: print(line, file=sys.stderr, flush=True))
-    return replace(ended, signal=signals[0] if signals else None)
+    return replace(ended, signal=trainers.signals[0] if trainers.signals else None)
 
 
 def explain(ended: ContainerEnd, limits: ContainerLimits) -> RooflaunchError | None:

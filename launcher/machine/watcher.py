@@ -1,5 +1,6 @@
 """Callbacks with the progress of a run, for programs such as the agent that show it elsewhere than on a terminal."""
 
+import signal
 import threading
 import time
 from collections import deque
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from workload.contract.process import Follower
+from workload.contract.operating_system import SIGKILL
+from workload.contract.process import SIGNALS_UNTIL_KILLED, Follower
 from workload.contract.text import LINE_EVERY_S
 
 # Number of a trainer's last output lines to keep, for an error message.
@@ -24,9 +26,13 @@ class Trainer(Protocol):
 
 
 class Trainers:
-    """Passes signals on to the trainers that run, and to those that start later. Safe to share between threads."""
+    """Passes signals on to the trainers that run, and to those that start later. Safe to share between threads.
+
+    `signals`: the user's signals, in order.
+    """
 
     def __init__(self) -> None:
+        self.signals: list[int] = []
         # Reentrant, because a signal's handler may interrupt these methods and call `send`.
         self._lock = threading.RLock()
         self._running: list[Trainer] = []
@@ -39,6 +45,11 @@ class Trainers:
             running = list(self._running)
         for trainer in running:
             trainer.send_signal(number)
+
+    def pass_on(self, number: int, _: object) -> None:
+        """Handle a signal from the user: pass it on, or kill the trainers after repeated signals."""
+        self.signals.append(number)
+        self.send(SIGKILL if len(self.signals) >= SIGNALS_UNTIL_KILLED else number)
 
     def started(self, trainer: Trainer) -> None:
         """Register a trainer that runs now."""
@@ -53,6 +64,27 @@ class Trainers:
         with self._lock:
             self._running.clear()
 
+    @contextmanager
+    def ended_after(self, left_s: float, until_killed_s: float) -> Iterator[threading.Event]:
+        """End the trainers after `left_s` seconds by SIGTERM, and `until_killed_s` later by SIGKILL.
+
+        Yields an event that is set when the time is up.
+        """
+        is_over, is_late = threading.Event(), threading.Event()
+
+        def end_in_time() -> None:
+            for wait_s, number in ((max(0.0, left_s), signal.SIGTERM), (until_killed_s, SIGKILL)):
+                if is_over.wait(wait_s):
+                    return
+                is_late.set()
+                self.send(number)
+
+        threading.Thread(target=end_in_time, daemon=True).start()
+        try:
+            yield is_late
+        finally:
+            is_over.set()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Watcher(Follower):
@@ -64,9 +96,9 @@ class Watcher(Follower):
     calls come from the caller's thread.
     """
 
-    on_bundle: Callable[[Path], None]
     on_started: Callable[[Trainer], None]
     on_ended: Callable[[], None]
+    on_bundle: Callable[[Path], None] = lambda _: None
 
 
 class Printed(deque[str]):

@@ -123,7 +123,6 @@ class LocalPlaces:
         self._progress.update(work.name, now=f"block {run.block}: {configuration_text(run, work.plan)}")
         return Watcher(
             on_message=printed.append,
-            on_bundle=lambda _: None,
             on_started=self._control.trainers.started,
             on_ended=self._control.trainers.ended,
             apart=True,

@@ -23,7 +23,7 @@ from launcher.machine import local
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalOutcome
 from launcher.machine.runtime import Choice
-from launcher.machine.watcher import Printed
+from launcher.machine.watcher import Printed, Trainers
 from launcher.values import Runtime
 from tests.launcher.told import Golden, printed, told
 from workload.contract.errors import (
@@ -266,17 +266,14 @@ class Stubborn:
         pytest.param(600.0, [], id="in time"),
     ],
 )
-def test_a_trainer_that_does_not_end_in_time_is_killed(
-    left_s: float, heard: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(contest, "UNTIL_KILLED_S", 0.0)
-    trainer = Stubborn()
-    with contest._relay(left_s) as relay:
-        relay.watcher.on_started(trainer)
+def test_a_trainer_that_does_not_end_in_time_is_killed(left_s: float, heard: list[str]) -> None:
+    trainer, trainers = Stubborn(), Trainers()
+    with trainers.ended_after(left_s, until_killed_s=0.0) as is_late:
+        trainers.started(trainer)
         assert trainer.killed.wait(60 if heard else 0) is bool(heard)
     # A trainer that starts while a signal is sent may get the signal twice.
     assert list(dict.fromkeys(trainer.heard)) == heard
-    assert relay.is_out_of_time is bool(heard)
+    assert is_late.is_set() is bool(heard)
 
 
 def result(machine: Machine, *, are_equal: bool = False, **limits: Any) -> Result:

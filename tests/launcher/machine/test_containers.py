@@ -139,12 +139,12 @@ def follow(docker: FakeDocker, out: list[str]) -> ContainerEnd:
         ([signal.SIGINT], ["SIGINT"], ["sealed"], 130),
         ([signal.SIGTERM], ["SIGTERM"], ["sealed"], 130),
         ([signal.SIGHUP], ["SIGHUP"], ["sealed"], 130),
-        ([signal.SIGINT, signal.SIGINT], ["SIGINT", "SIGKILL"], [], 137),
-        ([signal.SIGTERM, signal.SIGINT], ["SIGTERM", "SIGKILL"], [], 137),
+        ([signal.SIGINT] * 3, ["SIGINT", "SIGINT", "SIGKILL"], [], 137),
+        ([signal.SIGTERM, signal.SIGINT, signal.SIGINT], ["SIGTERM", "SIGINT", "SIGKILL"], [], 137),
     ],
     ids=str,
 )
-def test_first_signal_lets_the_trainer_seal_its_bundle_and_the_second_kills_it(
+def test_first_signal_lets_the_trainer_seal_its_bundle_and_the_third_kills_it(
     sent: list[signal.Signals], received: list[str], lines: list[str], exit_code: int, docker: FakeDocker
 ) -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
