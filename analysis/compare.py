@@ -7,6 +7,7 @@ within the blocks, even if the interval is wider; else as two independent sample
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,7 @@ COLUMNS = (
     Column(name="blocks", heading="blocks", optional=True),
     Column(name="effect", heading="effect", digits=3),
     Column(name="smallest_detectable_ratio", heading="detectable from"),
+    Column(name="joules_ratio", heading="energy right/left", digits=3, optional=True),
     Column(name="busy", heading="busy", optional=True, detail=True),
     Column(name="verdict", heading="verdict", role=Role.SENTENCE),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
@@ -242,6 +244,7 @@ def _line(pair: Pair, by: str, comparison: Comparison, *, level: float, count: i
         "test": str(interval.method) if interval else None,
         "blocks": within.blocks if within else None,
         "effect": comparison.hedges_g,
+        "joules_ratio": _joules_ratio(pair),
         "busy": comparison.busy,
         "smallest_detectable_ratio": None if detectable is None else float(np.exp(detectable)),
         "verdict": verdict(comparison, left=left, right=right, level=level, detectable=detectable, count=count),
@@ -255,6 +258,12 @@ def _line(pair: Pair, by: str, comparison: Comparison, *, level: float, count: i
             ]
         ),
     }
+
+
+def _joules_ratio(pair: Pair) -> float | None:
+    """Median energy per image of the right side over that of the left; None if a side's is unknown."""
+    left, right = ([joules for case in side.runs if (joules := case["joules_per_image"])] for side in pair.sides)
+    return median(right) / median(left) if left and right else None
 
 
 def verdict(

@@ -46,6 +46,7 @@ COLUMNS = (
     Column(name="busy", heading="busy", optional=True, role=Role.SENTENCE),
     Column(name="data_wait_fraction", heading="data waits", unit="%", digits=3),
     Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True),
+    Column(name="joules_per_image", heading="J per {one}", digits=3, optional=True),
     Column(name="interval", heading="interval", role=Role.NOTE),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
     Column(name="images_per_s_mean", heading="mean {unit}/s", detail=True),

@@ -15,7 +15,7 @@ from analysis.kernels import ALL
 from analysis.loading import units
 from analysis.roofline.points import TRACED_TIME
 from workload.contract.tables import number
-from workload.contract.text import percent, si, signed_percent
+from workload.contract.text import joules, percent, si, signed_percent
 
 Builder: TypeAlias = Callable[[Material], Iterator[Figure]]
 T = TypeVar("T")
@@ -309,6 +309,31 @@ def efficiencies(material: Material) -> pd.DataFrame:
     ).reset_index(drop=True)
 
 
+def _energy(material: Material) -> Iterator[Figure]:
+    known = material.measured[material.measured["joules_per_image"] > 0]
+    if len(known) < 2:  # noqa: PLR2004 - nothing to compare
+        return
+    least = known.nsmallest(MOST_OF_A_KIND, "joules_per_image")
+    rows = least.to_dict("records")
+    names = [f"{row['task']}, batch {_batch(row)}, {row['variant']}" for row in rows]
+    more = f"The {len(least)} of {len(known)} configurations with the least energy. " if len(least) < len(known) else ""
+    each = units.singular(material.unit)
+    texts = [f"{name}, {row['env']}: {joules(row['joules_per_image'])}" for name, row in zip(names, rows, strict=True)]
+    yield Figure(
+        name="energy_comparison",
+        title=f"Energy per {each}",
+        caption=f"{more}{_shared(least, 'env')}Energy of all devices of a run in the measured steps for each {each}; "
+        f"idle power is not subtracted. {_intervals(least, 'joules_per_image')}",
+        text=_listed(texts[:MOST_LISTED], len(texts)),
+        chart=throughput.comparison(
+            replace(material, tasks=list(dict.fromkeys(names))),
+            least.assign(task=names),
+            "joules_per_image",
+            "Energy [J per {one}]",
+        ),
+    )
+
+
 def _models(material: Material) -> Iterator[Figure]:
     best = throughput.best(material.measured)
     known = best[best["train_flop_per_image"] > 0]
@@ -381,6 +406,7 @@ REGISTRY: dict[str, Builder] = {
     "roofline_combined": _roofline_combined,
     "ai_vs_batch": _intensity,
     "efficiency_comparison": _efficiency,
+    "energy_comparison": _energy,
     "kernel_roofline": _kernel_rooflines,
 }
 

@@ -27,6 +27,7 @@ TITLES = {
     "interval": "bar",
     "runs": "runs",
     "step_s": "step",
+    "joules_per_image": "J per {one}",
     "flop_per_s": "attained",
     "bound": "limited by",
     "busy": "busy",
@@ -205,9 +206,16 @@ def best(table: pd.DataFrame) -> pd.DataFrame:
     return known.loc[known.groupby(["env", "task"], sort=False)["images_per_s"].idxmax()].reset_index(drop=True)
 
 
-def comparison(material: Material, table: pd.DataFrame) -> Drawing:
-    """Chart of `best`: each model's best throughput per environment, with its interval and its value."""
-    field = "images_per_s"
+def comparison(
+    material: Material,
+    table: pd.DataFrame,
+    field: str = "images_per_s",
+    title: str = "Best throughput [{unit}/s]",
+) -> Drawing:
+    """Chart of `best`: each model's best throughput per environment, with its interval and its value.
+
+    `field`: another column to draw, with its `title`.
+    """
     is_wide = style.is_wide(table[field])
     # Leave room for the text beside the last point.
     top = style.reach(table, field) * (2.0 if is_wide else 1.15)
@@ -218,7 +226,7 @@ def comparison(material: Material, table: pd.DataFrame) -> Drawing:
     return rows_of_points(
         material,
         table.drop(columns=["run_ids"], errors="ignore"),
-        x=alt.X(f"{field}:Q", scale=scale, axis=axis, title=f"Best throughput [{material.unit}/s]"),
+        x=alt.X(f"{field}:Q", scale=scale, axis=axis, title=units.worded(title, material.unit)),
         field=field,
         legends=("env",),
         order=table["env"].map(style.present(material.environments, table["env"]).index),

@@ -133,6 +133,7 @@ class _Columns:
 FIGURES = (
     *("runs", "images_per_s_mean", "images_per_s_sd", "images_per_s", "images_per_s_low", "images_per_s_high"),
     *("interval", "step_s", "bound", "busy", "data_wait_fraction"),
+    *("joules_per_image", "joules_per_image_low", "joules_per_image_high"),
 )
 
 
@@ -218,7 +219,9 @@ class Group:
         return busy_sentence([text if isinstance(text, str) else None for text in self.values("busy")])
 
     def figures(self) -> dict[str, Any]:
-        """Figures of a configuration that every table shows: throughput with interval, step time, bound, data waits."""
+        """Figures of a configuration that every table shows: throughput, step time, limit, data waits, energy."""
+        from analysis.statistics.samples import over_runs  # noqa: PLC0415 - see `rate`
+
         rates = self.known("images_per_s")
         return {
             "runs": len(self),
@@ -230,6 +233,7 @@ class Group:
             "bound": self.bound,
             "busy": self.busy,
             "data_wait_fraction": self.median("data_wait_fraction"),
+            **over_runs(self.known("joules_per_image")).columns("joules_per_image"),
         }
 
 

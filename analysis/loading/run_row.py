@@ -15,7 +15,7 @@ from workload.contract.fields import RANGES, Kind, instant
 from workload.contract.ranks import IN_COLLECTIVES, INPUT, UNEVEN, Ranks, largest_wait, waits
 from workload.contract.record import Record, Status
 from workload.contract.record_sections import CloudFacts
-from workload.contract.spent import RUN_PARTS, Spent
+from workload.contract.spent import RUN_PARTS, Spent, joules_per_image
 from workload.contract.trainer import Start
 
 # `path` and `kernels_file` come from the index, the others from several fields of run.json.
@@ -52,6 +52,8 @@ DERIVED: Mapping[str, Kind] = {
     **{f"{part}_s": Kind.NUMBER for part in RUN_PARTS},
     # Cost of this time.
     "usd": Kind.NUMBER,
+    # Energy of all devices for one of the images, tokens and so on of all devices.
+    "joules_per_image": Kind.NUMBER,
 }
 # Shares of a step in which the devices of a run wait, with their names as what limits scaling.
 WAITS = {"collectives_share": IN_COLLECTIVES, "slow_rank_share": UNEVEN, "rank_input_share": INPUT}
@@ -172,6 +174,7 @@ def _derived(run: Record) -> dict[str, Any]:
         "limit_known": "; ".join(verdict.possible_causes(run)) or None,
         **{f"{part}_s": spent.seconds.get(part) for part in RUN_PARTS},
         "usd": spent.usd,
+        "joules_per_image": joules_per_image(run),
     }
 
 

@@ -23,7 +23,7 @@ from analysis.roofline.points import WorkSource
 from analysis.summary import list_price
 from workload.contract import peaks, prices
 from workload.contract.spec import Precision
-from workload.contract.text import counted, plain
+from workload.contract.text import counted, joules, plain
 from workload.contract.verdict import Bound
 from workload.stats.intervals import LEAST_REPLICATES
 
@@ -36,6 +36,8 @@ MOST_FAMILIES = 3
 KEYS = ("env", "task", "variant", "batch_size")
 # Ratio of peak memory from which memory counts as a cost of a setting.
 MEMORY_COST = 1.05
+# Share of the fastest configuration's energy below which another one is named: readings differ by a few per cent.
+LESS_ENERGY = 0.95
 
 
 def section(evidence: ReportEvidence) -> Section:
@@ -289,7 +291,8 @@ def _models(evidence: ReportEvidence) -> list[str]:
     best = known.loc[known.groupby("task", sort=False)["images_per_s"].idxmax()]
     rows = sorted(rows_of(best), key=lambda row: (row["run_ids"][0] in evidence.imported, -row["images_per_s"]))
     return [
-        f"{'; '.join([_best(row, lines[row['task']]), *_limit(row), *_too_large(row, evidence)])}."
+        "; ".join([_best(row, lines[row["task"]]), *_limit(row), *_too_large(row, evidence), *_energy(row, known)])
+        + "."
         + _devices(row, evidence)
         for row in rows[:MOST_MODELS]
     ]
@@ -312,6 +315,22 @@ def _too_large(row: Mapping[str, Any], evidence: ReportEvidence) -> Iterator[str
     too_large = failed[is_same & failed["ending"].str.contains("out of memory")]
     if len(too_large):
         yield f"batch {content.text(too_large['batch_size'].min())} runs out of memory"
+
+
+def _energy(row: Mapping[str, Any], measured: pd.DataFrame) -> Iterator[str]:
+    """Words on the configuration of this model with the least energy, if it needs certainly less than the fastest."""
+    same = measured[(measured["task"] == row["task"]) & (measured["joules_per_image"] > 0)]
+    if same.empty or not content.is_known(row["joules_per_image"]):
+        return
+    [least] = rows_of(same.nsmallest(1, "joules_per_image"))
+    high, low = least["joules_per_image_high"], row["joules_per_image_low"]
+    is_below = not (content.is_known(high) and content.is_known(low)) or high < low
+    if is_below and least["joules_per_image"] < LESS_ENERGY * row["joules_per_image"]:
+        batch = f"batch {content.text(least['batch_size'])}, " if content.is_known(least["batch_size"]) else ""
+        yield (
+            f"least energy, {joules(least['joules_per_image'])} per {units.singular(units.unit_of(least))}, at {batch}"
+            f"{least['variant']} on {least['env']}: {joules(row['joules_per_image'])} at the highest throughput"
+        )
 
 
 def _devices(row: Mapping[str, Any], evidence: ReportEvidence) -> str:

@@ -39,6 +39,7 @@ SUMMARY = (
     Column(name="step_s", heading="step", unit="s", prefixed=True),
     Column(name="peak_memory_bytes", heading="peak memory", unit="B", prefixed=True, digits=3),
     Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True, digits=3),
+    Column(name="joules_per_image", heading="J per {one}", digits=3),
     Column(name="intensity", heading="FLOP/byte", digits=3),
     Column(name="fraction_of_roof", heading="of the roof", unit="%", digits=2),
     *facts(bound="limited by", busy="busy"),
@@ -94,6 +95,7 @@ FIGURES = (
     "batch_size_scaling",
     "model_comparison",
     "efficiency_comparison",
+    "energy_comparison",
 )
 
 

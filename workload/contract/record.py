@@ -34,7 +34,7 @@ from workload.contract.fields import (
     schema,
 )
 from workload.contract.ranks import Ranks
-from workload.contract.record_sections import Environment, Imported, ProfileResult
+from workload.contract.record_sections import Energy, Environment, Imported, ProfileResult
 from workload.contract.spec import SCRIPT_OPTIONS, RunSpec
 
 # Schema history: see the top of workload/contract/bundle.py.
@@ -459,6 +459,7 @@ class Record:
     bound: Verdict | None = None
     memory: Memory | None = None
     usage: Usage | None = None
+    energy: Energy | None = None
     profile: ProfileResult = field(default_factory=ProfileResult)
     cost: Cost | None = None
     notes: Texts = column(default=())

@@ -1,10 +1,11 @@
-"""Sections of run.json: the environment, the profile, and how a measurement of another program was read.
+"""Sections of run.json: the environment, the energy, the profile, and how another program's measurement was read.
 
 Standard library only.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import ClassVar
 
 from workload.contract.fields import Flag, Number, Numbers, Share, Text, Texts, Time, column
@@ -192,6 +193,43 @@ class Environment:
     cloud: CloudFacts | None = None
     container: ContainerFacts | None = None
     slurm: SlurmFacts | None = None
+
+
+# --- energy
+
+
+class EnergySource(StrEnum):
+    """Origin of the energy: a GPU's counter, power samples of a GPU, or the counters of the CPU's packages."""
+
+    NVML_COUNTER = "nvml counter"
+    NVML_POWER = "nvml power"
+    RAPL = "rapl"
+
+
+# Longest time between two updates of a counter. NVML's: 20 to 100 ms on newer GPUs,
+# petsc.org/main/manualpages/Log/PetscLogGpuEnergyMeter. RAPL's: about 1 ms, Intel SDM volume 3B, section 16.10.3.
+LONGEST_UPDATE_S = {EnergySource.NVML_COUNTER: 0.1, EnergySource.RAPL: 0.001}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Energy:
+    """Energy of the measured steps, in joules, of all devices of the run; None if the energy of any is unknown.
+
+    Whole GPUs or, from RAPL, all packages of the machine with their memory, other programs included. Idle power is not
+    subtracted. `source`: an `EnergySource`. `seconds`: time of the steps, without pauses. `idle_w`: power of the device
+    without load before the steps; None if unknown, and for several devices.
+    """
+
+    joules: Number = None
+    source: Text = column("energy_source")
+    seconds: Number = None
+    idle_w: Number = column()
+
+    @property
+    def uncertainty(self) -> float | None:
+        """Largest error by the time between two updates of the counter, as a share; None for power samples."""
+        update_s = LONGEST_UPDATE_S.get(self.source or "")
+        return update_s / self.seconds if update_s and self.seconds else None
 
 
 # --- the profile

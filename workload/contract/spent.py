@@ -1,4 +1,4 @@
-"""Where the time of runs went, and what it cost, by part of a run: steps, imports, boot and so on. Pure.
+"""Where the time of runs went, and what it cost, by part of a run: steps, imports, boot and so on; its energy. Pure.
 
 Standard library only. The launcher and the analysis use it alike, so that their figures agree.
 """
@@ -9,7 +9,8 @@ from typing import Any, Self
 
 from workload.contract.fields import instant
 from workload.contract.record import Record
-from workload.contract.text import counted, duration, percent, plain, seconds
+from workload.contract.record_sections import Energy, EnergySource
+from workload.contract.text import counted, duration, joules, percent, plain, seconds
 from workload.contract.trainer import Start
 
 # Part of a run -> its name in texts. Columns and JSON have the part's seconds as `steps_s` and its share as
@@ -50,6 +51,13 @@ LEAST_SHARE = 0.01
 # Durations from here on are shown in minutes or hours.
 SECONDS_UP_TO_S = 1000
 USD_DECIMALS = 4
+SOURCES: Mapping[str, str] = {
+    EnergySource.NVML_COUNTER: "NVML counter",
+    EnergySource.NVML_POWER: "power sampled by NVML",
+    EnergySource.RAPL: "RAPL, all packages of the machine",
+}
+# A text leaves out errors up to this: the counters themselves are not more exact.
+SMALL_ERROR = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +143,29 @@ class Spent:
             return None
         parts = {f"{part}_s": round(value, 3) for part, value in self.seconds.items()}
         return {"runs": self.runs, "wall_s": round(self.wall_s, 3), "usd": self.usd, **parts}
+
+
+def joules_per_image(record: Record) -> float | None:
+    """Energy of all devices for an image, or for another unit that `timing.images` counts; None if unknown."""
+    energy, images = record.energy, record.timing.images
+    if record.ranks:
+        # Without a common rate, some ranks took steps that others did not.
+        images = None if record.ranks.images_per_s is None else record.ranks.images
+    return energy.joules / images if energy and energy.joules and images else None
+
+
+def energy_text(record: Record, joules_of_one: float, runs: str = "") -> str:
+    """Energy of an image in a line: `0.41 J per image  (NVML counter; 22 W idle, not subtracted)`.
+
+    `joules_of_one`: of `record` or of several runs alike, `runs`: words on these.
+    """
+    energy, script = record.energy or Energy(), record.spec.script
+    unit = ((script and script.unit) or "images").removesuffix("s")
+    error = energy.uncertainty or 0.0
+    words = [runs] if runs else []
+    words += [f"{SOURCES.get(energy.source or '', 'unknown')}{f', ± {percent(error)}' if error > SMALL_ERROR else ''}"]
+    words += [] if energy.idle_w is None else [f"{plain(energy.idle_w, 2)} W idle, not subtracted"]
+    return f"{joules(joules_of_one)} per {unit}  ({'; '.join(words)})"
 
 
 def time_text(value_s: float) -> str:

@@ -303,7 +303,7 @@ def _small_step(dtype: torch.dtype) -> None:
 # Functions, units and error codes: docs.nvidia.com/deploy/nvml-api. Each field is read on its own: a query that a GPU,
 # a driver or a virtual GPU does not support loses only its own field.
 
-MW_PER_W = 1000
+MW_PER_W, MJ_PER_J = 1000, 1000
 
 VIRTUALIZATION_MODES = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host_vgpu", 4: "host_vsga"}
 
@@ -373,6 +373,16 @@ class GpuSensors:
             "gpu_utilization_percent": getattr(ask("nvmlDeviceGetUtilizationRates"), "gpu", None),
             "memory_used_bytes": getattr(ask("nvmlDeviceGetMemoryInfo"), "used", None),
         }
+
+    def energy_j(self) -> float | None:
+        """Energy in joules since the driver was loaded; GPUs before Volta do not count it.
+
+        None for a part of a GPU (MIG): all parts share one counter.
+        """
+        if _current(self._ask("nvmlDeviceGetMigMode")):
+            return None
+        millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
+        return None if millijoules is None else millijoules / MJ_PER_J
 
     def _power_w(self) -> float | None:
         """Present power in watts or, on a driver without a query for it, the result of `nvmlDeviceGetPowerUsage`.

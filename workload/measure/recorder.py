@@ -75,7 +75,8 @@ class Gap:
 class PhaseTotals:
     """Totals of one phase. `step_s`, `data_s`: seconds of each step, and of its wait for data.
 
-    `ended_at_s`: end of the last step, in seconds since the run began.
+    `ended_at_s`: end of the last step, in seconds since the run began. `pauses`: beginnings and ends of the times that
+    belong to no step, on the same clock.
     """
 
     step_s: "array[float]" = field(default_factory=lambda: array("d"))
@@ -84,6 +85,7 @@ class PhaseTotals:
     ended_at_s: float = 0.0
     gaps: dict[Aside, Gap] = field(default_factory=dict)
     measuring_s: float = 0.0
+    pauses: list[tuple[float, float]] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -249,11 +251,14 @@ class Recorder:
 
     def _write(self, step: _Pending) -> None:
         seconds: dict[StepPart | Aside, float] = dict.fromkeys(PARTS, 0.0)
-        earlier = step.began
+        earlier, totals = step.began, self.totals[step.phase]
         for part, mark in step.parts:
-            seconds[part] = seconds.get(part, 0.0) + self._clock.seconds_between(earlier, mark)
+            part_s = self._clock.seconds_between(earlier, mark)
+            seconds[part] = seconds.get(part, 0.0) + part_s
             earlier = mark
-        totals = self.totals[step.phase]
+            if part in NOT_COUNTED or not step.is_step:
+                ended_s = self._origin_s + self._clock.seconds_between(self._origin, mark)
+                totals.pauses.append((ended_s - part_s, ended_s))
         measuring_s = seconds.pop(Aside.MEASURING, 0.0)
         totals.measuring_s += measuring_s
         self._gaps_s += measuring_s

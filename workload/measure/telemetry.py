@@ -22,6 +22,7 @@ from workload.environment.device import GpuSensors
 from workload.environment.host import CPUS, allowed_cpus, memory_available_bytes
 from workload.environment.machine import HostSystem, as_integer
 from workload.measure.ceilings import Report, sensors_of
+from workload.measure.energy import PowerSample
 
 # Function from the time of a sample in seconds to some cells of its row.
 Source = Callable[[float], Mapping[str, float | None]]
@@ -49,7 +50,8 @@ class Telemetry:
     """Context manager that samples in a thread: a row on entry, one every `interval_s`, one on exit.
 
     A cell that could not be read is empty; `sample_errors` holds the first unexpected error of each source. A file that
-    cannot be written ends the telemetry, never the run: `error` holds the reason, for the caller to report.
+    cannot be written ends the telemetry, never the run: `error` holds the reason, for the caller to report. `powers`:
+    the samples of a GPU's power so far.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Telemetry:
         """Prepare sampling; column `t_s` counts from `origin_s` on `clock`."""
         self.error: OSError | None = None
         self.sample_errors: dict[str, Exception] = {}
+        self.powers: list[PowerSample] = []
         self._path = path
         self._origin_s = origin_s
         self._clock = clock
@@ -108,6 +111,9 @@ class Telemetry:
                 cells.update(source(now_s))
             except Exception as error:  # noqa: BLE001 - no fault in a sample is worth the run that it describes
                 self.sample_errors.setdefault(name, error)
+        if (power_w := cells.get("power_w")) is not None:
+            is_idle = cells.get("gpu_utilization_percent") == 0
+            self.powers.append(PowerSample(t_s=now_s - self._origin_s, power_w=power_w, is_idle=is_idle))
         self._append(",".join(_written(column, cells.get(column)) for column in TELEMETRY_COLUMNS))
 
     def _sample_until_stopped(self) -> None:

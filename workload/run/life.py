@@ -26,8 +26,9 @@ from workload.contract.spec import Device, Precision
 from workload.contract.text import percent, seconds, si
 from workload.contract.trainer import Context, KeptCeilings
 from workload.environment import device, gpu_index
-from workload.measure import ceilings, timing
+from workload.measure import ceilings, energy, timing
 from workload.measure.clock import Clock, Collectives, clock_for
+from workload.measure.energy import EnergyMeter, Metered
 from workload.measure.recorder import LossReader, PhaseTotals, Recorder, StepPhase, loss_reader_for
 from workload.measure.telemetry import Telemetry, settle, thermometer_of
 from workload.measure.timing import CpuMeter, CpuUse, Timeline
@@ -51,6 +52,7 @@ class Life:
         self.device = Device(str(first.spec.device))
         self.notes = list(first.notes or ())
         self._timeline, self._context, self._apart = timeline, context, apart
+        self._idle_w: float | None = None
         self._stack = ExitStack()
         bundle.write_record(folder, first)
         self._stack.enter_context(log.to_file(folder / bundle.LOG))
@@ -64,6 +66,20 @@ class Life:
     def set_timing(self, **figures: Any) -> None:
         """Replace figures of the record's timing."""
         self.set(timing=replace(self.record.timing, **figures))
+
+    def take(self, region: "Region") -> None:
+        """Take the figures of the measured steps, if their phase has ended."""
+        self.set(timing=region.timing(self.record.timing))
+        steps_s, began_s = self.record.timing.measured_s, self._timeline.began_s
+        if steps_s is None or region.span is None:
+            return
+        # Power is that of one whole GPU.
+        is_sampled = region.energy.is_of_one and not self.record.environment.device.mig_enabled
+        samples = self._telemetry.powers if is_sampled else []
+        found = energy.of_steps(region.metered, samples, steps_s=steps_s, span=region.span, pauses=region.pauses)
+        until_s = began_s.get(StepPhase.WARMUP, began_s[StepPhase.MEASURED])
+        idle_w = (energy.idle_w(samples, until_s) if self._idle_w is None else self._idle_w) if found else None
+        self.set(energy=found and replace(found, idle_w=idle_w))
 
     # --- before the steps
 
@@ -86,7 +102,11 @@ class Life:
         raise_if_interrupted()
         if thermometer:
             self._timeline.enter("settle")
+            meter = EnergyMeter.of(self.device)
             self.set(settling=settle(thermometer, target_c, report=LOGGER.info))
+            # The device waits without work, if it is warm at all.
+            idle = meter.end()
+            self._idle_w = idle.joules / idle.seconds if idle and idle.is_resolved else None
         self._timeline.enter("setup")
 
     def measure_again(self) -> None:
@@ -167,6 +187,9 @@ class Life:
             self.note_times()
         if self.record.memory == Memory():
             self._read_memory()
+        found, measured_s = self.record.ranks, self.record.timing.measured_s
+        if found and self.device is Device.CUDA and measured_s is not None:
+            self.set(energy=energy.of_all_ranks(self.folder, int(found.number or 0), measured_s))
         self.set(usage=timing.process_usage(times.started_s, times.started_s + times.elapsed_s()))
         roof, complexity = verdict.compute_roof_per_s(self.record), self.record.complexity
         if roof and complexity and complexity.train_flop_per_step:
@@ -196,7 +219,9 @@ class Region:
     """Steps under measurement, whose rows go to steps.csv in `folder`.
 
     On CUDA they are steps of the GPU that is current now. `is_open`: a step is open, to which new marks belong.
-    `wall_s`: seconds of steps and waits for data, without pauses of a script; None until the measured phase has ended.
+    `wall_s`: seconds of steps and waits for data, without pauses of a script; None until the measured phase has ended,
+    as are `span`, its beginning and end in seconds since the run began, and `metered`, the energy in this time.
+    `rank_folder`: folder of this rank's files, in a run of several.
     """
 
     # All requested steps are enough, unlike for a profiler.
@@ -210,6 +235,7 @@ class Region:
         losses: LossReader | None = None,
         *,
         collectives: Collectives | None = None,
+        rank_folder: Path | None = None,
     ) -> None:
         self.phase, self.is_open = StepPhase.WARMUP, False
         self.wall_s: float | None = None
@@ -222,11 +248,20 @@ class Region:
         self.recorder = Recorder(folder, self._clock, losses, started_s=timeline.started_s, collectives=collectives)
         self._meter = CpuMeter()
         self._cpus: CpuUse | None = None
+        self._rank_folder = rank_folder
+        self.energy = EnergyMeter.of(device, is_alone=rank_folder is None)
+        self.metered: Metered | None = None
+        self.span: tuple[float, float] | None = None
 
     @property
     def totals(self) -> PhaseTotals:
         """Totals of the present phase."""
         return self.recorder.totals[self.phase]
+
+    @property
+    def pauses(self) -> Sequence[tuple[float, float]]:
+        """Beginnings and ends of the pauses between measured steps, in seconds since the run began."""
+        return self.recorder.totals[StepPhase.MEASURED].pauses
 
     @property
     def has_steps(self) -> bool:
@@ -238,6 +273,7 @@ class Region:
         self.phase = phase
         self._clock.synchronize()
         self._meter = CpuMeter()
+        self.energy.begin()
         self._timeline.enter(phase)
 
     def begin(self, mark: Any = None) -> None:
@@ -261,12 +297,15 @@ class Region:
         with suppress(RuntimeError):
             self._clock.synchronize()
             wall_s = self._timeline.elapsed_s() - began_s
-            cpus = self._meter.use()
+            metered, cpus = self.energy.end(), self._meter.use()
             self.recorder.on_flush = lambda: None
             self.recorder.drain()
             if totals.step_s and not ends_now:
                 wall_s = totals.ended_at_s - began_s
             if self.phase is StepPhase.MEASURED:
+                self.metered, self.span = metered, (began_s, began_s + wall_s)
+                if self._rank_folder:
+                    energy.leave_for_rank_0(self._rank_folder, metered)
                 gaps_s = sum(gap.seconds for gap in totals.gaps.values()) + totals.measuring_s
                 self.wall_s, self._cpus = max(wall_s - gaps_s, 1e-9), cpus
             return True

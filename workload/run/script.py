@@ -19,12 +19,14 @@ from workload.contract.ranks import COLLECTIVES_FILE, own_folder
 from workload.contract.record import ComplexityRecord, Record, SkippedSteps, Spec, Status
 from workload.contract.script_words import slug
 from workload.contract.spec import Device, Precision, RunSpec
+from workload.contract.spent import energy_text, joules_per_image
 from workload.contract.text import counted, percent, plain, seconds, si
 from workload.contract.trainer import Context
 from workload.environment.collect import collect
 from workload.environment.device import device_facts
 from workload.environment.machine import HostSystem
 from workload.measure.clock import Collectives, clock_for
+from workload.measure.energy import RANK_FILE
 from workload.measure.recorder import StepPhase
 from workload.measure.timing import Timeline
 from workload.run.life import Life, Region
@@ -129,12 +131,12 @@ class MeasuredScript:
             own = own_folder(self.folder, self._agreement.rank)
             self._stack.enter_context(log.to_file(own / bundle.LOG))
         LOGGER.debug("script     %s", step.text)
-        collectives = None
+        collectives = place = None
         if self._agreement:
             hooks, place = self._agreement.hooks, own_folder(self.folder or own, self._agreement.rank)
             collectives = Collectives(place, clock_for(used), are_known=hooks.has_parallel)
             hooks.receiver = self._stack.enter_context(collectives)
-        self._region = Region(own, used, self._timeline, collectives=collectives)
+        self._region = Region(own, used, self._timeline, collectives=collectives, rank_folder=place)
         if self._agreement and self._writes:
             self._agreement.tell(Word.BEGIN, str(self.folder))
         return self._region
@@ -209,7 +211,7 @@ class MeasuredScript:
         assert self.folder is not None
         rank = self._agreement.rank if self._agreement else 0
         paths = [(self.folder if self._writes else own_folder(self.folder, rank)) / bundle.STEPS]
-        paths += [own_folder(self.folder, rank) / COLLECTIVES_FILE] if self._agreement else []
+        paths += [own_folder(self.folder, rank) / name for name in (COLLECTIVES_FILE, RANK_FILE) if self._agreement]
         yield from ((path, path.with_name(path.name + LONGEST)) for path in paths)
 
     def _is_longest(self) -> bool:
@@ -239,7 +241,7 @@ class MeasuredScript:
     def _add_figures(self, life: Life) -> None:
         assert self._region is not None
         assert self._phase is not None
-        life.set(timing=self._region.timing(life.record.timing))
+        life.take(self._region)
         life.set_timing(tokens=sum(self.session.tokens) or None)
         if skipped := self.session.skipped:
             life.set_timing(skipped_steps=SkippedSteps(**{phase.value: skipped[phase] for phase in StepPhase}))
@@ -330,11 +332,13 @@ def summary(record: Record, folder: Path, output: Path) -> str:
         rate += f" on each of {found.number or 0:g} devices, {plain(found.images_per_s, 4)} on all{slower}"
     limit = "unknown" if bound is None else verdict.NAMES.get(bound.bound, str(bound.bound))
     steps, faults = counted(int(figures.step_s.n or 0), "step"), verdict.faults_note(record)
+    used_j = joules_per_image(record)
     rows = {
         f"{spec.script.unit}/s": f"{rate}  (one run: no interval)",
         "step time": f"{seconds(figures.step_s.median or 0.0)}  (median of {steps})",
         "limited by": f"{limit}: {bound.why if bound else 'no step was measured'}",
         **({"busy": bound.busy} if bound and bound.busy else {}),
+        **({} if used_j is None else {"energy": energy_text(record, used_j)}),
         **({"note": faults[0]} if faults else {}),
         "bundle": str(folder),
         "next": f"analyze report {output}",

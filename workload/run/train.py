@@ -260,7 +260,12 @@ def _train(job: TrainingJob, folder: Path, life: Life | None, timeline: Timeline
         collectives = stack.enter_context(Collectives(own, clock_for(spec.device))) if group else None
         step = TrainingStep(job.model, spec, collectives)
         region = Region(
-            folder if life else own, spec.device, timeline, loss_reader_for(spec.device), collectives=collectives
+            folder if life else own,
+            spec.device,
+            timeline,
+            loss_reader_for(spec.device),
+            collectives=collectives,
+            rank_folder=own if group else None,
         )
         batches = stack.enter_context(closing(job.source.batches()))
         stack.enter_context(closing(region))
@@ -274,7 +279,7 @@ def _train(job: TrainingJob, folder: Path, life: Life | None, timeline: Timeline
                         region.recorder.end(step(batches, region.recorder.mark))
             finally:
                 if life:
-                    life.set(timing=region.timing(life.record.timing))
+                    life.take(region)
                 if life and spec.precision == Precision.AMP:
                     known = life.record.timing.skipped_steps or SkippedSteps()
                     life.set_timing(skipped_steps=replace(known, **{phase.value: step.skipped - skipped_before}))
