@@ -322,7 +322,7 @@ def _energy(material: Material) -> Iterator[Figure]:
     yield Figure(
         name="energy_comparison",
         title=f"Energy per {each}",
-        caption=f"{more}{_shared(least, 'env')}Energy of all devices of a run in the measured steps for each {each}; "
+        caption=f"{more}{_shared(least, 'env')}Energy of the measured steps for each {each}, of all devices of a run; "
         f"idle power is not subtracted. {_intervals(least, 'joules_per_image')}",
         text=_listed(texts[:MOST_LISTED], len(texts)),
         chart=throughput.comparison(

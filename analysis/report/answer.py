@@ -328,8 +328,8 @@ def _energy(row: Mapping[str, Any], measured: pd.DataFrame) -> Iterator[str]:
     if is_below and least["joules_per_image"] < LESS_ENERGY * row["joules_per_image"]:
         batch = f"batch {content.text(least['batch_size'])}, " if content.is_known(least["batch_size"]) else ""
         yield (
-            f"least energy, {joules(least['joules_per_image'])} per {units.singular(units.unit_of(least))}, at {batch}"
-            f"{least['variant']} on {least['env']}: {joules(row['joules_per_image'])} at the highest throughput"
+            f"least energy at {batch}{least['variant']} on {least['env']}: {joules(least['joules_per_image'])} per "
+            f"{units.singular(units.unit_of(least))} in place of {joules(row['joules_per_image'])}"
         )
 
 

@@ -173,8 +173,8 @@ def for_every_figure() -> list[dict[str, Any]]:
     slow = {**facts, "place": "t4", "device_name": "Tesla T4", "compute_capability": "7.5", "usd_per_h": 0.4}
     counted = {"counted_flop_per_step": 3e11, "counted_dram_bytes_per_step": 8e9}
     return [
-        *at_rates("a", (100.0, 102.0, 98.0), **facts, **counted, kernels=profile),
-        *at_rates("b", (120.0, 122.0), batch_size=64, **facts),
+        *at_rates("a", (100.0, 102.0, 98.0), **facts, **counted, kernels=profile, joules_per_image=0.4),
+        *at_rates("b", (120.0, 122.0), batch_size=64, **facts, joules_per_image=0.3),
         *at_rates("c", (40.0, 40.5), **slow),
         *at_rates("d", (45.0, 45.5), batch_size=64, **slow),
         *at_rates("g", (300.0,), **{**facts, "model": "mobilenet_v2", "train_flop_per_image": 1.8e9}),

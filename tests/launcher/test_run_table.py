@@ -88,6 +88,15 @@ def waits_for_others(name: str, wait_s: float) -> Bundle:
     return bundle(run_id=name, ranks={"own_s": [0.1, 0.1], "exposed_s": [wait_s, wait_s], "data_s": [0.0, 0.0]})
 
 
+def with_energy(joules: float, **facts: Any) -> dict[str, Any]:
+    """Changes of a run of 100 images."""
+    return {"energy": {"joules": joules, **facts}, "timing": RECORD["timing"] | {"images": 100}}
+
+
+COUNTER = {"source": "nvml counter", "seconds": 30.0, "idle_w": 21.9}
+TOKENS = RECORD["spec"] | {"script": {"command": "train.py", "unit": "tokens"}}
+
+
 TABLES: dict[str, list[Bundle]] = {
     "one run": [bundle()],
     "repeats": REPEATS,
@@ -108,6 +117,17 @@ TABLES: dict[str, list[Bundle]] = {
     "collectives limit scaling": [waits_for_others("a", 0.02), waits_for_others("b", 0.04)],
     "out of memory": [bundle(), bundle(run_id="b", status="out_of_memory", error="too big")],
     "interrupted": [bundle(status="interrupted", error="by SIGINT")],
+    "energy": [bundle(**with_energy(41.2, **COUNTER))],
+    "energy of a short run, by tokens": [
+        bundle(spec=TOKENS, **with_energy(0.2, **COUNTER | {"seconds": 3.0, "idle_w": None}))
+    ],
+    "energy of two of three runs": [
+        bundle(**with_energy(joules, source="nvml power", seconds=30.0)) for joules in (40.0, 50.0)
+    ]
+    + [bundle()],
+    "energy of a CPU": [bundle(**with_energy(4000.0, source="rapl", seconds=1.0))],
+    "energy of two devices": [bundle(ranks={"images": 200, "images_per_s": 39.0}, **with_energy(80.0, **COUNTER))],
+    "energy of steps that a rank lacks": [bundle(ranks={"images": 200}, **with_energy(80.0, **COUNTER))],
     "no counters": [bundle(profile=BROKEN)],
     "counted": [bundle(profile=COUNTED), bundle(run_id="b", profile=BROKEN)],
     "counted in part": [bundle(profile=COUNTED | {"status": "partial", "reason": "out of time"} | NO_INTENSITY)],

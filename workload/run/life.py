@@ -103,9 +103,10 @@ class Life:
         if thermometer:
             self._timeline.enter("settle")
             meter = EnergyMeter.of(self.device)
-            self.set(settling=settle(thermometer, target_c, report=LOGGER.info))
-            # The device waits without work, if it is warm at all.
-            idle = meter.end()
+            settling = settle(thermometer, target_c, report=LOGGER.info)
+            self.set(settling=settling)
+            # While it cools down, the device has no work.
+            idle = meter.end() if settling.waited_s else None
             self._idle_w = idle.joules / idle.seconds if idle and idle.is_resolved else None
         self._timeline.enter("setup")
 

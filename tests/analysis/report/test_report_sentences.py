@@ -135,6 +135,11 @@ CASES: dict[str, dict[str, tuple[Of, Make, Make]]] = {
         "no throughput": (answer.section, failed, lambda: [*failed(), *own()]),
         "profiles alone": (answer.section, profile_alone, lambda: [*profile_alone(), *own()]),
         "cost": (answer.section, dear_and_cheap, lambda: [*own(), *failed(usd_per_h=0.5)]),
+        "least energy": (
+            answer.section,
+            lambda: [*own(joules_per_image=0.4), *own(SLOW, "b", batch_size=8, joules_per_image=0.3)],
+            lambda: [*own(joules_per_image=0.3), *own(SLOW, "b", batch_size=8, joules_per_image=0.29)],
+        ),
         "too few runs": (answer.section, lambda: [*own(), *own((50.0,), "b", batch_size=64)], two_batches),
         "too few runs of the only one": (answer.section, lambda: own((100.0,)), lambda: own((100.0,), imported=True)),
     },

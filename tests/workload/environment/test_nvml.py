@@ -75,6 +75,7 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetMemoryBusWidth": 256,
     "nvmlDeviceGetEccMode": [1, 0],
     "nvmlDeviceGetMigMode": [0, 1],
+    "nvmlDeviceGetTotalEnergyConsumption": 7_000_250,
     "nvmlDeviceGetVirtualizationMode": 1,
     "nvmlDeviceGetPowerManagementDefaultLimit": 70_000,
     "nvmlDeviceGetEnforcedPowerLimit": 65_500,

@@ -30,7 +30,7 @@ from workload.contract.record import Record, Spec, Status, Timing
 from workload.contract.record_sections import DeviceFacts, Environment
 from workload.contract.spec import Device, Resolved, RunSpec
 from workload.contract.trainer import Context
-from workload.measure import telemetry
+from workload.measure import energy, telemetry
 from workload.model import models
 from workload.run import train
 from workload.run.life import Life
@@ -99,6 +99,16 @@ def test_completed_run_holds_together(capsys: pytest.CaptureFixture[str], monkey
     assert record["environment"]["host"]["hostname"]
     assert torch.get_float32_matmul_precision() == "highest", "fp32 is fp32"
     assert not torch.backends.cudnn.allow_tf32
+
+
+def test_energy_is_that_of_the_measured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that takes 50 W all the time."""
+    counter = energy.Counter(read_j=lambda: 50 * time.perf_counter())
+    monkeypatch.setattr(energy, "rapl_counters", lambda _: [counter])
+    _, folder = run("--iterations", "12")
+    found, measured_s = record_of(folder)["energy"], record_of(folder)["timing"]["measured_s"]
+    joules = pytest.approx(50 * measured_s, rel=0.02)
+    assert found == {"joules": joules, "source": "rapl", "seconds": measured_s, "idle_w": None}
 
 
 @dataclass
