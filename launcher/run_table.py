@@ -11,8 +11,8 @@ from workload.contract.invocation import as_typed
 from workload.contract.ranks import Ranks, limit_sentence, waits
 from workload.contract.record import Record, Status, StepSeconds, Verdict
 from workload.contract.record_sections import ProfileResult
-from workload.contract.spent import energy_text, joules_per_image
-from workload.contract.text import counted, joules, percent, plain, seconds, si, unbroken, wrapped
+from workload.contract.spent import energy_text, joules_per_image, joules_text
+from workload.contract.text import counted, percent, plain, seconds, si, unbroken, wrapped
 from workload.contract.verdict import NAMES, busy_sentence, flop_per_s, share_of_ceiling
 from workload.stats.intervals import LEAST_REPLICATES, LEVEL, interval_over_runs
 
@@ -76,7 +76,10 @@ def _measured_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     yield "data waits", f"{_range(waits, percent)} of the wall time"
     known = [record for record in records if joules_per_image(record) is not None]
     if used_j := _known(joules_per_image(record) for record in known):
-        yield "energy", energy_text(known[0], median(used_j), _over_runs(used_j, joules) if len(used_j) > 1 else "")
+        yield (
+            "energy",
+            energy_text(known[0], median(used_j), _over_runs(used_j, joules_text) if len(used_j) > 1 else ""),
+        )
     for line in _profile(records[0].profile):
         yield "profile", line
     for note, runs in Counter(note for record in records for note in dict.fromkeys(record.notes or ())).items():

@@ -14,8 +14,9 @@ from analysis.figures.material import Material, legible
 from analysis.kernels import ALL
 from analysis.loading import units
 from analysis.roofline.points import TRACED_TIME
+from workload.contract.spent import joules_text
 from workload.contract.tables import number
-from workload.contract.text import joules, percent, si, signed_percent
+from workload.contract.text import percent, si, signed_percent
 
 Builder: TypeAlias = Callable[[Material], Iterator[Figure]]
 T = TypeVar("T")
@@ -317,20 +318,17 @@ def _energy(material: Material) -> Iterator[Figure]:
     rows = least.to_dict("records")
     names = [f"{row['task']}, batch {_batch(row)}, {row['variant']}" for row in rows]
     more = f"The {len(least)} of {len(known)} configurations with the least energy. " if len(least) < len(known) else ""
-    each = units.singular(material.unit)
-    texts = [f"{name}, {row['env']}: {joules(row['joules_per_image'])}" for name, row in zip(names, rows, strict=True)]
+    each, named = units.singular(material.unit), replace(material, tasks=list(dict.fromkeys(names)))
+    texts = [
+        f"{name}, {row['env']}: {joules_text(row['joules_per_image'])}" for name, row in zip(names, rows, strict=True)
+    ]
     yield Figure(
         name="energy_comparison",
         title=f"Energy per {each}",
         caption=f"{more}{_shared(least, 'env')}Energy of the measured steps for each {each}, of all devices of a run; "
         f"idle power is not subtracted. {_intervals(least, 'joules_per_image')}",
         text=_listed(texts[:MOST_LISTED], len(texts)),
-        chart=throughput.comparison(
-            replace(material, tasks=list(dict.fromkeys(names))),
-            least.assign(task=names),
-            "joules_per_image",
-            "Energy [J per {one}]",
-        ),
+        chart=throughput.comparison(named, least.assign(task=names), "joules_per_image", "Energy [J per {one}]"),
     )
 
 

@@ -34,6 +34,7 @@ TITLES = {
 }
 # Maximum number of diagonals of equal FLOP/s, a decade apart; more would look like hatching.
 MOST_DIAGONALS = 8
+BEST = "Best throughput [{unit}/s]"
 
 
 def titles(material: Material, **more: str) -> dict[str, str]:
@@ -206,16 +207,8 @@ def best(table: pd.DataFrame) -> pd.DataFrame:
     return known.loc[known.groupby(["env", "task"], sort=False)["images_per_s"].idxmax()].reset_index(drop=True)
 
 
-def comparison(
-    material: Material,
-    table: pd.DataFrame,
-    field: str = "images_per_s",
-    title: str = "Best throughput [{unit}/s]",
-) -> Drawing:
-    """Chart of `best`: each model's best throughput per environment, with its interval and its value.
-
-    `field`: another column to draw, with its `title`.
-    """
+def comparison(material: Material, table: pd.DataFrame, field: str = "images_per_s", title: str = BEST) -> Drawing:
+    """Chart of one `field` for each model and environment, with its interval and its value: throughput, from `best`."""
     is_wide = style.is_wide(table[field])
     # Leave room for the text beside the last point.
     top = style.reach(table, field) * (2.0 if is_wide else 1.15)

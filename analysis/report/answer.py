@@ -1,5 +1,6 @@
 """The section "The answer": at most five sentences to act on, the largest effect first, and rooflines below them."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -23,7 +24,8 @@ from analysis.roofline.points import WorkSource
 from analysis.summary import list_price
 from workload.contract import peaks, prices
 from workload.contract.spec import Precision
-from workload.contract.text import counted, joules, plain
+from workload.contract.spent import joules_text
+from workload.contract.text import counted, plain
 from workload.contract.verdict import Bound
 from workload.stats.intervals import LEAST_REPLICATES
 
@@ -319,18 +321,16 @@ def _too_large(row: Mapping[str, Any], evidence: ReportEvidence) -> Iterator[str
 
 def _energy(row: Mapping[str, Any], measured: pd.DataFrame) -> Iterator[str]:
     """Words on the configuration of this model with the least energy, if it needs certainly less than the fastest."""
-    same = measured[(measured["task"] == row["task"]) & (measured["joules_per_image"] > 0)]
-    if same.empty or not content.is_known(row["joules_per_image"]):
-        return
-    [least] = rows_of(same.nsmallest(1, "joules_per_image"))
-    high, low = least["joules_per_image_high"], row["joules_per_image_low"]
-    is_below = not (content.is_known(high) and content.is_known(low)) or high < low
-    if is_below and least["joules_per_image"] < LESS_ENERGY * row["joules_per_image"]:
-        batch = f"batch {content.text(least['batch_size'])}, " if content.is_known(least["batch_size"]) else ""
-        yield (
-            f"least energy at {batch}{least['variant']} on {least['env']}: {joules(least['joules_per_image'])} per "
-            f"{units.singular(units.unit_of(least))} in place of {joules(row['joules_per_image'])}"
-        )
+    same = [other for other in rows_of(measured) if other["task"] == row["task"] and other["joules_per_image"]]
+    for least in sorted(same, key=lambda other: other["joules_per_image"])[:1]:
+        used, most = least["joules_per_image"], row["joules_per_image"]
+        # If their intervals overlap, it is open which of both needs less.
+        is_open = (least["joules_per_image_high"] or 0.0) >= (row["joules_per_image_low"] or math.inf)
+        if most and not is_open and used < LESS_ENERGY * most:
+            batch = f"batch {content.text(least['batch_size'])}, " if content.is_known(least["batch_size"]) else ""
+            place = f"{batch}{least['variant']} on {least['env']}"
+            each = units.singular(units.unit_of(least))
+            yield f"least energy at {place}: {joules_text(used)} per {each} in place of {joules_text(most)}"
 
 
 def _devices(row: Mapping[str, Any], evidence: ReportEvidence) -> str:

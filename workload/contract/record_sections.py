@@ -217,19 +217,13 @@ class Energy:
 
     Whole GPUs or, from RAPL, all packages of the machine with their memory, other programs included. Idle power is not
     subtracted. `source`: an `EnergySource`. `seconds`: time of the steps, without pauses. `idle_w`: power of the device
-    without load before the steps; None if unknown, and for several devices.
+    without load before the steps.
     """
 
     joules: Number = None
     source: Text = column("energy_source")
     seconds: Number = None
     idle_w: Number = column()
-
-    @property
-    def uncertainty(self) -> float | None:
-        """Largest error by the time between two updates of the counter, as a share; None for power samples."""
-        update_s = LONGEST_UPDATE_S.get(self.source or "")
-        return update_s / self.seconds if update_s and self.seconds else None
 
 
 # --- the profile

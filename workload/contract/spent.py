@@ -3,14 +3,15 @@
 Standard library only. The launcher and the analysis use it alike, so that their figures agree.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from workload.contract.fields import instant
 from workload.contract.record import Record
-from workload.contract.record_sections import Energy, EnergySource
-from workload.contract.text import counted, duration, joules, percent, plain, seconds
+from workload.contract.record_sections import LONGEST_UPDATE_S, Energy
+from workload.contract.text import counted, duration, percent, plain, seconds
 from workload.contract.trainer import Start
 
 # Part of a run -> its name in texts. Columns and JSON have the part's seconds as `steps_s` and its share as
@@ -51,10 +52,10 @@ LEAST_SHARE = 0.01
 # Durations from here on are shown in minutes or hours.
 SECONDS_UP_TO_S = 1000
 USD_DECIMALS = 4
-SOURCES: Mapping[str, str] = {
-    EnergySource.NVML_COUNTER: "NVML counter",
-    EnergySource.NVML_POWER: "power sampled by NVML",
-    EnergySource.RAPL: "RAPL, all packages of the machine",
+SOURCES = {
+    "nvml counter": "NVML counter",
+    "nvml power": "power sampled by NVML",
+    "rapl": "RAPL, all CPUs of the machine",
 }
 # A text leaves out errors up to this: the counters themselves are not more exact.
 SMALL_ERROR = 0.01
@@ -154,18 +155,23 @@ def joules_per_image(record: Record) -> float | None:
     return energy.joules / images if energy and energy.joules and images else None
 
 
-def energy_text(record: Record, joules_of_one: float, runs: str = "") -> str:
+def energy_text(record: Record, joules: float, runs: str = "") -> str:
     """Energy of an image in a line: `0.41 J per image  (NVML counter; 22 W idle, not subtracted)`.
 
-    `joules_of_one`: of `record` or of several runs alike, `runs`: words on these.
+    `joules`: of an image in `record`, or their median in several runs alike, on which `runs` has words.
     """
     energy, script = record.energy or Energy(), record.spec.script
+    # The time between two updates of a counter.
+    error = LONGEST_UPDATE_S.get(energy.source or "", 0.0) / (energy.seconds or math.inf)
+    source = SOURCES.get(energy.source or "", "unknown") + (f", ± {percent(error)}" if error > SMALL_ERROR else "")
+    idle = "" if energy.idle_w is None else f"{plain(energy.idle_w, 2)} W idle, not subtracted"
     unit = ((script and script.unit) or "images").removesuffix("s")
-    error = energy.uncertainty or 0.0
-    words = [runs] if runs else []
-    words += [f"{SOURCES.get(energy.source or '', 'unknown')}{f', ± {percent(error)}' if error > SMALL_ERROR else ''}"]
-    words += [] if energy.idle_w is None else [f"{plain(energy.idle_w, 2)} W idle, not subtracted"]
-    return f"{joules(joules_of_one)} per {unit}  ({'; '.join(words)})"
+    return f"{joules_text(joules)} per {unit}  ({'; '.join(filter(None, (runs, source, idle)))})"
+
+
+def joules_text(joules: float) -> str:
+    """Energy with three digits: `0.412 J`."""
+    return f"{plain(joules, 3)} J"
 
 
 def time_text(value_s: float) -> str:

@@ -16,8 +16,6 @@ PREFIXES = (
     *((1e-3, "m"), (1e-6, "µ"), (1e-9, "n")),
 )
 LARGE_PREFIXES, SMALL_PREFIXES = PREFIXES[:6], PREFIXES[5:]
-# Smaller energies have a small prefix: 0.412 J, but 4.12 mJ.
-SMALL_BELOW_J = 0.01
 # Smaller positive shares are shown as `less than 0.1 %`: nobody acts on them.
 LEAST_SHARE = 0.001
 # Shares that round to 10 % or more have no decimals.
@@ -44,11 +42,6 @@ def si(value: float, unit: str, digits: int = 3) -> str:
 def seconds(value_s: float, digits: int = 4) -> str:
     """A duration in s, ms, µs or ns: `seconds(0.0123)` is `12.3 ms`."""
     return _prefixed(value_s, "s", SMALL_PREFIXES, digits)
-
-
-def joules(value_j: float, digits: int = 3) -> str:
-    """An energy: `joules(0.412)` is `0.412 J`, `joules(0.000412)` is `412 µJ`."""
-    return _prefixed(value_j, "J", SMALL_PREFIXES if value_j < SMALL_BELOW_J else LARGE_PREFIXES, digits)
 
 
 def _prefixed(value: float, unit: str, prefixes: tuple[tuple[float, str], ...], digits: int) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed
 
 from workload import log
 from workload.contract import bundle, verdict
@@ -74,12 +75,15 @@ class Life:
         if steps_s is None or region.span is None:
             return
         # Power is that of one whole GPU.
-        is_sampled = region.energy.is_of_one and not self.record.environment.device.mig_enabled
-        samples = self._telemetry.powers if is_sampled else []
-        found = energy.of_steps(region.metered, samples, steps_s=steps_s, span=region.span, pauses=region.pauses)
+        is_sampled = len(region.energy.counters) == 1 and not self.record.environment.device.mig_enabled
+        samples, pauses = self._telemetry.powers if is_sampled else [], region.totals.pauses
+        found = energy.of_steps(region.metered, samples, steps_s=steps_s, span=region.span, pauses=pauses)
         until_s = began_s.get(StepPhase.WARMUP, began_s[StepPhase.MEASURED])
-        idle_w = (energy.idle_w(samples, until_s) if self._idle_w is None else self._idle_w) if found else None
+        idle_w = energy.idle_w(samples, until_s) if self._idle_w is None else self._idle_w
         self.set(energy=found and replace(found, idle_w=idle_w))
+        if found is None and region.metered:
+            share = percent(1 - steps_s / region.metered.seconds)
+            self.notes.append(f"energy is unknown: pauses took {share} of the measured time")
 
     # --- before the steps
 
@@ -103,11 +107,10 @@ class Life:
         if thermometer:
             self._timeline.enter("settle")
             meter = EnergyMeter.of(self.device)
-            settling = settle(thermometer, target_c, report=LOGGER.info)
-            self.set(settling=settling)
+            self.set(settling=(settling := settle(thermometer, target_c, report=LOGGER.info)))
             # While it cools down, the device has no work.
-            idle = meter.end() if settling.waited_s else None
-            self._idle_w = idle.joules / idle.seconds if idle and idle.is_resolved else None
+            if settling.waited_s and (idle := meter.end()):
+                self._idle_w = idle.joules / idle.seconds
         self._timeline.enter("setup")
 
     def measure_again(self) -> None:
@@ -188,9 +191,6 @@ class Life:
             self.note_times()
         if self.record.memory == Memory():
             self._read_memory()
-        found, measured_s = self.record.ranks, self.record.timing.measured_s
-        if found and self.device is Device.CUDA and measured_s is not None:
-            self.set(energy=energy.of_all_ranks(self.folder, int(found.number or 0), measured_s))
         self.set(usage=timing.process_usage(times.started_s, times.started_s + times.elapsed_s()))
         roof, complexity = verdict.compute_roof_per_s(self.record), self.record.complexity
         if roof and complexity and complexity.train_flop_per_step:
@@ -222,7 +222,6 @@ class Region:
     On CUDA they are steps of the GPU that is current now. `is_open`: a step is open, to which new marks belong.
     `wall_s`: seconds of steps and waits for data, without pauses of a script; None until the measured phase has ended,
     as are `span`, its beginning and end in seconds since the run began, and `metered`, the energy in this time.
-    `rank_folder`: folder of this rank's files, in a run of several.
     """
 
     # All requested steps are enough, unlike for a profiler.
@@ -236,7 +235,6 @@ class Region:
         losses: LossReader | None = None,
         *,
         collectives: Collectives | None = None,
-        rank_folder: Path | None = None,
     ) -> None:
         self.phase, self.is_open = StepPhase.WARMUP, False
         self.wall_s: float | None = None
@@ -249,8 +247,7 @@ class Region:
         self.recorder = Recorder(folder, self._clock, losses, started_s=timeline.started_s, collectives=collectives)
         self._meter = CpuMeter()
         self._cpus: CpuUse | None = None
-        self._rank_folder = rank_folder
-        self.energy = EnergyMeter.of(device, is_alone=rank_folder is None)
+        self.energy = EnergyMeter.of(device, ranks=distributed.get_world_size() if collectives else 1)
         self.metered: Metered | None = None
         self.span: tuple[float, float] | None = None
 
@@ -258,11 +255,6 @@ class Region:
     def totals(self) -> PhaseTotals:
         """Totals of the present phase."""
         return self.recorder.totals[self.phase]
-
-    @property
-    def pauses(self) -> Sequence[tuple[float, float]]:
-        """Beginnings and ends of the pauses between measured steps, in seconds since the run began."""
-        return self.recorder.totals[StepPhase.MEASURED].pauses
 
     @property
     def has_steps(self) -> bool:
@@ -305,8 +297,6 @@ class Region:
                 wall_s = totals.ended_at_s - began_s
             if self.phase is StepPhase.MEASURED:
                 self.metered, self.span = metered, (began_s, began_s + wall_s)
-                if self._rank_folder:
-                    energy.leave_for_rank_0(self._rank_folder, metered)
                 gaps_s = sum(gap.seconds for gap in totals.gaps.values()) + totals.measuring_s
                 self.wall_s, self._cpus = max(wall_s - gaps_s, 1e-9), cpus
             return True

@@ -26,7 +26,6 @@ from workload.environment.collect import collect
 from workload.environment.device import device_facts
 from workload.environment.machine import HostSystem
 from workload.measure.clock import Collectives, clock_for
-from workload.measure.energy import RANK_FILE
 from workload.measure.recorder import StepPhase
 from workload.measure.timing import Timeline
 from workload.run.life import Life, Region
@@ -131,12 +130,12 @@ class MeasuredScript:
             own = own_folder(self.folder, self._agreement.rank)
             self._stack.enter_context(log.to_file(own / bundle.LOG))
         LOGGER.debug("script     %s", step.text)
-        collectives = place = None
+        collectives = None
         if self._agreement:
             hooks, place = self._agreement.hooks, own_folder(self.folder or own, self._agreement.rank)
             collectives = Collectives(place, clock_for(used), are_known=hooks.has_parallel)
             hooks.receiver = self._stack.enter_context(collectives)
-        self._region = Region(own, used, self._timeline, collectives=collectives, rank_folder=place)
+        self._region = Region(own, used, self._timeline, collectives=collectives)
         if self._agreement and self._writes:
             self._agreement.tell(Word.BEGIN, str(self.folder))
         return self._region
@@ -211,7 +210,7 @@ class MeasuredScript:
         assert self.folder is not None
         rank = self._agreement.rank if self._agreement else 0
         paths = [(self.folder if self._writes else own_folder(self.folder, rank)) / bundle.STEPS]
-        paths += [own_folder(self.folder, rank) / name for name in (COLLECTIVES_FILE, RANK_FILE) if self._agreement]
+        paths += [own_folder(self.folder, rank) / COLLECTIVES_FILE] if self._agreement else []
         yield from ((path, path.with_name(path.name + LONGEST)) for path in paths)
 
     def _is_longest(self) -> bool:

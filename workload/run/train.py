@@ -260,12 +260,7 @@ def _train(job: TrainingJob, folder: Path, life: Life | None, timeline: Timeline
         collectives = stack.enter_context(Collectives(own, clock_for(spec.device))) if group else None
         step = TrainingStep(job.model, spec, collectives)
         region = Region(
-            folder if life else own,
-            spec.device,
-            timeline,
-            loss_reader_for(spec.device),
-            collectives=collectives,
-            rank_folder=own if group else None,
+            folder if life else own, spec.device, timeline, loss_reader_for(spec.device), collectives=collectives
         )
         batches = stack.enter_context(closing(job.source.batches()))
         stack.enter_context(closing(region))
