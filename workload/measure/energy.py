@@ -25,6 +25,8 @@ LARGEST_UNCERTAINTY = 0.05
 # Least share of the time between two readings that is time of steps. A smaller rest, such as a short validation, is
 # taken to need the same power as the steps. A larger one, up to half of the time, is subtracted by power samples.
 LEAST_SHARE_OF_STEPS, LEAST_SHARE_WITH_SAMPLES = 0.95, 0.5
+# Marks of a script's steps are read once a second. Meanwhile the script trains on.
+LONGEST_LATE_S = 1.5
 # Power is sampled once a second. A sample is used for at most this time before and after it.
 SAMPLE_REACH_S, LEAST_SAMPLES = 1.5, 10
 
@@ -134,15 +136,19 @@ def of_steps(
     steps_s: float,
     span: tuple[float, float],
     pauses: Sequence[tuple[float, float]],
+    goes_on: bool = False,
 ) -> Energy | None:
     """Energy of the steps in `span`, beginning and end; they took `steps_s` seconds without the `pauses`.
 
     `metered`: energy by the counters, from the beginning of the steps on. `samples`: power of the run's only GPU, used
-    for larger pauses and without counters. `span` and `pauses` are in seconds since the run began.
+    for larger pauses and without counters. `span` and `pauses` are in seconds since the run began. `goes_on`: further
+    steps followed, so that a counter that was read a little late has their power.
     """
-    share = steps_s / metered.seconds if metered else 0.0
-    if metered and share >= LEAST_SHARE_OF_STEPS:
-        return Energy(joules=metered.joules * min(1.0, share), source=metered.source, seconds=steps_s)
+    share = min(1.0, steps_s / metered.seconds) if metered else 0.0
+    late_s = metered.seconds - (span[1] - span[0]) if metered else 0.0
+    further_s = late_s if goes_on and late_s <= LONGEST_LATE_S else 0.0
+    if metered and steps_s >= LEAST_SHARE_OF_STEPS * (metered.seconds - further_s):
+        return Energy(joules=metered.joules * share, source=metered.source, seconds=steps_s)
     if metered and share >= LEAST_SHARE_WITH_SAMPLES:
         # Pauses, and the time until the counter was read.
         rest_j = _sampled_j(samples, [*pauses, (span[1], span[0] + metered.seconds)])

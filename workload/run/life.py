@@ -77,13 +77,16 @@ class Life:
         # Power is that of one whole GPU.
         is_sampled = len(region.energy.counters) == 1 and not self.record.environment.device.mig_enabled
         samples, pauses = self._telemetry.powers if is_sampled else [], region.totals.pauses
-        found = energy.of_steps(region.metered, samples, steps_s=steps_s, span=region.span, pauses=pauses)
+        goes_on = len(region.totals.step_s) >= (self.record.spec.iterations or 0)
+        found = energy.of_steps(
+            region.metered, samples, steps_s=steps_s, span=region.span, pauses=pauses, goes_on=goes_on
+        )
         until_s = began_s.get(StepPhase.WARMUP, began_s[StepPhase.MEASURED])
         idle_w = energy.idle_w(samples, until_s) if self._idle_w is None else self._idle_w
         self.set(energy=found and replace(found, idle_w=idle_w))
         if found is None and region.metered:
             share = percent(1 - steps_s / region.metered.seconds)
-            self.notes.append(f"energy is unknown: pauses took {share} of the measured time")
+            self.notes.append(f"energy is unknown: between the readings of its counter, {share} were pauses")
 
     # --- before the steps
 

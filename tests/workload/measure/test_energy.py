@@ -163,6 +163,13 @@ def test_energy_of_steps(
     assert found == (joules and Energy(joules=pytest.approx(joules), source=source, seconds=steps_s))
 
 
+@pytest.mark.parametrize(("late_s", "goes_on", "joules"), [(1.5, True, 580), (1.5, False, None), (1.6, True, None)])
+def test_counter_of_a_script_that_goes_on_may_be_read_late(late_s: float, goes_on: bool, joules: float | None) -> None:
+    counted = metered((6 + late_s) * 100, 6 + late_s)
+    found = of_steps(counted, [], steps_s=5.8, span=(5.0, 11.0), pauses=[(6.0, 6.2)], goes_on=goes_on)
+    assert found == (joules and Energy(joules=pytest.approx(joules), source=COUNTER, seconds=5.8))
+
+
 def test_idle_power_is_the_lowest_without_load_before_the_steps() -> None:
     known = samples([0.0], 40.0, is_idle=True) + samples([1.0], 22.0, is_idle=True) + samples([2.0], 15.0)
     assert idle_w(known + samples([9.0], 12.0, is_idle=True), 5.0) == 22.0
