@@ -208,7 +208,7 @@ class EnergySource(StrEnum):
 
 # Longest time between two updates of a counter. NVML's: 20 to 100 ms on newer GPUs,
 # petsc.org/main/manualpages/Log/PetscLogGpuEnergyMeter. RAPL's: about 1 ms, Intel SDM volume 3B, section 16.10.3.
-LONGEST_UPDATE_S = {EnergySource.NVML_COUNTER: 0.1, EnergySource.RAPL: 0.001}
+LONGEST_UPDATE_S: Mapping[str, float] = {EnergySource.NVML_COUNTER: 0.1, EnergySource.RAPL: 0.001}
 
 
 @dataclass(frozen=True, kw_only=True)

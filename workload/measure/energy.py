@@ -119,7 +119,8 @@ class EnergyMeter:
         """Energy since the beginning, of all devices; None if that of any is unknown, or if the time is too short."""
         (began_s, before), (ended_s, after) = self._began, self._read()
         passed_s = ended_s - began_s
-        joules = sum(each.growth_j(*pair, passed_s) for each, *pair in zip(self.counters, before, after, strict=True))
+        readings = zip(self.counters, before, after, strict=True)
+        joules = sum(counter.growth_j(first, last, passed_s) for counter, first, last in readings)
         is_resolved = passed_s * LARGEST_UNCERTAINTY >= LONGEST_UPDATE_S[self._source]
         # A counter that stands still is not supported: no device works without energy.
         is_known = is_resolved and 0 < joules < math.inf
