@@ -5,9 +5,11 @@ RAPL: docs.kernel.org/power/powercap/powercap.html. Often only root may read it,
 
 import math
 import time
+from bisect import bisect, bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 
@@ -165,15 +167,17 @@ def _sampled_j(samples: Sequence[PowerSample], spans: Sequence[tuple[float, floa
     """Energy in several times together, each moment with the nearest sample's power; infinite if a moment has none."""
     total_j = 0.0
     times = [-math.inf, *(sample.t_s for sample in samples), math.inf]
-    cells = [
-        (max((before + at) / 2, at - SAMPLE_REACH_S), min((at + after) / 2, at + SAMPLE_REACH_S))
-        for before, at, after in zip(times, times[1:], times[2:], strict=False)
-    ]
+    middles = [(earlier + later) / 2 for earlier, later in pairwise(times)]
     for began_s, ended_s in spans:
-        parts_s = [max(0.0, min(ended_s, until_s) - max(began_s, since_s)) for since_s, until_s in cells]
-        if not math.isclose(sum(parts_s), max(0.0, ended_s - began_s), abs_tol=1e-6):
+        known_s = 0.0
+        # A script may have thousands of pauses, and a run thousands of samples.
+        for number in range(bisect(middles, began_s) - 1, bisect_left(middles, ended_s)):
+            sample = samples[number]
+            since_s = max(began_s, middles[number], sample.t_s - SAMPLE_REACH_S)
+            part_s = max(0.0, min(ended_s, middles[number + 1], sample.t_s + SAMPLE_REACH_S) - since_s)
+            known_s, total_j = known_s + part_s, total_j + part_s * sample.power_w
+        if not math.isclose(known_s, max(0.0, ended_s - began_s), abs_tol=1e-6):
             return math.inf
-        total_j += sum(part_s * sample.power_w for part_s, sample in zip(parts_s, samples, strict=True))
     return total_j
 
 

@@ -38,7 +38,9 @@ def rows(*runs: dict[str, Any], by: str | None = "place", **options: Any) -> lis
 
 
 def test_two_places() -> None:
-    (row,) = rows(*side("l", LEFT, place="here"), *side("r", RIGHT, place="there", **A100))
+    used = ({"joules_per_image": 0.4}, {"joules_per_image": 0.3})
+    (row,) = rows(*side("l", LEFT, place="here", **used[0]), *side("r", RIGHT, place="there", **A100, **used[1]))
+    assert row["joules_ratio"] == pytest.approx(0.75)
     assert (row["left"], row["right"]) == ("here (NVIDIA L4)", "there (NVIDIA A100-SXM4-80GB)")
     assert (row["runs_left"], row["runs_right"]) == (3, 3)
     assert row["ratio"] == pytest.approx(gmean(RIGHT) / gmean(LEFT))
