@@ -1,5 +1,9 @@
 from collections.abc import Iterable
-from typing import Any
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -7,10 +11,14 @@ import torch
 from tests.workload.conftest import LayOut
 from tests.workload.environment.test_nvml import FakeNvml
 from tests.workload.fake_cuda import FakeCuda
+from workload.contract.record import Record, Settling, Spec, Status
 from workload.contract.record_sections import Energy, EnergySource
 from workload.contract.spec import Device
+from workload.contract.trainer import Context
 from workload.environment.device import GpuSensors
 from workload.measure.energy import Counter, EnergyMeter, Metered, PowerSample, idle_w, of_steps, rapl_counters
+from workload.measure.timing import Timeline
+from workload.run.life import Life, Region
 
 COUNTER, RAPL, POWER = EnergySource.NVML_COUNTER, EnergySource.RAPL, EnergySource.NVML_POWER
 RAPL_0 = "/sys/class/powercap/intel-rapl"
@@ -174,3 +182,25 @@ def test_idle_power_is_the_lowest_without_load_before_the_steps() -> None:
     known = samples([0.0], 40.0, is_idle=True) + samples([1.0], 22.0, is_idle=True) + samples([2.0], 15.0)
     assert idle_w(known + samples([9.0], 12.0, is_idle=True), 5.0) == 22.0
     assert idle_w(samples([1.0], 80.0), 5.0) is None
+
+
+@pytest.mark.parametrize(("steps_s", "joules", "share"), [(4.0, 200.0, ""), (3.0, None, "25 %")])
+def test_record_has_energy_and_the_power_while_the_device_cooled_down(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps_s: float, joules: float | None, share: str
+) -> None:
+    readings, times = iter([100.0, 160.0]), iter([5.0, 7.0])
+    waiting = EnergyMeter([Counter(read_j=lambda: next(readings))], RAPL, lambda: next(times))
+    monkeypatch.setattr(EnergyMeter, "of", lambda _: waiting)
+    monkeypatch.setattr("workload.run.life.settle", lambda *_, **__: Settling(waited_s=2.0))
+    spec = Spec(model="t.py", batch_size=4, device="cpu", iterations=9, ceilings=False)
+    timeline = Timeline()
+    timeline.enter("measured")
+    totals = SimpleNamespace(pauses=[(2.0, 6.0 - steps_s)], step_s=[1.0])
+    region = SimpleNamespace(span=(1.0, 5.0), metered=metered(200, 4), totals=totals, energy=waiting)
+    region.timing = lambda known: replace(known, measured_s=steps_s)
+    record = Record(run_id="run-1", status=Status.RUNNING, spec=spec)
+    with closing(Life(tmp_path, record, timeline, Context(settles=True))) as life:
+        life.prepare()
+        life.take(cast("Region", region))
+    assert life.record.energy == (joules and Energy(joules=joules, source=COUNTER, seconds=steps_s, idle_w=30.0))
+    assert life.notes == [f"energy is unknown: between the readings of its counter, {share} were pauses"] * bool(share)
