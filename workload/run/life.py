@@ -86,7 +86,7 @@ class Life:
         self.set(energy=found and replace(found, idle_w=idle_w))
         if found is None and region.metered:
             share = percent(1 - steps_s / region.metered.seconds)
-            self.notes.append(f"energy is unknown: between the readings of its counter, {share} were pauses")
+            self.notes.append(f"energy is unknown: {share} of the time between two readings of its counter were pauses")
 
     # --- before the steps
 

@@ -203,4 +203,6 @@ def test_record_has_energy_and_the_power_while_the_device_cooled_down(
         life.prepare()
         life.take(cast("Region", region))
     assert life.record.energy == (joules and Energy(joules=joules, source=COUNTER, seconds=steps_s, idle_w=30.0))
-    assert life.notes == [f"energy is unknown: between the readings of its counter, {share} were pauses"] * bool(share)
+    assert life.notes == [
+        f"energy is unknown: {share} of the time between two readings of its counter were pauses"
+    ] * bool(share)
