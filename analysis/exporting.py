@@ -10,11 +10,11 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from analysis.loading import units
 from analysis.loading.cases import MEASURED, Case, as_typed, cases
@@ -52,8 +52,6 @@ INSTALL = {
     "wandb": "pip install 'rooflaunch[wandb]'",
     "tensorboard": "pip install 'rooflaunch[tensorboard]'",
 }
-# Turns errors of a tool's client into `ToolError`.
-Answering: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,22 +141,42 @@ def _client(module: str) -> Any:
         raise ToolError(f"the package {tool} is missing", hint=INSTALL[tool]) from error
 
 
-@contextmanager
-def _translated(tool: str, kinds: tuple[type[Exception], ...], hint: str) -> Iterator[None]:
-    """Raise `ToolError` in place of a client's error, with its first sentence, or with the refused connection."""
-    try:
-        yield
-    except kinds as error:
-        cause: BaseException = error
-        while (before := cause.__cause__ or cause.__context__) is not None:
-            cause = before
-        text = cause.strerror if isinstance(cause, ConnectionError) and cause.strerror else str(error)
-        said = re.split(r"\n|(?<=\w)\. (?=[A-Z])", text.strip())[0] or type(error).__name__
-        raise ToolError(f"{tool}: {said}", hint=hint) from error
+class Target:
+    """A tool's place for runs. `where`: its name; `kinds`, `hint`: its client's errors, and what to do about them."""
+
+    where: str
+    kinds: tuple[type[Exception], ...]
+    hint: str
+
+    def open(self) -> None:
+        """Connect, or make the folder."""
+
+    def has(self, run: Content) -> bool:
+        """Whether the run is there, whole."""
+        raise NotImplementedError
+
+    def add(self, run: Content) -> None:
+        """Write the run, in place of a part of it that is there."""
+        raise NotImplementedError
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Raise `ToolError` in place of a client's error, with its first sentence, or with the refused connection."""
+        try:
+            yield
+        except self.kinds as error:
+            cause: BaseException = error
+            while (before := cause.__cause__ or cause.__context__) is not None:
+                cause = before
+            text = cause.strerror if isinstance(cause, ConnectionError) and cause.strerror else str(error)
+            said = re.split(r"\n|(?<=\w)\. (?=[A-Z])", text.strip())[0] or type(error).__name__
+            raise ToolError(f"{self.where}: {said}", hint=self.hint) from error
 
 
-class Mlflow:
+class Mlflow(Target):
     """An experiment of MLflow. `into`: the server's URI, else MLFLOW_TRACKING_URI."""
+
+    hint = "--into with the URI of a server; this starts one: mlflow server"
 
     def __init__(self, into: str | None) -> None:
         mlflow, variables = _client("mlflow"), _client("mlflow.environment_variables")
@@ -167,24 +185,24 @@ class Mlflow:
             if not variable.is_set():
                 variable.set(value)
         self._made = _client("mlflow.entities")
-        address, name = into or mlflow.get_tracking_uri(), os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-        self.where = f"'{name}' in MLflow at {address}"
-        hint = "--into with the URI of a server; this starts one: mlflow server"
-        self.answering: Answering = lambda: _translated(
-            self.where, (mlflow.MlflowException, OSError, ImportError), hint
-        )
-        with self.answering():
-            self._client = mlflow.MlflowClient(tracking_uri=address)
-            found = self._client.get_experiment_by_name(name)
-            self._experiment = found.experiment_id if found else self._client.create_experiment(name)
-            # MLflow's ids of our runs, and whether they are whole. A search for one id could not quote every id.
-            self._runs: dict[str, dict[str, bool]] = {}
-            token = None
-            while token != "":
-                page = self._client.search_runs([self._experiment], max_results=1000, page_token=token)
-                for run in page:
-                    self._runs.setdefault(run.data.tags.get(ID, ""), {})[run.info.run_id] = WHOLE in run.data.tags
-                token = page.token or ""
+        self._name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        self._address = into or mlflow.get_tracking_uri()
+        self.where = f"'{self._name}' in MLflow at {self._address}"
+        self.kinds = (mlflow.MlflowException, OSError, ImportError)
+        self._connect = mlflow.MlflowClient
+
+    def open(self) -> None:
+        self._client = self._connect(tracking_uri=self._address)
+        found = self._client.get_experiment_by_name(self._name)
+        self._experiment = found.experiment_id if found else self._client.create_experiment(self._name)
+        # MLflow's ids of our runs, and whether they are whole. A search for one id could not quote every id.
+        self._runs: dict[str, dict[str, bool]] = {}
+        token = None
+        while token != "":
+            page = self._client.search_runs([self._experiment], max_results=1000, page_token=token)
+            for run in page:
+                self._runs.setdefault(run.data.tags.get(ID, ""), {})[run.info.run_id] = WHOLE in run.data.tags
+            token = page.token or ""
 
     def has(self, run: Content) -> bool:
         return any(self._runs.get(run.run_id, {}).values())
@@ -214,8 +232,10 @@ class Mlflow:
         self._client.set_tag(key, WHOLE, "true")
 
 
-class WandB:
+class WandB(Target):
     """A project of Weights & Biases, with WANDB_MODE=offline in a folder. `into`: its name, else WANDB_PROJECT."""
+
+    hint = "wandb login, unless you are logged in; WANDB_MODE=offline needs neither account nor server"
 
     def __init__(self, into: str | None) -> None:
         self._wandb = _client("wandb")
@@ -224,14 +244,15 @@ class WandB:
         self._project = into or chosen.project or PROJECT
         self._path = "/".join(filter(None, (chosen.entity, self._project)))
         self.where = f"'{self._project}' in W&B at {self._folder if self._is_offline else chosen.base_url}"
-        hint = "wandb login, unless you are logged in; WANDB_MODE=offline needs neither account nor server"
-        self.answering: Answering = lambda: _translated(self.where, (self._wandb.Error, OSError), hint)
-        with self.answering():
-            if chosen.mode == "disabled":
-                raise self._wandb.Error("WANDB_MODE is 'disabled'")
-            # A prompt for a key would wait for nobody in an unattended export.
-            if not self._is_offline and not self._wandb.login(prompt=False, verify=False):
-                raise self._wandb.Error("you are not logged in")
+        self.kinds = (self._wandb.Error, OSError)
+        self._is_off = chosen.mode == "disabled"
+
+    def open(self) -> None:
+        if self._is_off:
+            raise self._wandb.Error("WANDB_MODE is 'disabled'")
+        # A prompt for a key would wait for nobody in an unattended export.
+        if not self._is_offline and not self._wandb.login(prompt=False, verify=False):
+            raise self._wandb.Error("you are not logged in")
 
     def has(self, run: Content) -> bool:
         if self._is_offline:
@@ -242,7 +263,7 @@ class WandB:
         return False
 
     def _folders(self, run: Content) -> list[Path]:
-        return list(self._folder.glob(f"offline-run-*-{run.key}"))
+        return [path.parent for path in self._folder.glob(f"offline-run-*/run-{run.key}.wandb")]
 
     def add(self, run: Content) -> None:
         for left in self._folders(run) if self._is_offline else ():
@@ -268,29 +289,32 @@ class WandB:
         made.summary.update(dict(run.figures))
         files = self._wandb.Artifact(f"bundle-{run.key}", type="bundle")
         files.add_dir(str(run.folder))
-        made.log_artifact(files)
+        logged = made.log_artifact(files)
+        if not self._is_offline:
+            logged.wait()
         made.config.update({WHOLE: True})
         made.finish(exit_code=0 if run.status is Status.COMPLETED else 1)
         if self._is_offline:
             (Path(made.dir).parent / WHOLE).touch()
 
 
-class TensorBoard:
+class TensorBoard(Target):
     """A folder for `tensorboard --logdir`. `into`: its path, else `runs`. Each run has its folder there."""
+
+    hint = "--into with a folder of yours"
+    kinds = (OSError,)
 
     def __init__(self, into: str | None) -> None:
         self._writer = _client("tensorboard.summary.writer.event_file_writer")
-        self._event, self._summary = (
-            _client("tensorboard.compat.proto.event_pb2"),
-            _client("tensorboard.compat.proto.summary_pb2"),
-        )
-        self._hparams, self._text = (
-            _client("tensorboard.plugins.hparams.summary_v2"),
-            _client("tensorboard.plugins.text.summary_v2"),
-        )
+        self._event = _client("tensorboard.compat.proto.event_pb2")
+        self._summary = _client("tensorboard.compat.proto.summary_pb2")
+        self._hparams = _client("tensorboard.plugins.hparams.summary_v2")
+        self._text = _client("tensorboard.plugins.text.summary_v2")
         self._folder = Path(into or "runs")
         self.where = f"TensorBoard's folder '{self._folder}'"
-        self.answering: Answering = lambda: _translated(self.where, (OSError,), "--into with a folder of yours")
+
+    def open(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
 
     def has(self, run: Content) -> bool:
         return (self._folder / run.key).is_dir()
@@ -317,8 +341,7 @@ class TensorBoard:
         part.rename(self._folder / run.key)
 
 
-Target: TypeAlias = Mlflow | WandB | TensorBoard
-TOOLS: Mapping[str, type[Target]] = {"mlflow": Mlflow, "wandb": WandB, "tensorboard": TensorBoard}
+TOOLS: Mapping[str, Callable[[str | None], Target]] = {"mlflow": Mlflow, "wandb": WandB, "tensorboard": TensorBoard}
 
 
 def export(
@@ -329,10 +352,12 @@ def export(
     The first run that fails is the last. `on_progress` is called with the number of runs so far, and of all.
     """
     outcomes: dict[str, str] = {}
+    with target.translated():
+        target.open()
     for run in runs:
         on_progress(len(outcomes), len(runs))
         try:
-            with target.answering():
+            with target.translated():
                 outcomes[run.run_id] = "skipped" if target.has(run) else "exported"
                 if outcomes[run.run_id] == "exported":
                     target.add(run)
