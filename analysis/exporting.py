@@ -9,12 +9,14 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from analysis.loading import units
 from analysis.loading.cases import MEASURED, Case, as_typed, cases
@@ -41,12 +43,10 @@ FIGURES = [name for name, kind in RUN_COLUMNS.items() if kind in RANGES and name
 SERIES = ("step_s", "data_s", "forward_s", "backward_s", "optimizer_s", "loss")
 # The mark: a tag of MLflow, a value of W&B's configuration, and a file in its offline folder.
 WHOLE, ID, PROJECT = "rooflaunch.whole", "rooflaunch.run_id", "rooflaunch"
-# Seconds and repetitions until a server that does not answer is an error: MLflow itself tries for minutes.
-TIMEOUT_S, RETRIES = 15, 2
+# Longest time (s) of a request to a server.
+TIMEOUT_S = 15
 # Most parameters and figures in a request to MLflow: mlflow.org/docs/latest/rest-api.html, Log Batch.
 MOST_PARAMETERS, MOST_METRICS = 100, 1000
-
-
 INSTALL = {
     "mlflow": "pip install 'rooflaunch[mlflow]'",
     "wandb": "pip install 'rooflaunch[wandb]'",
@@ -73,8 +73,8 @@ class Content:
     folder: Path
 
 
-def contents(results: Tables) -> list[Content]:
-    """Contents of all runs.
+def contents(results: Tables) -> Iterator[Content]:
+    """Contents of all runs, one at a time, because their steps may fill the memory.
 
     For a figure that several completed runs of a configuration have, `…_low` and `…_high` are the ends of its 95 %
     interval over these `configuration_runs` runs.
@@ -87,41 +87,38 @@ def contents(results: Tables) -> list[Content]:
             if estimate.interval:
                 of_pool |= {f"{name}_low": estimate.interval.low, f"{name}_high": estimate.interval.high}
         ends |= dict.fromkeys(pool.texts("run_id"), of_pool)
-    return [_content(case, ends.get(case.run_id, {})) for case in cases(results)]
+    yield from (_content(case, ends.get(case.run_id, {})) for case in cases(results))
 
 
 def _content(case: Case, ends: dict[str, float]) -> Content:
-    began_s = case["started_at"].timestamp() if case["started_at"] is not None else 0.0
-    steps = [_step(case, row, began_s) for row in range(len(case.is_measured))]
+    folder = Path(case["path"])
+    # Of an imported run without times: when it was imported.
+    began_s = case["started_at"].timestamp() if case["started_at"] is not None else folder.stat().st_mtime
     figures = {name: case[name] for name in FIGURES if case[name] is not None} | ends
-    options = {
-        ARGUMENT + word.lstrip("-"): value or True for word, value in as_typed(case["script"] or "") if word[0] == "-"
-    }
+    options = [
+        (word.lstrip("-"), value or True) for word, value in as_typed(case["script"] or "") if word.startswith("-")
+    ]
     # Throughput and work of a step in what the run counted: tokens_per_s.
     counted = {"images": case.unit, "per_image": f"per_{units.singular(case.unit)}"}
+    steps = []
+    for row, number in enumerate(case.steps["step"]):
+        phase = MEASURED if case.is_measured[row] else "warmup"
+        values = {name: float(case.steps[name][row]) for name in SERIES if math.isfinite(case.steps[name][row])}
+        at_s = began_s + float(np.nan_to_num(case.steps["ended_at_s"][row]))
+        steps.append((int(number), at_s, {f"{phase}/{name}": value for name, value in values.items()}))
     return Content(
         run_id=case.run_id,
         key=_key(case.run_id).lstrip("."),
         status=Status(case["status"]),
         began_s=began_s,
         ended_s=max([began_s, *(at_s for _, at_s, _ in steps)]),
-        parameters={name: case[name] for name in PARAMETERS if case[name] is not None} | options,
-        figures={
-            re.sub("images|per_image", lambda found: counted[found[0]], name): value for name, value in figures.items()
-        },
+        parameters={name: case[name] for name in PARAMETERS if case[name] is not None}
+        | {ARGUMENT + name: value for name, value in options},
+        figures={re.sub("images|per_image", lambda found: counted[found[0]], name): figures[name] for name in figures},
         tags={name: _text(case[name]) for name in TAGS if case[name] is not None},
         steps=steps,
-        folder=Path(case["path"]),
+        folder=folder,
     )
-
-
-def _step(case: Case, row: int, began_s: float) -> tuple[int, float, dict[str, float]]:
-    phase = MEASURED if case.is_measured[row] else "warmup"
-    known = {
-        name: float(case.steps[name][row]) for name in (*SERIES, "ended_at_s") if math.isfinite(case.steps[name][row])
-    }
-    at_s = began_s + known.pop("ended_at_s", 0.0)
-    return int(case.steps["step"][row]), at_s, {f"{phase}/{name}": value for name, value in known.items()}
 
 
 def _key(name: str) -> str:
@@ -179,11 +176,10 @@ class Mlflow(Target):
     hint = "--into with the URI of a server; this starts one: mlflow server"
 
     def __init__(self, into: str | None) -> None:
-        mlflow, variables = _client("mlflow"), _client("mlflow.environment_variables")
-        limits = {variables.MLFLOW_HTTP_REQUEST_TIMEOUT: TIMEOUT_S, variables.MLFLOW_HTTP_REQUEST_MAX_RETRIES: RETRIES}
-        for variable, value in limits.items():
-            if not variable.is_set():
-                variable.set(value)
+        # MLflow itself tries for minutes.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(TIMEOUT_S))
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        mlflow = _client("mlflow")
         self._made = _client("mlflow.entities")
         self._name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
         self._address = into or mlflow.get_tracking_uri()
@@ -345,17 +341,17 @@ TOOLS: Mapping[str, Callable[[str | None], Target]] = {"mlflow": Mlflow, "wandb"
 
 
 def export(
-    runs: Sequence[Content], target: Target, *, on_progress: Callable[[int, int], None]
+    runs: Iterable[Content], target: Target, *, on_progress: Callable[[int], None]
 ) -> tuple[dict[str, str], RooflaunchError | None]:
     """Write the runs that the target lacks: `exported`, `skipped` or `failed` by run, and the error.
 
-    The first run that fails is the last. `on_progress` is called with the number of runs so far, and of all.
+    The first run that fails is the last. `on_progress` is called with the number of runs so far.
     """
     outcomes: dict[str, str] = {}
     with target.translated():
         target.open()
     for run in runs:
-        on_progress(len(outcomes), len(runs))
+        on_progress(len(outcomes))
         try:
             with target.translated():
                 outcomes[run.run_id] = "skipped" if target.has(run) else "exported"

@@ -329,8 +329,8 @@ def export(
     loaded = load(results, verify=verify, peaks=peaks)
     with _stoppable():
         target = exporting.TOOLS[to](into)
-        bar = Bar("export", stream=sys.stderr)
-        outcomes, error = exporting.export(exporting.contents(loaded), target, on_progress=bar.update)
+        bar, runs = Bar("export", stream=sys.stderr), exporting.contents(loaded)
+        outcomes, error = exporting.export(runs, target, on_progress=lambda done: bar.update(done, len(loaded.runs)))
         bar.finish()
     counts = {state: list(outcomes.values()).count(state) for state in ("exported", "skipped", "failed")}
     if output_format is TableFormat.TABLE:

@@ -70,7 +70,7 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def contents_of(results: Path) -> list[exporting.Content]:
-    return exporting.contents(analysis.load(results))
+    return list(exporting.contents(analysis.load(results)))
 
 
 def mlflow_runs(address: str) -> tuple[Any, list[Any]]:
@@ -340,6 +340,7 @@ def test_a_missing_package(tool: str, analyze: Analyze, results: Path, monkeypat
 
 
 def test_refused_words(analyze: Analyze, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
     code, _, err = analyze("export", tmp_path, "--to", "mlflo")
     assert code == ExitCode.USAGE
     assert err.startswith("error: Invalid value for '--to': 'mlflo' is not one of 'mlflow', 'wandb', 'tensorboard'.")
