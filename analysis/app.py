@@ -40,3 +40,4 @@ app.command("example", cls=grouped("open_page", "output"), epilog=report.EXAMPLE
 app.command("import", cls=grouped("model", "batch_size", "gpu"), epilog=fetch.IMPORT_EXAMPLES)(fetch.import_files)
 app.command("gpu-truth", cls=grouped("output_format", "wide"), epilog=tables.GPU_TRUTH_EXAMPLES)(tables.gpu_truth)
 app.command("fetch", cls=grouped("output", "incomplete", "replace"), epilog=fetch.EXAMPLES)(fetch.run_fetch)
+app.command("export", cls=grouped("to", "into"), epilog=fetch.EXPORT_EXAMPLES)(fetch.export)

@@ -76,6 +76,7 @@ def analyze(*words: str) -> str:
         (launch("--help"), LAUNCH_BANS),
         (analyze("--help"), {"torch", "torchvision", "pandas", *NUMERIC, *CLOUDS}),
         (analyze("fetch", "--help"), {"torch", "torchvision", "pandas", *NUMERIC, *CLOUDS}),
+        (analyze("export", "--help"), {"pandas", "mlflow", "wandb", "tensorboard", *NUMERIC, *CLOUDS}),
         (launch("local", "--dry-run", "--runtime", "process"), LAUNCH_BANS),
         (launch("gcp", "--gpu", "t4", "--project", "my-project", "--dry-run"), LAUNCH_BANS),
         (launch("aws", "--gpu", "t4", "--dry-run", "--request"), LAUNCH_BANS),

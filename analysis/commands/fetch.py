@@ -1,4 +1,4 @@
-"""`analyze fetch` and `analyze import`: bring bundles here, from a store or from files of other programs."""
+"""`analyze fetch`, `import` and `export`: bundles from a store, from files of other programs, and to other programs."""
 
 import shlex
 import shutil
@@ -6,12 +6,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 
-from analysis.commands.shared import OutputOption, PeaksOption, use_peaks
+from analysis.commands.shared import (
+    OutputOption,
+    PeaksOption,
+    ResultsArgument,
+    VerifyOption,
+    load,
+    print_problems,
+    use_peaks,
+)
 from workload.contract.errors import ExitCode, InterruptedRunError, NothingToDoError, RooflaunchError
 from workload.contract.invocation import Group
 from workload.contract.operating_system import CAUSES
@@ -122,23 +131,26 @@ def render(report: "FetchReport") -> str:
 class Bar:
     """Progress on stderr: a bar on a terminal, otherwise a line every ten seconds."""
 
-    def __init__(self, *, stream: TextIO = sys.stderr, now: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._now = stream, now
+    def __init__(
+        self, verb: str = "fetch", *, stream: TextIO = sys.stderr, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._verb, self._stream, self._now = verb, stream, now
         self._started_s = self._shown_s = now()
 
-    def update(self, done: int, total: int, count: int) -> None:
-        """Show `done` of `total` runs, and `count`, the bytes so far."""
+    def update(self, done: int, total: int, count: int | None = None) -> None:
+        """Show `done` of `total` runs, and `count`, the bytes so far, if they are counted."""
         elapsed_s = self._now() - self._started_s
         rate = f", {size(int(count / elapsed_s))}/s" if count and elapsed_s > 0 else ""
-        text = f"{done}/{total} runs, {size(count)}{rate}" if total else "looking for runs"
+        amount = "" if count is None else f", {size(count)}{rate}"
+        text = f"{done}/{total} runs{amount}" if total else "looking for runs"
         if self._stream.isatty():
             filled = BAR_WIDTH * done // max(total, 1)
             width = shutil.get_terminal_size().columns - 1
-            line = f"fetch [{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {text}"
+            line = f"{self._verb} [{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {text}"
             self._write(f"\r{line[:width]:<{width}}")
         elif self._now() - self._shown_s >= LINE_EVERY_S:
             self._shown_s = self._now()
-            self._write(f"fetch {text}\n")
+            self._write(f"{self._verb} {text}\n")
 
     def finish(self) -> None:
         """Erase the bar before the table is printed."""
@@ -272,3 +284,63 @@ def _notes(folders: Sequence[Path]) -> list[str]:
         for note in [*(record.notes or ()), *columns]:
             notes[note] = notes.get(note, 0) + 1
     return [note if len(folders) == 1 else f"{note} ({counted(count, 'run')})" for note, count in notes.items()]
+
+
+EXPORT_EXAMPLES = """\b
+Examples:
+  analyze export results --to tensorboard --into runs
+  analyze export results --to mlflow --into http://localhost:5000
+"""
+
+
+class Tool(StrEnum):
+    """Names of `analysis.exporting.TOOLS`, repeated because the command line needs them without pandas."""
+
+    MLFLOW = "mlflow"
+    WANDB = "wandb"
+    TENSORBOARD = "tensorboard"
+
+
+def export(
+    *,
+    results: ResultsArgument,
+    to: Annotated[Tool, option("--to", "the program", Group.OUTPUT)],
+    into: Annotated[
+        str | None,
+        option(
+            "--into",
+            "URI of MLflow's server, project of W&B, folder of TensorBoard (default: MLFLOW_TRACKING_URI; "
+            "WANDB_PROJECT or rooflaunch; runs)",
+            Group.OUTPUT,
+            metavar="PLACE",
+        ),
+    ] = None,
+    peaks: PeaksOption = None,
+    verify: VerifyOption = False,
+    output_format: FormatOption = TableFormat.TABLE,
+) -> int:
+    """Write runs to MLflow, Weights & Biases or TensorBoard: settings, figures, steps, machine, commit, the bundle.
+
+    A run that is there is skipped. Intervals (..._low, ..._high) are over the runs of a configuration in RESULTS at the
+    time of the export. TensorBoard keeps no files, and gets the path of the bundle.
+    """
+    from analysis import exporting
+
+    loaded = load(results, verify=verify, peaks=peaks)
+    with _stoppable():
+        target = exporting.TOOLS[to](into)
+        bar, runs = Bar("export", stream=sys.stderr), exporting.contents(loaded)
+        outcomes, error = exporting.export(runs, target, on_progress=lambda done: bar.update(done, len(loaded.runs)))
+        bar.finish()
+    counts = {state: list(outcomes.values()).count(state) for state in ("exported", "skipped", "failed")}
+    if output_format is TableFormat.TABLE:
+        lines = [f"{state:<8}  {run_id}" for run_id, state in outcomes.items() if state != "skipped"]
+        total = f"{', '.join(f'{state} {number}' for state, number in counts.items())}: {target.where}"
+        print("\n".join(map(printable, [*lines, *([""] if lines else []), total])))
+    else:
+        rows = [{"run_id": run_id, "state": state} for run_id, state in outcomes.items()]
+        print(plain({"where": target.where, **counts, "runs": rows}, output_format, rows_of="runs"))
+    print_problems(loaded.problems)
+    if error:
+        raise error
+    return ExitCode.DONE

@@ -34,7 +34,7 @@ COMMANDS = {
     ],
     "analyze": [
         "summary", "roofline", "kernels", "variance", "predict", "compare", "audit", "report", "example",
-        "import", "gpu-truth", "fetch",
+        "import", "gpu-truth", "fetch", "export",
     ],
 }  # fmt: skip
 # Option of the program itself, as in `launch --help`.
