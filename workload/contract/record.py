@@ -72,6 +72,7 @@ class ScriptFacts:
     `files`: SHA-256 of the script and of the modules that it imported from its own folder, `sha256`: hash of all of
     them. `packages`: versions of other imported packages. `commit`: commit of the script's repository. `step`:
     definition of a step; `unit`: unit of `images` everywhere in this record: images, tokens, samples or steps.
+    `dataset_samples`: samples in one pass over the data of a step, of all ranks together.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -85,6 +86,7 @@ class ScriptFacts:
     packages_sha256: Text = column()
     step: Text = None
     unit: Text = column()
+    dataset_samples: Number = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,8 @@ class Spec:
 
     `prefetch_factor`, `pin_memory` and `persistent_workers` are None if the user left the choice to our trainer.
     For a user's own script the fields are as observed: `model` is the script's name, and `batch_size` the number of
-    `script.unit` in each of the `grad_accumulation` batches of a step.
+    `script.unit` in each of the `grad_accumulation` batches of a step. `samples`: the user's own amount of work, in the
+    unit of throughput. `dataset_images`: images in one pass over the data of our trainer, of all devices together.
     """
 
     model: Annotated[str, Kind.TEXT] = field(metadata={"column": ""})
@@ -129,6 +132,8 @@ class Spec:
     ceilings: Flag = None
     fresh_ceilings: Flag = None
     samples_per_step: Number = None
+    samples: Number = None
+    dataset_images: Number = None
     script: ScriptFacts | None = None
 
     @classmethod

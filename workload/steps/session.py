@@ -12,6 +12,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
@@ -473,6 +474,9 @@ class Session:
         if is_whole and (full or self._limits.samples_per_step):
             self._works.append(work)
         if self._has_counted_enough():
+            fetches = now.fetches[len(now.excess(self.step.pattern)) :]
+            in_pass = self._loaders.samples_in_pass(fetches, self._limits.samples_per_step)
+            self.step = self.phases[-1].step = replace(self.step, samples_in_pass=in_pass)
             self._start_receiver(usual(self._works) or chosen(self._works or [work]))
         else:
             self._begin_counting()
