@@ -52,7 +52,7 @@ BOOT_PHASES = ("booted", "driver_ready", "docker_ready")
 LEAST_SHARE = 0.01
 # Durations from here on are shown in minutes or hours.
 SECONDS_UP_TO_S = 1000
-USD_DECIMALS, LEAST_USD = 4, 0.0001
+USD_DECIMALS = 4
 SECONDS_PER_H = 3600
 
 
@@ -148,9 +148,8 @@ def time_text(value_s: float) -> str:
 
 def usd_text(usd: float) -> str:
     """Small sum of money: `0.0082 USD`."""
-    if 0 < usd < LEAST_USD:
-        return f"less than {LEAST_USD:.4f} USD"
-    return f"{plain(round(usd, USD_DECIMALS), 2)} USD"
+    rounded = round(usd, USD_DECIMALS)
+    return f"less than {10**-USD_DECIMALS:.4f} USD" if usd > 0 == rounded else f"{plain(rounded, 2)} USD"
 
 
 # --- the user's own amount of work
