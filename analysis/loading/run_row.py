@@ -15,7 +15,7 @@ from workload.contract.fields import RANGES, Kind, instant
 from workload.contract.ranks import IN_COLLECTIVES, INPUT, UNEVEN, Ranks, largest_wait, waits
 from workload.contract.record import Record, Status
 from workload.contract.record_sections import CloudFacts
-from workload.contract.spent import RUN_PARTS, Spent
+from workload.contract.spent import RUN_PARTS, Spent, epoch_of, samples_of
 from workload.contract.trainer import Start
 
 # `path` and `kernels_file` come from the index, the others from several fields of run.json.
@@ -52,6 +52,9 @@ DERIVED: Mapping[str, Kind] = {
     **{f"{part}_s": Kind.NUMBER for part in RUN_PARTS},
     # Cost of this time.
     "usd": Kind.NUMBER,
+    # The user's own amount of work, else one pass over the data: in samples, and in what `images` counts.
+    "epoch_samples": Kind.NUMBER,
+    "epoch_images": Kind.NUMBER,
 }
 # Shares of a step in which the devices of a run wait, with their names as what limits scaling.
 WAITS = {"collectives_share": IN_COLLECTIVES, "slow_rank_share": UNEVEN, "rank_input_share": INPUT}
@@ -172,6 +175,8 @@ def _derived(run: Record) -> dict[str, Any]:
         "limit_known": "; ".join(verdict.possible_causes(run)) or None,
         **{f"{part}_s": spent.seconds.get(part) for part in RUN_PARTS},
         "usd": spent.usd,
+        "epoch_samples": _float(run.spec.samples or samples_of(run)),
+        "epoch_images": _float(run.spec.samples or epoch_of(run)),
     }
 
 

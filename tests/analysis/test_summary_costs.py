@@ -23,9 +23,9 @@ def table(tmp_path: Path, *runs: Mapping[str, Any]) -> pd.DataFrame:
 def test_recorded_price(tmp_path: Path) -> None:
     (row,) = table(tmp_path, {**SLOW, "cost": {"usd_per_h": 0.36}}).to_dict("records")
     assert (row["usd_per_h"], row["price"]) == (0.36, "run")
-    assert row["usd_per_million_images"] == pytest.approx(1.0)
-    assert row["usd_per_epoch"] == pytest.approx(1.281167)
-    assert math.isnan(row["usd_per_million_images_low"])
+    assert row["epoch_usd"] == pytest.approx(1.0)
+    assert (row["epoch_of"], row["epoch_s"]) == ("1 million images", 10_000)
+    assert math.isnan(row["epoch_usd_low"])
     assert row["cheapest"] is True
     assert row["spot"] is True
 
@@ -37,7 +37,7 @@ def test_list_price_where_the_run_has_none(tmp_path: Path) -> None:
         (True, 0.255, "list of 2026-07"),
         (False, 0.540, "list of 2026-07"),
     ]
-    assert rows[0]["usd_per_million_images"] == pytest.approx(0.255 / 3600 / 100 * 1e6)
+    assert rows[0]["epoch_usd"] == pytest.approx(0.255 / 3600 / 100 * 1e6)
     assert [row["cheapest"] for row in rows] == [True, False]
 
 
@@ -53,7 +53,7 @@ def test_list_price_where_the_run_has_none(tmp_path: Path) -> None:
 )
 def test_unlisted_is_unpriced_never_a_similar_one(tmp_path: Path, field: str, value: Any) -> None:
     (row,) = table(tmp_path, {**SLOW, field: value}).to_dict("records")
-    for name in ("usd_per_h", "usd_per_million_images", "usd_per_epoch"):
+    for name in ("usd_per_h", "epoch_usd", "epoch_usd_low"):
         assert math.isnan(row[name])
     assert row["cheapest"] is False
     assert row["note"] == "no price: the run has none, and no list has one for its machine and region"
@@ -66,13 +66,13 @@ def test_interval_is_that_of_the_rate(tmp_path: Path) -> None:
     ]
     (row,) = table(tmp_path, *runs).to_dict("records")
     assert row["runs"] == 3
-    assert row["usd_per_million_images"] == pytest.approx(1.0)
+    assert row["epoch_usd"] == pytest.approx(1.0)
     logs = [math.log(images) for images in (98, 100, 102)]
     centre = sum(logs) / 3
     reach = 4.302653 * math.sqrt(sum((each - centre) ** 2 for each in logs) / 2 / 3)
     # The fastest is the cheapest.
-    assert row["usd_per_million_images_low"] == pytest.approx(100 / math.exp(centre + reach), rel=1e-6)
-    assert row["usd_per_million_images_high"] == pytest.approx(100 / math.exp(centre - reach), rel=1e-6)
+    assert row["epoch_usd_low"] == pytest.approx(100 / math.exp(centre + reach), rel=1e-6)
+    assert row["epoch_usd_high"] == pytest.approx(100 / math.exp(centre - reach), rel=1e-6)
 
 
 def test_cheapest_of_each_task(tmp_path: Path) -> None:

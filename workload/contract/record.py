@@ -132,7 +132,7 @@ class Spec:
     ceilings: Flag = None
     fresh_ceilings: Flag = None
     samples_per_step: Number = None
-    samples: Number = None
+    samples: Number = column()
     dataset_images: Number = None
     script: ScriptFacts | None = None
 

@@ -181,15 +181,19 @@ def usual_amount(unit: str) -> Amount:
     return Amount(BILLION if unit == TOKENS else MILLION)
 
 
+def samples_of(record: Record) -> float | None:
+    """Samples in one pass over the run's data, of all devices together; None if unknown."""
+    return record.spec.script.dataset_samples if record.spec.script else record.spec.dataset_images
+
+
 def epoch_of(record: Record) -> float | None:
     """Number of units (images, tokens) in one pass over the run's data; None if unknown."""
-    script, timing = record.spec.script, record.timing
-    if script is None or script.unit != TOKENS:
-        return script.dataset_samples if script else record.spec.dataset_images
-    # The data set has sequences; their measured mean length is that of the others too.
+    samples, timing = samples_of(record), record.timing
+    if not samples or not record.spec.script or record.spec.script.unit != TOKENS:
+        return samples
+    # The data set has sequences; their mean length in the measured steps is that of all.
     sequences = getattr(timing, "samples", None)
-    known = script.dataset_samples and timing.images and sequences
-    return script.dataset_samples * timing.images / sequences if known else None  # type: ignore[operator]
+    return samples * timing.images / sequences if timing.images and sequences else None
 
 
 def amount_of(record: Record) -> Amount:

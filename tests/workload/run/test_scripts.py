@@ -131,8 +131,16 @@ CASES = {
 
 # Samples in one pass over the training data; with two DataLoaders, the samples of both.
 DATA = {
-    **{"mnist": 128, "dcgan": 160, "accumulation 22": 176, "accumulation 10": 80, "scaler": 320, "gpt": 240},
-    **{"evaluation block": 120, "evaluation gradients": 120, "seq2seq": 200, "two_loaders": 100},
+    "mnist": 128,
+    "dcgan": 160,
+    "accumulation 22": 176,
+    "accumulation 10": 80,
+    "scaler": 320,
+    "gpt": 240,
+    "evaluation block": 120,
+    "evaluation gradients": 120,
+    "seq2seq": 200,
+    "two_loaders": 100,
 }
 
 
