@@ -145,7 +145,7 @@ def default_steps(device: Device) -> DefaultSteps:
     return DefaultSteps(warmup=10, iterations=100, min_seconds=GPU_MIN_SECONDS)
 
 
-AMOUNT = re.compile(r"([0-9]{1,3}(?:[,_][0-9]{3})+|[0-9]{1,15}(?:\.[0-9]{1,9})?(?:[eE]\+?[0-9]{1,2})?)([kKmMbB]?)")
+AMOUNT = re.compile(r"([0-9]{1,3}(?:[,_][0-9]{3})+|[0-9]{1,16}(?:\.[0-9]{1,9})?(?:[eE]\+?[0-9]{1,2})?)([kKmMbB]?)")
 MULTIPLES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 # Counts above 2**53 would not be exact in the floating-point columns of a table.
 MOST_AMOUNT = 10**15

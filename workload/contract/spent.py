@@ -209,7 +209,7 @@ def units_per_s(record: Record) -> float | None:
     """Throughput of all devices together; None if unknown."""
     if (record.spec.devices or 1) == 1:
         return record.timing.images_per_s
-    return record.ranks and record.ranks.images_per_s
+    return record.ranks.images_per_s if record.ranks else None
 
 
 def whole_script(record: Record) -> tuple[str, float] | None:
@@ -244,8 +244,8 @@ def work_rows(
     the whole script, is there if `whole_script` knows it. Costs are those of the machine at its recorded price.
     """
     first, rates = records[0], [rate for record in records if (rate := units_per_s(record))]
-    prices = [record.cost and record.cost.usd_per_h for record in records]
-    usd_per_h = median(usd for usd in prices if usd is not None) if None not in prices else None
+    prices = [cost.usd_per_h for record in records if (cost := record.cost) and cost.usd_per_h is not None]
+    usd_per_h = median(prices) if len(prices) == len(records) else None
 
     def takes(times_s: Sequence[float]) -> str:
         value_s = median(times_s)
