@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 # \b preserves the line breaks.
 SUMMARY_EXAMPLES = """\b
 Examples:
-  analyze summary results
   analyze summary results --samples 1.28M
   analyze summary results/tuesday results/wednesday --format csv > summary.csv
 """

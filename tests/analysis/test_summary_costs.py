@@ -104,3 +104,67 @@ def test_a_list_that_has_one_of_two_prices(spot: bool, price: tuple[float, str] 
     where = {"machine_type": "a2-highgpu-1g", "device_name": "NVIDIA A100-SXM4-40GB", "region": "us-central1"}
     listed = summary.list_price(**where, spot=spot)
     assert listed == price
+
+
+LONG = {"spec__dataset_images": 50_000}
+SCRIPT = {"spec__script": {"argv": ["train.py"], "command": "train.py", "unit": "images", "dataset_samples": 50_000}}
+# Runs of 100 images/s at batch 32 and 0.36 USD per hour; `--samples`; what is told, and its seconds for the first run.
+AMOUNTS: dict[str, tuple[list[dict[str, Any]], int | None, str, float]] = {
+    "no length is known": ([{}], None, "1 million images", 10_000),
+    "our trainer's data": ([LONG], None, "an epoch of 50,000 images", 500),
+    "a script's data": ([SCRIPT], None, "an epoch of 50,000 images", 500),
+    "an amount of the run": ([LONG | {"spec__samples": 1000}], None, "1,000 images", 10),
+    "an amount of the table": ([LONG | {"spec__samples": 1000}], 1_280_000, "1,280,000 images", 12_800),
+    "two data sets": ([LONG, {"spec__dataset_images": 49_000}], None, "1 million images", 10_000),
+    "one of two is known": ([LONG, {}], None, "1 million images", 10_000),
+    "a run that failed is not compared": ([LONG, {"status": "failed"}], None, "an epoch of 50,000 images", 500),
+    # 390 batches of 128 images without the last 80, and 1,562 batches of 32 images without the last 16.
+    "without the last batch": (
+        [
+            {"spec__dataset_images": 49_984},
+            {"spec__dataset_images": 49_920, "spec__batch_size": 128},
+        ],
+        None,
+        "an epoch of 49,984 images",
+        499.84,
+    ),
+    "more than a batch apart": ([LONG, {"spec__dataset_images": 49_967}], None, "1 million images", 10_000),
+    "two amounts": ([{"spec__samples": 1000}, {"spec__samples": 2000}], None, "1 million images", 10_000),
+    "several devices share the data": (
+        [LONG | {"spec__devices": 2, "ranks": {"number": 2, "images_per_s": 200.0}}],
+        None,
+        "an epoch of 50,000 images",
+        250,
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "samples", "told", "seconds"), AMOUNTS.values(), ids=AMOUNTS)
+def test_amount_of_work_whose_cost_is_told(
+    changes: list[dict[str, Any]], samples: int | None, told: str, seconds: float, tmp_path: Path
+) -> None:
+    for number, each in enumerate(changes):
+        make(tmp_path, number, **{**SLOW, "cost": {"usd_per_h": 0.36}, **each})
+    runs = analysis.load(tmp_path).runs
+    rows = summary.summarize(runs, samples).to_dict("records")
+    row = next(row for row in rows if row["batch_size"] == 32)
+    assert row["epoch_of"] == told
+    assert row["epoch_s"] == pytest.approx(seconds)
+    assert row["epoch_usd"] == pytest.approx(0.36 * seconds / 3600)
+
+
+def test_data_of_different_units_are_compared_by_a_million(tmp_path: Path) -> None:
+    make(tmp_path, 0, **SLOW)
+    make(tmp_path, 1, **SLOW, spec__script={"argv": ["t.py"], "command": "t.py", "unit": "tokens"}, spec__model="t.py")
+    assert set(summary.summarize(analysis.load(tmp_path).runs)["epoch_of"]) == {"1 million units"}
+    tokens = tmp_path / "tokens"
+    make(tokens, 2, **SLOW, spec__script={"argv": ["t.py"], "command": "t.py", "unit": "tokens"}, spec__model="t.py")
+    assert set(summary.summarize(analysis.load(tokens).runs)["epoch_of"]) == {"1 billion tokens"}
+
+
+def test_spot_and_on_demand_runs_of_one_row_have_no_common_cost(tmp_path: Path) -> None:
+    make(tmp_path, 0, **SLOW)
+    make(tmp_path, 1, **SLOW, environment__cloud__spot=False)
+    [row] = summary.summarize(analysis.load(tmp_path).runs).to_dict("records")
+    assert row["epoch_s"] == 10_000
+    assert math.isnan(row["epoch_usd"] if row["epoch_usd"] is not None else math.nan)
