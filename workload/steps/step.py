@@ -17,7 +17,6 @@ import torch
 from workload.contract.errors import UsageError
 from workload.contract.spec import Device, default_steps
 from workload.measure.recorder import Aside, StepPart, StepPhase
-from workload.steps.data_length import samples_in_pass
 from workload.steps.step_finder import Pattern
 
 IMAGE_DIMENSIONS, ID_DIMENSIONS = 4, 2
@@ -246,8 +245,6 @@ class Inputs:
         self.evaluated: set[int] = set()
         self._folder = folder
         self._known: dict[int, Loader] = {}
-        # DataLoaders of the steps whose work is counted, as long as the script keeps them.
-        self._counted = weakref.WeakValueDictionary[int, Any]()
 
     def batch_of(self, loader: Any, batch: Any, follow: Callable[[int, Any], None] | None) -> Batch:
         """Contents of a batch; `follow` is called with the DataLoader's number and the batch."""
@@ -256,31 +253,12 @@ class Inputs:
             workers = int(getattr(loader, "num_workers", 0))
             self._known[number] = Loader(where=fetched_at(self._folder), workers=workers, size=size_of(loader))
         if follow:
-            if loader is not None:
-                self._counted[number] = loader
             follow(number, batch)
         return measure(batch, number, self._known[number].size)
 
     def of(self, fetches: Sequence[Fetch]) -> list[Loader]:
         """DataLoaders of these batches."""
         return [self._known[number] for number in {fetch.batch.loader for fetch in fetches} if number in self._known]
-
-    def samples_in_pass(self, fetches: Sequence[Fetch], samples_per_step: int | None) -> int | None:
-        """Samples in a pass over the data of a step with these `fetches`, in this process; None if unknown.
-
-        If a step uses several DataLoaders, the one whose pass has the fewest steps ends the pass. `samples_per_step`:
-        as the user counts them, else None. Runs the script's own `__len__`: not to be called in timed steps.
-        """
-        in_step, batches = Counter[int](), dict[int, int]()
-        for batch, _ in fetches:
-            batches[batch.loader] = batch.count
-            in_step[batch.loader] += self._known[batch.loader].size or batch.count
-        lengths = {
-            number: samples_in_pass(self._counted.get(number), self._known[number].size, count)
-            for number, count in batches.items()
-        }
-        steps = [length / in_step[number] for number, length in lengths.items() if length]
-        return round(min(steps) * (samples_per_step or in_step.total())) if steps else None
 
     def leave_out(self, evaluated: set[int], step: OpenStep) -> bool:
         """Remove batches of `evaluated` DataLoaders from the step, and from now on; return whether any was new.
@@ -301,7 +279,7 @@ class Step:
     """Definition of a training step: its pattern, the data that throughput counts, and a sentence for the user.
 
     `what`: the sentence's part on passes and optimizers. `batch_size`: size of each of the `batches` of a step.
-    `samples_in_pass`: of a pass over its data, see `Inputs.samples_in_pass`; asked when the step was counted.
+    `samples_in_pass`: of a pass over its data, see `DataLengths`, asked when the step was counted.
     """
 
     pattern: Pattern | None

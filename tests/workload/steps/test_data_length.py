@@ -4,7 +4,6 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from workload.steps.data_length import MOST_SAMPLES, samples_in_pass
-from workload.steps.step import Fetch, Inputs, size_of
+from workload.steps.data_length import MOST_SAMPLES, DataLengths, samples_in_pass
+from workload.steps.step import Batch, Fetch, Unit
 
 TEN = TensorDataset(torch.arange(10))
 
@@ -116,13 +115,13 @@ CASES: dict[str, tuple[DataLoader[Any], int | None]] = {
 
 @pytest.mark.parametrize(("loader", "expected"), CASES.values(), ids=CASES)
 def test_samples_in_a_pass(loader: DataLoader[Any], expected: int | None) -> None:
-    assert samples_in_pass(loader, size_of(loader), 5) == expected
+    assert samples_in_pass(loader, 5) == expected
 
 
 def test_a_stream_is_not_asked_through_its_loader() -> None:
     """The DataLoader would remember the length, and warn of the samples beyond it."""
     loader = DataLoader(KnownStream(), 4)
-    assert samples_in_pass(loader, 4, 4) == 5
+    assert samples_in_pass(loader, 4) == 5
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len([*loader]) == 2
@@ -142,12 +141,17 @@ def test_random_numbers_that_a_length_draws_are_put_back() -> None:
     seed()
     expected = numbers()
     seed()
-    assert samples_in_pass(loader, 4, 4) in range(10, 17)
+    assert samples_in_pass(loader, 4) in range(10, 17)
     assert numbers() == expected
 
 
 def a_loader(samples: int, size: int) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.ones(samples, 3, 8, 8)), size)
+
+
+def a_fetch(lengths: DataLengths, loader: DataLoader[Any], count: int) -> Fetch:
+    lengths.fetched(loader)
+    return Fetch(batch=Batch(loader=id(loader), count=count, unit=Unit.IMAGES), parts=0)
 
 
 @pytest.mark.parametrize(
@@ -166,17 +170,17 @@ def test_samples_in_a_pass_of_a_step(
     loaders: list[tuple[int, int]], samples_per_step: int | None, expected: int | None
 ) -> None:
     made = {key: DataLoader(Stream(), key[1]) if key[0] == 0 else a_loader(*key) for key in loaders}
-    inputs = Inputs(Path.cwd())
-    fetches = [
-        Fetch(batch=inputs.batch_of(made[key], torch.ones(key[1], 3, 8, 8), lambda *_: None), parts=0)
-        for key in loaders
-    ]
-    assert inputs.samples_in_pass(fetches, samples_per_step) == expected
+    lengths = DataLengths()
+    assert (
+        lengths.samples_in_pass([a_fetch(lengths, made[key], key[1]) for key in loaders], samples_per_step) == expected
+    )
 
 
 def test_the_length_of_a_loader_that_the_script_has_dropped_is_unknown() -> None:
-    inputs, loader = Inputs(Path.cwd()), a_loader(100, 4)
-    fetches = [Fetch(batch=inputs.batch_of(loader, torch.ones(4, 3, 8, 8), lambda *_: None), parts=0)]
-    assert inputs.samples_in_pass(fetches, None) == 100
+    lengths, loader = DataLengths(), a_loader(100, 4)
+    fetches = [a_fetch(lengths, loader, 4)]
+    assert lengths.samples_in_pass(fetches, None) == 100
     del loader
-    assert inputs.samples_in_pass(fetches, None) is None
+    assert lengths.samples_in_pass(fetches, None) is None
+    lengths.fetched(None)
+    assert lengths.samples_in_pass([], None) is None
