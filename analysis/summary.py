@@ -28,7 +28,7 @@ from analysis.loading.configurations import (
 from analysis.loading.tables import Tables, cells, frame, joined
 from workload.contract import peaks, prices
 from workload.contract.record import Status
-from workload.contract.spent import PARTS, RUN_PARTS, SECONDS_PER_H, Amount, Spent, usual_amount
+from workload.contract.spent import PARTS, RUN_PARTS, SECONDS_PER_H, TOKENS, Amount, Spent
 from workload.contract.tables import Column, Role
 
 # Parts of a run's time that every run of our trainer has; the columns of other parts are hidden if no run has them.
@@ -76,16 +76,15 @@ COLUMNS = (
 
 
 class Work(NamedTuple):
-    """Amount of work whose time and cost a table tells, in words and as a number.
+    """Amount of work whose time and cost a table tells, in words and as a number of samples or of what rates count.
 
-    `is_own`: the user's own amount, not a usual one. `is_amount`: the number is one of the unit of throughput (images,
-    tokens), else one of samples of the data.
+    `is_own`: the user's own amount, not a usual one.
     """
 
     text: str
     number: float
+    in_samples: bool = False
     is_own: bool = True
-    is_amount: bool = True
 
     @classmethod
     def of(cls, runs: pd.DataFrame, samples: float | None = None) -> Self:
@@ -96,36 +95,30 @@ class Work(NamedTuple):
         """
         done = measured(runs)
         unit, known = units.common(done["unit"]), done["epoch_samples"]
-        batches = done["batch_size"] * done["devices"] * known / done["epoch_images"]
-        if (
-            samples is None
-            and len(done)
-            and known.notna().all()
-            and known.max() - known.min() < batches.fillna(1).max()
-        ):
-            epoch = "an epoch of " if done["samples"].isna().all() else ""
-            return cls(epoch + Amount(known.max()).text(unit), known.max(), is_amount=False)
-        amount = usual_amount(unit) if samples is None else Amount(samples)
-        return cls(amount.text(unit), amount.number, is_own=samples is not None)
+        if samples:
+            return cls(Amount(samples, unit).text, samples)
+        batches = (done["batch_size"] * done["devices"] * known / done["epoch_images"]).fillna(1)
+        if done.empty or known.isna().any() or known.max() - known.min() >= batches.max():
+            amount = Amount.usual(unit)
+            return cls(amount.text, amount.number, is_own=False)
+        if done["samples"].notna().any():
+            return cls(Amount(known.max(), unit).text, known.max(), in_samples=True)
+        passed = Amount(known.max(), "sequences" if unit == TOKENS else unit)
+        return cls(f"an epoch of {passed.text}", known.max(), in_samples=True)
 
     def cells(self, pool: Group, usd_per_h: float | None) -> dict[str, Any]:
-        """Cells of a table's row for runs of one configuration: seconds, and cost with the ends of its interval.
-
-        The interval is that of the rate: the price is taken as exact.
-        """
+        """Cells of a row: seconds, and cost with its interval, which is that of the rate: the price is exact."""
         rate, number = pool.rate, self.number
-        if not self.is_amount:
+        if self.in_samples:
             pairs = zip(pool.numbers("epoch_images"), pool.numbers("epoch_samples"), strict=True)
             number *= median([images / samples for images, samples in pairs if images > 0] or [1.0])
+        ends = (rate.interval.high, rate.interval.low) if rate.interval else (None, None)
         # The rate is that of one device.
-        seconds = [
-            number / (each * (pool["devices"] or 1)) if each and each > 0 else None
-            for each in (rate.value, *((rate.interval.high, rate.interval.low) if rate.interval else (None, None)))
-        ]
-        usd = [None if value_s is None or not usd_per_h else usd_per_h * value_s / SECONDS_PER_H for value_s in seconds]
-        names = ("epoch_usd", "epoch_usd_low", "epoch_usd_high")
-        told = {"epoch_of": self.text, "epoch_is_own": self.is_own, "epoch_s": seconds[0]}
-        return {**told, **dict(zip(names, usd, strict=True))}
+        number /= pool["devices"] or 1
+        times_s = [number / each if each and each > 0 else None for each in (rate.value, *ends)]
+        usd = [time_s * usd_per_h / SECONDS_PER_H if time_s and usd_per_h else None for time_s in times_s]
+        told = {"epoch_of": self.text, "epoch_is_own": self.is_own, "epoch_s": times_s[0]}
+        return told | dict(zip(("epoch_usd", "epoch_usd_low", "epoch_usd_high"), usd, strict=True))
 
 
 def summarize(runs: pd.DataFrame, samples: float | None = None) -> pd.DataFrame:

@@ -91,14 +91,7 @@ def report(
     folder figures beside it. Sentences that only you can write are marked TO WRITE and listed at the end.
     """
     return _report(
-        results,
-        output=output,
-        figures=figures,
-        markdown=markdown,
-        bars=bars,
-        verify=verify,
-        peaks=peaks,
-        samples=samples,
+        results, samples, output=output, figures=figures, markdown=markdown, bars=bars, verify=verify, peaks=peaks
     )
 
 
@@ -127,7 +120,7 @@ def example(
                 f"the example's bundles are not installed: '{bundles}' does not exist", hint="reinstall rooflaunch"
             ) from error
         code = _report(
-            [copy], output=output, figures=figures, markdown=markdown, bars=Bars.INTERVAL, verify=True, peaks=None
+            [copy], None, output=output, figures=figures, markdown=markdown, bars=Bars.INTERVAL, verify=True, peaks=None
         )
     if open_page and sys.stdout.isatty():
         webbrowser.open(output.resolve().as_uri())
@@ -136,6 +129,7 @@ def example(
 
 def _report(
     folders: Sequence[Path],
+    samples: int | None,
     *,
     output: Path,
     figures: Path | None,
@@ -143,7 +137,6 @@ def _report(
     bars: Bars,
     verify: bool,
     peaks: Path | None,
-    samples: int | None = None,
 ) -> int:
     """Write the page or the course report and, on request, figures and Markdown; print the paths of the files.
 

@@ -15,7 +15,7 @@ from workload.contract.fields import RANGES, Kind, instant
 from workload.contract.ranks import IN_COLLECTIVES, INPUT, UNEVEN, Ranks, largest_wait, waits
 from workload.contract.record import Record, Status
 from workload.contract.record_sections import CloudFacts
-from workload.contract.spent import RUN_PARTS, Spent, epoch_of, samples_of
+from workload.contract.spent import RUN_PARTS, Spent, epoch_of
 from workload.contract.trainer import Start
 
 # `path` and `kernels_file` come from the index, the others from several fields of run.json.
@@ -154,6 +154,7 @@ def _derived(run: Record) -> dict[str, Any]:
     images_per_s = images / wall_s if images and wall_s and wall_s > 0 else None
     devices = float(run.spec.devices or 1)
     spent, rates = Spent.of(run), run.profile.throughput
+    own, (samples, epoch_images) = run.spec.samples, epoch_of(run)
     return {
         "imported": run.imported is not None,
         "start": run.environment.start or Start.FRESH.value,
@@ -175,8 +176,8 @@ def _derived(run: Record) -> dict[str, Any]:
         "limit_known": "; ".join(verdict.possible_causes(run)) or None,
         **{f"{part}_s": spent.seconds.get(part) for part in RUN_PARTS},
         "usd": spent.usd,
-        "epoch_samples": _float(run.spec.samples or samples_of(run)),
-        "epoch_images": _float(run.spec.samples or epoch_of(run)),
+        "epoch_samples": _float(own or samples),
+        "epoch_images": _float(own or epoch_images),
     }
 
 

@@ -106,7 +106,8 @@ def test_a_list_that_has_one_of_two_prices(spot: bool, price: tuple[float, str] 
     assert listed == price
 
 
-LONG = {"spec__dataset_images": 50_000}
+LONG, SHORTER = {"spec__dataset_images": 50_000}, {"spec__dataset_images": 49_984}
+BATCH_128, TWO_DEVICES = {"spec__dataset_images": 49_920, "spec__batch_size": 128}, {"number": 2, "images_per_s": 200.0}
 SCRIPT = {"spec__script": {"argv": ["train.py"], "command": "train.py", "unit": "images", "dataset_samples": 50_000}}
 # Runs of 100 images/s at batch 32 and 0.36 USD per hour; `--samples`; what is told, and its seconds for the first run.
 AMOUNTS: dict[str, tuple[list[dict[str, Any]], int | None, str, float]] = {
@@ -118,24 +119,11 @@ AMOUNTS: dict[str, tuple[list[dict[str, Any]], int | None, str, float]] = {
     "two data sets": ([LONG, {"spec__dataset_images": 49_000}], None, "1 million images", 10_000),
     "one of two is known": ([LONG, {}], None, "1 million images", 10_000),
     "a run that failed is not compared": ([LONG, {"status": "failed"}], None, "an epoch of 50,000 images", 500),
-    # 390 batches of 128 images without the last 80, and 1,562 batches of 32 images without the last 16.
-    "without the last batch": (
-        [
-            {"spec__dataset_images": 49_984},
-            {"spec__dataset_images": 49_920, "spec__batch_size": 128},
-        ],
-        None,
-        "an epoch of 49,984 images",
-        499.84,
-    ),
+    # drop_last leaves out other numbers of images.
+    "a batch apart": ([SHORTER, BATCH_128], None, "an epoch of 49,984 images", 499.84),
     "more than a batch apart": ([LONG, {"spec__dataset_images": 49_967}], None, "1 million images", 10_000),
     "two amounts": ([{"spec__samples": 1000}, {"spec__samples": 2000}], None, "1 million images", 10_000),
-    "several devices share the data": (
-        [LONG | {"spec__devices": 2, "ranks": {"number": 2, "images_per_s": 200.0}}],
-        None,
-        "an epoch of 50,000 images",
-        250,
-    ),
+    "two devices": ([LONG | {"spec__devices": 2, "ranks": TWO_DEVICES}], None, "an epoch of 50,000 images", 250),
 }
 
 
@@ -154,12 +142,12 @@ def test_amount_of_work_whose_cost_is_told(
 
 
 def test_data_of_different_units_are_compared_by_a_million(tmp_path: Path) -> None:
-    make(tmp_path, 0, **SLOW)
-    make(tmp_path, 1, **SLOW, spec__script={"argv": ["t.py"], "command": "t.py", "unit": "tokens"}, spec__model="t.py")
-    assert set(summary.summarize(analysis.load(tmp_path).runs)["epoch_of"]) == {"1 million units"}
-    tokens = tmp_path / "tokens"
-    make(tokens, 2, **SLOW, spec__script={"argv": ["t.py"], "command": "t.py", "unit": "tokens"}, spec__model="t.py")
-    assert set(summary.summarize(analysis.load(tokens).runs)["epoch_of"]) == {"1 billion tokens"}
+    script = {"argv": ["t.py"], "command": "t.py", "unit": "tokens"}
+    for folder, others, told in ((tmp_path / "a", [0], "1 million units"), (tmp_path / "b", [], "1 billion tokens")):
+        make(folder, 1, **SLOW, spec__script=script, spec__model="t.py")
+        for number in others:
+            make(folder, number, **SLOW)
+        assert set(summary.summarize(analysis.load(folder).runs)["epoch_of"]) == {told}
 
 
 def test_spot_and_on_demand_runs_of_one_row_have_no_common_cost(tmp_path: Path) -> None:

@@ -155,6 +155,7 @@ def usd_text(usd: float) -> str:
 # --- the user's own amount of work
 
 MILLION, BILLION = 10**6, 10**9
+MULTIPLES = {1: "", MILLION: " million", BILLION: " billion"}
 TOKENS = "tokens"
 # Arguments of common training scripts (Hugging Face, Lightning, timm, torchvision, nanoGPT, diffusers) that say how
 # long the whole training is: in passes over the data, and in steps of the optimizer. Other names are not guessed.
@@ -163,46 +164,36 @@ STEP_NUMBERS = frozenset({"max_steps", "max_train_steps", "num_train_steps", "ma
 
 
 class Amount(NamedTuple):
-    """Amount of work in the unit of throughput. `is_epoch`: one pass over the data of the runs, as counted."""
+    """Amount of work in `unit`, which throughput counts. `is_epoch`: one pass over the data."""
 
     number: float
+    unit: str
     is_epoch: bool = False
 
-    def text(self, unit: str) -> str:
+    @classmethod
+    def usual(cls, unit: str) -> Self:
+        """Amount of work if the length of the data is unknown: a million of the unit, or a billion tokens."""
+        return cls(BILLION if unit == TOKENS else MILLION, unit)
+
+    @property
+    def text(self) -> str:
         """The amount in words: `50,000 images`, `1 billion tokens`."""
-        for factor, word in ((BILLION, " billion"), (MILLION, " million")):
-            if self.number % factor == 0:
-                return f"{self.number / factor:,.0f}{word} {unit}"
-        return f"{self.number:,.0f} {unit}"
+        factor = next((factor for factor in (BILLION, MILLION) if self.number % factor == 0), 1)
+        return f"{self.number / factor:,.0f}{MULTIPLES[factor]} {self.unit}"
 
 
-def usual_amount(unit: str) -> Amount:
-    """Amount of work if the length of the data is unknown: a million of the unit, or a billion tokens."""
-    return Amount(BILLION if unit == TOKENS else MILLION)
+def epoch_of(record: Record) -> tuple[float | None, float | None]:
+    """Samples in one pass over the run's data, of all devices, and their number of images, tokens and so on.
 
-
-def samples_of(record: Record) -> float | None:
-    """Samples in one pass over the run's data, of all devices together; None if unknown."""
-    return record.spec.script.dataset_samples if record.spec.script else record.spec.dataset_images
-
-
-def epoch_of(record: Record) -> float | None:
-    """Number of units (images, tokens) in one pass over the run's data; None if unknown."""
-    samples, timing = samples_of(record), record.timing
-    if not samples or not record.spec.script or record.spec.script.unit != TOKENS:
-        return samples
-    # The data set has sequences; their mean length in the measured steps is that of all.
+    Both are None if unknown. Only sequences of tokens are counted in another unit than samples.
+    """
+    script, timing = record.spec.script, record.timing
+    samples = script.dataset_samples if script else record.spec.dataset_images
+    if not (samples and script and script.unit == TOKENS):
+        return samples, samples
+    # The mean length of the measured sequences is that of all.
     sequences = getattr(timing, "samples", None)
-    return samples * timing.images / sequences if timing.images and sequences else None
-
-
-def amount_of(record: Record) -> Amount:
-    """Amount of work to tell the time and the cost of: the user's own, else an epoch, else a usual amount."""
-    if record.spec.samples:
-        return Amount(record.spec.samples)
-    epoch = epoch_of(record)
-    unit = record.spec.script and record.spec.script.unit
-    return Amount(epoch, is_epoch=True) if epoch else usual_amount(unit or "images")
+    return (samples, samples * timing.images / sequences) if timing.images and sequences else (None, None)
 
 
 def units_per_s(record: Record) -> float | None:
@@ -229,7 +220,7 @@ def whole_script(record: Record) -> tuple[str, float] | None:
         return None
     (key, (words, number)), timing = found.popitem(), record.timing
     if key in EPOCHS:
-        epoch, rate = epoch_of(record), units_per_s(record)
+        (_, epoch), rate = epoch_of(record), units_per_s(record)
         return (words, number * epoch / rate) if epoch and rate else None
     steps = timing.step_s and timing.step_s.n
     return (words, number * timing.measured_s / steps) if steps and timing.measured_s else None
@@ -238,10 +229,10 @@ def whole_script(record: Record) -> tuple[str, float] | None:
 def work_rows(
     records: Sequence[Record], interval: Callable[[Sequence[float]], tuple[float, float] | None] = lambda _: None
 ) -> Iterator[tuple[str, str]]:
-    """Lines for people on what the user's own work takes: `epoch` and `50,000 images: 4.2 min (3.9 to 4.5), 0.02 USD`.
+    """Lines on what the user's own work takes: `epoch` and `50,000 images: 4.2 min (3.9 to 4.5), 0.02 USD`.
 
-    `records`: completed runs of one configuration; `interval`: of the median over their seconds. The second line, on
-    the whole script, is there if `whole_script` knows it. Costs are those of the machine at its recorded price.
+    `records`: completed runs of one configuration; `interval`: of the median of some seconds. A second line is on the
+    whole script, if `whole_script` knows it. Costs are those of the machine at its recorded price.
     """
     first, rates = records[0], [rate for record in records if (rate := units_per_s(record))]
     prices = [cost.usd_per_h for record in records if (cost := record.cost) and cost.usd_per_h is not None]
@@ -253,11 +244,11 @@ def work_rows(
         return span(value_s, interval(times_s)) + usd
 
     if len(rates) == len(records):
-        amount, unit = amount_of(first), (first.spec.script and first.spec.script.unit) or "images"
-        yield (
-            "epoch" if amount.is_epoch else "time",
-            f"{amount.text(unit)}: {takes([amount.number / rate for rate in rates])}",
-        )
+        unit, (_, epoch) = (first.spec.script and first.spec.script.unit) or "images", epoch_of(first)
+        own, passed = first.spec.samples, epoch and Amount(epoch, unit, is_epoch=True)
+        amount = Amount(own, unit) if own else passed or Amount.usual(unit)
+        label = "epoch" if amount.is_epoch else "time"
+        yield label, f"{amount.text}: {takes([amount.number / rate for rate in rates])}"
     known = [known for record in records if (known := whole_script(record))]
     if len(known) == len(records):
         times_s = [value_s for _, value_s in known]

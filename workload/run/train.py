@@ -203,7 +203,7 @@ def _execute(job: TrainingJob, folder: Path, timeline: Timeline, beside: Section
     first = first_record(
         folder.name,
         job.context,
-        spec=replace(Spec.from_run_spec(job.spec), dataset_images=_images_in_pass(job)),
+        spec=replace(Spec.from_run_spec(job.spec), dataset_images=job.source.images),
         spec_origin=job.origin,
         facts=facts,
         started_at=timeline.started_at.isoformat(),
@@ -237,14 +237,6 @@ def _execute(job: TrainingJob, folder: Path, timeline: Timeline, beside: Section
             life.finish(status, what, seals=not (failure and group))
     if failure:
         raise failure
-
-
-def _images_in_pass(job: TrainingJob) -> int | None:
-    """Images in one pass over the data, of all devices: each leaves out a last batch that is not full."""
-    if job.source.images is None:
-        return None
-    each, batch_size = job.source.images // job.spec.devices, job.spec.batch_size or 1
-    return job.spec.devices * (each - each % batch_size)
 
 
 def _follow(job: TrainingJob, folder: Path, timeline: Timeline, group: Group) -> None:

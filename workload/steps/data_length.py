@@ -2,9 +2,8 @@
 
 import random
 import sys
-import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,30 +17,19 @@ from workload.steps.step import Fetch, size_of
 MOST_SAMPLES = 10**12
 
 
-class DataLengths:
-    """Length of the data of counted steps: of their DataLoaders, as long as the script keeps these."""
+def samples_of_step(loaders: Mapping[int, Any], fetches: Sequence[Fetch], samples_per_step: int | None) -> int | None:
+    """Samples in a pass over the data of a step with these `fetches`, in this process; None if unknown.
 
-    def __init__(self) -> None:
-        self._loaders = weakref.WeakValueDictionary[int, Any]()
-
-    def fetched(self, loader: Any) -> None:
-        """Note the DataLoader of a batch, if it is known."""
-        if loader is not None:
-            self._loaders[id(loader)] = loader
-
-    def samples_in_pass(self, fetches: Sequence[Fetch], samples_per_step: int | None) -> int | None:
-        """Samples in a pass over the data of a step with these `fetches`, in this process; None if unknown.
-
-        If a step uses several DataLoaders, the one whose pass has the fewest steps ends the pass. `samples_per_step`:
-        as the user counts them, else None. Runs the script's own `__len__`: not to be called in timed steps.
-        """
-        in_step, counts = Counter[int](), dict[int, int]()
-        for batch, _ in fetches:
-            counts[batch.loader] = batch.count
-            in_step[batch.loader] += size_of(self._loaders.get(batch.loader)) or batch.count
-        lengths = {number: samples_in_pass(self._loaders.get(number), count) for number, count in counts.items()}
-        steps = [length / in_step[number] for number, length in lengths.items() if length]
-        return round(min(steps) * (samples_per_step or in_step.total())) if steps else None
+    If a step uses several DataLoaders, the one whose pass has the fewest steps ends the pass. `loaders`: by number;
+    `samples_per_step`: as the user counts them, else None. Runs the script's own `__len__`: not for timed steps.
+    """
+    in_step, counts = Counter[int](), dict[int, int]()
+    for batch, _ in fetches:
+        counts[batch.loader] = batch.count
+        in_step[batch.loader] += size_of(loaders.get(batch.loader)) or batch.count
+    lengths = {number: samples_in_pass(loaders.get(number), count) for number, count in counts.items()}
+    steps = [length / in_step[number] for number, length in lengths.items() if length]
+    return round(min(steps) * (samples_per_step or in_step.total())) if steps else None
 
 
 def samples_in_pass(loader: Any, count: int) -> int | None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +22,7 @@ from workload.contract.errors import ExitCode, RooflaunchError, UsageError
 from workload.contract.process import pending_interruption
 from workload.contract.spec import Device
 from workload.measure.recorder import Aside, StepPart, StepPhase
-from workload.steps.data_length import DataLengths
+from workload.steps.data_length import samples_of_step
 from workload.steps.program import STEP_HINT, EndOfScript, Program, end_by_force_after, no_optimizer, several_processes
 from workload.steps.step import (
     Amount,
@@ -98,7 +99,9 @@ class Session:
         self._open, self._finish = open_receiver, finish
         self._finder = StepFinder()
         self.optimizers = Optimizers()
-        self._loaders, self._lengths = Inputs(program.folder), DataLengths()
+        self._loaders = Inputs(program.folder)
+        # DataLoaders of the steps whose work is counted, as long as the script keeps them.
+        self._counted_loaders = weakref.WeakValueDictionary[int, Any]()
         self.thread: int | None = None
         self._stepped_in_backward: Any = None
         self.is_marked = self._in_optimizer = self._steps_in_backward = self._in_backward = False
@@ -138,8 +141,8 @@ class Session:
         """Contents of the batch; None at the end of the data."""
         try:
             follow = counter.without_gradients.fetched if (counter := self.evaluations.counter) else None
-            if counter:
-                self._lengths.fetched(loader)
+            if counter and loader is not None:
+                self._counted_loaders[id(loader)] = loader
             return None if batch is None else self._loaders.batch_of(loader, batch, follow)
         except Exception as error:  # noqa: BLE001 - as with the guard, which costs time in each step
             self.failed(error)
@@ -478,7 +481,7 @@ class Session:
             self._works.append(work)
         if self._has_counted_enough():
             fetches = now.fetches[len(now.excess(self.step.pattern)) :]
-            in_pass = self._lengths.samples_in_pass(fetches, self._limits.samples_per_step)
+            in_pass = samples_of_step(self._counted_loaders, fetches, self._limits.samples_per_step)
             self.step = self.phases[-1].step = replace(self.step, samples_in_pass=in_pass)
             self._start_receiver(usual(self._works) or chosen(self._works or [work]))
         else:

@@ -279,7 +279,7 @@ class Step:
     """Definition of a training step: its pattern, the data that throughput counts, and a sentence for the user.
 
     `what`: the sentence's part on passes and optimizers. `batch_size`: size of each of the `batches` of a step.
-    `samples_in_pass`: of a pass over its data, see `DataLengths`, asked when the step was counted.
+    `samples_in_pass`: of a pass over its data, see `data_length.samples_of_step`, asked when the step was counted.
     """
 
     pattern: Pattern | None

@@ -96,7 +96,7 @@ WRONG: list[dict[str, object]] = [
     # The hint names the choice that was meant.
     *({"precision": value} for value in ("fp8", "fp16", "int8")),
     *({"optimizer": value} for value in ("lion", "adamW")),
-    *({"samples": value} for value in ("0", "-5", "abc", "1.5", "5,00", "1T", "2e15", "nan", 0, 2.5, True)),
+    *({"samples": value} for value in ("0", "abc", "1.5", "5,00", True)),
     {"model": ""},
     {"compile": "maybe"},
     # Options that contradict each other.
