@@ -307,8 +307,8 @@ def _script_words(spec: Spec) -> list[str]:
     """Options and command of a user's script, to be run in the folder in which the script was measured."""
     argv = (spec.script and spec.script.argv) or ("train.py",)
     options = [("--warmup", spec.warmup), ("--iterations", spec.iterations)]
-    options += [("--samples-per-step", spec.samples_per_step)]
-    words_of_spec = [word for flag, value in options if value is not None for word in (flag, f"{value:g}")]
+    options += [("--samples-per-step", spec.samples_per_step), ("--samples", spec.samples)]
+    words_of_spec = [word for flag, value in options if value is not None for word in (flag, f"{value:.0f}")]
     if spec.profile not in (None, Profile.NONE):
         words_of_spec += ["--profile", str(spec.profile), "--profile-steps", f"{spec.profile_steps or 1:g}"]
         words_of_spec += ["--ncu-metrics", printable(spec.ncu_metrics)] if spec.ncu_metrics else []

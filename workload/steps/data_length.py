@@ -54,7 +54,8 @@ def samples_in_pass(loader: Any, count: int) -> int | None:
 
 def _length(loader: Any, count: int) -> int | None:
     dataset, batches = loader.dataset, loader.batch_sampler
-    if isinstance(dataset, data.IterableDataset):
+    is_stream = isinstance(dataset, data.IterableDataset)
+    if is_stream:
         # Its own length, because torch warns of further samples once the DataLoader was asked. Nobody knows how several
         # ranks share it.
         return len(dataset) if several_processes() is None else None
