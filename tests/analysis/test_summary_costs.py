@@ -150,6 +150,18 @@ def test_data_of_different_units_are_compared_by_a_million(tmp_path: Path) -> No
         assert set(summary.summarize(analysis.load(folder).runs)["epoch_of"]) == {told}
 
 
+def test_an_epoch_of_sequences_takes_their_tokens(tmp_path: Path) -> None:
+    """Two runs over the same data, whose measured sequences were not equally long."""
+    script = {"argv": ["t.py"], "command": "t.py", "unit": "tokens", "dataset_samples": 5000}
+    for number, length in enumerate((50, 60)):
+        make(
+            tmp_path, number, timing__measured_s=1.0, timing__images=2 * length, timing__samples=2, spec__script=script
+        )
+    [row] = summary.summarize(analysis.load(tmp_path).runs).to_dict("records")
+    assert row["epoch_of"] == "an epoch of 5,000 sequences"
+    assert row["epoch_s"] == pytest.approx(5000 * 55 / 110, rel=0.01)
+
+
 def test_spot_and_on_demand_runs_of_one_row_have_no_common_cost(tmp_path: Path) -> None:
     make(tmp_path, 0, **SLOW)
     make(tmp_path, 1, **SLOW, environment__cloud__spot=False)

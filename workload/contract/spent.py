@@ -191,9 +191,10 @@ def epoch_of(record: Record) -> tuple[float | None, float | None]:
     samples = script.dataset_samples if script else record.spec.dataset_images
     if not (samples and script and script.unit == TOKENS):
         return samples, samples
+    if not (timing.images and timing.samples):
+        return None, None
     # The mean length of the measured sequences is that of all.
-    sequences = getattr(timing, "samples", None)
-    return (samples, samples * timing.images / sequences) if timing.images and sequences else (None, None)
+    return samples, samples * timing.images / timing.samples
 
 
 def units_per_s(record: Record) -> float | None:

@@ -47,9 +47,18 @@ def trained(words: str = "", *, unit: str = "images", length: float | None = Non
     return Record(run_id="a", status=Status.COMPLETED, spec=spec, timing=timing, cost=cost)
 
 
+# Ten sequences of 64 tokens.
+SEQUENCES = replace(
+    trained(unit="tokens", length=500), timing=Timing(measured_s=10.0, images=640, images_per_s=64.0, samples=10)
+)
 WORK: dict[str, tuple[Record, dict[str, str]]] = {
     "nothing is known": (trained(), {"time": "1 million images: 4.34 h, 3.1 USD"}),
     "tokens": (trained(unit="tokens"), {"time": "1 billion tokens: 181 d, 3125 USD"}),
+    "tokens of sequences of unknown number": (
+        trained(unit="tokens", length=500),
+        {"time": "1 billion tokens: 181 d, 3125 USD"},
+    ),
+    "tokens of sequences": (SEQUENCES, {"epoch": "32,000 tokens: 8.33 min, 0.1 USD"}),
     "an epoch": (trained(length=50_000), {"epoch": "50,000 images: 13 min, 0.16 USD"}),
     "an amount decides": (trained(length=50_000, samples=2e6), {"time": "2 million images: 8.68 h, 6.2 USD"}),
     "a short epoch": (trained(length=10), {"epoch": "10 images: 156 ms, less than 0.0001 USD"}),
