@@ -9,10 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import pandas as pd
 
+from analysis.loading import units
 from analysis.loading.cases import after_program
 from analysis.loading.configurations import (
     CONFIGURATION,
@@ -27,7 +28,7 @@ from analysis.loading.configurations import (
 from analysis.loading.tables import Tables, cells, frame, joined
 from workload.contract import peaks, prices
 from workload.contract.record import Status
-from workload.contract.spent import PARTS, RUN_PARTS, Spent
+from workload.contract.spent import PARTS, RUN_PARTS, SECONDS_PER_H, TOKENS, Amount, Spent
 from workload.contract.tables import Column, Role
 
 # Parts of a run's time that every run of our trainer has; the columns of other parts are hidden if no run has them.
@@ -42,6 +43,9 @@ COLUMNS = (
     Column(name="all_images_per_s", heading="{unit}/s of all devices", optional=True),
     Column(name="runs", heading="runs"),
     Column(name="step_s", heading="step", unit="s", prefixed=True),
+    Column(name="epoch_of", heading="time and cost of", role=Role.FACT),
+    Column(name="epoch_s", heading="time", unit="s", prefixed=True, digits=3),
+    Column(name="epoch_usd", heading="USD", digits=2, optional=True),
     Column(name="bound", heading="limited by"),
     Column(name="busy", heading="busy", optional=True, role=Role.SENTENCE),
     Column(name="data_wait_fraction", heading="data waits", unit="%", digits=3),
@@ -72,7 +76,53 @@ COLUMNS = (
 )
 
 
-def summarize(runs: pd.DataFrame) -> pd.DataFrame:
+class Work(NamedTuple):
+    """Amount of work whose time and cost a table tells, in words and as a number of samples or of what rates count.
+
+    `is_own`: the user's own amount, not a usual one.
+    """
+
+    text: str
+    number: float
+    in_samples: bool = False
+    is_own: bool = True
+
+    @classmethod
+    def of(cls, runs: pd.DataFrame, samples: float | None = None) -> Self:
+        """The amount for a table of `runs`: `samples`, else the one that all runs have, else a million of the unit.
+
+        Runs have the amount that the user gave them, or one pass over their data. Passes of two runs over the same data
+        may differ by less than a batch, which `drop_last` leaves out.
+        """
+        done = measured(runs)
+        unit, known = units.common(done["unit"]), done["epoch_samples"]
+        if samples:
+            return cls(Amount(samples, unit).text, samples)
+        batches = (done["batch_size"] * done["devices"] * known / done["epoch_images"]).fillna(1)
+        if done.empty or known.isna().any() or known.max() - known.min() >= batches.max():
+            amount = Amount.usual(unit)
+            return cls(amount.text, amount.number, is_own=False)
+        if done["samples"].notna().any():
+            return cls(Amount(known.max(), unit).text, known.max(), in_samples=True)
+        passed = Amount(known.max(), "sequences" if unit == TOKENS else unit)
+        return cls(f"an epoch of {passed.text}", known.max(), in_samples=True)
+
+    def cells(self, pool: Group, usd_per_h: float | None) -> dict[str, Any]:
+        """Cells of a row: seconds, and cost with its interval, which is that of the rate: the price is exact."""
+        rate, number = pool.rate, self.number
+        if self.in_samples:
+            pairs = zip(pool.numbers("epoch_images"), pool.numbers("epoch_samples"), strict=True)
+            number *= median([images / samples for images, samples in pairs if images > 0] or [1.0])
+        ends = (rate.interval.high, rate.interval.low) if rate.interval else (None, None)
+        # The rate is that of one device.
+        number /= pool["devices"] or 1
+        times_s = [number / each if each and each > 0 else None for each in (rate.value, *ends)]
+        usd = [time_s * usd_per_h / SECONDS_PER_H if time_s and usd_per_h else None for time_s in times_s]
+        told = {"epoch_of": self.text, "epoch_is_own": self.is_own, "epoch_s": times_s[0]}
+        return told | dict(zip(("epoch_usd", "epoch_usd_low", "epoch_usd_high"), usd, strict=True))
+
+
+def summarize(runs: pd.DataFrame, samples: float | None = None) -> pd.DataFrame:
     """A line per configuration and place, columns as in `COLUMNS`; the best throughput per model first.
 
     `images_per_s`, `step_s`, `flop_per_s` and `data_wait_fraction` are medians over completed runs; `step_s` is the
@@ -81,9 +131,11 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
     `images_per_s` and all other figures are those of one device, `all_images_per_s` is the sum of all devices; None if
     no run has several. `images_per_s_mean`, `images_per_s_sd`: mean and standard deviation over runs. `gain`:
     throughput over that of the next smaller batch size of an otherwise equal configuration in the same place, minus 1;
-    `analyze compare --by batch_size` has its interval.
+    `analyze compare --by batch_size` has its interval. `epoch_s`, `epoch_usd`: time and cost of `epoch_of` on all
+    devices, training steps only, see `Work.of`; `samples`: the user's own amount of work.
     """
-    lines = [_line(pool) for pool in group(runs)]
+    work = Work.of(runs, samples)
+    lines = [_line(pool, work) for pool in group(runs)]
     _add_gains(lines)
     if not any((line["devices"] or 1) > 1 for line in lines):
         # It would repeat `images_per_s`.
@@ -117,10 +169,12 @@ def spent(runs: pd.DataFrame) -> Spent:
     )
 
 
-def _line(pool: Group) -> dict[str, Any]:
+def _line(pool: Group, work: Work) -> dict[str, Any]:
     done = pool.only([status == Status.COMPLETED for status in pool.values("status")])
     figures, flop = done.figures(), pool.median("train_flop_per_step")
     time = spent(done.runs)
+    spots = {value if isinstance(value, bool) else None for value in done.values("spot")}
+    price = _price(done, spots.pop())[0] if len(spots) == 1 else None
     broken = Counter(status for status in pool.texts("status") if status != Status.COMPLETED)
     return {
         **pool.facts,
@@ -130,6 +184,7 @@ def _line(pool: Group) -> dict[str, Any]:
         "interval": figures["interval"] if done.rate.n else None,
         "flop_per_s": flop / figures["step_s"] if flop and figures["step_s"] else None,
         "wall_s": time.wall_s / time.runs if time.runs else None,
+        **work.cells(done, price),
         "activation_bytes": pool.median("activation_bytes"),
         "usd_per_run": None if time.usd is None else time.usd / time.runs,
         **{f"{part}_share": share for part, share in time.shares().items()},
@@ -137,46 +192,41 @@ def _line(pool: Group) -> dict[str, Any]:
     }
 
 
-SECONDS_PER_H = 3600
-MILLION = 1e6
-# ILSVRC 2012, training set: Russakovsky et al., IJCV 115 (2015), table 2.
-IMAGENET_IMAGES = 1_281_167
 # Prices within a group that differ by at most this (USD/h) are the same price, rounded differently.
 SAME_PRICE = 1e-6
 
 COST_FACTS = ("place", "device_name", "machine_type", "model", "batch_size", "precision", "image_size", "dataset")
 COST_COLUMNS = (
     *COST_FACTS,
-    *("spot", "runs", "images_per_s", "usd_per_h", "price", "usd_per_million_images", "usd_per_million_images_low"),
-    *("usd_per_million_images_high", "usd_per_epoch", "cheapest", "note"),
+    *("spot", "runs", "images_per_s", "usd_per_h", "price", "epoch_of", "epoch_is_own", "epoch_s", "epoch_usd"),
+    *("epoch_usd_low", "epoch_usd_high", "cheapest", "note"),
 )
 
 
-def costs(results: Tables) -> pd.DataFrame:
+def costs(results: Tables, work: Work | None = None) -> pd.DataFrame:
     """A row per group of runs and price model (on demand, spot), the cheapest per model first, unpriced ones last.
 
-    `usd_per_million_images` follows from the median images/s over runs, and its interval from that of the rate: the
-    price is taken as exact. `usd_per_epoch` is one pass over ImageNet's 1,281,167 training images. `cheapest` marks the
-    lowest price per image of each model, image size and data set. `price`: source of the price, `run` or `list of` a
-    date.
+    `epoch_s` and `epoch_usd`: time and cost of `work`, by default that of `Work.of`, from the median images/s over
+    runs. `cheapest` marks the lowest cost of each model, image size and data set. `price`: source of the price, `run`
+    or `list of` a date.
     """
-    rows = []
+    rows, work = [], work or Work.of(results.runs)
     for pool in group(measured(results.runs)):
         # On-demand and spot runs are separate, because they are equally fast and differ in cost.
         spots = [value if isinstance(value, bool) else None for value in pool.values("spot")]
-        rows += [_cost_row(pool.only([value is spot for value in spots]), spot) for spot in dict.fromkeys(spots)]
+        rows += [_cost_row(pool.only([value is spot for value in spots]), spot, work) for spot in dict.fromkeys(spots)]
     best: dict[tuple[Any, ...], float] = defaultdict(lambda: float("inf"))
     for row in rows:
-        if row["usd_per_million_images"] is not None:
-            best[_task(row)] = min(best[_task(row)], row["usd_per_million_images"])
+        if row["epoch_usd"] is not None:
+            best[_task(row)] = min(best[_task(row)], row["epoch_usd"])
     for row in rows:
-        usd = row["usd_per_million_images"]
+        usd = row["epoch_usd"]
         row["cheapest"] = usd is not None and usd == best[_task(row)]
     rows.sort(
         key=lambda row: (
             row["model"],
-            row["usd_per_million_images"] is None,
-            row["usd_per_million_images"] or 0.0,
+            row["epoch_usd"] is None,
+            row["epoch_usd"] or 0.0,
             -(row["images_per_s"] or 0),
         )
     )
@@ -201,27 +251,15 @@ def list_price(
     return None
 
 
-def _cost_row(pool: Group, spot: bool | None) -> dict[str, Any]:
-    rate = pool.rate
+def _cost_row(pool: Group, spot: bool | None, work: Work) -> dict[str, Any]:
     usd_per_h, source, remark = _price(pool, spot)
-    usd = low = high = None
-    if usd_per_h and rate.value:
-        # The price is that of all devices, and the rate that of one.
-        per_rate = usd_per_h / SECONDS_PER_H / (pool["devices"] or 1) * MILLION
-        usd = per_rate / rate.value
-        if rate.interval and rate.interval.low > 0:
-            # Ends are swapped: the highest rate gives the lowest cost.
-            low, high = per_rate / rate.interval.high, per_rate / rate.interval.low
     return {name: pool[name] for name in COST_FACTS} | {
         "spot": spot,
-        "runs": rate.n,
-        "images_per_s": rate.value,
+        "runs": pool.rate.n,
+        "images_per_s": pool.rate.value,
         "usd_per_h": usd_per_h,
         "price": source,
-        "usd_per_million_images": usd,
-        "usd_per_million_images_low": low,
-        "usd_per_million_images_high": high,
-        "usd_per_epoch": None if usd is None else usd * IMAGENET_IMAGES / MILLION,
+        **work.cells(pool, usd_per_h),
         "note": joined([remark, *pool.apart]),
     }
 

@@ -11,7 +11,7 @@ from workload.contract.invocation import as_typed
 from workload.contract.ranks import Ranks, limit_sentence, waits
 from workload.contract.record import Record, Status, StepSeconds, Verdict
 from workload.contract.record_sections import ProfileResult
-from workload.contract.spent import energy_text, joules_per_image, joules_text
+from workload.contract.spent import energy_text, joules_per_image, joules_text, work_rows
 from workload.contract.text import counted, percent, plain, seconds, si, unbroken, wrapped
 from workload.contract.verdict import NAMES, busy_sentence, flop_per_s, share_of_ceiling
 from workload.stats.intervals import LEAST_REPLICATES, LEVEL, interval_over_runs
@@ -62,6 +62,7 @@ def _measured_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
         yield "a step", script.step.removeprefix("a step = ")
     yield f"{(script and script.unit) or 'images'}/s", _throughput(records)
     yield "step time", _step_time(_known(record.timing.step_s for record in records))
+    yield from work_rows(records, interval_over_runs)
     complexities = _known(record.complexity for record in records)
     if theoretical_s := _known(complexity.theoretical_step_s for complexity in complexities):
         yield "in theory", f"{_range(theoretical_s, seconds)}  (the step's FLOP at the measured ceiling, nothing else)"

@@ -10,6 +10,7 @@ import typer
 import analysis
 from workload.contract.invocation import Group
 from workload.contract.program import option
+from workload.contract.spec import parse_amount
 from workload.contract.tables import Column, TableFormat, render
 from workload.contract.text import printable
 
@@ -35,6 +36,16 @@ PeaksOption = Annotated[
         "own peaks of devices (default: peaks.toml in the working folder, if present)",
         Group.RESULTS,
         metavar="FILE",
+    ),
+]
+SamplesOption = Annotated[
+    int | None,
+    option(
+        "--samples",
+        "tell time and cost of so many images, samples or tokens: 50000, 1.28M or 1B (one epoch)",
+        Group.RESULTS,
+        metavar="N",
+        parser=parse_amount,
     ),
 ]
 

@@ -13,6 +13,7 @@ import typer
 from analysis.commands.shared import (
     PeaksOption,
     ResultsArgument,
+    SamplesOption,
     VerifyOption,
     first_names,
     load,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 # \b preserves the line breaks.
 SUMMARY_EXAMPLES = """\b
 Examples:
-  analyze summary results
+  analyze summary results --samples 1.28M
   analyze summary results/tuesday results/wednesday --format csv > summary.csv
 """
 
@@ -46,12 +47,13 @@ def summary(
     verify: VerifyOption = False,
     output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
+    samples: SamplesOption = None,
 ) -> int:
-    """List throughput, step time and limit of each configuration in each place."""
+    """List throughput, step time, limit and cost of each configuration in each place."""
     from analysis.summary import COLUMNS, summarize
 
     loaded = load(results, verify=verify, peaks=peaks)
-    print(rendered(summarize(loaded.runs), COLUMNS, output_format, wide=wide))
+    print(rendered(summarize(loaded.runs, samples), COLUMNS, output_format, wide=wide))
     print_problems(loaded.problems)
     return ExitCode.DONE
 

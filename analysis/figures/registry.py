@@ -384,13 +384,11 @@ def _kernel_rooflines(material: Material) -> Iterator[Figure]:
 
 
 def cheapest(costs: pd.DataFrame) -> pd.DataFrame:
-    """The row of `costs` with the lowest cost per image, for each model and environment."""
+    """The row of `costs` with the lowest cost, for each model and environment."""
     if costs.empty:
         return costs
-    known = costs[costs["usd_per_million_images"].notna()]
-    return known.loc[known.groupby(["env", "task"], sort=False)["usd_per_million_images"].idxmin()].reset_index(
-        drop=True
-    )
+    known = costs[costs["epoch_usd"].notna()]
+    return known.loc[known.groupby(["env", "task"], sort=False)["epoch_usd"].idxmin()].reset_index(drop=True)
 
 
 REGISTRY: dict[str, Builder] = {

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import json
-import math
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from workload.contract import bundle
 from workload.contract.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
 from workload.contract.errors import BundleError
 from workload.contract.record import Record, Spec, Status
-from workload.contract.script_words import script_words
+from workload.contract.script_words import arguments_of, number_of, script_words
 from workload.contract.spec import Device
 
 MEASURED = "measured"
@@ -202,7 +201,7 @@ def after_program(command: str | None) -> str | None:
 
 def as_typed(command: str) -> list[tuple[str, str]]:
     """Arguments of a command as pairs: `("--lr", "0.1")`, `("--amp", "")` for a flag, `("photos", "")` for a word."""
-    return [(name or words[0], value or "") for name, value, words in _parts(_split(command)[1])]
+    return [(name or words[0], value or "") for name, value, words in arguments_of(_split(command)[1])]
 
 
 def with_arguments(cases: Sequence[Case]) -> list[Case]:
@@ -224,7 +223,7 @@ def with_arguments(cases: Sequence[Case]) -> list[Case]:
                 fact = ARGUMENT + name
                 for case in runs:
                     program, words = _split(case["script"])
-                    kept = (words for other, _, words in _parts(words) if other.lstrip("-") != name)
+                    kept = (words for other, _, words in arguments_of(words) if other.lstrip("-") != name)
                     without = shlex.join([*program, *(word for words in kept for word in words)])
                     facts_of[case.run_id] |= {fact: found[case.run_id], besides(fact): without}
     if not facts_of:
@@ -250,38 +249,10 @@ def _split(command: str) -> tuple[list[str], list[str]]:
     return program, words[len(program) :]
 
 
-def _number(text: str) -> int | float | None:
-    for kind in (int, float):
-        with suppress(ValueError):
-            value: int | float = kind(text)
-            return value if math.isfinite(value) else None
-    return None
-
-
-def _parts(words: Sequence[str]) -> Iterator[tuple[str, str | None, Sequence[str]]]:
-    """Split words into arguments: for each its name as typed, its value, and its words.
-
-    The name is empty for a word that belongs to no option, and the value is None for a flag.
-    """
-    index = 0
-    while index < len(words):
-        word, after = words[index], words[index + 1 : index + 2]
-        index += 1
-        is_option = word.startswith("-") and _number(word) is None
-        name, equals, value = word.partition("=")
-        if equals and name:
-            yield name, value, [word]
-        elif is_option and after and (not after[0].startswith("-") or _number(after[0]) is not None):
-            index += 1
-            yield word, after[0], [word, *after]
-        else:
-            yield (word if is_option else ""), None, [word]
-
-
 def _arguments(command: str) -> Iterator[tuple[str, str | float]]:
-    for name, value, _ in _parts(_split(command)[1]):
+    for name, value, _ in arguments_of(_split(command)[1]):
         if name:
-            number = None if value is None else _number(value)
+            number = None if value is None else number_of(value)
             yield name.lstrip("-"), (value or GIVEN) if number is None else number
 
 

@@ -15,7 +15,7 @@ from workload.contract.fields import RANGES, Kind, instant
 from workload.contract.ranks import IN_COLLECTIVES, INPUT, UNEVEN, Ranks, largest_wait, waits
 from workload.contract.record import Record, Status
 from workload.contract.record_sections import CloudFacts
-from workload.contract.spent import RUN_PARTS, Spent, joules_per_image
+from workload.contract.spent import RUN_PARTS, Spent, epoch_of, joules_per_image
 from workload.contract.trainer import Start
 
 # `path` and `kernels_file` come from the index, the others from several fields of run.json.
@@ -54,6 +54,9 @@ DERIVED: Mapping[str, Kind] = {
     "usd": Kind.NUMBER,
     # Energy of all devices for one of the images, tokens and so on of all devices.
     "joules_per_image": Kind.NUMBER,
+    # The user's own amount of work, else one pass over the data: in samples, and in what `images` counts.
+    "epoch_samples": Kind.NUMBER,
+    "epoch_images": Kind.NUMBER,
 }
 # Shares of a step in which the devices of a run wait, with their names as what limits scaling.
 WAITS = {"collectives_share": IN_COLLECTIVES, "slow_rank_share": UNEVEN, "rank_input_share": INPUT}
@@ -153,6 +156,7 @@ def _derived(run: Record) -> dict[str, Any]:
     images_per_s = images / wall_s if images and wall_s and wall_s > 0 else None
     devices = float(run.spec.devices or 1)
     spent, rates = Spent.of(run), run.profile.throughput
+    own, (samples, epoch_images) = run.spec.samples, epoch_of(run)
     return {
         "imported": run.imported is not None,
         "start": run.environment.start or Start.FRESH.value,
@@ -175,6 +179,8 @@ def _derived(run: Record) -> dict[str, Any]:
         **{f"{part}_s": spent.seconds.get(part) for part in RUN_PARTS},
         "usd": spent.usd,
         "joules_per_image": joules_per_image(run),
+        "epoch_samples": _float(own or samples),
+        "epoch_images": _float(own or epoch_images),
     }
 
 

@@ -25,7 +25,7 @@ from analysis.summary import list_price
 from workload.contract import peaks, prices
 from workload.contract.spec import Precision
 from workload.contract.spent import joules_text
-from workload.contract.text import counted, plain
+from workload.contract.text import counted, plain, span
 from workload.contract.verdict import Bound
 from workload.stats.intervals import LEAST_REPLICATES
 
@@ -293,7 +293,15 @@ def _models(evidence: ReportEvidence) -> list[str]:
     best = known.loc[known.groupby("task", sort=False)["images_per_s"].idxmax()]
     rows = sorted(rows_of(best), key=lambda row: (row["run_ids"][0] in evidence.imported, -row["images_per_s"]))
     return [
-        "; ".join([_best(row, lines[row["task"]]), *_limit(row), *_too_large(row, evidence), *_energy(row, known)])
+        "; ".join(
+            [
+                _best(row, lines[row["task"]]),
+                *_epoch(row, evidence),
+                *_limit(row),
+                *_too_large(row, evidence),
+                *_energy(row, known),
+            ]
+        )
         + "."
         + _devices(row, evidence)
         for row in rows[:MOST_MODELS]
@@ -309,6 +317,15 @@ def _best(row: Mapping[str, Any], lines: int) -> str:
     return (
         f"{row['task']}: {rate} {at}" if lines == 1 else f"{row['task']} reached its highest throughput, {rate}, {at}"
     )
+
+
+def _epoch(row: Mapping[str, Any], evidence: ReportEvidence) -> Iterator[str]:
+    """Words on the time of the user's own amount of work, if one is known."""
+    costs = evidence.material.costs
+    same = costs[(costs[list(KEYS)] == [row[key] for key in KEYS]).all(axis=1)] if len(costs) else costs
+    for found in rows_of(same[:1]):
+        if found["epoch_is_own"] and content.is_known(found["epoch_s"]):
+            yield f"{span(found['epoch_s'])} for {found['epoch_of']}"
 
 
 def _too_large(row: Mapping[str, Any], evidence: ReportEvidence) -> Iterator[str]:
@@ -418,23 +435,23 @@ def _cost(evidence: ReportEvidence) -> Iterator[str]:
     costs = registry.cheapest(evidence.material.costs)
     if costs.empty:
         return
-    best = rows_of(costs.loc[costs.groupby("task", sort=False)["usd_per_million_images"].idxmin()])
+    best = rows_of(costs.loc[costs.groupby("task", sort=False)["epoch_usd"].idxmin()])
     shown = [_price(row, costs) for row in best[:MOST_MODELS]]
-    yield f"A million {evidence.material.unit} cost least {'; '.join(shown)}."
+    yield f"The cost of {best[0]['epoch_of']} is least {'; '.join(shown)}."
 
 
 def _price(row: Mapping[str, Any], costs: pd.DataFrame) -> str:
-    dearest = rows_of(costs[costs["task"] == row["task"]].nlargest(1, "usd_per_million_images"))[0]
-    ends = content.between(row["usd_per_million_images_low"], row["usd_per_million_images_high"])
+    dearest = rows_of(costs[costs["task"] == row["task"]].nlargest(1, "epoch_usd"))[0]
+    ends = content.between(row["epoch_usd_low"], row["epoch_usd_high"])
     interval = f" (95 % interval {ends})" if ends != content.ABSENT else ""
     most = (
-        f", most on {dearest['env']}, {content.figure(dearest['usd_per_million_images'])} USD"
+        f", most on {dearest['env']}, {content.figure(dearest['epoch_usd'])} USD"
         if dearest["env"] != row["env"]
         else ""
     )
     return (
         f"for {row['task']} on {row['env']} at batch {content.text(row['batch_size'])}, {row['variant']}, "
-        f"{content.figure(row['usd_per_million_images'])} USD{interval}{most}"
+        f"{content.figure(row['epoch_usd'])} USD{interval}{most}"
     )
 
 

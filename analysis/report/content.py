@@ -13,7 +13,7 @@ import pandas as pd
 from analysis.figures import Figure, labels
 from analysis.loading import units
 from workload.contract.tables import Column, Role, facts, number
-from workload.contract.text import LARGE_PREFIXES, SMALL_PREFIXES, counted, printable
+from workload.contract.text import LARGE_PREFIXES, SECONDS_MATTER_UP_TO_S, SMALL_PREFIXES, counted, printable, span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,5 +221,7 @@ def cell(column: Column, value: Any) -> str:
     if column.unit == "%":
         return percent(value, column.digits)
     if column.prefixed:
-        return seconds(value) if column.unit == "s" else si(value, column.unit, column.digits).strip()
+        if column.unit == "s":
+            return seconds(value) if value < SECONDS_MATTER_UP_TO_S else span(value)
+        return si(value, column.unit, column.digits).strip()
     return figure(value, column.digits) if column.digits else text(value)

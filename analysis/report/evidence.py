@@ -182,22 +182,24 @@ def gather(
     on_stage: Callable[[str], None] = lambda _: None,
     bars: registry.Bars = registry.Bars.INTERVAL,
     judges: bool = True,
+    samples: float | None = None,
 ) -> ReportEvidence:
     """Make the tables that figures need, and the figures; other tables are made on first access.
 
     `judges`: also let other processes compute findings, causes and command lines of the runs, which only a page needs.
+    `samples`: the user's own amount of work, whose cost the page tells.
     """
     on_stage("tables")
     of_runs = OfRuns(cases=cases(results))
     if judges:
         of_runs.begin(breaches, causes.causes_of, command_of)
-    found_points = points(results)
+    found_points, work = points(results), summary.Work.of(results.runs, samples)
     tables = material.make(
         results,
         points=lambda found: found_points if found is results else points(found),
         roofs=roofs,
         kernel_points=kernel_points,
-        costs=summary.costs,
+        costs=lambda found: summary.costs(found, work),
         scaling=lambda found: pd.DataFrame(compare.scaling(found, of_runs.cases)),
     )
     on_stage("figures")
@@ -305,8 +307,8 @@ def _script_words(spec: Spec) -> list[str]:
     """Options and command of a user's script, to be run in the folder in which the script was measured."""
     argv = (spec.script and spec.script.argv) or ("train.py",)
     options = [("--warmup", spec.warmup), ("--iterations", spec.iterations)]
-    options += [("--samples-per-step", spec.samples_per_step)]
-    words_of_spec = [word for flag, value in options if value is not None for word in (flag, f"{value:g}")]
+    options += [("--samples-per-step", spec.samples_per_step), ("--samples", spec.samples)]
+    words_of_spec = [word for flag, value in options if value is not None for word in (flag, f"{value:.0f}")]
     if spec.profile not in (None, Profile.NONE):
         words_of_spec += ["--profile", str(spec.profile), "--profile-steps", f"{spec.profile_steps or 1:g}"]
         words_of_spec += ["--ncu-metrics", printable(spec.ncu_metrics)] if spec.ncu_metrics else []

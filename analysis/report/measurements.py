@@ -59,7 +59,8 @@ CHEAPEST = (
     *facts(task="model", env="place"),
     Column(name="batch_size", heading="batch", digits=0),
     *facts(variant="precision"),
-    Column(name="usd_per_million_images", heading="USD per million {unit}", digits=3),
+    Column(name="epoch_s", heading="time", unit="s", prefixed=True, digits=3),
+    Column(name="epoch_usd", heading="USD", digits=3),
     Column(name="interval", heading="95 % interval"),
     Column(name="usd_per_h", heading="USD/h", digits=3),
     Column(name="runs", heading="runs", digits=0),
@@ -131,14 +132,11 @@ def _compared(evidence: ReportEvidence) -> list[Block]:
 
 def _cheapest(evidence: ReportEvidence) -> list[Block]:
     costs = registry.cheapest(evidence.material.costs)
-    rows = [
-        row | {"interval": content.between(row["usd_per_million_images_low"], row["usd_per_million_images_high"])}
-        for row in rows_of(costs)
-    ]
+    rows = [row | {"interval": content.between(row["epoch_usd_low"], row["epoch_usd_high"])} for row in rows_of(costs)]
     if not rows:
         return []
-    columns = units.headed(CHEAPEST, evidence.material.unit)
-    return [content.table("Cheapest configuration of each model and place", columns, rows)]
+    caption = f"Cheapest configuration of each model and place: time and cost of {rows[0]['epoch_of']}"
+    return [content.table(caption, CHEAPEST, rows)]
 
 
 def _time(evidence: ReportEvidence) -> list[Block]:

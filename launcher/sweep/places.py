@@ -33,7 +33,7 @@ LOCAL = "local"
 ARGUMENT = "args."
 KEY_DIGITS = 16
 # Options that do not enter a run's key: the key has the block instead of `repeats`, and the others change no result.
-NOT_IN_KEY = frozenset({"repeats", "data_dir", "download"})
+NOT_IN_KEY = frozenset({"repeats", "data_dir", "download", "samples"})
 # Default values of the options that enter a run's key.
 USUAL = {option.name: option.default for option in options() if option.name not in NOT_IN_KEY}
 # Libraries whose versions enter the code's identity for processes on this machine; an image's recipe names its own.

@@ -23,9 +23,9 @@ def table(tmp_path: Path, *runs: Mapping[str, Any]) -> pd.DataFrame:
 def test_recorded_price(tmp_path: Path) -> None:
     (row,) = table(tmp_path, {**SLOW, "cost": {"usd_per_h": 0.36}}).to_dict("records")
     assert (row["usd_per_h"], row["price"]) == (0.36, "run")
-    assert row["usd_per_million_images"] == pytest.approx(1.0)
-    assert row["usd_per_epoch"] == pytest.approx(1.281167)
-    assert math.isnan(row["usd_per_million_images_low"])
+    assert row["epoch_usd"] == pytest.approx(1.0)
+    assert (row["epoch_of"], row["epoch_s"]) == ("1 million images", 10_000)
+    assert math.isnan(row["epoch_usd_low"])
     assert row["cheapest"] is True
     assert row["spot"] is True
 
@@ -37,7 +37,7 @@ def test_list_price_where_the_run_has_none(tmp_path: Path) -> None:
         (True, 0.255, "list of 2026-07"),
         (False, 0.540, "list of 2026-07"),
     ]
-    assert rows[0]["usd_per_million_images"] == pytest.approx(0.255 / 3600 / 100 * 1e6)
+    assert rows[0]["epoch_usd"] == pytest.approx(0.255 / 3600 / 100 * 1e6)
     assert [row["cheapest"] for row in rows] == [True, False]
 
 
@@ -53,7 +53,7 @@ def test_list_price_where_the_run_has_none(tmp_path: Path) -> None:
 )
 def test_unlisted_is_unpriced_never_a_similar_one(tmp_path: Path, field: str, value: Any) -> None:
     (row,) = table(tmp_path, {**SLOW, field: value}).to_dict("records")
-    for name in ("usd_per_h", "usd_per_million_images", "usd_per_epoch"):
+    for name in ("usd_per_h", "epoch_usd", "epoch_usd_low"):
         assert math.isnan(row[name])
     assert row["cheapest"] is False
     assert row["note"] == "no price: the run has none, and no list has one for its machine and region"
@@ -66,13 +66,13 @@ def test_interval_is_that_of_the_rate(tmp_path: Path) -> None:
     ]
     (row,) = table(tmp_path, *runs).to_dict("records")
     assert row["runs"] == 3
-    assert row["usd_per_million_images"] == pytest.approx(1.0)
+    assert row["epoch_usd"] == pytest.approx(1.0)
     logs = [math.log(images) for images in (98, 100, 102)]
     centre = sum(logs) / 3
     reach = 4.302653 * math.sqrt(sum((each - centre) ** 2 for each in logs) / 2 / 3)
     # The fastest is the cheapest.
-    assert row["usd_per_million_images_low"] == pytest.approx(100 / math.exp(centre + reach), rel=1e-6)
-    assert row["usd_per_million_images_high"] == pytest.approx(100 / math.exp(centre - reach), rel=1e-6)
+    assert row["epoch_usd_low"] == pytest.approx(100 / math.exp(centre + reach), rel=1e-6)
+    assert row["epoch_usd_high"] == pytest.approx(100 / math.exp(centre - reach), rel=1e-6)
 
 
 def test_cheapest_of_each_task(tmp_path: Path) -> None:
@@ -104,3 +104,67 @@ def test_a_list_that_has_one_of_two_prices(spot: bool, price: tuple[float, str] 
     where = {"machine_type": "a2-highgpu-1g", "device_name": "NVIDIA A100-SXM4-40GB", "region": "us-central1"}
     listed = summary.list_price(**where, spot=spot)
     assert listed == price
+
+
+LONG, SHORTER = {"spec__dataset_images": 50_000}, {"spec__dataset_images": 49_984}
+BATCH_128, TWO_DEVICES = {"spec__dataset_images": 49_920, "spec__batch_size": 128}, {"number": 2, "images_per_s": 200.0}
+SCRIPT = {"spec__script": {"argv": ["train.py"], "command": "train.py", "unit": "images", "dataset_samples": 50_000}}
+# Runs of 100 images/s at batch 32 and 0.36 USD per hour; `--samples`; what is told, and its seconds for the first run.
+AMOUNTS: dict[str, tuple[list[dict[str, Any]], int | None, str, float]] = {
+    "no length is known": ([{}], None, "1 million images", 10_000),
+    "our trainer's data": ([LONG], None, "an epoch of 50,000 images", 500),
+    "a script's data": ([SCRIPT], None, "an epoch of 50,000 images", 500),
+    "an amount of the run": ([LONG | {"spec__samples": 1000}], None, "1,000 images", 10),
+    "an amount of the table": ([LONG | {"spec__samples": 1000}], 1_280_000, "1,280,000 images", 12_800),
+    "two data sets": ([LONG, {"spec__dataset_images": 49_000}], None, "1 million images", 10_000),
+    "one of two is known": ([LONG, {}], None, "1 million images", 10_000),
+    "a run that failed is not compared": ([LONG, {"status": "failed"}], None, "an epoch of 50,000 images", 500),
+    # drop_last leaves out other numbers of images.
+    "a batch apart": ([SHORTER, BATCH_128], None, "an epoch of 49,984 images", 499.84),
+    "more than a batch apart": ([LONG, {"spec__dataset_images": 49_967}], None, "1 million images", 10_000),
+    "two amounts": ([{"spec__samples": 1000}, {"spec__samples": 2000}], None, "1 million images", 10_000),
+    "two devices": ([LONG | {"spec__devices": 2, "ranks": TWO_DEVICES}], None, "an epoch of 50,000 images", 250),
+}
+
+
+@pytest.mark.parametrize(("changes", "samples", "told", "seconds"), AMOUNTS.values(), ids=AMOUNTS)
+def test_amount_of_work_whose_cost_is_told(
+    changes: list[dict[str, Any]], samples: int | None, told: str, seconds: float, tmp_path: Path
+) -> None:
+    for number, each in enumerate(changes):
+        make(tmp_path, number, **{**SLOW, "cost": {"usd_per_h": 0.36}, **each})
+    runs = analysis.load(tmp_path).runs
+    rows = summary.summarize(runs, samples).to_dict("records")
+    row = next(row for row in rows if row["batch_size"] == 32)
+    assert row["epoch_of"] == told
+    assert row["epoch_s"] == pytest.approx(seconds)
+    assert row["epoch_usd"] == pytest.approx(0.36 * seconds / 3600)
+
+
+def test_data_of_different_units_are_compared_by_a_million(tmp_path: Path) -> None:
+    script = {"argv": ["t.py"], "command": "t.py", "unit": "tokens"}
+    for folder, others, told in ((tmp_path / "a", [0], "1 million units"), (tmp_path / "b", [], "1 billion tokens")):
+        make(folder, 1, **SLOW, spec__script=script, spec__model="t.py")
+        for number in others:
+            make(folder, number, **SLOW)
+        assert set(summary.summarize(analysis.load(folder).runs)["epoch_of"]) == {told}
+
+
+def test_an_epoch_of_sequences_takes_their_tokens(tmp_path: Path) -> None:
+    """Two runs over the same data, whose measured sequences were not equally long."""
+    script = {"argv": ["t.py"], "command": "t.py", "unit": "tokens", "dataset_samples": 5000}
+    for number, length in enumerate((50, 60)):
+        make(
+            tmp_path, number, timing__measured_s=1.0, timing__images=2 * length, timing__samples=2, spec__script=script
+        )
+    [row] = summary.summarize(analysis.load(tmp_path).runs).to_dict("records")
+    assert row["epoch_of"] == "an epoch of 5,000 sequences"
+    assert row["epoch_s"] == pytest.approx(5000 * 55 / 110, rel=0.01)
+
+
+def test_spot_and_on_demand_runs_of_one_row_have_no_common_cost(tmp_path: Path) -> None:
+    make(tmp_path, 0, **SLOW)
+    make(tmp_path, 1, **SLOW, environment__cloud__spot=False)
+    [row] = summary.summarize(analysis.load(tmp_path).runs).to_dict("records")
+    assert row["epoch_s"] == 10_000
+    assert math.isnan(row["epoch_usd"] if row["epoch_usd"] is not None else math.nan)

@@ -95,6 +95,8 @@ def with_energy(joules: float, **facts: Any) -> dict[str, Any]:
 
 COUNTER = {"source": "nvml counter", "seconds": 30.0, "idle_w": 21.9}
 TOKENS = RECORD["spec"] | {"script": {"command": "train.py", "unit": "tokens"}}
+SCRIPT = {"argv": ["train.py", "--max-steps", "9000"], "command": "train.py --max-steps 9000", "unit": "images"}
+TRAINED = RECORD["spec"] | {"model": "train.py", "script": SCRIPT | {"dataset_samples": 50_000}}
 
 
 TABLES: dict[str, list[Bundle]] = {
@@ -115,6 +117,15 @@ TABLES: dict[str, list[Bundle]] = {
     "several devices": [bundle(ranks={"number": 2, "images_per_s": 39.0, "slowest": 1, "slower_by": 0.31})],
     # The medians of 0.1 s of own work and 0.02 s of waits in one run, 0.04 s in the other.
     "collectives limit scaling": [waits_for_others("a", 0.02), waits_for_others("b", 0.04)],
+    # Without a cost, that of a user's own machine.
+    "an epoch": repeated((19.0, 0.84), (22.0, 0.73), (20.0, 0.8), spec=[TRAINED] * 3),
+    "the whole script on a rented machine": [
+        bundle(
+            spec=TRAINED | {"samples": 1e9},
+            timing=RECORD["timing"] | {"measured_s": 16.0},
+            cost={"usd_per_h": 0.6},
+        )
+    ],
     "out of memory": [bundle(), bundle(run_id="b", status="out_of_memory", error="too big")],
     "interrupted": [bundle(status="interrupted", error="by SIGINT")],
     "energy": [bundle(**with_energy(41.2, **COUNTER))],

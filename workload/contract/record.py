@@ -72,6 +72,7 @@ class ScriptFacts:
     `files`: SHA-256 of the script and of the modules that it imported from its own folder, `sha256`: hash of all of
     them. `packages`: versions of other imported packages. `commit`: commit of the script's repository. `step`:
     definition of a step; `unit`: unit of `images` everywhere in this record: images, tokens, samples or steps.
+    `dataset_samples`: samples in one pass over the data of a step, of all ranks together.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -85,6 +86,7 @@ class ScriptFacts:
     packages_sha256: Text = column()
     step: Text = None
     unit: Text = column()
+    dataset_samples: Number = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,8 @@ class Spec:
 
     `prefetch_factor`, `pin_memory` and `persistent_workers` are None if the user left the choice to our trainer.
     For a user's own script the fields are as observed: `model` is the script's name, and `batch_size` the number of
-    `script.unit` in each of the `grad_accumulation` batches of a step.
+    `script.unit` in each of the `grad_accumulation` batches of a step. `samples`: the user's own amount of work, in the
+    unit of throughput. `dataset_images`: number of images of our trainer's data set.
     """
 
     model: Annotated[str, Kind.TEXT] = field(metadata={"column": ""})
@@ -129,6 +132,8 @@ class Spec:
     ceilings: Flag = None
     fresh_ceilings: Flag = None
     samples_per_step: Number = None
+    samples: Number = column()
+    dataset_images: Number = None
     script: ScriptFacts | None = None
 
     @classmethod
@@ -237,7 +242,8 @@ class Timing:
 
     `cpus_used`, `cpus_waited`, `cpus_in_kernel`: number of CPUs that were used, waited for, and used by the kernel, on
     average. `page_faults_per_s`: page faults of the trainer that needed no disk.
-    `images_per_s`: images over wall time; `tokens`: without padding; `explained_fraction`: share of the wall time that
+    `images_per_s`: images over wall time; `tokens`: without padding; `samples`: sequences, if the unit
+    is tokens and their number is known; `explained_fraction`: share of the wall time that
     steps and data waits account for. `gaps`: pauses between the steps of a user's own script, by kind (validation,
     checkpoint, irregular), not part of `measured_s`. `phases`: beginning of each phase in seconds since the trainer's
     first line ran. `interpreter_s`: seconds from the start of the process to that line; unknown outside Linux.
@@ -252,6 +258,7 @@ class Timing:
     images: MeasuredNumber = column()
     images_per_s: MeasuredNumber = column("stated_images_per_s")
     tokens: MeasuredNumber = None
+    samples: MeasuredNumber = None
     step_s: StepSeconds | None = None
     data_wait_fraction: MeasuredShare = column()
     explained_fraction: MeasuredShare = column()

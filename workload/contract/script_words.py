@@ -1,8 +1,10 @@
 """Command line of the user's own training script, as launcher and trainer read it. Standard library only."""
 
+import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from workload.contract.errors import UsageError
@@ -85,6 +87,35 @@ def script_name(words: Sequence[str]) -> str:
 def script_words(words: Sequence[str]) -> tuple[str, ...]:
     """First words of a command, which say which script to run: its path, or `-m` and the name of a module."""
     return tuple(words[: 2 if [*words[:1]] == ["-m"] else 1])
+
+
+def number_of(text: str) -> int | float | None:
+    """Value of a word that is a finite number, else None."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            value: int | float = kind(text)
+            return value if math.isfinite(value) else None
+    return None
+
+
+def arguments_of(words: Sequence[str]) -> Iterator[tuple[str, str | None, Sequence[str]]]:
+    """Split words into arguments: for each its name as typed, its value, and its words.
+
+    The name is empty for a word that belongs to no option, and the value is None for a flag.
+    """
+    index = 0
+    while index < len(words):
+        word, after = words[index], words[index + 1 : index + 2]
+        index += 1
+        is_option = word.startswith("-") and number_of(word) is None
+        name, equals, value = word.partition("=")
+        if equals and name:
+            yield name, value, [word]
+        elif is_option and after and (not after[0].startswith("-") or number_of(after[0]) is not None):
+            index += 1
+            yield word, after[0], [word, *after]
+        else:
+            yield (word if is_option else ""), None, [word]
 
 
 def slug(name: str) -> str:

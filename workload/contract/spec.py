@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from decimal import Decimal
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -110,7 +111,7 @@ GPU_MIN_SECONDS = 3.0
 SCRIPT_OPTIONS = frozenset(
     {
         *("device", "warmup", "iterations", "min_seconds", "repeats", "ceilings", "fresh_ceilings", "samples_per_step"),
-        *("devices", "profile", "profile_steps", "ncu_metrics"),
+        *("samples", "devices", "profile", "profile_steps", "ncu_metrics"),
     }
 )
 SCRIPT_ONLY_OPTIONS = frozenset({"samples_per_step"})
@@ -142,6 +143,27 @@ def default_steps(device: Device) -> DefaultSteps:
     if device is Device.CPU:
         return DefaultSteps(warmup=3, iterations=20, min_seconds=0.0)
     return DefaultSteps(warmup=10, iterations=100, min_seconds=GPU_MIN_SECONDS)
+
+
+AMOUNT = re.compile(r"([0-9]{1,3}(?:[,_][0-9]{3})+|[0-9]{1,16}(?:\.[0-9]{1,9})?(?:[eE]\+?[0-9]{1,2})?)([kKmMbB]?)")
+MULTIPLES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
+# Counts above 2**53 would not be exact in the floating-point columns of a table.
+MOST_AMOUNT = 10**15
+
+
+def parse_amount(value: object) -> int:
+    """Amount of work from `50000`, `50,000`, `1.28M`, `1e9` or `1B`, or a number of TOML.
+
+    Raises `UsageError` unless it is a whole number from 1 to 1e15.
+    """
+    match = None if isinstance(value, bool) else AMOUNT.fullmatch(str(value))
+    number = Decimal(re.sub("[,_]", "", match[1])) * MULTIPLES[match[2].lower()] if match else Decimal(0)
+    if not 1 <= number <= MOST_AMOUNT or number % 1:
+        raise UsageError(
+            f"samples must be a whole number such as 50000, 1.28M or 1B, from 1 to 1e15; got '{value}'",
+            hint="--samples 50000",
+        )
+    return int(number)
 
 
 def _option(default: Any, description: str, **more: Any) -> Any:
@@ -202,6 +224,13 @@ class RunSpec:
     fresh_ceilings: bool = _option(False, "measure the best rates again, even if a run of the last hour did")
     samples_per_step: int | None = _option(
         None, "samples per step of a script without a DataLoader", minimum=1, example="64"
+    )
+    samples: int | None = _option(
+        None,
+        "your amount of work, for its time and cost: 50000, 1.28M or 1B images, samples or tokens (one epoch)",
+        minimum=1,
+        example="50000",
+        read=parse_amount,
     )
     # The user's own training script with its arguments, in place of our trainer. Not an option: it follows `--`.
     script: tuple[str, ...] = ()

@@ -1,17 +1,20 @@
 """Where the time of runs went, and what it cost, by part of a run: steps, imports, boot and so on; its energy. Pure.
 
+And what the user's own amount of work takes at the measured rate: an epoch, a number of samples, the whole script.
 Standard library only. The launcher and the analysis use it alike, so that their figures agree.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from statistics import median
+from typing import Any, NamedTuple, Self
 
 from workload.contract.fields import instant
 from workload.contract.record import Record
 from workload.contract.record_sections import LONGEST_UPDATE_S, Energy
-from workload.contract.text import counted, duration, percent, plain, seconds
+from workload.contract.script_words import arguments_of, number_of, script_words
+from workload.contract.text import counted, duration, percent, plain, seconds, span
 from workload.contract.trainer import Start
 
 # Part of a run -> its name in texts. Columns and JSON have the part's seconds as `steps_s` and its share as
@@ -59,6 +62,7 @@ SOURCES = {
 }
 # A text leaves out errors up to this: the counters themselves are not more exact.
 SMALL_ERROR = 0.01
+SECONDS_PER_H = 3600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +185,112 @@ def time_text(value_s: float) -> str:
 
 def usd_text(usd: float) -> str:
     """Small sum of money: `0.0082 USD`."""
-    return f"{plain(round(usd, USD_DECIMALS), 2)} USD"
+    rounded = round(usd, USD_DECIMALS)
+    return f"less than {10**-USD_DECIMALS:.4f} USD" if usd > 0 == rounded else f"{plain(rounded, 2)} USD"
+
+
+# --- the user's own amount of work
+
+MILLION, BILLION = 10**6, 10**9
+MULTIPLES = {1: "", MILLION: " million", BILLION: " billion"}
+TOKENS = "tokens"
+# Arguments of common training scripts (Hugging Face, Lightning, timm, torchvision, nanoGPT, diffusers) that say how
+# long the whole training is: in passes over the data, and in steps of the optimizer. Other names are not guessed.
+EPOCHS = frozenset({"epochs", "num_epochs", "n_epochs", "max_epochs", "num_train_epochs"})
+STEP_NUMBERS = frozenset({"max_steps", "max_train_steps", "num_train_steps", "max_iters", "train_iters"})
+
+
+class Amount(NamedTuple):
+    """Amount of work in `unit`, which throughput counts. `is_epoch`: one pass over the data."""
+
+    number: float
+    unit: str
+    is_epoch: bool = False
+
+    @classmethod
+    def usual(cls, unit: str) -> Self:
+        """Amount of work if the length of the data is unknown: a million of the unit, or a billion tokens."""
+        return cls(BILLION if unit == TOKENS else MILLION, unit)
+
+    @property
+    def text(self) -> str:
+        """The amount in words: `50,000 images`, `1 billion tokens`."""
+        factor = next((factor for factor in (BILLION, MILLION) if self.number % factor == 0), 1)
+        return f"{self.number / factor:,.0f}{MULTIPLES[factor]} {self.unit}"
+
+
+def epoch_of(record: Record) -> tuple[float | None, float | None]:
+    """Samples in one pass over the run's data, of all devices, and their number of images, tokens and so on.
+
+    Both are None if unknown. Only sequences of tokens are counted in another unit than samples.
+    """
+    script, timing = record.spec.script, record.timing
+    samples = script.dataset_samples if script else record.spec.dataset_images
+    if not (samples and script and script.unit == TOKENS):
+        return samples, samples
+    if not (timing.images and timing.samples):
+        return None, None
+    # The mean length of the measured sequences is that of all.
+    return samples, samples * timing.images / timing.samples
+
+
+def units_per_s(record: Record) -> float | None:
+    """Throughput of all devices together; None if unknown."""
+    if (record.spec.devices or 1) == 1:
+        return record.timing.images_per_s
+    return record.ranks.images_per_s if record.ranks else None
+
+
+def whole_script(record: Record) -> tuple[str, float] | None:
+    """The argument of a script that says how long it trains, as `epochs=90`, and the seconds of these steps.
+
+    None if no argument says so, or several do, or the length of the data is unknown.
+    """
+    argv = (record.spec.script and record.spec.script.argv) or ()
+    found: dict[str, tuple[str, float]] = {}
+    for typed, value, _ in arguments_of(argv[len(script_words(argv)) :]):
+        name = typed.lstrip("-+")
+        key = name.rpartition(".")[2].replace("-", "_").lower()
+        # Hugging Face's scripts mean no limit by max_steps=-1.
+        if key in EPOCHS | STEP_NUMBERS and (number := number_of(value or "") or 0.0) > 0:
+            found[key] = f"{name}={value}", number
+    if len(found) != 1:
+        return None
+    (key, (words, number)), timing = found.popitem(), record.timing
+    if key in EPOCHS:
+        (_, epoch), rate = epoch_of(record), units_per_s(record)
+        return (words, number * epoch / rate) if epoch and rate else None
+    steps = timing.step_s and timing.step_s.n
+    return (words, number * timing.measured_s / steps) if steps and timing.measured_s else None
+
+
+def work_rows(
+    records: Sequence[Record], interval: Callable[[Sequence[float]], tuple[float, float] | None] = lambda _: None
+) -> Iterator[tuple[str, str]]:
+    """Lines on what the user's own work takes: `epoch` and `50,000 images: 4.2 min (3.9 to 4.5), 0.02 USD`.
+
+    `records`: completed runs of one configuration; `interval`: of the median of some seconds. A second line is on the
+    whole script, if `whole_script` knows it. Costs are those of the machine at its recorded price.
+    """
+    first, rates = records[0], [rate for record in records if (rate := units_per_s(record))]
+    prices = [cost.usd_per_h for record in records if (cost := record.cost) and cost.usd_per_h is not None]
+    usd_per_h = median(prices) if len(prices) == len(records) else None
+
+    def takes(times_s: Sequence[float]) -> str:
+        value_s = median(times_s)
+        usd = "" if usd_per_h is None else f", {usd_text(usd_per_h * value_s / SECONDS_PER_H)}"
+        return span(value_s, interval(times_s)) + usd
+
+    if len(rates) == len(records):
+        unit, (_, epoch) = (first.spec.script and first.spec.script.unit) or "images", epoch_of(first)
+        own, passed = first.spec.samples, epoch and Amount(epoch, unit, is_epoch=True)
+        amount = Amount(own, unit) if own else passed or Amount.usual(unit)
+        label = "epoch" if amount.is_epoch else "time"
+        yield label, f"{amount.text}: {takes([amount.number / rate for rate in rates])}"
+    known = [known for record in records if (known := whole_script(record))]
+    if len(known) == len(records):
+        times_s = [value_s for _, value_s in known]
+        yield "whole script", f"{known[0][0]} of its arguments: {takes(times_s)}; training steps only"
 
 
 def _in_trainer(record: Record) -> dict[str, float]:

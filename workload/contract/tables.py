@@ -15,7 +15,16 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol, assert_never
 
-from workload.contract.text import NARROWEST, PREFIXES, WIDEST, printable, terminal_width, wrapped
+from workload.contract.text import (
+    NARROWEST,
+    PREFIXES,
+    SECONDS_MATTER_UP_TO_S,
+    SPANS,
+    WIDEST,
+    printable,
+    terminal_width,
+    wrapped,
+)
 
 # Largest factor of a prefix, by unit: no kiloseconds.
 LARGEST_PREFIX = {"s": 1.0}
@@ -427,22 +436,28 @@ def _is_numeric(values: Any) -> bool:
 
 def _as_text(column: Column, rows: Sequence[dict[str, Any]]) -> _TextColumn:
     values = [row[column.name] for row in rows]
-    factor, prefix = _scale(column, values)
-    unit = f" [{prefix}{column.unit}]" if column.unit else ""
+    factor, unit = _scale(column, values)
+    unit = f" [{unit}]" if unit else ""
     cells = tuple(_cell(column, value, factor) for value in values)
     return _TextColumn(column=column, heading=(f"{column.heading}{unit}",), cells=cells, to_right=_is_numeric(values))
 
 
 def _scale(column: Column, values: Sequence[Any]) -> tuple[float, str]:
-    """Factor and name of the decimal prefix that suits the largest value; the smallest prefix is µ: `0.003000 µs`."""
+    """Factor and name of the unit with the decimal prefix that suits the largest value; the smallest prefix is µ.
+
+    Long times are in minutes, hours or days.
+    """
     if column.unit == "%":
-        return 0.01, ""
+        return 0.01, column.unit
     sizes = [abs(value) for value in values if isinstance(value, int | float) and value]
     if not column.prefixed or not sizes:
-        return 1.0, ""
+        return 1.0, column.unit
+    if column.unit == "s" and max(sizes) >= SECONDS_MATTER_UP_TO_S:
+        return next((unit_s, unit) for from_s, unit_s, unit in SPANS if max(sizes) >= from_s)
     largest = LARGEST_PREFIX.get(column.unit, math.inf)
     fitting = [(factor, prefix) for factor, prefix in PREFIXES[:-1] if factor <= largest]
-    return next((each for each in fitting if max(sizes) >= each[0]), fitting[-1])
+    factor, prefix = next((each for each in fitting if max(sizes) >= each[0]), fitting[-1])
+    return factor, prefix + column.unit
 
 
 def _cell(column: Column, value: Any, factor: float) -> str:

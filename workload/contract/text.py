@@ -105,6 +105,20 @@ def duration(value_s: float) -> str:
     return f"{hours} h {whole_minutes % 60:02} min" if days < HOURS_UP_TO_DAYS else f"{days} d {hours % 24} h"
 
 
+# Longest unit first, each with the seconds from which it is used and its own seconds.
+SPANS = (
+    *((48 * 3600, 86400, "d"), (2 * 3600, 3600, "h"), (SECONDS_MATTER_UP_TO_S, MINUTE_S, "min")),
+    *((1, 1, "s"), (0, 1e-3, "ms")),
+)
+
+
+def span(value_s: float, ends: tuple[float, float] | None = None) -> str:
+    """Duration with three digits in one unit, and the ends of its interval: `4.2 min (3.9 to 4.5)`, `31 h`."""
+    _, unit_s, unit = next(row for row in SPANS if value_s >= row[0])
+    within = "" if ends is None else f" ({plain(ends[0] / unit_s, 3)} to {plain(ends[1] / unit_s, 3)})"
+    return f"{plain(value_s / unit_s, 3)} {unit}{within}"
+
+
 def minutes(value_s: float) -> str:
     """Time limit as text, in the form of options: `45 s`, `60 min`, `9.6 min`."""
     return f"{value_s:.0f} s" if value_s < MINUTE_S else f"{value_s / MINUTE_S:.1f}".removesuffix(".0") + " min"

@@ -19,7 +19,7 @@ from workload.contract.ranks import COLLECTIVES_FILE, own_folder
 from workload.contract.record import ComplexityRecord, Record, SkippedSteps, Spec, Status
 from workload.contract.script_words import slug
 from workload.contract.spec import Device, Precision, RunSpec
-from workload.contract.spent import energy_text, joules_per_image
+from workload.contract.spent import energy_text, joules_per_image, work_rows
 from workload.contract.text import counted, percent, plain, seconds, si
 from workload.contract.trainer import Context
 from workload.environment.collect import collect
@@ -178,6 +178,7 @@ class MeasuredScript:
         # A launcher that copied the script's folder has recorded its commit; a copy has no git repository.
         commit, _, dirty = self._context.script_commit.partition("-")
         copied: dict[str, Any] = {"commit": commit, "dirty": bool(dirty)} if commit else {}
+        ranks_number, in_pass = self._agreement.size if self._agreement else 1, step.samples_in_pass
         dynamo = sys.modules.get("torch._dynamo")
         return Spec(
             model=program.name,
@@ -199,8 +200,15 @@ class MeasuredScript:
             ceilings=given.ceilings,
             fresh_ceilings=given.fresh_ceilings,
             samples_per_step=self._limits.samples_per_step,
+            samples=given.samples,
             devices=self._agreement.size if self._agreement else None,
-            script=replace(script, step=step.text, unit=step.unit, **copied),
+            script=replace(
+                script,
+                step=step.text,
+                unit=step.unit,
+                dataset_samples=in_pass and in_pass * ranks_number,
+                **copied,
+            ),
         )
 
     # --- phases
@@ -335,6 +343,7 @@ def summary(record: Record, folder: Path, output: Path) -> str:
     rows = {
         f"{spec.script.unit}/s": f"{rate}  (one run: no interval)",
         "step time": f"{seconds(figures.step_s.median or 0.0)}  (median of {steps})",
+        **dict(work_rows([record])),
         "limited by": f"{limit}: {bound.why if bound else 'no step was measured'}",
         **({"busy": bound.busy} if bound and bound.busy else {}),
         **({} if used_j is None else {"energy": energy_text(record, used_j)}),

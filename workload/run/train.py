@@ -203,7 +203,7 @@ def _execute(job: TrainingJob, folder: Path, timeline: Timeline, beside: Section
     first = first_record(
         folder.name,
         job.context,
-        spec=Spec.from_run_spec(job.spec),
+        spec=replace(Spec.from_run_spec(job.spec), dataset_images=job.source.images),
         spec_origin=job.origin,
         facts=facts,
         started_at=timeline.started_at.isoformat(),

@@ -9,9 +9,11 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
@@ -20,6 +22,7 @@ from workload.contract.errors import ExitCode, RooflaunchError, UsageError
 from workload.contract.process import pending_interruption
 from workload.contract.spec import Device
 from workload.measure.recorder import Aside, StepPart, StepPhase
+from workload.steps.data_length import samples_of_step
 from workload.steps.program import STEP_HINT, EndOfScript, Program, end_by_force_after, no_optimizer, several_processes
 from workload.steps.step import (
     Amount,
@@ -97,6 +100,8 @@ class Session:
         self._finder = StepFinder()
         self.optimizers = Optimizers()
         self._loaders = Inputs(program.folder)
+        # DataLoaders of the steps whose work is counted, as long as the script keeps them.
+        self._counted_loaders = weakref.WeakValueDictionary[int, Any]()
         self.thread: int | None = None
         self._stepped_in_backward: Any = None
         self.is_marked = self._in_optimizer = self._steps_in_backward = self._in_backward = False
@@ -136,6 +141,8 @@ class Session:
         """Contents of the batch; None at the end of the data."""
         try:
             follow = counter.without_gradients.fetched if (counter := self.evaluations.counter) else None
+            if counter and loader is not None:
+                self._counted_loaders[id(loader)] = loader
             return None if batch is None else self._loaders.batch_of(loader, batch, follow)
         except Exception as error:  # noqa: BLE001 - as with the guard, which costs time in each step
             self.failed(error)
@@ -473,6 +480,9 @@ class Session:
         if is_whole and (full or self._limits.samples_per_step):
             self._works.append(work)
         if self._has_counted_enough():
+            fetches = now.fetches[len(now.excess(self.step.pattern)) :]
+            in_pass = samples_of_step(self._counted_loaders, fetches, self._limits.samples_per_step)
+            self.step = self.phases[-1].step = replace(self.step, samples_in_pass=in_pass)
             self._start_receiver(usual(self._works) or chosen(self._works or [work]))
         else:
             self._begin_counting()

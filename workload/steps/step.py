@@ -279,6 +279,7 @@ class Step:
     """Definition of a training step: its pattern, the data that throughput counts, and a sentence for the user.
 
     `what`: the sentence's part on passes and optimizers. `batch_size`: size of each of the `batches` of a step.
+    `samples_in_pass`: of a pass over its data, see `data_length.samples_of_step`, asked when the step was counted.
     """
 
     pattern: Pattern | None
@@ -291,6 +292,7 @@ class Step:
     optimizers: tuple[str, ...]
     parameters: int
     workers: int | None
+    samples_in_pass: int | None = None
 
     def is_part_of(self, pattern: Pattern) -> bool:
         """Whether this step is only a part of a step of `pattern`, which has all optimizers of this step and more."""

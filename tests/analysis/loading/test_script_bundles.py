@@ -123,10 +123,10 @@ def test_a_report_of_scripts_alone(results: Path, analyze: Analyze) -> None:
 
 def test_a_profile_is_reproduced_too() -> None:
     record = bundle.read(GPT[0]).record
-    spec = replace(record.spec, profile="torch", profile_steps=2, samples_per_step=96)
+    spec = replace(record.spec, profile="torch", profile_steps=2, samples_per_step=96, samples=1_281_167)
     assert reproduce.command(replace(record, spec=spec)) == (
-        "launch local --runtime process --cpu --warmup 2 --iterations 10 --samples-per-step 96 --profile torch "
-        "--profile-steps 2 -- gpt.py"
+        "launch local --runtime process --cpu --warmup 2 --iterations 10 --samples-per-step 96 "
+        "--samples 1281167 --profile torch --profile-steps 2 -- gpt.py"
     )
 
 

@@ -72,6 +72,22 @@ def test_option_beats_environment_beats_config_beats_default(tmp_path: Path) -> 
     }
 
 
+@pytest.mark.parametrize(
+    ("typed", "amount"),
+    [
+        *(("50000", 50_000), ("50,000", 50_000), ("1_281_167", 1_281_167), ("50k", 50_000), ("1", 1)),
+        *(("1.28M", 1_280_000), ("1B", 10**9), ("2.5b", 2_500_000_000), ("1e9", 10**9), ("1e15", 10**15)),
+        # As TOML and JSON give them.
+        *((50_000, 50_000), (1e9, 10**9)),
+    ],
+)
+def test_amount_of_work_in_the_forms_that_people_write(typed: object, amount: int) -> None:
+    spec = resolve({"samples": typed}, {}, None).spec
+    assert spec.samples == amount
+    assert resolve({"samples": arguments(spec)[-1]}, {}, None).spec == spec
+    assert resolve({"samples": typed}, {}, None, script=("train.py",)).spec.samples == amount
+
+
 WRONG: list[dict[str, object]] = [
     *({"batch_size": value} for value in ("0", "many", "9" * 300, True)),
     {"warmup": "-1"},
@@ -80,6 +96,7 @@ WRONG: list[dict[str, object]] = [
     # The hint names the choice that was meant.
     *({"precision": value} for value in ("fp8", "fp16", "int8")),
     *({"optimizer": value} for value in ("lion", "adamW")),
+    *({"samples": value} for value in ("0", "abc", "1.5", "5,00", True)),
     {"model": ""},
     {"compile": "maybe"},
     # Options that contradict each other.

@@ -8,9 +8,20 @@ from typing import Any
 import pytest
 
 from workload.contract import bundle
-from workload.contract.record import CeilingsRecord, Cost, GapSeconds, Record, Spec, Status, Timing
+from workload.contract.ranks import Ranks
+from workload.contract.record import (
+    CeilingsRecord,
+    Cost,
+    GapSeconds,
+    Record,
+    ScriptFacts,
+    Spec,
+    Status,
+    StepSeconds,
+    Timing,
+)
 from workload.contract.record import read as read_document
-from workload.contract.spent import PARTS, Spent
+from workload.contract.spent import PARTS, Spent, whole_script, work_rows
 
 ROOT = Path(__file__).parents[3]
 PHASES = {"start": 0.0, "prepare": 4.0, "environment": 5.0, "setup": 5.5, "warmup": 6.0, "measured": 7.0, "end": 9.0}
@@ -25,6 +36,87 @@ def a_run(timing: Timing | None = None) -> Record:
 def a_bundle(name: str) -> Record:
     [folder] = ROOT.glob(name)
     return bundle.read_record(folder)
+
+
+def trained(words: str = "", *, unit: str = "images", length: float | None = None, **changes: Any) -> Record:
+    """A script's run of 20 steps in 10 s, 32 of the unit each, on a machine for 0.72 USD per hour."""
+    script = ScriptFacts(argv=("train.py", *words.split()), unit=unit, dataset_samples=length)
+    spec = Spec(model="train.py", batch_size=32, script=script, **changes)
+    timing = Timing(measured_s=10.0, images=640, images_per_s=64.0, step_s=StepSeconds(n=20, median=0.4))
+    cost = Cost(usd_per_h=0.72)
+    return Record(run_id="a", status=Status.COMPLETED, spec=spec, timing=timing, cost=cost)
+
+
+# Ten sequences of 64 tokens.
+SEQUENCES = replace(
+    trained(unit="tokens", length=500), timing=Timing(measured_s=10.0, images=640, images_per_s=64.0, samples=10)
+)
+WORK: dict[str, tuple[Record, dict[str, str]]] = {
+    "nothing is known": (trained(), {"time": "1 million images: 4.34 h, 3.1 USD"}),
+    "tokens": (trained(unit="tokens"), {"time": "1 billion tokens: 181 d, 3125 USD"}),
+    "tokens of sequences of unknown number": (
+        trained(unit="tokens", length=500),
+        {"time": "1 billion tokens: 181 d, 3125 USD"},
+    ),
+    "tokens of sequences": (SEQUENCES, {"epoch": "32,000 tokens: 8.33 min, 0.1 USD"}),
+    "an epoch": (trained(length=50_000), {"epoch": "50,000 images: 13 min, 0.16 USD"}),
+    "an amount decides": (trained(length=50_000, samples=2e6), {"time": "2 million images: 8.68 h, 6.2 USD"}),
+    "a short epoch": (trained(length=10), {"epoch": "10 images: 156 ms, less than 0.0001 USD"}),
+    "no price": (replace(trained(length=6400), cost=None), {"epoch": "6,400 images: 100 s"}),
+    "our trainer": (
+        Record(
+            run_id="a",
+            status=Status.COMPLETED,
+            spec=Spec(model="resnet18", batch_size=32, dataset_images=9456),
+            timing=Timing(images_per_s=4.0),
+        ),
+        {"epoch": "9,456 images: 39.4 min"},
+    ),
+    "two devices": (
+        replace(trained(length=6400, devices=2), cost=None, ranks=Ranks(number=2, images_per_s=128.0)),
+        {"epoch": "6,400 images: 50 s"},
+    ),
+    "two devices without a common rate": (replace(trained(length=6400, devices=2), ranks=Ranks(number=2)), {}),
+}
+# Half a second a step; 6,400 images in 100 s.
+WHOLE = {
+    "--epochs 90": "epochs=90 of its arguments: 2.5 h, 1.8 USD",
+    "--lr 0.1 --num-epochs=3": "num-epochs=3 of its arguments: 5 min, 0.06 USD",
+    "--num_train_epochs 0.5 --max_steps -1": "num_train_epochs=0.5 of its arguments: 50 s, 0.01 USD",
+    "config/train.py --max_iters=600000": "max_iters=600000 of its arguments: 3.47 d, 60 USD",
+    # Which of the two ends the training differs between frameworks.
+    "--epochs 3 --max-steps 100": None,
+    "--epochs all": None,
+    "--epochs 0": None,
+    "--epochs 1e999": None,
+    "--warmup-epochs 5": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize(("record", "expected"), WORK.values(), ids=WORK)
+def test_time_and_cost_of_the_users_own_amount_of_work(record: Record, expected: dict[str, str]) -> None:
+    assert dict(work_rows([record])) == expected
+
+
+@pytest.mark.parametrize(("words", "expected"), WHOLE.items())
+def test_time_and_cost_of_the_whole_script_by_its_own_argument(words: str, expected: str | None) -> None:
+    shown = dict(work_rows([trained(words, length=6400)]))
+    assert shown.get("whole script") == (expected and f"{expected}; training steps only")
+
+
+def test_epochs_of_data_of_unknown_length_are_no_answer_and_steps_are_one() -> None:
+    assert whole_script(trained("--epochs 90")) is None
+    assert whole_script(trained("--max-steps 100")) == ("max-steps=100", 50.0)
+
+
+def test_several_runs_have_an_interval_and_one_price() -> None:
+    runs = [replace(trained(length=6400), timing=Timing(images_per_s=rate)) for rate in (50.0, 64.0, 80.0)]
+    assert dict(work_rows(runs, lambda times_s: (min(times_s), max(times_s)))) == {
+        "epoch": "6,400 images: 100 s (80 to 128), 0.02 USD"
+    }
+    free = [*runs[:2], replace(runs[2], cost=None)]
+    assert dict(work_rows(free)) == {"epoch": "6,400 images: 100 s"}
 
 
 # The rented machine's runs do not tell when the charged time began: the boot is unknown, and so is its cost.

@@ -112,6 +112,8 @@ def test_two_ranks_write_one_bundle_and_learn_the_same(tmp_path: Path) -> None:
     out, err = process.communicate()
     assert process.returncode == ExitCode.DONE, err
     record = assert_bundle_of_two_ranks(bundle_in(tmp_path), images=24)
+    assert record.spec.script is not None
+    assert record.spec.script.dataset_samples == 192, "all ranks together"
     assert not record.notes
     assert " on each of 2 devices, " in err
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -129,6 +129,20 @@ CASES = {
     ),
 }
 
+# Samples in one pass over the training data; with two DataLoaders, the samples of both.
+DATA = {
+    "mnist": 128,
+    "dcgan": 160,
+    "accumulation 22": 176,
+    "accumulation 10": 80,
+    "scaler": 320,
+    "gpt": 240,
+    "evaluation block": 120,
+    "evaluation gradients": 120,
+    "seq2seq": 200,
+    "two_loaders": 100,
+}
+
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=case.when) for name, case in CASES.items()])
 def test_a_script_is_measured_and_unchanged(name: str, tmp_path: Path) -> None:
@@ -151,6 +165,7 @@ def test_a_script_is_measured_and_unchanged(name: str, tmp_path: Path) -> None:
     # A share of time: on a busy machine an operator without a formula may be the one that is interrupted.
     assert work["unattributed_share"] <= 0.9
     assert work["uncounted"] is None
+    assert spec["script"].get("dataset_samples") == DATA.get(name)
     assert spec["precision"] == case.precision
     assert spec["batch_size"] * spec["grad_accumulation"] == case.images
     assert (timing["step_s"]["n"], timing["images"]) == (8, 8 * case.images)
