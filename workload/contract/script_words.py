@@ -308,7 +308,7 @@ def _option(name: Sequence[str], before: Sequence[str], rest: Sequence[str], lin
 def _installed_program(name: str, folder: Path) -> str:
     """Path of a command that a package has installed into this Python, as `yolo`; empty if there is none."""
     path = Path(sys.executable).parent / name
-    if name != path.name or (folder / name).exists() or not path.is_file():
+    if name != path.name or (folder / name).is_file() or not path.is_file():
         return ""
     with path.open("rb") as file:
         first_lines = file.read(300).splitlines()[:2]

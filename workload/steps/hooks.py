@@ -28,7 +28,10 @@ OTHER_OPTIMIZERS = (
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finder for one module, used once: delegates to Python's finders, and calls `then` after the import."""
+    """Finder for one module until its first import: delegates to Python's finders, and calls `then` after the import.
+
+    A search is no import: transformers and datasets look for torch before they import it.
+    """
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name, self._then = name, then
@@ -38,8 +41,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != self._name:
             return None
-        sys.meta_path.remove(self)
-        for finder in sys.meta_path:
+        for finder in (other for other in sys.meta_path if other is not self):
             spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
                 loader: Any = spec.loader
@@ -51,7 +53,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         # The loader's own method is called, and is found again from now on.
         del loader.exec_module
         loader.exec_module(module)
-        self._then()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._then()
 
 
 def when_imported(name: str, then: Callable[[], None]) -> None:
