@@ -110,7 +110,13 @@ def install(observer: "Session | StepLog") -> None:
 
 def _observe_loaders(observer: "Session | StepLog", data: Any) -> None:
     iterator = data.dataloader._BaseDataLoaderIter  # noqa: SLF001 - every DataLoader's iterator is one; there is no hook
-    fetch, start = iterator.__next__, data.DataLoader.__iter__
+    make, fetch, start = iterator.__init__, iterator.__next__, data.DataLoader.__iter__
+
+    @functools.wraps(make)
+    def make_and_note(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        # Not in `begin`: Ultralytics makes an iterator without `__iter__`, and uses it in every epoch.
+        make(self, loader, *args, **kwargs)
+        self.rooflaunch_loader = loader
 
     @functools.wraps(start)
     def begin(self: Any) -> Any:
@@ -119,7 +125,6 @@ def _observe_loaders(observer: "Session | StepLog", data: Any) -> None:
         # With worker processes, making the iterator takes as long as starting these processes.
         observer.fetch_began()
         made = start(self)
-        made.rooflaunch_loader = self
         observer.fetched(None, None)
         return made
 
@@ -135,7 +140,7 @@ def _observe_loaders(observer: "Session | StepLog", data: Any) -> None:
             observer.fetched(getattr(self, "rooflaunch_loader", None), batch)
         return batch
 
-    data.DataLoader.__iter__, iterator.__next__ = begin, fetch_and_report
+    data.DataLoader.__iter__, iterator.__init__, iterator.__next__ = begin, make_and_note, fetch_and_report
 
 
 def _observe_backward(observer: "Session | StepLog", autograd: Any) -> None:
