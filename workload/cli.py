@@ -130,12 +130,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     ours, theirs = script.split(argv)
     parsed = _parser().parse_args(ours)
     if theirs:
-        typed = read_typed(
-            theirs, Path.cwd(), line_of("python -m rooflaunch", argv[0]), devices=getattr(parsed, "devices", None)
-        )
-        parsed.script_words = list(typed.words)
-        if typed.devices:
-            parsed.devices = str(typed.devices)
+        line, asked = line_of("python -m rooflaunch", argv[0]), getattr(parsed, "devices", None)
+        words, devices = read_typed(theirs, Path.cwd(), line, devices=asked)
+        parsed.script_words = list(words)
+        if devices:
+            parsed.devices = str(devices)
     return parsed
 
 

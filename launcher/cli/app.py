@@ -85,7 +85,6 @@ def run_local(
     from launcher.machine import local, runtime, task
     from launcher.machine.runtime import gpu_capability
     from launcher.script import local_script
-    from workload.contract.script_words import line_of
     from workload.environment import gpu_index
     from workload.environment.cloud import outside_facts
 
@@ -98,8 +97,7 @@ def run_local(
     runtime.require_model(resolved.spec.model)
     runtime.require_data(resolved.spec, is_here=True)
     runtime.require_profile(resolved.spec, lambda: gpu_capability(options.gpu_index))
-    line = line_of("launch", "local")
-    workplace = local_script.workplace_of(words, of_script, Path.cwd(), os.environ, line) if words else None
+    workplace = local_script.workplace_of(words, of_script, Path.cwd(), os.environ) if words else None
     limits = options.limits()
     choice = local_script.choice_of(resolved.spec, options, of_script, Path.cwd(), is_dry=dry_run)
     notes = local_script.notes_of(words, of_script, workplace, choice.runtime) if words and workplace else ()

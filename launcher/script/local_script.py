@@ -286,13 +286,13 @@ def require_visible(words: Sequence[str], folder: Path) -> None:
 
 
 def workplace_of(
-    words: Sequence[str], options: HereOptions, folder: Path, environment: Mapping[str, str], line: Line
+    words: Sequence[str], options: HereOptions, folder: Path, environment: Mapping[str, str], line: Line | None = None
 ) -> Workplace:
     """Folder, data and variables for a script, run in `folder`. Raises `UsageError` if script or data is missing.
 
-    `line`: returns the user's command with other words for the script.
+    `line`: returns the user's command with other words for the script, by default of `launch local`.
     """
-    main_file(words, folder, line)
+    main_file(words, folder, line or line_of("launch", "local"))
     variables = variables_of(options.env, environment)
     return Workplace(folder=folder, data=folder_of_data(options.data), variables=variables)
 

@@ -125,14 +125,13 @@ class ScriptCommand(GroupedCommand):
                 continue  # options of a duel's side
 
             def line_of_side(meant: Sequence[str], number: int = number) -> str:
-                both = [meant if number == which else each for which, each in enumerate(sides)]
-                return line([*both[0], *ends, *both[1]])
+                return line([*sides[0], *ends, *meant] if number else [*meant, *ends, *sides[1]])
 
-            devices, is_here = ctx.params.get("devices"), ctx.info_name in HERE_COMMANDS
-            typed = read_typed(side, Path.cwd(), line_of_side, devices=devices, is_here=is_here)
-            if typed.devices:
-                ctx.params["devices"] = str(typed.devices)
-            sides[number] = list(typed.words)
+            asked, is_here = ctx.params.get("devices"), ctx.info_name in HERE_COMMANDS
+            script, devices = read_typed(side, Path.cwd(), line_of_side, devices=asked, is_here=is_here)
+            if devices:
+                ctx.params["devices"] = str(devices)
+            sides[number] = [*script]
         return [*sides[0], *ends, *sides[1]]
 
     def rows_by_heading(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:

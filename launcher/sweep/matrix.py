@@ -24,7 +24,7 @@ from launcher.typer_options import instance_of, parameters_of, signed
 from launcher.values import flag_of
 from workload.contract.errors import UsageError
 from workload.contract.program import plain_message
-from workload.contract.script_words import DATA, Line, command_line, read_typed
+from workload.contract.script_words import DATA, Line, read_typed
 from workload.contract.spec import SCRIPT_OPTIONS, Option, Origin, options, resolve, why_not_for_script
 from workload.contract.text import counted, did_you_mean
 from workload.environment import gpu_index
@@ -200,13 +200,11 @@ class _Reader:
             raise self._error(
                 f"[script] command must be a list of texts, the script first; got {got}", hint=COMMAND_EXAMPLE
             )
-        typed = read_typed(parts, Path.cwd(), line_of_matrix(self._file), is_here=False)
-        if typed.devices:
-            raise self._error(
-                f"[script] command: '{command_line(parts)}' starts {counted(typed.devices, 'process')}",
-                hint=f"[defaults] with devices = {typed.devices}, and {_command(typed.words)}",
-            )
-        return Command(parts=typed.words, options={key: value for key, value in section.items() if key != "command"})
+        words, devices = read_typed(parts, Path.cwd(), line_of_matrix(self._file), is_here=False)
+        if devices:
+            hint = f"[defaults] with devices = {devices}, and {_command(words)}"
+            raise self._error(f"[script] command starts {counted(devices, 'process')}", hint=hint)
+        return Command(parts=words, options={key: value for key, value in section.items() if key != "command"})
 
     def _flat(self, section: Mapping[str, Any], where: str) -> dict[str, Any]:
         arguments = section.get("args", {})

@@ -105,60 +105,46 @@ def slug(name: str) -> str:
 class Starter:
     """Program that starts a script, and its options, written with `-` in place of `_`.
 
-    `left_out`: options without a value that change nothing that is measured; `passed_over`: such options with a value;
-    `only`: options with the one value that changes nothing. `processes`: option for the number of processes. `instead`:
-    options, and what to type for the same effect, with `{value}`, `{python}` and, for our command, `{line}`.
-    `sets_ranks`: whether a single process gets the variables of torchrun too.
+    `ignored`: options that change nothing that is measured, each with the value for which this is so; `ANY`, or empty
+    for an option without a value. `processes`: option for the number of processes. `instead`: options, and what to type
+    for the same effect, with `{value}`, `{python}` and, for our command, `{line}`. `sets_ranks`: whether a single
+    process gets the variables of torchrun too.
     """
 
-    left_out: frozenset[str] = frozenset()
-    passed_over: frozenset[str] = frozenset()
-    only: Mapping[str, str] = field(default_factory=dict)
+    ignored: Mapping[str, str] = field(default_factory=dict)
     processes: str = ""
     instead: Mapping[str, str] = field(default_factory=dict)
     sets_ranks: bool = False
 
 
-TORCHRUN = Starter(
-    left_out=frozenset({"--standalone"}),
-    # rooflaunch chooses a free port itself.
-    passed_over=frozenset({"--master-addr", "--master-port", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"}),
-    only={"--nnodes": "1", "--node-rank": "0", "--max-restarts": "0"},
-    processes="--nproc-per-node",
-    sets_ranks=True,
-)
-ACCELERATE = Starter(
-    left_out=frozenset({"--multi-gpu"}),
-    passed_over=frozenset({"--main-process-ip", "--main-process-port"}),
-    only={"--num-machines": "1", "--machine-rank": "0", "--mixed-precision": "no", "--dynamo-backend": "no"},
-    processes="--num-processes",
-    instead={
-        "--mixed-precision": "ACCELERATE_MIXED_PRECISION={value} {line}",
-        "--gradient-accumulation-steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS={value} {line}",
-        "--cpu": "ACCELERATE_USE_CPU=true {line}",
-    },
-)
+ANY = "*"
 STARTERS: Mapping[tuple[str, ...], Starter] = {
     ("python",): Starter(
-        left_out=frozenset({"-u", "-B"}),
+        ignored={"-u": "", "-B": ""},
         instead={
             "-O": "PYTHONOPTIMIZE=1 {line}",
-            "-OO": "PYTHONOPTIMIZE=2 {line}",
             "-W": "PYTHONWARNINGS={value} {line}",
             "-c": "write {value} to a file, code.py, then {line}",
         },
     ),
-    ("torchrun",): TORCHRUN,
-    ("accelerate", "launch"): ACCELERATE,
-    ("accelerate-launch",): ACCELERATE,
-    ("deepspeed",): Starter(
-        passed_over=frozenset({"--master-addr", "--master-port"}),
-        only={"--num-nodes": "1"},
-        processes="--num-gpus",
+    ("torchrun",): Starter(
+        # rooflaunch chooses a free port itself.
+        ignored={"--standalone": "", "--master-addr": ANY, "--master-port": ANY, "--nnodes": "1", "--node-rank": "0"},
+        processes="--nproc-per-node",
         sets_ranks=True,
     ),
+    ("accelerate", "launch"): Starter(
+        ignored={"--multi-gpu": "", "--main-process-port": ANY, "--num-machines": "1", "--mixed-precision": "no"},
+        processes="--num-processes",
+        instead={
+            "--mixed-precision": "ACCELERATE_MIXED_PRECISION={value} {line}",
+            "--gradient-accumulation-steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS={value} {line}",
+            "--cpu": "ACCELERATE_USE_CPU=true {line}",
+        },
+    ),
+    ("deepspeed",): Starter(ignored={"--master-port": ANY}, processes="--num-gpus", sets_ranks=True),
     ("uv", "run"): Starter(
-        left_out=frozenset({"-q", "--quiet", "--active", "--frozen", "--locked", "--no-sync", "--offline"}),
+        ignored=dict.fromkeys(("-q", "--quiet", "--active", "--frozen", "--locked", "--no-sync", "--offline"), ""),
         instead={"--with": "uv pip install --python {python} {value} && {line}"},
     ),
     **{(name, "run"): Starter() for name in ("hatch", "pdm", "pipenv", "pixi", "poetry", "rye")},
@@ -176,14 +162,6 @@ MAKERS = ("make", "gmake", "just")
 EXAMPLE = ("train.py", "--lr", "0.1")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Typed:
-    """Script and arguments without the programs that start it; `devices`: the number of processes, if it was typed."""
-
-    words: tuple[str, ...]
-    devices: int | None = None
-
-
 def line_of(program: str, command: str) -> Line:
     """Function that returns the command line of this process with other words after `--`, for a hint.
 
@@ -197,12 +175,13 @@ def line_of(program: str, command: str) -> Line:
 
 def read_typed(
     words: Sequence[str], folder: Path, line: Line, *, devices: str | None = None, is_here: bool = True
-) -> Typed:
+) -> tuple[tuple[str, ...], int | None]:
     """Read what was typed after `--`, such as `torchrun --nproc-per-node 2 train.py`.
 
-    `line`: the user's command with other words after `--`; `devices`: value of `--devices`, if it was typed; `is_here`:
-    whether the script runs on this machine. Raises `UsageError` if the programs before the script do what rooflaunch
-    does not; its hint is the command that works.
+    Returns the script with its arguments, and the number of processes if it was typed. `line`: the user's command with
+    other words after `--`; `devices`: value of `--devices`, if it was typed; `is_here`: whether the script runs on this
+    machine. Raises `UsageError` if the programs before the script do what rooflaunch does not; its hint is the command
+    that works.
     """
     before, rest = list[str](), list(words)
     started, sets_ranks = None, False
@@ -212,8 +191,16 @@ def read_typed(
         if not name:
             break
         starter, length = STARTERS[name], 2 if rest[0] == "-m" else len(name)
-        if name == ("python",):
-            _require_this_python(rest, line)
+        typed = Path(rest[0])
+        if (
+            name == ("python",)
+            and len(typed.parts) > 1
+            and typed.parent.resolve() != Path(sys.executable).parent.resolve()
+        ):
+            raise UsageError(
+                f"'{typed}' is another Python than that of this command, {sys.executable}, which runs the script",
+                hint=line(["python", *rest[1:]]),
+            )
         before, rest = [*before, *rest[:length]], rest[length:]
         sets_ranks = sets_ranks or starter.sets_ranks
         while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module"):
@@ -236,7 +223,7 @@ def read_typed(
         )
     if is_here and rest and (program := _installed_program(rest[0], folder)):
         rest[0] = program
-    return Typed(words=tuple(rest), devices=started)
+    return tuple(rest), started
 
 
 def starter_of(words: Sequence[str], folder: Path) -> tuple[str, ...]:
@@ -265,16 +252,6 @@ def _refuse_variables(words: Sequence[str], line: Line, *, is_here: bool) -> Non
     )
 
 
-def _require_this_python(words: Sequence[str], line: Line) -> None:
-    """Raise `UsageError` if `words` begin with the path of another Python than this one."""
-    typed = Path(words[0])
-    if typed.name != words[0] and typed.parent.resolve() != Path(sys.executable).parent.resolve():
-        raise UsageError(
-            f"'{words[0]}' is another Python than that of this command, {sys.executable}, which runs the script",
-            hint=line(["python", *words[1:]]),
-        )
-
-
 def _option(name: Sequence[str], before: Sequence[str], rest: Sequence[str], line: Line) -> tuple[int, int | None]:
     """Number of words of the option with which `rest` begins, and the number of processes if it gives that.
 
@@ -284,13 +261,10 @@ def _option(name: Sequence[str], before: Sequence[str], rest: Sequence[str], lin
     starter, program = STARTERS[tuple(name)], " ".join(name)
     typed, equals, value = rest[0].partition("=")
     flag = typed.replace("_", "-")
-    if flag in {*starter.left_out, "--"}:
-        return 1, None
-    instead = starter.instead.get(flag, "")
-    length = 1
-    if not equals and ({flag} & {*starter.passed_over, *starter.only, starter.processes} or "{value}" in instead):
+    ignored, instead, length = starter.ignored.get(flag), starter.instead.get(flag, ""), 1
+    if not equals and (ignored or flag == starter.processes or "{value}" in instead):
         value, length = " ".join(rest[1:2]), 2
-    if flag in starter.passed_over or starter.only.get(flag) == value:
+    if flag == "--" or ignored in (value, ANY):
         return length, None
     if flag == starter.processes and value.isdecimal() and int(value):
         return length, int(value)
@@ -311,8 +285,7 @@ def _installed_program(name: str, folder: Path) -> str:
     if name != path.name or (folder / name).is_file() or not path.is_file():
         return ""
     with path.open("rb") as file:
-        first_lines = file.read(300).splitlines()[:2]
-    return str(path) if first_lines and first_lines[0].startswith(b"#!") and b"python" in b"".join(first_lines) else ""
+        return str(path) if file.read(2) == b"#!" else ""
 
 
 # --- the script's file
@@ -344,34 +317,21 @@ def main_file(words: Sequence[str], folder: Path, line: Line) -> Path | None:
 
 def _no_python(words: Sequence[str], folder: Path, line: Line) -> UsageError | None:
     """Error for words that begin with another program than Python, or with an option; None for other words."""
-    first, arguments = words[0], words[1:]
-    name = Path(first).name
-    script = [*itertools.dropwhile(lambda word: not (word.endswith(".py") and (folder / word).is_file()), arguments)]
-    if name in SHELLS or name.endswith((".sh", ".bash")):
-        file = first if name.endswith((".sh", ".bash")) else next((each for each in arguments if each[0] != "-"), first)
-        trains = _training_command(folder / file)
-        what = shlex.join(words[: [*words].index(file) + 1])
-        return UsageError(
-            f"'{what}' runs a shell script, and rooflaunch measures only Python",
-            hint=line(trains) if trains else f"the command in {file} that trains: {line(['SCRIPT.py', 'ARGS'])}",
-        )
-    if name in MAKERS:
-        return UsageError(
-            f"'{shlex.join(words)}' runs other commands, and rooflaunch measures only Python",
-            hint=f"{shlex.join([first, '--dry-run', *arguments])} shows them: {line(['SCRIPT.py', 'ARGS'])}",
-        )
-    if name in PARALLEL:
-        return UsageError(
-            f"'{first}' starts several processes, and rooflaunch measures only processes that it starts itself",
-            hint=f"--devices N before --, for N processes: {line(script or EXAMPLE)}",
-        )
+    first, name = words[0], Path(words[0]).name
+    script = [*itertools.dropwhile(lambda word: not (word.endswith(".py") and (folder / word).is_file()), words)]
+    files = [word for word in words if word.endswith((".sh", ".bash"))]
+    if name in (*SHELLS, *MAKERS) or files[:1] == [first]:
+        trains = _training_command(folder / files[0]) if files else ()
+        shows = f", which {shlex.join([first, '--dry-run', *words[1:]])} shows" if name in MAKERS else ""
+        error = f"'{shlex.join(words)}' runs other commands, and rooflaunch measures only Python"
+        usual = f"its command that trains{shows}: {line(['SCRIPT.py', 'ARGS'])}"
+        return UsageError(error, hint=line(trains) if trains else usual)
     if first.startswith("-"):
-        options = words[: len(words) - len(script)]
-        return UsageError(
-            f"no script '{first}': it looks like an option of rooflaunch, but comes after --",
-            hint=f"{shlex.join(without_secrets(options))} before --: {line(script or EXAMPLE)}",
-        )
-    return UsageError(f"no script '{first}'", hint=line(script)) if script else None
+        options = shlex.join(without_secrets(words[: len(words) - len(script)]))
+        error = f"no script '{first}': it looks like an option of rooflaunch, but comes after --"
+        return UsageError(error, hint=f"{options} before --: {line(script or EXAMPLE)}")
+    more = ", with --devices N before -- for N processes" if name in PARALLEL else ""
+    return UsageError(f"'{first}' is no Python script", hint=f"{line(script)}{more}") if script else None
 
 
 def _training_command(file: Path) -> Sequence[str]:
@@ -385,24 +345,23 @@ def _training_command(file: Path) -> Sequence[str]:
 
 
 def _no_script(words: Sequence[str], folder: Path, line: Line) -> UsageError:
-    """Error for a first word that is no file, with the user's arguments after what they may have meant."""
+    """Error for a first word that is no file; the hint has what may be meant, with the user's arguments."""
     first, arguments = words[0], words[1:]
-    path = folder / first
+    path, below = folder / first, Path(first)
     is_folder = path.is_dir()
-    here = sorted(each.name for each in (path if is_folder else path.parent).glob("*.py"))
-    below = Path(first) if is_folder else Path(first).parent
-    module = first.strip("/").replace("/", ".")
-    if is_folder:
-        usual = [name for name in ("train.py", "main.py", *here[:1]) if name in here]
-        meant = ["-m", module] if "__main__.py" in here else [(below / usual[0]).as_posix()] if usual else []
-    elif (folder / f"{first.replace('.', '/')}.py").is_file() and "." in first:
+    below = below if is_folder else below.parent
+    here = sorted(each.name for each in (folder / below).glob("*.py"))
+    meant = ["PATH/SCRIPT.py"]
+    if is_folder and "__main__.py" in here:
+        meant = ["-m", ".".join(below.parts)]
+    elif "." in first and (folder / f"{first.replace('.', '/')}.py").is_file():
         meant = ["-m", first]
-    elif similar := difflib.get_close_matches(path.name, here, n=1) or here[: len(here) == 1]:
-        exact = f"{path.name}.py"
-        meant = [(below / (exact if exact in here else similar[0])).as_posix()]
     else:
-        meant = []
-    where = f"{folder}" if str(below) == "." else f"{below.as_posix()}"
-    found = f"{where} has {', '.join(here[:4])}{', …' if here[4:] else ''}" if here else f"{where} has no .py file"
+        usual = ["train.py", "main.py"] if is_folder else [f"{path.name}.py"]
+        similar = difflib.get_close_matches(path.name, here, n=1)
+        if known := [name for name in usual if name in here] or similar or here[: len(here) == 1]:
+            meant = [(below / known[0]).as_posix()]
+    where = below.as_posix() if below.parts else folder
+    found = f"has {', '.join(here[:4])}{', …' if here[4:] else ''}" if here else "has no .py file"
     error = f"'{first}' is a folder, not a script" if is_folder else f"no script '{first}'"
-    return UsageError(f"{error}; {found}", hint=line([*meant, *arguments] if meant else ["PATH/SCRIPT.py", *arguments]))
+    return UsageError(f"{error}; {where} {found}", hint=line([*meant, *arguments]))
