@@ -191,14 +191,14 @@ def read_typed(
         if not name:
             break
         starter, length = STARTERS[name], 2 if rest[0] == "-m" else len(name)
-        typed = Path(rest[0])
+        python = Path(rest[0])
         if (
             name == ("python",)
-            and len(typed.parts) > 1
-            and typed.parent.resolve() != Path(sys.executable).parent.resolve()
+            and len(python.parts) > 1
+            and python.parent.resolve() != Path(sys.executable).parent.resolve()
         ):
             raise UsageError(
-                f"'{typed}' is another Python than that of this command, {sys.executable}, which runs the script",
+                f"'{python}' is another Python than that of this command, {sys.executable}, which runs the script",
                 hint=line(["python", *rest[1:]]),
             )
         before, rest = [*before, *rest[:length]], rest[length:]
