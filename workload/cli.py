@@ -29,6 +29,7 @@ from workload.contract.invocation import Group
 from workload.contract.operating_system import from_checkout
 from workload.contract.process import interruption_deferred, pending_interruption, raise_if_interrupted, stoppable
 from workload.contract.ranks import NOTES_FLAG, is_reported_by_parent
+from workload.contract.script_words import line_of, read_typed
 from workload.contract.spec import (
     SCRIPT_ONLY_OPTIONS,
     Device,
@@ -129,7 +130,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     ours, theirs = script.split(argv)
     parsed = _parser().parse_args(ours)
     if theirs:
-        parsed.script_words = theirs
+        line, asked = line_of("python -m rooflaunch", argv[0]), getattr(parsed, "devices", None)
+        words, devices = read_typed(theirs, Path.cwd(), line, devices=asked)
+        parsed.script_words = list(words)
+        if devices:
+            parsed.devices = str(devices)
     return parsed
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from launcher import values
-from launcher.duel import LEFT_OUT
+from launcher.duel import LEFT_OUT, SEPARATOR
 from launcher.script.options import ScriptCommand
 from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, parameters_of, run_options
 from launcher.values import choice
@@ -102,6 +102,7 @@ class DuelCommand(ScriptCommand):
     """
 
     example = "-- train.py --lr 0.1 --- train.py --lr 0.2"
+    separator = SEPARATOR
 
 
 def register(app: typer.Typer) -> None:

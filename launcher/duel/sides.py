@@ -4,6 +4,7 @@ A side runs our trainer, or the user's own script. Commits of rooflaunch, or of 
 are exported into temporary folders, so that edits made during a duel do not change its sides.
 """
 
+import itertools
 import os
 import shlex
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from launcher.duel import LEFT_OUT
+from launcher.duel import LEFT_OUT, SEPARATOR
 from launcher.machine import local, runtime
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalPlan
@@ -27,7 +28,7 @@ from launcher.typer_options import run_options_of_side
 from launcher.values import Runtime
 from workload.contract import script_words as scripts
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.script_words import main_file, script_name
+from workload.contract.script_words import line_of, main_file, script_name
 from workload.contract.spec import GPU_MIN_SECONDS, Device, Resolved, RunSpec, resolve
 from workload.contract.text import counted, did_you_mean, si
 from workload.environment import gpu_index
@@ -96,7 +97,7 @@ def code_of_script(words: Sequence[str], where: Path) -> Code:
     example = "launch duel --commit main HEAD -- train.py"
     root = _root(where, f"cd to the script's repository, then {example}")
     if not words[0].endswith(".py"):  # a script's file may exist only in the commits
-        main_file(words, where, example=example, python=f"this Python, {sys.executable}")
+        main_file(words, where, line_of("launch", "duel"))
     hint = f"a commit that has the file; git log --oneline -- {script_name(words)}"
     if words[0] == "-m":
         module = words[1].replace(".", "/")
@@ -230,7 +231,6 @@ def _git(root: Path, *words: str, index: Path | None = None, refused: UsageError
 
 Variant = Literal["A", "B"]
 VARIANTS: tuple[Variant, Variant] = ("A", "B")
-SEPARATOR = "---"
 EXAMPLE = "launch duel -- --precision fp32 --- --precision bf16"
 SCRIPT_EXAMPLE = "launch duel -- train.py --lr 0.1 --- train.py --lr 0.2"
 # A plan names at most this many files that git ignores.
@@ -377,9 +377,14 @@ def _pair_of_words(request: Request, environment: Mapping[str, str]) -> Pair:
 
 
 def _workplace(request: Request, words: Sequence[str], environment: Mapping[str, str]) -> Workplace:
-    workplace = local_script.workplace_of(
-        words, HereOptions(data=request.data), Path.cwd(), environment, example=SCRIPT_EXAMPLE
-    )
+    a = tuple(itertools.takewhile(lambda word: word != SEPARATOR, request.words))
+    b = request.words[len(a) + 1 :]
+
+    def line(meant: Sequence[str]) -> str:
+        both = [meant if tuple(side) == tuple(words) else side for side in (a, b)]
+        return line_of("launch", "duel")([*both[0], SEPARATOR, *both[1]])
+
+    workplace = local_script.workplace_of(words, HereOptions(data=request.data), Path.cwd(), environment, line)
     workplace.require(words)
     return workplace
 

@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ from workload.contract.errors import (
 )
 from workload.contract.invocation import as_typed
 from workload.contract.process import stoppable
-from workload.contract.script_words import without_secrets
+from workload.contract.script_words import line_of, without_secrets
 from workload.contract.spec import resolve
 from workload.contract.spent import Spent
 from workload.contract.tables import TableFormat, plain
@@ -48,7 +47,6 @@ from workload.storage.store import MAX_TEXT_BYTES, Store, UnreachableError
 ENV_IN_BUCKET = (
     "the values of --env are in the bucket until the launch has ended, and then for as long as it keeps deleted objects"
 )
-TRAIN = ("--", "train.py", "--lr", "0.1")
 # Column at which the text starts in each line of a backend's plan.
 TEXT_COLUMN = 11
 
@@ -63,7 +61,7 @@ class Script:
 
     def packed(self, backend: str, folder: Path, environment: Mapping[str, str]) -> tuple[tuple[str, ...], ScriptFiles]:
         """The script's path (relative to `folder`) and arguments, and the files to send, packed from `folder`."""
-        words = relative_words(self.words, folder, example=shlex.join(("launch", backend, *TRAIN)))
+        words = relative_words(self.words, folder, line_of("launch", backend))
         data = place_of_data(self.options.data, words, is_fresh=self.is_fresh)
         variables = variables_of(self.options.env, environment)
         script_files = pack(words, folder, include=self.options.include)

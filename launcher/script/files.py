@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import io
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from launcher.protocol.records import MAX_ARCHIVE_BYTES, MAX_COUNT, NO_VARIABLES
 from launcher.values import shown
 from workload.contract.errors import BundleError, ToolError, UsageError
 from workload.contract.operating_system import crc32c_of
-from workload.contract.script_words import DATA, DATA_EXAMPLE, main_file
+from workload.contract.script_words import DATA, DATA_EXAMPLE, Line, main_file
 from workload.contract.text import si
 from workload.storage.address import is_bucket, open_store, parse_address
 from workload.storage.store import Store, StoredObject, why_unsafe
@@ -123,23 +124,26 @@ def place_of_data(text: str | None, words: Sequence[str], *, is_fresh: bool) -> 
     return text
 
 
-def relative_words(words: Sequence[str], folder: Path, *, example: str) -> tuple[str, ...]:
+def relative_words(words: Sequence[str], folder: Path, line: Line) -> tuple[str, ...]:
     """The script's path, relative to `folder`, and its arguments; the words of `-m MODULE` are unchanged.
 
-    Raises `UsageError` if the script is missing or outside of `folder`.
+    `line`: returns the user's command with other words for the script. Raises `UsageError` if the script is missing or
+    outside of `folder`.
     """
-    path = main_file(words, folder, example=example, python="the machine's own Python")
+    path = main_file(words, folder, line)
     if path is None:
         module = words[1].replace(".", "/")
         if not any((folder / f"{module}{end}").is_file() for end in (".py", "/__main__.py")):
-            raise UsageError(f"no module '{words[1]}' below {folder}", hint=f"cd to the module's folder; {example}")
+            raise UsageError(
+                f"no module '{words[1]}' below {folder}", hint=f"cd to the module's folder, then {line(words)}"
+            )
         return tuple(words)
     try:
         below = path.resolve().relative_to(folder.resolve())
     except ValueError:
         raise UsageError(
             f"'{words[0]}' is outside of this folder, {folder}, and only files in this folder are sent",
-            hint=f"cd {path.resolve().parent}, then run the same with -- {path.name}",
+            hint=f"cd {shlex.quote(str(path.resolve().parent))}, then {line([path.name, *words[1:]])}",
         ) from None
     return (below.as_posix(), *words[1:])
 

@@ -21,7 +21,7 @@ from launcher.machine.runtime import Choice, Workplace, choose, gpu_capability
 from launcher.script.options import HereOptions, LocalOptions, variables_of
 from launcher.values import Runtime
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.script_words import DATA, main_file, script_name
+from workload.contract.script_words import DATA, Line, line_of, main_file, script_name
 from workload.contract.spec import Device, RunSpec
 
 # A script with more modules is a whole library, whose first modules already show which packages are missing.
@@ -185,9 +185,6 @@ def left_behind(
             yield f"'{value}' in the arguments is not sent: {why}"
 
 
-EXAMPLE = "launch local -- train.py --lr 0.1"
-
-
 def choice_of(
     spec: RunSpec, options: LocalOptions, of_script: HereOptions, folder: Path, *, is_dry: bool = False
 ) -> Choice:
@@ -278,19 +275,24 @@ def notes_of(words: Sequence[str], options: HereOptions, workplace: Workplace, r
 
 def require_visible(words: Sequence[str], folder: Path) -> None:
     """Raise `UsageError` if a container would not see the script: it sees only the user's folder."""
-    path = main_file(words, folder, example=EXAMPLE, python="the image's Python")
+    line = line_of("launch", "local")
+    path = main_file(words, folder, line)
     if path is not None and not path.resolve().is_relative_to(folder.resolve()):
+        there = shlex.quote(str(path.resolve().parent))
         raise UsageError(
             f"'{words[0]}' is outside of this folder, {folder}, and a container sees only this folder",
-            hint=f"cd {path.resolve().parent}, then run the same with -- {path.name}; or --runtime process",
+            hint=f"cd {there}, then {line([path.name, *words[1:]])}; or --runtime process",
         )
 
 
 def workplace_of(
-    words: Sequence[str], options: HereOptions, folder: Path, environment: Mapping[str, str], *, example: str = EXAMPLE
+    words: Sequence[str], options: HereOptions, folder: Path, environment: Mapping[str, str], line: Line | None = None
 ) -> Workplace:
-    """Folder, data and variables for a script, run in `folder`. Raises `UsageError` if script or data is missing."""
-    main_file(words, folder, example=example, python=f"this Python, {sys.executable}")
+    """Folder, data and variables for a script, run in `folder`. Raises `UsageError` if script or data is missing.
+
+    `line`: returns the user's command with other words for the script, by default of `launch local`.
+    """
+    main_file(words, folder, line or line_of("launch", "local"))
     variables = variables_of(options.env, environment)
     return Workplace(folder=folder, data=folder_of_data(options.data), variables=variables)
 

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +18,7 @@ from launcher.values import Runtime, choice, flag_of
 from workload.contract.errors import UsageError
 from workload.contract.invocation import Group, as_typed
 from workload.contract.program import GroupedCommand
-from workload.contract.script_words import DATA, DATA_EXAMPLE
+from workload.contract.script_words import DATA, DATA_EXAMPLE, line_of, read_typed, starter_of
 from workload.contract.spec import options
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class ThereOptions:
 
 DEVICES = ("cpu", "cuda", "mps")
 OFF_SWITCHES = {option.name for option in options() if option.default is False}
+HERE_COMMANDS = ("local", "duel")
 RUN_OPTIONS = {*DEVICES, *(option.name for option in options())}
 
 
@@ -87,6 +89,8 @@ class ScriptCommand(GroupedCommand):
     example = "-- train.py --lr 0.1"
     # The run options are many, and the same for every command: the help of `launch local` alone lists them.
     lists_run_options = False
+    # Word between the two scripts of a duel.
+    separator: str | None = None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before `--` as usual; the words after `--` become the parameter `words`."""
@@ -96,6 +100,9 @@ class ScriptCommand(GroupedCommand):
         options, script = args[:separator], args[separator + 1 :]
         at = next((number for number, word in enumerate(options) if word.endswith(".py")), None)
         if separator == len(args) and at is not None:
+            # With the program that starts the script, as in `launch local python train.py`; --python names a Python.
+            starts = (number for number in range(at) if starter_of(options[number:], Path.cwd()))
+            at = next((number for number in starts if options[:number][-1:] != ["--python"]), at)
             line = shlex.join([*options[:at], "--", *options[at:]])
             raise UsageError(f"'{options[at]}' must stand after --", hint=f"{ctx.command_path} {line}")
         if separator < len(args) and not script:
@@ -105,8 +112,27 @@ class ScriptCommand(GroupedCommand):
             expanded = "put * in quotes, so that the shell does not replace it: --include '*.py'"
             hint = expanded if script else f"{ctx.command_path} --help"
             raise UsageError(f"Got unexpected extra argument(s) ({' '.join(stray)})", hint=hint)
-        ctx.params["words"] = script
+        ctx.params["words"] = self._read(ctx, script)
         return rest
+
+    def _read(self, ctx: Any, words: list[str]) -> list[str]:
+        """The words after `--` without programs that start a script; their number of processes becomes `--devices`."""
+        middle = words.index(self.separator) if self.separator in words else len(words)
+        sides, ends = [words[:middle], words[middle + 1 :]], words[middle : middle + 1]
+        line = line_of("launch", ctx.info_name)
+        for number, side in enumerate(sides):
+            if side[:1] != ["-m"] and "".join(side[:1]).startswith("-"):
+                continue  # options of a duel's side
+
+            def line_of_side(meant: Sequence[str], number: int = number) -> str:
+                return line([*sides[0], *ends, *meant] if number else [*meant, *ends, *sides[1]])
+
+            asked, is_here = ctx.params.get("devices"), ctx.info_name in HERE_COMMANDS
+            script, devices = read_typed(side, Path.cwd(), line_of_side, devices=asked, is_here=is_here)
+            if devices:
+                ctx.params["devices"] = str(devices)
+            sides[number] = [*script]
+        return [*sides[0], *ends, *sides[1]]
 
     def rows_by_heading(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
         """Rows of the help by heading; that of the model's options says that a script refuses them."""

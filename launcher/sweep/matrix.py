@@ -5,8 +5,10 @@ An error in the file is a `UsageError` that names the file and the key, with the
 
 import importlib
 import itertools
+import json
 import math
 import re
+import shlex
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -22,9 +24,9 @@ from launcher.typer_options import instance_of, parameters_of, signed
 from launcher.values import flag_of
 from workload.contract.errors import UsageError
 from workload.contract.program import plain_message
-from workload.contract.script_words import DATA
+from workload.contract.script_words import DATA, Line, read_typed
 from workload.contract.spec import SCRIPT_OPTIONS, Option, Origin, options, resolve, why_not_for_script
-from workload.contract.text import did_you_mean
+from workload.contract.text import counted, did_you_mean
 from workload.environment import gpu_index
 
 # One run has no confidence interval. The interval of two runs is 4 times as wide as that of three runs (Student t).
@@ -33,6 +35,8 @@ USUAL_REPEATS = 3
 MANY_RUNS = 10_000
 # Placeholder of an axis in a script's command: `{lr}`.
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
+
+
 COMMAND_EXAMPLE = 'command = ["train.py", "--epochs", "1"]'
 # Form of names, which become part of job names and of labels in a store.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -196,7 +200,11 @@ class _Reader:
             raise self._error(
                 f"[script] command must be a list of texts, the script first; got {got}", hint=COMMAND_EXAMPLE
             )
-        return Command(parts=tuple(parts), options={key: value for key, value in section.items() if key != "command"})
+        words, devices = read_typed(parts, Path.cwd(), line_of_matrix(self._file), is_here=False)
+        if devices:
+            hint = f"[defaults] with devices = {devices}, and {_command(words)}"
+            raise self._error(f"[script] command starts {counted(devices, 'process')}", hint=hint)
+        return Command(parts=words, options={key: value for key, value in section.items() if key != "command"})
 
     def _flat(self, section: Mapping[str, Any], where: str) -> dict[str, Any]:
         arguments = section.get("args", {})
@@ -502,6 +510,15 @@ def _example(option: Option) -> str:
     if option.kind is bool:
         return "true"
     return option.example if option.is_number else f'"{option.example}"'
+
+
+def line_of_matrix(file: Path) -> Line:
+    """Function that returns the command of a sweep with other words for the script, for a hint."""
+    return lambda words: f"launch sweep {shlex.quote(str(file))}, with {_command(words)}"
+
+
+def _command(words: Sequence[str]) -> str:
+    return f"command = {json.dumps(list(words))}"
 
 
 def _toml(value: object) -> str:

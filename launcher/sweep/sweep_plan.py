@@ -23,7 +23,7 @@ from launcher.protocol.records import Task
 from launcher.script import files, local_script
 from launcher.script.files import ScriptFiles
 from launcher.script.options import HereOptions, ThereOptions
-from launcher.sweep.matrix import Matrix, PlaceMatrix
+from launcher.sweep.matrix import Matrix, PlaceMatrix, line_of_matrix
 from launcher.sweep.places import LOCAL, PlacePlan, Sweep, Until, code_of, is_by_tag, plan_place, run_key
 from launcher.sweep.work import ExistingRuns, existing_runs, too_large_text
 from launcher.values import Runtime
@@ -34,7 +34,6 @@ from workload.contract.script_words import command_line, without_secrets
 from workload.contract.spec import Resolved, RunSpec
 from workload.contract.text import counted, dollars, duration, minutes, si, wrapped
 
-EXAMPLE = "launch sweep matrix.toml, from the folder of its script"
 # Documentation files do not change what a script does.
 NOTES = (".md", ".rst")
 
@@ -72,7 +71,7 @@ def _on_this_machine(place: PlaceMatrix, file: Path, folder: Path, environment: 
     commands = [configuration.spec.script for configuration in place.configurations]
     workplace = Workplace(folder=folder)
     for words in commands:
-        workplace = local_script.workplace_of(words, options, folder, environment, example=EXAMPLE)
+        workplace = local_script.workplace_of(words, options, folder, environment, line_of_matrix(file))
         workplace.require(words)
         if getattr(place.place.options, "runtime", None) is Runtime.PROCESS:
             local_script.require_module(words, folder)
@@ -92,7 +91,7 @@ def _on_other_machines(place: PlaceMatrix, file: Path, folder: Path, environment
     _, sent = script.packed(backend, folder, environment)
     words_of = {}
     for words in typed:
-        words_of[words] = files.relative_words(words, folder, example=EXAMPLE)
+        words_of[words] = files.relative_words(words, folder, line_of_matrix(file))
         files.place_of_data(options.data, words_of[words], is_fresh=is_fresh)
         files.require_script(words_of[words], sent.files, options.include)
     configurations = tuple(

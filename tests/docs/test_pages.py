@@ -60,6 +60,11 @@ INSTEAD = (
         why="it needs a cluster: tests/launcher/backends/slurm/test_slurm_page.py runs it",
     ),
     Instead(match=r"--to mlflow", run=None, why="it needs a server: test_export_command.py starts one"),
+    Instead(
+        match=r"launch local -- (run_glue|fit|references|-m trl|accelerate|yolo|train.py (--data-dir|config))",
+        run=None,
+        why="it needs packages and data: tests/frameworks/test_frameworks.py has them",
+    ),
     Instead(match=r"launch duel --commit", run=None, why="it needs a checkout: test_ci_page.py has one"),
     Instead(match=r"launch duel (?!.*--dry-run)", run="{0} --dry-run", why="its exit code is its verdict"),
     Instead(match=r"launch local .*--profile ncu", run=None, why="even its plan needs an NVIDIA GPU"),

@@ -183,10 +183,10 @@ def _is_on_path(name: str, folder: str, call: Call) -> bool:
 
 
 def _short(path: str, folder: str) -> str:
-    """Path quoted for a shell, relative if it is below `folder`."""
-    below = Path(path).is_absolute() and Path(path).is_relative_to(folder)
-    short = os.path.relpath(path, folder) if below else path
-    return shlex.quote(short if os.path.dirname(short) or not below else f"./{short}")  # noqa: PTH120
+    """Path quoted for a shell, relative to `folder` if that is shorter."""
+    short = min(path, os.path.relpath(path, folder), key=len) if Path(path).is_absolute() else path
+    is_bare = short != path and not os.path.dirname(short)  # noqa: PTH120
+    return shlex.quote(f"./{short}" if is_bare else short)
 
 
 # --- help texts: headings of options, and lines that fit the terminal

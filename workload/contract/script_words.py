@@ -1,17 +1,21 @@
 """Command line of the user's own training script, as launcher and trainer read it. Standard library only."""
 
+import difflib
+import itertools
 import math
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from workload.contract.errors import UsageError
-from workload.contract.text import did_you_mean
+from workload.contract.text import counted
 
-# Programs that start a process for each GPU.
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "horovodrun", "srun")
+# Function that returns a whole command, for a hint, with the given words after `--`.
+Line = Callable[[Sequence[str]], str]
 # Placeholder in the script's arguments for the folder of its data.
 DATA = "{data}"
 DATA_EXAMPLE = "gs://BUCKET/PREFIX (or s3://)"
@@ -124,48 +128,270 @@ def slug(name: str) -> str:
     return kept.strip("-._")[:MOST_NAME] or "script"
 
 
-def main_file(words: Sequence[str], folder: Path, *, example: str, python: str) -> Path | None:
+# --- programs that people write before their script
+
+
+@dataclass(frozen=True, kw_only=True)
+class Starter:
+    """Program that starts a script, and its options, written with `-` in place of `_`.
+
+    `ignored`: options that change nothing that is measured, each with the value for which this is so; `ANY`, or empty
+    for an option without a value. `processes`: option for the number of processes. `instead`: options, and what to type
+    for the same effect, with `{value}`, `{python}` and, for our command, `{line}`. `sets_ranks`: whether a single
+    process gets the variables of torchrun too.
+    """
+
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    processes: str = ""
+    instead: Mapping[str, str] = field(default_factory=dict)
+    sets_ranks: bool = False
+
+
+ANY = "*"
+STARTERS: Mapping[tuple[str, ...], Starter] = {
+    ("python",): Starter(
+        ignored={"-u": "", "-B": ""},
+        instead={
+            "-O": "PYTHONOPTIMIZE=1 {line}",
+            "-W": "PYTHONWARNINGS={value} {line}",
+            "-c": "write {value} to a file, code.py, then {line}",
+        },
+    ),
+    ("torchrun",): Starter(
+        # rooflaunch chooses a free port itself.
+        ignored={"--standalone": "", "--master-addr": ANY, "--master-port": ANY, "--nnodes": "1", "--node-rank": "0"},
+        processes="--nproc-per-node",
+        sets_ranks=True,
+    ),
+    ("accelerate", "launch"): Starter(
+        ignored={"--multi-gpu": "", "--main-process-port": ANY, "--num-machines": "1", "--mixed-precision": "no"},
+        processes="--num-processes",
+        instead={
+            "--mixed-precision": "ACCELERATE_MIXED_PRECISION={value} {line}",
+            "--gradient-accumulation-steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS={value} {line}",
+            "--cpu": "ACCELERATE_USE_CPU=true {line}",
+        },
+    ),
+    ("deepspeed",): Starter(ignored={"--master-port": ANY}, processes="--num-gpus", sets_ranks=True),
+    ("uv", "run"): Starter(
+        ignored=dict.fromkeys(("-q", "--quiet", "--active", "--frozen", "--locked", "--no-sync", "--offline"), ""),
+        instead={"--with": "uv pip install --python {python} {value} && {line}"},
+    ),
+    **{(name, "run"): Starter() for name in ("hatch", "pdm", "pipenv", "pixi", "poetry", "rye")},
+}
+# The same programs as modules, after `-m`.
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "torch.distributed.run": ("torchrun",),
+    "torch.distributed.launch": ("torchrun",),
+    "accelerate.commands.launch": ("accelerate", "launch"),
+}
+# Programs that start processes on one or more machines, with options that rooflaunch does not know.
+PARALLEL = ("mpirun", "mpiexec", "horovodrun", "srun")
+SHELLS = ("bash", "sh", "zsh", "dash", "fish", "source")
+MAKERS = ("make", "gmake", "just")
+EXAMPLE = ("train.py", "--lr", "0.1")
+
+
+def line_of(program: str, command: str) -> Line:
+    """Function that returns the command line of this process with other words after `--`, for a hint.
+
+    `program`: in its plain form, as `launch`. Secrets are left out.
+    """
+    typed = sys.argv[1:]
+    is_this = typed[:1] == [command] and "--" in typed
+    options = without_secrets(typed[1 : typed.index("--")] if is_this else ())
+    return lambda words: f"{program} {shlex.join([command, *options, '--', *without_secrets(words)])}"
+
+
+def read_typed(
+    words: Sequence[str], folder: Path, line: Line, *, devices: str | None = None, is_here: bool = True
+) -> tuple[tuple[str, ...], int | None]:
+    """Read what was typed after `--`, such as `torchrun --nproc-per-node 2 train.py`.
+
+    Returns the script with its arguments, and the number of processes if it was typed. `line`: the user's command with
+    other words after `--`; `devices`: value of `--devices`, if it was typed; `is_here`: whether the script runs on this
+    machine. Raises `UsageError` if the programs before the script do what rooflaunch does not; its hint is the command
+    that works.
+    """
+    before, rest = list[str](), list(words)
+    started, sets_ranks = None, False
+    while True:
+        _refuse_variables(rest, line, is_here=is_here)
+        name = starter_of(rest, folder)
+        if not name:
+            break
+        starter, length = STARTERS[name], 2 if rest[0] == "-m" else len(name)
+        python = Path(rest[0])
+        if (
+            name == ("python",)
+            and len(python.parts) > 1
+            and python.parent.resolve() != Path(sys.executable).parent.resolve()
+        ):
+            raise UsageError(
+                f"'{python}' is another Python than that of this command, {sys.executable}, which runs the script",
+                hint=line(["python", *rest[1:]]),
+            )
+        before, rest = [*before, *rest[:length]], rest[length:]
+        sets_ranks = sets_ranks or starter.sets_ranks
+        while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module"):
+            length, processes = _option(name, before, rest, line)
+            before, rest = [*before, *rest[:length]], rest[length:]
+            started = processes or started
+        if not rest:
+            raise UsageError(f"no script after '{shlex.join(before)}'", hint=line([*before, *EXAMPLE]))
+        rest[0] = "-m" if rest[0] == "--module" else rest[0]
+    if sets_ranks and (started or 1) == 1:
+        typed = shlex.join([*before, "-m", "rooflaunch", "script", "--", *without_secrets(rest)])
+        raise UsageError(
+            f"'{shlex.join(before)}' starts one process, with variables such as RANK, which rooflaunch does not set",
+            hint=f"{line(rest)}; for a script that needs these variables: {typed}",
+        )
+    if started and devices not in (None, str(started)):
+        raise UsageError(
+            f"--devices {devices} contradicts '{shlex.join(before)}', which starts {counted(started, 'process')}",
+            hint=line(rest),
+        )
+    if is_here and rest and (program := _installed_program(rest[0], folder)):
+        rest[0] = program
+    return tuple(rest), started
+
+
+def starter_of(words: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """Key in `STARTERS` of the program that begins `words`; empty for a script of that name, and for other words."""
+    if not words or (words[0] == Path(words[0]).name and (folder / words[0]).is_file()):
+        return ()
+    if words[0] == "-m":
+        return MODULES.get(words[1], ()) if len(words) > 1 else ()
+    name = Path(words[0]).name.removesuffix(".exe")
+    name = "python" if re.fullmatch(r"python[\d.]*", name) else name
+    return next((key for key in STARTERS if key == (name, *words[1 : len(key)])), ())
+
+
+def _refuse_variables(words: Sequence[str], line: Line, *, is_here: bool) -> None:
+    """Raise `UsageError` if `words` begin with settings of variables, as in `A=1 python train.py`."""
+    rest = list(words[1:] if words[:1] == ["env"] else words)
+    settings = [*itertools.takewhile(lambda word: re.match(r"[A-Za-z_]\w*=", word), rest)]
+    if not settings:
+        return
+    pairs = [setting.partition("=") for setting in without_secrets(settings)]
+    typed = " ".join(f"{name}={shlex.quote(value)}" for name, _, value in pairs)
+    names = " ".join(f"--env {name}" for name, _, _ in pairs)
+    raise UsageError(
+        f"the variables {typed} must stand before our command, not after --",
+        hint=f"{typed} {line(rest[len(settings) :])}{'' if is_here else f', with {names} before --'}",
+    )
+
+
+def _option(name: Sequence[str], before: Sequence[str], rest: Sequence[str], line: Line) -> tuple[int, int | None]:
+    """Number of words of the option with which `rest` begins, and the number of processes if it gives that.
+
+    `name`: key in `STARTERS`; `before`: the words before the option. Raises `UsageError` for an unknown option, and for
+    one that changes what would be measured.
+    """
+    starter, program = STARTERS[tuple(name)], " ".join(name)
+    typed, equals, value = rest[0].partition("=")
+    flag = typed.replace("_", "-")
+    ignored, instead, length = starter.ignored.get(flag), starter.instead.get(flag, ""), 1
+    if not equals and (ignored or flag == starter.processes or "{value}" in instead):
+        value, length = " ".join(rest[1:2]), 2
+    if flag == "--" or ignored in (value, ANY):
+        return length, None
+    if flag == starter.processes and value.isdecimal() and int(value):
+        return length, int(value)
+    if flag == starter.processes:
+        hint = line([*before, typed, "2", *rest[length:]])
+        raise UsageError(f"{program} {typed} must be a positive integer here; got '{value}'", hint=hint)
+    if not instead and not equals and length == 1 and not "".join(rest[1:2]).startswith("-"):
+        # It is unknown whether the option has a value. A script's name is none.
+        length = 1 if "".join(rest[1:2]).endswith(".py") else 2
+    without = line([*before, *(["code.py"] if flag == "-c" else []), *rest[length:]])
+    hint = (instead or "{line}").format(value=shlex.quote(value), line=without, python=shlex.quote(sys.executable))
+    raise UsageError(f"{program} {typed} is not supported: rooflaunch starts the script itself", hint=hint)
+
+
+def _installed_program(name: str, folder: Path) -> str:
+    """Path of a command that a package has installed into this Python, as `yolo`; empty if there is none."""
+    path = Path(sys.executable).parent / name
+    if name != path.name or (folder / name).is_file() or not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return str(path) if file.read(2) == b"#!" else ""
+
+
+# --- the script's file
+
+
+def main_file(words: Sequence[str], folder: Path, line: Line) -> Path | None:
     """Path of the script, which the first of the `words` after `--` gives relative to `folder`; None for `-m MODULE`.
 
-    `example`: a whole command, for hints; `python`: the interpreter that runs the script, in words. Raises `UsageError`
-    if there is no script.
+    `line`: the user's command with other words after `--`, for hints. Raises `UsageError` if there is no script.
     """
     if not words:
-        raise UsageError("no script: write it after --, with its own arguments", hint=example)
-    first = words[0]
-    name = Path(first).name
-    if name in LAUNCHERS:
-        raise UsageError(
-            f"'{first}' starts a process for each GPU, and rooflaunch measures only processes that it starts itself",
-            hint=f"--devices 2 and only the script after --: {example}",
-        )
+        raise UsageError("no script: write it after --, with its own arguments", hint=line(EXAMPLE))
+    first, arguments = words[0], words[1:]
     path = folder / first
-    if name.rstrip("0123456789.") == "python" and not path.is_file():
-        raise UsageError(f"'{first}' is not needed: the script runs in {python}", hint=example)
     if first == "-m":
-        if len(words) == 1:
-            start, _, _ = example.partition(" -- ")
-            raise UsageError("-m needs the name of a module", hint=f"{start} -- -m package.train")
+        if not arguments:
+            raise UsageError("-m needs the name of a module", hint=line(["-m", "package.train"]))
         return None
-    if not path.is_file():
-        meant = did_you_mean(name, (other.name for other in path.parent.glob("*.py")), after=" ")
-        raise UsageError(
-            _why_no_script(first, path), hint=f"{meant}a path relative to {folder}, or -m PACKAGE; {example}"
-        )
-    if path.suffix == ".ipynb":
-        script = shlex.quote(str(Path(first).with_suffix(".py")))
+    if path.is_file() and path.suffix == ".ipynb":
+        script = [str(Path(first).with_suffix(".py")), *arguments]
         raise UsageError(
             f"'{first}' is a notebook, not a script",
-            hint=f"jupyter nbconvert --to script {shlex.quote(first)}, then run the same with -- {script}",
+            hint=f"jupyter nbconvert --to script {shlex.quote(first)}, then {line(script)}",
         )
-    return path
+    if path.is_file() and path.suffix not in (".sh", ".bash"):
+        return path
+    raise _no_python(words, folder, line) or _no_script(words, folder, line)
 
 
-def _why_no_script(typed: str, path: Path) -> str:
-    if path.is_dir():
-        return f"'{typed}' is a folder, not a script"
-    return (
-        f"'{typed}' looks like an option of rooflaunch, but comes after --"
-        if typed.startswith("-")
-        else f"no script '{typed}'"
-    )
+def _no_python(words: Sequence[str], folder: Path, line: Line) -> UsageError | None:
+    """Error for words that begin with another program than Python, or with an option; None for other words."""
+    first, name = words[0], Path(words[0]).name
+    script = [*itertools.dropwhile(lambda word: not (word.endswith(".py") and (folder / word).is_file()), words)]
+    files = [word for word in words if word.endswith((".sh", ".bash"))]
+    if name in (*SHELLS, *MAKERS) or files[:1] == [first]:
+        trains = _training_command(folder / files[0]) if files else ()
+        shows = f", which {shlex.join([first, '--dry-run', *words[1:]])} shows" if name in MAKERS else ""
+        error = f"'{shlex.join(words)}' runs other commands, and rooflaunch measures only Python"
+        usual = f"its command that trains{shows}: {line(['SCRIPT.py', 'ARGS'])}"
+        return UsageError(error, hint=line(trains) if trains else usual)
+    if first.startswith("-"):
+        options = shlex.join(without_secrets(words[: len(words) - len(script)]))
+        error = f"no script '{first}': it looks like an option of rooflaunch, but comes after --"
+        return UsageError(error, hint=f"{options} before --: {line(script or EXAMPLE)}")
+    more = ", with --devices N before -- for N processes" if name in PARALLEL else ""
+    return UsageError(f"'{first}' is no Python script", hint=f"{line(script)}{more}") if script else None
+
+
+def _training_command(file: Path) -> Sequence[str]:
+    """First command in a shell script that runs a Python file, if it has no variables; else nothing."""
+    with suppress(OSError, ValueError):
+        for line in file.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if any(word.endswith(".py") for word in words):
+                return () if re.search(r"[$`|&;<>]", " ".join(words)) else words
+    return ()
+
+
+def _no_script(words: Sequence[str], folder: Path, line: Line) -> UsageError:
+    """Error for a first word that is no file; the hint has what may be meant, with the user's arguments."""
+    first, arguments = words[0], words[1:]
+    path, below = folder / first, Path(first)
+    is_folder = path.is_dir()
+    below = below if is_folder else below.parent
+    here = sorted(each.name for each in (folder / below).glob("*.py"))
+    meant = ["PATH/SCRIPT.py"]
+    if is_folder and "__main__.py" in here:
+        meant = ["-m", ".".join(below.parts)]
+    elif "." in first and (folder / f"{first.replace('.', '/')}.py").is_file():
+        meant = ["-m", first]
+    else:
+        usual = ["train.py", "main.py"] if is_folder else [f"{path.name}.py"]
+        similar = difflib.get_close_matches(path.name, here, n=1)
+        if known := [name for name in usual if name in here] or similar or here[: len(here) == 1]:
+            meant = [(below / known[0]).as_posix()]
+    where = below.as_posix() if below.parts else folder
+    found = f"has {', '.join(here[:4])}{', …' if here[4:] else ''}" if here else "has no .py file"
+    error = f"'{first}' is a folder, not a script" if is_folder else f"no script '{first}'"
+    return UsageError(f"{error}; {where} {found}", hint=line([*meant, *arguments]))

@@ -28,7 +28,10 @@ OTHER_OPTIMIZERS = (
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finder for one module, used once: delegates to Python's finders, and calls `then` after the import."""
+    """Finder for one module until its first import: delegates to Python's finders, and calls `then` after the import.
+
+    A search is no import: transformers and datasets look for torch before they import it.
+    """
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name, self._then = name, then
@@ -38,8 +41,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != self._name:
             return None
-        sys.meta_path.remove(self)
-        for finder in sys.meta_path:
+        for finder in (other for other in sys.meta_path if other is not self):
             spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
                 loader: Any = spec.loader
@@ -51,7 +53,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         # The loader's own method is called, and is found again from now on.
         del loader.exec_module
         loader.exec_module(module)
-        self._then()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._then()
 
 
 def when_imported(name: str, then: Callable[[], None]) -> None:
@@ -106,7 +110,13 @@ def install(observer: "Session | StepLog") -> None:
 
 def _observe_loaders(observer: "Session | StepLog", data: Any) -> None:
     iterator = data.dataloader._BaseDataLoaderIter  # noqa: SLF001 - every DataLoader's iterator is one; there is no hook
-    fetch, start = iterator.__next__, data.DataLoader.__iter__
+    make, fetch, start = iterator.__init__, iterator.__next__, data.DataLoader.__iter__
+
+    @functools.wraps(make)
+    def make_and_note(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        # Not in `begin`: Ultralytics makes an iterator without `__iter__`, and uses it in every epoch.
+        make(self, loader, *args, **kwargs)
+        self.rooflaunch_loader = loader
 
     @functools.wraps(start)
     def begin(self: Any) -> Any:
@@ -115,7 +125,6 @@ def _observe_loaders(observer: "Session | StepLog", data: Any) -> None:
         # With worker processes, making the iterator takes as long as starting these processes.
         observer.fetch_began()
         made = start(self)
-        made.rooflaunch_loader = self
         observer.fetched(None, None)
         return made
 
@@ -131,7 +140,7 @@ def _observe_loaders(observer: "Session | StepLog", data: Any) -> None:
             observer.fetched(getattr(self, "rooflaunch_loader", None), batch)
         return batch
 
-    data.DataLoader.__iter__, iterator.__next__ = begin, fetch_and_report
+    data.DataLoader.__iter__, iterator.__init__, iterator.__next__ = begin, make_and_note, fetch_and_report
 
 
 def _observe_backward(observer: "Session | StepLog", autograd: Any) -> None:

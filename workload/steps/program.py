@@ -26,7 +26,7 @@ from types import ModuleType
 from workload import log
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError, UsageError
 from workload.contract.record import ScriptFacts
-from workload.contract.script_words import DATA, main_file, redacted
+from workload.contract.script_words import DATA, line_of, main_file, redacted
 from workload.environment.collect import checked_out
 from workload.environment.machine import HostSystem
 
@@ -108,7 +108,6 @@ def shown() -> AbstractContextManager[None]:
 
 # --- the script's process
 
-EXAMPLE = "python -m rooflaunch script -- train.py --lr 0.1"
 TORCHRUN = "torchrun --nproc-per-node 2 -m rooflaunch script -- train.py"
 STEP_HINT = "mark the end of a step in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
 # Time limit in seconds for the script's exit: a last checkpoint, the end of worker processes and a logger's upload take
@@ -257,7 +256,7 @@ def resolve(words: Sequence[str], *, data: str | None = None) -> Program:
 
     `data`: replaces `{data}` in the script's arguments.
     """
-    path = main_file(words, Path.cwd(), example=EXAMPLE, python=f"this Python, {sys.executable}")
+    path = main_file(words, Path.cwd(), line_of("python -m rooflaunch", "script"))
     filled = tuple(words if data is None else (word.replace(DATA, data) for word in words))
     if path is None:
         return _module(words, filled)

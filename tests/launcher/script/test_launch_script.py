@@ -13,6 +13,7 @@ from launcher.machine import local, task
 from launcher.machine.runtime import Workplace
 from tests.launcher.script import tiny
 from tests.launcher.told import Golden, printed
+from workload import cli
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, RunFailedError, UsageError
 from workload.contract.record import Status
@@ -30,6 +31,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's folder, with a script that would end with 7 if it ran."""
     (tmp_path / "train.py").write_text("raise SystemExit(7)\n")
     (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").touch()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "main.py").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "run.sh").write_text(
+        "set -e\n# python other.py\ntorchrun --nproc-per-node 2 train.py \\\n  --lr 0.3  # slow\n"
+    )
+    (tmp_path / "other.sh").write_text("python $SCRIPT.py\n")
     (tmp_path / "README.md").write_text("# Title\n\nWhat it does.\n")
     (tmp_path / "my work.ipynb").write_text("{}\n")
     monkeypatch.chdir(tmp_path)
@@ -38,18 +47,116 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 REFUSED = (
     *("--", "--cpu train.py --lr 1", "--data a.txt b.txt -- train.py", "--cpu train", "-- trian.py", "-- package"),
-    *("-- 'my work.ipynb'", "-- -m no.such.module", "-- -m package.train", "-- -m package", "-- -m"),
+    *("-- 'my work.ipynb'", "-- -m no.such.module", "-- -m package.eval", "-- -m package", "-- -m"),
     *("-o README.md -- train.py", "-o README.md/results -- train.py", "-- torchrun train.py"),
     *("--cpu --profile ncu -- train.py", "--profile ncu --profile-throughput -- train.py"),
     *("--model resnet50 -- train.py", "--no-augment -- train.py", "--dataset cifar10 -- train.py", "--mps -- train.py"),
     *("--iterations 0 -- train.py", "--samples-per-step 8", "--data .", "--data nowhere -- train.py"),
     *("--data gs://bucket/x -- train.py", "-- train.py --root {data}/a"),
+    # Programs before the script, in the words of `launch` itself.
+    *("-- python", "-- python -m", "-- python -c 'print(1)' 2", "-- python -O train.py --lr 1", "-- torchrun"),
+    *("-- torchrun --nproc-per-node gpu train.py", "-- torchrun --nnodes=2 --nproc_per_node=2 train.py --lr 1"),
+    *("-- torchrun --log-dir /tmp train.py", "--devices 3 -- torchrun --nproc-per-node 2 train.py --token hunter2"),
+    *("-- uv run --with 'einops<1' train.py", "-- uv run --extra gpu python train.py", "-- uv run --quiet"),
+    *("-- accelerate launch --mixed_precision bf16 --num_processes 2 train.py", "-- accelerate train.py"),
+    *("-- PYTHONPATH=src python train.py", "-- env HF_TOKEN=hunter2 A='b c' train.py", "-- /usr/bin/python3 train.py"),
+    *(
+        "-- bash run.sh 3",
+        "-- ./run.sh",
+        "-- sh",
+        "-- bash other.sh",
+        "-- make -j train",
+        "-- nohup python train.py --lr 1",
+    ),
+    *("-- mpirun -n 2 python train.py --lr 1", "-- train --lr 1", "-- package.train --lr 1", "-- runs --lr 1"),
+    *("-- empty", "-- nowhere/train.py", "-- --cpu train.py --lr 1", "-- train.ipynb", "--cpu torchrun train.py"),
+    *("--cpu --repeats 3 uv run python train.py",),
 )
 
 
 def test_refused(golden: Golden, folder: Path, launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(launch, capsys, (f"local --runtime process {words}" for words in REFUSED))
     golden("refused.txt", text.replace(str(folder), "HERE").replace(shlex.quote(sys.executable), "PYTHON"))
+
+
+# What people type after `--`: the words that run, and the number of devices.
+STARTED = {
+    "python train.py --lr 1": ("train.py --lr 1", 1),
+    "python3 -u train.py -u": ("train.py -u", 1),
+    f"{sys.executable} train.py": ("train.py", 1),
+    "python -m package.train --lr 1": ("-m package.train --lr 1", 1),
+    "uv run train.py": ("train.py", 1),
+    "uv run --frozen -- python train.py --frozen": ("train.py --frozen", 1),
+    "poetry run python -m package.train": ("-m package.train", 1),
+    "torchrun --standalone --nproc-per-node 2 train.py --nproc-per-node 3": ("train.py --nproc-per-node 3", 2),
+    "torchrun --nnodes=1 --nproc_per_node=2 --master_port 29501 -m package.train": ("-m package.train", 2),
+    "uv run python -m torch.distributed.run --nproc-per-node=2 train.py": ("train.py", 2),
+    "accelerate launch train.py python": ("train.py python", 1),
+    "accelerate launch --num_processes 1 --mixed_precision no -m package.train": ("-m package.train", 1),
+    "accelerate launch --multi_gpu --num-processes=2 train.py": ("train.py", 2),
+    "deepspeed --num_gpus 2 train.py": ("train.py", 2),
+}
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("typed", "expected"), STARTED.items(), ids=[typed[:40] for typed in STARTED])
+def test_programs_before_the_script_are_read(
+    typed: str, expected: tuple[str, int], launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, devices = expected
+    assert launch("local", "--dry-run", "--format", "json", "--", *shlex.split(typed)) == 0
+    spec = json.loads(capsys.readouterr().out)["spec"]
+    assert (shlex.join(spec["script"]), spec.get("devices", 1)) == (words, devices)
+    parsed = cli.parse(["script", "--", *shlex.split(typed)])
+    assert (shlex.join(parsed.script_words), int(getattr(parsed, "devices", 1))) == (words, devices)
+
+
+def test_a_file_named_as_a_program_is_the_script(
+    folder: Path, launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "torchrun").touch()
+    assert launch("local", "--dry-run", "--", "torchrun", "train.py") == 0
+    assert capsys.readouterr().out.startswith("plan       torchrun train.py, ")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_command_of_an_installed_package_is_a_script(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    program = Path(sys.executable).with_name("pytest")
+    assert launch("local", "--dry-run", "--format", "json", "--", "pytest", "-q") == 0
+    assert json.loads(capsys.readouterr().out)["spec"]["script"] == [str(program), "-q"]
+    # There is no such program on another machine.
+    assert launch("ssh", "--host", "box", "--dry-run", "--", "pytest", "-q") == ExitCode.USAGE
+    assert "error: no script 'pytest'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder")
+def test_programs_before_both_scripts_of_a_duel_are_read(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a mistake in B is answered with the whole line."""
+    line = "duel --cpu --dry-run -- torchrun --nproc-per-node 2 train.py --- accelerate launch --num_processes 2"
+    assert launch(*shlex.split(line), "train.py", "--lr", "2") == 0
+    plan = capsys.readouterr().out
+    assert "--devices 2 --no-ceilings -o results -- train.py\n" in plan
+    assert "--devices 2 --no-ceilings -o results -- train.py --lr 2\n" in plan
+    assert launch(*shlex.split("duel --cpu -- python train.py --lr 1 --- trian.py --lr 2")) == ExitCode.USAGE
+    assert "hint: launch duel --cpu -- train.py --lr 1 --- train.py --lr 2\n" in capsys.readouterr().err
+
+
+@pytest.mark.world
+def test_programs_in_a_matrix_are_read(folder: Path, launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    def planned(command: str) -> str:
+        (folder / "m.toml").write_text(
+            f"repeats = 1\n[script]\ncommand = {command}\n[matrix]\nargs.lr = [1]\n[[on]]\nbackend = 'local'\n"
+        )
+        launch("sweep", "m.toml", "--dry-run")
+        printed = capsys.readouterr()
+        return printed.out + printed.err
+
+    assert "train.py --lr 1" in planned('["python", "train.py", "--lr", "{lr}"]')
+    assert "python train.py" not in planned('["python", "train.py", "--lr", "{lr}"]')
+    told = planned('["torchrun", "--nproc-per-node", "2", "train.py", "--lr", "{lr}"]')
+    assert 'hint: [defaults] with devices = 2, and command = ["train.py", "--lr", "{lr}"]\n' in told
+    told = planned('["python", "-O", "train.py", "--lr", "{lr}"]')
+    assert 'hint: PYTHONOPTIMIZE=1 launch sweep m.toml, with command = ["python", "train.py", ' in told
 
 
 def test_the_help_lists_apart_what_a_script_refuses(

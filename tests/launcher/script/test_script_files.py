@@ -25,6 +25,7 @@ from tests.launcher.own_machine import NAME, own_machine_request
 from tests.launcher.script import tiny
 from tests.launcher.told import Golden, told
 from workload.contract.errors import BundleError
+from workload.contract.script_words import line_of
 from workload.contract.spec import RunSpec
 from workload.storage.folder import Folder
 
@@ -124,7 +125,7 @@ def test_what_cannot_travel(golden: Golden, folder: Path, tmp_path: Path, monkey
     (folder / "new.py").write_text("")
     (folder / "runs").mkdir()
     (tmp_path / "train.py").write_text("")
-    relative = partial(relative_words, example="launch ssh … -- train.py --lr 0.1")
+    relative = partial(relative_words, line=line_of("launch", "ssh"))
     cases = {
         "untracked": partial(packed, "new.py"),
         "untracked module": partial(packed, "-m", "new"),
@@ -147,7 +148,7 @@ def test_the_script_by_its_path_below_the_folder(folder: Path) -> None:
         (("./package/train.py",), ("package/train.py",)),
         (("-m", "package.train", "a"), ("-m", "package.train", "a")),
     ):
-        assert relative_words(words, folder, example="") == expected
+        assert relative_words(words, folder, line_of("launch", "ssh")) == expected
 
 
 def test_variables_lie_in_the_store_until_they_are_taken_back(folder: Path, tmp_path: Path) -> None:
