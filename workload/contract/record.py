@@ -237,7 +237,8 @@ class Timing:
 
     `cpus_used`, `cpus_waited`, `cpus_in_kernel`: number of CPUs that were used, waited for, and used by the kernel, on
     average. `page_faults_per_s`: page faults of the trainer that needed no disk.
-    `images_per_s`: images over wall time; `tokens`: without padding; `explained_fraction`: share of the wall time that
+    `images_per_s`: images over wall time; `tokens`: without padding; `samples`: sequences, if the unit
+    is tokens and their number is known; `explained_fraction`: share of the wall time that
     steps and data waits account for. `gaps`: pauses between the steps of a user's own script, by kind (validation,
     checkpoint, irregular), not part of `measured_s`. `phases`: beginning of each phase in seconds since the trainer's
     first line ran. `interpreter_s`: seconds from the start of the process to that line; unknown outside Linux.
@@ -252,6 +253,7 @@ class Timing:
     images: MeasuredNumber = column()
     images_per_s: MeasuredNumber = column("stated_images_per_s")
     tokens: MeasuredNumber = None
+    samples: MeasuredNumber = None
     step_s: StepSeconds | None = None
     data_wait_fraction: MeasuredShare = column()
     explained_fraction: MeasuredShare = column()
@@ -260,6 +262,11 @@ class Timing:
     setup_s: MeasuredNumber = column()
     phases: Mapping[str, Number] | None = None
     interpreter_s: Number = None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Sequences over wall time; None if the unit is not tokens, or their number is unknown."""
+        return self.samples / self.measured_s if self.samples and self.measured_s else None
 
 
 @dataclass(frozen=True, kw_only=True)
