@@ -111,13 +111,14 @@ def _range(values: Sequence[int]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Value:
-    """Tensor that a module was given, without a reference to the tensor itself."""
+    """Tensor that a module was given, without a reference to it. `is_output`: another module has computed it."""
 
     name: str
     shape: tuple[int, ...]
     is_floating: bool
     part: Part
     origin: str
+    is_output: bool
 
 
 @dataclass(kw_only=True)
@@ -184,6 +185,7 @@ class ModelInput:
         # Weak references keep each address unique while they live.
         self._origins: dict[int, tuple[StorageWeakRef, str]] = {}
         self._internal: dict[int, StorageWeakRef] = {}
+        self._outputs: dict[int, StorageWeakRef] = {}
         self._parts: list[StorageWeakRef] = []
 
     # --- events
@@ -192,7 +194,8 @@ class ModelInput:
         """Begin a step: observe calls of modules by this thread until `entered` is called."""
         self._thread, self._depth, self._call = threading.get_ident(), 0, None
         self._in_backward = False
-        self._pass, self._passes, self._parts, self._internal = _Pass(), [], [], {}
+        self._pass, self._passes, self._parts = _Pass(), [], []
+        self._internal, self._outputs = {}, {}
         self._origins = {key: known for key, known in self._origins.items() if not known[0].expired()}
         original = self._original = torch.nn.Module.__call__
 
@@ -204,7 +207,11 @@ class ModelInput:
             with suppress(*UNREADABLE):
                 self._begin(module, args, kwargs)
             try:
-                return original(module, *args, **kwargs)
+                output = original(module, *args, **kwargs)
+                if self._depth == 1 and self._call is not None:
+                    made = [leaf for leaf in tree_leaves(output) if _is_observed(leaf)]
+                    self._outputs |= {_key(leaf): StorageWeakRef(_plain(leaf).untyped_storage()) for leaf in made}
+                return output
             finally:
                 self._depth -= 1
                 if self._depth == 0:
@@ -267,6 +274,7 @@ class ModelInput:
             is_floating=value.is_floating_point(),
             part=self._part(value),
             origin=self._origins.get(_key(value), (None, ""))[1],
+            is_output=_key(value) in self._outputs,
         )
 
     def _read(self, call: _Call, name: str, value: Any) -> None:
@@ -443,6 +451,8 @@ def _batch_of(known: _Pass) -> Batch | None:
             return None
         count = first.ids.shape[0]
         return Entered(unit=Unit.SAMPLES, count=count, samples=count, where=first.where), first.table, [first.part]
+    if main.is_output:
+        return None
     # A model computes with one row of numbers as with one sample.
     count = 1 if main.is_floating and len(main.shape) == 1 else main.shape[0]
     unit = Unit.IMAGES if images else Unit.SAMPLES
@@ -526,11 +536,9 @@ def _lengths(read: _Lookup, ids: Ids, masked: tuple[Ids, tuple[int, ...]] | None
     ignored[:, : ignoring.values.size // rows] = ignoring.values.reshape(rows, -1) == ignoring.ignored
     # A prompt that the loss ignores is no padding, which repeats one id at the end of rows. One ignored id there may
     # also be the last token, which has no next one to predict.
-    for edge, inner in ((-1, -2), (0, 1)):
-        repeated = {*ids[(ids[:, edge] == ids[:, inner]) & ignored[:, edge] & ignored[:, inner], edge].tolist()}
-        if len(repeated) == 1:
-            return _without_ends((ids == repeated.pop()) & ignored)
-    return np.full(rows, width)
+    is_repeated = (ids == ids[:, -1:]) & ignored
+    repeated = {*ids[is_repeated[:, -2:].all(1), -1].tolist()}
+    return _without_ends(is_repeated & (ids == repeated.pop())) if len(repeated) == 1 else np.full(rows, width)
 
 
 def _without_ends(is_padding: NDArray[np.bool_]) -> Ids:

@@ -279,7 +279,8 @@ class Step:
     `samples`: number of `unit` in a step. `batch_size`: size of each of the `batches` of a step. `what`: the sentence's
     part on passes and optimizers. `source`: the DataLoaders whose batches are counted, "" if none are.
     `tokens`: tokens of recent steps by their batches. A step of tokens has a number of `sequences`, None if unknown;
-    `share`: tokens in the model for each token of a batch, 0 if batches have none. `differing`: least and most `unit`
+    `are_sequences_fetched`: the samples of its batches are these sequences. `share`: tokens in the model for each token
+    of a batch, 0 if batches have none. `differing`: least and most `unit`
     in the counted steps, if they differ and no batch of a timed step tells its own number.
     """
 
@@ -297,6 +298,7 @@ class Step:
     tokens: tuple[int, ...] = ()
     is_given: bool = False
     sequences: int | None = None
+    are_sequences_fetched: bool = True
     share: float = 0.0
     differing: tuple[int, int] | None = None
 
@@ -313,7 +315,7 @@ class Step:
         if self.unit is not Unit.TOKENS:
             return self.samples if fetched is None else fetched, None, tokens
         count = round(self.share * tokens) if is_whole and self.share and tokens else self.samples
-        return count, self.sequences if fetched is None else fetched, count
+        return count, self.sequences if fetched is None or not self.are_sequences_fetched else fetched, count
 
     def entered(self, counted: Sequence[tuple[Entered | None, int]], typical: Entered | None) -> Self:
         """Copy with the data that entered the model in the counted steps, where they tell more than the batches do.
@@ -342,9 +344,16 @@ class Step:
             data = f"{data}, {typical.where}"
             step = replace(self._of_tokens(typical.count, data, typical.samples, share=0.0), unit=typical.unit)
             step = replace(step, batches=typical.batches, batch_size=max(1, typical.count // typical.batches))
-        counts = [each.count for each in found]
+        counts, numbers = [each.count for each in found], {each.samples for each in found}
+        # Several packed sequences, or two texts, may be one sample of the DataLoader.
+        is_told = numbers == {self.samples} and bool(self.source)
         differs = min(counts) < max(counts) and not step.share
-        return replace(step, differing=(min(counts), max(counts)) if differs else None)
+        return replace(
+            step,
+            sequences=numbers.pop() if len(numbers) == 1 else None,
+            are_sequences_fetched=is_told,
+            differing=(min(counts), max(counts)) if differs else None,
+        )
 
     def _of_tokens(self, tokens: int, data: str, sequences: int | None, *, share: float) -> Self:
         size = max(1, tokens // self.batches)
