@@ -186,6 +186,7 @@ class ModelInput:
         self._origins: dict[int, tuple[StorageWeakRef, str]] = {}
         self._internal: dict[int, StorageWeakRef] = {}
         self._outputs: dict[int, StorageWeakRef] = {}
+        self._nested: dict[int, tuple[int, ...]] = {}
         self._parts: list[StorageWeakRef] = []
 
     # --- events
@@ -195,7 +196,7 @@ class ModelInput:
         self._thread, self._depth, self._call = threading.get_ident(), 0, None
         self._in_backward = False
         self._pass, self._passes, self._parts = _Pass(), [], []
-        self._internal, self._outputs = {}, {}
+        self._internal, self._outputs, self._nested = {}, {}, {}
         self._origins = {key: known for key, known in self._origins.items() if not known[0].expired()}
         original = self._original = torch.nn.Module.__call__
 
@@ -293,6 +294,12 @@ class ModelInput:
 
     # --- operations
 
+    def nested(self, args: tuple[Any, ...]) -> None:
+        """Note the lengths of the parts of jagged tensors: their operations are seen as those of their values."""
+        for given in args:
+            if _is_jagged(given) and given.dtype in IDS and (offsets := _values(given.offsets())) is not None:
+                self._nested[self._part(given)[0]] = tuple(np.diff(offsets).tolist())
+
     def operation(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Note an operation that the step has run outside of backward passes."""
         if self._original is None or self._in_backward or threading.get_ident() != self._thread:
@@ -326,10 +333,9 @@ class ModelInput:
 
     def _looked_up(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], bags: int | None = None) -> None:
         weight, given = args[:2]
-        known = _values(_plain(given))
+        known = _values(given)
         if known is None or (_key(given) in (self._call.buffers if self._call else ())):
             return
-        nested = tuple(int(length) for length in _values(given.offsets().diff())) if _is_jagged(given) else None  # type: ignore[union-attr]
         self._pass.lookups.append(
             _Lookup(
                 table=_key(weight),
@@ -341,7 +347,7 @@ class ModelInput:
                 where=self._origins.get(_key(given), (None, ""))[1] or f"into the model at {self._line()}",
                 call=self._call,
                 bags=bags,
-                nested=nested,
+                nested=self._nested.get(_key(given)),
             )
         )
 

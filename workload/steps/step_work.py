@@ -204,12 +204,14 @@ class WorkCounter(FlopCounter):
         )
 
     def __torch_dispatch__(
-        self, func: OpOverload, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operation, and count it if it belongs to the step."""
         if self.ignores:
             return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, _types, args, kwargs)
+        if types and self.model_input:
+            self.model_input.nested(args)
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and record its time."""
