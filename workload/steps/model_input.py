@@ -123,7 +123,11 @@ class _Value:
 
 @dataclass(kw_only=True)
 class _Call:
-    """Outermost call of a module with gradients. `lengths`: of sequences of the width that is the second number."""
+    """Outermost call of a module with gradients, at the line `where`. `buffers`: storages of the module's buffers.
+
+    `masked`: numbers of tokens without padding, and shape of the mask that tells them. `sequences`: number of packed
+    sequences. `is_length_first`: its tokens are (T, N).
+    """
 
     module: int
     where: str
@@ -136,7 +140,11 @@ class _Call:
 
 @dataclass(frozen=True, kw_only=True)
 class _Lookup:
-    """Ids (N, T) or (T,) that an embedding with `rows` rows has looked up; `bags`: number of sums over them, if any."""
+    """Ids (N, T) or (T,) that an embedding with `rows` rows has looked up in `table`.
+
+    `bags`: number of sums over them, if any. `is_internal`: the model made them itself. `nested`: lengths of the parts
+    of a nested tensor.
+    """
 
     table: int
     rows: int
@@ -204,19 +212,17 @@ class ModelInput:
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             if self._original is None or threading.get_ident() != self._thread or self._in_backward:
                 return original(module, *args, **kwargs)
-            self._depth += 1
+            depth, self._depth = self._depth, self._depth + 1
             with suppress(*UNREADABLE):
                 self._begin(module, args, kwargs)
             try:
                 output = original(module, *args, **kwargs)
-                if self._depth == 1 and self._call is not None:
+                if depth == 0 and self._call is not None:
                     made = [leaf for leaf in tree_leaves(output) if _is_observed(leaf)]
-                    self._outputs |= {_key(leaf): StorageWeakRef(_plain(leaf).untyped_storage()) for leaf in made}
+                    self._outputs |= {_key(leaf): _weak(leaf) for leaf in made}
                 return output
             finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    self._call = None
+                self._depth, self._call = depth, self._call if depth else None
 
         torch.nn.Module.__call__ = call  # type: ignore[method-assign]
 
@@ -304,26 +310,24 @@ class ModelInput:
         """Note an operation that the step has run outside of backward passes."""
         if self._original is None or self._in_backward or threading.get_ident() != self._thread:
             return
-        if name == "embedding" and self._is_training():
-            self._looked_up(args, kwargs)
-        elif name.startswith("_embedding_bag") and self._is_training():
-            self._looked_up(args[:2], kwargs, bags=output[0].shape[0])
-        elif name in ("nll_loss_forward", "nll_loss2d_forward") and self._is_training():
-            if (known := _values(args[1])) is not None:
-                classes = args[0].shape[-1 if name == "nll_loss_forward" else 1]
-                self._pass.targets.append(_Targets(known, classes, ignored=args[4]))
-        elif self._depth == 0 or name == "arange" or (isinstance(output, Tensor) and output.dtype in IDS):
-            with suppress(*UNREADABLE):
+        is_training = self._call is not None or (self._depth == 0 and torch.is_grad_enabled())
+        with suppress(*UNREADABLE):
+            if name == "embedding" and is_training:
+                self._looked_up(args, kwargs)
+            elif name.startswith("_embedding_bag") and is_training:
+                self._looked_up(args[:2], kwargs, bags=output[0].shape[0])
+            elif name in ("nll_loss_forward", "nll_loss2d_forward") and is_training:
+                if (known := _values(args[1])) is not None:
+                    classes = args[0].shape[-1 if name == "nll_loss_forward" else 1]
+                    self._pass.targets.append(_Targets(known, classes, ignored=args[4]))
+            elif self._depth == 0 or name == "arange" or (isinstance(output, Tensor) and output.dtype in IDS):
                 self._follow(name, args, output)
-
-    def _is_training(self) -> bool:
-        return self._call is not None or (self._depth == 0 and torch.is_grad_enabled())
 
     def _follow(self, name: str, args: tuple[Any, ...], output: Any) -> None:
         """Keep where a tensor comes from: a line of the script, or the model itself, which makes positions."""
         for made in (leaf for leaf in tree_leaves(output) if _is_observed(leaf)):
             sources = [leaf for leaf in tree_leaves(args) if _is_observed(leaf) and not leaf.is_floating_point()]
-            key, reference = _key(made), StorageWeakRef(_plain(made).untyped_storage())
+            key, reference = _key(made), _weak(made)
             if name == "arange" or (self._depth and all(_key(source) in self._internal for source in sources)):
                 self._internal.setdefault(key, reference)
             elif self._depth == 0 and (name in COPIES or key not in self._origins):
@@ -354,8 +358,7 @@ class ModelInput:
     # --- places
 
     def _part(self, tensor: Tensor) -> Part:
-        plain = _plain(tensor)
-        reference = StorageWeakRef(plain.untyped_storage())
+        plain, reference = _plain(tensor), _weak(tensor)
         self._parts.append(reference)
         version = 0 if plain.is_inference() else plain._version  # noqa: SLF001 - no public name
         return reference.cdata, int(plain.storage_offset()), tuple(plain.shape), plain.stride(), version
@@ -393,8 +396,12 @@ def _plain(tensor: Any) -> Tensor:
     return plain
 
 
+def _weak(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(_plain(tensor).untyped_storage())
+
+
 def _key(tensor: Tensor) -> int:
-    return StorageWeakRef(_plain(tensor).untyped_storage()).cdata
+    return _weak(tensor).cdata
 
 
 def _values(tensor: Tensor) -> Ids | None:
@@ -442,28 +449,37 @@ def _batch_of(known: _Pass) -> Batch | None:
     first = outside[0] if outside else max(known.lookups, key=lambda each: each.ids.size, default=None)
     call = (first.call if first else None) or (known.calls[0] if known.calls else None)
     values = call.values if call else []
-    images = [value for value in values if _is_image(value.shape)]
-    if first and not images and _is_text(first, known, values):
+    if first and _is_text(first, known, values):
         read = _alike(first, outside) or [first]
         batches = [_sequences(each, known.targets) for each in read]
         return replace(Entered.together(batches), batches=1), first.table, [each.part for each in read]
-    numbers = [value for value in values if value.is_floating and value.shape]
-    main = next(iter([*images, *numbers, *(value for value in values if value.shape)]), None)
-    if first and first.bags is not None and not images and not numbers:
-        found = Entered(unit=Unit.SAMPLES, count=first.bags, samples=first.bags, where=first.where)
-        return found, first.table, [first.part]
-    if main is None or call is None:
-        if first is None:
-            return None
-        count = first.ids.shape[0]
+    main = _main(values)
+    if first and (main is None or (first.bags is not None and not main.is_floating)):
+        count = first.bags or first.ids.shape[0]
         return Entered(unit=Unit.SAMPLES, count=count, samples=count, where=first.where), first.table, [first.part]
-    if main.is_output:
+    if main is None or call is None or main.is_output:
         return None
     # A model computes with one row of numbers as with one sample.
     count = 1 if main.is_floating and len(main.shape) == 1 else main.shape[0]
-    unit = Unit.IMAGES if images else Unit.SAMPLES
+    parts = [main.part]
+    if count == 1:
+        # Observations of an episode, which enter the model one at a time.
+        mains = [_main(each.values) for each in known.calls if each.module == call.module]
+        parts = [*{each.part: each for each in mains if each and each.shape == main.shape}]
+        count = len(parts)
+    is_pair = first is not None and first.ids.ndim >= ID_DIMENSIONS and first.ids.shape[-1] > MOST_IDS
+    unit = Unit.IMAGES if _is_image(main.shape) and not is_pair else Unit.SAMPLES
     where = main.origin or f"into the model at {call.where}"
-    return Entered(unit=unit, count=count, samples=count, where=where), call.module, [main.part]
+    return Entered(unit=unit, count=count, samples=count, where=where), call.module, parts
+
+
+def _main(values: Sequence[_Value]) -> _Value | None:
+    """The images that a module was given, else its first floating tensor, else its first tensor; not a number."""
+    ordered = sorted(
+        (value for value in values if value.shape),
+        key=lambda value: (not _is_image(value.shape), not value.is_floating),
+    )
+    return ordered[0] if ordered else None
 
 
 def _alike(first: _Lookup, known: Sequence[_Lookup]) -> list[_Lookup]:
@@ -486,7 +502,7 @@ def _is_image(shape: Sequence[int]) -> bool:
 def _is_text(first: _Lookup, known: _Pass, values: Sequence[_Value]) -> bool:
     """Whether ids are tokens, not features of samples."""
     shape = first.ids.shape
-    if first.bags is not None or not shape:
+    if first.bags is not None or not shape or any(_is_image(value.shape) for value in values):
         return False
     beside = [value for value in values if value.is_floating and not any(word in value.name for word in NO_DATA)]
     if len(shape) >= ID_DIMENSIONS and any(len(each.shape) > 1 and each.shape[0] == shape[0] for each in beside):

@@ -65,6 +65,17 @@ class Recurrent(nn.Module):
         return self.layer(self.ids(ids), state)[0].sum()
 
 
+class Labelled(nn.Module):
+    """A generator of images of a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.label, self.image = nn.Embedding(VOCABULARY, 3), nn.Conv2d(3, 3, 1)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return (self.image(images) + self.label(labels)[:, :, None, None]).sum()
+
+
 class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -216,6 +227,11 @@ def two_texts() -> None:
     (model(ids(3, 8)) - model(ids(3, 6))).backward()
 
 
+def episode() -> None:
+    model = nn.Linear(5, 2)
+    torch.stack([model(torch.randn(1, 5)).sum() for _ in range(7)]).sum().backward()
+
+
 TOKENS, SAMPLES, IMAGES = Unit.TOKENS, Unit.SAMPLES, Unit.IMAGES
 # what is done in a step: (what does it, unit, number, sequences, words)
 STEPS: dict[str, tuple[Callable[[], None], Unit, int, int | None, str]] = {
@@ -270,9 +286,11 @@ STEPS: dict[str, tuple[Callable[[], None], Unit, int, int | None, str]] = {
     "ids of users and items": (lambda: Recommender()(ids(6), ids(6)).backward(), SAMPLES, 6, 6, "6 samples"),
     "pairs of ids": (lambda: nn.Embedding(30, 4)(ids(6, 2)).sum().backward(), SAMPLES, 6, 6, "6 samples"),
     "bags of ids": (lambda: Bags()(ids(12), torch.tensor([0, 5])).backward(), SAMPLES, 2, 2, "2 samples"),
-    "images and text": (lambda: Captions()(ids(5, 8), torch.randn(5, 3, 4, 4)).backward(), IMAGES, 5, 5, "5 images"),
+    "images and text": (lambda: Captions()(ids(5, 8), torch.randn(5, 3, 4, 4)).backward(), SAMPLES, 5, 5, "5 samples"),
     "observations": (lambda: nn.Linear(5, 2)(torch.randn(6, 5)).sum().backward(), SAMPLES, 6, 6, "6 samples"),
     "one observation": (lambda: nn.Linear(5, 2)(torch.randn(5)).sum().backward(), SAMPLES, 1, 1, "1 sample"),
+    "an episode": (episode, SAMPLES, 7, 7, "7 samples"),
+    "images of a class": (lambda: Labelled()(torch.randn(5, 3, 4, 4), ids(5)).backward(), IMAGES, 5, 5, "5 images"),
     "a batch twice": (twice_the_same, SAMPLES, 6, 6, "6 samples"),
     "a gradient alone": (by_gradient, SAMPLES, 6, 6, "6 samples"),
     "two networks": (adversarial, SAMPLES, 6, 6, "6 samples"),
