@@ -82,7 +82,7 @@ LOOPS = {
     "ema": Loop(step=f"{ONE} RMSprop step, 16 samples from DataLoader"),
     "checkpointing": Loop(step=f"{ONE} AdamW step, 8 samples from DataLoader"),
     "transformers_loop": Loop(
-        step="2 backward passes and 1 AdamW step, 8 samples of 128 tokens from DataLoader", package="transformers"
+        step="2 backward passes and 1 AdamW step, 8 sequences of 16 tokens from DataLoader", package="transformers"
     ),
     "accelerate_loop": Loop(
         step="4 backward passes and 1 AdamW step, 16 samples from DataLoader", package="accelerate"

@@ -101,8 +101,8 @@ def _throughput(records: Sequence[Record]) -> str:
     rates = _known(record.timing.images_per_s for record in records)
     runs = "one run: no interval" if len(rates) == 1 else _over_runs(rates, _rate)
     sequences = _known(record.timing.samples_per_s for record in records)
-    beside = f", {_rate(median(sequences))} sequences/s" if sequences else ""
-    return f"{_rate(median(rates))}{_of_all(records)}{beside}  ({runs})"
+    beside = f" ({_rate(median(sequences))} sequences/s)" if sequences else ""
+    return f"{_rate(median(rates))}{beside}{_of_all(records)}  ({runs})"
 
 
 def _of_all(records: Sequence[Record]) -> str:

@@ -327,12 +327,12 @@ def summary(record: Record, folder: Path, output: Path) -> str:
     if spec.script is None or figures.step_s is None:
         return ""
     rate = plain(figures.images_per_s or 0.0, 4)
+    if figures.samples_per_s:
+        rate += f" ({plain(figures.samples_per_s, 4)} sequences/s)"
     if found and found.images_per_s is not None:
         rank, share = found.slowest, percent(found.slower_by or 0.0)
         slower = "" if rank is None else f", rank {rank:g} is slower by {share}"
         rate += f" on each of {found.number or 0:g} devices, {plain(found.images_per_s, 4)} on all{slower}"
-    if figures.samples_per_s:
-        rate += f", {plain(figures.samples_per_s, 4)} sequences/s"
     limit = "unknown" if bound is None else verdict.NAMES.get(bound.bound, str(bound.bound))
     steps, faults = counted(int(figures.step_s.n or 0), "step"), verdict.faults_note(record)
     rows = {
