@@ -109,8 +109,7 @@ def _range(values: Sequence[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Value:
+class _Value(NamedTuple):
     """Tensor that a module was given, without a reference to it. `is_output`: another module has computed it."""
 
     name: str
@@ -257,12 +256,9 @@ class ModelInput:
     def _begin(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if self._depth == 1 and torch.is_grad_enabled():
             values = [(name, value) for name, value in _named(module, args, kwargs) if _is_observed(value)]
-            self._call = _Call(
-                module=id(module),
-                where=self._line(),
-                values=[self._value(name, value) for name, value in values],
-                buffers=frozenset(_key(buffer) for buffer in module.buffers() if _is_observed(buffer)),
-            )
+            known = [self._value(name, value) for name, value in values]
+            buffers = frozenset(_key(buffer) for buffer in module.buffers() if _is_observed(buffer))
+            self._call = _Call(module=id(module), where=self._line(), values=known, buffers=buffers)
             self._pass.calls.append(self._call)
             for name, value in values:
                 self._read(self._call, name, value)
@@ -275,14 +271,9 @@ class ModelInput:
             self._call.is_length_first |= isinstance(given, Tensor) and given.shape[:2] == last != given.shape[1::-1]
 
     def _value(self, name: str, value: Tensor) -> _Value:
-        return _Value(
-            name=name,
-            shape=tuple(value.shape) if not value.is_nested else (value.size(0), -1),
-            is_floating=value.is_floating_point(),
-            part=self._part(value),
-            origin=self._origins.get(_key(value), (None, ""))[1],
-            is_output=_key(value) in self._outputs,
-        )
+        shape = (value.size(0), -1) if value.is_nested else tuple(value.shape)
+        origin, is_output = self._origins.get(_key(value), (None, ""))[1], _key(value) in self._outputs
+        return _Value(name, shape, value.is_floating_point(), self._part(value), origin, is_output)
 
     def _read(self, call: _Call, name: str, value: Any) -> None:
         """Read the lengths of sequences from a mask, or their number from their positions or beginnings."""
@@ -516,13 +507,9 @@ def _is_text(first: _Lookup, known: _Pass, values: Sequence[_Value]) -> bool:
 
 def _sequences(read: _Lookup, losses: Sequence[_Targets]) -> Entered:
     """Sequences that an embedding has read."""
-    call, ids = read.call, read.ids
-    where = read.where
-    if read.nested:
-        lengths = read.nested
-        return Entered(
-            unit=Unit.TOKENS, count=ids.size, samples=len(lengths), where=where, lengths=lengths, widths=lengths
-        )
+    call, ids, where = read.call, read.ids, read.where
+    if each := read.nested:
+        return Entered(unit=Unit.TOKENS, count=ids.size, samples=len(each), where=where, lengths=each, widths=each)
     if ids.ndim == 1 or (call and (call.sequences or 1) > 1 and ids.size == max(ids.shape)):
         number = call.sequences if call else None
         return Entered(unit=Unit.TOKENS, count=ids.size, samples=number, where=where)
@@ -531,14 +518,9 @@ def _sequences(read: _Lookup, losses: Sequence[_Targets]) -> Entered:
         ids = ids.T
     ids = ids.reshape(-1, ids.shape[-1])
     lengths = tuple(int(length) for length in _lengths(read, ids, masked, losses))
-    return Entered(
-        unit=Unit.TOKENS,
-        count=sum(lengths),
-        samples=ids.shape[0],
-        where=where,
-        lengths=lengths,
-        widths=(ids.shape[1],) * ids.shape[0],
-    )
+    rows, width = ids.shape
+    widths = (width,) * rows
+    return Entered(unit=Unit.TOKENS, count=sum(lengths), samples=rows, where=where, lengths=lengths, widths=widths)
 
 
 def _lengths(read: _Lookup, ids: Ids, masked: tuple[Ids, tuple[int, ...]] | None, losses: Sequence[_Targets]) -> Ids:

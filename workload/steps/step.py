@@ -328,37 +328,32 @@ class Step:
         if self.is_given or (self.source and not is_text) or not (typical or is_text):
             return self
         if typical is None:
-            low, high = min(self.tokens), max(self.tokens)
-            amount = f"{low:,} to {high:,}" if low < high else f"{low:,}"
-            tokens = sorted(self.tokens)[len(self.tokens) // 2]
+            low, high = f"{min(self.tokens):,}", f"{max(self.tokens):,}"
+            amount = low if low == high else f"{low} to {high}"
             data = f"{self.samples:,} sequences, {amount} tokens in all, {self.source}"
-            return self._of_tokens(tokens, data, self.samples, share=1.0)
-        found = [each for each, _ in known]
-        data = words(found)
-        if self.source:
-            # The batches' own number of sequences is that of all steps, and their tokens tell those of each step.
-            fetched = sum(tokens for _, tokens in known) if all(tokens for _, tokens in known) else 0
-            share = sum(each.count for each in found) / fetched if fetched else 0.0
-            step = self._of_tokens(typical.count, f"{data} {self.source}", self.samples, share=share)
+            count, batches, share = sorted(self.tokens)[len(self.tokens) // 2], self.batches, 1.0
+            counts, numbers = [count], {self.samples}
         else:
-            data = f"{data}, {typical.where}"
-            step = replace(self._of_tokens(typical.count, data, typical.samples, share=0.0), unit=typical.unit)
-            step = replace(step, batches=typical.batches, batch_size=max(1, typical.count // typical.batches))
-        counts, numbers = [each.count for each in found], {each.samples for each in found}
-        # Several packed sequences, or two texts, may be one sample of the DataLoader.
-        is_told = numbers == {self.samples} and bool(self.source)
-        differs = min(counts) < max(counts) and not step.share
+            found = [each for each, _ in known]
+            data = f"{words(found)} {self.source}" if self.source else f"{words(found)}, {typical.where}"
+            count, batches = typical.count, self.batches if self.source else typical.batches
+            counts, numbers = [each.count for each in found], {each.samples for each in found}
+            # Without the tokens of batches, each timed step has the number of the typical one.
+            fetched = [tokens for _, tokens in known]
+            share = sum(counts) / sum(fetched) if self.source and all(fetched) else 0.0
         return replace(
-            step,
-            sequences=numbers.pop() if len(numbers) == 1 else None,
-            are_sequences_fetched=is_told,
-            differing=(min(counts), max(counts)) if differs else None,
+            self,
+            unit=typical.unit if typical else Unit.TOKENS,
+            samples=max(1, count),
+            batches=batches,
+            batch_size=max(1, count // batches),
+            data=data,
+            sequences=min(numbers) if len(numbers) == 1 else None,
+            # Several packed sequences, or two texts, may be one sample of the DataLoader.
+            are_sequences_fetched=bool(self.source) and numbers == {self.samples},
+            share=share,
+            differing=(min(counts), max(counts)) if min(counts) < max(counts) and not share else None,
         )
-
-    def _of_tokens(self, tokens: int, data: str, sequences: int | None, *, share: float) -> Self:
-        size = max(1, tokens // self.batches)
-        unit, samples = Unit.TOKENS, max(1, tokens)
-        return replace(self, unit=unit, samples=samples, batch_size=size, data=data, sequences=sequences, share=share)
 
     def is_part_of(self, pattern: Pattern) -> bool:
         """Whether this step is only a part of a step of `pattern`, which has all optimizers of this step and more."""

@@ -93,56 +93,35 @@ NUMBERS = Entered(unit=Unit.SAMPLES, count=3, samples=3, where="into the model a
 # data: (step before, what entered counted steps and the tokens of their batches, words, amount of a step of 48 tokens)
 DATA: dict[str, tuple[Step, list[tuple[Entered | None, int]], str, tuple[int, int | None, int]]] = {
     "a mask": (
-        step_of(),
-        [(text(8, 6, 5), 19)],
-        "3 sequences of 5 to 8 tokens (padded to 8) from DataLoader at t.py:4",
-        (48, 3, 48),
+        step_of(), [(text(8, 6, 5), 19)],
+        "3 sequences of 5 to 8 tokens (padded to 8) from DataLoader at t.py:4", (48, 3, 48),
     ),
     "padding that the batches do not tell": (
-        step_of(),
-        [(text(8, 6, 4), 24)],
-        "3 sequences of 4 to 8 tokens (padded to 8) from DataLoader at t.py:4",
-        (36, 3, 36),
+        step_of(), [(text(8, 6, 4), 24)],
+        "3 sequences of 4 to 8 tokens (padded to 8) from DataLoader at t.py:4", (36, 3, 36),
     ),
     "texts": (
-        step_of(tokens=0),
-        [(text(8, 8, 8), 0)],
-        "3 sequences of 8 tokens from DataLoader at t.py:4",
-        (24, 3, 24),
+        step_of(tokens=0), [(text(8, 8, 8), 0)], "3 sequences of 8 tokens from DataLoader at t.py:4", (24, 3, 24),
     ),
     "several sequences for a sample": (
-        step_of(),
-        [(PACKED, 24)],
-        "24 packed tokens in 5 sequences from DataLoader at t.py:4",
-        (48, 5, 48),
+        step_of(), [(PACKED, 24)], "24 packed tokens in 5 sequences from DataLoader at t.py:4", (48, 5, 48),
     ),
     "ids that are no tokens": (step_of(), [(NUMBERS, 24)], "3 samples from DataLoader at t.py:4", (3, None, 48)),
     "a model that is not seen": (
-        step_of(),
-        [(None, 24)],
-        "3 sequences, 24 tokens in all, from DataLoader at t.py:4",
-        (48, 3, 48),
+        step_of(), [(None, 24)], "3 sequences, 24 tokens in all, from DataLoader at t.py:4", (48, 3, 48),
     ),
     "no loader": (
-        step_of(loader=False),
-        [(text(8, 8), 0)],
-        "2 sequences of 8 tokens, from get_batch at t.py:9",
-        (16, 2, 16),
+        step_of(loader=False), [(text(8, 8), 0)], "2 sequences of 8 tokens, from get_batch at t.py:9", (16, 2, 16),
     ),
     "no loader and no tokens": (
-        step_of(loader=False),
-        [(NUMBERS, 0)],
-        "3 samples, into the model at t.py:9",
-        (3, None, 48),
+        step_of(loader=False), [(NUMBERS, 0)], "3 samples, into the model at t.py:9", (3, None, 48),
     ),
     "nothing": (
-        step_of(loader=False),
-        [(None, 0)],
-        "no batch was found: throughput counts steps (--samples-per-step N)",
-        (1, None, 48),
+        step_of(loader=False), [(None, 0)],
+        "no batch was found: throughput counts steps (--samples-per-step N)", (1, None, 48),
     ),
     "--samples-per-step": (step_of(given=7), [(text(8, 8), 24)], "7 samples (--samples-per-step)", (7, None, 48)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DATA)

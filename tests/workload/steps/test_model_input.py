@@ -1,5 +1,6 @@
 """What enters the model in a step: tokens, images or samples, found without a DataLoader while a step is counted."""
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -245,43 +246,25 @@ STEPS: dict[str, tuple[Callable[[], None], Unit, int, int | None, str]] = {
     "a mask of the padding": (by_padding_mask, TOKENS, 19, 3, "3 sequences of 5 to 8 tokens (padded to 8)"),
     "an id that the loss ignores": (by_ignored_id, TOKENS, 19, 3, "3 sequences of 5 to 8 tokens (padded to 8)"),
     "the padding of an embedding": (
-        lambda: Gpt(padding=0)(padded(0)).backward(),
-        TOKENS,
-        19,
-        3,
-        "3 sequences of 5 to 8 tokens (padded to 8)",
+        lambda: Gpt(padding=0)(padded(0)).backward(), TOKENS, 19, 3, "3 sequences of 5 to 8 tokens (padded to 8)",
     ),
     "targets that the loss ignores": (by_ignored_targets, TOKENS, 19, 3, "3 sequences of 5 to 8 tokens (padded to 8)"),
     "prompts are no padding": (prompts_alone, TOKENS, 24, 3, "3 sequences of 8 tokens"),
     "a nested tensor": (of_nested, TOKENS, 16, 3, "3 sequences of 3 to 9 tokens"),
     "packed tokens": (packed, TOKENS, 12, None, "12 packed tokens"),
     "packed tokens with their beginnings": (
-        lambda: packed(cu_seqlens=torch.tensor([0, 5, 12])),
-        TOKENS,
-        12,
-        2,
-        "12 packed tokens in 2 sequences",
+        lambda: packed(cu_seqlens=torch.tensor([0, 5, 12])), TOKENS, 12, 2, "12 packed tokens in 2 sequences",
     ),
     "packed tokens with their positions": (
-        lambda: packed(position_ids=torch.tensor([0, 1, 2, 0, 1, 2, 3, 0, 1, 0, 1, 2])),
-        TOKENS,
-        12,
-        4,
-        "12 packed tokens in 4 sequences",
+        lambda: packed(position_ids=torch.tensor([0, 1, 2, 0, 1, 2, 3, 0, 1, 0, 1, 2])), TOKENS, 12,
+        4, "12 packed tokens in 4 sequences",
     ),
     "tokens before their batch": (
-        lambda: Recurrent()(ids(9, 5), (torch.zeros(1, 5, 4), torch.zeros(1, 5, 4))).backward(),
-        TOKENS,
-        45,
-        5,
-        "5 sequences of 9 tokens",
+        lambda: Recurrent()(ids(9, 5), (torch.zeros(1, 5, 4), torch.zeros(1, 5, 4))).backward(), TOKENS, 45,
+        5, "5 sequences of 9 tokens",
     ),
     "an embedding of encoder and decoder": (
-        lambda: Shared()(get_batch(), ids(3, 6)).backward(),
-        TOKENS,
-        24,
-        3,
-        "3 sequences of 8 tokens",
+        lambda: Shared()(get_batch(), ids(3, 6)).backward(), TOKENS, 24, 3, "3 sequences of 8 tokens",
     ),
     "ids of users and items": (lambda: Recommender()(ids(6), ids(6)).backward(), SAMPLES, 6, 6, "6 samples"),
     "pairs of ids": (lambda: nn.Embedding(30, 4)(ids(6, 2)).sum().backward(), SAMPLES, 6, 6, "6 samples"),
@@ -295,7 +278,7 @@ STEPS: dict[str, tuple[Callable[[], None], Unit, int, int | None, str]] = {
     "a gradient alone": (by_gradient, SAMPLES, 6, 6, "6 samples"),
     "two networks": (adversarial, SAMPLES, 6, 6, "6 samples"),
     "images with a teacher": (frozen_teacher, IMAGES, 4, 4, "4 images"),
-}
+}  # fmt: skip
 
 
 def entered(step: Callable[[], None]) -> Entered | None:
@@ -325,3 +308,16 @@ def test_what_enters_the_model(name: str) -> None:
     found = entered(step)
     assert found is not None
     assert (found.unit, found.count, found.samples, words([found])) == (unit, count, samples, text)
+
+
+def test_tensors_of_the_script_live_no_longer_and_modules_are_called_as_before() -> None:
+    call, gone = nn.Module.__call__, list[weakref.ref[Tensor]]()
+
+    def step() -> None:
+        batch, mask = ids(3, 8), torch.ones(3, 8)
+        gone.extend([weakref.ref(batch), weakref.ref(mask)])
+        Gpt()(batch, batch.clone(), attention_mask=mask).backward()
+
+    assert entered(step) is not None
+    assert [reference() for reference in gone] == [None, None]
+    assert nn.Module.__call__ is call
