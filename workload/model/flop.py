@@ -288,7 +288,7 @@ class FlopCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(issubclass(kind, NestedTensor) for kind in types):
             with self:
-                return NestedTensor.__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+                return NestedTensor.__torch_dispatch__(func, types, args, kwargs)
         if _moves_nothing(func):
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__

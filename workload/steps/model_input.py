@@ -38,8 +38,6 @@ PADDING_MASKS = ("src_key_padding_mask", "key_padding_mask", "padding_mask")
 # Floating arguments with these words in their names are no data that a model computes with beside its tokens.
 NO_DATA = ("mask", "label", "target", "hidden", "state")
 # Operations whose result is a copy: the line that made the original is told.
-# Tensors of functorch and of some libraries have no storage to ask for.
-UNREADABLE = (RuntimeError, NotImplementedError)
 COPIES = ("_to_copy", "_pin_memory", "clone", "copy_", "lift_fresh")
 OURS = str(Path(__file__).parents[1])
 
@@ -101,7 +99,8 @@ def words(steps: Sequence[Entered]) -> str:
     lengths = [length for step in steps for length in step.lengths]
     widths = [width for step in steps for width in step.widths]
     padded = "" if lengths == widths else f" (padded to {_range(widths)})"
-    return f"{counted(samples, 'sequence')} of {_range(lengths)} token{'' if max(lengths) == 1 else 's'}{padded}"
+    plural = "" if max(lengths) == 1 else "s"
+    return f"{counted(samples or len(lengths), 'sequence')} of {_range(lengths)} token{plural}{padded}"
 
 
 def _range(values: Sequence[int]) -> str:
@@ -177,7 +176,8 @@ class _Pass:
 class ModelInput:
     """Observes modules, embeddings and losses of counted steps. `folder`: of the user's own files.
 
-    Of tensors only shapes, weak references to their storages and copies of ids, masks and targets are kept.
+    Of tensors only shapes, weak references to their storages and copies of ids, masks and targets are kept. A tensor
+    that cannot be read, as those of functorch, is left out: our error must not become the script's.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -212,7 +212,7 @@ class ModelInput:
             if self._original is None or threading.get_ident() != self._thread or self._in_backward:
                 return original(module, *args, **kwargs)
             depth, self._depth = self._depth, self._depth + 1
-            with suppress(*UNREADABLE):
+            with suppress(Exception):
                 self._begin(module, args, kwargs)
             try:
                 output = original(module, *args, **kwargs)
@@ -272,8 +272,8 @@ class ModelInput:
 
     def _value(self, name: str, value: Tensor) -> _Value:
         shape = (value.size(0), -1) if value.is_nested else tuple(value.shape)
-        origin, is_output = self._origins.get(_key(value), (None, ""))[1], _key(value) in self._outputs
-        return _Value(name, shape, value.is_floating_point(), self._part(value), origin, is_output)
+        is_output = _key(value) in self._outputs
+        return _Value(name, shape, value.is_floating_point(), self._part(value), self._origin(value), is_output)
 
     def _read(self, call: _Call, name: str, value: Any) -> None:
         """Read the lengths of sequences from a mask, or their number from their positions or beginnings."""
@@ -293,16 +293,17 @@ class ModelInput:
 
     def nested(self, args: tuple[Any, ...]) -> None:
         """Note the lengths of the parts of jagged tensors: their operations are seen as those of their values."""
-        for given in args:
-            if _is_jagged(given) and given.dtype in IDS and (offsets := _values(given.offsets())) is not None:
-                self._nested[self._part(given)[0]] = tuple(np.diff(offsets).tolist())
+        with suppress(Exception):
+            for given in args:
+                if _is_jagged(given) and given.dtype in IDS and (offsets := _values(given.offsets())) is not None:
+                    self._nested[self._part(given)[0]] = tuple(np.diff(offsets).tolist())
 
     def operation(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Note an operation that the step has run outside of backward passes."""
         if self._original is None or self._in_backward or threading.get_ident() != self._thread:
             return
         is_training = self._call is not None or (self._depth == 0 and torch.is_grad_enabled())
-        with suppress(*UNREADABLE):
+        with suppress(Exception):
             if name == "embedding" and is_training:
                 self._looked_up(args, kwargs)
             elif name.startswith("_embedding_bag") and is_training:
@@ -323,8 +324,7 @@ class ModelInput:
                 self._internal.setdefault(key, reference)
             elif self._depth == 0 and (name in COPIES or key not in self._origins):
                 original = args[name == "copy_"] if name in COPIES else None
-                known = self._origins.get(_key(original), (None, ""))[1] if _is_observed(original) else ""
-                self._origins[key] = reference, known or self._line(made=True)
+                self._origins[key] = reference, self._origin(original) or self._line(made=True)
 
     def _looked_up(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], bags: int | None = None) -> None:
         weight, given = args[:2]
@@ -339,7 +339,7 @@ class ModelInput:
                 ids=known,
                 part=self._part(given),
                 is_internal=_key(given) in self._internal,
-                where=self._origins.get(_key(given), (None, ""))[1] or f"into the model at {self._line()}",
+                where=self._origin(given) or f"into the model at {self._line()}",
                 call=self._call,
                 bags=bags,
                 nested=self._nested.get(_key(given)),
@@ -347,6 +347,10 @@ class ModelInput:
         )
 
     # --- places
+
+    def _origin(self, tensor: Any) -> str:
+        known = self._origins.get(_key(tensor)) if _is_observed(tensor) else None
+        return known[1] if known else ""
 
     def _part(self, tensor: Tensor) -> Part:
         plain, reference = _plain(tensor), _weak(tensor)
@@ -392,7 +396,8 @@ def _weak(tensor: Tensor) -> StorageWeakRef:
 
 
 def _key(tensor: Tensor) -> int:
-    return _weak(tensor).cdata
+    key: int = _weak(tensor).cdata
+    return key
 
 
 def _values(tensor: Tensor) -> Ids | None:
@@ -408,7 +413,8 @@ def _values(tensor: Tensor) -> Ids | None:
 
 def _named(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Tensors among the arguments of a module, with the names of its parameters or of the batch's keys."""
-    names = _parameters_of(type(getattr(module, "module", module)))
+    wrapped = getattr(module, "module", None)
+    names = _parameters_of(type(wrapped if isinstance(wrapped, torch.nn.Module) else module).forward)
     given = [*zip([*names, *[""] * len(args)], args, strict=False), *kwargs.items()]
     for name, value in given:
         if isinstance(value, Mapping):
@@ -420,10 +426,10 @@ def _named(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ite
 
 
 @functools.cache
-def _parameters_of(kind: type) -> tuple[str, ...]:
+def _parameters_of(forward: Callable[..., Any]) -> tuple[str, ...]:
     try:
-        parameters = [*inspect.signature(kind.forward).parameters.values()][1:]  # type: ignore[attr-defined]
-    except (TypeError, ValueError, AttributeError):
+        parameters = [*inspect.signature(forward).parameters.values()][1:]
+    except (TypeError, ValueError):
         return ()
     return tuple(known.name for known in parameters if known.kind is known.POSITIONAL_OR_KEYWORD)
 

@@ -327,6 +327,7 @@ class Step:
         is_text = typical.unit is Unit.TOKENS if typical else min(self.tokens, default=0) > 0
         if self.is_given or (self.source and not is_text) or not (typical or is_text):
             return self
+        numbers: set[int | None]
         if typical is None:
             low, high = f"{min(self.tokens):,}", f"{max(self.tokens):,}"
             amount = low if low == high else f"{low} to {high}"

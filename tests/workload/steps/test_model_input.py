@@ -156,7 +156,7 @@ def by_ignored_id() -> None:
 
 def by_ignored_targets() -> None:
     """Prompts of three tokens and the padding are left out of the loss."""
-    batch = padded(4)
+    batch = padded(0)
     targets = batch.roll(-1, 1)
     targets[:, :3] = targets[:, -1] = targets[1, 5:] = targets[2, 4:] = -100
     Gpt()(batch, targets).backward()
