@@ -349,7 +349,7 @@ class Step:
             batches=batches,
             batch_size=max(1, count // batches),
             data=data,
-            sequences=min(numbers) if len(numbers) == 1 else None,
+            sequences=next(iter(numbers)) if len(numbers) == 1 else None,
             # Several packed sequences, or two texts, may be one sample of the DataLoader.
             are_sequences_fetched=bool(self.source) and numbers == {self.samples},
             share=share,
