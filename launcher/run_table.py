@@ -108,7 +108,9 @@ def _over_runs(values: Sequence[float], show: Callable[[float], str]) -> str:
 def _throughput(records: Sequence[Record]) -> str:
     rates = _known(record.timing.images_per_s for record in records)
     runs = "one run: no interval" if len(rates) == 1 else _over_runs(rates, _rate)
-    return f"{_rate(median(rates))}{_of_all(records)}  ({runs})"
+    sequences = _known(record.timing.samples_per_s for record in records)
+    beside = f" ({_rate(median(sequences))} sequences/s)" if sequences else ""
+    return f"{_rate(median(rates))}{beside}{_of_all(records)}  ({runs})"
 
 
 def _of_all(records: Sequence[Record]) -> str:

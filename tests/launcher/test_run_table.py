@@ -46,6 +46,9 @@ TRACED: dict[str, Any] = {
 BROKEN: dict[str, Any] = {"kind": "ncu", "status": "unavailable", "reason": "no NVIDIA GPU"}
 
 
+GPT = {"command": "gpt.py", "step": "a step = 1 SGD step, 2 sequences of 256 tokens, from t.py:9", "unit": "tokens"}
+
+
 def bundle(**changes: Any) -> Bundle:
     record = copy.deepcopy(RECORD) | changes
     return Bundle(path=Path("results") / record["run_id"], document=record, files=(), contents={})
@@ -115,6 +118,12 @@ TABLES: dict[str, list[Bundle]] = {
     "ceiling fell under load": same(ceilings=[SLOWED]),
     "no ceilings": [bundle(ceilings=None, bound=None, complexity=NOT_TIMED)],
     "several devices": [bundle(ranks={"number": 2, "images_per_s": 39.0, "slowest": 1, "slower_by": 0.31})],
+    "tokens": [
+        bundle(
+            spec=RECORD["spec"] | {"model": "gpt.py", "batch_size": 512, "script": GPT},
+            timing=RECORD["timing"] | {"images_per_s": 2048.0, "images": 4096, "samples": 16, "measured_s": 2.0},
+        )
+    ],
     # The medians of 0.1 s of own work and 0.02 s of waits in one run, 0.04 s in the other.
     "collectives limit scaling": [waits_for_others("a", 0.02), waits_for_others("b", 0.04)],
     # Without a cost, that of a user's own machine.

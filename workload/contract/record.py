@@ -268,6 +268,11 @@ class Timing:
     phases: Mapping[str, Number] | None = None
     interpreter_s: Number = None
 
+    @property
+    def samples_per_s(self) -> float | None:
+        """Sequences over wall time; None if the unit is not tokens, or their number is unknown."""
+        return self.samples / self.measured_s if self.samples and self.measured_s else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComplexityRecord:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workload.contract import formulas
@@ -278,10 +279,16 @@ class FlopCounter(TorchDispatchMode):
         )
 
     def __torch_dispatch__(
-        self, func: OpOverload, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the op and count it; a composite op, which inference mode dispatches as a whole, is decomposed first."""
+        """Run the op and count it; a composite op, which inference mode dispatches as a whole, is decomposed first.
+
+        An op on nested tensors is counted by the ops on their values that it is made of.
+        """
         kwargs = kwargs or {}
+        if any(issubclass(kind, NestedTensor) for kind in types):
+            with self:
+                return NestedTensor.__torch_dispatch__(func, types, args, kwargs)
         if _moves_nothing(func):
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__

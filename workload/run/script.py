@@ -31,6 +31,7 @@ from workload.measure.timing import Timeline
 from workload.run.life import Life, Region
 from workload.run.unfinished import first_record
 from workload.steps.agreement import Agreement, RankSession, Word
+from workload.steps.model_input import Unit
 from workload.steps.program import Program, script_facts
 from workload.steps.session import Session
 from workload.steps.step import Limits, Phase, Step
@@ -163,7 +164,7 @@ class MeasuredScript:
             ),
             started_at=self._timeline.started_at.isoformat(),
             complexity=_complexity(step, work),
-            notes=list(_variation(work)),
+            notes=[*_variation(work), *_differing(step)],
         )
         if self._life is None:
             self._life = Life(self.folder, first, self._timeline, self._context, apart=self._cwd)
@@ -249,11 +250,13 @@ class MeasuredScript:
         assert self._region is not None
         assert self._phase is not None
         life.take(self._region)
-        life.set_timing(tokens=sum(self.session.tokens) or None)
+        images, sequences, tokens = zip(*self.session.amounts, strict=True) if self.session.amounts else ((), (), ())
+        samples = None if None in sequences else sum(sequences)
+        life.set_timing(tokens=sum(tokens) or None, samples=samples or None)
         if skipped := self.session.skipped:
             life.set_timing(skipped_steps=SkippedSteps(**{phase.value: skipped[phase] for phase in StepPhase}))
         unit = str(self._phase.step.unit)
-        life.notes += [*_spread(self.session.samples, unit), *_spread(self.session.tokens, "tokens")]
+        life.notes += [*_spread(images, unit), *(_spread(tokens, "tokens") if unit != Unit.TOKENS else ())]
 
     # --- the end
 
@@ -333,6 +336,8 @@ def summary(record: Record, folder: Path, output: Path) -> str:
     if spec.script is None or figures.step_s is None:
         return ""
     rate = plain(figures.images_per_s or 0.0, 4)
+    if figures.samples_per_s:
+        rate += f" ({plain(figures.samples_per_s, 4)} sequences/s)"
     if found and found.images_per_s is not None:
         rank, share = found.slowest, percent(found.slower_by or 0.0)
         slower = "" if rank is None else f", rank {rank:g} is slower by {share}"
@@ -392,6 +397,15 @@ def _variation(work: Work) -> Iterator[str]:
         yield (
             f"the FLOP of a step vary, from {low} to {high} in the few steps that were counted; FLOP/s are "
             f"an estimate from {usual} per step"
+        )
+
+
+def _differing(step: Step) -> Iterator[str]:
+    if step.differing:
+        low, high = step.differing
+        yield (
+            f"the data of a step vary, from {low:,} to {high:,} {step.unit} in the few steps that were counted; "
+            f"throughput counts {step.samples:,} for each step"
         )
 
 

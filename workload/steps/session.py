@@ -23,6 +23,7 @@ from workload.contract.process import pending_interruption
 from workload.contract.spec import Device
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.steps.data_length import samples_of_step
+from workload.steps.model_input import ModelInput
 from workload.steps.program import STEP_HINT, EndOfScript, Program, end_by_force_after, no_optimizer, several_processes
 from workload.steps.step import (
     Amount,
@@ -35,7 +36,6 @@ from workload.steps.step import (
     Phase,
     Step,
     StepReceiver,
-    Unit,
     describe,
     fetched_at,
 )
@@ -89,9 +89,8 @@ class Session:
         self.phases: list[Phase] = []
         self.backward_passes = self.optimizer_steps = self.gradients = 0
         self.skipped: Counter[StepPhase] = Counter()
-        # Samples and tokens of each step of the phase so far.
-        self.samples: list[int] = []
-        self.tokens: list[int] = []
+        # Data of each step of the phase so far: of the step's unit, sequences of tokens if known, tokens.
+        self.amounts: list[tuple[int, int | None, int]] = []
         self.receiver: StepReceiver | None = None
         self.evaluations = Evaluations()
         self._limits, self.goes_on, self._counts = limits, goes_on, counts
@@ -102,6 +101,7 @@ class Session:
         self._loaders = Inputs(program.folder)
         # DataLoaders of the steps whose work is counted, as long as the script keeps them.
         self._counted_loaders = weakref.WeakValueDictionary[int, Any]()
+        self._model_input = ModelInput(program.folder)
         self.thread: int | None = None
         self._stepped_in_backward: Any = None
         self.is_marked = self._in_optimizer = self._steps_in_backward = self._in_backward = False
@@ -113,7 +113,7 @@ class Session:
         # Makes the GPU of the step the current one, for clocks, telemetry and facts of the device.
         self._on_gpu: AbstractContextManager[Any] = nullcontext()
         self.captures = Captures()
-        self._taken, self._began_s = 0, 0.0
+        self._taken, self._began_s, self._unused = 0, 0.0, ""
         self._works, self._recent, self._last_fetches = list[Work](), list[Amount](), list[Fetch]()
 
     @property
@@ -426,13 +426,13 @@ class Session:
     def _start_phase(self, pattern: Pattern | None) -> None:
         """Begin a phase whose steps follow `pattern` or, if None, the script's marks; count FLOP in the next step."""
         self._loaders.evaluated.clear()
+        self._unused = ""
         self.step = describe(pattern, self._recent, self._loaders.of(self._last_fetches), self.optimizers, self._limits)
         used = {segment.optimizer for segment in pattern.segments} if pattern else range(len(self.optimizers.known))
         self._device, self._on_gpu = self.optimizers.device(used), self.optimizers.on_gpu(used)
         if self.phases and pattern and self.phases[-1].step.is_part_of(pattern):
             self.phases.pop()
         self.phases.append(Phase(step=self.step, steps=REPEATS))
-        LOGGER.info("script     %s", self.step.text)
         self._begin_counting()
 
     def _step_ended(self, *, is_regular: bool) -> None:
@@ -460,7 +460,7 @@ class Session:
         if self._counts and not self._more_events_follow:
             self.stage = Stage.COUNTING
             with self._on_gpu:
-                self.evaluations.counter = WorkCounter(self._device).start()
+                self.evaluations.counter = WorkCounter(self._device, self._model_input).start()
         elif not self._more_events_follow:
             self._start_receiver(None)
 
@@ -472,13 +472,13 @@ class Session:
         if self._loaders.leave_out(evaluated, now):
             known, loaders = [Amount.of(now.fetches)], self._loaders.of(now.fetches)
             self.step = describe(self.step.pattern, known, loaders, self.optimizers, self._limits)
-            self.phases[-1].step = self.step
-            LOGGER.info("script     %s; no backward pass uses the other batches", self.step.text)
+            self._unused = "; no backward pass uses the other batches"
         is_whole = not has_evaluation and is_regular and not now.skipped and not now.excess(self.step.pattern)
         full = sum(fetch.batch.count for fetch in now.fetches) in (0, self.step.samples)
         self._taken += 1
         if is_whole and (full or self._limits.samples_per_step):
-            self._works.append(work)
+            tokens = sum(fetch.batch.real_tokens for fetch in now.fetches)
+            self._works.append(replace(work, fetched_tokens=tokens))
         if self._has_counted_enough():
             fetches = now.fetches[len(now.excess(self.step.pattern)) :]
             in_pass = samples_of_step(self._counted_loaders, fetches, self._limits.samples_per_step)
@@ -494,6 +494,9 @@ class Session:
     def _start_receiver(self, work: Work | None) -> None:
         assert self.step is not None
         self._taken, self._open_step = 0, OpenStep()
+        found = [(each.entered, each.fetched_tokens) for each in self._works]
+        self.step = self.phases[-1].step = self.step.entered(found, work.entered if work else None)
+        LOGGER.info("script     %s%s", self.step.text, self._unused)
         try:
             with self._on_gpu:
                 self.receiver = self._open(self.step, work, self._device)
@@ -509,7 +512,7 @@ class Session:
     def _enter(self, stage: Stage) -> None:
         assert self.receiver is not None
         self.stage, self._taken = stage, 0
-        self.samples, self.tokens = [], []
+        self.amounts = []
         self.receiver.enter(StepPhase.WARMUP if stage is Stage.WARMUP else StepPhase.MEASURED)
         self._began_s = time.perf_counter()
         self.receiver.begin()
@@ -522,15 +525,12 @@ class Session:
         if excess and len(excess) < len(now.fetches):
             self.receiver.recorder.relabel(now.fetches[len(excess)].parts + 1, Aside.VALIDATION)
         kept = now.fetches[len(excess) :]
-        images = sum(fetch.batch.count for fetch in kept)
-        if self._limits.samples_per_step or len(kept) != self.step.batches or self.step.unit is Unit.STEPS:
-            images = self.step.samples
+        amount = self.step.amount(kept)
         if is_regular:
             self._taken += 1
             self.skipped[self.receiver.phase] += now.skipped
-            self.samples.append(images)
-            self.tokens.append(sum(fetch.batch.real_tokens for fetch in kept))
-        self.receiver.end(images, is_step=is_regular)
+            self.amounts.append(amount)
+        self.receiver.end(amount[0], is_step=is_regular)
         if not self._is_phase_over(self.receiver):
             self.receiver.begin(self._event_mark)
         elif self.stage is Stage.MEASURED:

@@ -5,8 +5,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields, is_dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -16,26 +15,25 @@ import torch
 
 from workload.contract.errors import UsageError
 from workload.contract.spec import Device, default_steps
+from workload.contract.text import counted
 from workload.measure.recorder import Aside, StepPart, StepPhase
+from workload.steps.model_input import (
+    CHANNELS,
+    ID_DIMENSIONS,
+    IDS,
+    IMAGE_DIMENSIONS,
+    MASK,
+    MOST_IDS,
+    Entered,
+    Unit,
+    words,
+)
 from workload.steps.step_finder import Pattern
 
-IMAGE_DIMENSIONS, ID_DIMENSIONS = 4, 2
 # Dimensions of each image in a list of images of different sizes: (C, H, W).
-LISTED_DIMENSIONS, CHANNELS = 3, (1, 3, 4)
-# Integers (N, 2) to (N, 4) are pairs or triplets of ids, for example user and item; token sequences are longer.
-MOST_IDS = 4
+LISTED_DIMENSIONS = 3
 # Leaves of a batch beyond this number are ignored: the first ones already show the batch's length.
 MOST_LEAVES = 16
-IDS = (torch.int64, torch.int32)
-MASK = "attention_mask"
-
-
-class Unit(StrEnum):
-    """Unit that throughput counts; tokens are a second figure."""
-
-    IMAGES = "images"
-    SAMPLES = "samples"
-    STEPS = "steps"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +276,12 @@ class Inputs:
 class Step:
     """Definition of a training step: its pattern, the data that throughput counts, and a sentence for the user.
 
-    `what`: the sentence's part on passes and optimizers. `batch_size`: size of each of the `batches` of a step.
+    `samples`: number of `unit` in a step. `batch_size`: size of each of the `batches` of a step. `what`: the sentence's
+    part on passes and optimizers. `source`: the DataLoaders whose batches are counted, "" if none are.
+    `tokens`: tokens of recent steps by their batches. A step of tokens has a number of `sequences`, None if unknown;
+    `are_sequences_fetched`: the samples of its batches are these sequences. `share`: tokens in the model for each token
+    of a batch, 0 if batches have none. `differing`: least and most `unit`
+    in the counted steps, if they differ and no batch of a timed step tells its own number.
     `samples_in_pass`: of a pass over its data, see `data_length.samples_of_step`, asked when the step was counted.
     """
 
@@ -288,11 +291,72 @@ class Step:
     batches: int
     batch_size: int
     what: str
-    text: str
+    data: str
     optimizers: tuple[str, ...]
     parameters: int
     workers: int | None
+    source: str = ""
+    tokens: tuple[int, ...] = ()
+    is_given: bool = False
+    sequences: int | None = None
+    are_sequences_fetched: bool = True
+    share: float = 0.0
+    differing: tuple[int, int] | None = None
     samples_in_pass: int | None = None
+
+    @property
+    def text(self) -> str:
+        """Sentence that defines the step."""
+        return f"a step = {self.what}, {self.data}"
+
+    def amount(self, fetches: Sequence[Fetch]) -> tuple[int, int | None, int]:
+        """Amount of data of a timed step that has fetched these batches: of `unit`, of sequences, of tokens."""
+        tokens = sum(fetch.batch.real_tokens for fetch in fetches)
+        is_whole = bool(self.source) and len(fetches) == self.batches
+        fetched = sum(fetch.batch.count for fetch in fetches) if is_whole else None
+        if self.unit is not Unit.TOKENS:
+            return self.samples if fetched is None else fetched, None, tokens
+        count = round(self.share * tokens) if is_whole and self.share and tokens else self.samples
+        return count, self.sequences if fetched is None or not self.are_sequences_fetched else fetched, count
+
+    def entered(self, counted: Sequence[tuple[Entered | None, int]], typical: Entered | None) -> Self:
+        """Copy with the data that entered the model in the counted steps, where they tell more than the batches do.
+
+        `counted`: for each of these steps, what entered, and the number of tokens in its batches. `typical`: what
+        entered in the step whose work stands for all.
+        """
+        known = [(found, tokens) for found, tokens in counted if found and typical and found.unit is typical.unit]
+        is_text = typical.unit is Unit.TOKENS if typical else min(self.tokens, default=0) > 0
+        if self.is_given or (self.source and not is_text) or not (typical or is_text):
+            return self
+        numbers: set[int | None]
+        if typical is None:
+            low, high = f"{min(self.tokens):,}", f"{max(self.tokens):,}"
+            amount = low if low == high else f"{low} to {high}"
+            data = f"{self.samples:,} sequences, {amount} tokens in all, {self.source}"
+            count, batches, share = sorted(self.tokens)[len(self.tokens) // 2], self.batches, 1.0
+            counts, numbers = [count], {self.samples}
+        else:
+            found = [each for each, _ in known]
+            data = f"{words(found)} {self.source}" if self.source else f"{words(found)}, {typical.where}"
+            count, batches = typical.count, self.batches if self.source else typical.batches
+            counts, numbers = [each.count for each in found], {each.samples for each in found}
+            # Without the tokens of batches, each timed step has the number of the typical one.
+            fetched = [tokens for _, tokens in known]
+            share = sum(counts) / sum(fetched) if self.source and all(fetched) else 0.0
+        return replace(
+            self,
+            unit=typical.unit if typical else Unit.TOKENS,
+            samples=max(1, count),
+            batches=batches,
+            batch_size=max(1, count // batches),
+            data=data,
+            sequences=next(iter(numbers)) if len(numbers) == 1 else None,
+            # Several packed sequences, or two texts, may be one sample of the DataLoader.
+            are_sequences_fetched=bool(self.source) and numbers == {self.samples},
+            share=share,
+            differing=(min(counts), max(counts)) if min(counts) < max(counts) and not share else None,
+        )
 
     def is_part_of(self, pattern: Pattern) -> bool:
         """Whether this step is only a part of a step of `pattern`, which has all optimizers of this step and more."""
@@ -461,7 +525,9 @@ def describe(
     what = pattern.words(names) if pattern else "as marked in the script by `step_done()` or `with step():`"
     sizes = {loader.size for loader in loaders}
     size = sizes.pop() if len(sizes) == 1 and not limits.samples_per_step else None
-    tokens = [sum(row.tokens for row in rows) for rows in sums]
+    places = sorted({loader.where for loader in loaders})
+    source = f"from {'DataLoaders' if len(places) > 1 else 'DataLoader'} at {' and '.join(places)}"
+    is_counted = bool(places) and unit is not Unit.STEPS and not limits.samples_per_step
     return Step(
         pattern=pattern,
         unit=unit,
@@ -469,24 +535,20 @@ def describe(
         batches=max(1, batches),
         batch_size=size or max(1, samples // max(1, batches)),
         what=what,
-        text=f"a step = {what}, {_data_words(samples, unit, tokens, loaders, limits)}",
+        data=_data_words(samples, unit, source if is_counted else ""),
         optimizers=tuple(names[number] for number in sorted(used)),
         parameters=optimizers.parameters(used),
         workers=max(workers) if workers else None,
+        source=source if is_counted else "",
+        tokens=tuple(sum(row.tokens for row in rows) for rows in sums),
+        is_given=limits.samples_per_step is not None,
     )
 
 
-def _data_words(samples: int, unit: Unit, tokens: Sequence[int], loaders: Sequence[Loader], limits: Limits) -> str:
+def _data_words(samples: int, unit: Unit, source: str) -> str:
     if unit is Unit.STEPS:
-        return "no batch from a DataLoader: throughput counts steps (--samples-per-step N)"
-    places = sorted({loader.where for loader in loaders})
-    amount = f"{samples:,} {unit}" if samples != 1 else f"1 {unit.value[:-1]}"
-    if limits.samples_per_step or not places:
-        return f"{amount} (--samples-per-step)"
-    if low := min(tokens, default=0):
-        high = max(tokens)
-        amount += f" of {low:,} tokens" if low == high else f" of {low:,} to {high:,} tokens"
-    return f"{amount} from {'DataLoaders' if len(places) > 1 else 'DataLoader'} at {' and '.join(places)}"
+        return "no batch was found: throughput counts steps (--samples-per-step N)"
+    return f"{counted(samples, unit.removesuffix('s'))} {source or '(--samples-per-step)'}"
 
 
 # --- receivers of steps

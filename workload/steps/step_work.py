@@ -20,6 +20,7 @@ from workload.contract.spec import Device
 from workload.environment.device import precision_of_fp32
 from workload.measure.clock import clock_for
 from workload.model.flop import FlopCounter, Tally, formula_of, is_known
+from workload.steps.model_input import Entered, ModelInput
 from workload.steps.step import require_one_gpu, tensors_of
 
 # Statement that turns a script's gradients off: its code and line, and those of its caller.
@@ -40,7 +41,8 @@ class Work:
     `unattributed`: share of all operations' time, by operation without a formula; on a GPU an operation takes at least
     as long as the host needs to start its kernels. `uncounted`: names of operations
     without a formula that look like a matrix product; because of these the FLOP are a lower bound. `flop_range`: least
-    and most FLOP of the counted steps, None if they agree.
+    and most FLOP of the counted steps, None if they agree. `entered`: what entered the model; `fetched_tokens`: number
+    of tokens in the batches of DataLoaders.
     """
 
     tally: Tally
@@ -53,6 +55,8 @@ class Work:
     copied_to_device_s: float
     devices: frozenset[str]
     flop_range: tuple[int, int] | None = None
+    entered: Entered | None = None
+    fetched_tokens: int = 0
 
     @property
     def unattributed_share(self) -> float:
@@ -146,13 +150,14 @@ class WorkCounter(FlopCounter):
     """A `FlopCounter` that times each operation, with `start` and `stop` for callers that cannot use a `with` block.
 
     `ignores`: if True, operations run without being counted. `without_gradients`: finds evaluations among the work
-    without gradients. `has_replay`: the step has replayed a CUDA graph, whose operations are not dispatched: the step's
-    FLOP and bytes stay unknown.
+    without gradients. `model_input`: finds what enters the model. `has_replay`: the step has replayed a CUDA
+    graph, whose operations are not dispatched: FLOP and bytes of the step stay unknown.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, model_input: ModelInput | None = None) -> None:
         super().__init__()
         self.in_backward = self.ignores = False
+        self.model_input = model_input
         self.without_gradients = WorkWithoutGradients()
         self._clock = clock_for(Device.CUDA if device is Device.CUDA else Device.CPU)
         self._spans: list[tuple[str, Any, Any]] = []
@@ -170,6 +175,9 @@ class WorkCounter(FlopCounter):
         if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["stats"]["unique_graphs"]:  # noqa: SLF001
             torch.compiler.set_stance("force_eager")
             self._block.callback(torch.compiler.set_stance, "default")
+        if self.model_input:
+            self.model_input.start()
+            self._block.callback(self.model_input.stop)
         self._block.enter_context(self)
         return self
 
@@ -192,15 +200,18 @@ class WorkCounter(FlopCounter):
             copied_to_device_bytes=self._copied_bytes,
             copied_to_device_s=time_s.get(COPY_TO_DEVICE, 0.0),
             devices=frozenset(self._devices),
+            entered=self.model_input.entered() if self.model_input else None,
         )
 
     def __torch_dispatch__(
-        self, func: OpOverload, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operation, and count it if it belongs to the step."""
         if self.ignores:
             return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, _types, args, kwargs)
+        if types and self.model_input:
+            self.model_input.nested(args)
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and record its time."""
@@ -209,6 +220,8 @@ class WorkCounter(FlopCounter):
         output = func(*args, **kwargs)
         ended = self._clock.mark()
         self.without_gradients.follow((args, kwargs), output, in_backward=self.in_backward)
+        if self.model_input:
+            self.model_input.operation(func.overloadpacket.__name__, args, kwargs, output)
         if copied := _bytes_to_device(func, args, output):
             self._copied_bytes += copied
             name = COPY_TO_DEVICE
@@ -263,6 +276,8 @@ class Evaluations:
         """Note whether a backward pass is running; return `value`."""
         if self.counter:
             self.counter.in_backward = value
+            if self.counter.model_input:
+                self.counter.model_input.backward(begins=value)
         return value
 
     def ended_at_batch(self) -> bool:

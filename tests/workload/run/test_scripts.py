@@ -25,11 +25,15 @@ def product(rows: int, inputs: int, outputs: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`flop`: by hand, from the layers' sizes; `gaps`: what is between the measured steps. `when`: markers."""
+    """`flop`: by hand, from the layers' sizes; `images`: amount of a step in its unit; `sequences`: of its tokens.
+
+    `gaps`: what is between the measured steps. `when`: markers.
+    """
 
     step: str
     flop: int
     images: int
+    sequences: int | None = None
     gaps: set[str] = field(default_factory=set)
     words: tuple[str, ...] = ()
     precision: str = "fp32"
@@ -93,10 +97,20 @@ CASES = {
         skipped=2,
     ),
     "gpt": Case(
-        step="1 backward pass and 1 AdamW step, 6 samples of 96 tokens from DataLoader at gpt.py:",
+        step="1 backward pass and 1 AdamW step, 6 sequences of 16 tokens from DataLoader at gpt.py:",
         # Per block: the products of 96 tokens, and causal attention of 6 x 3 heads as if it were not causal.
         flop=3 * (2 * product(96, 24, 72 + 24 + 2 * 96) + product(96, 24, 40) + 2 * 2 * product(6 * 3 * 16, 8, 16)),
-        images=6,
+        images=96,
+        sequences=6,
+        when=(),
+    ),
+    "get_batch": Case(
+        step="5 backward passes and 1 AdamW step, 30 sequences of 16 tokens, from get_batch at get_batch.py:17",
+        flop=3 * product(30 * 16, 24, 40),
+        images=480,
+        sequences=30,
+        # The step with the first evaluation of the timed ones.
+        gaps={"irregular"},
         when=(),
     ),
     "two_loaders": Case(
@@ -106,24 +120,25 @@ CASES = {
         images=10,
     ),
     "seq2seq": Case(
-        step="1 backward pass, 1 Adam step of optimizer 1 and 1 Adam step of optimizer 2, 8 samples of 40 tokens from"
+        step="1 backward pass, 1 Adam step of optimizer 1 and 1 Adam step of optimizer 2, 8 sequences of 5 tokens from"
         " DataLoader at seq2seq.py:",
         # The encoder's first state is zero and has no gradient.
         flop=3 * (product(40, 16, 48) + 2 * product(48, 16, 48) + product(48, 16, 30)) + 14 * product(8, 16, 48),
-        images=8,
+        images=40,
+        sequences=8,
     ),
     "full_batch": Case(
-        step="1 backward pass and 1 SGD step, no batch from a DataLoader: throughput counts steps",
+        step="1 backward pass and 1 SGD step, 40 samples, into the model at full_batch.py:",
         # The model twice with its gradients, the teacher once; the evaluations are not in it.
         flop=2 * (2 * product(40, 16, 24) + 3 * product(40, 24, 3)) + product(40, 16, 24) + product(40, 24, 3),
-        images=1,
+        images=40,
         gaps={"validation"},
     ),
     "lbfgs": Case(
-        step="4 backward passes and 1 LBFGS step, no batch from a DataLoader: throughput counts steps",
+        step="4 backward passes and 1 LBFGS step, 6 samples, into the model at lbfgs.py:",
         # Four closures; LBFGS itself takes scalar products with its history, which grows.
         flop=4 * CLOSURE + LBFGS_PRODUCTS * 2 * 1162,
-        images=1,
+        images=6,
         precision="fp64",
         note="the FLOP of a step vary",
     ),
@@ -169,6 +184,7 @@ def test_a_script_is_measured_and_unchanged(name: str, tmp_path: Path) -> None:
     assert spec["precision"] == case.precision
     assert spec["batch_size"] * spec["grad_accumulation"] == case.images
     assert (timing["step_s"]["n"], timing["images"]) == (8, 8 * case.images)
+    assert timing["samples"] == (case.sequences and 8 * case.sequences)
     assert set(timing["gaps"] or {}) == case.gaps
     assert timing["skipped_steps"]["measured"] == case.skipped
     assert any(note.startswith(case.note) for note in (*ran.record["notes"], ""))

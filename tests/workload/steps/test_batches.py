@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from workload.steps.step import Batch, Unit, measure, size_of
+from workload.steps.model_input import Entered
+from workload.steps.step import Amount, Batch, Fetch, Limits, Loader, Optimizers, Step, Unit, describe, measure, size_of
 
 IMAGE = torch.zeros(3, 5, 7)
 PADDED = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
@@ -67,3 +68,72 @@ def test_the_size_that_a_loader_knows() -> None:
     unknown = SimpleNamespace(batch_size=None, batch_sampler=None)
     loaders = (SimpleNamespace(batch_size=4), of_sampler, unknown, object())
     assert [size_of(loader) for loader in loaders] == [4, 3, None, None]
+
+
+# --- the data of a step
+
+
+def step_of(*, loader: bool = True, tokens: int = 24, given: int | None = None) -> Step:
+    """A step of a script as it is known before steps are counted: from batches of three samples, or from none."""
+    amount = Amount(3, Unit.SAMPLES, 1, tokens) if loader else Amount(0, Unit.STEPS, 0, 0)
+    loaders = [Loader(where="t.py:4", workers=0, size=3)] if loader else []
+    limits = Limits(warmup=None, iterations=None, samples_per_step=given)
+    return describe(None, [amount] * 3, loaders, Optimizers(), limits)
+
+
+def text(*lengths: int, width: int = 8, where: str = "from get_batch at t.py:9") -> Entered:
+    widths = (width,) * len(lengths)
+    return Entered(
+        unit=Unit.TOKENS, count=sum(lengths), samples=len(lengths), where=where, lengths=lengths, widths=widths
+    )
+
+
+PACKED = Entered(unit=Unit.TOKENS, count=24, samples=5, where="into the model at t.py:9")
+NUMBERS = Entered(unit=Unit.SAMPLES, count=3, samples=3, where="into the model at t.py:9")
+# data: (step before, what entered counted steps and the tokens of their batches, words, amount of a step of 48 tokens)
+DATA: dict[str, tuple[Step, list[tuple[Entered | None, int]], str, tuple[int, int | None, int]]] = {
+    "a mask": (
+        step_of(), [(text(8, 6, 5), 19)],
+        "3 sequences of 5 to 8 tokens (padded to 8) from DataLoader at t.py:4", (48, 3, 48),
+    ),
+    "padding that the batches do not tell": (
+        step_of(), [(text(8, 6, 4), 24)],
+        "3 sequences of 4 to 8 tokens (padded to 8) from DataLoader at t.py:4", (36, 3, 36),
+    ),
+    "texts": (
+        step_of(tokens=0), [(text(8, 8, 8), 0)], "3 sequences of 8 tokens from DataLoader at t.py:4", (24, 3, 24),
+    ),
+    "several sequences for a sample": (
+        step_of(), [(PACKED, 24)], "24 packed tokens in 5 sequences from DataLoader at t.py:4", (48, 5, 48),
+    ),
+    "ids that are no tokens": (step_of(), [(NUMBERS, 24)], "3 samples from DataLoader at t.py:4", (3, None, 48)),
+    "a model that is not seen": (
+        step_of(), [(None, 24)], "3 sequences, 24 tokens in all, from DataLoader at t.py:4", (48, 3, 48),
+    ),
+    "no loader": (
+        step_of(loader=False), [(text(8, 8), 0)], "2 sequences of 8 tokens, from get_batch at t.py:9", (16, 2, 16),
+    ),
+    "no loader and no tokens": (
+        step_of(loader=False), [(NUMBERS, 0)], "3 samples, into the model at t.py:9", (3, None, 48),
+    ),
+    "nothing": (
+        step_of(loader=False), [(None, 0)],
+        "no batch was found: throughput counts steps (--samples-per-step N)", (1, None, 48),
+    ),
+    "--samples-per-step": (step_of(given=7), [(text(8, 8), 24)], "7 samples (--samples-per-step)", (7, None, 48)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_of_a_step(name: str) -> None:
+    before, counted, data, amount = DATA[name]
+    step = before.entered(counted, counted[0][0])
+    fetched = Fetch(batch=Batch(loader=1, count=3, unit=Unit.SAMPLES, tokens=48), parts=0)
+    assert (step.data, step.amount([fetched])) == (data, amount)
+    assert step.differing is None
+
+
+def test_steps_that_differ_without_a_loader_have_the_number_of_the_typical_one() -> None:
+    step = step_of(loader=False).entered([(text(8, 8), 0), (text(8, 5), 0), (text(3, 5), 0)], text(8, 5))
+    assert (step.data, step.samples) == ("2 sequences of 3 to 8 tokens (padded to 8), from get_batch at t.py:9", 13)
+    assert step.differing == (8, 16)
