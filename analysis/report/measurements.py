@@ -41,6 +41,9 @@ SUMMARY = (
     Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True, digits=3),
     Column(name="intensity", heading="FLOP/byte", digits=3),
     Column(name="fraction_of_roof", heading="of the roof", unit="%", digits=2),
+    Column(name="mfu", heading="MFU", unit="%", digits=2),
+    Column(name="hfu", heading="HFU", unit="%", digits=2),
+    *facts(mfu_peak="of the dense peak"),
     *facts(bound="limited by", busy="busy"),
     Column(name="data_wait_fraction", heading="data waits", unit="%", digits=2),
 )
