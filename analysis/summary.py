@@ -48,7 +48,7 @@ COLUMNS = (
     Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True),
     Column(name="mfu", heading="MFU", unit="%", digits=3, optional=True),
     Column(name="hfu", heading="HFU", unit="%", digits=3, optional=True),
-    Column(name="mfu_peak", heading="of the dense peak", optional=True, role=Role.FACT),
+    Column(name="mfu_peak", heading="MFU's peak", optional=True, role=Role.FACT),
     Column(name="interval", heading="interval", role=Role.NOTE),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
     Column(name="images_per_s_mean", heading="mean {unit}/s", detail=True),
