@@ -108,7 +108,7 @@ def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
     if attribution.has_work and attribution.model.passes % attribution.steps.number == 0:
         contradictions += against_model.trace_contradictions(
             record.spec,
-            # Subtract the FLOP of the forward passes that activation checkpointing repeats: they are no model FLOP.
+            # Subtract the FLOP of the forward passes that gradient checkpointing repeats: they are no model FLOP.
             (sum(attribution.flop_by_op.values()) - attribution.recomputed_flop) / attribution.steps.number,
             attribution.model,
             passes_per_step=traced.passes_per_step,

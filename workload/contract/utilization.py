@@ -81,5 +81,10 @@ def sentence(runs: Sequence[Record]) -> str | None:
     return f"{text}; HFU {least}{_range(hfus)}, with the {repeated} of the FLOP that gradient checkpointing repeats"
 
 
+def repetition(share: float) -> str:
+    """Note on the share of a step's FLOP that gradient checkpointing repeats."""
+    return f"gradient checkpointing computes a part of the forward pass again: {percent(share)} of the FLOP"
+
+
 def _range(shares: Sequence[float]) -> str:
     return percent_range(min(shares), max(shares))

@@ -388,8 +388,7 @@ def _variation(work: Work) -> Iterator[str]:
 
 def _notes_on_work(work: ComplexityRecord, spec: Spec) -> Iterator[str]:
     if work.recomputed_flop_per_step and work.train_flop_per_step:
-        share = percent(work.recomputed_flop_per_step / work.train_flop_per_step)
-        yield f"gradient checkpointing computes a part of the forward pass again: {share} of the FLOP"
+        yield utilization.repetition(work.recomputed_flop_per_step / work.train_flop_per_step)
     if (work.unattributed_share or 0.0) >= UNATTRIBUTED_NOTE_FROM:
         names = ", ".join(list(work.unattributed or {})[:UNATTRIBUTED_SHOWN])
         on_gpu = "; on a GPU that is mostly the host's time to start small kernels" * (spec.device == Device.CUDA)
