@@ -28,10 +28,6 @@ def run(**sections: Any) -> dict[str, Any]:
     return changed
 
 
-def device(**facts: Any) -> dict[str, Any]:
-    return run(environment={"device": RUN["environment"]["device"] | facts})
-
-
 # Runs: MFU, HFU and the peak.
 KNOWN: dict[str, tuple[dict[str, Any], tuple[float, float | None, str]]] = {
     "by the precision with most FLOP": (RUN, (0.5, None, "A100 40 GB, bf16")),
@@ -46,10 +42,9 @@ KNOWN: dict[str, tuple[dict[str, Any], tuple[float, float | None, str]]] = {
     "steps of a log": (run(timing={"step_s": None}), (0.5, None, "A100 40 GB, bf16")),
 }
 UNKNOWN = {
-    "CPU": device(type="cpu", name="Intel(R) Core(TM) i9-14900HX", memory_total_bytes=None),
-    "GPU of no table": device(name="NVIDIA Tomorrow 1"),
-    "GPU with other memory": device(memory_total_bytes=10e9),
-    "no units of this precision": device(name="Tesla T4", memory_total_bytes=None),
+    "CPU": run(environment={"device": {"type": "cpu", "name": "Intel(R) Core(TM) i9-14900HX"}}),
+    "GPU of no table": run(environment={"device": {"type": "cuda", "name": "NVIDIA Tomorrow 1"}}),
+    "no units of this precision": run(environment={"device": {"type": "cuda", "name": "Tesla T4"}}),
     "another precision": run(complexity={"flop_by_precision": {"fp64": 78e12}}),
     "no FLOP": run(complexity={"train_flop_per_step": None}),
     "FLOP of a CUDA graph": run(complexity={"train_flop_per_step": 0}),
