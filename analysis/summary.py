@@ -51,7 +51,10 @@ COLUMNS = (
     Column(name="data_wait_fraction", heading="data waits", unit="%", digits=3),
     Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True),
     Column(name="joules_per_image", heading="J per {one}", digits=3, optional=True),
+    Column(name="mfu", heading="MFU", unit="%", digits=3, optional=True),
+    Column(name="hfu", heading="HFU", unit="%", digits=3, optional=True),
     Column(name="interval", heading="interval", role=Role.NOTE),
+    Column(name="mfu_peak", heading="dense peak of MFU", optional=True, role=Role.NOTE),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
     Column(name="images_per_s_mean", heading="mean {unit}/s", detail=True),
     Column(name="images_per_s_sd", heading="± SD", digits=2, optional=True, detail=True),
@@ -125,14 +128,15 @@ class Work(NamedTuple):
 def summarize(runs: pd.DataFrame, samples: float | None = None) -> pd.DataFrame:
     """A line per configuration and place, columns as in `COLUMNS`; the best throughput per model first.
 
-    `images_per_s`, `step_s`, `flop_per_s` and `data_wait_fraction` are medians over completed runs; `step_s` is the
-    median of each run's median step. `runs` counts the completed runs; `note` counts the others by status. `wall_s` and
-    `usd_per_run` are means over completed runs, and the shares of a run's parts are shares of the time of all.
-    `images_per_s` and all other figures are those of one device, `all_images_per_s` is the sum of all devices; None if
-    no run has several. `images_per_s_mean`, `images_per_s_sd`: mean and standard deviation over runs. `gain`:
-    throughput over that of the next smaller batch size of an otherwise equal configuration in the same place, minus 1;
-    `analyze compare --by batch_size` has its interval. `epoch_s`, `epoch_usd`: time and cost of `epoch_of` on all
-    devices, training steps only, see `Work.of`; `samples`: the user's own amount of work.
+    `images_per_s`, `step_s`, `flop_per_s`, `mfu`, `hfu` and `data_wait_fraction` are medians over completed runs;
+    `step_s` is the median of each run's median step. `mfu_peak`: vendor's peak of `mfu` and `hfu`. `runs` counts the
+    completed runs; `note` counts the others by status. `wall_s` and `usd_per_run` are means over completed runs, and
+    the shares of a run's parts are shares of the time of all. `images_per_s` and all other figures are those of one
+    device, `all_images_per_s` is the sum of all devices; None if no run has several. `images_per_s_mean`,
+    `images_per_s_sd`: mean and standard deviation over runs. `gain`: throughput over that of the next smaller batch
+    size of an otherwise equal configuration in the same place, minus 1; `analyze compare --by batch_size` has its
+    interval. `epoch_s`, `epoch_usd`: time and cost of `epoch_of` on all devices, training steps only, see `Work.of`;
+    `samples`: the user's own amount of work.
     """
     work = Work.of(runs, samples)
     lines = [_line(pool, work) for pool in group(runs)]
@@ -183,6 +187,8 @@ def _line(pool: Group, work: Work) -> dict[str, Any]:
         "all_images_per_s": done.median("all_images_per_s"),
         "interval": figures["interval"] if done.rate.n else None,
         "flop_per_s": flop / figures["step_s"] if flop and figures["step_s"] else None,
+        **{name: done.median(name) for name in ("mfu", "hfu")},
+        "mfu_peak": joined(dict.fromkeys(done.texts("mfu_peak"))),
         "wall_s": time.wall_s / time.runs if time.runs else None,
         **work.cells(done, price),
         "activation_bytes": pool.median("activation_bytes"),

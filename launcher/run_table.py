@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 from typing import TypeVar
 
+from workload.contract import utilization
 from workload.contract.bundle import Bundle
 from workload.contract.invocation import as_typed
 from workload.contract.ranks import Ranks, limit_sentence, waits
@@ -67,6 +68,8 @@ def _measured_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     if theoretical_s := _known(complexity.theoretical_step_s for complexity in complexities):
         yield "in theory", f"{_range(theoretical_s, seconds)}  (the step's FLOP at the measured ceiling, nothing else)"
     yield "FLOP/s", _flop_rate(records)
+    if of_peak := utilization.sentence(records):
+        yield "MFU", of_peak
     for index, line in enumerate(_limits([record.bound or NO_BOUND for record in records])):
         yield "limited by" if index == 0 else "", line
     if scaling := _scaling(_known(record.ranks for record in records)):

@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.figures import labels, style
 from analysis.loading import units
 from analysis.loading.configurations import CONFIGURATION, FIGURES, SOFTWARE, Group, completed, group, measured, shown
-from analysis.loading.tables import Tables, cells
+from analysis.loading.tables import Tables, cells, joined
 from analysis.statistics.samples import over_runs
 from workload.contract.record import Status
 from workload.contract.text import counted
@@ -22,8 +22,8 @@ TASK = ("model", "image_size", "dataset")
 # Columns of `measured`: names, facts of the configuration, its figures by `Group.figures`, and others.
 NAMES = ("env", "task", "variant", "place", "device_name", "device_type")
 FACTS = ("model", "batch_size", "precision", "unit", "devices")
-MEDIANS = ("train_flop_per_image", "train_flop_per_step", "usd_per_h", "peak_memory_bytes")
-MEASURED_COLUMNS = (*NAMES, "series", *FACTS, *FIGURES, "flop_per_s", *MEDIANS, "bound_why", "run_ids")
+MEDIANS = ("train_flop_per_image", "train_flop_per_step", "usd_per_h", "peak_memory_bytes", "mfu", "hfu")
+MEASURED_COLUMNS = (*NAMES, "series", *FACTS, *FIGURES, "flop_per_s", *MEDIANS, "mfu_peak", "bound_why", "run_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +219,7 @@ def _row(pool: Group) -> dict[str, Any]:
         **pool.figures(),
         "flop_per_s": over_runs([flop / step_s for flop, step_s in steps if step_s]).value,
         **{name: pool.median(name) for name in MEDIANS},
+        "mfu_peak": joined(dict.fromkeys(pool.texts("mfu_peak"))),
         "bound_why": min(reasons, key=lambda pair: (pair[0] is None, pair[0] or ""), default=(None, None))[1],
         "run_ids": pool.values("run_id"),
     }

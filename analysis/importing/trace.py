@@ -42,8 +42,9 @@ LISTED_COLUMNS = ("name", "calls", "total_s", "mean_s", "share")
 OPERATOR_COLUMNS = ("name", "family", "calls", "total_s", "flop", "bytes_lower", "bytes_upper", "lack")
 METHOD = (
     "own formulas over the shapes that torch.profiler recorded, forward and backward; 1 fused multiply-add = 2 FLOP; "
-    "element-wise, normalisation and pooling operators count 0 FLOP. Bytes are modelled: lower = each tensor once, as "
-    "far as a trace tells tensors apart, upper = each operator from and to memory"
+    "element-wise, normalisation and pooling operators count 0 FLOP; causal attention counts only the pairs of query "
+    "and key that its kernel keeps. Bytes are modelled: lower = each tensor once, as far as a trace tells tensors "
+    "apart, upper = each operator from and to memory"
 )
 # Families of operators that may touch a small part of their tensors: indices into a table, a group of the parameters.
 TOUCHING_A_PART = {OperatorFamily.EMBEDDING, Family.OPTIMIZER}
@@ -107,7 +108,7 @@ def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
     if attribution.has_work and attribution.model.passes % attribution.steps.number == 0:
         contradictions += against_model.trace_contradictions(
             record.spec,
-            # Subtract the FLOP of the forward passes that activation checkpointing repeats: they are no model FLOP.
+            # Subtract the FLOP of the forward passes that gradient checkpointing repeats: they are no model FLOP.
             (sum(attribution.flop_by_op.values()) - attribution.recomputed_flop) / attribution.steps.number,
             attribution.model,
             passes_per_step=traced.passes_per_step,
@@ -297,6 +298,7 @@ def _complexity(attribution: Attribution) -> ComplexityRecord:
     steps, unattributed = attribution.steps.number, attribution.unattributed
     return ComplexityRecord(
         train_flop_per_step=sum(attribution.flop_by_op.values()) / steps,
+        recomputed_flop_per_step=attribution.recomputed_flop / steps or None,
         flop_by_op={kind: flop / steps for kind, flop in attribution.flop_by_op.items()},
         bytes_per_step_lower=attribution.bytes_low / steps,
         bytes_per_step_upper=attribution.bytes_high / steps,

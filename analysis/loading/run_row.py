@@ -10,7 +10,7 @@ from typing import Any
 
 from analysis.loading import model_work
 from workload.contract import record as contract
-from workload.contract import verdict
+from workload.contract import utilization, verdict
 from workload.contract.fields import RANGES, Kind, instant
 from workload.contract.ranks import IN_COLLECTIVES, INPUT, UNEVEN, Ranks, largest_wait, waits
 from workload.contract.record import Record, Status
@@ -35,6 +35,10 @@ DERIVED: Mapping[str, Kind] = {
     "ceiling_flop_per_s": Kind.NUMBER,
     "peak_flop_per_s": Kind.NUMBER,
     "tf32_instead_flop_per_s": Kind.NUMBER,
+    # Model FLOP, and all FLOP if some are repeated, over wall time, as fractions of this vendor's peak.
+    "mfu": Kind.NUMBER,
+    "hfu": Kind.NUMBER,
+    "mfu_peak": Kind.TEXT,
     "ceiling_bytes_per_s": Kind.NUMBER,
     "ceiling_conditions": Kind.TEXT,
     "region": Kind.TEXT,
@@ -155,7 +159,7 @@ def _derived(run: Record) -> dict[str, Any]:
     images, wall_s = run.timing.images, run.timing.measured_s
     images_per_s = images / wall_s if images and wall_s and wall_s > 0 else None
     devices = float(run.spec.devices or 1)
-    spent, rates = Spent.of(run), run.profile.throughput
+    spent, rates, used = Spent.of(run), run.profile.throughput, utilization.of(run)
     own, (samples, epoch_images) = run.spec.samples, epoch_of(run)
     return {
         "imported": run.imported is not None,
@@ -168,6 +172,9 @@ def _derived(run: Record) -> dict[str, Any]:
         "ceiling_flop_per_s": _float(verdict.compute_roof_per_s(run)),
         "peak_flop_per_s": verdict.peak_flop_per_s(run),
         "tf32_instead_flop_per_s": verdict.tf32_instead(run),
+        "mfu": used and used.mfu,
+        "hfu": used and used.hfu,
+        "mfu_peak": used and used.peak_name,
         "ceiling_bytes_per_s": _float(copy.roof_per_s) if copy else None,
         "ceiling_conditions": _json(compute.conditions) if compute else None,
         # In Compute Engine, a zone's name is its region and a letter. Other clouds record the region.

@@ -31,6 +31,7 @@ from analysis.readers.trace_model import CallTree, TracedModel, recognized_model
 from workload.contract.spec import TF32_CAPABILITY
 from workload.contract.text import counted, percent
 from workload.contract.text import seconds as duration
+from workload.contract.utilization import repetition
 from workload.contract.vocabulary import names_tensor_cores
 
 # A first or last step was recorded incompletely if it has fewer operators than this share of the other steps' median;
@@ -123,7 +124,7 @@ class Attribution:
     """Totals over all `steps`.
 
     `listed`: calls and seconds by kernel name (on a CPU by operator name), as torch lists them.
-    `recomputed_flop`: the part of the FLOP that activation checkpointing adds in the backward pass. `has_backward`:
+    `recomputed_flop`: the part of the FLOP that gradient checkpointing adds in the backward pass. `has_backward`:
     whether any operator or kernel occurs only in a backward pass.
     """
 
@@ -354,7 +355,7 @@ class _Totals:
         return self.rows.setdefault((name, lack), OperatorRow(operator=name, name=name, family=family, lack=lack))
 
     def call(self, operator: Operator, step: int, *, is_recomputed: bool) -> OperatorRow:
-        """Count a call with its work and return its row; `is_recomputed`: activation checkpointing repeats the call."""
+        """Count a call with its work and return its row; `is_recomputed`: gradient checkpointing repeats the call."""
         row, work = self.row_of(operator), self.works.work_of(operator)
         row.calls += 1
         if isinstance(work, Lack):
@@ -396,8 +397,7 @@ class _Totals:
             kernels, busy = counted(len(self.earlier), "kernel"), duration(sum(self.earlier), 3)
             yield f"{kernels} of the step before, {busy}, are left out: the trace begins after they were launched"
         if self.recomputed_flop:
-            share = percent(self.recomputed_flop / sum(self.flop_by_op.values()))
-            yield f"activation checkpointing computes a part of the forward pass again: {share} of the FLOP"
+            yield repetition(self.recomputed_flop / sum(self.flop_by_op.values()))
         if self.is_assumed:
             yield ASSUMED
         if self.is_of_many:

@@ -87,7 +87,10 @@ OF_MANY = (
     "a trace has no shapes for lists of more than 30 tensors: lists of optimizers are assumed to contain "
     "every parameter that got a gradient"
 )
-ASSUMED = "the trace has no values of arguments: every backward pass of a convolution is counted with both gradients"
+ASSUMED = (
+    "the trace has no values of arguments: every backward pass of a convolution is counted with both gradients, and "
+    "attention as if it were not causal"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -448,11 +451,11 @@ def _add_summed_bmm(arguments: _Arguments) -> _Product:
     return _Product(kind="matmul", flop=left[0] * formulas.matmul(output, left), outputs=[output])
 
 
-def _attention(first: int, times: int) -> Callable[[_Arguments], _Product]:
+def _attention(first: int, times: int, is_causal: int | None) -> Callable[[_Arguments], _Product]:
     """Function that returns the work of attention. `first`: position of the query; 1 in backward operators, else 0.
 
     `times`: 2 for backward operators, else 1. The outputs of a backward operator are the gradients of query, key and
-    value.
+    value. `is_causal`: position of this argument, None if the operator computes all pairs of query and key anyway.
     """
 
     def product(arguments: _Arguments) -> _Product:
@@ -460,7 +463,13 @@ def _attention(first: int, times: int) -> Callable[[_Arguments], _Product]:
         _require((query[-1], key[-2]) == (key[-1], value[-2]))
         outputs: list[Shape] = [query, key, value] if first else [(*query[:-1], value[-1])]
         kind = "attention_backward" if first else "attention"
-        return _Product(kind=kind, flop=times * formulas.attention(query, key, value), outputs=outputs)
+        try:
+            causal, is_assumed = is_causal is not None and arguments.flags(is_causal)[0], False
+        except LookupError:
+            # The trace has no values, or is of a version with other arguments.
+            causal, is_assumed = False, True
+        flop = times * formulas.attention(query, key, value, causal=causal)
+        return _Product(kind=kind, flop=flop, outputs=outputs, is_assumed=is_assumed)
 
     return product
 
@@ -492,13 +501,6 @@ def _cell(times: int) -> Callable[[_Arguments], _Product]:
 
 
 _RECURRENT = {1: "recurrent", 2: "recurrent_backward"}
-_FUSED = (
-    "flash_attention",
-    "flash_attention_for_cpu",
-    "efficient_attention",
-    "cudnn_attention",
-    "fused_attention_overrideable",
-)
 # Keys: the operator's name without namespace and without the _ of its in-place form, as in
 # `workload.model.flop.FORMULAS`.
 FORMULAS: Mapping[str, Callable[[_Arguments], _Product]] = {
@@ -525,7 +527,7 @@ FORMULAS: Mapping[str, Callable[[_Arguments], _Product]] = {
     "_thnn_fused_lstm_cell_backward_impl": _cell(2),
     "_thnn_fused_gru_cell": _cell(1),
     "_thnn_fused_gru_cell_backward": _cell(2),
-    "_scaled_dot_product_attention_math_for_mps": _attention(0, 1),
-    **{f"_scaled_dot_product_{name}": _attention(0, 1) for name in _FUSED},
-    **{f"_scaled_dot_product_{name}_backward": _attention(1, 2) for name in _FUSED},
+    formulas.MATH_OF_MPS: _attention(0, 1, None),
+    **{name: _attention(0, 1, forward) for name, (forward, _) in formulas.IS_CAUSAL.items()},
+    **{f"{name}_backward": _attention(1, 2, backward) for name, (_, backward) in formulas.IS_CAUSAL.items()},
 }

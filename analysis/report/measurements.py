@@ -42,6 +42,9 @@ SUMMARY = (
     Column(name="joules_per_image", heading="J per {one}", digits=3),
     Column(name="intensity", heading="FLOP/byte", digits=3),
     Column(name="fraction_of_roof", heading="of the roof", unit="%", digits=2),
+    Column(name="mfu", heading="MFU", unit="%", digits=2),
+    Column(name="hfu", heading="HFU", unit="%", digits=2),
+    *facts(mfu_peak="dense peak of MFU"),
     *facts(bound="limited by", busy="busy"),
     Column(name="data_wait_fraction", heading="data waits", unit="%", digits=2),
 )

@@ -185,7 +185,7 @@ def trace_contradictions(
 ) -> Iterator[str]:
     """Sentences on contradictions between a trace's shapes and the named model: operators, weights, FLOP of a step.
 
-    `flop`: FLOP of a step, without those that activation checkpointing repeats. The trace's own input takes precedence
+    `flop`: FLOP of a step, without those that gradient checkpointing repeats. The trace's own input takes precedence
     over the user's batch size.
     """
     size, _ = model_work.image_size_of(spec)

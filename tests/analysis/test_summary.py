@@ -135,6 +135,16 @@ def test_runs_without_phases_have_empty_cells_and_no_columns_of_rare_parts(tmp_p
     assert "time in" not in render(table, COLUMNS, TableFormat.TABLE, width=140)
 
 
+def test_mfu_is_the_median_over_runs_and_unknown_without_a_peak(tmp_path: Path) -> None:
+    # A step takes 2, 3 or 4 s on a T4, whose dense peak of fp32 is 8.1 TFLOP/s; a tenth of its FLOP is repeated.
+    work = {"train_flop_per_step": 8.1e12, "recomputed_flop_per_step": 8.1e11}
+    step = {"complexity": work, "timing__step_s": {"n": 1, "median": 0.5}}
+    for gpu, expected in (("Tesla T4", (0.3, 1 / 3, "T4, fp32")), ("GPU", (None, None, None))):
+        changes = [{**step, "timing__measured_s": s, "environment__device__name": gpu} for s in (2.0, 3.0, 4.0)]
+        (line,) = lines(tmp_path / gpu, *changes)
+        assert (line["mfu"], line["hfu"], line["mfu_peak"]) == pytest.approx(expected)
+
+
 def test_mean_deviation_and_gain_over_the_batch_before(tmp_path: Path) -> None:
     """Rates 100, 102, 104 at batch 4; 110 and 112 at batch 8; 99 at batch 16; and another model at batch 8."""
     runs = [{"spec__batch_size": 4, "timing__images": 100 + 2 * number} for number in range(3)]

@@ -74,6 +74,16 @@ def verdict(bound: str | None, why: str) -> dict[str, Any]:
 COMPUTE = [verdict("compute", f"{share:.0%} of it") for share in (0.5, 0.4, 0.52)]
 
 
+# A GPU on which steps take 1 s with their waits, of 156 TFLOP in bf16, the half of its peak.
+A100: dict[str, Any] = {
+    "spec": RECORD["spec"] | {"precision": "bf16", "device": "cuda"},
+    "ceilings": {"flop_per_s": {"bf16": {"median": 250e12}}},
+    "environment": {"device": {"type": "cuda", "name": "NVIDIA A100-SXM4-40GB"}},
+    "complexity": {"train_flop_per_step": 156e12, "train_flop_per_image": 1e12, "flop_by_precision": {"bf16": 156e12}},
+    "timing": RECORD["timing"] | {"measured_s": 20.0},
+}
+REPEATING = {"complexity": A100["complexity"] | {"recomputed_flop_per_step": 39e12}}
+A_LITTLE_FASTER = {"timing": A100["timing"] | {"measured_s": 19.0}}
 REPEATS = repeated((19.0, 0.84), (22.0, 0.73), (20.0, 0.8), bound=COMPUTE, notes=[["x", "y"], ["x"], ["x", "x"]])
 NEITHER = verdict("neither", "below both")
 SLOWED = {"flop_per_s": {"fp32": {"median": 5e11, "burst": 8e11, "sustained": 4e11}}}
@@ -135,6 +145,9 @@ TABLES: dict[str, list[Bundle]] = {
             cost={"usd_per_h": 0.6},
         )
     ],
+    "share of the peak": [bundle(**A100)],
+    "repeated FLOP": [bundle(**A100 | REPEATING), bundle(run_id="b", **A100 | REPEATING | A_LITTLE_FASTER)],
+    "FLOP that are unknown in part": [bundle(**A100 | {"complexity": A100["complexity"] | {"uncounted": ["sort"]}})],
     "out of memory": [bundle(), bundle(run_id="b", status="out_of_memory", error="too big")],
     "interrupted": [bundle(status="interrupted", error="by SIGINT")],
     "energy": [bundle(**with_energy(41.2, **COUNTER))],

@@ -4,7 +4,7 @@ One fused multiply-add is 2 FLOP. Standard library only.
 """
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -14,6 +14,17 @@ GROWTH_SYMBOLS = (
     "N images, C channels in, K out, H x W pixels out, R x S filter, G groups, T tokens of width D, F features; "
     "1 fused multiply-add = 2 FLOP"
 )
+# Position of the argument `is_causal` of PyTorch's fused attention, forward and backward, by operation. With a mask, or
+# by single products, attention computes all pairs of query and key.
+IS_CAUSAL: Mapping[str, tuple[int, int]] = {
+    "_scaled_dot_product_flash_attention": (4, 11),
+    "_scaled_dot_product_flash_attention_for_cpu": (4, 7),
+    "_scaled_dot_product_efficient_attention": (6, 11),
+    "_scaled_dot_product_cudnn_attention": (6, 14),
+    "_scaled_dot_product_fused_attention_overrideable": (5, 13),
+}
+# Attention of Apple's GPUs, which masks all pairs after it has computed them.
+MATH_OF_MPS = "_scaled_dot_product_attention_math_for_mps"
 # Operations that read only the returned rows of their first tensor.
 GATHERING = frozenset({"embedding", "index", "index_select", "gather", "take", "_embedding_bag"})
 
@@ -73,14 +84,22 @@ def matmul(output: Shape, first: Shape) -> int:
     return 2 * prod(output) * first[-1]
 
 
-def attention(query: Shape, key: Shape, value: Shape) -> int:
-    """FLOP of attention: query x key and weights x value, 2 for each multiply-add; a causal mask is ignored.
+def attention(query: Shape, key: Shape, value: Shape, *, causal: bool = False) -> int:
+    """FLOP of attention: query x key and weights x value, 2 for each multiply-add.
 
     `query` (..., heads, L, E), `key` (..., L_kv, E), `value` (..., L_kv, E_v). Source: Dao 2023,
     https://arxiv.org/abs/2307.08691, section 4.1: 4 x L^2 x E x heads, and twice as many backward (2.5 times in the
-    paper, which counts the recomputation).
+    paper, which counts the recomputation). `causal`: the kernel leaves out the keys after each query, as PyTorch's
+    `is_causal` does from the first query and key on: of L x L pairs, L x (L + 1) / 2 remain. A kernel computes whole
+    blocks along the diagonal, whose masked part does not count.
     """
-    return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+    length, keys = query[-2], key[-2]
+    if causal:
+        square = min(length, keys)
+        pairs = square * (square + 1) // 2 + (length - square) * keys
+    else:
+        pairs = length * keys
+    return 2 * prod(query[:-2]) * pairs * (query[-1] + value[-1])
 
 
 def recurrent(inputs: Shape, weights: Sequence[Shape]) -> int:

@@ -279,18 +279,20 @@ class ComplexityRecord:
     """Work of a step: FLOP by formula (1 fused multiply-add is 2 FLOP), bytes as a modelled interval.
 
     `theoretical_step_s`: the step's FLOP over the measured ceiling. `flop_by_precision`: FLOP by the type of the
-    factors. `copied_to_device_bytes`: bytes copied from the host to a GPU. A user's own script and a trace also have
-    `unattributed`: for each operation without a formula, its share of all operations' time. `unattributed_share`: sum
-    of these shares; in a script on a GPU, the time of a small operation is mostly the host's time to start its kernels.
-    `uncounted_share`: for a trace, the sum over those operations that may compute. `activation_*`: what the forward
-    pass of a batch keeps for the backward pass, and the layer that keeps most. `flop_by_module`, `bytes_by_module`
-    (upper bound): of the ten modules with most FLOP.
+    factors. `recomputed_flop_per_step`: the part of `train_flop_per_step` by which gradient checkpointing repeats
+    forward passes; None if nothing is repeated. `copied_to_device_bytes`: bytes copied from the host to a GPU. A user's
+    own script and a trace also have `unattributed`: for each operation without a formula, its share of all operations'
+    time. `unattributed_share`: sum of these shares; in a script on a GPU, the time of a small operation is mostly the
+    host's time to start its kernels. `uncounted_share`: for a trace, the sum over those operations that may compute.
+    `activation_*`: what the forward pass of a batch keeps for the backward pass, and the layer that keeps most.
+    `flop_by_module`, `bytes_by_module` (upper bound): of the ten modules with most FLOP.
     """
 
     parameters: Number = column()
     forward_mac_per_image: Number = column()
     forward_flop_per_image: Number = column()
     train_flop_per_step: Number = column()
+    recomputed_flop_per_step: Number = column()
     train_flop_per_image: Number = column()
     flop_by_op: Mapping[str, Number] | None = None
     bytes_per_step_lower: Number = column("bytes_lower_per_step")

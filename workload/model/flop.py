@@ -29,7 +29,7 @@ from workload.contract import formulas
 # Pattern for names of contractions, also of ops that torch may add later. `upsample_bilinear2d` and
 # `convert_element_type` do not match.
 CONTRACTION = re.compile(
-    r"(^|_)conv(\d|_|$|olution)|mm(_|$)|matmul|mv(_|$)|(^|_)v?dot(_|$)|einsum|tensordot|attention"
+    r"(^|_)conv(\d|_|$|olution)|mm(_|$)|matmul|mv(_|$)|(^|_)v?dot(_|$)|einsum|tensordot|attention|attn"
     r"|(^|_)(bi|tri)?linear(_|$)|(^|_)(lstm|gru|rnn)(_|$)|transformer_encoder|cdist"
 )
 # Ops that allocate memory without touching it.
@@ -140,14 +140,24 @@ def _twice(flop: Callable[..., int]) -> Callable[..., int]:
     return lambda *arguments, **options: 2 * flop(*arguments, **options)
 
 
-def _attention(_output: Any, query: Tensor, key: Tensor, value: Tensor, *_others: Any, **_options: Any) -> int:
-    return formulas.attention(query.shape, key.shape, value.shape)
+def _attention(is_causal: int | None) -> Callable[..., int]:
+    """Function that returns the FLOP of attention. `is_causal`: position of this argument, see `IS_CAUSAL`."""
+
+    def flop(_output: Any, *arguments: Any, **options: Any) -> int:
+        query, key, value = arguments[:3]
+        given = () if is_causal is None else (*arguments[is_causal : is_causal + 1], options.get("is_causal"))
+        return formulas.attention(query.shape, key.shape, value.shape, causal=any(each is True for each in given))
+
+    return flop
 
 
-def _attention_backward(
-    _output: Any, _gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_others: Any, **_options: Any
-) -> int:
-    return 2 * formulas.attention(query.shape, key.shape, value.shape)
+def _attention_backward(is_causal: int) -> Callable[..., int]:
+    """As `_attention`, for a backward operation, whose first argument is the gradient."""
+
+    def flop(_output: Any, _gradient: Tensor, *arguments: Any, **options: Any) -> int:
+        return 2 * _attention(is_causal - 1)(_output, *arguments, **options)
+
+    return flop
 
 
 # Names of ops without overload and without the _ of in-place forms. Attention on the math path is dispatched as bmm.
@@ -165,17 +175,14 @@ _FORMULAS: tuple[tuple[str, Callable[..., int], str], ...] = (
     ("recurrent", _cell, "_thnn_fused_lstm_cell _thnn_fused_gru_cell"),
     ("recurrent_backward", _cell, "_thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell_backward"),
 )
-_ATTENTIONS = (
-    *("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention"),
-    *("fused_attention_overrideable", "attention_math_for_mps"),
-)
 FORMULAS: Mapping[str, Formula] = MappingProxyType(
     {name: Formula(kind=kind, flop=flop) for kind, flop, names in _FORMULAS for name in names.split()}
-    | {f"_scaled_dot_product_{name}": Formula(kind="attention", flop=_attention) for name in _ATTENTIONS}
     | {
-        f"_scaled_dot_product_{name}_backward": Formula(kind="attention_backward", flop=_attention_backward)
-        for name in _ATTENTIONS[:-1]
+        f"{name}_backward": Formula(kind="attention_backward", flop=_attention_backward(backward))
+        for name, (_, backward) in formulas.IS_CAUSAL.items()
     }
+    | {name: Formula(kind="attention", flop=_attention(forward)) for name, (forward, _) in formulas.IS_CAUSAL.items()}
+    | {formulas.MATH_OF_MPS: Formula(kind="attention", flop=_attention(None))}
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from workload import log
-from workload.contract import bundle, ranks, verdict
+from workload.contract import bundle, ranks, utilization, verdict
 from workload.contract.invocation import as_typed
 from workload.contract.process import interruption_deferred
 from workload.contract.ranks import COLLECTIVES_FILE, own_folder
@@ -41,8 +41,9 @@ from workload.steps.step_work import GRAPH, Work
 LOGGER = logging.getLogger("workload")
 METHOD = (
     "own formula table over the operations dispatched in one warm-up step; 1 fused multiply-add = 2 FLOP; "
-    "element-wise, normalisation and pooling operations count 0 FLOP. Bytes are modelled: lower = each tensor once, "
-    "upper = each operation from and to memory"
+    "element-wise, normalisation and pooling operations count 0 FLOP; causal attention counts only the pairs of query "
+    "and key that its kernel keeps. Bytes are modelled: lower = each tensor once, upper = each operation "
+    "from and to memory"
 )
 # A note names the operations without a formula if their share of the operations' time is at least this.
 UNATTRIBUTED_NOTE_FROM = 0.05
@@ -349,6 +350,7 @@ def summary(record: Record, folder: Path, output: Path) -> str:
         f"{spec.script.unit}/s": f"{rate}  (one run: no interval)",
         "step time": f"{seconds(figures.step_s.median or 0.0)}  (median of {steps})",
         **dict(work_rows([record])),
+        **({"MFU": of_peak} if (of_peak := utilization.sentence([record])) else {}),
         "limited by": f"{limit}: {bound.why if bound else 'no step was measured'}",
         **({"busy": bound.busy} if bound and bound.busy else {}),
         **({} if used_j is None else {"energy": energy_text(record, used_j)}),
@@ -377,6 +379,7 @@ def _complexity(step: Step, work: Work) -> ComplexityRecord:
         forward_mac_per_image=round(work.forward_flop / 2 / step.samples),
         forward_flop_per_image=round(work.forward_flop / step.samples),
         train_flop_per_step=tally.flop,
+        recomputed_flop_per_step=work.recomputed_flop or None,
         train_flop_per_image=round(tally.flop / step.samples),
         flop_by_op=tally.flop_by_op,
         bytes_per_step_lower=tally.bytes_lower,
@@ -410,6 +413,8 @@ def _differing(step: Step) -> Iterator[str]:
 
 
 def _notes_on_work(work: ComplexityRecord, spec: Spec) -> Iterator[str]:
+    if work.recomputed_flop_per_step and work.train_flop_per_step:
+        yield utilization.repetition(work.recomputed_flop_per_step / work.train_flop_per_step)
     if (work.unattributed_share or 0.0) >= UNATTRIBUTED_NOTE_FROM:
         names = ", ".join(list(work.unattributed or {})[:UNATTRIBUTED_SHOWN])
         on_gpu = "; on a GPU that is mostly the host's time to start small kernels" * (spec.device == Device.CUDA)

@@ -39,7 +39,8 @@ from workload.steps.training_step import make_optimizer
 
 METHOD = (
     "own formula table over dispatched ops in train mode, forward and backward; 1 fused multiply-add = 2 FLOP; "
-    "element-wise, normalisation and pooling ops count 0 FLOP; attention's recomputation is not counted. "
+    "element-wise, normalisation and pooling ops count 0 FLOP; attention's recomputation is not counted; "
+    "causal attention counts only the pairs of query and key that its kernel keeps. "
     "Bytes are modelled: lower = each tensor once, upper = each op from and to memory"
 )
 # Error text of F.batch_norm for one value per channel.

@@ -8,12 +8,16 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
 from typing import Any, Self, TypeGuard
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.autograd.graph import _engine_run_backward
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
 from workload.contract.spec import Device
@@ -30,6 +34,11 @@ Origin = Site | int
 # By element type of a matrix product: the precision of the ceiling to compare it with (of fp32 on a GPU, see
 # `precision_of_fp32`). fp16 counts as `amp`, with or without a GradScaler.
 PRECISIONS = {torch.float32: "fp32", torch.float16: "amp", torch.bfloat16: "bf16", torch.float64: "fp64"}
+# Number of autograd's backward pass while there is none.
+OUTSIDE_BACKWARD = -1
+# Files of torch whose functions stand between an operation and the dispatch mode that it calls.
+_TORCH = Path(torch.__file__).parent
+DISPATCHERS = frozenset({str(_TORCH / "_compile.py"), str(_TORCH / "_dynamo" / "eval_frame.py")})
 # Number of counted steps: 4 if all are alike, else 5.
 ENOUGH_ALIKE, MOST_COUNTED = 4, 5
 
@@ -41,8 +50,9 @@ class Work:
     `unattributed`: share of all operations' time, by operation without a formula; on a GPU an operation takes at least
     as long as the host needs to start its kernels. `uncounted`: names of operations
     without a formula that look like a matrix product; because of these the FLOP are a lower bound. `flop_range`: least
-    and most FLOP of the counted steps, None if they agree. `entered`: what entered the model; `fetched_tokens`: number
-    of tokens in the batches of DataLoaders.
+    and most FLOP of the counted steps, None if they agree. `recomputed_flop`: the part of the FLOP that gradient
+    checkpointing repeats. `entered`: what entered the model; `fetched_tokens`: number of tokens in the batches of
+    DataLoaders.
     """
 
     tally: Tally
@@ -54,6 +64,7 @@ class Work:
     copied_to_device_bytes: int
     copied_to_device_s: float
     devices: frozenset[str]
+    recomputed_flop: int = 0
     flop_range: tuple[int, int] | None = None
     entered: Entered | None = None
     fetched_tokens: int = 0
@@ -156,12 +167,14 @@ class WorkCounter(FlopCounter):
 
     def __init__(self, device: Device, model_input: ModelInput | None = None) -> None:
         super().__init__()
-        self.in_backward = self.ignores = False
+        self.in_backward = self.ignores = self._is_recomputation = False
         self.model_input = model_input
         self.without_gradients = WorkWithoutGradients()
         self._clock = clock_for(Device.CUDA if device is Device.CUDA else Device.CPU)
         self._spans: list[tuple[str, Any, Any]] = []
-        self._forward_flop = 0
+        self._forward_flop = self._recomputed_flop = 0
+        # Backward passes by their number in autograd: whether autograd records their own operations (`create_graph`).
+        self._records_graph: dict[int, bool] = {}
         self._block = ExitStack()
         self._precisions: Counter[str] = Counter()
         self._unattributed: set[str] = set()
@@ -193,6 +206,7 @@ class WorkCounter(FlopCounter):
         return Work(
             tally=Tally(flop_by_op={}, bytes_lower=0, bytes_upper=0) if self.has_replay else self.tally(),
             forward_flop=0 if self.has_replay else self._forward_flop,
+            recomputed_flop=0 if self.has_replay else self._recomputed_flop,
             flop_by_precision={} if self.has_replay else dict(self._precisions),
             time_s=dict(time_s),
             unattributed=dict(sorted(shares.items(), key=lambda item: -item[1])),
@@ -211,6 +225,7 @@ class WorkCounter(FlopCounter):
             return func(*args, **(kwargs or {}))
         if types and self.model_input:
             self.model_input.nested(args)
+        self._is_recomputation = self._repeats_forward(sys._getframe(1))  # noqa: SLF001 - as traceback does
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -236,11 +251,38 @@ class WorkCounter(FlopCounter):
     def counted(self, flop: int, kind: str, args: tuple[Any, ...]) -> None:
         """Record the FLOP of a contraction by precision and pass."""
         self.without_gradients.add_flop(flop, args)
-        if not self.in_backward:
+        if self._is_recomputation:
+            self._recomputed_flop += flop
+        elif not self.in_backward:
             self._forward_flop += flop
         factor = next((arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()), None)
         if factor is not None and flop:
             self._precisions[_precision_of(factor, kind)] += flop
+
+    def _repeats_forward(self, frame: FrameType | None) -> bool:
+        """Whether the present operation, called from `frame`, belongs to a forward pass that a backward pass repeats.
+
+        Gradient checkpointing calls the layers again from a hook or a function of the backward pass, and switches
+        gradients on for that. Autograd's own operations are called by no Python code and need no gradients, unless
+        `create_graph` asks for them. Checkpointed layers may switch gradients off again: these operations are known by
+        torch.utils.checkpoint among their callers.
+        """
+        backward: int = torch._C._current_graph_task_id()  # noqa: SLF001 - torch.utils.checkpoint uses it too
+        if backward == OUTSIDE_BACKWARD:
+            return False
+        while frame is not None and frame.f_code.co_filename in DISPATCHERS:
+            frame = frame.f_back
+        # A device's thread of autograd has no frames of Python above its own operations.
+        if frame is None or frame.f_code is _engine_run_backward.__code__:
+            self._records_graph.setdefault(backward, torch.is_grad_enabled())
+            return False
+        if torch.is_grad_enabled() and not self._records_graph.get(backward, False):
+            return True
+        while frame is not None and frame.f_code is not _engine_run_backward.__code__:
+            if frame.f_code.co_filename == checkpoint.__file__:
+                return True
+            frame = frame.f_back
+        return False
 
 
 class Evaluations:

@@ -146,7 +146,7 @@ def test_activation_checkpointing_explains_the_forward_pass_that_counts_twice(tm
     assert twice.complexity is not None
     assert once.complexity.train_flop_per_step is not None
     assert (twice.complexity.train_flop_per_step or 0) > 1.25 * once.complexity.train_flop_per_step
-    remark = "activation checkpointing computes a part of the forward pass again: 24 % of the FLOP"
+    remark = "gradient checkpointing computes a part of the forward pass again: 24 % of the FLOP"
     assert remark in (twice.notes or ())
     assert not any("checkpointing" in note for note in once.notes or ())
     assert repeated == []

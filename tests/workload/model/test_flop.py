@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
+from workload.contract import formulas
 from workload.model.flop import FORMULAS, FlopCounter, Tally, formula_of, looks_like_contraction
 
 
@@ -171,6 +172,23 @@ def test_every_attention_kernel_has_its_formula(name: str) -> None:
         assert formula.flop(None, query, key, value, dropout_p=0.0) == ATTENTION_FLOP
 
 
+# Pairs of query and key that a causal kernel keeps: the first query sees one key, the sixth and all later ones six.
+@pytest.mark.parametrize(("queries", "keys", "pairs"), [(6, 6, 21), (6, 10, 21), (8, 6, 21 + 2 * 6), (1, 10, 1)])
+@pytest.mark.parametrize("name", formulas.IS_CAUSAL)
+def test_causal_attention_counts_the_pairs_that_its_kernel_keeps(
+    name: str, queries: int, keys: int, pairs: int
+) -> None:
+    query, key, value = meta(2, 4, queries, 8), meta(2, 2, keys, 8), meta(2, 2, keys, 5)
+    forward, backward = formulas.IS_CAUSAL[name]
+    flop = 2 * 8 * pairs * (8 + 5)
+    others = [query, key, value] + [None] * (forward - 3)
+    assert FORMULAS[name].flop(None, *others, True) == flop
+    assert FORMULAS[name].flop(None, query, key, value, is_causal=True) == flop
+    assert FORMULAS[name].flop(None, *others, False) == 2 * 8 * queries * keys * (8 + 5)
+    gradients = FORMULAS[f"{name}_backward"]
+    assert gradients.flop(None, query, *[query, key, value], *[None] * (backward - 4), True) == 2 * flop
+
+
 @pytest.mark.parametrize("name", [name for name in FORMULAS if "dot_product" in name or "convolution" in name])
 def test_the_arguments_stand_where_the_formula_reads_them(name: str) -> None:
     packet = getattr(torch.ops.aten, name, None)
@@ -180,6 +198,8 @@ def test_the_arguments_stand_where_the_formula_reads_them(name: str) -> None:
     if "dot_product" in name:
         first = 1 if name.endswith("_backward") else 0
         assert names[first : first + 3] == ["query", "key", "value"]
+        positions = formulas.IS_CAUSAL.get(name.removesuffix("_backward"))
+        assert positions is None or names[positions[first]] == "is_causal"
     elif name.endswith("_backward"):
         assert names[:3] == ["grad_output", "input", "weight"]
         assert (names[7], names[10]) == ("transposed", "output_mask")

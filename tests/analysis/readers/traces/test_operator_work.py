@@ -245,6 +245,7 @@ CALLS = {
     "2 x 25 x 4 x 2 x 9": convolution([1, 4, 5, 5], [4, 2, 3, 3], transposed=True),
     "2 x 2 x 3 x 7 x 9 x 16": call(FLASH, [[2, 3, 7, 8], [2, 3, 9, 8], [2, 3, 9, 8]]),
     "2 x 2 x 2 x 3 x 7 x 9 x 16": call(EFFICIENT, [[2, 3, 7, 8], [2, 3, 7, 8], [2, 3, 9, 8], [2, 3, 9, 8]]),
+    "2 x 2 x 3 x (1 + … + 7) x 16": call(FLASH, [[2, 3, 7, 8]] * 3, ("", "", "", "0.", "True", "False")),
     "no FLOP": call("aten::relu_", [[2, 3]]),
     "2 x (24 + 6 + 24) bytes": call("aten::add", [[4, 6], [6]], dtype="c10::Half"),
     "4 x (24 + 24 + 24) bytes": call("aten::add_", [[4, 6], [4, 6]]),
