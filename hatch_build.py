@@ -1,17 +1,31 @@
-"""Hatchling's build hook: a wheel and an sdist know the commit that they were made from, as `workload/commit.txt`.
+"""Hatchling's hooks: the commit of a wheel or sdist, as `workload/commit.txt`, and README for a package index.
 
 A checkout asks git instead, so an editable installation gets none. `-dirty` follows the commit where a packaged file
 was changed after it; an archive without git and without the file says nothing, and no commit is made up.
 """
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 NAME = "workload/commit.txt"
 PACKAGED = ("launcher", "rooflaunch", "workload", "analysis", "docker")
+
+
+class ReadmeHook(MetadataHookInterface):
+    """Makes the package's description from README.md: a package index has none of the files that README links."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set the field `readme`, with links to the repository."""
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        repository = metadata["urls"]["Repository"]
+        text = re.sub(r"(!\[[^]]*\]\(|(?:src|srcset)=\")(?=docs/)", rf"\g<1>{repository}/raw/main/", text)
+        text = re.sub(r"\]\((?=[\w./-]+\.md)", f"]({repository}/blob/main/", text)
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
 
 
 class CommitHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -19,10 +33,13 @@ class CommitHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Write the commit beside the build's other temporary files and include it."""
-        if version == "editable" or Path(self.root, NAME).is_file():
+        if version == "editable":
             return
-        commit = commit_of(Path(self.root))
-        if commit:
+        kept = Path(self.root, NAME)
+        if kept.is_file():
+            # An sdist has the file. Included in the same way, it has the same place in the wheel as from a checkout.
+            build_data["force_include"][str(kept)] = NAME
+        elif commit := commit_of(Path(self.root)):
             written = Path(self.directory) / "commit.txt"
             written.parent.mkdir(parents=True, exist_ok=True)
             written.write_text(f"{commit}\n", encoding="utf-8")

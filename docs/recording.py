@@ -1,4 +1,4 @@
-"""Terminal recording of the README's first session: `make recording`, on an idle machine."""
+"""The README's sessions, and a terminal recording of the first: `make recording`, on an idle machine."""
 
 import json
 import os
@@ -17,12 +17,14 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 README, PICTURE = ROOT / "README.md", ROOT / "docs/images/recording.svg"
-# The recorded run, from which a test makes the README's table again; without facts about the machine.
-RUN = ROOT / "tests/docs/recorded_run.json"
+# The recorded runs, from which a test makes the README's tables again; without facts about the machine.
+RUNS = ROOT / "tests/docs/recorded_runs.json"
 SECTIONS = ("run_id", "status", "error", "timing", "complexity", "ceilings", "bound", "profile", "notes")
 SPEC = ("model", "batch_size", "precision", "device", "script")
-# The first command, which sets up, is not recorded.
-BLOCK = re.compile(r"(```console\n\$ make setup\n)\$ ([^\n]*)\n.*?(```\n)", re.DOTALL)
+# A measured script with what it printed. A first command that sets up is not recorded.
+BLOCK = re.compile(r"(```console\n(?:\$ make setup\n)?)\$ (\S+ local [^\n]*)\n(?![$`]).*?(```\n)", re.DOTALL)
+# Lines of a table that is not the README's first: its title, and what differs most between scripts.
+SHORT = re.compile(r"\S|$|  (a step|(?!FLOP)\S+/s|MFU|limited by)  ")
 COLUMNS, LINE_PX, CHARACTER_PX, MARGIN_PX = 100, 18, 7.8, 14
 LONGEST_PAUSE_S = 1.5
 # Without motion, which a reader's setting or a printer may ask for, all lines are shown.
@@ -118,19 +120,28 @@ def _kept(record: dict[str, Any]) -> dict[str, Any]:
     return {name: record[name] for name in SECTIONS} | {"spec": spec, "environment": {"device": device}}
 
 
+def shortened(lines: Sequence[str]) -> list[str]:
+    """Lines of a table that a later session of the README shows; an ellipsis stands for the others."""
+    return [*(line for line in lines if SHORT.match(line)), "  …"]
+
+
 def main() -> None:
-    """Record the session; rewrite the picture, the results in the README's block, and the test's run."""
-    readme = README.read_text(encoding="utf-8")
-    found = BLOCK.search(readme)
-    assert found, "the README's first console block begins with `$ make setup`"
-    command = found[2]
-    lines = record(command.split())
-    results = "".join(f"{line.text}\n" for line in lines if line.is_result)
-    PICTURE.write_text(drawn(command, lines), encoding="utf-8")
-    block = f"{found[1]}$ {command}\n{results}{found[3]}"
-    [bundle] = [line.text.split()[1] for line in lines if line.is_result and line.text.split()[:1] == ["bundle"]]
-    RUN.write_text(json.dumps(_kept(json.loads((ROOT / bundle / "run.json").read_text())), indent=1) + "\n")
-    README.write_text(readme[: found.start()] + block + readme[found.end() :], encoding="utf-8")
+    """Record the sessions; rewrite the picture of the first, the results in the README, and the tests' runs."""
+    runs = list[dict[str, Any]]()
+
+    def recorded(found: re.Match[str]) -> str:
+        lines = record(found[2].split())
+        results = [line.text for line in lines if line.is_result]
+        [bundle] = [text.split()[1] for text in results if text.split()[:1] == ["bundle"]]
+        if runs:
+            results = shortened(results)
+        else:
+            PICTURE.write_text(drawn(found[2], lines), encoding="utf-8")
+        runs.append(_kept(json.loads((ROOT / bundle / "run.json").read_text(encoding="utf-8"))))
+        return "\n".join([f"{found[1]}$ {found[2]}", *results, found[3]])
+
+    README.write_text(BLOCK.sub(recorded, README.read_text(encoding="utf-8")), encoding="utf-8")
+    RUNS.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog=prog,
         usage="%(prog)s COMMAND [OPTIONS]",
-        description="Train a vision model for a few steps and measure what limits it.",
+        description="Measure the training step of a script or of a torchvision model, and what limits it.",
         epilog=EXAMPLES,
     )
     version = f"rooflaunch {__version__}"

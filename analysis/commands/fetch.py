@@ -192,7 +192,7 @@ def import_files(
         str | None, option("--model", "the model, if the file does not name it", Group.MODEL, metavar="M")
     ] = None,
     batch_size: Annotated[
-        int | None, option("--batch-size", "images per step, if the file does not give it", Group.MODEL, metavar="N")
+        int | None, option("--batch-size", "samples per step, if the file does not give it", Group.MODEL, metavar="N")
     ] = None,
     precision: Annotated[
         str | None, option("--precision", "precision of the run, if known", Group.MODEL, metavar="fp32|tf32|amp|bf16")

@@ -28,6 +28,7 @@ MODULES = (
     "launcher",
     "analysis",
     "docs.build_site",
+    "build",
     "pip",
     "pytest",
     "venv",

@@ -52,6 +52,7 @@ INSTEAD = (
     Instead(match=r"launch batch (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
     Instead(match=r"launch (doctor|status|logs|down) .*--region", run=None, why="it needs a project of Google Cloud"),
     Instead(match=r"pip (install|wheel)", run=None, why="for the reader's own machine"),
+    Instead(match=r"-m build$|-m pytest tests/test_packaging.py", run=None, why="CI runs tests/test_packaging.py"),
     Instead(match=r"colab|kaggle", run=None, why="it needs an account: test_ssh_proxy.py plays Colab's program"),
     Instead(match=r"me@box", run=None, why="it needs a machine: tests/launcher/backends/ssh runs such lines"),
     Instead(

@@ -1,4 +1,4 @@
-"""The README's first run: its table is the one that a run prints, and its picture shows the same session."""
+"""The README's runs: their tables are those that the runs print, and its picture shows the first session."""
 
 import json
 import re
@@ -10,29 +10,44 @@ import pytest
 import vl_convert
 
 from analysis.figures import style
-from docs import five_steps
+from docs import five_steps, recording
 from launcher.run_table import render
 from tests.docs import pages
 from workload.contract.bundle import Bundle
 
-RUN = Path(__file__).with_name("recorded_run.json")
-PICTURE = pages.ROOT / "docs/images/recording.svg"
+MOST_WORDS = 700
 
 
-def test_the_table_of_the_first_run() -> None:
-    record = json.loads(RUN.read_text(encoding="utf-8"))
-    first = next(each for each in pages.commands("README.md") if each.shown)
-    bundle = Bundle(path=Path("results") / record["run_id"], document=record, files=(), contents={})
-    assert "\n".join(first.shown) == render([bundle]), "make recording"
-    drawn = PICTURE.read_text(encoding="utf-8")
+def tables() -> list[str]:
+    """Tables that the recorded runs print, in the order of README."""
+    records = json.loads(recording.RUNS.read_text(encoding="utf-8"))
+    folder = Path("results")
+    return [render([Bundle(path=folder / each["run_id"], document=each, files=(), contents={})]) for each in records]
+
+
+def test_the_tables_of_the_runs() -> None:
+    first, *others = (each for each in pages.commands("README.md") if each.shown)
+    full, *rest = (table.splitlines() for table in tables())
+    assert list(first.shown) == full, "make recording"
+    assert [list(each.shown) for each in others] == [recording.shortened(table) for table in rest], "make recording"
+    assert len(others) == 1
+    drawn = recording.PICTURE.read_text(encoding="utf-8")
     assert [word for word in escape(" ".join((first.text, *first.shown))).split() if word not in drawn] == []
     assert "http" not in drawn.replace("http://www.w3.org/2000/svg", ""), "no font or script from another host"
 
 
+def test_the_blocks_that_are_recorded_are_those_with_output() -> None:
+    readme = recording.README.read_text(encoding="utf-8")
+    found = [block[2] for block in recording.BLOCK.finditer(readme)]
+    assert found == [command.text for command in pages.commands("README.md") if command.shown]
+
+
+def test_readme_is_short() -> None:
+    assert len(recording.README.read_text(encoding="utf-8").split()) <= MOST_WORDS
+
+
 def test_docs_start_explains_the_lines_of_the_table() -> None:
-    record = json.loads(RUN.read_text(encoding="utf-8"))
-    table = render([Bundle(path=Path("results") / record["run_id"], document=record, files=(), contents={})])
-    printed = re.findall(r"^  (\S+(?: \S+)?)  ", table, re.MULTILINE)
+    printed = re.findall(r"^  (\S+(?: \S+)?)  ", tables()[0], re.MULTILINE)
     page = (pages.ROOT / "docs" / "start.md").read_text(encoding="utf-8")
     explained = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
     # Some lines are those of other runs, for example on a busy machine.

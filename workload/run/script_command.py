@@ -24,7 +24,7 @@ from workload.contract.errors import (
     RunFailedError,
     UsageError,
 )
-from workload.contract.invocation import Group
+from workload.contract.invocation import Group, as_typed
 from workload.contract.operating_system import replace_text
 from workload.contract.process import pending_interruption
 from workload.contract.ranks import NOTES_FLAG
@@ -221,7 +221,7 @@ def _measure(
             what = f"rank {os.environ['RANK']}: {script.name} {_how(end)} before it imported torch"
             raise RunFailedError(what, hint=TRACEBACK_HINT)
         if end.code:
-            log.LOGGER.error("error: %s failed before it imported torch; nothing was measured", script.name)
+            _log_failure_before_torch(script, end)
             return ExitCode.RUN_FAILED if is_launched else end.code
         raise RunFailedError(
             f"{script.name} ended without importing torch in this process: nothing was measured",
@@ -308,6 +308,12 @@ def _close(measured: "MeasuredScript", script: program.Program, end: program.End
 def _how(end: program.End) -> str:
     is_exit = end.error is None or isinstance(end.error, SystemExit)
     return f"ended with exit code {end.code}" if is_exit else f"failed with {type(end.error).__name__}"
+
+
+def _log_failure_before_torch(script: program.Program, end: program.End) -> None:
+    log.LOGGER.error("error: %s failed before it imported torch; nothing was measured", script.name)
+    if isinstance(end.error, ModuleNotFoundError) and end.error.name == "torch":
+        log.LOGGER.error("hint: %s", as_typed("pip install 'rooflaunch[trainer]'"))
 
 
 def _failed(measured: "MeasuredScript", script: program.Program, end: program.End, *, is_launched: bool) -> int:

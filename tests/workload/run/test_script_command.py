@@ -1,5 +1,7 @@
 """The command line of `python -m rooflaunch script`, its errors, and the ends of scripts."""
 
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +85,19 @@ def test_everything_after_the_dashes_is_the_scripts() -> None:
     parsed = cli.parse(["script", "--iterations", "4", "--", "train.py", "--warmup", "7", "--", "-o", "x"])
     assert (parsed.iterations, hasattr(parsed, "warmup"), str(parsed.output)) == ("4", False, "results")
     assert parsed.script_words == ["train.py", "--warmup", "7", "--", "-o", "x"]
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(
+    ("failing", "hints"), [("sys.modules['torch'] = None; import torch", 1), ("import torchling", 0), ("1 / 0", 0)]
+)
+def test_a_script_without_torch_gets_the_command_that_installs_it(failing: str, hints: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"import sys; {failing}")
+    words = [sys.executable, "-m", "rooflaunch", "script", "--", "train.py"]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    error, *hint = ran.stderr.partition("error: ")[2].splitlines()
+    assert error == "train.py failed before it imported torch; nothing was measured"
+    assert [bool(re.fullmatch(r"hint: .* -m pip install .*\[trainer\]'?", line)) for line in hint] == [True] * hints
 
 
 LOOP = """

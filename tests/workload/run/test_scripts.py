@@ -25,7 +25,7 @@ def product(rows: int, inputs: int, outputs: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`flop`: by hand, from the layers' sizes; `repeated`: those of checkpoints. `images`: amount of a step in its unit.
+    """`flop`: by hand, from the layers' sizes; `repeated`: those of checkpoints. `images`: amount in its unit.
 
     `sequences`: of its tokens. `gaps`: what is between the measured steps. `when`: markers.
     """
