@@ -112,7 +112,7 @@ def counted(model: nn.Module, sizes: Sizes, run: Run = nn.Module.__call__, *, ha
     with torch.autocast("cpu", dtype=torch.bfloat16) if has_autocast else nullcontext():
         loss = F.cross_entropy(model(tokens, run).flatten(0, 1), tokens.flatten())
     counter.in_backward = True
-    loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation there
+    loss.backward()
     return counter.stop()
 
 
@@ -202,14 +202,14 @@ class ByHand(torch.autograd.Function):
     """Checkpointing as other libraries have it, without torch.utils.checkpoint."""
 
     @staticmethod
-    def forward(ctx: Any, block: nn.Module, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, block: nn.Module, x: Tensor) -> Tensor:
         ctx.block = block
         ctx.save_for_backward(x)
         result: Tensor = block(x)
         return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         x = ctx.saved_tensors[0].detach().requires_grad_()
         with torch.enable_grad():
             y = ctx.block(x)
@@ -252,5 +252,5 @@ def test_a_penalty_of_gradients_repeats_nothing() -> None:
     x = torch.ones(5, 6, requires_grad=True)
     counter = WorkCounter(Device.CPU).start()
     [gradient] = torch.autograd.grad(nn.Linear(6, 4)(x).square().sum(), x, create_graph=True)
-    gradient.square().sum().backward()  # type: ignore[no-untyped-call]
+    gradient.square().sum().backward()
     assert counter.stop().recomputed_flop == 0
