@@ -71,12 +71,25 @@ class _Watch:
         self.deferrals = 0
 
     def handle(self, number: int, _: object) -> None:
-        # Ignore signals in data workers, which are forks of this process: the trainer ends its workers itself.
-        if os.getpid() != self.process or (self.signal is not None and not self.dropped):
+        if os.getpid() != self.process:
+            _end_fork(number)
+            return
+        if self.signal is not None and not self.dropped:
             return
         self.signal, self.dropped = self.signal or number, False
         if not self.deferrals:
             raise interruption(self.signal, self.hint)
+
+
+def _end_fork(number: int) -> None:
+    """End this process, a fork of the run's, on SIGTERM, as `multiprocessing` expects. Ctrl-C is the run's own affair.
+
+    Data workers ignore SIGTERM too, which Slurm sends to all processes: the trainer ends its workers itself.
+    """
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    if number == signal.SIGTERM and getattr(worker, "_worker_info", None) is None:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 _watch: _Watch | None = None
