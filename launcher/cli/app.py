@@ -80,7 +80,7 @@ def run_local(
     output_format: FormatOption = TableFormat.TABLE,
     **own: Any,
 ) -> int:
-    """Measure your own unchanged training script or, without a script, our trainer with a torchvision model."""
+    """Measure your own unchanged training script or, without one, our trainer with a torchvision model."""
     from launcher import run_table
     from launcher.machine import local, runtime, task
     from launcher.machine.runtime import gpu_capability

@@ -227,7 +227,7 @@ class RunSpec:
     )
     samples: int | None = _option(
         None,
-        "your amount of work, for its time and cost: 50000, 1.28M or 1B images, samples or tokens (one epoch)",
+        "your amount of work, for its time and cost: 50000, 1.28M or 1B (one epoch)",
         minimum=1,
         example="50000",
         read=parse_amount,
