@@ -101,7 +101,9 @@ class Work(NamedTuple):
         unit, known = units.common(done["unit"]), done["epoch_samples"]
         if samples:
             return cls(Amount(samples, unit).text, samples)
-        batches = (done["batch_size"] * done["devices"] * known / done["epoch_images"]).fillna(1)
+        # Batches of tokens are measured in sequences, which are the samples of the data.
+        per_unit = (known / done["epoch_images"]).where(done["unit"] != TOKENS, 1)
+        batches = (done["batch_size"] * done["devices"] * per_unit).fillna(1)
         if done.empty or known.isna().any() or known.max() - known.min() >= batches.max():
             amount = Amount.usual(unit)
             return cls(amount.text, amount.number, is_own=False)

@@ -133,8 +133,9 @@ def wrong_peak(evidence: AuditEvidence) -> Iterator[Hit]:
 
 def too_slow(case: Case) -> str | None:
     """Text on FLOP/s too low for the GPU `device_name` (if unknown: for the slowest GPU of peaks.toml); else None."""
-    # Seconds per step: the smaller of the median step and batch size over images/s, which includes waits.
-    by_rate = case["batch_size"] / case["images_per_s"] if case["images_per_s"] else None
+    # Seconds per step: the smaller of the median step and, in a log, batch size over images/s, which includes waits.
+    is_log = case["imported"] and case["images_per_s"]
+    by_rate = case["batch_size"] / case["images_per_s"] if is_log else None
     step_s = min((value for value in (case["step_median_s"], by_rate) if value), default=None)
     work, spare = case["train_flop_per_step"], 1
     if step_s is None and (case["uncounted_share"] or 0.0) <= MOST_UNATTRIBUTED:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import altair as alt
 import pandas as pd
 
+from workload.contract.spent import TOKENS
 from workload.contract.text import LARGE_PREFIXES, printable, seconds, si
 
 # Any Altair chart; Altair's methods are not typed well enough for a narrower type.
@@ -294,7 +295,8 @@ def rows_scale(rows: pd.Series) -> alt.Scale:
 
 def batch_axis(batches: Iterable[float], unit: str, field: str = "batch_size") -> alt.X:
     """Axis of batch sizes on a scale of powers of two, with a tick at each size; `field`: column of the values."""
-    return doubling_axis(batches, field, f"Batch size [{unit} per forward pass]")
+    # Batches of tokens are measured in sequences, if these are known.
+    return doubling_axis(batches, field, "Batch size" if unit == TOKENS else f"Batch size [{unit} per forward pass]")
 
 
 def doubling_axis(numbers: Iterable[float], field: str, title: str) -> alt.X:

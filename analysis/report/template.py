@@ -31,6 +31,7 @@ from analysis.report.content import (
 )
 from analysis.report.evidence import ReportEvidence
 from workload.contract.spec import Precision
+from workload.contract.spent import TOKENS
 from workload.contract.tables import Column, facts
 from workload.contract.text import counted, printable
 
@@ -295,7 +296,11 @@ def _table_1(evidence: ReportEvidence) -> list[Block]:
     rows = []
     for row in sorted(rows_of(known), key=lambda row: (row["task"], row["batch_size"])):
         flop = row["forward_flop_per_image"]
-        per_batch = flop * row["batch_size"] / GIGA if content.is_known(flop) else None
+        batch = row["batch_size"]
+        # Batches of tokens are measured in sequences.
+        if row["unit"] == TOKENS and content.is_known(row["train_flop_per_image"]):
+            batch = row["train_flop_per_step"] / row["train_flop_per_image"] / row["grad_accumulation"]
+        per_batch = flop * batch / GIGA if content.is_known(flop) else None
         activations = f"activations {content.si(row['activation_bytes'], 'B')}"
         figures = {
             "parameters": content.quotient(row["parameters"], MEGA),

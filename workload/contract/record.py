@@ -95,8 +95,8 @@ class Spec:
 
     `prefetch_factor`, `pin_memory` and `persistent_workers` are None if the user left the choice to our trainer.
     For a user's own script the fields are as observed: `model` is the script's name, and `batch_size` the number of
-    `script.unit` in each of the `grad_accumulation` batches of a step. `samples`: the user's own amount of work, in the
-    unit of throughput. `dataset_images`: number of images of our trainer's data set.
+    `script.unit`, or of sequences of tokens if known, in each of the `grad_accumulation` batches of a step. `samples`:
+    the user's own amount of work, in the unit of throughput. `dataset_images`: images of our trainer's data set.
     """
 
     model: Annotated[str, Kind.TEXT] = field(metadata={"column": ""})

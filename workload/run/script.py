@@ -431,7 +431,7 @@ def _notes(record: Record, limits: Limits) -> Iterator[str]:
     iterations = int(spec.iterations or 0)
     if step_s and record.status is Status.COMPLETED and (step_s.n or 0) < iterations:
         yield f"the script ended after {int(step_s.n or 0)} of {iterations} measured steps"
-    if spec.script and spec.script.unit != "images":
+    if spec.script and spec.script.unit not in (Unit.IMAGES, Unit.TOKENS):
         yield f"throughput counts {spec.script.unit}"
     yield from _notes_on_work(work, spec) if work else ()
     shares, ceilings = verdict.shares_of_flop(record), record.ceilings

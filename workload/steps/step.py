@@ -276,8 +276,9 @@ class Inputs:
 class Step:
     """Definition of a training step: its pattern, the data that throughput counts, and a sentence for the user.
 
-    `samples`: number of `unit` in a step. `batch_size`: size of each of the `batches` of a step. `what`: the sentence's
-    part on passes and optimizers. `source`: the DataLoaders whose batches are counted, "" if none are.
+    `samples`: number of `unit` in a step. `batch_size`: size of each of the `batches` of a step, in sequences of tokens
+    if they are known. `what`: the sentence's part on passes and optimizers.
+    `source`: the DataLoaders whose batches are counted, "" if none are.
     `tokens`: tokens of recent steps by their batches. A step of tokens has a number of `sequences`, None if unknown;
     `are_sequences_fetched`: the samples of its batches are these sequences. `share`: tokens in the model for each token
     of a batch, 0 if batches have none. `differing`: least and most `unit`
@@ -335,11 +336,12 @@ class Step:
             amount = low if low == high else f"{low} to {high}"
             data = f"{self.samples:,} sequences, {amount} tokens in all, {self.source}"
             count, batches, share = sorted(self.tokens)[len(self.tokens) // 2], self.batches, 1.0
-            counts, numbers = [count], {self.samples}
+            counts, numbers, size = [count], {self.samples}, self.samples
         else:
             found = [each for each, _ in known]
             data = f"{words(found)} {self.source}" if self.source else f"{words(found)}, {typical.where}"
             count, batches = typical.count, self.batches if self.source else typical.batches
+            size = typical.samples or count
             counts, numbers = [each.count for each in found], {each.samples for each in found}
             # Without the tokens of batches, each timed step has the number of the typical one.
             fetched = [tokens for _, tokens in known]
@@ -349,7 +351,7 @@ class Step:
             unit=typical.unit if typical else Unit.TOKENS,
             samples=max(1, count),
             batches=batches,
-            batch_size=max(1, count // batches),
+            batch_size=max(1, size // batches),
             data=data,
             sequences=next(iter(numbers)) if len(numbers) == 1 else None,
             # Several packed sequences, or two texts, may be one sample of the DataLoader.

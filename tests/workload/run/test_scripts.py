@@ -186,7 +186,7 @@ def test_a_script_is_measured_and_unchanged(name: str, tmp_path: Path) -> None:
     assert spec["script"].get("dataset_samples") == DATA.get(name)
     assert work["recomputed_flop_per_step"] == case.repeated
     assert spec["precision"] == case.precision
-    assert spec["batch_size"] * spec["grad_accumulation"] == case.images
+    assert spec["batch_size"] * spec["grad_accumulation"] == (case.sequences or case.images)
     assert (timing["step_s"]["n"], timing["images"]) == (8, 8 * case.images)
     assert timing["samples"] == (case.sequences and 8 * case.sequences)
     assert set(timing["gaps"] or {}) == case.gaps

@@ -130,6 +130,8 @@ def test_data_of_a_step(name: str) -> None:
     step = before.entered(counted, counted[0][0])
     fetched = Fetch(batch=Batch(loader=1, count=3, unit=Unit.SAMPLES, tokens=48), parts=0)
     assert (step.data, step.amount([fetched])) == (data, amount)
+    if step.unit is Unit.TOKENS:
+        assert step.batch_size == amount[1], "sequences of the one micro-batch"
     assert step.differing is None
 
 
