@@ -298,8 +298,9 @@ def _table_1(evidence: ReportEvidence) -> list[Block]:
         flop = row["forward_flop_per_image"]
         batch = row["batch_size"]
         # Batches of tokens are measured in sequences.
-        if row["unit"] == TOKENS and content.is_known(row["train_flop_per_image"]):
-            batch = row["train_flop_per_step"] / row["train_flop_per_image"] / row["grad_accumulation"]
+        per_token, batches = row["train_flop_per_image"], row["grad_accumulation"]
+        if row["unit"] == TOKENS and content.is_known(per_token) and content.is_known(batches):
+            batch = row["train_flop_per_step"] / per_token / batches
         per_batch = flop * batch / GIGA if content.is_known(flop) else None
         activations = f"activations {content.si(row['activation_bytes'], 'B')}"
         figures = {

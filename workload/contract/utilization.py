@@ -60,7 +60,7 @@ def seconds_per_step(run: Record) -> float | None:
     """Mean wall time of a step, waits included; None if unknown."""
     timing, batch_size = run.timing, run.spec.batch_size
     steps = timing.step_s.n if timing.step_s else None
-    if not steps and run.imported and timing.images and batch_size:
+    if not steps and timing.images and batch_size:
         # The log of another program may say only how many samples it trained on in which time.
         steps = timing.images / batch_size
     return timing.measured_s / steps if timing.measured_s and steps else None
