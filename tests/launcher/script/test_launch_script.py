@@ -58,7 +58,7 @@ REFUSED = (
     *("-- torchrun --nproc-per-node gpu train.py", "-- torchrun --nnodes=2 --nproc_per_node=2 train.py --lr 1"),
     *("-- torchrun --log-dir /tmp train.py", "--devices 3 -- torchrun --nproc-per-node 2 train.py --token hunter2"),
     *("-- uv run --with 'einops<1' train.py", "-- uv run --extra gpu python train.py", "-- uv run --quiet"),
-    *("-- accelerate launch --mixed_precision bf16 --num_processes 2 train.py", "-- accelerate train.py"),
+    "-- accelerate launch --mixed_precision bf16 --num_processes 2 train.py",
     *("-- PYTHONPATH=src python train.py", "-- env HF_TOKEN=hunter2 A='b c' train.py", "-- /usr/bin/python3 train.py"),
     *(
         "-- bash run.sh 3",
