@@ -261,7 +261,7 @@ def _line(pair: Pair, by: str, comparison: Comparison, *, level: float, count: i
 
 
 def _joules_ratio(pair: Pair) -> float | None:
-    """Median energy per image of the right side over that of the left; None if a side's is unknown."""
+    """Median energy per image of the right side, divided by that of the left; None if one of them is unknown."""
     left, right = ([joules for case in side.runs if (joules := case["joules_per_image"])] for side in pair.sides)
     return median(right) / median(left) if left and right else None
 

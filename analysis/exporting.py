@@ -47,11 +47,6 @@ WHOLE, ID, PROJECT = "rooflaunch.whole", "rooflaunch.run_id", "rooflaunch"
 TIMEOUT_S = 15
 # Most parameters and figures in a request to MLflow: mlflow.org/docs/latest/rest-api.html, Log Batch.
 MOST_PARAMETERS, MOST_METRICS = 100, 1000
-INSTALL = {
-    "mlflow": "pip install 'rooflaunch[mlflow]'",
-    "wandb": "pip install 'rooflaunch[wandb]'",
-    "tensorboard": "pip install 'rooflaunch[tensorboard]'",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +130,7 @@ def _client(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ToolError(f"the package {tool} is missing", hint=INSTALL[tool]) from error
+        raise ToolError(f"the package {tool} is missing", hint=f"pip install 'rooflaunch[{tool}]'") from error
 
 
 class Target:
@@ -343,9 +338,10 @@ TOOLS: Mapping[str, Callable[[str | None], Target]] = {"mlflow": Mlflow, "wandb"
 def export(
     runs: Iterable[Content], target: Target, *, on_progress: Callable[[int], None]
 ) -> tuple[dict[str, str], RooflaunchError | None]:
-    """Write the runs that the target lacks: `exported`, `skipped` or `failed` by run, and the error.
+    """Write the runs that the target does not have yet. The first run that fails ends the export.
 
-    The first run that fails is the last. `on_progress` is called with the number of runs so far.
+    Returns for each run that was reached `exported`, `skipped` (the target has it) or `failed`, by the run's id, and
+    the error of the run that failed, else None. `on_progress` is called with the number of runs that are done.
     """
     outcomes: dict[str, str] = {}
     with target.translated():

@@ -80,9 +80,11 @@ COLUMNS = (
 
 
 class Work(NamedTuple):
-    """Amount of work whose time and cost a table tells, in words and as a number of samples or of what rates count.
+    """Amount of work for which a table tells time and cost, such as an epoch of 50,000 images.
 
-    `is_own`: the user's own amount, not a usual one.
+    `text`: the amount in words. `number`: how many samples of the data it has if `in_samples`, else how many images,
+    tokens or other units of throughput. `is_own`: False for a usual amount, such as a million images, which is taken if
+    no amount of the user is known.
     """
 
     text: str

@@ -62,6 +62,15 @@ def test_a_notebook_is_its_script(name: str) -> None:
     assert not any(cell.get("outputs") for cell in notebook.cells)
 
 
+def figures_of(script: str, words: tuple[str, ...], line: str) -> list[float]:
+    """Figures that an example prints when it runs alone. Every line that it prints has to match the pattern `line`."""
+    command = [sys.executable, EXAMPLES / script, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    found = re.findall(rf"^{line}$", done.stdout, re.MULTILINE)
+    assert len(found) == len(done.stdout.splitlines()) > 1
+    return [float(figure) for figure in found]
+
+
 @pytest.mark.world
 @pytest.mark.parametrize(
     ("words", "least"),
@@ -70,12 +79,8 @@ def test_a_notebook_is_its_script(name: str) -> None:
 )
 def test_the_script_learns_to_tell_shapes_apart(words: tuple[str, ...], least: float) -> None:
     """Without learning, it would name one of four right."""
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "shapes.py", *words], capture_output=True, text=True, check=True, timeout=300
-    )
-    lines = re.findall(r"^epoch \d+: accuracy ([\d.]+)%$", done.stdout, re.MULTILINE)
-    assert len(lines) == len(done.stdout.splitlines()) > 1
-    assert float(lines[-1]) / 100 > least
+    accuracies = figures_of("shapes.py", words, r"epoch \d+: accuracy ([\d.]+)%")
+    assert accuracies[-1] / 100 > least
 
 
 @pytest.mark.world
@@ -89,12 +94,8 @@ def test_the_script_learns_to_tell_shapes_apart(words: tuple[str, ...], least: f
 )
 def test_the_language_model_learns_its_own_file(words: tuple[str, ...], most: float) -> None:
     """Knowing only how often each character occurs, it would have a loss of 3.4 nats."""
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "chars.py", *words], capture_output=True, text=True, check=True, timeout=300
-    )
-    losses = re.findall(r"^step \d+: loss ([\d.]+)$", done.stdout, re.MULTILINE)
-    assert len(losses) == len(done.stdout.splitlines()) > 1
-    assert float(losses[-1]) < most < float(losses[0])
+    losses = figures_of("chars.py", words, r"step \d+: loss ([\d.]+)")
+    assert losses[-1] < most < losses[0]
 
 
 @pytest.mark.slow

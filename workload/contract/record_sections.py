@@ -1,4 +1,4 @@
-"""Sections of run.json: the environment, the energy, the profile, and how another program's measurement was read.
+"""Sections of run.json: environment, energy, profile, and for an imported run how its file was read.
 
 Standard library only.
 """

@@ -174,7 +174,7 @@ def energy_text(record: Record, joules: float, runs: str = "") -> str:
 
 
 def joules_text(joules: float) -> str:
-    """Energy with three digits: `0.412 J`."""
+    """Text of an energy in joules, with three digits: `0.412 J`."""
     return f"{plain(joules, 3)} J"
 
 
@@ -235,7 +235,7 @@ def epoch_of(record: Record) -> tuple[float | None, float | None]:
 
 
 def units_per_s(record: Record) -> float | None:
-    """Throughput of all devices together; None if unknown."""
+    """Throughput of all devices of a run together, in images, tokens or samples per second; None if it is unknown."""
     if (record.spec.devices or 1) == 1:
         return record.timing.images_per_s
     return record.ranks.images_per_s if record.ranks else None

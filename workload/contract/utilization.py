@@ -82,7 +82,7 @@ def sentence(runs: Sequence[Record]) -> str | None:
 
 
 def repetition(share: float) -> str:
-    """Note on the share of a step's FLOP that gradient checkpointing repeats."""
+    """Note for a run whose step repeats work. `share`: part of the step's FLOP that gradient checkpointing repeats."""
     return f"gradient checkpointing computes a part of the forward pass again: {percent(share)} of the FLOP"
 
 

@@ -152,7 +152,11 @@ def _attention(is_causal: int | None) -> Callable[..., int]:
 
 
 def _attention_backward(is_causal: int) -> Callable[..., int]:
-    """As `_attention`, for a backward operation, whose first argument is the gradient."""
+    """Function that returns the FLOP of the backward pass of attention: twice those of the forward pass.
+
+    The backward operation has the gradient of the output as its first argument, before those of the forward operation.
+    `is_causal`: position of this argument in the backward operation.
+    """
 
     def flop(_output: Any, _gradient: Tensor, *arguments: Any, **options: Any) -> int:
         return 2 * _attention(is_causal - 1)(_output, *arguments, **options)

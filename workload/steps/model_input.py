@@ -57,11 +57,12 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Entered:
-    """What entered the model in a step. `count`: number of `unit`; tokens are counted without padding.
+    """Data that the model got in a step: `count` images, samples or tokens, as `unit` says. Padding is not counted.
 
-    `samples`: number of sequences of tokens, None if unknown; else `count`. `lengths`: numbers of tokens of the
-    sequences without padding, `widths`: with padding; empty if unknown. `where`: the line that made the data, or gave
-    them to the model. `batches`: number of micro-batches.
+    `samples`: number of sequences if the data are tokens, None if it is unknown; for other data the same as `count`.
+    `lengths`: number of tokens of each sequence without padding; `widths`: with padding; both empty if unknown.
+    `where`: line of the script that made the data, or that passed them to the model. `batches`: number of
+    micro-batches.
     """
 
     unit: Unit
@@ -121,10 +122,11 @@ class _Value(NamedTuple):
 
 @dataclass(kw_only=True)
 class _Call:
-    """Outermost call of a module with gradients, at the line `where`. `buffers`: storages of the module's buffers.
+    """Call of a module by the script itself, not by another module, with gradients switched on.
 
-    `masked`: numbers of tokens without padding, and shape of the mask that tells them. `sequences`: number of packed
-    sequences. `is_length_first`: its tokens are (T, N).
+    `where`: line of the call. `buffers`: keys of the storages of the module's buffers, which hold no data of the step.
+    `masked`: number of tokens of each sequence without padding, and shape of the mask that says so. `sequences`: number
+    of packed sequences, None if unknown. `is_length_first`: the tokens have the shape (T, N), not (N, T).
     """
 
     module: int
@@ -226,7 +228,7 @@ class ModelInput:
         torch.nn.Module.__call__ = call  # type: ignore[method-assign]
 
     def stop(self) -> None:
-        """Observe nothing more."""
+        """Put `Module.__call__` back as it was; from then on no call is observed."""
         if self._original is not None:
             torch.nn.Module.__call__, self._original = self._original, None  # type: ignore[method-assign]
 
@@ -412,7 +414,11 @@ def _values(tensor: Tensor) -> Ids | None:
 
 
 def _named(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Tensors among the arguments of a module, with the names of its parameters or of the batch's keys."""
+    """Arguments of a call of `module`, each with its name.
+
+    The name is that of the parameter of `forward`. A part of an argument that is a mapping has its key as name, and a
+    part of a list the parameter's name and its number.
+    """
     wrapped = getattr(module, "module", None)
     names = _parameters_of(type(wrapped if isinstance(wrapped, torch.nn.Module) else module).forward)
     given = [*zip([*names, *[""] * len(args)], args, strict=False), *kwargs.items()]
