@@ -47,6 +47,12 @@ WHOLE, ID, PROJECT = "rooflaunch.whole", "rooflaunch.run_id", "rooflaunch"
 TIMEOUT_S = 15
 # Most parameters and figures in a request to MLflow: mlflow.org/docs/latest/rest-api.html, Log Batch.
 MOST_PARAMETERS, MOST_METRICS = 100, 1000
+# Whole commands, because a test looks for each of their extras in pyproject.toml.
+INSTALL = {
+    "mlflow": "pip install 'rooflaunch[mlflow]'",
+    "wandb": "pip install 'rooflaunch[wandb]'",
+    "tensorboard": "pip install 'rooflaunch[tensorboard]'",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +136,7 @@ def _client(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ToolError(f"the package {tool} is missing", hint=f"pip install 'rooflaunch[{tool}]'") from error
+        raise ToolError(f"the package {tool} is missing", hint=INSTALL[tool]) from error
 
 
 class Target:
