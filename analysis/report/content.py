@@ -222,6 +222,6 @@ def cell(column: Column, value: Any) -> str:
         return percent(value, column.digits)
     if column.prefixed:
         if column.unit == "s":
-            return seconds(value) if value < SECONDS_MATTER_UP_TO_S else span(value)
+            return span(value) if is_known(value) and value >= SECONDS_MATTER_UP_TO_S else seconds(value)
         return si(value, column.unit, column.digits).strip()
     return figure(value, column.digits) if column.digits else text(value)
