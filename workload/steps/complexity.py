@@ -323,8 +323,7 @@ class _FakeStep:
 
     def memory(self) -> CountedMemory:
         """Storages of all passes and the optimizer step that were counted."""
-        self._follower.optimizer(self._optimizer)
-        return self._follower.end_step()
+        return self._follower.end_step([self._optimizer])
 
 
 class _MetaWeights(TorchFunctionMode):
