@@ -4,8 +4,8 @@ A GPU must hold more than the live tensors: the allocator takes segments from th
 keeps what the program frees. Source: pytorch/pytorch, c10/cuda/CUDACachingAllocator.cpp (2.0 to 2.8: `malloc`,
 `get_free_block`, `should_split`, `free_block`, `release_cached_blocks`, `find_expandable_block`) and
 c10/core/AllocatorConfig.h of 2.15, which still has these sizes. One stream. Left out are options that are off by
-default (`max_split_size_mb`, `roundup_power2_divisions`, `garbage_collection_threshold`), and that an expandable segment
-gives pages back before memory runs out. Standard library only.
+default (`max_split_size_mb`, `roundup_power2_divisions`, `garbage_collection_threshold`), and that an expandable
+segment gives pages back before memory runs out. Standard library only.
 """
 
 import bisect
