@@ -13,7 +13,6 @@ import typer
 from analysis.commands.shared import (
     PeaksOption,
     ResultsArgument,
-    SamplesOption,
     VerifyOption,
     first_names,
     load,
@@ -24,7 +23,7 @@ from analysis.commands.shared import (
 from workload.contract.errors import ExitCode, NothingToDoError, UsageError
 from workload.contract.invocation import Group, as_typed
 from workload.contract.operating_system import from_checkout
-from workload.contract.program import FormatOption, WideOption, option
+from workload.contract.program import FormatOption, SamplesOption, WideOption, option
 from workload.contract.tables import Column, Role, TableFormat, as_json, facts, render
 from workload.contract.text import counted, printable
 
