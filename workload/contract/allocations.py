@@ -51,13 +51,18 @@ class Allocation:
 
 def write(path: Path, allocations: Iterable[Allocation]) -> None:
     """Write a file, whole or not at all."""
+    replace_text(path, as_text(allocations))
+
+
+def as_text(allocations: Iterable[Allocation]) -> str:
+    """Content of the file."""
     names = [field.name for field in fields(Allocation)]
     rows = (",".join(_text(getattr(each, name)) for name in names) for each in allocations)
-    replace_text(path, "\n".join([",".join(names), *rows, ""]))
+    return "\n".join([",".join(names), *rows, ""])
 
 
 def read(path: Path) -> list[Allocation]:
-    """Read a file that `write` wrote. Raises `OSError` if there is none, `ValueError` or `KeyError` if it is damaged."""
+    """Read a file that `write` wrote. Raises `OSError` if it is absent, `ValueError` or `KeyError` if damaged."""
     with path.open(encoding="utf-8", newline="") as file:
         return list(_rows(csv.DictReader(file)))
 

@@ -1,8 +1,8 @@
 """The bundle: the folder that a run leaves. Standard library only: the launcher and the analysis import it.
 
 Schema history
-3  run.json, steps.csv, telemetry.csv, log.txt, ncu/, torch/, MANIFEST.json (2026-11). The first that is promised:
-   bundles of earlier schemas are not read.
+3  run.json, steps.csv, allocations.csv, telemetry.csv, log.txt, ncu/, torch/, MANIFEST.json (2026-11). The first that
+   is promised: bundles of earlier schemas are not read.
 
 A bundle is complete if MANIFEST.json exists and every file listed there matches. The manifest is written last,
 atomically. `python -m workload.bundle DIR...` verifies bundles.

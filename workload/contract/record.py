@@ -415,6 +415,35 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepMemory:
+    """Bytes of the tensors of one training step, counted by following each storage from birth to death.
+
+    `peak_bytes`: most bytes alive at a time on the step's device, the sum of the six kinds at that moment
+    (`workload.contract.allocations.Kind`). `peak_op`: operation that set the peak, on `peak_line` of the user's code
+    (`train.py:41`). `samples`: samples of one forward pass, sequences for language models; `bytes_per_sample`: growth
+    of the peak with each further one, None if unknown. `growth_bytes`: bytes by which each step leaves more than the
+    one before, None if it does not. `lower_bound`: reasons why the true peak may be higher. The allocations themselves
+    are in `allocations.csv`.
+    """
+
+    SPARSE: ClassVar[bool] = True
+    peak_bytes: Number = column("counted_peak_bytes")
+    weights_bytes: Number = None
+    gradients_bytes: Number = None
+    optimizer_bytes: Number = None
+    activations_bytes: Number = None
+    temporaries_bytes: Number = None
+    inputs_bytes: Number = None
+    peak_op: Text = None
+    peak_line: Text = None
+    samples: Number = None
+    bytes_per_sample: Number = None
+    growth_bytes: Number = None
+    lower_bound: Texts = None
+    method: Text = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Usage:
     """Resource usage of the process and its reaped children, as `/usr/bin/time -v` reports it.
 
@@ -472,6 +501,7 @@ class Record:
     ceilings: CeilingsRecord | None = None
     bound: Verdict | None = None
     memory: Memory | None = None
+    step_memory: StepMemory | None = None
     usage: Usage | None = None
     energy: Energy | None = None
     profile: ProfileResult = field(default_factory=ProfileResult)
