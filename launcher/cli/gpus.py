@@ -6,15 +6,16 @@ This module imports little, because `launch --help` loads it.
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from launcher.backends import BACKENDS
 from workload.contract import tables
-from workload.contract.errors import ExitCode
-from workload.contract.invocation import as_typed
-from workload.contract.program import FormatOption, WideOption, grouped
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.invocation import Group, as_typed
+from workload.contract.program import FormatOption, SamplesOption, WideOption, grouped, option
 from workload.contract.spec import Precision
 from workload.contract.tables import Column, TableFormat
 from workload.contract.text import terminal_width, wrapped
@@ -83,6 +84,7 @@ def _row(cloud: str, gpu: Any, machine: "MachineType", price: "VmPrice | None") 
     return {
         "provider": cloud,
         "gpu": gpu.name,
+        "device": gpu.device,
         "machine_type": machine.name,
         "memory_gb": gpu.memory_gb,
         **{f"{precision}_flop_per_s": flop_per_s.get(precision) for precision in Precision},
@@ -126,19 +128,46 @@ def _usd(usd_per_h: float | None, otherwise: str) -> str:
 GPUS_EXAMPLES = """\b
 Examples:
   launch gpus --wide
+  launch gpus --for results
+  launch gpus --for results/RUN --samples 1.28M
   launch gpus --format csv > gpus.csv
 """
 
 
-def show_gpus(*, wide: WideOption = False, output_format: FormatOption = TableFormat.TABLE) -> int:
+def show_gpus(
+    *,
+    results: Annotated[
+        Path | None,
+        option(
+            "--for",
+            "which of them suits a run: a bundle, or the newest run with counted memory in a folder of bundles",
+            Group.RESULTS,
+            metavar="RESULTS",
+        ),
+    ] = None,
+    samples: SamplesOption = None,
+    wide: WideOption = False,
+    output_format: FormatOption = TableFormat.TABLE,
+) -> int:
     """Show the GPUs that a launch can have, their peaks, and what they cost.
 
-    The figures come from tables of this program, each with its source and date.
+    With --for, show for a run's training step whether it fits their memory, the largest batch that does, how long it
+    takes, and what an epoch costs. The prices and peaks come from tables of this program, each with its source and
+    date.
     """
-    print(gpus_text(output_format, wide=wide))
+    if results is not None:
+        from launcher import gpu_choice
+
+        print(gpu_choice.answer(results, gpu_rows(), samples, output_format, wide=wide))
+    elif samples:
+        raise UsageError(
+            "--samples needs --for, the run that takes so many", hint="launch gpus --for results --samples 1.28M"
+        )
+    else:
+        print(gpus_text(output_format, wide=wide))
     return ExitCode.DONE
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("gpus", cls=grouped("wide"), epilog=GPUS_EXAMPLES)(show_gpus)
+    app.command("gpus", cls=grouped("results", "samples", "wide"), epilog=GPUS_EXAMPLES)(show_gpus)

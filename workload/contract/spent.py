@@ -234,11 +234,11 @@ def epoch_of(record: Record) -> tuple[float | None, float | None]:
     return samples, samples * timing.images / timing.samples
 
 
-def amount_of(record: Record) -> Amount:
-    """The user's own amount of work, else one pass over the run's data, else a usual amount."""
+def amount_of(record: Record, samples: int | None = None) -> Amount:
+    """Amount of work: `samples`, else that of the run's options, else one pass over its data, else a usual amount."""
     unit, (_, epoch) = (record.spec.script and record.spec.script.unit) or "images", epoch_of(record)
-    if record.spec.samples:
-        return Amount(record.spec.samples, unit)
+    if own := samples or record.spec.samples:
+        return Amount(own, unit)
     return Amount(epoch, unit, is_epoch=True) if epoch else Amount.usual(unit)
 
 
