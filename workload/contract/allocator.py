@@ -1,0 +1,295 @@
+"""PyTorch's caching allocator of CUDA memory, replayed on a sequence of allocations and frees.
+
+A GPU must hold more than the live tensors: the allocator takes segments from the driver, cuts blocks from them, and
+keeps what the program frees. Source: pytorch/pytorch, c10/cuda/CUDACachingAllocator.cpp (2.0 to 2.8: `malloc`,
+`get_free_block`, `should_split`, `free_block`, `release_cached_blocks`, `find_expandable_block`, `unmap_block`) and
+c10/core/AllocatorConfig.h of 2.15, which still has these sizes. Options that are off by default are left out
+(`max_split_size_mb`, `roundup_power2_divisions`, `garbage_collection_threshold`); one stream. Standard library only.
+"""
+
+import bisect
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from workload.contract.allocations import Allocation, Kind
+
+MIB = 2**20
+MIN_BLOCK_BYTES = 512
+# Up to this size a block comes from the pool of small blocks.
+SMALL_BYTES = MIB
+SMALL_SEGMENT_BYTES = 2 * MIB
+# Smaller blocks of the pool of large blocks share segments of `LARGE_SEGMENT_BYTES`, others have one of their own size.
+OWN_SEGMENT_BYTES = 10 * MIB
+LARGE_SEGMENT_BYTES = 20 * MIB
+ROUND_LARGE_BYTES = 2 * MIB
+# Expandable segments reserve addresses, far more than there is memory, and map pages of a segment's size when needed.
+ADDRESSES = 2**50
+
+
+class OutOfDeviceMemoryError(Exception):
+    """The driver has no memory left, and no cached segment can be given back to it."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Block:
+    """A part of a segment. `before`, `after`: its neighbors there. `mapped`: memory stands behind the addresses."""
+
+    pool: "_Pool"
+    address: int
+    size: int
+    used: bool = False
+    mapped: bool = True
+    before: "Block | None" = None
+    after: "Block | None" = None
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Pool:
+    """Free blocks by size, then address; `unmapped`: parts of expandable segments without memory, by address."""
+
+    segment_bytes: int
+    free: list[tuple[int, int, Block]] = field(default_factory=list)
+    unmapped: list[tuple[int, Block]] = field(default_factory=list)
+
+    def add(self, block: Block) -> None:
+        if block.mapped:
+            bisect.insort(self.free, (block.size, block.address, block))
+        else:
+            bisect.insort(self.unmapped, (block.address, block))
+
+    def remove(self, block: Block) -> None:
+        if block.mapped:
+            del self.free[bisect.bisect_left(self.free, (block.size, block.address))]
+        else:
+            del self.unmapped[bisect.bisect_left(self.unmapped, (block.address,))]
+
+
+class CachingAllocator:
+    """The allocator of one device. `limit_bytes`: what the driver can give it; None: no limit.
+
+    `expandable`: `expandable_segments:True` in `PYTORCH_CUDA_ALLOC_CONF`.
+    """
+
+    def __init__(self, *, limit_bytes: int | None = None, expandable: bool = False) -> None:
+        """Start without any segment."""
+        self.limit_bytes = limit_bytes
+        self.expandable = expandable
+        self.allocated_bytes = self.reserved_bytes = 0
+        self.peak_allocated_bytes = self.peak_reserved_bytes = 0
+        self._small = _Pool(segment_bytes=SMALL_SEGMENT_BYTES)
+        self._large = _Pool(segment_bytes=LARGE_SEGMENT_BYTES)
+        self._next_address = 0
+
+    def allocate(self, size_bytes: int) -> Block:
+        """A block of at least this size. Raises `OutOfDeviceMemoryError`."""
+        size = max(1, -(-size_bytes // MIN_BLOCK_BYTES)) * MIN_BLOCK_BYTES
+        pool = self._small if size <= SMALL_BYTES else self._large
+        block = self._cached(pool, size) or self._new(pool, size)
+        if block is None:
+            self.release_cached()
+            block = self._new(pool, size)
+        if block is None:
+            raise OutOfDeviceMemoryError
+        rest = block.size - size
+        if rest >= MIN_BLOCK_BYTES if pool is self._small or self.expandable else rest > SMALL_BYTES:
+            pool.add(_cut(block, size))
+        block.used = True
+        self.allocated_bytes += block.size
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        return block
+
+    def free(self, block: Block) -> None:
+        """Keep a block for later allocations, as one with its free neighbors."""
+        self.allocated_bytes -= block.size
+        block.used = False
+        block.pool.add(_merged(block))
+
+    def release_cached(self) -> None:
+        """Give the driver back all that no block uses: whole segments, of expandable ones whole pages."""
+        for pool in (self._large, self._small):
+            for _, _, block in list(pool.free):
+                if self.expandable:
+                    self._unmap(block)
+                elif block.before is None and block.after is None:
+                    pool.remove(block)
+                    self.reserved_bytes -= block.size
+
+    def _cached(self, pool: _Pool, size: int) -> Block | None:
+        """The smallest free block that is large enough; the end of an expandable segment only if no other is."""
+        at = bisect.bisect_left(pool.free, (size,))
+        while at + 1 < len(pool.free) and _can_become(pool.free[at + 1][2]) < _can_become(pool.free[at][2]):
+            at += 1
+        return pool.free.pop(at)[2] if at < len(pool.free) else None
+
+    def _new(self, pool: _Pool, size: int) -> Block | None:
+        if self.expandable:
+            return self._expanded(pool, size)
+        segment = pool.segment_bytes
+        if size >= OWN_SEGMENT_BYTES:
+            segment = -(-size // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
+        if not self._reserve(segment):
+            return None
+        block = Block(pool=pool, address=self._next_address, size=segment)
+        self._next_address += segment
+        return block
+
+    def _reserve(self, size: int) -> bool:
+        if self.limit_bytes is not None and self.reserved_bytes + size > self.limit_bytes:
+            return False
+        self.reserved_bytes += size
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        return True
+
+    def _expanded(self, pool: _Pool, size: int) -> Block | None:
+        """The free place of the lowest address that can be mapped to this size."""
+        if not pool.unmapped:
+            pool.add(Block(pool=pool, address=ADDRESSES * (pool is self._large), size=ADDRESSES, mapped=False))
+        places = (_with_free_before(block) for _, block in pool.unmapped)
+        block = next(place for place in places if _room(place, size))
+        while not block.mapped or block.size < size:
+            hole = block if not block.mapped else block.after
+            assert hole is not None, "a place has room for the size"
+            wanted = size if hole is block else size - block.size
+            mapped = min(hole.size, -(-wanted // pool.segment_bytes) * pool.segment_bytes)
+            if not self._reserve(mapped):
+                return None
+            pool.remove(hole)
+            if mapped < hole.size:
+                pool.add(_cut(hole, mapped))
+            hole.mapped = True
+            block = _merged(hole)
+            pool.add(block)
+        pool.remove(block)
+        return block
+
+    def _unmap(self, block: Block) -> None:
+        page = block.pool.segment_bytes
+        start = -(-block.address // page) * page
+        end = (block.address + block.size) // page * page
+        if start >= end:
+            return
+        block.pool.remove(block)
+        if start > block.address:
+            whole = _cut(block, start - block.address)
+            block.pool.add(block)
+            block = whole
+        if end < block.address + block.size:
+            block.pool.add(_cut(block, end - block.address))
+        self.reserved_bytes -= block.size
+        block.mapped = False
+        block.pool.add(_merged(block))
+
+
+def _cut(block: Block, size: int) -> Block:
+    """Shorten a block to `size`; the rest of it."""
+    rest = Block(
+        pool=block.pool,
+        address=block.address + size,
+        size=block.size - size,
+        mapped=block.mapped,
+        before=block,
+        after=block.after,
+    )
+    if rest.after is not None:
+        rest.after.before = rest
+    block.size, block.after = size, rest
+    return rest
+
+
+def _merged(block: Block) -> Block:
+    """Join a block that is in no pool with its free neighbors, which leave theirs."""
+    before, after = block.before, block.after
+    if after is not None and not after.used and after.mapped == block.mapped:
+        after.pool.remove(after)
+        block.size += after.size
+        block.after = after.after
+        if block.after is not None:
+            block.after.before = block
+    if before is not None and not before.used and before.mapped == block.mapped:
+        before.pool.remove(before)
+        before.size += block.size
+        before.after = block.after
+        if before.after is not None:
+            before.after.before = before
+        return before
+    return block
+
+
+def _can_become(block: Block) -> int:
+    """Size of a free block with the addresses behind it that could be mapped."""
+    return block.size + (block.after.size if block.after is not None and not block.after.mapped else 0)
+
+
+def _with_free_before(block: Block) -> Block:
+    return block.before if block.before is not None and not block.before.used else block
+
+
+def _room(block: Block | None, size: int) -> bool:
+    while size > 0 and block is not None and not block.used:
+        size -= block.size
+        block = block.after
+    return size <= 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """Peaks of a sequence; up to the allocation that failed if `out_of_memory`."""
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    out_of_memory: bool
+
+
+def replay(
+    allocations: Sequence[Allocation],
+    *,
+    more_samples: float = 0.0,
+    steps: int = 2,
+    limit_bytes: int | None = None,
+    expandable: bool = False,
+) -> Replay:
+    """Repeat a step, with `more_samples` in its batch; the second step finds what the first has left in the cache.
+
+    What a step leaves alive is what the next one finds: gradients, for example, that it frees before it makes its own.
+    """
+    allocator = CachingAllocator(limit_bytes=limit_bytes, expandable=expandable)
+    sizes = [each.bytes_at(more_samples) for each in allocations]
+    events = sorted(
+        [(each.born, index) for index, each in enumerate(allocations)]
+        + [(each.died, ~index) for index, each in enumerate(allocations) if each.died is not None]
+    )
+    left: dict[tuple[Kind, int], list[Block]] = {}
+    try:
+        for _ in range(steps):
+            left = _step(allocator, allocations, sizes, events, left)
+    except OutOfDeviceMemoryError:
+        out_of_memory = True
+    else:
+        out_of_memory = False
+    return Replay(
+        peak_allocated_bytes=allocator.peak_allocated_bytes,
+        peak_reserved_bytes=allocator.peak_reserved_bytes,
+        out_of_memory=out_of_memory,
+    )
+
+
+def _step(
+    allocator: CachingAllocator,
+    allocations: Sequence[Allocation],
+    sizes: Sequence[int],
+    events: Sequence[tuple[int, int]],
+    left: dict[tuple[Kind, int], list[Block]],
+) -> dict[tuple[Kind, int], list[Block]]:
+    """Make one step; an event is a position and an index into `allocations`, inverted (`~`) for a death."""
+    alive: dict[int, Block] = {}
+    for _, index in events:
+        if index < 0:
+            allocator.free(alive.pop(~index))
+        elif sizes[index]:
+            found = left.get((allocations[index].kind, sizes[index]))
+            alive[index] = found.pop() if found else allocator.allocate(sizes[index])
+    kept = defaultdict(list, left)
+    for index, block in alive.items():
+        kept[allocations[index].kind, sizes[index]].append(block)
+    return kept
