@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from launcher.backends import BACKENDS
+from launcher.backends.rented_options import FitOptions
 from launcher.cli import gpus
 from launcher.jobs.places import Place, options_of, place_of
 from launcher.script.options import ScriptCommand, ThereOptions, Words, refuse_without_script
@@ -86,6 +87,7 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
 
         options, where = instance_of(module.Options, own), instance_of(module.Where, own)
         of_script = instance_of(ThereOptions, own)
+        fit = instance_of(FitOptions, own) if declared.is_fresh else FitOptions(anyway=True)
         refuse_without_script(of_script, words)
         script = commands.Script(words=tuple(words or ()), options=of_script, is_fresh=declared.is_fresh)
         return commands.launch(
@@ -97,11 +99,14 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
             output=output,
             dry_run=dry_run,
             request=request,
+            anyway=fit.anyway,
             output_format=output_format,
         )
 
     launch.__doc__ = declared.help
     place = [*parameters_of(module.Options), *parameters_of(module.Where)]
+    if declared.is_fresh:
+        place += parameters_of(FitOptions)
     declare(launch, [*place, *parameters_of(ThereOptions, group=Group.SCRIPT)], before="detach")
     command = grouped(*declared.first, "dry_run", kind=ScriptCommand)
     app.command(name, cls=command, epilog=declared.examples)(run_options(launch))
