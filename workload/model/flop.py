@@ -301,7 +301,9 @@ class FlopCounter(TorchDispatchMode):
             with self:
                 return NestedTensor.__torch_dispatch__(func, types, args, kwargs)
         if _moves_nothing(func):
-            return func(*args, **kwargs)
+            output = func(*args, **kwargs)
+            self.ran(func, args, kwargs, output)
+            return output
         name = func.overloadpacket.__name__
         formula = formula_of(name)
         if formula is None and looks_like_contraction(name):
@@ -317,6 +319,7 @@ class FlopCounter(TorchDispatchMode):
             self._flop_by_module[self.module] += flop
             self.counted(flop, formula.kind, args)
         self._count_bytes(func, args, kwargs, output)
+        self.ran(func, args, kwargs, output)
         return output
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -325,6 +328,9 @@ class FlopCounter(TorchDispatchMode):
 
     def counted(self, flop: int, kind: str, args: tuple[Any, ...]) -> None:
         """Hook for subclasses, called with the FLOP and the kind of each contraction."""
+
+    def ran(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Hook for subclasses, called after each op, also after those that move nothing."""
 
     def _count_bytes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         reads, writes, inputs = _arguments(func, args, kwargs)
@@ -394,7 +400,7 @@ def _arguments(
     reads, writes, everything = [], [], []
     for position, role in enumerate(_roles(func)):
         value = args[position] if position < len(args) else kwargs.get(role.name)
-        for tensor in _tensors(value):
+        for tensor in stored_tensors(value):
             everything.append(tensor)
             if role.is_read:
                 reads.append(tensor)
@@ -405,7 +411,7 @@ def _arguments(
 
 def _fresh_outputs(func: OpOverload, output: Any, inputs: list[Tensor]) -> list[Tensor] | None:
     """Outputs in storages of their own; None if the op only returned its inputs in another shape."""
-    outputs = list(_tensors(output))
+    outputs = list(stored_tensors(output))
     # `_unsafe_view` and `contiguous` may return an alias although their schema declares a new tensor; in-place ops
     # return an argument.
     known = {StorageWeakRef(tensor.untyped_storage()).cdata for tensor in inputs}
@@ -414,7 +420,7 @@ def _fresh_outputs(func: OpOverload, output: Any, inputs: list[Tensor]) -> list[
     return None if outputs and not fresh and not is_mutable else fresh
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def stored_tensors(value: Any) -> Iterator[Tensor]:
     """Tensors of an argument that have a storage: of a sparse one its indices and values."""
     if isinstance(value, torch.Tensor):
         match value.layout:
@@ -428,4 +434,4 @@ def _tensors(value: Any) -> Iterator[Tensor]:
                 yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from stored_tensors(item)

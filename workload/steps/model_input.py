@@ -363,7 +363,7 @@ class ModelInput:
     def _line(self, *, made: bool = False) -> str:
         """The innermost line of the user's files, `train.py:41`; `made`: with the function that it is in."""
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - what traceback uses too
-        while frame is not None and not _is_users(frame.f_code.co_filename, self._folder):
+        while frame is not None and not is_users(frame.f_code.co_filename, self._folder):
             frame = frame.f_back
         if frame is None:
             return "" if made else "an unknown line"
@@ -372,7 +372,8 @@ class ModelInput:
 
 
 @functools.cache
-def _is_users(name: str, folder: str) -> bool:
+def is_users(name: str, folder: str) -> bool:
+    """Whether the file `name` is one of the user's own in `folder`, which ends in a slash."""
     return name.startswith(folder) and not name.startswith(OURS) and "site-packages" not in name
 
 
