@@ -8,33 +8,40 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any, Self
 
+from launcher.backends.shared_plan import Gpu
 from workload.contract import allocations, bundle, memory_fit, peaks
-from workload.contract.allocations import Allocation, Kind
+from workload.contract.allocations import Kind
 from workload.contract.errors import BundleError, NothingToDoError, UsageError
 from workload.contract.invocation import as_typed
-from workload.contract.memory_fit import Fit
+from workload.contract.memory_fit import CountedStep, Word
 from workload.contract.record import Record, StepMemory
+from workload.contract.script_words import redacted
+from workload.contract.spec import Device, RunSpec
 from workload.contract.spent import SECONDS_PER_H, Amount, amount_of, units_per_step
 from workload.contract.tables import Column, Role, TableFormat, facts, number, plain, render, table_width
-from workload.contract.text import percent, percent_range, seconds, si, span, wrapped
+from workload.contract.text import percent, percent_range, seconds, si, size, span, wrapped
 
 # Words of a user for a word of `memory_fit`.
-WORDS = {Fit.FITS: "yes", Fit.CLOSE: "close", Fit.DOES_NOT_FIT: "no"}
+WORDS = {Word.FITS: "yes", Word.CLOSE: "close", Word.DOES_NOT_FIT: "no"}
 UNKNOWN = "unknown"
+UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
+# Smaller parts of a peak would be shown as 0.0.
+LEAST_SHOWN = 0.05
 HOW = "launch local counts it: launch local -- train.py, or launch local for our trainer"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountedRun:
-    """A run whose step's memory was counted, with the allocations of the step."""
+    """A run whose step's memory was counted."""
 
     path: Path
     record: Record
     memory: StepMemory
-    allocations: Sequence[Allocation]
+    step: CountedStep
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -47,7 +54,13 @@ class CountedRun:
             found = allocations.read(folder / allocations.FILE)
         except (OSError, ValueError, KeyError) as error:
             raise BundleError(f"'{folder}' is damaged: {allocations.FILE}: {error}", hint="run again") from error
-        return cls(path=folder, record=record, memory=memory, allocations=found)
+        step = CountedStep(
+            allocations=found,
+            samples=memory.samples,
+            at_least=bool(memory.lower_bound or memory.growth_bytes),
+            ranks=int(record.spec.devices or 1),
+        )
+        return cls(path=folder, record=record, memory=memory, step=step)
 
     @property
     def batch(self) -> int:
@@ -116,9 +129,39 @@ def answer(
         facts_of_run = {"bundle": str(run.path), "batch": run.batch, **peak, **amount._asdict()}
         return plain({**facts_of_run, "gpus": rows}, form, rows_of="gpus")
     width = table_width()
-    table = render([for_people(row) for row in rows], columns(run, amount), form, wide=wide)
+    table = render([for_people(row, at_least=run.step.at_least) for row in rows], columns(run, amount), form, wide=wide)
     notes = [wrapped(as_typed(note), width) for note in remarks(run, rows)]
     return "\n".join([wrapped(headline(run), width), "", table, "", *notes])
+
+
+def refuse_too_large(spec: RunSpec, gpu: Gpu, results: Path) -> None:
+    """Raise `UsageError` if a step certainly does not fit the memory of a GPU that is about to be rented.
+
+    A script's step is known if a run in `results` has counted it with the same arguments. Our trainer's is counted on
+    tensors without memory, if this Python has PyTorch.
+    """
+    card = memory_fit.card(gpu.device, memory_gb=gpu.memory_gb)
+    if card is None or spec.device is Device.CPU:
+        return
+    step = _step_of_script(spec.script, results) if spec.script else None
+    if step is None or (needed := step.needed(card)).word is not Word.DOES_NOT_FIT:
+        return
+    largest = step.largest_batch(card).fits
+    smaller = f"a batch of {largest} fits" if spec.script else f"--batch-size {largest}"
+    raise UsageError(
+        f"a step of {spec.title} needs at least {size(needed.low)} of memory; a {gpu.title} has {size(card.total.high)}",
+        hint=f"{f'{smaller}; or ' if largest else ''}--anyway rents it nevertheless; launch gpus --for shows larger GPUs",
+    )
+
+
+def _step_of_script(words: Sequence[str], results: Path) -> CountedStep | None:
+    """The step as the newest run of the same script with the same arguments has counted it; None if none has."""
+    for folder in _bundles(results):
+        record = _record(folder)
+        if record and record.step_memory and record.spec.script and record.spec.script.argv == list(redacted(words)):
+            with suppress(BundleError, NothingToDoError):
+                return CountedRun.read(folder).step
+    return None
 
 
 # --- rows
@@ -135,9 +178,9 @@ def choices(run: CountedRun, offers: Iterable[Mapping[str, Any]], amount: Amount
     steps, known = amount.number / per_step if per_step else None, step_times.measured(run.neighbours)
     rows = []
     for offer in _cheapest(offers):
-        fit = memory_of(run, offer)
+        fit = _memory(run, offer["device"], offer["memory_gb"])
         time = step_times.expected(step, peaks.named(offer["device"]), known)
-        may_run = fit["fits"] != Fit.DOES_NOT_FIT
+        may_run = fit["fits"] != Word.DOES_NOT_FIT
         costs = {
             f"usd_{end}{kind}": steps * step_s * usd_per_h / SECONDS_PER_H
             if steps and may_run and step_s and (usd_per_h := offer[f"usd_per_h{kind}"])
@@ -160,14 +203,28 @@ def choices(run: CountedRun, offers: Iterable[Mapping[str, Any]], amount: Amount
     return sorted(rows, key=_order)
 
 
+def _memory(run: CountedRun, device: str, memory_gb: float) -> dict[str, Any]:
+    """Memory that the step needs on a GPU, and its largest batch there; None for a GPU of unknown memory."""
+    card = memory_fit.card(device, memory_gb=memory_gb)
+    needed, largest = (run.step.needed(card), run.step.largest_batch(card)) if card else (None, None)
+    return {
+        "fits": needed and needed.word,
+        "needed_low_bytes": needed and needed.low,
+        "needed_high_bytes": needed and needed.high,
+        "total_bytes": card and card.total.low,
+        "largest_batch": largest and largest.fits,
+        "too_large_batch": largest and largest.does_not_fit,
+    }
+
+
 OFFERED = ("gpu", "provider", "machine_type", "gpus", "region", "usd_per_h", "usd_per_h_spot", "read", "memory_gb")
 
 
 def _cheapest(offers: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
     """The machine with the lowest price of each GPU in each cloud; on-demand prices go before spot prices."""
 
-    def price(offer: Mapping[str, Any]) -> tuple[float, float]:
-        return tuple(float("inf") if each is None else each for each in (offer["usd_per_h"], offer["usd_per_h_spot"]))
+    def price(offer: Mapping[str, Any]) -> list[float]:
+        return [inf if each is None else each for each in (offer["usd_per_h"], offer["usd_per_h_spot"])]
 
     best: dict[tuple[str, str], Mapping[str, Any]] = {}
     for offer in offers:
@@ -177,7 +234,7 @@ def _cheapest(offers: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]
 
 
 def _may_run(row: Mapping[str, Any]) -> bool:
-    return row["fits"] != Fit.DOES_NOT_FIT
+    return bool(row["fits"] != Word.DOES_NOT_FIT)
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -207,25 +264,21 @@ def columns(run: CountedRun, amount: Amount) -> tuple[Column, ...]:
 
 def headline(run: CountedRun) -> str:
     """What was counted: the peak of live bytes, its parts, and where it is."""
-    memory, spec = run.memory, run.record.spec
-    peak = float(memory.peak_bytes or 0.0)
-    unit = si(peak, "B").split()[1]
-    factor = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}.get(unit, 1.0)
+    memory, spec, device = run.memory, run.record.spec, run.record.environment.device
+    peak = size(round(memory.peak_bytes or 0.0))
+    factor = UNITS.get(peak.split()[1], 1.0)
     parts = ((kind, (getattr(memory, f"{kind}_bytes") or 0.0) / factor) for kind in Kind)
-    split = ", ".join(f"{kind} {part:.1f}" for kind, part in parts if round(part, 1))
-    bound = "at least" if memory.lower_bound else "at most"
+    split = ", ".join(f"{kind} {part:.1f}" for kind, part in parts if part >= LEAST_SHOWN)
     where = " at ".join(filter(None, (memory.peak_op, memory.peak_line)))
-    return "".join(
-        (
-            f"{spec.model} at batch {run.batch} keeps {bound} {peak / factor:.1f} {unit} in tensors ({split})",
-            f", in {where}" if where else "",
-            f"; {memory.method}" if memory.method else "",
-        )
+    words = (
+        f"{spec.model} at batch {run.batch} ({spec.precision or 'unknown precision'}) keeps "
+        f"{'at least' if memory.lower_bound else 'at most'} {peak} in tensors: {split}"
     )
+    return f"{words}{f'; most in {where}' if where else ''}; counted in one step on {device.name or device.type}"
 
 
-def for_people(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as text."""
+def for_people(row: Mapping[str, Any], *, at_least: bool) -> dict[str, Any]:
+    """A row as text. `at_least`: the memory is a lower bound."""
     shown = dict.fromkeys(("usd", "spot"), UNKNOWN if _may_run(row) else None)
     for name, kind in (("usd", ""), ("spot", "_spot")):
         if row[f"usd_expected{kind}"] is not None:
@@ -237,24 +290,30 @@ def for_people(row: Mapping[str, Any]) -> dict[str, Any]:
         "provider": row["provider"],
         "machine": row["machine_type"] + (f" ({row['gpus']})" if row["gpus"] > 1 else ""),
         "memory": f"{row['memory_gb']} GB",
-        "fits": _fits_text(row),
-        "largest": _largest_text(row),
+        "fits": _fits_text(row, at_least=at_least),
+        "largest": _largest_text(row, at_least=at_least),
         "step": _step_text(row) if _may_run(row) else None,
         **shown,
         "notes": [*(["the fastest"] if row["is_fastest"] else []), *([row["why"]] if _may_run(row) else [])],
     }
 
 
-def _fits_text(row: Mapping[str, Any]) -> str:
-    low, high = (row[f"needed_{end}_bytes"] / row["usable_bytes"] for end in ("low", "high"))
-    share = percent_range(low, high) if row["fits"] is Fit.CLOSE else percent(high if row["fits"] is Fit.FITS else low)
+def _fits_text(row: Mapping[str, Any], *, at_least: bool) -> str:
+    if row["fits"] is None:
+        return UNKNOWN
+    if at_least and row["fits"] is Word.CLOSE:
+        return f"at least {percent(row['needed_low_bytes'] / row['total_bytes'])}"
+    low, high = (row[f"needed_{end}_bytes"] / row["total_bytes"] for end in ("low", "high"))
+    share = (
+        percent_range(low, high) if row["fits"] is Word.CLOSE else percent(high if row["fits"] is Word.FITS else low)
+    )
     return f"{WORDS[row['fits']]}, {share}"
 
 
-def _largest_text(row: Mapping[str, Any]) -> str:
-    if row["largest_batch"] is None:
-        return UNKNOWN
-    return f"{row['largest_batch']} ({row['too_large_batch']}: no)" if row["too_large_batch"] else row["largest_batch"]
+def _largest_text(row: Mapping[str, Any], *, at_least: bool) -> str:
+    fits, too_large = row["largest_batch"], row["too_large_batch"]
+    known = str(fits) if fits else UNKNOWN if at_least or too_large is None else "none"
+    return f"{known} ({too_large}: no)" if too_large else known
 
 
 def _step_text(row: Mapping[str, Any]) -> str | None:
@@ -267,13 +326,15 @@ def remarks(run: CountedRun, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]
     """Sentences on the whole table: what the figures are for, and what is special about the run."""
     memory, devices = run.memory, run.record.spec.devices or 1
     if memory.growth_bytes:
-        left = si(memory.growth_bytes, "B")
-        yield f"every step keeps {left} more than the one before (a leak?): after enough steps no memory is large enough"
+        yield f"every step keeps {si(memory.growth_bytes, 'B')} more than the one before: a leak, which fills any memory"
     for why in memory.lower_bound or ():
         yield f"the memory is a lower bound: {why}"
-    if any(row["largest_batch"] is None for row in rows):
+    if not run.step.scales:
         yield "the largest batch is unknown: the memory of one batch size only was counted"
     of_one = f" on one GPU; the run used {devices:g}" if devices > 1 else ""
-    yield f"time and USD: training steps at batch {run.batch}{of_one}, without waits for data; of a larger batch only the memory is known"
+    yield (
+        f"time and USD: training steps at batch {run.batch}{of_one}, without waits for data; of a larger batch only the "
+        "memory is known"
+    )
     dates = dict.fromkeys(f"{row['read']} ({row['provider']})" for row in rows if row["read"])
     yield f"prices: on demand and spot, the VM with its GPUs alone, as of {', '.join(dates)}; sources: launch gpus"
