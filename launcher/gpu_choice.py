@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from launcher.backends.shared_plan import Gpu
-from workload.contract import allocations, bundle, memory_fit, peaks
+from workload.contract import allocations, bundle, memory_fit, peaks, tables
 from workload.contract.allocations import Kind
 from workload.contract.errors import BundleError, NothingToDoError, UsageError
 from workload.contract.invocation import as_typed
@@ -22,8 +22,8 @@ from workload.contract.record import Record, StepMemory
 from workload.contract.script_words import redacted
 from workload.contract.spec import Device, RunSpec
 from workload.contract.spent import SECONDS_PER_H, Amount, amount_of, units_per_step
-from workload.contract.tables import Column, Role, TableFormat, facts, number, plain, render, table_width
-from workload.contract.text import percent, percent_range, seconds, si, size, span, wrapped
+from workload.contract.tables import Column, Role, TableFormat, facts, number, render, table_width
+from workload.contract.text import percent, percent_range, plain, seconds, size, wrapped
 
 # Words of a user for a word of `memory_fit`.
 WORDS = {Word.FITS: "yes", Word.CLOSE: "close", Word.DOES_NOT_FIT: "no"}
@@ -127,7 +127,7 @@ def answer(
     if form is not TableFormat.TABLE:
         peak = {name: value for name, value in asdict(run.memory).items() if name.endswith("_bytes")}
         facts_of_run = {"bundle": str(run.path), "batch": run.batch, **peak, **amount._asdict()}
-        return plain({**facts_of_run, "gpus": rows}, form, rows_of="gpus")
+        return tables.plain({**facts_of_run, "gpus": rows}, form, rows_of="gpus")
     width = table_width()
     table = render([for_people(row, at_least=run.step.at_least) for row in rows], columns(run, amount), form, wide=wide)
     notes = [wrapped(as_typed(note), width) for note in remarks(run, rows)]
@@ -147,10 +147,10 @@ def refuse_too_large(spec: RunSpec, gpu: Gpu, results: Path) -> None:
     if step is None or (needed := step.needed(card)).word is not Word.DOES_NOT_FIT:
         return
     largest = step.largest_batch(card).fits
-    smaller = f"a batch of {largest} fits" if spec.script else f"--batch-size {largest}"
+    smaller = f"a batch of {largest}" if spec.script else f"--batch-size {largest}"
     raise UsageError(
-        f"a step of {spec.title} needs at least {size(needed.low)} of memory; a {gpu.title} has {size(card.total.high)}",
-        hint=f"{f'{smaller}; or ' if largest else ''}--anyway rents it nevertheless; launch gpus --for shows larger GPUs",
+        f"a step of {spec.title} needs at least {size(needed.low)}, but a {gpu.title} has {size(card.total.high)}",
+        hint=" or ".join([*([smaller] if largest else []), "a larger GPU (launch gpus)", "--anyway"]),
     )
 
 
@@ -252,12 +252,13 @@ def columns(run: CountedRun, amount: Amount) -> tuple[Column, ...]:
     return (
         *facts(gpu="GPU", provider="cloud"),
         Column(name="machine", heading="machine", role=Role.FACT, detail=True),
-        Column(name="memory", heading="memory"),
+        Column(name="memory_gb", heading="GB"),
         Column(name="fits", heading=f"fits at {run.batch}"),
         Column(name="largest", heading="largest batch"),
         Column(name="step", heading="a step, about"),
         Column(name="usd", heading=f"USD {work}"),
         Column(name="spot", heading="spot"),
+        Column(name="read", heading="price of", detail=True),
         Column(name="notes", heading="note", role=Role.NOTE),
     )
 
@@ -284,17 +285,18 @@ def for_people(row: Mapping[str, Any], *, at_least: bool) -> dict[str, Any]:
         if row[f"usd_expected{kind}"] is not None:
             shown[name] = number(row[f"usd_expected{kind}"], 2)
         elif row[f"usd_least{kind}"] is not None:
-            shown[name] = f"at least {number(row[f'usd_least{kind}'], 2)}"
+            shown[name] = f"from {number(row[f'usd_least{kind}'], 2)}"
     return {
         "gpu": row["gpu"],
         "provider": row["provider"],
         "machine": row["machine_type"] + (f" ({row['gpus']})" if row["gpus"] > 1 else ""),
-        "memory": f"{row['memory_gb']} GB",
+        "memory_gb": row["memory_gb"],
         "fits": _fits_text(row, at_least=at_least),
         "largest": _largest_text(row, at_least=at_least),
         "step": _step_text(row) if _may_run(row) else None,
         **shown,
-        "notes": [*(["the fastest"] if row["is_fastest"] else []), *([row["why"]] if _may_run(row) else [])],
+        "read": row["read"],
+        "notes": [*([row["why"]] if _may_run(row) else []), *(["the fastest"] if row["is_fastest"] else [])],
     }
 
 
@@ -318,7 +320,9 @@ def _largest_text(row: Mapping[str, Any], *, at_least: bool) -> str:
 
 def _step_text(row: Mapping[str, Any]) -> str | None:
     if row["step_s"] is not None:
-        return span(row["step_s"], (row["step_s_low"], row["step_s_high"]), digits=2)
+        unit_s, unit = (1.0, "s") if row["step_s"] >= 1 else (1e-3, "ms")
+        about, low, high = (plain(row[name] / unit_s, 2) for name in ("step_s", "step_s_low", "step_s_high"))
+        return f"{about} {unit} ({low}-{high})"
     return None if row["roof_step_s"] is None else f"at least {seconds(row['roof_step_s'], 2)}"
 
 
@@ -326,15 +330,19 @@ def remarks(run: CountedRun, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]
     """Sentences on the whole table: what the figures are for, and what is special about the run."""
     memory, devices = run.memory, run.record.spec.devices or 1
     if memory.growth_bytes:
-        yield f"every step keeps {si(memory.growth_bytes, 'B')} more than the one before: a leak, which fills any memory"
+        left = size(round(memory.growth_bytes))
+        yield f"a leak: every step leaves {left} more in memory than the one before, until none is left"
     for why in memory.lower_bound or ():
         yield f"the memory is a lower bound: {why}"
     if not run.step.scales:
         yield "the largest batch is unknown: the memory of one batch size only was counted"
     of_one = f" on one GPU; the run used {devices:g}" if devices > 1 else ""
     yield (
-        f"time and USD: training steps at batch {run.batch}{of_one}, without waits for data; of a larger batch only the "
-        "memory is known"
+        f"time and USD: training steps at batch {run.batch}{of_one}, without waits for data; of a larger batch only "
+        "the memory is known"
     )
-    dates = dict.fromkeys(f"{row['read']} ({row['provider']})" for row in rows if row["read"])
-    yield f"prices: on demand and spot, the VM with its GPUs alone, as of {', '.join(dates)}; sources: launch gpus"
+    dates = sorted(row["read"] for row in rows if row["read"])
+    yield (
+        f"prices: the VM with its GPUs, on demand and spot, as of {dates[0]} to {dates[-1]}; from: at the GPU's peaks; "
+        "each price, its date and source: launch gpus"
+    )

@@ -112,11 +112,11 @@ SPANS = (
 )
 
 
-def span(value_s: float, ends: tuple[float, float] | None = None, *, digits: int = 3) -> str:
-    """Duration in one unit, and the ends of its interval: `4.2 min (3.9 to 4.5)`, `31 h`."""
+def span(value_s: float, ends: tuple[float, float] | None = None) -> str:
+    """Duration with three digits in one unit, and the ends of its interval: `4.2 min (3.9 to 4.5)`, `31 h`."""
     _, unit_s, unit = next(row for row in SPANS if value_s >= row[0])
-    within = "" if ends is None else f" ({plain(ends[0] / unit_s, digits)} to {plain(ends[1] / unit_s, digits)})"
-    return f"{plain(value_s / unit_s, digits)} {unit}{within}"
+    within = "" if ends is None else f" ({plain(ends[0] / unit_s, 3)} to {plain(ends[1] / unit_s, 3)})"
+    return f"{plain(value_s / unit_s, 3)} {unit}{within}"
 
 
 def minutes(value_s: float) -> str:
