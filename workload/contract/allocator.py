@@ -11,6 +11,7 @@ import bisect
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from workload.contract.allocations import Allocation, Kind
 
@@ -79,12 +80,12 @@ class CachingAllocator:
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self._small = _Pool(segment_bytes=SMALL_SEGMENT_BYTES)
         self._large = _Pool(segment_bytes=LARGE_SEGMENT_BYTES)
-        self._next_address = 0
+        self.next_address = 0
 
     def allocate(self, size_bytes: int) -> Block:
         """A block of at least this size. Raises `OutOfDeviceMemoryError`."""
         size = max(1, -(-size_bytes // MIN_BLOCK_BYTES)) * MIN_BLOCK_BYTES
-        pool = self._small if size <= SMALL_BYTES else self._large
+        pool = self.pool(size)
         block = self._cached(pool, size) or self._new(pool, size)
         if block is None:
             self.release_cached()
@@ -98,6 +99,10 @@ class CachingAllocator:
         self.allocated_bytes += block.size
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return block
+
+    def pool(self, size: int) -> _Pool:
+        """Pool that blocks of this size come from."""
+        return self._small if size <= SMALL_BYTES else self._large
 
     def free(self, block: Block) -> None:
         """Keep a block for later allocations, as one with its free neighbors."""
@@ -130,8 +135,8 @@ class CachingAllocator:
             segment = -(-size // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
         if not self._reserve(segment):
             return None
-        block = Block(pool=pool, address=self._next_address, size=segment)
-        self._next_address += segment
+        block = Block(pool=pool, address=self.next_address, size=segment)
+        self.next_address += segment
         return block
 
     def _reserve(self, size: int) -> bool:
@@ -232,6 +237,10 @@ def _room(block: Block | None, size: int) -> bool:
     return size <= 0
 
 
+# Blocks that a step left alive, by kind and size.
+_Left: TypeAlias = dict[tuple[Kind | None, int], list[Block]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Replay:
     """Peaks of a sequence; up to the allocation that failed if `out_of_memory`."""
@@ -259,7 +268,7 @@ def replay(
         [(each.born, index) for index, each in enumerate(allocations)]
         + [(each.died, ~index) for index, each in enumerate(allocations) if each.died is not None]
     )
-    left: dict[tuple[Kind, int], list[Block]] = {}
+    left: _Left = {}
     try:
         for _ in range(steps):
             left = _step(allocator, allocations, sizes, events, left)
@@ -279,17 +288,22 @@ def _step(
     allocations: Sequence[Allocation],
     sizes: Sequence[int],
     events: Sequence[tuple[int, int]],
-    left: dict[tuple[Kind, int], list[Block]],
-) -> dict[tuple[Kind, int], list[Block]]:
+    left: _Left,
+) -> _Left:
     """Make one step; an event is a position and an index into `allocations`, inverted (`~`) for a death."""
     alive: dict[int, Block] = {}
     for _, index in events:
         if index < 0:
             allocator.free(alive.pop(~index))
         elif sizes[index]:
-            found = left.get((allocations[index].kind, sizes[index]))
+            found = left.get((_role(allocations[index]), sizes[index]))
             alive[index] = found.pop() if found else allocator.allocate(sizes[index])
     kept = defaultdict(list, left)
     for index, block in alive.items():
-        kept[allocations[index].kind, sizes[index]].append(block)
+        kept[_role(allocations[index]), sizes[index]].append(block)
     return kept
+
+
+def _role(allocation: Allocation) -> Kind | None:
+    """Kind under which the next step finds it; None: it may have another there, as outputs that a variable holds."""
+    return allocation.kind if allocation.kind in (Kind.WEIGHTS, Kind.GRADIENTS, Kind.OPTIMIZER) else None

@@ -1,0 +1,143 @@
+"""How well a step's memory is counted and a GPU's memory is judged; no GPU is needed.
+
+`python benchmarks/memory_fit.py snapshots FOLDER`: replay public `torch.cuda.memory` snapshots (`*.pickle`, `*.pkl`)
+and compare the reserved bytes with those of the real allocator after each event.
+"""
+
+import argparse
+import pickle
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from workload.contract.allocator import MIB, MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, Block, CachingAllocator
+
+
+class _Plain(pickle.Unpickler):
+    """Reads lists, dicts, texts and numbers; a foreign file may name no class or function."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def snapshots(folder: Path) -> None:
+    """Print a line for each snapshot with a history: reserved MiB at its end and at its peak, real and replayed."""
+    equal = total = 0
+    for path in sorted([*folder.glob("*.pickle"), *folder.glob("*.pkl")]):
+        with path.open("rb") as file:
+            try:
+                snapshot = _Plain(file).load()
+                traces = list(enumerate(snapshot["device_traces"]))
+            except (pickle.UnpicklingError, KeyError, TypeError) as error:
+                print(f"{path.name}: no snapshot ({error})")
+                continue
+        for device, trace in traces:
+            if any(event["action"] == "alloc" for event in trace):
+                segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
+                real, replayed = zip(*_reserved(segments, trace), strict=True)
+                same = sum(one == other for one, other in zip(real, replayed, strict=True)) / len(real)
+                is_equal = (real[-1], max(real)) == (replayed[-1], max(replayed))
+                equal, total = equal + is_equal, total + 1
+                print(
+                    f"{path.name}: {len(real)} events, {same:.1%} equal; end {real[-1] // MIB} {replayed[-1] // MIB}, "
+                    f"peak {max(real) // MIB} {max(replayed) // MIB}{'' if is_equal else '  DIFFERS'}"
+                )
+    print(f"{equal} of {total} snapshots have equal reserved bytes at their end and at their peak")
+
+
+def _reserved(segments: Sequence[dict[str, Any]], trace: Sequence[dict[str, Any]]) -> Iterator[tuple[int, int]]:
+    """Reserved bytes after each allocation and free: of the real allocator, and of the replay."""
+    sizes, live = _at_start(segments, trace)
+    allocator = CachingAllocator()
+    blocks = _seeded(allocator, sizes, live)
+    real = sum(sizes.values())
+    released = False
+    for event in trace:
+        size = event["size"]
+        match event["action"]:
+            case "segment_alloc":
+                real += size
+            case "segment_free":
+                real -= size
+                if not released:
+                    allocator.release_cached()
+            case "alloc":
+                blocks[event["addr"]] = allocator.allocate(size)
+                yield real, allocator.reserved_bytes
+            case "free_completed":
+                allocator.free(blocks.pop(event["addr"]))
+                yield real, allocator.reserved_bytes
+        released = event["action"] == "segment_free"
+
+
+def _at_start(
+    segments: Sequence[dict[str, Any]], trace: Sequence[dict[str, Any]]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Segments and live blocks before a history, by address: those at its end, its events undone."""
+    sizes = {segment["address"]: segment["total_size"] for segment in segments}
+    live: dict[int, int] = {}
+    for segment in segments:
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] != "inactive":
+                live[block.get("address", address)] = block["size"]
+            address += block["size"]
+    for event in reversed(trace):
+        match event["action"]:
+            case "segment_alloc":
+                del sizes[event["addr"]]
+            case "segment_free":
+                sizes[event["addr"]] = event["size"]
+            case "alloc":
+                del live[event["addr"]]
+            case "free_completed":
+                live[event["addr"]] = -(-event["size"] // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+    return sizes, live
+
+
+def _seeded(allocator: CachingAllocator, sizes: dict[int, int], live: dict[int, int]) -> dict[int, Block]:
+    """Give an allocator these segments and live blocks; the blocks by address."""
+    blocks: dict[int, Block] = {}
+    for start, size in sizes.items():
+        is_small = size == SMALL_SEGMENT_BYTES
+        # A rest that the allocator does not cut off belongs to the block before it.
+        least = MIN_BLOCK_BYTES if is_small else SMALL_BYTES + 1
+        inside = sorted(address for address in live if start <= address < start + size)
+        parts: list[tuple[int, int, bool]] = []
+        at = start
+        for address in [*inside, start + size]:
+            if address - at >= least:
+                parts.append((at, address - at, False))
+            elif parts and address > at:
+                parts[-1] = (parts[-1][0], address - parts[-1][0], True)
+            if address < start + size:
+                parts.append((address, live[address], True))
+                at = address + live[address]
+        before = None
+        for address, length, used in parts:
+            block = Block(pool=allocator.pool(1 if is_small else size), address=address, size=length, used=used)
+            block.before = before
+            if before is not None:
+                before.after = block
+            before = block
+            if used:
+                blocks[address] = block
+                allocator.allocated_bytes += length
+            else:
+                block.pool.add(block)
+        allocator.reserved_bytes += size
+    allocator.peak_reserved_bytes = allocator.reserved_bytes
+    allocator.next_address = max((start + size for start, size in sizes.items()), default=0)
+    return blocks
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("snapshots").add_argument("folder", type=Path)
+    options = parser.parse_args()
+    snapshots(options.folder)
+
+
+if __name__ == "__main__":
+    main()
