@@ -240,7 +240,7 @@ def _may_run(row: Mapping[str, Any]) -> bool:
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """By cost; after these the GPUs with only a least cost, those without a price, and those that are too small."""
     usd = next((row[name] for name in ("usd_expected", "usd_expected_spot", "usd_least") if row[name]), None)
-    return not _may_run(row), usd is None, row["step_s"] is None, usd or 0.0, row["roof_step_s"] or 0.0
+    return not _may_run(row), usd is None, row["step_s"] is None, usd or row["usd_per_h"] or inf
 
 
 # --- the text for people
