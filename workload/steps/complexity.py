@@ -26,15 +26,19 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
+from workload.contract import allocations
+from workload.contract.allocations import Kind
 from workload.contract.errors import UsageError, explain_shortage
+from workload.contract.fields import from_facts
 from workload.contract.operating_system import replace_text
-from workload.contract.record import ComplexityRecord
+from workload.contract.record import ComplexityRecord, StepMemory
 from workload.contract.spec import Device, Optimizer, Precision
 from workload.environment.collect import version
 from workload.environment.device import AUTOCAST_DTYPES
 from workload.model import flop, models
 from workload.model.flop import FlopCounter, Tally
-from workload.steps import training_step
+from workload.steps import step_memory, training_step
+from workload.steps.step_memory import CountedMemory, StorageFollower
 from workload.steps.training_step import make_optimizer
 
 METHOD = (
@@ -75,7 +79,7 @@ class Complexity:
     values that one forward pass of the batch keeps for the backward pass, without parameters and images;
     `activation_layer`: the module that keeps most. `layers`: number of layers by kind, see `models.layer_kinds`.
     `flop_by_module`, `bytes_by_module`: `train_flop_per_step`, `bytes_per_step_upper` by the innermost module
-    (`layer3.0.conv1`), `MODEL` or `OUTSIDE`.
+    (`layer3.0.conv1`), `MODEL` or `OUTSIDE`. `allocations`: content of `allocations.csv`.
     """
 
     parameters: int
@@ -97,12 +101,15 @@ class Complexity:
     forward_flop_by_module: Mapping[str, int]
     flop_by_module: Mapping[str, int]
     bytes_by_module: Mapping[str, int]
+    memory: StepMemory
+    allocations: str
 
     def record(self) -> ComplexityRecord:
         """Section `complexity` of run.json; of the modules only those with most FLOP."""
         largest = sorted(self.flop_by_module, key=lambda name: -self.flop_by_module[name])[:RECORDED_MODULES]
         facts = asdict(self)
-        del facts["forward_flop_by_module"], facts["layers"]
+        for name in ("forward_flop_by_module", "layers", "memory", "allocations"):
+            del facts[name]
         for counts in ("flop_by_module", "bytes_by_module"):
             facts[counts] = {name: facts[counts].get(name, 0) for name in largest}
         return ComplexityRecord(**facts)
@@ -132,14 +139,23 @@ def count(
     is_cuda = Device(device) in (Device.CUDA, Device.AUTO) and torch.cuda.is_available()
     # FakeTensorMode logs a traceback for every shape that a model rejects.
     with _quiet(FAKE_TENSOR_LOGGER), FakeTensorMode(), _rejections(model, shape):
-        kinds = (Optimizer(optimizer), Precision(precision))
-        fake = _FakeStep(module, *kinds, device_type="cuda" if is_cuda else "cpu", shape=shape)
+        kinds: tuple[Any, ...] = (Optimizer(optimizer), Precision(precision), "cuda" if is_cuda else "cpu")
+        # `Module.to_empty` would read the real tensors, which `FakeTensorMode` forbids.
+        module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=kinds[2]))  # noqa: SLF001 - as Module.to
+        fake = _FakeStep(module, *kinds, shape=shape)
         # A steady step: every pass after the first adds to existing gradients.
         forward, step = fake.pass_()
         kept = tuple(fake.counter.kept)
         if grad_accumulation > 1:
             step = step.plus(fake.pass_()[1], times=grad_accumulation - 1)
         step = step.plus(fake.update())
+        counted = fake.memory()
+        larger = _FakeStep(module, *kinds, shape=(2 * batch_size, *shape[1:]))
+        for _ in range(min(grad_accumulation, 2)):
+            larger.pass_()
+        twice = larger.memory()
+    rows = counted.allocations(batch_size, twice)
+    memory = counted.record(rows, samples=batch_size, method=counted.method(twice))
     forward_flop_per_image = round(forward.flop / batch_size)
     fvcore_mac = None
     if with_fvcore:
@@ -172,6 +188,8 @@ def count(
         forward_flop_by_module=forward.flop_by_module,
         flop_by_module=step.flop_by_module,
         bytes_by_module=step.bytes_by_module,
+        memory=memory,
+        allocations=allocations.as_text(rows),
     )
 
 
@@ -181,8 +199,9 @@ class _ModuleCounter(FlopCounter):
     `kept`: what the forward pass keeps for the backward pass, if `keep` is the hook of autograd for saved tensors.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, follower: StorageFollower) -> None:
         super().__init__()
+        self._follower = follower
         # Module, number of values and bytes of each tensor that the forward pass keeps.
         self.kept: list[tuple[str, int, int]] = []
         self._entered = [OUTSIDE]
@@ -212,6 +231,11 @@ class _ModuleCounter(FlopCounter):
             self.module = self._of_number.get(node._sequence_nr(), OUTSIDE)  # noqa: SLF001
         return super().__torch_dispatch__(func, _types, args, kwargs)
 
+    def ran(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Follow the storages of an op."""
+        self._follower.where = self.module
+        self._follower.ran(func, (*args, *kwargs.values()), output, None)
+
     def ignore(self, tensor: torch.Tensor) -> bool:
         """Do not count this tensor's storage in `kept` from now on; return whether it was counted or ignored before."""
         reference = StorageWeakRef(tensor.untyped_storage())
@@ -236,18 +260,25 @@ class _FakeStep:
     """Training step on tensors that have a shape, a type and a device, but no memory; used inside FakeTensorMode."""
 
     def __init__(
-        self, module: nn.Module, optimizer: Optimizer, precision: Precision, *, device_type: str, shape: tuple[int, ...]
+        self, module: nn.Module, optimizer: Optimizer, precision: Precision, device_type: str, *, shape: tuple[int, ...]
     ) -> None:
-        # `Module.to_empty` would read the real tensors, which `FakeTensorMode` forbids.
-        module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device_type))  # noqa: SLF001 - as Module.to
         self._module = module
         self._optimizer = make_optimizer(module.parameters(), optimizer)
         self._precision = precision
         self._device_type = device_type
-        self._images = torch.empty(shape, device=device_type)
-        self._labels = torch.empty(shape[0], dtype=torch.long, device=device_type)
-        self.counter = _ModuleCounter(module)
+        self._follower = StorageFollower(device_type)
+        self.counter = _ModuleCounter(module, self._follower)
+        # A steady step begins with the gradients and the optimizer's state of the step before.
+        for parameter in module.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        self._optimizer.step()
+        self._follower.called(module, ())
+        self._follower.optimizer(self._optimizer)
+        self._images = torch.empty(shape, device=self._device_type)
+        self._labels = torch.empty(shape[0], dtype=torch.long, device=self._device_type)
         self.counter.ignore(self._images)
+        self._follower.holds((self._images, self._labels), Kind.INPUTS)
+        self._adds = False
 
     def pass_(self) -> tuple[Tally, Tally]:
         """Counts of the forward pass, and of forward pass, loss and backward pass together."""
@@ -259,12 +290,16 @@ class _FakeStep:
                 output = self._module(self._images)
                 forward = self.counter.tally().plus(before, times=-1)
                 loss = models.loss(output, self._labels)
+                del output
+            # As our trainer does, free the gradients between the forward and the backward pass.
+            if not self._adds:
+                self._optimizer.zero_grad(set_to_none=True)
             loss.backward()
+            self._adds = True
         return forward, self.counter.tally().plus(before, times=-1)
 
     def update(self) -> Tally:
-        """Counts of one optimizer step, after an uncounted one that creates the optimizer's state."""
-        self._optimizer.step()
+        """Counts of one optimizer step."""
         before = self.counter.tally()
         with self.counter:
             if self._precision is Precision.AMP:
@@ -273,6 +308,11 @@ class _FakeStep:
                 torch._foreach_mul_(gradients, 1.0)
             self._optimizer.step()
         return self.counter.tally().plus(before, times=-1)
+
+    def memory(self) -> CountedMemory:
+        """Storages of all passes and the optimizer step that were counted."""
+        self._follower.optimizer(self._optimizer)
+        return self._follower.end_step()
 
 
 class _MetaWeights(TorchFunctionMode):
@@ -351,7 +391,8 @@ def read_kept(folder: Path, asked: Mapping[str, Any]) -> Complexity | None:
     """Stored count for the arguments `asked` of `complexity.count`; None if `folder` has none."""
     with contextlib.suppress(KeyError, TypeError, ValueError):
         facts = _entries(folder)[_key(asked)]
-        return Complexity(**{**facts, "uncounted": tuple(facts["uncounted"])})
+        memory = from_facts(StepMemory, facts["memory"])
+        return Complexity(**{**facts, "uncounted": tuple(facts["uncounted"]), "memory": memory})
     return None
 
 
@@ -382,6 +423,6 @@ def _key(asked: Mapping[str, Any]) -> str:
 @cache
 def _counted_by() -> str:
     code = sha256()
-    for file in (__file__, flop.__file__, models.__file__, training_step.__file__):
+    for file in (__file__, flop.__file__, models.__file__, training_step.__file__, step_memory.__file__):
         code.update(Path(file).read_bytes())
     return " ".join([code.hexdigest(), *(version(name) or "absent" for name in PACKAGES)])

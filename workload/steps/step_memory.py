@@ -10,7 +10,7 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -264,23 +264,41 @@ class CountedMemory:
     lines: dict[int, tuple[str, int] | None]
     places: dict[int, str]
 
-    def allocations(self, samples: int | None = None) -> list[Allocation]:
-        """Allocations, those before the step first. `samples`: in one forward pass; None if unknown."""
+    def allocations(self, samples: int | None, larger: "CountedMemory | None" = None) -> list[Allocation]:
+        """Allocations, those before the step first. `samples`: in one forward pass; None if unknown.
+
+        `larger`: the same step with twice the samples, which may lack the optimizer's part.
+        """
         died = {storage: number for number, (storage, is_birth) in enumerate(self.events) if not is_birth}
         born = {storage: number for number, (storage, is_birth) in enumerate(self.events) if is_birth}
-        first = len(self.before)
-        grows = _Growing(samples) if samples else None
+        first, growing = len(self.before), _Growing(samples or 1)
+        measured = self._differences(larger) if larger else {}
         return [
             Allocation(
                 kind=self._kind(storage, born.get(storage), died.get(storage)),
                 size_bytes=storage.size,
-                bytes_per_sample=None if grows is None else storage.size / grows.samples * grows.grows(storage),
+                bytes_per_sample=(measured[storage] if storage in measured else storage.size * growing.grows(storage))
+                / samples
+                if samples
+                else None,
                 born=number if number < first else first + born[storage],
                 died=first + died[storage] if storage in died else None,
             )
             for number, storage in enumerate((*self.before, *born))
             if storage.size
         ]
+
+    def method(self, larger: "CountedMemory | None" = None) -> str:
+        """How `allocations` knows the part per sample."""
+        return BY_TWO_BATCHES if larger and self._differences(larger) else BY_SHAPE
+
+    def _differences(self, larger: "CountedMemory") -> dict[_Storage, int]:
+        """Bytes that storages of this step have more in `larger`; empty if the two steps differ in more than that."""
+        ours, theirs = ([storage for storage, is_birth in each.events if is_birth] for each in (self, larger))
+        if [each.op for each in ours[: len(theirs)]] != [each.op for each in theirs]:
+            return {}
+        pairs = zip(ours, theirs, strict=False)
+        return dict.fromkeys(ours, 0) | {our: their.size - our.size for our, their in pairs}
 
     def _kind(self, storage: _Storage, born: int | None, died: int | None) -> Kind:
         if storage.kind:
@@ -310,7 +328,7 @@ class CountedMemory:
         allocations: Sequence[Allocation],
         *,
         samples: int | None,
-        method: str = BY_SHAPE,
+        method: str,
         growth_bytes: int = 0,
         lower_bound: Sequence[str] = (),
     ) -> StepMemory:
@@ -392,23 +410,6 @@ class _Growing:
         if name == "embedding_dense_backward" or (name.endswith("_backward") and storage.position > 0):
             return shape in growing
         return shape in growing or shape not in fixed
-
-
-def with_slopes(
-    allocations: Sequence[Allocation], others: Sequence[Allocation], more_samples: int
-) -> list[Allocation] | None:
-    """Allocations with the part per sample from `others`, the same step's with `more_samples` samples more.
-
-    None if the two steps do not have the same sequence of allocations.
-    """
-    if [(each.kind, each.born, each.died) for each in allocations] != [
-        (each.kind, each.born, each.died) for each in others
-    ]:
-        return None
-    return [
-        replace(each, bytes_per_sample=(other.size_bytes - each.size_bytes) / more_samples)
-        for each, other in zip(allocations, others, strict=True)
-    ]
 
 
 def _storages(tensor: Tensor, device_type: str) -> Iterator[tuple[int, Any]]:
