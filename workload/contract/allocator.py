@@ -25,7 +25,7 @@ OWN_SEGMENT_BYTES = 10 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 ROUND_LARGE_BYTES = 2 * MIB
 # Expandable segments reserve addresses, far more than there is memory, and map pages of a segment's size when needed.
-ADDRESSES = 2**50
+ADDRESSES = LARGE_SEGMENT_BYTES * 2**30
 
 
 class OutOfDeviceMemoryError(Exception):
@@ -153,10 +153,9 @@ class CachingAllocator:
         places = (_with_free_before(block) for _, block in pool.unmapped)
         block = next(place for place in places if _room(place, size))
         while not block.mapped or block.size < size:
-            hole = block if not block.mapped else block.after
-            assert hole is not None, "a place has room for the size"
-            wanted = size if hole is block else size - block.size
-            mapped = min(hole.size, -(-wanted // pool.segment_bytes) * pool.segment_bytes)
+            hole = block.after if block.mapped and block.after is not None else block
+            missing = size - block.size if block.mapped else size
+            mapped = min(hole.size, -(-missing // pool.segment_bytes) * pool.segment_bytes)
             if not self._reserve(mapped):
                 return None
             pool.remove(hole)
@@ -293,9 +292,12 @@ def _step(
     """Make one step; an event is a position and an index into `allocations`, inverted (`~`) for a death."""
     alive: dict[int, Block] = {}
     for _, index in events:
+        if not sizes[index if index >= 0 else ~index]:
+            # Tensors without elements have no block.
+            continue
         if index < 0:
             allocator.free(alive.pop(~index))
-        elif sizes[index]:
+        else:
             found = left.get((_role(allocations[index]), sizes[index]))
             alive[index] = found.pop() if found else allocator.allocate(sizes[index])
     kept = defaultdict(list, left)

@@ -1,0 +1,149 @@
+"""The replayed allocator. Expected figures are computed by hand from the rules of CUDACachingAllocator.cpp."""
+
+import random
+
+import pytest
+
+from workload.contract.allocations import Allocation, Kind
+from workload.contract.allocator import MIB, Block, CachingAllocator, OutOfDeviceMemoryError, replay
+
+# A sequence: a name with a size in MiB allocates, a name with a minus frees, ! empties the cache. Then the allocated and the reserved MiB.
+SEQUENCES = {
+    "a byte takes 512 of a segment of 2 MiB": ("a=0.000001", 512 / MIB, 2),
+    "blocks of 1 MiB share a segment": ("a=1 b=1", 2, 2),
+    "a third needs another segment": ("a=1 b=1 c=1", 3, 4),
+    "more than 1 MiB is cut from 20 MiB": ("a=1.0001", 1 + 512 / MIB, 20),
+    "two of 9 MiB share 20 MiB": ("a=9 b=9", 18, 20),
+    "the rest of 2 MiB is no block for a third": ("a=9 b=9 c=9", 27, 40),
+    "from 10 MiB on a segment of its own": ("a=10", 10, 10),
+    "which is a multiple of 2 MiB, and not cut if 1 MiB is left": ("a=11", 12, 12),
+    "but cut if more is left, and the next block takes all of it": ("a=10.9 b=1.05", 12, 12),
+    "best fit: the smaller of two free blocks": ("a=30 b=14 -a -b c=12 d=28", 40, 44),
+    "freed neighbors are one block again": ("a=6 b=6 -a -b c=20", 20, 20),
+    "fragments are not": ("a=6 b=6 -a c=9", 15, 40),
+    "a free block merges on both sides": ("a=5 b=5 c=5 -a -c -b d=20", 20, 20),
+    "small blocks do not come from large segments": ("a=15 -a b=1", 1, 18),
+}
+EXPANDABLE = {
+    "a page of 20 MiB": ("a=6", 6, 20),
+    "grows at its end by what is missing": ("a=6 b=30", 36, 40),
+    "an inner fragment is not used, the end is": ("a=6 b=30 -a c=8", 38, 60),
+    "small blocks have pages of 2 MiB": ("a=1 b=1 c=1", 3, 4),
+    "any rest from 512 bytes on is cut": ("a=19 b=1.5", 20.5, 40),
+    "a hole is mapped again": ("a=20 b=20 -a ! c=15 -b d=25", 40, 40),
+    "a block that fits better than the end is taken": ("a=6 b=8 -a c=4 d=5", 17, 20),
+}
+LIMITED = {
+    "cached segments are given back": ("a=20 -a b=30", False, 40, 30),
+    "but no segment that is in use in part": ("a=6 b=30", False, 40, None),
+    "the limit itself can be reached": ("a=20 b=20", False, 40, 40),
+    "pages are given back": ("a=20 b=20 -a c=30", True, 60, 60),
+    "only whole pages": ("a=10 b=20 c=10 -b d=41", True, 80, None),
+}
+
+
+@pytest.mark.parametrize(
+    ("expandable", "sequence", "allocated_mib", "reserved_mib"),
+    [(False, *row) for row in SEQUENCES.values()] + [(True, *row) for row in EXPANDABLE.values()],
+    ids=[*SEQUENCES, *(f"expandable: {name}" for name in EXPANDABLE)],
+)
+def test_allocated_and_reserved_bytes(
+    expandable: bool, sequence: str, allocated_mib: float, reserved_mib: float
+) -> None:
+    allocator = _after(sequence, CachingAllocator(expandable=expandable))
+    assert allocator.allocated_bytes / MIB == pytest.approx(allocated_mib, abs=2 * 512 / MIB)
+    assert allocator.reserved_bytes / MIB == reserved_mib
+
+
+@pytest.mark.parametrize(("sequence", "expandable", "limit_mib", "reserved_mib"), LIMITED.values(), ids=[*LIMITED])
+def test_memory_with_a_limit(sequence: str, expandable: bool, limit_mib: int, reserved_mib: int | None) -> None:
+    allocator = CachingAllocator(limit_bytes=limit_mib * MIB, expandable=expandable)
+    if reserved_mib is None:
+        with pytest.raises(OutOfDeviceMemoryError):
+            _after(sequence, allocator)
+    else:
+        assert _after(sequence, allocator).reserved_bytes == reserved_mib * MIB
+    assert allocator.peak_reserved_bytes <= limit_mib * MIB
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_everything_freed_is_given_back(expandable: bool) -> None:
+    allocator, chance, live = CachingAllocator(expandable=expandable), random.Random(5), []
+    for _ in range(2000):
+        if live and chance.random() < 0.5:
+            allocator.free(live.pop(chance.randrange(len(live))))
+        else:
+            live.append(allocator.allocate(chance.choice([100, MIB, 3 * MIB, 15 * MIB]) * chance.randint(1, 4)))
+        if chance.random() < 0.05:
+            allocator.release_cached()
+        assert sum(block.size for block in live) == allocator.allocated_bytes <= allocator.reserved_bytes
+    for block in live:
+        allocator.free(block)
+    allocator.release_cached()
+    assert allocator.reserved_bytes == allocator.allocated_bytes == 0
+
+
+GRADIENTS = [
+    (Kind.WEIGHTS, 30, 0, None),
+    (Kind.GRADIENTS, 30, 1, 2),
+    (Kind.ACTIVATIONS, 50, 3, 5),
+    (Kind.GRADIENTS, 30, 4, None),
+]
+# What the first step leaves is in the way of the second one.
+OPTIMIZER = [(Kind.ACTIVATIONS, 50, 0, 1), (Kind.OPTIMIZER, 40, 2, None)]
+# The outputs of the step before live until the new ones are there.
+OUTPUTS = [(Kind.INPUTS, 12, 0, 3), (Kind.TEMPORARIES, 12, 2, None)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "allocated_mib", "reserved_mib"),
+    [
+        (GRADIENTS, 1, 110, 110),
+        (GRADIENTS, 3, 110, 110),
+        (OPTIMIZER, 1, 50, 50),
+        (OPTIMIZER, 2, 90, 100),
+        (OPTIMIZER, 3, 90, 100),
+        (OUTPUTS, 3, 24, 24),
+    ],
+)
+def test_peaks_of_several_steps(
+    rows: list[tuple[Kind, int, int, int | None]], steps: int, allocated_mib: int, reserved_mib: int
+) -> None:
+    found = replay(_allocations(rows), steps=steps)
+    assert (found.peak_allocated_bytes / MIB, found.peak_reserved_bytes / MIB) == (allocated_mib, reserved_mib)
+    assert not found.out_of_memory
+
+
+def test_step_with_more_samples_and_with_a_limit() -> None:
+    allocations = _allocations(GRADIENTS)
+    # The activations have 5 MiB per sample: 50 + 2 x 5.
+    assert replay(allocations, more_samples=2).peak_allocated_bytes == 120 * MIB
+    assert not replay(allocations, limit_bytes=110 * MIB).out_of_memory
+    assert replay(allocations, limit_bytes=109 * MIB).out_of_memory
+    assert replay(allocations, more_samples=-10).peak_allocated_bytes == 60 * MIB
+
+
+def _after(sequence: str, allocator: CachingAllocator) -> CachingAllocator:
+    blocks: dict[str, Block] = {}
+    for word in sequence.split():
+        if word.startswith("-"):
+            allocator.free(blocks.pop(word[1:]))
+        elif word == "!":
+            allocator.release_cached()
+        else:
+            name, _, mib = word.partition("=")
+            blocks[name] = allocator.allocate(int(float(mib) * MIB))
+    return allocator
+
+
+def _allocations(rows: list[tuple[Kind, int, int, int | None]]) -> list[Allocation]:
+    return [
+        Allocation(
+            kind=kind,
+            size_bytes=mib * MIB,
+            bytes_per_sample=5.0 * MIB if kind is Kind.ACTIVATIONS else 0.0,
+            born=born,
+            died=died,
+        )
+        for kind, mib, born, died in rows
+    ]
