@@ -4,6 +4,10 @@ Memory is decided in `workload.contract.memory_fit`, time in `workload.stats.ste
 `workload.contract.prices`. A cost is for the user's own amount of work, see `workload.contract.spent.amount_of`.
 """
 
+import importlib.util
+import json
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -20,7 +24,7 @@ from workload.contract.invocation import as_typed
 from workload.contract.memory_fit import CountedStep, Word
 from workload.contract.record import Record, StepMemory
 from workload.contract.script_words import redacted
-from workload.contract.spec import Device, RunSpec
+from workload.contract.spec import SYNTHETIC, Device, RunSpec
 from workload.contract.spent import SECONDS_PER_H, Amount, amount_of, units_per_step
 from workload.contract.tables import Column, Role, TableFormat, facts, number, render, table_width
 from workload.contract.text import percent, percent_range, plain, seconds, size, wrapped
@@ -28,6 +32,8 @@ from workload.contract.text import percent, percent_range, plain, seconds, size,
 # Words of a user for a word of `memory_fit`.
 WORDS = {Word.FITS: "yes", Word.CLOSE: "close", Word.DOES_NOT_FIT: "no"}
 UNKNOWN = "unknown"
+# Classes of our trainer's synthetic data, and the fewest of its other data sets.
+SYNTHETIC_CLASSES, LEAST_CLASSES = 1000, 10
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 # Smaller parts of a peak would be shown as 0.0.
 LEAST_SHOWN = 0.05
@@ -143,13 +149,13 @@ def refuse_too_large(spec: RunSpec, gpu: Gpu, results: Path) -> None:
     card = memory_fit.card(gpu.device, memory_gb=gpu.memory_gb)
     if card is None or spec.device is Device.CPU:
         return
-    step = _step_of_script(spec.script, results) if spec.script else None
+    step = _step_of_script(spec.script, results) if spec.script else _step_of_trainer(spec)
     if step is None or (needed := step.needed(card)).word is not Word.DOES_NOT_FIT:
         return
     largest = step.largest_batch(card).fits
     smaller = f"a batch of {largest}" if spec.script else f"--batch-size {largest}"
     raise UsageError(
-        f"a step of {spec.title} needs at least {size(needed.low)}, but a {gpu.title} has {size(card.total.high)}",
+        f"a step of {spec.title} needs at least {size(needed.low)}, and a {gpu.title} has {size(card.total.high)} for it",
         hint=" or ".join([*([smaller] if largest else []), "a larger GPU (launch gpus)", "--anyway"]),
     )
 
@@ -162,6 +168,27 @@ def _step_of_script(words: Sequence[str], results: Path) -> CountedStep | None:
             with suppress(BundleError, NothingToDoError):
                 return CountedRun.read(folder).step
     return None
+
+
+def _step_of_trainer(spec: RunSpec) -> CountedStep | None:
+    """The step of our trainer, counted in a process of its own, because PyTorch's import takes seconds.
+
+    None without PyTorch, and for the default configuration, which fits every GPU that can be rented.
+    """
+    spec, usual = (each.filled(Device.CUDA, cpus=1) for each in (spec, RunSpec()))
+    sizes = [(each.model, each.batch_size, each.image_size) for each in (spec, usual)]
+    if sizes[0] == sizes[1] or not all(map(importlib.util.find_spec, ("torch", "torchvision"))):
+        return None
+    print(f"memory     counting a step of {spec.title}; --anyway skips this", file=sys.stderr)
+    classes = SYNTHETIC_CLASSES if spec.dataset == SYNTHETIC else LEAST_CLASSES
+    command = [sys.executable, "-P", "-m", "workload", "complexity", "--format=json", f"--num-classes={classes}"]
+    for name in ("model", "batch_size", "image_size", "precision", "optimizer"):
+        command.append(f"--{name.replace('_', '-')}={getattr(spec, name)}")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:  # what is wrong about the options is told by the run
+        return None
+    counted = json.loads(done.stdout)[0]["allocations"]
+    return CountedStep(allocations=allocations.parse(counted), samples=spec.batch_size, ranks=spec.devices)
 
 
 # --- rows

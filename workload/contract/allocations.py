@@ -63,8 +63,12 @@ def as_text(allocations: Iterable[Allocation]) -> str:
 
 def read(path: Path) -> list[Allocation]:
     """Read a file that `write` wrote. Raises `OSError` if it is absent, `ValueError` or `KeyError` if damaged."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(_rows(csv.DictReader(file)))
+    return parse(path.read_text(encoding="utf-8"))
+
+
+def parse(text: str) -> list[Allocation]:
+    """Allocations in the content of a file. Raises `ValueError` or `KeyError` if it is damaged."""
+    return list(_rows(csv.DictReader(text.splitlines())))
 
 
 def _text(value: object) -> str:
