@@ -5,13 +5,13 @@ Memory is decided in `workload.contract.memory_fit`, time in `workload.stats.ste
 """
 
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import Any, Self
@@ -29,8 +29,8 @@ from workload.contract.spent import SECONDS_PER_H, Amount, amount_of, units_per_
 from workload.contract.tables import Column, Role, TableFormat, facts, number, render, table_width
 from workload.contract.text import percent, percent_range, plain, seconds, size, wrapped
 
-# Words of a user for a word of `memory_fit`.
-WORDS = {Word.FITS: "yes", Word.CLOSE: "close", Word.DOES_NOT_FIT: "no"}
+# Fields of an offer that a row keeps.
+OFFERED = ("gpu", "provider", "machine_type", "gpus", "region", "usd_per_h", "usd_per_h_spot", "read", "memory_gb")
 UNKNOWN = "unknown"
 # Classes of our trainer's synthetic data, and the fewest of its other data sets.
 SYNTHETIC_CLASSES, LEAST_CLASSES = 1000, 10
@@ -55,28 +55,21 @@ class CountedRun:
         record = bundle.read(folder).record
         memory = record.step_memory
         if memory is None or memory.peak_bytes is None:
-            raise NothingToDoError(f"'{folder}' has no memory of a step: {_why_not_counted(record)}", hint=HOW)
+            older = f"the run ended as {record.status}, or an older version measured it"
+            why = "it is imported, and no log or profile has every tensor" if record.imported else older
+            raise NothingToDoError(f"'{folder}' has no memory of a step: {why}", hint=HOW)
         try:
             found = allocations.read(folder / allocations.FILE)
         except (OSError, ValueError, KeyError) as error:
             raise BundleError(f"'{folder}' is damaged: {allocations.FILE}: {error}", hint="run again") from error
-        step = CountedStep(
-            allocations=found,
-            samples=memory.samples,
-            at_least=bool(memory.lower_bound or memory.growth_bytes),
-            ranks=int(record.spec.devices or 1),
-        )
+        at_least, ranks = bool(memory.lower_bound or memory.growth_bytes), int(record.spec.devices or 1)
+        step = CountedStep(allocations=found, samples=memory.samples, at_least=at_least, ranks=ranks)
         return cls(path=folder, record=record, memory=memory, step=step)
 
     @property
     def batch(self) -> int:
         """Samples of one forward pass."""
         return int(self.memory.samples or self.record.spec.batch_size)
-
-    @cached_property
-    def neighbours(self) -> list[Record]:
-        """Records of all readable runs in the folder of this run, for the time of their steps."""
-        return [record for folder in _bundles(self.path.parent) if (record := _record(folder))]
 
 
 def counted_run(results: Path) -> CountedRun:
@@ -87,40 +80,36 @@ def counted_run(results: Path) -> CountedRun:
     if not results.is_dir():
         what = "is a file" if results.exists() else "does not exist"
         raise UsageError(f"--for needs a bundle or a folder of bundles; '{results}' {what}", hint="--for results")
-    if _is_bundle(results):
+    if (results / bundle.RECORD).is_file():
         return CountedRun.read(results)
-    folders = list(_bundles(results))
-    for folder in folders:
-        record = _record(folder)
-        if record and record.step_memory:
-            with suppress(BundleError, NothingToDoError):
-                return CountedRun.read(folder)
-    if folders:
-        return CountedRun.read(folders[0])
+    if run := _newest(results):
+        return run
+    if folder := next(iter(_bundles(results)), None):
+        return CountedRun.read(folder)
     raise NothingToDoError(f"no bundle in '{results}'", hint=HOW)
 
 
-def _why_not_counted(record: Record) -> str:
-    if record.imported:
-        return "it is imported, and a log or a profile does not tell every tensor"
-    return f"the run ended as {record.status}, or an older version measured it"
+def _newest(results: Path, argv: Sequence[str] | None = None) -> CountedRun | None:
+    """The newest readable run with counted memory; `argv`: of a script with these arguments."""
+    for folder in _bundles(results):
+        record = _record(folder)
+        script = record.spec.script if record else None
+        if record and record.step_memory and (argv is None or (script and script.argv == argv)):
+            with suppress(BundleError, NothingToDoError):
+                return CountedRun.read(folder)
+    return None
 
 
-def _is_bundle(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (bundle.MANIFEST, bundle.RECORD))
-
-
-def _bundles(folder: Path) -> Iterator[Path]:
+def _bundles(results: Path) -> Sequence[Path]:
     """Complete bundles in a folder and its folders, the newest first: their names begin with the time."""
-    found = [path.parent for path in folder.rglob(bundle.MANIFEST) if bundle.DAMAGED not in path.parts]
-    return iter(sorted(found, key=lambda path: path.name, reverse=True))
+    found = [path.parent for path in results.rglob(bundle.MANIFEST) if bundle.DAMAGED not in path.parts]
+    return sorted(found, key=lambda path: path.name, reverse=True)
 
 
 def _record(folder: Path) -> Record | None:
-    try:
+    with suppress(BundleError):
         return bundle.read_record(folder)
-    except BundleError:
-        return None
+    return None
 
 
 def answer(
@@ -149,25 +138,16 @@ def refuse_too_large(spec: RunSpec, gpu: Gpu, results: Path) -> None:
     card = memory_fit.card(gpu.device, memory_gb=gpu.memory_gb)
     if card is None or spec.device is Device.CPU:
         return
-    step = _step_of_script(spec.script, results) if spec.script else _step_of_trainer(spec)
+    run = _newest(results, list(redacted(spec.script))) if spec.script else None
+    step = (run and run.step) if spec.script else _step_of_trainer(spec)
     if step is None or (needed := step.needed(card)).word is not Word.DOES_NOT_FIT:
         return
     largest = step.largest_batch(card).fits
     smaller = f"a batch of {largest}" if spec.script else f"--batch-size {largest}"
     raise UsageError(
-        f"a step of {spec.title} needs at least {size(needed.low)}, and a {gpu.title} has {size(card.total.high)} for it",
+        f"a step of {spec.title} needs at least {size(needed.low)}; a {gpu.title} has {size(card.total.high)} for it",
         hint=" or ".join([*([smaller] if largest else []), "a larger GPU (launch gpus)", "--anyway"]),
     )
-
-
-def _step_of_script(words: Sequence[str], results: Path) -> CountedStep | None:
-    """The step as the newest run of the same script with the same arguments has counted it; None if none has."""
-    for folder in _bundles(results):
-        record = _record(folder)
-        if record and record.step_memory and record.spec.script and record.spec.script.argv == list(redacted(words)):
-            with suppress(BundleError, NothingToDoError):
-                return CountedRun.read(folder).step
-    return None
 
 
 def _step_of_trainer(spec: RunSpec) -> CountedStep | None:
@@ -181,14 +161,14 @@ def _step_of_trainer(spec: RunSpec) -> CountedStep | None:
         return None
     print(f"memory     counting a step of {spec.title}; --anyway skips this", file=sys.stderr)
     classes = SYNTHETIC_CLASSES if spec.dataset == SYNTHETIC else LEAST_CLASSES
-    command = [sys.executable, "-P", "-m", "workload", "complexity", "--format=json", f"--num-classes={classes}"]
-    for name in ("model", "batch_size", "image_size", "precision", "optimizer"):
-        command.append(f"--{name.replace('_', '-')}={getattr(spec, name)}")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:  # what is wrong about the options is told by the run
+    names = ("model", "batch_size", "image_size", "precision", "optimizer")
+    words = [f"--{name.replace('_', '-')}={getattr(spec, name)}" for name in names]
+    command = [sys.executable, "-P", "-m", "workload", "complexity", *words, f"--num-classes={classes}"]
+    done = subprocess.run([*command, "--format=json"], capture_output=True, text=True, check=False)
+    if done.returncode:  # the run itself will say what is wrong
         return None
-    counted = json.loads(done.stdout)[0]["allocations"]
-    return CountedStep(allocations=allocations.parse(counted), samples=spec.batch_size, ranks=spec.devices)
+    found = allocations.parse(json.loads(done.stdout)[0]["allocations"])
+    return CountedStep(allocations=found, samples=spec.batch_size, ranks=spec.devices)
 
 
 # --- rows
@@ -201,30 +181,20 @@ def choices(run: CountedRun, offers: Iterable[Mapping[str, Any]], amount: Amount
     """
     from workload.stats import step_times  # noqa: PLC0415 - numpy
 
-    per_step, step = units_per_step(run.record), step_times.step_of(run.record)
-    steps, known = amount.number / per_step if per_step else None, step_times.measured(run.neighbours)
-    rows = []
+    beside = map(_record, (path.parent for path in run.path.parent.glob(f"*/{bundle.MANIFEST}")))
+    step, known = step_times.step_of(run.record), step_times.measured(record for record in beside if record)
+    per_step, rows = units_per_step(run.record), []
+    steps = amount.number / per_step if per_step else None
     for offer in _cheapest(offers):
-        fit = _memory(run, offer["device"], offer["memory_gb"])
         time = step_times.expected(step, peaks.named(offer["device"]), known)
-        may_run = fit["fits"] != Word.DOES_NOT_FIT
-        costs = {
-            f"usd_{end}{kind}": steps * step_s * usd_per_h / SECONDS_PER_H
-            if steps and may_run and step_s and (usd_per_h := offer[f"usd_per_h{kind}"])
-            else None
-            for kind in ("", "_spot")
-            for end, step_s in (
-                *(("expected", time.value_s), ("low", time.low_s), ("high", time.high_s)),
-                ("least", time.roof_s if time.value_s is None else None),
-            )
-        }
-        rows.append(
-            {name: offer[name] for name in OFFERED}
-            | fit
-            | {"step_s": time.value_s, "step_s_low": time.low_s, "step_s_high": time.high_s}
-            | {"roof_step_s": time.roof_s, "why": time.why}
-            | costs
-        )
+        row = {name: offer[name] for name in OFFERED} | _memory(run, offer["device"], offer["memory_gb"])
+        row |= {"step_s": time.value_s, "step_s_low": time.low_s, "step_s_high": time.high_s}
+        row |= {"step_s_least": time.roof_s, "why": time.why}
+        for kind, end in itertools.product(("", "_spot"), ("", "_low", "_high", "_least")):
+            step_s, usd_per_h = row[f"step_s{end}"] if _may_run(row) else None, offer[f"usd_per_h{kind}"]
+            cost = steps * step_s * usd_per_h / SECONDS_PER_H if steps and step_s and usd_per_h else None
+            row[f"usd{kind}{end}"] = cost
+        rows.append(row)
     fastest = min((row["step_s"] for row in rows if row["step_s"] and _may_run(row)), default=None)
     rows = [row | {"is_fastest": _may_run(row) and row["step_s"] == fastest is not None} for row in rows]
     return sorted(rows, key=_order)
@@ -244,19 +214,11 @@ def _memory(run: CountedRun, device: str, memory_gb: float) -> dict[str, Any]:
     }
 
 
-OFFERED = ("gpu", "provider", "machine_type", "gpus", "region", "usd_per_h", "usd_per_h_spot", "read", "memory_gb")
-
-
 def _cheapest(offers: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
     """The machine with the lowest price of each GPU in each cloud; on-demand prices go before spot prices."""
-
-    def price(offer: Mapping[str, Any]) -> list[float]:
-        return [inf if each is None else each for each in (offer["usd_per_h"], offer["usd_per_h_spot"])]
-
     best: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for offer in offers:
-        key = offer["gpu"], offer["provider"]
-        best[key] = min(best.get(key, offer), offer, key=price)
+    for offer in sorted(offers, key=lambda offer: (offer["usd_per_h"] or inf, offer["usd_per_h_spot"] or inf)):
+        best.setdefault((offer["gpu"], offer["provider"]), offer)
     return best.values()
 
 
@@ -266,8 +228,8 @@ def _may_run(row: Mapping[str, Any]) -> bool:
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """By cost; after these the GPUs with only a least cost, those without a price, and those that are too small."""
-    usd = next((row[name] for name in ("usd_expected", "usd_expected_spot", "usd_least") if row[name]), None)
-    return not _may_run(row), usd is None, row["step_s"] is None, usd or row["usd_per_h"] or inf
+    costs = [row[name] for name in ("usd", "usd_spot", "usd_least", "usd_spot_least") if row[name]]
+    return not _may_run(row), not costs, row["step_s"] is None, *costs[:1], row["usd_per_h"] or inf
 
 
 # --- the text for people
@@ -284,7 +246,7 @@ def columns(run: CountedRun, amount: Amount) -> tuple[Column, ...]:
         Column(name="largest", heading="largest batch"),
         Column(name="step", heading="a step, about"),
         Column(name="usd", heading=f"USD {work}"),
-        Column(name="spot", heading="spot"),
+        Column(name="usd_spot", heading="spot"),
         Column(name="read", heading="price of", detail=True),
         Column(name="notes", heading="note", role=Role.NOTE),
     )
@@ -307,22 +269,15 @@ def headline(run: CountedRun) -> str:
 
 def for_people(row: Mapping[str, Any], *, at_least: bool) -> dict[str, Any]:
     """A row as text. `at_least`: the memory is a lower bound."""
-    shown = dict.fromkeys(("usd", "spot"), UNKNOWN if _may_run(row) else None)
-    for name, kind in (("usd", ""), ("spot", "_spot")):
-        if row[f"usd_expected{kind}"] is not None:
-            shown[name] = number(row[f"usd_expected{kind}"], 2)
-        elif row[f"usd_least{kind}"] is not None:
-            shown[name] = f"from {number(row[f'usd_least{kind}'], 2)}"
+    fits, too_large = row["largest_batch"], row["too_large_batch"]
+    largest = str(fits) if fits else UNKNOWN if at_least or too_large is None else "none"
     return {
-        "gpu": row["gpu"],
-        "provider": row["provider"],
+        **row,
         "machine": row["machine_type"] + (f" ({row['gpus']})" if row["gpus"] > 1 else ""),
-        "memory_gb": row["memory_gb"],
         "fits": _fits_text(row, at_least=at_least),
-        "largest": _largest_text(row, at_least=at_least),
+        "largest": f"{largest} ({too_large}: no)" if too_large else largest,
         "step": _step_text(row) if _may_run(row) else None,
-        **shown,
-        "read": row["read"],
+        **{name: _usd_text(row, name) if _may_run(row) else None for name in ("usd", "usd_spot")},
         "notes": [*([row["why"]] if _may_run(row) else []), *(["the fastest"] if row["is_fastest"] else [])],
     }
 
@@ -330,27 +285,24 @@ def for_people(row: Mapping[str, Any], *, at_least: bool) -> dict[str, Any]:
 def _fits_text(row: Mapping[str, Any], *, at_least: bool) -> str:
     if row["fits"] is None:
         return UNKNOWN
-    if at_least and row["fits"] is Word.CLOSE:
-        return f"at least {percent(row['needed_low_bytes'] / row['total_bytes'])}"
     low, high = (row[f"needed_{end}_bytes"] / row["total_bytes"] for end in ("low", "high"))
-    share = (
-        percent_range(low, high) if row["fits"] is Word.CLOSE else percent(high if row["fits"] is Word.FITS else low)
-    )
-    return f"{WORDS[row['fits']]}, {share}"
-
-
-def _largest_text(row: Mapping[str, Any], *, at_least: bool) -> str:
-    fits, too_large = row["largest_batch"], row["too_large_batch"]
-    known = str(fits) if fits else UNKNOWN if at_least or too_large is None else "none"
-    return f"{known} ({too_large}: no)" if too_large else known
+    if row["fits"] is Word.CLOSE:
+        return f"at least {percent(low)}" if at_least else f"close, {percent_range(low, high)}"
+    return f"yes, {percent(high)}" if row["fits"] is Word.FITS else f"no, {percent(low)}"
 
 
 def _step_text(row: Mapping[str, Any]) -> str | None:
-    if row["step_s"] is not None:
-        unit_s, unit = (1.0, "s") if row["step_s"] >= 1 else (1e-3, "ms")
-        about, low, high = (plain(row[name] / unit_s, 2) for name in ("step_s", "step_s_low", "step_s_high"))
-        return f"{about} {unit} ({low}-{high})"
-    return None if row["roof_step_s"] is None else f"at least {seconds(row['roof_step_s'], 2)}"
+    if row["step_s"] is None:
+        return row["step_s_least"] and f"at least {seconds(row['step_s_least'], 2)}"
+    unit_s, unit = (1.0, "s") if row["step_s"] >= 1 else (1e-3, "ms")
+    about, low, high = (plain(row[name] / unit_s, 2) for name in ("step_s", "step_s_low", "step_s_high"))
+    return f"{about} {unit} ({low}-{high})"
+
+
+def _usd_text(row: Mapping[str, Any], name: str) -> str:
+    if row[name] is not None:
+        return number(row[name], 2)
+    return UNKNOWN if row[f"{name}_least"] is None else f"from {number(row[f'{name}_least'], 2)}"
 
 
 def remarks(run: CountedRun, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

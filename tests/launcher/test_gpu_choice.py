@@ -120,12 +120,12 @@ def test_the_figures_in_json_and_csv(run: Path, launch: Launch, capsys: pytest.C
     assert (content["batch"], content["number"], content["unit"]) == (64, 50_000, "images")
     rows = {(row["gpu"], row["provider"]): row for row in content["gpus"]}
     l4 = rows["l4", "gcp"]
-    assert l4["usd_expected"] == pytest.approx(781.25 * 0.10 * 0.707 / 3600)
-    assert l4["usd_high_spot"] == pytest.approx(781.25 * 0.16 * 0.361 / 3600)
+    assert l4["usd"] == pytest.approx(781.25 * 0.10 * 0.707 / 3600)
+    assert l4["usd_spot_high"] == pytest.approx(781.25 * 0.16 * 0.361 / 3600)
     assert (l4["largest_batch"], l4["too_large_batch"], l4["fits"]) == (256, 512, "fits")
     assert l4["needed_low_bytes"] == pytest.approx(5100 * MB + 0.10 * 2**30, rel=1e-5)
     a100 = rows["a100", "gcp"]
-    assert (a100["usd_expected"], a100["usd_least"]) == (None, pytest.approx(781.25 * 0.012 * 3.673385 / 3600))
+    assert (a100["usd"], a100["usd_least"]) == (None, pytest.approx(781.25 * 0.012 * 3.673385 / 3600))
     assert rows["a100-80gb", "gcp"]["usd_per_h"] is None
     assert [row["gpu"] for row in content["gpus"] if row["is_fastest"]] == ["v100"]
     assert len(list(csv.DictReader(screen(launch, capsys, run, "--format", "csv").splitlines()))) == len(rows)
@@ -140,7 +140,7 @@ def test_gpus_that_are_too_small_come_last_without_time_and_cost(
     small = [row for row in rows if row["fits"] == "does not fit"]
     assert rows[-3:] == small
     assert {row["gpu"] for row in small} == {"t4", "v100"}
-    assert {row["usd_expected"] for row in small} == {None}
+    assert {row["usd"] for row in small} == {None}
     assert [row["gpu"] for row in rows if row["is_fastest"]] == ["l4", "l4"]
     assert {(row["largest_batch"], row["too_large_batch"]) for row in small} == {(32, 64)}
     assert "16 no, 123 % 32 (64: no) - - -" in " ".join(screen(launch, capsys, large).split())
@@ -184,7 +184,7 @@ def test_the_newest_usable_run_of_a_folder_and_an_amount_of_ones_own(
     write(run.with_name("20261125T120000Z-later"), step_memory=None)
     content = json.loads(screen(launch, capsys, run.parent, "--samples", "1.28M", "--format", "json"))
     assert content["bundle"] == str(run)
-    assert content["gpus"][0]["usd_expected"] == pytest.approx(20_000 * 0.10 * 0.707 / 3600)
+    assert content["gpus"][0]["usd"] == pytest.approx(20_000 * 0.10 * 0.707 / 3600)
     assert "for 1,280,000 images" in " ".join(screen(launch, capsys, run, "--samples", "1280000", "--wide").split())
 
 
