@@ -7,7 +7,8 @@ import pytest
 from workload.contract.allocations import Allocation, Kind
 from workload.contract.allocator import MIB, Block, CachingAllocator, OutOfDeviceMemoryError, replay
 
-# A sequence: a name with a size in MiB allocates, a name with a minus frees, ! empties the cache. Then the allocated and the reserved MiB.
+# A sequence: a name with a size in MiB allocates, a name with a minus frees, ! empties the cache. Then the allocated and
+# the reserved MiB.
 SEQUENCES = {
     "a byte takes 512 of a segment of 2 MiB": ("a=0.000001", 512 / MIB, 2),
     "blocks of 1 MiB share a segment": ("a=1 b=1", 2, 2),
@@ -31,7 +32,7 @@ EXPANDABLE = {
     "small blocks have pages of 2 MiB": ("a=1 b=1 c=1", 3, 4),
     "any rest from 512 bytes on is cut": ("a=19 b=1.5", 20.5, 40),
     "a hole is mapped again": ("a=20 b=20 -a ! c=15 -b d=25", 40, 40),
-    "a block that fits better than the end is taken": ("a=6 b=8 -a c=4 d=5", 17, 20),
+    "a larger inner block is taken before the end, which can grow": ("a=4 b=16 c=25 -b d=10 e=16", 55, 80),
 }
 LIMITED = {
     "cached segments are given back": ("a=20 -a b=30", False, 40, 30),
@@ -68,7 +69,8 @@ def test_memory_with_a_limit(sequence: str, expandable: bool, limit_mib: int, re
 
 @pytest.mark.parametrize("expandable", [False, True])
 def test_everything_freed_is_given_back(expandable: bool) -> None:
-    allocator, chance, live = CachingAllocator(expandable=expandable), random.Random(5), []
+    allocator, chance = CachingAllocator(expandable=expandable), random.Random(5)
+    live: list[Block] = []
     for _ in range(2000):
         if live and chance.random() < 0.5:
             allocator.free(live.pop(chance.randrange(len(live))))

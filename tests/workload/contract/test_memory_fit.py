@@ -1,0 +1,116 @@
+"""Words and intervals of a step on a card with round figures, and the table of cards."""
+
+import pytest
+
+from workload.contract import peaks
+from workload.contract.allocations import Allocation, Kind
+from workload.contract.memory_fit import Card, CountedStep, Interval, LargestBatch, Word, card, cards
+
+MIB = 2**20
+
+
+def _interval(low: int, high: int) -> Interval:
+    return Interval(low=low * MIB, high=high * MIB)
+
+
+# 76 MiB of tensors certainly fit: 100 - 20 - 4. More than 100 MiB certainly do not: 110 - 10 - 0.
+CARD = Card(
+    gpu="a card",
+    memory_gb=0.1,
+    total=_interval(100, 110),
+    outside=_interval(10, 20),
+    workspaces=_interval(0, 4),
+    group=_interval(1, 6),
+    source="made up",
+)
+
+
+def _row(mib: int, born: int, died: int | None = None, *, mib_per_sample: float | None = 0.0) -> Allocation:
+    return Allocation(
+        kind=Kind.ACTIVATIONS,
+        size_bytes=mib * MIB,
+        bytes_per_sample=None if mib_per_sample is None else mib_per_sample * MIB,
+        born=born,
+        died=died,
+    )
+
+
+def _step(*rows: Allocation, samples: float | None = 2, at_least: bool = False, ranks: int = 1) -> CountedStep:
+    return CountedStep(allocations=rows, samples=samples, at_least=at_least, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("step", "word", "low_mib", "high_mib"),
+    [
+        (_step(_row(76, 0)), Word.FITS, 86, 100),
+        (_step(_row(78, 0)), Word.CLOSE, 88, 102),
+        (_step(_row(100, 0)), Word.CLOSE, 110, 124),
+        (_step(_row(102, 0)), Word.DOES_NOT_FIT, 112, 126),
+        # A group of processes takes 1 to 6 MiB more on each card.
+        (_step(_row(70, 0), ranks=2), Word.FITS, 81, 100),
+        (_step(_row(72, 0), ranks=2), Word.CLOSE, 83, 102),
+        (_step(_row(100, 0), ranks=2), Word.DOES_NOT_FIT, 111, 130),
+        # A lower bound never fits.
+        (_step(_row(10, 0), at_least=True), Word.CLOSE, 20, 34),
+        (_step(_row(102, 0), at_least=True), Word.DOES_NOT_FIT, 112, 126),
+        # 40 MiB in the cache and 60 MiB in use are too much: the allocator gives the cached ones back, and reserves 60.
+        (_step(_row(40, 0, 1), _row(60, 2, 3)), Word.FITS, 70, 84),
+        # It cannot: a part of its 40 MiB is in use.
+        (_step(_row(40, 0, 1), _row(10, 2, 5), _row(60, 3, 4)), Word.CLOSE, 80, 124),
+        # 512 bytes are the least, in a segment of 2 MiB.
+        (_step(_row(1, 0)), Word.FITS, 11, 26),
+    ],
+)
+def test_word_and_interval(step: CountedStep, word: Word, low_mib: float, high_mib: float) -> None:
+    needed = step.needed(CARD)
+    assert (needed.word, needed.low / MIB, needed.high / MIB) == (word, low_mib, high_mib)
+
+
+def test_parts_add_up() -> None:
+    needed = _step(_row(11, 0), _row(1, 1)).needed(CARD)
+    # 11 MiB in a segment of 12 MiB, 1 MiB in one of 2 MiB.
+    assert (needed.tensors_bytes, needed.allocator_bytes) == (12 * MIB, 2 * MIB)
+    assert (needed.outside, needed.workspaces) == (CARD.outside, CARD.workspaces)
+
+
+@pytest.mark.parametrize(
+    ("step", "batch"),
+    [
+        # 10 MiB per sample: 40 MiB fit, 80 MiB are close, 160 MiB do not.
+        (_step(_row(20, 0, mib_per_sample=10)), LargestBatch(fits=4, does_not_fit=16)),
+        (_step(_row(20, 0, mib_per_sample=10), at_least=True), LargestBatch(fits=None, does_not_fit=16)),
+        (_step(_row(200, 0, mib_per_sample=10)), LargestBatch(fits=None, does_not_fit=1)),
+        # Nothing grows.
+        (_step(_row(20, 0)), LargestBatch(fits=2**20, does_not_fit=None)),
+        # One batch was counted.
+        (_step(_row(20, 0, mib_per_sample=None)), LargestBatch(fits=None, does_not_fit=None)),
+        (_step(_row(20, 0), samples=None), LargestBatch(fits=None, does_not_fit=None)),
+    ],
+)
+def test_largest_batch(step: CountedStep, batch: LargestBatch) -> None:
+    assert step.largest_batch(CARD) == batch
+
+
+def test_other_batches() -> None:
+    step = _step(_row(20, 0, mib_per_sample=10))
+    assert step.needed(CARD, samples=2) == step.needed(CARD)
+    assert step.needed(CARD, samples=3).tensors_bytes == 30 * MIB
+    with pytest.raises(ValueError, match="one batch was counted, of 2 samples; got 3"):
+        _step(_row(20, 0, mib_per_sample=None)).needed(CARD, samples=3)
+
+
+def test_each_nvidia_gpu_with_a_peak_has_cards() -> None:
+    listed = {(each.gpu, each.memory_gb) for each in cards()}
+    # CUDA's figures are of NVIDIA's GPUs.
+    known = {(gpu.gpu, size) for gpu in peaks.gpus() if gpu.device == "cuda" for size in gpu.memory_gb}
+    assert listed == {(gpu, size) for gpu, size in known if not gpu.startswith("MI")}
+    assert card("V100 SXM2") == card("V100 SXM2", memory_gb=16) != card("V100 SXM2", memory_gb=32)
+    assert card("MI300X") is None
+
+
+def test_cards_have_nearly_their_nominal_memory() -> None:
+    for each in cards():
+        # 141 GB are decimal; the others are GiB, of which error correction takes up to a sixteenth.
+        assert 0.9 * each.memory_gb * 2**30 < each.total.low < each.total.high <= each.memory_gb * 2**30
+        assert each.outside.low < each.outside.high < 0.15 * each.total.low
+        assert each.source.endswith("read 2026-11")
