@@ -89,12 +89,12 @@ def counted_run(results: Path) -> CountedRun:
     raise NothingToDoError(f"no bundle in '{results}'", hint=HOW)
 
 
-def _newest(results: Path, argv: Sequence[str] | None = None) -> CountedRun | None:
+def _newest(results: Path, argv: tuple[str, ...] | None = None) -> CountedRun | None:
     """The newest readable run with counted memory; `argv`: of a script with these arguments."""
     for folder in _bundles(results):
         record = _record(folder)
         script = record.spec.script if record else None
-        if record and record.step_memory and (argv is None or (script and script.argv == argv)):
+        if record and record.step_memory and (argv is None or (script and tuple(script.argv or ()) == argv)):
             with suppress(BundleError, NothingToDoError):
                 return CountedRun.read(folder)
     return None
@@ -138,8 +138,11 @@ def refuse_too_large(spec: RunSpec, gpu: Gpu, results: Path) -> None:
     card = memory_fit.card(gpu.device, memory_gb=gpu.memory_gb)
     if card is None or spec.device is Device.CPU:
         return
-    run = _newest(results, list(redacted(spec.script))) if spec.script else None
-    step = (run and run.step) if spec.script else _step_of_trainer(spec)
+    if spec.script:
+        run = _newest(results, redacted(spec.script))
+        step = run.step if run else None
+    else:
+        step = _step_of_trainer(spec)
     if step is None or (needed := step.needed(card)).word is not Word.DOES_NOT_FIT:
         return
     largest = step.largest_batch(card).fits

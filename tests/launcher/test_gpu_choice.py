@@ -7,15 +7,20 @@ An epoch of 50,000 images is 781.25 steps: 0.10 s each at 0.707 USD per hour are
 
 import csv
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.backends.gcp import gpus
+from launcher.gpu_choice import refuse_too_large
 from workload.contract import allocations, bundle
 from workload.contract.allocations import Allocation, Kind
+from workload.contract.errors import UsageError
 from workload.contract.peaks import Gpu
+from workload.contract.spec import RunSpec
 from workload.stats import step_times
 from workload.stats.step_times import Expected, Step
 
@@ -219,3 +224,43 @@ def test_bad_input_is_told_in_a_sentence(
     said = capsys.readouterr().err
     assert message in " ".join(said.split())
     assert "hint:" in said
+
+
+@pytest.mark.parametrize(
+    "place", [("gcp",), ("aws",), ("batch", "--region", "us-central1")], ids=lambda place: place[0]
+)
+def test_a_step_of_our_trainer_that_cannot_fit_is_refused_unless_anyway(
+    place: tuple[str, ...], launch: Launch, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def counted(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        if "complexity" not in command:
+            return subprocess.CompletedProcess(command, 1, stdout="", stderr="")
+        asked.append(command)
+        row = {"allocations": allocations.as_text(step(factor=4))}
+        return subprocess.CompletedProcess(command, 0, stdout=json.dumps([row]), stderr="")
+
+    monkeypatch.setattr(subprocess, "run", counted)
+    words = (*place, "--gpu", "t4", "--dry-run", "--model", "resnet50", "--batch-size", "64", "--precision", "amp")
+    assert launch(*words) == 2
+    said = capsys.readouterr().err
+    assert "error: a step of resnet50, batch 64, amp needs at least 19.3 GB; a T4 16 GB has 15.8 GB for it" in said
+    assert "hint: --batch-size 32 or a larger GPU (launch gpus) or --anyway" in said
+    assert {"--model=resnet50", "--batch-size=64", "--image-size=224", "--precision=amp"} < set(asked[0])
+    assert launch(*words, "--anyway") == 0
+    assert launch(*place, "--gpu", "t4", "--dry-run") == 0
+    assert len(asked) == 1, "the default configuration fits every GPU"
+
+
+def test_a_script_is_refused_by_what_its_newest_counted_run_needs(tmp_path: Path) -> None:
+    write(tmp_path / "20261124T1-other", step(factor=4), spec=DOCUMENT["spec"] | {"script": {"argv": ["train.py"]}})
+    spec, t4 = RunSpec(script=("train.py", "--batch", "64")), gpus.require("t4")
+    refuse_too_large(spec, t4, tmp_path)
+    write(tmp_path / "20261125T1-same", step(factor=4))
+    with pytest.raises(UsageError, match=r"train\.py --batch 64 needs at least 19\.3 GB") as refused:
+        refuse_too_large(spec, t4, tmp_path)
+    assert refused.value.hint.startswith("a batch of 32 or a larger GPU")
+    refuse_too_large(spec, gpus.require("l4"), tmp_path)
+    write(tmp_path / "20261126T1-smaller", step())
+    refuse_too_large(spec, t4, tmp_path)
