@@ -2,15 +2,61 @@
 
 `python benchmarks/memory_fit.py snapshots FOLDER`: replay public `torch.cuda.memory` snapshots (`*.pickle`, `*.pkl`)
 and compare the reserved bytes with those of the real allocator after each event.
+`python benchmarks/memory_fit.py published FILE`: judge the published runs of a table with the columns gpu, model,
+precision, batch and notes. All of them ran, so none may be called impossible.
 """
 
 import argparse
+import csv
+import functools
 import pickle
+import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from workload.contract import allocations
 from workload.contract.allocator import MIB, MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, Block, CachingAllocator
+from workload.contract.memory_fit import GIB, Card, CountedStep, Interval, Word, cards
+from workload.steps import complexity
+
+# Names of the published table for cards of gpu_memory.toml, and nominal GiB of those that have no row there.
+CARDS = {
+    "A100-PCIE-40": "A100 40 GB",
+    "A100-SXM-40": "A100 40 GB",
+    "A100-PCIE-80": "A100 80 GB PCIe",
+    "A100-SXM-80": "A100 80 GB SXM",
+    "A10": "A10G",
+    "H100-PCIE": "H100 PCIe",
+    "H100-SXM": "H100 SXM5",
+    "H200-SXM": "H200 SXM",
+    "RTX4080": "RTX 4080",
+    "RTX4080-Laptop": "RTX 4080 Laptop",
+    "RTX4090": "RTX 4090",
+    "V100-PCIE": "V100 PCIe",
+    "V100-SXM2": "V100 SXM2",
+}
+NOMINAL_GIB = {
+    "GH200-96": 96,
+    "GTX1080Ti": 11,
+    "L40S": 48,
+    "P100": 16,
+    "RTX2080Ti": 11,
+    "RTX3080": 10,
+    "RTX3090": 24,
+    "RTX4070S": 12,
+    "RTX4080S": 16,
+    "RTX6000Ada": 48,
+    "RTX6000Turing": 24,
+    "RTX8000": 48,
+    "RTXA6000": 48,
+    "TitanRTX": 24,
+    "TitanV": 12,
+    "TitanXp": 12,
+}
+PRECISIONS = {"fp32": "fp32", "tf32": "fp32", "amp": "amp", "fp16": "amp", "bf16": "bf16"}
+COUNTED_SAMPLES = 16
 
 
 class _Plain(pickle.Unpickler):
@@ -131,12 +177,56 @@ def _seeded(allocator: CachingAllocator, sizes: dict[int, int], live: dict[int, 
     return blocks
 
 
+def published(table: Path) -> None:
+    """Print how many published runs fit, are close, and are called impossible; a line for each that does not fit."""
+    words = dict.fromkeys(Word, 0)
+    with table.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            # Where the source does not tell the batch, the table has a guess.
+            if row["batch"] and "batch not read" not in row["notes"] and "batch assumed" not in row["notes"]:
+                is_v100_32 = row["gpu"].startswith("V100") and "32 GB" in row["notes"]
+                card = _card(row["gpu"], 32 if is_v100_32 else None)
+                needed = _step(row["model"], PRECISIONS[row["precision"]]).needed(card, samples=int(row["batch"]))
+                words[needed.word] += 1
+                if needed.word is not Word.FITS:
+                    print(
+                        f"{needed.word}: {row['gpu']} {row['model']} {row['precision']} batch {row['batch']} needs "
+                        f"{needed.low / GIB:.1f} to {needed.high / GIB:.1f} of {card.total.high / GIB:.1f} GiB; "
+                        f"{row['notes'][:60]}"
+                    )
+    print(", ".join(f"{word}: {count}" for word, count in words.items()))
+
+
+def _card(gpu: str, memory_gb: int | None) -> Card:
+    known = [each for each in cards() if each.gpu == CARDS.get(gpu, gpu) and memory_gb in (None, each.memory_gb)]
+    if known:
+        return min(known, key=lambda each: each.memory_gb)
+    size = NOMINAL_GIB[gpu]
+    total = Interval(low=int(0.95 * size * GIB), high=size * GIB)
+    return replace(cards()[0], gpu=gpu, memory_gb=size, total=total, source="nominal")
+
+
+@functools.cache
+def _step(model: str, precision: str) -> CountedStep:
+    counted = complexity.count(
+        model, num_classes=1000, image_size=224, batch_size=COUNTED_SAMPLES, precision=precision, optimizer="sgd"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / allocations.FILE
+        path.write_text(counted.allocations, encoding="utf-8")
+        return CountedStep(allocations=allocations.read(path), samples=COUNTED_SAMPLES)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("snapshots").add_argument("folder", type=Path)
+    commands.add_parser("published").add_argument("table", type=Path)
     options = parser.parse_args()
-    snapshots(options.folder)
+    if options.command == "snapshots":
+        snapshots(options.folder)
+    else:
+        published(options.table)
 
 
 if __name__ == "__main__":

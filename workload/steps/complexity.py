@@ -140,8 +140,6 @@ def count(
     # FakeTensorMode logs a traceback for every shape that a model rejects.
     with _quiet(FAKE_TENSOR_LOGGER), FakeTensorMode(), _rejections(model, shape):
         kinds: tuple[Any, ...] = (Optimizer(optimizer), Precision(precision), "cuda" if is_cuda else "cpu")
-        # `Module.to_empty` would read the real tensors, which `FakeTensorMode` forbids.
-        module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=kinds[2]))  # noqa: SLF001 - as Module.to
         fake = _FakeStep(module, *kinds, shape=shape)
         # A steady step: every pass after the first adds to existing gradients.
         forward, step = fake.pass_()
@@ -150,7 +148,7 @@ def count(
             step = step.plus(fake.pass_()[1], times=grad_accumulation - 1)
         step = step.plus(fake.update())
         counted = fake.memory()
-        larger = _FakeStep(module, *kinds, shape=(2 * batch_size, *shape[1:]))
+        larger = _FakeStep(module, *kinds, shape=(2 * batch_size, *shape[1:]), is_first=False)
         for _ in range(min(grad_accumulation, 2)):
             larger.pass_()
         twice = larger.memory()
@@ -257,21 +255,35 @@ class _ModuleCounter(FlopCounter):
 
 
 class _FakeStep:
-    """Training step on tensors that have a shape, a type and a device, but no memory; used inside FakeTensorMode."""
+    """Training step on tensors that have a shape, a type and a device, but no memory; used inside FakeTensorMode.
+
+    `is_first`: False for a step with a module that has made one, whose gradients it has.
+    """
 
     def __init__(
-        self, module: nn.Module, optimizer: Optimizer, precision: Precision, device_type: str, *, shape: tuple[int, ...]
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        precision: Precision,
+        device_type: str,
+        *,
+        shape: tuple[int, ...],
+        is_first: bool = True,
     ) -> None:
+        if is_first:
+            # `Module.to_empty` would read the real tensors, which `FakeTensorMode` forbids.
+            module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device_type))  # noqa: SLF001 - as Module.to
         self._module = module
         self._optimizer = make_optimizer(module.parameters(), optimizer)
         self._precision = precision
         self._device_type = device_type
         self._follower = StorageFollower(device_type)
         self.counter = _ModuleCounter(module, self._follower)
-        # A steady step begins with the gradients and the optimizer's state of the step before.
-        for parameter in module.parameters():
-            parameter.grad = torch.empty_like(parameter)
-        self._optimizer.step()
+        if is_first:
+            # A steady step begins with the gradients and the optimizer's state of the step before.
+            for parameter in module.parameters():
+                parameter.grad = torch.empty_like(parameter)
+            self._optimizer.step()
         self._follower.called(module, ())
         self._follower.optimizer(self._optimizer)
         self._images = torch.empty(shape, device=self._device_type)
@@ -311,8 +323,7 @@ class _FakeStep:
 
     def memory(self) -> CountedMemory:
         """Storages of all passes and the optimizer step that were counted."""
-        self._follower.optimizer(self._optimizer)
-        return self._follower.end_step()
+        return self._follower.end_step([self._optimizer])
 
 
 class _MetaWeights(TorchFunctionMode):

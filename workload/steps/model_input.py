@@ -197,11 +197,16 @@ class ModelInput:
         self._outputs: dict[int, StorageWeakRef] = {}
         self._nested: dict[int, tuple[int, ...]] = {}
         self._parts: list[StorageWeakRef] = []
+        self._called: Callable[[torch.nn.Module, list[Tensor]], None] | None = None
 
     # --- events
 
-    def start(self) -> None:
-        """Begin a step: observe calls of modules by this thread until `entered` is called."""
+    def start(self, called: Callable[[torch.nn.Module, list[Tensor]], None] | None = None) -> None:
+        """Begin a step: observe calls of modules by this thread until `entered` is called.
+
+        `called`: function that gets each module that no other module calls, with the tensors that no module has made.
+        """
+        self._called = called
         self._thread, self._depth, self._call = threading.get_ident(), 0, None
         self._in_backward = False
         self._pass, self._passes, self._parts = _Pass(), [], []
@@ -256,6 +261,9 @@ class ModelInput:
     # --- modules
 
     def _begin(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if self._depth == 1 and self._called:
+            given = [leaf for leaf in tree_leaves((args, kwargs)) if _is_observed(leaf) and not leaf.requires_grad]
+            self._called(module, [leaf for leaf in given if _key(leaf) not in self._outputs])
         if self._depth == 1 and torch.is_grad_enabled():
             values = [(name, value) for name, value in _named(module, args, kwargs) if _is_observed(value)]
             known = [self._value(name, value) for name, value in values]

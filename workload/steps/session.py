@@ -38,8 +38,10 @@ from workload.steps.step import (
     StepReceiver,
     describe,
     fetched_at,
+    tensors_of,
 )
 from workload.steps.step_finder import MOST_SEGMENTS, REPEATS, Captures, OptimizerStep, Pattern, Seen, StepFinder
+from workload.steps.step_memory import StorageFollower
 from workload.steps.step_work import MOST_COUNTED, Evaluations, Site, Work, WorkCounter, chosen, usual
 
 LOGGER = log.LOGGER
@@ -114,6 +116,7 @@ class Session:
         self._on_gpu: AbstractContextManager[Any] = nullcontext()
         self.captures = Captures()
         self._taken, self._began_s, self._unused = 0, 0.0, ""
+        self._memory: StorageFollower | None = None
         self._works, self._recent, self._last_fetches = list[Work](), list[Amount](), list[Fetch]()
 
     @property
@@ -143,6 +146,8 @@ class Session:
             follow = counter.without_gradients.fetched if (counter := self.evaluations.counter) else None
             if counter and loader is not None:
                 self._counted_loaders[id(loader)] = loader
+            if counter and counter.memory and batch is not None:
+                counter.memory.arrived(list(tensors_of(batch)))
             return None if batch is None else self._loaders.batch_of(loader, batch, follow)
         except Exception as error:  # noqa: BLE001 - as with the guard, which costs time in each step
             self.failed(error)
@@ -192,10 +197,12 @@ class Session:
             what = f"torch.autograd.grad was called {self.gradients} times"
             self.refuse(no_optimizer(what, fetched_at(self._folder)))
 
-    def stepping(self, _: Any) -> None:
+    def stepping(self, optimizer: Any) -> None:
         """Count further backward passes as those of a closure, until the step has ended."""
         if self.thread is None or self.thread == threading.get_ident():
             self._in_optimizer = True
+            if self.evaluations.counter:
+                self.evaluations.counter.stepping(optimizer)
 
     def left_out(self, optimizer: Any) -> None:
         """End a segment of the script's work: a GradScaler skipped the optimizer's step."""
@@ -244,6 +251,7 @@ class Session:
         if self._is_observed():
             self.captures.is_open = True
             self.evaluations.stop_counting()
+            self._follow_no_memory()
             self.stage = Stage.FOUND if self.stage is Stage.COUNTING else self.stage
 
     def capture_ended(self) -> None:
@@ -416,6 +424,7 @@ class Session:
 
     def _start_again(self) -> None:
         self.evaluations.start_again()
+        self._follow_no_memory()
         if self.phases and self.stage is Stage.MEASURED:
             self.phases[-1].taken = self._taken
         self._works, self._recent, self._taken = [], [], 0
@@ -459,14 +468,19 @@ class Session:
         self.stage, self._open_step = Stage.FOUND, OpenStep()
         if self._counts and not self._more_events_follow:
             self.stage = Stage.COUNTING
+            known = self._memory
+            self._memory = known or StorageFollower(self._device.value, self._folder, self.optimizers.living())
             with self._on_gpu:
-                self.evaluations.counter = WorkCounter(self._device, self._model_input).start()
+                self.evaluations.counter = WorkCounter(self._device, self._model_input, self._memory).start()
         elif not self._more_events_follow:
             self._start_receiver(None)
 
     def _counted(self, now: OpenStep, *, is_regular: bool) -> None:
         assert self.step is not None
+        assert self._memory is not None
         has_evaluation, counter, work = self.evaluations.counted()
+        memory = self._memory.end_step(self.optimizers.living())
+        work = replace(work, memory=replace(memory, sequences=work.entered.samples if work.entered else None))
         # Hooks do not see the backward pass inside `torch.autograd.grad`.
         evaluated = set() if self.gradients else counter.without_gradients.loaders_of_evaluations()
         if self._loaders.leave_out(evaluated, now):
@@ -496,6 +510,9 @@ class Session:
         self._taken, self._open_step = 0, OpenStep()
         found = [(each.entered, each.fetched_tokens) for each in self._works]
         self.step = self.phases[-1].step = self.step.entered(found, work.entered if work else None)
+        if work and work.memory and self._memory:
+            work = replace(work, memory=replace(work.memory, growth_bytes=self._memory.growth_bytes()))
+        self._follow_no_memory()
         LOGGER.info("script     %s%s", self.step.text, self._unused)
         try:
             with self._on_gpu:
@@ -506,6 +523,11 @@ class Session:
             raise
         self.skipped = Counter()
         self._enter(Stage.WARMUP if self._limits.filled(self._device)[0] else Stage.MEASURED)
+
+    def _follow_no_memory(self) -> None:
+        if self._memory:
+            self._memory.stop()
+        self._memory, self._works = None, [replace(work, memory=None) for work in self._works]
 
     # --- timing
 

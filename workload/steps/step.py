@@ -470,10 +470,13 @@ class Optimizers:
         indices = {index for optimizer in self.known for index in optimizer.gpus}
         return sorted(str(torch.cuda.get_device_properties(index).uuid) for index in indices)
 
+    def living(self) -> list[Any]:
+        """Optimizers that the script still has."""
+        return [optimizer for reference, _ in self._numbers.values() if (optimizer := reference()) is not None]
+
     def subnormal_share(self) -> float:
         """Share of the gradients on a CPU that are subnormal numbers; 0 if the script keeps no gradients."""
-        living = [optimizer for reference, _ in self._numbers.values() if (optimizer := reference()) is not None]
-        kept = {id(tensor): tensor.grad for optimizer in living for tensor in _parameters_of(optimizer)}
+        kept = {id(tensor): tensor.grad for optimizer in self.living() for tensor in _parameters_of(optimizer)}
         gradients = [each for each in kept.values() if each is not None and each.device.type == Device.CPU]
         dense = [each for each in gradients if each.layout is torch.strided and each.dtype in SLOW_IF_SUBNORMAL]
         small = sum(int(((each != 0) & (each.abs() < torch.finfo(each.dtype).tiny)).sum()) for each in dense)

@@ -63,16 +63,18 @@ class _Storage:
 class StorageFollower:
     """Follows the storages on devices of one type, such as `cpu`, over several steps.
 
-    `folder`: that of the user's code, for the line of the peak. `where`: the part of the model that runs now.
+    `folder`: that of the user's code, for the line of the peak. `optimizers`: those that exist now. `where`: the part of the model that runs now.
     """
 
-    def __init__(self, device_type: str, folder: Path | None = None) -> None:
+    def __init__(self, device_type: str, folder: Path | None = None, optimizers: Iterable[Any] = ()) -> None:
         self.where = ""
         self._device_type, self._folder = device_type, f"{folder}/" if folder else None
         self._alive: dict[int, _Storage] = {}
         self._step = 0
         self._live = 0
         self._begin()
+        for optimizer in optimizers:
+            self.optimizer(optimizer)
 
     def _begin(self) -> None:
         self._before = list(self._alive.values())
@@ -161,8 +163,10 @@ class StorageFollower:
         """Note the line of a backward pass, for operations of autograd's own threads."""
         self._backward_line = self._line(frame)
 
-    def end_step(self) -> "CountedMemory":
-        """End the step and return its storages; the next one begins."""
+    def end_step(self, optimizers: Iterable[Any] = ()) -> "CountedMemory":
+        """End the step, after which `optimizers` have their state; return its storages. The next step begins."""
+        for optimizer in optimizers:
+            self.optimizer(optimizer)
         counted = CountedMemory(
             before=tuple(self._before),
             events=tuple(self._events),
@@ -256,6 +260,7 @@ class CountedMemory:
     """Storages of one counted step. `before`: those that existed before it; `events`: births and deaths in order.
 
     `backward`: number of the event at which each backward pass began. `lines`, `places`: at new peaks, by event.
+    `sequences`: those of tokens that entered the model in the step. `growth_bytes`: see `StorageFollower`.
     """
 
     before: Sequence[_Storage]
@@ -263,6 +268,8 @@ class CountedMemory:
     backward: Sequence[int]
     lines: dict[int, tuple[str, int] | None]
     places: dict[int, str]
+    sequences: int | None = None
+    growth_bytes: int = 0
 
     def allocations(self, samples: int | None, larger: "CountedMemory | None" = None) -> list[Allocation]:
         """Allocations, those before the step first. `samples`: in one forward pass; None if unknown.
@@ -329,7 +336,6 @@ class CountedMemory:
         *,
         samples: int | None,
         method: str,
-        growth_bytes: int = 0,
         lower_bound: Sequence[str] = (),
     ) -> StepMemory:
         """Section `step_memory` of run.json; `allocations`: those of this step."""
@@ -348,7 +354,7 @@ class CountedMemory:
             peak_line=f"{Path(line[0]).name}:{line[1]}" if line else None,
             samples=samples,
             bytes_per_sample=sum(slopes) if len(slopes) == len(alive) else None,
-            growth_bytes=growth_bytes or None,
+            growth_bytes=self.growth_bytes or None,
             lower_bound=list(lower_bound) or None,
             method=f"{FOLLOWED}; {method}" if samples else FOLLOWED,
         )

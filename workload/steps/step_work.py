@@ -20,12 +20,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
+from workload.contract.allocations import Kind
 from workload.contract.spec import Device
 from workload.environment.device import precision_of_fp32
 from workload.measure.clock import clock_for
 from workload.model.flop import FlopCounter, Tally, formula_of, is_known
 from workload.steps.model_input import Entered, ModelInput
 from workload.steps.step import require_one_gpu, tensors_of
+from workload.steps.step_memory import OUTSIDE_BACKWARD, CountedMemory, StorageFollower
 
 # Statement that turns a script's gradients off: its code and line, and those of its caller.
 Site = tuple[Any, int, Any, int]
@@ -34,8 +36,6 @@ Origin = Site | int
 # By element type of a matrix product: the precision of the ceiling to compare it with (of fp32 on a GPU, see
 # `precision_of_fp32`). fp16 counts as `amp`, with or without a GradScaler.
 PRECISIONS = {torch.float32: "fp32", torch.float16: "amp", torch.bfloat16: "bf16", torch.float64: "fp64"}
-# Number of autograd's backward pass while there is none.
-OUTSIDE_BACKWARD = -1
 # Files of torch whose functions stand between an operation and the dispatch mode that it calls.
 _TORCH = Path(torch.__file__).parent
 DISPATCHERS = frozenset({str(_TORCH / "_compile.py"), str(_TORCH / "_dynamo" / "eval_frame.py")})
@@ -52,7 +52,7 @@ class Work:
     without a formula that look like a matrix product; because of these the FLOP are a lower bound. `flop_range`: least
     and most FLOP of the counted steps, None if they agree. `recomputed_flop`: the part of the FLOP that gradient
     checkpointing repeats. `entered`: what entered the model; `fetched_tokens`: number of tokens in the batches of
-    DataLoaders.
+    DataLoaders. `memory`: storages of the step, or of that counted step which has most.
     """
 
     tally: Tally
@@ -68,6 +68,7 @@ class Work:
     flop_range: tuple[int, int] | None = None
     entered: Entered | None = None
     fetched_tokens: int = 0
+    memory: CountedMemory | None = None
 
     @property
     def unattributed_share(self) -> float:
@@ -162,13 +163,15 @@ class WorkCounter(FlopCounter):
 
     `ignores`: if True, operations run without being counted. `without_gradients`: finds evaluations among the work
     without gradients. `model_input`: finds what enters the model. `has_replay`: the step has replayed a CUDA
-    graph, whose operations are not dispatched: FLOP and bytes of the step stay unknown.
+    graph, whose operations are not dispatched: FLOP and bytes of the step stay unknown. `memory`: follows storages.
     """
 
-    def __init__(self, device: Device, model_input: ModelInput | None = None) -> None:
+    def __init__(
+        self, device: Device, model_input: ModelInput | None = None, memory: StorageFollower | None = None
+    ) -> None:
         super().__init__()
         self.in_backward = self.ignores = self._is_recomputation = False
-        self.model_input = model_input
+        self.model_input, self.memory = model_input, memory
         self.without_gradients = WorkWithoutGradients()
         self._clock = clock_for(Device.CUDA if device is Device.CUDA else Device.CPU)
         self._spans: list[tuple[str, Any, Any]] = []
@@ -189,7 +192,7 @@ class WorkCounter(FlopCounter):
             torch.compiler.set_stance("force_eager")
             self._block.callback(torch.compiler.set_stance, "default")
         if self.model_input:
-            self.model_input.start()
+            self.model_input.start(self.memory.called if self.memory else None)
             self._block.callback(self.model_input.stop)
         self._block.enter_context(self)
         return self
@@ -259,6 +262,21 @@ class WorkCounter(FlopCounter):
         if factor is not None and flop:
             self._precisions[_precision_of(factor, kind)] += flop
 
+    def ran(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Follow the storages of an operation; what is copied to the device is an input."""
+        if self.memory:
+            kind = Kind.INPUTS if _bytes_to_device(func, args, output) else None
+            self.memory.ran(func, (*args, *kwargs.values()), output, sys._getframe(1), kind)  # noqa: SLF001
+
+    def stepping(self, optimizer: Any) -> None:
+        """Note the gradients that an optimizer is going to use: the script may free them within its step."""
+        if self.memory:
+            before, self.ignores = self.ignores, True
+            try:
+                self.memory.optimizer(optimizer)
+            finally:
+                self.ignores = before
+
     def _repeats_forward(self, frame: FrameType | None) -> bool:
         """Whether the present operation, called from `frame`, belongs to a forward pass that a backward pass repeats.
 
@@ -318,6 +336,8 @@ class Evaluations:
         """Note whether a backward pass is running; return `value`."""
         if self.counter:
             self.counter.in_backward = value
+            if value and self.counter.memory:
+                self.counter.memory.backward_begins(sys._getframe(1))  # noqa: SLF001 - as traceback does
             if self.counter.model_input:
                 self.counter.model_input.backward(begins=value)
         return value
@@ -414,8 +434,10 @@ def chosen(works: Sequence[Work]) -> Work:
     flop, times = Counter(work.tally.flop for work in works).most_common(1)[0]
     ordered = sorted(works, key=lambda work: work.tally.flop)
     low, high = ordered[0].tally.flop, ordered[-1].tally.flop
+    memories = [work.memory for work in works if work.memory]
+    memory = max(memories, key=lambda each: each.peak_bytes, default=None)
     if low == high:
-        return works[-1]
+        return replace(works[-1], memory=memory)
     is_common = 2 * times > len(works)
     work = next(work for work in works if work.tally.flop == flop) if is_common else ordered[len(works) // 2]
-    return replace(work, flop_range=(low, high))
+    return replace(work, flop_range=(low, high), memory=memory)

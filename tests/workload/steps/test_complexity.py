@@ -113,7 +113,7 @@ def test_a_linear_layer_by_hand() -> None:
     """4 images of 10 values, 10 classes, no bias; all tensors float32, labels int64."""
     layer = nn.Sequential(nn.Flatten(), nn.Linear(3 * 2 * 2, 10, bias=False))
     with FakeTensorMode():
-        step = complexity._FakeStep(layer, Optimizer.SGD, Precision.FP32, device_type="cpu", shape=(4, 3, 2, 2))
+        step = complexity._FakeStep(layer, Optimizer.SGD, Precision.FP32, "cpu", shape=(4, 3, 2, 2))
         forward, whole = step.pass_()
         update = step.update()
     images, weight, logits = 4 * 12 * 4, 12 * 10 * 4, 4 * 10 * 4
