@@ -127,9 +127,7 @@ def _usd(usd_per_h: float | None, otherwise: str) -> str:
 # \b: the help shows these lines without wrapping them.
 GPUS_EXAMPLES = """\b
 Examples:
-  launch gpus --wide
-  launch gpus --for results
-  launch gpus --for results/RUN --samples 1.28M
+  launch gpus --for results --samples 1.28M
   launch gpus --format csv > gpus.csv
 """
 
