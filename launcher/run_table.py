@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 from typing import TypeVar
 
-from workload.contract import utilization
+from workload.contract import allocations, utilization
 from workload.contract.bundle import Bundle
 from workload.contract.invocation import as_typed
 from workload.contract.ranks import Ranks, limit_sentence, waits
@@ -70,6 +70,8 @@ def _measured_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     yield "FLOP/s", _flop_rate(records)
     if of_peak := utilization.sentence(records):
         yield "MFU", of_peak
+    if kept := next(filter(None, (allocations.sentence(record.step_memory) for record in records)), ""):
+        yield "memory", kept
     for index, line in enumerate(_limits([record.bound or NO_BOUND for record in records])):
         yield "limited by" if index == 0 else "", line
     if scaling := _scaling(_known(record.ranks for record in records)):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from workload.arguments import Parser, examples
 from workload.contract import formulas, operating_system
+from workload.contract.allocations import Kind
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import Group
 from workload.contract.spec import Option, options
@@ -44,6 +45,8 @@ MODELS = (
     Column(name="train_flop_per_image", heading="training FLOP/image", unit="FLOP", prefixed=True, digits=3),
     Column(name="fvcore_mac_per_image", heading="MAC by fvcore", unit="MAC", prefixed=True, digits=3, optional=True),
 )
+# The peak of a step's memory, by kind.
+PARTS = tuple(f"{kind}_bytes" for kind in Kind)
 STEPS = (
     MODEL,
     Column(name="batch_size", heading="batch", digits=0),
@@ -55,11 +58,13 @@ STEPS = (
     Column(name="activation_bytes", heading="activations", unit="B", prefixed=True, digits=3),
     Column(name="activation_layer_bytes", heading="largest", unit="B", prefixed=True, digits=3),
     Column(name="activation_layer", heading="layer"),
+    Column(name="counted_peak_bytes", heading="memory, peak", unit="B", prefixed=True, digits=3),
+    Column(name="bytes_per_sample", heading="per image", unit="B", prefixed=True, digits=3),
 )
 # Only in files and JSON.
 MORE = tuple(
     Column(name=name, heading=name)
-    for name in ("image_size", "precision", "forward_flop_per_step", "activation_values", "method")
+    for name in ("image_size", "precision", "forward_flop_per_step", "activation_values", "method", *PARTS, "peak_op")
 )
 # Keys of JSON under the names of the `summary.json` that a course's template reads: our names.
 TEMPLATE_KEYS = {
@@ -169,7 +174,11 @@ def _form(output: Path | None) -> TableFormat | None:
 
 def _row(model: str, batch_size: int, counted: "Complexity") -> dict[str, Any]:
     flop = counted.train_flop_per_step
-    return asdict(counted) | {
+    memory = asdict(counted.memory)
+    facts = {name: value for name, value in asdict(counted).items() if name not in ("memory", "allocations")}
+    return facts | {
+        **{name: memory[name] for name in (*PARTS, "peak_op", "bytes_per_sample")},
+        "counted_peak_bytes": memory["peak_bytes"],
         "model": model,
         "batch_size": batch_size,
         "forward_flop_per_step": counted.forward_flop_per_image * batch_size,

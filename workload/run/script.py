@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from workload import log
-from workload.contract import bundle, ranks, utilization, verdict
+from workload.contract import allocations, bundle, ranks, utilization, verdict
+from workload.contract.allocations import Allocation
 from workload.contract.invocation import as_typed
 from workload.contract.process import interruption_deferred
 from workload.contract.ranks import COLLECTIVES_FILE, own_folder
-from workload.contract.record import ComplexityRecord, Record, SkippedSteps, Spec, Status
+from workload.contract.record import ComplexityRecord, Record, SkippedSteps, Spec, Status, StepMemory
 from workload.contract.script_words import slug
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.contract.spent import energy_text, joules_per_image, work_rows
@@ -155,6 +156,8 @@ class MeasuredScript:
             )
             self.folder = bundle.create(self._cwd / self._output, run_id)
             self._announce(self.folder)
+        memory, rows = _memory(step, work)
+        allocations.write(self.folder / allocations.FILE, rows)
         first = first_record(
             self.folder.name,
             self._context,
@@ -167,6 +170,7 @@ class MeasuredScript:
             complexity=_complexity(step, work),
             notes=[*_variation(work), *_differing(step)],
         )
+        first = replace(first, step_memory=memory)
         if self._life is None:
             self._life = Life(self.folder, first, self._timeline, self._context, apart=self._cwd)
         else:
@@ -221,6 +225,7 @@ class MeasuredScript:
         rank = self._agreement.rank if self._agreement else 0
         paths = [(self.folder if self._writes else own_folder(self.folder, rank)) / bundle.STEPS]
         paths += [own_folder(self.folder, rank) / COLLECTIVES_FILE] if self._agreement else []
+        paths += [self.folder / allocations.FILE] if self._writes else []
         yield from ((path, path.with_name(path.name + LONGEST)) for path in paths)
 
     def _is_longest(self) -> bool:
@@ -350,6 +355,7 @@ def summary(record: Record, folder: Path, output: Path) -> str:
         f"{spec.script.unit}/s": f"{rate}  (one run: no interval)",
         "step time": f"{seconds(figures.step_s.median or 0.0)}  (median of {steps})",
         **dict(work_rows([record])),
+        **({"memory": kept} if (kept := allocations.sentence(record.step_memory)) else {}),
         **({"MFU": of_peak} if (of_peak := utilization.sentence([record])) else {}),
         "limited by": f"{limit}: {bound.why if bound else 'no step was measured'}",
         **({"busy": bound.busy} if bound and bound.busy else {}),
@@ -394,6 +400,22 @@ def _complexity(step: Step, work: Work) -> ComplexityRecord:
     )
 
 
+def _memory(step: Step, work: Work) -> tuple[StepMemory | None, list[Allocation]]:
+    """Memory of the counted step that has most, and its allocations; none if no whole step was counted."""
+    memory = work.memory
+    if memory is None:
+        return None, []
+    samples = None if step.unit is Unit.STEPS else step.batch_size
+    if step.unit is Unit.TOKENS:
+        sequences = memory.sequences or step.sequences
+        samples = sequences // step.batches if sequences else None
+    unseen = [f"what {GRAPH} keep is not seen"] if GRAPH in work.uncounted else []
+    if names := [name for name in dict.fromkeys((*work.unattributed, *work.uncounted)) if name != GRAPH]:
+        unseen.append(f"{', '.join(names[:UNATTRIBUTED_SHOWN])} may take more inside than their results")
+    rows = memory.allocations(samples)
+    return memory.record(rows, samples=samples, method=memory.method(), lower_bound=unseen), rows
+
+
 def _variation(work: Work) -> Iterator[str]:
     if work.flop_range:
         low, usual, high = (si(flop, "FLOP") for flop in (work.flop_range[0], work.tally.flop, work.flop_range[1]))
@@ -434,6 +456,7 @@ def _notes(record: Record, limits: Limits) -> Iterator[str]:
     if spec.script and spec.script.unit not in (Unit.IMAGES, Unit.TOKENS):
         yield f"throughput counts {spec.script.unit}"
     yield from _notes_on_work(work, spec) if work else ()
+    yield from allocations.notes(record.step_memory)
     shares, ceilings = verdict.shares_of_flop(record), record.ceilings
     if len(shares) > 1:
         lacking = [name for name in shares if ceilings and not ceilings.compute(name)]
@@ -443,7 +466,7 @@ def _notes(record: Record, limits: Limits) -> Iterator[str]:
     if Precision.TF32 in shares:
         yield "tf32 means values in fp32 that the GPU multiplies in TF32, as PyTorch does by default in convolutions"
     if spec.compile:
-        yield "FLOP and bytes are those of the step without torch.compile: fused operations move fewer bytes"
+        yield "FLOP, bytes and memory are those of the step without torch.compile: fused operations move fewer bytes"
     if limits.samples_per_step is not None:
         yield f"{limits.samples_per_step} samples per step, from --samples-per-step"
     if (skipped := record.timing.skipped_steps) and skipped.measured:

@@ -18,7 +18,7 @@ import torch
 from torch import distributed, nn
 
 from workload import log
-from workload.contract import bundle, ranks, verdict
+from workload.contract import allocations, bundle, ranks, verdict
 from workload.contract.errors import (
     OutOfDeviceMemoryError,
     RooflaunchError,
@@ -26,6 +26,7 @@ from workload.contract.errors import (
     explain_shortage,
     is_thread_shortage,
 )
+from workload.contract.operating_system import replace_text
 from workload.contract.process import interruption_deferred, pending_interruption, raise_if_interrupted
 from workload.contract.record import Record, SkippedSteps, Spec, Status
 from workload.contract.spec import Device, Precision, Resolved, RunSpec, options
@@ -210,6 +211,8 @@ def _execute(job: TrainingJob, folder: Path, timeline: Timeline, beside: Section
         complexity=job.complexity.record(),
         notes=job.notes,
     )
+    first = replace(first, step_memory=job.complexity.memory)
+    replace_text(folder / allocations.FILE, job.complexity.allocations)
     failure: Exception | None = None
     with closing(Life(folder, first, timeline, job.context)) as life:
         complexity.keep(folder.parent, job.counted, job.complexity)

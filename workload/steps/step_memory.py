@@ -63,7 +63,8 @@ class _Storage:
 class StorageFollower:
     """Follows the storages on devices of one type, such as `cpu`, over several steps.
 
-    `folder`: that of the user's code, for the line of the peak. `optimizers`: those that exist now. `where`: the part of the model that runs now.
+    `folder`: that of the user's code, for the line of the peak. `optimizers`: those that exist now. `where`: the part
+    of the model that runs now.
     """
 
     def __init__(self, device_type: str, folder: Path | None = None, optimizers: Iterable[Any] = ()) -> None:
@@ -280,6 +281,11 @@ class CountedMemory:
         born = {storage: number for number, (storage, is_birth) in enumerate(self.events) if is_birth}
         first, growing = len(self.before), _Growing(samples or 1)
         measured = self._differences(larger) if larger else {}
+        inputs = [storage for storage in (*self.before, *born) if storage.kind is Kind.INPUTS]
+        entered = sum(storage.size for storage in inputs)
+        # Data such as graphs, or images of different sizes, is no multiple of the number of samples.
+        is_regular = 0 < entered <= 2 * sum(storage.size for storage in inputs if growing.grows(storage))
+        samples = samples if is_regular else None
         return [
             Allocation(
                 kind=self._kind(storage, born.get(storage), died.get(storage)),
@@ -356,7 +362,7 @@ class CountedMemory:
             bytes_per_sample=sum(slopes) if len(slopes) == len(alive) else None,
             growth_bytes=self.growth_bytes or None,
             lower_bound=list(lower_bound) or None,
-            method=f"{FOLLOWED}; {method}" if samples else FOLLOWED,
+            method=f"{FOLLOWED}; {method}" if len(slopes) == len(alive) else FOLLOWED,
         )
 
 
