@@ -1,7 +1,8 @@
-"""Rules on counts of FLOP and bytes, and on the roofs with which the counts are compared."""
+"""Rules on counts of FLOP, bytes and memory, and on the roofs with which the counts are compared."""
 
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,10 +13,11 @@ from analysis.loading.cases import Case
 from analysis.loading.tables import rows
 from analysis.readers.ncu.metrics import is_backward
 from analysis.roofline.against_model import PARTLY, contradiction, model_flop
-from workload.contract import peaks
+from workload.contract import allocations, peaks
+from workload.contract.allocator import is_expandable, replay
 from workload.contract.peaks import Gpu
 from workload.contract.spec import Device, Precision
-from workload.contract.text import counted, percent, seconds, si
+from workload.contract.text import counted, percent, seconds, si, size
 from workload.contract.verdict import ABOVE_BY_CPU_TIME, ABOVE_CEILING, MOST_UNATTRIBUTED, shares_of_flop
 from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO, names_tensor_cores
 
@@ -41,6 +43,9 @@ TRACED_SPARE = 10
 OF_A_CPU = 1e12
 # Published model FLOP utilisations of training are at most this.
 MFU_TO = 0.60
+# Below the lower limit a step may fit where it is said not to. PyTorch's figure has workspaces in it that the count has
+# not: those of cuBLAS are up to 64 MiB; those of cuDNN have not been measured here.
+COUNTED_MEMORY_FROM, COUNTED_MEMORY_TO = 0.95, 1.25
 
 # Compute capability of NVIDIA Volta, 2017.
 FIRST_WITH_TENSOR_CORES = 7.0
@@ -305,6 +310,37 @@ def incomplete_profile(case: Case, kernels: pd.DataFrame | None) -> str | None:
     return "; ".join(parts) or None
 
 
+# --- memory
+
+
+def counted_memory(case: Case) -> str | None:
+    """Text on memory that differs from that of the counted step: of the tensors, and reserved by the allocator."""
+    if case["device_type"] != Device.CUDA or not case["counted_peak_bytes"] or not case["path"]:
+        return None
+    record = case.record
+    counted_step, real = record.step_memory, record.memory
+    if not counted_step or not counted_step.peak_bytes or not real or not real.peak_allocated_bytes:
+        return None
+    # A script's peak may be in its evaluation, and copies of gradients in a group of processes are not counted.
+    is_bound = bool(record.spec.script or record.ranks or counted_step.lower_bound)
+    figures = [("of tensors", real.peak_allocated_bytes, counted_step.peak_bytes)]
+    with suppress(OSError, ValueError, KeyError):
+        software = record.environment.software
+        again = replay(
+            allocations.read(Path(case["path"]) / allocations.FILE),
+            expandable=is_expandable((software.variables if software else None) or {}),
+        )
+        # An allocator that ran out of memory has reserved less.
+        if real.peak_reserved_bytes and not real.allocator_retries:
+            figures.append(("reserved", real.peak_reserved_bytes, again.peak_reserved_bytes))
+    differing = [
+        f"{size(round(found))} {what}, {size(round(expected))} counted: {found / expected:.2f} x"
+        for what, found, expected in figures
+        if found < COUNTED_MEMORY_FROM * expected or (found > COUNTED_MEMORY_TO * expected and not is_bound)
+    ]
+    return "; ".join(differing) or None
+
+
 RULES = (
     Rule(
         name="MACs counted as FLOP",
@@ -401,5 +437,15 @@ RULES = (
         cure="profile again: python -m workload profile BUNDLE; let ncu collect these metrics, as launch local "
         "--profile ncu does",
         check=each_profile(incomplete_profile),
+    ),
+    Rule(
+        name="counted memory",
+        severity=Severity.WARNING,
+        threshold=f"PyTorch's peaks on the GPU of {COUNTED_MEMORY_FROM:.2f} to {COUNTED_MEMORY_TO:.2f} x those of the "
+        "counted step; only the lower limit holds for scripts, groups of processes and counts that are lower bounds",
+        why="launch gpus and the check of a launch judge with the counted step which GPUs have enough memory",
+        cure="do not rely on them for this step; report it with this run: the constants of gpu_memory.toml and this "
+        "threshold are from public messages, not from this GPU",
+        check=each_case(counted_memory),
     ),
 )

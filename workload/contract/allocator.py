@@ -9,7 +9,7 @@ c10/core/AllocatorConfig.h of 2.15, which still has these sizes. Options that ar
 
 import bisect
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -234,6 +234,12 @@ def _room(block: Block | None, size: int) -> bool:
         size -= block.size
         block = block.after
     return size <= 0
+
+
+def is_expandable(variables: Mapping[str, str | None]) -> bool:
+    """Whether these environment variables switch expandable segments on."""
+    settings = (variables.get(name) or "" for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    return any("expandable_segments:true" in each.casefold().replace(" ", "") for each in settings)
 
 
 # Blocks that a step left alive, by kind and size.

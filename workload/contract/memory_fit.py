@@ -4,6 +4,7 @@ The tensors of a step are the same on every device. To them come what PyTorch's 
 (`allocator.py`), and what CUDA and its libraries take (`gpu_memory.toml`). What is not known exactly is an interval, so
 the answer is one of three words. Standard library only: the launcher refuses machines with it.
 
+On Windows the driver moves memory to the host instead of refusing it, so a step that does not fit runs, slowly.
 Workspaces of cuDNN are not in the sum: if a convolution cannot have one, PyTorch tries the next algorithm (pytorch,
 aten/src/ATen/native/cudnn/Conv_v7.cpp and Conv_v8.cpp: `catch (c10::OutOfMemoryError&)`).
 """
@@ -97,13 +98,15 @@ class LargestBatch:
 class CountedStep:
     """A step's allocations at a batch of `samples`. `ranks`: processes that train together, each on its own card.
 
-    `at_least`: the count is a lower bound, or memory grows from step to step: no batch is said to fit.
+    `expandable`: as of `CachingAllocator`. `at_least`: the count is a lower bound, or memory grows from step to step:
+    no batch is said to fit. The step is not compiled: a compiled one may need less.
     """
 
     allocations: Sequence[Allocation]
     samples: float | None = None
     at_least: bool = False
     ranks: int = 1
+    expandable: bool = False
     _tensors: dict[float, int] = field(default_factory=dict, init=False, repr=False)
     _replays: dict[tuple[float, int | None], Replay] = field(default_factory=dict, init=False, repr=False)
 
@@ -164,7 +167,9 @@ class CountedStep:
 
     def _replay(self, more: float, limit: int | None) -> Replay:
         if (more, limit) not in self._replays:
-            self._replays[more, limit] = replay(self.allocations, more_samples=more, limit_bytes=limit)
+            self._replays[more, limit] = replay(
+                self.allocations, more_samples=more, limit_bytes=limit, expandable=self.expandable
+            )
         return self._replays[more, limit]
 
 

@@ -1,11 +1,16 @@
 """Rules on FLOP, bytes, roofs and counters, each on both sides of its threshold."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from analysis.audit import RULES, audit
 from tests.analysis.audit.rules import Cases, printed
-from tests.analysis.by_hand import kernels, run
+from tests.analysis.by_hand import kernels, results, run
 from tests.analysis.sentence_runs import Golden
+from workload.contract.allocations import FILE, Allocation, Kind, write
 
 # Per step of CLEAN: 340.7 GFLOP in 0.1 s is 3.4 TFLOP/s, 11 % of an L4's 30.3.
 STEP = [0.1] * 60
@@ -35,6 +40,15 @@ CALIBRATION = {
         }
     }
 }
+
+
+def memory(real_gb: float, counted_gb: float = 10.0, *, lower_bound: Sequence[str] = (), **facts: Any) -> Any:
+    """A run on a GPU with PyTorch's peak and that of the counted step."""
+    record = {
+        "memory": {"peak_allocated_bytes": real_gb * 1e9, "peak_reserved_bytes": 1.3e9},
+        "step_memory": {"peak_bytes": counted_gb * 1e9, "lower_bound": list(lower_bound)},
+    }
+    return run(**{"counted_peak_bytes": counted_gb * 1e9, "record": record, **facts})
 
 
 CASES: Cases = {
@@ -117,8 +131,38 @@ CASES: Cases = {
         "unknown": run(calibration_verified=None, record=CALIBRATION),
         "not": run(calibration_verified=False, record=CALIBRATION),
     },
+    "counted memory": {
+        "95 %": memory(9.5),
+        "94 %": memory(9.4),
+        "1.25 x": memory(12.5),
+        "1.26 x": memory(12.6),
+        "a lower bound may be exceeded": memory(12.6, lower_bound=["the script has kernels of its own"]),
+        "but is one": memory(9.4, lower_bound=["the script has kernels of its own"]),
+        "on a CPU": memory(20.0, device_type="cpu"),
+        "not counted": memory(20.0, counted_peak_bytes=None),
+    },
 }
 
 
 def test_findings_on_both_sides_of_each_threshold(tmp_path: Path, golden: Golden) -> None:
     golden("flop.txt", printed(CASES, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("reserved_gb", "retries", "figures"),
+    [
+        # 1 GiB in a segment of its own.
+        (1.3, 0, []),
+        (1.4, 0, ["1.4 GB reserved, 1.1 GB counted: 1.30 x"]),
+        (1.4, 2, []),
+        (1.0, 0, ["1.0 GB reserved, 1.1 GB counted: 0.93 x"]),
+    ],
+)
+def test_reserved_memory(tmp_path: Path, reserved_gb: float, retries: int, figures: list[str]) -> None:
+    given = memory(1.0, 1.0)
+    given["record"]["memory"] |= {"peak_reserved_bytes": reserved_gb * 1e9, "allocator_retries": retries}
+    loaded = results(given, folder=tmp_path)
+    one = Allocation(kind=Kind.WEIGHTS, size_bytes=2**30, bytes_per_sample=None, born=0, died=None)
+    write(tmp_path / "a" / FILE, [one])
+    rules = [rule for rule in RULES if rule.name == "counted memory"]
+    assert [finding.figure for finding in audit(loaded, rules=rules)] == figures

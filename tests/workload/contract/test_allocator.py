@@ -7,8 +7,8 @@ import pytest
 from workload.contract.allocations import Allocation, Kind
 from workload.contract.allocator import MIB, Block, CachingAllocator, OutOfDeviceMemoryError, replay
 
-# A sequence: a name with a size in MiB allocates, a name with a minus frees, ! empties the cache. Then the allocated and
-# the reserved MiB.
+# A sequence: a name with a size in MiB allocates, a name with a minus frees, ! empties the cache. Then the allocated
+# and the reserved MiB.
 SEQUENCES = {
     "a byte takes 512 of a segment of 2 MiB": ("a=0.000001", 512 / MIB, 2),
     "blocks of 1 MiB share a segment": ("a=1 b=1", 2, 2),
