@@ -6,7 +6,6 @@ Memory is decided in `workload.contract.memory_fit`, time in `workload.stats.ste
 
 import importlib.util
 import itertools
-import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ from typing import Any, Self
 
 from launcher.backends.shared_plan import Gpu
 from workload.contract import allocations, bundle, memory_fit, peaks, tables
-from workload.contract.allocations import Kind
 from workload.contract.errors import BundleError, NothingToDoError, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.memory_fit import CountedStep, Word
@@ -34,9 +32,6 @@ OFFERED = ("gpu", "provider", "machine_type", "gpus", "region", "usd_per_h", "us
 UNKNOWN = "unknown"
 # Classes of our trainer's synthetic data, and the fewest of its other data sets.
 SYNTHETIC_CLASSES, LEAST_CLASSES = 1000, 10
-UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
-# Smaller parts of a peak would be shown as 0.0.
-LEAST_SHOWN = 0.05
 HOW = "launch local counts it: launch local -- train.py, or launch local for our trainer"
 
 
@@ -62,7 +57,8 @@ class CountedRun:
             found = allocations.read(folder / allocations.FILE)
         except (OSError, ValueError, KeyError) as error:
             raise BundleError(f"'{folder}' is damaged: {allocations.FILE}: {error}", hint="run again") from error
-        at_least, ranks = bool(memory.lower_bound or memory.growth_bytes), int(record.spec.devices or 1)
+        # Memory that grows, and a lower bound: no batch is said to fit.
+        at_least, ranks = any(allocations.notes(memory)), int(record.spec.devices or 1)
         step = CountedStep(allocations=found, samples=memory.samples, at_least=at_least, ranks=ranks)
         return cls(path=folder, record=record, memory=memory, step=step)
 
@@ -167,11 +163,10 @@ def _step_of_trainer(spec: RunSpec) -> CountedStep | None:
     names = ("model", "batch_size", "image_size", "precision", "optimizer")
     words = [f"--{name.replace('_', '-')}={getattr(spec, name)}" for name in names]
     command = [sys.executable, "-P", "-m", "workload", "complexity", *words, f"--num-classes={classes}"]
-    done = subprocess.run([*command, "--format=json"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, "--allocations"], capture_output=True, text=True, check=False)
     if done.returncode:  # the run itself will say what is wrong
         return None
-    found = allocations.parse(json.loads(done.stdout)[0]["allocations"])
-    return CountedStep(allocations=found, samples=spec.batch_size, ranks=spec.devices)
+    return CountedStep(allocations=allocations.parse(done.stdout), samples=spec.batch_size, ranks=spec.devices)
 
 
 # --- rows
@@ -257,17 +252,10 @@ def columns(run: CountedRun, amount: Amount) -> tuple[Column, ...]:
 
 def headline(run: CountedRun) -> str:
     """What was counted: the peak of live bytes, its parts, and where it is."""
-    memory, spec, device = run.memory, run.record.spec, run.record.environment.device
-    peak = size(round(memory.peak_bytes or 0.0))
-    factor = UNITS.get(peak.split()[1], 1.0)
-    parts = ((kind, (getattr(memory, f"{kind}_bytes") or 0.0) / factor) for kind in Kind)
-    split = ", ".join(f"{kind} {part:.1f}" for kind, part in parts if part >= LEAST_SHOWN)
-    where = " at ".join(filter(None, (memory.peak_op, memory.peak_line)))
-    words = (
-        f"{spec.model} at batch {run.batch} ({spec.precision or 'unknown precision'}) keeps "
-        f"{'at least' if memory.lower_bound else 'at most'} {peak} in tensors: {split}"
-    )
-    return f"{words}{f'; most in {where}' if where else ''}; counted in one step on {device.name or device.type}"
+    spec, device = run.record.spec, run.record.environment.device
+    kept = allocations.sentence(run.memory)
+    counted = f"counted in one step on {device.name or device.type}"
+    return f"{spec.model} at batch {run.batch} ({spec.precision or 'unknown precision'}) keeps {kept}; {counted}"
 
 
 def for_people(row: Mapping[str, Any], *, at_least: bool) -> dict[str, Any]:
@@ -310,12 +298,8 @@ def _usd_text(row: Mapping[str, Any], name: str) -> str:
 
 def remarks(run: CountedRun, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Sentences on the whole table: what the figures are for, and what is special about the run."""
-    memory, devices = run.memory, run.record.spec.devices or 1
-    if memory.growth_bytes:
-        left = size(round(memory.growth_bytes))
-        yield f"a leak: every step leaves {left} more in memory than the one before, until none is left"
-    for why in memory.lower_bound or ():
-        yield f"the memory is a lower bound: {why}"
+    devices = run.record.spec.devices or 1
+    yield from allocations.notes(run.memory)
     if not run.step.scales:
         yield "the largest batch is unknown: the memory of one batch size only was counted"
     of_one = f" on one GPU; the run used {devices:g}" if devices > 1 else ""

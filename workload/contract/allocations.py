@@ -65,7 +65,8 @@ def sentence(memory: StepMemory | None) -> str:
     )
     listed = ", ".join(f"{kind} {si(parts[kind], 'B', 2)}" for kind in shown)
     place = ", ".join(filter(None, (memory.peak_op, memory.peak_line)))
-    return f"at most {si(memory.peak_bytes, 'B')} in tensors ({listed})" + (f", at {place}" if place else "")
+    bound = "at least" if memory.lower_bound else "at most"
+    return f"{bound} {si(memory.peak_bytes, 'B')} in tensors ({listed})" + (f", at {place}" if place else "")
 
 
 def notes(memory: StepMemory | None) -> Iterator[str]:
