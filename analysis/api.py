@@ -1,6 +1,6 @@
 """Public interface of `import analysis`: the tables of runs, and the tables of the commands as methods."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -79,12 +79,6 @@ class Results(Tables):
         from analysis.roofline.points import points  # noqa: PLC0415
 
         return _shown(points(self), wide=wide)
-
-    def predict(self, gpus: Sequence[str], *, wide: bool = False) -> pd.DataFrame:
-        """Step times on GPUs that were not run: see `analysis.roofline.roofs.predict`."""
-        from analysis.roofline.roofs import predict  # noqa: PLC0415
-
-        return _shown(predict(self, gpus), wide=wide)
 
     def variance(self, part: str = "between", *, wide: bool = False) -> pd.DataFrame:
         """A table of `analyze variance`; `part`: `between`, `within`, `machines` or `causes`.

@@ -30,7 +30,6 @@ def _analyze(context: typer.Context, *, version: VersionOption = False) -> None:
 
 app.command("summary", cls=grouped("output_format", "wide"), epilog=tables.SUMMARY_EXAMPLES)(tables.summary)
 app.command("roofline", cls=grouped("output_format", "wide"), epilog=tables.ROOFLINE_EXAMPLES)(tables.roofline)
-app.command("predict", cls=grouped("gpu"), epilog=tables.PREDICT_EXAMPLES)(tables.predict)
 app.command("kernels", cls=grouped("row", "top"), epilog=tables.KERNELS_EXAMPLES)(tables.kernels)
 app.command("variance", cls=grouped("part"), epilog=tables.VARIANCE_EXAMPLES)(tables.variance)
 app.command("compare", cls=grouped("by", "baseline"), epilog=tables.COMPARE_EXAMPLES)(tables.compare)

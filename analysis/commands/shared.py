@@ -10,7 +10,6 @@ import typer
 import analysis
 from workload.contract.invocation import Group
 from workload.contract.program import option
-from workload.contract.spec import parse_amount
 from workload.contract.tables import Column, TableFormat, render
 from workload.contract.text import printable
 
@@ -38,17 +37,6 @@ PeaksOption = Annotated[
         metavar="FILE",
     ),
 ]
-SamplesOption = Annotated[
-    int | None,
-    option(
-        "--samples",
-        "tell time and cost of so many images, samples or tokens: 50000, 1.28M or 1B (one epoch)",
-        Group.RESULTS,
-        metavar="N",
-        parser=parse_amount,
-    ),
-]
-
 # Most problems that are printed: more would hide the table above them.
 SHOWN_PROBLEMS = 20
 

@@ -1,4 +1,4 @@
-"""Commands that print tables: `summary`, `predict`, `kernels`, `variance`, `gpu-truth`, `compare` and `roofline`."""
+"""Commands that print tables: `summary`, `kernels`, `variance`, `gpu-truth`, `compare` and `roofline`."""
 
 import json
 import shlex
@@ -13,7 +13,6 @@ import typer
 from analysis.commands.shared import (
     PeaksOption,
     ResultsArgument,
-    SamplesOption,
     VerifyOption,
     first_names,
     load,
@@ -24,7 +23,7 @@ from analysis.commands.shared import (
 from workload.contract.errors import ExitCode, NothingToDoError, UsageError
 from workload.contract.invocation import Group, as_typed
 from workload.contract.operating_system import from_checkout
-from workload.contract.program import FormatOption, WideOption, option
+from workload.contract.program import FormatOption, SamplesOption, WideOption, option
 from workload.contract.tables import Column, Role, TableFormat, as_json, facts, render
 from workload.contract.text import counted, printable
 
@@ -54,45 +53,6 @@ def summary(
 
     loaded = load(results, verify=verify, peaks=peaks)
     print(rendered(summarize(loaded.runs, samples), COLUMNS, output_format, wide=wide))
-    print_problems(loaded.problems)
-    return ExitCode.DONE
-
-
-PREDICT_EXAMPLES = """\b
-Examples:
-  analyze predict results --gpu l4 --gpu v100
-  analyze predict results --gpu a100 --format csv > predicted.csv
-"""
-PREDICTED = (
-    *facts(gpu="GPU", model="model", batch_size="batch", precision="precision", place="work from"),
-    Column(name="device_name", heading="device of that run", role=Role.FACT, detail=True),
-    Column(name="predicted_roof_step_s_low", heading="at the roofs from", unit="s", prefixed=True, digits=3),
-    Column(name="predicted_roof_step_s_high", heading="to", unit="s", prefixed=True, digits=3),
-    Column(name="note", heading="note", optional=True, role=Role.NOTE),
-)
-
-
-def predict(
-    *,
-    results: ResultsArgument,
-    gpu: Annotated[
-        list[str], option("--gpu", "the GPU, such as l4, v100 or a100; repeatable", Group.RESULTS, metavar="NAME")
-    ],
-    verify: VerifyOption = False,
-    peaks: PeaksOption = None,
-    output_format: FormatOption = TableFormat.TABLE,
-    wide: WideOption = False,
-) -> int:
-    """Least step time on GPUs that were not run: the work of the measured steps at the GPU's roofs."""
-    from analysis.roofline import roofs
-
-    loaded = load(results, verify=verify, peaks=peaks)
-    table = roofs.predict(loaded, gpu)
-    names = [Column(name=name, heading=name) for name in roofs.PREDICTION_COLUMNS]
-    print(render(table, PREDICTED if output_format is TableFormat.TABLE else names, output_format, wide=wide))
-    sys.stdout.flush()
-    for precision in sorted({*table.loc[table["predicted_roof_step_s_low"].notna(), "precision"]}):
-        print(f"note       predicted, not measured: {roofs.longer_than_roofs(precision)}", file=sys.stderr)
     print_problems(loaded.problems)
     return ExitCode.DONE
 

@@ -78,6 +78,13 @@ class RentedOptions(MachineOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """Options of a single launch on a rented GPU, which a sweep has not: there, a run out of memory is a result."""
+
+    anyway: bool = choice("rent the GPU even if a training step certainly does not fit its memory", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SettingSources:
     """Sources of the settings of one cloud. `table`: its table in rooflaunch.toml; `prefix`: start of its variables.
 

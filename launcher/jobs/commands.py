@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from launcher import backends, run_table
+from launcher import backends, gpu_choice, run_table
 from launcher.jobs import launches, watch
 from launcher.jobs.launches import Launch, LaunchState
 from launcher.jobs.places import Place, other_places
@@ -38,7 +38,7 @@ from workload.contract.errors import (
 from workload.contract.invocation import as_typed
 from workload.contract.process import stoppable
 from workload.contract.script_words import line_of, without_secrets
-from workload.contract.spec import resolve
+from workload.contract.spec import RunSpec, resolve
 from workload.contract.spent import Spent
 from workload.contract.tables import TableFormat, plain
 from workload.contract.text import printable, terminal_width, wrapped
@@ -130,9 +130,13 @@ def launch(
     output: Path,
     dry_run: bool,
     request: bool,
+    anyway: bool,
     output_format: TableFormat,
 ) -> int:
-    """Carry out `launch <backend>`. `typed`: run options; `options`: the backend's own options."""
+    """Carry out `launch <backend>`. `typed`: run options; `options`: the backend's own options.
+
+    `anyway`: do not ask whether a training step fits the memory of a rented GPU.
+    """
     backend = backends.load(place.backend)
     reruns = getattr(options, "rerun_preempted", 0)
     if detach and reruns:
@@ -155,6 +159,9 @@ def launch(
     draft = backend.plan(job, options, settings, now=now, offline=dry_run)
     if script_files:
         draft = draft.renamed(replace(draft.request, script=script_files.facts()))
+    gpu = getattr(draft, "gpu", None)  # a backend without it does not know the memory
+    if gpu and not anyway:
+        gpu_choice.refuse_too_large(RunSpec.from_json(draft.request.spec), gpu, output)
     if dry_run:
         print(_shown(draft, script_files, request=request, output_format=output_format))
         return ExitCode.DONE

@@ -37,7 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             lambda results: results.compare(by="place", wide=True), ["compare", "--by", "place"], id="compare by"
         ),
         pytest.param(lambda results: results.roofline(wide=True), ["roofline"], id="roofline"),
-        pytest.param(lambda results: results.predict(["l4"], wide=True), ["predict", "--gpu", "l4"], id="predict"),
         pytest.param(lambda results: results.variance(wide=True), ["variance", "--part", "between"], id="between"),
         pytest.param(
             lambda results: results.variance("within", wide=True), ["variance", "--part", "within"], id="within"

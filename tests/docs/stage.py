@@ -21,6 +21,9 @@ from launcher.cli.sweep import MATRICES
 from tests.docs.pages import ROOT
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, clouds_on
 from tests.workload.storage.gcs_server import BUCKET, running
+from workload.contract import allocations
+from workload.contract.allocations import Allocation, Kind
+from workload.contract.bundle import seal
 from workload.contract.spec import resolve
 
 # Token of a finished launch, as the pages write it.
@@ -124,6 +127,7 @@ def _results(folder: Path) -> None:
             number += 1
             place = {"environment__place": f"gcp-t4-{zone}", "environment__cloud__zone": zone}
             make(folder / "results", number, spec__precision=precision, **place)
+    _add_memory(make(folder / "results", number + 2, step_memory={"peak_bytes": 10**9, "samples": 32}))
     for matrix in MATRICES.glob("*.toml"):
         shutil.copy(matrix, folder)
     (folder / "log.csv").write_text(LOG)
@@ -132,6 +136,12 @@ def _results(folder: Path) -> None:
     profiled.write_text(NCU.replace("4096", "8192"))
     import_file(profiled, UserFacts(model="resnet50", batch_size=64), output=folder / "results")
     make(folder.parent / "shared" / "experiment" / "runs", number + 1)
+
+
+def _add_memory(run: Path) -> None:
+    kept = Allocation(kind=Kind.ACTIVATIONS, size_bytes=10**9, bytes_per_sample=10**9 / 32, born=0, died=1)
+    allocations.write(run / allocations.FILE, [kept])
+    seal(run)
 
 
 def _environment(home: Path) -> dict[str, str]:

@@ -65,7 +65,8 @@ def sentence(memory: StepMemory | None) -> str:
     )
     listed = ", ".join(f"{kind} {si(parts[kind], 'B', 2)}" for kind in shown)
     place = ", ".join(filter(None, (memory.peak_op, memory.peak_line)))
-    return f"at most {si(memory.peak_bytes, 'B')} in tensors ({listed})" + (f", at {place}" if place else "")
+    bound = "at least" if memory.lower_bound else "at most"
+    return f"{bound} {si(memory.peak_bytes, 'B')} in tensors ({listed})" + (f", at {place}" if place else "")
 
 
 def notes(memory: StepMemory | None) -> Iterator[str]:
@@ -93,8 +94,12 @@ def as_text(allocations: Iterable[Allocation]) -> str:
 
 def read(path: Path) -> list[Allocation]:
     """Read a file that `write` wrote. Raises `OSError` if it is absent, `ValueError` or `KeyError` if damaged."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(_rows(csv.DictReader(file)))
+    return parse(path.read_text(encoding="utf-8"))
+
+
+def parse(text: str) -> list[Allocation]:
+    """Allocations in the content of a file. Raises `ValueError` or `KeyError` if it is damaged."""
+    return list(_rows(csv.DictReader(text.splitlines())))
 
 
 def _text(value: object) -> str:

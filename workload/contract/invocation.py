@@ -33,7 +33,7 @@ COMMANDS = {
         "down", "reap",
     ],
     "analyze": [
-        "summary", "roofline", "kernels", "variance", "predict", "compare", "audit", "report", "example",
+        "summary", "roofline", "kernels", "variance", "compare", "audit", "report", "example",
         "import", "gpu-truth", "fetch", "export",
     ],
 }  # fmt: skip

@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 from workload import __version__
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import OPTION_WIDTH, TWO_COLUMNS_FROM, Group, paragraph, width, wrapped
+from workload.contract.spec import parse_amount
 from workload.contract.tables import TableFormat
 
 if TYPE_CHECKING:
@@ -145,6 +146,16 @@ VersionOption = Annotated[
 WideOption = Annotated[bool, option("--wide", "show every column, not only those that fit the terminal", Group.OUTPUT)]
 FormatOption = Annotated[
     TableFormat, option("--format", "format of stdout", Group.OUTPUT, metavar="|".join(TableFormat), show_default=True)
+]
+SamplesOption = Annotated[
+    int | None,
+    option(
+        "--samples",
+        "tell time and cost of so many images, samples or tokens: 50000, 1.28M or 1B (one epoch)",
+        Group.RESULTS,
+        metavar="N",
+        parser=parse_amount,
+    ),
 ]
 
 

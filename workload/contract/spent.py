@@ -234,6 +234,20 @@ def epoch_of(record: Record) -> tuple[float | None, float | None]:
     return samples, samples * timing.images / timing.samples
 
 
+def amount_of(record: Record, samples: int | None = None) -> Amount:
+    """Amount of work: `samples`, else that of the run's options, else one pass over its data, else a usual amount."""
+    unit, (_, epoch) = (record.spec.script and record.spec.script.unit) or "images", epoch_of(record)
+    if own := samples or record.spec.samples:
+        return Amount(own, unit)
+    return Amount(epoch, unit, is_epoch=True) if epoch else Amount.usual(unit)
+
+
+def units_per_step(record: Record) -> float | None:
+    """Images, tokens or samples of a measured step of one device; None without measured steps."""
+    steps = record.timing.step_s and record.timing.step_s.n
+    return record.timing.images / steps if record.timing.images and steps else None
+
+
 def units_per_s(record: Record) -> float | None:
     """Throughput of all devices of a run together, in images, tokens or samples per second; None if it is unknown."""
     if (record.spec.devices or 1) == 1:
@@ -282,9 +296,7 @@ def work_rows(
         return span(value_s, interval(times_s)) + usd
 
     if len(rates) == len(records):
-        unit, (_, epoch) = (first.spec.script and first.spec.script.unit) or "images", epoch_of(first)
-        own, passed = first.spec.samples, epoch and Amount(epoch, unit, is_epoch=True)
-        amount = Amount(own, unit) if own else passed or Amount.usual(unit)
+        amount = amount_of(first)
         label = "epoch" if amount.is_epoch else "time"
         yield label, f"{amount.text}: {takes([amount.number / rate for rate in rates])}"
     known = [known for record in records if (known := whole_script(record))]

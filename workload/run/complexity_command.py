@@ -101,6 +101,8 @@ def add_options(parser: Parser) -> None:
     first.add_argument(
         "--by-module", nargs="*", metavar="MODULE", help="every module's FLOP and bytes, or only of these"
     )
+    # For the launcher: the content of allocations.csv for one model and batch size, without other counts.
+    first.add_argument("--allocations", action="store_true", help=argparse.SUPPRESS)
     output.add_argument("-o", "--output", type=Path, metavar="FILE", help="write FILE.csv or FILE.json, not stdout")
     parser.add_format(Group.OUTPUT)
 
@@ -128,10 +130,12 @@ def run(parsed: argparse.Namespace, _: Timeline) -> int:
                 batch_size=batch_size,
                 precision=one["precision"],
                 optimizer=one["optimizer"],
-                with_fvcore=batch_size == several["batch_size"][0],
+                with_fvcore=batch_size == several["batch_size"][0] and not parsed.allocations,
             )
             rows.append(_row(model, batch_size, counted) | {"image_size": image_size, "precision": one["precision"]})
-    if parsed.by_module is not None:
+    if parsed.allocations:
+        text = counted.allocations
+    elif parsed.by_module is not None:
         text = render(_modules(counted, parsed.by_module), MODULES, form)
     elif form is TableFormat.TABLE:
         models_once = list({row["model"]: row for row in reversed(rows)}.values())[::-1]

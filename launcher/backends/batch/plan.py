@@ -17,7 +17,7 @@ from launcher.backends.gcp.gpus import Driver, require
 from launcher.backends.gcp.options import Settings
 from launcher.backends.gcp.plan import VmPlan
 from launcher.backends.rented_plan import PULL_S
-from launcher.backends.shared_plan import program_text, run_rows, text_of
+from launcher.backends.shared_plan import Gpu, program_text, run_rows, text_of
 from launcher.protocol.backend import Estimate
 from launcher.protocol.records import Price, Request, region_of
 from launcher.values import DEFAULT_SHM_BYTES, Runtime, text
@@ -75,6 +75,11 @@ class BatchPlan:
     def settings(self) -> Settings:
         """Settings of Google Cloud."""
         return self.vm.settings
+
+    @property
+    def gpu(self) -> Gpu:
+        """GPU of the VM."""
+        return self.vm.gpu
 
     @property
     def submissions(self) -> int:

@@ -57,7 +57,7 @@ def test_roofline_uses_the_working_folder_or_the_named_file(analyze: Analyze) ->
 
 @pytest.mark.parametrize(
     "command",
-    ["summary", "roofline", "predict --gpu l4", "compare", "variance", "audit", "kernels", "report", "import"],
+    ["summary", "roofline", "compare", "variance", "audit", "kernels", "report", "import"],
 )
 @pytest.mark.usefixtures("folder")
 def test_every_command_refuses_a_wrong_file(analyze: Analyze, command: str) -> None:

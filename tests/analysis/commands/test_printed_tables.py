@@ -65,9 +65,6 @@ BY_HAND: dict[str, tuple[str, Results]] = {
         "audit results",
         results(run("a", imported=True, imported_file="vgg16\x1b[2J_x.csv")),
     ),
-    "predict": ("predict results --gpu t4 --gpu v100", results(run(**WORK))),
-    "nothing to predict": ("predict results --gpu t4", results(run(**WORK | {"precision": "bf16"}))),
-    "an unknown GPU": ("predict results --gpu t5", results(run(**WORK))),
 }
 
 
