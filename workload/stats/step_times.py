@@ -3,13 +3,13 @@
 The rule: seconds of the FLOP at the peak plus `PASSES` times those of the bytes at the bandwidth, times a factor. The
 factor is the median over published steps of eager PyTorch; if steps on this GPU or of this script are known, it is half
 way (in logarithms) between that median and theirs. The interval is the spread of the errors that this rule makes for
-published steps on a GPU, or of a model on a GPU, that it does not know. `benchmarks/step_times.py` measures the rule on
-figures that were held out with all that belongs to them: GPUs never seen, 94 % inside intervals of a factor of 2.3
-(high / low); models never seen, 93 % and 2.0; a model not seen on a GPU that is known, 90 % and 1.9; a script measured
-on another GPU, 93 % and 2.2. Without the bytes, or with the longer of both times, intervals have a factor of 2.5 to 14.
+published steps on a GPU, or of a model on a GPU, that it does not know. `benchmarks/step_times.py` measures it on steps
+that were held out with all that belongs to them: on GPUs never seen, 94 % are inside intervals with high / low of 2.3;
+of models never seen, 91 %, 2.0; of a model not seen on a known GPU, 90 %, 2.0; of a program timed on another GPU, 93 %,
+2.2. By FLOP alone, high / low is 20 to 74; by the longer of both times, 81 % to 87 % are inside 2.2 to 2.4.
 
-No published step was shorter than 0.06 s, where starting kernels takes longer than their work, or compiled. Steps
-unlike the known ones get no interval. Winograd's convolutions in fp32 need fewer FLOP: a step may beat the bound.
+No published step is compiled, or shorter than 0.06 s, where starting the kernels may take longer than their work. Steps
+unlike the known ones have no interval. Winograd's convolutions in fp32 need fewer FLOP: a step may beat the bound.
 """
 
 import csv
@@ -22,7 +22,7 @@ from statistics import median, quantiles
 
 from workload.contract import peaks
 from workload.contract.peaks import Gpu, PeakRow
-from workload.contract.record import Record, Status
+from workload.contract.record import ComplexityRecord, Record, Status
 from workload.contract.spec import Device, Precision
 from workload.contract.text import counted, percent
 from workload.contract.verdict import MOST_UNATTRIBUTED
@@ -104,14 +104,14 @@ class Expected:
 
 def step_of(run: Record) -> Step:
     """Work of a run's step."""
-    work, spec = run.complexity, run.spec
-    shares = (work.uncounted_share, work.unattributed_share) if work else ()
+    work, spec = run.complexity or ComplexityRecord(), run.spec
+    shares = (work.uncounted_share, work.unattributed_share)
     return Step(
         model=spec.model,
         precision=spec.precision,
-        flop=work and work.train_flop_per_step,
-        bytes_lower=work and work.bytes_per_step_lower,
-        bytes_upper=work and work.bytes_per_step_upper,
+        flop=work.train_flop_per_step,
+        bytes_lower=work.bytes_per_step_lower,
+        bytes_upper=work.bytes_per_step_upper,
         devices=int(spec.devices or 1),
         is_compiled=bool(spec.compile),
         unknown_share=next((share for share in shares if share is not None), 0.0),
