@@ -153,7 +153,7 @@ def _observe_backward(observer: "Session | StepLog", autograd: Any) -> None:
             if is_inside[0] or not observer.active:
                 return original(*args, **kwargs)
             is_inside[0] = True
-            observer.backward_began()
+            observer.backward_began(args or kwargs)
             try:
                 result = original(*args, **kwargs)
             finally:

@@ -120,13 +120,14 @@ class _Value(NamedTuple):
     is_output: bool
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class _Call:
     """Call of a module by the script itself, not by another module, with gradients switched on.
 
     `where`: line of the call. `buffers`: keys of the storages of the module's buffers, which hold no data of the step.
     `masked`: number of tokens of each sequence without padding, and shape of the mask that says so. `sequences`: number
-    of packed sequences, None if unknown. `is_length_first`: the tokens have the shape (T, N), not (N, T).
+    of packed sequences, None if unknown. `is_length_first`: the tokens have the shape (T, N), not (N, T). `nodes`:
+    numbers of the nodes of autograd's graph that the call has made.
     """
 
     module: int
@@ -136,6 +137,7 @@ class _Call:
     masked: tuple[Ids, tuple[int, ...]] | None = None
     sequences: int | None = None
     is_length_first: bool = False
+    nodes: range = range(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,11 +216,13 @@ class ModelInput:
             if self._original is None or threading.get_ident() != self._thread or self._in_backward:
                 return original(module, *args, **kwargs)
             depth, self._depth = self._depth, self._depth + 1
+            first = torch.autograd._get_sequence_nr()
             with suppress(Exception):
                 self._begin(module, args, kwargs)
             try:
                 output = original(module, *args, **kwargs)
                 if depth == 0 and self._call is not None:
+                    self._call.nodes = range(first, torch.autograd._get_sequence_nr())
                     made = [leaf for leaf in tree_leaves(output) if _is_observed(leaf)]
                     self._outputs |= {_key(leaf): _weak(leaf) for leaf in made}
                 return output
@@ -236,22 +240,29 @@ class ModelInput:
         """End the step; return what entered the model in all of its micro-batches, None if no module was called."""
         self.stop()
         # A step without a backward pass takes its gradients by `torch.autograd.grad`.
-        known = [part for each in (self._passes or [self._pass]) if (part := _batch_of(each))]
-        kept, seen = [], set[tuple[Any, ...]]()
-        for batch, reader, parts in known:
+        found = dict[tuple[int, Unit], tuple[list[Entered], set[Part]]]()
+        for batch, reader, parts in filter(None, map(_batch_of, self._passes or [self._pass])):
             # Micro-batches enter the same module or embedding. A second pass over the same data is no new batch.
-            if reader == known[0][1] and not seen.intersection(parts) and batch.unit is known[0][0].unit:
-                kept.append(batch)
+            batches, seen = found.setdefault((reader, batch.unit), ([], set()))
+            batches += [] if seen.intersection(parts) else [batch]
             seen.update(parts)
-        return Entered.together(kept) if kept else None
+        # Of several networks, such as actor and critic, the one that gets the most counts.
+        sums = [Entered.together(batches) for batches, _ in found.values()]
+        return max(sums, key=lambda each: each.count, default=None)
 
-    def backward(self, *, begins: bool) -> None:
-        """Note the beginning or the end of a backward pass."""
+    def backward(self, losses: Any = (), *, begins: bool) -> None:
+        """Note the beginning of the backward pass of `losses`, or its end."""
         self._in_backward = begins
-        if begins and (self._pass.calls or self._pass.lookups):
-            self._passes.append(self._pass)
-        if begins:
-            self._pass = _Pass()
+        if not begins:
+            return
+        nodes, before = _graph_of(losses), self._pass
+        # A later pass, or none, uses the other calls, for example those that act in a reinforcement learner's world.
+        self._pass = later = _Pass(calls=[each for each in before.calls if each.nodes and nodes.isdisjoint(each.nodes)])
+        later.lookups = [each for each in before.lookups if each.call in later.calls]
+        before.calls = [each for each in before.calls if each not in later.calls]
+        before.lookups = [each for each in before.lookups if each.call not in later.calls]
+        if before.calls or before.lookups:
+            self._passes.append(before)
 
     # --- modules
 
@@ -369,6 +380,17 @@ class ModelInput:
             return "" if made else "an unknown line"
         place, name = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}", frame.f_code.co_name
         return place if not made else f"from {place}" if name.startswith("<") else f"from {name} at {place}"
+
+
+def _graph_of(losses: Any) -> set[int]:
+    """Numbers of the nodes of autograd's graph that the backward pass of `losses` runs through."""
+    waiting = [leaf.grad_fn for leaf in tree_leaves(losses) if isinstance(leaf, Tensor)]
+    seen = set[Any]()
+    while waiting:
+        if (node := waiting.pop()) is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return {node._sequence_nr() for node in seen}  # noqa: SLF001 - PyTorch's profiler uses it too
 
 
 @functools.cache

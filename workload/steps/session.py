@@ -159,10 +159,10 @@ class Session:
             self._open_step.batches += 1
             self._open_step.fetches.append(Fetch(batch=batch, parts=max(0, parts)))
 
-    def backward_began(self) -> None:
+    def backward_began(self, losses: Any = ()) -> None:
         """Assign the time since the last event to the forward pass."""
         if self._is_observed():
-            self._in_backward = self.evaluations.in_backward(True)
+            self._in_backward = self.evaluations.in_backward(True, losses)
             self._mark(StepPart.FORWARD)
 
     def backward_ended(self) -> None:

@@ -25,17 +25,19 @@ MOST_EVENTS = 4096
 def _recorded(event: Callable[[Session], None], *, is_inside: bool | None = None) -> Callable[["StepLog"], None]:
     """Method that buffers an event of a timed step with its time stamp, and passes any other event on at once.
 
+    Details are passed on at once, or not at all: they hold tensors.
+
     `is_inside`: whether a backward pass or an optimizer's step runs from now on; both turn gradients off themselves.
     """
 
     # Without helper functions: an additional cold call takes some microseconds.
-    def record(self: "StepLog") -> None:
+    def record(self: "StepLog", *details: Any) -> None:
         if is_inside is not None:
             self._is_inside = is_inside
         if self._mark is not None and get_ident() == self._thread:
             self._events.append((event, self._mark(), ()))
         else:
-            event(self._session)
+            event(self._session, *details)
 
     return record
 
