@@ -137,7 +137,7 @@ def _observe_loaders(observer: "Session | StepLog", data: Any) -> None:
         try:
             batch = fetch(self)
         finally:
-            observer.fetched(getattr(self, "rooflaunch_loader", None), batch)
+            observer.fetched(getattr(self, "rooflaunch_loader", self), batch)
         return batch
 
     data.DataLoader.__iter__, iterator.__init__, iterator.__next__ = begin, make_and_note, fetch_and_report

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd import _get_sequence_nr
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -90,18 +91,28 @@ class Entered:
 
 def words(steps: Sequence[Entered]) -> str:
     """Amount of data of a step from counted steps that have the same unit: `8 sequences of 33 to 71 tokens`."""
-    (samples, count), _ = Counter((step.samples, step.count) for step in steps).most_common(1)[0]
-    unit = steps[0].unit
-    if unit is not Unit.TOKENS:
-        return counted(count, unit.removesuffix("s"))
+    counts, samples = [step.count for step in steps], [step.samples for step in steps if step.samples is not None]
+    if (unit := steps[0].unit) is not Unit.TOKENS:
+        return _amount(counts, unit.removesuffix("s"))
     if not all(step.lengths for step in steps):
-        inside = "" if samples is None else f" in {counted(samples, 'sequence')}"
-        return f"{counted(count, 'packed token')}{inside}"
+        packed = _amount(counts, "packed token")
+        return f"{packed} in {_amount(samples, 'sequence')}" if samples else packed
     lengths = [length for step in steps for length in step.lengths]
     widths = [width for step in steps for width in step.widths]
     padded = "" if lengths == widths else f" (padded to {_range(widths)})"
     plural = "" if max(lengths) == 1 else "s"
-    return f"{counted(samples or len(lengths), 'sequence')} of {_range(lengths)} token{plural}{padded}"
+    return f"{_amount(samples, 'sequence')} of {_range(lengths)} token{plural}{padded}"
+
+
+def usual(values: Sequence[int]) -> int | None:
+    """Value of more than half of the steps, if there is one: another step may have the last, short batch."""
+    value, times = Counter(values).most_common(1)[0]
+    return value if 2 * times > len(values) else None
+
+
+def _amount(values: Sequence[int], noun: str) -> str:
+    number = usual(values)
+    return f"{_range(values)} {noun}s" if number is None else counted(number, noun)
 
 
 def _range(values: Sequence[int]) -> str:
@@ -216,13 +227,13 @@ class ModelInput:
             if self._original is None or threading.get_ident() != self._thread or self._in_backward:
                 return original(module, *args, **kwargs)
             depth, self._depth = self._depth, self._depth + 1
-            first = torch.autograd._get_sequence_nr()
+            first = _get_sequence_nr()
             with suppress(Exception):
                 self._begin(module, args, kwargs)
             try:
                 output = original(module, *args, **kwargs)
                 if depth == 0 and self._call is not None:
-                    self._call.nodes = range(first, torch.autograd._get_sequence_nr())
+                    self._call.nodes = range(first, _get_sequence_nr())
                     made = [leaf for leaf in tree_leaves(output) if _is_observed(leaf)]
                     self._outputs |= {_key(leaf): _weak(leaf) for leaf in made}
                 return output
@@ -255,12 +266,15 @@ class ModelInput:
         self._in_backward = begins
         if not begins:
             return
-        nodes, before = _graph_of(losses), self._pass
+        nodes, before = set[int](), self._pass
+        with suppress(Exception):
+            nodes = _graph_of(losses)
         # A later pass, or none, uses the other calls, for example those that act in a reinforcement learner's world.
-        self._pass = later = _Pass(calls=[each for each in before.calls if each.nodes and nodes.isdisjoint(each.nodes)])
-        later.lookups = [each for each in before.lookups if each.call in later.calls]
-        before.calls = [each for each in before.calls if each not in later.calls]
-        before.lookups = [each for each in before.lookups if each.call not in later.calls]
+        unused = [each for each in before.calls if nodes and each.nodes and nodes.isdisjoint(each.nodes)]
+        self._pass = later = _Pass(calls=unused)
+        later.lookups = [each for each in before.lookups if each.call in unused]
+        before.calls = [each for each in before.calls if each not in unused]
+        before.lookups = [each for each in before.lookups if each.call not in unused]
         if before.calls or before.lookups:
             self._passes.append(before)
 

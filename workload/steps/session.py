@@ -141,12 +141,13 @@ class Session:
         """Contents of the batch; None at the end of the data."""
         try:
             follow = counter.without_gradients.fetched if (counter := self.evaluations.counter) else None
-            if counter and loader is not None:
-                self._counted_loaders[id(loader)] = loader
-            return None if batch is None else self._loaders.batch_of(loader, batch, follow)
+            found = None if batch is None else self._loaders.batch_of(loader, batch, follow)
+            if counter and found:
+                self._counted_loaders[found.loader] = loader
         except Exception as error:  # noqa: BLE001 - as with the guard, which costs time in each step
             self.failed(error)
             return None
+        return found
 
     def batch_arrived(self, batch: Batch | None) -> None:
         """Assign the time since `fetch_began` to the wait for this batch."""

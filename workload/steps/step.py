@@ -26,6 +26,7 @@ from workload.steps.model_input import (
     MOST_IDS,
     Entered,
     Unit,
+    usual,
     words,
 )
 from workload.steps.step_finder import Pattern
@@ -34,6 +35,8 @@ from workload.steps.step_finder import Pattern
 LISTED_DIMENSIONS = 3
 # Leaves of a batch beyond this number are ignored: the first ones already show the batch's length.
 MOST_LEAVES = 16
+# Views or images of one sample; a batch with more parts, the first two of which are alike, has pairs and their targets.
+MOST_VIEWS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,8 @@ def measure(batch: Any, loader: int, size: int | None = None) -> Batch:
     # Fast path for nearly every batch.
     first = batch[0] if type(batch) in (list, tuple) and batch else batch
     if isinstance(first, torch.Tensor) and first.dim() and (size is None or first.shape[0] == size):
+        if len(first.shape) == IMAGE_DIMENSIONS and first is not batch and _is_pair(batch):
+            return Batch(loader=loader, count=first.shape[0], unit=Unit.SAMPLES)
         return _of(loader, first.shape, first.dtype, first.shape[0])
     lengths = _lengths(batch)
     fitting = [length for length in lengths if size is None or length < size]
@@ -87,10 +92,27 @@ def measure(batch: Any, loader: int, size: int | None = None) -> Batch:
     if not leaves:
         return Batch(loader=loader, count=count, unit=Unit.SAMPLES)
     known = _of(loader, leaves[0].shape, leaves[0].dtype, count)
+    if not known.tokens and (images := [leaf for leaf in leaves if leaf.dim() == IMAGE_DIMENSIONS]):
+        known = _of(loader, images[0].shape, images[0].dtype, count)
     # A list of images of different sizes.
     is_listed = isinstance(first, list | tuple) and all(isinstance(item, torch.Tensor) for item in first)
     is_listed = is_listed and leaves[0].dim() == LISTED_DIMENSIONS and leaves[0].shape[0] in CHANNELS
     return Batch(loader=loader, count=count, unit=Unit.IMAGES, tokens=0) if is_listed else known
+
+
+def _is_pair(batch: Sequence[Any]) -> bool:
+    """Whether a sample is a pair or triplet of images with a target, as siamese networks have them."""
+    return len(batch) > MOST_VIEWS and isinstance(batch[1], torch.Tensor) and batch[1].shape == batch[0].shape
+
+
+def _is_batch(item: Any) -> bool:
+    """Whether an `item` that a DataLoader hands on as it is, with batch size 1, is a batch of several samples itself.
+
+    Its first tensor and another one, such as the targets, are equally long, and the first one is not an image.
+    """
+    lengths, leaf = _lengths(item), next(tensors_of(item), None)
+    is_image = leaf is not None and leaf.dim() == LISTED_DIMENSIONS and leaf.shape[0] in CHANNELS
+    return 1 not in lengths and not is_image and lengths[:1] * 2 == [each for each in lengths if each == lengths[0]][:2]
 
 
 @lru_cache
@@ -237,26 +259,43 @@ class Loader:
 
 
 class Inputs:
-    """DataLoaders of the script, by number. `evaluated`: those with batches that no backward pass uses."""
+    """DataLoaders of the script, by number. `evaluated`: those with batches that no backward pass uses.
+
+    A DataLoader that is made anew in each epoch has the number of the one before.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.evaluated: set[int] = set()
         self._folder = folder
-        self._known: dict[int, Loader] = {}
+        self._known: list[Loader] = []
+        # Weak, because a DataLoader that is kept keeps its workers. A later one may have the same identity.
+        self._references: list[weakref.ref[Any]] = []
+        self._numbers: dict[int, int] = {}
 
     def batch_of(self, loader: Any, batch: Any, follow: Callable[[int, Any], None] | None) -> Batch:
         """Contents of a batch; `follow` is called with the DataLoader's number and the batch."""
-        number = id(loader)
-        if number not in self._known:
-            workers = int(getattr(loader, "num_workers", 0))
-            self._known[number] = Loader(where=fetched_at(self._folder), workers=workers, size=size_of(loader))
+        number = self._numbers.get(id(loader))
+        if number is None or self._references[number]() is not loader:
+            number = self._numbers[id(loader)] = self._add(loader, batch)
         if follow:
             follow(number, batch)
         return measure(batch, number, self._known[number].size)
 
+    def _add(self, loader: Any, batch: Any) -> int:
+        size = size_of(loader)
+        workers, size = int(getattr(loader, "num_workers", 0)), None if size == 1 and _is_batch(batch) else size
+        new, reference = Loader(where=fetched_at(self._folder), workers=workers, size=size), weakref.ref(loader)
+        for number, known in enumerate(self._known):
+            if known == new and self._references[number]() is None:
+                self._references[number] = reference
+                return number
+        self._known.append(new)
+        self._references.append(reference)
+        return len(self._known) - 1
+
     def of(self, fetches: Sequence[Fetch]) -> list[Loader]:
         """DataLoaders of these batches."""
-        return [self._known[number] for number in {fetch.batch.loader for fetch in fetches} if number in self._known]
+        return [self._known[number] for number in {fetch.batch.loader for fetch in fetches}]
 
     def leave_out(self, evaluated: set[int], step: OpenStep) -> bool:
         """Remove batches of `evaluated` DataLoaders from the step, and from now on; return whether any was new.
@@ -338,12 +377,13 @@ class Step:
             count, batches, share = sorted(self.tokens)[len(self.tokens) // 2], self.batches, 1.0
             counts, numbers, size = [count], {self.samples}, self.samples
         else:
-            found = [each for each, _ in known]
+            found = [each for each, _ in known] or [typical]
             data = f"{words(found)} {self.source}" if self.source else f"{words(found)}, {typical.where}"
-            count, batches = typical.count, self.batches if self.source else typical.batches
-            size = typical.samples or count
+            batches = self.batches if self.source else typical.batches
             counts, numbers = [each.count for each in found], {each.samples for each in found}
-            # Without the tokens of batches, each timed step has the number of the typical one.
+            sizes = [each.samples or each.count for each in found]
+            # Without the tokens of batches, each timed step has the mean of steps that differ.
+            count, size = (usual(values) or round(sum(values) / len(values)) for values in (counts, sizes))
             fetched = [tokens for _, tokens in known]
             share = sum(counts) / sum(fetched) if self.source and all(fetched) else 0.0
         return replace(
