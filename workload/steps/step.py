@@ -79,7 +79,7 @@ def measure(batch: Any, loader: int, size: int | None = None) -> Batch:
     # Fast path for nearly every batch.
     first = batch[0] if type(batch) in (list, tuple) and batch else batch
     if isinstance(first, torch.Tensor) and first.dim() and (size is None or first.shape[0] == size):
-        if len(first.shape) == IMAGE_DIMENSIONS and first is not batch and _is_pair(batch):
+        if _has_images(first) and first is not batch and _is_pair(batch):
             return Batch(loader=loader, count=first.shape[0], unit=Unit.SAMPLES)
         return _of(loader, first.shape, first.dtype, first.shape[0])
     lengths = _lengths(batch)
@@ -92,12 +92,16 @@ def measure(batch: Any, loader: int, size: int | None = None) -> Batch:
     if not leaves:
         return Batch(loader=loader, count=count, unit=Unit.SAMPLES)
     known = _of(loader, leaves[0].shape, leaves[0].dtype, count)
-    if not known.tokens and (images := [leaf for leaf in leaves if leaf.dim() == IMAGE_DIMENSIONS]):
-        known = _of(loader, images[0].shape, images[0].dtype, count)
+    if isinstance(batch, Mapping) and not known.tokens and any(map(_has_images, batch.values())):
+        return Batch(loader=loader, count=count, unit=Unit.IMAGES)
     # A list of images of different sizes.
     is_listed = isinstance(first, list | tuple) and all(isinstance(item, torch.Tensor) for item in first)
     is_listed = is_listed and leaves[0].dim() == LISTED_DIMENSIONS and leaves[0].shape[0] in CHANNELS
     return Batch(loader=loader, count=count, unit=Unit.IMAGES, tokens=0) if is_listed else known
+
+
+def _has_images(part: Any) -> bool:
+    return isinstance(part, torch.Tensor) and part.dim() == IMAGE_DIMENSIONS
 
 
 def _is_pair(batch: Sequence[Any]) -> bool:

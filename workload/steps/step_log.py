@@ -23,7 +23,7 @@ MOST_STEPS = 64
 MOST_EVENTS = 4096
 
 
-def _recorded(event: Callable[[Session], None], *, is_inside: bool | None = None) -> Callable[["StepLog"], None]:
+def _recorded(event: Callable[[Session], None], *, is_inside: bool | None = None) -> Callable[..., None]:
     """Method that buffers an event of a timed step with its time stamp, and passes any other event on at once.
 
     Details are passed on at once, or not at all: they hold tensors.
