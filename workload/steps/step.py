@@ -211,20 +211,18 @@ class Fetch(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """Data fetched between two optimizer steps: number of samples, their unit, number of batches and of tokens."""
+    """Data fetched between two optimizer steps: number of samples, their unit, number of batches."""
 
     samples: int
     unit: Unit
     batches: int
-    tokens: int
 
     @classmethod
     def of(cls, fetches: Sequence[Fetch]) -> Self:
         """Amount of data in all fetched batches, in the unit (for example images) that most batches have."""
         units = Counter(fetch.batch.unit for fetch in fetches)
         unit = units.most_common(1)[0][0] if units else Unit.STEPS
-        tokens = sum(fetch.batch.real_tokens for fetch in fetches)
-        return cls(sum(fetch.batch.count for fetch in fetches), unit, len(fetches), tokens)
+        return cls(sum(fetch.batch.count for fetch in fetches), unit, len(fetches))
 
 
 @dataclass(kw_only=True)
@@ -265,37 +263,25 @@ class Loader:
 class Inputs:
     """DataLoaders of the script, by number. `evaluated`: those with batches that no backward pass uses.
 
-    A DataLoader that is made anew in each epoch has the number of the one before.
+    They are known by weak references: one that is kept keeps its workers, and a later one may have the same `id`.
     """
 
     def __init__(self, folder: Path) -> None:
         self.evaluated: set[int] = set()
         self._folder = folder
         self._known: list[Loader] = []
-        # Weak, because a DataLoader that is kept keeps its workers. A later one may have the same identity.
-        self._references: list[weakref.ref[Any]] = []
-        self._numbers: dict[int, int] = {}
+        self._numbers = weakref.WeakKeyDictionary[Any, int]()
 
     def batch_of(self, loader: Any, batch: Any, follow: Callable[[int, Any], None] | None) -> Batch:
         """Contents of a batch; `follow` is called with the DataLoader's number and the batch."""
-        number = self._numbers.get(id(loader))
-        if number is None or self._references[number]() is not loader:
-            number = self._numbers[id(loader)] = self._add(loader, batch)
+        if (number := self._numbers.get(loader)) is None:
+            number = self._numbers[loader] = len(self._known)
+            workers, size = int(getattr(loader, "num_workers", 0)), size_of(loader)
+            size = None if size == 1 and _is_batch(batch) else size
+            self._known.append(Loader(where=fetched_at(self._folder), workers=workers, size=size))
         if follow:
             follow(number, batch)
         return measure(batch, number, self._known[number].size)
-
-    def _add(self, loader: Any, batch: Any) -> int:
-        size = size_of(loader)
-        workers, size = int(getattr(loader, "num_workers", 0)), None if size == 1 and _is_batch(batch) else size
-        new, reference = Loader(where=fetched_at(self._folder), workers=workers, size=size), weakref.ref(loader)
-        for number, known in enumerate(self._known):
-            if known == new and self._references[number]() is None:
-                self._references[number] = reference
-                return number
-        self._known.append(new)
-        self._references.append(reference)
-        return len(self._known) - 1
 
     def of(self, fetches: Sequence[Fetch]) -> list[Loader]:
         """DataLoaders of these batches."""
@@ -322,8 +308,7 @@ class Step:
     `samples`: number of `unit` in a step. `batch_size`: size of each of the `batches` of a step, in sequences of tokens
     if they are known. `what`: the sentence's part on passes and optimizers.
     `source`: the DataLoaders whose batches are counted, "" if none are.
-    `tokens`: tokens of recent steps by their batches. A step of tokens has a number of `sequences`, None if unknown;
-    `are_sequences_fetched`: the samples of its batches are these sequences. `share`: tokens in the model for each token
+    A step of tokens has a number of `sequences`, None if unknown; `are_sequences_fetched`: the samples of its batches are these sequences. `share`: tokens in the model for each token
     of a batch, 0 if batches have none. `differing`: least and most `unit`
     in the counted steps, if they differ and no batch of a timed step tells its own number.
     `samples_in_pass`: of a pass over its data, see `data_length.samples_of_step`, asked when the step was counted.
@@ -340,7 +325,6 @@ class Step:
     parameters: int
     workers: int | None
     source: str = ""
-    tokens: tuple[int, ...] = ()
     is_given: bool = False
     sequences: int | None = None
     are_sequences_fetched: bool = True
@@ -370,33 +354,23 @@ class Step:
         entered in the step whose work stands for all.
         """
         known = [(found, tokens) for found, tokens in counted if found and typical and found.unit is typical.unit]
-        is_text = typical.unit is Unit.TOKENS if typical else min(self.tokens, default=0) > 0
-        if self.is_given or (self.source and not is_text) or not (typical or is_text):
+        if self.is_given or not typical or (self.source and typical.unit is not Unit.TOKENS):
             return self
-        numbers: set[int | None]
-        if typical is None:
-            low, high = f"{min(self.tokens):,}", f"{max(self.tokens):,}"
-            amount = low if low == high else f"{low} to {high}"
-            data = f"{self.samples:,} sequences, {amount} tokens in all, {self.source}"
-            count, batches, share = sorted(self.tokens)[len(self.tokens) // 2], self.batches, 1.0
-            counts, numbers, size = [count], {self.samples}, self.samples
-        else:
-            found = [each for each, _ in known] or [typical]
-            data = f"{words(found)} {self.source}" if self.source else f"{words(found)}, {typical.where}"
-            batches = self.batches if self.source else typical.batches
-            counts, numbers = [each.count for each in found], {each.samples for each in found}
-            sizes = [each.samples or each.count for each in found]
-            # Without the tokens of batches, each timed step has the mean of steps that differ.
-            count, size = (usual(values) or round(sum(values) / len(values)) for values in (counts, sizes))
-            fetched = [tokens for _, tokens in known]
-            share = sum(counts) / sum(fetched) if self.source and all(fetched) else 0.0
+        found = [each for each, _ in known] or [typical]
+        batches = self.batches if self.source else typical.batches
+        counts, numbers = [each.count for each in found], {each.samples for each in found}
+        sizes = [each.samples or each.count for each in found]
+        # Without the tokens of batches, each timed step has the mean of steps that differ.
+        count, size = (usual(values) or round(sum(values) / len(values)) for values in (counts, sizes))
+        fetched = [tokens for _, tokens in known]
+        share = sum(counts) / sum(fetched) if self.source and fetched and all(fetched) else 0.0
         return replace(
             self,
-            unit=typical.unit if typical else Unit.TOKENS,
+            unit=typical.unit,
             samples=max(1, count),
             batches=batches,
             batch_size=max(1, size // batches),
-            data=data,
+            data=f"{words(found)} {self.source}" if self.source else f"{words(found)}, {typical.where}",
             sequences=next(iter(numbers)) if len(numbers) == 1 else None,
             # Several packed sequences, or two texts, may be one sample of the DataLoader.
             are_sequences_fetched=bool(self.source) and numbers == {self.samples},
@@ -586,7 +560,6 @@ def describe(
         parameters=optimizers.parameters(used),
         workers=max(workers) if workers else None,
         source=source if is_counted else "",
-        tokens=tuple(sum(row.tokens for row in rows) for rows in sums),
         is_given=limits.samples_per_step is not None,
     )
 
