@@ -63,7 +63,7 @@ class Entered:
     `samples`: number of sequences if the data are tokens, None if it is unknown; for other data the same as `count`.
     `lengths`: number of tokens of each sequence without padding; `widths`: with padding; both empty if unknown.
     `where`: line of the script that made the data, or that passed them to the model. `batches`: number of
-    micro-batches.
+    micro-batches. `is_encoders`: the tokens are those of the encoder; a decoder got others, which are not counted.
     """
 
     unit: Unit
@@ -73,6 +73,7 @@ class Entered:
     lengths: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
     batches: int = 1
+    is_encoders: bool = False
 
     @classmethod
     def together(cls, parts: Sequence["Entered"]) -> "Entered":
@@ -86,6 +87,7 @@ class Entered:
             lengths=tuple(length for part in parts for length in part.lengths),
             widths=tuple(width for part in parts for width in part.widths),
             batches=len(parts),
+            is_encoders=parts[0].is_encoders,
         )
 
 
@@ -99,9 +101,10 @@ def words(steps: Sequence[Entered]) -> str:
         return f"{packed} in {_amount(samples, 'sequence')}" if samples else packed
     lengths = [length for step in steps for length in step.lengths]
     widths = [width for step in steps for width in step.widths]
+    side = " for the encoder" if steps[0].is_encoders else ""
     padded = "" if lengths == widths else f" (padded to {_range(widths)})"
     plural = "" if max(lengths) == 1 else "s"
-    return f"{_amount(samples, 'sequence')} of {_range(lengths)} token{plural}{padded}"
+    return f"{_amount(samples, 'sequence')} of {_range(lengths)} token{plural}{padded}{side}"
 
 
 def usual(values: Sequence[int]) -> int | None:
@@ -491,7 +494,11 @@ def _batch_of(known: _Pass) -> Batch | None:
     if first and _is_text(first, known, values):
         read = _alike(first, outside) or [first]
         batches = [_sequences(each, known.targets) for each in read]
-        return replace(Entered.together(batches), batches=1), first.table, [each.part for each in read]
+        return (
+            replace(Entered.together(batches), batches=1, is_encoders=_has_decoder(first, known)),
+            first.table,
+            [each.part for each in read],
+        )
     main = _main(values)
     if first and (main is None or (first.bags is not None and not main.is_floating)):
         count = first.bags or first.ids.shape[0]
@@ -510,6 +517,16 @@ def _batch_of(known: _Pass) -> Batch | None:
     unit = Unit.IMAGES if _is_image(main.shape) and not is_pair else Unit.SAMPLES
     where = main.origin or f"into the model at {call.where}"
     return Entered(unit=unit, count=count, samples=count, where=where), call.module, parts
+
+
+def _has_decoder(first: _Lookup, known: _Pass) -> bool:
+    """Whether further tokens of the same call, as many as the targets of a loss, are looked up beside those of `first`.
+
+    Only the encoder's tokens count, as in `num_input_tokens_seen` of Hugging Face's Trainer.
+    """
+    others = [each for each in known.lookups if each.call is first.call and each.part[0] != first.part[0]]
+    found = {(each.ids.size, each.rows) for each in others}
+    return any((each.values.size, each.classes) in found for each in known.targets)
 
 
 def _main(values: Sequence[_Value]) -> _Value | None:

@@ -110,13 +110,13 @@ def _is_pair(batch: Sequence[Any]) -> bool:
 
 
 def _is_batch(item: Any) -> bool:
-    """Whether an `item` that a DataLoader hands on as it is, with batch size 1, is a batch of several samples itself.
+    """Whether an `item` that a DataLoader of batch size 1 hands on as it is has several samples.
 
-    Its first tensor and another one, such as the targets, are equally long, and the first one is not an image.
+    Its first tensor, which is not an image, and another one, such as the targets, are equally long.
     """
     lengths, leaf = _lengths(item), next(tensors_of(item), None)
     is_image = leaf is not None and leaf.dim() == LISTED_DIMENSIONS and leaf.shape[0] in CHANNELS
-    return 1 not in lengths and not is_image and lengths[:1] * 2 == [each for each in lengths if each == lengths[0]][:2]
+    return 1 not in lengths and not is_image and lengths.count(lengths[0] if lengths else 0) > 1
 
 
 @lru_cache
@@ -261,15 +261,13 @@ class Loader:
 
 
 class Inputs:
-    """DataLoaders of the script, by number. `evaluated`: those with batches that no backward pass uses.
-
-    They are known by weak references: one that is kept keeps its workers, and a later one may have the same `id`.
-    """
+    """DataLoaders of the script, by number. `evaluated`: those with batches that no backward pass uses."""
 
     def __init__(self, folder: Path) -> None:
         self.evaluated: set[int] = set()
         self._folder = folder
         self._known: list[Loader] = []
+        # Not by `id`, which a DataLoader of the next epoch may share; weak, because a DataLoader keeps its workers.
         self._numbers = weakref.WeakKeyDictionary[Any, int]()
 
     def batch_of(self, loader: Any, batch: Any, follow: Callable[[int, Any], None] | None) -> Batch:
@@ -306,12 +304,12 @@ class Step:
     """Definition of a training step: its pattern, the data that throughput counts, and a sentence for the user.
 
     `samples`: number of `unit` in a step. `batch_size`: size of each of the `batches` of a step, in sequences of tokens
-    if they are known. `what`: the sentence's part on passes and optimizers.
-    `source`: the DataLoaders whose batches are counted, "" if none are.
-    A step of tokens has a number of `sequences`, None if unknown; `are_sequences_fetched`: the samples of its batches are these sequences. `share`: tokens in the model for each token
-    of a batch, 0 if batches have none. `differing`: least and most `unit`
-    in the counted steps, if they differ and no batch of a timed step tells its own number.
-    `samples_in_pass`: of a pass over its data, see `data_length.samples_of_step`, asked when the step was counted.
+    if they are known. `what`: the sentence's part on passes and optimizers. `source`: the DataLoaders whose batches are
+    counted, "" if none are. A step of tokens has a number of `sequences`, None if unknown; `are_sequences_fetched`: the
+    samples of its batches are these sequences. `share`: tokens in the model for each token of a batch, 0 if batches
+    have none. `differing`: least and most `unit` in the counted steps, if they differ and no batch of a timed step
+    tells its own number. `samples_in_pass`: of a pass over its data, see `data_length.samples_of_step`, asked when the
+    step was counted.
     """
 
     pattern: Pattern | None
