@@ -63,7 +63,8 @@ class Entered:
     `samples`: number of sequences if the data are tokens, None if it is unknown; for other data the same as `count`.
     `lengths`: number of tokens of each sequence without padding; `widths`: with padding; both empty if unknown.
     `where`: line of the script that made the data, or that passed them to the model. `batches`: number of
-    micro-batches. `is_encoders`: the tokens are those of the encoder; a decoder got others, which are not counted.
+    micro-batches. `is_first_text`: a second text, such as a decoder's, is not counted, as in `num_input_tokens_seen` of
+    Hugging Face's Trainer.
     """
 
     unit: Unit
@@ -73,7 +74,7 @@ class Entered:
     lengths: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
     batches: int = 1
-    is_encoders: bool = False
+    is_first_text: bool = False
 
     @classmethod
     def together(cls, parts: Sequence["Entered"]) -> "Entered":
@@ -87,7 +88,7 @@ class Entered:
             lengths=tuple(length for part in parts for length in part.lengths),
             widths=tuple(width for part in parts for width in part.widths),
             batches=len(parts),
-            is_encoders=parts[0].is_encoders,
+            is_first_text=parts[0].is_first_text,
         )
 
 
@@ -101,10 +102,10 @@ def words(steps: Sequence[Entered]) -> str:
         return f"{packed} in {_amount(samples, 'sequence')}" if samples else packed
     lengths = [length for step in steps for length in step.lengths]
     widths = [width for step in steps for width in step.widths]
-    side = " for the encoder" if steps[0].is_encoders else ""
+    text = " of the first text" if steps[0].is_first_text else ""
     padded = "" if lengths == widths else f" (padded to {_range(widths)})"
     plural = "" if max(lengths) == 1 else "s"
-    return f"{_amount(samples, 'sequence')} of {_range(lengths)} token{plural}{padded}{side}"
+    return f"{_amount(samples, 'sequence')} of {_range(lengths)} token{plural}{padded}{text}"
 
 
 def usual(values: Sequence[int]) -> int | None:
@@ -494,11 +495,8 @@ def _batch_of(known: _Pass) -> Batch | None:
     if first and _is_text(first, known, values):
         read = _alike(first, outside) or [first]
         batches = [_sequences(each, known.targets) for each in read]
-        return (
-            replace(Entered.together(batches), batches=1, is_encoders=_has_decoder(first, known)),
-            first.table,
-            [each.part for each in read],
-        )
+        whole = replace(Entered.together(batches), batches=1, is_first_text=_has_second_text(first, outside))
+        return whole, first.table, [each.part for each in read]
     main = _main(values)
     if first and (main is None or (first.bags is not None and not main.is_floating)):
         count = first.bags or first.ids.shape[0]
@@ -519,14 +517,15 @@ def _batch_of(known: _Pass) -> Batch | None:
     return Entered(unit=unit, count=count, samples=count, where=where), call.module, parts
 
 
-def _has_decoder(first: _Lookup, known: _Pass) -> bool:
-    """Whether further tokens of the same call, as many as the targets of a loss, are looked up beside those of `first`.
-
-    Only the encoder's tokens count, as in `num_input_tokens_seen` of Hugging Face's Trainer.
-    """
-    others = [each for each in known.lookups if each.call is first.call and each.part[0] != first.part[0]]
-    found = {(each.ids.size, each.rows) for each in others}
-    return any((each.values.size, each.classes) in found for each in known.targets)
+def _has_second_text(first: _Lookup, known: Sequence[_Lookup]) -> bool:
+    """Whether the same call looks up another text, such as a decoder's, beside that of `first`: not other features."""
+    others = [each for each in known if each.call is first.call and each.part[0] != first.part[0] and each.ids.ndim > 1]
+    return any(
+        each.ids.shape[0] == first.ids.shape[0]
+        and each.ids.shape[-1] > MOST_IDS
+        and (each.table == first.table or each.ids.shape != first.ids.shape)
+        for each in others
+    )
 
 
 def _main(values: Sequence[_Value]) -> _Value | None:
