@@ -35,23 +35,20 @@ class Results(Tables):
     def __len__(self) -> int:
         return len(self.runs)
 
-    def report(self, output: str | Path = "report.html", *, samples: int | None = None) -> Path:
-        """Write the page of `analyze report`; return its path. Raises `OSError` if it cannot be written.
-
-        `samples`: the user's own amount of work, here and in `summary`, whose time and cost are told.
-        """
+    def report(self, output: str | Path = "report.html") -> Path:
+        """Write the page of `analyze report`; return its path. Raises `OSError` if it cannot be written."""
         from analysis.report import html  # noqa: PLC0415 - Altair
         from analysis.report.compose import compose  # noqa: PLC0415
         from analysis.report.evidence import gather  # noqa: PLC0415
 
         path = Path(output)
-        operating_system.replace_text(path, html.render(compose(gather(self, samples=samples))))
+        operating_system.replace_text(path, html.render(compose(gather(self))))
         return path
 
     def summary(self, *, wide: bool = False, samples: int | None = None) -> pd.DataFrame:
         """A row per configuration and place, the fastest of each model first.
 
-        Columns: `analysis.summary.COLUMNS`.
+        Columns: `analysis.summary.COLUMNS`. `samples`: the user's own amount of work, whose time and cost are told.
         """
         from analysis.summary import summarize  # noqa: PLC0415 - only for who asks, here and below
 

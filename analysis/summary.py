@@ -83,12 +83,12 @@ class Work(NamedTuple):
     """Amount of work for which a table tells time and cost, such as an epoch of 50,000 images.
 
     `text`: the amount in words. `number`: how many samples of the data it has if `in_samples`, else how many images,
-    tokens or other units of throughput. `is_own`: False for a usual amount, such as a million images, which is taken if
-    no amount of the user is known.
+    tokens or other units of throughput. `is_own`: False for the usual amount of each run's unit, such as a million
+    images, which is taken if no amount of the user is known.
     """
 
     text: str
-    number: float
+    number: float = 0.0
     in_samples: bool = False
     is_own: bool = True
 
@@ -100,15 +100,16 @@ class Work(NamedTuple):
         may differ by less than a batch, which `drop_last` leaves out.
         """
         done = measured(runs)
-        unit, known = units.common(done["unit"]), done["epoch_samples"]
+        # Of runs with different units, each takes its own.
+        each = sorted({*done["unit"].fillna(units.IMAGES)}) or [units.IMAGES]
+        unit, known = each[0] if len(each) == 1 else "samples", done["epoch_samples"]
         if samples:
-            return cls(Amount(samples, unit).text, samples)
+            return cls(" or ".join(Amount(samples, unit).text for unit in each), samples)
         # Batches of tokens are measured in sequences, which are the samples of the data.
         per_unit = (known / done["epoch_images"]).where(done["unit"] != TOKENS, 1)
         batches = (done["batch_size"] * done["devices"] * per_unit).fillna(1)
         if done.empty or known.isna().any() or known.max() - known.min() >= batches.max():
-            amount = Amount.usual(unit)
-            return cls(amount.text, amount.number, is_own=False)
+            return cls(" or ".join(Amount.usual(unit).text for unit in each), is_own=False)
         if done["samples"].notna().any():
             return cls(Amount(known.max(), unit).text, known.max(), in_samples=True)
         passed = Amount(known.max(), "sequences" if unit == TOKENS else unit)
@@ -116,7 +117,7 @@ class Work(NamedTuple):
 
     def cells(self, pool: Group, usd_per_h: float | None) -> dict[str, Any]:
         """Cells of a row: seconds, and cost with its interval, which is that of the rate: the price is exact."""
-        rate, number = pool.rate, self.number
+        rate, number = pool.rate, self.number if self.is_own else Amount.usual(units.unit_of(pool.facts)).number
         if self.in_samples:
             pairs = zip(pool.numbers("epoch_images"), pool.numbers("epoch_samples"), strict=True)
             number *= median([images / samples for images, samples in pairs if images > 0] or [1.0])

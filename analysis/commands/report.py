@@ -82,16 +82,13 @@ def report(
     bars: BarsOption = Bars.INTERVAL,
     peaks: PeaksOption = None,
     verify: VerifyOption = False,
-    samples: SamplesOption = None,
 ) -> int:
     """Write a self-contained page: the answer first, then the measurements behind it.
 
     With -o FILE.md: a course report in Markdown, its sections filled as far as the data go, and its figures in the
     folder figures beside it. Sentences that only you can write are marked TO WRITE and listed at the end.
     """
-    return _report(
-        results, samples, output=output, figures=figures, markdown=markdown, bars=bars, verify=verify, peaks=peaks
-    )
+    return _report(results, output=output, figures=figures, markdown=markdown, bars=bars, verify=verify, peaks=peaks)
 
 
 def example(
@@ -119,7 +116,7 @@ def example(
                 f"the example's bundles are not installed: '{bundles}' does not exist", hint="reinstall rooflaunch"
             ) from error
         code = _report(
-            [copy], None, output=output, figures=figures, markdown=markdown, bars=Bars.INTERVAL, verify=True, peaks=None
+            [copy], output=output, figures=figures, markdown=markdown, bars=Bars.INTERVAL, verify=True, peaks=None
         )
     if open_page and sys.stdout.isatty():
         webbrowser.open(output.resolve().as_uri())
@@ -128,7 +125,6 @@ def example(
 
 def _report(
     folders: Sequence[Path],
-    samples: int | None,
     *,
     output: Path,
     figures: Path | None,
@@ -162,11 +158,11 @@ def _report(
         from analysis.report.compose import compose
         from analysis.report.evidence import gather
 
-        evidence = gather(loaded, on_stage=_progress, bars=registry.Bars(bars), samples=samples)
+        evidence = gather(loaded, on_stage=_progress, bars=registry.Bars(bars))
         composed, problems = compose(evidence), loaded.problems
         text = template.render(composed, evidence, figures=_relative(figures, output))
     else:
-        composed, problems = _composed(folders, bars=bars, verify=verify, peaks=peaks, samples=samples)
+        composed, problems = _composed(folders, bars=bars, verify=verify, peaks=peaks)
         from analysis.report import html
 
         _progress("page")
@@ -199,7 +195,7 @@ def _relative(figures: Path, text: Path) -> str:
 
 
 def _composed(
-    folders: Sequence[Path], *, bars: Bars, verify: bool, peaks: Path | None, samples: int | None
+    folders: Sequence[Path], *, bars: Bars, verify: bool, peaks: Path | None
 ) -> "tuple[Report, Sequence[Problem]]":
     """The report and the problems of its bundles: of a single folder as it was kept, if no file has changed."""
     from analysis import figures
@@ -207,7 +203,7 @@ def _composed(
     from analysis.report import kept
 
     use_peaks(peaks)
-    root = folders[0] if len(folders) == 1 and not (verify or samples) and bars is Bars.INTERVAL else None
+    root = folders[0] if len(folders) == 1 and not verify and bars is Bars.INTERVAL else None
     key = kept.key_of(root) if root else None
     if root and key:
         # Another process begins to make the page's JavaScript libraries.
@@ -224,7 +220,7 @@ def _composed(
         from analysis.report.compose import compose
         from analysis.report.evidence import gather
 
-        evidence = gather(loaded, on_stage=_progress, bars=registry.Bars(bars), samples=samples)
+        evidence = gather(loaded, on_stage=_progress, bars=registry.Bars(bars))
         if root and key:
             # Other processes are still judging the runs.
             evidence = replace(evidence, drawn=kept.drawn(evidence.drawn))

@@ -182,18 +182,16 @@ def gather(
     on_stage: Callable[[str], None] = lambda _: None,
     bars: registry.Bars = registry.Bars.INTERVAL,
     judges: bool = True,
-    samples: float | None = None,
 ) -> ReportEvidence:
     """Make the tables that figures need, and the figures; other tables are made on first access.
 
     `judges`: also let other processes compute findings, causes and command lines of the runs, which only a page needs.
-    `samples`: the user's own amount of work, whose cost the page tells.
     """
     on_stage("tables")
     of_runs = OfRuns(cases=cases(results))
     if judges:
         of_runs.begin(breaches, causes.causes_of, command_of)
-    found_points, work = points(results), summary.Work.of(results.runs, samples)
+    found_points, work = points(results), summary.Work.of(results.runs)
     tables = material.make(
         results,
         points=lambda found: found_points if found is results else points(found),

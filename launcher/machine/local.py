@@ -21,7 +21,7 @@ from workload.contract.process import run_child
 from workload.contract.record import to_json
 from workload.contract.script_words import script_name, without_secrets
 from workload.contract.spec import Profile, Resolved, RunSpec, arguments
-from workload.contract.text import counted, duration, printable
+from workload.contract.text import counted, printable, span
 from workload.contract.trainer import Context, Forks
 from workload.environment import gpu_index as gpu_indices
 from workload.run import unfinished
@@ -249,8 +249,10 @@ def _print_steps(plan: LocalPlan, folders: list[Path], passed_s: float) -> None:
     steps = 0
     with suppress(OSError):
         steps = (folders[-1] / bundle.STEPS).read_bytes().count(b"\n") - 1 if folders else 0
-    measured = f"{counted(steps, 'step')} so far" if steps > 0 else "no step is measured yet"
-    print(f"script     {script_name(plan.spec.script)}: {duration(passed_s)}, {measured}", file=sys.stderr, flush=True)
+    measured = (
+        f"{span(round(passed_s))}, {counted(steps, 'step') + ' so far' if steps > 0 else 'no step is measured yet'}"
+    )
+    print(f"script     {script_name(plan.spec.script)}: {measured}", file=sys.stderr, flush=True)
 
 
 def _broken_off(plan: LocalPlan, code: int, error: RooflaunchError | None, folders: list[Path]) -> LocalOutcome:

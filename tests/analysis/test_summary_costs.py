@@ -141,13 +141,17 @@ def test_amount_of_work_whose_cost_is_told(
     assert row["epoch_usd"] == pytest.approx(0.36 * seconds / 3600)
 
 
-def test_data_of_different_units_are_compared_by_a_million(tmp_path: Path) -> None:
+def test_usual_amount_of_each_unit(tmp_path: Path) -> None:
     script = {"argv": ["t.py"], "command": "t.py", "unit": "tokens"}
-    for folder, others, told in ((tmp_path / "a", [0], "1 million units"), (tmp_path / "b", [], "1 billion tokens")):
+    both = "1 million images or 1 billion tokens"
+    for folder, others, told in ((tmp_path / "a", [0], both), (tmp_path / "b", [], "1 billion tokens")):
         make(folder, 1, **SLOW, spec__script=script, spec__model="t.py")
         for number in others:
             make(folder, number, **SLOW)
-        assert set(summary.summarize(analysis.load(folder).runs)["epoch_of"]) == {told}
+        table = summary.summarize(analysis.load(folder).runs)
+        assert set(table["epoch_of"]) == {told}
+        # Both runs have the same rate: a billion takes a thousand times as long as a million.
+        assert sorted(table["epoch_s"]) == [10_000] * len(others) + [10_000_000]
 
 
 def test_an_epoch_of_sequences_takes_their_tokens(tmp_path: Path) -> None:

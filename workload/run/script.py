@@ -380,13 +380,15 @@ def _spread(values: Sequence[int], unit: str) -> Iterator[str]:
 
 def _complexity(step: Step, work: Work) -> ComplexityRecord:
     tally = work.tally
+    # If steps differ, the step of these FLOP has data of its own.
+    samples = work.entered.count if work.entered and (step.differing or step.share) else step.samples
     return ComplexityRecord(
         parameters=step.parameters,
-        forward_mac_per_image=round(work.forward_flop / 2 / step.samples),
-        forward_flop_per_image=round(work.forward_flop / step.samples),
+        forward_mac_per_image=round(work.forward_flop / 2 / samples),
+        forward_flop_per_image=round(work.forward_flop / samples),
         train_flop_per_step=tally.flop,
         recomputed_flop_per_step=work.recomputed_flop or None,
-        train_flop_per_image=round(tally.flop / step.samples),
+        train_flop_per_image=round(tally.flop / samples),
         flop_by_op=tally.flop_by_op,
         bytes_per_step_lower=tally.bytes_lower,
         bytes_per_step_upper=tally.bytes_upper,

@@ -23,13 +23,16 @@ def samples_of_step(loaders: Mapping[int, Any], fetches: Sequence[Fetch], sample
     If a step uses several DataLoaders, the one whose pass has the fewest steps ends the pass. `loaders`: by number;
     `samples_per_step`: as the user counts them, else None. Runs the script's own `__len__`: not for timed steps.
     """
-    in_step, counts = Counter[int](), dict[int, int]()
+    in_step, counts, total = Counter[int](), dict[int, int](), 0
     for batch, _ in fetches:
         counts[batch.loader] = batch.count
-        in_step[batch.loader] += size_of(loaders.get(batch.loader)) or batch.count
+        size = size_of(loaders.get(batch.loader)) or batch.count
+        in_step[batch.loader] += size
+        # A DataLoader of whole batches has the batch size 1.
+        total += max(size, batch.count)
     lengths = {number: samples_in_pass(loaders.get(number), count) for number, count in counts.items()}
     steps = [length / in_step[number] for number, length in lengths.items() if length]
-    return round(min(steps) * (samples_per_step or in_step.total())) if steps else None
+    return round(min(steps) * (samples_per_step or total)) if steps else None
 
 
 def samples_in_pass(loader: Any, count: int) -> int | None:

@@ -137,7 +137,7 @@ def _observe_loaders(observer: "Session | StepLog", data: Any) -> None:
         try:
             batch = fetch(self)
         finally:
-            observer.fetched(getattr(self, "rooflaunch_loader", None), batch)
+            observer.fetched(getattr(self, "rooflaunch_loader", self), batch)
         return batch
 
     data.DataLoader.__iter__, iterator.__init__, iterator.__next__ = begin, make_and_note, fetch_and_report
@@ -153,7 +153,7 @@ def _observe_backward(observer: "Session | StepLog", autograd: Any) -> None:
             if is_inside[0] or not observer.active:
                 return original(*args, **kwargs)
             is_inside[0] = True
-            observer.backward_began()
+            observer.backward_began(args or kwargs)
             try:
                 result = original(*args, **kwargs)
             finally:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -62,7 +63,8 @@ class Entered:
     `samples`: number of sequences if the data are tokens, None if it is unknown; for other data the same as `count`.
     `lengths`: number of tokens of each sequence without padding; `widths`: with padding; both empty if unknown.
     `where`: line of the script that made the data, or that passed them to the model. `batches`: number of
-    micro-batches.
+    micro-batches. `is_first_text`: a second text, such as a decoder's, is not counted, as in `num_input_tokens_seen` of
+    Hugging Face's Trainer.
     """
 
     unit: Unit
@@ -72,6 +74,7 @@ class Entered:
     lengths: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
     batches: int = 1
+    is_first_text: bool = False
 
     @classmethod
     def together(cls, parts: Sequence["Entered"]) -> "Entered":
@@ -85,23 +88,35 @@ class Entered:
             lengths=tuple(length for part in parts for length in part.lengths),
             widths=tuple(width for part in parts for width in part.widths),
             batches=len(parts),
+            is_first_text=parts[0].is_first_text,
         )
 
 
 def words(steps: Sequence[Entered]) -> str:
     """Amount of data of a step from counted steps that have the same unit: `8 sequences of 33 to 71 tokens`."""
-    (samples, count), _ = Counter((step.samples, step.count) for step in steps).most_common(1)[0]
-    unit = steps[0].unit
-    if unit is not Unit.TOKENS:
-        return counted(count, unit.removesuffix("s"))
+    counts, samples = [step.count for step in steps], [step.samples for step in steps if step.samples is not None]
+    if (unit := steps[0].unit) is not Unit.TOKENS:
+        return _amount(counts, unit.removesuffix("s"))
     if not all(step.lengths for step in steps):
-        inside = "" if samples is None else f" in {counted(samples, 'sequence')}"
-        return f"{counted(count, 'packed token')}{inside}"
+        packed = _amount(counts, "packed token")
+        return f"{packed} in {_amount(samples, 'sequence')}" if samples else packed
     lengths = [length for step in steps for length in step.lengths]
     widths = [width for step in steps for width in step.widths]
+    text = " of the first text" if steps[0].is_first_text else ""
     padded = "" if lengths == widths else f" (padded to {_range(widths)})"
     plural = "" if max(lengths) == 1 else "s"
-    return f"{counted(samples or len(lengths), 'sequence')} of {_range(lengths)} token{plural}{padded}"
+    return f"{_amount(samples, 'sequence')} of {_range(lengths)} token{plural}{padded}{text}"
+
+
+def usual(values: Sequence[int]) -> int | None:
+    """Value of more than half of the steps, if there is one: another step may have the last, short batch."""
+    value, times = Counter(values).most_common(1)[0]
+    return value if 2 * times > len(values) else None
+
+
+def _amount(values: Sequence[int], noun: str) -> str:
+    number = usual(values)
+    return f"{_range(values)} {noun}s" if number is None else counted(number, noun)
 
 
 def _range(values: Sequence[int]) -> str:
@@ -120,13 +135,14 @@ class _Value(NamedTuple):
     is_output: bool
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class _Call:
     """Call of a module by the script itself, not by another module, with gradients switched on.
 
     `where`: line of the call. `buffers`: keys of the storages of the module's buffers, which hold no data of the step.
     `masked`: number of tokens of each sequence without padding, and shape of the mask that says so. `sequences`: number
-    of packed sequences, None if unknown. `is_length_first`: the tokens have the shape (T, N), not (N, T).
+    of packed sequences, None if unknown. `is_length_first`: the tokens have the shape (T, N), not (N, T). `nodes`:
+    numbers of the nodes of autograd's graph that the call has made.
     """
 
     module: int
@@ -136,6 +152,7 @@ class _Call:
     masked: tuple[Ids, tuple[int, ...]] | None = None
     sequences: int | None = None
     is_length_first: bool = False
+    nodes: range = range(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,11 +236,13 @@ class ModelInput:
             if self._original is None or threading.get_ident() != self._thread or self._in_backward:
                 return original(module, *args, **kwargs)
             depth, self._depth = self._depth, self._depth + 1
+            first = _get_sequence_nr()
             with suppress(Exception):
                 self._begin(module, args, kwargs)
             try:
                 output = original(module, *args, **kwargs)
                 if depth == 0 and self._call is not None:
+                    self._call.nodes = range(first, _get_sequence_nr())
                     made = [leaf for leaf in tree_leaves(output) if _is_observed(leaf)]
                     self._outputs |= {_key(leaf): _weak(leaf) for leaf in made}
                 return output
@@ -241,22 +260,32 @@ class ModelInput:
         """End the step; return what entered the model in all of its micro-batches, None if no module was called."""
         self.stop()
         # A step without a backward pass takes its gradients by `torch.autograd.grad`.
-        known = [part for each in (self._passes or [self._pass]) if (part := _batch_of(each))]
-        kept, seen = [], set[tuple[Any, ...]]()
-        for batch, reader, parts in known:
+        found = dict[tuple[int, Unit], tuple[list[Entered], set[Part]]]()
+        for batch, reader, parts in filter(None, map(_batch_of, self._passes or [self._pass])):
             # Micro-batches enter the same module or embedding. A second pass over the same data is no new batch.
-            if reader == known[0][1] and not seen.intersection(parts) and batch.unit is known[0][0].unit:
-                kept.append(batch)
+            batches, seen = found.setdefault((reader, batch.unit), ([], set()))
+            batches += [] if seen.intersection(parts) else [batch]
             seen.update(parts)
-        return Entered.together(kept) if kept else None
+        # Of several networks, such as actor and critic, the one that gets the most counts.
+        sums = [Entered.together(batches) for batches, _ in found.values()]
+        return max(sums, key=lambda each: each.count, default=None)
 
-    def backward(self, *, begins: bool) -> None:
-        """Note the beginning or the end of a backward pass."""
+    def backward(self, losses: Any = (), *, begins: bool) -> None:
+        """Note the beginning of the backward pass of `losses`, or its end."""
         self._in_backward = begins
-        if begins and (self._pass.calls or self._pass.lookups):
-            self._passes.append(self._pass)
-        if begins:
-            self._pass = _Pass()
+        if not begins:
+            return
+        nodes, before = set[int](), self._pass
+        with suppress(Exception):
+            nodes = _graph_of(losses)
+        # A later pass, or none, uses the other calls, for example those that act in a reinforcement learner's world.
+        unused = [each for each in before.calls if nodes and each.nodes and nodes.isdisjoint(each.nodes)]
+        self._pass = later = _Pass(calls=unused)
+        later.lookups = [each for each in before.lookups if each.call in unused]
+        before.calls = [each for each in before.calls if each not in unused]
+        before.lookups = [each for each in before.lookups if each.call not in unused]
+        if before.calls or before.lookups:
+            self._passes.append(before)
 
     # --- modules
 
@@ -379,6 +408,17 @@ class ModelInput:
         return place if not made else f"from {place}" if name.startswith("<") else f"from {name} at {place}"
 
 
+def _graph_of(losses: Any) -> set[int]:
+    """Numbers of the nodes of autograd's graph that the backward pass of `losses` runs through."""
+    waiting = [leaf.grad_fn for leaf in tree_leaves(losses) if isinstance(leaf, Tensor)]
+    seen = set[Any]()
+    while waiting:
+        if (node := waiting.pop()) is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return {node._sequence_nr() for node in seen}  # noqa: SLF001 - PyTorch's profiler uses it too
+
+
 @functools.cache
 def is_users(name: str, folder: str) -> bool:
     """Whether the file `name` is one of the user's own in `folder`, which ends in a slash."""
@@ -464,7 +504,8 @@ def _batch_of(known: _Pass) -> Batch | None:
     if first and _is_text(first, known, values):
         read = _alike(first, outside) or [first]
         batches = [_sequences(each, known.targets) for each in read]
-        return replace(Entered.together(batches), batches=1), first.table, [each.part for each in read]
+        whole = replace(Entered.together(batches), batches=1, is_first_text=_has_second_text(first, outside))
+        return whole, first.table, [each.part for each in read]
     main = _main(values)
     if first and (main is None or (first.bags is not None and not main.is_floating)):
         count = first.bags or first.ids.shape[0]
@@ -483,6 +524,17 @@ def _batch_of(known: _Pass) -> Batch | None:
     unit = Unit.IMAGES if _is_image(main.shape) and not is_pair else Unit.SAMPLES
     where = main.origin or f"into the model at {call.where}"
     return Entered(unit=unit, count=count, samples=count, where=where), call.module, parts
+
+
+def _has_second_text(first: _Lookup, known: Sequence[_Lookup]) -> bool:
+    """Whether the same call looks up another text, such as a decoder's, beside that of `first`: not other features."""
+    others = [each for each in known if each.call is first.call and each.part[0] != first.part[0] and each.ids.ndim > 1]
+    return any(
+        each.ids.shape[0] == first.ids.shape[0]
+        and each.ids.shape[-1] > MOST_IDS
+        and (each.table == first.table or each.ids.shape != first.ids.shape)
+        for each in others
+    )
 
 
 def _main(values: Sequence[_Value]) -> _Value | None:

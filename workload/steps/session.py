@@ -144,14 +144,15 @@ class Session:
         """Contents of the batch; None at the end of the data."""
         try:
             follow = counter.without_gradients.fetched if (counter := self.evaluations.counter) else None
-            if counter and loader is not None:
-                self._counted_loaders[id(loader)] = loader
+            found = None if batch is None else self._loaders.batch_of(loader, batch, follow)
+            if counter and found:
+                self._counted_loaders[found.loader] = loader
             if counter and counter.memory and batch is not None:
                 counter.memory.arrived(list(tensors_of(batch)))
-            return None if batch is None else self._loaders.batch_of(loader, batch, follow)
         except Exception as error:  # noqa: BLE001 - as with the guard, which costs time in each step
             self.failed(error)
             return None
+        return found
 
     def batch_arrived(self, batch: Batch | None) -> None:
         """Assign the time since `fetch_began` to the wait for this batch."""
@@ -164,10 +165,10 @@ class Session:
             self._open_step.batches += 1
             self._open_step.fetches.append(Fetch(batch=batch, parts=max(0, parts)))
 
-    def backward_began(self) -> None:
+    def backward_began(self, losses: Any = ()) -> None:
         """Assign the time since the last event to the forward pass."""
         if self._is_observed():
-            self._in_backward = self.evaluations.in_backward(True)
+            self._in_backward = self.evaluations.in_backward(True, losses)
             self._mark(StepPart.FORWARD)
 
     def backward_ended(self) -> None:

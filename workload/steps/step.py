@@ -26,6 +26,7 @@ from workload.steps.model_input import (
     MOST_IDS,
     Entered,
     Unit,
+    usual,
     words,
 )
 from workload.steps.step_finder import Pattern
@@ -34,6 +35,8 @@ from workload.steps.step_finder import Pattern
 LISTED_DIMENSIONS = 3
 # Leaves of a batch beyond this number are ignored: the first ones already show the batch's length.
 MOST_LEAVES = 16
+# Views or images of one sample; a batch with more parts, the first two of which are alike, has pairs and their targets.
+MOST_VIEWS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,8 @@ def measure(batch: Any, loader: int, size: int | None = None) -> Batch:
     # Fast path for nearly every batch.
     first = batch[0] if type(batch) in (list, tuple) and batch else batch
     if isinstance(first, torch.Tensor) and first.dim() and (size is None or first.shape[0] == size):
+        if _has_images(first) and first is not batch and _is_pair(batch):
+            return Batch(loader=loader, count=first.shape[0], unit=Unit.SAMPLES)
         return _of(loader, first.shape, first.dtype, first.shape[0])
     lengths = _lengths(batch)
     fitting = [length for length in lengths if size is None or length < size]
@@ -87,10 +92,31 @@ def measure(batch: Any, loader: int, size: int | None = None) -> Batch:
     if not leaves:
         return Batch(loader=loader, count=count, unit=Unit.SAMPLES)
     known = _of(loader, leaves[0].shape, leaves[0].dtype, count)
+    if isinstance(batch, Mapping) and not known.tokens and any(map(_has_images, batch.values())):
+        return Batch(loader=loader, count=count, unit=Unit.IMAGES)
     # A list of images of different sizes.
     is_listed = isinstance(first, list | tuple) and all(isinstance(item, torch.Tensor) for item in first)
     is_listed = is_listed and leaves[0].dim() == LISTED_DIMENSIONS and leaves[0].shape[0] in CHANNELS
     return Batch(loader=loader, count=count, unit=Unit.IMAGES, tokens=0) if is_listed else known
+
+
+def _has_images(part: Any) -> bool:
+    return isinstance(part, torch.Tensor) and part.dim() == IMAGE_DIMENSIONS
+
+
+def _is_pair(batch: Sequence[Any]) -> bool:
+    """Whether a sample is a pair or triplet of images with a target, as siamese networks have them."""
+    return len(batch) > MOST_VIEWS and isinstance(batch[1], torch.Tensor) and batch[1].shape == batch[0].shape
+
+
+def _is_batch(item: Any) -> bool:
+    """Whether an `item` that a DataLoader of batch size 1 hands on as it is has several samples.
+
+    Its first tensor, which is not an image, and another one, such as the targets, are equally long.
+    """
+    lengths, leaf = _lengths(item), next(tensors_of(item), None)
+    is_image = leaf is not None and leaf.dim() == LISTED_DIMENSIONS and leaf.shape[0] in CHANNELS
+    return 1 not in lengths and not is_image and lengths.count(lengths[0] if lengths else 0) > 1
 
 
 @lru_cache
@@ -185,20 +211,18 @@ class Fetch(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """Data fetched between two optimizer steps: number of samples, their unit, number of batches and of tokens."""
+    """Data fetched between two optimizer steps: number of samples, their unit, number of batches."""
 
     samples: int
     unit: Unit
     batches: int
-    tokens: int
 
     @classmethod
     def of(cls, fetches: Sequence[Fetch]) -> Self:
         """Amount of data in all fetched batches, in the unit (for example images) that most batches have."""
         units = Counter(fetch.batch.unit for fetch in fetches)
         unit = units.most_common(1)[0][0] if units else Unit.STEPS
-        tokens = sum(fetch.batch.real_tokens for fetch in fetches)
-        return cls(sum(fetch.batch.count for fetch in fetches), unit, len(fetches), tokens)
+        return cls(sum(fetch.batch.count for fetch in fetches), unit, len(fetches))
 
 
 @dataclass(kw_only=True)
@@ -242,21 +266,24 @@ class Inputs:
     def __init__(self, folder: Path) -> None:
         self.evaluated: set[int] = set()
         self._folder = folder
-        self._known: dict[int, Loader] = {}
+        self._known: list[Loader] = []
+        # Not by `id`, which a DataLoader of the next epoch may share; weak, because a DataLoader keeps its workers.
+        self._numbers = weakref.WeakKeyDictionary[Any, int]()
 
     def batch_of(self, loader: Any, batch: Any, follow: Callable[[int, Any], None] | None) -> Batch:
         """Contents of a batch; `follow` is called with the DataLoader's number and the batch."""
-        number = id(loader)
-        if number not in self._known:
-            workers = int(getattr(loader, "num_workers", 0))
-            self._known[number] = Loader(where=fetched_at(self._folder), workers=workers, size=size_of(loader))
+        if (number := self._numbers.get(loader)) is None:
+            number = self._numbers[loader] = len(self._known)
+            workers, size = int(getattr(loader, "num_workers", 0)), size_of(loader)
+            size = None if size == 1 and _is_batch(batch) else size
+            self._known.append(Loader(where=fetched_at(self._folder), workers=workers, size=size))
         if follow:
             follow(number, batch)
         return measure(batch, number, self._known[number].size)
 
     def of(self, fetches: Sequence[Fetch]) -> list[Loader]:
         """DataLoaders of these batches."""
-        return [self._known[number] for number in {fetch.batch.loader for fetch in fetches} if number in self._known]
+        return [self._known[number] for number in {fetch.batch.loader for fetch in fetches}]
 
     def leave_out(self, evaluated: set[int], step: OpenStep) -> bool:
         """Remove batches of `evaluated` DataLoaders from the step, and from now on; return whether any was new.
@@ -277,13 +304,12 @@ class Step:
     """Definition of a training step: its pattern, the data that throughput counts, and a sentence for the user.
 
     `samples`: number of `unit` in a step. `batch_size`: size of each of the `batches` of a step, in sequences of tokens
-    if they are known. `what`: the sentence's part on passes and optimizers.
-    `source`: the DataLoaders whose batches are counted, "" if none are.
-    `tokens`: tokens of recent steps by their batches. A step of tokens has a number of `sequences`, None if unknown;
-    `are_sequences_fetched`: the samples of its batches are these sequences. `share`: tokens in the model for each token
-    of a batch, 0 if batches have none. `differing`: least and most `unit`
-    in the counted steps, if they differ and no batch of a timed step tells its own number.
-    `samples_in_pass`: of a pass over its data, see `data_length.samples_of_step`, asked when the step was counted.
+    if they are known. `what`: the sentence's part on passes and optimizers. `source`: the DataLoaders whose batches are
+    counted, "" if none are. A step of tokens has a number of `sequences`, None if unknown; `are_sequences_fetched`: the
+    samples of its batches are these sequences. `share`: tokens in the model for each token of a batch, 0 if batches
+    have none. `differing`: least and most `unit` in the counted steps, if they differ and no batch of a timed step
+    tells its own number. `samples_in_pass`: of a pass over its data, see `data_length.samples_of_step`, asked when the
+    step was counted.
     """
 
     pattern: Pattern | None
@@ -297,7 +323,6 @@ class Step:
     parameters: int
     workers: int | None
     source: str = ""
-    tokens: tuple[int, ...] = ()
     is_given: bool = False
     sequences: int | None = None
     are_sequences_fetched: bool = True
@@ -327,32 +352,23 @@ class Step:
         entered in the step whose work stands for all.
         """
         known = [(found, tokens) for found, tokens in counted if found and typical and found.unit is typical.unit]
-        is_text = typical.unit is Unit.TOKENS if typical else min(self.tokens, default=0) > 0
-        if self.is_given or (self.source and not is_text) or not (typical or is_text):
+        if self.is_given or not typical or (self.source and typical.unit is not Unit.TOKENS):
             return self
-        numbers: set[int | None]
-        if typical is None:
-            low, high = f"{min(self.tokens):,}", f"{max(self.tokens):,}"
-            amount = low if low == high else f"{low} to {high}"
-            data = f"{self.samples:,} sequences, {amount} tokens in all, {self.source}"
-            count, batches, share = sorted(self.tokens)[len(self.tokens) // 2], self.batches, 1.0
-            counts, numbers, size = [count], {self.samples}, self.samples
-        else:
-            found = [each for each, _ in known]
-            data = f"{words(found)} {self.source}" if self.source else f"{words(found)}, {typical.where}"
-            count, batches = typical.count, self.batches if self.source else typical.batches
-            size = typical.samples or count
-            counts, numbers = [each.count for each in found], {each.samples for each in found}
-            # Without the tokens of batches, each timed step has the number of the typical one.
-            fetched = [tokens for _, tokens in known]
-            share = sum(counts) / sum(fetched) if self.source and all(fetched) else 0.0
+        found = [each for each, _ in known] or [typical]
+        batches = self.batches if self.source else typical.batches
+        counts, numbers = [each.count for each in found], {each.samples for each in found}
+        sizes = [each.samples or each.count for each in found]
+        # Without the tokens of batches, each timed step has the mean of steps that differ.
+        count, size = (usual(values) or round(sum(values) / len(values)) for values in (counts, sizes))
+        fetched = [tokens for _, tokens in known]
+        share = sum(counts) / sum(fetched) if self.source and fetched and all(fetched) else 0.0
         return replace(
             self,
-            unit=typical.unit if typical else Unit.TOKENS,
+            unit=typical.unit,
             samples=max(1, count),
             batches=batches,
             batch_size=max(1, size // batches),
-            data=data,
+            data=f"{words(found)} {self.source}" if self.source else f"{words(found)}, {typical.where}",
             sequences=next(iter(numbers)) if len(numbers) == 1 else None,
             # Several packed sequences, or two texts, may be one sample of the DataLoader.
             are_sequences_fetched=bool(self.source) and numbers == {self.samples},
@@ -545,7 +561,6 @@ def describe(
         parameters=optimizers.parameters(used),
         workers=max(workers) if workers else None,
         source=source if is_counted else "",
-        tokens=tuple(sum(row.tokens for row in rows) for rows in sums),
         is_given=limits.samples_per_step is not None,
     )
 

@@ -4,6 +4,7 @@ During a step of tens of milliseconds, our code and data are displaced from the 
 between two parts of the step then takes about ten times as long as in a loop. Therefore only the clock is read there.
 """
 
+import weakref
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter
@@ -22,20 +23,22 @@ MOST_STEPS = 64
 MOST_EVENTS = 4096
 
 
-def _recorded(event: Callable[[Session], None], *, is_inside: bool | None = None) -> Callable[["StepLog"], None]:
+def _recorded(event: Callable[[Session], None], *, is_inside: bool | None = None) -> Callable[..., None]:
     """Method that buffers an event of a timed step with its time stamp, and passes any other event on at once.
+
+    Details are passed on at once, or not at all: they hold tensors.
 
     `is_inside`: whether a backward pass or an optimizer's step runs from now on; both turn gradients off themselves.
     """
 
     # Without helper functions: an additional cold call takes some microseconds.
-    def record(self: "StepLog") -> None:
+    def record(self: "StepLog", *details: Any) -> None:
         if is_inside is not None:
             self._is_inside = is_inside
         if self._mark is not None and get_ident() == self._thread:
             self._events.append((event, self._mark(), ()))
         else:
-            event(self._session)
+            event(self._session, *details)
 
     return record
 
@@ -61,7 +64,7 @@ class StepLog:
         self._thread: int | None = None
         self._steps, self._most, self._due_s = 0, 1, 0.0
         # The last batch: its loader, the shape of its first tensor, its contents.
-        self._loader: int | None = None
+        self._loader: Callable[[], Any] = lambda: None
         self._shape: Size | None = None
         self._batch: Batch | None = None
         self._is_in_evaluation = self._is_inside = False
@@ -82,9 +85,10 @@ class StepLog:
             mark = self._mark()
             first = batch[0] if type(batch) in (list, tuple) and batch else batch
             # Nearly every batch is like the previous one.
-            if id(loader) != self._loader or type(first) is not Tensor or first.shape != self._shape:
+            if self._loader() is not loader or type(first) is not Tensor or first.shape != self._shape:
                 self._batch = self._session.batch_of(loader, batch)
-                self._loader, self._shape = id(loader), first.shape if type(first) is Tensor else None
+                self._loader = weakref.ref(self if loader is None else loader)
+                self._shape = first.shape if type(first) is Tensor else None
             self._events.append((Session.batch_arrived, mark, (self._batch,)))
             if len(self._events) >= MOST_EVENTS:
                 self.flush_events()

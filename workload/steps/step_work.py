@@ -332,14 +332,14 @@ class Evaluations:
             self.counter.ignores = False
         self.is_on = False
 
-    def in_backward(self, value: bool) -> bool:
-        """Note whether a backward pass is running; return `value`."""
+    def in_backward(self, value: bool, losses: Any = ()) -> bool:
+        """Note whether a backward pass, that of `losses`, is running; return `value`."""
         if self.counter:
             self.counter.in_backward = value
             if value and self.counter.memory:
                 self.counter.memory.backward_begins(sys._getframe(1))  # noqa: SLF001 - as traceback does
             if self.counter.model_input:
-                self.counter.model_input.backward(begins=value)
+                self.counter.model_input.backward(losses, begins=value)
         return value
 
     def ended_at_batch(self) -> bool:

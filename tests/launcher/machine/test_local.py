@@ -226,10 +226,14 @@ def test_how_far_a_script_is(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     local._print_steps(plan, [tmp_path / "gone"], 60.2)
     (tmp_path / bundle.STEPS).write_text("step,phase\n0,warmup\n1,measured\n")
     local._print_steps(plan, [tmp_path], 90.0)
+    local._print_steps(plan, [tmp_path], 120.0)
+    local._print_steps(plan, [tmp_path], 150.1)
     assert capsys.readouterr().err.splitlines() == [
         "script     train.py: 30 s, no step is measured yet",
         "script     train.py: 60 s, no step is measured yet",
         "script     train.py: 90 s, 2 steps so far",
+        "script     train.py: 2 min, 2 steps so far",
+        "script     train.py: 2.5 min, 2 steps so far",
     ]
 
 

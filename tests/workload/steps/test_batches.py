@@ -73,9 +73,9 @@ def test_the_size_that_a_loader_knows() -> None:
 # --- the data of a step
 
 
-def step_of(*, loader: bool = True, tokens: int = 24, given: int | None = None) -> Step:
+def step_of(*, loader: bool = True, given: int | None = None) -> Step:
     """A step of a script as it is known before steps are counted: from batches of three samples, or from none."""
-    amount = Amount(3, Unit.SAMPLES, 1, tokens) if loader else Amount(0, Unit.STEPS, 0, 0)
+    amount = Amount(3, Unit.SAMPLES, 1) if loader else Amount(0, Unit.STEPS, 0)
     loaders = [Loader(where="t.py:4", workers=0, size=3)] if loader else []
     limits = Limits(warmup=None, iterations=None, samples_per_step=given)
     return describe(None, [amount] * 3, loaders, Optimizers(), limits)
@@ -101,15 +101,13 @@ DATA: dict[str, tuple[Step, list[tuple[Entered | None, int]], str, tuple[int, in
         "3 sequences of 4 to 8 tokens (padded to 8) from DataLoader at t.py:4", (36, 3, 36),
     ),
     "texts": (
-        step_of(tokens=0), [(text(8, 8, 8), 0)], "3 sequences of 8 tokens from DataLoader at t.py:4", (24, 3, 24),
+        step_of(), [(text(8, 8, 8), 0)], "3 sequences of 8 tokens from DataLoader at t.py:4", (24, 3, 24),
     ),
     "several sequences for a sample": (
         step_of(), [(PACKED, 24)], "24 packed tokens in 5 sequences from DataLoader at t.py:4", (48, 5, 48),
     ),
     "ids that are no tokens": (step_of(), [(NUMBERS, 24)], "3 samples from DataLoader at t.py:4", (3, None, 48)),
-    "a model that is not seen": (
-        step_of(), [(None, 24)], "3 sequences, 24 tokens in all, from DataLoader at t.py:4", (48, 3, 48),
-    ),
+    "a model that is not seen": (step_of(), [(None, 24)], "3 samples from DataLoader at t.py:4", (3, None, 48)),
     "no loader": (
         step_of(loader=False), [(text(8, 8), 0)], "2 sequences of 8 tokens, from get_batch at t.py:9", (16, 2, 16),
     ),
@@ -135,7 +133,7 @@ def test_data_of_a_step(name: str) -> None:
     assert step.differing is None
 
 
-def test_steps_that_differ_without_a_loader_have_the_number_of_the_typical_one() -> None:
+def test_steps_that_differ_without_a_loader_count_their_mean() -> None:
     step = step_of(loader=False).entered([(text(8, 8), 0), (text(8, 5), 0), (text(3, 5), 0)], text(8, 5))
-    assert (step.data, step.samples) == ("2 sequences of 3 to 8 tokens (padded to 8), from get_batch at t.py:9", 13)
+    assert (step.data, step.samples) == ("2 sequences of 3 to 8 tokens (padded to 8), from get_batch at t.py:9", 12)
     assert step.differing == (8, 16)
