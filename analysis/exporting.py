@@ -45,8 +45,6 @@ SERIES = ("step_s", "data_s", "forward_s", "backward_s", "optimizer_s", "loss")
 WHOLE, ID, PROJECT = "rooflaunch.whole", "rooflaunch.run_id", "rooflaunch"
 # Longest time (s) of a request to a server.
 TIMEOUT_S = 15
-# Most parameters and figures in a request to MLflow: mlflow.org/docs/latest/rest-api.html, Log Batch.
-MOST_PARAMETERS, MOST_METRICS = 100, 1000
 # Whole commands, because a test looks for each of their extras in pyproject.toml.
 INSTALL = {
     "mlflow": "pip install 'rooflaunch[mlflow]'",
@@ -220,10 +218,7 @@ class Mlflow(Target):
         for left in self._runs.get(run.run_id, ()):
             self._client.delete_run(left)
         key = self._client.create_run(self._experiment, int(1000 * run.began_s), tags, run.run_id).info.run_id
-        for first in range(0, len(parameters), MOST_PARAMETERS):
-            self._client.log_batch(key, params=parameters[first : first + MOST_PARAMETERS])
-        for first in range(0, len(metrics), MOST_METRICS):
-            self._client.log_batch(key, metrics=metrics[first : first + MOST_METRICS])
+        self._client.log_batch(key, metrics=metrics, params=parameters)
         self._client.log_artifacts(key, str(run.folder), "bundle")
         self._client.set_terminated(key, status, end_ms)
         self._client.set_tag(key, WHOLE, "true")

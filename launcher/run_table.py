@@ -36,7 +36,9 @@ def render(bundles: Sequence[Bundle], *, width: int | None = None) -> str:
     ]
     rows = list(_measured_rows([run.record for run in completed])) if completed else []
     failed = [run.record for run in bundles if run not in completed]
-    rows += [(record.status.replace("_", " "), record.error or "") for record in failed]
+    # The error of an interrupted run begins with its status.
+    names = {Status.INTERRUPTED: "ended"}
+    rows += [(names.get(record.status, record.status.replace("_", " ")), record.error or "") for record in failed]
     rows += [("bundle" if index == 0 else "", unbroken(str(run.path))) for index, run in enumerate(bundles)]
     lines = [wrapped(as_typed(text), width, indent=TEXT_COLUMN, first=_label(name)) for name, text in rows]
     if completed:

@@ -22,6 +22,7 @@ from tests.docs import pages
 
 SCRIPTS = Path(__file__).with_name("scripts")
 FOREIGN = pages.ROOT / "benchmarks" / "foreign"
+LOOPS = pages.ROOT / "tests" / "workload" / "scripts"
 COMMANDS = pages.commands("docs/frameworks.md")
 WORDS = [f"w{index}" for index in range(60)]
 pytestmark = [pytest.mark.slow, pytest.mark.world]
@@ -55,7 +56,7 @@ CASES = (
     ),
     Case(f"{ONE} Lamb step, 4 images", "timm", ("train.py", FOREIGN / "timm_loop.py")),
     Case(f"{ONE} AdamW step, 4 ", "ultralytics", more=("imgsz=64", "batch=4", "nbs=4", "workers=0")),
-    Case("2 backward passes and 1 AdamW step, ", "transformers", ("train.py", SCRIPTS / "nano.py")),
+    Case("5 backward passes and 1 AdamW step, ", "torch", ("train.py", LOOPS / "get_batch.py")),
 )
 
 
@@ -112,7 +113,8 @@ def test_a_command_of_the_page_finds_its_step(command: pages.Command, case: Case
         target = tmp_path / case.script[0]
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(case.script[1], target)
-        shutil.copy(FOREIGN / "digest.py", target.parent)
+        for beside in (FOREIGN / "digest.py", LOOPS / "common.py"):
+            shutil.copy(beside, target.parent)
     program, command_name, *words = shlex.split(command.text)
     assert (program, command_name) == (".venv/bin/launch", "local")
     environment = os.environ | {

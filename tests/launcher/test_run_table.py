@@ -149,7 +149,7 @@ TABLES: dict[str, list[Bundle]] = {
     "repeated FLOP": [bundle(**A100 | REPEATING), bundle(run_id="b", **A100 | REPEATING | A_LITTLE_FASTER)],
     "FLOP that are unknown in part": [bundle(**A100 | {"complexity": A100["complexity"] | {"uncounted": ["sort"]}})],
     "out of memory": [bundle(), bundle(run_id="b", status="out_of_memory", error="too big")],
-    "interrupted": [bundle(status="interrupted", error="by SIGINT")],
+    "interrupted": [bundle(status="interrupted", error="interrupted by Ctrl-C")],
     "energy": [bundle(**with_energy(41.2, **COUNTER))],
     "energy of a short run, by tokens": [
         bundle(spec=TOKENS, **with_energy(0.2, **COUNTER | {"seconds": 3.0, "idle_w": None}))

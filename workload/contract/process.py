@@ -45,7 +45,7 @@ from workload.contract.operating_system import (
     wait_until_stdin_closes,
 )
 
-RUN_HINT = "run again; the unfinished bundle keeps its steps"
+RUN_HINT = "run again; an unfinished bundle keeps its steps"
 # Environment variable of a child whose stdin is a pipe from its parent. The child ends when the pipe is closed.
 LIFELINE = "ROOFLAUNCH_LIFELINE"
 # Users may press Ctrl-C twice, and a closing window sends two signals. A third signal kills the child.

@@ -8,6 +8,7 @@ import inspect
 import itertools
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from copy import copy
@@ -228,7 +229,9 @@ def _explained(error: Any, name: str, command: Any) -> UsageError:
         else " ".join([name, *(word for word in sys.argv[1:2] if word in command.commands)])
     )
     if context is None or not hasattr(error, "possibilities"):
-        return UsageError(plain_message(error, sys.argv), hint=f"{path} --help")
+        is_script = path == "launch" and "".join(sys.argv[1:2]).endswith(".py")
+        hint = f"launch local -- {shlex.join(sys.argv[1:])}" if is_script else f"{path} --help"
+        return UsageError(plain_message(error, sys.argv), hint=hint)
     options = context.command.get_params(context)
     flags = {flag.lstrip("-"): flag for option in options for flag in (*option.opts, *option.secondary_opts)}
     near = difflib.get_close_matches(str(wrong).lstrip("-"), flags, n=1)

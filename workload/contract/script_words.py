@@ -378,10 +378,10 @@ def _no_script(words: Sequence[str], folder: Path, line: Line) -> UsageError:
     """Error for a first word that is no file; the hint has what may be meant, with the user's arguments."""
     first, arguments = words[0], words[1:]
     path, below = folder / first, Path(first)
-    is_folder = path.is_dir()
+    is_folder, is_program = path.is_dir(), first == path.name and not path.suffix
     below = below if is_folder else below.parent
     here = sorted(each.name for each in (folder / below).glob("*.py"))
-    meant = ["PATH/SCRIPT.py"]
+    meant, more = ["PATH/SCRIPT.py"], ""
     if is_folder and "__main__.py" in here:
         meant = ["-m", ".".join(below.parts)]
     elif "." in first and (folder / f"{first.replace('.', '/')}.py").is_file():
@@ -389,9 +389,13 @@ def _no_script(words: Sequence[str], folder: Path, line: Line) -> UsageError:
     else:
         usual = ["train.py", "main.py"] if is_folder else [f"{path.name}.py"]
         similar = difflib.get_close_matches(path.name, here, n=1)
-        if known := [name for name in usual if name in here] or similar or here[: len(here) == 1]:
+        # The words after an unknown program are its own: no script here understands them.
+        only = here[:1] if len(here) == 1 and (is_folder or not is_program) else []
+        if known := [name for name in usual if name in here] or similar or only:
             meant = [(below / known[0]).as_posix()]
+        elif is_program and not is_folder:
+            more = f"; a package's command must be in {Path(sys.executable).parent}, and runs only on this machine"
     where = below.as_posix() if below.parts else folder
     found = f"has {', '.join(here[:4])}{', …' if here[4:] else ''}" if here else "has no .py file"
     error = f"'{first}' is a folder, not a script" if is_folder else f"no script '{first}'"
-    return UsageError(f"{error}; {where} {found}", hint=line([*meant, *arguments]))
+    return UsageError(f"{error}; {where} {found}", hint=f"{line([*meant, *arguments])}{more}")

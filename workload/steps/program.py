@@ -200,7 +200,7 @@ def _ended(script: Program, explain: Callable[[BaseException], RooflaunchError |
     except InterruptedRunError as error:
         return End(code=ExitCode.INTERRUPTED, error=error)
     except KeyboardInterrupt:
-        hint = "run again; the unfinished bundle keeps its steps"
+        hint = "run again; an unfinished bundle keeps its steps"
         return End(code=ExitCode.INTERRUPTED, error=InterruptedRunError("interrupted by Ctrl-C", hint=hint))
     except BaseException as error:  # noqa: BLE001 - whatever a script may raise
         explained = explain(error)

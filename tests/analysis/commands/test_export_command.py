@@ -128,8 +128,9 @@ def test_runs_in_mlflow(
         assert code == ExitCode.INTERRUPTED
     assert len(mlflow_runs(address)[1]) == 2
     for counts in ("exported 3, skipped 1, failed 0", "exported 0, skipped 4, failed 0"):
-        code, out, err = analyze("export", results, "--to", "mlflow", "--into", address)
-        assert (code, err) == (ExitCode.DONE, "")
+        # A slow machine shows progress on stderr.
+        code, out, _ = analyze("export", results, "--to", "mlflow", "--into", address)
+        assert code == ExitCode.DONE
         assert out.splitlines()[-1] == f"{counts}: 'rooflaunch' in MLflow at {address}"
     client, found = mlflow_runs(address)
     stored = {run.data.tags["rooflaunch.run_id"]: run for run in found}
@@ -243,7 +244,7 @@ def run_offline(results: Path, counts: str) -> None:
     words = [sys.executable, "-m", "analysis", "export", str(results), "--to", "wandb"]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (ExitCode.DONE, "")
+    assert done.returncode == ExitCode.DONE, done.stderr
     assert done.stdout.splitlines()[-1] == f"{counts}: 'rooflaunch' in W&B at {Path('wandb').resolve()}"
 
 

@@ -70,13 +70,14 @@ REFUSED = (
     ),
     *("-- mpirun -n 2 python train.py --lr 1", "-- train --lr 1", "-- package.train --lr 1", "-- runs --lr 1"),
     *("-- empty", "-- nowhere/train.py", "-- --cpu train.py --lr 1", "-- train.ipynb", "--cpu torchrun train.py"),
-    *("--cpu --repeats 3 uv run python train.py",),
+    *("--cpu --repeats 3 uv run python train.py", "-- missing-program train data=x"),
 )
 
 
 def test_refused(golden: Golden, folder: Path, launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(launch, capsys, (f"local --runtime process {words}" for words in REFUSED))
-    golden("refused.txt", text.replace(str(folder), "HERE").replace(shlex.quote(sys.executable), "PYTHON"))
+    text = text.replace(str(folder), "HERE").replace(shlex.quote(sys.executable), "PYTHON")
+    golden("refused.txt", text.replace(str(Path(sys.executable).parent), "FOLDER_OF_PYTHON"))
 
 
 # What people type after `--`: the words that run, and the number of devices.

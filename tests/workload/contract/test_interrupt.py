@@ -31,7 +31,7 @@ def test_a_signal_ends_the_work(number: signal.Signals, message: str) -> None:
     before = [signal.getsignal(each) for each in process.SIGNALS]
     with pytest.raises(InterruptedRunError) as caught, stoppable():
         signal.raise_signal(number)
-    assert caught.value.report() == f"error: {message}\nhint: run again; the unfinished bundle keeps its steps"
+    assert caught.value.report() == f"error: {message}\nhint: run again; an unfinished bundle keeps its steps"
     assert [signal.getsignal(each) for each in process.SIGNALS] == before
 
 

@@ -96,6 +96,7 @@ def test_a_long_example_goes_on_in_the_next_line(run: Run) -> None:
         ("launch local extra", "Got unexpected extra argument(s) (extra)", "launch local --help"),
         ("launch gcp", "Missing option '--gpu'.", "launch gcp --help"),
         ("launch lcoal", "No such command 'lcoal'. Did you mean 'local'?", "launch --help"),
+        ("launch train.py --lr 1", "No such command 'train.py'.", "launch local -- train.py --lr 1"),
         ("launch --colour", "No such option: --colour", "launch --help lists all"),
         ("analyze sumary", "No such command 'sumary'. Did you mean 'summary'?", "analyze --help"),
         ("analyze roofline", "Missing argument 'RESULTS...'.", "analyze roofline --help"),
