@@ -53,7 +53,7 @@ def run_options(command: Callable[..., int], *, without: Collection[str] = ()) -
     def with_run_options(**arguments: Any) -> int:
         values = {item.name: arguments.pop(item.name) for item in run}
         chosen = [device for device in DEVICE_SWITCHES if arguments.pop(device.value)]
-        typed = {name: value for name, value in values.items() if value is not None}
+        typed = {name: value for name, value in values.items() if value not in (None, [])}
         if len(chosen) > 1:
             flags = " and ".join(f"--{device}" for device in chosen)
             raise UsageError(
@@ -89,7 +89,7 @@ def _parameter(item: Option) -> inspect.Parameter:
     metavar = "|".join(item.choices) or ("N" if item.is_number else item.name.upper())
     complete = (lambda: list(item.choices)) if item.choices else None
     info = option(item.flag, item.help + known, item.group, metavar=metavar, autocompletion=complete)
-    return _keyword(item.name, Annotated[str | None, info])
+    return _keyword(item.name, Annotated[list[str] | None if item.is_repeatable else str | None, info])
 
 
 def _keyword(name: str, annotation: Any, default: object = None) -> inspect.Parameter:

@@ -98,4 +98,7 @@ class Parser(argparse.ArgumentParser):
             return
         metavar = "|".join(option.choices) or ("N" if option.is_number else option.name.upper())
         text = option.help + ("" if option.default is None else f" ({option.default})")
-        below.add_argument(option.flag, dest=option.name, metavar=metavar, default=argparse.SUPPRESS, help=text)
+        action = "append" if option.is_repeatable else "store"
+        below.add_argument(
+            option.flag, dest=option.name, metavar=metavar, action=action, default=argparse.SUPPRESS, help=text
+        )

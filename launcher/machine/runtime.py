@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher import docker_engine
 from launcher.docker_engine import Engine, Image
 from launcher.values import CPU_FLAVOUR, Runtime
-from workload.contract import vocabulary
+from workload.contract import changes, vocabulary
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.script_words import DATA, without_secrets
 from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Profile, RunSpec, arguments
@@ -210,7 +210,7 @@ def script_profile_words(spec: RunSpec, workplace: Workplace) -> tuple[str, ...]
 
 def script_variables(spec: RunSpec) -> dict[str, str]:
     """Variables that the script gets in addition to the user's own."""
-    return dict(NO_GPU) if spec.device is Device.CPU else {}
+    return {**(NO_GPU if spec.device is Device.CPU else {}), **changes.variables(spec.change)}
 
 
 def shown_words(words: Sequence[str]) -> list[str]:

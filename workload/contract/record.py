@@ -34,7 +34,7 @@ from workload.contract.fields import (
     schema,
 )
 from workload.contract.ranks import Ranks
-from workload.contract.record_sections import Energy, Environment, Imported, ProfileResult
+from workload.contract.record_sections import Constructor, Energy, Environment, Imported, ProfileResult
 from workload.contract.spec import SCRIPT_OPTIONS, RunSpec
 
 # Schema history: see the top of workload/contract/bundle.py.
@@ -72,7 +72,9 @@ class ScriptFacts:
     `files`: SHA-256 of the script and of the modules that it imported from its own folder, `sha256`: hash of all of
     them. `packages`: versions of other imported packages. `commit`: commit of the script's repository. `step`:
     definition of a step; `unit`: unit of `images` everywhere in this record: images, tokens, samples or steps.
-    `dataset_samples`: samples in one pass over the data of a step, of all ranks together.
+    `dataset_samples`: samples in one pass over the data of a step, of all ranks together. `constructors`: DataLoaders
+    and optimizers that it made, after changes; `settings`: settings of torch, by the form of their change
+    (`workload.contract.changes`). `losses`: those of its first backward passes as `float.hex`, if a change is judged.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -87,6 +89,9 @@ class ScriptFacts:
     step: Text = None
     unit: Text = column()
     dataset_samples: Number = None
+    constructors: Sequence[Constructor] | None = None
+    settings: Mapping[str, Text] | None = None
+    losses: Texts = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +101,8 @@ class Spec:
     `prefetch_factor`, `pin_memory` and `persistent_workers` are None if the user left the choice to our trainer.
     For a user's own script the fields are as observed: `model` is the script's name, and `batch_size` the number of
     `script.unit`, or of sequences of tokens if known, in each of the `grad_accumulation` batches of a step. `samples`:
-    the user's own amount of work, in the unit of throughput. `dataset_images`: images of our trainer's data set.
+    the user's own amount of work, in the unit of throughput. `change`: changes made to a script from outside, separated
+    by `; `. `dataset_images`: images of our trainer's data set.
     """
 
     model: Annotated[str, Kind.TEXT] = field(metadata={"column": ""})
@@ -133,6 +139,7 @@ class Spec:
     fresh_ceilings: Flag = None
     samples_per_step: Number = None
     samples: Number = column()
+    change: Text = column()
     dataset_images: Number = None
     script: ScriptFacts | None = None
 

@@ -10,6 +10,30 @@ from typing import ClassVar
 
 from workload.contract.fields import Flag, Number, Numbers, Share, Text, Texts, Time, column
 
+# --- a user's script
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constructor:
+    """A DataLoader or optimizer of a script, with its settings when the training step was known.
+
+    `name`: its class; `line`: the user's line that made it, `train.py:41`, None inside a library. `is_in_step`: the
+    training step fetches from it, or steps with it. `is_iterable`: its data set has no index.
+    """
+
+    SPARSE: ClassVar[bool] = True
+    name: Text = None
+    line: Text = None
+    is_in_step: Flag = None
+    is_iterable: Flag = None
+    num_workers: Number = None
+    prefetch_factor: Number = None
+    persistent_workers: Flag = None
+    pin_memory: Flag = None
+    foreach: Flag = None
+    fused: Flag = None
+
+
 # --- the environment
 
 

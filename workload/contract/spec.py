@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from workload.contract import changes
 from workload.contract import script_words as scripts
 from workload.contract.errors import UsageError
 from workload.contract.invocation import Group
@@ -111,10 +112,10 @@ GPU_MIN_SECONDS = 3.0
 SCRIPT_OPTIONS = frozenset(
     {
         *("device", "warmup", "iterations", "min_seconds", "repeats", "ceilings", "fresh_ceilings", "samples_per_step"),
-        *("samples", "devices", "profile", "profile_steps", "ncu_metrics"),
+        *("samples", "devices", "profile", "profile_steps", "ncu_metrics", "change"),
     }
 )
-SCRIPT_ONLY_OPTIONS = frozenset({"samples_per_step"})
+SCRIPT_ONLY_OPTIONS = frozenset({"samples_per_step", "change"})
 # Reasons why a script refuses an option. For other options, the reason is "the script decides its NAME".
 WHY_REFUSED_FOR_SCRIPT = {
     **dict.fromkeys(("profile_step_bytes", "profile_throughput"), "in a script only the kernels are counted"),
@@ -232,6 +233,13 @@ class RunSpec:
         example="50000",
         read=parse_amount,
     )
+    change: str | None = _option(
+        None,
+        "change a script from outside, for example channels_last or torch.compile; repeatable",
+        example="DataLoader(num_workers=2)",
+        read=changes.parse,
+        is_repeatable=True,
+    )
     # The user's own training script with its arguments, in place of our trainer. Not an option: it follows `--`.
     script: tuple[str, ...] = ()
 
@@ -240,7 +248,8 @@ class RunSpec:
         """Name in a plan: `resnet18, batch 16, fp32`, or the script with its arguments."""
         devices = f", {self.devices} devices" if self.devices > 1 else ""
         if self.script:
-            return f"{scripts.command_line(self.script)}{devices}"
+            changed = f", with {self.change}" if self.change else ""
+            return f"{scripts.command_line(self.script)}{devices}{changed}"
         batch = "the device's default batch" if self.batch_size is None else f"batch {self.batch_size}"
         return f"{self.model}, {batch}, {self.precision}{devices}"
 
@@ -306,6 +315,17 @@ class RunSpec:
             "launch local --samples-per-step 64 -- train.py",
         )
         yield (
+            self.change is not None and not self.script,
+            f"--change is only for your own script; got --change '{self.change}'",
+            "launch local --change 'DataLoader(num_workers=2)' -- train.py",
+        )
+        for change in changes.changes_of(self.change):
+            yield (
+                change.row.device == Device.CUDA and without_cuda,
+                f"--change '{change.text}' needs an NVIDIA GPU; got '{self.device}'",
+                "leave it out",
+            )
+        yield (
             self.devices > 1 and self.device is Device.MPS,
             f"a Mac has one GPU; got --devices {self.devices}",
             "--cpu, or leave --devices out",
@@ -366,7 +386,10 @@ class RunSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A field of `RunSpec` as a command-line option. `read`: parses its value, in place of the rule of its type."""
+    """A field of `RunSpec` as a command-line option. `read`: parses its value, in place of the rule of its type.
+
+    `is_repeatable`: the command line may have it several times; `read` then gets a list.
+    """
 
     name: str
     kind: type
@@ -375,6 +398,7 @@ class Option:
     minimum: int | None = None
     example: str = ""
     read: Callable[[object], Any] | None = None
+    is_repeatable: bool = False
 
     @property
     def flag(self) -> str:

@@ -288,7 +288,8 @@ class Context:
     degrees Celsius; None for the first run of a task, because its start temperature is the target of later runs.
     `cpu_shares`: number of equal shares into which the CPUs are divided, if more than the run has devices. A run of one
     device then has as many CPUs as each device in the task's runs of several devices. `script_commit`: commit of the
-    folder that a script was copied from, with `-dirty` if the folder had changes.
+    folder that a script was copied from, with `-dirty` if the folder had changes. `keeps_losses`: record a script's
+    first losses, to compare them with those of another run.
     """
 
     backend: str = "local"
@@ -307,6 +308,7 @@ class Context:
     settle_to_c: float | None = None
     cpu_shares: int = 1
     script_commit: str = ""
+    keeps_losses: bool = False
 
     def place_on(self, device: str) -> str:
         """Name of the place of a run on this device: the launcher's, or `local-cpu`."""

@@ -3,6 +3,7 @@
 Standard library only: the script imports torch.
 """
 
+import os
 import shlex
 import time
 from argparse import Namespace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rooflaunch
+from workload.contract import changes
 from workload.contract.bundle import Bundle
 from workload.contract.errors import ExitCode, RooflaunchError, RunFailedError, UsageError
 from workload.contract.invocation import SCRIPTS
@@ -86,7 +88,7 @@ def spec_of(bundle: Bundle) -> RunSpec:
     precision = Precision(str(spec.precision)) if spec.precision in set(Precision) else Precision.FP32
     kept = {"model": spec.model, "device": spec.device, "batch_size": spec.batch_size, "warmup": spec.warmup}
     kept |= {"iterations": spec.iterations, "profile": spec.profile, "profile_steps": spec.profile_steps}
-    kept["ncu_metrics"] = spec.ncu_metrics
+    kept |= {"ncu_metrics": spec.ncu_metrics, "change": spec.change}
     return RunSpec.from_json(kept | {"precision": precision})
 
 
@@ -108,6 +110,7 @@ def command(
     options = ["--mode", mode, "--report", str(report), "--owner", str(owner), "--steps", str(spec.profile_steps)]
     options += ["--warmup-steps", str(warmup_steps or usual), "--precision", spec.precision]
     options += [] if data is None else ["--data", data]
+    options += [] if spec.change is None else ["--change", spec.change]
     return [*SCRIPTS, "profiled-script", *options, "--", *words]
 
 
@@ -121,6 +124,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--warmup-steps", type=int, required=True)
     parser.add_argument("--precision", type=Precision, required=True)
     parser.add_argument("--data")
+    parser.add_argument("--change")
     parser.set_defaults(command=run, script_words=())
 
 
@@ -128,12 +132,14 @@ def run(parsed: Namespace, _: Timeline) -> int:
     """Profile the script's steps and write the report. Raises the error that prevented a report."""
     began_s = time.perf_counter()
     end_with(parsed.owner)
+    changes.require_variables(parsed.change, os.environ)
     script = program.resolve(parsed.script_words, data=parsed.data)
     profiled: list[ProfiledScript] = []
 
     def listen() -> None:
         with shown():
             from workload.profile.script_tools import ProfiledScript, Request  # noqa: PLC0415 - imports torch
+            from workload.steps.changes import Changes  # noqa: PLC0415 - the same
 
         request = Request(
             mode=parsed.mode,
@@ -145,6 +151,7 @@ def run(parsed: Namespace, _: Timeline) -> int:
         )
         profiled.append(ProfiledScript(request, script))
         rooflaunch.listen(profiled[0].session)
+        Changes(parsed.change, script.folder).install()
         hooks.install(profiled[0].session)
 
     hooks.when_imported("torch", listen)

@@ -30,6 +30,7 @@ from workload.measure.recorder import StepPhase
 from workload.measure.timing import Timeline
 from workload.run.life import Life, Region
 from workload.run.unfinished import first_record
+from workload.steps import changes
 from workload.steps.agreement import Agreement, RankSession, Word
 from workload.steps.model_input import Unit
 from workload.steps.program import Program, script_facts
@@ -79,6 +80,9 @@ class MeasuredScript:
         self.folder: Path | None = None
         self.is_sealed = False
         self.leaves_failures = leaves_failures
+        self.changes = changes.Changes(spec.change, program.folder)
+        # Losses are compared only where a change is judged.
+        self.losses = changes.Losses() if spec.change or context.keeps_losses else None
         self._spec, self._program, self._context, self._timeline = spec, program, context, timeline
         self._output, self._cwd, self._announce, self._shows = output, Path.cwd(), announce, shows
         self._agreement, self._writes = agreement, agreement is None or agreement.rank == 0
@@ -123,9 +127,10 @@ class MeasuredScript:
         self._stack.close()
         self._stack = ExitStack()
         self._region, self._phase = None, self.session.phases[-1]
+        notes = self.changes.settle(self.session.in_step())
         if self._writes:
             assert work is not None
-            own = self._begin(step, work, used)
+            own = self._begin(step, work, used, notes)
         else:
             assert self._agreement is not None
             self.folder = Path(self._agreement.folder)
@@ -142,7 +147,7 @@ class MeasuredScript:
             self._agreement.tell(Word.BEGIN, str(self.folder))
         return self._region
 
-    def _begin(self, step: Step, work: Work, used: Device) -> Path:
+    def _begin(self, step: Step, work: Work, used: Device, notes: Sequence[str]) -> Path:
         """Create the bundle, or begin again with steps of another kind, and do all that precedes the timed steps."""
         if self.folder is None:
             self._timeline.enter("environment")
@@ -165,7 +170,7 @@ class MeasuredScript:
             ),
             started_at=self._timeline.started_at.isoformat(),
             complexity=_complexity(step, work),
-            notes=[*_variation(work), *_differing(step)],
+            notes=[*_variation(work), *_differing(step), *notes],
         )
         if self._life is None:
             self._life = Life(self.folder, first, self._timeline, self._context, apart=self._cwd)
@@ -203,12 +208,15 @@ class MeasuredScript:
             fresh_ceilings=given.fresh_ceilings,
             samples_per_step=self._limits.samples_per_step,
             samples=given.samples,
+            change=given.change,
             devices=self._agreement.size if self._agreement else None,
             script=replace(
                 script,
                 step=step.text,
                 unit=step.unit,
                 dataset_samples=in_pass and in_pass * ranks_number,
+                constructors=self.changes.constructors(self.session.in_step()),
+                settings=changes.settings(),
                 **copied,
             ),
         )
@@ -323,6 +331,9 @@ class MeasuredScript:
                     " several times slower: the script has learned its few samples by heart;"
                     " torch.set_flush_denormal(True) makes such gradients 0"
                 )
+            if self.losses and (script := life.record.spec.script):
+                script = replace(script, losses=self.losses.texts())
+                life.set(spec=replace(life.record.spec, script=script))
             life.measure_again()
         self._timeline.enter("finish")
         life.notes += [*_notes(life.record, self._limits), *_notes_on_ranks(life.record, agreement)]
@@ -359,7 +370,9 @@ def summary(record: Record, folder: Path, output: Path) -> str:
         "next": f"analyze report {output}",
     }
     device_name = record.environment.device.name or spec.device
-    lines = [f"{spec.script.command}, {spec.precision}, on {spec.device}: {device_name}", f"  {spec.script.step}", ""]
+    changed = f", with {spec.change}" if spec.change else ""
+    lines = [f"{spec.script.command}{changed}, {spec.precision}, on {spec.device}: {device_name}"]
+    lines += [f"  {spec.script.step}", ""]
     return "\n".join([*lines, *(f"  {name:<13} {text}" for name, text in rows.items())])
 
 

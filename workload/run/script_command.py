@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import rooflaunch
 from workload import log
 from workload.arguments import examples
+from workload.contract import changes
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -119,6 +120,7 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
     script = program.resolve(parsed.script_words, data=parsed.data)
     typed = {name: value for name, value in vars(parsed).items() if name in SCRIPT_OPTIONS}
     spec = resolve(typed, {}, None, script=script.words).spec
+    changes.require_variables(spec.change, os.environ)
     facts = parsed.context or parsed.series
     context = Context() if facts is None else Context.from_argument(facts)
     place = program.rank_here()
@@ -195,7 +197,8 @@ def _measure(
             leaves_failures=notes is not None,
         )
         rooflaunch.listen(measured.step_log)
-        hooks.install(measured.step_log)
+        measured.changes.install()
+        hooks.install(measured.step_log, measured.losses)
         if agreement:
             agreement.hooks.install(measured.session.refuse)
         _observe_exits(measured, script.name)

@@ -16,6 +16,7 @@ from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workload.steps.changes import Losses
     from workload.steps.session import Session
     from workload.steps.step_log import StepLog
     from workload.steps.step_work import Site
@@ -66,8 +67,11 @@ def when_imported(name: str, then: Callable[[], None]) -> None:
         sys.meta_path.insert(0, _Finder(name, then))
 
 
-def install(observer: "Session | StepLog") -> None:
-    """Wrap the functions that a training loop calls. torch must be imported. Forked children are not observed."""
+def install(observer: "Session | StepLog", losses: "Losses | None" = None) -> None:
+    """Wrap the functions that a training loop calls. torch must be imported. Forked children are not observed.
+
+    `losses`: keeps the loss of each backward pass.
+    """
     import torch  # noqa: PLC0415 - see `when_imported`
     import torch.utils.data  # noqa: PLC0415
     from torch.optim import optimizer as optimizers  # noqa: PLC0415
@@ -75,7 +79,7 @@ def install(observer: "Session | StepLog") -> None:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=observer.silence)
     _observe_loaders(observer, torch.utils.data)
-    _observe_backward(observer, torch.autograd)
+    _observe_backward(observer, torch.autograd, losses)
     # Optimizers that are stepping now, the outermost first. One list serves all threads, because optimizer steps in a
     # second thread are refused anyway.
     stack: list[Any] = []
@@ -143,7 +147,7 @@ def _observe_loaders(observer: "Session | StepLog", data: Any) -> None:
     data.DataLoader.__iter__, iterator.__init__, iterator.__next__ = begin, make_and_note, fetch_and_report
 
 
-def _observe_backward(observer: "Session | StepLog", autograd: Any) -> None:
+def _observe_backward(observer: "Session | StepLog", autograd: Any, losses: "Losses | None") -> None:
     # Checkpointed layers run a backward pass inside the backward pass, on a GPU in another thread.
     is_inside = [False]
 
@@ -159,6 +163,8 @@ def _observe_backward(observer: "Session | StepLog", autograd: Any) -> None:
             finally:
                 is_inside[0] = False
             observer.backward_ended()
+            if losses:
+                losses.add(args[0] if args else kwargs.get("tensors"))
             return result
 
         return run

@@ -121,6 +121,13 @@ class Session:
         """Number of measured steps so far."""
         return self._taken if self.stage is Stage.MEASURED else 0
 
+    def in_step(self) -> set[int]:
+        """Identities of the DataLoaders and optimizers of the training step."""
+        pattern = self.step.pattern if self.step else None
+        used = {segment.optimizer for segment in pattern.segments} if pattern else range(len(self.optimizers.known))
+        loaders = {fetch.batch.loader for fetch in self._last_fetches} - self._loaders.evaluated
+        return loaders | self.optimizers.identities(used)
+
     def silence(self) -> None:
         """Stop observing: this process is a forked copy of the measured one."""
         self.active = False

@@ -448,6 +448,10 @@ class Optimizers:
             ),
         )
 
+    def identities(self, numbers: Collection[int]) -> set[int]:
+        """Identities of the optimizers with these `numbers`."""
+        return {identity for identity, (_, number) in self._numbers.items() if number in numbers}
+
     def device(self, numbers: Collection[int]) -> Device:
         """Device of the parameters of the optimizers with these `numbers`: CUDA, else MPS, else the CPU.
 

@@ -1,0 +1,272 @@
+"""Changes that `--change` makes to a user's script from outside, and the comparison of losses with and without them.
+
+The table is `changes.toml`; `workload.steps.changes` makes the changes in the script's process. Standard library only.
+"""
+
+import math
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from workload.contract.errors import UsageError
+from workload.contract.text import counted, did_you_mean, percent
+
+TABLE = Path(__file__).with_name("changes.toml")
+# Between the changes of one run, as a value of an option and in run.json.
+SEPARATOR = "; "
+# Value of an axis of a sweep for the script as it is.
+NONE = "none"
+# Losses that differ by up to this share are called close. Other rounding grows from step to step: in the tests, 64
+# steps with another optimizer's kernel or thread count differ by less than 1e-4, in bf16 by less than 1 %.
+CLOSE_WITHIN = 0.01
+# First version of glibc with `glibc.malloc.hugetlb`: its release notes.
+HUGE_PAGES_GLIBC = (2, 35)
+
+
+class Via(StrEnum):
+    """How a change is made."""
+
+    CONSTRUCTOR = "constructor"
+    METHOD = "method"
+    MODULE = "module"
+    SETTING = "setting"
+    ENVIRONMENT = "environment"
+
+
+class Effect(StrEnum):
+    """Effect of a change on the training. `SAME`: losses are equal to the bit. `TRAINING`: it trains differently.
+
+    `ROUNDING`: losses differ as between seeds of the script, by other rounding or other random numbers.
+    """
+
+    SAME = "same"
+    ROUNDING = "rounding"
+    TRAINING = "training"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Row of the table; the head of `changes.toml` explains the columns. `values`: None for a whole number."""
+
+    form: str
+    via: Via
+    effect: Effect
+    code: str
+    helps: tuple[str, ...]
+    values: tuple[str, ...] | None = None
+    least: int = 0
+    most: int = 0
+    example: str = ""
+    unless: str = ""
+    device: str = ""
+    precision: str = ""
+
+    @property
+    def name(self) -> str:
+        """What is changed: `DataLoader`, `torch.compile`, or the name of a variable."""
+        return re.split(r"[(=]", self.form)[0]
+
+    @property
+    def argument(self) -> str:
+        """Argument of a constructor or a method, such as `num_workers`; else empty."""
+        found = re.search(r"\((\w+)=", self.form)
+        return found[1] if found else ""
+
+    @property
+    def shown(self) -> str:
+        """An example: `DataLoader(num_workers=2)`."""
+        return self.form.format(self.example or (self.values or [""])[0])
+
+    def parsed(self, value: str) -> "Change":
+        """Change to this value. Raises `UsageError` if the value breaks the row's rule."""
+        if self.values is None:
+            is_right = re.fullmatch(r"-?[0-9]{1,19}", value) and self.least <= int(value) <= self.most
+            rule = f"a whole number from {self.least} to {self.most}"
+        else:
+            value = value.capitalize() if "True" in self.values else value
+            is_right, rule = value in (self.values or ("",)), " or ".join(self.values)
+        if not is_right:
+            raise UsageError(f"{self.form.format('…')} takes {rule}; got '{value}'", hint=f"--change '{self.shown}'")
+        return Change(row=self, word=value if self.values is not None else str(int(value)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A change to one value. `word`: the value as text, empty if the row has none."""
+
+    row: Row
+    word: str
+
+    @property
+    def text(self) -> str:
+        """Canonical text, as typed: `DataLoader(num_workers=2)`."""
+        return self.row.form.format(self.word)
+
+    @property
+    def value(self) -> Any:
+        """Value in Python."""
+        words = {"True": True, "False": False}
+        return int(self.word) if self.row.values is None else words.get(self.word, self.word)
+
+    @property
+    def code(self) -> str:
+        """Line that a user writes for it."""
+        return self.row.code.format(self.word)
+
+
+@cache
+def table() -> tuple[Row, ...]:
+    """Every change, in the order in which they are made."""
+    import tomllib  # noqa: PLC0415 - milliseconds that a help text has no use for
+
+    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["change"]
+    return tuple(
+        Row(
+            **{
+                **{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()},
+                "via": Via(row["via"]),
+                "effect": Effect(row["effect"]),
+            }
+        )
+        for row in rows
+    )
+
+
+def parse(value: object) -> str | None:
+    """Canonical text of one or several changes, from a text, or from a list of texts; None for `none`.
+
+    Raises `UsageError` for a change that is not in the table, a value out of its range, or two values for one thing.
+    """
+    typed = [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]
+    if typed == [NONE]:
+        return None
+    made = [change for text in typed for change in _changes(text)]
+    rows = [change.row for change in made]
+    for row in rows:
+        if rows.count(row) > 1:
+            texts = " and ".join(change.text for change in made if change.row is row)
+            raise UsageError(f"--change sets one thing twice: {texts}", hint="leave one of them out")
+    return SEPARATOR.join(change.text for change in sorted(made, key=lambda change: table().index(change.row)))
+
+
+def changes_of(text: str | None) -> tuple[Change, ...]:
+    """The changes in a result of `parse`."""
+    return tuple(_changes(text)) if text else ()
+
+
+def _changes(text: str) -> Iterator[Change]:
+    for part in text.split(SEPARATOR.strip()):
+        bare = re.sub(r"[\s'\"]", "", part)
+        if several := re.fullmatch(r"(\w+)\((\w+=[^,()]+(?:,\w+=[^,()]+)+)\)", bare):
+            yield from (_change(f"{several[1]}({argument})") for argument in several[2].split(","))
+        else:
+            yield _change(bare)
+
+
+def _change(text: str) -> Change:
+    for row in table():
+        before, has_value, after = row.form.partition("{}")
+        if has_value and text.startswith(before) and text.endswith(after):
+            return row.parsed(text[len(before) : len(text) - len(after)])
+        if not has_value and text in (row.form, f"{row.form}()"):
+            return row.parsed("")
+    head = re.split(r"=[^=]*$", text)[0]
+    known = {row.form.partition("{}")[0].rstrip("=("): row for row in table()}
+    by_argument = [row.shown for row in table() if row.argument and row.argument == head.rpartition("(")[2]]
+    near = did_you_mean(head.rstrip("=("), known)
+    shown = known[near.removeprefix("did you mean ").removesuffix("?")].shown if near else "".join(by_argument[:1])
+    hint = f"did you mean {shown}?" if shown else "the changes: " + ", ".join(row.shown for row in table())
+    raise UsageError(f"unknown change '{text}'", hint=hint)
+
+
+def variables(text: str | None) -> dict[str, str]:
+    """Environment variables that the changes in a result of `parse` set before Python starts."""
+    return {each.row.name: each.word for each in changes_of(text) if each.row.via is Via.ENVIRONMENT}
+
+
+def require_variables(text: str | None, environment: Mapping[str, str]) -> None:
+    """Raise `UsageError` if a variable of the changes is not set in this process, or has no effect in its C library."""
+    library, version = platform.libc_ver()
+    for name, value in variables(text).items():
+        if library != "glibc":
+            raise UsageError(f"--change {name}={value} needs Linux with glibc", hint="leave it out")
+        if name == "GLIBC_TUNABLES" and tuple(map(int, version.split(".")[:2])) < HUGE_PAGES_GLIBC:
+            raise UsageError(f"--change {name}={value} needs glibc 2.35; got {version}", hint="leave it out")
+        if environment.get(name) != value:
+            raise UsageError(
+                f"--change {name}={value} must be set before Python starts",
+                hint="launch local, which sets it, in place of python -m rooflaunch script",
+            )
+
+
+# --- losses
+
+
+class Likeness(StrEnum):
+    """Comparison of the losses of two variants of a script."""
+
+    SAME = "same to the bit"
+    CLOSE = "close"
+    DIFFERENT = "different"
+    UNKNOWN = "not comparable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossComparison:
+    """Comparison of the first `number` losses; `apart`: largest relative difference, `at`: its loss, from 1.
+
+    `why`: why they are not comparable, else empty.
+    """
+
+    likeness: Likeness
+    number: int = 0
+    apart: float = 0.0
+    at: int = 0
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        """Words for a result: `same to the bit (64 losses)`."""
+        if self.likeness is Likeness.UNKNOWN:
+            return f"{self.likeness}: {self.why}"
+        of = f"the first {self.number} losses" if self.number > 1 else "the first loss"
+        if self.likeness is Likeness.SAME:
+            return f"{self.likeness} ({of})"
+        by = percent(self.apart) if math.isfinite(self.apart) else "a loss that is not finite"
+        if self.likeness is Likeness.CLOSE:
+            return f"equal within {by} ({of})"
+        return f"{self.likeness}, by {by} in loss {self.at} of {counted(self.number, 'loss')}"
+
+
+def compare_losses(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> LossComparison:
+    """Compare the losses of runs of A and of B, each a list of `float.hex`, by the length that all runs have.
+
+    Runs of one side must agree too: else the script has no seed, and equality cannot be judged.
+    """
+    number = min(map(len, (*a, *b)), default=0)
+    if not (a and b and number):
+        return LossComparison(likeness=Likeness.UNKNOWN, why="a run has no loss of one value in its backward passes")
+    within, _ = max(_apart(runs[0], other, number) for runs in (a, b) for other in runs)
+    across, at = _apart(a[0], b[0], number)
+    if within > CLOSE_WITHIN:
+        by = percent(within) if math.isfinite(within) else "a loss that is not finite"
+        why = f"two runs of the same side differ by {by}: the script seeds nothing"
+        return LossComparison(likeness=Likeness.UNKNOWN, number=number, why=why)
+    likeness = Likeness.SAME if across == within == 0 else Likeness.CLOSE
+    likeness = likeness if across <= CLOSE_WITHIN else Likeness.DIFFERENT
+    return LossComparison(likeness=likeness, number=number, apart=max(across, within), at=at)
+
+
+def _apart(a: Sequence[str], b: Sequence[str], number: int) -> tuple[float, int]:
+    """Largest relative difference of the first `number` losses, infinite beside a NaN, and the loss's number from 1."""
+    found = (0.0, 0)
+    for index, (one, other) in enumerate(zip(a[:number], b[:number], strict=True), 1):
+        x, y = float.fromhex(one), float.fromhex(other)
+        apart = 0.0 if one == other or x == y else abs(x - y) / max(abs(x), abs(y))
+        found = max(found, (apart if math.isfinite(apart) else math.inf, index), key=lambda each: each[0])
+    return found
