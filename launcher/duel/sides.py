@@ -31,6 +31,7 @@ from workload.contract.errors import ToolError, UsageError
 from workload.contract.script_words import line_of, main_file, script_name
 from workload.contract.spec import GPU_MIN_SECONDS, Device, Resolved, RunSpec, resolve
 from workload.contract.text import counted, did_you_mean, si
+from workload.contract.trainer import Context
 from workload.environment import gpu_index
 from workload.environment.cloud import outside_facts
 
@@ -481,6 +482,19 @@ def _pair_of_images(request: Request, environment: Mapping[str, str], names: tup
     ids = [choice.image.id if choice.image else "" for choice in choices]
     labels = [f"{name} ({image_id[:19]})" for name, image_id in zip(names, ids, strict=True)]
     return _pair(labels, plans, are_equal=choices[0].image == choices[1].image)
+
+
+def plan_of_script(
+    request: Request, workplace: Workplace, environment: Mapping[str, str], *, change: str | None, ceilings: bool = False
+) -> LocalPlan:
+    """Plan of one run of the script `request.words`, as a side runs it, with a change made from outside or none.
+
+    `ceilings`: measure the machine's ceilings too. The bundle keeps the script's first losses.
+    """
+    typed = {**request.shared, **({"change": change} if change else {}), **({"ceilings": True} if ceilings else {})}
+    resolved = _resolved(typed, environment, script=request.words)
+    choice = Choice(runtime=Runtime.PROCESS, why="a tuning")
+    return _plan(request, resolved, choice, workplace=workplace, context=Context(keeps_losses=True))
 
 
 def _plan(

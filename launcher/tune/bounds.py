@@ -15,7 +15,6 @@ from workload.contract.changes import Change
 from workload.contract.record import Record
 
 
-
 class Part(StrEnum):
     """Part of a run's wall time that a change can remove."""
 

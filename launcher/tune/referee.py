@@ -50,9 +50,7 @@ class Ruling:
     losses: str
 
 
-def judge_work(
-    a: Sequence[Record], b: Sequence[Record], declared: Declared, rule: Losses = Losses.ROUNDING
-) -> Ruling:
+def judge_work(a: Sequence[Record], b: Sequence[Record], declared: Declared, rule: Losses = Losses.ROUNDING) -> Ruling:
     """Compare the work of runs of B with those of A, at least one each."""
     losses = compare_losses([_losses(run) for run in a], [_losses(run) for run in b])
     expected = declared.expects(rule)
@@ -125,7 +123,7 @@ def _batches(run: Record) -> float | None:
 
 
 def _samples_in_pass(run: Record) -> float | None:
-    return run.spec.script and run.spec.script.dataset_samples
+    return run.spec.script.dataset_samples if run.spec.script else None
 
 
 def _flop_per_sample(run: Record) -> float | None:
