@@ -284,7 +284,7 @@ def fight(
     measure: Callable[..., Measured] | None = None,
     name: str | None = None,
     now: Callable[[], float] = time.monotonic,
-    rule: Rule = Rule(),  # noqa: B008 - it is frozen
+    rule: Rule = Rule(),
     begun: Sequence[Measured] = (),
 ) -> Outcome:
     """Run segments until the duel is decided. Raises the error of a side that fails.
@@ -378,7 +378,7 @@ def run_segment(
         raise OutOfTimeError
     if not is_done:
         raise _failed(side, position, outcome, printed)
-    return _measured(outcome.bundles[0], side, position)
+    return measured_of(outcome.bundles[0], side.variant, position, side.label)
 
 
 def _failed(side: Side, position: int, outcome: LocalOutcome, printed: Printed) -> RooflaunchError:
@@ -403,12 +403,13 @@ def _failed(side: Side, position: int, outcome: LocalOutcome, printed: Printed) 
     return kind(f"{where}: {why}", hint=hint or usual)
 
 
-def _measured(sealed: Bundle, side: Side, position: int) -> Measured:
+def measured_of(sealed: Bundle, variant: str, position: int, label: str = "") -> Measured:
+    """Measurement of a segment from its bundle. `label`: name of the side. Raises `RunFailedError` without steps."""
     rate = sealed.record.timing.images_per_s
     steps = [row for row in bundle.read_steps(sealed.path) if row["phase"] == "measured"]
     if sealed.record.status is not Status.COMPLETED or not steps or not rate:
         raise RunFailedError(
-            f"run {position + 1}, of {side.variant} ({side.label}), measured no step",
+            f"run {position + 1}, of {variant} ({label or sealed.record.spec.model}), measured no step",
             hint=f"{sealed.path}/{bundle.LOG} gives the reason",
         )
     record = sealed.record
@@ -423,7 +424,7 @@ def _measured(sealed: Bundle, side: Side, position: int) -> Measured:
     recorded_busy = record.bound.busy if record.bound else None
     return Measured(
         position=position,
-        variant=side.variant,
+        variant=variant,
         step_s=median(seconds for seconds, _ in times),
         sample_s=median(seconds / samples for seconds, samples in times),
         wall_step_s=sum(samples for _, samples in times) / rate / len(times),

@@ -485,7 +485,12 @@ def _pair_of_images(request: Request, environment: Mapping[str, str], names: tup
 
 
 def plan_of_script(
-    request: Request, workplace: Workplace, environment: Mapping[str, str], *, change: str | None, ceilings: bool = False
+    request: Request,
+    workplace: Workplace,
+    environment: Mapping[str, str],
+    *,
+    change: str | None,
+    ceilings: bool = False,
 ) -> LocalPlan:
     """Plan of one run of the script `request.words`, as a side runs it, with a change made from outside or none.
 
