@@ -26,6 +26,7 @@ MOST_WORKERS = 16
 KEEPS_MEMORY = ("MALLOC_MMAP_MAX_=0", "MALLOC_TRIM_THRESHOLD_=4294967296")
 # Ways to huge pages where the system gives them to programs that ask.
 HUGE_PAGES = (("THP_MEM_ALLOC_ENABLE=1",), ("GLIBC_TUNABLES=glibc.malloc.hugetlb=1",))
+ALREADY = "the script does it already"
 COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -63,11 +64,13 @@ class Candidate:
         return bound_of(self.changes, run, steps) if self.changes else Bound(share=None, part=Part.STEP)
 
 
-def declared_by(candidates: Sequence[Candidate]) -> Declared:
-    """What several candidates declare together."""
-    each = [candidate.declared for candidate in candidates]
-    effect = next((effect for effect in reversed(Effect) if any(one.effect is effect for one in each)), Effect.SAME)
-    return Declared(effect=effect, precisions=frozenset().union(*(one.precisions for one in each)))
+def joined(candidates: Sequence[Candidate]) -> Candidate:
+    """All candidates as one, with what they declare together. It has one argument of the script at most."""
+    return Candidate(
+        text=changes.SEPARATOR.join(candidate.text for candidate in candidates),
+        changes=tuple(change for candidate in candidates for change in candidate.changes),
+        argument=next((candidate.argument for candidate in candidates if candidate.argument), None),
+    )
 
 
 def with_candidate(base: Sequence[Candidate], candidate: Candidate) -> tuple[Candidate, ...]:
@@ -176,69 +179,57 @@ def _of_row(row: Row, run: Record, folder: Path) -> Iterator[Candidate]:
         line = optimizer.line if optimizer else None
     else:
         values, why, line = _of_step(row, run, folder), "", None
-    for value in values or ([(row.values or (row.example,))[0]] if why else []):
+    for value in values:
         change = row.parsed(value)
         yield Candidate(text=change.text, changes=(change,), line=line, why_not=why)
 
 
 def _of_loader(row: Row, loader: Constructor, run: Record) -> tuple[list[str], str]:
     """Values to try for a DataLoader, and the reason if they are not tried."""
-    host, workers = run.environment.host, loader.num_workers or 0
-    match row.argument:
-        case "num_workers":
-            if loader.is_iterable:
-                return [], "its data set is iterable, and each worker would repeat the data"
-            cpus = min(MOST_WORKERS, int((host and host.cpus_allowed) or 1))
-            values = dict.fromkeys((cpus, max(1, cpus // 2)))
-            return [str(value) for value in values if value != workers], ""
-        case "prefetch_factor" | "persistent_workers" if not workers:
-            return [], ""
-        case "prefetch_factor":
-            return ([] if (loader.prefetch_factor or 0) >= int(row.example) else [row.example]), ""
-        case "persistent_workers":
-            return ["True"], "the script does it already" if loader.persistent_workers else ""
-        case "pin_memory":
-            if loader.pin_memory:
-                return ["True"], "the script does it already"
-            return ["True"], "" if run.spec.device == "cuda" else "no GPU"
-    return [], ""
+    host, workers, prefetched = run.environment.host, loader.num_workers or 0, loader.prefetch_factor or 0
+    cpus = min(MOST_WORKERS, int((host and host.cpus_allowed) or 1))
+    numbers = [str(number) for number in dict.fromkeys((cpus, max(1, cpus // 2))) if number != workers]
+    is_alone = "" if run.spec.device == "cuda" else "no GPU"
+    values, why = {
+        "num_workers": (numbers, ""),
+        "prefetch_factor": ([row.example] if workers and prefetched < int(row.example or 0) else [], ""),
+        "persistent_workers": (["True"] if workers else [], ALREADY if loader.persistent_workers else ""),
+        "pin_memory": (["True"], ALREADY if loader.pin_memory else is_alone),
+    }[row.argument]
+    if row.argument == "num_workers" and loader.is_iterable:
+        why = "its data set is iterable, and each worker would repeat the data"
+    return values, why
 
 
 def _of_optimizer(row: Row, optimizer: Constructor) -> tuple[list[str], str]:
     is_done = optimizer.fused or (row.argument == "foreach" and optimizer.foreach)
-    return ["True"], "the script does it already" if is_done else ""
+    return ["True"], ALREADY if is_done else ""
 
 
 def _of_step(row: Row, run: Record, folder: Path) -> list[str]:
     """Values to try of a change that is made to no constructor; none if it has no use here."""
     device, is_cuda = run.environment.device, run.spec.device == "cuda"
-    script, work = run.spec.script, run.complexity
-    precisions = set((work and work.flop_by_precision) or ())
+    script, work, host = run.spec.script, run.complexity, run.environment.host
+    precisions = {*((work and work.flop_by_precision) or ())}
     has_convolution = any("conv" in name for name in (work and work.flop_by_op) or ())
-    capability = tuple(int(part) for part in (device.compute_capability or "0.0").split("."))
+    has_tf32 = is_cuda and tuple(map(int, (device.compute_capability or "0.0").split("."))) >= TF32_CAPABILITY
+    has_bf16 = has_tf32 or bool({*((host and host.cpu_flags) or ())} & NATIVE_FLAGS["bf16"])
+    sources = (folder / name for name in (script and script.files) or ())
     settings = (script and script.settings) or {}
-    match row.form:
-        case "zero_grad(set_to_none={})":
-            sources = (folder / name for name in (script and script.files) or ())
-            return ["True"] if any("set_to_none" in _text(path) for path in sources) else []
-        case "channels_last":
-            return [""] if has_convolution else []
-        case "autocast(bfloat16)":
-            flags = set((run.environment.host and run.environment.host.cpu_flags) or ())
-            is_native = capability >= TF32_CAPABILITY if is_cuda else bool(flags & NATIVE_FLAGS["bf16"])
-            return [""] if is_native and precisions <= {"fp32", "tf32"} else []
-        case "torch.compile":
-            return [""] if not run.spec.compile and any(map(shutil.which, COMPILERS)) else []
-        case "torch.backends.cudnn.benchmark={}":
-            return ["True"] if is_cuda and has_convolution and settings.get(row.form) == "False" else []
-        case "torch.set_float32_matmul_precision({})":
-            is_of_use = is_cuda and capability >= TF32_CAPABILITY and "fp32" in precisions
-            return ["high"] if is_of_use and settings.get(row.form) == "highest" else []
-        case "torch.set_num_threads({})" if run.spec.device == "cpu":
-            return _threads(run)
-        case "torch.set_flush_denormal({})" if run.spec.device == "cpu":
-            return ["True"]
-    return []
+    possible = {
+        "zero_grad(set_to_none={})": any("set_to_none" in _text(path) for path in sources),
+        "channels_last": has_convolution,
+        "autocast(bfloat16)": has_bf16 and bool(precisions) and precisions <= {"fp32", "tf32"},
+        "torch.compile": not run.spec.compile and any(map(shutil.which, COMPILERS)),
+        "torch.backends.cudnn.benchmark={}": is_cuda and has_convolution and settings.get(row.form) == "False",
+        "torch.set_float32_matmul_precision({})": (
+            has_tf32 and "fp32" in precisions and settings.get(row.form) == "highest"
+        ),
+        "torch.set_flush_denormal({})": not is_cuda,
+    }
+    if row.form == "torch.set_num_threads({})":
+        return [] if is_cuda else _threads(run)
+    return [(row.values or [""])[0]] if possible.get(row.form) else []
 
 
 def _threads(run: Record) -> list[str]:

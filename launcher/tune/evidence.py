@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.duel.contest import Limits, Measured, Rule, measured_of
-from launcher.duel.decision import DuelState, DuelVerdict, order
+from launcher.duel.decision import DuelVerdict, order
 from launcher.tune.bounds import bound_of
 from launcher.tune.referee import Declared, Losses, Ruling, judge_work
 from workload.contract import bundle
@@ -44,14 +44,15 @@ class Decision(StrEnum):
 class Trial:
     """A duel: `change` on top of `base`, which is A. `error`: chance of accepting it although it is no gain.
 
-    `name`: of the duel. `is_final`: all accepted changes together against the original. `changes`, `commands`: option
-    --change and command of A and of B. `bundles`: SHA-256 of the manifest of each run, in order. `gain`, `low`, `high`:
-    growth of throughput with its interval; None if unknown. `losses`: how they compare, in words. `at_most`: bound of
-    the gain, from the run `bound_by`.
+    `name`: of the duel. `line`: of the constructor that changes. `is_final`: all accepted changes together against the
+    original. `changes`, `commands`: option --change and command of A and of B. `bundles`: SHA-256 of the manifest of
+    each run, in order. `gain`, `low`, `high`: growth of throughput with its interval; None if unknown. `losses`: how
+    they compare, in words. `at_most`: bound of the gain, from the run `bound_by`.
     """
 
     name: str
     change: str
+    line: str | None = None
     base: tuple[str, ...] = ()
     changes: tuple[str | None, str | None] = (None, None)
     commands: tuple[str, str] = ("", "")

@@ -21,15 +21,12 @@ Each trial gets an equal part of the wealth that is left: wealth / (changes stil
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from launcher.duel.contest import Limits, Measured, Outcome
-from launcher.duel.decision import LEAST_QUADRUPLES, SEGMENTS
-from launcher.tune.candidates import Candidate, declared_by, with_candidate
-from launcher.tune.evidence import Decision, Evidence, Trial, decide
+from launcher.tune.candidates import Candidate, joined, with_candidate
+from launcher.tune.evidence import Decision, Evidence, Trial
 from workload.contract.errors import InterruptedRunError
 from workload.contract.record import Record
 from workload.contract.text import minutes, percent
@@ -73,7 +70,7 @@ class Arena(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of the result: `candidate` with its decided trial, or why it was not tried."""
+    """A row of the result: a change with its decided trial, or why it was not tried."""
 
     text: str
     line: str | None = None
@@ -82,9 +79,17 @@ class Row:
     why_not: str = ""
 
 
+def row_of(trial: Trial) -> Row:
+    """Row of a trial."""
+    return Row(text=ALL if trial.is_final else trial.change, line=trial.line, at_most=trial.at_most, trial=trial)
+
+
 @dataclass(kw_only=True)
 class Tuning:
-    """State of a tuning. `candidates`: returns what can be tried on a base. `save`: keeps the evidence."""
+    """State of a tuning. `candidates`: returns what can be tried on a base. `save`: keeps the evidence.
+
+    `interrupted`: the error if the user ended it. `why_ended`: why further changes were not tried, else empty.
+    """
 
     evidence: Evidence
     base: Base
@@ -95,91 +100,92 @@ class Tuning:
     now: Callable[[], float] = time.monotonic
     interrupted: InterruptedRunError | None = None
     why_ended: str = ""
-    _rows: dict[str, Row] = field(default_factory=dict)
+    # Changes whose duel in this session ended without a decision.
+    _left_open: set[str] = field(default_factory=set)
     _began_s: float = 0.0
 
     def run(self) -> Iterator[Row]:
-        """Yield each row as it is decided."""
+        """Yield each row as it is decided, first those that an earlier session has decided."""
         self._began_s = self.now()
-        seen = set[str]()
-        while not self.interrupted and not self.why_ended:
-            row = self._next(seen)
-            if row is None:
-                break
-            seen.add(row.text)
-            yield row
-        yield from (row for row in self._not_tried() if row.text not in seen)
+        yield from (row_of(trial) for trial in self._decided())
+        while (trial := self._next()) is not None:
+            yield row_of(trial)
+        yield from self._not_tried()
         if len(self.base.candidates) > 1 and not self.interrupted:
             yield self._final()
 
+    def _decided(self) -> list[Trial]:
+        return [each for each in self.evidence.trials if not each.is_final and each.decision is not Decision.OPEN]
+
     # --- one trial
 
-    def _next(self, seen: set[str]) -> Row | None:
-        """Decide the open candidate with the largest bound; None if there is none."""
-        left = [candidate for candidate in self._open() if candidate.text not in seen]
-        if not left:
+    def _next(self) -> Trial | None:
+        """Fight for the candidate with the largest bound that is not decided; None if there is none, or no time."""
+        done = self._left_open | {trial.change for trial in self._decided()}
+        left = [candidate for candidate in self._worth_it() if candidate.text not in done]
+        if not left or self.interrupted:
             return None
-        candidate = left[0]
-        bound = candidate.bound(self.base.run, self.base.steps)
-        known = self._known(candidate)
-        if known and known.decision is not Decision.OPEN:
-            return self._row(candidate, known)
-        # The final trial will need its time and its level too, if this one is accepted.
-        has_final = bool(self.base.candidates)
-        left_s = self._left_s() - has_final * self.arena.least_s
+        # The final trial takes time too.
+        left_s = self._left_s() - self.arena.least_s * bool(self.base.candidates)
         if left_s < self.arena.least_s:
             self.why_ended = f"the time of {minutes(self.max_time_s)} was used up"
             return None
-        waiting = [each for each in left if not self._known(each)]
-        trial = known or self._new(candidate, self.base.candidates, planned=len(waiting) + 1)
-        trial = replace(trial, at_most=bound.gain, bound_by=self.base.run_id if bound.share is not None else None)
+        candidate, base = left[0], self.base.candidates
+        trial = self._begun(candidate, base) or self._new(candidate, base, planned=len(left) + 1)
         share_s = left_s if len(left) == 1 else max(MOST_OF_TIME * left_s, self.arena.least_s)
-        fought = self._fight(trial, self.base.candidates, with_candidate(self.base.candidates, candidate), share_s)
+        fought = self._fight(trial, base, with_candidate(base, candidate), share_s)
         if fought.trial.decision is Decision.ACCEPTED and fought.base:
             self.base = fought.base
-        return self._row(candidate, fought.trial)
+        elif fought.trial.decision is Decision.OPEN:
+            self._left_open.add(candidate.text)
+        return fought.trial
 
-    def _open(self) -> list[Candidate]:
-        """Candidates that may reach the margin, those that the user named first, then by their bounds."""
+    def _worth_it(self) -> list[Candidate]:
+        """Candidates that may reach the margin: those that the user named, then by their bounds, then the unbounded."""
         ranked = []
         for number, candidate in enumerate(self.candidates(self.base)):
-            gain = candidate.bound(self.base.run, self.base.steps).gain
-            is_small = gain is not None and gain < self.evidence.margin and not candidate.is_asked
-            if not candidate.why_not and not is_small and candidate.text not in self.evidence.accepted:
+            gain = self._gain(candidate)
+            if not candidate.why_not and (candidate.is_asked or gain is None or gain >= self.evidence.margin):
                 ranked.append(((not candidate.is_asked, gain is None, -(gain or 0.0), number), candidate))
         return [candidate for _, candidate in sorted(ranked, key=lambda each: each[0])]
 
-    def _known(self, candidate: Candidate) -> Trial | None:
-        """Trial of a candidate in an earlier session; an undecided one only if its duel can go on."""
-        base = tuple(each.text for each in self.base.candidates)
-        of_it = [each for each in self.evidence.trials if each.change == candidate.text and not each.is_final]
-        return next((each for each in of_it if each.decision is not Decision.OPEN or each.base == base), None)
+    def _gain(self, candidate: Candidate) -> float | None:
+        return candidate.bound(self.base.run, self.base.steps).gain
+
+    def _begun(self, candidate: Candidate, base: Sequence[Candidate]) -> Trial | None:
+        """Undecided trial of an earlier session whose duel can go on."""
+        texts = tuple(each.text for each in base)
+        return next(
+            (each for each in self.evidence.trials if (each.change, each.base) == (candidate.text, texts)), None
+        )
 
     def _new(self, candidate: Candidate, base: Sequence[Candidate], *, planned: int, is_final: bool = False) -> Trial:
+        gain, declared = self._gain(candidate), candidate.declared
         return Trial(
             name=f"tune-{secrets.token_hex(3)}",
             change=candidate.text,
+            line=candidate.line,
             base=tuple(each.text for each in base),
-            effect=candidate.declared.effect,
-            precisions=tuple(sorted(candidate.declared.precisions)),
+            effect=declared.effect,
+            precisions=tuple(sorted(declared.precisions)),
             error=self.evidence.wealth / planned,
             is_final=is_final,
+            at_most=None if is_final else gain,
+            bound_by=None if is_final or gain is None else self.base.run_id,
         )
 
     def _fight(self, trial: Trial, a: Sequence[Candidate], b: Sequence[Candidate], max_time_s: float) -> Fought:
         # The level is written down before the first run.
-        self._keep(trial)
+        self.keep(trial)
         fought = self.arena.fight(trial, a, b, max_time_s=max_time_s)
-        self._keep(fought.trial)
+        self.keep(fought.trial)
         self.interrupted = fought.interrupted
         return fought
 
-    def _keep(self, trial: Trial) -> None:
+    def keep(self, trial: Trial) -> None:
+        """Save the evidence with this trial."""
         self.evidence = self.evidence.with_trial(trial)
         self.save(self.evidence)
-
-    def _row(self, candidate: Candidate, trial: Trial) -> Row:
-        return Row(text=candidate.text, line=candidate.line, at_most=trial.at_most, trial=trial)
 
     def _left_s(self) -> float:
         return self.max_time_s - (self.now() - self._began_s)
@@ -189,27 +195,21 @@ class Tuning:
     def _not_tried(self) -> Iterator[Row]:
         tried = {trial.change for trial in self.evidence.trials}
         for candidate in self.candidates(self.base):
-            if candidate.text in tried:
-                continue
-            gain = candidate.bound(self.base.run, self.base.steps).gain
-            why = candidate.why_not
-            if not why and gain is not None and gain < self.evidence.margin:
-                why = f"at most {percent(gain)}"
-            yield Row(
-                text=candidate.text, line=candidate.line, at_most=gain, why_not=why or self.why_ended or "interrupted"
-            )
+            if candidate.text not in tried:
+                gain, why = self._gain(candidate), candidate.why_not
+                if not why and gain is not None and gain < self.evidence.margin:
+                    why = f"below {percent(self.evidence.margin)} at most"
+                why = why or self.why_ended or "the tuning was interrupted"
+                yield Row(text=candidate.text, line=candidate.line, at_most=gain, why_not=why)
 
     def _final(self) -> Row:
-        """Duel of all accepted changes against the original."""
-        base = self.base.candidates
-        together = Candidate(text="; ".join(each.text for each in base))
+        """Fight for all accepted changes against the original."""
+        together = joined(self.base.candidates)
         known = next((each for each in self.evidence.trials if each.is_final and each.change == together.text), None)
         if known and known.decision is not Decision.OPEN:
-            return Row(text=ALL, trial=known)
+            return row_of(known)
         if self._left_s() < self.arena.least_s:
-            self.why_ended = self.why_ended or f"the time of {minutes(self.max_time_s)} was used up"
+            self.why_ended = f"the time of {minutes(self.max_time_s)} was used up"
             return Row(text=ALL, why_not=self.why_ended)
         trial = known or self._new(together, (), planned=1, is_final=True)
-        declared = declared_by(base)
-        trial = replace(trial, effect=declared.effect, precisions=tuple(sorted(declared.precisions)))
-        return Row(text=ALL, trial=self._fight(trial, (), base, self._left_s()).trial)
+        return row_of(self._fight(trial, (), self.base.candidates, self._left_s()).trial)
