@@ -34,14 +34,16 @@ COMPILERS = ("c++", "g++", "clang++")
 class Candidate:
     """Something to try. `text`: as typed; `changes`: those made from outside.
 
-    `argument`: name and value of an argument of the script, else None. `line`: of the constructor that changes, None if
-    there is none, or if a library makes it. `why_not`: why it is not tried, else empty. `is_asked`: the user named it.
+    `argument`: name and value of an argument of the script, else None. `line`, `callee`: line and name of the
+    constructor that changes; the line is None if there is none, or if a library makes it. `why_not`: why it is not
+    tried, else empty. `is_asked`: the user named it.
     """
 
     text: str
     changes: tuple[Change, ...] = ()
     argument: tuple[str, str] | None = None
     line: str | None = None
+    callee: str = ""
     why_not: str = ""
     is_asked: bool = False
 
@@ -171,17 +173,19 @@ def _of_row(row: Row, run: Record, folder: Path) -> Iterator[Candidate]:
     in_step = [each for each in seen if each.is_in_step]
     loader = next((each for each in in_step if each.num_workers is not None), None)
     optimizer = next((each for each in in_step if each.num_workers is None), None)
+    made, why, values = None, "", list[str]()
     if row.name == "DataLoader":
+        made = loader
         values, why = _of_loader(row, loader, run) if loader else ([], "")
-        line = loader.line if loader else None
     elif row.name == "optimizer":
+        made = optimizer
         values, why = _of_optimizer(row, optimizer) if optimizer else ([], "")
-        line = optimizer.line if optimizer else None
     else:
-        values, why, line = _of_step(row, run, folder), "", None
+        values = _of_step(row, run, folder)
+    line, callee = (made.line, made.name or "") if made else (None, "")
     for value in values:
         change = row.parsed(value)
-        yield Candidate(text=change.text, changes=(change,), line=line, why_not=why)
+        yield Candidate(text=change.text, changes=(change,), line=line, callee=callee, why_not=why)
 
 
 def _of_loader(row: Row, loader: Constructor, run: Record) -> tuple[list[str], str]:

@@ -44,15 +44,16 @@ class Decision(StrEnum):
 class Trial:
     """A duel: `change` on top of `base`, which is A. `error`: chance of accepting it although it is no gain.
 
-    `name`: of the duel. `line`: of the constructor that changes. `is_final`: all accepted changes together against the
-    original. `changes`, `commands`: option --change and command of A and of B. `bundles`: SHA-256 of the manifest of
-    each run, in order. `gain`, `low`, `high`: growth of throughput with its interval; None if unknown. `losses`: how
-    they compare, in words. `at_most`: bound of the gain, from the run `bound_by`.
+    `name`: of the duel. `line`, `callee`: line and name of the constructor that changes. `is_final`: all accepted
+    changes together against the original. `changes`, `commands`: option --change and command of A and of B. `bundles`:
+    SHA-256 of the manifest of each run, in order. `gain`, `low`, `high`: growth of throughput with its interval; None
+    if unknown. `losses`: how they compare, in words. `at_most`: bound of the gain, from the run `bound_by`.
     """
 
     name: str
     change: str
     line: str | None = None
+    callee: str = ""
     base: tuple[str, ...] = ()
     changes: tuple[str | None, str | None] = (None, None)
     commands: tuple[str, str] = ("", "")

@@ -40,7 +40,7 @@ class Statement:
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """`diff`: text for `git apply` in `folder`, empty if nothing could be written. `notes`: what is left to the user."""
+    """`diff`: text for `git apply`, empty if nothing could be written. `notes`: what is left to the user."""
 
     diff: str
     notes: tuple[str, ...] = ()

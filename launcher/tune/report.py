@@ -10,10 +10,10 @@ from launcher.tune.evidence import Decision
 from launcher.tune.patch import Argument, Patch, Statement, patch_of
 from launcher.tune.tune import Row
 from workload.contract.changes import Change, Via
-from workload.contract.errors import ExitCode
+from workload.contract.errors import ExitCode, InterruptedRunError
 from workload.contract.record import Record
 from workload.contract.tables import Column, Role, TableFormat, facts, render
-from workload.contract.text import counted, percent, signed_percent
+from workload.contract.text import counted, signed_percent
 from workload.contract.verdict import NAMES
 
 COLUMNS = (
@@ -27,7 +27,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Result of a tuning. `accepted`: the changes in the patch; `is_complete`: nothing was left undecided."""
+    """Result of a tuning. `accepted`: the changes in the patch."""
 
     rows: Sequence[Row]
     accepted: Sequence[Candidate]
@@ -41,9 +41,7 @@ class Result:
             return ExitCode.NOT_DECIDABLE
         if self.accepted:
             return ExitCode.FASTER
-        is_open = any(
-            row.trial is None and row.is_open or row.trial and row.trial.decision is Decision.OPEN for row in self.rows
-        )
+        is_open = any(row.is_open or (row.trial and row.trial.decision is Decision.OPEN) for row in self.rows)
         return ExitCode.NOT_DECIDABLE if is_open else ExitCode.DONE
 
 
@@ -118,6 +116,43 @@ def _decided(row: Row) -> str:
             return f"{decision}: {trial.why}, {runs}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """End of a tuning. `patch`, `evidence`: their files, None without a patch; `interrupted`: the error after Ctrl-C."""
+
+    result: Result
+    patch: Path | None
+    evidence: Path
+    interrupted: InterruptedRunError | None
+
+
+def line(row: Row) -> str:
+    """A row in one line, as it is decided."""
+    cells = _cells(row)
+    return f"{row.text}: " + "; ".join(str(cells[name]) for name in ("measured", "losses", "decided") if cells[name])
+
+
+def text(tuned: Tuned, width: int | None = None) -> str:
+    """Result for people: the table, what is left to the user, and the files."""
+    lines = [table(tuned.result.rows, width)]
+    lines += [f"note       {note}" for note in tuned.result.patch.notes]
+    lines += [tuned.result.patch.diff.rstrip("\n")] if tuned.patch else []
+    lines += [f"patch      {tuned.patch}   (git apply {tuned.patch})"] if tuned.patch else []
+    return "\n".join([*lines, f"evidence   {tuned.evidence}   (launch tune --check {tuned.evidence})"])
+
+
+def end_json(tuned: Tuned) -> dict[str, Any]:
+    """Last object for programs."""
+    return {
+        "accepted": [candidate.text for candidate in tuned.result.accepted],
+        "patch": tuned.patch and str(tuned.patch),
+        "notes": list(tuned.result.patch.notes),
+        "evidence": str(tuned.evidence),
+        "interrupted": bool(tuned.interrupted),
+        "exit_code": tuned.result.exit_code,
+    }
+
+
 # --- the patch
 
 
@@ -130,7 +165,7 @@ def patch_for(accepted: Sequence[Candidate], script: Path | None, root: Path, fo
             name, value = candidate.argument
             notes.append(f"--{name} {value} is an argument of the script")
         for change in candidate.changes:
-            edit = _edit(change, candidate.line, script, root)
+            edit = _edit(change, candidate, script, root)
             if isinstance(edit, str):
                 notes.append(edit)
             else:
@@ -138,15 +173,15 @@ def patch_for(accepted: Sequence[Candidate], script: Path | None, root: Path, fo
     return patch_of(edits, folder, notes)
 
 
-def _edit(change: Change, line: str | None, script: Path | None, root: Path) -> Argument | Statement | str:
+def _edit(change: Change, candidate: Candidate, script: Path | None, root: Path) -> Argument | Statement | str:
     """Edit of a file, or a sentence on what is left to the user."""
     match change.row.via:
-        case Via.CONSTRUCTOR if line:
-            name, _, number = line.rpartition(":")
+        case Via.CONSTRUCTOR if candidate.line:
+            name, _, number = candidate.line.rpartition(":")
             return Argument(
                 path=root / name,
                 line=int(number),
-                callee=change.row.name,
+                callee=candidate.callee,
                 argument=change.row.argument,
                 value=str(change.value),
             )

@@ -70,13 +70,17 @@ class Arena(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of the result: a change with its decided trial, or why it was not tried."""
+    """A row of the result: a change with its decided trial, or why it was not tried.
+
+    `is_open`: it may be worth a trial, for which there was no time.
+    """
 
     text: str
     line: str | None = None
     at_most: float | None = None
     trial: Trial | None = None
     why_not: str = ""
+    is_open: bool = False
 
 
 def row_of(trial: Trial) -> Row:
@@ -165,6 +169,7 @@ class Tuning:
             name=f"tune-{secrets.token_hex(3)}",
             change=candidate.text,
             line=candidate.line,
+            callee=candidate.callee,
             base=tuple(each.text for each in base),
             effect=declared.effect,
             precisions=tuple(sorted(declared.precisions)),
@@ -199,8 +204,8 @@ class Tuning:
                 gain, why = self._gain(candidate), candidate.why_not
                 if not why and gain is not None and gain < self.evidence.margin:
                     why = f"below {percent(self.evidence.margin)} at most"
-                why = why or self.why_ended or "the tuning was interrupted"
-                yield Row(text=candidate.text, line=candidate.line, at_most=gain, why_not=why)
+                ended = self.why_ended or "the tuning was interrupted"
+                yield Row(text=candidate.text, line=candidate.line, at_most=gain, why_not=why or ended, is_open=not why)
 
     def _final(self) -> Row:
         """Fight for all accepted changes against the original."""
@@ -210,6 +215,6 @@ class Tuning:
             return row_of(known)
         if self._left_s() < self.arena.least_s:
             self.why_ended = f"the time of {minutes(self.max_time_s)} was used up"
-            return Row(text=ALL, why_not=self.why_ended)
+            return Row(text=ALL, why_not=self.why_ended, is_open=True)
         trial = known or self._new(together, (), planned=1, is_final=True)
         return row_of(self._fight(trial, (), self.base.candidates, self._left_s()).trial)
