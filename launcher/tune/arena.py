@@ -2,6 +2,7 @@
 
 import hashlib
 import platform
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from workload.contract.changes import Likeness, compare_losses
 from workload.contract.errors import InterruptedRunError, RooflaunchError, UsageError
 from workload.contract.record import Record
 from workload.contract.record_sections import SoftwareFacts
-from workload.contract.script_words import command_line
+from workload.contract.script_words import redacted
 
 # Seconds in which a run's process starts and warms up, until a run has shown it.
 START_S = 5.0
@@ -74,7 +75,7 @@ class LocalArena:
         """Begin or continue the duel of a trial. A failure of B is its result; a failure of A raises its error."""
         pair = Pair(a=self.side("A", a), b=self.side("B", b), are_equal=False)
         plans = (pair.a.plan, pair.b.plan)
-        commands = [command_line(plan.spec.script) for plan in plans]
+        commands = [shlex.join(redacted(plan.spec.script)) for plan in plans]
         course = _Course(
             trial=replace(
                 trial, changes=(plans[0].spec.change, plans[1].spec.change), commands=(commands[0], commands[1])
