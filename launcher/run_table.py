@@ -53,6 +53,7 @@ def _headline(record: Record) -> str:
     on = f"{spec.device}: {device.name or spec.device}" + (f", threads: {device.threads}" if device.threads else "")
     if spec.script:
         known = [f"batch {spec.batch_size}", spec.precision] if spec.script.step else []
+        known += [f"with {spec.change}"] if spec.change else []
         return ", ".join([spec.script.command or spec.model, *(text for text in known if text), f"on {on}"])
     return f"{spec.model}, batch {spec.batch_size}, {spec.precision}, on {on}"
 

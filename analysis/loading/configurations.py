@@ -43,6 +43,7 @@ CONFIGURATION = (
     "pin_memory",
     "persistent_workers",
     "devices",
+    "change",
 )
 # A user's script does not state these facts: they are counted in its steps, so repeats may differ slightly.
 COUNTED = ("batch_size", "grad_accumulation")
@@ -244,7 +245,7 @@ def with_usual_batch(runs: pd.DataFrame) -> pd.DataFrame:
     files, unit and number of devices.
     """
     scripts = runs[runs["script"].notna()]
-    for _, same in scripts.groupby(["script", "script_sha256", "unit", "devices"], dropna=False):
+    for _, same in scripts.groupby(["script", "script_sha256", "unit", "devices", "change"], dropna=False):
         for name in COUNTED:
             usual = same[name].mode()
             if len(usual):

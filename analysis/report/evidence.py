@@ -309,6 +309,7 @@ def _script_words(spec: Spec) -> list[str]:
     options = [("--warmup", spec.warmup), ("--iterations", spec.iterations)]
     options += [("--samples-per-step", spec.samples_per_step), ("--samples", spec.samples)]
     words_of_spec = [word for flag, value in options if value is not None for word in (flag, f"{value:.0f}")]
+    words_of_spec += ["--change", printable(spec.change)] if spec.change else []
     if spec.profile not in (None, Profile.NONE):
         words_of_spec += ["--profile", str(spec.profile), "--profile-steps", f"{spec.profile_steps or 1:g}"]
         words_of_spec += ["--ncu-metrics", printable(spec.ncu_metrics)] if spec.ncu_metrics else []

@@ -147,7 +147,8 @@ class Measured:
     """Measurement of a segment, in seconds per step and per sample: from the median step, and from the wall time.
 
     The median step includes waits for data. `files`: hash of the files that a script imported. `busy`: text on how
-    other work disturbed the segment; None if no other work did. `faults`: page faults, if they slow the segment down.
+    other work disturbed the segment; None if no other work did. `faults`: page faults, if they slow the segment down. `losses`: of a script's first
+    backward passes, if a change is judged.
     """
 
     position: int
@@ -161,6 +162,7 @@ class Measured:
     files: str | None = None
     busy: str | None = None
     faults: verdict.PageFaults | None = None
+    losses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -434,4 +436,5 @@ def measured_of(sealed: Bundle, variant: str, position: int, label: str = "") ->
         files=script.sha256 if script else None,
         busy=recorded_busy or verdict.competition(record),
         faults=verdict.page_faults(record),
+        losses=tuple((script and script.losses) or ()),
     )

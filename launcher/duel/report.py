@@ -12,6 +12,7 @@ from launcher.duel.decision import LEAST_QUADRUPLES, MOST_EXPECTED, SEGMENTS, Du
 from launcher.duel.sides import VARIANTS, Pair
 from workload.contract import bundle
 from workload.contract.bundle import RECORD
+from workload.contract.changes import Change, Effect, Likeness, LossComparison, changes_of, compare_losses
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.text import MINUTE_S, counted, duration, minutes, percent, plain, printable, seconds
 from workload.contract.verdict import FAULTS_CURE
@@ -93,6 +94,17 @@ class Result:
         return CODES[self.verdict]
 
     @property
+    def changes(self) -> tuple[Change, ...]:
+        """Changes of either side."""
+        return tuple(change for name in VARIANTS for change in changes_of(self.pair.side(name).plan.spec.change))
+
+    @property
+    def losses(self) -> LossComparison | None:
+        """Comparison of the losses of both sides; None if neither side has a change."""
+        a, b = ([each.losses for each in self.outcome.segments if each.variant == name] for name in VARIANTS)
+        return compare_losses(a, b) if self.changes else None
+
+    @property
     def notes(self) -> list[str]:
         """Warnings about the comparison, each a sentence: files that changed, equal code, a busy machine."""
         notes = list(self.pair.warnings)
@@ -104,6 +116,12 @@ class Result:
             notes.append(
                 "the commits differ, but the Python files that the script ran do not: the changed files "
                 "were not imported, or were imported from another folder"
+            )
+        differ = self.losses and self.losses.likeness in (Likeness.CLOSE, Likeness.DIFFERENT)
+        if differ and all(change.row.effect is Effect.SAME for change in self.changes):
+            reasons = filter(None, dict.fromkeys(change.row.unless for change in self.changes))
+            notes.append(
+                f"these changes leave the losses the same, {'; '.join(['unless another thing differs', *reasons])}"
             )
         if wall.verdict != state.verdict and wall.verdict in (DuelVerdict.SLOWER, DuelVerdict.FASTER):
             notes.append(
@@ -172,6 +190,7 @@ class Result:
             },
             **asdict(self.limits),
             "elapsed_s": outcome.elapsed_s,
+            "losses": self.losses and asdict(self.losses),
             "interrupted": bool(outcome.interrupted),
             "notes": self.notes,
             "segments": segments,
@@ -186,6 +205,7 @@ class Result:
             *self._opening_rows(),
             ("verdict", f"{self._headline()}: {outcome.state.reason}"),
             *((name, f"{self._figure(name)}  ({self.pair.side(name).label})") for name in VARIANTS),
+            *([("losses", self.losses.text)] if self.losses else []),
             ("runs", f"{len(outcome.segments)} in {duration(outcome.elapsed_s)}{noise}"),
             ("bundles", f"{self.output}/ ({outcome.name})"),
             *(("note", note) for note in self.notes),
@@ -206,6 +226,7 @@ class Result:
             state.against,
             f"{counted(state.quadruples, 'quadruple')} in {duration(outcome.elapsed_s)}",
             *self._machine_facts(),
+            *([f"losses: {self.losses.text}"] if self.losses else []),
             *([] if outcome.interrupted else [f"exit code {self.exit_code}"]),
         ]
         notes = "".join(f"\n- {_cell(note)}" for note in self.notes)

@@ -23,7 +23,7 @@ from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Choice, Workplace, choose
 from launcher.script import local_script
-from launcher.script.options import HereOptions
+from launcher.script.options import HereOptions, changes_before
 from launcher.typer_options import run_options_of_side
 from launcher.values import Runtime
 from workload.contract import script_words as scripts
@@ -247,7 +247,7 @@ class Request:
     `gpu_index`: the GPU for both sides, as nvidia-smi counts; None for CUDA's own choice.
 
     `words`: everything after `--`: the words of A, `---`, and the words of B, where each side has run options, or a
-    script with its arguments. If commits or images are compared, `words` is one script for both sides.
+    script with its arguments, behind its own options `--change`. If commits or images are compared, `words` is one script for both sides.
     """
 
     shared: Mapping[str, object]
@@ -314,6 +314,9 @@ def prepared(request: Request, environment: Mapping[str, str]) -> Iterator[Pair]
     if request.gpu_index is not None:
         gpu_index.require(request.gpu_index, gpu_index.listed(), environment)
         request = replace(request, shared={"device": Device.CUDA, **request.shared})
+    if is_shared and (own := changes_before(request.words))[0]:
+        shared = {**request.shared, **run_options_of_side(own[0], "both", without=LEFT_OUT)}
+        request = replace(request, words=tuple(own[1]), shared=shared)
     if request.commits and request.words:
         code = code_of_script(request.words, Path.cwd())
         with exported(request.commits, Path.cwd(), code) as exports:
@@ -328,8 +331,9 @@ def prepared(request: Request, environment: Mapping[str, str]) -> Iterator[Pair]
 
 
 def is_script(words: Sequence[str]) -> bool:
-    """Whether command-line words name a script with its arguments, rather than options."""
-    return bool(words) and (words[0] == "-m" or not words[0].startswith("-"))
+    """Whether command-line words name a script with its arguments, rather than options other than `--change`."""
+    script = changes_before(words)[1]
+    return bool(script) and (script[0] == "-m" or not script[0].startswith("-"))
 
 
 def _pair(labels: Sequence[str], plans: Sequence[LocalPlan], **facts: Any) -> Pair:
@@ -353,21 +357,27 @@ def _pair_of_words(request: Request, environment: Mapping[str, str]) -> Pair:
         if is_script(b_words):
             script, options_only = options_only, script
         raise UsageError(
-            f"{script[0]} is the script '{scripts.script_name(script[1])}', but {options_only[0]} is "
+            f"{script[0]} is the script '{scripts.script_name(changes_before(script[1])[1])}', but {options_only[0]} is "
             f"'{shlex.join(options_only[1])}', which is not a script",
             hint=SCRIPT_EXAMPLE,
         )
-    labels, plans = [], []
+    labels, resolved, workplaces = [], [], list[Workplace | None]()
     for variant, words in zip(VARIANTS, (a_words, b_words), strict=True):
-        if is_script(words):
-            labels.append(scripts.command_line(words))
-            resolved = _resolved(request.shared, environment, script=words)
-            plans.append(_plan(request, resolved, choice, workplace=_workplace(request, words, environment)))
-        else:
-            labels.append(shlex.join(words) or "no options of its own")
-            own = run_options_of_side(words, variant, without=LEFT_OUT)
-            resolved = _resolved({**request.shared, **own}, environment)
-            plans.append(_plan(request, resolved, choice))
+        typed, argv = changes_before(words) if is_script(words) else (words, [])
+        own = run_options_of_side(typed, variant, without=LEFT_OUT)
+        if argv and "change" in own and "change" in request.shared:
+            own["change"] = [*_texts(request.shared["change"]), *_texts(own["change"])]
+        resolved.append(_resolved({**request.shared, **own}, environment, script=argv))
+        changed = resolved[-1].spec.change
+        label = scripts.command_line(argv) + (f", with {changed}" if changed else "")
+        labels.append(label if argv else shlex.join(words) or "no options of its own")
+        workplaces.append(_workplace(request, argv, environment) if argv else None)
+    # Both sides keep their losses, if one of them has a change.
+    context = Context(keeps_losses=any(each.spec.change for each in resolved))
+    plans = [
+        _plan(request, each, choice, workplace=workplace, context=context)
+        for each, workplace in zip(resolved, workplaces, strict=True)
+    ]
     devices = [plan.spec.devices for plan in plans]
     if len(set(devices)) > 1:  # a duel compares times of one device's step
         raise UsageError(
@@ -377,12 +387,16 @@ def _pair_of_words(request: Request, environment: Mapping[str, str]) -> Pair:
     return _pair(labels, plans, are_equal=plans[0].spec == plans[1].spec)
 
 
+def _texts(typed: object) -> list[str]:
+    return [str(each) for each in typed] if isinstance(typed, list | tuple) else [str(typed)]
+
+
 def _workplace(request: Request, words: Sequence[str], environment: Mapping[str, str]) -> Workplace:
     a = tuple(itertools.takewhile(lambda word: word != SEPARATOR, request.words))
-    b = request.words[len(a) + 1 :]
+    sides = [changes_before(side) for side in (a, request.words[len(a) + 1 :])]
 
     def line(meant: Sequence[str]) -> str:
-        both = [meant if tuple(side) == tuple(words) else side for side in (a, b)]
+        both = [[*own, *(meant if side == list(words) else side)] for own, side in sides]
         return line_of("launch", "duel")([*both[0], SEPARATOR, *both[1]])
 
     workplace = local_script.workplace_of(words, HereOptions(data=request.data), Path.cwd(), environment, line)

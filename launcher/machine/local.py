@@ -1,5 +1,6 @@
 """Runs on this machine: make a plan first, then run the trainer in a child process or in a container."""
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
 from launcher.machine.runtime import Choice, Workplace
 from launcher.machine.watcher import Watcher, repeated_every
 from launcher.values import Runtime
-from workload.contract import bundle
+from workload.contract import bundle, changes
 from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError
 from workload.contract.process import run_child
@@ -151,6 +152,7 @@ def make_plan(
         if workplace:
             container = containers.for_script(container, spec, workplace)
     else:
+        changes.require_new_variables(spec.change, os.environ)
         # With -P, because the working folder may have a module `workload` of the user's own.
         trainer = runtime.SCRIPT_TRAINER if workplace else ("-P", "-m", "workload")
         command = (sys.executable, *trainer, *_trainer_words(spec, workplace, output, context, gpu))

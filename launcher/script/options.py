@@ -80,7 +80,20 @@ class ThereOptions:
 DEVICES = ("cpu", "cuda", "mps")
 OFF_SWITCHES = {option.name for option in options() if option.default is False}
 HERE_COMMANDS = ("local", "duel", "tune")
+CHANGE = "--change"
 RUN_OPTIONS = {*DEVICES, *(option.name for option in options())}
+
+
+def changes_before(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split one side of a duel into the options `--change` in front of its script, and the script with its arguments.
+
+    Options without a script are left as they are.
+    """
+    at = 0
+    while words[at : at + 1] and words[at].partition("=")[0] == CHANGE:
+        at += 1 if "=" in words[at] else 2
+    has_script = words[at : at + 1] == ["-m"] or not "".join(words[at : at + 1] or ["-"]).startswith("-")
+    return (list(words[:at]), list(words[at:])) if has_script else ([], list(words))
 
 
 class ScriptCommand(GroupedCommand):
@@ -120,18 +133,19 @@ class ScriptCommand(GroupedCommand):
         middle = words.index(self.separator) if self.separator in words else len(words)
         sides, ends = [words[:middle], words[middle + 1 :]], words[middle : middle + 1]
         line = line_of("launch", ctx.info_name)
-        for number, side in enumerate(sides):
+        for number, typed in enumerate(sides):
+            own, side = changes_before(typed) if self.separator else ([], typed)
             if side[:1] != ["-m"] and "".join(side[:1]).startswith("-"):
                 continue  # options of a duel's side
 
-            def line_of_side(meant: Sequence[str], number: int = number) -> str:
-                return line([*sides[0], *ends, *meant] if number else [*meant, *ends, *sides[1]])
+            def line_of_side(meant: Sequence[str], number: int = number, own: Sequence[str] = own) -> str:
+                return line([*sides[0], *ends, *own, *meant] if number else [*own, *meant, *ends, *sides[1]])
 
             asked, is_here = ctx.params.get("devices"), ctx.info_name in HERE_COMMANDS
             script, devices = read_typed(side, Path.cwd(), line_of_side, devices=asked, is_here=is_here)
             if devices:
                 ctx.params["devices"] = str(devices)
-            sides[number] = [*script]
+            sides[number] = [*own, *script]
         return [*sides[0], *ends, *sides[1]]
 
     def rows_by_heading(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:

@@ -124,17 +124,9 @@ def table() -> tuple[Row, ...]:
     """Every change, in the order in which they are made."""
     import tomllib  # noqa: PLC0415 - milliseconds that a help text has no use for
 
-    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["change"]
-    return tuple(
-        Row(
-            **{
-                **{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()},
-                "via": Via(row["via"]),
-                "effect": Effect(row["effect"]),
-            }
-        )
-        for row in rows
-    )
+    kinds: dict[str, Any] = {"via": Via, "effect": Effect, "values": tuple, "helps": tuple}
+    rows: list[dict[str, Any]] = tomllib.loads(TABLE.read_text(encoding="utf-8"))["change"]
+    return tuple(Row(**{name: kinds.get(name, lambda one: one)(value) for name, value in row.items()}) for row in rows)
 
 
 def parse(value: object) -> str | None:
@@ -187,6 +179,13 @@ def _change(text: str) -> Change:
 def variables(text: str | None) -> dict[str, str]:
     """Environment variables that the changes in a result of `parse` set before Python starts."""
     return {each.row.name: each.word for each in changes_of(text) if each.row.via is Via.ENVIRONMENT}
+
+
+def require_new_variables(text: str | None, environment: Mapping[str, str]) -> None:
+    """Raise `UsageError` if the launcher's environment has a variable of the changes already."""
+    for name, value in variables(text).items():
+        if environment.get(name) == value:
+            raise UsageError(f"--change {name}={value} has no effect: it is set here already", hint=f"unset {name}")
 
 
 def require_variables(text: str | None, environment: Mapping[str, str]) -> None:

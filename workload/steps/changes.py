@@ -9,7 +9,7 @@ import inspect
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -162,7 +162,7 @@ class Changes:
             self._note(change, ALREADY if mode else "the script switches it off")
             return original(mode)
 
-        torch.set_flush_denormal = set_and_note
+        torch.set_flush_denormal = set_and_note  # type: ignore[assignment]
 
     # --- methods and modules
 
@@ -227,8 +227,8 @@ class Changes:
                 why = "" if compiled else "torch.compile found nothing to compile in it"
             if why:
                 raise UsageError(f"--change '{change.text}' has no effect: {why}", hint="leave it out")
-            refused = [(made.where, why) for made in self._made if (why := made.refused.get(change, ALREADY)) != ALREADY]
-            notes += [f"{change.text} does not change {where}: {why}" for where, why in dict.fromkeys(refused)]
+            refused = {made.where: made.refused[change] for made in self._made if change in made.refused}
+            notes += [f"{change.text} not at {where}: {why}" for where, why in refused.items() if why != ALREADY]
         return notes
 
     def _why_not_in_step(self, change: Change, in_step: set[int]) -> str:
@@ -391,7 +391,7 @@ def _autocast(module: Module, trained: Sequence[torch.Tensor]) -> str:
         return _pytree.tree_map_only(torch.Tensor, _to_fp32, found)
 
     # A bound method, so that copies of the module get one of their own.
-    module.forward = types.MethodType(forward_in_bf16, module)  # type: ignore[method-assign]
+    module.forward = types.MethodType(forward_in_bf16, module)
     return ""
 
 
