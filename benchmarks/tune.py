@@ -31,7 +31,7 @@ from launcher.duel.sides import Pair
 from launcher.tune.bounds import Bound, Part
 from launcher.tune.candidates import Candidate
 from launcher.tune.evidence import Decision, Evidence, Trial, decide, rule_of
-from launcher.tune.referee import Losses
+from launcher.duel.referee import Losses
 from launcher.tune.tune import Base, Fought, Tuning
 
 # Seconds of a run, and of a tuning: the default of --max-time.

@@ -25,7 +25,6 @@ Examples:
   launch tune --try batch-size=64,128 -- train.py
   launch tune --check tune/evidence.json
 """
-LOSSES = ("same", "rounding", "any")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +38,7 @@ class TuneOptions:
     losses: str = choice(
         "what a change may do to the losses; rounding: not more than other rounding does",
         default="rounding",
-        metavar="|".join(LOSSES),
+        metavar="same|rounding|any",
     )
     max_time: str = choice("end after this time with what is proved", default="20m", metavar="TIME")
     data: str | None = choice(
@@ -87,14 +86,12 @@ def run_tune(
         return _check(options.check)
     if not words:
         raise UsageError("launch tune takes a script, after --", hint="launch tune -- train.py")
+    from launcher.duel.referee import parse_losses
     from launcher.script import local_script
     from launcher.script.options import HereOptions
     from launcher.tune import candidates, report, session
-    from launcher.tune.referee import Losses
     from workload.contract.script_words import line_of
 
-    if options.losses not in LOSSES:
-        raise UsageError(f"--losses takes {', '.join(LOSSES)}; got '{options.losses}'", hint="--losses rounding")
     candidates.asked(options.tries)
     workplace = local_script.workplace_of(
         words, HereOptions(data=options.data), Path.cwd(), os.environ, line_of("launch", "tune")
@@ -106,7 +103,7 @@ def run_tune(
         environment=os.environ,
         margin=values.parse_share(options.margin, "--margin", example="2%", least=0.001, most=0.5),
         max_time_s=values.parse_duration_s(options.max_time, "--max-time"),
-        losses=Losses(options.losses),
+        losses=parse_losses(options.losses),
         tries=options.tries,
     )
     is_table = output_format is TableFormat.TABLE

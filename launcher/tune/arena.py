@@ -15,7 +15,7 @@ from launcher.duel.sides import Pair, Request, Side, Variant, plan_of_script
 from launcher.machine.runtime import Workplace
 from launcher.tune.candidates import Candidate, change_text, words_with
 from launcher.tune.evidence import Decision, Evidence, Trial, decide, digest, rule_of, segments_of
-from launcher.tune.referee import Losses, judge_work
+from launcher.duel.referee import Losses, judge_work
 from launcher.tune.tune import Base, Fought
 from workload.contract import bundle
 from workload.contract.changes import Likeness, compare_losses

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.tune.bounds import Bound, Part, bound_of
-from launcher.tune.referee import Declared, Losses
+from launcher.duel.referee import Declared, Losses
 from workload.contract import changes
 from workload.contract.changes import Change, Effect, Row
 from workload.contract.errors import UsageError

@@ -16,6 +16,8 @@ from workload.contract.tables import Column, Role, TableFormat, facts, render
 from workload.contract.text import counted, signed_percent
 from workload.contract.verdict import NAMES
 
+# A larger bound excludes nothing, so it is not shown.
+MOST_SHOWN = 10.0
 COLUMNS = (
     *facts(change="change", line="line"),
     Column(name="at_most", heading="at most"),
@@ -82,7 +84,7 @@ def _cells(row: Row) -> dict[str, Any]:
     return {
         "change": row.text,
         "line": row.line,
-        "at_most": None if row.at_most is None else signed_percent(row.at_most),
+        "at_most": None if row.at_most is None or row.at_most > MOST_SHOWN else signed_percent(row.at_most),
         "measured": _measured(row),
         "losses": (trial and trial.losses) or None,
         "decided": f"not tried: {row.why_not}" if trial is None else _decided(row),

@@ -14,7 +14,7 @@ from launcher.tune import candidates, evidence, report
 from launcher.tune.arena import LocalArena, ScriptChangedError, base_of, measure_original, unchanged
 from launcher.tune.candidates import Candidate
 from launcher.tune.evidence import Decision, Evidence, Trial
-from launcher.tune.referee import Losses
+from launcher.duel.referee import Losses
 from launcher.tune.tune import Base, Row, Tuning
 from workload import __version__
 from workload.contract import bundle
@@ -80,7 +80,7 @@ def set_aside(folder: Path) -> None:
 class _Session:
     def __init__(self, asked: Asked, tell: Callable[[str], None], show: Callable[[Row], None], began_s: float) -> None:
         self._asked, self._tell, self._show = asked, tell, show
-        self._left_s = asked.max_time_s - (time.monotonic() - began_s)
+        self._began_s = began_s
         self._folder = asked.request.output
         self._evidence = asked.evidence()
         self._arena = LocalArena(
@@ -94,7 +94,6 @@ class _Session:
 
     def run(self) -> report.Tuned:
         """Measure, try, and write down what was found."""
-        began_s = time.monotonic()
         base = self._go_on() or self._begin()
         self._tell(report.headline(base.run))
         tuning = Tuning(
@@ -102,7 +101,8 @@ class _Session:
             base=base,
             candidates=self._candidates,
             arena=self._arena,
-            max_time_s=self._left_s - (time.monotonic() - began_s),
+            max_time_s=self._asked.max_time_s,
+            spent_s=time.monotonic() - self._began_s,
             save=self._save,
         )
         rows = []
@@ -127,7 +127,7 @@ class _Session:
     # --- the beginning
 
     def _begin(self) -> Base:
-        found, base = measure_original(self._arena, self._evidence, left_s=self._left_s)
+        found, base = measure_original(self._arena, self._evidence, left_s=self._asked.max_time_s)
         self._save(found)
         return base
 

@@ -29,7 +29,7 @@ from launcher.tune.candidates import Candidate, joined, with_candidate
 from launcher.tune.evidence import Decision, Evidence, Trial
 from workload.contract.errors import InterruptedRunError
 from workload.contract.record import Record
-from workload.contract.text import minutes, percent
+from workload.contract.text import duration, minutes, percent
 
 # A duel may take at most this part of the time that is left for further trials, so that one close call cannot use it up.
 MOST_OF_TIME = 0.5
@@ -92,7 +92,7 @@ def row_of(trial: Trial) -> Row:
 class Tuning:
     """State of a tuning. `candidates`: returns what can be tried on a base. `save`: keeps the evidence.
 
-    `interrupted`: the error if the user ended it. `why_ended`: why further changes were not tried, else empty.
+    `spent_s`: part of `max_time_s` that was used up before. `interrupted`: the error if the user ended it. `why_ended`: why further changes were not tried, else empty.
     """
 
     evidence: Evidence
@@ -101,6 +101,7 @@ class Tuning:
     arena: Arena
     max_time_s: float
     save: Callable[[Evidence], None]
+    spent_s: float = 0.0
     now: Callable[[], float] = time.monotonic
     interrupted: InterruptedRunError | None = None
     why_ended: str = ""
@@ -132,7 +133,7 @@ class Tuning:
         # The final trial takes time too.
         left_s = self._left_s() - self.arena.least_s * bool(self.base.candidates)
         if left_s < self.arena.least_s:
-            self.why_ended = f"the time of {minutes(self.max_time_s)} was used up"
+            self.why_ended = self._too_short()
             return None
         candidate, base = left[0], self.base.candidates
         trial = self._begun(candidate, base) or self._new(candidate, base, planned=len(left) + 1)
@@ -193,7 +194,11 @@ class Tuning:
         self.save(self.evidence)
 
     def _left_s(self) -> float:
-        return self.max_time_s - (self.now() - self._began_s)
+        return self.max_time_s - self.spent_s - (self.now() - self._began_s)
+
+    def _too_short(self) -> str:
+        least, left = duration(self.arena.least_s), duration(max(0.0, self._left_s()))
+        return f"a duel takes {least} or more, and {left} of {minutes(self.max_time_s)} are left"
 
     # --- the end
 
@@ -214,7 +219,7 @@ class Tuning:
         if known and known.decision is not Decision.OPEN:
             return row_of(known)
         if self._left_s() < self.arena.least_s:
-            self.why_ended = f"the time of {minutes(self.max_time_s)} was used up"
+            self.why_ended = self._too_short()
             return Row(text=ALL, why_not=self.why_ended, is_open=True)
         trial = known or self._new(together, (), planned=1, is_final=True)
         return row_of(self._fight(trial, (), self.base.candidates, self._left_s()).trial)

@@ -9,7 +9,7 @@ import pytest
 from launcher.tune.bounds import Bound, Part
 from launcher.tune.candidates import Candidate
 from launcher.tune.evidence import ERROR, Decision, Evidence, Trial
-from launcher.tune.referee import Losses
+from launcher.duel.referee import Losses
 from launcher.tune.tune import ALL, Base, Fought, Row, Tuning
 from workload.contract.errors import InterruptedRunError
 
@@ -155,7 +155,7 @@ def test_time_is_kept_for_the_final_trial() -> None:
     course = tuning(fights, A, B, C, max_time_s=399.0)
     rows = list(course.run())
 
-    assert decided(rows) == [("b", YES), ("a", YES), ("c", "the time of 6.7 min was used up"), (ALL, YES)]
+    assert decided(rows) == [("b", YES), ("a", YES), ("c", "a duel takes 100 s or more, and 3 min of 6.7 min are left"), (ALL, YES)]
     assert rows[2].is_open
 
 

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
 
-from workload.contract.changes import Effect, Likeness, LossComparison, compare_losses
+from launcher.duel.contest import Measured
+from workload.contract import bundle
+from workload.contract.changes import Effect, Likeness, LossComparison, changes_of, compare_losses
+from workload.contract.errors import UsageError
 from workload.contract.record import Record
 from workload.contract.text import percent, plain, si
 from workload.contract.verdict import shares_of_flop
@@ -31,6 +34,13 @@ class Losses(StrEnum):
     SAME = "same"
     ROUNDING = "rounding"
     ANY = "any"
+
+
+def parse_losses(text: str) -> Losses:
+    """Rule from the value of `--losses`. Raises `UsageError` for another word."""
+    if text not in set(Losses):
+        raise UsageError(f"--losses takes {', '.join(Losses)}; got '{text}'", hint="--losses rounding")
+    return Losses(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +77,20 @@ def judge_work(a: Sequence[Record], b: Sequence[Record], declared: Declared, rul
         *_other_losses(losses, expected, [loss for run in (*a, *b) for loss in _losses(run)]),
     )
     return Ruling(refusals=refusals, losses="not compared" if expected is Effect.TRAINING else losses.text)
+
+
+def ruling_of(segments: Sequence[Measured], rule: Losses) -> Ruling | None:
+    """Ruling on a duel of two versions of a script or of options; None if a side has no run.
+
+    What `--change` makes on B is declared; two versions that differ otherwise declare the rule's effect.
+    """
+    runs = {name: [bundle.read_record(each.folder) for each in segments if each.variant == name] for name in "AB"}
+    if not (runs["A"] and runs["B"]):
+        return None
+    made = changes_of(runs["B"][0].spec.change)
+    effect = Effect.SAME if rule is Losses.SAME else Effect.ROUNDING
+    declared = Declared(effect=effect, precisions=frozenset(each.row.precision for each in made) - {""})
+    return judge_work(runs["A"], runs["B"], declared, rule)
 
 
 def _losses(run: Record) -> Sequence[str]:
