@@ -169,11 +169,11 @@ def _flop_per_sample(run: Record) -> float | None:
 
 def _lower_precision(a: Sequence[Record], b: Sequence[Record], declared: Declared) -> Iterator[str]:
     before, after = _shares(a), _shares(b)
-    for number, name in enumerate(RANKS):
+    for number, name in reversed([*enumerate(RANKS)][1:]):
         # What has moved to this precision or to a lower one, without what is declared.
         below = [other for other in {*before, *after} if _rank(other) >= number and other not in declared.precisions]
         more = sum(after.get(other, 0.0) - before.get(other, 0.0) for other in below)
-        if number and more > LESS_WORK:
+        if more > LESS_WORK:
             yield f"{percent(more)} more of the FLOP are computed in {name} or a lower precision, which is not declared"
             return
 

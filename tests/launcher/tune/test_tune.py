@@ -155,7 +155,12 @@ def test_time_is_kept_for_the_final_trial() -> None:
     course = tuning(fights, A, B, C, max_time_s=399.0)
     rows = list(course.run())
 
-    assert decided(rows) == [("b", YES), ("a", YES), ("c", "a duel takes 100 s or more, and 3 min of 6.7 min are left"), (ALL, YES)]
+    assert decided(rows) == [
+        ("b", YES),
+        ("a", YES),
+        ("c", "a duel takes 100 s or more, and 3 min of 6.7 min are left"),
+        (ALL, YES),
+    ]
     assert rows[2].is_open
 
 
