@@ -233,16 +233,21 @@ def conditions() -> Iterator[tuple[str, str]]:
     yield from product(SEGMENT_NOISES, ["still"])
 
 
-def simulated(rng: np.random.Generator, name: str, kind: str, *, effect: float, duels: int) -> list[list[Segment]]:
-    """Duels with `name`'s noise on a machine of this kind; `effect`: the logarithm of B over A."""
-    segments = SEGMENTS * QUADRUPLES
+def logs_of(rng: np.random.Generator, name: str, kind: str, *, duels: int, segments: int) -> Floats:
+    """Logarithms of segments of one variant with `name`'s noise on a machine of this kind, shape (duels, segments)."""
     log = {noise.name: noise for noise in noises()}.get(name)
     if log:
         steps = log.steps_of(rng, series=duels, steps=segments * STEPS).reshape(duels, segments, STEPS)
         logs = np.median(steps, axis=2) + BETWEEN_SEGMENTS * rng.normal(size=(duels, segments))
     else:
         logs = of_segments(rng, name, (duels, segments))
-    logs += machine(rng, kind, duels=duels, segments=segments)
+    return logs + machine(rng, kind, duels=duels, segments=segments)
+
+
+def simulated(rng: np.random.Generator, name: str, kind: str, *, effect: float, duels: int) -> list[list[Segment]]:
+    """Duels with `name`'s noise on a machine of this kind; `effect`: the logarithm of B over A."""
+    segments = SEGMENTS * QUADRUPLES
+    logs = logs_of(rng, name, kind, duels=duels, segments=segments)
     made = []
     for row in logs:
         variants = islice(order(int(rng.integers(2**31))), segments)

@@ -14,7 +14,7 @@ import typer
 
 from launcher.backends import BACKENDS
 from launcher.cli import launches as jobs
-from launcher.cli import sweep
+from launcher.cli import sweep, tune
 from launcher.jobs import places
 from launcher.script.options import HereOptions, LocalOptions, ScriptCommand, Words, refuse_without_script
 from launcher.typer_options import DryRunOption, OutputOption, declare, instance_of, parameters_of, run_options
@@ -138,6 +138,7 @@ declare(run_local, [*parameters_of(LocalOptions), *parameters_of(HereOptions, gr
 local_command = grouped("model", "repeats", "profile", kind=LocalCommand)
 app.command("local", cls=local_command, epilog=LOCAL_EXAMPLES)(run_options(run_local))
 sweep.register(app)
+tune.register(app)
 jobs.register(app)
 
 

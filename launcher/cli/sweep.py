@@ -80,6 +80,10 @@ class DuelOptions:
         metavar="PATH",
         rich_help_panel=Group.SCRIPT,
     )
+    referee: bool = choice("refuse B, with exit code 10, if it does less work than A, or another one", default=False)
+    losses: str = choice(
+        "with --referee: how the losses of B may differ", default="rounding", metavar="same|rounding|any"
+    )
     same_within: str = choice("a smaller difference counts as the same, with exit code 0", default="2%", metavar="X%")
     max_time: str = choice(
         "end as not decidable after this time; --max-run-time limits a machine", default="30m", metavar="TIME"
@@ -202,9 +206,9 @@ def run_duel(
     its arguments. With --commit or --image, one script after -- is for both sides.
 
     Exit codes: 11 B is slower than A, 12 faster, by --same-within or more; 0 the same, or slower or faster by less; 13
-    not decidable within the limits.
+    not decidable within the limits; 10 the referee refuses B.
     """
-    from launcher.duel import contest, report, sides
+    from launcher.duel import contest, referee, report, sides
 
     options = instance_of(DuelOptions, own)
     limits = contest.make_limits(
@@ -219,7 +223,9 @@ def run_duel(
         output=output,
         data=options.data,
         gpu_index=options.gpu_index,
+        keeps_losses=options.referee,
     )
+    rule = referee.parse_losses(options.losses)
     with sides.prepared(request, os.environ) as pair:
         plan = report.Plan(pair=pair, limits=limits, output=output)
         shown = printable_lines(as_typed(plan.text()))
@@ -228,7 +234,8 @@ def run_duel(
             return ExitCode.DONE
         print(shown, file=sys.stderr)
         outcome = contest.fight(pair, limits, tell=lambda line: print(printable(line), file=sys.stderr, flush=True))
-    result = report.Result(pair=pair, limits=limits, outcome=outcome, output=output)
+    ruling = referee.ruling_of(outcome.segments, rule) if options.referee else None
+    result = report.Result(pair=pair, limits=limits, outcome=outcome, output=output, ruling=ruling)
     shown = printable_lines(as_typed(result.text()))
     print(shown if output_format is TableFormat.TABLE else plain(result.to_json(), output_format))
     if options.summary:

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from launcher import values
-from launcher.duel.decision import LEAST_QUADRUPLES, MARGIN, SEGMENTS, DuelState, Segment, judge, order
+from launcher.duel.decision import ERROR, LEAST_QUADRUPLES, MARGIN, SEGMENTS, DuelState, Segment, judge, order
 from launcher.duel.sides import Pair, Side
 from launcher.machine import local
 from launcher.machine.local import LocalOutcome
@@ -82,19 +82,24 @@ class Limits:
             "shorter --min-seconds would do"
         )
 
-    def ended(self, segments: int, elapsed_s: float, fewest: int | None = None) -> str | None:
+    def ended(self, segments: int, elapsed_s: float, fewest: int | None = None, *, begun: int = 0) -> str | None:
         """Reason to stop after this number of segments and seconds; None if another quadruple may run.
 
-        `fewest`: total of quadruples without which a verdict is not plausible.
+        `fewest`: total of quadruples without which a verdict is not plausible. `begun`: how many of the segments were
+        measured before these seconds.
         """
         quadruples = segments // SEGMENTS
         if self.max_segments is not None and segments + SEGMENTS > self.max_segments:
             return f"the limit of {self.max_segments} runs was reached"
-        if not quadruples:
+        if segments < begun + SEGMENTS:
             return None
-        quadruple_s = elapsed_s / quadruples
+        quadruple_s = elapsed_s * SEGMENTS / (segments - begun)
         allowed = minutes(self.max_time_s)
-        if KNOWN_AFTER <= quadruples < LEAST_QUADRUPLES and quadruple_s * LEAST_QUADRUPLES > self.max_time_s:
+        if (
+            not begun
+            and KNOWN_AFTER <= quadruples < LEAST_QUADRUPLES
+            and quadruple_s * LEAST_QUADRUPLES > self.max_time_s
+        ):
             least = f"{counted(LEAST_QUADRUPLES, 'quadruple')}, the minimum for a verdict,"
             return f"{least} take about {minutes(quadruple_s * LEAST_QUADRUPLES)}, and {allowed} were allowed"
         if elapsed_s + quadruple_s > self.max_time_s:
@@ -102,7 +107,7 @@ class Limits:
         runs = (fewest or 0) * SEGMENTS
         are_too_many = self.max_segments is not None and runs > self.max_segments
         limit = f"{self.max_segments} runs" if are_too_many else allowed
-        is_hopeless = are_too_many or runs / SEGMENTS * quadruple_s > self.max_time_s
+        is_hopeless = are_too_many or (runs - begun) / SEGMENTS * quadruple_s > self.max_time_s
         return f"given up, because {limit} would not suffice," if is_hopeless else None
 
 
@@ -229,7 +234,7 @@ def comparison_of(segments: Sequence[Measured]) -> Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Outcome of a duel. `state` is judged by the median step times, `wall` by the wall times.
+    """Outcome of a duel. `state` is judged by the rule, usually by the median step times; `wall` by the wall times.
 
     `interrupted`: the error if the user ended the duel, else None.
     """
@@ -247,6 +252,28 @@ class Outcome:
         return comparison_of(self.segments)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What ends a duel before its limits.
+
+    `error`: share of duels whose interval may exclude the truth. `by_wall`: judge by the whole wall time, not by the
+    median step. `seeks_faster`: also end a duel in which B is certainly not faster by the margin, however slow it is.
+    """
+
+    error: float = ERROR
+    by_wall: bool = False
+    seeks_faster: bool = False
+
+    def state(self, segments: "Sequence[Measured]", limits: Limits, ended: str | None = None) -> DuelState:
+        """State of the duel after these segments."""
+        return judge(as_segments(segments, wall=self.by_wall), margin=limits.same_within, error=self.error, ended=ended)
+
+    def is_not_faster(self, segments: "Sequence[Measured]", limits: Limits) -> bool:
+        """Whether B is not faster by the margin: false in at most `ERROR` of the duels in which it is."""
+        low = judge(as_segments(segments, wall=self.by_wall), margin=limits.same_within, error=2 * ERROR).low
+        return low is not None and low > 1 - limits.same_within
+
+
 class OutOfTimeError(Exception):
     """Error: the duel's time was used up during a segment, which was ended."""
 
@@ -259,27 +286,31 @@ def fight(
     measure: Callable[..., Measured] | None = None,
     name: str | None = None,
     now: Callable[[], float] = time.monotonic,
+    rule: Rule = Rule(),
+    begun: Sequence[Measured] = (),
 ) -> Outcome:
     """Run segments until the duel is decided. Raises the error of a side that fails.
 
     The digits of `name` are the seed of the random order of A and B. By default, the digits are random too. `measure`:
-    a function like `run_segment`.
+    a function like `run_segment`. `begun`: the first segments of the duel `name`, measured earlier.
     """
     name, began_s = name or f"duel-{secrets.token_hex(3)}", now()
-    segments: list[Measured] = []
+    segments = [*begun]
     interrupted: InterruptedRunError | None = None
     ended: str | None = None
     with Forks(tell) as forks:
         run = measure or partial(run_segment, forks=forks)
         for position, variant in enumerate(order(int(name.rpartition("-")[2], 16))):
+            if position < len(begun):
+                continue
             if position % SEGMENTS == 0:
-                state = judge(as_segments(segments), margin=limits.same_within)
-                ended = limits.ended(position, now() - began_s, state.fewest)
+                state = rule.state(segments, limits)
+                ended = limits.ended(position, now() - began_s, state.fewest, begun=len(begun))
                 if position == SEGMENTS and (text := comparison_of(segments).text):
                     tell(text)
                 if position:
                     tell(state.reason)
-                if state.verdict or ended:
+                if state.verdict or ended or (rule.seeks_faster and rule.is_not_faster(segments, limits)):
                     break
             left_s = limits.max_time_s - (now() - began_s)
             try:
@@ -292,7 +323,7 @@ def fight(
                 break
     return Outcome(
         name=name,
-        state=judge(as_segments(segments), margin=limits.same_within, ended=ended),
+        state=rule.state(segments, limits, ended),
         wall=judge(as_segments(segments, wall=True), margin=limits.same_within, ended=ended),
         segments=tuple(segments),
         elapsed_s=now() - began_s,
@@ -349,7 +380,7 @@ def run_segment(
         raise OutOfTimeError
     if not is_done:
         raise _failed(side, position, outcome, printed)
-    return _measured(outcome.bundles[0], side, position)
+    return measured_of(outcome.bundles[0], side.variant, position, side.label)
 
 
 def _failed(side: Side, position: int, outcome: LocalOutcome, printed: Printed) -> RooflaunchError:
@@ -374,12 +405,13 @@ def _failed(side: Side, position: int, outcome: LocalOutcome, printed: Printed) 
     return kind(f"{where}: {why}", hint=hint or usual)
 
 
-def _measured(sealed: Bundle, side: Side, position: int) -> Measured:
+def measured_of(sealed: Bundle, variant: str, position: int, label: str = "") -> Measured:
+    """Measurement of a segment from its bundle. `label`: name of the side. Raises `RunFailedError` without steps."""
     rate = sealed.record.timing.images_per_s
     steps = [row for row in bundle.read_steps(sealed.path) if row["phase"] == "measured"]
     if sealed.record.status is not Status.COMPLETED or not steps or not rate:
         raise RunFailedError(
-            f"run {position + 1}, of {side.variant} ({side.label}), measured no step",
+            f"run {position + 1}, of {variant} ({label or sealed.record.spec.model}), measured no step",
             hint=f"{sealed.path}/{bundle.LOG} gives the reason",
         )
     record = sealed.record
@@ -394,7 +426,7 @@ def _measured(sealed: Bundle, side: Side, position: int) -> Measured:
     recorded_busy = record.bound.busy if record.bound else None
     return Measured(
         position=position,
-        variant=side.variant,
+        variant=variant,
         step_s=median(seconds for seconds, _ in times),
         sample_s=median(seconds / samples for seconds, samples in times),
         wall_step_s=sum(samples for _, samples in times) / rate / len(times),

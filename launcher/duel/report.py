@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.duel.contest import MOST_MARGIN, STEPS, Limits, Outcome, Work, singular
 from launcher.duel.decision import LEAST_QUADRUPLES, MOST_EXPECTED, SEGMENTS, DuelState, DuelVerdict
+from launcher.duel.referee import Ruling
 from launcher.duel.sides import VARIANTS, Pair
 from workload.contract import bundle
 from workload.contract.bundle import RECORD
@@ -76,12 +77,16 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Plan of a duel with its outcome, to be shown at the end. `output`: folder of the bundles."""
+    """Plan of a duel with its outcome, to be shown at the end. `output`: folder of the bundles.
+
+    `ruling`: whether B does the same work as A; None if nobody asked.
+    """
 
     pair: Pair
     limits: Limits
     outcome: Outcome
     output: Path
+    ruling: Ruling | None = None
 
     @property
     def verdict(self) -> DuelVerdict:
@@ -91,7 +96,12 @@ class Result:
     @property
     def exit_code(self) -> ExitCode:
         """Exit code of the verdict, for CI."""
-        return CODES[self.verdict]
+        return ExitCode.FINDINGS if self.refusals else CODES[self.verdict]
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Reasons why the referee refuses B."""
+        return self.ruling.refusals if self.ruling else ()
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -191,6 +201,7 @@ class Result:
             **asdict(self.limits),
             "elapsed_s": outcome.elapsed_s,
             "losses": self.losses and asdict(self.losses),
+            "referee": self.ruling and asdict(self.ruling),
             "interrupted": bool(outcome.interrupted),
             "notes": self.notes,
             "segments": segments,
@@ -206,6 +217,11 @@ class Result:
             ("verdict", f"{self._headline()}: {outcome.state.reason}"),
             *((name, f"{self._figure(name)}  ({self.pair.side(name).label})") for name in VARIANTS),
             *([("losses", self.losses.text)] if self.losses else []),
+            *(
+                [("referee", f"B does the work of A; losses: {self.ruling.losses}")]
+                if self.ruling and not self.refusals
+                else []
+            ),
             ("runs", f"{len(outcome.segments)} in {duration(outcome.elapsed_s)}{noise}"),
             ("bundles", f"{self.output}/ ({outcome.name})"),
             *(("note", note) for note in self.notes),
@@ -240,6 +256,8 @@ class Result:
     def _headline(self) -> str:
         if self.outcome.interrupted:
             return DuelVerdict.NOT_DECIDABLE.value
+        if self.refusals:
+            return f"the referee refuses B: {'; '.join(self.refusals)}"
         margin, sign = percent(self.limits.same_within), self.outcome.state.sign
         match self.verdict:
             case DuelVerdict.SAME:

@@ -244,7 +244,8 @@ SEGMENT_S = GPU_MIN_SECONDS
 class Request:
     """Command line of a duel. `shared`: run options of both sides. `data`: folder of a script's data.
 
-    `gpu_index`: the GPU for both sides, as nvidia-smi counts; None for CUDA's own choice.
+    `gpu_index`: the GPU for both sides, as nvidia-smi counts; None for CUDA's own choice. `keeps_losses`: keep the first
+    losses of scripts; done anyway if a side has a change.
 
     `words`: everything after `--`: the words of A, `---`, and the words of B, where each side has run options, or a
     script with its arguments, behind its own options `--change`. If commits or images are compared, `words` is one script for both sides.
@@ -257,6 +258,7 @@ class Request:
     output: Path
     data: str | None = None
     gpu_index: int | None = None
+    keeps_losses: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,7 +375,7 @@ def _pair_of_words(request: Request, environment: Mapping[str, str]) -> Pair:
         labels.append(label if argv else shlex.join(words) or "no options of its own")
         workplaces.append(_workplace(request, argv, environment) if argv else None)
     # Both sides keep their losses, if one of them has a change.
-    context = Context(keeps_losses=any(each.spec.change for each in resolved))
+    context = Context(keeps_losses=request.keeps_losses or any(each.spec.change for each in resolved))
     plans = [
         _plan(request, each, choice, workplace=workplace, context=context)
         for each, workplace in zip(resolved, workplaces, strict=True)
@@ -496,6 +498,24 @@ def _pair_of_images(request: Request, environment: Mapping[str, str], names: tup
     ids = [choice.image.id if choice.image else "" for choice in choices]
     labels = [f"{name} ({image_id[:19]})" for name, image_id in zip(names, ids, strict=True)]
     return _pair(labels, plans, are_equal=choices[0].image == choices[1].image)
+
+
+def plan_of_script(
+    request: Request,
+    workplace: Workplace,
+    environment: Mapping[str, str],
+    *,
+    change: str | None,
+    ceilings: bool = False,
+) -> LocalPlan:
+    """Plan of one run of the script `request.words`, as a side runs it, with a change made from outside or none.
+
+    `ceilings`: measure the machine's ceilings too. The bundle keeps the script's first losses.
+    """
+    typed = {**request.shared, **({"change": change} if change else {}), **({"ceilings": True} if ceilings else {})}
+    resolved = _resolved(typed, environment, script=request.words)
+    choice = Choice(runtime=Runtime.PROCESS, why="a tuning")
+    return _plan(request, resolved, choice, workplace=workplace, context=Context(keeps_losses=True))
 
 
 def _plan(

@@ -79,7 +79,7 @@ class ThereOptions:
 
 DEVICES = ("cpu", "cuda", "mps")
 OFF_SWITCHES = {option.name for option in options() if option.default is False}
-HERE_COMMANDS = ("local", "duel")
+HERE_COMMANDS = ("local", "duel", "tune")
 CHANGE = "--change"
 RUN_OPTIONS = {*DEVICES, *(option.name for option in options())}
 

@@ -29,7 +29,7 @@ MODULES = {"launch": "launcher", "analyze": "analysis"}
 # that every command is in this table.
 COMMANDS = {
     "launch": [
-        "local", "duel", "gcp", "aws", "ssh", "slurm", "batch", "sweep", "gpus", "build", "doctor", "status", "logs",
+        "local", "duel", "tune", "gcp", "aws", "ssh", "slurm", "batch", "sweep", "gpus", "build", "doctor", "status", "logs",
         "down", "reap",
     ],
     "analyze": [

@@ -74,7 +74,8 @@ class ScriptFacts:
     definition of a step; `unit`: unit of `images` everywhere in this record: images, tokens, samples or steps.
     `dataset_samples`: samples in one pass over the data of a step, of all ranks together. `constructors`: DataLoaders
     and optimizers that it made, after changes; `settings`: settings of torch, by the form of their change
-    (`workload.contract.changes`). `losses`: those of its first backward passes as `float.hex`, if a change is judged.
+    (`workload.contract.changes`). `losses`: those of its first backward passes as `float.hex`, if a change is judged;
+    `replaced`: functions that measure time and that the script had replaced at the end.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -92,6 +93,7 @@ class ScriptFacts:
     constructors: Sequence[Constructor] | None = None
     settings: Mapping[str, Text] | None = None
     losses: Texts = None
+    replaced: Texts = None
 
 
 @dataclass(frozen=True, kw_only=True)

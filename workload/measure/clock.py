@@ -7,7 +7,7 @@ stream, whose time is known once the device has passed it. On MPS a mark waits f
 import csv
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -21,17 +21,35 @@ from workload.contract.ranks import COLLECTIVE_COLUMNS, COLLECTIVES_FILE
 from workload.contract.spec import Device
 
 MS_PER_S = 1000
+# The functions that measure, by their names in a script, as they were before the script ran: a script that replaces one
+# of them would otherwise measure itself.
+host_s = time.perf_counter
+MEASURING: Mapping[str, Any] = {
+    "time.perf_counter": time.perf_counter,
+    "time.perf_counter_ns": time.perf_counter_ns,
+    "time.monotonic": time.monotonic,
+    "time.time": time.time,
+    "torch.cuda.Event": torch.cuda.Event,
+    "torch.cuda.synchronize": torch.cuda.synchronize,
+}
+
+
+def replaced() -> tuple[str, ...]:
+    """Names of functions that measure and that the script has replaced by its own."""
+    modules = {"time": time, "torch.cuda": torch.cuda}
+    parts = ((name, *name.rpartition(".")[::2]) for name in MEASURING)
+    return tuple(full for full, module, name in parts if getattr(modules[module], name) is not MEASURING[full])
 
 
 class HostClock:
     """Clock of a device that computes synchronously with the host."""
 
     # Reads the monotonic clock, in seconds. Called within steps: as a static method it adds no Python frame.
-    mark: Callable[[], float] = staticmethod(time.perf_counter)
+    mark: Callable[[], float] = staticmethod(host_s)
 
     def passed(self, mark: float) -> bool:
         """Whether the host's clock has reached `mark`; always True for a mark in the past, as `mark()` returns it."""
-        return mark <= time.perf_counter()
+        return mark <= host_s()
 
     def seconds_between(self, earlier: float, later: float) -> float:
         """Seconds from `earlier` to `later`."""
@@ -54,7 +72,7 @@ class WaitingClock(HostClock):
     def mark(self) -> float:
         """Wait for the device and read the monotonic clock, in seconds."""
         self._synchronize()
-        return time.perf_counter()
+        return host_s()
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""

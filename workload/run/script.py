@@ -26,7 +26,7 @@ from workload.contract.trainer import Context
 from workload.environment.collect import collect
 from workload.environment.device import device_facts
 from workload.environment.machine import HostSystem
-from workload.measure.clock import Collectives, clock_for
+from workload.measure.clock import Collectives, clock_for, replaced
 from workload.measure.recorder import StepPhase
 from workload.measure.timing import Timeline
 from workload.run.life import Life, Region
@@ -337,7 +337,7 @@ class MeasuredScript:
                     " torch.set_flush_denormal(True) makes such gradients 0"
                 )
             if self.losses and (script := life.record.spec.script):
-                script = replace(script, losses=self.losses.texts())
+                script = replace(script, losses=self.losses.texts(), replaced=replaced() or None)
                 life.set(spec=replace(life.record.spec, script=script))
             life.measure_again()
         self._timeline.enter("finish")

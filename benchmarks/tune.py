@@ -1,0 +1,221 @@
+"""How often does a tuning accept a change that is no gain, and how often does it find one that is?
+
+    python benchmarks/tune.py                      simulated tunings, on all noises and machines of benchmarks/duel.py
+    python benchmarks/tune.py --tunings 5 --results build/tune.jsonl     small, and resumed where it was broken off
+    python benchmarks/tune.py --real FOLDER        the planted scripts of benchmarks/tuned/, tuned here
+
+Simulated: the course of `launcher.tune.tune`, with every duel judged by the product's own rule on the noise of real
+logs; only the runs are drawn. A case is a list of true growths of throughput, a change for each. A change is accepted
+falsely if its true growth is below the margin; the chance that a tuning has any such change must be at most 5 %.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from analysis.statistics.samples import Floats
+from benchmarks.duel import conditions, logs_of
+from benchmarks.resumable import Results
+from launcher.duel.contest import Limits, Measured, OutOfTimeError, Work, fight
+from launcher.duel.sides import Pair
+from launcher.tune.bounds import Bound, Part
+from launcher.tune.candidates import Candidate
+from launcher.tune.evidence import Decision, Evidence, Trial, decide, rule_of
+from launcher.duel.referee import Losses
+from launcher.tune.tune import Base, Fought, Tuning
+
+# Seconds of a run, and of a tuning: the default of --max-time.
+RUN_S, TUNING_S = 6.0, 1200.0
+MARGIN = 0.02
+EDGE = 1 / (1 - MARGIN) - 1
+# True growths of throughput; the bounds of the changes are 1.5 times as large, and 20 % if there is no gain.
+CASES: Mapping[str, tuple[float, ...]] = {
+    "A/A": (0.0,) * 5,
+    "A/A, 10 changes": (0.0,) * 10,
+    "just below the margin": (EDGE - 1e-9,) * 5,
+    "one of 10 %": (0.0, 0.0, 0.1, 0.0, 0.0),
+    "10 %, 30 % and 4 %": (0.1, 0.0, 0.3, 0.04, 0.0),
+}
+SCRIPTS = Path(__file__).with_name("tuned")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated(Candidate):
+    """A change with a known effect: `growth` of throughput."""
+
+    growth: float
+
+    def bound(self, run: Any, steps: Any) -> Bound:
+        """A bound that is too large, as bounds are."""
+        del run, steps
+        most = 1.5 * self.growth or 0.2
+        return Bound(share=most / (1 + most), part=Part.STEP)
+
+
+@dataclass(kw_only=True)
+class Machine:
+    """Arena whose runs are drawn: the noise `name` on a machine of this kind, on a clock of its own."""
+
+    name: str
+    kind: str
+    rng: np.random.Generator
+    evidence: Any = None
+    clock_s: float = 0.0
+    runs: int = 0
+    least_s: float = 24 * RUN_S
+
+    def fight(self, trial: Trial, a: Sequence[Candidate], b: Sequence[Candidate], *, max_time_s: float) -> Fought:
+        """Fight on drawn times."""
+        begun_s, most = self.clock_s, int(max_time_s / RUN_S) + 4
+        logs: Floats = logs_of(self.rng, self.name, self.kind, duels=1, segments=most)[0]
+        effects = {"A": _log_seconds(a), "B": _log_seconds(b)}
+        segments: list[Measured] = []
+
+        def measure(side: Any, *, name: str, position: int, left_s: float, tell: Any) -> Measured:
+            del name, tell
+            if left_s < RUN_S:
+                raise OutOfTimeError
+            self.clock_s += RUN_S
+            self.runs += 1
+            step_s = float(np.exp(logs[position] + effects[side.variant]))
+            times = dict.fromkeys(("step_s", "sample_s", "wall_step_s", "wall_sample_s"), step_s)
+            work = Work(samples=1)
+            segments.append(
+                Measured(position=position, variant=side.variant, work=work, folder=Path(), **cast("Any", times))
+            )
+            return segments[-1]
+
+        sides = SimpleNamespace(side=lambda variant: SimpleNamespace(variant=variant))
+        limits = Limits(same_within=MARGIN, max_time_s=max_time_s)
+        outcome = fight(
+            cast("Pair", sides),
+            limits,
+            tell=lambda _: None,
+            measure=measure,
+            name=trial.name,
+            now=lambda: self.clock_s - begun_s,
+            rule=rule_of(trial),
+        )
+        decided = decide(trial, segments, {"A": [], "B": []}, self.evidence(), outcome.state.reason)
+        return Fought(trial=decided, base=base(b))
+
+
+def _log_seconds(candidates: Sequence[Candidate]) -> float:
+    return -sum(float(np.log1p(cast("Simulated", each).growth)) for each in candidates)
+
+
+def base(candidates: Sequence[Candidate]) -> Base:
+    return Base(candidates=tuple(candidates), run_id="", run=cast("Any", None), steps=())
+
+
+def tuning(name: str, kind: str, growths: Sequence[float], rng: np.random.Generator) -> dict[str, Any]:
+    """Figures of one simulated tuning."""
+    changes = [Simulated(text=f"change {number}", growth=growth) for number, growth in enumerate(growths)]
+    start = Evidence(rooflaunch="", command=("train.py",), margin=MARGIN, losses=Losses.ANY)
+    arena = Machine(name=name, kind=kind, rng=rng)
+    course = Tuning(
+        evidence=start,
+        base=base(()),
+        candidates=lambda _: changes,
+        arena=arena,
+        max_time_s=TUNING_S,
+        save=lambda _: None,
+        now=lambda: arena.clock_s,
+    )
+    arena.evidence = lambda: course.evidence
+    rows = list(course.run())
+    accepted = set(course.evidence.accepted)
+    true = {change.text for change in changes if change.growth >= EDGE}
+    final = next((row.trial.decision for row in rows if row.trial and row.trial.is_final), None)
+    return {
+        "false": len(accepted - true),
+        "found": len(accepted & true),
+        "planted": len(true),
+        "runs": arena.runs,
+        "decided": sum(bool(row.trial and row.trial.decision is not Decision.OPEN) for row in rows),
+        "final": final,
+    }
+
+
+def simulate(results: Results, tunings: int, cases: Sequence[str]) -> list[dict[str, Any]]:
+    """Figures by case, over all noises and machines; `tunings`: of each."""
+    table = []
+    for case in cases:
+        found = list[dict[str, Any]]()
+        for name, kind in conditions():
+
+            def measure(
+                rng: np.random.Generator, name: str = name, kind: str = kind, case: str = case
+            ) -> dict[str, Any]:
+                return {"tunings": [tuning(name, kind, CASES[case], rng) for _ in range(tunings)]}
+
+            found += results.once(f"{case}, {name}, {kind}, {tunings}", measure)["tunings"]
+        planted = sum(each["planted"] for each in found)
+        table.append(
+            {
+                "case": case,
+                "tunings": len(found),
+                "with a false accept": sum(each["false"] > 0 for each in found),
+                "planted": planted,
+                "found": sum(each["found"] for each in found),
+                "runs": round(sum(each["runs"] for each in found) / len(found)),
+                "final": dict(Counter(each["final"] for each in found if each["final"])),
+            }
+        )
+        print(json.dumps(table[-1]), flush=True)
+    return table
+
+
+# --- real tunings
+
+
+def real(folder: Path, names: Sequence[str]) -> None:
+    """Tune each script of `SCRIPTS` here, and print its exit code and what was accepted."""
+    for script in sorted(SCRIPTS.glob("*.py")):
+        if names and script.stem not in names:
+            continue
+        place = folder / script.stem
+        place.mkdir(parents=True, exist_ok=True)
+        (place / script.name).write_bytes(script.read_bytes())
+        words = [sys.executable, "-m", "launcher", "tune", "--cpu", "--format", "json", "--", script.name]
+        began_s = time.monotonic()
+        done = subprocess.run(words, cwd=place, capture_output=True, text=True, check=False)
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        kept = [
+            (row["change"], row.get("gain"), row.get("at_most")) for row in rows if row.get("decision") == "accepted"
+        ]
+        line = {
+            "script": script.stem,
+            "code": done.returncode,
+            "accepted": kept,
+            "s": round(time.monotonic() - began_s),
+        }
+        print(json.dumps(line), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tunings", type=int, default=20, help="of each noise and machine (20)")
+    parser.add_argument("--cases", nargs="*", default=list(CASES))
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--real", type=Path, metavar="FOLDER")
+    parser.add_argument("--scripts", nargs="*", default=[])
+    options = parser.parse_args()
+    if options.real:
+        real(options.real, options.scripts)
+    else:
+        simulate(Results(options.results), options.tunings, options.cases)
+
+
+if __name__ == "__main__":
+    main()

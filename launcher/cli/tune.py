@@ -1,0 +1,137 @@
+"""Options of `launch tune`. Imports little, because `launch --help` loads this module."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from launcher import values
+from launcher.duel import LEFT_OUT
+from launcher.script.options import ScriptCommand, Words
+from launcher.typer_options import OutputOption, declare, instance_of, parameters_of, run_options
+from launcher.values import choice
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.invocation import Group, as_typed
+from workload.contract.program import FormatOption, grouped
+from workload.contract.tables import TableFormat, as_json
+from workload.contract.text import printable, printable_lines, terminal_width
+
+EXAMPLES = """\b
+Examples:
+  launch tune -- train.py --epochs 1
+  launch tune --try batch-size=64,128 -- train.py
+  launch tune --check tune/evidence.json
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """Options of `launch tune`, besides those of its runs."""
+
+    tries: tuple[str, ...] = choice(
+        "also try an argument of the script, or a change; repeatable", default=(), flag="--try", metavar="NAME=V1,V2"
+    )
+    margin: str = choice("a change must bring this much", default="2%", metavar="X%")
+    losses: str = choice(
+        "what a change may do to the losses; rounding: not more than other rounding does",
+        default="rounding",
+        metavar="same|rounding|any",
+    )
+    max_time: str = choice("end after this time with what is proved", default="20m", metavar="TIME")
+    data: str | None = choice(
+        "the script's data; {data} in its arguments becomes this path",
+        default=None,
+        metavar="PATH",
+        rich_help_panel=Group.SCRIPT,
+    )
+    check: Path | None = choice(  # noqa: RUF009 - a path is immutable
+        "compute an evidence file again from its bundles",
+        default=None,
+        metavar="FILE",
+        rich_help_panel=Group.OUTPUT,
+    )
+
+
+class TuneCommand(ScriptCommand):
+    """Command `tune`, whose line ends in `-- train.py ARGS`."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    declare(run_tune, parameters_of(TuneOptions, group=Group.MEASURING), before="output")
+    tune = grouped("tries", "margin", "max_time", "check", kind=TuneCommand)
+    app.command("tune", cls=tune, epilog=EXAMPLES)(run_options(run_tune, without=(*LEFT_OUT, "change")))
+
+
+def run_tune(
+    *,
+    words: Words = None,
+    typed: dict[str, object],
+    output: OutputOption = Path("tune"),
+    output_format: FormatOption = TableFormat.TABLE,
+    **own: Any,
+) -> int:
+    """Try changes to a training script, prove each by a duel, and write those that help as a patch.
+
+    Nothing is written into the script's own files. Run it again to go on where it ended.
+
+    Exit codes: 12 the accepted changes make the script faster by --margin or more; 0 no change does; 13 not decidable
+    within the limits.
+    """
+    options = instance_of(TuneOptions, own)
+    if options.check:
+        return _check(options.check)
+    if not words:
+        raise UsageError("launch tune takes a script, after --", hint="launch tune -- train.py")
+    from launcher.duel.referee import parse_losses
+    from launcher.script import local_script
+    from launcher.script.options import HereOptions
+    from launcher.tune import candidates, report, session
+    from workload.contract.script_words import line_of
+
+    candidates.asked(options.tries)
+    workplace = local_script.workplace_of(
+        words, HereOptions(data=options.data), Path.cwd(), os.environ, line_of("launch", "tune")
+    )
+    workplace.require(words)
+    asked = session.Asked(
+        request=session.request_of(typed, words, output=output, data=options.data),
+        workplace=workplace,
+        environment=os.environ,
+        margin=values.parse_share(options.margin, "--margin", example="2%", least=0.001, most=0.5),
+        max_time_s=values.parse_duration_s(options.max_time, "--max-time"),
+        losses=parse_losses(options.losses),
+        tries=options.tries,
+    )
+    is_table = output_format is TableFormat.TABLE
+
+    def show(row: Any) -> None:
+        if is_table:
+            print(printable(report.line(row)), file=sys.stderr, flush=True)
+        else:
+            print(as_json(report.row_json(row)), flush=True)
+
+    tuned = session.tune(asked, tell=lambda text: print(printable(text), file=sys.stderr, flush=True), show=show)
+    if is_table:
+        print(printable_lines(as_typed(report.text(tuned, terminal_width(sys.stdout)))))
+    else:
+        print(as_json(report.end_json(tuned)))
+    if tuned.interrupted:
+        raise tuned.interrupted
+    return tuned.result.exit_code
+
+
+def _check(file: Path) -> int:
+    from launcher.tune import evidence
+
+    found = evidence.read(file)
+    wrong = list(evidence.check(found, file.parent))
+    for line in wrong:
+        print(printable(line))
+    runs = sum(len(trial.bundles) for trial in found.trials) + len(found.originals)
+    if not wrong:
+        print(f"{len(found.trials)} decisions follow from the {runs} runs that {file} names")
+    return ExitCode.FINDINGS if wrong else ExitCode.DONE

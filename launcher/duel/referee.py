@@ -1,0 +1,203 @@
+"""Referee: whether two variants of a script do the same work, from the bundles of their runs.
+
+A variant that is faster because it does less is refused, with the reason as a sentence. What is compared was observed
+by hooks in PyTorch, never stated by the script: the samples of a step, its batches and FLOP, the precision of its
+products, the losses of its first backward passes, and whether the script replaced a clock.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import median
+
+from launcher.duel.contest import Measured
+from workload.contract import bundle
+from workload.contract.changes import Effect, Likeness, LossComparison, changes_of, compare_losses
+from workload.contract.errors import UsageError
+from workload.contract.record import Record
+from workload.contract.text import percent, plain, si
+from workload.contract.verdict import shares_of_flop
+
+# Steps with less work by this share are other steps: batches of padded texts differ by less, on average over a run.
+LESS_WORK = 0.01
+# From the highest precision to the lowest; other names are integers.
+RANKS = ("fp64", "fp32", "tf32", "bf16", "amp", "fp16", "fp8")
+
+
+class Losses(StrEnum):
+    """Rule on losses.
+
+    `SAME`: only changes whose losses are equal to the bit; `ROUNDING`: also those that only round differently; `ANY`:
+    losses are not compared.
+    """
+
+    SAME = "same"
+    ROUNDING = "rounding"
+    ANY = "any"
+
+
+def parse_losses(text: str) -> Losses:
+    """Rule from the value of `--losses`. Raises `UsageError` for another word."""
+    if text not in set(Losses):
+        raise UsageError(f"--losses takes {', '.join(Losses)}; got '{text}'", hint="--losses rounding")
+    return Losses(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """What a variant declares to change. `precisions`: lower precisions that it may use."""
+
+    effect: Effect = Effect.SAME
+    precisions: frozenset[str] = field(default_factory=frozenset)
+
+    def expects(self, rule: Losses) -> Effect:
+        """Effect that the losses must show under a rule."""
+        return Effect.TRAINING if rule is Losses.ANY else self.effect
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ruling:
+    """Result: `refusals` as sentences, none if the work is the same; `losses`: how the losses compare, in words."""
+
+    refusals: tuple[str, ...]
+    losses: str
+
+
+def judge_work(a: Sequence[Record], b: Sequence[Record], declared: Declared, rule: Losses = Losses.ROUNDING) -> Ruling:
+    """Compare the work of runs of B with those of A, at least one each."""
+    losses_of_a, expected = [_losses(run) for run in a], declared.expects(rule)
+    losses = compare_losses(losses_of_a, [_losses(run) for run in b])
+    if expected is Effect.SAME and compare_losses(losses_of_a, losses_of_a).likeness is Likeness.CLOSE:
+        # The original's own runs differ by rounding, so no variant can be equal to the bit.
+        expected = Effect.ROUNDING
+    refusals = (
+        *_less_work(a, b, expected),
+        *_lower_precision(a, b, declared),
+        *_replaced_clocks(b),
+        *_other_losses(losses, expected, [loss for run in (*a, *b) for loss in _losses(run)]),
+    )
+    return Ruling(refusals=refusals, losses="not compared" if expected is Effect.TRAINING else losses.text)
+
+
+def ruling_of(segments: Sequence[Measured], rule: Losses) -> Ruling | None:
+    """Ruling on a duel of two versions of a script or of options; None if a side has no run.
+
+    What `--change` makes on B is declared; two versions that differ otherwise declare the rule's effect.
+    """
+    runs = {name: [bundle.read_record(each.folder) for each in segments if each.variant == name] for name in "AB"}
+    if not (runs["A"] and runs["B"]):
+        return None
+    made = changes_of(runs["B"][0].spec.change)
+    effect = Effect.SAME if rule is Losses.SAME else Effect.ROUNDING
+    declared = Declared(effect=effect, precisions=frozenset(each.row.precision for each in made) - {""})
+    return judge_work(runs["A"], runs["B"], declared, rule)
+
+
+def _losses(run: Record) -> Sequence[str]:
+    return (run.spec.script and run.spec.script.losses) or ()
+
+
+def _unit(run: Record) -> str:
+    return (run.spec.script and run.spec.script.unit) or "images"
+
+
+# --- amounts of work
+
+
+def _less_work(a: Sequence[Record], b: Sequence[Record], effect: Effect) -> Iterator[str]:
+    units = sorted({_unit(run) for run in (*a, *b)})
+    if len(units) > 1:
+        yield f"throughput counts {' in one variant and '.join(units)} in the other"
+        return
+    unit = units[0]
+    if effect is not Effect.TRAINING:
+        yield from _fewer(a, b, _samples, lambda value: f"{plain(value, 4)} {unit}", "a step trains on")
+        yield from _fewer(a, b, _sequences, lambda value: f"{plain(value, 4)} sequences", "a step trains on")
+        # More batches in a step are fewer steps of the optimizer for the same samples.
+        if (number := _typical(b, _batches)) and (before := _typical(a, _batches)) and number != before:
+            yield f"a step of the optimizer takes {number:g} batches, and {before:g} in the original"
+    yield from _fewer(a, b, _samples_in_pass, lambda value: f"{plain(value, 6)} {unit}", "a pass over the data has")
+    yield from _fewer(a, b, _flop_per_sample, lambda value: si(value, "FLOP"), f"training on one of the {unit} takes")
+
+
+def _fewer(
+    a: Sequence[Record],
+    b: Sequence[Record],
+    figure: Callable[[Record], float | None],
+    text: Callable[[float], str],
+    what: str,
+) -> Iterator[str]:
+    """Refusal if a figure of B is less than A's; none if the figure of a side is unknown."""
+    before, after = _typical(a, figure), _typical(b, figure)
+    if before is not None and after is not None and after < before * (1 - LESS_WORK):
+        yield f"{what} {text(after)}, and {text(before)} in the original"
+
+
+def _typical(runs: Sequence[Record], figure: Callable[[Record], float | None]) -> float | None:
+    known = [value for run in runs if (value := figure(run)) is not None]
+    return median(known) if len(known) == len(runs) else None
+
+
+def _samples(run: Record) -> float | None:
+    steps, images = run.timing.step_s and run.timing.step_s.n, run.timing.images
+    return images / steps if steps and images else None
+
+
+def _sequences(run: Record) -> float | None:
+    steps, samples = run.timing.step_s and run.timing.step_s.n, run.timing.samples
+    return samples / steps if steps and samples else None
+
+
+def _batches(run: Record) -> float | None:
+    return run.spec.grad_accumulation
+
+
+def _samples_in_pass(run: Record) -> float | None:
+    return run.spec.script.dataset_samples if run.spec.script else None
+
+
+def _flop_per_sample(run: Record) -> float | None:
+    work, samples = run.complexity, _samples(run)
+    if not work or not work.train_flop_per_step or not samples:
+        return None
+    # To repeat a forward pass saves memory and is no work of its own.
+    return (work.train_flop_per_step - (work.recomputed_flop_per_step or 0.0)) / samples
+
+
+# --- precision, clocks, losses
+
+
+def _lower_precision(a: Sequence[Record], b: Sequence[Record], declared: Declared) -> Iterator[str]:
+    before, after = _shares(a), _shares(b)
+    for number, name in reversed([*enumerate(RANKS)][1:]):
+        # What has moved to this precision or to a lower one, without what is declared.
+        below = [other for other in {*before, *after} if _rank(other) >= number and other not in declared.precisions]
+        more = sum(after.get(other, 0.0) - before.get(other, 0.0) for other in below)
+        if more > LESS_WORK:
+            yield f"{percent(more)} more of the FLOP are computed in {name} or a lower precision, which is not declared"
+            return
+
+
+def _rank(precision: str) -> int:
+    return RANKS.index(precision) if precision in RANKS else len(RANKS)
+
+
+def _shares(runs: Sequence[Record]) -> Mapping[str, float]:
+    return shares_of_flop(runs[0])
+
+
+def _replaced_clocks(b: Sequence[Record]) -> Iterator[str]:
+    names = dict.fromkeys(name for run in b for name in (run.spec.script and run.spec.script.replaced) or ())
+    if names:
+        yield f"the script replaced {', '.join(names)}"
+
+
+def _other_losses(found: LossComparison, effect: Effect, losses: Sequence[str]) -> Iterator[str]:
+    if effect is Effect.TRAINING:
+        return
+    if any(loss in ("nan", "inf", "-inf") for loss in losses):
+        yield "losses are not finite, so they show nothing"
+    elif found.likeness is Likeness.UNKNOWN:
+        yield f"losses are {found.text}"
+    elif found.likeness is Likeness.DIFFERENT or (effect is Effect.SAME and found.likeness is Likeness.CLOSE):
+        yield f"losses are not {'the same' if effect is Effect.SAME else 'close'}: {found.text}"

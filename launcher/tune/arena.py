@@ -1,0 +1,205 @@
+"""Runs of a tuning on this machine: the script as it is, and duels with and without changes."""
+
+import hashlib
+import platform
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from launcher.duel import contest
+from launcher.duel.contest import Limits, Measured
+from launcher.duel.decision import LEAST_QUADRUPLES, SEGMENTS
+from launcher.duel.sides import Pair, Request, Side, Variant, plan_of_script
+from launcher.machine.runtime import Workplace
+from launcher.tune.candidates import Candidate, change_text, words_with
+from launcher.tune.evidence import Decision, Evidence, Trial, decide, digest, rule_of, segments_of
+from launcher.duel.referee import Losses, judge_work
+from launcher.tune.tune import Base, Fought
+from workload.contract import bundle
+from workload.contract.changes import Likeness, compare_losses
+from workload.contract.errors import InterruptedRunError, RooflaunchError, UsageError
+from workload.contract.record import Record
+from workload.contract.record_sections import SoftwareFacts
+from workload.contract.script_words import redacted
+
+# Seconds in which a run's process starts and warms up, until a run has shown it.
+START_S = 5.0
+ORIGINAL = "original"
+
+
+class ScriptChangedError(Exception):
+    """Error: a file of the script changed during the tuning; the text names the file."""
+
+
+class _RefusedError(Exception):
+    """Error: the referee refuses B, so that no further run is needed."""
+
+
+@dataclass(kw_only=True)
+class LocalArena:
+    """Arena on this machine. `keep`: saves a trial; `evidence`: returns the evidence so far; `tell`: gets progress.
+
+    `request`: the script as it is, its output folder and its options; `line`: the user's command, for hints.
+    """
+
+    request: Request
+    workplace: Workplace
+    environment: Mapping[str, str]
+    keep: Callable[[Trial], None]
+    evidence: Callable[[], Evidence]
+    tell: Callable[[str], None]
+    run_s: float = 0.0
+
+    @property
+    def least_s(self) -> float:
+        """Estimated seconds of the fewest runs that decide a duel."""
+        return LEAST_QUADRUPLES * SEGMENTS * (self.run_s or START_S)
+
+    def side(self, variant: Variant, candidates: Sequence[Candidate], *, ceilings: bool = False) -> Side:
+        """Side of a duel: the script with these candidates."""
+        request = replace(self.request, words=words_with(self.request.words, candidates))
+        change = change_text(candidates)
+        plan = plan_of_script(request, self.workplace, self.environment, change=change, ceilings=ceilings)
+        return Side(variant=variant, label=plan.spec.title, plan=plan)
+
+    def run(self, side: Side, *, name: str, position: int, left_s: float, tell: Callable[[str], None]) -> Measured:
+        """Run a segment, as `launcher.duel.contest.run_segment` does, and learn how long runs take."""
+        began_s = time.monotonic()
+        segment = contest.run_segment(side, name=name, position=position, left_s=left_s, tell=tell)
+        self.run_s = time.monotonic() - began_s
+        return segment
+
+    def fight(self, trial: Trial, a: Sequence[Candidate], b: Sequence[Candidate], *, max_time_s: float) -> Fought:
+        """Begin or continue the duel of a trial. A failure of B is its result; a failure of A raises its error."""
+        pair = Pair(a=self.side("A", a), b=self.side("B", b), are_equal=False)
+        plans = (pair.a.plan, pair.b.plan)
+        commands = [shlex.join(redacted(plan.spec.script)) for plan in plans]
+        course = _Course(
+            trial=replace(
+                trial, changes=(plans[0].spec.change, plans[1].spec.change), commands=(commands[0], commands[1])
+            ),
+            arena=self,
+        )
+        limits = Limits(same_within=self.evidence().margin, max_time_s=max_time_s)
+        begun, course.records = segments_of(course.trial, self.request.output)
+        segments: Sequence[Measured] = course.segments
+        course.segments += begun
+        ended, interrupted = "", None
+        try:
+            outcome = contest.fight(
+                pair,
+                limits,
+                tell=lambda text: self.tell(f"{trial.change}: {text}"),
+                measure=course.measure,
+                name=trial.name,
+                rule=rule_of(trial),
+                begun=begun,
+            )
+            ended, interrupted = outcome.state.reason, outcome.interrupted
+        except _RefusedError:
+            pass
+        except RooflaunchError as error:
+            if course.last != "B" or isinstance(error, InterruptedRunError):
+                raise
+            failed = replace(course.trial, decision=Decision.FAILED, why=str(error))
+            return Fought(trial=failed)
+        decided = decide(course.trial, segments, course.records, self.evidence(), ended)
+        last = next((each for each in reversed(segments) if each.variant == "B"), None)
+        return Fought(trial=decided, base=base_of(b, last.folder) if last else None, interrupted=interrupted)
+
+
+@dataclass(kw_only=True)
+class _Course:
+    """Runs of one duel: keeps the trial after each of them, and ends the duel if the referee refuses B."""
+
+    trial: Trial
+    arena: LocalArena
+    records: dict[str, list[Record]] = field(default_factory=lambda: {"A": [], "B": []})
+    segments: list[Measured] = field(default_factory=list)
+    last: str = ""
+
+    def measure(self, side: Side, *, name: str, position: int, left_s: float, tell: Callable[[str], None]) -> Measured:
+        """Run a segment, as `launcher.duel.contest.run_segment` does."""
+        self.last = side.variant
+        segment = self.arena.run(side, name=name, position=position, left_s=left_s, tell=tell)
+        record = bundle.read_record(segment.folder)
+        require_same_files(self.arena.evidence().files, (record.spec.script and record.spec.script.files) or {})
+        self.trial = replace(self.trial, bundles={**self.trial.bundles, segment.folder.name: digest(segment.folder)})
+        self.arena.keep(self.trial)
+        self.segments.append(segment)
+        self.records[side.variant].append(record)
+        if self.records["A"] and self.records["B"]:
+            evidence = self.arena.evidence()
+            if judge_work(self.records["A"], self.records["B"], self.trial.declared, evidence.losses).refusals:
+                raise _RefusedError
+        return segment
+
+
+def require_same_files(noted: Mapping[str, str], found: Mapping[str, str | None]) -> None:
+    """Raise `ScriptChangedError` if a file of the script has another SHA-256 than at the beginning."""
+    for name in noted.keys() & found.keys():
+        if noted[name] != found[name]:
+            raise ScriptChangedError(f"{name} has changed")
+
+
+def unchanged(evidence: Evidence, folder: Path) -> bool:
+    """Whether this is the machine of the evidence, and the files of the script in `folder` are as they were."""
+    if evidence.machine.get("host") != platform.node():
+        return False
+    paths = {name: folder / name for name in evidence.files}
+    return all(
+        path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == evidence.files[name]
+        for name, path in paths.items()
+    )
+
+
+def base_of(candidates: Sequence[Candidate], folder: Path) -> Base:
+    """Base of further trials, from a run of the script with these candidates."""
+    record = bundle.read_record(folder)
+    return Base(candidates=tuple(candidates), run_id=folder.name, run=record, steps=bundle.read_steps(folder))
+
+
+def measure_original(arena: LocalArena, evidence: Evidence, *, left_s: float) -> tuple[Evidence, Base]:
+    """Measure the script as it is, twice: with the machine's ceilings, and again to compare the losses.
+
+    Raises `UsageError` if its losses cannot be judged, and the error of a run that fails.
+    """
+    records, folders = [], []
+    for position in range(2):
+        side = arena.side("A", (), ceilings=position == 0)
+        segment = arena.run(side, name=ORIGINAL, position=position, left_s=left_s, tell=arena.tell)
+        folders.append(segment.folder)
+        records.append(bundle.read_record(segment.folder))
+    script, environment = records[0].spec.script, records[0].environment
+    software = environment.software or SoftwareFacts()
+    evidence = replace(
+        evidence,
+        files={name: text for name, text in ((script and script.files) or {}).items() if text},
+        machine={
+            "host": platform.node(),
+            "device": environment.device.name,
+            "torch": software.torch,
+            "python": software.python,
+        },
+        originals={folder.name: digest(folder) for folder in folders},
+    )
+    if evidence.losses is not Losses.ANY:
+        _require_judgeable(records)
+    return evidence, base_of((), folders[0])
+
+
+def _require_judgeable(records: Sequence[Record]) -> None:
+    losses = [(each.spec.script and each.spec.script.losses) or () for each in records]
+    found = compare_losses(losses, losses)
+    if found.likeness is Likeness.UNKNOWN:
+        raise UsageError(
+            f"whether a change keeps the losses cannot be judged: {found.why}",
+            hint="torch.manual_seed(0) in the script, or --losses any to tune without this proof",
+        )
+    if any(loss in ("nan", "inf", "-inf") for loss in losses[0]):
+        raise UsageError(
+            "the script's own losses are not finite, so they prove nothing",
+            hint="--losses any to tune without this proof",
+        )

@@ -1,0 +1,91 @@
+"""The most that a change could bring, known from one measured run before the change is tried.
+
+A change can at best remove the part of the wall time that it acts on: waits for data, the optimizer, the kernel of the
+operating system, or what a step takes beyond its FLOP at the machine's measured ceiling. If a share s of the time goes,
+throughput grows by s / (1 - s) (Amdahl 1967, AFIPS 30). Parts are never counted together, so that a change that acts on
+two of them has the larger of both bounds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from workload.contract import verdict
+from workload.contract.changes import Change
+from workload.contract.record import Record
+
+
+class Part(StrEnum):
+    """Part of a run's wall time that a change can remove."""
+
+    WAITS = "waits for data"
+    OPTIMIZER = "the optimizer"
+    KERNEL = "the operating system"
+    STEP = "the step beyond its FLOP at the ceiling"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """`share`: largest part of the wall time that a change can remove, None if unknown; `part`: what this part is."""
+
+    share: float | None
+    part: Part
+
+    @property
+    def gain(self) -> float | None:
+        """Largest growth of throughput: 0.61 is 61 % more samples per second."""
+        return None if self.share is None else self.share / (1 - self.share) if self.share < 1 else float("inf")
+
+
+def bound_of(changes: Sequence[Change], run: Record, steps: Sequence[dict[str, str]]) -> Bound:
+    """Bound of changes that are made together, from a run without them. `steps`: rows of the run's steps.csv."""
+    bounds = [_bound(part, change, run, steps) for change in changes for part in _parts(change)]
+    unknown = next((bound for bound in bounds if bound.share is None), None)
+    return unknown or max(bounds, key=lambda bound: bound.share or 0.0)
+
+
+def _parts(change: Change) -> tuple[Part, ...]:
+    helps = set(change.row.helps)
+    if change.row.name == "optimizer":
+        return (Part.OPTIMIZER,)
+    if helps == {"kernel"}:
+        return (Part.KERNEL,)
+    if helps == {"input"}:
+        return (Part.WAITS,)
+    return (Part.WAITS, Part.STEP) if "input" in helps else (Part.STEP,)
+
+
+def _bound(part: Part, change: Change, run: Record, steps: Sequence[dict[str, str]]) -> Bound:
+    timing = run.timing
+    match part:
+        case Part.WAITS:
+            share = timing.data_wait_fraction
+        case Part.KERNEL:
+            used, kernel = timing.cpus_used, timing.cpus_in_kernel
+            share = min(1.0, kernel / used) if used and kernel is not None else None
+        case Part.OPTIMIZER:
+            share = _optimizer_share(run, steps)
+        case Part.STEP:
+            share = _beyond_the_ceiling(change, run)
+    return Bound(share=share, part=part)
+
+
+def _optimizer_share(run: Record, steps: Sequence[dict[str, str]]) -> float | None:
+    measured = [row for row in steps if row["phase"] == "measured"]
+    times_s = [float(row["optimizer_s"]) for row in measured if row["optimizer_s"]]
+    if not times_s or len(times_s) < len(measured) or not run.timing.measured_s:
+        return None
+    return min(1.0, sum(times_s) / run.timing.measured_s)
+
+
+def _beyond_the_ceiling(change: Change, run: Record) -> float | None:
+    """Share of the wall time that a step takes beyond its FLOP at the measured ceiling of the changed precision."""
+    flop, timing = run.complexity and run.complexity.train_flop_per_step, run.timing
+    lower = change.row.precision and run.ceilings and run.ceilings.compute(change.row.precision)
+    roof = lower.roof_per_s if lower else None if change.row.precision else verdict.compute_roof_per_s(run)
+    images, step_s = timing.images, timing.step_s
+    # The ceiling was measured with the script's own number of threads, so it bounds no other number.
+    if change.row.name == "torch.set_num_threads" or not (flop and roof and images and step_s and step_s.n):
+        return None
+    least_s = flop / roof * step_s.n
+    return max(0.0, 1 - least_s / timing.measured_s) if timing.measured_s else None

@@ -1,0 +1,197 @@
+"""Result of a tuning: rows for people and for programs, exit code, and the edits of the patch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.tune.candidates import Candidate
+from launcher.tune.evidence import Decision
+from launcher.tune.patch import Argument, Patch, Statement, patch_of
+from launcher.tune.tune import Row
+from workload.contract.changes import Change, Via
+from workload.contract.errors import ExitCode, InterruptedRunError
+from workload.contract.record import Record
+from workload.contract.tables import Column, Role, TableFormat, facts, render
+from workload.contract.text import counted, signed_percent
+from workload.contract.verdict import NAMES
+
+# A larger bound excludes nothing, so it is not shown.
+MOST_SHOWN = 10.0
+COLUMNS = (
+    *facts(change="change", line="line"),
+    Column(name="at_most", heading="at most"),
+    Column(name="measured", heading="measured"),
+    Column(name="losses", heading="losses"),
+    Column(name="decided", heading="decided", role=Role.SENTENCE),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Result of a tuning. `accepted`: the changes in the patch."""
+
+    rows: Sequence[Row]
+    accepted: Sequence[Candidate]
+    patch: Patch
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """12 if the script with the accepted changes is faster, 0 if no change makes it faster, 13 if this is open."""
+        final = next((row for row in self.rows if row.trial and row.trial.is_final), None)
+        if final and final.trial and final.trial.decision in (Decision.BELOW, Decision.REFUSED, Decision.FAILED):
+            return ExitCode.NOT_DECIDABLE
+        if self.accepted:
+            return ExitCode.FASTER
+        is_open = any(row.is_open or (row.trial and row.trial.decision is Decision.OPEN) for row in self.rows)
+        return ExitCode.NOT_DECIDABLE if is_open else ExitCode.DONE
+
+
+def headline(run: Record) -> str:
+    """What limits the script as it is."""
+    bound = run.bound
+    if bound is None or bound.bound is None:
+        return f"{run.spec.model}: what limits a step is unknown"
+    return f"{run.spec.model}: a step is limited by {NAMES.get(bound.bound, bound.bound)}: {bound.why}"
+
+
+def row_json(row: Row) -> dict[str, Any]:
+    """A row for programs, with all figures as shares: a gain of 0.44 is 44 % more samples per second."""
+    trial = row.trial
+    return {
+        "change": row.text,
+        "line": row.line,
+        "at_most": row.at_most,
+        "decision": trial.decision if trial else "not tried",
+        "gain": trial and trial.gain,
+        "low": trial and trial.low,
+        "high": trial and trial.high,
+        "level": trial and 1 - 2 * trial.error,
+        "losses": trial and trial.losses,
+        "why": trial.why if trial else row.why_not,
+        "runs": len(trial.bundles) if trial else 0,
+        "duel": trial and trial.name,
+    }
+
+
+def table(rows: Sequence[Row], width: int | None = None) -> str:
+    """Rows for people."""
+    return render([_cells(row) for row in rows], COLUMNS, TableFormat.TABLE, width=width)
+
+
+def _cells(row: Row) -> dict[str, Any]:
+    trial = row.trial
+    return {
+        "change": row.text,
+        "line": row.line,
+        "at_most": None if row.at_most is None or row.at_most > MOST_SHOWN else signed_percent(row.at_most),
+        "measured": _measured(row),
+        "losses": (trial and trial.losses) or None,
+        "decided": f"not tried: {row.why_not}" if trial is None else _decided(row),
+    }
+
+
+def _measured(row: Row) -> str | None:
+    trial = row.trial
+    if trial is None or trial.gain is None:
+        return None
+    if trial.decision is Decision.BELOW:
+        return trial.why
+    if trial.low is None or trial.high is None:
+        return signed_percent(trial.gain)
+    return f"{signed_percent(trial.gain)} ({percent_of(trial.low)} to {percent_of(trial.high)})"
+
+
+def percent_of(share: float) -> str:
+    """Percent with a sign only if it is negative, and without the sign of percent."""
+    return f"{100 * share:.2g}" if abs(share) < 0.1 else f"{100 * share:.0f}"  # noqa: PLR2004 - two digits
+
+
+def _decided(row: Row) -> str:
+    trial = row.trial
+    assert trial is not None
+    runs = counted(len(trial.bundles), "run")
+    match trial.decision:
+        case Decision.ACCEPTED | Decision.BELOW:
+            return runs
+        case decision:
+            return f"{decision}: {trial.why}, {runs}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """End of a tuning. `patch`, `evidence`: their files, None without a patch; `interrupted`: the error after Ctrl-C."""
+
+    result: Result
+    patch: Path | None
+    evidence: Path
+    interrupted: InterruptedRunError | None
+
+
+def line(row: Row) -> str:
+    """A row in one line, as it is decided."""
+    cells = _cells(row)
+    return f"{row.text}: " + "; ".join(str(cells[name]) for name in ("measured", "losses", "decided") if cells[name])
+
+
+def text(tuned: Tuned, width: int | None = None) -> str:
+    """Result for people: the table, what is left to the user, and the files."""
+    lines = [table(tuned.result.rows, width)]
+    lines += [f"note       {note}" for note in tuned.result.patch.notes]
+    lines += [tuned.result.patch.diff.rstrip("\n")] if tuned.patch else []
+    lines += [f"patch      {tuned.patch}   (git apply {tuned.patch})"] if tuned.patch else []
+    return "\n".join([*lines, f"evidence   {tuned.evidence}   (launch tune --check {tuned.evidence})"])
+
+
+def end_json(tuned: Tuned) -> dict[str, Any]:
+    """Last object for programs."""
+    return {
+        "accepted": [candidate.text for candidate in tuned.result.accepted],
+        "patch": tuned.patch and str(tuned.patch),
+        "notes": list(tuned.result.patch.notes),
+        "evidence": str(tuned.evidence),
+        "interrupted": bool(tuned.interrupted),
+        "exit_code": tuned.result.exit_code,
+    }
+
+
+# --- the patch
+
+
+def patch_for(accepted: Sequence[Candidate], script: Path | None, root: Path, folder: Path) -> Patch:
+    """Patch with the accepted changes. `root`: folder of the script's lines; `script`: its main file, None if unknown."""
+    edits: list[Argument | Statement] = []
+    notes = []
+    for candidate in accepted:
+        if candidate.argument:
+            name, value = candidate.argument
+            notes.append(f"--{name} {value} is an argument of the script")
+        for change in candidate.changes:
+            edit = _edit(change, candidate, script, root)
+            if isinstance(edit, str):
+                notes.append(edit)
+            else:
+                edits.append(edit)
+    return patch_of(edits, folder, notes)
+
+
+def _edit(change: Change, candidate: Candidate, script: Path | None, root: Path) -> Argument | Statement | str:
+    """Edit of a file, or a sentence on what is left to the user."""
+    match change.row.via:
+        case Via.CONSTRUCTOR if candidate.line:
+            name, _, number = candidate.line.rpartition(":")
+            return Argument(
+                path=root / name,
+                line=int(number),
+                callee=candidate.callee,
+                argument=change.row.argument,
+                value=str(change.value),
+            )
+        case Via.CONSTRUCTOR:
+            return f"{change.code} is not in the patch: a library makes it"
+        case Via.SETTING if script:
+            return Statement(path=script, code=change.code)
+        case Via.ENVIRONMENT:
+            return f"before the script starts: {change.code}"
+        case _:
+            return f"to be written by hand: {change.code}"

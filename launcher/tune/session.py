@@ -1,0 +1,191 @@
+"""A tuning from its first to its last line: goes on with earlier evidence, or begins; writes patch and evidence."""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launcher.duel.sides import Request
+from launcher.machine.runtime import Workplace
+from launcher.script.local_script import require_module
+from launcher.tune import candidates, evidence, report
+from launcher.tune.arena import LocalArena, ScriptChangedError, base_of, measure_original, unchanged
+from launcher.tune.candidates import Candidate
+from launcher.tune.evidence import Decision, Evidence, Trial
+from launcher.duel.referee import Losses
+from launcher.tune.tune import Base, Row, Tuning
+from workload import __version__
+from workload.contract import bundle
+from workload.contract.errors import UsageError
+from workload.contract.operating_system import lock, replace_text
+from workload.contract.script_words import redacted, script_name
+
+LOCK = ".lock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the user asked for. `tries`: candidates of `--try`, besides the usual ones."""
+
+    request: Request
+    workplace: Workplace
+    environment: Mapping[str, str]
+    margin: float
+    max_time_s: float
+    losses: Losses
+    tries: Sequence[str]
+
+    def evidence(self) -> Evidence:
+        """Evidence of a tuning that begins."""
+        return Evidence(
+            rooflaunch=__version__,
+            command=redacted(self.request.words),
+            asked=tuple(self.tries),
+            margin=self.margin,
+            losses=self.losses,
+        )
+
+
+def request_of(shared: Mapping[str, object], words: Sequence[str], *, output: Path, data: str | None) -> Request:
+    """Request of a run of the script. `shared`: typed run options."""
+    return Request(shared=shared, words=tuple(words), commits=None, images=None, output=output, data=data)
+
+
+def tune(asked: Asked, *, tell: Callable[[str], None], show: Callable[[Row], None]) -> report.Tuned:
+    """Tune a script; `show` gets each row as it is decided. Raises `UsageError` if another tuning uses the folder."""
+    folder = asked.request.output
+    require_module(asked.request.words, asked.workplace.folder)
+    bundle.make_output(folder)
+    with (folder / LOCK).open("a") as file:
+        if not lock(file):
+            raise UsageError(f"another launch tune works in '{folder}'", hint="wait for it, or -o ANOTHER_FOLDER")
+        began_s = time.monotonic()
+        while True:
+            try:
+                return _Session(asked, tell, show, began_s).run()
+            except ScriptChangedError as error:
+                tell(f"{error} during the tuning: it begins anew")
+                set_aside(folder)
+
+
+def set_aside(folder: Path) -> None:
+    """Rename the evidence of an earlier tuning, whose bundles stay."""
+    number = sum(1 for _ in folder.glob("evidence*.json"))
+    with suppress(FileNotFoundError):
+        (folder / evidence.FILE).rename(folder / f"evidence-{number}.json")
+
+
+class _Session:
+    def __init__(self, asked: Asked, tell: Callable[[str], None], show: Callable[[Row], None], began_s: float) -> None:
+        self._asked, self._tell, self._show = asked, tell, show
+        self._began_s = began_s
+        self._folder = asked.request.output
+        self._evidence = asked.evidence()
+        self._arena = LocalArena(
+            request=asked.request,
+            workplace=asked.workplace,
+            environment=asked.environment,
+            keep=self._keep,
+            evidence=lambda: self._evidence,
+            tell=tell,
+        )
+
+    def run(self) -> report.Tuned:
+        """Measure, try, and write down what was found."""
+        base = self._go_on() or self._begin()
+        self._tell(report.headline(base.run))
+        tuning = Tuning(
+            evidence=self._evidence,
+            base=base,
+            candidates=self._candidates,
+            arena=self._arena,
+            max_time_s=self._asked.max_time_s,
+            spent_s=time.monotonic() - self._began_s,
+            save=self._save,
+        )
+        rows = []
+        for row in tuning.run():
+            rows.append(row)
+            self._show(row)
+        return self._end(rows, tuning)
+
+    def _candidates(self, base: Base) -> list[Candidate]:
+        usual = candidates.candidates_of(base.run, self._asked.losses, self._asked.workplace.folder)
+        asked = candidates.asked(self._asked.tries)
+        texts = {candidate.text for candidate in asked}
+        return [*asked, *(candidate for candidate in usual if candidate.text not in texts)]
+
+    def _save(self, changed: Evidence) -> None:
+        self._evidence = changed
+        changed.write(self._folder)
+
+    def _keep(self, trial: Trial) -> None:
+        self._save(self._evidence.with_trial(trial))
+
+    # --- the beginning
+
+    def _begin(self) -> Base:
+        found, base = measure_original(self._arena, self._evidence, left_s=self._asked.max_time_s)
+        self._save(found)
+        return base
+
+    def _go_on(self) -> Base | None:
+        """Base of the tuning that this folder already has; None if there is none, or if it is another one."""
+        path = self._folder / evidence.FILE
+        if not path.exists():
+            return None
+        found = evidence.read(path)
+        own = self._evidence
+        if (found.command, found.asked, found.margin, found.losses) != (own.command, own.asked, own.margin, own.losses):
+            why = "it was for another command"
+        elif not unchanged(found, self._asked.workplace.folder):
+            why = "the script's files, or the machine, have changed since"
+        elif not found.originals:
+            return None
+        else:
+            self._evidence = found
+            accepted: tuple[Candidate, ...] = ()
+            run_id = next(iter(found.originals))
+            for trial in found.trials:
+                if trial.decision is Decision.ACCEPTED and not trial.is_final:
+                    accepted = candidates.with_candidate(accepted, candidate_of(trial))
+                    run_id = _last_of_b(trial, self._folder)
+            decided = sum(trial.decision is not Decision.OPEN for trial in found.trials)
+            self._tell(f"goes on with the tuning in {self._folder}/, of which {decided} changes are decided")
+            return base_of(accepted, self._folder / run_id)
+        self._tell(f"the earlier tuning in {self._folder}/ is set aside, because {why}")
+        set_aside(self._folder)
+        return None
+
+    # --- the end
+
+    def _end(self, rows: Sequence[Row], tuning: Tuning) -> report.Tuned:
+        accepted = tuning.base.candidates
+        workplace, words = self._asked.workplace, self._asked.request.words
+        script = None if words[0] == "-m" else workplace.folder / words[0]
+        root = workplace.folder if script is None else script.parent
+        patch = report.patch_for(accepted, script, root, workplace.folder)
+        path = self._folder / f"{script_name(words)}.patch"
+        path.unlink(missing_ok=True)
+        if patch.diff:
+            replace_text(path, patch.text)
+        hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()} if patch.diff else {}
+        self._save(replace(self._evidence, patch=hashes))
+        return report.Tuned(
+            result=report.Result(rows=rows, accepted=accepted, patch=patch),
+            patch=path if patch.diff else None,
+            evidence=self._folder / evidence.FILE,
+            interrupted=tuning.interrupted,
+        )
+
+
+def candidate_of(trial: Trial) -> Candidate:
+    """The candidate of a trial, from its text."""
+    return replace(candidates.asked([trial.change])[0], line=trial.line, callee=trial.callee)
+
+
+def _last_of_b(trial: Trial, folder: Path) -> str:
+    jobs = {run_id: bundle.read_record(folder / run_id).job for run_id in trial.bundles}
+    return [run_id for run_id, job in jobs.items() if job and job.variant == "B"][-1]

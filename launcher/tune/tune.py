@@ -1,0 +1,225 @@
+"""The course of a tuning: which change is tried next, with which chance of an error, until all are decided.
+
+The change with the largest bound is tried first, in a duel of the script with all changes that are accepted so far (A)
+against the same with this change too (B). The bounds of the others then come from the last run of the new A. In the end
+all accepted changes together fight the original, if they are more than one.
+
+**The chance that any accepted change is no gain is at most `ERROR`, 5 %, for the whole tuning.** Trial k accepts with a
+chance of at most e_k if its change is no gain, whatever happened before: its duel is judged by fresh runs, at a level
+that was fixed before the first of them, and is valid at every look (`launcher.duel.decision`). The levels come out of a
+wealth of 5 %: a trial spends e_k, and gets it back if its change is accepted. Let k be the first trial whose accepted
+change is no gain. All changes accepted before it were gains and have given their levels back, so the levels of all
+trials of changes that are no gain, up to k, have been spent side by side: their sum is at most 5 %. The chance that such
+a k exists is at most the expected sum of these levels (union bound), thus 5 %. It does not matter that later trials
+depend on earlier results. (The fallback procedure of Wiens, Pharmaceutical Statistics 2, 2003; online: Tian & Ramdas,
+Statistical Methods in Medical Research 30, 2021.)
+
+Each trial gets an equal part of the wealth that is left: wealth / (changes still to try, and the final trial). Of 4 to
+10 trials this has most power: a series such as 6 / (pi k)^2 leaves 0.03 % for the tenth trial where equal parts leave
+0.5 %, and a duel needs about as many more runs as the logarithm of the level is larger.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from launcher.tune.candidates import Candidate, joined, with_candidate
+from launcher.tune.evidence import Decision, Evidence, Trial
+from workload.contract.errors import InterruptedRunError
+from workload.contract.record import Record
+from workload.contract.text import duration, minutes, percent
+
+# A duel may take at most this part of the time that is left for further trials, so that one close call cannot use it up.
+MOST_OF_TIME = 0.5
+ALL = "all of these together"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """Accepted candidates, and a run of the script with them from which bounds follow. `steps`: its rows of steps.csv."""
+
+    candidates: tuple[Candidate, ...]
+    run_id: str
+    run: Record
+    steps: Sequence[dict[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fought:
+    """Result of a duel: the decided trial, and a run of B, None if no run of B ended well."""
+
+    trial: Trial
+    base: Base | None = None
+    interrupted: InterruptedRunError | None = None
+
+
+class Arena(Protocol):
+    """Measures duels. Saves the evidence after each run, so that a killed tuning loses at most one run."""
+
+    def fight(self, trial: Trial, a: Sequence[Candidate], b: Sequence[Candidate], *, max_time_s: float) -> Fought:
+        """Begin or continue the duel of a trial, until it is decided or the time is over."""
+        ...
+
+    @property
+    def least_s(self) -> float:
+        """Estimated seconds of the fewest runs that decide a duel."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of the result: a change with its decided trial, or why it was not tried.
+
+    `is_open`: it may be worth a trial, for which there was no time.
+    """
+
+    text: str
+    line: str | None = None
+    at_most: float | None = None
+    trial: Trial | None = None
+    why_not: str = ""
+    is_open: bool = False
+
+
+def row_of(trial: Trial) -> Row:
+    """Row of a trial."""
+    return Row(text=ALL if trial.is_final else trial.change, line=trial.line, at_most=trial.at_most, trial=trial)
+
+
+@dataclass(kw_only=True)
+class Tuning:
+    """State of a tuning. `candidates`: returns what can be tried on a base. `save`: keeps the evidence.
+
+    `spent_s`: part of `max_time_s` that was used up before. `interrupted`: the error if the user ended it. `why_ended`: why further changes were not tried, else empty.
+    """
+
+    evidence: Evidence
+    base: Base
+    candidates: Callable[[Base], Sequence[Candidate]]
+    arena: Arena
+    max_time_s: float
+    save: Callable[[Evidence], None]
+    spent_s: float = 0.0
+    now: Callable[[], float] = time.monotonic
+    interrupted: InterruptedRunError | None = None
+    why_ended: str = ""
+    # Changes whose duel in this session ended without a decision.
+    _left_open: set[str] = field(default_factory=set)
+    _began_s: float = 0.0
+
+    def run(self) -> Iterator[Row]:
+        """Yield each row as it is decided, first those that an earlier session has decided."""
+        self._began_s = self.now()
+        yield from (row_of(trial) for trial in self._decided())
+        while (trial := self._next()) is not None:
+            yield row_of(trial)
+        yield from self._not_tried()
+        if len(self.base.candidates) > 1 and not self.interrupted:
+            yield self._final()
+
+    def _decided(self) -> list[Trial]:
+        return [each for each in self.evidence.trials if not each.is_final and each.decision is not Decision.OPEN]
+
+    # --- one trial
+
+    def _next(self) -> Trial | None:
+        """Fight for the candidate with the largest bound that is not decided; None if there is none, or no time."""
+        done = self._left_open | {trial.change for trial in self._decided()}
+        left = [candidate for candidate in self._worth_it() if candidate.text not in done]
+        if not left or self.interrupted:
+            return None
+        # The final trial takes time too.
+        left_s = self._left_s() - self.arena.least_s * bool(self.base.candidates)
+        if left_s < self.arena.least_s:
+            self.why_ended = self._too_short()
+            return None
+        candidate, base = left[0], self.base.candidates
+        trial = self._begun(candidate, base) or self._new(candidate, base, planned=len(left) + 1)
+        share_s = left_s if len(left) == 1 else max(MOST_OF_TIME * left_s, self.arena.least_s)
+        fought = self._fight(trial, base, with_candidate(base, candidate), share_s)
+        if fought.trial.decision is Decision.ACCEPTED and fought.base:
+            self.base = fought.base
+        elif fought.trial.decision is Decision.OPEN:
+            self._left_open.add(candidate.text)
+        return fought.trial
+
+    def _worth_it(self) -> list[Candidate]:
+        """Candidates that may reach the margin: those that the user named, then by their bounds, then the unbounded."""
+        ranked = []
+        for number, candidate in enumerate(self.candidates(self.base)):
+            gain = self._gain(candidate)
+            if not candidate.why_not and (candidate.is_asked or gain is None or gain >= self.evidence.margin):
+                ranked.append(((not candidate.is_asked, gain is None, -(gain or 0.0), number), candidate))
+        return [candidate for _, candidate in sorted(ranked, key=lambda each: each[0])]
+
+    def _gain(self, candidate: Candidate) -> float | None:
+        return candidate.bound(self.base.run, self.base.steps).gain
+
+    def _begun(self, candidate: Candidate, base: Sequence[Candidate]) -> Trial | None:
+        """Undecided trial of an earlier session whose duel can go on."""
+        texts = tuple(each.text for each in base)
+        return next(
+            (each for each in self.evidence.trials if (each.change, each.base) == (candidate.text, texts)), None
+        )
+
+    def _new(self, candidate: Candidate, base: Sequence[Candidate], *, planned: int, is_final: bool = False) -> Trial:
+        gain, declared = self._gain(candidate), candidate.declared
+        return Trial(
+            name=f"tune-{secrets.token_hex(3)}",
+            change=candidate.text,
+            line=candidate.line,
+            callee=candidate.callee,
+            base=tuple(each.text for each in base),
+            effect=declared.effect,
+            precisions=tuple(sorted(declared.precisions)),
+            error=self.evidence.wealth / planned,
+            is_final=is_final,
+            at_most=None if is_final else gain,
+            bound_by=None if is_final or gain is None else self.base.run_id,
+        )
+
+    def _fight(self, trial: Trial, a: Sequence[Candidate], b: Sequence[Candidate], max_time_s: float) -> Fought:
+        # The level is written down before the first run.
+        self.keep(trial)
+        fought = self.arena.fight(trial, a, b, max_time_s=max_time_s)
+        self.keep(fought.trial)
+        self.interrupted = fought.interrupted
+        return fought
+
+    def keep(self, trial: Trial) -> None:
+        """Save the evidence with this trial."""
+        self.evidence = self.evidence.with_trial(trial)
+        self.save(self.evidence)
+
+    def _left_s(self) -> float:
+        return self.max_time_s - self.spent_s - (self.now() - self._began_s)
+
+    def _too_short(self) -> str:
+        least, left = duration(self.arena.least_s), duration(max(0.0, self._left_s()))
+        return f"a duel takes {least} or more, and {left} of {minutes(self.max_time_s)} are left"
+
+    # --- the end
+
+    def _not_tried(self) -> Iterator[Row]:
+        tried = {trial.change for trial in self.evidence.trials}
+        for candidate in self.candidates(self.base):
+            if candidate.text not in tried:
+                gain, why = self._gain(candidate), candidate.why_not
+                if not why and gain is not None and gain < self.evidence.margin:
+                    why = f"below {percent(self.evidence.margin)} at most"
+                ended = self.why_ended or "the tuning was interrupted"
+                yield Row(text=candidate.text, line=candidate.line, at_most=gain, why_not=why or ended, is_open=not why)
+
+    def _final(self) -> Row:
+        """Fight for all accepted changes against the original."""
+        together = joined(self.base.candidates)
+        known = next((each for each in self.evidence.trials if each.is_final and each.change == together.text), None)
+        if known and known.decision is not Decision.OPEN:
+            return row_of(known)
+        if self._left_s() < self.arena.least_s:
+            self.why_ended = self._too_short()
+            return Row(text=ALL, why_not=self.why_ended, is_open=True)
+        trial = known or self._new(together, (), planned=1, is_final=True)
+        return row_of(self._fight(trial, (), self.base.candidates, self._left_s()).trial)

@@ -1,0 +1,189 @@
+"""The course of a tuning: order, levels, combination and end, with duels whose results are given."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+
+from launcher.tune.bounds import Bound, Part
+from launcher.tune.candidates import Candidate
+from launcher.tune.evidence import ERROR, Decision, Evidence, Trial
+from launcher.duel.referee import Losses
+from launcher.tune.tune import ALL, Base, Fought, Row, Tuning
+from workload.contract.errors import InterruptedRunError
+
+YES, NO, OPEN, BAD = Decision.ACCEPTED, Decision.BELOW, Decision.OPEN, Decision.FAILED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known(Candidate):
+    """A candidate with a given bound; `sets`: two with the same exclude each other."""
+
+    most: float | None
+    sets: str = ""
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return frozenset({self.sets or self.text})
+
+    def bound(self, run: Any, steps: Any) -> Bound:
+        del run, steps
+        return Bound(share=None if self.most is None else self.most / (1 + self.most), part=Part.STEP)
+
+
+@dataclass
+class Fights:
+    """Arena that gives results by change, and notes who fought whom; a duel takes 100 s."""
+
+    results: Mapping[str, Decision]
+    least_s: float = 100.0
+    clock_s: float = 0.0
+    fought: list[tuple[str, tuple[str, ...], tuple[str, ...], float]] = field(default_factory=list)
+    interrupts: str = ""
+
+    def fight(self, trial: Trial, a: Sequence[Candidate], b: Sequence[Candidate], *, max_time_s: float) -> Fought:
+        del max_time_s
+        self.clock_s += 100.0
+        name = ALL if trial.is_final else trial.change
+        self.fought.append((name, *(tuple(each.text for each in side) for side in (a, b)), trial.error))
+        interrupted = InterruptedRunError("interrupted", hint="") if name == self.interrupts else None
+        decided = replace(trial, decision=self.results[name])
+        return Fought(trial=decided, base=base(*b), interrupted=interrupted)
+
+
+def base(*candidates: Candidate) -> Base:
+    return Base(candidates=candidates, run_id="r", run=cast("Any", None), steps=())
+
+
+def tuning(
+    fights: Fights,
+    *candidates: Known,
+    max_time_s: float = 10_000.0,
+    trials: Sequence[Trial] = (),
+    begins: Base | None = None,
+) -> Tuning:
+    evidence = Evidence(rooflaunch="", command=(), margin=0.02, losses=Losses.ROUNDING, trials=tuple(trials))
+    return Tuning(
+        evidence=evidence,
+        base=begins or base(),
+        candidates=lambda _: candidates,
+        arena=fights,
+        max_time_s=max_time_s,
+        save=lambda _: None,
+        now=lambda: fights.clock_s,
+    )
+
+
+def decided(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    return [(row.text, row.trial.decision if row.trial else row.why_not) for row in rows]
+
+
+A, B, C = Known(text="a", most=0.1), Known(text="b", most=0.5), Known(text="c", most=None)
+
+
+def test_largest_bound_is_tried_first_then_in_combination_and_in_the_end_all_against_the_original() -> None:
+    small, refused = Known(text="small", most=0.019), Known(text="gpu", most=0.3, why_not="no GPU")
+    fights = Fights({"a": YES, "b": YES, "c": NO, ALL: YES})
+
+    rows = list(tuning(fights, A, small, C, refused, B).run())
+
+    assert [each[:3] for each in fights.fought] == [
+        ("b", (), ("b",)),
+        ("a", ("b",), ("b", "a")),
+        ("c", ("b", "a"), ("b", "a", "c")),
+        (ALL, (), ("b", "a")),
+    ]
+    assert decided(rows) == [
+        ("b", YES), ("a", YES), ("c", NO), ("small", "below 2 % at most"), ("gpu", "no GPU"), (ALL, YES),
+    ]  # fmt: skip
+
+
+def test_named_change_is_tried_first_even_if_its_bound_is_below_the_margin() -> None:
+    fights = Fights({"asked": NO, "b": NO})
+
+    list(tuning(fights, B, Known(text="asked", most=0.001, is_asked=True)).run())
+
+    assert [each[0] for each in fights.fought] == ["asked", "b"]
+
+
+def test_single_accepted_change_has_already_fought_the_original() -> None:
+    fights = Fights({"a": NO, "b": YES})
+
+    list(tuning(fights, A, B).run())
+
+    assert [each[0] for each in fights.fought] == ["b", "a"]
+
+
+def test_later_value_replaces_the_accepted_one_that_sets_the_same() -> None:
+    two, four = Known(text="workers=2", most=0.5, sets="workers"), Known(text="workers=4", most=0.4, sets="workers")
+    fights = Fights({"workers=2": YES, "workers=4": YES})
+
+    rows = list(tuning(fights, two, four).run())
+
+    assert fights.fought[1][1:3] == (("workers=2",), ("workers=4",))
+    assert decided(rows)[-1] == ("workers=4", YES)
+
+
+@pytest.mark.parametrize(
+    ("results", "levels"),
+    [
+        # 5 % in four parts (three changes and the final trial), of which each change that is not accepted takes one.
+        pytest.param((NO, NO, NO), (0.05 / 4, 0.05 / 4, 0.05 / 4), id="nothing is accepted"),
+        # An accepted change gives its part back: 5 % / 4, then 5 % / 3, then what is left / 2; all of it at the end.
+        pytest.param((YES, YES, NO), (0.05 / 4, 0.05 / 3, 0.05 / 2, 0.05 / 2), id="two are accepted"),
+        pytest.param((BAD, YES, YES), (0.05 / 4, 0.05 * 3 / 4 / 3, 0.05 * 3 / 4 / 2, 0.05 * 3 / 4), id="one fails"),
+    ],
+)
+def test_levels_of_changes_that_are_not_accepted_add_up_to_five_percent(
+    results: Sequence[Decision], levels: Sequence[float]
+) -> None:
+    fights = Fights({**dict(zip("bac", results, strict=True)), ALL: YES})
+
+    course = tuning(fights, A, B, C)
+    list(course.run())
+
+    assert [each[3] for each in fights.fought] == pytest.approx(levels)
+    spent = sum(trial.error for trial in course.evidence.trials if trial.decision is not YES)
+    assert spent <= ERROR
+    assert course.evidence.wealth == pytest.approx(ERROR - spent)
+
+
+def test_time_is_kept_for_the_final_trial() -> None:
+    fights = Fights({"a": YES, "b": YES, "c": YES, ALL: YES})
+
+    course = tuning(fights, A, B, C, max_time_s=399.0)
+    rows = list(course.run())
+
+    assert decided(rows) == [
+        ("b", YES),
+        ("a", YES),
+        ("c", "a duel takes 100 s or more, and 3 min of 6.7 min are left"),
+        (ALL, YES),
+    ]
+    assert rows[2].is_open
+
+
+def test_interrupted_tuning_keeps_what_is_proved() -> None:
+    fights = Fights({"a": OPEN, "b": YES}, interrupts="a")
+
+    course = tuning(fights, A, B, C)
+    rows = list(course.run())
+
+    assert decided(rows) == [("b", YES), ("a", OPEN), ("c", "the tuning was interrupted")]
+    assert course.interrupted is not None
+    assert course.evidence.accepted == ("b",)
+
+
+def test_tuning_goes_on_with_the_open_duel_and_its_level() -> None:
+    before = Fights({"b": YES, "a": OPEN}, interrupts="a")
+    first = tuning(before, A, B)
+    list(first.run())
+
+    after = Fights({"a": YES, ALL: YES})
+    rows = list(tuning(after, A, B, trials=first.evidence.trials, begins=base(B)).run())
+
+    assert decided(rows) == [("b", YES), ("a", YES), (ALL, YES)]
+    assert after.fought[0] == before.fought[1]
+    names = [trial.name for trial in first.evidence.trials]
+    assert [row.trial and row.trial.name for row in rows[:2]] == names
