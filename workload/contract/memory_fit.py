@@ -28,7 +28,7 @@ MOST_SAMPLES = 2**20
 
 
 class Word(StrEnum):
-    """`CLOSE`: neither is certain. It may run because the allocator gives cached memory back, which makes steps slow."""
+    """`CLOSE`: neither is certain. The step may run because the allocator gives cached memory back, which is slow."""
 
     FITS = "fits"
     CLOSE = "close"
