@@ -262,8 +262,8 @@ class ModelInput:
 
     def _begin(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if self._depth == 1 and self._called:
-            given = [leaf for leaf in tree_leaves((args, kwargs)) if _is_observed(leaf) and not leaf.requires_grad]
-            self._called(module, [leaf for leaf in given if _key(leaf) not in self._outputs])
+            fixed = [leaf for leaf in tree_leaves((args, kwargs)) if _is_observed(leaf) and not leaf.requires_grad]
+            self._called(module, [leaf for leaf in fixed if _key(leaf) not in self._outputs])
         if self._depth == 1 and torch.is_grad_enabled():
             values = [(name, value) for name, value in _named(module, args, kwargs) if _is_observed(value)]
             known = [self._value(name, value) for name, value in values]

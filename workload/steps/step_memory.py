@@ -419,9 +419,12 @@ class _Growing:
             return not all(factors) or (len(shape) == BATCHED_PRODUCT and shape[0] % self.samples == 0)
         if name == "sum":
             return shape[0] == growing[0][0]
-        if name == "embedding_dense_backward" or (name.endswith("_backward") and storage.position > 0):
-            return shape in growing
-        return shape in growing or shape not in fixed
+        if name == "embedding_dense_backward":
+            return False
+        # Gradients of weights, and statistics of a normalisation, have the shape of weights.
+        if name.endswith("_backward"):
+            return shape in growing or (storage.position == 0 and shape not in fixed)
+        return storage.position == 0 or shape in growing or shape not in fixed
 
 
 def _storages(tensor: Tensor, device_type: str) -> Iterator[tuple[int, Any]]:
