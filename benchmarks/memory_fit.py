@@ -48,6 +48,7 @@ NOMINAL_GIB = {
     "RTX3090": 24,
     "RTX4070S": 12,
     "RTX4080S": 16,
+    "RTX4090-Laptop": 16,
     "RTX6000Ada": 48,
     "RTX6000Turing": 24,
     "RTX8000": 48,
@@ -187,14 +188,16 @@ def published(table: Path) -> None:
             # Where the source does not tell the batch, the table has a guess.
             if not row["batch"] or "batch not read" in notes or "batch assumed" in notes:
                 continue
-            card = _card(row["gpu"], 32 if row["gpu"].startswith("V100") and "32 GB" in notes else None)
+            # The source's own report calls this card "GeForce RTX 4090 Laptop GPU 16 GB".
+            gpu = "RTX4090-Laptop" if row["gpu"] == "RTX4090" and "stack=jcxal" in notes else row["gpu"]
+            card = _card(gpu, 32 if gpu.startswith("V100") and "32 GB" in notes else None)
             needed = _step(row["model"], PRECISIONS[row["precision"]]).needed(card, samples=int(row["batch"]))
             # Windows moves memory to the host where Linux refuses it. The step that is counted is not compiled.
             kind = "spilled" if "VRAM" in notes else "ran compiled" if "torch.compile" in notes else "ran"
             words[f"{kind}: {needed.word}"] += 1
             if kind == "spilled" or needed.word is not Word.FITS:
                 print(
-                    f"{kind}, {needed.word}: {row['gpu']} {row['model']} {row['precision']} batch {row['batch']} needs "
+                    f"{kind}, {needed.word}: {gpu} {row['model']} {row['precision']} batch {row['batch']} needs "
                     f"{needed.low / GIB:.1f} to {needed.high / GIB:.1f} of {card.total.high / GIB:.1f} GiB"
                 )
     print("; ".join(f"{word}: {count}" for word, count in sorted(words.items())))

@@ -2,9 +2,10 @@
 
 A GPU must hold more than the live tensors: the allocator takes segments from the driver, cuts blocks from them, and
 keeps what the program frees. Source: pytorch/pytorch, c10/cuda/CUDACachingAllocator.cpp (2.0 to 2.8: `malloc`,
-`get_free_block`, `should_split`, `free_block`, `release_cached_blocks`, `find_expandable_block`, `unmap_block`) and
-c10/core/AllocatorConfig.h of 2.15, which still has these sizes. Options that are off by default are left out
-(`max_split_size_mb`, `roundup_power2_divisions`, `garbage_collection_threshold`); one stream. Standard library only.
+`get_free_block`, `should_split`, `free_block`, `release_cached_blocks`, `find_expandable_block`) and
+c10/core/AllocatorConfig.h of 2.15, which still has these sizes. One stream. Left out are options that are off by
+default (`max_split_size_mb`, `roundup_power2_divisions`, `garbage_collection_threshold`), and that an expandable
+segment gives pages back before memory runs out. Standard library only.
 """
 
 import bisect
@@ -24,8 +25,6 @@ SMALL_SEGMENT_BYTES = 2 * MIB
 OWN_SEGMENT_BYTES = 10 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 ROUND_LARGE_BYTES = 2 * MIB
-# Expandable segments reserve addresses, far more than there is memory, and map pages of a segment's size when needed.
-ADDRESSES = LARGE_SEGMENT_BYTES * 2**30
 
 
 class OutOfDeviceMemoryError(Exception):
@@ -34,36 +33,29 @@ class OutOfDeviceMemoryError(Exception):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Block:
-    """A part of a segment. `before`, `after`: its neighbors there. `mapped`: memory stands behind the addresses."""
+    """A part of a segment; `before`, `after`: its neighbors there."""
 
     pool: "_Pool"
     address: int
     size: int
     used: bool = False
-    mapped: bool = True
     before: "Block | None" = None
     after: "Block | None" = None
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Pool:
-    """Free blocks by size, then address; `unmapped`: parts of expandable segments without memory, by address."""
+    """Free blocks by size, then address; `end`: the last block of an expandable segment, which a pool has one of."""
 
     segment_bytes: int
     free: list[tuple[int, int, Block]] = field(default_factory=list)
-    unmapped: list[tuple[int, Block]] = field(default_factory=list)
+    end: Block | None = None
 
     def add(self, block: Block) -> None:
-        if block.mapped:
-            bisect.insort(self.free, (block.size, block.address, block))
-        else:
-            bisect.insort(self.unmapped, (block.address, block))
+        bisect.insort(self.free, (block.size, block.address, block))
 
     def remove(self, block: Block) -> None:
-        if block.mapped:
-            del self.free[bisect.bisect_left(self.free, (block.size, block.address))]
-        else:
-            del self.unmapped[bisect.bisect_left(self.unmapped, (block.address,))]
+        del self.free[bisect.bisect_left(self.free, (block.size, block.address))]
 
 
 class CachingAllocator:
@@ -111,19 +103,17 @@ class CachingAllocator:
         block.pool.add(_merged(block))
 
     def release_cached(self) -> None:
-        """Give the driver back all that no block uses: whole segments, of expandable ones whole pages."""
-        for pool in (self._large, self._small):
+        """Give the driver back all segments that are not in use."""
+        for pool in () if self.expandable else (self._large, self._small):
             for _, _, block in list(pool.free):
-                if self.expandable:
-                    self._unmap(block)
-                elif block.before is None and block.after is None:
+                if block.before is None and block.after is None:
                     pool.remove(block)
                     self.reserved_bytes -= block.size
 
     def _cached(self, pool: _Pool, size: int) -> Block | None:
-        """The smallest free block that is large enough; the end of an expandable segment only if no other is."""
+        """The smallest free block that is large enough; the end of an expandable segment only if there is no other."""
         at = bisect.bisect_left(pool.free, (size,))
-        while at + 1 < len(pool.free) and _can_become(pool.free[at + 1][2]) < _can_become(pool.free[at][2]):
+        if self.expandable and at + 1 < len(pool.free) and pool.free[at][2] is pool.end:
             at += 1
         return pool.free.pop(at)[2] if at < len(pool.free) else None
 
@@ -147,56 +137,28 @@ class CachingAllocator:
         return True
 
     def _expanded(self, pool: _Pool, size: int) -> Block | None:
-        """The free place of the lowest address that can be mapped to this size."""
-        if not pool.unmapped:
-            pool.add(Block(pool=pool, address=ADDRESSES * (pool is self._large), size=ADDRESSES, mapped=False))
-        places = (_with_free_before(block) for _, block in pool.unmapped)
-        block = next(place for place in places if _room(place, size))
-        while not block.mapped or block.size < size:
-            hole = block.after if block.mapped and block.after is not None else block
-            missing = size - block.size if block.mapped else size
-            mapped = min(hole.size, -(-missing // pool.segment_bytes) * pool.segment_bytes)
-            if not self._reserve(mapped):
-                return None
-            pool.remove(hole)
-            if mapped < hole.size:
-                pool.add(_cut(hole, mapped))
-            hole.mapped = True
-            block = _merged(hole)
-            pool.add(block)
-        pool.remove(block)
+        """The end of the segment, to which pages are added."""
+        end = pool.end
+        is_free = end is not None and not end.used
+        missing = size - end.size if end is not None and is_free else size
+        pages = -(-missing // pool.segment_bytes) * pool.segment_bytes
+        if not self._reserve(pages):
+            return None
+        if end is not None and is_free:
+            pool.remove(end)
+            end.size += pages
+            return end
+        block = Block(pool=pool, address=end.address + end.size if end else 0, size=pages, before=end)
+        if end is not None:
+            end.after = block
+        pool.end = block
         return block
-
-    def _unmap(self, block: Block) -> None:
-        page = block.pool.segment_bytes
-        start = -(-block.address // page) * page
-        end = (block.address + block.size) // page * page
-        if start >= end:
-            return
-        block.pool.remove(block)
-        if start > block.address:
-            whole = _cut(block, start - block.address)
-            block.pool.add(block)
-            block = whole
-        if end < block.address + block.size:
-            block.pool.add(_cut(block, end - block.address))
-        self.reserved_bytes -= block.size
-        block.mapped = False
-        block.pool.add(_merged(block))
 
 
 def _cut(block: Block, size: int) -> Block:
     """Shorten a block to `size`; the rest of it."""
-    rest = Block(
-        pool=block.pool,
-        address=block.address + size,
-        size=block.size - size,
-        mapped=block.mapped,
-        before=block,
-        after=block.after,
-    )
-    if rest.after is not None:
-        rest.after.before = rest
+    rest = Block(pool=block.pool, address=block.address + size, size=block.size - size, before=block)
+    _join(rest, block.after)
     block.size, block.after = size, rest
     return rest
 
@@ -204,36 +166,25 @@ def _cut(block: Block, size: int) -> Block:
 def _merged(block: Block) -> Block:
     """Join a block that is in no pool with its free neighbors, which leave theirs."""
     before, after = block.before, block.after
-    if after is not None and not after.used and after.mapped == block.mapped:
+    if after is not None and not after.used:
         after.pool.remove(after)
         block.size += after.size
-        block.after = after.after
-        if block.after is not None:
-            block.after.before = block
-    if before is not None and not before.used and before.mapped == block.mapped:
+        _join(block, after.after)
+    if before is not None and not before.used:
         before.pool.remove(before)
         before.size += block.size
-        before.after = block.after
-        if before.after is not None:
-            before.after.before = before
+        _join(before, block.after)
         return before
     return block
 
 
-def _can_become(block: Block) -> int:
-    """Size of a free block with the addresses behind it that could be mapped."""
-    return block.size + (block.after.size if block.after is not None and not block.after.mapped else 0)
-
-
-def _with_free_before(block: Block) -> Block:
-    return block.before if block.before is not None and not block.before.used else block
-
-
-def _room(block: Block | None, size: int) -> bool:
-    while size > 0 and block is not None and not block.used:
-        size -= block.size
-        block = block.after
-    return size <= 0
+def _join(block: Block, after: Block | None) -> None:
+    """Make `after` the next block of the segment; None: there is none."""
+    block.after = after
+    if after is not None:
+        after.before = block
+    elif block.pool.end is not None:
+        block.pool.end = block
 
 
 def is_expandable(variables: Mapping[str, str | None]) -> bool:

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from workload.contract.allocations import Allocation
+from workload.contract.allocations import Allocation, Kind
 from workload.contract.allocator import MIN_BLOCK_BYTES, Replay, replay
 
 TABLE = Path(__file__).with_name("gpu_memory.toml")
@@ -51,7 +51,7 @@ class Card:
     """A GPU with its memory. `total`: what CUDA reports as its total; `source`: title and date.
 
     `gpu`: name in peaks.toml; `memory_gb`: nominal, as in peaks.toml. `outside`: what a process takes beside PyTorch's
-    allocator, alone on the card. `workspaces`: of cuBLAS, in the allocator. `group`: the rest of a process in a group.
+    allocator, alone on the card. `workspaces`: of cuBLAS, in the allocator. `group`: how much more of a group's.
     """
 
     gpu: str
@@ -118,7 +118,7 @@ class CountedStep:
     def needed(self, card: Card, *, samples: float | None = None) -> Needed:
         """Memory at a batch, by default the counted one. Raises `ValueError` for another batch if none `scales`."""
         more = self._more(samples)
-        outside = card.outside + card.group if self.ranks > 1 else card.outside
+        outside = self._outside(card)
         tensors = self._tensors_bytes(more)
         does_not_fit = tensors + outside.low + card.workspaces.low > card.total.high
         limit = card.total.low - outside.high - card.workspaces.high
@@ -141,11 +141,18 @@ class CountedStep:
         if not self.scales:
             return LargestBatch(fits=None, does_not_fit=None)
         batches = list(itertools.takewhile(lambda batch: batch <= MOST_SAMPLES, (2**power for power in range(64))))
-        certain = card.total.high - card.outside.low - card.workspaces.low - (card.group.low if self.ranks > 1 else 0)
+        certain = card.total.high - self._outside(card).low - card.workspaces.low
         does_not_fit = next((each for each in batches if self._tensors_bytes(self._more(each)) > certain), None)
         below = [each for each in batches if does_not_fit is None or each < does_not_fit]
         fitting = (each for each in reversed(below) if self.needed(card, samples=each).word is Word.FITS)
         return LargestBatch(fits=None if self.at_least else next(fitting, None), does_not_fit=does_not_fit)
+
+    def _outside(self, card: Card) -> Interval:
+        if self.ranks == 1:
+            return card.outside
+        # DistributedDataParallel may hold a copy of all gradients (its option `gradient_as_bucket_view`).
+        copies = sum(each.size_bytes for each in self.allocations if each.kind is Kind.WEIGHTS)
+        return card.outside + card.group + Interval(low=0, high=copies)
 
     def _more(self, samples: float | None) -> float:
         if samples is None or samples == self.samples:

@@ -25,9 +25,16 @@ CARD = Card(
 )
 
 
-def _row(mib: int, born: int, died: int | None = None, *, mib_per_sample: float | None = 0.0) -> Allocation:
+def _row(
+    mib: int,
+    born: int,
+    died: int | None = None,
+    *,
+    mib_per_sample: float | None = 0.0,
+    kind: Kind = Kind.ACTIVATIONS,
+) -> Allocation:
     return Allocation(
-        kind=Kind.ACTIVATIONS,
+        kind=kind,
         size_bytes=mib * MIB,
         bytes_per_sample=None if mib_per_sample is None else mib_per_sample * MIB,
         born=born,
@@ -50,6 +57,8 @@ def _step(*rows: Allocation, samples: float | None = 2, at_least: bool = False, 
         (_step(_row(70, 0), ranks=2), Word.FITS, 81, 100),
         (_step(_row(72, 0), ranks=2), Word.CLOSE, 83, 102),
         (_step(_row(100, 0), ranks=2), Word.DOES_NOT_FIT, 111, 130),
+        # and may hold a copy of the gradients, as large as the weights.
+        (_step(_row(40, 0, kind=Kind.WEIGHTS), ranks=2), Word.CLOSE, 51, 110),
         # A lower bound never fits.
         (_step(_row(10, 0), at_least=True), Word.CLOSE, 20, 34),
         (_step(_row(102, 0), at_least=True), Word.DOES_NOT_FIT, 112, 126),
