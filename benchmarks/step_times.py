@@ -7,10 +7,15 @@ python benchmarks/step_times.py                                           # meas
 import csv
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from math import exp
 from pathlib import Path
+from statistics import median, quantiles
 
+from workload.contract.peaks import Gpu
 from workload.stats import step_times
-from workload.steps import complexity
+from workload.stats.step_times import MeasuredStep, Step
 
 READ = "2026-11"
 GPUS = {
@@ -41,11 +46,14 @@ PROGRAMS: dict[str, Callable[[str, float], bool]] = {
     # Host and JPEG input take 0.12 to 0.21 s of each step: at most a quarter of these.
     "sia": lambda gpu, step_s: gpu == "T4" and step_s > 4 * 0.21,
 }
-COLUMNS = "gpu,model,precision,batch,img_per_s,flop,bytes_lower,bytes_upper,program,source,read".split(",")
+WORK = ("flop", "bytes_lower", "bytes_upper")
+COLUMNS = ("gpu", "model", "precision", "batch", "img_per_s", *WORK, "program", "source", "read")
 
 
 def made(published: Path) -> Iterator[dict[str, str | float]]:
     """Rows of the file: comparable steps on GPUs whose peaks are known."""
+    from workload.steps import complexity  # noqa: PLC0415 - a test measures the rule without torch
+
     for row in csv.DictReader(published.open(encoding="utf-8", newline="")):
         notes = dict(part.split("=", 1) for part in row["notes"].split(";")[:3])
         # NVIDIA's example: 256 images by default.
@@ -74,6 +82,69 @@ def made(published: Path) -> Iterator[dict[str, str | float]]:
         }
 
 
+def labelled() -> list[tuple[MeasuredStep, str]]:
+    """Published steps, each with the program that ran it."""
+    with step_times.ROWS.open(encoding="utf-8", newline="") as file:
+        programs = [row["program"] for row in csv.DictReader(file)]
+    return list(zip(step_times.published(), programs, strict=True))
+
+
+def held_out(case: str) -> Iterator[tuple[bool, float]]:
+    """For each published step whether its interval has it, and high / low, without all that the case holds out."""
+    rows = labelled()
+    by_id = {id(one): one for one, _ in rows}
+
+    @cache
+    def ends(rest: tuple[int, ...], is_near: bool) -> tuple[float, float]:
+        percentiles = quantiles(
+            step_times.errors([by_id[key] for key in rest], is_near=is_near), n=100, method="inclusive"
+        )
+        return percentiles[step_times.LOW - 1], percentiles[step_times.HIGH - 1]
+
+    for one, program in rows:
+        gpu, model = one.gpu.gpu, one.step.model
+        match case:
+            case "GPU never seen":
+                rest = [other for other, _ in rows if other.gpu.gpu != gpu]
+                nears = [[]]
+            case "model never seen":
+                rest = [other for other, _ in rows if other.step.model != model]
+                nears = [[other for other in rest if other.gpu.gpu == gpu]]
+            case "model not seen on this GPU":
+                rest = [other for other, _ in rows if (other.gpu.gpu, other.step.model) != (gpu, model)]
+                nears = [[other for other in rest if other.gpu.gpu == gpu]]
+            case _:
+                rest = [other for other, _ in rows if other.gpu.gpu != gpu]
+                work = (program, model, one.step.precision)
+                same = [other for other, by in rows if (by, other.step.model, other.step.precision) == work]
+                nears = [[other] for other in same if other.gpu.gpu != gpu]
+        for near in nears:
+            if case in ("GPU never seen", "model never seen") or near:
+                is_near = any(other.gpu == one.gpu for other in near)
+                low, high = ends(tuple(map(id, rest)), is_near)
+                error = step_times.factor([one]) - step_times.factor(rest, near)
+                yield low <= error <= high, exp(high - low)
+
+
+def measure() -> None:
+    """Print share of steps inside their intervals, and median and 90 % percentile of their widths (high / low)."""
+
+    def longer(step: Step, gpu: Gpu) -> float:
+        return max(model(replace(step, bytes_upper=0.0), gpu), model(replace(step, flop=0.0), gpu))
+
+    model = step_times.modelled_s
+    for rule, passes, seconds in (
+        ("FLOP alone", 0.0, model),
+        ("the longer of FLOP and bytes", 1.0, longer),
+        *((f"FLOP + {passes:g} x bytes", passes, model) for passes in (1.0, 1.5, 2.0, 3.0)),
+    ):
+        step_times.PASSES, step_times.modelled_s = passes, seconds
+        for case in ("GPU never seen", "model never seen", "model not seen on this GPU", "measured on another GPU"):
+            inside, widths = zip(*held_out(case), strict=True)
+            share, most = sum(inside) / len(inside), quantiles(widths, n=10)[-1]
+            print(f"{rule:28}  {case:26}  {len(inside):4} {share:4.0%}  {median(widths):5.2f} {most:5.2f}")
+
+
 def main() -> None:
     if len(sys.argv) > 1:
         rows = list(made(Path(sys.argv[1])))
@@ -81,7 +152,7 @@ def main() -> None:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-    print(len(step_times.published()), "steps")
+    measure()
 
 
 if __name__ == "__main__":

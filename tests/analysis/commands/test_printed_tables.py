@@ -15,12 +15,6 @@ from tests.analysis.readers.ncu.ncu_files import COUNTS, save, wide
 from tests.analysis.sentence_runs import Golden
 
 KEPT = Path(__file__).parents[2] / "bundles" / "runs"
-WORK: dict[str, Any] = {
-    "train_flop_per_step": 8.1e11,
-    "bytes_lower_per_step": 0.05 * 320e9,
-    "bytes_upper_per_step": 0.08 * 320e9,
-    "path": "/nowhere",
-}
 STEPS = noisy()
 
 
