@@ -122,7 +122,7 @@ def answer(
         facts_of_run = {"bundle": str(run.path), "batch": run.memory.samples, **peak, **amount._asdict()}
         return tables.plain({**facts_of_run, "gpus": rows}, form, rows_of="gpus")
     width = table_width()
-    table = render([for_people(row, at_least=run.step.at_least) for row in rows], columns(run, amount), form, wide=wide)
+    table = render([for_people(row) for row in rows], columns(run, amount), form, wide=wide)
     notes = [wrapped(as_typed(note), width) for note in remarks(run, rows)]
     return "\n".join([wrapped(headline(run), width), "", table, "", *notes])
 
@@ -201,16 +201,18 @@ def choices(run: CountedRun, offers: Iterable[Mapping[str, Any]], amount: Amount
 
 
 def _memory(run: CountedRun, device: str, memory_gb: float) -> dict[str, Any]:
-    """Memory that the step needs on a GPU, and its largest batch there; None for a GPU of unknown memory."""
+    """Memory that the step needs on a GPU, and its largest batch there."""
     card = memory_fit.card(device, memory_gb=memory_gb)
-    needed, largest = (run.step.needed(card), run.step.largest_batch(card)) if card else (None, None)
+    assert card, f"gpu_memory.toml lacks {device}"
+    needed, largest = run.step.needed(card), run.step.largest_batch(card)
     return {
-        "fits": needed and needed.word,
-        "needed_low_bytes": needed and needed.low,
-        "needed_high_bytes": needed and needed.high,
-        "total_bytes": card and card.total.low,
-        "largest_batch": largest and largest.fits,
-        "too_large_batch": largest and largest.does_not_fit,
+        "fits": needed.word,
+        "is_lower_bound": run.step.at_least,
+        "needed_low_bytes": needed.low,
+        "needed_high_bytes": needed.high,
+        "total_bytes": card.total.low,
+        "largest_batch": largest.fits,
+        "too_large_batch": largest.does_not_fit,
     }
 
 
@@ -260,14 +262,14 @@ def headline(run: CountedRun) -> str:
     return f"{spec.model}{run.at} ({spec.precision or 'unknown precision'}) keeps {kept}; {counted}"
 
 
-def for_people(row: Mapping[str, Any], *, at_least: bool) -> dict[str, Any]:
-    """A row as text. `at_least`: the memory is a lower bound."""
+def for_people(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as text."""
     fits, too_large = row["largest_batch"], row["too_large_batch"]
-    largest = str(fits) if fits else UNKNOWN if at_least or too_large is None else "none"
+    largest = str(fits) if fits else UNKNOWN if row["is_lower_bound"] or not too_large else "none"
     return {
         **row,
         "machine": row["machine_type"] + (f" ({row['gpus']})" if row["gpus"] > 1 else ""),
-        "fits": _fits_text(row, at_least=at_least),
+        "fits": _fits_text(row),
         "largest": f"{largest} ({too_large}: no)" if too_large else largest,
         "step": _step_text(row) if _may_run(row) else None,
         **{name: _usd_text(row, name) if _may_run(row) else None for name in ("usd", "usd_spot")},
@@ -275,12 +277,10 @@ def for_people(row: Mapping[str, Any], *, at_least: bool) -> dict[str, Any]:
     }
 
 
-def _fits_text(row: Mapping[str, Any], *, at_least: bool) -> str:
-    if row["fits"] is None:
-        return UNKNOWN
+def _fits_text(row: Mapping[str, Any]) -> str:
     low, high = (row[f"needed_{end}_bytes"] / row["total_bytes"] for end in ("low", "high"))
     if row["fits"] is Word.CLOSE:
-        return f"at least {percent(low)}" if at_least else f"close, {percent_range(low, high)}"
+        return f"at least {percent(low)}" if row["is_lower_bound"] else f"close, {percent_range(low, high)}"
     return f"yes, {percent(high)}" if row["fits"] is Word.FITS else f"no, {percent(low)}"
 
 
