@@ -63,9 +63,9 @@ class CountedRun:
         return cls(path=folder, record=record, memory=memory, step=step)
 
     @property
-    def batch(self) -> int:
-        """Samples of one forward pass."""
-        return int(self.memory.samples or self.record.spec.batch_size)
+    def at(self) -> str:
+        """Samples of one forward pass as text: ` at batch 64`; empty for a script without a batch."""
+        return f" at batch {self.memory.samples:g}" if self.memory.samples else ""
 
 
 def counted_run(results: Path) -> CountedRun:
@@ -113,14 +113,16 @@ def answer(
 ) -> str:
     """Output of `launch gpus --for RESULTS`. `samples`: the user's own amount of work."""
     run = counted_run(results)
+    if run.path != results:
+        print(f"run        {run.path}", file=sys.stderr)
     amount = amount_of(run.record, samples)
     rows = choices(run, offers, amount)
     if form is not TableFormat.TABLE:
         peak = {name: value for name, value in asdict(run.memory).items() if name.endswith("_bytes")}
-        facts_of_run = {"bundle": str(run.path), "batch": run.batch, **peak, **amount._asdict()}
+        facts_of_run = {"bundle": str(run.path), "batch": run.memory.samples, **peak, **amount._asdict()}
         return tables.plain({**facts_of_run, "gpus": rows}, form, rows_of="gpus")
     width = table_width()
-    table = render([for_people(row, at_least=run.step.at_least) for row in rows], columns(run, amount), form, wide=wide)
+    table = render([for_people(row) for row in rows], columns(run, amount), form, wide=wide)
     notes = [wrapped(as_typed(note), width) for note in remarks(run, rows)]
     return "\n".join([wrapped(headline(run), width), "", table, "", *notes])
 
@@ -199,16 +201,18 @@ def choices(run: CountedRun, offers: Iterable[Mapping[str, Any]], amount: Amount
 
 
 def _memory(run: CountedRun, device: str, memory_gb: float) -> dict[str, Any]:
-    """Memory that the step needs on a GPU, and its largest batch there; None for a GPU of unknown memory."""
+    """Memory that the step needs on a GPU, and its largest batch there."""
     card = memory_fit.card(device, memory_gb=memory_gb)
-    needed, largest = (run.step.needed(card), run.step.largest_batch(card)) if card else (None, None)
+    assert card, f"gpu_memory.toml lacks {device}"
+    needed, largest = run.step.needed(card), run.step.largest_batch(card)
     return {
-        "fits": needed and needed.word,
-        "needed_low_bytes": needed and needed.low,
-        "needed_high_bytes": needed and needed.high,
-        "total_bytes": card and card.total.low,
-        "largest_batch": largest and largest.fits,
-        "too_large_batch": largest and largest.does_not_fit,
+        "fits": needed.word,
+        "is_lower_bound": run.step.at_least,
+        "needed_low_bytes": needed.low,
+        "needed_high_bytes": needed.high,
+        "total_bytes": card.total.low,
+        "largest_batch": largest.fits,
+        "too_large_batch": largest.does_not_fit,
     }
 
 
@@ -225,9 +229,9 @@ def _may_run(row: Mapping[str, Any]) -> bool:
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """By cost; after these the GPUs with only a least cost, those without a price, and those that are too small."""
-    costs = [row[name] for name in ("usd", "usd_spot", "usd_least", "usd_spot_least") if row[name]]
-    return not _may_run(row), not costs, row["step_s"] is None, *costs[:1], row["usd_per_h"] or inf
+    """By cost on demand; then those with a least cost only, without a price, and those that are too small."""
+    usd, spot = (row[name] if row[name] is not None else row[f"{name}_least"] for name in ("usd", "usd_spot"))
+    return not _may_run(row), usd is None, row["step_s"] is None, usd or spot or row["usd_per_h"] or inf
 
 
 # --- the text for people
@@ -240,7 +244,7 @@ def columns(run: CountedRun, amount: Amount) -> tuple[Column, ...]:
         *facts(gpu="GPU", provider="cloud"),
         Column(name="machine", heading="machine", role=Role.FACT, detail=True),
         Column(name="memory_gb", heading="GB"),
-        Column(name="fits", heading=f"fits at {run.batch}"),
+        Column(name="fits", heading=f"fits{run.at.replace(' batch', '')}"),
         Column(name="largest", heading="largest batch"),
         Column(name="step", heading="a step, about"),
         Column(name="usd", heading=f"USD {work}"),
@@ -255,17 +259,17 @@ def headline(run: CountedRun) -> str:
     spec, device = run.record.spec, run.record.environment.device
     kept = allocations.sentence(run.memory)
     counted = f"counted in one step on {device.name or device.type}"
-    return f"{spec.model} at batch {run.batch} ({spec.precision or 'unknown precision'}) keeps {kept}; {counted}"
+    return f"{spec.model}{run.at} ({spec.precision or 'unknown precision'}) keeps {kept}; {counted}"
 
 
-def for_people(row: Mapping[str, Any], *, at_least: bool) -> dict[str, Any]:
-    """A row as text. `at_least`: the memory is a lower bound."""
+def for_people(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as text."""
     fits, too_large = row["largest_batch"], row["too_large_batch"]
-    largest = str(fits) if fits else UNKNOWN if at_least or too_large is None else "none"
+    largest = str(fits) if fits else UNKNOWN if row["is_lower_bound"] or not too_large else "none"
     return {
         **row,
         "machine": row["machine_type"] + (f" ({row['gpus']})" if row["gpus"] > 1 else ""),
-        "fits": _fits_text(row, at_least=at_least),
+        "fits": _fits_text(row),
         "largest": f"{largest} ({too_large}: no)" if too_large else largest,
         "step": _step_text(row) if _may_run(row) else None,
         **{name: _usd_text(row, name) if _may_run(row) else None for name in ("usd", "usd_spot")},
@@ -273,12 +277,10 @@ def for_people(row: Mapping[str, Any], *, at_least: bool) -> dict[str, Any]:
     }
 
 
-def _fits_text(row: Mapping[str, Any], *, at_least: bool) -> str:
-    if row["fits"] is None:
-        return UNKNOWN
+def _fits_text(row: Mapping[str, Any]) -> str:
     low, high = (row[f"needed_{end}_bytes"] / row["total_bytes"] for end in ("low", "high"))
     if row["fits"] is Word.CLOSE:
-        return f"at least {percent(low)}" if at_least else f"close, {percent_range(low, high)}"
+        return f"at least {percent(low)}" if row["is_lower_bound"] else f"close, {percent_range(low, high)}"
     return f"yes, {percent(high)}" if row["fits"] is Word.FITS else f"no, {percent(low)}"
 
 
@@ -304,7 +306,7 @@ def remarks(run: CountedRun, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]
         yield "the largest batch is unknown: the memory of one batch size only was counted"
     of_one = f" on one GPU; the run used {devices:g}" if devices > 1 else ""
     yield (
-        f"time and USD: training steps at batch {run.batch}{of_one}, without waits for data; of a larger batch only "
+        f"time and USD: training steps{run.at}{of_one}, without waits for data; of a larger batch only "
         "the memory is known"
     )
     dates = sorted(row["read"] for row in rows if row["read"])

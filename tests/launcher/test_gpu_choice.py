@@ -8,6 +8,7 @@ An epoch of 50,000 images is 781.25 steps: 0.10 s each at 0.707 USD per hour are
 import csv
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,11 @@ UNUSUAL: dict[str, tuple[dict[str, Any], bool, tuple[str, ...]]] = {
         True,
         ("1 billion", "tokens"),
     ),
+    "no batch": (
+        {"step_memory": MEMORY | {"samples": None, "bytes_per_sample": None}},
+        False,
+        ("train.py (fp32) keeps", "yes, 27 %   unknown", "time and USD: training steps, without"),
+    ),
     "no timed step": ({"timing": {}}, True, ("100 ms (70-160)   unknown",)),
 }
 
@@ -267,3 +273,22 @@ def test_a_script_is_refused_by_what_its_newest_counted_run_needs(tmp_path: Path
     refuse_too_large(spec, gpus.require("l4"), tmp_path)
     write(tmp_path / "20261126T1-smaller", step())
     refuse_too_large(spec, t4, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_a_run_of_our_trainer_answers_and_its_dry_run_counts_the_same(tmp_path: Path) -> None:
+    def launched(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "launcher", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    options = ("--model", "squeezenet1_1", "--image-size", "64")
+    steps = ("--warmup", "0", "--iterations", "1", "--no-ceilings", "--batch-size", "2")
+    assert launched("local", "--cpu", "--runtime", "process", *steps, *options).returncode == 0
+    rows = json.loads(launched("gpus", "--for", "results", "--samples", "1k", "--format", "json").stdout)["gpus"]
+    t4 = next(row for row in rows if row["gpu"] == "t4")
+    assert t4["fits"] == "fits"
+    assert t4["usd_least"] > 0
+    refused = launched("gcp", "--gpu", "t4", "--dry-run", *options, "--batch-size", str(t4["too_large_batch"]))
+    assert refused.returncode == 2
+    assert f"--batch-size {t4['largest_batch']} or" in refused.stderr
