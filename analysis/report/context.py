@@ -57,7 +57,7 @@ MATRIX = (
         device="device",
         runtime="backend, runtime",
         models="models",
-        data="data, image size",
+        data="data",
         precision="precision",
         batch_sizes="batch sizes",
     ),

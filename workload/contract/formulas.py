@@ -11,7 +11,7 @@ from pathlib import Path
 
 Shape = Sequence[int]
 GROWTH_SYMBOLS = (
-    "N images, C channels in, K out, H x W pixels out, R x S filter, G groups, T tokens of width D, F features; "
+    "N samples, C channels in, K out, H x W pixels out, R x S filter, G groups, T tokens of width D, F features; "
     "1 fused multiply-add = 2 FLOP"
 )
 # Position of the argument `is_causal` of PyTorch's fused attention, forward and backward, by operation. With a mask, or

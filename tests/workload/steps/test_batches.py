@@ -1,13 +1,29 @@
 """Samples of a batch, by the loader's batch size if it has one, else by the shapes of the batch's tensors."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
+from workload.steps.data_length import samples_of_step
 from workload.steps.model_input import Entered
-from workload.steps.step import Amount, Batch, Fetch, Limits, Loader, Optimizers, Step, Unit, describe, measure, size_of
+from workload.steps.step import (
+    Amount,
+    Batch,
+    Fetch,
+    Inputs,
+    Limits,
+    Loader,
+    Optimizers,
+    Step,
+    Unit,
+    describe,
+    measure,
+    size_of,
+)
 
 IMAGE = torch.zeros(3, 5, 7)
 PADDED = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
@@ -38,6 +54,15 @@ BATCHES: dict[str, tuple[Any, int | None, int, Unit, int]] = {
     "detection": (((IMAGE,) * 4, ({"boxes": torch.zeros(2, 4)},) * 4), 4, 4, Unit.IMAGES, 0),
     "detection without a size": (((IMAGE,) * 4, ({"boxes": torch.zeros(2, 4)},) * 4), None, 4, Unit.IMAGES, 0),
     "two views": ([[torch.zeros(8, 3, 4, 4)] * 2, torch.zeros(8)], 8, 8, Unit.IMAGES, 0),
+    "pairs of images": ((torch.zeros(8, 3, 4, 4), torch.zeros(8, 3, 4, 4), torch.zeros(8)), 8, 8, Unit.SAMPLES, 0),
+    "an image and its mask": ((torch.zeros(8, 3, 4, 4), torch.zeros(8, 1, 4, 4)), 8, 8, Unit.IMAGES, 0),
+    "images by name behind texts": (
+        {"cls": torch.zeros(19, 1), "im_file": ("a",) * 20, "img": torch.zeros(20, 3, 4, 4)},
+        20,
+        20,
+        Unit.IMAGES,
+        0,
+    ),
     "texts": (["a", "b", "c"], 3, 3, Unit.SAMPLES, 0),
     "texts with labels": ((("a", "b", "c"), torch.zeros(3)), None, 3, Unit.SAMPLES, 0),
     "pairs of ids": ((ids(6, 2), torch.zeros(6)), 6, 6, Unit.SAMPLES, 0),
@@ -61,6 +86,36 @@ def test_what_a_batch_holds(name: str) -> None:
 def test_a_batch_like_the_one_before_costs_nothing() -> None:
     assert measure(FOUR, 7, 4) is measure(FOUR, 7, 4)
     assert measure(FOUR, 7, 4) == Batch(loader=7, count=4, unit=Unit.SAMPLES)
+
+
+# items of DataLoaders with batch size 1 and no collation: (item, samples)
+ITEMS: dict[str, tuple[Any, int]] = {
+    "a batch": ((torch.zeros(64, 13), ids(3, 64), [ids(70, 1)[:, 0]], torch.zeros(64, 1)), 64),
+    "a batch of images": ((torch.zeros(8, 3, 4, 4), torch.zeros(8)), 8),
+    "an image with three boxes": ((torch.zeros(3, 5, 7), torch.zeros(3, 4), torch.zeros(3)), 1),
+    "a recording": ((torch.zeros(900, 40), torch.zeros(3)), 1),
+    "a sample that is collated": ((torch.zeros(1, 13), torch.zeros(1)), 1),
+}
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_items_that_are_batches(name: str) -> None:
+    item, count = ITEMS[name]
+    inputs, loader = Inputs(Path.cwd()), DataLoader([0] * 10, batch_size=1)
+    batch = inputs.batch_of(loader, item, None)
+    assert batch.count == count
+    assert samples_of_step({0: loader}, [Fetch(batch=batch, parts=0)], None) == 10 * count
+
+
+def test_a_new_loader_has_its_own_size_though_it_may_share_the_identity_of_an_earlier_one() -> None:
+    inputs, numbers = Inputs(Path.cwd()), []
+    for size in (4, 6) * 20:
+        loader = DataLoader([0], batch_size=size)
+        found = inputs.batch_of(loader, torch.zeros(size, 9), None)
+        assert found.count == size
+        numbers.append(found.loader)
+        del loader
+    assert len({*numbers}) == len(numbers)
 
 
 def test_the_size_that_a_loader_knows() -> None:

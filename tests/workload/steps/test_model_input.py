@@ -228,6 +228,35 @@ def two_texts() -> None:
     (model(ids(3, 8)) - model(ids(3, 6))).backward()
 
 
+def acting() -> None:
+    """Two states of the world, then a batch of a replay buffer, whose values a second network bounds."""
+    model, target = nn.Linear(5, 2), nn.Linear(5, 2)
+    for _ in range(2):
+        model(torch.randn(1, 5)).argmax()
+    batch = torch.randn(6, 5)
+    with torch.no_grad():
+        wanted = target(batch)
+    (model(batch) - wanted).sum().backward()
+
+
+def actor_and_critic() -> None:
+    """Two updates of the critic, with a batch each, and one of the actor between them, with the first batch again."""
+    actor, critic = nn.Linear(5, 2), nn.Linear(5, 1)
+    actor(torch.randn(1, 5)).argmax()
+    first = torch.randn(6, 5)
+    actor(first).sum().backward()
+    for batch in (first, torch.randn(6, 5)):
+        critic(batch).sum().backward()
+
+
+def used_later() -> None:
+    """The first call's output is in the second loss."""
+    model, other = nn.Linear(5, 2), nn.Linear(3, 2)
+    early = model(torch.randn(6, 5))
+    other(torch.randn(4, 3)).sum().backward()
+    (early + model(torch.randn(6, 5))).sum().backward()
+
+
 def episode() -> None:
     model = nn.Linear(5, 2)
     torch.stack([model(torch.randn(1, 5)).sum() for _ in range(7)]).sum().backward()
@@ -264,7 +293,7 @@ STEPS: dict[str, tuple[Callable[[], None], Unit, int, int | None, str]] = {
         5, "5 sequences of 9 tokens",
     ),
     "an embedding of encoder and decoder": (
-        lambda: Shared()(get_batch(), ids(3, 6)).backward(), TOKENS, 24, 3, "3 sequences of 8 tokens",
+        lambda: Shared()(get_batch(), ids(3, 6)).backward(), TOKENS, 24, 3, "3 sequences of 8 tokens of the first text",
     ),
     "ids of users and items": (lambda: Recommender()(ids(6), ids(6)).backward(), SAMPLES, 6, 6, "6 samples"),
     "pairs of ids": (lambda: nn.Embedding(30, 4)(ids(6, 2)).sum().backward(), SAMPLES, 6, 6, "6 samples"),
@@ -272,6 +301,9 @@ STEPS: dict[str, tuple[Callable[[], None], Unit, int, int | None, str]] = {
     "images and text": (lambda: Captions()(ids(5, 8), torch.randn(5, 3, 4, 4)).backward(), SAMPLES, 5, 5, "5 samples"),
     "observations": (lambda: nn.Linear(5, 2)(torch.randn(6, 5)).sum().backward(), SAMPLES, 6, 6, "6 samples"),
     "one observation": (lambda: nn.Linear(5, 2)(torch.randn(5)).sum().backward(), SAMPLES, 1, 1, "1 sample"),
+    "acting before a batch": (acting, SAMPLES, 6, 6, "6 samples"),
+    "an actor and a critic": (actor_and_critic, SAMPLES, 12, 12, "12 samples"),
+    "an output that a later loss uses": (used_later, SAMPLES, 6, 6, "6 samples"),
     "an episode": (episode, SAMPLES, 7, 7, "7 samples"),
     "images of a class": (lambda: Labelled()(torch.randn(5, 3, 4, 4), ids(5)).backward(), IMAGES, 5, 5, "5 images"),
     "a batch twice": (twice_the_same, SAMPLES, 6, 6, "6 samples"),
@@ -288,7 +320,7 @@ def entered(step: Callable[[], None]) -> Entered | None:
     def observed(*args: Any, **kwargs: Any) -> None:
         assert counter.model_input
         counter.in_backward = True
-        counter.model_input.backward(begins=True)
+        counter.model_input.backward(args, begins=True)
         backward(*args, **kwargs)
         counter.in_backward = False
         counter.model_input.backward(begins=False)
@@ -308,6 +340,14 @@ def test_what_enters_the_model(name: str) -> None:
     found = entered(step)
     assert found is not None
     assert (found.unit, found.count, found.samples, words([found])) == (unit, count, samples, text)
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [((9, 9, 60, 9), "9 samples"), ((9, 21, 60, 9), "9 to 60 samples"), ((1, 1), "1 sample")],
+)
+def test_words_of_steps_that_differ(counts: tuple[int, ...], text: str) -> None:
+    assert words([Entered(unit=SAMPLES, count=count, samples=count, where="") for count in counts]) == text
 
 
 def test_tensors_of_the_script_live_no_longer_and_modules_are_called_as_before() -> None:
