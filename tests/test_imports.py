@@ -114,7 +114,7 @@ def test_programs_load_little(code: str, banned: set[str]) -> None:
 # What declares options may be loaded for a help text, and nothing that a command is made of.
 DECLARING = {
     *("launcher", "launcher.__main__", "launcher.typer_options", "launcher.values"),
-    *("launcher.cli", "launcher.cli.app", "launcher.cli.launches", "launcher.cli.sweep"),
+    *("launcher.cli", "launcher.cli.app", "launcher.cli.launches", "launcher.cli.sweep", "launcher.cli.tune"),
     *("launcher.backends", "launcher.backends.gcp"),
     *("launcher.backends.gcp.options", "launcher.backends.rented_options", "launcher.jobs", "launcher.jobs.places"),
     *("launcher.backends.ssh", "launcher.backends.ssh.options"),
