@@ -27,11 +27,11 @@ from analysis.statistics.samples import Floats
 from benchmarks.duel import conditions, logs_of
 from benchmarks.resumable import Results
 from launcher.duel.contest import Limits, Measured, OutOfTimeError, Work, fight
+from launcher.duel.referee import Losses
 from launcher.duel.sides import Pair
 from launcher.tune.bounds import Bound, Part
 from launcher.tune.candidates import Candidate
 from launcher.tune.evidence import Decision, Evidence, Trial, decide, rule_of
-from launcher.duel.referee import Losses
 from launcher.tune.tune import Base, Fought, Tuning
 
 # Seconds of a run, and of a tuning: the default of --max-time.

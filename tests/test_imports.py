@@ -115,6 +115,7 @@ def test_programs_load_little(code: str, banned: set[str]) -> None:
 DECLARING = {
     *("launcher", "launcher.__main__", "launcher.typer_options", "launcher.values"),
     *("launcher.cli", "launcher.cli.app", "launcher.cli.gpus", "launcher.cli.launches", "launcher.cli.sweep"),
+    "launcher.cli.tune",
     *("launcher.backends", "launcher.backends.gcp"),
     *("launcher.backends.gcp.options", "launcher.backends.rented_options", "launcher.jobs", "launcher.jobs.places"),
     *("launcher.backends.ssh", "launcher.backends.ssh.options"),

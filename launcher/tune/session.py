@@ -21,6 +21,7 @@ from workload.contract import bundle
 from workload.contract.errors import UsageError
 from workload.contract.operating_system import lock, replace_text
 from workload.contract.script_words import redacted, script_name
+from workload.contract.text import counted
 
 LOCK = ".lock"
 
@@ -152,8 +153,9 @@ class _Session:
                 if trial.decision is Decision.ACCEPTED and not trial.is_final:
                     accepted = candidates.with_candidate(accepted, candidate_of(trial))
                     run_id = _last_of_b(trial, self._folder)
-            decided = sum(trial.decision is not Decision.OPEN for trial in found.trials)
-            self._tell(f"goes on with the tuning in {self._folder}/, of which {decided} changes are decided")
+            decided = sum(each.decision is not Decision.OPEN for each in found.trials if not each.is_final)
+            known = f"{counted(decided, 'change')} {'is' if decided == 1 else 'are'} decided"
+            self._tell(f"goes on with the tuning in {self._folder}/, in which {known}")
             return base_of(accepted, self._folder / run_id)
         self._tell(f"the earlier tuning in {self._folder}/ is set aside, because {why}")
         set_aside(self._folder)

@@ -68,6 +68,7 @@ INSTEAD = (
     ),
     Instead(match=r"launch duel --commit", run=None, why="it needs a checkout: test_ci_page.py has one"),
     Instead(match=r"launch duel (?!.*--dry-run)", run="{0} --dry-run", why="its exit code is its verdict"),
+    Instead(match=r"launch tune", run=None, why="it takes 20 minutes: tests/launcher/tune has small ones"),
     Instead(match=r"launch local .*--profile ncu", run=None, why="even its plan needs an NVIDIA GPU"),
     Instead(match=r"--cuda|launch local --mps", run="{0} --dry-run", why="it needs a GPU of NVIDIA or Apple"),
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.duel.referee import Declared, Losses, judge_work, parse_losses
-from tests.launcher.tune.script_runs import LOSSES, a_run, changed, texts
+from tests.launcher.tune.script_runs import a_run, changed, texts
 from workload.contract.changes import Effect
 from workload.contract.errors import UsageError
 from workload.contract.record import ComplexityRecord, Record
@@ -138,7 +138,6 @@ def test_checkpointed_forward_pass_is_no_work_of_its_own() -> None:
     original = replace(A, complexity=work)
 
     assert judge_work([original], [A], SAME).refusals == ()
-    assert LOSSES == texts((2.5, 2.25, 2.0))
 
 
 def test_unknown_rule_is_a_usage_error() -> None:

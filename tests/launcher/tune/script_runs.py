@@ -30,6 +30,9 @@ from workload.contract.script_words import redacted
 LOSSES = tuple(value.hex() for value in (2.5, 2.25, 2.0))
 LOADER = Constructor(name="DataLoader", line="train.py:2", is_in_step=True, num_workers=0)
 ADAM = Constructor(name="Adam", line="train.py:3", is_in_step=True, foreach=False, fused=False)
+SPEC: Mapping[str, Any] = {
+    "model": "train.py", "device": "cpu", "batch_size": 32, "precision": "fp32", "grad_accumulation": 1,
+}  # fmt: skip
 SOURCE = "import torch\nd = DataLoader(data)\no = Adam(p, foreach=False)\n"
 
 
@@ -49,13 +52,7 @@ def a_run(
     return Record(
         run_id="a",
         status=Status.COMPLETED,
-        spec=Spec(
-            **{
-                **{"model": "train.py", "device": "cpu", "batch_size": 32, "precision": "fp32", "grad_accumulation": 1},
-                **spec,
-            },
-            script=ScriptFacts(**{**facts, **(script or {})}),
-        ),
+        spec=Spec(**{**SPEC, **spec}, script=ScriptFacts(**{**facts, **(script or {})})),
         environment=Environment(
             host=HostFacts(cpus_allowed=2, physical_cores=1, cpu_flags=("avx2",), transparent_hugepages="always"),
             device=DeviceFacts(type="cpu", threads=2),
@@ -118,6 +115,7 @@ class Machine:
     alter: Mapping[str, Callable[[Record], Record]] = field(default_factory=dict)
     fails: Mapping[str, str] = field(default_factory=dict)
     files: Callable[[], Mapping[str, str]] = dict
+    noise: float = 0.002
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     runs: list[tuple[str, str]] = field(default_factory=list)
     before: Callable[[int], None] = lambda _: None
@@ -131,7 +129,7 @@ class Machine:
         self.runs.append((name, side.variant))
         if why := next((text for part, text in self.fails.items() if part in words), ""):
             raise RunFailedError(f"run {position + 1}, of {side.variant}: {why}", hint="")
-        factor = self.rng.gauss(1, 0.002)
+        factor = self.rng.gauss(1, self.noise)
         for part, speed in self.speed.items():
             factor *= speed if part in words else 1.0
         argv = redacted(spec.script)

@@ -1,0 +1,364 @@
+"""Tunings on a machine that needs no processes: rows, patch, evidence, its check, and how a tuning goes on."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.duel import contest
+from launcher.duel.referee import Losses
+from launcher.machine.runtime import Workplace
+from launcher.tune import candidates, evidence, report, session
+from launcher.tune.evidence import Decision
+from launcher.tune.report import Tuned, row_json
+from launcher.tune.tune import ALL, Row
+from tests.launcher.told import Golden
+from tests.launcher.tune.script_runs import SOURCE, Machine, changed, texts
+from workload.contract import bundle
+from workload.contract.errors import BundleError, ExitCode, RunFailedError, UsageError
+from workload.contract.operating_system import lock
+from workload.contract.process import interruption
+
+WORKERS, FOREACH, FUSED = "DataLoader(num_workers=2)", "optimizer(foreach=True)", "optimizer(fused=True)"
+# Factors of the times of a run with a change.
+FASTER = {"num_workers=2": 0.7, "foreach=True": 0.95}
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(candidates.platform, "libc_ver", lambda: ("", ""))
+    usual = candidates.candidates_of
+
+    def few(*arguments: Any) -> list[candidates.Candidate]:
+        return [each for each in usual(*arguments) if each.text in (WORKERS, FOREACH, FUSED)]
+
+    monkeypatch.setattr(candidates, "candidates_of", few)
+    Path("train.py").write_text(SOURCE)
+    here = Machine(output=Path("tune"), files=lambda: {"train.py": sha256("train.py")})
+    monkeypatch.setattr(contest, "run_segment", here.run_segment)
+    return here
+
+
+def sha256(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def tune(
+    *words: str,
+    rows: list[Row] | None = None,
+    told: list[str] | None = None,
+    losses: Losses = Losses.ROUNDING,
+    **more: Any,
+) -> Tuned:
+    script = ("train.py", *words)
+    asked = session.Asked(
+        request=session.request_of({"device": "cpu"}, script, output=Path("tune"), data=None),
+        workplace=Workplace(folder=Path.cwd()),
+        environment={},
+        **{"margin": 0.02, "max_time_s": 1e6, "losses": losses, "tries": (), **more},
+    )
+    rows = rows if rows is not None else []
+    return session.tune(asked, tell=(told if told is not None else []).append, show=rows.append)
+
+
+def decisions(tuned: Tuned) -> dict[str, str]:
+    return {row.text: row.trial.decision if row.trial else row.why_not for row in tuned.result.rows}
+
+
+def findings(folder: str = "tune") -> list[str]:
+    return list(evidence.check(evidence.read(Path(folder, "evidence.json")), Path(folder)))
+
+
+@pytest.mark.world
+def test_tuning_from_the_first_run_to_a_patch_that_applies(machine: Machine) -> None:
+    machine.speed = FASTER
+    told = list[str]()
+    tuned = tune(told=told)
+
+    assert decisions(tuned) == {WORKERS: "accepted", FOREACH: "accepted", FUSED: "below the margin", ALL: "accepted"}
+    assert tuned.result.exit_code == ExitCode.FASTER
+    [final] = [row.trial for row in tuned.result.rows if row.text == ALL and row.trial]
+    assert final.gain == pytest.approx(1 / (0.7 * 0.95) - 1, rel=0.02)
+    assert final.low is not None
+    assert final.high is not None
+    assert final.low < 1 / (0.7 * 0.95) - 1 < final.high
+    assert Path("train.py").read_text() == SOURCE
+    assert tuned.patch is not None
+    subprocess.run(["git", "apply", str(tuned.patch)], check=True)
+    changed_source = "import torch\nd = DataLoader(data, num_workers=2)\no = Adam(p, foreach=True)\n"
+    assert Path("train.py").read_text() == changed_source
+    assert findings() == []
+
+
+def test_screen_shows_bounds_gains_losses_and_files(machine: Machine, golden: Golden) -> None:
+    machine.speed, machine.noise = FASTER, 0.0
+
+    golden("tuning.txt", report.text(tune(), 140))
+
+
+def test_rows_for_programs_have_figures_as_shares(machine: Machine) -> None:
+    machine.speed = {"num_workers=2": 0.7}
+    rows = list[Row]()
+    tuned = tune(rows=rows)
+
+    first, last = json.loads(json.dumps(row_json(rows[0]))), report.end_json(tuned)
+    assert (first["change"], first["line"], first["decision"], first["runs"]) == (WORKERS, "train.py:2", "accepted", 24)
+    assert first["at_most"] == pytest.approx(0.4 / 0.6)
+    assert first["low"] < 1 / 0.7 - 1 < first["high"]
+    # Three changes and the final trial share 5 %; an interval has the level of both its ends.
+    assert first["level"] == pytest.approx(1 - 2 * 0.05 / 4)
+    assert last["accepted"] == [WORKERS]
+    assert last["exit_code"] == ExitCode.FASTER
+
+
+def test_nothing_faster_is_exit_code_0_without_a_patch(machine: Machine) -> None:
+    del machine
+    tuned = tune()
+
+    assert set(decisions(tuned).values()) == {"below the margin"}
+    assert (tuned.result.exit_code, tuned.patch, list(Path("tune").glob("*.patch"))) == (ExitCode.DONE, None, [])
+
+
+def test_change_that_crashes_is_a_result_and_the_others_are_tried(machine: Machine) -> None:
+    machine.speed, machine.fails = FASTER, {"num_workers": "out of memory"}
+    tuned = tune()
+
+    assert decisions(tuned) == {WORKERS: "failed", FOREACH: "accepted", FUSED: "below the margin"}
+    [failed] = [row.trial for row in tuned.result.rows if row.text == WORKERS and row.trial]
+    assert failed.why.endswith("of B: out of memory")
+    assert tuned.result.exit_code == ExitCode.FASTER
+    assert findings() == []
+
+
+def test_script_that_fails_by_itself_ends_the_tuning(machine: Machine) -> None:
+    machine.fails = {"train.py": "measured no step"}
+
+    with pytest.raises(RunFailedError, match="of A: measured no step"):
+        tune()
+
+
+@pytest.mark.parametrize(
+    ("alter", "why"),
+    [
+        pytest.param(
+            changed(losses=texts((2.5, 2.0, 1.5))), "losses are not the same: different, by 25 % in loss 3", id="losses"
+        ),
+        pytest.param(changed(replaced=("time.time",)), "the script replaced time.time", id="clock"),
+    ],
+)
+def test_change_that_does_other_work_is_refused_after_its_first_run(
+    machine: Machine, alter: Callable[[Any], Any], why: str
+) -> None:
+    machine.speed, machine.alter = FASTER, {"num_workers": alter}
+    tuned = tune()
+
+    [refused] = [row.trial for row in tuned.result.rows if row.text == WORKERS and row.trial]
+    assert refused.decision is Decision.REFUSED
+    assert refused.why.startswith(why)
+    assert len(refused.bundles) <= 3
+    assert WORKERS not in decisions(tuned) or decisions(tuned)[FOREACH] == "accepted"
+    assert findings() == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "why"),
+    [
+        pytest.param(
+            iter([(2.5,), (2.0,)]), "cannot be judged: two runs of the same side differ by 20 %", id="no seed"
+        ),
+        pytest.param(iter([(float("nan"),)] * 2), "the script's own losses are not finite", id="NaN"),
+    ],
+)
+def test_losses_that_prove_nothing_need_a_rule(machine: Machine, losses: Any, why: str) -> None:
+    machine.alter = {"train.py": lambda run: changed(losses=texts(next(losses, (2.5,))))(run)}
+
+    with pytest.raises(UsageError, match=why) as caught:
+        tune()
+
+    assert "--losses any" in caught.value.hint
+
+
+def test_any_losses_are_accepted_if_the_user_says_so(machine: Machine) -> None:
+    machine.speed = {"num_workers": 0.7}
+    machine.alter = {"train.py": lambda run: changed(losses=texts((machine.rng.random(),)))(run)}
+    tuned = tune(losses=Losses.ANY)
+
+    assert decisions(tuned)[WORKERS] == "accepted"
+
+
+def test_argument_of_the_script_is_judged_by_throughput(machine: Machine) -> None:
+    # A step of two times as many samples takes 1.5 times as long.
+    def larger(run: Any) -> Any:
+        flop = replace(run.complexity, train_flop_per_step=4e9)
+        timing = replace(run.timing, images=2 * run.timing.images, images_per_s=2 * run.timing.images_per_s)
+        return replace(run, timing=timing, complexity=flop)
+
+    machine.speed, machine.alter = (
+        {"--batch 64": 1.5, "--batch 128": 2.1},
+        {"--batch 64": larger, "--batch 128": larger},
+    )
+    tuned = tune("--batch", "32", tries=("batch=64,128",))
+
+    assert decisions(tuned)["args.batch=64"] == "accepted"
+    assert decisions(tuned)["args.batch=128"] == "below the margin"
+    assert "--batch 64 is an argument of the script" in tuned.result.patch.notes
+
+
+# --- a tuning that goes on
+
+
+def test_interrupted_tuning_goes_on_with_the_same_duel(machine: Machine) -> None:
+    machine.speed = FASTER
+
+    def interrupt(number: int) -> None:
+        if number == 33:
+            raise interruption(2)
+
+    machine.before = interrupt
+    first = tune()
+    assert first.interrupted is not None
+    assert decisions(first) == {WORKERS: "accepted", FOREACH: "not decidable", FUSED: "the tuning was interrupted"}
+    before = evidence.read(Path("tune/evidence.json"))
+
+    machine.before = lambda _: None
+    told = list[str]()
+    second = tune(told=told)
+
+    assert decisions(second) == {WORKERS: "accepted", FOREACH: "accepted", FUSED: "below the margin", ALL: "accepted"}
+    after = evidence.read(Path("tune/evidence.json"))
+    assert told[0] == "goes on with the tuning in tune/, in which 1 change is decided"
+    assert [trial.name for trial in after.trials[:2]] == [trial.name for trial in before.trials]
+    assert list(after.trials[1].bundles)[: len(before.trials[1].bundles)] == list(before.trials[1].bundles)
+    assert len(after.trials[1].bundles) == 24
+    assert findings() == []
+
+
+def test_finished_tuning_shows_its_result_again_without_a_run(machine: Machine) -> None:
+    machine.speed = FASTER
+    first = tune()
+    number = len(machine.runs)
+
+    second = tune()
+
+    assert len(machine.runs) == number
+    assert decisions(second) == decisions(first)
+    assert second.result.exit_code == ExitCode.FASTER
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        pytest.param({"margin": 0.05}, "it was for another command", id="another margin"),
+        pytest.param({}, "the script's files, or the machine, have changed since", id="another script"),
+    ],
+)
+def test_another_tuning_sets_the_earlier_one_aside(machine: Machine, more: dict[str, Any], why: str) -> None:
+    tune()
+    number, told = len(machine.runs), list[str]()
+    if not more:
+        Path("train.py").write_text(SOURCE + "\n")
+
+    tune(told=told, **more)
+
+    assert told[0] == f"the earlier tuning in tune/ is set aside, because {why}"
+    assert len(machine.runs) == 2 * number
+    assert Path("tune/evidence-1.json").is_file()
+
+
+def test_script_that_changes_during_the_tuning_is_tuned_anew(machine: Machine) -> None:
+    def edit(number: int) -> None:
+        if number == 10:
+            Path("train.py").write_text(SOURCE + "\n")
+
+    machine.before = edit
+    told = list[str]()
+    tuned = tune(told=told)
+
+    assert "train.py has changed during the tuning: it begins anew" in told
+    assert set(decisions(tuned).values()) == {"below the margin"}
+    assert evidence.read(Path("tune/evidence.json")).files == {"train.py": sha256("train.py")}
+    assert findings() == []
+
+
+def test_second_tuning_in_a_folder_is_refused(machine: Machine) -> None:
+    del machine
+    Path("tune").mkdir()
+    with Path("tune/.lock").open("a") as file:
+        assert lock(file)
+        with pytest.raises(UsageError, match="another launch tune works in 'tune'"):
+            tune()
+
+
+# --- the check
+
+
+Edit = Callable[[Path, str], None]
+
+
+def edit_run(folder: Path, run_id: str) -> None:
+    path = folder / run_id / "steps.csv"
+    path.write_text(path.read_text().replace("measured,1.0,0.0", "measured,1.0,0.1"))
+
+
+def forge_run(folder: Path, run_id: str) -> None:
+    edit_run(folder, run_id)
+    bundle.seal(folder / run_id)
+
+
+def edit_evidence(change: Callable[[Any], None]) -> Edit:
+    def edit(folder: Path, _: str) -> None:
+        path = folder / "evidence.json"
+        document = json.loads(path.read_text())
+        change(document)
+        path.write_text(json.dumps(document))
+
+    return edit
+
+
+EDITS: dict[str, tuple[Edit, str]] = {
+    "a run": (edit_run, "steps.csv was changed after the run"),
+    "a run with its manifest": (forge_run, "was changed after the tuning"),
+    "the patch": (lambda folder, _: (folder / "train.py.patch").unlink(), "train.py.patch' is missing, or was changed"),
+    "a gain": (edit_evidence(lambda d: d["trials"][0].update(gain=0.9)), "gain is stated as 0.9, and its bundles give 0.4"),
+    "a decision": (
+        edit_evidence(lambda d: d["trials"][2].update(decision="accepted")),
+        "decision is stated as 'accepted', and its bundles give 'below the margin'",
+    ),
+    "a level": (
+        edit_evidence(lambda d: d["trials"][0].update(error=0.2)),
+        "its error 0.2 is more than the 0.05 that is left of 0.05",
+    ),
+    "a bound": (edit_evidence(lambda d: d["trials"][0].update(at_most=2.0)), "at_most is stated as 2, and its bundles give 0.6667"),
+    "a run of another duel": (
+        edit_evidence(lambda d: d["trials"][0].update(bundles=d["trials"][1]["bundles"])), "is no run of",
+    ),
+}  # fmt: skip
+
+
+def test_check_finds_what_was_edited(machine: Machine) -> None:
+    machine.speed = FASTER
+    tune()
+    first = next(iter(evidence.read(Path("tune/evidence.json")).trials[0].bundles))
+
+    for name, (edit, finding) in EDITS.items():
+        copy = shutil.copytree("tune", name)
+        assert findings(copy) == []
+        edit(Path(copy), first)
+        assert finding in "; ".join(findings(copy)), name
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "x", '{"format": 2}', '{"format": 1, "trials": [{"name": "a", "more": 1}]}']
+)
+def test_file_that_is_no_evidence_is_refused(text: str, tmp_path: Path) -> None:
+    (path := tmp_path / "evidence.json").write_text(text)
+
+    with pytest.raises(BundleError):
+        evidence.read(path)
