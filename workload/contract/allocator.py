@@ -255,7 +255,7 @@ def _step(
         if index < 0:
             allocator.free(alive.pop(~index))
         else:
-            found = left.get((_role(allocations[index]), sizes[index]))
+            found = left.get((_role(allocations[index]), sizes[index])) if left else None
             alive[index] = found.pop() if found else allocator.allocate(sizes[index])
     kept = defaultdict(list, left)
     for index, block in alive.items():

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from workload.contract.allocations import Allocation, Kind
-from workload.contract.allocator import MIN_BLOCK_BYTES, Replay, replay
+from workload.contract.allocator import MIN_BLOCK_BYTES, replay
 
 TABLE = Path(__file__).with_name("gpu_memory.toml")
 GIB = 2**30
@@ -28,7 +28,7 @@ MOST_SAMPLES = 2**20
 
 
 class Word(StrEnum):
-    """`CLOSE`: neither is certain."""
+    """`CLOSE`: neither is certain. The step may run because the allocator gives cached memory back, which is slow."""
 
     FITS = "fits"
     CLOSE = "close"
@@ -108,7 +108,7 @@ class CountedStep:
     ranks: int = 1
     expandable: bool = False
     _tensors: dict[float, int] = field(default_factory=dict, init=False, repr=False)
-    _replays: dict[tuple[float, int | None], Replay] = field(default_factory=dict, init=False, repr=False)
+    _reserved: dict[float, int] = field(default_factory=dict, init=False, repr=False)
 
     @functools.cached_property
     def scales(self) -> bool:
@@ -121,17 +121,12 @@ class CountedStep:
         outside = self._outside(card)
         tensors = self._tensors_bytes(more)
         does_not_fit = tensors + outside.low + card.workspaces.low > card.total.high
-        limit = card.total.low - outside.high - card.workspaces.high
-        replayed = self._replay(more, None)
-        if replayed.peak_reserved_bytes > limit and not does_not_fit:
-            # Before the allocator fails it gives back what it does not use, and less may be enough.
-            limited = self._replay(more, limit)
-            replayed = replayed if limited.out_of_memory else limited
-        fits = replayed.peak_reserved_bytes <= limit and not self.at_least
+        reserved = self._reserved_bytes(more)
+        fits = reserved + outside.high + card.workspaces.high <= card.total.low and not self.at_least
         return Needed(
             word=Word.DOES_NOT_FIT if does_not_fit else Word.FITS if fits else Word.CLOSE,
             tensors_bytes=tensors,
-            allocator_bytes=replayed.peak_reserved_bytes - tensors,
+            allocator_bytes=reserved - tensors,
             outside=outside,
             workspaces=card.workspaces,
         )
@@ -172,12 +167,11 @@ class CountedStep:
             self._tensors[more] = max(itertools.accumulate((change for _, change in sorted(changes)), initial=0))
         return self._tensors[more]
 
-    def _replay(self, more: float, limit: int | None) -> Replay:
-        if (more, limit) not in self._replays:
-            self._replays[more, limit] = replay(
-                self.allocations, more_samples=more, limit_bytes=limit, expandable=self.expandable
-            )
-        return self._replays[more, limit]
+    def _reserved_bytes(self, more: float) -> int:
+        if more not in self._reserved:
+            again = replay(self.allocations, more_samples=more, expandable=self.expandable)
+            self._reserved[more] = again.peak_reserved_bytes
+        return self._reserved[more]
 
 
 @functools.cache
