@@ -1,0 +1,238 @@
+"""Changes in real scripts: each is really made, leaves everything else alone, and has the effect that its table says."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workload.script_stage import Ran, measured
+from workload.contract.changes import Effect, Likeness, changes_of, compare_losses
+from workload.contract.errors import ExitCode
+
+pytestmark = [
+    pytest.mark.world,
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch"),
+]
+ROOT = Path(__file__).parents[3]
+# Writes in its second step what the step really does. Its shuffle and weights have a seed.
+SCRIPT = """\
+import json, os, sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Operations(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.names.add(operation._schema.name.removeprefix("aten::"))
+        return operation(*args, **(kwargs or {}))
+
+class Data(Dataset):
+    def __len__(self):
+        return 96
+    def __getitem__(self, index):
+        random = torch.Generator().manual_seed(index)
+        return torch.randn(3, 8, 8, generator=random), index % 10, os.getpid()
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return map(Data().__getitem__, range(64))
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+is_stream = "stream" in sys.argv
+given = {"num_workers": 2} if "workers" in sys.argv else {}
+loader = DataLoader(Stream() if is_stream else Data(), batch_size=8, shuffle=None if is_stream else True, **given)
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+optimizer = getattr(torch.optim, sys.argv[1])(model.parameters(), lr=1e-3)
+dtypes = []
+model[-1].register_forward_hook(lambda module, inputs, output: dtypes.append(str(output.dtype)))
+steps = 0
+for epoch in range(4):
+    for images, labels, processes in loader:
+        optimizer.zero_grad()
+        output = model(images)
+        nn.functional.cross_entropy(output, labels).backward()
+        steps += 1
+        if steps == 2:
+            with Operations() as seen:
+                optimizer.step()
+            optimizer.zero_grad()
+            found = {
+                "workers": set(processes.tolist()) != {os.getpid()},
+                "prefetch": loader.prefetch_factor,
+                "persistent": loader.persistent_workers,
+                "update": sorted(name for name in seen.names if "fused" in name or name in ("_foreach_sqrt", "sqrt")),
+                "gradients": model[0].weight.grad is not None,
+                "strides": model[0].weight.stride(),
+                "dtypes": [dtypes[-1], str(output.dtype)],
+                "threads": torch.get_num_threads(),
+                "flush": float(torch.tensor([1e-40]) * 1) == 0,
+                "compiled": model._compiled_call_impl is not None,
+                "variables": [name for name in os.environ if name.startswith("MALLOC_")],
+                "random": torch.rand(1).item(),
+            }
+            json.dump(found, open("found.json", "w"))
+        else:
+            optimizer.step()
+"""
+USUAL = {
+    "workers": False, "prefetch": None, "persistent": False, "update": ["sqrt"], "gradients": False,
+    "strides": [27, 9, 3, 1], "dtypes": ["torch.float32"] * 2, "threads": 1, "flush": False, "compiled": False,
+    "variables": [],
+}  # fmt: skip
+FEW = ("--warmup", "1", "--iterations", "12")
+
+
+def run(folder: Path, change: str = "", *words: str, optimizer: str = "Adam") -> Ran:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(SCRIPT)
+    options = (*FEW, "--change", change) if change else FEW
+    return measured(folder, folder / "train.py", optimizer, *words, options=options)
+
+
+def found_in(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "found.json").read_text()))
+
+
+def losses_of(ran: Ran) -> list[str]:
+    assert ran.record
+    return list(ran.record["spec"]["script"]["losses"])
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[str]]:
+    """What the script does, and its losses, with a change of a variable of glibc: nothing else in it changes."""
+    folder = tmp_path_factory.mktemp("usual")
+    (folder / "train.py").write_text(SCRIPT)
+    change = "MALLOC_MMAP_MAX_=0"
+    words = ["-P", "-m", "rooflaunch", "script", *FEW, "--no-ceilings", "--change", change, "--", "train.py", "Adam"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MALLOC_MMAP_MAX_": "0", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(next(folder.glob("results/*/run.json")).read_text())
+    found = found_in(folder)
+    assert found.pop("variables") == ["MALLOC_MMAP_MAX_"]
+    return {**found, "variables": []}, record["spec"]["script"]["losses"]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("DataLoader(num_workers=2)", {"workers": True, "prefetch": 2}),
+        ("DataLoader(num_workers=1, prefetch_factor=3)", {"workers": True, "prefetch": 3}),
+        ("optimizer(foreach=True)", {"update": ["_foreach_sqrt"]}),
+        ("optimizer(fused=True)", {"update": ["_fused_adam_"]}),
+        ("zero_grad(set_to_none=False)", {"gradients": True}),
+        ("channels_last", {"strides": [27, 1, 9, 3]}),
+        # What the script sees is fp32, as after the loss of a script inside autocast.
+        ("autocast(bfloat16)", {"dtypes": ["torch.bfloat16", "torch.float32"]}),
+        ("torch.set_num_threads(2)", {"threads": 2}),
+        ("torch.set_flush_denormal(True)", {"flush": True}),
+        pytest.param("torch.compile", {"compiled": True}, marks=pytest.mark.night(part="scripts")),
+        ("DataLoader(num_workers=2); channels_last; autocast(bfloat16)",
+         {"workers": True, "prefetch": 2, "strides": [27, 1, 9, 3], "dtypes": ["torch.bfloat16", "torch.float32"]}),
+    ],
+)  # fmt: skip
+def test_change_is_made_and_nothing_else(
+    change: str, expected: dict[str, Any], usual: tuple[dict[str, Any], list[str]], tmp_path: Path
+) -> None:
+    ran = run(tmp_path, change)
+    assert ran.code == 0, ran.err
+    found, random = found_in(tmp_path), usual[0]["random"]
+    assert found == {**USUAL, **expected, "random": random}
+    compared = compare_losses([losses_of(ran)], [usual[1]])
+    effects = {each.row.effect for each in changes_of(ran.record and ran.record["spec"]["change"])}
+    allowed = [Likeness.SAME] if effects == {Effect.SAME} else [Likeness.SAME, Likeness.CLOSE]
+    assert compared.likeness in allowed, compared.text
+    assert compared.number == len(losses_of(ran)) >= 13
+
+
+def test_losses_and_constructors_are_recorded(usual: tuple[dict[str, Any], list[str]], tmp_path: Path) -> None:
+    assert usual[0] == {**USUAL, "random": usual[0]["random"]}
+    ran = run(tmp_path, "optimizer(fused=True)")
+    assert ran.record
+    script = ran.record["spec"]["script"]
+    lines = SCRIPT.splitlines()
+    at = {name: next(n for n, line in enumerate(lines, 1) if line.startswith(name)) for name in ("loader", "optimizer")}
+    assert script["constructors"] == [
+        {
+            "name": "DataLoader", "line": f"train.py:{at['loader']}", "is_in_step": True, "num_workers": 0,
+            "persistent_workers": False, "pin_memory": False,
+        },
+        {"name": "Adam", "line": f"train.py:{at['optimizer']}", "is_in_step": True, "fused": True},
+    ]  # fmt: skip
+    assert script["settings"]["torch.set_num_threads({})"] == "1"
+    # The first loss of ten classes, before any update, is near log(10) = 2.30.
+    assert 1.8 < float.fromhex(script["losses"][0]) < 3.0
+    unchanged = run(tmp_path / "unchanged").record
+    assert unchanged is not None
+    assert "losses" not in unchanged["spec"]["script"]
+    assert unchanged["spec"]["script"]["constructors"][1]["name"] == "Adam"
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "why"),
+    [
+        ("DataLoader(num_workers=2)", ("workers",), "train.py:29: the script does it already"),
+        ("DataLoader(prefetch_factor=4)", (), "train.py:29: it has no workers: DataLoader(num_workers=2)"),
+        ("DataLoader(num_workers=2)", ("stream",), "iterable, and each worker would repeat the data"),
+        ("optimizer(fused=True)", ("RMSprop",), "RMSprop has no argument fused"),
+        ("optimizer(foreach=False)", (), "the script does it already"),
+        ("zero_grad(set_to_none=True)", (), "the script does it already"),
+        ("torch.set_num_threads(1)", (), "the script does it already"),
+        ("torch.backends.cudnn.benchmark=True", (), "there is no NVIDIA GPU"),
+    ],
+)
+def test_change_without_effect_fails(change: str, words: tuple[str, ...], why: str, tmp_path: Path) -> None:
+    optimizer = words[0] if words[:1] == ("RMSprop",) else "Adam"
+    ran = run(tmp_path, change, *words, optimizer=optimizer)
+    assert ran.code == ExitCode.USAGE
+    assert f"error: --change '{change}' has no effect: " in ran.err
+    assert why in ran.err
+    assert ran.record is None
+
+
+LOADER = "DataLoader(data, 8)"
+OTHER = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 4))
+used = {used}
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{then}
+for step in range(30):
+    for (batch,) in used:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "used", "then", "why"),
+    [
+        # Only a loader of the validation would change.
+        ("DataLoader(num_workers=2)", "[(torch.ones(8, 4),)]", "other = DataLoader(data)", "uses no DataLoader"),
+        ("optimizer(foreach=True)", LOADER, "optimizer.param_groups[0]['foreach'] = None", "sets it to False afterwards"),
+        ("torch.set_num_threads(2)", LOADER, "torch.set_num_threads(1)", "the script sets it to 1 afterwards"),
+        ("channels_last", LOADER, "", "the model has no parameter of four dimensions"),
+        ("torch.set_flush_denormal(True)", LOADER, "torch.set_flush_denormal(True)", "the script does it already"),
+    ],
+)  # fmt: skip
+def test_change_that_misses_the_step_fails(change: str, used: str, then: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OTHER.format(used=used, then=then))
+    ran = measured(tmp_path, tmp_path / "train.py", options=(*FEW, "--change", change))
+    assert ran.code == ExitCode.USAGE, ran.err
+    assert why in ran.err
