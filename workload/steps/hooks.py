@@ -114,13 +114,14 @@ def install(observer: "Session | StepLog", losses: "Losses | None" = None) -> No
 
 def _observe_loaders(observer: "Session | StepLog", data: Any) -> None:
     iterator = data.dataloader._BaseDataLoaderIter  # noqa: SLF001 - every DataLoader's iterator is one; there is no hook
-    make, fetch, start = iterator.__init__, iterator.__next__, data.DataLoader.__iter__
+    fetch, start = iterator.__next__, data.DataLoader.__iter__
 
-    @functools.wraps(make)
-    def make_and_note(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        # Not in `begin`: Ultralytics makes an iterator without `__iter__`, and uses it in every epoch.
-        make(self, loader, *args, **kwargs)
-        self.rooflaunch_loader = loader
+    def make_and_note(cls: Any, loader: Any, *_args: Any, **_kwargs: Any) -> Any:
+        # Not in `begin`: Ultralytics makes an iterator without `__iter__`, and uses it in every epoch. Not around
+        # `__init__`, whose warnings would name this file.
+        made = object.__new__(cls)
+        made.rooflaunch_loader = loader
+        return made
 
     @functools.wraps(start)
     def begin(self: Any) -> Any:
@@ -144,7 +145,7 @@ def _observe_loaders(observer: "Session | StepLog", data: Any) -> None:
             observer.fetched(getattr(self, "rooflaunch_loader", self), batch)
         return batch
 
-    data.DataLoader.__iter__, iterator.__init__, iterator.__next__ = begin, make_and_note, fetch_and_report
+    data.DataLoader.__iter__, iterator.__new__, iterator.__next__ = begin, staticmethod(make_and_note), fetch_and_report
 
 
 def _observe_backward(observer: "Session | StepLog", autograd: Any, losses: "Losses | None") -> None:
