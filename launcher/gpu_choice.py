@@ -181,7 +181,7 @@ def choices(run: CountedRun, offers: Iterable[Mapping[str, Any]], amount: Amount
     """
     from workload.stats import step_times  # noqa: PLC0415 - numpy
 
-    beside = map(_record, (path.parent for path in run.path.parent.glob(f"*/{bundle.MANIFEST}")))
+    beside = map(_record, (path.parent for path in run.path.resolve().parent.glob(f"*/{bundle.MANIFEST}")))
     step, known = step_times.step_of(run.record), step_times.measured(record for record in beside if record)
     per_step, rows = units_per_step(run.record), []
     steps = amount.number / per_step if per_step else None

@@ -34,6 +34,7 @@ GPU_NOTES = (
     "spot: cheaper, but may be taken away at any time; on aws that of the dearest zone",
     "not sold: on demand only by reservation",
     "zones and unrounded figures: launch gpus --format json",
+    "which of them suits a run of yours: launch gpus --for results",
 )
 RATES = tuple(f"{precision}_flop_per_s" for precision in Precision)
 # Columns of JSON and CSV: every figure; unknown figures are absent.

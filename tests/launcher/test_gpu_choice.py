@@ -150,6 +150,9 @@ def test_gpus_that_are_too_small_come_last_without_time_and_cost(
     assert [row["gpu"] for row in rows if row["is_fastest"]] == ["l4", "l4"]
     assert {(row["largest_batch"], row["too_large_batch"]) for row in small} == {(32, 64)}
     assert "16 no, 123 % 32 (64: no) - - -" in " ".join(screen(launch, capsys, large).split())
+    # 14.5 GB of tensors, and 0.1 to 1.25 GB beside them, in the 15.63 GB of a T4.
+    close = write(tmp_path / "close", step(factor=3), step_memory=MEMORY | {"peak_bytes": 14_500 * MB})
+    assert "t4 aws 16 close, 93 % to 101 % 32 (128: no) 160 ms" in " ".join(screen(launch, capsys, close).split())
 
 
 # What is unusual about a run, with what the screen says on it.
@@ -271,7 +274,7 @@ def test_a_script_is_refused_by_what_its_newest_counted_run_needs(tmp_path: Path
         refuse_too_large(spec, t4, tmp_path)
     assert refused.value.hint.startswith("a batch of 32 or a larger GPU")
     refuse_too_large(spec, gpus.require("l4"), tmp_path)
-    write(tmp_path / "20261126T1-smaller", step())
+    write(tmp_path / "20261126T1-smaller-and-close", step(factor=3))
     refuse_too_large(spec, t4, tmp_path)
 
 
