@@ -397,7 +397,7 @@ class _Growing:
         if storage.kind is Kind.INPUTS:
             return samples in shape[:2] or shape[0] % samples == 0
         if not storage.reads:
-            return shape[0] == samples
+            return samples in shape[:2]
         growing = [read for each, read in storage.reads if self._known[each]]
         fixed = [read for each, read in storage.reads if not self._known[each]]
         elements = 1
