@@ -2,6 +2,7 @@
 
 python benchmarks/counted_memory.py tracker [MODEL...]     on tensors without memory, about 20 minutes for all on two cores
 python benchmarks/counted_memory.py resident [MODEL...]    one child process for each model; needs Linux
+python benchmarks/counted_memory.py cost                   of following storages in a counted step
 """
 
 import argparse
@@ -9,9 +10,11 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -39,15 +42,16 @@ GLIBC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "
 Step = Callable[[], None]
 
 
-def made(name: str, *, is_fake: bool) -> tuple[nn.Module, torch.optim.Optimizer, Tensor, Tensor, Step]:
-    """Model, optimizer, batch and a training step of the usual kind; the first step has been taken."""
+def built(name: str, *, is_meta: bool) -> nn.Module:
+    """Model in training mode; `is_meta`: its weights take no memory."""
     size = models.NATIVE_IMAGE_SIZES.get(name, IMAGE_SIZE)
-    with ExitStack() as stack:
-        if is_fake:
-            stack.enter_context(complexity._MetaWeights())
-        model = models.build(name, num_classes=CLASSES, image_size=size).train()
-    if is_fake:
-        model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
+    with complexity._MetaWeights() if is_meta else nullcontext():  # noqa: SLF001 - as `complexity.count`
+        return models.build(name, num_classes=CLASSES, image_size=size).train()
+
+
+def made(name: str, model: nn.Module) -> tuple[torch.optim.Optimizer, tuple[Tensor, Tensor], Step]:
+    """Optimizer, batch and a training step of the usual kind, which has been taken once."""
+    size = models.NATIVE_IMAGE_SIZES.get(name, IMAGE_SIZE)
     optimizer = torch.optim.Adam(model.parameters())
     images, labels = torch.ones(BATCH_SIZE, 3, size, size), torch.zeros(BATCH_SIZE, dtype=torch.long)
 
@@ -57,7 +61,7 @@ def made(name: str, *, is_fake: bool) -> tuple[nn.Module, torch.optim.Optimizer,
         optimizer.step()
 
     step()
-    return model, optimizer, images, labels, step
+    return optimizer, (images, labels), step
 
 
 def counted(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[Tensor], step: Step) -> CountedMemory:
@@ -80,11 +84,13 @@ def tracked(names: Sequence[str]) -> Iterator[str]:
     """Row for each model: bytes by our count and by torch's tracker, and their difference."""
     yield f"{'model':<20} {'counted':>14} {'tracker':>14} {'difference':>11}"
     for name in names:
+        model = built(name, is_meta=True)
         with FakeTensorMode():
-            model, optimizer, images, labels, step = made(name, is_fake=True)
-            ours = counted(model, optimizer, (images, labels), step).peak_bytes
+            model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # noqa: SLF001
+            optimizer, batch, step = made(name, model)
+            ours = counted(model, optimizer, batch, step).peak_bytes
             tracker = MemTracker()
-            tracker.track_external(model, optimizer, images, labels)
+            tracker.track_external(model, optimizer, *batch)
             with tracker:
                 step()
             theirs = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
@@ -121,18 +127,54 @@ def child(name: str) -> str:
     torch.optim.Adam(warm.parameters()).step()
     del warm
     base = status("VmRSS")
-    model, optimizer, images, labels, step = made(name, is_fake=False)
+    model = built(name, is_meta=False)
+    optimizer, batch, step = made(name, model)
     # Makes the most resident memory begin again.
     Path("/proc/self/clear_refs").write_text("5")
     step()
     real = status("VmHWM") - base
-    return f"{counted(model, optimizer, (images, labels), step).peak_bytes} {real}"
+    return f"{counted(model, optimizer, batch, step).peak_bytes} {real}"
+
+
+# --- cost
+
+
+def costs() -> Iterator[str]:
+    """Row for each step: CPU seconds of a counted step with and without following storages, taken in turn."""
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    small = {
+        "two layers": (nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)), torch.ones(16, 32)),
+        "transformer": (
+            nn.Sequential(nn.TransformerEncoder(layer, 4), nn.Flatten(), nn.LazyLinear(8)),
+            torch.ones(4, 16, 64),
+        ),
+        "resnet18": (models.build("resnet18", num_classes=8, image_size=32), torch.ones(2, 3, 32, 32)),
+    }
+    yield f"{'step':<12} {'counted':>9} {'followed':>9} {'ratio':>6}"
+    for name, (model, images) in small.items():
+        model(images)
+        optimizer = torch.optim.Adam(model.parameters())
+        model_input, taken_s = ModelInput(HERE.parent), dict[bool, list[float]]({False: [], True: []})
+        follower = StorageFollower("cpu", HERE.parent, [optimizer])
+        for number in range(60):
+            follows = number % 2 == 1
+            began_s = time.process_time()
+            counter = WorkCounter(Device.CPU, model_input, follower if follows else None).start()
+            optimizer.zero_grad()
+            model(images).sum().backward()
+            optimizer.step()
+            counter.stop()
+            if follows:
+                follower.end_step([optimizer])
+            taken_s[follows].append(time.process_time() - began_s)
+        without, with_ = median(taken_s[False]), median(taken_s[True])
+        yield f"{name:<12} {without * 1e3:>6.2f} ms {with_ * 1e3:>6.2f} ms {with_ / without:>6.2f}"
 
 
 def main() -> None:
     """Print the rows of a part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("tracker", "resident", "child"))
+    parser.add_argument("part", choices=("tracker", "resident", "cost", "child"))
     parser.add_argument("models", nargs="*")
     given = parser.parse_args()
     match given.part:
@@ -140,6 +182,8 @@ def main() -> None:
             rows = tracked(given.models or MODELS)
         case "resident":
             rows = resident(given.models or RESIDENT)
+        case "cost":
+            rows = costs()
         case _:
             rows = iter([child(given.models[0])])
     for row in rows:

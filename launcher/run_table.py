@@ -71,10 +71,9 @@ def _measured_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     if theoretical_s := _known(complexity.theoretical_step_s for complexity in complexities):
         yield "in theory", f"{_range(theoretical_s, seconds)}  (the step's FLOP at the measured ceiling, nothing else)"
     yield "FLOP/s", _flop_rate(records)
-    if of_peak := utilization.sentence(records):
-        yield "MFU", of_peak
-    if kept := next(filter(None, (allocations.sentence(record.step_memory) for record in records)), ""):
-        yield "memory", kept
+    kept = filter(None, (allocations.sentence(record.step_memory) for record in records))
+    told = ("MFU", utilization.sentence(records)), ("memory", next(kept, ""))
+    yield from ((name, text) for name, text in told if text)
     for index, line in enumerate(_limits([record.bound or NO_BOUND for record in records])):
         yield "limited by" if index == 0 else "", line
     if scaling := _scaling(_known(record.ranks for record in records)):

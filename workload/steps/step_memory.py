@@ -85,9 +85,8 @@ class StorageFollower:
         self._is_in_backward = False
         self._backward_line: tuple[str, int] | None = None
         self._highest = self._live
-        # By number of the event: line and part of the model at each new peak.
-        self._lines: dict[int, tuple[str, int] | None] = {}
-        self._places: dict[int, str] = {}
+        # By number of the event: part of the model, and file and line, at each new peak.
+        self._places: dict[int, tuple[str, tuple[str, int] | None]] = {}
         self._modules: set[int] = set()
 
     # --- what the counter, the hooks and the caller tell
@@ -172,7 +171,6 @@ class StorageFollower:
             before=tuple(self._before),
             events=tuple(self._events),
             backward=tuple(self._backward),
-            lines=self._lines,
             places=self._places,
         )
         self._step += 1
@@ -242,8 +240,7 @@ class StorageFollower:
         # A storage that is found late was there before: what was noted as a peak afterwards includes the true one.
         if self._live > self._highest:
             self._highest = self._live
-            self._lines[len(self._events) - 1] = self._line(frame) or self._backward_line
-            self._places[len(self._events) - 1] = self.where
+            self._places[len(self._events) - 1] = self.where, self._line(frame) or self._backward_line
 
     def _line(self, frame: FrameType | None) -> tuple[str, int] | None:
         """File and number of the innermost line in the user's folder."""
@@ -260,15 +257,14 @@ class StorageFollower:
 class CountedMemory:
     """Storages of one counted step. `before`: those that existed before it; `events`: births and deaths in order.
 
-    `backward`: number of the event at which each backward pass began. `lines`, `places`: at new peaks, by event.
+    `backward`: number of the event at which each backward pass began. `places`: at new peaks, by event.
     `sequences`: those of tokens that entered the model in the step. `growth_bytes`: see `StorageFollower`.
     """
 
     before: Sequence[_Storage]
     events: Sequence[tuple[_Storage, bool]]
     backward: Sequence[int]
-    lines: dict[int, tuple[str, int] | None]
-    places: dict[int, str]
+    places: dict[int, tuple[str, tuple[str, int] | None]]
     sequences: int | None = None
     growth_bytes: int = 0
 
@@ -352,7 +348,7 @@ class CountedMemory:
         for each in alive:
             by_kind[each.kind] += each.size_bytes
         slopes = [each.bytes_per_sample for each in alive if each.bytes_per_sample is not None]
-        where, line = self.places.get(event), self.lines.get(event)
+        where, line = self.places.get(event, ("", None))
         return StepMemory(
             peak_bytes=peak_bytes,
             **{f"{kind.value}_bytes": by_kind[kind] for kind in Kind},
@@ -397,7 +393,7 @@ class _Growing:
         if storage.kind is Kind.INPUTS:
             return samples in shape[:2] or shape[0] % samples == 0
         if not storage.reads:
-            return shape[0] == samples
+            return samples in shape[:2]
         growing = [read for each, read in storage.reads if self._known[each]]
         fixed = [read for each, read in storage.reads if not self._known[each]]
         elements = 1

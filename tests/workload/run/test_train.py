@@ -25,6 +25,7 @@ from tests.workload.fake_cuda import FakeCuda
 from tests.workload.script_stage import trainer
 from workload import cli
 from workload.contract import bundle
+from workload.contract.allocations import Kind
 from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Spec, Status, Timing
 from workload.contract.record_sections import DeviceFacts, Environment
@@ -77,7 +78,11 @@ def test_completed_run_holds_together(capsys: pytest.CaptureFixture[str], monkey
     assert "environment" not in running
     assert gc.get_freeze_count() == 0, "as before the run"
     found = bundle.read(folder)
-    assert {"run.json", "steps.csv", "telemetry.csv", "log.txt"} == {file.name for file in found.files}
+    files = {"run.json", "allocations.csv", "steps.csv", "telemetry.csv", "log.txt"}
+    assert files == {file.name for file in found.files}
+    memory = found.record.step_memory
+    assert memory is not None
+    assert sum(getattr(memory, f"{kind}_bytes") for kind in Kind) == memory.peak_bytes > 0
     record, steps = found.document, found.steps()
     assert (record["status"], record["error"], record["run_id"]) == ("completed", None, folder.name)
     assert [row["phase"] for row in steps] == ["warmup"] + ["measured"] * 12
