@@ -34,7 +34,7 @@ MODELS = """
 alexnet convnext_tiny densenet121 densenet169 efficientnet_b0 efficientnet_b3 efficientnet_v2_s googlenet inception_v3
 mnasnet1_0 mobilenet_v2 mobilenet_v3_large regnet_x_800mf regnet_y_800mf resnet18 resnet50 resnet101 resnext50_32x4d
 shufflenet_v2_x1_0 squeezenet1_1 swin_t swin_v2_t vgg11 vit_b_16 wide_resnet50_2
-""".split()
+""".split()  # noqa: SIM905 - readable
 RESIDENT = ("alexnet", "densenet121", "mobilenet_v2", "resnet18", "resnet50", "vgg11", "vit_b_16")
 HERE = Path(__file__)
 # Without these, glibc keeps freed blocks of up to 32 MB, which stay resident.
