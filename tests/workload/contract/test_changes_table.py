@@ -33,7 +33,7 @@ def test_typed_changes_become_canonical(typed: object, canonical: str | None) ->
 @pytest.mark.parametrize(
     ("typed", "message", "hint"),
     [
-        ("DataLoader(n_workers=2)", "unknown change 'DataLoader(n_workers=2)'", "did you mean DataLoader(num_workers=2)?"),
+        ("DataLoader(workers=2)", "unknown change 'DataLoader(workers=2)'", "did you mean DataLoader(num_workers=2)?"),
         ("Adam(foreach=True)", "unknown change 'Adam(foreach=True)'", "did you mean optimizer(foreach=True)?"),
         ("compile", "unknown change 'compile'", "did you mean torch.compile?"),
         ("channels_last=3", "unknown change 'channels_last=3'", "did you mean channels_last?"),
