@@ -135,7 +135,7 @@ def parse(value: object) -> str | None:
     Raises `UsageError` for a change that is not in the table, a value out of its range, or two values for one thing.
     """
     typed = [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]
-    if typed == [NONE]:
+    if value is None or typed == [NONE]:
         return None
     made = [change for text in typed for change in _changes(text)]
     rows = [change.row for change in made]
