@@ -127,6 +127,7 @@ DECLARING = {
     *(
         f"workload.contract.{name}"
         for name in (
+            "changes",
             "errors",
             "invocation",
             "process",

@@ -33,7 +33,7 @@ def test_typed_changes_become_canonical(typed: object, canonical: str | None) ->
 @pytest.mark.parametrize(
     ("typed", "message", "hint"),
     [
-        ("DataLoader(nun_workers=2)", "unknown change 'DataLoader(nun_workers=2)'", "did you mean DataLoader(num_workers=2)?"),
+        ("DataLoader(workers=2)", "unknown change 'DataLoader(workers=2)'", "did you mean DataLoader(num_workers=2)?"),
         ("Adam(foreach=True)", "unknown change 'Adam(foreach=True)'", "did you mean optimizer(foreach=True)?"),
         ("compile", "unknown change 'compile'", "did you mean torch.compile?"),
         ("channels_last=3", "unknown change 'channels_last=3'", "did you mean channels_last?"),
@@ -42,7 +42,7 @@ def test_typed_changes_become_canonical(typed: object, canonical: str | None) ->
             "DataLoader(num_workers=…) takes a whole number from 0 to 1024; got '-3'",
             "--change 'DataLoader(num_workers=2)'",
         ),
-        ("optimizer(fused=maybe)", "optimizer(fused=…) takes True or False; got 'Maybe'", "--change 'optimizer(fused=True)'"),
+        ("optimizer(fused=x)", "optimizer(fused=…) takes True or False; got 'X'", "--change 'optimizer(fused=True)'"),
         (
             ["torch.set_num_threads(1)", "torch.set_num_threads(2)"],
             "--change sets one thing twice: torch.set_num_threads(1) and torch.set_num_threads(2)",
@@ -117,7 +117,7 @@ def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="MALLOC_MMAP_MAX_=0 has no effect: it is set here already"):
         changes.require_new_variables(text, found)
     monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.31"))
-    with pytest.raises(UsageError, match="GLIBC_TUNABLES=glibc.malloc.hugetlb=1 needs glibc 2.35; got 2.31"):
+    with pytest.raises(UsageError, match=r"hugetlb=1 needs glibc 2\.35; got 2\.31"):
         changes.require_variables(text, found)
     monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
     with pytest.raises(UsageError, match="needs Linux with glibc"):
@@ -152,7 +152,7 @@ ONE, NAN = losses(2.0, 1.0), losses(2.0, math.nan)
             "not comparable: two runs of the same side differ by 20 %: the script seeds nothing",
         ),
         ([ONE], [[]], Likeness.UNKNOWN, "not comparable: a run has no loss of one value in its backward passes"),
-        ([ONE], [], Likeness.UNKNOWN, "not comparable: a run has no loss of one value in its backward passes"),
+        ([ONE], [], Likeness.UNKNOWN, "not comparable: one side has no run"),
     ],
 )
 def test_compare_losses(a: list[list[str]], b: list[list[str]], likeness: Likeness, text: str) -> None:
