@@ -21,7 +21,6 @@ from workload.contract.text import printable, printable_lines, terminal_width
 
 EXAMPLES = """\b
 Examples:
-  launch tune -- train.py --epochs 1
   launch tune --try batch-size=64,128 -- train.py
   launch tune --check tune/evidence.json
 """
@@ -62,7 +61,7 @@ class TuneCommand(ScriptCommand):
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
     declare(run_tune, parameters_of(TuneOptions, group=Group.MEASURING), before="output")
-    tune = grouped("tries", "margin", "max_time", "check", kind=TuneCommand)
+    tune = grouped("tries", "max_time", "check", kind=TuneCommand)
     app.command("tune", cls=tune, epilog=EXAMPLES)(run_options(run_tune, without=(*LEFT_OUT, "change")))
 
 
