@@ -129,10 +129,8 @@ class Result:
             )
         differ = self.losses and self.losses.likeness in (Likeness.CLOSE, Likeness.DIFFERENT)
         if differ and all(change.row.effect is Effect.SAME for change in self.changes):
-            reasons = filter(None, dict.fromkeys(change.row.unless for change in self.changes))
-            notes.append(
-                f"these changes leave the losses the same, {'; '.join(['unless another thing differs', *reasons])}"
-            )
+            unless = "; or ".join(dict.fromkeys(change.row.unless for change in self.changes if change.row.unless))
+            notes.append("the losses should be the same to the bit" + (f", unless {unless}" if unless else ""))
         if wall.verdict != state.verdict and wall.verdict in (DuelVerdict.SLOWER, DuelVerdict.FASTER):
             notes.append(
                 f"by the whole wall time B is {wall.verdict} by {percent(wall.margin)} or more "

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workload.contract.errors import UsageError
-from workload.contract.text import counted, did_you_mean, percent
+from workload.contract.text import LEAST_SHARE, counted, did_you_mean, percent
 
 TABLE = Path(__file__).with_name("changes.toml")
 # Between the changes of one run, as a value of an option and in run.json.
@@ -236,9 +236,10 @@ class LossComparison:
         of = f"the first {self.number} losses" if self.number > 1 else "the first loss"
         if self.likeness is Likeness.SAME:
             return f"{self.likeness} ({of})"
-        by = percent(self.apart) if math.isfinite(self.apart) else "a loss that is not finite"
         if self.likeness is Likeness.CLOSE:
+            by = f"{self.apart:.1g}" if self.apart < LEAST_SHARE else percent(self.apart)
             return f"equal within {by} ({of})"
+        by = percent(self.apart) if math.isfinite(self.apart) else "a loss that is not finite"
         return f"{self.likeness}, by {by} in loss {self.at} of {counted(self.number, 'loss')}"
 
 
