@@ -45,7 +45,7 @@ def parse_losses(text: str) -> Losses:
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What a variant declares to change. `precisions`: lower precisions that it may use."""
+    """Declaration of what a variant changes. `precisions`: lower precisions that it may use."""
 
     effect: Effect = Effect.SAME
     precisions: frozenset[str] = field(default_factory=frozenset)

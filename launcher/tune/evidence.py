@@ -73,7 +73,7 @@ class Trial:
 
     @property
     def declared(self) -> Declared:
-        """What the change declares to the referee."""
+        """Declaration of the change for the referee."""
         return Declared(effect=self.effect, precisions=frozenset(self.precisions))
 
 
@@ -103,7 +103,7 @@ class Evidence:
 
     @property
     def accepted(self) -> tuple[str, ...]:
-        """Texts of the accepted changes, of which a later one may replace an earlier one that sets the same."""
+        """Texts of the accepted changes; a later one may replace an earlier one that sets the same."""
         return tuple(
             trial.change for trial in self.trials if trial.decision is Decision.ACCEPTED and not trial.is_final
         )

@@ -48,7 +48,7 @@ class Result:
 
 
 def headline(run: Record) -> str:
-    """What limits the script as it is."""
+    """Sentence on the limit of the script as it is."""
     bound = run.bound
     if bound is None or bound.bound is None:
         return f"{run.spec.model}: what limits a step is unknown"

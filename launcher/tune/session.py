@@ -28,7 +28,7 @@ LOCK = ".lock"
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the user asked for. `tries`: candidates of `--try`, besides the usual ones."""
+    """Request of a tuning. `tries`: candidates of `--try`, besides the usual ones."""
 
     request: Request
     workplace: Workplace
