@@ -125,9 +125,9 @@ def read(path: Path) -> Evidence:
     """Evidence from its file. Raises `BundleError` for another file."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        if document["format"] != FORMAT:
+        if document.get("format") != FORMAT:
             raise BundleError(
-                f"'{path}' has format {document['format']!r}, and this version reads {FORMAT}",
+                f"'{path}' has format {document.get('format')!r}, and this version reads {FORMAT}",
                 hint="use the version of rooflaunch that wrote it, or tune again in another folder: -o FOLDER",
             )
         trials = tuple(Trial(**_typed(Trial, row)) for row in document["trials"])
