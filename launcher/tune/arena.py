@@ -10,11 +10,11 @@ from pathlib import Path
 
 from launcher.duel import contest
 from launcher.duel.contest import Limits, Measured
+from launcher.duel.referee import Losses, judge_work
 from launcher.duel.sides import Pair, Request, Side, Variant, plan_of_script
 from launcher.machine.runtime import Workplace
 from launcher.tune.candidates import Candidate, change_text, words_with
 from launcher.tune.evidence import Decision, Evidence, Trial, decide, digest, rule_of, segments_of
-from launcher.duel.referee import Losses, judge_work
 from launcher.tune.tune import Base, Fought
 from workload.contract import bundle
 from workload.contract.changes import Likeness, compare_losses
@@ -40,7 +40,7 @@ class _RefusedError(Exception):
 class LocalArena:
     """Arena on this machine. `keep`: saves a trial; `evidence`: returns the evidence so far; `tell`: gets progress.
 
-    `request`: the script as it is, its output folder and its options; `run_s`: seconds of the latest run, with its start.
+    `request`: the script as it is, its output folder and its options. `run_s`: seconds of the latest run with its start.
     """
 
     request: Request

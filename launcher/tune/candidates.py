@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.tune.bounds import Bound, Part, bound_of
 from launcher.duel.referee import Declared, Losses
+from launcher.tune.bounds import Bound, Part, bound_of
 from workload.contract import changes
 from workload.contract.changes import Change, Effect, Row
 from workload.contract.errors import UsageError

@@ -14,8 +14,8 @@ from typing import Any
 
 from launcher.duel.contest import Limits, Measured, Rule, measured_of
 from launcher.duel.decision import DuelVerdict, order
-from launcher.tune.bounds import bound_of
 from launcher.duel.referee import Declared, Losses, Ruling, judge_work
+from launcher.tune.bounds import bound_of
 from workload.contract import bundle
 from workload.contract.bundle import MANIFEST
 from workload.contract.changes import Effect, changes_of

@@ -8,11 +8,11 @@ all accepted changes together fight the original, if they are more than one.
 chance of at most e_k if its change is no gain, whatever happened before: its duel is judged by fresh runs, at a level
 that was fixed before the first of them, and is valid at every look (`launcher.duel.decision`). The levels come out of a
 wealth of 5 %: a trial spends e_k, and gets it back if its change is accepted. Let k be the first trial whose accepted
-change is no gain. All changes accepted before it were gains and have given their levels back, so the levels of all
-trials of changes that are no gain, up to k, have been spent side by side: their sum is at most 5 %. The chance that such
-a k exists is at most the expected sum of these levels (union bound), thus 5 %. It does not matter that later trials
-depend on earlier results. (The fallback procedure of Wiens, Pharmaceutical Statistics 2, 2003; online: Tian & Ramdas,
-Statistical Methods in Medical Research 30, 2021.)
+change is no gain. All changes accepted before it were gains, so no trial of a change that is no gain has got its level
+back up to k: these levels have been spent side by side, and their sum is at most 5 %. The chance that there is such a k
+is at most the expected sum of these levels (union bound), thus 5 %. It does not matter that later trials depend on
+earlier results. (The fallback procedure of Wiens, Pharmaceutical Statistics 2, 2003; online: Tian & Ramdas, Statistical
+Methods in Medical Research 30, 2021.)
 
 Each trial gets an equal part of the wealth that is left: wealth / (changes still to try, and the final trial). Of 4 to
 10 trials this has most power: a series such as 6 / (pi k)^2 leaves 0.03 % for the tenth trial where equal parts leave
@@ -32,7 +32,7 @@ from workload.contract.errors import InterruptedRunError
 from workload.contract.record import Record
 from workload.contract.text import duration, minutes, percent
 
-# A duel may take at most this part of the time that is left for further trials, so that one close call cannot use it up.
+# A duel may take at most this part of the time that is left for trials, so that one close call cannot use it up.
 MOST_OF_TIME = 0.5
 # Less than this chance of an error is left for no trial.
 LEAST_WEALTH = 1e-4
@@ -41,7 +41,7 @@ ALL = "all of these together"
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """Accepted candidates, and a run of the script with them from which bounds follow. `steps`: its rows of steps.csv."""
+    """Accepted candidates, and a run of the script with them, which gives bounds. `steps`: rows of its steps.csv."""
 
     candidates: tuple[Candidate, ...]
     run_id: str

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
+from launcher.duel.referee import Losses
 from launcher.tune.bounds import Bound, Part
 from launcher.tune.candidates import Candidate
 from launcher.tune.evidence import ERROR, Decision, Evidence, Trial
-from launcher.duel.referee import Losses
 from launcher.tune.tune import ALL, Base, Fought, Row, Tuning
 from workload.contract.errors import InterruptedRunError
 
