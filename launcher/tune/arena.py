@@ -40,7 +40,7 @@ class _RefusedError(Exception):
 class LocalArena:
     """Arena on this machine. `keep`: saves a trial; `evidence`: returns the evidence so far; `tell`: gets progress.
 
-    `request`: the script as it is, its output folder and its options. `run_s`: seconds of the latest run with its start.
+    `request`: the script as it is, its output folder and its options. `run_s`: seconds of the latest run and its start.
     """
 
     request: Request
