@@ -147,8 +147,8 @@ class Measured:
     """Measurement of a segment, in seconds per step and per sample: from the median step, and from the wall time.
 
     The median step includes waits for data. `files`: hash of the files that a script imported. `busy`: text on how
-    other work disturbed the segment; None if no other work did. `faults`: page faults, if they slow the segment down. `losses`: of a script's first
-    backward passes, if a change is judged.
+    other work disturbed the segment; None if no other work did. `faults`: page faults, if they slow the segment down.
+    `losses`: of a script's first backward passes, if a change is judged.
     """
 
     position: int

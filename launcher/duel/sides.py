@@ -248,7 +248,8 @@ class Request:
     first losses of scripts; done anyway if a side has a change.
 
     `words`: everything after `--`: the words of A, `---`, and the words of B, where each side has run options, or a
-    script with its arguments, behind its own options `--change`. If commits or images are compared, `words` is one script for both sides.
+    script with its arguments, behind its own options `--change`. If commits or images are compared, `words` is one
+    script for both sides.
     """
 
     shared: Mapping[str, object]
@@ -359,8 +360,8 @@ def _pair_of_words(request: Request, environment: Mapping[str, str]) -> Pair:
         if is_script(b_words):
             script, options_only = options_only, script
         raise UsageError(
-            f"{script[0]} is the script '{scripts.script_name(changes_before(script[1])[1])}', but {options_only[0]} is "
-            f"'{shlex.join(options_only[1])}', which is not a script",
+            f"{script[0]} is the script '{scripts.script_name(changes_before(script[1])[1])}', but {options_only[0]} "
+            f"is '{shlex.join(options_only[1])}', which is not a script",
             hint=SCRIPT_EXAMPLE,
         )
     labels, resolved, workplaces = [], [], list[Workplace | None]()

@@ -135,7 +135,7 @@ def parse(value: object) -> str | None:
     Raises `UsageError` for a change that is not in the table, a value out of its range, or two values for one thing.
     """
     typed = [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]
-    if typed == [NONE]:
+    if value is None or typed == [NONE]:
         return None
     made = [change for text in typed for change in _changes(text)]
     rows = [change.row for change in made]
@@ -248,9 +248,10 @@ def compare_losses(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> Lo
 
     Runs of one side must agree too: else the script has no seed, and equality cannot be judged.
     """
-    number = min(map(len, (*a, *b)), default=0)
-    if not (a and b and number):
-        return LossComparison(likeness=Likeness.UNKNOWN, why="a run has no loss of one value in its backward passes")
+    number = min(map(len, (*a, *b))) if a and b else 0
+    if not number:
+        missing = "a run has no loss of one value in its backward passes" if a and b else "one side has no run"
+        return LossComparison(likeness=Likeness.UNKNOWN, why=missing)
     within, _ = max(_apart(runs[0], other, number) for runs in (a, b) for other in runs)
     across, at = _apart(a[0], b[0], number)
     if within > CLOSE_WITHIN:

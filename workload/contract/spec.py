@@ -235,7 +235,7 @@ class RunSpec:
     )
     change: str | None = _option(
         None,
-        "change a script from outside, for example channels_last or torch.compile; repeatable",
+        "change the script from outside, as torch.compile; repeatable",
         example="DataLoader(num_workers=2)",
         read=changes.parse,
         is_repeatable=True,
