@@ -72,7 +72,7 @@ class Machine:
     evidence: Any = None
     clock_s: float = 0.0
     runs: int = 0
-    least_s: float = 24 * RUN_S
+    run_s: float = RUN_S
 
     def fight(self, trial: Trial, a: Sequence[Candidate], b: Sequence[Candidate], *, max_time_s: float) -> Fought:
         """Fight on drawn times."""

@@ -16,12 +16,11 @@ from launcher.values import choice
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import Group, as_typed
 from workload.contract.program import FormatOption, grouped
-from workload.contract.tables import TableFormat, as_json
+from workload.contract.tables import TableFormat, as_json, plain
 from workload.contract.text import printable, printable_lines, terminal_width
 
 EXAMPLES = """\b
 Examples:
-  launch tune -- train.py --epochs 1
   launch tune --try batch-size=64,128 -- train.py
   launch tune --check tune/evidence.json
 """
@@ -62,7 +61,7 @@ class TuneCommand(ScriptCommand):
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
     declare(run_tune, parameters_of(TuneOptions, group=Group.MEASURING), before="output")
-    tune = grouped("tries", "margin", "max_time", "check", kind=TuneCommand)
+    tune = grouped("tries", "max_time", "check", kind=TuneCommand)
     app.command("tune", cls=tune, epilog=EXAMPLES)(run_options(run_tune, without=(*LEFT_OUT, "change")))
 
 
@@ -111,14 +110,16 @@ def run_tune(
     def show(row: Any) -> None:
         if is_table:
             print(printable(report.line(row)), file=sys.stderr, flush=True)
-        else:
+        elif output_format is TableFormat.JSON:
             print(as_json(report.row_json(row)), flush=True)
 
     tuned = session.tune(asked, tell=lambda text: print(printable(text), file=sys.stderr, flush=True), show=show)
     if is_table:
         print(printable_lines(as_typed(report.text(tuned, terminal_width(sys.stdout)))))
-    else:
+    elif output_format is TableFormat.JSON:
         print(as_json(report.end_json(tuned)))
+    else:
+        print(plain({"changes": [report.row_json(row) for row in tuned.result.rows]}, output_format, rows_of="changes"))
     if tuned.interrupted:
         raise tuned.interrupted
     return tuned.result.exit_code

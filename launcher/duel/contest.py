@@ -254,7 +254,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What ends a duel before its limits.
+    """Rule by which a duel ends before its limits.
 
     `error`: share of duels whose interval may exclude the truth. `by_wall`: judge by the whole wall time, not by the
     median step. `seeks_faster`: also end a duel in which B is certainly not faster by the margin, however slow it is.

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
-from math import ceil, exp, expm1, inf, isfinite, log, log1p, sqrt
+from math import ceil, exp, expm1, inf, isfinite, log, log1p, log2, sqrt
 from statistics import median, stdev
 
 from workload.contract.text import counted, percent, signed_percent
@@ -54,6 +54,7 @@ MEDIAN_TO_SPREAD = 1 / 0.9539
 LEAST_SPREAD = 1e-4
 # With 5 quadruples, differences of equal size all have one sign by chance in 6 % of duels.
 LEAST_QUADRUPLES = 6
+
 # Inverse variance of the mixture of effects, in spreads: best for effects of about 2 spreads, for which a few
 # quadruples suffice. With 0.1 or 1, the same number of quadruples is needed.
 PRIOR = 0.3
@@ -74,6 +75,14 @@ SEGMENTS = 4
 PATTERNS = ("ABBA", "BAAB")
 # Ends of intervals are searched up to a factor of 1000, by bisection to 1 in a million.
 WIDEST, HALVINGS = log(1000.0), 24
+
+
+def least_quadruples(error: float) -> int:
+    """Fewest quadruples for a verdict at this level: differences of equal size all have one sign by chance less often.
+
+    n of them do with probability 2 / 2^n, so that the random order alone keeps the level, on any machine.
+    """
+    return max(LEAST_QUADRUPLES, ceil(log2(2 / error)))
 
 
 class DuelVerdict(StrEnum):
@@ -304,14 +313,14 @@ class _Evidence:
 
 
 class _Claims:
-    """Claims about the difference, from a set of quadruples; none is made with fewer than `LEAST_QUADRUPLES`."""
+    """Claims about the difference, from a set of quadruples; none is made with fewer than `least_quadruples`."""
 
     def __init__(self, margin: float, error: float) -> None:
         low, high = log1p(-margin), log1p(margin)
         self._beyond = {DuelVerdict.SLOWER: _Evidence(shift=high), DuelVerdict.FASTER: _Evidence(shift=low, sign=-1)}
         self._signs = {DuelVerdict.SLOWER: _Evidence(shift=0.0), DuelVerdict.FASTER: _Evidence(shift=0.0, sign=-1)}
         self._within = (_Evidence(shift=low), _Evidence(shift=high, sign=-1))
-        self._limit, self._count = log(2 / error), 0
+        self._limit, self._count, self._least = log(2 / error), 0, least_quadruples(error)
 
     def add(self, quadruple: _Quadruple) -> None:
         """Add what one more quadruple (four segments in turn, such as A B B A) shows."""
@@ -335,7 +344,7 @@ class _Claims:
         return all(self._is_known(evidence) for evidence in self._within)
 
     def _is_known(self, evidence: _Evidence) -> bool:
-        return self._count >= LEAST_QUADRUPLES and evidence.log_capital > self._limit
+        return self._count >= self._least and evidence.log_capital > self._limit
 
 
 def _log_mean(logs: Sequence[float]) -> float:
@@ -362,7 +371,7 @@ def _state(
     left_out: int,
     ended: str | None,
 ) -> DuelState:
-    is_early = len(quadruples) < LEAST_QUADRUPLES
+    is_early = len(quadruples) < least_quadruples(error)
     ends = None if is_early else _interval(quadruples, limit=log(2 / error))
     difference = _difference([quadruple.difference for quadruple in quadruples]) if quadruples else None
     if difference is not None and ends:

@@ -45,7 +45,7 @@ def parse_losses(text: str) -> Losses:
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What a variant declares to change. `precisions`: lower precisions that it may use."""
+    """Declaration of what a variant changes. `precisions`: lower precisions that it may use."""
 
     effect: Effect = Effect.SAME
     precisions: frozenset[str] = field(default_factory=frozenset)
@@ -111,25 +111,30 @@ def _less_work(a: Sequence[Record], b: Sequence[Record], effect: Effect) -> Iter
         return
     unit = units[0]
     if effect is not Effect.TRAINING:
-        yield from _fewer(a, b, _samples, lambda value: f"{plain(value, 4)} {unit}", "a step trains on")
-        yield from _fewer(a, b, _sequences, lambda value: f"{plain(value, 4)} sequences", "a step trains on")
-        # More batches in a step are fewer steps of the optimizer for the same samples.
-        if (number := _typical(b, _batches)) and (before := _typical(a, _batches)) and number != before:
-            yield f"a step of the optimizer takes {number:g} batches, and {before:g} in the original"
-    yield from _fewer(a, b, _samples_in_pass, lambda value: f"{plain(value, 6)} {unit}", "a pass over the data has")
-    yield from _fewer(a, b, _flop_per_sample, lambda value: si(value, "FLOP"), f"training on one of the {unit} takes")
+        # More samples in a step are fewer steps of the optimizer for the same samples, or samples that count twice.
+        yield from _other(a, b, _samples, lambda value: f"{plain(value, 4)} {unit}", "a step trains on", is_equal=True)
+        yield from _other(
+            a, b, _sequences, lambda value: f"{plain(value, 4)} sequences", "a step trains on", is_equal=True
+        )
+        yield from _other(a, b, _batches, "{:g}".format, "the batches of an optimizer step are", is_equal=True)
+    yield from _other(a, b, _samples_in_pass, lambda value: f"{plain(value, 6)} {unit}", "a pass over the data has")
+    yield from _other(a, b, _flop_per_sample, lambda value: si(value, "FLOP"), f"training on one of the {unit} takes")
 
 
-def _fewer(
+def _other(
     a: Sequence[Record],
     b: Sequence[Record],
     figure: Callable[[Record], float | None],
     text: Callable[[float], str],
     what: str,
+    *,
+    is_equal: bool = False,
 ) -> Iterator[str]:
-    """Refusal if a figure of B is less than A's; none if the figure of a side is unknown."""
+    """Refusal if a figure of B is less than A's or, with `is_equal`, more; none if the figure of a side is unknown."""
     before, after = _typical(a, figure), _typical(b, figure)
-    if before is not None and after is not None and after < before * (1 - LESS_WORK):
+    if before is None or after is None:
+        return
+    if after < before * (1 - LESS_WORK) or (is_equal and after * (1 - LESS_WORK) > before):
         yield f"{what} {text(after)}, and {text(before)} in the original"
 
 

@@ -244,8 +244,8 @@ SEGMENT_S = GPU_MIN_SECONDS
 class Request:
     """Command line of a duel. `shared`: run options of both sides. `data`: folder of a script's data.
 
-    `gpu_index`: the GPU for both sides, as nvidia-smi counts; None for CUDA's own choice. `keeps_losses`: keep the first
-    losses of scripts; done anyway if a side has a change.
+    `gpu_index`: the GPU for both sides, as nvidia-smi counts; None for CUDA's own choice. `keeps_losses`: keep the
+    first losses of scripts; done anyway if a side has a change.
 
     `words`: everything after `--`: the words of A, `---`, and the words of B, where each side has run options, or a
     script with its arguments, behind its own options `--change`. If commits or images are compared, `words` is one

@@ -228,7 +228,7 @@ def require_module(words: Sequence[str], folder: Path) -> None:
     if words[0] != "-m":
         return
     name = script_name(words)
-    spec = _module_spec(name, folder)
+    spec = module_spec(name, folder)
     if spec is None:
         raise UsageError(
             f"no module '{name}' for this Python, {sys.executable}, or in {folder}",
@@ -239,7 +239,7 @@ def require_module(words: Sequence[str], folder: Path) -> None:
         raise UsageError(f"'{name}' is a package without __main__.py", hint=f"-m {name}.train, a module in it")
 
 
-def _module_spec(name: str, folder: Path, *, is_local: bool = False) -> ModuleSpec | None:
+def module_spec(name: str, folder: Path, *, is_local: bool = False) -> ModuleSpec | None:
     """Specification of the module `name`; None if the module is not found.
 
     Searches `folder` and, unless `is_local`, Python's own search path.
@@ -264,7 +264,7 @@ def notes_of(words: Sequence[str], options: HereOptions, workplace: Workplace, r
 
     packages = build.read(options.requirements) if options.requirements else b""
     module = script_name(words)
-    unseen = words[0] == "-m" and _module_spec(module, workplace.folder, is_local=True) is None
+    unseen = words[0] == "-m" and module_spec(module, workplace.folder, is_local=True) is None
     reached = [workplace.folder, *([Path(workplace.data)] if workplace.data else [])]
     return (
         *([f"no module '{module}' is in this folder; perhaps the image has it"] if unseen else []),

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from launcher.duel import contest
 from launcher.duel.contest import Limits, Measured
-from launcher.duel.decision import LEAST_QUADRUPLES, SEGMENTS
+from launcher.duel.referee import Losses, judge_work
 from launcher.duel.sides import Pair, Request, Side, Variant, plan_of_script
 from launcher.machine.runtime import Workplace
 from launcher.tune.candidates import Candidate, change_text, words_with
 from launcher.tune.evidence import Decision, Evidence, Trial, decide, digest, rule_of, segments_of
-from launcher.duel.referee import Losses, judge_work
 from launcher.tune.tune import Base, Fought
 from workload.contract import bundle
 from workload.contract.changes import Likeness, compare_losses
@@ -41,7 +40,7 @@ class _RefusedError(Exception):
 class LocalArena:
     """Arena on this machine. `keep`: saves a trial; `evidence`: returns the evidence so far; `tell`: gets progress.
 
-    `request`: the script as it is, its output folder and its options; `line`: the user's command, for hints.
+    `request`: the script as it is, its output folder and its options. `run_s`: seconds of the latest run and its start.
     """
 
     request: Request
@@ -50,12 +49,7 @@ class LocalArena:
     keep: Callable[[Trial], None]
     evidence: Callable[[], Evidence]
     tell: Callable[[str], None]
-    run_s: float = 0.0
-
-    @property
-    def least_s(self) -> float:
-        """Estimated seconds of the fewest runs that decide a duel."""
-        return LEAST_QUADRUPLES * SEGMENTS * (self.run_s or START_S)
+    run_s: float = START_S
 
     def side(self, variant: Variant, candidates: Sequence[Candidate], *, ceilings: bool = False) -> Side:
         """Side of a duel: the script with these candidates."""

@@ -14,6 +14,9 @@ from workload.contract import verdict
 from workload.contract.changes import Change
 from workload.contract.record import Record
 
+# Less time than this share is left of no run.
+LEAST_REST = 1e-6
+
 
 class Part(StrEnum):
     """Part of a run's wall time that a change can remove."""
@@ -34,7 +37,7 @@ class Bound:
     @property
     def gain(self) -> float | None:
         """Largest growth of throughput: 0.61 is 61 % more samples per second."""
-        return None if self.share is None else self.share / (1 - self.share) if self.share < 1 else float("inf")
+        return None if self.share is None else self.share / max(1 - self.share, LEAST_REST)
 
 
 def bound_of(changes: Sequence[Change], run: Record, steps: Sequence[dict[str, str]]) -> Bound:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.tune.bounds import Bound, Part, bound_of
 from launcher.duel.referee import Declared, Losses
+from launcher.tune.bounds import Bound, Part, bound_of
 from workload.contract import changes
 from workload.contract.changes import Change, Effect, Row
 from workload.contract.errors import UsageError
@@ -49,14 +49,14 @@ class Candidate:
 
     @property
     def keys(self) -> frozenset[str]:
-        """What it sets: two candidates with a common key exclude each other."""
+        """Settings that it changes: two candidates with a common key exclude each other."""
         return frozenset(change.row.form for change in self.changes) | frozenset(
             [ARGUMENT + self.argument[0]] if self.argument else []
         )
 
     @property
     def declared(self) -> Declared:
-        """What it declares to the referee."""
+        """Declaration for the referee."""
         effects = {change.row.effect for change in self.changes} | ({Effect.TRAINING} if self.argument else set())
         effect = next((each for each in reversed(Effect) if each in effects), Effect.SAME)
         return Declared(effect=effect, precisions=frozenset(each.row.precision for each in self.changes) - {""})

@@ -14,8 +14,8 @@ from typing import Any
 
 from launcher.duel.contest import Limits, Measured, Rule, measured_of
 from launcher.duel.decision import DuelVerdict, order
-from launcher.tune.bounds import bound_of
 from launcher.duel.referee import Declared, Losses, Ruling, judge_work
+from launcher.tune.bounds import bound_of
 from workload.contract import bundle
 from workload.contract.bundle import MANIFEST
 from workload.contract.changes import Effect, changes_of
@@ -73,7 +73,7 @@ class Trial:
 
     @property
     def declared(self) -> Declared:
-        """What the change declares to the referee."""
+        """Declaration of the change for the referee."""
         return Declared(effect=self.effect, precisions=frozenset(self.precisions))
 
 
@@ -103,7 +103,7 @@ class Evidence:
 
     @property
     def accepted(self) -> tuple[str, ...]:
-        """Texts of the accepted changes, of which a later one may replace an earlier one that sets the same."""
+        """Texts of the accepted changes; a later one may replace an earlier one that sets the same."""
         return tuple(
             trial.change for trial in self.trials if trial.decision is Decision.ACCEPTED and not trial.is_final
         )
@@ -125,9 +125,9 @@ def read(path: Path) -> Evidence:
     """Evidence from its file. Raises `BundleError` for another file."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        if document["format"] != FORMAT:
+        if document.get("format") != FORMAT:
             raise BundleError(
-                f"'{path}' has format {document['format']!r}, and this version reads {FORMAT}",
+                f"'{path}' has format {document.get('format')!r}, and this version reads {FORMAT}",
                 hint="use the version of rooflaunch that wrote it, or tune again in another folder: -o FOLDER",
             )
         trials = tuple(Trial(**_typed(Trial, row)) for row in document["trials"])

@@ -48,7 +48,7 @@ class Result:
 
 
 def headline(run: Record) -> str:
-    """What limits the script as it is."""
+    """Sentence on the limit of the script as it is."""
     bound = run.bound
     if bound is None or bound.bound is None:
         return f"{run.spec.model}: what limits a step is unknown"
@@ -120,7 +120,7 @@ def _decided(row: Row) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """End of a tuning. `patch`, `evidence`: their files, None without a patch; `interrupted`: the error after Ctrl-C."""
+    """End of a tuning. `patch`: its file, None without one; `interrupted`: the error after Ctrl-C."""
 
     result: Result
     patch: Path | None
@@ -159,7 +159,7 @@ def end_json(tuned: Tuned) -> dict[str, Any]:
 
 
 def patch_for(accepted: Sequence[Candidate], script: Path | None, root: Path, folder: Path) -> Patch:
-    """Patch with the accepted changes. `root`: folder of the script's lines; `script`: its main file, None if unknown."""
+    """Patch with the accepted changes. `root`: folder of the script's lines; `script`: main file, None if unknown."""
     edits: list[Argument | Statement] = []
     notes = []
     for candidate in accepted:

@@ -7,14 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher.duel.referee import Losses
 from launcher.duel.sides import Request
 from launcher.machine.runtime import Workplace
-from launcher.script.local_script import require_module
+from launcher.script.local_script import module_spec, require_module
 from launcher.tune import candidates, evidence, report
 from launcher.tune.arena import LocalArena, ScriptChangedError, base_of, measure_original, unchanged
 from launcher.tune.candidates import Candidate
 from launcher.tune.evidence import Decision, Evidence, Trial
-from launcher.duel.referee import Losses
 from launcher.tune.tune import Base, Row, Tuning
 from workload import __version__
 from workload.contract import bundle
@@ -28,7 +28,7 @@ LOCK = ".lock"
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the user asked for. `tries`: candidates of `--try`, besides the usual ones."""
+    """Request of a tuning. `tries`: candidates of `--try`, besides the usual ones."""
 
     request: Request
     workplace: Workplace
@@ -82,6 +82,7 @@ class _Session:
     def __init__(self, asked: Asked, tell: Callable[[str], None], show: Callable[[Row], None], began_s: float) -> None:
         self._asked, self._tell, self._show = asked, tell, show
         self._began_s = began_s
+        self._root, self._script = home_of(asked.request.words, asked.workplace.folder)
         self._folder = asked.request.output
         self._evidence = asked.evidence()
         self._arena = LocalArena(
@@ -113,7 +114,7 @@ class _Session:
         return self._end(rows, tuning)
 
     def _candidates(self, base: Base) -> list[Candidate]:
-        usual = candidates.candidates_of(base.run, self._asked.losses, self._asked.workplace.folder)
+        usual = candidates.candidates_of(base.run, self._asked.losses, self._root)
         asked = candidates.asked(self._asked.tries)
         texts = {candidate.text for candidate in asked}
         return [*asked, *(candidate for candidate in usual if candidate.text not in texts)]
@@ -141,7 +142,7 @@ class _Session:
         own = self._evidence
         if (found.command, found.asked, found.margin, found.losses) != (own.command, own.asked, own.margin, own.losses):
             why = "it was for another command"
-        elif not unchanged(found, self._asked.workplace.folder):
+        elif not unchanged(found, self._root):
             why = "the script's files, or the machine, have changed since"
         elif not found.originals:
             return None
@@ -165,11 +166,8 @@ class _Session:
 
     def _end(self, rows: Sequence[Row], tuning: Tuning) -> report.Tuned:
         accepted = tuning.base.candidates
-        workplace, words = self._asked.workplace, self._asked.request.words
-        script = None if words[0] == "-m" else workplace.folder / words[0]
-        root = workplace.folder if script is None else script.parent
-        patch = report.patch_for(accepted, script, root, workplace.folder)
-        path = self._folder / f"{script_name(words)}.patch"
+        patch = report.patch_for(accepted, self._script, self._root, self._asked.workplace.folder)
+        path = self._folder / f"{script_name(self._asked.request.words)}.patch"
         path.unlink(missing_ok=True)
         if patch.diff:
             replace_text(path, patch.text)
@@ -181,6 +179,21 @@ class _Session:
             evidence=self._folder / evidence.FILE,
             interrupted=tuning.interrupted,
         )
+
+
+def home_of(words: Sequence[str], folder: Path) -> tuple[Path, Path | None]:
+    """Folder to which lines and files of a script's record are relative, and its main file; None if unknown.
+
+    `folder`: working folder of the script.
+    """
+    if words[0] != "-m":
+        path = (folder / words[0]).resolve()
+        return path.parent, path
+    spec = module_spec(words[1], folder)
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return folder, None
+    path = Path(spec.origin).resolve()
+    return path.parent, path.with_name("__main__.py") if path.name == "__init__.py" else path
 
 
 def candidate_of(trial: Trial) -> Candidate:

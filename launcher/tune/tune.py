@@ -8,11 +8,11 @@ all accepted changes together fight the original, if they are more than one.
 chance of at most e_k if its change is no gain, whatever happened before: its duel is judged by fresh runs, at a level
 that was fixed before the first of them, and is valid at every look (`launcher.duel.decision`). The levels come out of a
 wealth of 5 %: a trial spends e_k, and gets it back if its change is accepted. Let k be the first trial whose accepted
-change is no gain. All changes accepted before it were gains and have given their levels back, so the levels of all
-trials of changes that are no gain, up to k, have been spent side by side: their sum is at most 5 %. The chance that such
-a k exists is at most the expected sum of these levels (union bound), thus 5 %. It does not matter that later trials
-depend on earlier results. (The fallback procedure of Wiens, Pharmaceutical Statistics 2, 2003; online: Tian & Ramdas,
-Statistical Methods in Medical Research 30, 2021.)
+change is no gain. All changes accepted before it were gains, so no trial of a change that is no gain has got its level
+back up to k: these levels have been spent side by side, and their sum is at most 5 %. The chance that there is such a k
+is at most the expected sum of these levels (union bound), thus 5 %. It does not matter that later trials depend on
+earlier results. (The fallback procedure of Wiens, Pharmaceutical Statistics 2, 2003; online: Tian & Ramdas, Statistical
+Methods in Medical Research 30, 2021.)
 
 Each trial gets an equal part of the wealth that is left: wealth / (changes still to try, and the final trial). Of 4 to
 10 trials this has most power: a series such as 6 / (pi k)^2 leaves 0.03 % for the tenth trial where equal parts leave
@@ -25,20 +25,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from launcher.duel.decision import SEGMENTS, least_quadruples
 from launcher.tune.candidates import Candidate, joined, with_candidate
-from launcher.tune.evidence import Decision, Evidence, Trial
+from launcher.tune.evidence import ERROR, Decision, Evidence, Trial
 from workload.contract.errors import InterruptedRunError
 from workload.contract.record import Record
 from workload.contract.text import duration, minutes, percent
 
-# A duel may take at most this part of the time that is left for further trials, so that one close call cannot use it up.
+# A duel may take at most this part of the time that is left for trials, so that one close call cannot use it up.
 MOST_OF_TIME = 0.5
+# Less than this chance of an error is left for no trial.
+LEAST_WEALTH = 1e-4
 ALL = "all of these together"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """Accepted candidates, and a run of the script with them from which bounds follow. `steps`: its rows of steps.csv."""
+    """Accepted candidates, and a run of the script with them, which gives bounds. `steps`: rows of its steps.csv."""
 
     candidates: tuple[Candidate, ...]
     run_id: str
@@ -63,8 +66,8 @@ class Arena(Protocol):
         ...
 
     @property
-    def least_s(self) -> float:
-        """Estimated seconds of the fewest runs that decide a duel."""
+    def run_s(self) -> float:
+        """Estimated seconds of a run, with its start."""
         ...
 
 
@@ -92,7 +95,8 @@ def row_of(trial: Trial) -> Row:
 class Tuning:
     """State of a tuning. `candidates`: returns what can be tried on a base. `save`: keeps the evidence.
 
-    `spent_s`: part of `max_time_s` that was used up before. `interrupted`: the error if the user ended it. `why_ended`: why further changes were not tried, else empty.
+    `spent_s`: part of `max_time_s` that was used up before. `interrupted`: the error if the user ended it.
+    `why_ended`: why further changes were not tried, else empty.
     """
 
     evidence: Evidence
@@ -131,13 +135,18 @@ class Tuning:
         if not left or self.interrupted:
             return None
         # The final trial takes time too.
-        left_s = self._left_s() - self.arena.least_s * bool(self.base.candidates)
-        if left_s < self.arena.least_s:
-            self.why_ended = self._too_short()
-            return None
         candidate, base = left[0], self.base.candidates
-        trial = self._begun(candidate, base) or self._new(candidate, base, planned=len(left) + 1)
-        share_s = left_s if len(left) == 1 else max(MOST_OF_TIME * left_s, self.arena.least_s)
+        known, wealth = self._begun(candidate, base), self.evidence.wealth
+        if not known and wealth < LEAST_WEALTH:
+            self.why_ended = f"earlier trials have used up the {percent(ERROR)} of errors"
+            return None
+        trial = known or self._new(candidate, base, planned=len(left) + 1)
+        least_s = self._least_s(trial.error)
+        left_s = self._left_s() - self._least_s(max(wealth, trial.error)) * bool(base)
+        if left_s < least_s:
+            self.why_ended = self._too_short(least_s)
+            return None
+        share_s = left_s if len(left) == 1 else max(MOST_OF_TIME * left_s, least_s)
         fought = self._fight(trial, base, with_candidate(base, candidate), share_s)
         if fought.trial.decision is Decision.ACCEPTED and fought.base:
             self.base = fought.base
@@ -196,9 +205,13 @@ class Tuning:
     def _left_s(self) -> float:
         return self.max_time_s - self.spent_s - (self.now() - self._began_s)
 
-    def _too_short(self) -> str:
-        least, left = duration(self.arena.least_s), duration(max(0.0, self._left_s()))
-        return f"a duel takes {least} or more, and {left} of {minutes(self.max_time_s)} are left"
+    def _least_s(self, error: float) -> float:
+        """Estimated seconds of the fewest runs that decide a trial with this chance of an error."""
+        return least_quadruples(2 * error) * SEGMENTS * self.arena.run_s
+
+    def _too_short(self, least_s: float) -> str:
+        left = duration(max(0.0, self._left_s()))
+        return f"a duel takes {duration(least_s)} or more, and {left} of {minutes(self.max_time_s)} are left"
 
     # --- the end
 
@@ -218,8 +231,8 @@ class Tuning:
         known = next((each for each in self.evidence.trials if each.is_final and each.change == together.text), None)
         if known and known.decision is not Decision.OPEN:
             return row_of(known)
-        if self._left_s() < self.arena.least_s:
-            self.why_ended = self._too_short()
-            return Row(text=ALL, why_not=self.why_ended, is_open=True)
         trial = known or self._new(together, (), planned=1, is_final=True)
+        if self._left_s() < (least_s := self._least_s(trial.error)):
+            self.why_ended = self._too_short(least_s)
+            return Row(text=ALL, why_not=self.why_ended, is_open=True)
         return row_of(self._fight(trial, (), self.base.candidates, self._left_s()).trial)

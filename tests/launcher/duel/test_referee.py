@@ -32,10 +32,13 @@ def refusals(alter: Callable[[Record], Record], declared: Declared, rule: Losses
 
 SAME = Declared(effect=Effect.SAME)
 CHEATS: dict[str, tuple[Callable[[Record], Record], str]] = {
-    "half the batch": (of_samples(16), "a step trains on 16 samples, and 32 samples in the original"),
+    "half the batch": (
+        lambda run: of_samples(16)(with_flop(fp32=1e9)(run)),
+        "a step trains on 16 samples, and 32 samples in the original",
+    ),
     "steps of two batches": (
         lambda run: replace(run, spec=replace(run.spec, grad_accumulation=2)),
-        "a step of the optimizer takes 2 batches, and 1 in the original",
+        "the batches of an optimizer step are 2, and 1 in the original",
     ),
     "less data": (
         changed(dataset_samples=900),
@@ -46,8 +49,8 @@ CHEATS: dict[str, tuple[Callable[[Record], Record], str]] = {
         "training on one of the samples takes 21.9 MFLOP, and 62.5 MFLOP in the original",
     ),
     "samples counted twice": (
-        lambda run: of_samples(64)(with_flop(fp32=2e9)(run)),
-        "training on one of the samples takes 31.2 MFLOP, and 62.5 MFLOP in the original",
+        lambda run: of_samples(64)(with_flop(fp32=4e9)(run)),
+        "a step trains on 64 samples, and 32 samples in the original",
     ),
     "another unit": (changed(unit="tokens"), "throughput counts samples in one variant and tokens in the other"),
     "bf16 in disguise": (
@@ -65,7 +68,7 @@ CHEATS: dict[str, tuple[Callable[[Record], Record], str]] = {
     ),
     "other rounding": (
         changed(losses=texts((2.5, 2.25, 2.0001))),
-        "losses are not the same: equal within less than 0.1 % (the first 3 losses)",
+        "losses are not the same: equal within 5e-05 (the first 3 losses)",
     ),
     "no losses": (
         changed(losses=None),

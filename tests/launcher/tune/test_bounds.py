@@ -1,4 +1,4 @@
-"""Bounds by hand: a step of 60 ms after 40 ms of waits; its optimizer takes 10 ms, and its FLOP 20 ms at the ceiling."""
+"""Bounds by hand: a step of 60 ms after 40 ms of waits; the optimizer takes 10 ms, the FLOP 20 ms at the ceiling."""
 
 from dataclasses import replace
 

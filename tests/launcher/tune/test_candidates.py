@@ -90,8 +90,10 @@ def test_change_of_a_part_that_the_script_lacks_is_no_candidate(tmp_path: Path) 
     assert not listed(run, tmp_path).keys() & {"channels_last", "zero_grad(set_to_none=True)", "autocast(bfloat16)"}
 
     (tmp_path / "train.py").write_text("o.zero_grad(set_to_none=False)\n")
-    host = replace(run.environment.host or pytest.fail(), cpu_flags=("amx_bf16",), transparent_hugepages="madvise")
-    work = replace(run.complexity or pytest.fail(), flop_by_op={"aten::convolution": 1e9})
+    assert run.environment.host
+    assert run.complexity
+    host = replace(run.environment.host, cpu_flags=("amx_bf16",), transparent_hugepages="madvise")
+    work = replace(run.complexity, flop_by_op={"aten::convolution": 1e9})
     run = replace(run, complexity=work, environment=replace(run.environment, host=host))
 
     found = listed(run, tmp_path)

@@ -7,6 +7,8 @@ import pytest
 
 from launcher.tune.patch import Argument, Statement, patch_of
 
+BLOCK = "from x import (\n    y,\n)\n"
+LINES = "d = DataLoader(\n    data,\n    num_workers=(\n        {}\n    ),\n)\n"
 WORKERS = ("DataLoader", "num_workers", "2")
 
 
@@ -86,8 +88,8 @@ def test_uncertain_call_is_named_and_left_alone(source: str, why: str, tmp_path:
     ("before", "after"),
     [
         pytest.param(
-            '"""Doc."""\nfrom __future__ import annotations\nimport torch\nfrom x import (\n    y,\n)\n\nz = 1\nimport q\n',
-            '"""Doc."""\nfrom __future__ import annotations\nimport torch\nfrom x import (\n    y,\n)\nS\n\nz = 1\nimport q\n',
+            f'"""Doc."""\nfrom __future__ import annotations\nimport torch\n{BLOCK}\nz = 1\nimport q\n',
+            f'"""Doc."""\nfrom __future__ import annotations\nimport torch\n{BLOCK}S\n\nz = 1\nimport q\n',
             id="behind the block of imports",
         ),
         pytest.param(
@@ -107,14 +109,11 @@ def test_statement_follows_the_imports(before: str, after: str, tmp_path: Path) 
 def test_several_edits_of_a_file_are_one_patch_that_applies_in_a_subfolder(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     (folder := tmp_path / "sub").mkdir()
-    source = "import torch\nd = DataLoader(\n    data,\n    num_workers=(\n        0\n    ),\n)\no = Adam(p)\n"
+    source = f"import torch\n{LINES.format(0)}o = Adam(p)\n"
 
     after, notes = written(folder, source, (2, *WORKERS), "torch.x()", (8, "Adam", "foreach", "True"))
 
-    assert (
-        after
-        == "import torch\ntorch.x()\nd = DataLoader(\n    data,\n    num_workers=(\n        2\n    ),\n)\no = Adam(p, foreach=True)\n"
-    )
+    assert after == f"import torch\ntorch.x()\n{LINES.format(2)}o = Adam(p, foreach=True)\n"
     assert notes == ()
 
 

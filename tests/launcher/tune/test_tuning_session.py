@@ -24,6 +24,7 @@ from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, RunFailedError, UsageError
 from workload.contract.operating_system import lock
 from workload.contract.process import interruption
+from workload.contract.record import Record
 
 WORKERS, FOREACH, FUSED = "DataLoader(num_workers=2)", "optimizer(foreach=True)", "optimizer(fused=True)"
 # Factors of the times of a run with a change.
@@ -55,11 +56,11 @@ def tune(
     rows: list[Row] | None = None,
     told: list[str] | None = None,
     losses: Losses = Losses.ROUNDING,
+    script: str = "train.py",
     **more: Any,
 ) -> Tuned:
-    script = ("train.py", *words)
     asked = session.Asked(
-        request=session.request_of({"device": "cpu"}, script, output=Path("tune"), data=None),
+        request=session.request_of({"device": "cpu"}, (script, *words), output=Path("tune"), data=None),
         workplace=Workplace(folder=Path.cwd()),
         environment={},
         **{"margin": 0.02, "max_time_s": 1e6, "losses": losses, "tries": (), **more},
@@ -109,7 +110,7 @@ def test_rows_for_programs_have_figures_as_shares(machine: Machine) -> None:
     tuned = tune(rows=rows)
 
     first, last = json.loads(json.dumps(row_json(rows[0]))), report.end_json(tuned)
-    assert (first["change"], first["line"], first["decision"], first["runs"]) == (WORKERS, "train.py:2", "accepted", 24)
+    assert (first["change"], first["line"], first["decision"], first["runs"]) == (WORKERS, "train.py:2", "accepted", 28)
     assert first["at_most"] == pytest.approx(0.4 / 0.6)
     assert first["low"] < 1 / 0.7 - 1 < first["high"]
     # Three changes and the final trial share 5 %; an interval has the level of both its ends.
@@ -177,7 +178,11 @@ def test_change_that_does_other_work_is_refused_after_its_first_run(
     ],
 )
 def test_losses_that_prove_nothing_need_a_rule(machine: Machine, losses: Any, why: str) -> None:
-    machine.alter = {"train.py": lambda run: changed(losses=texts(next(losses, (2.5,))))(run)}
+
+    def alter(run: Record) -> Record:
+        return changed(losses=texts(next(losses)))(run)
+
+    machine.alter = {"train.py": alter}
 
     with pytest.raises(UsageError, match=why) as caught:
         tune()
@@ -187,7 +192,11 @@ def test_losses_that_prove_nothing_need_a_rule(machine: Machine, losses: Any, wh
 
 def test_any_losses_are_accepted_if_the_user_says_so(machine: Machine) -> None:
     machine.speed = {"num_workers": 0.7}
-    machine.alter = {"train.py": lambda run: changed(losses=texts((machine.rng.random(),)))(run)}
+
+    def alter(run: Record) -> Record:
+        return changed(losses=texts((machine.rng.random(),)))(run)
+
+    machine.alter = {"train.py": alter}
     tuned = tune(losses=Losses.ANY)
 
     assert decisions(tuned)[WORKERS] == "accepted"
@@ -250,6 +259,37 @@ def test_finished_tuning_shows_its_result_again_without_a_run(machine: Machine) 
     assert len(machine.runs) == number
     assert decisions(second) == decisions(first)
     assert second.result.exit_code == ExitCode.FASTER
+
+
+def test_script_in_a_folder_below_goes_on_and_is_patched_there(machine: Machine) -> None:
+    machine.speed = {"num_workers=2": 0.7}
+    (folder := Path("below")).mkdir()
+    Path("train.py").rename(folder / "train.py")
+    machine.files = lambda: {"train.py": sha256("below/train.py")}
+
+    first, number = tune(script="below/train.py"), len(machine.runs)
+    tune(script="below/train.py")
+
+    assert len(machine.runs) == number
+    assert "+++ b/below/train.py" in first.result.patch.diff
+
+
+@pytest.mark.parametrize(
+    ("words", "home"),
+    [
+        (("-m", "pkg.train"), ("pkg", "pkg/train.py")),
+        (("-m", "pkg"), ("pkg", "pkg/__main__.py")),
+        (("-m", "absent"), ("", None)),
+        (("pkg/train.py",), ("pkg", "pkg/train.py")),
+    ],
+)
+def test_home_of_a_script_or_module(words: tuple[str, ...], home: tuple[str, str | None], tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    for name in ("__init__", "__main__", "train"):
+        (tmp_path / "pkg" / f"{name}.py").touch()
+
+    folder, path = home
+    assert session.home_of(words, tmp_path) == (tmp_path / folder, path and tmp_path / path)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +366,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "a run": (edit_run, "steps.csv was changed after the run"),
     "a run with its manifest": (forge_run, "was changed after the tuning"),
     "the patch": (lambda folder, _: (folder / "train.py.patch").unlink(), "train.py.patch' is missing, or was changed"),
-    "a gain": (edit_evidence(lambda d: d["trials"][0].update(gain=0.9)), "gain is stated as 0.9, and its bundles give 0.4"),
+    "a gain": (edit_evidence(lambda d: d["trials"][0].update(gain=0.9)), "gain is stated as 0.9, and"),
     "a decision": (
         edit_evidence(lambda d: d["trials"][2].update(decision="accepted")),
         "decision is stated as 'accepted', and its bundles give 'below the margin'",
@@ -335,7 +375,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
         edit_evidence(lambda d: d["trials"][0].update(error=0.2)),
         "its error 0.2 is more than the 0.05 that is left of 0.05",
     ),
-    "a bound": (edit_evidence(lambda d: d["trials"][0].update(at_most=2.0)), "at_most is stated as 2, and its bundles give 0.6667"),
+    "a bound": (edit_evidence(lambda d: d["trials"][0].update(at_most=2.0)), "and its bundles give 0.6667"),
     "a run of another duel": (
         edit_evidence(lambda d: d["trials"][0].update(bundles=d["trials"][1]["bundles"])), "is no run of",
     ),

@@ -1,0 +1,60 @@
+"""`launch tune` as it is typed: mistakes, the check, and what reaches the tuning."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.tune import report, session
+from launcher.tune.patch import Patch
+from tests.launcher.told import Golden, printed
+from workload.contract.errors import ExitCode
+
+Launch = Callable[..., int]
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch\n")
+    Path("evidence.json").write_text("{}")
+
+
+MISTAKES = (
+    "tune",
+    "tune train.py",
+    "tune --losses all -- train.py",
+    "tune --margin 0 -- train.py",
+    "tune --try lr -- train.py",
+    "tune --try 'DataLoader(workers=2)' -- train.py",
+    "tune -- train.py --data '{data}'",
+    "tune --check absent.json",
+    "tune --check evidence.json",
+    "duel --losses all -- train.py --- train.py --lr 1",
+)
+
+
+def test_mistakes_end_with_a_hint(launch: Launch, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+    golden("tune_mistakes.txt", printed(launch, capsys, MISTAKES))
+
+
+def test_options_reach_the_tuning(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[session.Asked] = []
+
+    def tune(request: session.Asked, **_: Any) -> report.Tuned:
+        asked.append(request)
+        result = report.Result(rows=(), accepted=(), patch=Patch(diff=""))
+        return report.Tuned(result=result, patch=None, evidence=Path("out/evidence.json"), interrupted=None)
+
+    monkeypatch.setattr(session, "tune", tune)
+    words = ("--cpu", "--margin", "5%", "--max-time", "1h", "--losses", "any", "--try", "lr=1,2", "-o", "out")
+    assert launch("tune", *words, "--", "python", "train.py", "--lr", "3") == ExitCode.DONE
+
+    [found] = asked
+    assert found.request.words == ("train.py", "--lr", "3")
+    assert (found.margin, found.max_time_s, found.losses, found.tries) == (0.05, 3600, "any", ("lr=1,2",))
+    assert (found.request.output, found.request.shared) == (Path("out"), {"device": "cpu"})
+    assert "launch tune --check out/evidence.json" in capsys.readouterr().out
