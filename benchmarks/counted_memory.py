@@ -1,8 +1,8 @@
 """Counted memory of a training step against torch's own tracker, and against the resident memory of real CPU steps.
 
-python benchmarks/counted_memory.py tracker [MODEL...]     on tensors without memory, about 20 minutes for all on two cores
-python benchmarks/counted_memory.py resident [MODEL...]    one child process for each model; needs Linux
-python benchmarks/counted_memory.py cost                   of following storages in a counted step
+python benchmarks/counted_memory.py tracker [MODEL...]    on tensors without memory, 20 minutes for all on two cores
+python benchmarks/counted_memory.py resident [MODEL...]   one child process for each model; needs Linux
+python benchmarks/counted_memory.py cost                  of following storages in a counted step
 """
 
 import argparse

@@ -20,7 +20,7 @@ from analysis.commands.shared import (
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import Group
 from workload.contract.operating_system import replacing
-from workload.contract.program import SamplesOption, option
+from workload.contract.program import option
 from workload.contract.text import counted, printable
 
 if TYPE_CHECKING:
