@@ -126,6 +126,7 @@ DECLARING = {
     *(
         f"workload.contract.{name}"
         for name in (
+            "changes",
             "errors",
             "invocation",
             "process",

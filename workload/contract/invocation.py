@@ -29,8 +29,8 @@ MODULES = {"launch": "launcher", "analyze": "analysis"}
 # that every command is in this table.
 COMMANDS = {
     "launch": [
-        "local", "duel", "tune", "gcp", "aws", "ssh", "slurm", "batch", "sweep", "gpus", "build", "doctor", "status", "logs",
-        "down", "reap",
+        "local", "duel", "tune", "gcp", "aws", "ssh", "slurm", "batch", "sweep", "gpus", "build", "doctor", "status",
+        "logs", "down", "reap",
     ],
     "analyze": [
         "summary", "roofline", "kernels", "variance", "predict", "compare", "audit", "report", "example",
