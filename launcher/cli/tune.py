@@ -17,7 +17,7 @@ from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import Group, as_typed
 from workload.contract.program import FormatOption, grouped
 from workload.contract.tables import TableFormat, as_json, plain
-from workload.contract.text import printable, printable_lines, terminal_width
+from workload.contract.text import counted, printable, printable_lines, terminal_width
 
 EXAMPLES = """\b
 Examples:
@@ -134,5 +134,5 @@ def _check(file: Path) -> int:
         print(printable(line))
     runs = sum(len(trial.bundles) for trial in found.trials) + len(found.originals)
     if not wrong:
-        print(f"{len(found.trials)} decisions follow from the {runs} runs that {file} names")
+        print(f"{counted(len(found.trials), 'decision')} recomputed from the {runs} runs that {file} names")
     return ExitCode.FINDINGS if wrong else ExitCode.DONE

@@ -139,7 +139,7 @@ class DuelState:
     def interval(self) -> str:
         """Interval of B against A in words: `98 %: -0.4 % to +0.6 %`."""
         if self.low is None or self.high is None:
-            return f"no interval before {counted(LEAST_QUADRUPLES, 'quadruple')}"
+            return f"no interval before {counted(least_quadruples(1 - self.level), 'quadruple')}"
         return f"{percent(self.level)}: {signed_percent(self.low - 1)} to {signed_percent(self.high - 1)}"
 
     @property

@@ -156,6 +156,21 @@ def candidates_of(
     return found
 
 
+def placed(candidate: Candidate, run: Record) -> Candidate:
+    """The candidate with the line and the name of the constructor that it changes, if the training step has one."""
+    made = next((found for change in candidate.changes if (found := _made(change.row, run))), None)
+    return replace(candidate, line=made.line, callee=made.name or "") if made else candidate
+
+
+def _made(row: Row, run: Record) -> Constructor | None:
+    """DataLoader or optimizer of the training step that a change in this row acts on."""
+    seen = (run.spec.script and run.spec.script.constructors) or ()
+    of_kind = {"DataLoader": True, "optimizer": False}
+    # Only a DataLoader has a number of workers.
+    fits = (each for each in seen if each.is_in_step and (each.num_workers is not None) is of_kind.get(row.name))
+    return next(fits, None)
+
+
 def _of_memory(run: Record, environment: Mapping[str, str]) -> Iterator[Candidate]:
     """Variables of memory allocation that the environment does not set; they matter on a CPU, with glibc."""
     host = run.environment.host
@@ -169,23 +184,16 @@ def _of_memory(run: Record, environment: Mapping[str, str]) -> Iterator[Candidat
 
 
 def _of_row(row: Row, run: Record, folder: Path) -> Iterator[Candidate]:
-    seen = (run.spec.script and run.spec.script.constructors) or ()
-    in_step = [each for each in seen if each.is_in_step]
-    loader = next((each for each in in_step if each.num_workers is not None), None)
-    optimizer = next((each for each in in_step if each.num_workers is None), None)
-    made, why, values = None, "", list[str]()
+    made, why = _made(row, run), ""
     if row.name == "DataLoader":
-        made = loader
-        values, why = _of_loader(row, loader, run) if loader else ([], "")
+        values, why = _of_loader(row, made, run) if made else ([], "")
     elif row.name == "optimizer":
-        made = optimizer
-        values, why = _of_optimizer(row, optimizer) if optimizer else ([], "")
+        values, why = _of_optimizer(row, made) if made else ([], "")
     else:
         values = _of_step(row, run, folder)
-    line, callee = (made.line, made.name or "") if made else (None, "")
     for value in values:
         change = row.parsed(value)
-        yield Candidate(text=change.text, changes=(change,), line=line, callee=callee, why_not=why)
+        yield placed(Candidate(text=change.text, changes=(change,), why_not=why), run)
 
 
 def _of_loader(row: Row, loader: Constructor, run: Record) -> tuple[list[str], str]:

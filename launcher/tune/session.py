@@ -115,7 +115,7 @@ class _Session:
 
     def _candidates(self, base: Base) -> list[Candidate]:
         usual = candidates.candidates_of(base.run, self._asked.losses, self._root)
-        asked = candidates.asked(self._asked.tries)
+        asked = [candidates.placed(each, base.run) for each in candidates.asked(self._asked.tries)]
         texts = {candidate.text for candidate in asked}
         return [*asked, *(candidate for candidate in usual if candidate.text not in texts)]
 

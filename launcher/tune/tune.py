@@ -138,7 +138,7 @@ class Tuning:
         candidate, base = left[0], self.base.candidates
         known, wealth = self._begun(candidate, base), self.evidence.wealth
         if not known and wealth < LEAST_WEALTH:
-            self.why_ended = f"earlier trials have used up the {percent(ERROR)} of errors"
+            self.why_ended = f"earlier changes have used up the {percent(ERROR)} of errors"
             return None
         trial = known or self._new(candidate, base, planned=len(left) + 1)
         least_s = self._least_s(trial.error)

@@ -17,6 +17,7 @@ import pytest
 from launcher.duel import contest, report
 from launcher.duel.contest import Limits, Measured, OutOfTimeError, Work, comparison_of, fight, make_limits
 from launcher.duel.decision import DuelVerdict
+from launcher.duel.referee import Ruling
 from launcher.duel.report import Plan, Result
 from launcher.duel.sides import Pair, Side
 from launcher.machine import local
@@ -27,6 +28,7 @@ from launcher.machine.watcher import Printed, Trainers
 from launcher.values import Runtime
 from tests.launcher.told import Golden, printed, told
 from workload.contract.errors import (
+    ExitCode,
     OutOfDeviceMemoryError,
     RooflaunchError,
 )
@@ -319,6 +321,16 @@ def test_reports(golden: Golden) -> None:
         for name, one in reports().items()
     ]
     golden("reports.txt", "\n".join(texts))
+
+
+def test_refused_side_has_an_exit_code_and_reasons() -> None:
+    ruling = Ruling(refusals=("a step trains on 8 samples", "losses are not close"), losses="different")
+    refused = replace(result(Machine(effect=-0.05)), ruling=ruling)
+
+    assert refused.exit_code == ExitCode.FINDINGS
+    assert "the referee refuses B: a step trains on 8 samples; losses are not close" in refused.text()
+    assert "### launch duel: the referee refuses B: " in refused.markdown()
+    assert refused.to_json()["referee"]["refusals"] == ruling.refusals
 
 
 def test_json() -> None:

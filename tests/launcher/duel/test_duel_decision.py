@@ -8,7 +8,16 @@ from itertools import islice
 
 import pytest
 
-from launcher.duel.decision import LEAST_QUADRUPLES, PATTERNS, DuelState, DuelVerdict, Segment, judge, order
+from launcher.duel.decision import (
+    LEAST_QUADRUPLES,
+    PATTERNS,
+    DuelState,
+    DuelVerdict,
+    Segment,
+    judge,
+    least_quadruples,
+    order,
+)
 from tests.launcher.told import Golden
 
 # The log of a segment's seconds that the machine adds, by position.
@@ -260,3 +269,19 @@ def test_the_order_is_drawn_by_lot_and_repeatable() -> None:
     assert set(quadruples) == set(PATTERNS)
     assert 30 < quadruples.count("ABBA") < 70
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize(
+    ("error", "least"),
+    # 2 / 2^6 is 3.1 %, 2 / 2^7 is 1.6 %, 2 / 2^8 is 0.8 %.
+    [(0.1, 6), (0.05, 6), (0.025, 7), (0.01, 8)],
+)
+def test_random_order_alone_keeps_the_level(error: float, least: int) -> None:
+    assert least_quadruples(error) == least
+    # Each quadruple's ends are slow, and by chance its inner segments are always B.
+    runs = [
+        Segment(position=place, variant="ABBA"[place % 4], seconds=1.0 if place % 4 in (0, 3) else 0.5)
+        for place in range(4 * least)
+    ]
+    assert judge(runs[:-4], error=error).verdict is None
+    assert judge(runs[:-4], error=error).low is None

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.duel.referee import Losses
 from launcher.tune import candidates
-from launcher.tune.candidates import asked, candidates_of, change_text, joined, with_candidate, words_with
+from launcher.tune.candidates import asked, candidates_of, change_text, joined, placed, with_candidate, words_with
 from tests.launcher.tune.script_runs import ADAM, LOADER, a_run
 from workload.contract.changes import Effect
 from workload.contract.errors import UsageError
@@ -134,7 +134,9 @@ def test_argument_replaces_the_script_s_own(words: tuple[str, ...], expected: tu
 
 
 def test_named_change_is_a_candidate_too() -> None:
-    [found] = asked(["DataLoader(num_workers=4)"])
+    found = placed(asked(["DataLoader(num_workers=4)"])[0], a_run())
+
+    assert (found.line, found.callee) == ("train.py:2", "DataLoader")
 
     assert (found.text, found.is_asked, change_text([found])) == (
         "DataLoader(num_workers=4)", True, "DataLoader(num_workers=4)",
