@@ -29,7 +29,6 @@ Examples:
 DUEL_EXAMPLES = """\b
 Examples:
   launch duel --cpu -- train.py --lr 0.1 --- train.py --lr 0.2
-  launch duel -- train.py --- --change 'DataLoader(num_workers=2)' train.py
   launch duel --commit main HEAD -- train.py --epochs 1
 """
 

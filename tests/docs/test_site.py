@@ -22,7 +22,7 @@ from workload.contract.errors import ExitCode
 DOCS = pages.ROOT / "docs"
 # Written by programs: `wc -w` counts what people write.
 GENERATED = {"false-alarms", "glossary"}
-MOST_WORDS_OF_A_GUIDE, MOST_WORDS = 900, 13_000
+MOST_WORDS_OF_A_GUIDE, MOST_WORDS = 900, 13_500
 WIDTHS = (1400, 390)
 BACKGROUND = {"light": "rgb(255, 255, 255)", "dark": "rgb(11, 12, 15)"}
 # What is wider than the window, beside what scrolls in a box of its own.
