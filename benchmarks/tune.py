@@ -64,7 +64,7 @@ class Simulated(Candidate):
 
 @dataclass(kw_only=True)
 class Machine:
-    """Arena whose runs are drawn: the noise `name` on a machine of this kind, on a clock of its own."""
+    """Duels whose runs are drawn: the noise `name` on a machine of this kind, on a clock of its own."""
 
     name: str
     kind: str
@@ -122,17 +122,17 @@ def tuning(name: str, kind: str, growths: Sequence[float], rng: np.random.Genera
     """Figures of one simulated tuning."""
     changes = [Simulated(text=f"change {number}", growth=growth) for number, growth in enumerate(growths)]
     start = Evidence(rooflaunch="", command=("train.py",), margin=MARGIN, losses=Losses.ANY)
-    arena = Machine(name=name, kind=kind, rng=rng)
+    duels = Machine(name=name, kind=kind, rng=rng)
     course = Tuning(
         evidence=start,
         base=base(()),
         candidates=lambda _: changes,
-        arena=arena,
+        duels=duels,
         max_time_s=TUNING_S,
         save=lambda _: None,
-        now=lambda: arena.clock_s,
+        now=lambda: duels.clock_s,
     )
-    arena.evidence = lambda: course.evidence
+    duels.evidence = lambda: course.evidence
     rows = list(course.run())
     accepted = set(course.evidence.accepted)
     true = {change.text for change in changes if change.growth >= EDGE}
@@ -141,7 +141,7 @@ def tuning(name: str, kind: str, growths: Sequence[float], rng: np.random.Genera
         "false": len(accepted - true),
         "found": len(accepted & true),
         "planted": len(true),
-        "runs": arena.runs,
+        "runs": duels.runs,
         "decided": sum(bool(row.trial and row.trial.decision is not Decision.OPEN) for row in rows),
         "final": final,
     }

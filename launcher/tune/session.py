@@ -12,8 +12,8 @@ from launcher.duel.sides import Request
 from launcher.machine.runtime import Workplace
 from launcher.script.local_script import module_spec, require_module
 from launcher.tune import candidates, evidence, report
-from launcher.tune.arena import LocalArena, ScriptChangedError, base_of, measure_original, unchanged
 from launcher.tune.candidates import Candidate
+from launcher.tune.duels import LocalDuels, ScriptChangedError, base_of, measure_original, unchanged
 from launcher.tune.evidence import Decision, Evidence, Trial
 from launcher.tune.tune import Base, Row, Tuning
 from workload import __version__
@@ -85,7 +85,7 @@ class _Session:
         self._root, self._script = home_of(asked.request.words, asked.workplace.folder)
         self._folder = asked.request.output
         self._evidence = asked.evidence()
-        self._arena = LocalArena(
+        self._duels = LocalDuels(
             request=asked.request,
             workplace=asked.workplace,
             environment=asked.environment,
@@ -102,7 +102,7 @@ class _Session:
             evidence=self._evidence,
             base=base,
             candidates=self._candidates,
-            arena=self._arena,
+            duels=self._duels,
             max_time_s=self._asked.max_time_s,
             spent_s=time.monotonic() - self._began_s,
             save=self._save,
@@ -129,7 +129,7 @@ class _Session:
     # --- the beginning
 
     def _begin(self) -> Base:
-        found, base = measure_original(self._arena, self._evidence, left_s=self._asked.max_time_s)
+        found, base = measure_original(self._duels, self._evidence, left_s=self._asked.max_time_s)
         self._save(found)
         return base
 

@@ -58,7 +58,7 @@ class Fought:
     interrupted: InterruptedRunError | None = None
 
 
-class Arena(Protocol):
+class Duels(Protocol):
     """Measures duels. Saves the evidence after each run, so that a killed tuning loses at most one run."""
 
     def fight(self, trial: Trial, a: Sequence[Candidate], b: Sequence[Candidate], *, max_time_s: float) -> Fought:
@@ -102,7 +102,7 @@ class Tuning:
     evidence: Evidence
     base: Base
     candidates: Callable[[Base], Sequence[Candidate]]
-    arena: Arena
+    duels: Duels
     max_time_s: float
     save: Callable[[Evidence], None]
     spent_s: float = 0.0
@@ -192,7 +192,7 @@ class Tuning:
     def _fight(self, trial: Trial, a: Sequence[Candidate], b: Sequence[Candidate], max_time_s: float) -> Fought:
         # The level is written down before the first run.
         self.keep(trial)
-        fought = self.arena.fight(trial, a, b, max_time_s=max_time_s)
+        fought = self.duels.fight(trial, a, b, max_time_s=max_time_s)
         self.keep(fought.trial)
         self.interrupted = fought.interrupted
         return fought
@@ -207,7 +207,7 @@ class Tuning:
 
     def _least_s(self, error: float) -> float:
         """Estimated seconds of the fewest runs that decide a trial with this chance of an error."""
-        return least_quadruples(2 * error) * SEGMENTS * self.arena.run_s
+        return least_quadruples(2 * error) * SEGMENTS * self.duels.run_s
 
     def _too_short(self, least_s: float) -> str:
         left = duration(max(0.0, self._left_s()))

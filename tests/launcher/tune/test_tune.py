@@ -34,7 +34,7 @@ class Known(Candidate):
 
 @dataclass
 class Fights:
-    """Arena that gives results by change, and notes who fought whom; a duel takes 100 s."""
+    """Duels that gives results by change, and notes who fought whom; a duel takes 100 s."""
 
     results: Mapping[str, Decision]
     run_s: float = 100 / 28
@@ -68,7 +68,7 @@ def tuning(
         evidence=evidence,
         base=begins or base(),
         candidates=lambda _: candidates,
-        arena=fights,
+        duels=fights,
         max_time_s=max_time_s,
         save=lambda _: None,
         now=lambda: fights.clock_s,

@@ -37,8 +37,8 @@ class _RefusedError(Exception):
 
 
 @dataclass(kw_only=True)
-class LocalArena:
-    """Arena on this machine. `keep`: saves a trial; `evidence`: returns the evidence so far; `tell`: gets progress.
+class LocalDuels:
+    """Duels on this machine. `keep`: saves a trial; `evidence`: returns the evidence so far; `tell`: gets progress.
 
     `request`: the script as it is, its output folder and its options. `run_s`: seconds of the latest run and its start.
     """
@@ -74,7 +74,7 @@ class LocalArena:
             trial=replace(
                 trial, changes=(plans[0].spec.change, plans[1].spec.change), commands=(commands[0], commands[1])
             ),
-            arena=self,
+            duels=self,
         )
         limits = Limits(same_within=self.evidence().margin, max_time_s=max_time_s)
         begun, course.records = segments_of(course.trial, self.request.output)
@@ -109,7 +109,7 @@ class _Course:
     """Runs of one duel: keeps the trial after each of them, and ends the duel if the referee refuses B."""
 
     trial: Trial
-    arena: LocalArena
+    duels: LocalDuels
     records: dict[str, list[Record]] = field(default_factory=lambda: {"A": [], "B": []})
     segments: list[Measured] = field(default_factory=list)
     last: str = ""
@@ -117,15 +117,15 @@ class _Course:
     def measure(self, side: Side, *, name: str, position: int, left_s: float, tell: Callable[[str], None]) -> Measured:
         """Run a segment, as `launcher.duel.contest.run_segment` does."""
         self.last = side.variant
-        segment = self.arena.run(side, name=name, position=position, left_s=left_s, tell=tell)
+        segment = self.duels.run(side, name=name, position=position, left_s=left_s, tell=tell)
         record = bundle.read_record(segment.folder)
-        require_same_files(self.arena.evidence().files, (record.spec.script and record.spec.script.files) or {})
+        require_same_files(self.duels.evidence().files, (record.spec.script and record.spec.script.files) or {})
         self.trial = replace(self.trial, bundles={**self.trial.bundles, segment.folder.name: digest(segment.folder)})
-        self.arena.keep(self.trial)
+        self.duels.keep(self.trial)
         self.segments.append(segment)
         self.records[side.variant].append(record)
         if self.records["A"] and self.records["B"]:
-            evidence = self.arena.evidence()
+            evidence = self.duels.evidence()
             if judge_work(self.records["A"], self.records["B"], self.trial.declared, evidence.losses).refusals:
                 raise _RefusedError
         return segment
@@ -155,15 +155,15 @@ def base_of(candidates: Sequence[Candidate], folder: Path) -> Base:
     return Base(candidates=tuple(candidates), run_id=folder.name, run=record, steps=bundle.read_steps(folder))
 
 
-def measure_original(arena: LocalArena, evidence: Evidence, *, left_s: float) -> tuple[Evidence, Base]:
+def measure_original(duels: LocalDuels, evidence: Evidence, *, left_s: float) -> tuple[Evidence, Base]:
     """Measure the script as it is, twice: with the machine's ceilings, and again to compare the losses.
 
     Raises `UsageError` if its losses cannot be judged, and the error of a run that fails.
     """
     records, folders = [], []
     for position in range(2):
-        side = arena.side("A", (), ceilings=position == 0)
-        segment = arena.run(side, name=ORIGINAL, position=position, left_s=left_s, tell=arena.tell)
+        side = duels.side("A", (), ceilings=position == 0)
+        segment = duels.run(side, name=ORIGINAL, position=position, left_s=left_s, tell=duels.tell)
         folders.append(segment.folder)
         records.append(bundle.read_record(segment.folder))
     script, environment = records[0].spec.script, records[0].environment
